@@ -27,7 +27,10 @@ from thinsection.testing.synthetic import ArraySlide
 from thinsection.types import MaskArray
 
 FIRST_SEED = 20_000  # docs/qc.md: which seeds are for what
-GENERATORS = {"A, report seeds": cache(tuning_slide), "B, held out": cache(held_out_slide)}
+GENERATORS = {
+    "A, report seeds": cache(tuning_slide),
+    "B, held out": cache(held_out_slide),
+}
 SIZE_PX, MPP, SLIDES_PER_STAIN = (1600, 1200), 3.0, 2
 BLUR_SIZE_PX, BLUR_MPP = (1200, 900), 0.5
 KINDS = {  # class of truth -> kinds of the checks that find it
@@ -42,11 +45,20 @@ Counts = np.ndarray  # hits, px of the truth, px found
 def main() -> None:
     """Pictures of real pen with HistoQC's masks lie beside the folder THINSECTION_TEST_SLIDES."""
     args = arguments(__doc__ or "")
-    pictures = Path(os.environ.get("THINSECTION_TEST_SLIDES", "")).resolve().parent / "pictures"
-    presets = [name for name in ("auto", "histoqc-default", "default") if name in preset_names()]
+    pictures = (
+        Path(os.environ.get("THINSECTION_TEST_SLIDES", "")).resolve().parent
+        / "pictures"
+    )
+    presets = [
+        name
+        for name in ("auto", "histoqc-default", "default")
+        if name in preset_names()
+    ]
     results: dict[str, Any] = {}
     for preset in presets[:2]:
-        results[preset] = {name: judged(preset, name, smoke=args.smoke) for name in GENERATORS}
+        results[preset] = {
+            name: judged(preset, name, smoke=args.smoke) for name in GENERATORS
+        }
         if pictures.is_dir():
             results[preset]["real pen"] = real_pen(preset, pictures)
     finish("bench_artefacts", results, args)
@@ -65,9 +77,13 @@ def judged(preset: str, generator: str, *, smoke: bool) -> dict[str, Any]:
         truth = {name: resized(mask, result) for name, mask in slide.masks.items()}
         score(counts, result, truth, slide)
         clean = resized(slide.clean, result)
-        lost[slide.stain].append(float((clean & ~result.mask_use).sum() / max(1, clean.sum())))
+        lost[slide.stain].append(
+            float((clean & ~result.mask_use).sum() / max(1, clean.sum()))
+        )
     tables = {name: rates(value, name) for name, value in sorted(counts.items())}
-    medians = {stain: round(float(np.mean(values)), 4) for stain, values in lost.items()}
+    medians = {
+        stain: round(float(np.mean(values)), 4) for stain, values in lost.items()
+    }
     return {**tables, "clean tissue lost": medians, "cpu_s": round(seconds, 2)}
 
 
@@ -78,7 +94,9 @@ def slides(generator: str, *, smoke: bool) -> Iterator[ArtefactSlide]:
         if smoke and stain not in ("he", "ihc"):
             continue
         seed = FIRST_SEED + turn * len(STAINS) + n
-        yield generate(seed, size=(800, 600) if smoke else SIZE_PX, mpp=MPP, stain=stain)
+        yield generate(
+            seed, size=(800, 600) if smoke else SIZE_PX, mpp=MPP, stain=stain
+        )
     for n, stain in enumerate(STAINS[: 1 if smoke else None]):
         size = (1200, 900) if smoke else BLUR_SIZE_PX
         seed = FIRST_SEED + 1000 + n
@@ -95,14 +113,24 @@ def score(
     none = np.zeros_like(result.mask_use)
     artefacts = union(truth.items(), none, leave=("tissue",))
     if slide.mpp == MPP:  # the small ones are nothing but tissue
-        add(counts, f"tissue {slide.stain}", result.mask_use, truth["tissue"], ~artefacts)
+        add(
+            counts,
+            f"tissue {slide.stain}",
+            result.mask_use,
+            truth["tissue"],
+            ~artefacts,
+        )
     for name, kinds in KINDS.items():
         if (name == "blur") != (slide.mpp == BLUR_MPP):
             continue  # blur is judged where it can be seen
         checks = [c.name for c in result.pipeline.checks if c.kind in kinds]
-        pens = [c.name for c in result.pipeline.checks if name == "pen" and "pen" in c.name]
+        pens = [
+            c.name for c in result.pipeline.checks if name == "pen" and "pen" in c.name
+        ]
         found = union(((n, result.masks[n]) for n in {*checks, *pens}), none)
-        other = union(truth.items(), none, leave=("tissue", name, *(f"pen_{i}" for i in INKS)))
+        other = union(
+            truth.items(), none, leave=("tissue", name, *(f"pen_{i}" for i in INKS))
+        )
         add(counts, name, found, truth.get(name, none), ~other)
 
 
@@ -114,11 +142,18 @@ def add(
     valid: MaskArray,
 ) -> None:
     hits = np.count_nonzero(found & truth & valid)
-    counts[name] += hits, np.count_nonzero(truth & valid), np.count_nonzero(found & valid)
+    counts[name] += (
+        hits,
+        np.count_nonzero(truth & valid),
+        np.count_nonzero(found & valid),
+    )
 
 
 def union(
-    masks: Iterable[tuple[str, MaskArray]], none: MaskArray, *, leave: tuple[str, ...] = ()
+    masks: Iterable[tuple[str, MaskArray]],
+    none: MaskArray,
+    *,
+    leave: tuple[str, ...] = (),
 ) -> MaskArray:
     found = none.copy()
     for name, mask in masks:
@@ -131,15 +166,25 @@ def rates(value: Counts, name: str) -> dict[str, float]:
     hits, true, found = value
     if name.startswith("tissue"):
         return {"iou": round(hits / max(1, true + found - hits), 4)}
-    return {"recall": round(hits / max(1, true), 3), "precision": round(hits / max(1, found), 3)}
+    return {
+        "recall": round(hits / max(1, true), 3),
+        "precision": round(hits / max(1, found), 3),
+    }
 
 
 def real_pen(preset: str, folder: Path) -> dict[str, dict[str, float]]:
     """HistoQC's own examples of pen, at 8 µm/px, against its hand-drawn masks of one colour."""
     scores = {}
     for color in ("black", "green", "red"):
-        picture = np.asarray(Image.open(folder / f"histoqc-pen_{color}.png").convert("RGB"))
-        truth = np.asarray(Image.open(folder / f"histoqc-pen_{color}_mask.png").convert("L")) > 127
+        picture = np.asarray(
+            Image.open(folder / f"histoqc-pen_{color}.png").convert("RGB")
+        )
+        truth = (
+            np.asarray(
+                Image.open(folder / f"histoqc-pen_{color}_mask.png").convert("L")
+            )
+            > 127
+        )
         result = run_qc(ArraySlide([picture], slide_mpp=(8.0, 8.0)), preset)
         names = [c.name for c in result.pipeline.checks if "pen" in c.name]
         own = [name for name in names if color in name] or names

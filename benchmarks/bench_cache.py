@@ -30,7 +30,9 @@ def figures(measured: Measured) -> dict[str, Any]:
     return {**found, "growth_mib": round(measured.growth_bytes / MIB)}
 
 
-def write_case(n: int, kind: str, row: tuple[int, ...], root: str, budget: int) -> dict[str, Any]:
+def write_case(
+    n: int, kind: str, row: tuple[int, ...], root: str, budget: int
+) -> dict[str, Any]:
     """Writing beyond what generating the features costs."""
     common: dict[str, Any] = {"setup": "prepare", "n": n, "row": row, "kind": kind}
     alone = run_and_measure(MODULE, "generate", **common)
@@ -41,7 +43,8 @@ def write_case(n: int, kind: str, row: tuple[int, ...], root: str, budget: int) 
         "generate_s": alone.seconds,
         "generate_and_write_s": both.seconds,
         "write_cpu_s": both.cpu_seconds - alone.cpu_seconds,
-        "write_mb_per_cpu_s": float32_mb / max(both.cpu_seconds - alone.cpu_seconds, 1e-9),
+        "write_mb_per_cpu_s": float32_mb
+        / max(both.cpu_seconds - alone.cpu_seconds, 1e-9),
         "growth_mib": round(both.growth_bytes / MIB),
         "growth_over_budget": both.growth_bytes / budget,
     }
@@ -61,7 +64,9 @@ def compare(
     read = run_and_measure(MODULE, "read_cache", trains=False, **disk)
     case["cache_read"] = figures(read)
     case["cache_growth_over_budget"] = read.growth_bytes / budget
-    assert max(read.growth_bytes, case["write"]["growth_mib"] * MIB) <= 1.1 * budget, case
+    assert max(read.growth_bytes, case["write"]["growth_mib"] * MIB) <= 1.1 * budget, (
+        case
+    )
     needed = 2 * n * int(np.prod(row)) * 4
     if needed > RAM_LIMIT * psutil.virtual_memory().total:
         case["ram"] = {
@@ -72,7 +77,9 @@ def compare(
         return case
     plain = run_and_measure(MODULE, "read_ram", dtype="float32", trains=False, **common)
     half = run_and_measure(MODULE, "read_ram", dtype="float16", trains=False, **common)
-    assert read.result["sha256"] == plain.result["sha256"], "the cache must keep every bit"
+    assert read.result["sha256"] == plain.result["sha256"], (
+        "the cache must keep every bit"
+    )
     case["ram_read"], case["ram_float16_read"] = figures(plain), figures(half)
     case["float16_is_equal"] = half.result["sha256"] == plain.result["sha256"]
     case["cpu_read_rate_to_ram"] = (
@@ -91,7 +98,9 @@ def compare_training(
     cached, plain = [], []
     for _ in range(rounds):
         cached.append(run_and_measure(MODULE, "read_cache", trains=True, **disk))
-        plain.append(run_and_measure(MODULE, "read_ram", dtype="float32", trains=True, **common))
+        plain.append(
+            run_and_measure(MODULE, "read_ram", dtype="float32", trains=True, **common)
+        )
     best = {
         name: min(runs, key=lambda m: float(m.result["train_s"]))
         for name, runs in (("cache", cached), ("ram", plain))

@@ -31,20 +31,31 @@ PREDICTOR = ", predictor"
 MODULE = "benchmarks.bench_compressions"
 BATCH = 16  # tiles that our reader is asked for together, as by the stream
 ROUND_S = 0.3  # CPU time of one measurement, at least
-APERIO = "Aperio Image Library v12\r\n{0}x{0} [0,0 {0}x{0}] (256x256)|AppMag = 20|MPP = 0.5"
-JPEG2000 = {"level": 40, "reversible": False, "mct": False, "codecformat": "j2k"}  # about 1:7
+APERIO = (
+    "Aperio Image Library v12\r\n{0}x{0} [0,0 {0}x{0}] (256x256)|AppMag = 20|MPP = 0.5"
+)
+JPEG2000 = {
+    "level": 40,
+    "reversible": False,
+    "mct": False,
+    "codecformat": "j2k",
+}  # about 1:7
 # name -> tifffile's compression, and its arguments
 FILES: dict[str, tuple[str | int | None, dict[str, Any]]] = {
     "JPEG": ("jpeg", {"level": 80}),
     "uncompressed": (None, {}),
     **{
-        f"{name}{how}": (name, {}) for name in ("zstd", "deflate", "lzw") for how in ("", PREDICTOR)
+        f"{name}{how}": (name, {})
+        for name in ("zstd", "deflate", "lzw")
+        for how in ("", PREDICTOR)
     },
     **{f"JPEG 2000, {code}": (code, JPEG2000) for code in (33003, 33005)},
     "WebP": ("webp", {"level": 80}),
     "JPEG XL": ("jpegxl", {"level": 90}),
 }
-MAX_DIFFERENCE = 16  # of a peer's px from ours, of 255: some decode JPEG roughly (fastslide: 14)
+MAX_DIFFERENCE = (
+    16  # of a peer's px from ours, of 255: some decode JPEG roughly (fastslide: 14)
+)
 Read = Callable[[int, int], np.ndarray]  # x, y -> (256, 256, 3 or 4)
 
 
@@ -52,8 +63,13 @@ def write(path: Path, edge: int, name: str) -> None:
     """A level of H&E-like tissue, edge x edge px, in tiles of 256 px."""
     compression, how = FILES[name]
     repeats = -(-edge // 1024)
-    pixels = np.tile(he_texture(np.random.default_rng(1)), (repeats, repeats, 1))[:edge, :edge]
-    options: dict[str, Any] = {"photometric": "rgb", "predictor": name.endswith(PREDICTOR)}
+    pixels = np.tile(he_texture(np.random.default_rng(1)), (repeats, repeats, 1))[
+        :edge, :edge
+    ]
+    options: dict[str, Any] = {
+        "photometric": "rgb",
+        "predictor": name.endswith(PREDICTOR),
+    }
     stored: Any = pixels
     if compression == "jpeg":
         options |= {"photometric": "ycbcr", "subsampling": (2, 2)}
@@ -61,12 +77,18 @@ def write(path: Path, edge: int, name: str) -> None:
         stored = np.asarray(Image.fromarray(pixels).convert("YCbCr"))
     if isinstance(compression, int):
         options["description"] = APERIO.format(edge)
-        corners = ((slice(y, y + TILE_PX), slice(x, x + TILE_PX)) for y, x in places(edge))
+        corners = (
+            (slice(y, y + TILE_PX), slice(x, x + TILE_PX)) for y, x in places(edge)
+        )
         tiles = (np.ascontiguousarray(stored[corner]) for corner in corners)
         stored = (bytes(imagecodecs.jpeg2k_encode(tile, **how)) for tile in list(tiles))
     elif how:
         options["compressionargs"] = how
-    options |= {"shape": pixels.shape, "tile": (TILE_PX, TILE_PX), "compression": compression}
+    options |= {
+        "shape": pixels.shape,
+        "tile": (TILE_PX, TILE_PX),
+        "compression": compression,
+    }
     tifffile.imwrite(path, stored, dtype=np.uint8, metadata=None, **options)
 
 
@@ -89,7 +111,9 @@ def tiffslide_reader(package: Any, path: str) -> Read:
 def cucim_reader(package: Any, path: str) -> Read:
     """cuCIM on the CPU, without its cache, as by default."""
     image = package.CuImage(path)
-    return lambda x, y: np.asarray(image.read_region((x, y), (TILE_PX, TILE_PX), 0, device="cpu"))
+    return lambda x, y: np.asarray(
+        image.read_region((x, y), (TILE_PX, TILE_PX), 0, device="cpu")
+    )
 
 
 def fastslide_reader(package: Any, path: str) -> Read:
@@ -102,9 +126,13 @@ def fastslide_reader(package: Any, path: str) -> Read:
 def pyvips_reader(package: Any, path: str) -> Read:
     """libvips' regions, the way that reads one tile of the file for one that is asked for."""
     package.cache_set_max(0)  # else a second opening finds the first one's tiles
-    region = package.Region.new(image := package.Image.new_from_file(path, access="random"))
+    region = package.Region.new(
+        image := package.Image.new_from_file(path, access="random")
+    )
     shape = (TILE_PX, TILE_PX, image.bands)
-    return lambda x, y: np.frombuffer(region.fetch(x, y, *shape[:2]), np.uint8).reshape(shape)
+    return lambda x, y: np.frombuffer(region.fetch(x, y, *shape[:2]), np.uint8).reshape(
+        shape
+    )
 
 
 READERS: dict[str, Callable[[Any, str], Read]] = {
@@ -138,14 +166,20 @@ def one_pass(reader: str, path: str, edge: int) -> float:
 def measure(reader: str, path: str, edge: int, seconds: float) -> dict[str, Any]:
     """How far a reader's px are from ours, and its tiles per CPU-second; or why there are none."""
     try:
-        read, ours = (READERS[r](import_module(r), path) for r in (reader, "thinsection"))
+        read, ours = (
+            READERS[r](import_module(r), path) for r in (reader, "thinsection")
+        )
         worst = 0
         for y, x in places(edge)[:: max(1, edge // 512)]:
-            worst = max(worst, int(np.abs(ours(x, y).astype(int) - read(x, y)[..., :3]).max()))
+            worst = max(
+                worst, int(np.abs(ours(x, y).astype(int) - read(x, y)[..., :3]).max())
+            )
     except ImportError as error:
         return {"why_not": f"not installed: {error}"}
     except Exception as error:  # noqa: BLE001 - each peer has its own errors; they are reported
-        return {"why_not": f"refused: {(str(error).splitlines() or [repr(error)])[0][:120]}"}
+        return {
+            "why_not": f"refused: {(str(error).splitlines() or [repr(error)])[0][:120]}"
+        }
     if worst > (0 if reader == "openslide" else MAX_DIFFERENCE):
         return {"why_not": f"wrong: px differ by up to {worst}"}
     one_pass(reader, path, edge)
@@ -164,22 +198,34 @@ def compare(path: str, edge: int, *, times: int) -> dict[str, Any]:
             continue
         try:
             found = run_and_measure(MODULE, "measure", reader=reader, **options).result
-        except RuntimeError as error:  # cuCIM does, on compressions that it does not know
+        except (
+            RuntimeError
+        ) as error:  # cuCIM does, on compressions that it does not know
             assert reader != "thinsection", error
             found = {"why_not": f"crashed: {str(error).splitlines()[0]}"}
         rounds[reader].append(found)
     assert "wrong" not in rounds["openslide"][0].get("why_not", ""), rounds["openslide"]
-    others = {r: found[-1]["why_not"] for r, found in rounds.items() if "why_not" in found[-1]}
-    every = {r: [f["tiles_per_cpu_s"] for f in rounds[r]] for r in READERS if r not in others}
-    rates = {reader: round(statistics.median(found), 1) for reader, found in every.items()}
-    best = max(rates.keys() - {"thinsection"}, key=lambda reader: rates[reader], default=None)
+    others = {
+        r: found[-1]["why_not"] for r, found in rounds.items() if "why_not" in found[-1]
+    }
+    every = {
+        r: [f["tiles_per_cpu_s"] for f in rounds[r]] for r in READERS if r not in others
+    }
+    rates = {
+        reader: round(statistics.median(found), 1) for reader, found in every.items()
+    }
+    best = max(
+        rates.keys() - {"thinsection"}, key=lambda reader: rates[reader], default=None
+    )
     return {
         "tiles_per_cpu_s": rates,
         "of_each_round": every,
         "px_differ_by": {reader: rounds[reader][0]["px_differ_by"] for reader in rates},
         "not_measured": others,
         "best_peer": best,
-        "ours_over_best": round(rates["thinsection"] / rates[best], 2) if best else None,
+        "ours_over_best": round(rates["thinsection"] / rates[best], 2)
+        if best
+        else None,
     }
 
 

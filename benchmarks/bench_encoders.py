@@ -26,7 +26,11 @@ def stained_tiles(count: int) -> np.ndarray:
     """uint8 (count, 256, 256, 3): seeded blobs of dark purple on pink, with fine noise."""
     rng = np.random.default_rng(0)
     coarse = torch.from_numpy(rng.random((count, 1, 24, 24), dtype=np.float32))
-    blobs = F.interpolate(coarse, size=TILE_PX, mode="bicubic").clamp(0, 1).numpy()[:, 0, ..., None]
+    blobs = (
+        F.interpolate(coarse, size=TILE_PX, mode="bicubic")
+        .clamp(0, 1)
+        .numpy()[:, 0, ..., None]
+    )
     pink, purple = np.array([235.0, 190, 215]), np.array([95.0, 60, 140])
     noise = rng.normal(0, 8, (count, TILE_PX, TILE_PX, 3))
     return (pink + (purple - pink) * blobs**2 + noise).clip(0, 255).astype(np.uint8)
@@ -36,7 +40,9 @@ def load(*, name: str, precision: str = "fp32", **_: Any) -> NetworkTileEncoder:
     """The encoder on one CPU thread, run once."""
     torch.set_num_threads(1)
     pretrained = name == "efficientnet_lite0"
-    encoder = load_encoder(name, device="cpu", precision=precision, pretrained=pretrained)
+    encoder = load_encoder(
+        name, device="cpu", precision=precision, pretrained=pretrained
+    )
     assert isinstance(encoder, NetworkTileEncoder)
     encoder.encode(np.zeros((1, TILE_PX, TILE_PX, 3), np.uint8))
     return encoder
@@ -44,10 +50,14 @@ def load(*, name: str, precision: str = "fp32", **_: Any) -> NetworkTileEncoder:
 
 def encode(encoder: NetworkTileEncoder, *, batch_size: int, **_: Any) -> float:
     """One batch, made here so that its bytes count; measured in a process of its own."""
-    return float(encoder.encode(np.full((batch_size, TILE_PX, TILE_PX, 3), 7, np.uint8)).sum())
+    return float(
+        encoder.encode(np.full((batch_size, TILE_PX, TILE_PX, 3), 7, np.uint8)).sum()
+    )
 
 
-def rate(encoder: NetworkTileEncoder, tiles: np.ndarray, times: int) -> dict[str, float]:
+def rate(
+    encoder: NetworkTileEncoder, tiles: np.ndarray, times: int
+) -> dict[str, float]:
     """Tiles per CPU-second: the median over `times` runs, and the extremes."""
     rates = []
     for _ in range(times):

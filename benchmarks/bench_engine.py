@@ -35,7 +35,11 @@ ENCODERS = {
     "timm:vit_large_patch16_224": 8,
 }
 GOALS = {DEFAULT_ENCODER: 2.5, "timm:resnet50": 1.8}
-WAYS = [(engine, precision) for precision in ("fp32", "bf16") for engine in ("torch", "openvino")]
+WAYS = [
+    (engine, precision)
+    for precision in ("fp32", "bf16")
+    for engine in ("torch", "openvino")
+]
 REFERENCE = WAYS[0]
 BATCH = 32
 
@@ -60,7 +64,9 @@ def libraries(*, name: str, **_: Any) -> None:
         optional_package("timm")
 
 
-def load_and_encode(_: None, *, name: str, engine: str, precision: str, batch: int) -> float:
+def load_and_encode(
+    _: None, *, name: str, engine: str, precision: str, batch: int
+) -> float:
     """Measured in a process of its own."""
     encoder = load(name, engine, precision)
     keep_freed_memory()
@@ -90,12 +96,16 @@ def accuracy(got: torch.Tensor, wanted: torch.Tensor) -> dict[str, float]:
     """Of embeddings, to torch's fp32."""
     got, wanted = got.double(), wanted.double()
     return {
-        "error_of_range": float((got - wanted).abs().max() / (wanted.max() - wanted.min())),
+        "error_of_range": float(
+            (got - wanted).abs().max() / (wanted.max() - wanted.min())
+        ),
         "largest_1_minus_cosine": float(1 - F.cosine_similarity(got, wanted).min()),
     }
 
 
-def rates(encoders: dict[Any, NetworkTileEncoder], tiles: np.ndarray, rounds: int) -> Any:
+def rates(
+    encoders: dict[Any, NetworkTileEncoder], tiles: np.ndarray, rounds: int
+) -> Any:
     """Tiles per CPU-second of each way, round by round."""
     found: dict[Any, list[float]] = {way: [] for way in encoders}
     for _ in range(rounds):
@@ -108,13 +118,19 @@ def rates(encoders: dict[Any, NetworkTileEncoder], tiles: np.ndarray, rounds: in
 
 def compared(name: str, *, count: int, rounds: int, batch: int) -> dict[str, Any]:
     """One encoder all ways."""
-    converting = memory(name, "openvino", "fp32", batch=batch)  # the graph is not kept before
+    converting = memory(
+        name, "openvino", "fp32", batch=batch
+    )  # the graph is not kept before
     encoders = {way: load(name, *way) for way in WAYS}
     edge = encoders[REFERENCE].spec.tile_px
     tiles = np.ascontiguousarray(stained_tiles(count)[:, :edge, :edge])
-    found = {way: encoder.encode(tiles) for way, encoder in encoders.items()}  # and a warm-up
+    found = {
+        way: encoder.encode(tiles) for way, encoder in encoders.items()
+    }  # and a warm-up
     for way, encoder in encoders.items():
-        assert torch.equal(encoder.encode(tiles), found[way]), "not the same bytes twice"
+        assert torch.equal(encoder.encode(tiles), found[way]), (
+            "not the same bytes twice"
+        )
     speeds = rates(encoders, tiles, rounds)
     base = speeds[REFERENCE]
     result: dict[str, Any] = {"tile_px": edge, "first_load_by_openvino": converting}
@@ -136,7 +152,13 @@ def compared(name: str, *, count: int, rounds: int, batch: int) -> dict[str, Any
 def main() -> None:
     args = arguments(__doc__ or "", only="one encoder; the others' results are kept")
     keep_freed_memory()
-    names = [DEFAULT_ENCODER] if args.smoke else [args.only] if args.only else list(ENCODERS)
+    names = (
+        [DEFAULT_ENCODER]
+        if args.smoke
+        else [args.only]
+        if args.only
+        else list(ENCODERS)
+    )
     kept = RESULTS / "bench_engine.json"
     results: dict[str, Any] = {}
     if args.only and kept.exists():
@@ -148,7 +170,11 @@ def main() -> None:
             batch = 4 if args.smoke else BATCH
             results[name] = compared(name, count=count, rounds=rounds, batch=batch)
             ways = [" ".join(way) for way in WAYS]
-            print(name, {way: round(results[name][way]["ratio"], 2) for way in ways}, flush=True)
+            print(
+                name,
+                {way: round(results[name][way]["ratio"], 2) for way in ways},
+                flush=True,
+            )
     finish("bench_engine", results, args)
 
 

@@ -40,7 +40,9 @@ def prepare(num_atoms: int, one_chain: bool, impl: str = "", times: int = 1) -> 
     return state
 
 
-def frames(state: State, num_atoms: int, one_chain: bool, impl: str, times: int) -> dict[str, Any]:
+def frames(
+    state: State, num_atoms: int, one_chain: bool, impl: str, times: int
+) -> dict[str, Any]:
     """Digest of frames and mask, and the CPU- and wall-seconds of each call."""
     function, seconds, cpu_seconds = _function(impl), [], []
     for _ in range(times):
@@ -67,7 +69,8 @@ def assembly(num_atoms: int) -> dict[str, Any]:
     turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0].numpy()
     copies = num_atoms // len(base.atom_name)
     parts = [
-        base.placed(turn, (i % 100 * 50.0, i // 100 * 50.0, 0), f"-{i}") for i in range(copies)
+        base.placed(turn, (i % 100 * 50.0, i // 100 * 50.0, 0), f"-{i}")
+        for i in range(copies)
     ]
     table, summary = frame_table(joined(parts), "assembly")
     assert summary.valid_frames % copies == 0 and table.num_rows == summary.tokens
@@ -78,9 +81,14 @@ def _batch(num_atoms: int, chain_atoms: int) -> State:
     num_atomized = num_atoms // 10
     num_residues = (num_atoms - num_atomized) // RESIDUE_ATOMS
     counts = torch.cat(
-        (torch.full((num_residues,), RESIDUE_ATOMS), torch.ones(num_atomized, dtype=torch.int64))
+        (
+            torch.full((num_residues,), RESIDUE_ATOMS),
+            torch.ones(num_atomized, dtype=torch.int64),
+        )
     )
-    counts = counts[torch.randperm(len(counts))].int()  # ligand atoms all along the chains
+    counts = counts[
+        torch.randperm(len(counts))
+    ].int()  # ligand atoms all along the chains
     total = int(counts.sum())
     start = (counts.cumsum(0) - counts).int()
     atomized = (counts == 1).int()
@@ -99,7 +107,9 @@ def _batch(num_atoms: int, chain_atoms: int) -> State:
         "restype": restype,
     }
     direction = torch.nn.functional.normalize(torch.randn(total, 3), dim=1)
-    radius = (total / 0.1 * 3 / 4 / torch.pi) ** (1 / 3) * torch.rand(total, 1) ** (1 / 3)
+    radius = (total / 0.1 * 3 / 4 / torch.pi) ** (1 / 3) * torch.rand(total, 1) ** (
+        1 / 3
+    )
     return batch, direction * radius, (torch.rand(total) > 0.02).float()
 
 
@@ -123,14 +133,25 @@ def _structure() -> Structure:
 
 def _function(impl: str) -> Any:
     if impl == "openfold3":
-        return importlib.import_module("openfold3.core.utils.atomize_utils").get_token_frame_atoms
+        return importlib.import_module(
+            "openfold3.core.utils.atomize_utils"
+        ).get_token_frame_atoms
     return {"ours": token_frame_atoms, "all_pairs": token_frame_atoms_all_pairs}[impl]
 
 
 def _measure(num_atoms: int, one_chain: bool, impl: str, times: int) -> dict[str, Any]:
-    settings = {"num_atoms": num_atoms, "one_chain": one_chain, "impl": impl, "times": times}
+    settings = {
+        "num_atoms": num_atoms,
+        "one_chain": one_chain,
+        "impl": impl,
+        "times": times,
+    }
     measured = run_and_measure(MODULE, "frames", setup="prepare", **settings)
-    row = {**settings, **measured.result, "peak_beyond_inputs_bytes": measured.growth_bytes}
+    row = {
+        **settings,
+        **measured.result,
+        "peak_beyond_inputs_bytes": measured.growth_bytes,
+    }
     print({k: v for k, v in row.items() if k != "digest"}, flush=True)
     return row
 
@@ -145,7 +166,9 @@ def _compare(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
         rows.append(ours)
         for impl in others:
             other = _measure(num_atoms, False, impl, 3 if num_atoms <= 5_000 else 1)
-            assert other["digest"] == ours["digest"], f"{impl} differs at {num_atoms} atoms"
+            assert other["digest"] == ours["digest"], (
+                f"{impl} differs at {num_atoms} atoms"
+            )
             other["equal_to_ours"] = True
             other["cpu_time_ratio"] = other["cpu_seconds"] / ours["cpu_seconds"]
             other["memory_ratio"] = other["peak_beyond_inputs_bytes"] / max(
@@ -163,12 +186,17 @@ def main() -> None:
     for num_atoms in (42_000,) if args.smoke else ALONE:
         for one_chain in (True,) if args.smoke else (False, True):
             alone.append(_measure(num_atoms, one_chain, "ours", 3))
-    at_42k = [row["peak_beyond_inputs_bytes"] for row in alone if row["num_atoms"] == 42_000]
+    at_42k = [
+        row["peak_beyond_inputs_bytes"] for row in alone if row["num_atoms"] == 42_000
+    ]
     assert max(at_42k) <= TARGET_BYTES, at_42k
     results: dict[str, Any] = {"compared": compared, "alone": alone}
     if not args.smoke:
         built = run_and_measure(MODULE, "assembly", num_atoms=1_000_000)
-        results["assembly"] = {**built.result, "peak_beyond_imports_bytes": built.growth_bytes}
+        results["assembly"] = {
+            **built.result,
+            "peak_beyond_imports_bytes": built.growth_bytes,
+        }
     finish("bench_frames", results, args)
 
 

@@ -33,7 +33,9 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def set_up(*, encoder: str, tile_px: int, keep: bool, at_once: int | None, scale: int) -> Any:
+def set_up(
+    *, encoder: str, tile_px: int, keep: bool, at_once: int | None, scale: int
+) -> Any:
     """The loaded encoder after one batch, which touches what every later one uses."""
     torch.set_num_threads(1)
     if at_once:
@@ -84,7 +86,9 @@ def compare(encoder: str, tile_px: int, *, scale: int, times: int) -> dict[str, 
         name: {
             "cpu_s": statistics.median(run.cpu_seconds for run in found),
             "system_s": statistics.median(run.result["system_s"] for run in found),
-            "page_faults": int(statistics.median(run.result["page_faults"] for run in found)),
+            "page_faults": int(
+                statistics.median(run.result["page_faults"] for run in found)
+            ),
             "peak_rss_mb": [round(run.peak_bytes / 1e6) for run in found],
         }
         for name, found in runs.items()
@@ -97,9 +101,13 @@ def check_equal(results: dict[str, dict[str, Any]], encoder: str) -> None:
     """Malloc changes no bit; what goes through at once changes roundings only."""
     run = results["run"]
     if results["malloc's defaults"]["sha256"] != run["sha256"]:
-        raise AssertionError(f"embeddings must be equal to the bit, they differ for {encoder}")
+        raise AssertionError(
+            f"embeddings must be equal to the bit, they differ for {encoder}"
+        )
     if abs(results["32 at once"]["sum"] / run["sum"] - 1) > 1e-5:
-        raise AssertionError(f"embeddings must agree to 1e-5, got {results} for {encoder}")
+        raise AssertionError(
+            f"embeddings must agree to 1e-5, got {results} for {encoder}"
+        )
 
 
 def main() -> None:
@@ -107,7 +115,9 @@ def main() -> None:
     args = arguments(__doc__ or "")
     chosen = dict(list(ENCODERS.items())[:1]) if args.smoke else ENCODERS
     scale, times = (8, 1) if args.smoke else (1, 3)
-    results = {n: compare(n, edge, scale=scale, times=times) for n, edge in chosen.items()}
+    results = {
+        n: compare(n, edge, scale=scale, times=times) for n, edge in chosen.items()
+    }
     finish("bench_heap", results, args)
 
 

@@ -52,7 +52,9 @@ Row = dict[str, Any]
 def through(way: str, python: str | None, job: Job) -> Measured | str:
     """What a way took in a process of its own, or why it does not run."""
     if way == OURS:
-        return run_and_measure("benchmarks.job_ours", "ours", setup="warm", **asdict(job))
+        return run_and_measure(
+            "benchmarks.job_ours", "ours", setup="warm", **asdict(job)
+        )
     if python is None:
         return "not installed: no --peers-python"
     described = Path(job.rows).with_suffix(".json")
@@ -60,7 +62,9 @@ def through(way: str, python: str | None, job: Job) -> Measured | str:
     script = Path(__file__).with_name("job_peers.py")
     command = [python, "-W", "ignore", str(script), way, str(described)]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    child = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    child = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=env
+    )
     lines = child.stdout.splitlines()
     if child.returncode:
         last = child.stderr.strip().splitlines()[-1]
@@ -84,7 +88,11 @@ class Bench:
             table = tile_grid(slide, TilesConfig(tile_mpp=str(tile_mpp)))
         coords = self.folder / "coords.npy"
         np.save(coords, table.coords_l0[tiles])
-        known = {"path": str(path), "coords": str(coords), "rows": str(self.folder / "rows.npy")}
+        known = {
+            "path": str(path),
+            "coords": str(coords),
+            "rows": str(self.folder / "rows.npy"),
+        }
         size = table.plan.size_l0[0]
         return Job(**known, mpp=MPP, tile_mpp=tile_mpp, size_l0=size, network=network)
 
@@ -97,7 +105,14 @@ class Bench:
             if isinstance(found, str):
                 self.missing[way] = found
             else:
-                print(way, Path(job.path).name, job.network, found, file=sys.stderr, flush=True)
+                print(
+                    way,
+                    Path(job.path).name,
+                    job.network,
+                    found,
+                    file=sys.stderr,
+                    flush=True,
+                )
                 yield way, found, np.load(job.rows).astype(np.float32)
 
     def rates(self, job: Job, times: int) -> Row:
@@ -108,20 +123,31 @@ class Bench:
         for _ in range(times):
             for way, measured, rows in self.run(job):
                 tiles = np.load(job.pixels).astype(np.float32).ravel()
-                reference, pixels = (rows, tiles) if way == OURS else (reference, pixels)
+                reference, pixels = (
+                    (rows, tiles) if way == OURS else (reference, pixels)
+                )
                 levels = np.abs(tiles - pixels)
-                assert levels.mean() < 6, f"{way} reads other tiles"  # from elsewhere: some 20
-                grey = {"mean": round(float(levels.mean()), 4), "max": float(levels.max())}
+                assert levels.mean() < 6, (
+                    f"{way} reads other tiles"
+                )  # from elsewhere: some 20
+                grey = {
+                    "mean": round(float(levels.mean()), 4),
+                    "max": float(levels.max()),
+                }
                 far = rms(rows - reference) / rms(reference)
                 apart[way] = {"grey_levels_from_ours": grey, "rows_from_ours": far}
                 runs.setdefault(way, []).append(measured)
-        found: Row = {way: described(measured) | apart[way] for way, measured in runs.items()}
+        found: Row = {
+            way: described(measured) | apart[way] for way, measured in runs.items()
+        }
         mine = found[OURS]
         if peers := [found[way] for way in PEERS if way in found]:
             best = max(row["tiles_per_cpu_s"] for row in peers)
             found["ours_over_the_best_peer"] = round(mine["tiles_per_cpu_s"] / best, 2)
             least = min(row["peak_rss_mb"] for row in peers)
-            found["our_peak_over_the_least_of_peers"] = round(mine["peak_rss_mb"] / least, 2)
+            found["our_peak_over_the_least_of_peers"] = round(
+                mine["peak_rss_mb"] / least, 2
+            )
         return found
 
 
@@ -137,7 +163,9 @@ def described(runs: list[Measured]) -> Row:
         "tiles": runs[0].result,
         "tiles_per_cpu_s": round(statistics.median(rates), 1),
         "tiles_per_cpu_s_all": [round(rate, 1) for rate in rates],
-        "tiles_per_s": round(statistics.median(run.result / run.seconds for run in runs), 1),
+        "tiles_per_s": round(
+            statistics.median(run.result / run.seconds for run in runs), 1
+        ),
         "peak_rss_mb": round(max(run.peak_bytes for run in runs) / 1e6, 1),
         "beyond_imports_mb": round(max(run.growth_bytes for run in runs) / 1e6, 1),
     }
@@ -145,10 +173,17 @@ def described(runs: list[Measured]) -> Row:
 
 def versions(python: str) -> Row:
     """Of the peers and of torch, in their Python."""
-    names = ["torch", "openslide-python", "pillow", *(n for peer in PEERS.values() for n in peer)]
+    names = [
+        "torch",
+        "openslide-python",
+        "pillow",
+        *(n for peer in PEERS.values() for n in peer),
+    ]
     code = "import sys, importlib.metadata as m; n = {d.name: d.version for d in m.distributions()}"
     code += "; import json; print(json.dumps({k: n.get(k) for k in sys.argv[1:]}))"
-    told = subprocess.run([python, "-c", code, *names], capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [python, "-c", code, *names], capture_output=True, text=True, check=True
+    )
     return dict(json.loads(told.stdout))
 
 
@@ -157,13 +192,19 @@ def compare(bench: Bench, path: Path, big: Path, *, times: int, some: int) -> Ro
     half, every = 0.5, slice(None)
     found: Row = {}
     for name, mpp in {"0.5": half, "native": MPP}.items():
-        found[f"mean_{name}"] = bench.rates(bench.job(path, mpp, "mean", tiles=every), times)
+        found[f"mean_{name}"] = bench.rates(
+            bench.job(path, mpp, "mean", tiles=every), times
+        )
     resnet = write_network(bench.folder / "resnet18")
-    found["resnet18_0.5"] = bench.rates(bench.job(path, half, resnet, tiles=slice(some)), times)
+    found["resnet18_0.5"] = bench.rates(
+        bench.job(path, half, resnet, tiles=slice(some)), times
+    )
     large = bench.rates(bench.job(big, half, "mean", tiles=every), 1)
     small = found["mean_0.5"]
     grown = {
-        w: large[w]["peak_rss_mb"] / small[w]["peak_rss_mb"] for w in bench.pythons if w in large
+        w: large[w]["peak_rss_mb"] / small[w]["peak_rss_mb"]
+        for w in bench.pythons
+        if w in large
     }
     ratios = {way: round(ratio, 3) for way, ratio in grown.items()}
     found["four_times_the_area"] = {**large, "peak_over_the_smaller": ratios}

@@ -26,8 +26,13 @@ from thinsection.tiles.grid import FOCUS, MEASURES, measure_tiles
 
 def check(tiles: np.ndarray) -> None:
     """Colours against NumPy's own means and deviations."""
-    found, px = measure_tiles(tiles), tiles.reshape(len(tiles), -1, 3).astype(np.float64)
-    want = np.concatenate([px.mean(axis=1), px.std(axis=1), px.min(axis=1), px.max(axis=1)], axis=1)
+    found, px = (
+        measure_tiles(tiles),
+        tiles.reshape(len(tiles), -1, 3).astype(np.float64),
+    )
+    want = np.concatenate(
+        [px.mean(axis=1), px.std(axis=1), px.min(axis=1), px.max(axis=1)], axis=1
+    )
     np.testing.assert_allclose(found[:, :12], want, rtol=1e-6, atol=1e-6)
 
 
@@ -42,7 +47,9 @@ def main() -> None:
         write_he_slide(path, (edge, edge), seed=1, downsamples=(1,))
         with open_slide(path) as slide:
             config = TilesConfig(tile_mpp="native")
-            table = tile_grid(slide, config).select(np.arange(min(64, (edge // 256) ** 2)))
+            table = tile_grid(slide, config).select(
+                np.arange(min(64, (edge // 256) ** 2))
+            )
             tiles = np.empty((len(table), 256, 256, 3), dtype=np.uint8)
             ways: dict[str, Callable[[], Any]] = {
                 "measures": lambda: measure_tiles(tiles),
@@ -68,7 +75,11 @@ def main() -> None:
     results["measures_of_encode"] = (
         results["measures"]["median_ms"] / results["encode"]["median_ms"]
     )
-    finish("bench_measures", results | {"engine": encoder.engine, "num_tiles": len(tiles)}, args)
+    finish(
+        "bench_measures",
+        results | {"engine": encoder.engine, "num_tiles": len(tiles)},
+        args,
+    )
 
 
 if __name__ == "__main__":

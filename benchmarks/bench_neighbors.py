@@ -40,11 +40,15 @@ def prepare(num_points: int, impl: str, times: int) -> torch.Tensor:
         order = exact.argsort(stable=True)[:K]
         if not impl.startswith("cdist"):  # its matmul path picks others here and there
             assert torch.equal(indices[i], order), (impl, i)
-            torch.testing.assert_close(distances[i].double(), exact[order], rtol=1e-6, atol=0)
+            torch.testing.assert_close(
+                distances[i].double(), exact[order], rtol=1e-6, atol=0
+            )
     return points
 
 
-def search(points: torch.Tensor, num_points: int, impl: str, times: int) -> dict[str, float]:
+def search(
+    points: torch.Tensor, num_points: int, impl: str, times: int
+) -> dict[str, float]:
     """Median seconds of a search."""
     seconds, cpu_seconds = [], []
     for _ in range(times):
@@ -53,7 +57,10 @@ def search(points: torch.Tensor, num_points: int, impl: str, times: int) -> dict
         seconds.append(time.perf_counter() - start)
         cpu_seconds.append(time.process_time() - cpu)
     middle = times // 2
-    return {"seconds": sorted(seconds)[middle], "cpu_seconds": sorted(cpu_seconds)[middle]}
+    return {
+        "seconds": sorted(seconds)[middle],
+        "cpu_seconds": sorted(cpu_seconds)[middle],
+    }
 
 
 def _search(points: torch.Tensor, impl: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,7 +70,9 @@ def _search(points: torch.Tensor, impl: str) -> tuple[torch.Tensor, torch.Tensor
     found = []
     for start in range(0, len(points), rows):
         matrix = torch.cdist(points[start : start + rows], points)
-        matrix[torch.arange(len(matrix)), torch.arange(start, start + len(matrix))] = torch.inf
+        matrix[torch.arange(len(matrix)), torch.arange(start, start + len(matrix))] = (
+            torch.inf
+        )
         found.append(torch.topk(matrix, K, dim=1, largest=False))
     return torch.cat([f.values for f in found]), torch.cat([f.indices for f in found])
 
@@ -78,9 +87,15 @@ def main() -> None:
             times = 3 if num_points <= 50_000 else 1
             settings = {"num_points": num_points, "impl": impl, "times": times}
             measured = run_and_measure(MODULE, "search", setup="prepare", **settings)
-            row = {**settings, **measured.result, "peak_beyond_inputs_bytes": measured.growth_bytes}
+            row = {
+                **settings,
+                **measured.result,
+                "peak_beyond_inputs_bytes": measured.growth_bytes,
+            }
             if impl == "auto":
-                choice = explain(torch.rand(num_points, 3), k=K, budget_bytes=BUDGET_BYTES)
+                choice = explain(
+                    torch.rand(num_points, 3), k=K, budget_bytes=BUDGET_BYTES
+                )
                 row["took"] = f"{choice.impl}: {choice.reason}"
                 reference = row["cpu_seconds"]
             else:
@@ -90,9 +105,13 @@ def main() -> None:
                 assert row["peak_beyond_inputs_bytes"] <= BUDGET_BYTES + result, row
             print(row, flush=True)
             rows.append(row)
-    slower = [r for r in rows if r["impl"].startswith("cdist") and r["cpu_time_over_auto"] < 1]
+    slower = [
+        r for r in rows if r["impl"].startswith("cdist") and r["cpu_time_over_auto"] < 1
+    ]
     assert args.smoke or not slower, slower
-    finish("bench_neighbors", {"k": K, "budget_bytes": BUDGET_BYTES, "rows": rows}, args)
+    finish(
+        "bench_neighbors", {"k": K, "budget_bytes": BUDGET_BYTES, "rows": rows}, args
+    )
 
 
 if __name__ == "__main__":

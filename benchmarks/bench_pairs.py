@@ -38,7 +38,9 @@ def prepare(name: str, num_atoms: int, ours: bool) -> tuple[Any, dict[str, Any]]
     """The function's home and its arguments: protein in two chains, a tenth of it ligand atoms."""
     for absent in ("biotite", "ml_collections"):
         if absent not in sys.modules and importlib.util.find_spec(absent) is None:
-            sys.modules.update({absent: mock.MagicMock(), f"{absent}.structure": mock.MagicMock()})
+            sys.modules.update(
+                {absent: mock.MagicMock(), f"{absent}.structure": mock.MagicMock()}
+            )
     home = importlib.import_module(f"openfold3.{PLACES[name]}")
     torch.manual_seed(num_atoms)
     batch, x, mask = _batch(num_atoms, num_atoms // 2)
@@ -97,7 +99,9 @@ def _arguments(
     return given
 
 
-def call(state: tuple[Any, dict[str, Any]], name: str, num_atoms: int, ours: bool) -> Any:
+def call(
+    state: tuple[Any, dict[str, Any]], name: str, num_atoms: int, ours: bool
+) -> Any:
     """The CPU-seconds and a number that must agree between both ways."""
     home, given = state
     start = time.process_time()
@@ -123,7 +127,9 @@ def measure(sizes: tuple[int, ...]) -> dict[str, Any]:
             row["ours"] = _one(name, num_atoms, ours=True)
             factor = (num_atoms / before["num_atoms"]) ** 2 if before else 1.0
             if before and before["peak_bytes"] * factor > ROOM:
-                predicted = {k: before[k] * factor for k in ("cpu_seconds", "peak_bytes")}
+                predicted = {
+                    k: before[k] * factor for k in ("cpu_seconds", "peak_bytes")
+                }
                 row["original, predicted"] = predicted
                 continue
             theirs = row["original"] = _one(name, num_atoms, ours=False)

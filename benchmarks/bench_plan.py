@@ -19,10 +19,23 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "tiles of 512 px": (("a", "b"), {"tile_px": 512, "batch_size": 8}),
     "1 µm/px": (("large",), {"tile_mpp": "1.0"}),
     "quality control": (("wide",), {"tile_mpp": "4.0", "qc": "auto", "batch_size": 8}),
-    "resnet18": (("b",), {"encoders": ["timm:resnet18"], "pretrained": False, "tile_px": 224}),
+    "resnet18": (
+        ("b",),
+        {"encoders": ["timm:resnet18"], "pretrained": False, "tile_px": 224},
+    ),
 }
-SIZES = {"a": (5000, 4000), "b": (4000, 5500), "large": (9000, 8000), "wide": (9000, 8000)}
-SMOKE_SIZES = {"a": (1200, 1000), "b": (1000, 1300), "large": (1800, 1500), "wide": (1800, 1500)}
+SIZES = {
+    "a": (5000, 4000),
+    "b": (4000, 5500),
+    "large": (9000, 8000),
+    "wide": (9000, 8000),
+}
+SMOKE_SIZES = {
+    "a": (1200, 1000),
+    "b": (1000, 1300),
+    "large": (1800, 1500),
+    "wide": (1800, 1500),
+}
 WIDE_MPP = 2.0  # µm/px of that slide, of 18 x 16 mm
 MEMORY_FACTOR, TIME_FACTOR = 1.2, 1.5
 
@@ -32,7 +45,9 @@ def settings(overrides: dict[str, Any]) -> Any:
     from thinsection.config import replace_flat
     from thinsection.stages.config import RunConfig
 
-    return replace_flat(RunConfig(), {"decode_workers": 1, "precision": "fp32", **overrides})
+    return replace_flat(
+        RunConfig(), {"decode_workers": 1, "precision": "fp32", **overrides}
+    )
 
 
 def measured_run(slides: list[str], out: str, overrides: dict[str, Any]) -> list[int]:
@@ -53,7 +68,11 @@ def compare(slides: list[str], out: Path, overrides: dict[str, Any]) -> dict[str
 
     planned = plan(slides, config=settings({**overrides, "job_cpus": 1}))
     found = run_and_measure(
-        "benchmarks.bench_plan", "measured_run", slides=slides, out=str(out), overrides=overrides
+        "benchmarks.bench_plan",
+        "measured_run",
+        slides=slides,
+        out=str(out),
+        overrides=overrides,
     )
     if found.result != [len(slides), 0]:
         raise RuntimeError(f"the run must finish every slide, got {found.result}")

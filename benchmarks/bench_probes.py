@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import arguments, finish
-from thinsection.probe.compute import cosine_neighbours
+from thinsection.probe.compute import nearest_rows
 from thinsection.probe.data.sets import TileSet, make_split
 from thinsection.probe.probes.tiles import (
     count_votes,
@@ -36,21 +36,24 @@ def data(*, n: int, queries: int, dim: int, **_: Any) -> State:
     for start in range(0, len(x), 4096):
         x[start : start + 4096] += centres[labels[start : start + 4096]]
     torch.from_numpy(x[:256]) @ torch.from_numpy(x[:256]).T
-    cosine_neighbours(x[:8], x[:64], 3)
+    nearest_rows(x[:8], x[:64], 3)
     return x[:n], labels[:n], x[n:]
 
 
 def knn_ours(state: State, *, budget_bytes: int, **_: Any) -> list[int]:
     """Predictions by blocks."""
     bank, labels, queries = state
-    found = cosine_neighbours(queries, bank, K, budget_bytes=budget_bytes)
+    found = nearest_rows(queries, bank, K, budget_bytes=budget_bytes)
     return _plain_list(count_votes(labels[found], CLASSES).argmax(axis=1))
 
 
 def knn_plain(state: State, **_: Any) -> list[int]:
     """Predictions from the whole similarity matrix."""
     bank, labels, queries = state
-    q, b = (torch.nn.functional.normalize(torch.from_numpy(x), dim=1) for x in (queries, bank))
+    q, b = (
+        torch.nn.functional.normalize(torch.from_numpy(x), dim=1)
+        for x in (queries, bank)
+    )
     found = (q @ b.T).topk(K, dim=1).indices
     votes = torch.nn.functional.one_hot(torch.from_numpy(labels)[found], CLASSES).sum(1)
     return _plain_list(votes.argmax(dim=1).numpy())
@@ -83,13 +86,19 @@ def linear_ours(state: State, **_: Any) -> float:
     bank, labels, queries = state
     names = tuple(map(str, range(CLASSES)))
     split = make_split(bank, labels)
-    val = make_split(queries, np.arange(len(queries)) % CLASSES)  # only the time counts here
-    return linear_probe(TileSet(name="bench", class_names=names, train=split, val=val)).score
+    val = make_split(
+        queries, np.arange(len(queries)) % CLASSES
+    )  # only the time counts here
+    return linear_probe(
+        TileSet(name="bench", class_names=names, train=split, val=val)
+    ).score
 
 
 def _support(labels: np.ndarray) -> np.ndarray:
     names = tuple(map(str, range(CLASSES)))
-    return draw_support_sets(labels, names, shots=SHOTS, num_sets=SUPPORT_SETS, seed=1337)
+    return draw_support_sets(
+        labels, names, shots=SHOTS, num_sets=SUPPORT_SETS, seed=1337
+    )
 
 
 def _plain_list(values: np.ndarray) -> list[int]:
@@ -115,14 +124,20 @@ def compare(probe: str, sizes: dict[str, int]) -> dict[str, Any]:
     ours, plain = measure(f"{probe}_ours", **sizes), measure(f"{probe}_plain", **sizes)
     differ = int(np.sum(np.array(ours.result) != np.array(plain.result)))
     if differ > max(1, len(ours.result) // 500):
-        raise AssertionError(f"{probe}: {differ} of {len(ours.result)} predictions differ")
+        raise AssertionError(
+            f"{probe}: {differ} of {len(ours.result)} predictions differ"
+        )
     return {
         **sizes,
         "predictions_that_differ": differ,
         "ours": figures(ours),
         "plain": figures(plain),
-        "cpu_ratio_plain_to_ours": round(plain.cpu_seconds / max(ours.cpu_seconds, 1e-9), 2),
-        "peak_ratio_plain_to_ours": round(plain.growth_bytes / max(ours.growth_bytes, 1), 2),
+        "cpu_ratio_plain_to_ours": round(
+            plain.cpu_seconds / max(ours.cpu_seconds, 1e-9), 2
+        ),
+        "peak_ratio_plain_to_ours": round(
+            plain.growth_bytes / max(ours.growth_bytes, 1), 2
+        ),
     }
 
 
@@ -139,7 +154,10 @@ def main() -> None:
     }
     if not args.smoke:
         bracs = {"n": 3657, "queries": 312, "dim": 1024}
-        results["linear_of_bracs_size"] = {**bracs, **figures(measure("linear_ours", **bracs))}
+        results["linear_of_bracs_size"] = {
+            **bracs,
+            **figures(measure("linear_ours", **bracs)),
+        }
     finish("bench_probes", results, args)
 
 

@@ -25,12 +25,16 @@ FULL, SMOKE = (20_000, 16_000), (3_000, 2_400)
 TIMES = 3
 
 
-def qc_once(slide_path: str, cache_dir: str, preset: str, without: str = "") -> dict[str, Any]:
+def qc_once(
+    slide_path: str, cache_dir: str, preset: str, without: str = ""
+) -> dict[str, Any]:
     """Runs a preset on one slide, without one kind of check; models are in the cache."""
     pipeline = load_pipeline(preset)
     checks = tuple(check for check in pipeline.checks if check.kind != without)
     with open_slide(slide_path) as slide:
-        result = run_qc(slide, replace(pipeline, checks=checks), cache_dir=Path(cache_dir))
+        result = run_qc(
+            slide, replace(pipeline, checks=checks), cache_dir=Path(cache_dir)
+        )
     seconds = {name: round(value, 4) for name, value in result.seconds.items()}
     return {"pixels_to_use": result.scores["pixels_to_use"], "seconds": seconds}
 
@@ -48,7 +52,9 @@ def train_once(cache_dir: str) -> None:
     folder = Path(cache_dir) / "examples"
     pictures = [str(path) for path in sorted(folder.glob("rgb*.png"))]
     masks = [str(path) for path in sorted(folder.glob("mask*.png"))]
-    own = ByExample(model="own", example_images=tuple(pictures), example_masks=tuple(masks))
+    own = ByExample(
+        model="own", example_images=tuple(pictures), example_masks=tuple(masks)
+    )
     prepare_models(Pipeline(name="own", checks=(own,)), cache_dir=Path(cache_dir))
 
 
@@ -115,7 +121,9 @@ def one_resolution(
     write_he_slide(flat, size, mpp=mpp, downsamples=(1,))
     check_readers_agree(with_levels, Path(cache))
     times = 1 if smoke else TIMES
-    edge = round(max(size) * mpp / 4.0)  # 2.5x, the larger of the preset's two work images
+    edge = round(
+        max(size) * mpp / 4.0
+    )  # 2.5x, the larger of the preset's two work images
     most = QcSize(num_px_l0=size[0] * size[1], slide_mpp=mpp, maps=True)
     return {
         "bounds that Slurm jobs ask for": {
@@ -138,10 +146,18 @@ def one_resolution(
             without="blurry",
         ),
         "default, level 0 only": measured(
-            "qc_once", times=times, slide_path=str(flat), cache_dir=cache, preset="histoqc-default"
+            "qc_once",
+            times=times,
+            slide_path=str(flat),
+            cache_dir=cache,
+            preset="histoqc-default",
         ),
         "auto, levels": measured(
-            "qc_once", times=times, slide_path=str(with_levels), cache_dir=cache, preset="auto"
+            "qc_once",
+            times=times,
+            slide_path=str(with_levels),
+            cache_dir=cache,
+            preset="auto",
         ),
         "openslide thumbnail, level 0 only": measured(
             "whole_level", times=1, slide_path=str(flat), max_edge=edge
@@ -160,7 +176,9 @@ def check_readers_agree(path: Path, cache: Path) -> None:
     union = int((masks[0] | masks[1]).sum())
     iou = int((masks[0] & masks[1]).sum()) / max(union, 1)
     if union == 0 or iou < 0.995:
-        raise AssertionError(f"IoU of masks by two readers must be >= .995, got {iou} of {union}")
+        raise AssertionError(
+            f"IoU of masks by two readers must be >= .995, got {iou} of {union}"
+        )
 
 
 def compare_workers(root: Path, *, num_slides: int, times: int) -> dict[str, Any]:
@@ -172,7 +190,11 @@ def compare_workers(root: Path, *, num_slides: int, times: int) -> dict[str, Any
     for workers in (1, 2) * times:
         kwargs = {"folder": str(root), "num_slides": num_slides}
         run = run_and_measure(
-            "benchmarks.bench_qc", "batch", setup="load_batch", workers=workers, **kwargs
+            "benchmarks.bench_qc",
+            "batch",
+            setup="load_batch",
+            workers=workers,
+            **kwargs,
         )
         wall[workers].append(run.seconds)
         if run.result != num_slides:
@@ -181,7 +203,9 @@ def compare_workers(root: Path, *, num_slides: int, times: int) -> dict[str, Any
     return {
         "num_slides": num_slides,
         "times": times,
-        "wall_s": {workers: round(float(np.median(s)), 3) for workers, s in wall.items()},
+        "wall_s": {
+            workers: round(float(np.median(s)), 3) for workers, s in wall.items()
+        },
         "ratio": round(float(np.median(ratios)), 3),
         "ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
     }
@@ -189,7 +213,9 @@ def compare_workers(root: Path, *, num_slides: int, times: int) -> dict[str, Any
 
 def measured(function: str, *, times: int, **kwargs: Any) -> dict[str, Any]:
     """Median CPU-seconds and highest peak of fresh processes, and the last one's result."""
-    runs = [run_and_measure("benchmarks.bench_qc", function, **kwargs) for _ in range(times)]
+    runs = [
+        run_and_measure("benchmarks.bench_qc", function, **kwargs) for _ in range(times)
+    ]
     cpu = [run.cpu_seconds for run in runs]
     return {
         "cpu_seconds": round(float(np.median(cpu)), 3),

@@ -25,7 +25,9 @@ WAYS = ("openslide_loop", "limit_of", "stream")
 
 def measure(function: str, *, times: int, setup: str, **kwargs: Any) -> dict[str, Any]:
     """Median over fresh processes: tiles/s by wall clock and by CPU time, and peak RSS."""
-    runs = [run_and_measure(MODULE, function, setup=setup, **kwargs) for _ in range(times)]
+    runs = [
+        run_and_measure(MODULE, function, setup=setup, **kwargs) for _ in range(times)
+    ]
     runs.sort(key=lambda r: r.result / r.cpu_seconds)
     middle = runs[len(runs) // 2]
     return {
@@ -39,7 +41,11 @@ def measure(function: str, *, times: int, setup: str, **kwargs: Any) -> dict[str
 
 def against(path: Path, mpp: str, *, threads: int, smoke: bool) -> dict[str, Any]:
     """OpenSlide, the limit and our stream on the same tiles, with the same number of threads."""
-    options: dict[str, Any] = {"times": 1 if smoke else 3, "setup": "opened", "threads": threads}
+    options: dict[str, Any] = {
+        "times": 1 if smoke else 3,
+        "setup": "opened",
+        "threads": threads,
+    }
     options |= {"path": str(path), "mpp": mpp, "limit": 300 if smoke else 10**9}
     found: dict[str, Any] = {way: measure(way, **options) for way in WAYS}
     loop, limit, ours = (found[way] for way in WAYS)
@@ -91,17 +97,26 @@ def compare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         other = folder / f"segments-{edge}.tif"
         retile(plain, other, edge)
         assert difference(str(other), "native", every)["max"] == 0
-        results[f"native_segments_{edge}"] = against(other, "native", threads=1, smoke=smoke)
+        results[f"native_segments_{edge}"] = against(
+            other, "native", threads=1, smoke=smoke
+        )
     options = {"setup": "opened", "mpp": "0.5", "limit": 10**9, "threads": 2}
     large = measure("stream", times=1, path=str(big), **options)
     small = results["half_2_threads"]["stream"]["peak_rss_mb"]
-    results["four_times_the_area"] = {**large, "over": round(large["peak_rss_mb"] / small, 3)}
+    results["four_times_the_area"] = {
+        **large,
+        "over": round(large["peak_rss_mb"] / small, 3),
+    }
     count = 64 if smoke else 1280
     times = {"times": 1 if smoke else 3, "setup": "loaded"}
     memory = measure("encode_memory", path=str(plain), limit=count, **times)
     streamed = measure("encode_stream", path=str(plain), limit=count, **times)
     ratio = round(streamed["tiles_per_s"] / memory["tiles_per_s"], 3)
-    results["default_encoder"] = {"in_memory": memory, "stream": streamed, "ratio": ratio}
+    results["default_encoder"] = {
+        "in_memory": memory,
+        "stream": streamed,
+        "ratio": ratio,
+    }
     return results
 
 

@@ -59,7 +59,9 @@ for _ in range(int(sys.argv[1])):
 def wall_seconds(slides: Path, out: Path, processes: int) -> float:
     """Time of the work alone: every process is loaded and waits for the start."""
     firsts = [number * NUM_SLIDES // processes for number in range(processes)]
-    return started_together(_PROCESS, [[str(slides), str(out), str(first)] for first in firsts])
+    return started_together(
+        _PROCESS, [[str(slides), str(out), str(first)] for first in firsts]
+    )
 
 
 def bare_speedup(batches: int) -> float:
@@ -146,9 +148,15 @@ def main() -> None:
         one = wall_seconds(slides, Path(folder) / "one", 1)
         two = wall_seconds(slides, Path(folder) / "two", 2)
         bare = bare_speedup(2 if args.smoke else 15)
-        dispatch = executor_seconds_per_task(Path(folder) / "idle", 20 if args.smoke else 300)
+        dispatch = executor_seconds_per_task(
+            Path(folder) / "idle", 20 if args.smoke else 300
+        )
     slide_s = one / NUM_SLIDES
-    costs: dict[str, Any] = {"slide_s": slide_s, "dispatch_s": dispatch, "start_s": 10.0}
+    costs: dict[str, Any] = {
+        "slide_s": slide_s,
+        "dispatch_s": dispatch,
+        "start_s": 10.0,
+    }
     results = {
         "one_process_s": one,
         "two_processes_s": two,

@@ -76,9 +76,14 @@ def whole_slide(path: str, entry: str, labels: str = "") -> dict[str, Any]:
     """Every px of a slide, one thread; shares of the classes."""
     torch.set_num_threads(1)
     with open_slide(path, slide_mpp=(MPP, MPP)) as slide:
-        everywhere = np.ones((1, 1), dtype=bool), MaskFrame(size_th=(1, 1), size_l0=slide.size)
+        everywhere = (
+            np.ones((1, 1), dtype=bool),
+            MaskFrame(size_th=(1, 1), size_l0=slide.size),
+        )
         target = Path(labels) if labels else None
-        found = segment(slide, entry, tissue=everywhere, labels_path=target, memory="128MiB")
+        found = segment(
+            slide, entry, tissue=everywhere, labels_path=target, memory="128MiB"
+        )
     return {"windows": found.num_windows, "fractions": found.fractions}
 
 
@@ -86,8 +91,15 @@ def peer_run(python: str, path: Path, out: Path) -> dict[str, Any]:
     """What lavlab-shell's own program does; JPEG 2000, which it cannot read, is unpacked first."""
     with open_slide(path, slide_mpp=(MPP, MPP)) as slide:
         plain = out.with_suffix(".plain.tif")
-        tifffile.imwrite(plain, slide.read_region((0, 0), 0, slide.size), tile=(256, 256))
-    env = {**os.environ, "VIPS_CONCURRENCY": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+        tifffile.imwrite(
+            plain, slide.read_region((0, 0), 0, slide.size), tile=(256, 256)
+        )
+    env = {
+        **os.environ,
+        "VIPS_CONCURRENCY": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": "",
+    }
     command = [python, "-c", PEER, str(plain), str(MPP), str(out)]
     subprocess.run(command, check=True, env=env, capture_output=True)
     with np.load(f"{out}.npz") as file:
@@ -102,7 +114,9 @@ def compare(theirs: dict[str, Any], labels: Path) -> dict[str, float]:
     eho = theirs["eho"].astype(np.float32)
     eho = (eho - eho.min((0, 1))) / np.maximum(eho.max((0, 1)) - eho.min((0, 1)), 1)
     ours = tifffile.imread(labels)
-    rows, columns = (np.arange(n) * m // n for n, m in zip(ours.shape, theirs["labels"].shape))
+    rows, columns = (
+        np.arange(n) * m // n for n, m in zip(ours.shape, theirs["labels"].shape)
+    )
     there = np.ix_(rows, columns)
     same = ours == theirs["labels"][there]
     return {
@@ -119,13 +133,22 @@ def real_slides(python: str, folder: Path) -> dict[str, Any]:
     """Both programs on the real slides, one after the other."""
     results = {}
     for name in NAMES:
-        path, labels = Path(os.environ["THINSECTION_TEST_SLIDES"]) / name, folder / f"{name}.tif"
+        path, labels = (
+            Path(os.environ["THINSECTION_TEST_SLIDES"]) / name,
+            folder / f"{name}.tif",
+        )
         theirs = peer_run(python, path, folder / name) if python else None
         call = {"path": str(path), "entry": "lavlab-shell", "labels": str(labels)}
         ours = run_and_measure("benchmarks.bench_segment", "whole_slide", **call)
-        row: dict[str, Any] = {"ours_cpu_s": ours.cpu_seconds, "ours_peak": ours.peak_bytes}
+        row: dict[str, Any] = {
+            "ours_cpu_s": ours.cpu_seconds,
+            "ours_peak": ours.peak_bytes,
+        }
         if theirs is not None:
-            row |= {"peer_cpu_s": float(theirs["cpu_s"]), "peer_peak": int(theirs["peak"])}
+            row |= {
+                "peer_cpu_s": float(theirs["cpu_s"]),
+                "peer_peak": int(theirs["peak"]),
+            }
             row |= compare(theirs, labels)
         results[name] = row | ours.result
     return results
@@ -142,20 +165,28 @@ def areas(folder: Path, edge: int) -> list[dict[str, Any]]:
         noise = np.random.default_rng(0).integers(0, 256, (512, 512, 3), dtype=np.uint8)
         parts = (noise for _ in range((size[0] // 512) ** 2))
         options = {"shape": (*size, 3), "dtype": np.uint8, "tile": (512, 512)}
-        tifffile.imwrite(path, parts, compression="jpeg", photometric="ycbcr", **options)
+        tifffile.imwrite(
+            path, parts, compression="jpeg", photometric="ycbcr", **options
+        )
         call = {"path": str(path), "entry": str(folder / "one.toml")}
         found = run_and_measure("benchmarks.bench_segment", "whole_slide", **call)
         row = {"edge_px": edge * times, "peak_bytes": found.peak_bytes}
-        rows.append(row | {"cpu_s": found.cpu_seconds, "windows": found.result["windows"]})
+        rows.append(
+            row | {"cpu_s": found.cpu_seconds, "windows": found.result["windows"]}
+        )
         path.unlink()
     return rows
 
 
 def main() -> None:
-    args = arguments(__doc__ or "", peer="python of an environment with lavlab-shell's needs")
+    args = arguments(
+        __doc__ or "", peer="python of an environment with lavlab-shell's needs"
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        results: dict[str, Any] = {"memory": areas(folder, 1024 if args.smoke else EDGE)}
+        results: dict[str, Any] = {
+            "memory": areas(folder, 1024 if args.smoke else EDGE)
+        }
         if not args.smoke:
             results["slides"] = real_slides(args.peer or "", folder)
     finish("segment", results, args)

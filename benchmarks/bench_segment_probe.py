@@ -36,10 +36,14 @@ def compare(name: str, folder: Path, protocol: Protocol) -> dict[str, Any]:
     lossless = from_cache(data, folder, protocol, "lossless")
     half = from_cache(data, folder, protocol, "fp16")
     if (lossless.details, lossless.score) != (plain.details, plain.score):
-        raise AssertionError(f"losses and scores must agree to the bit, they differ on {name}")
+        raise AssertionError(
+            f"losses and scores must agree to the bit, they differ on {name}"
+        )
     background = plain.details["all_background_score"]
     if plain.score <= background:
-        raise AssertionError(f"the head must beat all-background, got {plain.score} on {name}")
+        raise AssertionError(
+            f"the head must beat all-background, got {plain.score} on {name}"
+        )
     return {
         "images": len(data),
         "score_ram_float32": plain.score,
@@ -56,16 +60,22 @@ def compare(name: str, folder: Path, protocol: Protocol) -> dict[str, Any]:
 def tokens_in_ram(data: SegmentSet) -> torch.Tensor:
     """The plain way: a list of batches, concatenated."""
     encoder = StubEncoder()
-    chunks = [encoder.encode_tokens(centre(b, settings())) for b in data.image_batches(0, 16)]
+    chunks = [
+        encoder.encode_tokens(centre(b, settings())) for b in data.image_batches(0, 16)
+    ]
     return torch.cat(chunks)
 
 
-def from_cache(data: SegmentSet, folder: Path, protocol: Protocol, storage: Storage) -> ProbeResult:
+def from_cache(
+    data: SegmentSet, folder: Path, protocol: Protocol, storage: Storage
+) -> ProbeResult:
     """The probe on a cache whose budget holds two small batches, so that it stays on disk."""
     budget = 4 * protocol.require("segment").batch_size * 196 * 24 * 4
     options: dict[str, Any] = {"budget_bytes": budget, "storage": storage}
     root = folder / "cache"
-    with segment_features(data, StubEncoder(), settings(), root=root, **options) as cache:
+    with segment_features(
+        data, StubEncoder(), settings(), root=root, **options
+    ) as cache:
         result = segment_probe(data, cache, protocol=protocol)
         if cache.in_ram:
             raise AssertionError("the cache must be read from disk here")
@@ -89,12 +99,17 @@ def pannuke_sized(shape: tuple[int, int, int], budget: int) -> dict[str, Any]:
                 f"{root} must have {1.2 * needed / GIB:.0f} GiB free, got {free / GIB:.0f}"
             )
         options: dict[str, Any] = {"n": n, "row": row, "kind": "bf16", "root": root}
-        module, common = cache_processes.__name__, {"setup": "prepare", "budget": budget, **options}
+        module, common = (
+            cache_processes.__name__,
+            {"setup": "prepare", "budget": budget, **options},
+        )
         written = run_and_measure(module, "write", **common)
         read = run_and_measure(module, "read_cache", trains=False, **common)
     growth = max(written.growth_bytes, read.growth_bytes)
     if growth > 1.1 * budget:
-        raise AssertionError(f"peak must be <= the budget + 10 %, got {growth / budget:.2f} of it")
+        raise AssertionError(
+            f"peak must be <= the budget + 10 %, got {growth / budget:.2f} of it"
+        )
     return {
         "shape": shape,
         "float32_gib": 2 * needed / GIB,

@@ -24,7 +24,9 @@ TILE_PX = 256
 BLOCKS: tuple[Size, ...] = ((256, 256), (256, 1024), (1024, 1024), (2048, 256))
 
 
-def tiles_per_cpu_second(function: Callable[[], None], tiles: int, *, times: int = 5) -> float:
+def tiles_per_cpu_second(
+    function: Callable[[], None], tiles: int, *, times: int = 5
+) -> float:
     """Median over `times` calls after one that is not counted."""
     function()
     rates = []
@@ -80,8 +82,13 @@ def main() -> None:
         ):
             for origin in ((0, 0), (edge // 2, edge // 4)):
                 ours = slide.read_region(origin, 0, (1024, 1024))
-                assert np.array_equal(ours, reference.read_region(origin, 0, (1024, 1024)))
-            results: dict[str, Any] = {"tiles": tiles, "bare": tiles_per_cpu_second(bare, tiles)}
+                assert np.array_equal(
+                    ours, reference.read_region(origin, 0, (1024, 1024))
+                )
+            results: dict[str, Any] = {
+                "tiles": tiles,
+                "bare": tiles_per_cpu_second(bare, tiles),
+            }
             for block in BLOCKS:
                 rate = tiles_per_cpu_second(read_blocks(slide, block, edge), tiles)
                 results[f"tiff {block[0]}x{block[1]}"] = {

@@ -32,7 +32,9 @@ from thinsection.testing import run_and_measure
 from thinsection.types import MIB
 
 TURNS, MANY_TURNS = 2, 8_000  # tiles up to which there are so many turns
-NO_SLIDE2VEC = "not run: THINSECTION_TEST_PEERS names no folder with slide2vec, or a larger size"
+NO_SLIDE2VEC = (
+    "not run: THINSECTION_TEST_PEERS names no folder with slide2vec, or a larger size"
+)
 MAX_ABS, MIN_COSINE = 1e-5, 1 - 1e-10
 
 
@@ -47,7 +49,9 @@ def main() -> None:
 
         results["gpu"] = gpu_section(smoke=args.smoke)
     else:
-        results["gpu"] = "no CUDA device: the Triton kernel's speed and memory are not measured"
+        results["gpu"] = (
+            "no CUDA device: the Triton kernel's speed and memory are not measured"
+        )
     results["against_published"] = []
     for num_tiles in sizes:
         results["against_published"].append(against_published(num_tiles))
@@ -69,7 +73,9 @@ def accuracy(num_tiles: int) -> dict[str, Any]:
         rows[f"ours {precision}"] = ours.encode(tiles, coords, tile_px_l0=TILE_PX_L0)
     ways: tuple[BiasWay, ...] = ("float32", "float16", "cdist")
     for way in ways:
-        plain = plain_titan(weights, *tensors, TILE_PX_L0, dtype=torch.float32, bias_way=way)
+        plain = plain_titan(
+            weights, *tensors, TILE_PX_L0, dtype=torch.float32, bias_way=way
+        )
         rows[f"dense bias {way}"] = plain.numpy()
     if slide2vec_source() is not None:
         plain = plain_titan(
@@ -129,15 +135,24 @@ def with_slide2vec(num_tiles: int) -> bool:
 
 def against_sdpa(num_tiles: int) -> dict[str, Any]:
     """One attention layer: ours against SDPA with a ready-made bias, and the building of it."""
-    common: dict[str, Any] = {"setup": "set_up_layer", "num_tiles": num_tiles, "heads": HEADS}
+    common: dict[str, Any] = {
+        "setup": "set_up_layer",
+        "num_tiles": num_tiles,
+        "heads": HEADS,
+    }
     ours = run_and_measure(MODULE, "layer", way="ours", **common)
     sdpa = run_and_measure(MODULE, "layer", way="sdpa", **common)
     row = {"num_tiles": num_tiles, "ours_cpu_s": ours.cpu_seconds, **sdpa.result}
     row["ours_beyond_inputs_mib"] = ours.growth_bytes / MIB
     row["sdpa_beyond_inputs_mib"] = sdpa.growth_bytes / MIB
-    row["ratio_to_sdpa_and_build"] = (row["build_cpu_s"] + row["sdpa_cpu_s"]) / row["ours_cpu_s"]
+    row["ratio_to_sdpa_and_build"] = (row["build_cpu_s"] + row["sdpa_cpu_s"]) / row[
+        "ours_cpu_s"
+    ]
     row["ratio_to_sdpa_alone"] = row["sdpa_cpu_s"] / row["ours_cpu_s"]
-    assert abs(row.pop("checksum") - ours.result["checksum"]) < 1e-6 * num_tiles * HEADS * DIM
+    assert (
+        abs(row.pop("checksum") - ours.result["checksum"])
+        < 1e-6 * num_tiles * HEADS * DIM
+    )
     return row
 
 

@@ -21,15 +21,17 @@ import torch
 from tests.predict.planted import planted, write_embeddings
 
 from benchmarks.harness import arguments, finish
+from thinsection.evaluation.labels import LabelsConfig, read_cohort
 from thinsection.predict.bags import Bags
 from thinsection.predict.experiment import FoldsConfig, TrainConfig, train
 from thinsection.predict.heads.config import HeadConfig, build_head
-from thinsection.predict.labels import LabelsConfig, read_cohort
 from thinsection.predict.training import FitConfig, Part, Trainer
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB
 
-HEAD = HeadConfig(dropout=0.0)  # so that a plain loop without our seeds has the same losses
+HEAD = HeadConfig(
+    dropout=0.0
+)  # so that a plain loop without our seeds has the same losses
 
 
 def labels_of(root: Path) -> LabelsConfig:
@@ -37,7 +39,9 @@ def labels_of(root: Path) -> LabelsConfig:
     return LabelsConfig(labels=root / "labels.csv", target=("label",))
 
 
-def ours(root: Path, part: Part, fit: FitConfig, checkpoint: Path) -> list[tuple[float, float]]:
+def ours(
+    root: Path, part: Part, fit: FitConfig, checkpoint: Path
+) -> list[tuple[float, float]]:
     """Losses by epoch, training and stop part."""
     cohort = read_cohort(root, labels_of(root))
     with Bags([[Path(f) for f in files] for files in cohort.files]) as bags:
@@ -60,12 +64,16 @@ def plain(
     words = np.random.SeedSequence([fit.seed, 0, 1 << 30, 0]).generate_state(1)
     torch.manual_seed(int(words[0]))
     head = build_head(HEAD, bags[0].shape[1], 2)
-    optimizer = torch.optim.AdamW(head.parameters(), fit.lr, weight_decay=fit.weight_decay)
+    optimizer = torch.optim.AdamW(
+        head.parameters(), fit.lr, weight_decay=fit.weight_decay
+    )
     loss_of, losses = torch.nn.functional.cross_entropy, []
     for epoch in range(1, fit.epochs + 1):
         total = 0.0
         head.train()
-        for case in np.random.default_rng([fit.seed, 0, epoch]).permutation(part.train).tolist():
+        for case in (
+            np.random.default_rng([fit.seed, 0, epoch]).permutation(part.train).tolist()
+        ):
             loss = loss_of(head(draw(case, epoch)).logits, y[case])
             optimizer.zero_grad()
             loss.backward()
@@ -78,13 +86,17 @@ def plain(
     return losses
 
 
-def loop_cost(folder: Path, *, cases: int, tiles: int, dim: int, epochs: int, times: int) -> Any:
+def loop_cost(
+    folder: Path, *, cases: int, tiles: int, dim: int, epochs: int, times: int
+) -> Any:
     """CPU-seconds of both, in turns."""
     root = planted(folder / "loop", cases=cases, tiles=(tiles, tiles + 1), dim=dim)
     cohort = read_cohort(root, labels_of(root))
     held = cases // 5
     part = Part(train=tuple(range(held, cases)), stop=tuple(range(held)), test=())
-    fit = FitConfig(epochs=epochs, patience=epochs + 1, device="cpu", precision="fp32")
+    fit = FitConfig(
+        epochs=epochs, patience=epochs + 1, lr=5e-4, device="cpu", precision="fp32"
+    )
     memory = [Bags([[Path(f) for f in fs]]).read(0).features for fs in cohort.files]
     y = torch.tensor([int(v[0]) for v in cohort.values])
     seconds: dict[str, list[float]] = {"ours": [], "plain": []}
@@ -98,29 +110,44 @@ def loop_cost(folder: Path, *, cases: int, tiles: int, dim: int, epochs: int, ti
             seconds[name].append(time.process_time() - start)
     np.testing.assert_allclose(told, wanted, rtol=1e-6)
     best = {name: min(values) for name, values in seconds.items()}
-    return {"cpu_s": seconds, "ratio_of_best": best["ours"] / best["plain"], "losses": told}
+    return {
+        "cpu_s": seconds,
+        "ratio_of_best": best["ours"] / best["plain"],
+        "losses": told,
+    }
 
 
 def train_folder(root: str, head: str, hidden: int, epochs: int) -> float:
     """`train` on one given split, 1 % of the cases each to stop and to test."""
-    folds = FoldsConfig(splits=Path(root) / "split.csv")
+    # bags are copies of ten files
+    folds = FoldsConfig(splits=Path(root) / "split.csv", allow_leakage=True)
     config = TrainConfig(
         labels=labels_of(Path(root)),
-        head=HeadConfig(head=head, hidden_dim=hidden, attention_dim=max(16, hidden // 2)),
+        head=HeadConfig(
+            head=head, hidden_dim=hidden, attention_dim=max(16, hidden // 2)
+        ),
         fit=FitConfig(epochs=epochs, device="cpu"),
         cross=folds,
     )
-    return float(train(root, out=Path(root).parent / f"e{Path(root).name}", config=config)["value"])
+    return float(
+        train(root, out=Path(root).parent / f"e{Path(root).name}", config=config)[
+            "value"
+        ]
+    )
 
 
-def memory_at(folder: Path, *, bags: int, tiles: int, dim: int, hidden: int) -> dict[str, Any]:
+def memory_at(
+    folder: Path, *, bags: int, tiles: int, dim: int, hidden: int
+) -> dict[str, Any]:
     """Peak of the whole process."""
     files, root = folder / f"files{tiles}", folder / f"m{bags}-{hidden}"
     if not files.exists():
         files.mkdir()
         rng = np.random.default_rng(0)
         for i in range(10):
-            write_embeddings(files / f"{i}.h5", rng.standard_normal((tiles, dim), np.float32))
+            write_embeddings(
+                files / f"{i}.h5", rng.standard_normal((tiles, dim), np.float32)
+            )
     root.mkdir()
     rows, few = [], max(4, bags // 100)
     for i in range(bags):
@@ -144,12 +171,16 @@ def saves(out: Path) -> list[int]:
 def killed(folder: Path, *, kills: int) -> dict[str, Any]:
     """Whether a training that dies at random times ends in the bytes of one that does not."""
     root = planted(folder / "kill", cases=24)
-    flags = (
-        f"{root} --labels {root}/labels.csv --target label --folds 3 --hidden-dim 64 --epochs 60"
+    flags = f"{root} --labels {root}/labels.csv --target label --folds 3"
+    flags += (
+        " --hidden-dim 64 --epochs 60 --patience 60 --checkpoint-s 0 --device cpu --out"
     )
-    flags += " --patience 60 --checkpoint-s 0 --device cpu --out"
     command = [sys.executable, "-m", "thinsection", "train", *flags.split()]
-    outs, rng, died = [folder / name / "e" for name in ("whole", "killed")], random.Random(0), 0
+    outs, rng, died = (
+        [folder / name / "e" for name in ("whole", "killed")],
+        random.Random(0),
+        0,
+    )
     subprocess.run([*command, str(outs[0])], check=True, stdout=subprocess.DEVNULL)
     for _ in range(kills):
         child = subprocess.Popen([*command, str(outs[1])], stdout=subprocess.DEVNULL)
@@ -167,7 +198,10 @@ def killed(folder: Path, *, kills: int) -> dict[str, Any]:
         "predictions.csv",
         *(f"folds/fold{i}-0.safetensors" for i in range(3)),
     ]
-    same = [all(a == b for a, b in pairwise((o / n).read_bytes() for o in outs)) for n in names]
+    same = [
+        all(a == b for a, b in pairwise((o / n).read_bytes() for o in outs))
+        for n in names
+    ]
     assert all(same), dict(zip(names, same, strict=True))
     return {"killed": died, "same_bytes": names}
 
@@ -185,7 +219,10 @@ def main() -> None:
         folder, dim = Path(name), large["dim"]
         results = {
             "loop": loop_cost(folder, **large),
-            "memory": [memory_at(folder, bags=b, tiles=t, dim=dim, hidden=h) for b, t, h in sizes],
+            "memory": [
+                memory_at(folder, bags=b, tiles=t, dim=dim, hidden=h)
+                for b, t, h in sizes
+            ],
             "killed": killed(folder, kills=1 if args.smoke else 20),
         }
     finish("bench_train", results, args)

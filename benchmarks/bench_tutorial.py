@@ -39,7 +39,9 @@ def tutorial(path: str, out: str) -> int:
                 if not (np.percentile(tile, 5) < 162 and np.median(tile) < 225):
                     continue
                 values = encoder.encode(tile[None].copy())[0].numpy()
-                file.write("\t".join([*map(str, values), "slide", "", f"{x}x_{y}y"]) + "\n")
+                file.write(
+                    "\t".join([*map(str, values), "slide", "", f"{x}x_{y}y"]) + "\n"
+                )
                 rows += 1
     return rows
 
@@ -78,8 +80,12 @@ def main() -> None:
         folder = Path(name)
         slide = folder / "slide.svs"
         write_he_slide(slide, size, seed=4, white=255)
-        plain = run_and_measure(MODULE, "tutorial", path=str(slide), out=str(folder / "plain.tsv"))
-        mine = run_and_measure(MODULE, "ours", path=str(slide), out=str(folder / "ours"))
+        plain = run_and_measure(
+            MODULE, "tutorial", path=str(slide), out=str(folder / "plain.tsv")
+        )
+        mine = run_and_measure(
+            MODULE, "ours", path=str(slide), out=str(folder / "ours")
+        )
         theirs = read_tsv(folder / "plain.tsv", header=False)
         found = read_tsv(only(folder / "ours", "*/tsv_*/slide.tsv"), header=True)
     assert theirs, "the rule must keep some tiles"

@@ -45,17 +45,25 @@ Span = tuple[float, float, float, float]  # x, y, width, height in level-0 px
 def repeated(folder: Path, size: int) -> Path:
     """A JPEG pyramid (1, 4, 16, 64) of the segments of a small generated slide, again and again."""
     write_he_slide(folder / "small.svs", (4096, 4096), seed=1, downsamples=(1,))
-    path, big = folder / "big.svs", tifffile.TiffWriter(folder / "big.svs", bigtiff=True)
+    path, big = (
+        folder / "big.svs",
+        tifffile.TiffWriter(folder / "big.svs", bigtiff=True),
+    )
     with tifffile.TiffFile(folder / "small.svs") as small, big:
         page = small.pages[0]
         source = copied(page, FileSource(str(folder / "small.svs")))
         stored = list(source.segments())
         for down in (1, 4, 16, 64):
             edge = size // down
-            tiles = (stored[n * 7919 % len(stored)] for n in range(math.ceil(edge / EDGE) ** 2))
+            tiles = (
+                stored[n * 7919 % len(stored)]
+                for n in range(math.ceil(edge / EDGE) ** 2)
+            )
             told = {"description": DESCRIPTION} if down == 1 else {"subfiletype": 1}
             options = {**source.options, "shape": (edge, edge, 3), **told}
-            Picture(options=options, segments=lambda t=tiles: t).write(big, metadata=None)
+            Picture(options=options, segments=lambda t=tiles: t).write(
+                big, metadata=None
+            )
     return path
 
 
@@ -72,26 +80,39 @@ def screens(size: tuple[int, int], count: int, seed: int) -> list[tuple[float, S
     return found
 
 
-def covering(span: Span, down: float, tile: tuple[int, int], size: tuple[int, int]) -> list[Any]:
+def covering(
+    span: Span, down: float, tile: tuple[int, int], size: tuple[int, int]
+) -> list[Any]:
     """(column, row) of the tiles of a level that a span touches."""
     spans = []
     for start, length, edge, px in zip(span[:2], span[2:], tile, size):
-        first, last = int(start / down // edge), math.ceil((start + length) / down / edge)
+        first, last = (
+            int(start / down // edge),
+            math.ceil((start + length) / down / edge),
+        )
         spans.append(range(max(0, first), min(last, math.ceil(px / edge))))
     return [(column, row) for row in spans[1] for column in spans[0]]
 
 
 def ours(deep: DeepZoom, down: float, span: Span) -> list[tuple[int, int, int]]:
     """The tiles of a screen: of the coarsest level that is not coarser, as the browser chooses."""
-    index = next(i for i, lv in enumerate(deep.levels) if lv.downsample <= max(1.0, down) * 1.01)
+    index = next(
+        i for i, lv in enumerate(deep.levels) if lv.downsample <= max(1.0, down) * 1.01
+    )
     level = deep.levels[index]
-    return [(index, *at) for at in covering(span, level.downsample, level.tile, level.size)]
+    return [
+        (index, *at) for at in covering(span, level.downsample, level.tile, level.size)
+    ]
 
 
-def theirs(deep: DeepZoomGenerator, down: float, span: Span) -> list[tuple[int, tuple[int, int]]]:
+def theirs(
+    deep: DeepZoomGenerator, down: float, span: Span
+) -> list[tuple[int, tuple[int, int]]]:
     """The same of the DeepZoomGenerator, whose last level is the finest."""
     levels = range(deep.level_count - 1, -1, -1)
-    index = next(i for i in [*levels][::-1] if 2.0 ** (deep.level_count - 1 - i) <= down * 1.01)
+    index = next(
+        i for i in [*levels][::-1] if 2.0 ** (deep.level_count - 1 - i) <= down * 1.01
+    )
     scale = 2.0 ** (deep.level_count - 1 - index)
     size = deep.level_dimensions[index]
     return [(index, at) for at in covering(span, scale, (254, 254), size)]
@@ -118,26 +139,44 @@ def per_screen(path: Path, count: int) -> dict[str, Any]:
 
     rows = []
     for n, (down, span) in enumerate(screens(slide.size, count, seed=5)):
-        both = {"ours": ours(deep, down, span), "openslide": theirs(generator, down, span)}
-        rows.append({name: made(name, both[name]) for name in sorted(both, reverse=n % 2 == 0)})
+        both = {
+            "ours": ours(deep, down, span),
+            "openslide": theirs(generator, down, span),
+        }
+        rows.append(
+            {name: made(name, both[name]) for name in sorted(both, reverse=n % 2 == 0)}
+        )
     found: dict[str, Any] = {}
     for name in ("ours", "openslide"):
         seconds, tiles = (sum(row[name][i] for row in rows) for i in (0, 1))
-        found[name] = {"cpu_ms_per_screen": round(1e3 * seconds / count, 2), "tiles": tiles}
+        found[name] = {
+            "cpu_ms_per_screen": round(1e3 * seconds / count, 2),
+            "tiles": tiles,
+        }
         found[name]["cpu_ms_per_tile"] = round(1e3 * seconds / tiles, 3)
     ratios = [row["openslide"][0] / max(row["ours"][0], 1e-6) for row in rows]
     for unit in ("cpu_ms_per_screen", "cpu_ms_per_tile"):
         found[f"openslide_over_ours_{unit}"] = round(
             found["openslide"][unit] / found["ours"][unit], 2
         )
-    found["ratio_of_screens"] = [round(f(ratios), 2) for f in (min, statistics.median, max)]
+    found["ratio_of_screens"] = [
+        round(f(ratios), 2) for f in (min, statistics.median, max)
+    ]
     slide.close()
     return found
 
 
 def over_http(path: Path, count: int) -> dict[str, Any]:
     """First screen, latency of tiles, and peak memory of the viewer as a person starts it."""
-    command = [sys.executable, "-m", "thinsection", "view", str(path), "--memory", MEMORY]
+    command = [
+        sys.executable,
+        "-m",
+        "thinsection",
+        "view",
+        str(path),
+        "--memory",
+        MEMORY,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -153,11 +192,18 @@ def over_http(path: Path, count: int) -> dict[str, Any]:
 
         base = f"slides/{path.stem}"
         start = time.perf_counter()
-        for name in ("", "static/viewer.css", "static/viewer.js", "static/openseadragon.min.js"):
+        for name in (
+            "",
+            "static/viewer.css",
+            "static/viewer.js",
+            "static/openseadragon.min.js",
+        ):
             get(name)
         get("slides")
         levels = json.loads(get(base))["levels"]
-        counts = [[math.ceil(s / t) for s, t in zip(lv["size"], lv["tile"])] for lv in levels]
+        counts = [
+            [math.ceil(s / t) for s, t in zip(lv["size"], lv["tile"])] for lv in levels
+        ]
         first = next(i for i, lv in enumerate(levels) if max(lv["size"]) >= SCREEN[1])
         for column, row in np.ndindex(*counts[first]):
             get(f"{base}/tiles/{first}/{column}/{row}")
@@ -177,7 +223,11 @@ def over_http(path: Path, count: int) -> dict[str, Any]:
     worst = sorted(seconds)[math.ceil(0.95 * count) - 1]
     times = {"tile_p95_ms": worst, "tile_median_ms": statistics.median(seconds)}
     found = {"first_screen_s": round(first_s, 3), "peak_rss_mib": round(peak / MIB, 1)}
-    return found | {name: round(1e3 * value, 2) for name, value in times.items()} | {"of": MEMORY}
+    return (
+        found
+        | {name: round(1e3 * value, 2) for name, value in times.items()}
+        | {"of": MEMORY}
+    )
 
 
 def main() -> None:
@@ -187,7 +237,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         size = 16_384 if args.smoke else 100_000
-        write_he_slide(folder / "he.svs", (6000, 4500) if args.smoke else (24_000, 18_000), seed=2)
+        write_he_slide(
+            folder / "he.svs", (6000, 4500) if args.smoke else (24_000, 18_000), seed=2
+        )
         results["he"] = per_screen(folder / "he.svs", 6 if args.smoke else 60)
         big = repeated(folder, size)
         results["px"] = size

@@ -23,7 +23,9 @@ def prepare(**_: Any) -> None:
     train(torch.randn(1, 8, 8) for _ in range(2))
     with tempfile.TemporaryDirectory() as root:
         write(None, n=8, row=[8, 8], kind="fp32", root=root, budget=MIB)
-        read_cache(None, n=8, row=[8, 8], kind="fp32", root=root, budget=MIB, trains=False)
+        read_cache(
+            None, n=8, row=[8, 8], kind="fp32", root=root, budget=MIB, trains=False
+        )
 
 
 def encoded(n: int, row: tuple[int, ...], kind: str) -> Iterator[np.ndarray]:
@@ -37,7 +39,9 @@ def encoded(n: int, row: tuple[int, ...], kind: str) -> Iterator[np.ndarray]:
 
 
 def key(kind: str) -> CacheKey:
-    return CacheKey(encoder=f"bench-{kind}", weights_hash="0", preprocessing="", data_hash="0")
+    return CacheKey(
+        encoder=f"bench-{kind}", weights_hash="0", preprocessing="", data_hash="0"
+    )
 
 
 def generate(_: None, *, n: int, row: list[int], kind: str) -> int:
@@ -91,7 +95,9 @@ def consume(batches: Any, n: int, trains: bool) -> dict[str, Any]:
     """An epoch of training; or a hash of the shuffled features and the rate of reading alone."""
     order = np.random.default_rng(1).permutation(n)
     if trains:
-        for _batch in batches(order[: 2 * BATCH]):  # the page cache is warm, buffers are there
+        for _batch in batches(
+            order[: 2 * BATCH]
+        ):  # the page cache is warm, buffers are there
             pass
         return train(batches(order))
     digest, size = hashlib.sha256(), 0
@@ -124,11 +130,15 @@ def train(batches: Batches) -> dict[str, Any]:
         waited = time.perf_counter() - asked
         if batch is None:
             break
-        if first is None:  # the pipe is empty at the first batch of an epoch: reported apart
+        if (
+            first is None
+        ):  # the pipe is empty at the first batch of an epoch: reported apart
             first, first_wait = batch, waited
             g = torch.Generator().manual_seed(0)
             shapes = ((WIDTH, batch.shape[2]), (CLASSES, WIDTH))
-            parameters = [torch.randn(s, generator=g).mul_(0.02).requires_grad_() for s in shapes]
+            parameters = [
+                torch.randn(s, generator=g).mul_(0.02).requires_grad_() for s in shapes
+            ]
             optimizer = torch.optim.Adam(parameters, lr=1e-3)
         else:
             wait += waited

@@ -24,14 +24,18 @@ TILES_PX = 224
 def tiles_of(count: int, *, edge: int = TILES_PX, seed: int = 0) -> np.ndarray:
     """Seeded uint8 noise on ramps (count, edge, edge, 3)."""
     rng = np.random.default_rng(seed)
-    ramp = np.linspace(60, 200, edge)[:, None, None] + rng.uniform(-40, 40, (count, 1, 1, 3))
+    ramp = np.linspace(60, 200, edge)[:, None, None] + rng.uniform(
+        -40, 40, (count, 1, 1, 3)
+    )
     noise = rng.normal(0, 12, (count, edge, edge, 3))
     return (ramp + noise).clip(0, 255).astype(np.uint8)
 
 
 def encoder_on(device: str, name: str, precision: str = "fp32") -> TileEncoder:
     """Seeded random weights, but the default encoder's own."""
-    return load_encoder(name, device=device, precision=precision, pretrained=name == NAMES[0])
+    return load_encoder(
+        name, device=device, precision=precision, pretrained=name == NAMES[0]
+    )
 
 
 def precisions(device: str) -> tuple[str, ...]:
@@ -58,14 +62,18 @@ def check_queues(device: str, smoke: bool) -> dict[str, Any]:
     for number, size in enumerate(sizes):
         tiles, buffer, places = tiles_of(size, seed=number), free.pop(), np.arange(size)
         buffer[:size] = tiles
-        alone.append(encoder.encode(torch.from_numpy(tiles).to(device)).float().cpu().numpy())
+        alone.append(
+            encoder.encode(torch.from_numpy(tiles).to(device)).float().cpu().numpy()
+        )
         coords = np.stack([places, places], 1)
         release = lambda b=buffer: give_back(b)  # noqa: E731
         made = TileBatch(number, places, coords, buffer[:size], _release=release)
         found += loop.submit(made)
     found += loop.flush()
     for made, one in zip(found, alone, strict=True):
-        assert made.tile_embeddings[0].tobytes() == one.tobytes(), f"batch {made.key} differs"
+        assert made.tile_embeddings[0].tobytes() == one.tobytes(), (
+            f"batch {made.key} differs"
+        )
     return {"batches": count, "equal_bytes": True}
 
 
@@ -77,7 +85,11 @@ def check_encoders(device: str, smoke: bool) -> dict[str, Any]:
         for precision in precisions(device):
             got = encoder_on(device, name, precision).encode(tiles).float().cpu()
             cosine = float(F.cosine_similarity(full, got).min())
-            assert cosine >= (0.99999 if precision == "fp32" else 0.98), (name, precision, cosine)
+            assert cosine >= (0.99999 if precision == "fp32" else 0.98), (
+                name,
+                precision,
+                cosine,
+            )
             found[f"{name}_{precision}"] = cosine
     return found
 
@@ -88,19 +100,25 @@ def check_attention(device: str, smoke: bool) -> dict[str, Any]:
 
     tokens, found = (60 if smoke else 1500), {}
     side = int(tokens**0.5) + 1
-    cells = torch.stack([torch.arange(tokens) // side, torch.arange(tokens) % side], 1).to(device)
+    cells = torch.stack(
+        [torch.arange(tokens) // side, torch.arange(tokens) % side], 1
+    ).to(device)
     for dim in (64,) if smoke else (64, 128, 256):
         for precision in precisions(device):
-            dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[
-                precision
-            ]
+            dtype = {
+                "fp32": torch.float32,
+                "fp16": torch.float16,
+                "bf16": torch.bfloat16,
+            }[precision]
             seeded = torch.Generator().manual_seed(dim)
             qkv = [
                 torch.randn((1, 4, tokens + 1, dim), generator=seeded).to(device, dtype)
                 for _ in range(3)
             ]
             wide = [x.double().cpu() for x in qkv]
-            exact = alibi2d_attention(*wide, cells.cpu(), alibi_slopes(4), impl="reference")
+            exact = alibi2d_attention(
+                *wide, cells.cpu(), alibi_slopes(4), impl="reference"
+            )
             for impl in ("auto", "chunked"):
                 name = explain(qkv[0], impl=impl).impl
                 leaf = [x.clone().requires_grad_() for x in qkv]
@@ -108,9 +126,41 @@ def check_attention(device: str, smoke: bool) -> dict[str, Any]:
                 got.float().square().sum().backward()
                 assert all(x.grad.isfinite().all() for x in leaf)
                 error = float((got.double().cpu() - exact).norm() / exact.norm())
-                assert error <= (2e-6 if precision == "fp32" else 1e-2), (dim, precision, error)
+                assert error <= (2e-6 if precision == "fp32" else 1e-2), (
+                    dim,
+                    precision,
+                    error,
+                )
                 found[f"{name}_{precision}_{dim}"] = error
     return found
+
+
+def check_second_card(device: str, smoke: bool) -> dict[str, Any]:
+    """Attention and embeddings on 'cuda:1' while 'cuda:0' is current, against 'cuda:0'."""
+    from thinsection.attention import alibi2d_attention, alibi_slopes, explain
+
+    if not smoke and torch.cuda.device_count() < 2:
+        return {"left_out": "one card only"}
+    cards = ("cpu", "cpu") if smoke else ("cuda:0", "cuda:1")
+    tokens = 60 if smoke else 1500
+    generator = torch.Generator().manual_seed(4)
+    qkv = torch.randn((3, 1, 4, tokens + 1, 64), generator=generator)
+    cells = torch.stack([torch.arange(tokens) // 40, torch.arange(tokens) % 40], 1)
+    tiles = tiles_of(2 if smoke else 64)
+    outputs = []
+    embeddings = []
+    for card in cards:
+        q, k, v = qkv.to(card)
+        attended = alibi2d_attention(q, k, v, cells.to(card), alibi_slopes(4))
+        assert str(attended.device) == card, (attended.device, card)
+        outputs.append(attended.cpu())
+        embeddings.append(encoder_on(card, NAMES[0]).encode(tiles).float().cpu())
+    attention_error = float((outputs[0] - outputs[1]).norm() / outputs[0].norm())
+    cosine = float(F.cosine_similarity(embeddings[0], embeddings[1]).min())
+    assert attention_error <= 2e-6, attention_error
+    assert cosine >= 0.99999, cosine
+    impl = explain(qkv[0].to(cards[1])).impl
+    return {"impl": impl, "attention_error": attention_error, "cosine": cosine}
 
 
 def check_slide_encoders(device: str, smoke: bool) -> dict[str, Any]:
@@ -123,13 +173,21 @@ def check_slide_encoders(device: str, smoke: bool) -> dict[str, Any]:
     wide = np.random.default_rng(2).standard_normal((count, 1536), dtype=np.float32)
     found = {}
     for precision in precisions(device)[::2]:
-        made = [titan_of(p, device=d) for p, d in (("fp32", "cpu"), (precision, device))]
+        made = [
+            titan_of(p, device=d) for p, d in (("fp32", "cpu"), (precision, device))
+        ]
         one, other = (e.encode(tiles, coords, tile_px_l0=512) for e in made)
-        found[f"titan_{precision}"] = float(np.abs(one - other).max() / np.abs(one).max())
+        found[f"titan_{precision}"] = float(
+            np.abs(one - other).max() / np.abs(one).max()
+        )
         layers = 1 if smoke else 4
-        made = [gigapath_of(d, p, layers) for p, d in (("fp32", "cpu"), (precision, device))]
-        one, other = (e.encode(wide, coords // 2, tile_px_l0=256) for e in made)
-        found[f"gigapath_{precision}"] = float(np.abs(one - other).max() / np.abs(one).max())
+        made = [
+            gigapath_of(d, p, layers) for p, d in (("fp32", "cpu"), (precision, device))
+        ]
+        one, other = (e.encode(wide, coords, tile_px_l0=512) for e in made)
+        found[f"gigapath_{precision}"] = float(
+            np.abs(one - other).max() / np.abs(one).max()
+        )
     for name, error in found.items():
         assert error <= (1e-3 if name.endswith("fp32") else 0.1), (name, error)
     return found
@@ -145,7 +203,9 @@ def check_geometry(device: str, smoke: bool) -> dict[str, Any]:
     points = torch.rand(count, 3, generator=torch.Generator().manual_seed(0))
     one, other = (nearest_neighbors(p, k=8) for p in (points, points.to(device)))
     same = float((one.indices == other.indices.cpu()).float().mean())
-    torch.testing.assert_close(one.distances, other.distances.cpu(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        one.distances, other.distances.cpu(), rtol=1e-5, atol=1e-6
+    )
     assert same >= 0.9999, same
     batch, positions, mask = prepare(count, False)
     on_device = {k: v.to(device) for k, v in batch.items()}
@@ -154,7 +214,9 @@ def check_geometry(device: str, smoke: bool) -> dict[str, Any]:
     keep = valid.bool()
     agree = float((valid == got_valid.cpu()).float().mean())
     pairs = list(zip(frames, got, strict=True))
-    equal = float(torch.stack([(a == b.cpu())[keep].all(-1) for a, b in pairs]).float().mean())
+    equal = float(
+        torch.stack([(a == b.cpu())[keep].all(-1) for a, b in pairs]).float().mean()
+    )
     assert min(agree, equal) >= 0.9999, (agree, equal)
     return {"same_neighbors": same, "same_frames": equal}
 
@@ -169,13 +231,16 @@ def check_qc(device: str, smoke: bool) -> dict[str, Any]:
     from thinsection.testing.synthetic import write_he_slide
 
     default = load_pipeline("histoqc-default")
-    preset = replace(default, checks=tuple(c for c in default.checks if c.kind != "blurry"))
+    preset = replace(
+        default, checks=tuple(c for c in default.checks if c.kind != "blurry")
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.svs"
         write_he_slide(path, (3000, 2400) if smoke else (6000, 5000), mpp=0.5)
         with open_slide(path) as slide:
             one, other = (
-                run_qc(slide, preset, device=d, cache_dir=Path(folder)) for d in ("cpu", device)
+                run_qc(slide, preset, device=d, cache_dir=Path(folder))
+                for d in ("cpu", device)
             )
     union = int((one.mask_use | other.mask_use).sum())
     iou = int((one.mask_use & other.mask_use).sum()) / max(union, 1)
@@ -187,6 +252,7 @@ STEPS = {
     "check queues": check_queues,
     "check encoders": check_encoders,
     "check attention": check_attention,
+    "check second card": check_second_card,
     "check slide encoders": check_slide_encoders,
     "check neighbors and frames": check_geometry,
     "check qc": check_qc,

@@ -35,7 +35,9 @@ def steps() -> dict[str, Step]:
 def main(known: Callable[[], dict[str, Step]] = steps, module: str = NAME) -> None:
     """The driver; with --steps one of its processes, which run `module`."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="on the CPU, tiny sizes, for CI")
+    parser.add_argument(
+        "--smoke", action="store_true", help="on the CPU, tiny sizes, for CI"
+    )
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     parser.add_argument("--steps", default="", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
@@ -44,7 +46,10 @@ def main(known: Callable[[], dict[str, Step]] = steps, module: str = NAME) -> No
         work(known(), args.steps.split(","), args.out, args.until, smoke=args.smoke)
         return
     with tempfile.TemporaryDirectory() as folder:
-        out = args.out or (Path(folder) if args.smoke else harness.RESULTS) / "gpu_proof.json"
+        out = (
+            args.out
+            or (Path(folder) if args.smoke else harness.RESULTS) / "gpu_proof.json"
+        )
         out.parent.mkdir(parents=True, exist_ok=True)
         document = drive(list(known()), out, module, smoke=args.smoke)
     print(table(document))
@@ -56,30 +61,45 @@ def main(known: Callable[[], dict[str, Step]] = steps, module: str = NAME) -> No
 def drive(left: list[str], out: Path, module: str, *, smoke: bool) -> dict[str, Any]:
     """Runs all steps in as few processes as they let live; what the JSON then says."""
     until = time.time() + TOTAL_S
-    document: dict[str, Any] = {"benchmark": "gpu_proof", "smoke": smoke, **harness.environment()}
+    document: dict[str, Any] = {
+        "benchmark": "gpu_proof",
+        "smoke": smoke,
+        **harness.environment(),
+    }
     document |= {"device": "", "results": {}}
     write(out, document)
     while left:
         options = ["--steps", ",".join(left), "--out", str(out), "--until", str(until)]
         command = [sys.executable, "-m", module, *options]
         child = subprocess.run(
-            [*command, *["--smoke"] * smoke], stderr=subprocess.PIPE, text=True, check=False
+            [*command, *["--smoke"] * smoke],
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
         document = json.loads(out.read_text())
         done = document["results"]
-        if child.returncode and left[0] not in done:  # it died before it could say anything
+        if (
+            child.returncode and left[0] not in done
+        ):  # it died before it could say anything
             done[left[0]] = {"error": f"no process: {child.stderr[-1000:]}"}
         for name in left:
             if done.get(name) == {"running": True}:
                 code = child.returncode
-                why = f"longer than {STEP_S} s" if code == -signal.SIGALRM else f"exit code {code}"
+                why = (
+                    f"longer than {STEP_S} s"
+                    if code == -signal.SIGALRM
+                    else f"exit code {code}"
+                )
                 done[name] = {"error": f"{why}: {child.stderr[-1000:]}"}
         write(out, document)
         left = [name for name in left if name not in done]
     return document
 
 
-def work(known: dict[str, Step], names: list[str], out: Path, until: float, *, smoke: bool) -> None:
+def work(
+    known: dict[str, Step], names: list[str], out: Path, until: float, *, smoke: bool
+) -> None:
     """One process: the steps up to the first that fails."""
     device = device_of(smoke=smoke)
     document = json.loads(out.read_text())
@@ -101,7 +121,10 @@ def work(known: dict[str, Step], names: list[str], out: Path, until: float, *, s
             raise
         finally:
             signal.alarm(0)
-            document["results"][name] = {**row, "step_s": round(time.perf_counter() - start, 2)}
+            document["results"][name] = {
+                **row,
+                "step_s": round(time.perf_counter() - start, 2),
+            }
             write(out, document)
         print(f"{name}: {json.dumps(row)}", flush=True)
 
@@ -114,7 +137,9 @@ def device_of(*, smoke: bool) -> str:
         torch.set_num_threads(1)
         return "cpu"
     if not torch.cuda.is_available():
-        sys.exit("gpu_proof needs a CUDA device; --smoke goes through its steps on the CPU")
+        sys.exit(
+            "gpu_proof needs a CUDA device; --smoke goes through its steps on the CPU"
+        )
     return "cuda"
 
 

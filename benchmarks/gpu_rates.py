@@ -54,10 +54,14 @@ def timed(device: str, call: Callable[[], Any], *, times: int) -> dict[str, floa
 def encoder_rate(name: str, device: str, smoke: bool) -> dict[str, Any]:
     """Tiles/s in half precision; of the largest network in one of the two only."""
     made = precisions(device)[-1 if name == VITS["vit_g"] else -2 :]
-    return {p: _encoder_rate(NAMES[0] if smoke else name, device, p, smoke) for p in made}
+    return {
+        p: _encoder_rate(NAMES[0] if smoke else name, device, p, smoke) for p in made
+    }
 
 
-def _encoder_rate(name: str, device: str, precision: str, smoke: bool) -> dict[str, float]:
+def _encoder_rate(
+    name: str, device: str, precision: str, smoke: bool
+) -> dict[str, float]:
     """On tiles that lie on the device, through the queues, and one batch after the other on one
     queue, as before."""
     batch, count = (2, 2) if smoke else (256, 12)
@@ -69,10 +73,13 @@ def _encoder_rate(name: str, device: str, precision: str, smoke: bool) -> dict[s
         "resident": lambda: [encoder.encode(resident) for _ in range(count)],
         "queues": partial(_queued, encoder, tiles, count),
         "one_queue": lambda: [
-            encoder.encode(torch.from_numpy(tiles).to(device)).float().cpu() for _ in range(count)
+            encoder.encode(torch.from_numpy(tiles).to(device)).float().cpu()
+            for _ in range(count)
         ],
     }
-    rows = {way: timed(device, call, times=1 if smoke else 3) for way, call in ways.items()}
+    rows = {
+        way: timed(device, call, times=1 if smoke else 3) for way, call in ways.items()
+    }
     found = {way: batch * count / row["s"] for way, row in rows.items()}
     return {**found, "peak_mib": rows["queues"]["peak_mib"]}
 
@@ -108,7 +115,11 @@ def stream_rate(device: str, smoke: bool) -> dict[str, Any]:
     host = host.pin_memory() if device != "cpu" else host
     copied = timed(device, lambda: host.to(device, non_blocking=True), times=5)
     gb_per_s = host.numel() / max(copied["s"], 1e-9) / 1e9 if device != "cpu" else None
-    return {"tiles": len(table), "tiles_per_s": len(table) / row["s"], "copy_gb_per_s": gb_per_s}
+    return {
+        "tiles": len(table),
+        "tiles_per_s": len(table) / row["s"],
+        "copy_gb_per_s": gb_per_s,
+    }
 
 
 def slide_encoder_rate(which: str, device: str, smoke: bool) -> dict[str, Any]:
@@ -122,7 +133,9 @@ def slide_encoder_rate(which: str, device: str, smoke: bool) -> dict[str, Any]:
             encoder: Any = titan_of(precision, budget_bytes=2 * GIB, device=device)
             px = 512
         else:
-            tiles = np.random.default_rng(1).standard_normal((count, 1536), dtype=np.float32)
+            tiles = np.random.default_rng(1).standard_normal(
+                (count, 1536), dtype=np.float32
+            )
             encoder, px = gigapath_of(device, precision, 1 if smoke else 12), 256
             coords = coords // 2
         on_device = torch.from_numpy(tiles).to(device)
@@ -144,7 +157,9 @@ def qc_rate(device: str, smoke: bool) -> dict[str, Any]:
         preset = "histoqc-light" if smoke else "histoqc-default"
         with open_slide(path) as slide:
             for where in {device, "cpu"}:
-                call = partial(run_qc, slide, preset, device=where, cache_dir=Path(folder))
+                call = partial(
+                    run_qc, slide, preset, device=where, cache_dir=Path(folder)
+                )
                 found[where] = timed(where, call, times=1)["s"]
     return found
 
@@ -157,7 +172,9 @@ def whole_run(device: str, smoke: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         slides, out = Path(folder) / "slides", Path(folder) / "out"
         slides.mkdir()
-        write_he_slide(slides / "s0.svs", (900, 700) if smoke else (10_000, 8_000), mpp=0.5)
+        write_he_slide(
+            slides / "s0.svs", (900, 700) if smoke else (10_000, 8_000), mpp=0.5
+        )
         for number in range(1, 1 if smoke else 16):
             (slides / f"s{number}.svs").hardlink_to(slides / "s0.svs")
         settings = {"device": device, "pretrained": False, "tile_px": 256}
@@ -176,7 +193,9 @@ def _utilisation(out: Path) -> float | None:
     samples = []
     for record in out.glob("records/*/usage/*.jsonl"):
         rows = [json.loads(line) for line in record.read_text().splitlines()]
-        samples += [row[7] for row in rows if isinstance(row, list) and row[7] is not None]
+        samples += [
+            row[7] for row in rows if isinstance(row, list) and row[7] is not None
+        ]
     at_work = [place for place, value in enumerate(samples) if value > 0]
     return fmean(samples[at_work[0] : at_work[-1] + 1]) if at_work else None
 
@@ -191,7 +210,9 @@ def geometry_rate(device: str, smoke: bool) -> dict[str, Any]:
     points = torch.rand(count, 3).to(device)
     batch, positions, mask = prepare(count, False)
     on_device = {k: v.to(device) for k, v in batch.items()}
-    frames = partial(token_frame_atoms, on_device, positions.to(device), mask.to(device))
+    frames = partial(
+        token_frame_atoms, on_device, positions.to(device), mask.to(device)
+    )
     near = timed(device, partial(nearest_neighbors, points, k=8), times=3)
     return {"count": count, "neighbors": near, "frames": timed(device, frames, times=3)}
 
@@ -217,7 +238,9 @@ def cache_training(device: str, smoke: bool) -> dict[str, Any]:
             for name, batches in ways.items():
                 start = time.perf_counter()
                 losses[name] = _epoch(batches(), row[1], device)
-                found[f"{name}_mb_per_s"] = whole.nbytes / (time.perf_counter() - start) / 1e6
+                found[f"{name}_mb_per_s"] = (
+                    whole.nbytes / (time.perf_counter() - start) / 1e6
+                )
     assert losses["cache"] == losses["ram"], losses
     return {**found, "equal_losses": True}
 
@@ -226,7 +249,12 @@ def _epoch(batches: Any, dim: int, device: str) -> float:
     head = torch.zeros(dim, 6, device=device, requires_grad=True)
     optimizer, loss = torch.optim.Adam([head], lr=1e-3), torch.zeros(())
     for batch in batches:
-        loss = (batch.to(device, non_blocking=True) @ head).log_softmax(-1)[..., 0].mean().neg()
+        loss = (
+            (batch.to(device, non_blocking=True) @ head)
+            .log_softmax(-1)[..., 0]
+            .mean()
+            .neg()
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

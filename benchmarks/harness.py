@@ -11,7 +11,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("numpy", "torch", "openslide-python", "tifffile", "simplejpeg", "cucim-cu12")
+PACKAGES = (
+    "numpy",
+    "torch",
+    "openslide-python",
+    "tifffile",
+    "simplejpeg",
+    "cucim-cu12",
+)
 PACKAGES += ("openvino", "imagecodecs", "tiffslide", "fastslide", "pyvips")
 RESULTS = Path(__file__).parent / "results"
 
@@ -44,7 +51,9 @@ def environment() -> dict[str, Any]:
     }
 
 
-def repeat(function: Callable[[], Any], *, times: int = 5, warmup: int = 1) -> dict[str, float]:
+def repeat(
+    function: Callable[[], Any], *, times: int = 5, warmup: int = 1
+) -> dict[str, float]:
     """Median, lowest and highest seconds of `times` calls after `warmup` unmeasured ones."""
     for _ in range(warmup):
         function()
@@ -63,7 +72,12 @@ def repeat(function: Callable[[], Any], *, times: int = 5, warmup: int = 1) -> d
 
 def finish(name: str, results: dict[str, Any], args: argparse.Namespace) -> None:
     """Prints the results and writes them beside the environment to benchmarks/results/NAME.json."""
-    document = {"benchmark": name, "smoke": args.smoke, **environment(), "results": results}
+    document = {
+        "benchmark": name,
+        "smoke": args.smoke,
+        **environment(),
+        "results": results,
+    }
     text = json.dumps(document, indent=2)
     print(text)
     path = args.out or (None if args.smoke else RESULTS / f"{name}.json")
@@ -74,13 +88,17 @@ def finish(name: str, results: dict[str, Any], args: argparse.Namespace) -> None
 
 def _commit() -> str:
     """The commit, '-dirty' where a file differs from it that is no earlier benchmark's result."""
-    changed = _git("status", "--porcelain", "-uno", "--", ":(top)", f":(exclude){RESULTS}")
+    changed = _git(
+        "status", "--porcelain", "-uno", "--", ":(top)", f":(exclude){RESULTS}"
+    )
     return _git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
 
 
 def _git(*arguments: str) -> str:
     command = ["git", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False
+    ).stdout.strip()
 
 
 def _cpu_name() -> str:
@@ -88,5 +106,7 @@ def _cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    names = [
+        line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+    ]
     return names[0] if names else platform.processor()

@@ -45,7 +45,9 @@ class MeanEncoder(TileEncoder):
             self.room = preprocess(tiles[0], self.spec)
         whole = (preprocess(part, self.spec, out=self.room) for part in tiles)
         parts = (pixels.permute(0, 2, 3, 1) for pixels in whole)
-        sums = [part.flatten(2).sum(1).unflatten(1, (-1, 3)).sum(1) for part in parts]  # by rows
+        sums = [
+            part.flatten(2).sum(1).unflatten(1, (-1, 3)).sum(1) for part in parts
+        ]  # by rows
         return torch.cat(sums) / TILE_PX**2
 
 
@@ -55,7 +57,9 @@ def warm(**job: Any) -> tuple[Job, TileEncoder]:
     asked = Job(**job)
     encoder: TileEncoder = MeanEncoder()
     with open_slide(asked.path) as slide:
-        batches = iter_tiles(slide, table_of(slide, asked.sample), batch_size=asked.batch_size)
+        batches = iter_tiles(
+            slide, table_of(slide, asked.sample), batch_size=asked.batch_size
+        )
         np.save(asked.pixels, np.concatenate([batch.tiles.copy() for batch in batches]))
     if asked.network != "mean":
         encoder = load_encoder(asked.network, device="cpu", precision="fp32")
@@ -84,9 +88,15 @@ def write_network(folder: Path) -> str:
     folder.mkdir()
     encoder = load_encoder("timm:resnet18", device="cpu", pretrained=False)
     assert isinstance(encoder, NetworkTileEncoder)
-    weights = {name: w.contiguous() for name, w in encoder.backbone.network.state_dict().items()}
+    weights = {
+        name: w.contiguous()
+        for name, w in encoder.backbone.network.state_dict().items()
+    }
     save_file(weights, folder / "model.safetensors")
     sizes = {"input_size": [3, TILE_PX, TILE_PX], "crop_pct": 1.0}
-    config = {"architecture": "resnet18", "pretrained_cfg": {**sizes, "mean": MEAN, "std": STD}}
+    config = {
+        "architecture": "resnet18",
+        "pretrained_cfg": {**sizes, "mean": MEAN, "std": STD},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)

@@ -33,7 +33,9 @@ def to_tensor() -> Callable[[Any], Tensor]:
 
 def loader(dataset: Any, job: Job, **options: Any) -> Any:
     """A DataLoader that reads in this process."""
-    return torch.utils.data.DataLoader(dataset, job.batch_size, num_workers=0, **options)
+    return torch.utils.data.DataLoader(
+        dataset, job.batch_size, num_workers=0, **options
+    )
 
 
 def openslide_pillow(job: Job, model: nn.Module) -> np.ndarray:
@@ -44,13 +46,17 @@ def openslide_pillow(job: Job, model: nn.Module) -> np.ndarray:
     scale = torch.tensor([MEAN, STD]) * 255
 
     def tile(corner: list[int]) -> np.ndarray:
-        image = slide.read_region(tuple(corner), 0, (job.size_l0, job.size_l0)).convert("RGB")
+        image = slide.read_region(tuple(corner), 0, (job.size_l0, job.size_l0)).convert(
+            "RGB"
+        )
         return np.asarray(image.resize((TILE_PX, TILE_PX), Image.Resampling.LANCZOS))
 
     def batches() -> Iterator[Tensor]:
         coords = job.coords_l0().tolist()
         for start in range(0, len(coords), job.batch_size):
-            tiles = np.stack([tile(corner) for corner in coords[start : start + job.batch_size]])
+            tiles = np.stack(
+                [tile(corner) for corner in coords[start : start + job.batch_size]]
+            )
             batch = torch.from_numpy(tiles).float().sub_(scale[0]).div_(scale[1])
             yield batch.permute(0, 3, 1, 2)
 
@@ -64,7 +70,9 @@ def trident(job: Job, model: nn.Module) -> np.ndarray:
     from trident.patch_encoder_models.utils.transform_utils import get_eval_transforms
 
     known = {"src_pixel_size": job.mpp, "dst_pixel_size": job.tile_mpp, "pil": True}
-    patcher = load_wsi(job.path).create_patcher(TILE_PX, custom_coords=job.coords_l0(), **known)
+    patcher = load_wsi(job.path).create_patcher(
+        TILE_PX, custom_coords=job.coords_l0(), **known
+    )
     dataset = WSIPatcherDataset(patcher, get_eval_transforms(MEAN, STD))
     return through((tiles for tiles, _ in loader(dataset, job)), model)
 
@@ -79,10 +87,23 @@ def slide2vec(job: Job, model: nn.Module) -> np.ndarray:
 
     path, (x, y) = Path(job.path), job.coords_l0().T
     backend = resolve_backend("auto", wsi_path=path).backend
-    sizes = {"requested_tile_size_px": TILE_PX, "read_tile_size_px": job.size_l0, "overlap": 0.0}
-    steps = {"tile_size_lv0": job.size_l0, "step_px_lv0": job.size_l0, "num_tiles": len(x)}
-    levels = {"read_level": 0, "level_downsamples": open_slide(job.path, backend).level_downsamples}
-    tiling = SimpleNamespace(x=x, y=y, tile_index=np.arange(len(x)), **sizes, **steps, **levels)
+    sizes = {
+        "requested_tile_size_px": TILE_PX,
+        "read_tile_size_px": job.size_l0,
+        "overlap": 0.0,
+    }
+    steps = {
+        "tile_size_lv0": job.size_l0,
+        "step_px_lv0": job.size_l0,
+        "num_tiles": len(x),
+    }
+    levels = {
+        "read_level": 0,
+        "level_downsamples": open_slide(job.path, backend).level_downsamples,
+    }
+    tiling = SimpleNamespace(
+        x=x, y=y, tile_index=np.arange(len(x)), **sizes, **steps, **levels
+    )
     known = {"backend": backend, "num_cucim_workers": 1}
     collate = OnTheFlyBatchTileCollator(image_path=path, tiling_result=tiling, **known)
     model.encode_tiles = model.forward
@@ -90,7 +111,9 @@ def slide2vec(job: Job, model: nn.Module) -> np.ndarray:
     loaded = LoadedModel(model=model, transforms=to_tensor(), **described)
     batches = loader(TileIndexDataset(collate.ordered_indices), job, collate_fn=collate)
     prepare = build_batch_preprocessor(loaded, tiling)
-    indices, rows = run_forward_pass(batches, loaded, nullcontext(), batch_preprocessor=prepare)
+    indices, rows = run_forward_pass(
+        batches, loaded, nullcontext(), batch_preprocessor=prepare
+    )
     return rows.numpy()[np.argsort(indices.numpy())]
 
 
@@ -103,10 +126,19 @@ def lazyslide(job: Job, model: nn.Module) -> np.ndarray:
     from torchvision.transforms import v2
     from wsidata import TileSpec, open_wsi
 
-    steps = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    steps = [
+        v2.ToImage(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(MEAN, STD),
+    ]
     wsi, low = open_wsi(job.path, store=None), job.coords_l0()
     boxes = geopandas.GeoDataFrame(geometry=shapely.box(*low.T, *(low + job.size_l0).T))
-    _add_tiles(wsi, boxes, TileSpec.from_wsidata(wsi, TILE_PX, mpp=job.tile_mpp), key_added="tiles")
+    _add_tiles(
+        wsi,
+        boxes,
+        TileSpec.from_wsidata(wsi, TILE_PX, mpp=job.tile_mpp),
+        key_added="tiles",
+    )
     known = {"device": "cpu", "amp": False, "pbar": False, "return_features": True}
     known |= {"transform": v2.Compose(steps), "batch_size": job.batch_size}
     return zs.tl.feature_extraction(wsi, model, **known)
@@ -121,7 +153,9 @@ def mussel(job: Job, model: nn.Module) -> np.ndarray:
     attrs = {"patch_size": job.size_l0, "patch_level": 0}
     attrs |= {"patch_size_to_resize_to_for_desired_mpp": TILE_PX}
     coords = list(map(tuple, job.coords_l0().tolist()))
-    dataset = WholeSlideImageTileCoordDataset(coords, attrs, job.path, init_wsi_in_worker=False)
+    dataset = WholeSlideImageTileCoordDataset(
+        coords, attrs, job.path, init_wsi_in_worker=False
+    )
     with torch.inference_mode():
         batches = loader(dataset, job, collate_fn=collate_features)
         return process_dataset(dataset, batches, model_fun=model).features
@@ -130,7 +164,11 @@ def mussel(job: Job, model: nn.Module) -> np.ndarray:
 def atlaspatch(job: Job, model: nn.Module) -> np.ndarray:
     """Its embedding service with an extractor of ours, from a file of coordinates as it has one."""
     import h5py
-    from atlas_patch.core.config import ExtractionConfig, FeatureExtractionConfig, OutputConfig
+    from atlas_patch.core.config import (
+        ExtractionConfig,
+        FeatureExtractionConfig,
+        OutputConfig,
+    )
     from atlas_patch.core.models import ExtractionResult, Slide
     from atlas_patch.core.wsi import WSIFactory
     from atlas_patch.models.patch.base import PatchFeatureExtractor
@@ -160,7 +198,10 @@ def tiatoolbox(job: Job, model: nn.Module) -> np.ndarray:
     from tiatoolbox.models.dataset.dataset_abc import WSIPatchDataset
 
     known = {"resolution": job.tile_mpp, "units": "mpp", "auto_get_mask": False}
-    known |= {"patch_input_shape": (TILE_PX, TILE_PX), "stride_shape": (TILE_PX, TILE_PX)}
+    known |= {
+        "patch_input_shape": (TILE_PX, TILE_PX),
+        "stride_shape": (TILE_PX, TILE_PX),
+    }
     dataset, transform = WSIPatchDataset(Path(job.path), **known), to_tensor()
     dataset.preproc_func = lambda tile: transform(tile).permute(1, 2, 0)
     low = np.rint(job.coords_l0() * (job.mpp / job.tile_mpp)).astype(int)
@@ -186,8 +227,15 @@ def main() -> None:
     before = status_bytes("VmRSS")
     cpu, start = time.process_time(), time.perf_counter()
     rows = run(job, model)
-    found = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
-    found |= {"baseline_bytes": before, "peak_bytes": status_bytes("VmHWM"), "result": len(rows)}
+    found = {
+        "seconds": time.perf_counter() - start,
+        "cpu_seconds": time.process_time() - cpu,
+    }
+    found |= {
+        "baseline_bytes": before,
+        "peak_bytes": status_bytes("VmHWM"),
+        "result": len(rows),
+    }
     np.save(job.rows, rows)
     print("\n@measured " + json.dumps(found))
 

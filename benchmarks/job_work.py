@@ -70,7 +70,10 @@ class Block(nn.Module):
         self.conv1 = nn.Conv2d(before, channels, 3, stride, 1, bias=False)
         self.bn1, self.bn2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
-        shortcut = (nn.Conv2d(before, channels, 1, stride, bias=False), nn.BatchNorm2d(channels))
+        shortcut = (
+            nn.Conv2d(before, channels, 1, stride, bias=False),
+            nn.BatchNorm2d(channels),
+        )
         self.downsample = nn.Sequential(*(shortcut if stride > 1 else ()))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,7 +90,9 @@ class ResNet18(nn.Module):
         widths = ((64, 64), (64, 128), (128, 256), (256, 512))
         for number, (before, channels) in enumerate(widths, start=1):
             first = Block(before, channels, 1 if number == 1 else 2)
-            self.add_module(f"layer{number}", nn.Sequential(first, Block(channels, channels, 1)))
+            self.add_module(
+                f"layer{number}", nn.Sequential(first, Block(channels, channels, 1))
+            )
 
     def forward(self, tiles: Tensor) -> Tensor:
         x = nn.functional.max_pool2d(self.bn1(self.conv1(tiles)).relu_(), 3, 2, 1)

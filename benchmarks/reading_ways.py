@@ -22,7 +22,9 @@ EDGE = 256  # px of a tile
 def table_of(path: str, mpp: str, resample: Resample = "exact") -> TileTable:
     """The whole grid of 256 px tiles."""
     with open_slide(path) as slide:
-        return tile_grid(slide, TilesConfig(tile_px=EDGE, tile_mpp=mpp, resample=resample))
+        return tile_grid(
+            slide, TilesConfig(tile_px=EDGE, tile_mpp=mpp, resample=resample)
+        )
 
 
 def fast_difference(path: str, mpp: str, most: int) -> dict[str, float]:
@@ -35,18 +37,29 @@ def fast_difference(path: str, mpp: str, most: int) -> dict[str, float]:
     with open_slide(path) as slide:
         for resample in RESAMPLES:
             table = table_of(path, mpp, resample)
-            table = table.select(np.arange(0, len(table), max(1, len(table) // (2 * most))))
+            table = table.select(
+                np.arange(0, len(table), max(1, len(table) // (2 * most)))
+            )
             batches = iter_tiles(slide, table, batch_size=BATCH)
             tiles[resample] = np.concatenate([batch.tiles.copy() for batch in batches])
     tissue = tiles["exact"].std(axis=(1, 2, 3)) > _TISSUE_STD
     exact, fast = (tiles[resample][tissue][:most] for resample in RESAMPLES)
     difference = np.abs(exact.astype(np.int16) - fast)
-    found = {"tiles": len(exact), "max": int(difference.max()), "mean": float(difference.mean())}
+    found = {
+        "tiles": len(exact),
+        "max": int(difference.max()),
+        "mean": float(difference.mean()),
+    }
     for name in ("efficientnet_lite0", "lunit_vits16"):
         own = name == "efficientnet_lite0"  # its weights come with the package
         encoder = load_encoder(name, device="cpu", pretrained=own)
-        cosine = cosine_similarity(*(encoder.encode(some).float() for some in (exact, fast)))
-        found |= {f"cosine_{name}": float(cosine.mean()), f"lowest_{name}": float(cosine.min())}
+        cosine = cosine_similarity(
+            *(encoder.encode(some).float() for some in (exact, fast))
+        )
+        found |= {
+            f"cosine_{name}": float(cosine.mean()),
+            f"lowest_{name}": float(cosine.min()),
+        }
     return found
 
 
@@ -58,7 +71,9 @@ def difference(path: str, mpp: str, every: int) -> dict[str, float]:
     with open_slide(path, reader="openslide") as reference, open_slide(path) as slide:
         for batch in iter_tiles(slide, table, batch_size=BATCH):
             for (x, y), tile in zip(batch.coords_l0.tolist(), batch.tiles):
-                pixels = reference.read_region((x, y), table.plan.level, table.plan.size_lv)
+                pixels = reference.read_region(
+                    (x, y), table.plan.level, table.plan.size_lv
+                )
                 found.append(np.abs(_reduced(pixels) - tile.astype(np.int16)))
     return {"max": float(np.max(found)), "mean": float(np.mean(found))}
 
@@ -68,7 +83,9 @@ def _reduced(pixels: np.ndarray) -> np.ndarray:
 
     if pixels.shape[:2] == (EDGE, EDGE):
         return pixels
-    return np.asarray(Image.fromarray(pixels).resize((EDGE, EDGE), Image.Resampling.LANCZOS))
+    return np.asarray(
+        Image.fromarray(pixels).resize((EDGE, EDGE), Image.Resampling.LANCZOS)
+    )
 
 
 def opened(path: str, mpp: str, limit: int, threads: int) -> dict[str, Any]:
@@ -107,12 +124,21 @@ def opened_fast(path: str, mpp: str, limit: int, threads: int) -> dict[str, Any]
 
     torch.set_num_threads(1)
     table = table_of(path, mpp, "fast")
-    return {"table": table.select(np.arange(min(limit, len(table)))), "ours": open_slide(path)}
+    return {
+        "table": table.select(np.arange(min(limit, len(table)))),
+        "ours": open_slide(path),
+    }
 
 
-def openslide_loop(state: dict[str, Any], path: str, mpp: str, limit: int, threads: int) -> int:
+def openslide_loop(
+    state: dict[str, Any], path: str, mpp: str, limit: int, threads: int
+) -> int:
     """Tiles one after the other through openslide-python and Pillow, as most pipelines do."""
-    coords, slide, plan = state["table"].coords_l0.tolist(), state["openslide"], state["table"].plan
+    coords, slide, plan = (
+        state["table"].coords_l0.tolist(),
+        state["openslide"],
+        state["table"].plan,
+    )
 
     def work(part: list[list[int]]) -> None:
         for x, y in part:
@@ -123,13 +149,18 @@ def openslide_loop(state: dict[str, Any], path: str, mpp: str, limit: int, threa
     return len(coords)
 
 
-def limit_of(state: dict[str, Any], path: str, mpp: str, limit: int, threads: int) -> int:
+def limit_of(
+    state: dict[str, Any], path: str, mpp: str, limit: int, threads: int
+) -> int:
     """Each segment read and decoded once, and the kernel where tiles are reduced: the limit."""
     import simplejpeg
     import torch
 
     head, edge, num_tiles = state["head"], state["edge"], len(state["table"])
-    lanczos, size_lv = torch.ops.aten._upsample_lanczos2d_aa.out, state["table"].plan.size_lv
+    lanczos, size_lv = (
+        torch.ops.aten._upsample_lanczos2d_aa.out,
+        state["table"].plan.size_lv,
+    )
 
     def decode(part: list[tuple[int, int]]) -> None:
         out = np.empty((BATCH, edge, edge, 3), np.uint8)
@@ -140,7 +171,9 @@ def limit_of(state: dict[str, Any], path: str, mpp: str, limit: int, threads: in
                 simplejpeg.decode_jpeg(data, "RGB", buffer=out[index % BATCH])
 
     def reduce(part: list[int]) -> None:
-        source = torch.zeros((1, *size_lv[::-1], 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+        source = torch.zeros((1, *size_lv[::-1], 3), dtype=torch.uint8).permute(
+            0, 3, 1, 2
+        )
         target = torch.zeros((1, EDGE, EDGE, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
         for _ in part:
             lanczos(source, [EDGE, EDGE], False, None, None, out=target)
@@ -163,18 +196,29 @@ def loaded(path: str, limit: int) -> dict[str, Any]:
     from thinsection.encode import load_encoder
 
     encoder = load_encoder("efficientnet_lite0", device="cpu")
-    tiles = np.random.default_rng(0).integers(0, 256, (BATCH, EDGE, EDGE, 3)).astype(np.uint8)
+    tiles = (
+        np.random.default_rng(0)
+        .integers(0, 256, (BATCH, EDGE, EDGE, 3))
+        .astype(np.uint8)
+    )
     encoder.encode(tiles)
     table = table_of(path, "native")
     table = table.select(np.arange(min(limit, len(table))))
-    return {"encoder": encoder, "tiles": tiles, "table": table, "slide": open_slide(path)}
+    return {
+        "encoder": encoder,
+        "tiles": tiles,
+        "table": table,
+        "slide": open_slide(path),
+    }
 
 
 def encode_stream(state: dict[str, Any], path: str, limit: int) -> int:
     """The stream into the default encoder."""
     from thinsection.encode.embed import embed_tiles
 
-    found, _ = embed_tiles(state["slide"], state["table"], state["encoder"], batch_size=BATCH)
+    found, _ = embed_tiles(
+        state["slide"], state["table"], state["encoder"], batch_size=BATCH
+    )
     return len(found)
 
 
@@ -197,8 +241,15 @@ def retile(path: Path, target: Path, edge: int) -> None:
                 row = slide.read_region((0, y), 0, (-(-width // edge) * edge, edge))
                 yield from np.split(row, row.shape[1] // edge, axis=1)
 
-        tags = {"photometric": "rgb", "compression": "jpeg", "compressionargs": {"level": 80}}
-        resolution = {"resolution": (1e4 / 0.5, 1e4 / 0.5), "resolutionunit": "CENTIMETER"}
+        tags = {
+            "photometric": "rgb",
+            "compression": "jpeg",
+            "compressionargs": {"level": 80},
+        }
+        resolution = {
+            "resolution": (1e4 / 0.5, 1e4 / 0.5),
+            "resolutionunit": "CENTIMETER",
+        }
         shape = {"shape": (height, width, 3), "dtype": np.uint8, "tile": (edge, edge)}
         writer.write(segments(), **shape, **tags, **resolution)
 

@@ -7,7 +7,14 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-from benchmarks.titan_inputs import DIM, HEADS, TILE_PX_L0, slide, tissue_cells, titan_of
+from benchmarks.titan_inputs import (
+    DIM,
+    HEADS,
+    TILE_PX_L0,
+    slide,
+    tissue_cells,
+    titan_of,
+)
 from thinsection.attention import alibi2d_attention, alibi_slopes
 from thinsection.types import MIB
 
@@ -72,7 +79,11 @@ def one_layer(num_tiles: int) -> dict[str, Any]:
 
 
 def dense(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, points: torch.Tensor, slopes: torch.Tensor
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    points: torch.Tensor,
+    slopes: torch.Tensor,
 ) -> torch.Tensor:
     """The bias in float16 on the device, rows padded so that memory-efficient SDPA takes it."""
     tokens = q.shape[2]
@@ -110,4 +121,7 @@ def timed(call: Callable[[], Any], *, times: int = 5) -> dict[str, float]:
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     peak = (torch.cuda.max_memory_allocated() - before) / MIB
-    return {"seconds": sorted(seconds)[len(seconds) // 2], "peak_beyond_inputs_mib": peak}
+    return {
+        "seconds": sorted(seconds)[len(seconds) // 2],
+        "peak_beyond_inputs_mib": peak,
+    }

@@ -93,7 +93,11 @@ def embed(
     if way in ("published", "slide2vec"):
         attend_of = slide2vec_rows if way == "slide2vec" else None
         tensors = torch.from_numpy(tiles), torch.from_numpy(coords)
-        options: Any = {"dtype": torch.float32, "bias_way": "float32", "attend_of": attend_of}
+        options: Any = {
+            "dtype": torch.float32,
+            "bias_way": "float32",
+            "attend_of": attend_of,
+        }
         with torch.inference_mode():
             return plain_titan(model, *tensors, TILE_PX_L0, **options).tolist()
     return model.encode(tiles, coords, tile_px_l0=TILE_PX_L0).tolist()
@@ -102,7 +106,9 @@ def embed(
 def slide2vec_source() -> Path | None:
     """slide2vec's TITAN in the folder of unpacked wheels that THINSECTION_TEST_PEERS names."""
     folder = os.environ.get("THINSECTION_TEST_PEERS")
-    found = Path(folder).rglob("slide2vec/encoders/models/titan.py") if folder else iter(())
+    found = (
+        Path(folder).rglob("slide2vec/encoders/models/titan.py") if folder else iter(())
+    )
     return next(found, None)
 
 
@@ -124,7 +130,9 @@ def slide2vec_rows(cells: torch.Tensor) -> Any:
     tissue = torch.zeros(1, rows, columns, dtype=torch.bool)
     tissue[0, cells[:, 0], cells[:, 1]] = True
     like = SimpleNamespace(num_heads=HEADS)
-    bias = module._ChunkedAlibiBias(like, rows, columns, tissue, cells.device, torch.float32)
+    bias = module._ChunkedAlibiBias(
+        like, rows, columns, tissue, cells.device, torch.float32
+    )
     return bias.attend
 
 
@@ -177,7 +185,10 @@ def matmul_rates() -> dict[str, float]:
                 start = time.process_time()
                 product()
                 seconds[name].append(time.process_time() - start)
-    return {name: 2 * 2048**3 / statistics.median(runs) / 1e9 for name, runs in seconds.items()}
+    return {
+        name: 2 * 2048**3 / statistics.median(runs) / 1e9
+        for name, runs in seconds.items()
+    }
 
 
 def matmul_rate() -> float:
@@ -191,7 +202,9 @@ def measured(
     """Time and memory of one embedding in a fresh process, weights and inputs not counted."""
     options: dict[str, Any] = {"num_tiles": num_tiles, "way": way, "blocks": blocks}
     options["budget_bytes"] = budget_bytes
-    run = run_and_measure(MODULE, "embed", setup="set_up", timeout_s=2 * 3600, **options)
+    run = run_and_measure(
+        MODULE, "embed", setup="set_up", timeout_s=2 * 3600, **options
+    )
     row = {
         **options,
         "cpu_s": run.cpu_seconds,
@@ -199,7 +212,10 @@ def measured(
         "peak_beyond_inputs_mib": run.growth_bytes / MIB,
         "peak_rss_mib": run.peak_bytes / MIB,
     }
-    print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+    print(
+        {k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()},
+        flush=True,
+    )
     return row
 
 

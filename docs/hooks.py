@@ -33,7 +33,9 @@ def pages() -> dict[str, str]:
         "reference/settings.md": settings(),
         "reference/python.md": names(),
     }
-    figures = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    figures = {
+        path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")
+    }
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)
     for template in sorted((ROOT / "docs").rglob("*.md.j2")):
         text = environment.from_string(template.read_text()).render(
@@ -93,9 +95,19 @@ def settings() -> str:
 def names() -> str:
     """What `import thinsection as ts` gives."""
     # `plot` is a module of its own name
-    found = {n: m.removesuffix(f".{n}") if n == "plot" else m for n, m in PUBLIC.items()}
+    found = {
+        n: m.removesuffix(f".{n}") if n == "plot" else m for n, m in PUBLIC.items()
+    }
     listed = [f"::: {module}.{name}" for name, module in found.items()]
-    rooms = ["attention", "neighbors", "probe", "rescue", "slide", "store", "structures"]
+    rooms = [
+        "attention",
+        "neighbors",
+        "probe",
+        "rescue",
+        "slide",
+        "store",
+        "structures",
+    ]
     return "\n\n".join(
         [
             "# Python",

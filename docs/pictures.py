@@ -18,7 +18,13 @@ from playwright.sync_api import sync_playwright
 import thinsection as ts
 from thinsection.files.atomic import write_table
 from thinsection.pipeline.folder import Results
-from thinsection.report.draw import Outline, Values, open_picture, picture_files, read_mask
+from thinsection.report.draw import (
+    Outline,
+    Values,
+    open_picture,
+    picture_files,
+    read_mask,
+)
 from thinsection.report.draw import write_drawing as write
 from thinsection.testing.synthetic import write_he_slide
 
@@ -53,9 +59,13 @@ def cohort(folder: Path) -> Path:
         rows.append({"slide_path": f"{name}.svs", "slide_mpp": mpp, "label": "skin"})
     for n in range(8):
         path = folder / f"generated {n + 1}.svs"
-        write_he_slide(path, (1800 + 300 * n, 1500 + 170 * n), seed=20 + n, downsamples=(1, 4))
+        write_he_slide(
+            path, (1800 + 300 * n, 1500 + 170 * n), seed=20 + n, downsamples=(1, 4)
+        )
         rows.append({"slide_path": path.name, "label": "generated"})
-    (folder / "truncated.svs").write_bytes((SLIDES / f"{SMALL}.svs").read_bytes()[:50_000])
+    (folder / "truncated.svs").write_bytes(
+        (SLIDES / f"{SMALL}.svs").read_bytes()[:50_000]
+    )
     rows.append({"slide_path": "truncated.svs", "label": "skin"})
     write_table(folder / "cohort.csv", rows, ("slide_path", "slide_mpp", "label"))
     return folder / "cohort.csv"
@@ -94,7 +104,9 @@ def photograph_viewer(results: Results, scratch: Path) -> None:
         view.wait_for_function(ready, timeout=60_000)
         view.evaluate(script)
         view.mouse.click(620, 330)
-        view.wait_for_function("() => /^of/.test($('progress').textContent)", timeout=60_000)
+        view.wait_for_function(
+            "() => /^of/.test($('progress').textContent)", timeout=60_000
+        )
         view.wait_for_timeout(2000)
         view.screenshot(path=scratch / "shot.png")
         save(scratch / "shot.png", "viewer.jpg")
@@ -117,7 +129,11 @@ def main() -> None:
         size = tuple(map(int, table.attributes["tile_size_l0"]))
         values = Values(table.coords_l0, size, table.columns["px_focus"], "focus")
         mask = read_mask(picture_files(ledger.path.parent)[1])
-        write(scratch / "heatmap.png", open_picture(ledger), [values, Outline(mask, "tissue")])
+        write(
+            scratch / "heatmap.png",
+            open_picture(ledger),
+            [values, Outline(mask, "tissue")],
+        )
         save(scratch / "heatmap.png", "heatmap.jpg", 1000)
         figure, axes = pyplot.subplots(1, 2, figsize=(13, 5), layout="constrained")
         ts.plot.tiles(results, slide, ax=axes[0])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from tests.support import debian
 from tests.support.slurm_node import slurm_node
@@ -14,13 +15,22 @@ from tests.support.slurm_node import slurm_node
 from thinsection.testing.synthetic import write_he_slide
 
 REAL_SLIDES = Path(
-    os.environ.get("THINSECTION_TEST_SLIDES", Path(__file__).parents[2] / "shared" / "slides")
+    os.environ.get(
+        "THINSECTION_TEST_SLIDES", Path(__file__).parents[2] / "shared" / "slides"
+    )
 )
+
+
+# an example may take long where other work shares the machine: no time limit for each
+hypothesis.settings.register_profile("shared machine", deadline=None)
+hypothesis.settings.load_profile("shared machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Once, before any test is collected: of several processes, by the one that starts them."""
-    if os.environ.get("THINSECTION_INSTALL_SLURM") == "1" and not hasattr(config, "workerinput"):
+    if os.environ.get("THINSECTION_INSTALL_SLURM") == "1" and not hasattr(
+        config, "workerinput"
+    ):
         debian.install()
 
 

@@ -28,20 +28,30 @@ def test_field_names_are_unique_over_the_sections_of_a_run() -> None:
 
 
 def test_the_written_toml_reads_back_to_the_same_settings(tmp_path: Path) -> None:
-    config = replace_flat(RunConfig(), {"tile_px": 512, "write": ["tsv"], "slide_mpp": "0.25"})
+    config = replace_flat(
+        RunConfig(), {"tile_px": 512, "write": ["tsv"], "slide_mpp": "0.25"}
+    )
     (tmp_path / "run.toml").write_text(dump_toml(config))
     assert from_mapping(RunConfig, read_toml(tmp_path / "run.toml")) == config
     (tmp_path / "default.toml").write_text(dump_toml(RunConfig()))
     assert from_mapping(RunConfig, read_toml(tmp_path / "default.toml")) == RunConfig()
 
 
-TEXT = st.text() | st.sampled_from(["\0\x1f\x7f", "🔬 \U0010ffff", '"quo"te\\', "a\r\nb"])
-SCALARS = TEXT | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner))
+TEXT = st.text() | st.sampled_from(
+    ["\0\x1f\x7f", "🔬 \U0010ffff", '"quo"te\\', "a\r\nb"]
+)
+SCALARS = (
+    TEXT | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
+)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner)
+)
 
 
 @given(TEXT, VALUES)
-def test_every_value_is_one_line_of_toml_that_reads_back_the_same(name: str, value: Any) -> None:
+def test_every_value_is_one_line_of_toml_that_reads_back_the_same(
+    name: str, value: Any
+) -> None:
     line = f"{toml_key(name)} = {toml_value(value)}"
     assert "\n" not in line
     found = tomllib.loads(f"# a comment\n{line}\n[next]\n")[name]
@@ -106,4 +116,8 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 
 def test_sizes_are_shown_in_the_largest_fitting_unit() -> None:
-    assert [format_bytes(n) for n in (5, 2048, 3 << 30)] == ["5 B", "2.0 KiB", "3.0 GiB"]
+    assert [format_bytes(n) for n in (5, 2048, 3 << 30)] == [
+        "5 B",
+        "2.0 KiB",
+        "3.0 GiB",
+    ]

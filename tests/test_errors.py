@@ -54,11 +54,17 @@ ASK = "os.kill(os.getpid(), signal.SIGTERM)"
 @pytest.mark.parametrize(
     ("program", "loaded"),
     [
-        pytest.param(STOPPED.format(body="import signalled"), True, id="a module is imported"),
-        pytest.param(STOPPED.format(body="import importing"), True, id="one that imports it"),
+        pytest.param(
+            STOPPED.format(body="import signalled"), True, id="a module is imported"
+        ),
+        pytest.param(
+            STOPPED.format(body="import importing"), True, id="one that imports it"
+        ),
         pytest.param(STOPPED.format(body=ASK), None, id="nothing is imported"),
         pytest.param(
-            STOPPED.format(body="import foreign; foreign.call()"), None, id="another error of it"
+            STOPPED.format(body="import foreign; foreign.call()"),
+            None,
+            id="another error of it",
         ),
         pytest.param("import program", None, id="the program itself is imported"),
     ],
@@ -71,7 +77,38 @@ def test_a_signal_stops_a_program_but_waits_for_an_import(
     (tmp_path / "importing.py").write_text(IMPORTING)
     (tmp_path / "program.py").write_text(STOPPED.format(body=ASK))
     began, command = time.monotonic(), [sys.executable, "-c", program]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 128 + signal.SIGTERM, ended.stderr
     assert ended.stdout == f"cleaned\nstopped by SIGTERM {loaded}\n"
     assert time.monotonic() - began < 15
+
+
+LEFT = """
+import signal, time
+from thinsection.errors import stopping
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+before = signal.getsignal(signal.SIGALRM)
+try:
+    with stopping():
+        import signalled_well
+        raise ValueError("ordinary")
+except ValueError as error:
+    print(error)
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+time.sleep(0.3)  # a timer that goes on would end the process now
+"""
+
+
+def test_an_error_after_a_signal_during_an_import_is_not_followed_by_an_alarm(
+    tmp_path: Path,
+) -> None:
+    asked = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
+    (tmp_path / "signalled_well.py").write_text(asked)
+    command = [sys.executable, "-c", LEFT]
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "ordinary\n"), ended.stderr

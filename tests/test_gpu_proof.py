@@ -6,9 +6,18 @@ import sys
 from pathlib import Path
 
 
-def test_each_step_survives_the_failure_of_another_and_the_exit_code_tells(tmp_path: Path) -> None:
+def test_each_step_survives_the_failure_of_another_and_the_exit_code_tells(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "proof.json"
-    command = [sys.executable, "-m", "tests.support.failing_proof", "--smoke", "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.failing_proof",
+        "--smoke",
+        "--out",
+        str(out),
+    ]
     root = Path(__file__).parents[1]
     child = subprocess.run(command, capture_output=True, text=True, cwd=root)
     found = json.loads(out.read_text())["results"]

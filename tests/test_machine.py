@@ -55,7 +55,10 @@ def test_a_machine_without_cgroups_has_no_cgroup_limits(tmp_path: Path) -> None:
 def with_quota(root: Path, cpus: float | None, *, version: int) -> None:
     quota = "max" if cpus is None else str(round(cpus * 100_000))
     if version == 2:
-        files = {"proc/self/cgroup": "0::/job", "sys/fs/cgroup/job/cpu.max": f"{quota} 100000"}
+        files = {
+            "proc/self/cgroup": "0::/job",
+            "sys/fs/cgroup/job/cpu.max": f"{quota} 100000",
+        }
     else:
         quota = "-1" if cpus is None else quota
         files = {
@@ -73,13 +76,24 @@ def test_cpus_are_the_fewer_of_affinity_and_quota_rounded_up(
     version: int, cpus: int, quota: float | None, tmp_path: Path, monkeypatch
 ) -> None:
     with_quota(tmp_path, quota, version=version)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cpus)), raising=False)
-    expected = {None: cpus, 0.5: 1, 1: 1, 3.2: min(4, cpus), 4: min(4, cpus), 64: min(64, cpus)}
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda pid: set(range(cpus)), raising=False
+    )
+    expected = {
+        None: cpus,
+        0.5: 1,
+        1: 1,
+        3.2: min(4, cpus),
+        4: min(4, cpus),
+        64: min(64, cpus),
+    }
     assert cpu_count(tmp_path) == expected.get(quota, cpus)
 
 
 @pytest.mark.parametrize("cpus", [1, 2, 3, 48, 60, 64, 128, 256])
-def test_the_stream_starts_on_any_number_of_cpus_and_uses_no_more(cpus: int, monkeypatch) -> None:
+def test_the_stream_starts_on_any_number_of_cpus_and_uses_no_more(
+    cpus: int, monkeypatch
+) -> None:
     monkeypatch.setattr("thinsection.stream.tile_stream.cpu_count", lambda: cpus)
     for batch_size in (1, 32, 256):
         budget = StreamConfig().budget(batch_size, tile_px=256, tile_bytes=32 * MIB)
@@ -101,7 +115,9 @@ print(torch.get_num_threads())
         assert int(done.stdout) == expected
 
 
-def test_what_held_work_up_is_read_from_cgroups_pressure_and_steal(tmp_path: Path) -> None:
+def test_what_held_work_up_is_read_from_cgroups_pressure_and_steal(
+    tmp_path: Path,
+) -> None:
     write_tree(
         tmp_path,
         {
@@ -112,8 +128,12 @@ def test_what_held_work_up_is_read_from_cgroups_pressure_and_steal(tmp_path: Pat
         },
     )
     assert stalled_s(tmp_path) == {"throttled": 2.5, "queued": 9.0, "stolen": 5.0}
-    write_tree(tmp_path, {"sys/fs/cgroup/job/cpu.pressure": "some avg10=0.00 total=1000000\n"})
-    assert stalled_s(tmp_path)["queued"] == 1.0  # of this cgroup, not of the whole machine
+    write_tree(
+        tmp_path, {"sys/fs/cgroup/job/cpu.pressure": "some avg10=0.00 total=1000000\n"}
+    )
+    assert (
+        stalled_s(tmp_path)["queued"] == 1.0
+    )  # of this cgroup, not of the whole machine
     v1 = {
         "proc/self/cgroup": "4:cpu,cpuacct:/job\n0::/\n",
         "sys/fs/cgroup/cpu,cpuacct/job/cpu.stat": "nr_throttled 3\nthrottled_time 3000000000\n",

@@ -61,9 +61,18 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("hatchling", reason="hatchling builds the wheel and is not installed")
+    pytest.importorskip(
+        "hatchling", reason="hatchling builds the wheel and is not installed"
+    )
     folder = tmp_path_factory.mktemp("wheel")
-    build = ("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT))
+    build = (
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(folder),
+        str(ROOT),
+    )
     pip(*build)
     (path,) = folder.glob("thinsection-*.whl")
     return path
@@ -77,8 +86,18 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pip(*arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", *arguments, "-q", "--disable-pip-version-check"]
-    offline = {**os.environ, "PIP_NO_INDEX": "1"}  # everything that it needs is installed
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        *arguments,
+        "-q",
+        "--disable-pip-version-check",
+    ]
+    offline = {
+        **os.environ,
+        "PIP_NO_INDEX": "1",
+    }  # everything that it needs is installed
     done = subprocess.run(command, env=offline, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -87,7 +106,14 @@ def mypy_strict(text: str, installed: Path) -> list[str]:
     """What mypy says of a script beside the installed package, away from our configuration."""
     script = installed.parent / "script.py"
     script.write_text(text)
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-error-summary"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--config-file=",
+        "--no-error-summary",
+    ]
     command += ["--cache-dir", str(script.parent / "cache"), script.name]
     environment = {k: v for k, v in os.environ.items() if k != "MYPYPATH"}
     environment["PYTHONPATH"] = str(installed)
@@ -98,7 +124,9 @@ def mypy_strict(text: str, installed: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(
+    wheel: Path,
+) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     held = {name for name in names if ".dist-info/" not in name}
     here = {
@@ -110,15 +138,22 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path)
     assert "thinsection/py.typed" in held
     assert any("/templates/" in name for name in held)
     assert any(name.startswith("thinsection/qc/presets/") for name in held)
-    assert not any(part in ("tests", "test", "benchmarks") for n in names for part in n.split("/"))
+    assert not any(
+        part in ("tests", "test", "benchmarks") for n in names for part in n.split("/")
+    )
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
 @pytest.mark.timeout(900)  # mypy reads torch, too
-def test_mypy_strict_passes_on_a_users_script_and_sees_its_mistakes(installed: Path) -> None:
+def test_mypy_strict_passes_on_a_users_script_and_sees_its_mistakes(
+    installed: Path,
+) -> None:
     """assert_type fails where a name is Any; no import is ignored."""
     said = mypy_strict(SCRIPT + "\n".join(MISTAKES) + "\n", installed)
     first = SCRIPT.count("\n") + 1
-    wanted = [(f"script.py:{n}", f"[{code}]") for n, code in enumerate(MISTAKES.values(), first)]
+    wanted = [
+        (f"script.py:{n}", f"[{code}]")
+        for n, code in enumerate(MISTAKES.values(), first)
+    ]
     seen = [(line.split(": ")[0], line.split("  ")[-1]) for line in said]
     assert seen == wanted, "\n".join(said)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pandas as pd
 
 import thinsection as ts
+from thinsection.evaluation.labels import LabelsConfig
 from thinsection.predict.experiment import TrainConfig
-from thinsection.predict.labels import LabelsConfig
 from thinsection.predict.training import FitConfig
 from thinsection.testing.synthetic import write_he_slide
 
@@ -51,7 +51,9 @@ config = TrainConfig(
 )
 out = folder / "results" / "experiments" / "grade"
 found = ts.train(folder / "results", out=out, config=config, on_message=print)
-print(f"AUROC {found['value']:.3f}, 95 % interval {found['interval']} over {found['interval_by']}")
+print(
+    f"AUROC {found['value']:.3f}, 95 % interval {found['interval']} over {found['interval_by']}"
+)
 assert found["value"] > 0.9
 
 # %% [markdown]
@@ -66,8 +68,12 @@ pd.read_csv(out / "predictions.csv").head()
 # The same folds, the same resamples of patients: the difference has an interval and a test of its own.
 
 # %%
-linear = TrainConfig(labels=config.labels, fit=config.fit, head=type(config.head)(head="linear"))
-told = ts.train(folder / "results", out=out.with_name("linear"), config=linear, against=out)
+linear = TrainConfig(
+    labels=config.labels, fit=config.fit, head=type(config.head)(head="linear")
+)
+told = ts.train(
+    folder / "results", out=out.with_name("linear"), config=linear, against=out
+)
 print(told["against"]["value"], told["against"]["p_value"])
 
 # %% [markdown]

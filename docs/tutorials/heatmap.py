@@ -14,9 +14,9 @@ import pandas as pd
 from PIL import Image
 
 import thinsection as ts
+from thinsection.evaluation.labels import LabelsConfig
 from thinsection.predict.experiment import TrainConfig
 from thinsection.predict.heads.config import HeadConfig
-from thinsection.predict.labels import LabelsConfig
 from thinsection.predict.training import FitConfig
 from thinsection.testing.synthetic import PyramidKind, write_he_slide, write_levels
 
@@ -86,7 +86,9 @@ pd.read_csv(folder / "new" / "predictions_lesion.csv")
 
 # %%
 def show(ending):
-    with Image.open(next(path for path in drawn if path.name.endswith(ending))) as picture:
+    with Image.open(
+        next(path for path in drawn if path.name.endswith(ending))
+    ) as picture:
         return picture.copy()
 
 
@@ -105,7 +107,9 @@ show("top.png")
 # `selectObjects { it.measurements["score_yes"] > 0.05 }` in the script editor selects the ones that decided.
 
 # %%
-geojson = json.loads(next(path for path in drawn if path.suffix == ".geojson").read_text())
+geojson = json.loads(
+    next(path for path in drawn if path.suffix == ".geojson").read_text()
+)
 geojson["features"][0]
 
 # %% [markdown]
@@ -116,6 +120,8 @@ table = ts.open_results(folder / "new").tiles("new")
 score = table.columns["heatmap_lesion:score_yes"]
 top = table.coords_l0[np.argsort(-score)[:3]]
 left, top_edge, edge = box
-inside = ((top + 256 > (left, top_edge)) & (top < (left + edge, top_edge + edge))).all(axis=1)
+inside = ((top + 256 > (left, top_edge)) & (top < (left + edge, top_edge + edge))).all(
+    axis=1
+)
 print(f"{inside.sum()} of the top 3 tiles touch the lesion")
 assert inside.all()

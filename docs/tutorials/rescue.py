@@ -10,7 +10,9 @@ from thinsection.attention import alibi2d_attention, alibi_slopes, explain
 
 torch.manual_seed(0)
 rows, columns = torch.meshgrid(torch.arange(30), torch.arange(20), indexing="ij")
-cells = torch.stack([columns.flatten(), rows.flatten()], 1)  # 600 tiles of a slide, in grid units
+cells = torch.stack(
+    [columns.flatten(), rows.flatten()], 1
+)  # 600 tiles of a slide, in grid units
 q, k, v = torch.randn(3, 1, 12, 1 + len(cells), 64)
 
 # %% [markdown]

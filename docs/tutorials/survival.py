@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 import thinsection as ts
+from thinsection.evaluation.labels import LabelsConfig
 from thinsection.predict.experiment import TrainConfig
-from thinsection.predict.labels import LabelsConfig
 from thinsection.predict.training import FitConfig
 from thinsection.testing.synthetic import write_he_slide
 
@@ -24,9 +24,16 @@ for number in range(60):
     )  # of the file; at the tiles' 0.5 nuclei are mpp / 0.5 as large
     size = (round(600 / mpp), round(450 / mpp))
     write_he_slide(slides / f"s{number:02}.svs", size, seed=number, mpp=mpp)
-    days, follow_up = 3000 * np.exp(-8 * mpp + 0.1 * rng.normal()), rng.uniform(100, 500)
+    days, follow_up = (
+        3000 * np.exp(-8 * mpp + 0.1 * rng.normal()),
+        rng.uniform(100, 500),
+    )
     rows.append(
-        {"slide_id": f"s{number:02}", "dead": int(days < follow_up), "days": min(days, follow_up)}
+        {
+            "slide_id": f"s{number:02}",
+            "dead": int(days < follow_up),
+            "days": min(days, follow_up),
+        }
     )
 pd.DataFrame(rows).to_csv(folder / "labels.csv", index=False)
 

@@ -58,4 +58,6 @@ digests(folder / "two")
 # %%
 thinsection("slurm", "script", slides, "--out", folder / "array", "--partition", "cpu")
 script = next((folder / "array").rglob("array.sh"))
-print("\n".join(line for line in script.read_text().splitlines() if line.startswith("#")))
+print(
+    "\n".join(line for line in script.read_text().splitlines() if line.startswith("#"))
+)

@@ -96,7 +96,9 @@ def checked(value: Any, f: Field[Any], kind: Any, key: str) -> Any:
         known = tuple(choices())
         for name in found if isinstance(found, tuple) else (found,):
             if name not in known:
-                raise ConfigError(f"{key} must be a known name, got {name!r}{nearest(name, known)}")
+                raise ConfigError(
+                    f"{key} must be a known name, got {name!r}{nearest(name, known)}"
+                )
     return found
 
 
@@ -113,13 +115,23 @@ def coerce(value: Any, kind: Any, key: str) -> Any:
                 return coerce(value, member, key)
         raise ConfigError(f"{key} must be {kind}, got {got}")
     if origin is tuple:
-        require(isinstance(value, list | tuple), f"{key} must be a list", got, error=ConfigError)
+        require(
+            isinstance(value, list | tuple),
+            f"{key} must be a list",
+            got,
+            error=ConfigError,
+        )
         return tuple(coerce(v, get_args(kind)[0], key) for v in value)
     if origin in (dict, Mapping) or is_dataclass(kind):
-        require(isinstance(value, Mapping), f"{key} must be a table", got, error=ConfigError)
+        require(
+            isinstance(value, Mapping), f"{key} must be a table", got, error=ConfigError
+        )
         if is_dataclass(kind):
             return from_mapping(cast(type, kind), value, where=f"{key}.")
-        return {n: coerce(item, get_args(kind)[1], f"{key}.{n}") for n, item in value.items()}
+        return {
+            n: coerce(item, get_args(kind)[1], f"{key}.{n}")
+            for n, item in value.items()
+        }
     if kind is Any:
         return value
     if kind is float and (integer or isinstance(value, float)):
@@ -156,7 +168,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"config must be an existing file, got {str(path)!r}") from None
+        raise ConfigError(
+            f"config must be an existing file, got {str(path)!r}"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"config must be TOML, got {str(path)!r}: {error}") from None
 
@@ -172,7 +186,9 @@ def replace_flat(config: T, overrides: Mapping[str, Any]) -> T:
         if name not in flat:
             raise ConfigError(f"unknown setting {name!r}{nearest(name, flat)}")
         owner, f, kind = flat[name]
-        by_section.setdefault(owner, {})[name] = checked(value, f, kind, f"{owner}.{name}")
+        by_section.setdefault(owner, {})[name] = checked(
+            value, f, kind, f"{owner}.{name}"
+        )
     sections = {n: replace(getattr(config, n), **v) for n, v in by_section.items()}
     return replace(cast(Any, config), **sections)  # type: ignore[no-any-return]
 
@@ -208,7 +224,11 @@ def toml_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items())
+            + "}"
+        )
     return tomli_w.dumps({"v": value}).removeprefix("v = ").rstrip("\n")
 
 

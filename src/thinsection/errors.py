@@ -129,7 +129,11 @@ class StaleResultError(StoreError):
 
 
 def require(
-    ok: object, rule: str, got: object, *, error: type[ThinsectionError] = InvalidInputError
+    ok: object,
+    rule: str,
+    got: object,
+    *,
+    error: type[ThinsectionError] = InvalidInputError,
 ) -> None:
     """Raises `<rule>, got <got>` where `ok` is false; for checks whose message costs nothing."""
     if not ok:
@@ -138,7 +142,11 @@ def require(
 
 @contextmanager
 def rewording(
-    rule: str, path: object, *caught: type[Exception], error: type[ThinsectionError], more: str = ""
+    rule: str,
+    path: object,
+    *caught: type[Exception],
+    error: type[ThinsectionError],
+    more: str = "",
 ) -> Iterator[None]:
     """Turns what is `caught` in the block into `<rule>, got '<path>': <it>`; our errors pass."""
     try:
@@ -173,21 +181,32 @@ def stopping() -> Iterator[None]:
     usual = (signal.SIG_DFL, signal.default_int_handler)
     came: list[Stopped] = []
     stop = partial(_stop, came, _num_imports(sys._getframe()))
-    before = {s: signal.signal(s, stop) for s in signals if signal.getsignal(s) in usual}
+    before = {
+        s: signal.signal(s, stop) for s in signals if signal.getsignal(s) in usual
+    }
+    alarm = signal.getsignal(signal.SIGALRM)
     try:
         yield
     except Exception as error:
         if not came:
             raise
         came[0].__notes__ = getattr(error, "__notes__", [])
-        raise came[0] from error  # compiled code, Ray's for one, made an error of its own of it
+        raise came[
+            0
+        ] from error  # compiled code, Ray's for one, made an error of its own of it
     finally:
+        if signal.getsignal(signal.SIGALRM) is not alarm:
+            # a signal came during an import and would be asked about again: the block has ended
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, alarm)
         for one, handler in before.items():
             if signal.getsignal(one) is stop:
                 signal.signal(one, handler)
 
 
-def _stop(came: list[Stopped], depth: int, number: int, frame: FrameType | None) -> None:
+def _stop(
+    came: list[Stopped], depth: int, number: int, frame: FrameType | None
+) -> None:
     if _num_imports(frame) > depth:
         # C extensions make an ImportError of whatever is raised while they are imported: ask later
         signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))

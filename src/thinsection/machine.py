@@ -15,12 +15,20 @@ def cpu_count(root: Path = Path("/")) -> int:
     The fewer of its affinity and, rounded up, its cgroups' quota; `root` holds /proc and /sys.
     """
     quota = cgroup_limits(root)[0]
-    return affinity_count() if quota is None else max(1, min(affinity_count(), math.ceil(quota)))
+    return (
+        affinity_count()
+        if quota is None
+        else max(1, min(affinity_count(), math.ceil(quota)))
+    )
 
 
 def affinity_count() -> int:
     """CPUs that this process may be put on, whatever share of their time it may take."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
 
 
 def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
@@ -31,10 +39,17 @@ def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
     cpus: list[float] = []
     memory: list[int] = []
     for tree, folder in _cgroups(root):
-        for group in (folder, *(f for f in folder.parents if f == tree or tree in f.parents)):
+        for group in (
+            folder,
+            *(f for f in folder.parents if f == tree or tree in f.parents),
+        ):
             cpus += _cpus(*(file_text(group / "cpu.max").split() or ["", ""])[:2])
-            cpus += _cpus(*(file_text(group / f"cpu.cfs_{n}_us") for n in ("quota", "period")))
-            memory += _bytes(group / "memory.max") + _bytes(group / "memory.limit_in_bytes")
+            cpus += _cpus(
+                *(file_text(group / f"cpu.cfs_{n}_us") for n in ("quota", "period"))
+            )
+            memory += _bytes(group / "memory.max") + _bytes(
+                group / "memory.limit_in_bytes"
+            )
     return min(cpus, default=None), min(memory, default=None)
 
 
@@ -48,12 +63,19 @@ def stalled_s(root: Path = Path("/")) -> dict[str, float]:
     for _, folder in _cgroups(root):
         rows = dict(row.split() for row in file_text(folder / "cpu.stat").splitlines())
         for name, per_second in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
-            found["throttled"] = max(found["throttled"], int(rows.get(name, 0)) / per_second)
+            found["throttled"] = max(
+                found["throttled"], int(rows.get(name, 0)) / per_second
+            )
         pressure = file_text(folder / "cpu.pressure") or pressure
     total = re.search(r"some .*total=(\d+)", pressure)
     found["queued"] = int(total[1]) / 1e6 if total else 0.0
-    clock = [*map(int, file_text(root / "proc/stat").partition("\n")[0].split()[1:]), *[0] * 8]
-    found["stolen"] = clock[7] / 100 / (os.cpu_count() or 1)  # Linux counts 10 ms, USER_HZ
+    clock = [
+        *map(int, file_text(root / "proc/stat").partition("\n")[0].split()[1:]),
+        *[0] * 8,
+    ]
+    found["stolen"] = (
+        clock[7] / 100 / (os.cpu_count() or 1)
+    )  # Linux counts 10 ms, USER_HZ
     return found
 
 
@@ -61,7 +83,10 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, Path]]:
     """(Tree, folder of this process in it): of version 2 one, of version 1 one per controller."""
     for line in file_text(root / "proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
-        for name in {names, *names.split(",")}:  # mounted together, such as 'cpu,cpuacct', or apart
+        for name in {
+            names,
+            *names.split(","),
+        }:  # mounted together, such as 'cpu,cpuacct', or apart
             tree = root / "sys/fs/cgroup" / name
             yield tree, tree / path.lstrip("/")
 

@@ -36,7 +36,9 @@ class Entry:
     suffixes: tuple[str, ...] = ()  # of files it opens or writes, lower case: '.svs'
     needs: tuple[str, ...] = ()  # packages that it imports, by import name
     extra: str | None = None  # of this package (`thinsection[extra]`) that brings them
-    folders: bool = False  # whether what it opens is a folder, named with one of the suffixes
+    folders: bool = (
+        False  # whether what it opens is a folder, named with one of the suffixes
+    )
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -53,7 +55,9 @@ class Entry:
         """The object. Raises MissingDependencyError: a package that it needs is not installed."""
         if self.missing:
             needs = ", ".join(self.missing)
-            raise errors.MissingDependencyError(f"{self.name} needs {needs}; {self.remedy}")
+            raise errors.MissingDependencyError(
+                f"{self.name} needs {needs}; {self.remedy}"
+            )
         if not isinstance(self.target, str):
             return self.target
         module, _, attribute = self.target.partition(":")
@@ -78,7 +82,12 @@ class Registry(Generic[T]):
         *,
         error: type[ThinsectionError] = ConfigError,
     ) -> None:
-        self.kind, self.group, self._built_in, self._error = kind, group, built_in, error
+        self.kind, self.group, self._built_in, self._error = (
+            kind,
+            group,
+            built_in,
+            error,
+        )
 
     def __iter__(self) -> Iterator[Entry]:
         """Every entry; those of other packages are imported for their help."""
@@ -120,23 +129,31 @@ class Registry(Generic[T]):
     def _from_point(self, point: metadata.EntryPoint) -> Entry:
         try:
             found = point.load()
-        except Exception as error:  # another package's code: whatever it raises names the package
+        except (
+            Exception
+        ) as error:  # another package's code: whatever it raises names the package
             rule = f"{self.kind} {point.name!r} must be importable"
             remedy = "mend or remove the package that brings it"
             got = f"got {error!r} from {point.value!r}"
             raise InvalidInputError(f"{rule}, {got}; {remedy}") from error
         if isinstance(found, Entry):
             return replace(found, name=point.name)
-        lines = (getattr(found, "help", None) or found.__doc__ or "").strip().splitlines()
+        lines = (
+            (getattr(found, "help", None) or found.__doc__ or "").strip().splitlines()
+        )
         said = lines[0] if lines else f"from {point.value}"
         told: Any = {n: tuple(getattr(found, n, ())) for n in ("suffixes", "needs")}
-        told |= {n: getattr(found, n) for n in ("extra", "folders") if hasattr(found, n)}
+        told |= {
+            n: getattr(found, n) for n in ("extra", "folders") if hasattr(found, n)
+        }
         return Entry(name=point.name, help=said, target=found, **told)
 
 
 def lazy_names(package: str, names_of: Mapping[str, str]) -> Callable[[str], Any]:
     """A package's `__getattr__`: names of its modules, which are imported at a name's first use."""
-    module_of = {name: module for module, names in names_of.items() for name in names.split()}
+    module_of = {
+        name: module for module, names in names_of.items() for name in names.split()
+    }
 
     def found(name: str) -> Any:
         if name not in module_of:

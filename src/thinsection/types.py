@@ -75,7 +75,9 @@ def parse_bytes(text: str | int, *, name: str = "size") -> int:
     match = _PATTERN.fullmatch(str(text))
     unit = match.group(2).lower() if match else "?"
     if match is None or unit not in _UNITS or float(match.group(1)) <= 0:
-        raise ConfigError(f"{name} must be a size such as '2GiB' or '800MB', got {text!r}")
+        raise ConfigError(
+            f"{name} must be a size such as '2GiB' or '800MB', got {text!r}"
+        )
     return int(float(match.group(1)) * _UNITS[unit])
 
 

@@ -30,7 +30,11 @@ def _no_gpu() -> str:
 
 
 GPU = pytest.param(
-    "cuda", marks=(pytest.mark.gpu, pytest.mark.skipif(bool(_no_gpu()), reason=_no_gpu() or "-"))
+    "cuda",
+    marks=(
+        pytest.mark.gpu,
+        pytest.mark.skipif(bool(_no_gpu()), reason=_no_gpu() or "-"),
+    ),
 )
 
 
@@ -39,7 +43,9 @@ def ns(request: pytest.FixtureRequest) -> ArrayNamespace:
     return get_namespace(request.param)
 
 
-def same(ns: ArrayNamespace, got: object, expected: np.ndarray, rtol: float = 1e-9) -> None:
+def same(
+    ns: ArrayNamespace, got: object, expected: np.ndarray, rtol: float = 1e-9
+) -> None:
     np.testing.assert_allclose(ns.download(got), expected, rtol=rtol, atol=1e-12)
 
 
@@ -69,12 +75,16 @@ def test_stains_are_scikit_images(ns: ArrayNamespace, stain: str) -> None:
 
 
 def test_an_unknown_stain_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"stain must be one of hed_from_rgb, .*got 'x'"):
+    with pytest.raises(
+        InvalidInputError, match=r"stain must be one of hed_from_rgb, .*got 'x'"
+    ):
         ours.stain_tables("x")
 
 
 @pytest.mark.parametrize("edge_px", [3, 10])
-def test_box_mean_is_the_zero_filled_convolution(ns: ArrayNamespace, edge_px: int) -> None:
+def test_box_mean_is_the_zero_filled_convolution(
+    ns: ArrayNamespace, edge_px: int
+) -> None:
     from scipy.signal import convolve2d
 
     expected = convolve2d(GRAY, np.full((edge_px, edge_px), edge_px**-2.0), mode="same")
@@ -87,14 +97,18 @@ def test_laplacian_and_sobel_are_scikit_images(ns: ArrayNamespace) -> None:
 
 
 @pytest.mark.parametrize("sigma_px", [1.5, 7.0, 100.0])
-def test_narrow_and_wide_gaussians_are_scikit_images(ns: ArrayNamespace, sigma_px: float) -> None:
+def test_narrow_and_wide_gaussians_are_scikit_images(
+    ns: ArrayNamespace, sigma_px: float
+) -> None:
     image = RNG.random((530, 61))
     expected = filters.gaussian(image, sigma=sigma_px)
     same(ns, ours.gaussian(ns, ns.upload(image), sigma_px), expected)
 
 
 @pytest.mark.parametrize("order", [(1, 1), (2, 0), (0, 2), (0, 1)])
-def test_kernels_of_derivatives_are_scipys(ns: ArrayNamespace, order: tuple[int, int]) -> None:
+def test_kernels_of_derivatives_are_scipys(
+    ns: ArrayNamespace, order: tuple[int, int]
+) -> None:
     from scipy import ndimage
 
     kernels = [ours.gaussian_kernel(2.5, order=n) for n in order]
@@ -114,7 +128,9 @@ def test_a_gaussian_at_another_shape_is_the_resized_gaussian(
     )
 
 
-def test_box_deviation_is_the_populations_std_under_the_square(ns: ArrayNamespace) -> None:
+def test_box_deviation_is_the_populations_std_under_the_square(
+    ns: ArrayNamespace,
+) -> None:
     padded = np.pad(GRAY, 3, mode="edge")
     windows = np.lib.stride_tricks.sliding_window_view(padded, (7, 7))
     same(ns, ours.box_deviation(ns, ns.upload(GRAY), 7), windows.std(axis=(2, 3)))
@@ -150,7 +166,12 @@ def test_local_otsu_crosses_to_the_host_and_is_counted(ns: ArrayNamespace) -> No
 
 def test_equalising_is_scikit_images(ns: ArrayNamespace) -> None:
     image = RGB[..., 2]
-    same(ns, ours.equalised(ns, ns.upload(image)), exposure.equalize_hist(image), rtol=1e-6)
+    same(
+        ns,
+        ours.equalised(ns, ns.upload(image)),
+        exposure.equalize_hist(image),
+        rtol=1e-6,
+    )
 
 
 def test_ridge_eigenvalues_find_a_dark_line_at_its_scale(ns: ArrayNamespace) -> None:
@@ -180,7 +201,9 @@ def test_an_empty_mask_stays_empty(ns: ArrayNamespace) -> None:
 
 
 @pytest.mark.parametrize("edge_px", [1, 2, 5, 10, 100])
-def test_dilation_by_a_square_is_that_of_scipy(ns: ArrayNamespace, edge_px: int) -> None:
+def test_dilation_by_a_square_is_that_of_scipy(
+    ns: ArrayNamespace, edge_px: int
+) -> None:
     from scipy import ndimage
 
     expected = ndimage.binary_dilation(MASK, np.ones((edge_px, edge_px)))
@@ -188,7 +211,9 @@ def test_dilation_by_a_square_is_that_of_scipy(ns: ArrayNamespace, edge_px: int)
 
 
 @pytest.mark.parametrize("radius_px", [0, 1, 2.5, 7, 70])
-def test_dilation_by_a_disk_is_that_of_scipy(ns: ArrayNamespace, radius_px: float) -> None:
+def test_dilation_by_a_disk_is_that_of_scipy(
+    ns: ArrayNamespace, radius_px: float
+) -> None:
     from scipy import ndimage
 
     few = MASK & (RNG.random(MASK.shape) > 0.98)
@@ -210,14 +235,18 @@ def test_regions_are_counted_8_connected(ns: ArrayNamespace) -> None:
 
 
 def test_a_device_that_is_not_there_is_refused_by_name() -> None:
-    with pytest.raises(InvalidInputError, match=r"device must be 'cpu', 'cuda' .*, got 'tpu'"):
+    with pytest.raises(
+        InvalidInputError, match=r"device must be 'cpu', 'cuda' .*, got 'tpu'"
+    ):
         get_namespace("tpu")
     if _no_gpu():
         with pytest.raises(DeviceError, match=r"device must .*'cuda:7'"):
             get_namespace("cuda:7")
 
 
-def test_elongated_regions_are_long_for_their_mean_width_bent_or_not(ns: ArrayNamespace) -> None:
+def test_elongated_regions_are_long_for_their_mean_width_bent_or_not(
+    ns: ArrayNamespace,
+) -> None:
     mask = np.zeros((90, 120), dtype=bool)
     mask[5:9, 5:85] = True  # 4 x 80: length² over area is 20
     mask[20:24, 5:60], mask[20:60, 56:60] = True, True  # bent
@@ -233,5 +262,7 @@ def test_elongated_regions_are_long_for_their_mean_width_bent_or_not(ns: ArrayNa
 def test_means_of_blocks_count_only_the_px_inside_the_image(ns: ArrayNamespace) -> None:
     means = ns.download(ours.block_means(ns, ns.upload(GRAY), 32))
     assert means.shape == (2, 3)
-    expected = [[GRAY[y : y + 32, x : x + 32].mean() for x in (0, 32, 64)] for y in (0, 32)]
+    expected = [
+        [GRAY[y : y + 32, x : x + 32].mean() for x in (0, 32, 64)] for y in (0, 32)
+    ]
     np.testing.assert_allclose(means, expected, rtol=1e-12)

@@ -28,8 +28,12 @@ def framed(mask: MaskArray) -> MaskFrame:
     return MaskFrame(size_th=(width, height), size_l0=(7 * width + 3, 9 * height + 2))
 
 
-def blobs(seed: int, shape: tuple[int, int] = (230, 170), sigma: float = 5) -> MaskArray:
-    return ndimage.gaussian_filter(np.random.default_rng(seed).random(shape), sigma) > 0.5
+def blobs(
+    seed: int, shape: tuple[int, int] = (230, 170), sigma: float = 5
+) -> MaskArray:
+    return (
+        ndimage.gaussian_filter(np.random.default_rng(seed).random(shape), sigma) > 0.5
+    )
 
 
 def inside(polygons: object, frame: MaskFrame) -> MaskArray:
@@ -60,11 +64,15 @@ def test_rasterising_takes_the_px_whose_centres_are_inside(mask: MaskArray) -> N
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_outlines_of_blobs_are_smooth_with_far_fewer_corners_than_px_edges(seed: int) -> None:
+def test_outlines_of_blobs_are_smooth_with_far_fewer_corners_than_px_edges(
+    seed: int,
+) -> None:
     mask = blobs(seed)
     frame = framed(mask)
     found = mask_outlines(mask, frame)
-    edges = sum(np.count_nonzero(np.diff(np.pad(mask, 1), axis=axis)) for axis in (0, 1))
+    edges = sum(
+        np.count_nonzero(np.diff(np.pad(mask, 1), axis=axis)) for axis in (0, 1)
+    )
     assert shapely.get_num_coordinates(found) < edges / 4
     assert overlap(inside(found, frame), mask) >= LEAST_IOU
     assert found.area == pytest.approx(mask.mean() * np.prod(frame.size_l0), rel=0.01)
@@ -97,14 +105,18 @@ def test_coverage_of_boxes_is_the_area_that_shapely_cuts(seed: int) -> None:
 
 
 def test_edges_on_the_lines_of_the_cells_count_once() -> None:
-    square = shapely.Polygon([(2, 1), (2, 3), (5, 3), (5, 1)], [[(3, 1.5), (4, 1.5), (4, 3)]])
+    square = shapely.Polygon(
+        [(2, 1), (2, 3), (5, 3), (5, 1)], [[(3, 1.5), (4, 1.5), (4, 3)]]
+    )
     cells = cell_areas(square, np.arange(7.0), np.arange(5.0))
     assert cells.sum() == pytest.approx(square.area)
     assert cells[1:3, 2].tolist() == pytest.approx([1, 1])
     assert not cells[[0, 3]].any()
 
 
-def test_what_lies_outside_of_the_cells_adds_nothing_and_an_edge_left_of_them_does() -> None:
+def test_what_lies_outside_of_the_cells_adds_nothing_and_an_edge_left_of_them_does() -> (
+    None
+):
     wide = shapely.box(-10, -10, 10, 10)
     assert cell_areas(wide, np.array([0.0, 4]), np.array([0.0, 3])).tolist() == [[12]]
     assert coverage(wide, np.array([[20, 20], [8, -12]]), (4, 4)).tolist() == [0, 0.25]
@@ -113,7 +125,9 @@ def test_what_lies_outside_of_the_cells_adds_nothing_and_an_edge_left_of_them_do
 
 def test_collections_of_polygons_and_multipolygons_are_taken_apart() -> None:
     parts = shapely.GeometryCollection([shapely.box(0, 0, 2, 2), shapely.Point(9, 9)])
-    both = shapely.GeometryCollection([parts, shapely.MultiPolygon([shapely.box(4, 0, 6, 2)])])
+    both = shapely.GeometryCollection(
+        [parts, shapely.MultiPolygon([shapely.box(4, 0, 6, 2)])]
+    )
     frame = MaskFrame(size_th=(8, 3), size_l0=(8, 3))
     assert rasterised(both, frame).sum() == 8
 
@@ -128,5 +142,7 @@ def test_an_empty_mask_has_no_outline_and_a_full_one_the_whole_slide() -> None:
 
 def test_a_mask_of_another_size_than_its_frame_is_refused() -> None:
     frame = MaskFrame(size_th=(4, 7), size_l0=(40, 70))
-    with pytest.raises(InvalidInputError, match=r"mask must be bool of shape \(7, 4\), got bool"):
+    with pytest.raises(
+        InvalidInputError, match=r"mask must be bool of shape \(7, 4\), got bool"
+    ):
         mask_outlines(np.zeros((4, 7), dtype=bool), frame)

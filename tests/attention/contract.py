@@ -38,7 +38,10 @@ class Case:
         if self.layout == "one cell":
             return torch.full((n, 2), 5)
         if self.layout == "far apart":
-            return tissue + torch.tensor([0, 100_000]) * (torch.arange(n) >= n // 2)[:, None]
+            return (
+                tissue
+                + torch.tensor([0, 100_000]) * (torch.arange(n) >= n // 2)[:, None]
+            )
         if self.layout == "wide":
             return torch.randint(0, 100_001, (n, 2), generator=generator)
         return tissue
@@ -47,7 +50,10 @@ class Case:
         """Three float64 tensors [batch, heads, T, dim]."""
         generator = torch.Generator().manual_seed(3)
         shape = (self.batch, self.heads, self.num_prefix + self.num_tokens, self.dim)
-        q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
+        q, k, v = (
+            torch.randn(shape, generator=generator, dtype=torch.float64)
+            for _ in range(3)
+        )
         return q * self.logit_scale, k, v
 
 
@@ -66,7 +72,9 @@ class Alibi2dContract:
         """The call under test."""
         return alibi2d_attention(*qkv_cells_slopes, impl=self.impl, **options)
 
-    def check(self, case: Case, dtype: torch.dtype = torch.float32, slack: float = 1.0) -> None:
+    def check(
+        self, case: Case, dtype: torch.dtype = torch.float32, slack: float = 1.0
+    ) -> None:
         """The implementation against dense float64 on the same rounded input."""
         q, k, v = (x.to(self.device, dtype) for x in case.qkv())
         cells, slopes = case.cells().to(self.device), alibi_slopes(case.heads)
@@ -76,7 +84,11 @@ class Alibi2dContract:
         self.compare(got, wanted, dtype, slack)
 
     def compare(
-        self, got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, slack: float = 1.0
+        self,
+        got: torch.Tensor,
+        wanted: torch.Tensor,
+        dtype: torch.dtype,
+        slack: float = 1.0,
     ) -> None:
         """Pointwise and relative RMS."""
         pointwise, relative_rms = self.tolerances[dtype]
@@ -89,13 +101,21 @@ class Alibi2dContract:
         assert rms <= relative_rms * slack, rms
 
     @pytest.mark.parametrize("layout", LAYOUTS)
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-    def test_agrees_with_float64_on_every_layout(self, layout: Layout, dtype: torch.dtype) -> None:
-        self.check(Case(layout=layout, num_tokens=1 if layout == "single" else 83), dtype)
+    @pytest.mark.parametrize(
+        "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str
+    )
+    def test_agrees_with_float64_on_every_layout(
+        self, layout: Layout, dtype: torch.dtype
+    ) -> None:
+        self.check(
+            Case(layout=layout, num_tokens=1 if layout == "single" else 83), dtype
+        )
 
     @pytest.mark.parametrize("heads", [1, 3, 12, 16])
     @pytest.mark.parametrize("dim", [32, 64, 128])
-    def test_agrees_for_every_number_of_heads_and_channels(self, heads: int, dim: int) -> None:
+    def test_agrees_for_every_number_of_heads_and_channels(
+        self, heads: int, dim: int
+    ) -> None:
         self.check(Case(heads=heads, dim=dim, num_tokens=47))
 
     @pytest.mark.parametrize("num_tokens", [1, 2, 15, 63, 64, 65, 127, 128, 129, 200])
@@ -133,7 +153,9 @@ class Alibi2dContract:
         exact = [x.detach().double().requires_grad_() for x in leaves]
         cells, slopes = case.cells().to(self.device), alibi_slopes(3)
         out = self.attend(*leaves, cells, slopes)
-        weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(self.device)
+        weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(
+            self.device
+        )
         dense = dense_float64(exact, cells, slopes, 1)
         got = torch.autograd.grad((out * weight).sum(), leaves)
         wanted = torch.autograd.grad((dense * weight.double()).sum(), exact)
@@ -142,7 +164,10 @@ class Alibi2dContract:
 
 
 def dense_float64(
-    qkv: Sequence[torch.Tensor], cells: torch.Tensor, slopes: torch.Tensor, num_prefix: int
+    qkv: Sequence[torch.Tensor],
+    cells: torch.Tensor,
+    slopes: torch.Tensor,
+    num_prefix: int,
 ) -> torch.Tensor:
     """Attention with the bias in full, in float64, head by head: written for this suite alone."""
     q, k, v = qkv

@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from thinsection.attention.api import capability_obstacle
+from thinsection.attention.chunked import plan_blocks
+from thinsection.attention.reference import AttentionItem
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from thinsection.attention import triton_kernel  # noqa: E402
 from thinsection.attention.triton_kernel import _attend_kernel, launch_shape  # noqa: E402
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -22,10 +25,16 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SHARED_BYTES = 99 * 1024
 REGISTERS = 255  # that a thread can have at all
 CASES = [(90, t, d) for t in TYPES for d in (64, 128, 256)]
-CASES += [(sm, *case) for sm in (80, 100) for case in (("fp32", 64), ("bf16", 64), ("bf16", 128))]
+CASES += [
+    (sm, *case)
+    for sm in (80, 100)
+    for case in (("fp32", 64), ("bf16", 64), ("bf16", 128))
+]
 
 
-def compiled(capability: int, dtype: str, dim: int, shape: tuple[int, int, int, int]) -> Any:
+def compiled(
+    capability: int, dtype: str, dim: int, shape: tuple[int, int, int, int]
+) -> Any:
     """As `forward_triton` launches it: arrays and strides are multiples of 16."""
     arrays = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{dtype}")
     arrays |= dict.fromkeys(("cells_ptr", "slopes_ptr", "lse_ptr"), "*fp32")
@@ -33,13 +42,17 @@ def compiled(capability: int, dtype: str, dim: int, shape: tuple[int, int, int, 
     constants = {"D": dim, "BLOCK_M": queries, "BLOCK_N": keys, "UPCAST": False}
     signature, aligned = {}, {}
     for place, name in enumerate(_attend_kernel.arg_names):
-        kind = "constexpr" if name in constants else "fp32" if name == "scale" else "i32"
+        kind = (
+            "constexpr" if name in constants else "fp32" if name == "scale" else "i32"
+        )
         signature[name] = arrays.get(name, kind)
         if name in arrays or name.endswith(("_head", "_token")):
             aligned[place,] = [["tt.divisibility", 16]]
     source = ASTSource(_attend_kernel, signature, constants, aligned)
     options = {"num_warps": num_warps, "num_stages": num_stages}
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options=options
+    )
 
 
 def usage(kernel: Any, folder: Path) -> tuple[int, int]:
@@ -50,14 +63,22 @@ def usage(kernel: Any, folder: Path) -> tuple[int, int]:
     tools = Path(triton.__file__).parent / "backends/nvidia/bin"
     tool = tools / ("ptxas-blackwell" if target.startswith("sm_10") else "ptxas")
     command = [tool, "-v", f"--gpu-name={target}", "kernel.ptx", "-o", "kernel.cubin"]
-    said = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stderr
+    said = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=True
+    ).stderr
     spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
-    return int(re.search(r"Used (\d+) registers", said)[1]), int(spilled[1]) + int(spilled[2])
+    return int(re.search(r"Used (\d+) registers", said)[1]), int(spilled[1]) + int(
+        spilled[2]
+    )
 
 
 @pytest.mark.parametrize("capability,dtype,dim", CASES)
 def test_no_register_spills_and_blocks_fit_on_every_card(
-    capability: int, dtype: str, dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capability: int,
+    dtype: str,
+    dim: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel = compiled(capability, dtype, dim, launch_shape(TYPES[dtype], dim))
@@ -77,3 +98,34 @@ def test_cards_before_ampere_do_not_get_the_kernel() -> None:
     assert capability_obstacle((7, 0)) == "needs sm_80 or newer, got sm_70"
     assert capability_obstacle((7, 5)) == "needs sm_80 or newer, got sm_75"
     assert capability_obstacle((8, 0)) is capability_obstacle((12, 0)) is None
+
+
+def test_the_kernel_is_launched_on_the_card_of_its_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton takes the current card, which is another one for tensors on 'cuda:1'."""
+    current, launched = [], []
+
+    class Guard:
+        def __init__(self, x: torch.Tensor) -> None:
+            self.x = x
+
+        def __enter__(self) -> None:
+            current.append(self.x)
+
+        def __exit__(self, *error: object) -> None:
+            current.pop()
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda q, *rest, **constants: launched.append((q, list(current)))
+
+    monkeypatch.setattr(torch.cuda, "device_of", Guard)
+    monkeypatch.setattr(triton_kernel, "_attend_kernel", Kernel())
+    q, k, v = torch.zeros(3, 2, 5, 16)
+    item = AttentionItem(q, k, v, torch.zeros(2, 4), (1.0, 0.5), 1, scale=0.25)
+    triton_kernel.forward_triton(item, plan_blocks(q, budget_bytes=1 << 24))
+    ((on_card, guards),) = launched
+    assert on_card.device == q.device
+    assert [guard.data_ptr() for guard in guards] == [on_card.data_ptr()]
+    assert not current

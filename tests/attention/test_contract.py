@@ -31,7 +31,9 @@ class TestChunkedInSmallBlocks(Alibi2dContract):
     def attend(self, *qkv_cells_slopes: torch.Tensor, **options: Any) -> torch.Tensor:
         items = checked_items(*qkv_cells_slopes, **options)
         plan = BlockPlan(queries=16, keys=24, working_bytes=0)
-        return attend_items(items, differentiable(forward_chunked, plan), qkv_cells_slopes[0])
+        return attend_items(
+            items, differentiable(forward_chunked, plan), qkv_cells_slopes[0]
+        )
 
 
 @pytest.mark.gpu
@@ -48,7 +50,9 @@ class TestChunkedOnCuda(Alibi2dContract):
     device = "cuda"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
 def test_the_triton_kernel_keeps_the_contract_under_its_interpreter() -> None:
     """In a process of its own: the interpreter is chosen when the kernel is defined."""
     root = Path(__file__).parents[2]
@@ -56,7 +60,18 @@ def test_the_triton_kernel_keeps_the_contract_under_its_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
     suite = str(Path(__file__).with_name("triton_interpreted.py"))
     child = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-W", "ignore", "--rootdir", str(root), suite],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-W",
+            "ignore",
+            "--rootdir",
+            str(root),
+            suite,
+        ],
         capture_output=True,
         text=True,
         env=environment,

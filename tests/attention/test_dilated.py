@@ -14,13 +14,19 @@ BRANCHES = ((8, 1), (22, 2), (45, 4), (64, 8), (256, 16))
 
 def qkv(tokens: int, *, heads: int = 16, dim: int = 6) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(tokens)
-    return torch.randn(3, heads, tokens, dim, generator=generator, dtype=torch.float64).unbind()
+    return torch.randn(
+        3, heads, tokens, dim, generator=generator, dtype=torch.float64
+    ).unbind()
 
 
 def ours(x: tuple[torch.Tensor, ...], first_head: int = 0) -> torch.Tensor:
     branches = tuple(Branch(length=s, dilation=r) for s, r in BRANCHES)
     return dilated_attention(
-        (x[0], x[1], x[2]), branches, first_head=first_head, num_heads=16, budget_bytes=16 * MIB
+        (x[0], x[1], x[2]),
+        branches,
+        first_head=first_head,
+        num_heads=16,
+        budget_bytes=16 * MIB,
     )
 
 
@@ -51,7 +57,9 @@ def test_zero_padding_takes_part() -> None:
     """The third token is alone in a segment of two: a key of logit 0 and value 0 joins it."""
     q, k, v = qkv(3)
     branches = (Branch(length=2, dilation=1),)
-    out = dilated_attention((q, k, v), branches, first_head=0, num_heads=16, budget_bytes=MIB)
+    out = dilated_attention(
+        (q, k, v), branches, first_head=0, num_heads=16, budget_bytes=MIB
+    )
     logit = (q[:, 2] * k[:, 2]).sum(-1) * 6**-0.5
     torch.testing.assert_close(out[:, 2], v[:, 2] * logit.sigmoid()[:, None])
 
@@ -75,7 +83,13 @@ def test_the_reference_of_one_row_is_the_plain_one(tokens: int) -> None:
     for head in (0, 7, 15):
         for token in (0, 44, 45, tokens - 1):
             row = plain_dilated_row(
-                q[head], k[head], v[head], branches=BRANCHES, head=head, num_heads=16, token=token
+                q[head],
+                k[head],
+                v[head],
+                branches=BRANCHES,
+                head=head,
+                num_heads=16,
+                token=token,
             )
             torch.testing.assert_close(row, wanted[token, head], rtol=0, atol=1e-12)
 
@@ -87,13 +101,27 @@ def test_agrees_across_the_published_segments(tokens: int) -> None:
     branches = LongNetConfig().branches
     heads = slice(6, 10)
     got = dilated_attention(
-        (q[heads], k[heads], v[heads]), branches, first_head=6, num_heads=16, budget_bytes=64 * MIB
+        (q[heads], k[heads], v[heads]),
+        branches,
+        first_head=6,
+        num_heads=16,
+        budget_bytes=64 * MIB,
     )
-    near = [edge + shift for edge in (1_024, 5_120, 5_792, 11_584) for shift in (-2, -1, 0, 1, 2)]
+    near = [
+        edge + shift
+        for edge in (1_024, 5_120, 5_792, 11_584)
+        for shift in (-2, -1, 0, 1, 2)
+    ]
     plain = [(b.length, b.dilation) for b in branches]
     for token in [0, *(t for t in near if t < tokens), tokens - 2, tokens - 1]:
         for h in range(4):
             row = plain_dilated_row(
-                q[6 + h], k[6 + h], v[6 + h], branches=plain, head=6 + h, num_heads=16, token=token
+                q[6 + h],
+                k[6 + h],
+                v[6 + h],
+                branches=plain,
+                head=6 + h,
+                num_heads=16,
+                token=token,
             )
             assert float((got[h, token].double() - row).abs().max()) <= 2e-6, (h, token)

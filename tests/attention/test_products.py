@@ -7,10 +7,17 @@ import pytest
 import torch
 
 from thinsection.attention import alibi2d_attention, alibi_slopes, products
-from thinsection.attention.products import MAX_ERROR, MIN_GAIN, fast_products, is_worth_it
+from thinsection.attention.products import (
+    MAX_ERROR,
+    MIN_GAIN,
+    fast_products,
+    is_worth_it,
+)
 
 HAS_SWITCH = hasattr(torch.backends.mkldnn, "matmul")
-needs_switch = pytest.mark.skipif(not HAS_SWITCH, reason="PyTorch before 2.9 has no such switch")
+needs_switch = pytest.mark.skipif(
+    not HAS_SWITCH, reason="PyTorch before 2.9 has no such switch"
+)
 
 
 def switch() -> str:
@@ -55,10 +62,16 @@ def test_the_error_tells_float32_from_bfloat16() -> None:
 
 
 @needs_switch
-def test_a_way_that_computes_in_bfloat16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_way_that_computes_in_bfloat16_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plain = products.product_error
-    monkeypatch.setattr(products, "product_error", lambda a, b: plain(a.bfloat16(), b.bfloat16()))
-    monkeypatch.setattr(products, "timeit", lambda *_, **__: 1.0 if switch() == "bf16" else 9.0)
+    monkeypatch.setattr(
+        products, "product_error", lambda a, b: plain(a.bfloat16(), b.bfloat16())
+    )
+    monkeypatch.setattr(
+        products, "timeit", lambda *_, **__: 1.0 if switch() == "bf16" else 9.0
+    )
     assert not products.onednn_is_faster.__wrapped__()
     monkeypatch.setattr(products, "product_error", plain)
     exact_here = products.onednn_is_faster.__wrapped__()
@@ -128,7 +141,9 @@ def test_a_users_own_setting_comes_back() -> None:
         torch.backends.mkldnn.matmul.fp32_precision = found
 
 
-def test_nothing_is_switched_where_it_is_not_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_switched_where_it_is_not_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
     before = switch() if HAS_SWITCH else None
     with fast_products():

@@ -21,8 +21,12 @@ def strip(num_tokens: int, *, logit_scale: float = 1.0) -> tuple[torch.Tensor, .
     """q, k, v [1, 3, T, 16] float64 and cells of a strip of tissue four cells wide."""
     generator = torch.Generator().manual_seed(0)
     shape = (1, 3, num_tokens + 1, 16)
-    q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
-    cells = torch.stack([torch.arange(num_tokens) // 4, torch.arange(num_tokens) % 4], 1)
+    q, k, v = (
+        torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3)
+    )
+    cells = torch.stack(
+        [torch.arange(num_tokens) // 4, torch.arange(num_tokens) % 4], 1
+    )
     return q * logit_scale, k, v, cells
 
 
@@ -49,20 +53,28 @@ def pairs_computed(item: AttentionItem, monkeypatch: pytest.MonkeyPatch) -> list
 
 @pytest.mark.parametrize("logit_scale", [1.0, 30.0])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_what_is_left_out_is_below_rounding(dtype: torch.dtype, logit_scale: float) -> None:
+def test_what_is_left_out_is_below_rounding(
+    dtype: torch.dtype, logit_scale: float
+) -> None:
     """Both the bounded and the online way; float64 leaves out less and stays exact to 1e-12."""
     q, k, v, cells = strip(1_000, logit_scale=logit_scale)
-    got = forward_chunked(item_of(q.to(dtype), k.to(dtype), v.to(dtype), cells), PLAN)[0]
+    got = forward_chunked(item_of(q.to(dtype), k.to(dtype), v.to(dtype), cells), PLAN)[
+        0
+    ]
     wanted = alibi2d_attention(q, k, v, cells, SLOPES, impl="reference")[0]
     tolerance = 1e-12 if dtype == torch.float64 else 3e-6 * logit_scale
     torch.testing.assert_close(got.double(), wanted, rtol=0, atol=tolerance)
 
 
-def test_steep_heads_end_early_and_flat_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steep_heads_end_early_and_flat_ones_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     q, k, v, cells = (x.float() if x.is_floating_point() else x for x in strip(1_000))
     item = item_of(q, k, v, cells)
     every = math.ceil(1_000 / PLAN.keys) + 1
-    assert pairs_computed(item, monkeypatch)[1:] == [every] * math.ceil(1_000 / PLAN.queries)
+    assert pairs_computed(item, monkeypatch)[1:] == [every] * math.ceil(
+        1_000 / PLAN.queries
+    )
     steep = AttentionItem(
         q=item.q[:1],
         k=item.k[:1],
@@ -94,8 +106,13 @@ def test_bounds_hold_for_every_pair() -> None:
         blocks = list(reach.key_blocks(r))
         assert sorted(b.columns.start for b in blocks) == [c.start for c in columns]
         for n, block in enumerate(blocks):
-            assert (weights[:, row, block.columns].amin((1, 2)) >= torch.tensor(block.lowest)).all()
-            left = [weights[:, row, b.columns].exp2().sum(2).amax(1) for b in blocks[n:]]
+            assert (
+                weights[:, row, block.columns].amin((1, 2))
+                >= torch.tensor(block.lowest)
+            ).all()
+            left = [
+                weights[:, row, b.columns].exp2().sum(2).amax(1) for b in blocks[n:]
+            ]
             assert (torch.stack(left).sum(0).log2() <= torch.tensor(block.rest)).all()
 
 
@@ -122,7 +139,9 @@ class NormedSizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.sizes: list[int] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if "aten.pow" in str(func):
             self.sizes.append(args[0].numel())
         return func(*args, **(kwargs or {}))

@@ -13,9 +13,17 @@ import thinsection
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "thinsection", "frames", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(Path(thinsection.__file__).parent.parent)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(thinsection.__file__).parent.parent),
+    }
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=environment, check=False
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        check=False,
     )
 
 
@@ -30,9 +38,14 @@ def test_it_writes_the_table_and_the_summary(tmp_path: Path) -> None:
     assert "f.summary.json" in done.stdout
 
 
-def test_a_file_that_is_no_structure_leaves_no_table_and_one_line(tmp_path: Path) -> None:
+def test_a_file_that_is_no_structure_leaves_no_table_and_one_line(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "bad.cif").write_text("what is this")
     done = run(str(tmp_path / "bad.cif"), "--out", str(tmp_path / "f.parquet"))
     assert done.returncode == 2
-    assert "error: structure must be mmCIF, got" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        "error: structure must be mmCIF, got" in done.stderr
+        and "Traceback" not in done.stderr
+    )
     assert [p.name for p in tmp_path.iterdir()] == ["bad.cif"]

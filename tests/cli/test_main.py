@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from thinsection.cli import machine
 from thinsection.cli.main import COMMANDS, build_app
 
 ENVIRONMENT = {
@@ -21,7 +22,9 @@ ENVIRONMENT = {
 
 def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "thinsection", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=ENVIRONMENT, check=False
+    )
 
 
 def only(folder: Path, pattern: str) -> Path:
@@ -42,22 +45,30 @@ def test_help_lists_every_command_and_is_quick() -> None:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_has_its_module_and_help(name: str) -> None:
-    result = CliRunner().invoke(build_app([name]), [name, "--help"], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(
+        build_app([name]), [name, "--help"], env={"COLUMNS": "200"}
+    )
     assert result.exit_code == 0, result.output
     assert "Usage" in result.output
 
 
 def test_flags_show_their_one_default_and_their_choices() -> None:
-    result = CliRunner().invoke(build_app(["run"]), ["run", "--help"], env={"COLUMNS": "250"})
+    result = CliRunner().invoke(
+        build_app(["run"]), ["run", "--help"], env={"COLUMNS": "250"}
+    )
     assert "[default: 256]" in result.output
     assert "[drop|pad]" in result.output
     assert "Examples" in result.output
 
 
-def test_an_error_is_one_line_that_names_the_value_and_exits_with_2(tmp_path: Path) -> None:
+def test_an_error_is_one_line_that_names_the_value_and_exits_with_2(
+    tmp_path: Path,
+) -> None:
     found = shell("run", "none.svs", "--out", tmp_path)
     assert found.returncode == 2
-    assert "slide must be an existing file, folder or URL, got 'none.svs'" in found.stderr
+    assert (
+        "slide must be an existing file, folder or URL, got 'none.svs'" in found.stderr
+    )
     assert "Traceback" not in found.stderr
 
 
@@ -111,6 +122,19 @@ def test_aggregate_pools_tiles_files_of_trident(tmp_path: Path) -> None:
     pooled = read_slide_embedding(only(tmp_path, "slide_features_max-*/case.h5"))
     np.testing.assert_array_equal(pooled.slide_embedding, features.max(axis=0))
     assert "skipped" in shell("aggregate", tmp_path, "--slide-encoder", "max").stdout
+
+
+def test_doctor_names_a_missing_extra_in_full(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To rich, `[export]` is markup that shows nothing."""
+    remedy = "pip install 'thinsection[export]'"
+    monkeypatch.setattr(machine, "_devices", lambda: iter(()))
+    found = ("format", "anndata", False, remedy)
+    monkeypatch.setattr(machine, "_entries", lambda: iter([found]))
+    monkeypatch.setattr(machine, "_places", lambda out: iter(()))
+    machine.doctor(out=None)
+    assert remedy in capsys.readouterr().out
 
 
 def test_doctor_says_what_is_here() -> None:

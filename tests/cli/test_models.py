@@ -14,7 +14,9 @@ from thinsection.weights.hub import hub_library
 
 
 def invoke(*arguments: str):
-    return CliRunner().invoke(build_app(["models"]), ["models", *arguments], env={"COLUMNS": "160"})
+    return CliRunner().invoke(
+        build_app(["models"]), ["models", *arguments], env={"COLUMNS": "160"}
+    )
 
 
 @pytest.fixture
@@ -44,16 +46,17 @@ def test_into_a_pipe_a_line_is_an_encoder_and_no_name_is_broken() -> None:
     )
     columns = heading.split("\t")
     rows = {
-        line.split("\t")[0]: dict(zip(columns, line.split("\t"), strict=False)) for line in lines
+        line.split("\t")[0]: dict(zip(columns, line.split("\t"), strict=False))
+        for line in lines
     }
     for spec in declared_encoders().values():
         row = rows[spec.name]
         assert row["from"] == (spec.repo or spec.source.split(";")[0])
         commit = spec.revision[:7] if spec.revision else "no commit known"
         assert row["revision"] == (commit if spec.repo else "the package's")
-    assert [line.split("\t")[1] for line in lines if line.startswith("slide encoder")] == [
-        *("mean", "max", "abmil", "titan", "gigapath")
-    ]
+    assert [
+        line.split("\t")[1] for line in lines if line.startswith("slide encoder")
+    ] == [*("mean", "max", "abmil", "titan", "gigapath")]
 
 
 def test_the_default_would_load(empty_cache) -> None:
@@ -99,7 +102,10 @@ def test_missing_packages_and_devices_are_named(monkeypatch) -> None:
     monkeypatch.setattr(check_module, "is_installed", lambda _package: False)
     *_, last = check_module.check_encoder("uni", device="cpu")
     assert last.name == "packages" and not last.ok
-    assert last.detail == "not installed: timm, huggingface_hub; pip install 'thinsection[hub]'"
+    assert (
+        last.detail
+        == "not installed: timm, huggingface_hub; pip install 'thinsection[hub]'"
+    )
     monkeypatch.undo()
     *_, last = check_module.check_encoder("efficientnet_lite0", device="cuda:99")
     assert last.name == "device" and not last.ok and "cuda:99" in last.detail

@@ -49,20 +49,30 @@ def test_each_phase_is_said_once_with_the_seconds_since_the_start(time: Clock) -
         progress(RunEvent(kind="opening", slide_id=slide_id, text="qc, tile"))
         progress(RunEvent(kind="started", slide_id=slide_id, num_tiles=10))
         progress(RunEvent(kind="tiles", slide_id=slide_id, num_tiles=5))
-    assert said() == ["opening slides, then qc, tile, after 2.0 s", "first batch, after 2.0 s"]
+    assert said() == [
+        "opening slides, then qc, tile, after 2.0 s",
+        "first batch, after 2.0 s",
+    ]
 
 
-def test_without_a_terminal_a_line_comes_now_and_then_and_ever_more_seldom(time: Clock) -> None:
+def test_without_a_terminal_a_line_comes_now_and_then_and_ever_more_seldom(
+    time: Clock,
+) -> None:
     progress, said = begin(100)
     progress(RunEvent(kind="started", slide_id="a", num_tiles=10**6))
     lines = []
     for second in range(1, 400):
         time.now = 1000.0 + second
         before = len(said())
-        progress(RunEvent(kind="tiles", slide_id="a", num_tiles=50, text="bottleneck: decode"))
+        progress(
+            RunEvent(
+                kind="tiles", slide_id="a", num_tiles=50, text="bottleneck: decode"
+            )
+        )
         lines += [second] * (len(said()) > before and second > 1)
     assert lines == [5, 15, 35, 75, 135, 195, 255, 315, 375]
-    assert said()[-1].startswith("0/100 slides, 18,750 tiles, 50 tiles/s, bottleneck: decode, ")
+    told = "0/100 slides, 18,750 tiles, 50 tiles/s, bottleneck: decode"
+    assert said()[-1] == told  # a fiftieth of a slide says nothing of a hundred
 
 
 def test_the_rate_is_that_of_late_and_the_time_left_counts_tiles_of_slides_at_work(
@@ -79,7 +89,27 @@ def test_the_rate_is_that_of_late_and_the_time_left_counts_tiles_of_slides_at_wo
     for _ in range(25):
         time.now += 1
         progress(RunEvent(kind="tiles", slide_id="b", num_tiles=2))
-    assert said()[-1] == "1/4 slides, 150 tiles, 2 tiles/s, 2 min left"  # 75 s for 1.5 of 4
+    assert (
+        said()[-1] == "1/4 slides, 150 tiles, 2 tiles/s, 2 min left"
+    )  # 75 s for 1.5 of 4
+
+
+def test_no_time_left_is_told_before_five_seconds_and_two_percent(time: Clock) -> None:
+    progress, _ = begin(10, terminal=True)
+    progress(RunEvent(kind="started", slide_id="a", num_tiles=100))
+    progress(RunEvent(kind="tiles", slide_id="a", num_tiles=8))
+    time.now += 0.2
+    progress(RunEvent(kind="tiles", slide_id="a", num_tiles=12))  # 2 %, after 0.2 s
+    assert "left" not in progress.bar.tasks[0].description
+    time.now += 5
+    progress(RunEvent(kind="tiles", slide_id="a", num_tiles=2))
+    assert progress.bar.tasks[0].description.endswith("4 min left")  # 5.2 s for 2.2 %
+    progress, _ = begin(10, terminal=True)
+    progress(RunEvent(kind="started", slide_id="a", num_tiles=100))
+    for _ in range(10):  # 50 s, and 1 % of the slides
+        progress(RunEvent(kind="tiles", slide_id="a", num_tiles=1))
+        time.now += 5
+    assert "left" not in progress.bar.tasks[0].description
 
 
 def test_what_ends_is_said_in_red_where_it_is_bad_and_markup_is_text() -> None:

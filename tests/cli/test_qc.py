@@ -20,26 +20,48 @@ def run(*arguments: str, cache: Path) -> subprocess.CompletedProcess:
     }
     command = [sys.executable, "-m", "thinsection", "qc", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=environment, check=False
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        check=False,
     )
 
 
-def test_one_good_slide_and_one_bad_end_with_code_3_and_all_the_files(tmp_path: Path) -> None:
+def test_one_good_slide_and_one_bad_end_with_code_3_and_all_the_files(
+    tmp_path: Path,
+) -> None:
     slides, out = tmp_path / "slides", tmp_path / "out"
     slides.mkdir()
     write_he_slide(slides / "good.svs", (2400, 1800))
     (slides / "bad.svs").write_text("no slide")
-    flags = ("--pipeline", "histoqc-light", "--write", "histoqc", "--qc-fail", "pixels_to_use<1e9")
+    flags = (
+        "--pipeline",
+        "histoqc-light",
+        "--write",
+        "histoqc",
+        "--qc-fail",
+        "pixels_to_use<1e9",
+    )
     done = run(str(slides), "--out", str(out), *flags, cache=tmp_path)
     assert done.returncode == 3, done.stderr
-    assert "bad: failed (open): SlideOpenError: no reader opens 'bad.svs'" in done.stdout
+    assert (
+        "bad: failed (open): SlideOpenError: no reader opens 'bad.svs'" in done.stdout
+    )
     assert "good: fails pixels_to_use<1e+09" in done.stdout
     assert "1 of 2 slides done" in done.stdout
     tables = ("qc_histoqc-light.csv", "qc_histoqc-light.html", "results.tsv")
-    for name in (*tables, "slides/good/qc_histoqc-light/qc.json", "good.svs/good.svs_thumb.png"):
+    for name in (
+        *tables,
+        "slides/good/qc_histoqc-light/qc.json",
+        "good.svs/good.svs_thumb.png",
+    ):
         assert (out / name).is_file(), name
     (slides / "bad.svs").unlink()
-    again = run(str(slides), "--out", str(out), "--pipeline", "histoqc-light", cache=tmp_path)
+    again = run(
+        str(slides), "--out", str(out), "--pipeline", "histoqc-light", cache=tmp_path
+    )
     assert again.returncode == 0
     assert "good: done before with the same settings and input, skipped" in again.stdout
 
@@ -60,8 +82,12 @@ def test_a_histoqc_config_is_written_as_toml_and_an_unknown_key_is_one_line(
     assert "Traceback" not in failed.stderr
 
 
-@pytest.mark.parametrize("flag", [("--write", "xml"), ("--qc-fail", "x"), ("--workers", "-1")])
-def test_a_wrong_flag_is_refused_before_any_work(flag: tuple[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "flag", [("--write", "xml"), ("--qc-fail", "x"), ("--workers", "-1")]
+)
+def test_a_wrong_flag_is_refused_before_any_work(
+    flag: tuple[str, str], tmp_path: Path
+) -> None:
     done = run(str(tmp_path / "none.svs"), *flag, cache=tmp_path)
     assert done.returncode == 2
     assert "must" in done.stderr

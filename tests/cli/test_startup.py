@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-SLOW = ("torch", "scipy", "skimage", "h5py", "sklearn", "distributed", "pandas", "tifffile")
+SLOW = (
+    "torch",
+    "scipy",
+    "skimage",
+    "h5py",
+    "sklearn",
+    "distributed",
+    "pandas",
+    "tifffile",
+)
 MAIN = "from thinsection.cli.main import main\n"
 TELL = f"""
 import sys
@@ -20,10 +29,14 @@ print([m for m in {SLOW} if m in sys.modules], file=sys.stderr)
 sys.exit(code)
 """
 # what any command has to import; a loaded machine makes both slower
-YARDSTICK = "import numpy.typing, psutil, rich.table, typer, PIL.Image, email.parser, json"
+YARDSTICK = (
+    "import numpy.typing, psutil, rich.table, typer, PIL.Image, email.parser, json"
+)
 
 
-def child(code: str, *arguments: object) -> tuple[float, subprocess.CompletedProcess[str]]:
+def child(
+    code: str, *arguments: object
+) -> tuple[float, subprocess.CompletedProcess[str]]:
     """CPU seconds of a process that runs the code, and what it said."""
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -45,7 +58,10 @@ def limit_s() -> float:
         (("run", "no.svs", "--out", "o"), "slide must be an existing file"),
         (("run", "bad.csv", "--out", "o"), "column 'slide_path'"),
         (("run", "a.svs", "--out", "o", "--encoder", "uny"), "did you mean 'uni"),
-        (("run", "a.svs", "--out", "o", "--slide-encoder", "titann"), "did you mean 'titan'"),
+        (
+            ("run", "a.svs", "--out", "o", "--slide-encoder", "titann"),
+            "did you mean 'titan'",
+        ),
         (("run", "a.svs", "--out", "o", "--tile-pxx", "3"), "No such option"),
         (("embed", "no.svs", "--out", "o"), "slide must be an existing file"),
         (("plan", "no.svs"), "slide must be an existing file"),
@@ -77,9 +93,16 @@ def test_an_answer_without_work_takes_half_a_cpu_second_and_imports_nothing_slow
         assert not last, f"{seconds:.2f} CPU-s, allowed {limit:.2f}"
 
 
-def test_a_run_that_finds_everything_said_well_gets_as_far_as_its_work(tmp_path: Path) -> None:
+def test_a_run_that_finds_everything_said_well_gets_as_far_as_its_work(
+    tmp_path: Path,
+) -> None:
     """The early checks take what the run takes: a path of weights, a timm or a hub name."""
     from thinsection.encode.registry import check_encoder_name
 
-    for name in ("efficientnet_lite0", "timm:resnet18", "hf:owner/name@main", str(tmp_path)):
+    for name in (
+        "efficientnet_lite0",
+        "timm:resnet18",
+        "hf:owner/name@main",
+        str(tmp_path),
+    ):
         check_encoder_name(name)

@@ -3,7 +3,12 @@
 import numpy as np
 import torch
 
-from thinsection.encode import NetworkTileEncoder, encoder_spec, load_encoder, preprocess
+from thinsection.encode import (
+    NetworkTileEncoder,
+    encoder_spec,
+    load_encoder,
+    preprocess,
+)
 from thinsection.encode.memory import keep_freed_memory
 from thinsection.weights.placement import optional_package
 
@@ -20,7 +25,9 @@ def load(*, name: str, tile_px: int, batch_size: int, threads: int = 1) -> tuple
     return encoder
 
 
-def encode(encoder: NetworkTileEncoder, *, tile_px: int, batch_size: int, **_: object) -> float:
+def encode(
+    encoder: NetworkTileEncoder, *, tile_px: int, batch_size: int, **_: object
+) -> float:
     """Encodes one batch, made here so that its bytes count."""
     tiles = np.full((batch_size, tile_px, tile_px, 3), 7, np.uint8)
     return float(encoder.encode(tiles).sum())
@@ -41,7 +48,9 @@ def load_and_encode(_: None, *, name: str, tile_px: int, batch_size: int) -> flo
     )
     keep_freed_memory()
     assert isinstance(encoder, NetworkTileEncoder)
-    return sum(encode(encoder, tile_px=tile_px, batch_size=batch_size) for _ in range(2))
+    return sum(
+        encode(encoder, tile_px=tile_px, batch_size=batch_size) for _ in range(2)
+    )
 
 
 def first_batch(*, count: int) -> list[np.ndarray]:

@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from thinsection.encode.networks import AttentionalPooler, ConchConfig, ConchV15, Trunk
 from thinsection.weights.placement import importable_torchvision
 
-SMALL = ConchConfig(width=64, depth=3, heads=4, table_px=64, init_values=0.5, embed_dim=48)
+SMALL = ConchConfig(
+    width=64, depth=3, heads=4, table_px=64, init_values=0.5, embed_dim=48
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,9 @@ def test_the_trunk_is_timms_vision_transformer_name_by_name(seeded) -> None:
     theirs.load_state_dict(seeded.trunk.state_dict(), strict=True)
     pixels = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(seeded.trunk(pixels), theirs.forward_features(pixels))
+        torch.testing.assert_close(
+            seeded.trunk(pixels), theirs.forward_features(pixels)
+        )
 
 
 def test_the_pooler_is_a_softmax_over_all_tokens(seeded) -> None:

@@ -13,10 +13,21 @@ SPECS = list(declared_encoders().values())
 PUBLISHED_MILLIONS = {
     **{"uni": 303, "uni2_h": 681, "conch_v15": 306, "virchow": 631, "virchow2": 631},
     **{"gigapath": 1135, "h_optimus_0": 1135, "h_optimus_1": 1135, "h0_mini": 86},
-    **{"phikon": 86, "phikon_v2": 303, "hibou_b": 86, "hibou_l": 304, "midnight_12k": 1136},
+    **{
+        "phikon": 86,
+        "phikon_v2": 303,
+        "hibou_b": 86,
+        "hibou_l": 304,
+        "midnight_12k": 1136,
+    },
     **{"kaiko_vits16": 22, "kaiko_vits8": 22, "kaiko_vitb16": 86, "kaiko_vitb8": 86},
     **{"kaiko_vitl14": 304, "lunit_vits16": 22, "lunit_vits8": 22},
-    **{"dinov2_vits14": 22, "dinov2_vitb14": 86, "dinov2_vitl14": 304, "dinov2_vitg14": 1136},
+    **{
+        "dinov2_vits14": 22,
+        "dinov2_vitb14": 86,
+        "dinov2_vitl14": 304,
+        "dinov2_vitg14": 1136,
+    },
 }
 
 
@@ -32,12 +43,18 @@ def test_the_declared_network_builds_with_the_declared_dimension_and_size(spec) 
     assert pooled.shape == (2, spec.dim)
     assert tokens.ndim == 3 and int(tokens.shape[1] ** 0.5) ** 2 == tokens.shape[1]
     assert sum(p.numel() for p in backbone.network.parameters()) == spec.num_params
-    assert not [n for n, _ in backbone.network.named_buffers() if spec.architecture.kind != "lite0"]
+    assert not [
+        n
+        for n, _ in backbone.network.named_buffers()
+        if spec.architecture.kind != "lite0"
+    ]
 
 
 @pytest.mark.parametrize("name", PUBLISHED_MILLIONS)
 def test_the_size_is_the_published_one_within_two_percent(name: str) -> None:
-    assert encoder_spec(name).num_params == pytest.approx(PUBLISHED_MILLIONS[name] * 1e6, rel=0.02)
+    assert encoder_spec(name).num_params == pytest.approx(
+        PUBLISHED_MILLIONS[name] * 1e6, rel=0.02
+    )
 
 
 def test_every_pathology_encoder_states_licence_source_and_resolution() -> None:

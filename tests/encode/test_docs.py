@@ -7,11 +7,18 @@ from thinsection.encode import declared_encoders
 DOCS = Path(__file__).parents[2] / "docs" / "encoders.md"
 
 
-def test_the_table_has_every_encoder_with_its_dimension_licence_and_repository() -> None:
+def test_the_table_has_every_encoder_with_its_dimension_licence_and_repository() -> (
+    None
+):
     rows = [
-        line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("| `")
+        line
+        for line in DOCS.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `")
     ]
-    cells = {row.split("|")[1].strip(" `"): [c.strip() for c in row.split("|")] for row in rows}
+    cells = {
+        row.split("|")[1].strip(" `"): [c.strip() for c in row.split("|")]
+        for row in rows
+    }
     for spec in declared_encoders().values():
         row = cells[spec.name]
         assert row[2:4] == [str(spec.dim), str(spec.tile_px)], spec.name

@@ -20,7 +20,8 @@ NAMES = ("efficientnet_lite0", "lunit_vits16")
 @pytest.fixture(scope="module")
 def encoders() -> list[TileEncoder]:
     return [
-        load_encoder(n, device="cpu", precision="fp32", pretrained=n == NAMES[0]) for n in NAMES
+        load_encoder(n, device="cpu", precision="fp32", pretrained=n == NAMES[0])
+        for n in NAMES
     ]
 
 
@@ -55,15 +56,27 @@ def test_two_encoders_over_one_batch_give_the_bytes_of_single_runs(encoders) -> 
         single = [item for batch in batches() for item in alone.submit(batch)]
         for both, one, batch in zip(found, single, batches(), strict=True):
             assert both.tile_embeddings[place].dtype == np.float32
-            assert both.tile_embeddings[place].tobytes() == one.tile_embeddings[0].tobytes()
-            assert one.tile_embeddings[0].tobytes() == encoder.encode(batch.tiles).numpy().tobytes()
-            assert both.tokens == (None, None) and np.array_equal(both.indices, batch.indices)
+            assert (
+                both.tile_embeddings[place].tobytes()
+                == one.tile_embeddings[0].tobytes()
+            )
+            assert (
+                one.tile_embeddings[0].tobytes()
+                == encoder.encode(batch.tiles).numpy().tobytes()
+            )
+            assert both.tokens == (None, None) and np.array_equal(
+                both.indices, batch.indices
+            )
 
 
 def test_a_marker_comes_out_after_the_batches_before_it(encoders) -> None:
     worker = BatchEncoder(encoders[1:])
     first, second = batches(2)
-    order = [*worker.submit(first), *worker.mark("end of a slide"), *worker.submit(second)]
+    order = [
+        *worker.submit(first),
+        *worker.mark("end of a slide"),
+        *worker.submit(second),
+    ]
     order += worker.flush()
     assert [o.key if isinstance(o, EmbeddedBatch) else o for o in order] == [
         *(0, "end of a slide", 1)
@@ -73,17 +86,28 @@ def test_a_marker_comes_out_after_the_batches_before_it(encoders) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", [*NAMES, "h0_mini", "conch_v15", "phikon", "timm:resnet18"])
-def test_tokens_and_embeddings_of_one_pass_are_those_of_two(name: str, precision: str) -> None:
+@pytest.mark.parametrize(
+    "name", [*NAMES, "h0_mini", "conch_v15", "phikon", "timm:resnet18"]
+)
+def test_tokens_and_embeddings_of_one_pass_are_those_of_two(
+    name: str, precision: str
+) -> None:
     if (name, precision) == ("conch_v15", "bf16") and not cpu_has_bf16():
-        pytest.skip("torch takes minutes for a tile of a ViT-L in bf16 on a CPU without it")
+        pytest.skip(
+            "torch takes minutes for a tile of a ViT-L in bf16 on a CPU without it"
+        )
     encoder = load_encoder(name, device="cpu", precision=precision, pretrained=False)
     edge = encoder.spec.tile_px
     count = 5 if edge < 448 else 3  # more than are computed at once
-    tiles = np.random.default_rng(8).integers(0, 256, (count, edge, edge, 3), dtype=np.uint8)
+    tiles = np.random.default_rng(8).integers(
+        0, 256, (count, edge, edge, 3), dtype=np.uint8
+    )
     pooled, tokens = encoder.encode_with_tokens(tiles)
     assert torch.equal(pooled, encoder.encode(tiles))
-    assert torch.equal(tokens, encoder.encode_tokens(tiles)) and tokens.dtype == torch.float32
+    assert (
+        torch.equal(tokens, encoder.encode_tokens(tiles))
+        and tokens.dtype == torch.float32
+    )
     assert tokens.shape[1:] == dry_pass(encoder, 1, encoder.spec.tile_px)[1:]
 
 
@@ -100,7 +124,9 @@ def test_a_batch_of_tokens_is_one_pass_and_is_counted(encoders, monkeypatch) -> 
         assert more >= 32 * count * channels * 4
 
 
-def test_an_encoder_of_which_nothing_is_wanted_is_left_out(encoders, monkeypatch) -> None:
+def test_an_encoder_of_which_nothing_is_wanted_is_left_out(
+    encoders, monkeypatch
+) -> None:
     (batch,) = batches(1)
     monkeypatch.setattr(encoders[0], "encode", None)
     (found,) = BatchEncoder(encoders).submit(batch, ["", "embeddings"])
@@ -136,18 +162,31 @@ def test_embed_tiles_gives_what_the_encoder_gives(encoders, tmp_path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_cuda_two_encoders_share_one_copy_and_give_the_bytes_of_single_runs() -> None:
-    made = [load_encoder(n, device="cuda", precision="fp32", pretrained=False) for n in NAMES]
+def test_on_cuda_two_encoders_share_one_copy_and_give_the_bytes_of_single_runs() -> (
+    None
+):
+    made = [
+        load_encoder(n, device="cuda", precision="fp32", pretrained=False)
+        for n in NAMES
+    ]
     released: list[int] = []
     together = BatchEncoder(made)
     found, first = [], batches(3, released)
     for batch in first:
         found += together.submit(batch)
-        assert len(found) == max(0, batch.key - 1) and len(released) in (batch.key, batch.key + 1)
+        assert len(found) == max(0, batch.key - 1) and len(released) in (
+            batch.key,
+            batch.key + 1,
+        )
     found += together.flush()
     assert released == [0, 1, 2]
     for place, encoder in enumerate(made):
         alone = BatchEncoder([encoder])
-        single = [i for batch in batches() for i in alone.submit(batch)] + [*alone.flush()]
+        single = [i for batch in batches() for i in alone.submit(batch)] + [
+            *alone.flush()
+        ]
         for both, one in zip(found, single, strict=True):
-            assert both.tile_embeddings[place].tobytes() == one.tile_embeddings[0].tobytes()
+            assert (
+                both.tile_embeddings[place].tobytes()
+                == one.tile_embeddings[0].tobytes()
+            )

@@ -40,7 +40,9 @@ def test_an_embedding_does_not_depend_on_the_other_tiles_of_its_batch(encoder) -
 def test_an_embedding_belongs_to_its_place_in_the_batch(encoder) -> None:
     order = [2, 0, 1]
     permuted = encoder.encode(TILES[order])
-    torch.testing.assert_close(permuted, encoder.encode(TILES)[order], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        permuted, encoder.encode(TILES)[order], rtol=1e-4, atol=1e-5
+    )
 
 
 def test_embeddings_can_be_trained_on(encoder) -> None:
@@ -51,17 +53,25 @@ def test_embeddings_can_be_trained_on(encoder) -> None:
 
 
 def test_tokens_are_in_row_major_order() -> None:
-    encoder = load_encoder("lunit_vits16", device="cpu", precision="fp32", pretrained=False)
+    encoder = load_encoder(
+        "lunit_vits16", device="cpu", precision="fp32", pretrained=False
+    )
     changed = TILES[:1].copy()
-    changed[0, 16 * 2 : 16 * 3, 16 * 5 : 16 * 6] = 0  # row 2, column 5 of the 14 x 14 grid
+    changed[0, 16 * 2 : 16 * 3, 16 * 5 : 16 * 6] = (
+        0  # row 2, column 5 of the 14 x 14 grid
+    )
     difference = encoder.encode_tokens(changed) - encoder.encode_tokens(TILES[:1])
     assert difference.shape == (1, 196, 384)
     assert int(difference.norm(dim=-1).argmax()) == 2 * 14 + 5
 
 
 def test_half_precision_of_a_vision_transformer_stays_close() -> None:
-    full = load_encoder("lunit_vits16", device="cpu", precision="fp32", pretrained=False)
-    half = load_encoder("lunit_vits16", device="cpu", precision="bf16", pretrained=False)
+    full = load_encoder(
+        "lunit_vits16", device="cpu", precision="fp32", pretrained=False
+    )
+    half = load_encoder(
+        "lunit_vits16", device="cpu", precision="bf16", pretrained=False
+    )
     a, b = full.encode(TILES), half.encode(TILES)
     assert b.dtype == torch.float32 and half.precision == "bf16"
     assert torch.nn.functional.cosine_similarity(a, b).min() > 0.9999
@@ -70,15 +80,23 @@ def test_half_precision_of_a_vision_transformer_stays_close() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("name", [*dict(ENCODERS), "h0_mini", "phikon", "timm:resnet18"])
-def test_weights_that_are_rounded_once_give_the_bits_of_autocast(name: str, precision: str) -> None:
+@pytest.mark.parametrize(
+    "name", [*dict(ENCODERS), "h0_mini", "phikon", "timm:resnet18"]
+)
+def test_weights_that_are_rounded_once_give_the_bits_of_autocast(
+    name: str, precision: str
+) -> None:
     """What CUDA does; here on a CPU, whose autocast rounds the same layers."""
     encoder = load_encoder(name, device="cpu", precision=precision, pretrained=False)
     expected, taken = encoder.encode_with_tokens(TILES[:2]), weights_bytes(encoder)
     store_products_as(encoder.backbone, DTYPES[precision])
-    stored = {type(m) for m in encoder.backbone.modules() if _dtype(m) == DTYPES[precision]}
+    stored = {
+        type(m) for m in encoder.backbone.modules() if _dtype(m) == DTYPES[precision]
+    }
     assert stored <= {torch.nn.Linear, torch.nn.Conv2d, SameConv2d} and stored
-    for found, before in zip(encoder.encode_with_tokens(TILES[:2]), expected, strict=True):
+    for found, before in zip(
+        encoder.encode_with_tokens(TILES[:2]), expected, strict=True
+    ):
         assert torch.equal(found, before)
     assert weights_bytes(encoder) < 0.7 * taken
     assert batch_bytes(encoder, batch_size=2) > 0  # its dry pass counts in float32
@@ -91,7 +109,10 @@ def _dtype(module: torch.nn.Module) -> torch.dtype | None:
 def test_constants_are_made_once_for_each_device() -> None:
     first, again = (preprocess(torch.from_numpy(TILES), SPEC) for _ in range(2))
     assert torch.equal(first, again)
-    made = [_rows_of(SPEC.mean, SPEC.std, SPEC.input_px, torch.device("cpu")) for _ in range(2)]
+    made = [
+        _rows_of(SPEC.mean, SPEC.std, SPEC.input_px, torch.device("cpu"))
+        for _ in range(2)
+    ]
     assert made[0][0] is made[1][0]
 
 
@@ -124,7 +145,9 @@ def test_a_device_that_is_not_there_is_refused_not_replaced(monkeypatch) -> None
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["fp32", "auto"])
 def test_cuda_agrees_with_the_cpu(precision: str) -> None:
-    cpu = load_encoder("efficientnet_lite0", device="cpu", precision="fp32").encode(TILES)
+    cpu = load_encoder("efficientnet_lite0", device="cpu", precision="fp32").encode(
+        TILES
+    )
     cuda = load_encoder("efficientnet_lite0", device="cuda", precision=precision)
     out = cuda.encode(TILES)
     assert out.device.type == "cuda"

@@ -36,7 +36,10 @@ needs_openvino = pytest.mark.skipif(
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM of /proc")
 pytestmark = needs_openvino
 
-LITE0, TINY = "efficientnet_lite0", "timm:test_vit"  # TINY: of 160 px, with random weights
+LITE0, TINY = (
+    "efficientnet_lite0",
+    "timm:test_vit",
+)  # TINY: of 160 px, with random weights
 TILES = np.random.default_rng(3).integers(0, 256, (6, 256, 256, 3), dtype=np.uint8)
 
 
@@ -99,7 +102,9 @@ def test_tokens_come_from_the_same_pass(ours, torchs) -> None:
 def test_bf16_is_openvinos_too_and_close(torchs) -> None:
     half = load(precision="bf16")
     assert half.engine.startswith("openvino")
-    cosine = torch.nn.functional.cosine_similarity(half.encode(TILES), torchs.encode(TILES))
+    cosine = torch.nn.functional.cosine_similarity(
+        half.encode(TILES), torchs.encode(TILES)
+    )
     least = 1e-6 if cpu_has_bf16() else -1e-6  # without, OpenVINO computes in fp32
     assert least < 1 - cosine.min() < engine_module.MAX_ANGLE
 
@@ -119,22 +124,33 @@ def test_random_weights_stay_with_torch_unless_openvino_is_asked_for() -> None:
     assert share_of_range(asked.encode_tokens(tiles), auto.encode_tokens(tiles)) <= 1e-5
 
 
-def test_without_the_package_auto_says_so_and_asking_names_the_extra(monkeypatch) -> None:
+def test_without_the_package_auto_says_so_and_asking_names_the_extra(
+    monkeypatch,
+) -> None:
     monkeypatch.setattr(engine_module, "is_installed", lambda package: False)
     assert load().engine.endswith("(not openvino: not installed)")
-    with pytest.raises(MissingDependencyError, match=r"pip install 'thinsection\[openvino\]'"):
+    with pytest.raises(
+        MissingDependencyError, match=r"pip install 'thinsection\[openvino\]'"
+    ):
         load(engine="openvino")
 
 
 def test_what_openvino_cannot_do_is_said_and_done_by_torch(monkeypatch, torchs) -> None:
     fp16 = load(precision="fp16")
-    assert "(not openvino: precision must be fp32 or bf16 in OpenVINO, got 'fp16'" in fp16.engine
-    with pytest.raises(InvalidInputError, match="got openvino for 'efficientnet_lite0' in fp16"):
+    assert (
+        "(not openvino: precision must be fp32 or bf16 in OpenVINO, got 'fp16'"
+        in fp16.engine
+    )
+    with pytest.raises(
+        InvalidInputError, match="got openvino for 'efficientnet_lite0' in fp16"
+    ):
         load(precision="fp16", engine="openvino")
     monkeypatch.setattr(SelfCheck, "passes", lambda self, precision: False)
     far = load()
     assert "(not openvino: too far from torch: SelfCheck(error=" in far.engine
-    assert torch.equal(far.encode(TILES), torchs.encode(TILES))  # its weights are there again
+    assert torch.equal(
+        far.encode(TILES), torchs.encode(TILES)
+    )  # its weights are there again
 
 
 def test_a_network_that_does_not_convert_says_why(monkeypatch, tmp_path) -> None:
@@ -142,18 +158,26 @@ def test_a_network_that_does_not_convert_says_why(monkeypatch, tmp_path) -> None
     monkeypatch.setattr(torch.jit, "trace", None)
     refused = "network must convert for OpenVINO, got Couldn't get TorchScript module by tracing"
     assert refused in load().engine
-    with pytest.raises(InvalidInputError, match="engine must be torch here, got openvino"):
+    with pytest.raises(
+        InvalidInputError, match="engine must be torch here, got openvino"
+    ):
         load(engine="openvino")
     assert not list(tmp_path.rglob("*model*"))
 
 
-def test_engines_are_checked_against_the_device_and_by_name(monkeypatch, torchs) -> None:
+def test_engines_are_checked_against_the_device_and_by_name(
+    monkeypatch, torchs
+) -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     assert why_torch("auto", cuda, is_random=False) == "torch"
     assert why_torch("auto", cpu, is_random=False) == ""
-    with pytest.raises(InvalidInputError, match="got 'openvino' on cuda; pass --device cpu"):
+    with pytest.raises(
+        InvalidInputError, match="got 'openvino' on cuda; pass --device cpu"
+    ):
         why_torch("openvino", cuda, is_random=False)
-    with pytest.raises(InvalidInputError, match="one of auto, torch, openvino, got 'onnx'"):
+    with pytest.raises(
+        InvalidInputError, match="one of auto, torch, openvino, got 'onnx'"
+    ):
         load(engine="onnx")
 
 
@@ -165,10 +189,14 @@ def test_another_packages_encoder_says_its_own_engine(monkeypatch, torchs) -> No
         def encode(self, tiles_u8):
             return torchs.encode(tiles_u8)
 
-    monkeypatch.setitem(ENCODERS.__dict__, "load", lambda name: lambda **options: Brought())
+    monkeypatch.setitem(
+        ENCODERS.__dict__, "load", lambda name: lambda **options: Brought()
+    )
     monkeypatch.setattr("thinsection.encode.load.declared_encoders", dict)
     assert load_encoder(LITE0, device="cpu").provenance["engine"] == "numpy"
-    with pytest.raises(InvalidInputError, match="which is another package's, got 'openvino'"):
+    with pytest.raises(
+        InvalidInputError, match="which is another package's, got 'openvino'"
+    ):
         load_encoder(LITE0, device="cpu", engine="openvino")
 
 
@@ -217,10 +245,14 @@ def start(mode: str, cache: Path) -> subprocess.Popen[str]:
     path = os.pathsep.join(p for p in sys.path if p)
     environment = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(cache)}
     command, pipe = [sys.executable, "-c", CHILD, mode], subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+    return subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=environment
+    )
 
 
-def test_a_killed_conversion_leaves_nothing_and_of_two_processes_one_converts(tmp_path) -> None:
+def test_a_killed_conversion_leaves_nothing_and_of_two_processes_one_converts(
+    tmp_path,
+) -> None:
     killed = start("dies", tmp_path)
     killed.communicate()
     assert killed.returncode == -signal.SIGKILL
@@ -246,7 +278,9 @@ def test_results_and_records_say_the_engine_and_why_not_another(
     monkeypatch.undo()
     (path,) = out.glob("*/features_*/he.h5")
     with h5py.File(path) as file:
-        assert "(not openvino: too far from torch" in str(file["coords"].attrs["engine"])
+        assert "(not openvino: too far from torch" in str(
+            file["coords"].attrs["engine"]
+        )
     (record,) = out.glob("records/*/run.json")
     models = json.loads(record.read_text())["models"]
     assert "(not openvino: too far from torch" in models[LITE0]["engine"]
@@ -255,7 +289,11 @@ def test_results_and_records_say_the_engine_and_why_not_another(
 
 
 def test_plans_measure_the_engine_that_will_run(graphs) -> None:
-    from thinsection.planning.calibration import encoder_size, measure_cpu_peak, measure_rate
+    from thinsection.planning.calibration import (
+        encoder_size,
+        measure_cpu_peak,
+        measure_rate,
+    )
 
     size = {"batch_size": 4, "tile_px": 160}
     encoder = load(TINY)
@@ -271,7 +309,9 @@ def test_plans_measure_the_engine_that_will_run(graphs) -> None:
 @needs_proc
 @pytest.mark.parametrize("name", [LITE0, "timm:vit_small_patch16_224"])
 def test_a_process_peaks_within_what_is_counted(name: str) -> None:
-    encoder = load(name, engine="openvino")  # the graph is kept: only a first run converts
+    encoder = load(
+        name, engine="openvino"
+    )  # the graph is kept: only a first run converts
     edge = encoder.spec.tile_px
     measured = run_and_measure(
         "tests.encode.measured_encoding", "load_and_encode", setup="libraries", name=name,

@@ -28,7 +28,11 @@ def faults_of_a_second_block(mode: str) -> int:
     command = [sys.executable, "-c", FAULTS, mode]
     path = os.pathsep.join(p for p in sys.path if p)
     done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
     )
     return int(done.stdout)
 

@@ -12,7 +12,9 @@ from thinsection.weights.placement import importable_torchvision
 
 @pytest.fixture(scope="module")
 def encoder():
-    return load_encoder("efficientnet_lite0", device="cpu", precision="fp32", engine="torch")
+    return load_encoder(
+        "efficientnet_lite0", device="cpu", precision="fp32", engine="torch"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,9 @@ def test_features_equal_those_of_timm_under_the_same_weights(encoder) -> None:
 
     theirs = timm.create_model("tf_efficientnet_lite0", pretrained=False).eval()
     published = read_state_dict(packaged_weights_path())
-    theirs.load_state_dict(dict(zip(theirs.state_dict(), published.values(), strict=True)))
+    theirs.load_state_dict(
+        dict(zip(theirs.state_dict(), published.values(), strict=True))
+    )
     pixels = torch.randn(3, 3, 224, 192, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected_map = theirs.forward_features(pixels)
@@ -38,10 +42,14 @@ def test_features_equal_those_of_timm_under_the_same_weights(encoder) -> None:
             rtol=0,
             atol=5e-5,
         )
-        torch.testing.assert_close(encoder.backbone(pixels)[0], expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            encoder.backbone(pixels)[0], expected, rtol=0, atol=1e-5
+        )
 
 
-def test_it_gives_one_float32_vector_per_tile_that_tells_tiles_apart(encoder, tiles_u8) -> None:
+def test_it_gives_one_float32_vector_per_tile_that_tells_tiles_apart(
+    encoder, tiles_u8
+) -> None:
     out = encoder.encode(tiles_u8)
     assert out.shape == (5, 1280) and out.dtype == torch.float32
     assert torch.isfinite(out).all()

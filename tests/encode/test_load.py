@@ -40,7 +40,12 @@ def timm_folder(tmp_path_factory) -> Path:
     torch.manual_seed(1)
     network = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=10)
     save_file(network.state_dict(), folder / "model.safetensors")
-    shown = {"input_size": [3, 64, 64], "mean": [0.5] * 3, "std": [0.5] * 3, "classifier": "head"}
+    shown = {
+        "input_size": [3, 64, 64],
+        "mean": [0.5] * 3,
+        "std": [0.5] * 3,
+        "classifier": "head",
+    }
     config = {"architecture": "vit_tiny_patch16_224", "model_args": {"img_size": 64}}
     (folder / "config.json").write_text(json.dumps({**config, "pretrained_cfg": shown}))
     return folder
@@ -55,7 +60,11 @@ def transformers_folder(tmp_path_factory) -> Path:
     )
     torch.manual_seed(2)
     transformers.Dinov2Model(config).save_pretrained(folder)
-    shown = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"shortest_edge": 56}}
+    shown = {
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "size": {"shortest_edge": 56},
+    }
     (folder / "preprocessor_config.json").write_text(json.dumps(shown))
     return folder
 
@@ -63,18 +72,24 @@ def transformers_folder(tmp_path_factory) -> Path:
 def test_a_folder_of_timms_form_gives_timms_embedding(timm_folder: Path) -> None:
     encoder = load_encoder(str(timm_folder), device="cpu", precision="fp32")
     timm = optional_package("timm")
-    theirs = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=10).eval()
+    theirs = timm.create_model(
+        "vit_tiny_patch16_224", img_size=64, num_classes=10
+    ).eval()
     theirs.load_state_dict(read_state_dict(timm_folder / "model.safetensors"))
     pixels = torch.from_numpy(TILES).permute(0, 3, 1, 2) / 127.5 - 1
     with torch.no_grad():
         tokens = theirs.forward_features(pixels)
         expected = theirs.forward_head(tokens, pre_logits=True)
     torch.testing.assert_close(encoder.encode(TILES), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(encoder.encode_tokens(TILES), tokens[:, 1:], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        encoder.encode_tokens(TILES), tokens[:, 1:], rtol=1e-5, atol=1e-5
+    )
     assert encoder.spec.name == timm_folder.name and encoder.dim == 192
 
 
-def test_a_folder_of_transformers_form_gives_its_class_token(transformers_folder: Path) -> None:
+def test_a_folder_of_transformers_form_gives_its_class_token(
+    transformers_folder: Path,
+) -> None:
     encoder = load_encoder(str(transformers_folder), device="cpu", precision="fp32")
     transformers = optional_package("transformers")
     theirs = transformers.Dinov2Model.from_pretrained(transformers_folder).eval()
@@ -82,18 +97,24 @@ def test_a_folder_of_transformers_form_gives_its_class_token(transformers_folder
     with torch.no_grad():
         expected = theirs(pixel_values=pixels).last_hidden_state
     tiles = TILES[:, :56, :56].copy()
-    torch.testing.assert_close(encoder.encode(tiles), expected[:, 0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        encoder.encode(tiles), expected[:, 0], rtol=1e-5, atol=1e-5
+    )
     assert encoder.encode_tokens(tiles).shape == (4, 16, 32)
 
 
 def test_weights_of_another_architecture_are_refused_by_name(timm_folder: Path) -> None:
-    with pytest.raises(WeightsError, match=r"150 misshapen \(.*; check that the file belongs"):
+    with pytest.raises(
+        WeightsError, match=r"150 misshapen \(.*; check that the file belongs"
+    ):
         load_encoder("lunit_vits16", weights=timm_folder / "model.safetensors")
     with pytest.raises(WeightsError, match="missing"):
         load_encoder("efficientnet_lite0", weights=timm_folder / "model.safetensors")
 
 
-def test_a_config_that_contradicts_the_declaration_is_refused(transformers_folder: Path) -> None:
+def test_a_config_that_contradicts_the_declaration_is_refused(
+    transformers_folder: Path,
+) -> None:
     with pytest.raises(WeightsError, match=r"hidden_size 1024 for 'phikon_v2', got 32"):
         load_encoder("phikon_v2", weights=transformers_folder, device="cpu")
 
@@ -107,7 +128,9 @@ def test_a_missing_weight_of_transformers_is_refused_not_made_up(
     save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
     config = (transformers_folder / "config.json").read_text()
     (tmp_path / "config.json").write_text(config)
-    with pytest.raises(WeightsError, match="must say its hidden_size, image_mean and image_std"):
+    with pytest.raises(
+        WeightsError, match="must say its hidden_size, image_mean and image_std"
+    ):
         load_encoder(str(tmp_path), device="cpu")  # no normalisation is made up either
     shown = (transformers_folder / "preprocessor_config.json").read_text()
     (tmp_path / "preprocessor_config.json").write_text(shown)
@@ -138,23 +161,31 @@ def test_code_of_a_repository_does_not_run_unless_allowed(
         load_encoder(str(tmp_path), allow_remote_code=True)
 
 
-def test_a_checkpoint_without_config_says_how_to_name_its_architecture(tmp_path: Path) -> None:
+def test_a_checkpoint_without_config_says_how_to_name_its_architecture(
+    tmp_path: Path,
+) -> None:
     save_file({"w": torch.zeros(1)}, tmp_path / "mine.safetensors")
     with pytest.raises(WeightsError, match=r"load_encoder\('uni', weights="):
         load_encoder(str(tmp_path / "mine.safetensors"))
 
 
-def test_offline_fails_in_seconds_and_says_what_to_do(monkeypatch, tmp_path: Path) -> None:
+def test_offline_fails_in_seconds_and_says_what_to_do(
+    monkeypatch, tmp_path: Path
+) -> None:
     hub = hub_module.hub_library()
     monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr(
+        hub.constants, "ENDPOINT", "http://127.0.0.1:9"
+    )  # nobody listens there
     started = time.monotonic()
     with pytest.raises(
         WeightsError, match=r"got no answer from .*; fetch it where there is network"
     ):
         load_encoder("conch_v15", device="cpu")
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(WeightsError, match=r"HF_HUB_OFFLINE is set.*--revision dac6773"):
+    with pytest.raises(
+        WeightsError, match=r"HF_HUB_OFFLINE is set.*--revision dac6773"
+    ):
         load_encoder("conch_v15", device="cpu")
     assert time.monotonic() - started < 10
 
@@ -165,10 +196,15 @@ def test_offline_fails_in_seconds_and_says_what_to_do(monkeypatch, tmp_path: Pat
         ("GatedRepoError", "accept the terms at .* and set HF_TOKEN"),
         ("RepositoryNotFoundError", "check the name"),
         ("LocalEntryNotFoundError", "broken connection"),
-        ("RemoteEntryNotFoundError", "must have one of model.safetensors, pytorch_model.bin"),
+        (
+            "RemoteEntryNotFoundError",
+            "must have one of model.safetensors, pytorch_model.bin",
+        ),
     ],
 )
-def test_what_the_hub_answers_becomes_advice(monkeypatch, error: str, message: str) -> None:
+def test_what_the_hub_answers_becomes_advice(
+    monkeypatch, error: str, message: str
+) -> None:
     hub = hub_module.hub_library()
     kind = getattr(hub.errors, error)
 
@@ -183,15 +219,21 @@ def test_what_the_hub_answers_becomes_advice(monkeypatch, error: str, message: s
 
 
 def test_a_package_that_is_not_there_is_named() -> None:
-    with pytest.raises(MissingDependencyError, match=r"pip install 'thinsection\[hub\]'"):
+    with pytest.raises(
+        MissingDependencyError, match=r"pip install 'thinsection\[hub\]'"
+    ):
         optional_package("no_such_package")
 
 
-def test_an_entry_point_brings_an_encoder_and_is_held_to_the_protocol(monkeypatch) -> None:
+def test_an_entry_point_brings_an_encoder_and_is_held_to_the_protocol(
+    monkeypatch,
+) -> None:
     for name, value in (("mine", f"{__name__}:make_mine"), ("broken", "builtins:dict")):
         point = metadata.EntryPoint(name, value, ENCODERS.group)
         monkeypatch.setitem(ENCODERS._points, name, point)
-    monkeypatch.setattr(metadata.EntryPoint, "load", lambda point: FACTORIES[point.name])
+    monkeypatch.setattr(
+        metadata.EntryPoint, "load", lambda point: FACTORIES[point.name]
+    )
     mine = load_encoder("mine", device="cpu", precision="fp32")
     assert mine.dim == 384 and mine.label == "mine"
     with pytest.raises(InvalidInputError, match="must give a TileEncoder, got dict"):
@@ -213,9 +255,13 @@ FACTORIES = {"mine": make_mine, "broken": dict}
 def test_random_weights_come_from_the_seed_alone() -> None:
     hashes = []
     for seed in (0, 0, 1):
-        torch.manual_seed(len(hashes))  # the global state must not matter, nor be changed
+        torch.manual_seed(
+            len(hashes)
+        )  # the global state must not matter, nor be changed
         before = torch.get_rng_state()
-        encoder = load_encoder("lunit_vits16", device="cpu", pretrained=False, seed=seed)
+        encoder = load_encoder(
+            "lunit_vits16", device="cpu", pretrained=False, seed=seed
+        )
         assert torch.equal(torch.get_rng_state(), before)
         hashes.append(encoder.weights_hash)
     assert hashes[0] == hashes[1] != hashes[2]
@@ -234,9 +280,14 @@ def test_a_label_says_what_was_loaded_and_an_identity_what_decides(
         '"mean": [0.5, 0.5, 0.5], "resize_px": 224, "std": [0.5, 0.5, 0.5]}',
     }
     half = load_encoder("efficientnet_lite0", device="cpu", precision="bf16")
-    assert half.label == "efficientnet_lite0_bf16" and half.identity["precision"] == "bf16"
+    assert (
+        half.label == "efficientnet_lite0_bf16" and half.identity["precision"] == "bf16"
+    )
     own = load_encoder(
-        "efficientnet_lite0", device="cpu", precision="fp16", weights=packaged_weights_path()
+        "efficientnet_lite0",
+        device="cpu",
+        precision="fp16",
+        weights=packaged_weights_path(),
     )
     assert own.label == f"efficientnet_lite0_fp16_w{default.weights_hash[:6]}"
     options = {"device": "cpu", "precision": "fp32"}
@@ -269,7 +320,9 @@ def test_two_local_checkpoints_of_one_name_have_two_labels(
         else:
             options = {"model_args": {"img_size": 64, "depth": depth}}
             (folder / "config.json").write_text(json.dumps(config | options))
-        encoder = load_encoder(str(folder), device="cpu", precision="fp32", pretrained=pretrained)
+        encoder = load_encoder(
+            str(folder), device="cpu", precision="fp32", pretrained=pretrained
+        )
         assert encoder.label.startswith(f"model_w{encoder.weights_hash[:6]}")
         labels.append(encoder.label)
     assert len(set(labels)) == 2
@@ -277,7 +330,12 @@ def test_two_local_checkpoints_of_one_name_have_two_labels(
 
 @pytest.mark.parametrize(
     "other",
-    [{"mean": [0.4] * 3}, {"std": [0.4] * 3}, {"crop_pct": 0.5}, {"interpolation": "bilinear"}],
+    [
+        {"mean": [0.4] * 3},
+        {"std": [0.4] * 3},
+        {"crop_pct": 0.5},
+        {"interpolation": "bilinear"},
+    ],
     ids=["mean", "std", "resize", "interpolation"],
 )
 def test_one_name_and_weights_with_another_preprocessing_are_another_encoder(
@@ -292,8 +350,12 @@ def test_one_name_and_weights_with_another_preprocessing_are_another_encoder(
         config["pretrained_cfg"] |= changed
         (folder / "config.json").write_text(json.dumps(config))
         encoder = load_encoder(str(folder), device="cpu", precision="fp32")
-        tiles = TilesStage(config=TilesConfig(), mask=TissueStage(config=TissueConfig()))
-        stage = FeaturesStage(tiles=tiles, encoder=encoder.label, identity=encoder.identity)
+        tiles = TilesStage(
+            config=TilesConfig(), mask=TissueStage(config=TissueConfig())
+        )
+        stage = FeaturesStage(
+            tiles=tiles, encoder=encoder.label, identity=encoder.identity
+        )
         encoders.append(encoder)
         keys.append(stage.key("pixels"))
     assert len({encoder.label for encoder in encoders}) == 1  # so that reuse is refused
@@ -309,7 +371,9 @@ def test_a_slug_is_a_file_name() -> None:
 
 def test_the_weights_hash_is_that_of_the_network_without_its_classifier() -> None:
     published = read_state_dict(packaged_weights_path())
-    assert load_encoder("efficientnet_lite0", device="cpu").weights_hash == hash_state_dict(
+    assert load_encoder(
+        "efficientnet_lite0", device="cpu"
+    ).weights_hash == hash_state_dict(
         {k: v for k, v in published.items() if not k.startswith("_fc.")}
     )
 
@@ -336,8 +400,13 @@ def test_a_moving_branch_is_loaded_with_a_warning_and_its_commit_is_recorded(
         UserWarning, match=f"'owner/tiny' is not pinned .*'main' is {unpinned_cache}"
     ):
         moving = load_encoder("hf:owner/tiny", **options)
-    assert moving.identity["revision"] == unpinned_cache and moving.label == "hf-owner-tiny"
-    pinned = load_encoder(f"hf:owner/tiny@{unpinned_cache}", **options)  # warns of nothing
+    assert (
+        moving.identity["revision"] == unpinned_cache
+        and moving.label == "hf-owner-tiny"
+    )
+    pinned = load_encoder(
+        f"hf:owner/tiny@{unpinned_cache}", **options
+    )  # warns of nothing
     assert pinned.identity["revision"] == unpinned_cache
     assert pinned.weights_hash == moving.weights_hash
     given = load_encoder("lunit_vits16", pretrained=False, **options)
@@ -346,13 +415,17 @@ def test_a_moving_branch_is_loaded_with_a_warning_and_its_commit_is_recorded(
 
 def test_every_encoder_of_the_hub_is_pinned_or_said_not_to_be() -> None:
     """No commit was found of these in public code; `models` and the docs say so."""
-    unknown = {n for n, s in declared_encoders().items() if s.repo and s.revision is None}
+    unknown = {
+        n for n, s in declared_encoders().items() if s.repo and s.revision is None
+    }
     assert unknown == {
         *("hibou_b", "hibou_l", "lunit_vits16", "lunit_vits8", "dinov2_vitg14"),
         *("kaiko_vits16", "kaiko_vits8", "kaiko_vitb16", "kaiko_vitb8", "kaiko_vitl14"),
     }
     for spec in declared_encoders().values():
-        assert spec.revision is None or re.fullmatch("[0-9a-f]{40}", spec.revision), spec.name
+        assert spec.revision is None or re.fullmatch("[0-9a-f]{40}", spec.revision), (
+            spec.name
+        )
 
 
 def test_sharded_transformers_weights_load_as_whole_ones(

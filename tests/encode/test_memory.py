@@ -5,7 +5,12 @@ import sys
 import pytest
 import torch
 
-from thinsection.encode import batch_bytes, largest_batch_size, load_encoder, weights_bytes
+from thinsection.encode import (
+    batch_bytes,
+    largest_batch_size,
+    load_encoder,
+    weights_bytes,
+)
 from thinsection.encode.encoder import CPU_TILES
 from thinsection.errors import BudgetError, InvalidInputError
 from thinsection.testing import run_and_measure
@@ -16,12 +21,16 @@ needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM of 
 
 @pytest.fixture(scope="module")
 def lite0():
-    return load_encoder("efficientnet_lite0", device="cpu", precision="fp32", engine="torch")
+    return load_encoder(
+        "efficientnet_lite0", device="cpu", precision="fp32", engine="torch"
+    )
 
 
 @needs_proc
 @pytest.mark.parametrize("batch_size", [4, 48])
-def test_the_estimate_is_near_the_measured_peak_and_not_under(lite0, batch_size: int) -> None:
+def test_the_estimate_is_near_the_measured_peak_and_not_under(
+    lite0, batch_size: int
+) -> None:
     measured = run_and_measure(
         "tests.encode.measured_encoding",
         "encode",
@@ -37,9 +46,13 @@ def test_the_estimate_is_near_the_measured_peak_and_not_under(lite0, batch_size:
 
 @needs_proc
 def test_the_estimate_of_a_transformer_is_not_under_the_measured_peak() -> None:
-    encoder = load_encoder("lunit_vits16", device="cpu", precision="fp32", pretrained=False)
+    encoder = load_encoder(
+        "lunit_vits16", device="cpu", precision="fp32", pretrained=False
+    )
     kwargs = {"name": "lunit_vits16", "tile_px": 256, "batch_size": 4}
-    measured = run_and_measure("tests.encode.measured_encoding", "encode", setup="load", **kwargs)
+    measured = run_and_measure(
+        "tests.encode.measured_encoding", "encode", setup="load", **kwargs
+    )
     estimate = batch_bytes(encoder, batch_size=4, tile_px=256)
     assert measured.growth_bytes <= estimate <= 2.5 * measured.growth_bytes
 
@@ -47,12 +60,16 @@ def test_the_estimate_of_a_transformer_is_not_under_the_measured_peak() -> None:
 def test_the_estimate_grows_with_the_batch_and_allocates_nothing(lite0) -> None:
     sizes = [batch_bytes(lite0, batch_size=n) for n in (1, 2, 4)]
     assert sizes[2] - sizes[1] == 2 * (sizes[1] - sizes[0])
-    assert batch_bytes(lite0, batch_size=16, tile_px=32_768) > 100 * GIB  # would not run here
+    assert (
+        batch_bytes(lite0, batch_size=16, tile_px=32_768) > 100 * GIB
+    )  # would not run here
     with pytest.raises(InvalidInputError, match="got 0"):
         batch_bytes(lite0, batch_size=0)
 
 
-def test_tiles_beyond_those_that_a_cpu_takes_at_once_cost_only_themselves(lite0) -> None:
+def test_tiles_beyond_those_that_a_cpu_takes_at_once_cost_only_themselves(
+    lite0,
+) -> None:
     more = batch_bytes(lite0, batch_size=CPU_TILES + 10) - batch_bytes(
         lite0, batch_size=CPU_TILES + 9
     )
@@ -75,11 +92,15 @@ def test_the_largest_batch_fits_and_one_more_tile_does_not(lite0, budget: int) -
 
 
 def test_a_budget_for_less_than_a_tile_is_refused(lite0) -> None:
-    with pytest.raises(BudgetError, match=r"must hold one tile of 'efficientnet_lite0'"):
+    with pytest.raises(
+        BudgetError, match=r"must hold one tile of 'efficientnet_lite0'"
+    ):
         largest_batch_size(lite0, budget_bytes=1 * MIB)
 
 
 def test_weights_count_their_half_precision_copies(lite0) -> None:
     assert weights_bytes(lite0) == pytest.approx(4 * 3_371_008, rel=0.02)
-    half = load_encoder("efficientnet_lite0", device="cpu", precision="bf16", engine="torch")
+    half = load_encoder(
+        "efficientnet_lite0", device="cpu", precision="bf16", engine="torch"
+    )
     assert weights_bytes(half) == weights_bytes(lite0) * 3 // 2

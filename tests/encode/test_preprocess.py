@@ -24,7 +24,13 @@ from thinsection.types import MIB
 from thinsection.weights.placement import importable_torchvision
 
 PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-CASES = [(256, 256, 224), (512, 512, 448), (300, 211, 97), (97, 300, 60), (100, 100, 224)]
+CASES = [
+    (256, 256, 224),
+    (512, 512, 448),
+    (300, 211, 97),
+    (97, 300, 60),
+    (100, 100, 224),
+]
 
 
 def tiles(height: int, width: int, count: int = 2) -> torch.Tensor:
@@ -53,12 +59,16 @@ def test_resize_equals_torchvision_and_is_within_two_levels_of_pillow(
         np.asarray(Image.fromarray(t).resize(size[::-1], PILLOW[interpolation]))
         for t in batch.numpy()
     ]
-    difference = ours.permute(0, 2, 3, 1).numpy().astype(int) - np.stack(pillow).astype(int)
+    difference = ours.permute(0, 2, 3, 1).numpy().astype(int) - np.stack(pillow).astype(
+        int
+    )
     assert np.abs(difference).max() <= (1 if interpolation == "bilinear" else 2)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_the_float_path_of_other_devices_is_torchvisions_too(interpolation: str) -> None:
+def test_the_float_path_of_other_devices_is_torchvisions_too(
+    interpolation: str,
+) -> None:
     importable_torchvision()
     from torchvision.transforms import InterpolationMode, functional
 
@@ -75,9 +85,13 @@ def test_the_float_path_of_other_devices_is_torchvisions_too(interpolation: str)
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_both_paths_are_a_level_apart_on_a_smooth_tile(interpolation: str) -> None:
     wave = torch.arange(256).mul(0.05).sin().mul(100).add(128).to(torch.uint8)
-    pixels = torch.minimum(wave[:, None], wave[None]).expand(1, 3, 256, 256).contiguous()
+    pixels = (
+        torch.minimum(wave[:, None], wave[None]).expand(1, 3, 256, 256).contiguous()
+    )
     in_float = resize_in_float(pixels, (224, 224), interpolation)
-    assert (in_float.int() - resize(pixels, (224, 224), interpolation).int()).abs().max() <= 1
+    assert (
+        in_float.int() - resize(pixels, (224, 224), interpolation).int()
+    ).abs().max() <= 1
 
 
 @pytest.mark.parametrize("name", ["uni", "gigapath", "conch_v15", "efficientnet_lite0"])
@@ -89,7 +103,9 @@ def test_the_whole_transform_is_torchvisions_composition(name: str) -> None:
     batch = tiles(300, 260)
     theirs = v2.Compose(
         [
-            v2.Resize(spec.resize_px, v2.InterpolationMode(spec.interpolation), antialias=True),
+            v2.Resize(
+                spec.resize_px, v2.InterpolationMode(spec.interpolation), antialias=True
+            ),
             v2.CenterCrop(spec.input_px),
             v2.ToDtype(torch.float32, scale=True),
             v2.Normalize(spec.mean, spec.std),
@@ -102,7 +118,9 @@ def test_the_whole_transform_is_torchvisions_composition(name: str) -> None:
 def test_normalising_whole_rows_has_the_bits_of_normalising_channels(name: str) -> None:
     spec, batch = encoder_spec(name), tiles(300, 260, count=2 * CPU_TILES + 1)
     size = resized_size(300, 260, spec.resize_px)
-    pixels = centre_crop(resize(batch.permute(0, 3, 1, 2), size, spec.interpolation), spec.input_px)
+    pixels = centre_crop(
+        resize(batch.permute(0, 3, 1, 2), size, spec.interpolation), spec.input_px
+    )
     mean, std = torch.tensor((spec.mean, spec.std)).view(2, 1, 3, 1, 1)
     out = preprocess(batch, spec)
     assert torch.equal(out, (pixels.float() / 255 - mean) / std)
@@ -115,7 +133,9 @@ def test_a_buffer_of_an_earlier_call_is_written_over() -> None:
     wanted = preprocess(255 - batch[:3].numpy(), spec)
     found = preprocess(255 - batch[:3].numpy(), spec, out=buffer)
     assert torch.equal(found, wanted) and found.data_ptr() == buffer.data_ptr()
-    with pytest.raises(InvalidInputError, match=r"out must be of an earlier call .* got \(3, 3"):
+    with pytest.raises(
+        InvalidInputError, match=r"out must be of an earlier call .* got \(3, 3"
+    ):
         preprocess(batch, spec, out=buffer[:3])
     with pytest.raises(InvalidInputError, match="out must be"):
         preprocess(batch, spec, out=buffer.contiguous())
@@ -125,7 +145,10 @@ def test_a_buffer_of_an_earlier_call_is_written_over() -> None:
 def test_a_loop_over_batches_does_not_grow() -> None:
     peaks = [
         run_and_measure(
-            "tests.encode.measured_encoding", "prepare", setup="first_batch", count=count
+            "tests.encode.measured_encoding",
+            "prepare",
+            setup="first_batch",
+            count=count,
         ).growth_bytes
         for count in (10, 40)
     ]

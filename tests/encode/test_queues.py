@@ -9,7 +9,7 @@ import torch
 from tests.support.timed_card import TimedCard
 
 from thinsection.encode import TileEncoder, encoder_spec
-from thinsection.encode.embed import BatchEncoder, EmbeddedBatch
+from thinsection.encode.embed import BatchEncoder, Card, EmbeddedBatch
 from thinsection.stream import TileBatch
 
 CUDA = torch.device("cuda", 0)
@@ -24,7 +24,12 @@ def expected(tiles: np.ndarray) -> np.ndarray:
 class OnCard(TileEncoder):
     """Takes `COMPUTE_S` a batch, and memory for `most` tiles."""
 
-    spec, device, precision, weights_hash = encoder_spec("lunit_vits16"), CUDA, "fp32", "0"
+    spec, device, precision, weights_hash = (
+        encoder_spec("lunit_vits16"),
+        CUDA,
+        "fp32",
+        "0",
+    )
 
     def __init__(self, card: TimedCard, *, most: int = BATCH) -> None:
         self.card, self.most, self.seen = card, most, []
@@ -42,9 +47,13 @@ class OnCard(TileEncoder):
         )
         return out
 
-    def encode_with_tokens(self, tiles_u8: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def encode_with_tokens(
+        self, tiles_u8: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = self.card.empty((len(tiles_u8), 2, DIM), torch.float32)
-        self.card.run(0.1, lambda t, x: np.copyto(t, expected(x)[:, None]), tokens, tiles_u8)
+        self.card.run(
+            0.1, lambda t, x: np.copyto(t, expected(x)[:, None]), tokens, tiles_u8
+        )
         return self.encode(tiles_u8), tokens
 
 
@@ -55,16 +64,21 @@ class Source:
         rng = np.random.default_rng(3)
         sizes = [BATCH] * (count - 1) + [BATCH - 2]
         self.card = card
-        self.tiles = [rng.integers(0, 255, (n, EDGE, EDGE, 3), dtype=np.uint8) for n in sizes]
+        self.tiles = [
+            rng.integers(0, 255, (n, EDGE, EDGE, 3), dtype=np.uint8) for n in sizes
+        ]
         self.free = [
-            card.empty((BATCH, EDGE, EDGE, 3), torch.uint8).numpy() for _ in range(buffers)
+            card.empty((BATCH, EDGE, EDGE, 3), torch.uint8).numpy()
+            for _ in range(buffers)
         ]
         self.released: list[tuple[int, float]] = []
 
     def __iter__(self) -> Iterator[TileBatch]:
         for number, tiles in enumerate(self.tiles):
             self.card.now += DECODE_S
-            buffer = self.free.pop()  # an IndexError: the loop holds more than the stream allows
+            buffer = (
+                self.free.pop()
+            )  # an IndexError: the loop holds more than the stream allows
             view = buffer[: len(tiles)]
             view[:] = tiles
             places = np.arange(len(tiles))
@@ -78,14 +92,18 @@ class Source:
         self.free.append(buffer)
 
 
-def run(card: TimedCard, *encoders: OnCard, count: int = 8, wanted=None) -> list[EmbeddedBatch]:
+def run(
+    card: TimedCard, *encoders: OnCard, count: int = 8, wanted=None
+) -> list[EmbeddedBatch]:
     source = Source(card, count)
     loop = BatchEncoder(encoders, card=lambda device: card)
     found = [made for batch in source for made in loop.submit(batch, wanted)]
     found += loop.flush()
     assert [made.key for made in found] == list(range(count))
     assert sorted(n for n, _ in source.released) == list(range(count))
-    for (number, when), (_, copied) in zip(source.released, card.streams[0].spans, strict=True):
+    for (number, when), (_, copied) in zip(
+        source.released, card.streams[0].spans, strict=True
+    ):
         assert when >= copied, f"buffer {number} was released before its copy ended"
     for made, tiles in zip(found, source.tiles, strict=True):
         for got in made.tile_embeddings:
@@ -119,14 +137,20 @@ def test_the_host_never_waits_for_what_was_queued_last() -> None:
         list(loop.submit(batch))
         compute = card.streams[1]
         assert compute.free_at > card.now
-        assert all(name in ("in", "out") and end < compute.free_at for name, _, end in card.waits)
+        assert all(
+            name in ("in", "out") and end < compute.free_at
+            for name, _, end in card.waits
+        )
 
 
 def test_slow_copies_hold_back_neither_order_nor_buffers() -> None:
     card = TimedCard(copy_in_s=3.0, copy_out_s=2.0)
     run(card, OnCard(card))
     into = card.streams[0].spans
-    assert all(later[0] - before[1] < 2 * DECODE_S for before, later in itertools.pairwise(into))
+    assert all(
+        later[0] - before[1] < 2 * DECODE_S
+        for before, later in itertools.pairwise(into)
+    )
 
 
 def test_answers_come_back_through_a_ring_that_does_not_grow() -> None:
@@ -150,7 +174,9 @@ def test_a_batch_that_the_card_cannot_hold_is_halved_and_said_so() -> None:
     found = run(card, encoder)
     assert encoder.seen[:5] == [6, 3, 2, 2, 2]  # what did not fit is not tried again
     assert max(encoder.seen[2:]) == 2
-    assert {made.notes for made in found} == {("lunit_vits16: out of GPU memory, 2 tiles at once",)}
+    assert {made.notes for made in found} == {
+        ("lunit_vits16: out of GPU memory, 2 tiles at once",)
+    }
 
 
 def test_a_tile_that_the_card_cannot_hold_is_an_error() -> None:
@@ -169,8 +195,8 @@ def test_the_card_of_clocks_finds_out_who_forgets_an_event(forgotten: str) -> No
             if forgotten != "wait":
                 super().wait(stream, event)
 
-        def record(self, stream):
-            event = super().record(stream)
+        def record(self, stream, *, for_host):
+            event = super().record(stream, for_host=for_host)
             event.time = event.time if forgotten != "record" else 0.0
             return event
 
@@ -185,4 +211,24 @@ def test_the_card_of_clocks_finds_out_who_lets_go_of_memory_too_early() -> None:
     with card.on(stream):
         card.to_device(torch.zeros(4, dtype=torch.uint8))
     with pytest.raises(AssertionError, match="freed before 'in' was done"):
-        card.record(stream).synchronize()
+        card.record(stream, for_host=True).synchronize()
+
+
+def test_the_host_sleeps_at_the_events_that_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = []
+
+    class Recorded:
+        def __init__(self, *, blocking: bool) -> None:
+            self.blocking = blocking
+            made.append(self)
+
+        def record(self, stream: str) -> None:
+            self.stream = stream
+
+    monkeypatch.setattr(torch.cuda, "Event", Recorded)
+    card = Card(torch.device("cuda", 1))
+    card.record("in", for_host=True)
+    card.record("compute", for_host=False)
+    assert [(e.stream, e.blocking) for e in made] == [("in", True), ("compute", False)]

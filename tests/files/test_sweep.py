@@ -36,9 +36,18 @@ def touch(path: Path, *, age_s: float = 0.0) -> Path:
 
 def test_a_slides_unfinished_files_go_and_those_of_others_stay(tmp_path: Path) -> None:
     grid, own = tmp_path / "grid" / "features_x", tmp_path / "slides" / "a"
-    gone = [grid / ".a.tmp-12-ab", grid / ".a.zarr.tmp-12-ab.zip", own / ".slide.tmp-1-2.json"]
+    gone = [
+        grid / ".a.tmp-12-ab",
+        grid / ".a.zarr.tmp-12-ab.zip",
+        own / ".slide.tmp-1-2.json",
+    ]
     gone += [own / "qc_auto" / ".pen.tmp-1-2.png"]
-    kept = [grid / "a.h5", grid / ".b.tmp-12-ab", grid / ".ab.tmp-12-ab", own / "slide.json"]
+    kept = [
+        grid / "a.h5",
+        grid / ".b.tmp-12-ab",
+        grid / ".ab.tmp-12-ab",
+        own / "slide.json",
+    ]
     kept += [own / f"{LOCK_NAME}.now-1"]  # of a process that looks at the lock now
     old = touch(own / f"{LOCK_NAME}.steal-1", age_s=100)
     for path in (*gone, *kept):
@@ -48,7 +57,9 @@ def test_a_slides_unfinished_files_go_and_those_of_others_stay(tmp_path: Path) -
     assert all(path.exists() for path in kept)
 
 
-def test_files_that_no_lock_guards_go_when_nobody_writes_them_any_more(tmp_path: Path) -> None:
+def test_files_that_no_lock_guards_go_when_nobody_writes_them_any_more(
+    tmp_path: Path,
+) -> None:
     old = touch(tmp_path / "out" / ".summary.tmp-1-2.csv", age_s=3600)
     new = touch(tmp_path / "out" / ".failed.tmp-1-2.csv")
     sweep_old(tmp_path / "out")
@@ -66,7 +77,9 @@ def test_scratch_of_a_killed_process_goes_and_folders_of_similar_names_stay(
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code], env=env, check=False)
-    similar = [own_tmpdir / f"thinsection-staged-{name}" for name in ("x-y", "old", "7-")]
+    similar = [
+        own_tmpdir / f"thinsection-staged-{name}" for name in ("x-y", "old", "7-")
+    ]
     for path in similar:
         path.mkdir()
     assert len(list(own_tmpdir.iterdir())) == 4

@@ -12,10 +12,14 @@ from thinsection.files.atomic import read_table, write_table
 
 CELLS = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0")
-) | st.sampled_from(["=1+1", "'=x", "''-2", "'", "-", "\t=a", "\r", "a=b", "'plain'", 'x,"y"\nz'])
+) | st.sampled_from(
+    ["=1+1", "'=x", "''-2", "'", "-", "\t=a", "\r", "a=b", "'plain'", 'x,"y"\nz']
+)
 
 
-@given(st.lists(st.tuples(CELLS, CELLS), max_size=4), st.sampled_from(["a.csv", "a.tsv"]))
+@given(
+    st.lists(st.tuples(CELLS, CELLS), max_size=4), st.sampled_from(["a.csv", "a.tsv"])
+)
 def test_text_comes_back_as_it_was(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], name: str
 ) -> None:
@@ -25,19 +29,27 @@ def test_text_comes_back_as_it_was(
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@sum", "\tx", "\rx", "'=1"])
-def test_text_that_a_spreadsheet_would_run_is_marked_as_text(text: str, tmp_path: Path) -> None:
+def test_text_that_a_spreadsheet_would_run_is_marked_as_text(
+    text: str, tmp_path: Path
+) -> None:
     write_table(tmp_path / "a.csv", [[text]], ["a"])
     with (tmp_path / "a.csv").open(newline="") as file:
         assert list(csv.reader(file)) == [["a"], [f"'{text}"]]
 
 
-def test_numbers_and_harmless_text_are_untouched_and_none_is_empty(tmp_path: Path) -> None:
+def test_numbers_and_harmless_text_are_untouched_and_none_is_empty(
+    tmp_path: Path,
+) -> None:
     row = (-1, -2.5, np.float32(-0.1), "a-b", "1=1", None, True, float("nan"))
     write_table(tmp_path / "a.csv", [row], "abcdefgh")
-    assert (tmp_path / "a.csv").read_text().splitlines()[1] == "-1,-2.5,-0.1,a-b,1=1,,True,nan"
+    assert (tmp_path / "a.csv").read_text().splitlines()[
+        1
+    ] == "-1,-2.5,-0.1,a-b,1=1,,True,nan"
 
 
-def test_columns_are_the_union_of_what_rows_have_and_gaps_stay_empty(tmp_path: Path) -> None:
+def test_columns_are_the_union_of_what_rows_have_and_gaps_stay_empty(
+    tmp_path: Path,
+) -> None:
     write_table(tmp_path / "a.csv", [{"id": "a", "x": 1}, {"id": "b", "y": 2}])
     assert (tmp_path / "a.csv").read_text() == "id,x,y\na,1,\nb,,2\n"
     write_table(tmp_path / "b.tsv", iter([{"id": "a", "x": 1}]), ["x", "id", "none"])

@@ -8,7 +8,11 @@ from typing import Any, ClassVar
 import pytest
 
 from thinsection.jobs.executor import ExecutorConfig
-from thinsection.testing.executor_contract import ExecutorContract, SquareTask, WorkerContract
+from thinsection.testing.executor_contract import (
+    ExecutorContract,
+    SquareTask,
+    WorkerContract,
+)
 
 
 class TestInline(ExecutorContract):
@@ -20,13 +24,24 @@ class TestInline(ExecutorContract):
 class TestPool(WorkerContract):
     config: ClassVar[ExecutorConfig] = ExecutorConfig(workers=2, threads=1)
 
-    def test_two_processes_do_the_work_and_none_of_them_is_this_one(self, tmp_path: Path) -> None:
+    def test_two_processes_do_the_work_and_none_of_them_is_this_one(
+        self, tmp_path: Path
+    ) -> None:
         told = self.run(SquareTask(folder=tmp_path), count=40, chunk_slides=1)
         assert len({result.pid for result in told.results.values()}) == 2
 
-    def test_a_death_costs_only_the_entry_that_was_at_work(self, tmp_path: Path) -> None:
+    def test_a_death_costs_only_the_entry_that_was_at_work(
+        self, tmp_path: Path
+    ) -> None:
         told = self.run(SquareTask(folder=tmp_path, killed={"2": 1}), chunk_slides=6)
-        assert [told.results[v].small for v in range(6)] == [False, False, True, True, True, True]
+        assert [told.results[v].small for v in range(6)] == [
+            False,
+            False,
+            True,
+            True,
+            True,
+            True,
+        ]
         assert "a worker died with 4 entries: each is tried alone" in told.messages
 
 
@@ -49,13 +64,17 @@ class TestDaskClusterFromPython(WorkerContract):
     def handed_in(self, dask_cluster: Any) -> None:
         self.cluster = dask_cluster
 
-    def test_what_dies_for_want_of_memory_climbs_the_whole_list(self, tmp_path: Path) -> None:
+    def test_what_dies_for_want_of_memory_climbs_the_whole_list(
+        self, tmp_path: Path
+    ) -> None:
         """Not here: its workers have the memory that they have."""
         task = SquareTask(folder=tmp_path, killed={"2": 9})
         told = self.run(task, chunk_slides=3, job_memory="2GiB,3GiB,4GiB")
         assert told.results[2].error.endswith("twice, the second time alone")
 
-    def test_a_client_is_taken_too_and_stays_open(self, dask_cluster: Any, tmp_path: Path) -> None:
+    def test_a_client_is_taken_too_and_stays_open(
+        self, dask_cluster: Any, tmp_path: Path
+    ) -> None:
         from distributed import Client
 
         with Client(dask_cluster) as client:
@@ -86,7 +105,9 @@ class TestRay(WorkerContract):
     def started(self, local_ray: Any) -> None:
         assert local_ray.is_initialized()
 
-    def test_what_dies_for_want_of_memory_climbs_the_whole_list(self, tmp_path: Path) -> None:
+    def test_what_dies_for_want_of_memory_climbs_the_whole_list(
+        self, tmp_path: Path
+    ) -> None:
         """In what the scheduler sets aside for it; a test's Ray has little."""
         task = SquareTask(folder=tmp_path, killed={"2": 9, "4": 2})
         told = self.run(task, chunk_slides=3, job_memory="200MiB,250MiB,300MiB")
@@ -99,7 +120,9 @@ def test_a_ray_of_our_own_is_started_and_ended(tmp_path: Path) -> None:
     ray.shutdown()
 
     class Once(WorkerContract):
-        config: ClassVar[ExecutorConfig] = ExecutorConfig(executor="ray", workers=2, threads=1)
+        config: ClassVar[ExecutorConfig] = ExecutorConfig(
+            executor="ray", workers=2, threads=1
+        )
 
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:

@@ -43,7 +43,9 @@ def entries(slides: Sequence[Path]) -> list[SlideEntry]:
     return [SlideEntry(slide_id=path.stem, slide_path=str(path)) for path in slides]
 
 
-def execute_slides(task: FaultyTask, slides: Sequence[Path]) -> tuple[list[SlideResult], list[str]]:
+def execute_slides(
+    task: FaultyTask, slides: Sequence[Path]
+) -> tuple[list[SlideResult], list[str]]:
     """Results of the slides in chunks of two on two workers, and the executor's messages."""
     results: list[SlideResult] = []
     messages: list[str] = []
@@ -83,7 +85,9 @@ def test_two_workers_give_the_same_bytes_as_inline_and_events_come_home(
     assert summary.counts["done"] == 4
     assert any("dashboard: http://" in text for text in messages)
     ended = Counter(event.slide_id for event in events if event.kind == "ended")
-    assert set(ended.values()) <= {1}  # events may lag behind the end of the run, never double
+    assert set(ended.values()) <= {
+        1
+    }  # events may lag behind the end of the run, never double
     compared = 0
     for path in sorted((tmp_path / "inline").rglob("*")):
         name = path.relative_to(tmp_path / "inline")
@@ -101,9 +105,14 @@ def test_a_worker_killed_in_the_middle_loses_nothing_and_doubles_nothing(
 ) -> None:
     task = faulty(tmp_path / "out", killed_once=frozenset({"s1"}))
     results, messages = execute_slides(task, slides)
-    assert sorted((r.slide_id, r.status) for r in results) == [(f"s{i}", "done") for i in range(4)]
+    assert sorted((r.slide_id, r.status) for r in results) == [
+        (f"s{i}", "done") for i in range(4)
+    ]
     # s0, which came with s1, may have ended by then
-    told = ("a worker died with 2 entries: each is", "a worker died with 1 entry: it is")
+    told = (
+        "a worker died with 2 entries: each is",
+        "a worker died with 1 entry: it is",
+    )
     assert [m for m in messages if m.removesuffix(" tried alone") in told], messages
     assert (task.out / ".killed-s1").exists()
 
@@ -112,7 +121,9 @@ def test_a_worker_killed_in_the_middle_loses_nothing_and_doubles_nothing(
 def test_a_slide_that_bloats_its_worker_is_recorded_and_the_rest_unharmed(
     tmp_path: Path, slides: list[Path], repeat: int
 ) -> None:
-    config = ExecutorConfig(executor="dask", workers=2, threads=1, worker_memory="900MiB")
+    config = ExecutorConfig(
+        executor="dask", workers=2, threads=1, worker_memory="900MiB"
+    )
     task = faulty(tmp_path / "out", config=config, bloated=frozenset({"s2"}))
     results, _ = execute_slides(task, slides)
     found = {r.slide_id: r for r in results}
@@ -127,7 +138,9 @@ def test_a_slide_that_bloats_its_worker_is_recorded_and_the_rest_unharmed(
     assert (task.out / "slides" / "s2" / "failure.json").is_file()
 
 
-def test_a_slide_is_alone_in_less_memory_that_still_holds_three_batches(tmp_path: Path) -> None:
+def test_a_slide_is_alone_in_less_memory_that_still_holds_three_batches(
+    tmp_path: Path,
+) -> None:
     task = faulty(tmp_path / "out")
     smaller = task.smaller()
     assert parse_bytes(smaller.config.stream.memory) == GIB
@@ -155,7 +168,9 @@ def test_the_task_comes_back_from_its_document(tmp_path: Path) -> None:
     assert from_mapping(RunTask, json.loads(json.dumps(as_mapping(task)))) == task
 
 
-def test_an_error_of_the_settings_ends_the_run_at_once(tmp_path: Path, slides: list[Path]) -> None:
+def test_an_error_of_the_settings_ends_the_run_at_once(
+    tmp_path: Path, slides: list[Path]
+) -> None:
     config = RunConfig(executor=ExecutorConfig(executor="dask", workers=1, threads=1))
     task = make_task(tmp_path, config, "embed")
     broken = FaultyTask(**vars(task), failing=ConfigError("tiles.x must be 1, got 2"))
@@ -163,9 +178,13 @@ def test_an_error_of_the_settings_ends_the_run_at_once(tmp_path: Path, slides: l
         execute_slides(broken, slides)
 
 
-def test_no_scheduler_at_the_address_is_said(tmp_path: Path, slides: list[Path]) -> None:
+def test_no_scheduler_at_the_address_is_said(
+    tmp_path: Path, slides: list[Path]
+) -> None:
     config = ExecutorConfig(executor="dask", scheduler="tcp://127.0.0.1:9")
-    with pytest.raises(ClusterError, match=r"address of a running one, got 'tcp://127\.0\.0\.1:9'"):
+    with pytest.raises(
+        ClusterError, match=r"address of a running one, got 'tcp://127\.0\.0\.1:9'"
+    ):
         execute_slides(faulty(tmp_path / "out", config=config), slides)
 
 
@@ -174,7 +193,9 @@ def test_an_output_that_dask_jobqueue_would_not_quote_is_refused(
 ) -> None:
     pytest.importorskip("dask_jobqueue", reason="dask-jobqueue is not installed")
     config = ExecutorConfig(executor="dask", jobqueue="slurm")
-    with pytest.raises(ConfigError, match=r"without spaces for --jobqueue.*use --executor slurm"):
+    with pytest.raises(
+        ConfigError, match=r"without spaces for --jobqueue.*use --executor slurm"
+    ):
         execute_slides(faulty(tmp_path / "an out", config=config), slides)
 
 
@@ -183,5 +204,7 @@ def test_gpus_without_dask_cuda_are_refused_with_another_way(
 ) -> None:
     config = ExecutorConfig(executor="dask", gpus="0,1")
     assert local_shape(config)[0] == 2
-    with pytest.raises(MissingDependencyError, match=r"needs dask-cuda.*CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(
+        MissingDependencyError, match=r"needs dask-cuda.*CUDA_VISIBLE_DEVICES"
+    ):
         execute_slides(faulty(tmp_path / "out", config=config), slides)

@@ -21,7 +21,9 @@ from thinsection.jobs.executor import (
 
 @dataclass(frozen=True)
 class Doubling(Task[int, int]):
-    def __call__(self, entries: Sequence[int], *, on_event: Callable[[Any], None]) -> Report[int]:
+    def __call__(
+        self, entries: Sequence[int], *, on_event: Callable[[Any], None]
+    ) -> Report[int]:
         for entry in entries:
             on_event(entry)
         return Report(results=tuple(2 * entry for entry in entries))
@@ -55,7 +57,9 @@ def test_inline_reports_every_entry_once_and_passes_events_on(
 
 
 @given(st.integers(1, 100_000), st.integers(1, 600))
-def test_chunks_keep_every_slide_and_feed_every_worker(num_slides: int, workers: int) -> None:
+def test_chunks_keep_every_slide_and_feed_every_worker(
+    num_slides: int, workers: int
+) -> None:
     size = chunk_size(num_slides, workers)
     chunks = chunked(range(num_slides), size)
     assert [i for chunk in chunks for i in chunk] == list(range(num_slides))
@@ -74,7 +78,9 @@ def test_chunks_keep_every_slide_and_feed_every_worker(num_slides: int, workers:
         ({"gpus": "0", "jobqueue": "slurm"}, r"one of scheduler, gpus and jobqueue"),
     ],
 )
-def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_refused_by_name(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         ExecutorConfig(**settings)
 

@@ -36,8 +36,12 @@ class ThreadBackend(Backend):
 '''
 
 
-def test_an_executor_of_another_package_is_chosen_from_the_shell(tmp_path: Path) -> None:
-    env = install(tmp_path, "toy_executor", TOY_EXECUTOR, "executors", thread="ThreadBackend")
+def test_an_executor_of_another_package_is_chosen_from_the_shell(
+    tmp_path: Path,
+) -> None:
+    env = install(
+        tmp_path, "toy_executor", TOY_EXECUTOR, "executors", thread="ThreadBackend"
+    )
     (tmp_path / "slides").mkdir()
     for name in ("a", "b"):
         write_he_slide(tmp_path / "slides" / f"{name}.svs", (900, 700), seed=ord(name))

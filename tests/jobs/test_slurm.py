@@ -47,11 +47,17 @@ def script(folder: str, config: ExecutorConfig, **changes: Any) -> str:
 
 def test_the_script_asks_for_the_request_and_the_users_directives_come_last() -> None:
     config = ExecutorConfig(
-        partition="gpu", account="lab", gres="gpu:a100:1", workers=4, directive=("--qos=long",)
+        partition="gpu",
+        account="lab",
+        gres="gpu:a100:1",
+        workers=4,
+        directive=("--qos=long",),
     )
     lines = script("/o/j", config).splitlines()
     assert lines[0] == "#!/bin/bash"
-    directives = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
+    directives = [
+        line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")
+    ]
     assert "--array=1-9%4" in directives
     assert {"--cpus-per-task=3", "--mem=2048M", "--time=01:00:00"} <= set(directives)
     assert {"--partition=gpu", "--account=lab", "--gres=gpu:a100:1"} <= set(directives)
@@ -67,8 +73,12 @@ def test_paths_with_spaces_quotes_and_percents_are_quoted() -> None:
 
 @pytest.mark.parametrize("name", ["partition", "account", "gres", "gpu"])
 @pytest.mark.parametrize("value", ["a\n#SBATCH --uid=0", "a b", "a'b", "", "a#b"])
-def test_a_word_of_a_directive_cannot_break_out_of_its_line(name: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=f"executor.{name} must be one word without quotes"):
+def test_a_word_of_a_directive_cannot_break_out_of_its_line(
+    name: str, value: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=f"executor.{name} must be one word without quotes"
+    ):
         ExecutorConfig(**{name: value})
 
 
@@ -80,13 +90,21 @@ def test_a_line_break_in_the_output_folder_or_a_directive_is_refused() -> None:
 
 
 def test_an_array_that_slurm_would_refuse_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"num_tasks must be in \[1, 1000\], got 1001"):
+    with pytest.raises(
+        ConfigError, match=r"num_tasks must be in \[1, 1000\], got 1001"
+    ):
         script("/o", ExecutorConfig(), num_tasks=1001)
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("30", 1800), ("1:30", 90), ("01:00:05", 3605), ("2-03", 183600), ("1-00:10:00", 87000)],
+    [
+        ("30", 1800),
+        ("1:30", 90),
+        ("01:00:05", 3605),
+        ("2-03", 183600),
+        ("1-00:10:00", 87000),
+    ],
 )
 def test_walltimes_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
     assert parse_walltime(text) == seconds
@@ -103,7 +121,9 @@ def test_without_sbatch_the_error_says_where_to_go(
 ) -> None:
     write_he_slide(tmp_path / "a.tiff", (600, 400))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ClusterError, match=r"sbatch must be on the PATH.*another --executor"):
+    with pytest.raises(
+        ClusterError, match=r"sbatch must be on the PATH.*another --executor"
+    ):
         run([tmp_path / "a.tiff"], out=tmp_path / "out", config=settings())
     assert not arrays(tmp_path / "out")
 
@@ -116,7 +136,9 @@ def thinsection(
     *arguments: object, environment: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "thinsection", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def await_end(job: Array, *, timeout_s: float = 200) -> None:
@@ -168,7 +190,10 @@ def test_an_array_with_a_bad_slide_and_a_cancelled_task_is_collected_and_resubmi
     }
     assert failed["bad"]["stage"] == "open"
     assert failed["slow"]["stage"] == "worker"
-    assert f"array task {job.job_id}_{slow} ended without a report" in failed["slow"]["error"]
+    assert (
+        f"array task {job.job_id}_{slow} ended without a report"
+        in failed["slow"]["error"]
+    )
     assert len(arrays(out)) == 1  # who cancels a task does not want it again
     assert "good" in "".join(p.read_text() for p in (job.folder / "logs").iterdir())
     document = json.loads((job.folder.parents[1] / "run.json").read_text())
@@ -200,7 +225,13 @@ def test_a_running_task_that_is_cancelled_loses_no_slide(
     write_he_slide(tmp_path / "big.tiff", (6000, 5000))
     out = tmp_path / "out"
     thinsection(
-        "slurm", "submit", tmp_path / "big.tiff", "--out", out, *TASK_FLAGS, environment=on_slurm
+        "slurm",
+        "submit",
+        tmp_path / "big.tiff",
+        "--out",
+        out,
+        *TASK_FLAGS,
+        environment=on_slurm,
     )
     (job,) = arrays(out)
     number = job.job_id
@@ -234,7 +265,9 @@ def test_run_with_the_slurm_executor_waits_and_gives_the_same_bytes_as_inline(
             "run", *slides, "--out", tmp_path / name, *flags, name, environment=on_slurm
         )
         assert done.returncode == 0, done.stderr
-    names = [p.relative_to(tmp_path / "inline") for p in (tmp_path / "inline").rglob("*.h5")]
+    names = [
+        p.relative_to(tmp_path / "inline") for p in (tmp_path / "inline").rglob("*.h5")
+    ]
     assert {"s0.h5", "s1.h5"} == {name.name for name in names}
     assert len(names) >= 2 * 3  # tiles, features, slide features
     for name in (*names, Path("summary.csv")):
@@ -251,7 +284,12 @@ def test_dask_workers_come_up_as_two_slurm_jobs_and_do_the_work(
     slides = sorted(tmp_path.glob("*.tiff"))
     config = RunConfig(
         executor=ExecutorConfig(
-            **{"executor": "dask", "jobqueue": "slurm", "workers": 2, "chunk_slides": 1},  # type: ignore[arg-type]
+            **{
+                "executor": "dask",
+                "jobqueue": "slurm",
+                "workers": 2,
+                "chunk_slides": 1,
+            },  # type: ignore[arg-type]
             **{"job_cpus": 1, "job_memory": "1900MiB", "walltime": "00:10:00"},  # type: ignore[arg-type]
         )
     )
@@ -261,5 +299,9 @@ def test_dask_workers_come_up_as_two_slurm_jobs_and_do_the_work(
     jobs = {record.requested.job for record in records} - {None}
     assert 1 <= len(jobs) <= 2  # a quick job may have done the other's share
     assert all(r.requested.source == "slurm" for r in records if r.requested.job)
-    logs = [p for p in (summary.record / "logs").iterdir() if p.name.startswith("dask-worker-")]
+    logs = [
+        p
+        for p in (summary.record / "logs").iterdir()
+        if p.name.startswith("dask-worker-")
+    ]
     assert len({path.stem for path in logs}) >= 2

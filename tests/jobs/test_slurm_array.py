@@ -12,8 +12,20 @@ from thinsection.jobs import slurm_array
 from thinsection.jobs.contract import Report, Site, Try
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig, Rung
-from thinsection.jobs.slurm import SlurmBackend, Submitted, array_status, collect, write_array
-from thinsection.jobs.slurm_array import DOCUMENT_NAME, Array, TaskState, array_folders, load_array
+from thinsection.jobs.slurm import (
+    SlurmBackend,
+    Submitted,
+    array_status,
+    collect,
+    write_array,
+)
+from thinsection.jobs.slurm_array import (
+    DOCUMENT_NAME,
+    Array,
+    TaskState,
+    array_folders,
+    load_array,
+)
 from thinsection.registry import Entry, Registry
 from thinsection.testing.executor_contract import (
     KnowsFinished,
@@ -53,7 +65,9 @@ class FakeSlurm:
         assert "slurm array-task" in script.read_text()
         array = load_array(script.parent, KINDS)
         if array.request.memory_bytes >= self.refused_bytes:
-            raise ClusterError("sbatch failed (1): Memory specification can not be satisfied")
+            raise ClusterError(
+                "sbatch failed (1): Memory specification can not be satisfied"
+            )
         self.arrays.append(array)
         number = len(self.arrays)
         indices = range(1, len(array.chunks) + 1)
@@ -61,7 +75,10 @@ class FakeSlurm:
             self.states.append(dict.fromkeys(indices, PENDING))
             return number
         context = multiprocessing.get_context("forkserver")
-        runs = {i: context.Process(target=_run, args=(script.parent, number, i)) for i in indices}
+        runs = {
+            i: context.Process(target=_run, args=(script.parent, number, i))
+            for i in indices
+        }
         for run in runs.values():
             run.start()
         for run in runs.values():
@@ -103,11 +120,21 @@ class TestSlurm(WorkerContract):
     def use(self, slurm: FakeSlurm) -> None:
         self.slurm = slurm
 
-    def test_nobodys_error_is_tried_again_and_then_recorded(self, tmp_path: Path) -> None:
+    def test_nobodys_error_is_tried_again_and_then_recorded(
+        self, tmp_path: Path
+    ) -> None:
         """A batch job that ends by its own error would do so again: it is not tried again."""
         told = self.run(SquareTask(folder=tmp_path, raised={"1": 1}), chunk_slides=3)
-        assert [told.results[v].status for v in range(6)] == ["done", "lost", "lost", *["done"] * 3]
-        assert "(FAILED, exit code 1): RuntimeError: no luck with 1; see" in told.results[1].error
+        assert [told.results[v].status for v in range(6)] == [
+            "done",
+            "lost",
+            "lost",
+            *["done"] * 3,
+        ]
+        assert (
+            "(FAILED, exit code 1): RuntimeError: no luck with 1; see"
+            in told.results[1].error
+        )
         assert len(self.slurm.arrays) == 1
 
     def test_an_error_of_the_settings_ends_everything(self, tmp_path: Path) -> None:
@@ -127,7 +154,9 @@ class TestSlurm(WorkerContract):
         assert second.request.walltime_s == first.request.walltime_s
         assert second.attempt.task.threads == first.attempt.task.threads == 2  # type: ignore[attr-defined]
 
-    def test_the_same_memory_is_asked_for_where_more_is_refused(self, tmp_path: Path) -> None:
+    def test_the_same_memory_is_asked_for_where_more_is_refused(
+        self, tmp_path: Path
+    ) -> None:
         self.slurm.refused_bytes = 4 * GIB
         told = self.run(SquareTask(folder=tmp_path, killed={"2": 1}), chunk_slides=3)
         assert told.results[2].status == "done"
@@ -136,13 +165,17 @@ class TestSlurm(WorkerContract):
         assert len(array_folders(tmp_path)) == 2
 
     def test_the_next_memory_of_the_list_is_asked_for(self, tmp_path: Path) -> None:
-        self.run(SquareTask(folder=tmp_path, killed={"2": 9}), job_memory="1GiB,3GiB,5GiB")
+        self.run(
+            SquareTask(folder=tmp_path, killed={"2": 9}), job_memory="1GiB,3GiB,5GiB"
+        )
         asked = [array.request.memory_bytes // GIB for array in self.slurm.arrays]
         assert asked == [1, 3, 5]
         assert [a.attempt.rung.memory for a in self.slurm.arrays] == [0, 1, 2]
         assert "--mem=5120M" in self.slurm.arrays[2].script.read_text()
 
-    def test_what_fails_for_want_of_gpu_memory_gets_the_next_card(self, tmp_path: Path) -> None:
+    def test_what_fails_for_want_of_gpu_memory_gets_the_next_card(
+        self, tmp_path: Path
+    ) -> None:
         task = SquareTask(folder=tmp_path, hungry={"1": 1, "4": 9})
         told = self.run(task, chunk_slides=3, gpu="a40,a100-40,a100-80", gres="gpu:1")
         assert {v: r.status for v, r in told.results.items()} == {
@@ -150,9 +183,14 @@ class TestSlurm(WorkerContract):
             4: "failed",
         }
         scripts = [array.script.read_text() for array in self.slurm.arrays]
-        cards = [next(x for x in s.splitlines() if "--gres" in x).split("=")[1] for s in scripts]
+        cards = [
+            next(x for x in s.splitlines() if "--gres" in x).split("=")[1]
+            for s in scripts
+        ]
         assert cards == ["gpu:a40:1", "gpu:a100-40:1", "gpu:a100-80:1"]
-        entries = [sorted(e.value for e in a.attempt.entries) for a in self.slurm.arrays]
+        entries = [
+            sorted(e.value for e in a.attempt.entries) for a in self.slurm.arrays
+        ]
         assert entries == [[0, 1, 2, 3, 4, 5], [1, 4], [4]]
         assert {a.request.memory_bytes for a in self.slurm.arrays} == {2 * GIB}
 
@@ -188,7 +226,9 @@ def test_what_is_not_known_here_is_refused(
 ) -> None:
     path = written(tmp_path).folder / DOCUMENT_NAME
     document = json.loads(path.read_text())
-    changed = {k: {**document[k], **v} if isinstance(v, dict) else v for k, v in change.items()}
+    changed = {
+        k: {**document[k], **v} if isinstance(v, dict) else v for k, v in change.items()
+    }
     path.write_text(json.dumps({**document, **changed}))
     with pytest.raises(StoreError, match=message):
         load_array(path.parent, KINDS)
@@ -197,11 +237,15 @@ def test_what_is_not_known_here_is_refused(
 def test_a_folder_without_arrays_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"must hold tasks\.json of this version"):
         load_array(tmp_path, KINDS)
-    with pytest.raises(StoreError, match="must hold an array of 'thinsection slurm submit'"):
+    with pytest.raises(
+        StoreError, match="must hold an array of 'thinsection slurm submit'"
+    ):
         collect(tmp_path, KINDS)
 
 
-def test_an_index_reports_entry_by_entry_and_another_one_is_refused(tmp_path: Path) -> None:
+def test_an_index_reports_entry_by_entry_and_another_one_is_refused(
+    tmp_path: Path,
+) -> None:
     array = written(tmp_path, refused=(2,))
     seen: list[int] = []
     told: list[Report[Squared]] = []
@@ -224,7 +268,9 @@ def test_who_does_not_wait_gets_the_array_and_collects_later(
 ) -> None:
     told: list[Report[Squared]] = []
     entries = [Number(value=value) for value in range(4)]
-    config = ExecutorConfig(executor="slurm", job_memory="1GiB", queue="submit", chunk_slides=2)
+    config = ExecutorConfig(
+        executor="slurm", job_memory="1GiB", queue="submit", chunk_slides=2
+    )
     task = SquareTask(folder=tmp_path, killed={"1": 1})
     with pytest.raises(Submitted) as submitted:
         execute(entries, task, config, folder=tmp_path, on_report=told.append)
@@ -236,7 +282,9 @@ def test_who_does_not_wait_gets_the_array_and_collects_later(
     assert {r.value for r in found.results.values()} == {0, 2, 3}
     assert found.waiting == 1
     (found,) = collect(tmp_path, KINDS)
-    assert {r.value: r.square for r in found.results.values()} == {v: v**2 for v in range(4)}
+    assert {r.value: r.square for r in found.results.values()} == {
+        v: v**2 for v in range(4)
+    }
     assert found.waiting == 0
     assert found.stage_seconds["square_busy"] == 4
     assert len(slurm.arrays) == 2
@@ -257,7 +305,9 @@ def test_a_written_array_is_not_submitted(tmp_path: Path, slurm: FakeSlurm) -> N
     assert not slurm.arrays
 
 
-def test_where_all_is_done_nothing_is_submitted(tmp_path: Path, slurm: FakeSlurm) -> None:
+def test_where_all_is_done_nothing_is_submitted(
+    tmp_path: Path, slurm: FakeSlurm
+) -> None:
     told: list[Report[Squared]] = []
     messages: list[str] = []
     execute(
@@ -278,10 +328,18 @@ def test_where_all_is_done_nothing_is_submitted(tmp_path: Path, slurm: FakeSlurm
     [
         (TaskState(state="OUT_OF_MEMORY", signal=125), True, True),
         (TaskState(state="FAILED", signal=9), True, True),
-        (TaskState(state="FAILED", exit_code=137), True, True),  # a shell's word for SIGKILL
+        (
+            TaskState(state="FAILED", exit_code=137),
+            True,
+            True,
+        ),  # a shell's word for SIGKILL
         (TaskState(state="NODE_FAIL"), True, True),
         (TaskState(state="TIMEOUT"), True, True),
-        (TaskState(state="FAILED", exit_code=2), True, False),  # the settings: the same again
+        (
+            TaskState(state="FAILED", exit_code=2),
+            True,
+            False,
+        ),  # the settings: the same again
         (CANCELLED, True, False),  # who cancels a task does not want it again
         (TaskState(), True, True),  # forgotten, but it had begun
         (TaskState(), False, False),  # forgotten, and nothing was begun
@@ -321,7 +379,10 @@ def test_an_array_that_squeue_has_forgotten_is_looked_up_in_the_accounting(
     slurm.idle = True
     array = written(tmp_path)
     array.submit()
-    slurm.states[0], slurm.accounted = {}, {1: CANCELLED, 2: TaskState(state="OUT_OF_MEMORY")}
+    slurm.states[0], slurm.accounted = (
+        {},
+        {1: CANCELLED, 2: TaskState(state="OUT_OF_MEMORY")},
+    )
     ended = array.ended()
     assert (ended[1].how, ended[2].how, ended[2].want) == ("over", "died", "memory")
     assert "(CANCELLED, signal 15)" in ended[1].reason
@@ -336,7 +397,10 @@ def test_tasks_are_reported_as_they_end(
     def slow(number: int, num_tasks: int) -> dict[int, TaskState]:
         """Ends one task more at every look."""
         looks.append(1)
-        return {i: s if i <= len(looks) else PENDING for i, s in real(number, num_tasks).items()}
+        return {
+            i: s if i <= len(looks) else PENDING
+            for i, s in real(number, num_tasks).items()
+        }
 
     array = written(tmp_path)
     array.submit()
@@ -351,8 +415,13 @@ def test_the_rungs_of_the_settings(tmp_path: Path) -> None:
     assert config.above(Rung(), "memory") == Rung(memory=1)
     assert config.above(Rung(memory=1), "memory") is None
     assert config.above(Rung(memory=1), "gpu") == Rung(memory=1, gpu=1)
-    assert (config.at(Rung(gpu=1)).gres, config.at(Rung()).job_memory) == ("gpu:a100-80:2", "16G")
-    constrained = ExecutorConfig(gpu="a40,h100", gres="gpu:1", directive=("--constraint={gpu}",))
+    assert (config.at(Rung(gpu=1)).gres, config.at(Rung()).job_memory) == (
+        "gpu:a100-80:2",
+        "16G",
+    )
+    constrained = ExecutorConfig(
+        gpu="a40,h100", gres="gpu:1", directive=("--constraint={gpu}",)
+    )
     assert constrained.at(Rung(gpu=1)).directive == ("--constraint=h100",)
     assert constrained.at(Rung(gpu=1)).gres == "gpu:1"
     assert ExecutorConfig(gpu="a40", gres="gpu:1").at(Rung()).gres == "gpu:1"

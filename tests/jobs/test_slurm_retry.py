@@ -46,10 +46,18 @@ def answers(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 
 def test_squeue_says_how_each_task_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, "7_1|RUNNING|0|\n7_2|FAILED|9|\n7_3|FAILED|512|\n7_4|FAILED|35072|\n")
+    answers(
+        monkeypatch,
+        "7_1|RUNNING|0|\n7_2|FAILED|9|\n7_3|FAILED|512|\n7_4|FAILED|35072|\n",
+    )
     found = task_states(7, 4)
     assert [s.ended for s in found.values()] == [False, True, True, True]
-    assert [s.died for s in found.values()] == [False, True, False, True]  # 137 is 128 + SIGKILL
+    assert [s.died for s in found.values()] == [
+        False,
+        True,
+        False,
+        True,
+    ]  # 137 is 128 + SIGKILL
     assert found[2].describe() == "FAILED, signal 9"
     assert found[3].describe() == "FAILED, exit code 2"
 
@@ -59,14 +67,27 @@ def test_an_array_that_was_cancelled_while_it_waited_has_one_line_for_all(
 ) -> None:
     answers(monkeypatch, "7_2|COMPLETED|0|\n7|CANCELLED|0|\n")
     found = task_states(7, 3)
-    assert [found[i].state for i in (1, 2, 3)] == ["CANCELLED", "COMPLETED", "CANCELLED"]
+    assert [found[i].state for i in (1, 2, 3)] == [
+        "CANCELLED",
+        "COMPLETED",
+        "CANCELLED",
+    ]
     assert not any(state.died for state in found.values())
 
 
-def test_the_accounting_is_read_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, "7_1|OUT_OF_MEMORY|0:125\n7_2|CANCELLED by 1000|0:15\n7_3|TIMEOUT|0:0\n")
+def test_the_accounting_is_read_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers(
+        monkeypatch,
+        "7_1|OUT_OF_MEMORY|0:125\n7_2|CANCELLED by 1000|0:15\n7_3|TIMEOUT|0:0\n",
+    )
     found = accounted_states(7)
-    assert [found[i].state for i in (1, 2, 3)] == ["OUT_OF_MEMORY", "CANCELLED", "TIMEOUT"]
+    assert [found[i].state for i in (1, 2, 3)] == [
+        "OUT_OF_MEMORY",
+        "CANCELLED",
+        "TIMEOUT",
+    ]
     assert [found[i].died for i in (1, 2, 3)] == [True, False, True]
 
 
@@ -111,7 +132,10 @@ def execute_slides(out: Path, slides: Path) -> tuple[dict[str, SlideResult], lis
 @needs_slurm
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_slide_whose_task_is_killed_is_tried_once_more_alone(
-    tmp_path: Path, on_slurm: dict[str, str], monkeypatch: pytest.MonkeyPatch, times: int
+    tmp_path: Path,
+    on_slurm: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    times: int,
 ) -> None:
     monkeypatch.setattr(SlurmBackend, "poll_s", 0.2)
     slides, out = tmp_path / "slides", tmp_path / "out"
@@ -150,7 +174,13 @@ def test_a_task_that_exceeds_its_memory_is_collected_sent_again_with_more_and_do
     write_he_slide(tmp_path / "a.tiff", (5000, 4000))
     out = tmp_path / "an out"  # a space in it
     config = replace_flat(
-        CONFIG, {"job_memory": memory, "tile_mpp": "0.5", "queue": "submit", "executor": "slurm"}
+        CONFIG,
+        {
+            "job_memory": memory,
+            "tile_mpp": "0.5",
+            "queue": "submit",
+            "executor": "slurm",
+        },
     )
     with pytest.raises(Submitted) as submitted:
         run([tmp_path / "a.tiff"], out=out, config=config)
@@ -169,7 +199,9 @@ def test_a_task_that_exceeds_its_memory_is_collected_sent_again_with_more_and_do
     (found,) = collect(out, TASKS, on_message=messages.append)
     assert [r.status for r in found.results.values()] == ["done"]
     assert len(arrays(out)) == 2
-    assert list((second.folder / "logs").iterdir())  # where the script said, with its space
+    assert list(
+        (second.folder / "logs").iterdir()
+    )  # where the script said, with its space
 
 
 def arrays(out: Path) -> list[Array]:
@@ -179,7 +211,9 @@ def arrays(out: Path) -> list[Array]:
 def await_end(out: Path) -> None:
     """Until Slurm has nothing to do any more."""
     for _ in range(1000):
-        listed = subprocess.run(["squeue", "--noheader"], capture_output=True, text=True)
+        listed = subprocess.run(
+            ["squeue", "--noheader"], capture_output=True, text=True
+        )
         if not listed.stdout.strip():
             return
         threading.Event().wait(0.2)

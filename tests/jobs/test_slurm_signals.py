@@ -28,8 +28,18 @@ SLURM = ("--executor", "slurm", "--job-cpus", "1", "--job-memory", "1500MiB")
 TIMEOUT_S = 400
 
 
-def start(slides: Path, out: Path, environment: dict[str, str], *flags: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "thinsection", "run", str(slides), "--out", str(out)]
+def start(
+    slides: Path, out: Path, environment: dict[str, str], *flags: str
+) -> subprocess.Popen:
+    command = [
+        sys.executable,
+        "-m",
+        "thinsection",
+        "run",
+        str(slides),
+        "--out",
+        str(out),
+    ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen([*command, *COMMON, *flags], env=environment, **pipes)
 
@@ -70,7 +80,9 @@ def test_an_array_task_that_is_ended_at_some_moment_is_tried_again_to_the_same_b
 ) -> None:
     slides, reference = cohort
     out = tmp_path / "out of space"  # a path that is quoted
-    run = start(slides, out, slurm, *SLURM, "--walltime", "00:20:00", "--chunk-slides", "2")
+    run = start(
+        slides, out, slurm, *SLURM, "--walltime", "00:20:00", "--chunk-slides", "2"
+    )
     task = array_task(out)
     threading.Event().wait(1.0 + 10 * (repeat + 0.5) / REPEATS)
     ended = task.is_running()
@@ -80,5 +92,9 @@ def test_an_array_task_that_is_ended_at_some_moment_is_tried_again_to_the_same_b
     assert run.returncode == 0, said
     assert "tried alone" in said or not ended or "3 done" in said
     assert digest(out) == reference
-    left = [p.name for p in out.rglob("*") if TMP_MARK in p.name or p.name.startswith(LOCK_NAME)]
+    left = [
+        p.name
+        for p in out.rglob("*")
+        if TMP_MARK in p.name or p.name.startswith(LOCK_NAME)
+    ]
     assert left == []

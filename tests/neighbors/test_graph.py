@@ -21,22 +21,31 @@ def test_eight_neighbours_of_an_inner_tile_are_the_ring_around_it() -> None:
     centre = 2 * 7 + 3
     sources = graph.edge_index[0, graph.edge_index[1] == centre]
     assert sorted(sources) == sorted(
-        centre + dy * 7 + dx for dy in (-1, 0, 1) for dx in (-1, 0, 1) if (dx, dy) != (0, 0)
+        centre + dy * 7 + dx
+        for dy in (-1, 0, 1)
+        for dx in (-1, 0, 1)
+        if (dx, dy) != (0, 0)
     )
     assert graph.edge_index.dtype == np.int64 and graph.edge_index.shape == (2, 8 * 35)
 
 
 def test_distances_are_in_um_with_the_axes_kept_apart() -> None:
-    graph = tile_graph(np.array([[0, 0], [100, 0], [0, 100]]), k=1, slide_mpp=(0.5, 0.25))
+    graph = tile_graph(
+        np.array([[0, 0], [100, 0], [0, 100]]), k=1, slide_mpp=(0.5, 0.25)
+    )
     assert graph.edge_index.tolist() == [[2, 0, 0], [0, 1, 2]]
     assert graph.distances.tolist() == [25.0, 50.0, 25.0]
 
 
 @given(
-    arrays(np.int64, st.tuples(st.integers(0, 30), st.just(2)), elements=st.integers(0, 12)),
+    arrays(
+        np.int64, st.tuples(st.integers(0, 30), st.just(2)), elements=st.integers(0, 12)
+    ),
     st.floats(0.3, 6),
 )
-def test_a_radius_graph_holds_every_pair_within_it_and_no_other(coords, radius_um) -> None:
+def test_a_radius_graph_holds_every_pair_within_it_and_no_other(
+    coords, radius_um
+) -> None:
     graph = tile_graph(coords, radius_um=radius_um, slide_mpp=0.5)
     distances = np.sqrt((((coords[:, None] - coords[None]) * 0.5) ** 2).sum(-1))
     expected = (distances <= radius_um) & ~np.eye(len(coords), dtype=bool)
@@ -49,7 +58,10 @@ def test_a_radius_graph_holds_every_pair_within_it_and_no_other(coords, radius_u
 
 def test_edges_are_ordered_by_target_then_distance_then_source() -> None:
     coords = np.random.default_rng(0).integers(0, 40, (60, 2))
-    for graph in (tile_graph(coords, k=5), tile_graph(coords, radius_um=9, slide_mpp=1.0)):
+    for graph in (
+        tile_graph(coords, k=5),
+        tile_graph(coords, radius_um=9, slide_mpp=1.0),
+    ):
         keys = np.lexsort((graph.edge_index[0], graph.distances, graph.edge_index[1]))
         np.testing.assert_array_equal(keys, np.arange(len(keys)))
 
@@ -103,7 +115,10 @@ def test_other_graph_specs_are_refused(text: str) -> None:
         ({"radius_um": -1, "slide_mpp": 1}, "radius_um must be > 0, got -1"),
         ({"k": 0}, "k must be an int >= 1, got 0"),
         ({"k": 2, "slide_mpp": 0.0}, "slide_mpp must be > 0"),
-        ({"k": 2, "group": np.zeros(3, int)}, r"group must be of shape \(9,\), got \(3,\)"),
+        (
+            {"k": 2, "group": np.zeros(3, int)},
+            r"group must be of shape \(9,\), got \(3,\)",
+        ),
     ],
 )
 def test_bad_options_are_named(options: dict, message: str) -> None:
@@ -112,10 +127,14 @@ def test_bad_options_are_named(options: dict, message: str) -> None:
 
 
 def test_coordinates_must_be_integers_of_two_columns() -> None:
-    with pytest.raises(InvalidInputError, match=r"coords_l0 must be int64 .* got float32 \(5, 3\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"coords_l0 must be int64 .* got float32 \(5, 3\)"
+    ):
         tile_graph(np.zeros((5, 3), np.float32), k=2)
 
 
 def test_a_radius_that_makes_too_many_edges_is_refused_before_they_are_made() -> None:
     with pytest.raises(BudgetError, match="got 400056 edges at 1000 µm"):
-        tile_graph(grid(20, 40, 1)[:633], radius_um=1000, slide_mpp=1.0, budget_bytes=1 << 20)
+        tile_graph(
+            grid(20, 40, 1)[:633], radius_um=1000, slide_mpp=1.0, budget_bytes=1 << 20
+        )

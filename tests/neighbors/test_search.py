@@ -15,8 +15,12 @@ ROOM = 1 << 30
 
 
 def assert_equal(found: Neighbors, expected: Neighbors) -> None:
-    assert torch.equal(torch.as_tensor(found.indices), torch.as_tensor(expected.indices))
-    assert torch.equal(torch.as_tensor(found.distances), torch.as_tensor(expected.distances))
+    assert torch.equal(
+        torch.as_tensor(found.indices), torch.as_tensor(expected.indices)
+    )
+    assert torch.equal(
+        torch.as_tensor(found.distances), torch.as_tensor(expected.distances)
+    )
 
 
 def distances_from(points: np.ndarray, i: int) -> np.ndarray:
@@ -43,7 +47,9 @@ def searches(draw: st.DrawFn) -> tuple[torch.Tensor, dict]:
     batch = draw(st.sampled_from([(), (1,), (2,), (2, 3)]))
     num_points = draw(st.integers(1, 40))
     dims = draw(st.sampled_from([2, 3]))
-    dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64]))
+    dtype = draw(
+        st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64])
+    )
     seed = draw(st.integers(0, 2**31))
     generator = torch.Generator().manual_seed(seed)
     distinct = draw(st.sampled_from([1, 2, 5, 1000]))
@@ -53,13 +59,17 @@ def searches(draw: st.DrawFn) -> tuple[torch.Tensor, dict]:
     if draw(st.booleans()):
         options["mask"] = torch.rand((*batch, num_points), generator=generator) > 0.3
     if draw(st.booleans()):
-        options["group"] = torch.randint(-1, 3, (*batch, num_points), generator=generator)
+        options["group"] = torch.randint(
+            -1, 3, (*batch, num_points), generator=generator
+        )
     return points, options
 
 
 @given(searches())
 @settings(max_examples=150, deadline=None)
-def test_every_implementation_equals_the_specification(search: tuple[torch.Tensor, dict]) -> None:
+def test_every_implementation_equals_the_specification(
+    search: tuple[torch.Tensor, dict],
+) -> None:
     points, options = search
     expected = nearest_neighbors(points, **options, impl="reference", budget_bytes=ROOM)
     for impl in FAST:
@@ -68,7 +78,9 @@ def test_every_implementation_equals_the_specification(search: tuple[torch.Tenso
 
 @given(searches())
 @settings(max_examples=50, deadline=None)
-def test_the_specification_equals_a_loop_over_rows(search: tuple[torch.Tensor, dict]) -> None:
+def test_the_specification_equals_a_loop_over_rows(
+    search: tuple[torch.Tensor, dict],
+) -> None:
     points, options = search
     points = points.reshape(-1, *points.shape[-2:])[0].double().numpy()
     k = options["k"]
@@ -91,7 +103,9 @@ def test_it_agrees_with_scipy_on_1e5_points(dims: int, impl: str) -> None:
 
 def test_it_agrees_with_float64_brute_force_on_sampled_rows_of_1e5_points() -> None:
     rng = np.random.default_rng(2)
-    points = rng.integers(0, 400, size=(100_000, 3)).astype(np.float64)  # ties and duplicates
+    points = rng.integers(0, 400, size=(100_000, 3)).astype(
+        np.float64
+    )  # ties and duplicates
     found = nearest_neighbors(points, k=8)
     for i in rng.integers(0, len(points), 40):
         row = distances_from(points, i)
@@ -150,9 +164,17 @@ def test_fewer_than_k_are_marked_and_absent_points_have_none() -> None:
 
 def test_the_kind_and_dtype_of_the_points_come_back() -> None:
     as_numpy = nearest_neighbors(np.zeros((3, 2), np.float32), k=1)
-    assert isinstance(as_numpy.distances, np.ndarray) and as_numpy.distances.dtype == np.float32
-    assert nearest_neighbors(torch.zeros(3, 2).half(), k=1).distances.dtype == torch.float32
-    assert nearest_neighbors(np.zeros((3, 2), np.int64), k=1).distances.dtype == np.float64
+    assert (
+        isinstance(as_numpy.distances, np.ndarray)
+        and as_numpy.distances.dtype == np.float32
+    )
+    assert (
+        nearest_neighbors(torch.zeros(3, 2).half(), k=1).distances.dtype
+        == torch.float32
+    )
+    assert (
+        nearest_neighbors(np.zeros((3, 2), np.int64), k=1).distances.dtype == np.float64
+    )
     read_only = np.zeros((3, 2))
     read_only.setflags(write=False)
     assert nearest_neighbors(read_only, k=1).indices.dtype == np.int64
@@ -186,28 +208,50 @@ def test_auto_says_what_it_takes_and_why() -> None:
         (np.zeros((4, 2)), {"k": 5}, r"k must be an int from 1 to the 4 points, got 5"),
         (np.zeros((4, 2)), {"k": 0}, "k must be"),
         (np.zeros((4, 2)), {"k": True}, "k must be"),
-        (np.zeros((4, 4)), {"k": 1}, r"points must be of shape .* got float64 \(4, 4\)"),
-        (np.full((4, 2), np.nan), {"k": 1}, r"points must be finite .* got \[nan, nan\] at \(0,\)"),
+        (
+            np.zeros((4, 4)),
+            {"k": 1},
+            r"points must be of shape .* got float64 \(4, 4\)",
+        ),
+        (
+            np.full((4, 2), np.nan),
+            {"k": 1},
+            r"points must be finite .* got \[nan, nan\] at \(0,\)",
+        ),
         (np.full((4, 2), 1e200), {"k": 1}, "points must be finite and below"),
         (
             np.zeros((4, 2)),
             {"k": 1, "mask": np.ones(3)},
             r"mask must be of shape \(4,\), got \(3,\)",
         ),
-        (np.zeros((4, 2)), {"k": 1, "group": np.ones(4)}, "group must be integer ids, got"),
+        (
+            np.zeros((4, 2)),
+            {"k": 1, "group": np.ones(4)},
+            "group must be integer ids, got",
+        ),
         (np.zeros((4, 2)), {"k": 1, "impl": "kdtre"}, "did you mean 'kdtree'"),
-        (np.zeros((4, 2)), {"k": 1, "queries": np.zeros((4, 3))}, "queries must have the batch"),
+        (
+            np.zeros((4, 2)),
+            {"k": 1, "queries": np.zeros((4, 3))},
+            "queries must have the batch",
+        ),
         (
             np.zeros((4, 2)),
             {"k": 1, "queries": np.zeros((4, 2)), "group": np.ones(4, int)},
             "group must be a pair",
         ),
-        ([[0, 0]], {"k": 1}, "points must be a NumPy array or a torch tensor, got list"),
+        (
+            [[0, 0]],
+            {"k": 1},
+            "points must be a NumPy array or a torch tensor, got list",
+        ),
         (np.zeros((4, 2), "S1"), {"k": 1}, "points must be numbers"),
         (np.zeros((4, 2), complex), {"k": 1}, "points must be numbers"),
     ],
 )
-def test_bad_arguments_are_named(points: np.ndarray, options: dict, message: str) -> None:
+def test_bad_arguments_are_named(
+    points: np.ndarray, options: dict, message: str
+) -> None:
     with pytest.raises(InvalidInputError, match=message):
         nearest_neighbors(points, **options)
 

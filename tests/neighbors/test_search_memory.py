@@ -10,7 +10,9 @@ from thinsection.types import MIB
 
 
 def points_of(num_points: int, impl: str, budget_bytes: int) -> torch.Tensor:
-    nearest_neighbors(torch.rand(5000, 3), k=8, impl=impl)  # libraries and thread pools are there
+    nearest_neighbors(
+        torch.rand(5000, 3), k=8, impl=impl
+    )  # libraries and thread pools are there
     return torch.rand(num_points, 3)
 
 
@@ -22,7 +24,9 @@ def search(points: torch.Tensor, num_points: int, impl: str, budget_bytes: int) 
 @pytest.mark.parametrize(
     ("impl", "sizes"), [("blocks", (3000, 12000)), ("kdtree", (40_000, 160_000))]
 )
-def test_memory_beyond_the_result_stays_within_the_budget(impl: str, sizes: tuple) -> None:
+def test_memory_beyond_the_result_stays_within_the_budget(
+    impl: str, sizes: tuple
+) -> None:
     budget = 32 * MIB
     growth = []
     for num_points in sizes:

@@ -32,7 +32,10 @@ def attempt(
     child = os.fork()
     if child == 0:
         if fail_at >= 0:
-            os.environ |= {"FAIL_BELOW": slides if reads else str(out), "FAIL_AT": str(fail_at)}
+            os.environ |= {
+                "FAIL_BELOW": slides if reads else str(out),
+                "FAIL_AT": str(fail_at),
+            }
             os.environ |= {"FAIL_READS": str(reads)}
             os.environ |= {"FAIL_ERRNO": str(number), "FAIL_COUNT": f"{out}.count"}
         try:
@@ -58,10 +61,20 @@ def main(slides: str, out: Path, number: int, points: int, reads: int) -> None:
     places = {round(1 + i * (writes - 1) / points) for i in range(points)}
     for fail_at in sorted(places) or range(1, writes + 1):
         target = out / f"fail{fail_at}"
-        code, said = attempt(slides, target, fail_at=fail_at, number=number, reads=reads)
+        code, said = attempt(
+            slides, target, fail_at=fail_at, number=number, reads=reads
+        )
         resumed, _ = attempt(slides, target, fail_at=-1)
-        left = [str(p) for p in target.rglob("*") if TMP_MARK in p.name or ".lock" in p.name]
-        found = {"at": fail_at, "code": code, "said": said, "resumed": resumed, "left": left}
+        left = [
+            str(p) for p in target.rglob("*") if TMP_MARK in p.name or ".lock" in p.name
+        ]
+        found = {
+            "at": fail_at,
+            "code": code,
+            "said": said,
+            "resumed": resumed,
+            "left": left,
+        }
         print(json.dumps(found | {"digest": digest(target)}), flush=True)
         shutil.rmtree(target)
 

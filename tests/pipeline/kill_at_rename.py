@@ -44,7 +44,9 @@ def execute(slide: str, out: Path, kill_at: int | None) -> int:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(hook)
-        os._exit(run([slide], out=out, config=replace_flat(RunConfig(), SETTINGS)).exit_code)
+        os._exit(
+            run([slide], out=out, config=replace_flat(RunConfig(), SETTINGS)).exit_code
+        )
     return os.waitpid(child, 0)[1]
 
 
@@ -53,9 +55,16 @@ def digest(folder: Path) -> str:
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
-        if path.is_file() and "records" not in name.parts and not path.name.startswith("."):
+        if (
+            path.is_file()
+            and "records" not in name.parts
+            and not path.name.startswith(".")
+        ):
             # what a table says of a slide (done, skipped) tells how often it was run
-            total.update(str(name).encode() + (b"" if path.suffix == ".csv" else path.read_bytes()))
+            total.update(
+                str(name).encode()
+                + (b"" if path.suffix == ".csv" else path.read_bytes())
+            )
     return total.hexdigest()
 
 

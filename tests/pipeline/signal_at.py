@@ -47,7 +47,9 @@ def start(slides: str, out: Path, flags: list[str]) -> int:
 
 def left_in(out: Path) -> list[str]:
     """Locks and unfinished files."""
-    names = [p for p in out.rglob("*") if TMP_MARK in p.name or p.name.startswith(LOCK_NAME)]
+    names = [
+        p for p in out.rglob("*") if TMP_MARK in p.name or p.name.startswith(LOCK_NAME)
+    ]
     return [str(path.relative_to(out)) for path in names]
 
 
@@ -59,7 +61,10 @@ def main(slides: str, out: Path, number: int, times: int, flags: list[str]) -> N
     began = time.monotonic()
     assert wait(start(slides, out / "reference", flags)) == 0
     seconds = time.monotonic() - began
-    print(json.dumps({"digest": digest(out / "reference"), "seconds": seconds}), flush=True)
+    print(
+        json.dumps({"digest": digest(out / "reference"), "seconds": seconds}),
+        flush=True,
+    )
     for index in range(times):
         target = out / f"run{index}"
         child = start(slides, target, flags)
@@ -71,14 +76,30 @@ def main(slides: str, out: Path, number: int, times: int, flags: list[str]) -> N
         found |= {"left": left_in(target), "tables": (target / "failed.csv").exists()}
         found |= {"records": len(list(target.glob("records/*/run.json")))}
         resumed = wait(start(slides, target, flags))
-        found |= {"resumed": resumed, "left_then": left_in(target), "digest": digest(target)}
+        found |= {
+            "resumed": resumed,
+            "left_then": left_in(target),
+            "digest": digest(target),
+        }
         said = Path(f"{target}.log").read_text().splitlines()
-        found["said"] = [line for line in said if "stopped by" in line or "to go on" in line]
-        orphans = subprocess.run(["pgrep", "-s", str(child)], capture_output=True, check=False)
-        print(json.dumps(found | {"orphans": orphans.stdout.decode().split()}), flush=True)
+        found["said"] = [
+            line for line in said if "stopped by" in line or "to go on" in line
+        ]
+        orphans = subprocess.run(
+            ["pgrep", "-s", str(child)], capture_output=True, check=False
+        )
+        print(
+            json.dumps(found | {"orphans": orphans.stdout.decode().split()}), flush=True
+        )
         shutil.rmtree(target)
 
 
 if __name__ == "__main__":
     signals = {"TERM": signal.SIGTERM, "INT": signal.SIGINT, "KILL": signal.SIGKILL}
-    main(sys.argv[1], Path(sys.argv[2]), signals[sys.argv[3]], int(sys.argv[4]), sys.argv[5:])
+    main(
+        sys.argv[1],
+        Path(sys.argv[2]),
+        signals[sys.argv[3]],
+        int(sys.argv[4]),
+        sys.argv[5:],
+    )

@@ -24,11 +24,16 @@ FEATURES = np.arange(12, dtype=np.float32).reshape(3, 4) + 1
 
 
 def write(path: Path) -> Path:
-    with TilesWriter(path, dim=4, attributes={"patch_size_level0": 512, "name": "a"}) as writer:
+    with TilesWriter(
+        path, dim=4, attributes={"patch_size_level0": 512, "name": "a"}
+    ) as writer:
         writer.append(COORDS[:2], FEATURES[:2])
         writer.append(COORDS[2:], FEATURES[2:])
         writer.add_column("tissue_fraction", np.ones(3, np.float32))
     return path
+
+
+DEEP = "[" * 200_000  # brackets that Python's parser gives up at, with no ValueError
 
 
 def flip(path: Path, what: bytes) -> None:
@@ -39,7 +44,9 @@ def flip(path: Path, what: bytes) -> None:
     path.write_bytes(data)
 
 
-def test_every_dataset_carries_its_checksum_and_whole_files_pass(tmp_path: Path) -> None:
+def test_every_dataset_carries_its_checksum_and_whole_files_pass(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path / "a.h5")
     np.testing.assert_array_equal(read_tiles(path).features, FEATURES)  # type: ignore[arg-type]
     assert verify(tmp_path) == (3, [])
@@ -49,10 +56,14 @@ def test_every_dataset_carries_its_checksum_and_whole_files_pass(tmp_path: Path)
 
 
 @pytest.mark.parametrize("what", [FEATURES[1].tobytes(), COORDS[1].tobytes()])
-def test_a_flipped_bit_is_never_read_without_a_word(tmp_path: Path, what: bytes) -> None:
+def test_a_flipped_bit_is_never_read_without_a_word(
+    tmp_path: Path, what: bytes
+) -> None:
     path = write(tmp_path / "a.h5")
     flip(path, what)
-    with pytest.raises(StoreError, match=r"must hold the bytes that were written.*a\.h5"):
+    with pytest.raises(
+        StoreError, match=r"must hold the bytes that were written.*a\.h5"
+    ):
         read_tiles(path)
     assert len(verify(tmp_path)[1]) == 1
     assert read_tiles(path, verify=False).coords_l0.shape == (3, 2)  # asked for
@@ -65,7 +76,9 @@ def test_an_attribute_that_was_changed_is_found(tmp_path: Path) -> None:
         read_tiles(tmp_path / "a.h5")
 
 
-def replaced(name: str, make: Callable[[h5py.File, str, Path], Any]) -> Callable[[Path], None]:
+def replaced(
+    name: str, make: Callable[[h5py.File, str, Path], Any]
+) -> Callable[[Path], None]:
     def tamper(path: Path) -> None:
         other = write(path.with_name("other.h5"))
         with h5py.File(path, "a") as file:
@@ -122,7 +135,9 @@ def test_an_attribute_that_is_no_number_is_named(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["coords"] = COORDS
         file["coords"].attrs["patch_size_level0"] = "wide"
-    with pytest.raises(StoreError, match="'patch_size_level0' must be a number, got 'wide' in"):
+    with pytest.raises(
+        StoreError, match="'patch_size_level0' must be a finite number, got 'wide' in"
+    ):
         read_tiles(tmp_path / "a.h5")
 
 
@@ -175,16 +190,32 @@ def test_verify_finds_any_changed_or_missing_file_and_the_run_makes_it_anew(
         (("stages",), [], "document.stages must be a table"),
         (("slide",), [], "document.slide must be a table"),
         (("slide", "width"), "wide", "slide.width must be int"),
-        (("stages", "slides/tissue", "files"), ["a"], r"slides/tissue.files must be a table"),
+        (
+            ("stages", "slides/tissue", "files"),
+            ["a"],
+            r"slides/tissue.files must be a table",
+        ),
         (("stages", "slides/tissue", "files"), {"a": "b"}, "files.a must be int"),
         (("stages", "slides/tissue", "facts"), [], "facts must be a table"),
-        (("stages", "slides/tissue", "facts", "warnings"), ["x"], "facts.warnings must be str"),
-        (("stages", "256px_0.5mpp/tiles", "facts", "plan"), [1], "facts.plan must be a table"),
+        (
+            ("stages", "slides/tissue", "facts", "warnings"),
+            ["x"],
+            "facts.warnings must be str",
+        ),
+        (
+            ("stages", "256px_0.5mpp/tiles", "facts", "plan"),
+            [1],
+            "facts.plan must be a table",
+        ),
         (("stages", "256px_0.5mpp/tiles", "needs"), {"a": 1}, "needs must be a list"),
     ],
 )
 def test_a_tampered_ledger_is_named_with_its_field_and_stays_that_slides(
-    tmp_path: Path, finished: tuple[Path, Path], field: tuple[str, ...], value: Any, named: str
+    tmp_path: Path,
+    finished: tuple[Path, Path],
+    field: tuple[str, ...],
+    value: Any,
+    named: str,
 ) -> None:
     out = copy(finished[1], tmp_path / "out")
     path = out / "slides" / "s0" / "slide.json"
@@ -201,7 +232,9 @@ def test_a_tampered_ledger_is_named_with_its_field_and_stays_that_slides(
     assert named in results.failures()["s0"]
     assert ls(["ls", str(out)])[0] == 0
     assert len(verify(out)[1]) == 1
-    with pytest.raises(StoreError, match=r"ledger must be whole, got slide\.json is damaged"):
+    with pytest.raises(
+        StoreError, match=r"ledger must be whole, got slide\.json is damaged"
+    ):
         export_anndata(out, tmp_path / "x.h5ad")
     told: list[Any] = []
     summary = run([finished[0]], out=out, stage="tile", on_event=told.append)
@@ -211,7 +244,36 @@ def test_a_tampered_ledger_is_named_with_its_field_and_stays_that_slides(
     assert verify(out) == (12, [])
 
 
-@pytest.mark.parametrize("document", ["[]", '{"status": [], "stage": 1}', "{", '"x"'])
+@pytest.mark.parametrize("depth", [200_000, 900, 70, 50])
+@pytest.mark.parametrize("place", ["whole", "slide", "facts"])
+def test_nested_brackets_are_one_slides_damage(
+    tmp_path: Path, finished: tuple[Path, Path], place: str, depth: int
+) -> None:
+    out = copy(finished[1], tmp_path / "out")
+    path = out / "slides" / "s0" / "slide.json"
+    document = json.loads(path.read_text())
+    if place == "slide":
+        document["slide"]["deep"] = "here"
+    if place == "facts":
+        document["stages"]["slides/tissue"]["facts"]["deep"] = "here"
+    nested = "[" * depth + "]" * depth
+    text = json.dumps(document).replace('"here"', nested)
+    path.write_text(nested if place == "whole" else text)
+    results = open_results(out)
+    assert list(results.ledgers) == ["s0", "s1"]
+    assert ls(["ls", str(out)])[0] == 0
+    if depth > 64:
+        expected = "slide.json is damaged and counts as none: brackets must be nested"
+        assert results.failures()["s0"].startswith(expected)
+    summary = run([finished[0]], out=out, stage="tile")
+    assert summary.counts["failed"] == 0
+    assert summary.counts["done"] + summary.counts["skipped"] == 2
+    assert ls(["ls", str(out)])[0] == 0
+
+
+@pytest.mark.parametrize(
+    "document", ["[]", '{"status": [], "stage": 1}', "{", '"x"', DEEP]
+)
 def test_other_damaged_documents_stop_nothing(
     tmp_path: Path, finished: tuple[Path, Path], document: str
 ) -> None:

@@ -82,14 +82,19 @@ def test_what_is_there_is_listed(results: Results) -> None:
     assert started == sorted(started)
 
 
-def test_a_row_per_slide_and_grid_says_what_there_is(results: Results, tmp_path: Path) -> None:
+def test_a_row_per_slide_and_grid_says_what_there_is(
+    results: Results, tmp_path: Path
+) -> None:
     rows = results.rows()
     assert [(row["slide_id"], row["grid"]) for row in rows] == [
         *((A, GRID), (B, GRID), (B, "200px_0.5mpp"))
     ]
     first, second, third = rows
     assert first["features"] == f"{LITE0}|{RESNET}"
-    assert sorted(first["slide_features"].split("|")) == [f"max-{LITE0}", f"mean-{LITE0}"]
+    assert sorted(first["slide_features"].split("|")) == [
+        f"max-{LITE0}",
+        f"mean-{LITE0}",
+    ]
     assert set(first["also"].split("|")) == {"overviews", "graph_knn-4"}
     assert (first["label"], second["patient_id"]) == ("LUAD", "p2")
     assert (third["features"], third["also"]) == ("", "overviews")
@@ -97,7 +102,9 @@ def test_a_row_per_slide_and_grid_says_what_there_is(results: Results, tmp_path:
     assert first["num_tiles"] == len(results.tiles(A, GRID).coords_l0)
     with (results.folder / "summary.csv").open(newline="") as file:
         table = [row for row in csv.DictReader(file) if row["status"] != "failed"]
-    for row, told in zip(rows, sorted(table, key=lambda row: row["slide_id"]), strict=True):
+    for row, told in zip(
+        rows, sorted(table, key=lambda row: row["slide_id"]), strict=True
+    ):
         for name in ("slide_id", "grid", "features", "slide_features", "also"):
             assert row[name] == told[name]
         assert str(row["num_tiles"]) == told["num_tiles"]
@@ -114,14 +121,20 @@ def test_labels_are_joined_by_slide_id(results: Results, tmp_path: Path) -> None
     assert table.loc[table.slide_id == A, "event"].tolist() == ["1"]
     assert table.loc[table.slide_id == B, "event"].isna().all()
     labels.write_text("slide,event\na,1\n")
-    with pytest.raises(StoreError, match=r"labels must have a column slide_id, got \['slide'"):
+    with pytest.raises(
+        StoreError, match=r"labels must have a column slide_id, got \['slide'"
+    ):
         results.rows(labels)
     with pytest.raises(StoreError, match=r"labels must be a UTF-8 CSV, got .*none.csv"):
         results.rows(tmp_path / "none.csv")
 
 
-def test_labels_of_our_own_tables_are_joined_by_the_text_that_was_written(tmp_path: Path) -> None:
-    results = Results(folder=tmp_path, ledgers={"=a": SlideLedger(out=tmp_path, slide_id="=a")})
+def test_labels_of_our_own_tables_are_joined_by_the_text_that_was_written(
+    tmp_path: Path,
+) -> None:
+    results = Results(
+        folder=tmp_path, ledgers={"=a": SlideLedger(out=tmp_path, slide_id="=a")}
+    )
     write_table(tmp_path / "labels.csv", [{"slide_id": "=a", "event": "-1"}])
     (row,) = results.rows(tmp_path / "labels.csv")
     assert (row["slide_id"], row["event"]) == ("=a", "-1")
@@ -134,19 +147,38 @@ def test_embeddings_are_arrays_with_their_tiles(results: Results) -> None:
     np.testing.assert_array_equal(stored.coords_l0, results.tiles(A, GRID).coords_l0)
     assert "tissue_fraction" in results.tiles(A, GRID).columns
     for name in (f"{GRID}/features_{RESNET}", f"features_{RESNET}"):
-        np.testing.assert_array_equal(results.tile_embeddings(A, name).features, stored.features)
+        np.testing.assert_array_equal(
+            results.tile_embeddings(A, name).features, stored.features
+        )
 
 
 @pytest.mark.parametrize(
     "rows",
     [
-        *(slice(None), slice(2, 5), slice(5, 2), slice(None, None, 2), slice(None, None, -1)),
-        *(slice(-3, None), 0, -1, np.int64(1), [3, 0, 3], [-1, 0], [], np.array([[0, 1], [2, 0]])),
+        *(
+            slice(None),
+            slice(2, 5),
+            slice(5, 2),
+            slice(None, None, 2),
+            slice(None, None, -1),
+        ),
+        *(
+            slice(-3, None),
+            0,
+            -1,
+            np.int64(1),
+            [3, 0, 3],
+            [-1, 0],
+            [],
+            np.array([[0, 1], [2, 0]]),
+        ),
         *(np.arange(4) % 2 == 0,),
     ],
     ids=repr,
 )
-def test_rows_of_embeddings_are_those_of_the_array(results: Results, rows: object) -> None:
+def test_rows_of_embeddings_are_those_of_the_array(
+    results: Results, rows: object
+) -> None:
     whole = results.tile_embeddings(A, LITE0).features
     assert whole is not None
     lazy = results.embedding_rows(A, LITE0)
@@ -175,28 +207,42 @@ def test_rows_of_a_slide_without_tiles_are_none(tmp_path: Path) -> None:
     assert (len(lazy), lazy[:].shape, lazy[[]].shape) == (0, (0, 5), (0, 5))
 
 
-def test_slide_embeddings_are_one_array_in_the_order_of_the_ids(results: Results) -> None:
+def test_slide_embeddings_are_one_array_in_the_order_of_the_ids(
+    results: Results,
+) -> None:
     ids, matrix = results.slide_embeddings("max-" + LITE0)
     assert ids == (A, B)
     assert matrix.dtype == np.float32
     for slide_id, vector in zip(ids, matrix, strict=True):
         path = results.folder / GRID / f"slide_features_max-{LITE0}" / f"{slide_id}.h5"
-        np.testing.assert_array_equal(read_slide_embedding(path).slide_embedding, vector)
+        np.testing.assert_array_equal(
+            read_slide_embedding(path).slide_embedding, vector
+        )
         tiles = results.tile_embeddings(slide_id, LITE0).features
         assert tiles is not None
         np.testing.assert_array_equal(tiles.max(axis=0), vector)
 
 
-def test_a_name_that_means_none_or_several_says_which_there_are(results: Results) -> None:
-    with pytest.raises(InvalidInputError, match=r"features must name one of .*, got None; pass"):
+def test_a_name_that_means_none_or_several_says_which_there_are(
+    results: Results,
+) -> None:
+    with pytest.raises(
+        InvalidInputError, match=r"features must name one of .*, got None; pass"
+    ):
         results.tile_embeddings(A)
     with pytest.raises(InvalidInputError, match=r"grid must name one of .*, got None"):
         results.tiles(B)
-    with pytest.raises(InvalidInputError, match=r"slide features must name one of .*, got 'titan'"):
+    with pytest.raises(
+        InvalidInputError, match=r"slide features must name one of .*, got 'titan'"
+    ):
         results.slide_embeddings("titan")
-    with pytest.raises(InvalidInputError, match="slide_id must be of this folder, got 'bb'; did"):
+    with pytest.raises(
+        InvalidInputError, match="slide_id must be of this folder, got 'bb'; did"
+    ):
         results.tiles("bb", GRID)
-    with pytest.raises(StoreError, match=r"200px_0.5mpp/tiles of .* must be there, got none; run"):
+    with pytest.raises(
+        StoreError, match=r"200px_0.5mpp/tiles of .* must be there, got none; run"
+    ):
         results.tiles(A, "200px_0.5mpp")
 
 
@@ -238,11 +284,15 @@ def test_the_shell_lists_the_same(out: Path, results: Results) -> None:
 
 def test_what_is_no_results_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "x.h5").write_text("")
-    with pytest.raises(StoreError, match="results must be a folder of `thinsection run`"):
+    with pytest.raises(
+        StoreError, match="results must be a folder of `thinsection run`"
+    ):
         open_results(tmp_path)
 
 
-def test_a_folder_in_which_every_slide_failed_opens(tmp_path: Path, slides: Path) -> None:
+def test_a_folder_in_which_every_slide_failed_opens(
+    tmp_path: Path, slides: Path
+) -> None:
     run([slides / "bad.svs"], out=tmp_path, config=settings(), stage="tile")
     results = open_results(tmp_path)
     assert (results.slides, results.folders, results.rows()) == ((), (), [])
@@ -283,7 +333,9 @@ def test_anndata_of_the_only_embeddings_needs_no_name_and_of_none_says_what_to_r
     anndata = pytest.importorskip("anndata", reason="anndata is not installed")
     out = tmp_path / "out"
     run([slides / f"{B}.svs"], out=out, config=settings(), stage="tile")
-    with pytest.raises(StoreError, match=r"must hold tile embeddings, got none .*run `thinsection"):
+    with pytest.raises(
+        StoreError, match=r"must hold tile embeddings, got none .*run `thinsection"
+    ):
         export_anndata(out, tmp_path / "tiles.h5ad")
     run([slides / f"{B}.svs"], out=out, config=settings(), stage="embed")
     command = ["export", "anndata", str(out), "--out", str(tmp_path / "tiles.h5ad")]

@@ -36,12 +36,18 @@ def loads(monkeypatch) -> list[str]:
     return found
 
 
-def test_a_finished_folder_is_left_as_it_is_without_torch(slide: Path, tmp_path: Path) -> None:
+def test_a_finished_folder_is_left_as_it_is_without_torch(
+    slide: Path, tmp_path: Path
+) -> None:
     settings = [str(slide), "--out", str(tmp_path / "out"), "--no-overview"]
     code = "import sys\nfrom thinsection.cli.main import main\ntry:\n    main()\nfinally:\n    "
     code += "print('torch' in sys.modules, file=sys.stderr)"
     path = os.pathsep.join(p for p in sys.path if p)
-    for has_torch, counted in (("True", "1 done"), ("False", "1 skipped"), ("False", "1 skipped")):
+    for has_torch, counted in (
+        ("True", "1 done"),
+        ("False", "1 skipped"),
+        ("False", "1 skipped"),
+    ):
         done = subprocess.run(
             [sys.executable, "-c", code, "run", *settings],
             capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path},
@@ -53,7 +59,9 @@ def test_a_finished_folder_is_left_as_it_is_without_torch(slide: Path, tmp_path:
     assert models[0] == models[1] == models[2]
 
 
-def test_what_is_missing_or_asked_anew_loads_the_encoder(slide, tmp_path, loads) -> None:
+def test_what_is_missing_or_asked_anew_loads_the_encoder(
+    slide, tmp_path, loads
+) -> None:
     out = tmp_path / "out"
     run([slide], out=out, **QUIET)
     loads.clear()
@@ -89,7 +97,9 @@ def test_changed_weights_are_seen_though_size_and_time_are_the_old_ones(
     assert len(list(out.glob("*/features_*"))) == 2
 
 
-@pytest.mark.parametrize("damage", [{"read": {}}, {"read": 3}, {"read": {"stamps": [3]}}])
+@pytest.mark.parametrize(
+    "damage", [{"read": {}}, {"read": 3}, {"read": {"stamps": [3]}}]
+)
 def test_a_damaged_record_is_no_word(slide, tmp_path, loads, damage) -> None:
     run([slide], out=tmp_path / "out", **QUIET)
     loads.clear()
@@ -100,7 +110,9 @@ def test_a_damaged_record_is_no_word(slide, tmp_path, loads, damage) -> None:
     assert run([slide], out=tmp_path / "out", **QUIET).counts["skipped"] == 1 and loads
 
 
-def test_other_surroundings_load_the_encoder(slide, tmp_path, loads, monkeypatch) -> None:
+def test_other_surroundings_load_the_encoder(
+    slide, tmp_path, loads, monkeypatch
+) -> None:
     run([slide], out=tmp_path / "out", **QUIET)
     loads.clear()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
@@ -108,9 +120,18 @@ def test_other_surroundings_load_the_encoder(slide, tmp_path, loads, monkeypatch
 
 
 def test_several_encoders_and_tokens_are_recognised_too(slide, tmp_path, loads) -> None:
-    random = {"pretrained": False, "encoders": ["lunit_vits16", "timm:resnet18"], "tokens": True}
+    random = {
+        "pretrained": False,
+        "encoders": ["lunit_vits16", "timm:resnet18"],
+        "tokens": True,
+    }
     for pooled in (["mean"], ["mean", "max"]):
         settings = QUIET | random | {"slide_encoders": pooled, "tile_px": 224}
-        assert run([slide], out=tmp_path / "out", **settings).counts["done"] == 1 and loads
+        assert (
+            run([slide], out=tmp_path / "out", **settings).counts["done"] == 1 and loads
+        )
         loads.clear()
-        assert run([slide], out=tmp_path / "out", **settings).counts["skipped"] == 1 and not loads
+        assert (
+            run([slide], out=tmp_path / "out", **settings).counts["skipped"] == 1
+            and not loads
+        )

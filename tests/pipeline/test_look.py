@@ -30,7 +30,9 @@ def multiplex(tmp_path: Path) -> Path:
     told = {"axes": "CYX", "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5}
     told |= {"Channel": {"Name": ["DAPI", "CD3", "CD8", "PanCK"]}}
     path = tmp_path / "mux.ome.tif"
-    tifffile.imwrite(path, data, tile=(256, 256), photometric="minisblack", metadata=told)
+    tifffile.imwrite(
+        path, data, tile=(256, 256), photometric="minisblack", metadata=told
+    )
     return path
 
 

@@ -30,7 +30,9 @@ from thinsection.tiles.transforms import StainVectors
 GRID = "256px_0.5mpp"
 
 
-def measured_run(*slides: Path, out: Path, stage: str = "tile", **flat: Any) -> RunSummary:
+def measured_run(
+    *slides: Path, out: Path, stage: str = "tile", **flat: Any
+) -> RunSummary:
     config = replace_flat(RunConfig(), {"memory": "256MiB", "measures": True, **flat})
     return run([str(s) for s in slides], out=out, config=config, stage=stage)
 
@@ -39,7 +41,9 @@ def plain_measures(path: Path, coords_l0: np.ndarray) -> np.ndarray:
     """Of the tiles at these places, read by themselves."""
     with open_slide(path) as slide:
         table = TileTable(coords_l0=coords_l0, plan=TilesConfig().plan(slide))
-        return np.concatenate([measure_tiles(b.tiles) for b in iter_tiles(slide, table)])
+        return np.concatenate(
+            [measure_tiles(b.tiles) for b in iter_tiles(slide, table)]
+        )
 
 
 def columns_of(out: Path, slide_id: str, grid: str = GRID) -> np.ndarray:
@@ -66,7 +70,12 @@ def test_one_pass_gives_embeddings_and_the_measures_of_the_same_tiles(
     tmp_path: Path, he_slide: Path
 ) -> None:
     told: list[RunEvent] = []
-    flat = {"memory": "256MiB", "measures": True, "stain_norm": "macenko", "write": ["parquet"]}
+    flat = {
+        "memory": "256MiB",
+        "measures": True,
+        "stain_norm": "macenko",
+        "write": ["parquet"],
+    }
     config = replace_flat(RunConfig(), {**flat, "batch_size": 4})
     run([he_slide], out=tmp_path, config=config, stage="embed", on_event=told.append)
     tiles = open_results(tmp_path).tiles("he", GRID)
@@ -75,7 +84,9 @@ def test_one_pass_gives_embeddings_and_the_measures_of_the_same_tiles(
     want = plain_measures(he_slide, tiles.coords_l0)  # of the px before normalisation
     np.testing.assert_array_equal(columns_of(tmp_path, "he"), want)
     (parquet,) = tmp_path.glob(f"{GRID}/parquet_*_measures/he.parquet")
-    assert {"tissue_fraction", "embedding", *MEASURES} <= set(pq.read_schema(parquet).names)
+    assert {"tissue_fraction", "embedding", *MEASURES} <= set(
+        pq.read_schema(parquet).names
+    )
     export_anndata(tmp_path, tmp_path / "t.h5ad")
     import anndata
 
@@ -83,11 +94,15 @@ def test_one_pass_gives_embeddings_and_the_measures_of_the_same_tiles(
     np.testing.assert_array_equal(obs["px_focus"], want[:, -1])
     lines = (tmp_path / GRID / "measures" / "he.tsv").read_text().splitlines()
     assert lines[0].split("\t") == ["x_l0", "y_l0", "tissue_fraction", *MEASURES]
-    values = np.array([line.split("\t")[-len(MEASURES) :] for line in lines[1:]], np.float32)
+    values = np.array(
+        [line.split("\t")[-len(MEASURES) :] for line in lines[1:]], np.float32
+    )
     np.testing.assert_array_equal(values, want)
 
 
-def test_measures_asked_for_later_encode_no_tile(tmp_path: Path, he_slide: Path) -> None:
+def test_measures_asked_for_later_encode_no_tile(
+    tmp_path: Path, he_slide: Path
+) -> None:
     config = replace_flat(RunConfig(), {"memory": "256MiB"})
     run([he_slide], out=tmp_path, config=config, stage="embed")
     (features,) = tmp_path.glob(f"{GRID}/features_*/he.h5")
@@ -98,8 +113,13 @@ def test_measures_asked_for_later_encode_no_tile(tmp_path: Path, he_slide: Path)
     assert not [event for event in told if event.kind == "tiles"]  # what encoders did
     assert (features.read_bytes(), features.stat().st_mtime_ns) == (before, written)
     coords_l0 = open_results(tmp_path).tiles("he", GRID).coords_l0
-    np.testing.assert_array_equal(columns_of(tmp_path, "he"), plain_measures(he_slide, coords_l0))
-    assert run([he_slide], out=tmp_path, config=later, stage="embed").counts["skipped"] == 1
+    np.testing.assert_array_equal(
+        columns_of(tmp_path, "he"), plain_measures(he_slide, coords_l0)
+    )
+    assert (
+        run([he_slide], out=tmp_path, config=later, stage="embed").counts["skipped"]
+        == 1
+    )
 
 
 def test_a_filter_on_a_measure_keeps_the_tiles_that_it_holds_for(
@@ -109,7 +129,9 @@ def test_a_filter_on_a_measure_keeps_the_tiles_that_it_holds_for(
     every = open_results(tmp_path / "all").tiles("he", GRID)
     red = every.columns["px_mean_red"]
     rule = f"px_mean_red<{float(np.median(red))!r}"
-    measured_run(he_slide, out=tmp_path / "some", tile_filter=["tissue", rule], batch_size=2)
+    measured_run(
+        he_slide, out=tmp_path / "some", tile_filter=["tissue", rule], batch_size=2
+    )
     (grid,) = open_results(tmp_path / "some").grids
     kept = open_results(tmp_path / "some").tiles("he", grid)
     want = red < np.median(red)
@@ -119,7 +141,9 @@ def test_a_filter_on_a_measure_keeps_the_tiles_that_it_holds_for(
         np.testing.assert_array_equal(kept.columns[name], every.columns[name][want])
 
 
-def test_stain_vectors_are_those_of_a_sample_of_every_tile(tmp_path: Path, he_slide: Path) -> None:
+def test_stain_vectors_are_those_of_a_sample_of_every_tile(
+    tmp_path: Path, he_slide: Path
+) -> None:
     measured_run(he_slide, out=tmp_path)
     row = rows_of(tmp_path / f"measures_{GRID}.csv")["he"]
     with open_slide(he_slide) as slide:
@@ -150,15 +174,21 @@ def test_the_sample_is_bounded_and_the_same_whatever_the_order_of_batches() -> N
     assert len(one.sampled(np.arange(many))) == 256 * 32 * 32
 
 
-def test_a_slide_of_one_stain_has_measures_no_vectors_and_a_word(tmp_path: Path) -> None:
+def test_a_slide_of_one_stain_has_measures_no_vectors_and_a_word(
+    tmp_path: Path,
+) -> None:
     rng = np.random.default_rng(2)
     gray = np.full((900, 1100), 245, np.uint8)
     gray[100:800, 100:1000] = rng.integers(90, 190, (700, 900))
     path = tmp_path / "grey.tif"
     tags = {"resolution": (20000, 20000), "resolutionunit": "CENTIMETER"}
-    tifffile.imwrite(path, np.stack([gray] * 3, axis=2), photometric="rgb", tile=(256, 256), **tags)
+    tifffile.imwrite(
+        path, np.stack([gray] * 3, axis=2), photometric="rgb", tile=(256, 256), **tags
+    )
     (result,) = measured_run(path, out=tmp_path / "out").results
-    assert "stain vectors must have two stains in the tissue" in result.facts["warnings"]
+    assert (
+        "stain vectors must have two stains in the tissue" in result.facts["warnings"]
+    )
     row = rows_of(tmp_path / "out" / f"measures_{GRID}.csv")["grey"]
     assert row["px_focus"] and not any(row[name] for name in STAIN_COLUMNS)
 
@@ -209,14 +239,19 @@ def test_slides_are_compared_with_the_cohort_or_a_reference_and_the_qc_page_show
     pale = 255 - (255 - pale) // 2
     tags = {"resolution": (20000, 20000), "resolutionunit": "CENTIMETER"}
     tifffile.imwrite(odd, pale, photometric="rgb", tile=(256, 256), **tags)
-    flat: dict[str, Any] = {"measures_reference": tmp_path / "usual", "qc": "histoqc-light"}
+    flat: dict[str, Any] = {
+        "measures_reference": tmp_path / "usual",
+        "qc": "histoqc-light",
+    }
     with pytest.raises(ConfigError, match=r"must hold 256px.*; run it with --measures"):
         measured_run(odd, out=tmp_path / "out", **flat)
     measured_run(*cohort, out=tmp_path / "usual", qc="histoqc-light")
     measured_run(cohort[1], odd, out=tmp_path / "out", **flat)
     grid = f"{GRID}_qc-histoqc-light"
     rows = rows_of(tmp_path / "out" / f"measures_{grid}.csv")
-    assert float(rows["odd"]["measures_distance"]) > 3 * float(rows["s1"]["measures_distance"])
+    assert float(rows["odd"]["measures_distance"]) > 3 * float(
+        rows["s1"]["measures_distance"]
+    )
     in_qc = rows_of(tmp_path / "out" / "qc_histoqc-light.csv")
     assert in_qc["odd"]["measures_distance"] == rows["odd"]["measures_distance"]
     page = (tmp_path / "out" / "qc_histoqc-light.html").read_text()
@@ -226,8 +261,12 @@ def test_slides_are_compared_with_the_cohort_or_a_reference_and_the_qc_page_show
 def test_a_reference_goes_with_measures_and_is_a_results_folder(
     tmp_path: Path, he_slide: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="must go with measures, got none; pass --measures"):
-        measured_run(he_slide, out=tmp_path, measures=False, measures_reference=tmp_path)
+    with pytest.raises(
+        ConfigError, match="must go with measures, got none; pass --measures"
+    ):
+        measured_run(
+            he_slide, out=tmp_path, measures=False, measures_reference=tmp_path
+        )
     with pytest.raises(StoreError, match="measures_reference must be a results folder"):
         measured_run(he_slide, out=tmp_path / "o", measures_reference=tmp_path / "none")
 
@@ -239,16 +278,27 @@ def test_every_table_of_the_grids_tiles_is_listed_and_gives_columns(
     measured_run(he_slide, out=tmp_path)
     results = open_results(tmp_path)
     plain = results.tiles("he", GRID)
-    for name, coords_l0 in (("heatmap_a", plain.coords_l0), ("other", plain.coords_l0[1:])):
+    for name, coords_l0 in (
+        ("heatmap_a", plain.coords_l0),
+        ("other", plain.coords_l0[1:]),
+    ):
         (tmp_path / GRID / name).mkdir()
-        with TilesWriter(tmp_path / GRID / name / "he.h5", dim=3, attributes={}) as writer:
+        with TilesWriter(
+            tmp_path / GRID / name / "he.h5", dim=3, attributes={}
+        ) as writer:
             writer.append(coords_l0, np.ones((len(coords_l0), 3), dtype=np.float32))
             writer.add_column("attention", coords_l0[:, 0].astype(np.float32))
     (tmp_path / GRID / "no_table").mkdir()
-    with TilesWriter(tmp_path / GRID / "no_table" / "he.h5", dim=3, attributes={}) as writer:
-        writer.append(plain.coords_l0, np.ones((len(plain.coords_l0), 3), dtype=np.float32))
+    with TilesWriter(
+        tmp_path / GRID / "no_table" / "he.h5", dim=3, attributes={}
+    ) as writer:
+        writer.append(
+            plain.coords_l0, np.ones((len(plain.coords_l0), 3), dtype=np.float32)
+        )
     tables = results.tile_tables("he", GRID)
-    addresses = [f"{GRID}/{name}" for name in ("tiles", "measures", "heatmap_a", "other")]
+    addresses = [
+        f"{GRID}/{name}" for name in ("tiles", "measures", "heatmap_a", "other")
+    ]
     assert [table.address for table in tables] == addresses
     assert tables[0].columns == ("tissue_fraction",)
     assert set(tables[1].columns) == set(MEASURES)
@@ -257,7 +307,10 @@ def test_every_table_of_the_grids_tiles_is_listed_and_gives_columns(
         "other:attention",
     ]
     columns = results.tiles("he", GRID).columns
-    assert set(columns) == {*plain.columns, "heatmap_a:attention"}  # the other has other tiles
+    assert set(columns) == {
+        *plain.columns,
+        "heatmap_a:attention",
+    }  # the other has other tiles
     np.testing.assert_array_equal(columns["heatmap_a:attention"], plain.coords_l0[:, 0])
     ledger = results.ledgers["he"].without([f"{GRID}/tiles"])
     with pytest.raises(StoreError, match="must be there, got none"):

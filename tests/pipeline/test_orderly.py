@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from thinsection.errors import Stopped
+from thinsection.pipeline.run import run
+from thinsection.report import index
 from thinsection.testing.synthetic import write_he_slide
 
 HERE = Path(__file__).parent
@@ -22,7 +25,9 @@ REPEATS = int(os.environ.get("THINSECTION_FAULT_REPEATS", "2"))
 EVERY_WRITE = REPEATS >= 20
 RAY = pytest.param(
     ("--executor", "ray", "--workers", "2"),
-    marks=pytest.mark.skipif(not EVERY_WRITE, reason="a Ray takes 20 s to start: `make faults`"),
+    marks=pytest.mark.skipif(
+        not EVERY_WRITE, reason="a Ray takes 20 s to start: `make faults`"
+    ),
 )
 SHIM = HERE.parent / "support" / "failing_disk.c"
 
@@ -30,18 +35,28 @@ SHIM = HERE.parent / "support" / "failing_disk.c"
 @pytest.fixture(scope="module")
 def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("slides")
-    for index in range(3):
+    for number in range(3):
         write_he_slide(
-            folder / f"s{index}.svs", (900, 800), seed=index, downsamples=(1,), white=255
+            folder / f"s{number}.svs",
+            (900, 800),
+            seed=number,
+            downsamples=(1,),
+            white=255,
         )
     return folder
 
 
-def lines_of(script: str, *arguments: object, **environment: str) -> list[dict[str, Any]]:
+def lines_of(
+    script: str, *arguments: object, **environment: str
+) -> list[dict[str, Any]]:
     """What a script of this folder printed: the undisturbed run, then the disturbed ones."""
     command = [sys.executable, str(HERE / script), *map(str, arguments)]
     child = subprocess.run(
-        command, capture_output=True, text=True, env=ENVIRONMENT | environment, check=False
+        command,
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT | environment,
+        check=False,
     )
     assert child.returncode == 0, child.stderr
     return [json.loads(line) for line in child.stdout.splitlines()]
@@ -89,11 +104,13 @@ def test_a_process_whose_disk_failed_under_hdf5_writes_on_when_it_is_back(
 ) -> None:
     command = [sys.executable, "-c", GOES_ON, str(tmp_path), str(fail_at)]
     env = ENVIRONMENT | {"LD_PRELOAD": shim}
-    child = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    child = subprocess.run(
+        command, capture_output=True, text=True, env=env, check=False
+    )
     assert (child.returncode, child.stdout) == (0, "True\n"), child.stderr
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
 def test_a_disk_that_fails_at_any_write_ends_the_run_with_a_word_and_it_resumes_to_the_same_bytes(
     tmp_path: Path, slides: Path, shim: str, number: int
 ) -> None:
@@ -121,7 +138,9 @@ def test_a_disk_that_fails_at_any_write_ends_the_run_with_a_word_and_it_resumes_
 def test_a_run_that_is_asked_to_end_leaves_tables_and_no_litter_and_resumes_to_the_same_bytes(
     tmp_path: Path, slides: Path, flags: tuple[str, ...]
 ) -> None:
-    reference, *stopped = lines_of("signal_at.py", slides, tmp_path, "TERM", REPEATS, *flags)
+    reference, *stopped = lines_of(
+        "signal_at.py", slides, tmp_path, "TERM", REPEATS, *flags
+    )
     for found in stopped:
         assert found["code"] in (0, 143), found
         assert found["ended_after_s"] < 20
@@ -142,7 +161,9 @@ def test_a_run_that_is_asked_to_end_leaves_tables_and_no_litter_and_resumes_to_t
 def test_a_run_that_is_killed_is_swept_and_resumed_to_the_same_bytes(
     tmp_path: Path, slides: Path, flags: tuple[str, ...]
 ) -> None:
-    reference, *killed = lines_of("signal_at.py", slides, tmp_path, "KILL", REPEATS, *flags)
+    reference, *killed = lines_of(
+        "signal_at.py", slides, tmp_path, "KILL", REPEATS, *flags
+    )
     for found in killed:
         assert found["code"] in (0, -9), found
         check_resumed(found, reference)
@@ -152,3 +173,25 @@ def check_resumed(found: dict[str, Any], reference: dict[str, Any]) -> None:
     assert found["resumed"] == 0
     assert found["left_then"] == []
     assert found["digest"] == reference["digest"]
+
+
+def test_a_signal_while_thumbnails_are_drawn_is_obeyed_before_the_next_one(
+    slides: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands take minutes, and who ends the process may have no more than 30 s."""
+    settings: dict[str, Any] = {"stage": "tissue", "memory": "256MiB"}
+    run([slides], out=tmp_path, **settings)
+    shutil.rmtree(tmp_path / index.THUMBNAILS)
+    drawn = list[Path]()
+
+    def stopped(picture: Path, mask: Path | None = None) -> Any:
+        drawn.append(picture)
+        raise Stopped("SIGTERM", 143)
+
+    monkeypatch.setattr(index, "_outlined", stopped)
+    with pytest.raises(Stopped) as caught:
+        run([slides / "s0.svs"], out=tmp_path, **settings)
+    assert len(drawn) == 1
+    assert "1 of 1 slides are done, tables are in" in caught.value.__notes__[0]
+    assert "s2" in (tmp_path / "summary.csv").read_text()
+    assert (tmp_path / index.INDEX).is_file()

@@ -45,7 +45,9 @@ def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("slides")
     rows: list[tuple[str, ...]] = [("slide_path", "patient_id", "label")]
     for number, (name, (size, mpp, _)) in enumerate(SLIDES.items()):
-        write_he_slide(root / f"{name}.svs", size, mpp=mpp, seed=number + 3, downsamples=(1, 4))
+        write_he_slide(
+            root / f"{name}.svs", size, mpp=mpp, seed=number + 3, downsamples=(1, 4)
+        )
         rows.append((f"{name}.svs", f"p{number}", "tumor" if number else "normal"))
     with (root / "cohort.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
@@ -57,7 +59,9 @@ def out(tmp_path_factory: pytest.TempPathFactory, slides: Path) -> Path:
     out = tmp_path_factory.mktemp("out") / "results"
     flat = {"memory": "256MiB", "pretrained": False, "slide_encoders": ["mean"]}
     config = replace_flat(RunConfig(), flat)
-    assert run([slides / "cohort.csv"], out=out, config=config).counts["done"] == len(SLIDES)
+    assert run([slides / "cohort.csv"], out=out, config=config).counts["done"] == len(
+        SLIDES
+    )
     return out
 
 
@@ -78,18 +82,29 @@ def read_by(tool: str, slides: Path, folder: Path) -> dict[str, np.ndarray]:
     own = Path(PEERS) / f"v-{tool.removesuffix('-writes')}" / "bin" / "python"
     python = own if own.exists() else Path(PEERS) / "v" / "bin" / "python"
     if not PEERS or not python.exists():
-        pytest.skip("THINSECTION_TEST_PEERS names no folder with the tools' sources and packages")
+        pytest.skip(
+            "THINSECTION_TEST_PEERS names no folder with the tools' sources and packages"
+        )
     target = folder.parent / f"{tool}.npz"
     paths = os.pathsep.join(str(slides / f"{name}.svs") for name in SLIDES)
     env = {**os.environ, "SLIDES": paths, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": ""}
-    command = [str(python), peer_readers.__file__, tool, PEERS, str(folder), str(target)]
+    command = [
+        str(python),
+        peer_readers.__file__,
+        tool,
+        PEERS,
+        str(folder),
+        str(target),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     with np.load(target) as found:
         return dict(found)
 
 
-def test_trident_finds_its_job_dir_and_its_files_are_ours(out: Path, tmp_path: Path) -> None:
+def test_trident_finds_its_job_dir_and_its_files_are_ours(
+    out: Path, tmp_path: Path
+) -> None:
     """mahmoodlab/TRIDENT, trident/Processor.py, a91fa84."""
     job = tmp_path / "job"
     assert export_peer(out, job, "trident") == len(SLIDES)
@@ -97,7 +112,9 @@ def test_trident_finds_its_job_dir_and_its_files_are_ours(out: Path, tmp_path: P
     for name in SLIDES:
         pairs = {
             grid / "patches" / f"{name}_patches.h5": f"tiles/{name}.h5",
-            grid / f"features_{ENCODER}" / f"{name}.h5": f"features_{ENCODER}/{name}.h5",
+            grid
+            / f"features_{ENCODER}"
+            / f"{name}.h5": f"features_{ENCODER}/{name}.h5",
         }
         for theirs, ours in pairs.items():
             assert theirs.samefile(out / "256px_0.5mpp" / ours)
@@ -108,7 +125,9 @@ def test_trident_finds_its_job_dir_and_its_files_are_ours(out: Path, tmp_path: P
     )
 
 
-def test_clam_gets_the_field_of_view_in_px_of_level_0(out: Path, tmp_path: Path) -> None:
+def test_clam_gets_the_field_of_view_in_px_of_level_0(
+    out: Path, tmp_path: Path
+) -> None:
     """mahmoodlab/CLAM, dataset_modules/dataset_h5.py: Whole_Slide_Bag_FP, 53e2409."""
     folder = tmp_path / "clam"
     assert export_peer(out, folder, "clam") == len(SLIDES)
@@ -123,7 +142,9 @@ def test_clam_gets_the_field_of_view_in_px_of_level_0(out: Path, tmp_path: Path)
         features = torch.load(folder / "pt_files" / f"{name}.pt", weights_only=True)
         assert np.array_equal(features.numpy(), ours.features)
         assert damaged_datasets(folder / "h5_files" / f"{name}.h5") == (2, [])
-    listed = [row["slide_id"] for row in read_table(folder / "process_list_autogen.csv")]
+    listed = [
+        row["slide_id"] for row in read_table(folder / "process_list_autogen.csv")
+    ]
     assert sorted(listed) == sorted(f"{name}.svs" for name in SLIDES)
     rows = read_table(folder / "dataset.csv")
     assert {row["slide_id"]: row["label"] for row in rows} == {
@@ -188,13 +209,17 @@ def test_stamp_gets_feats_and_micrometres(out: Path, tmp_path: Path) -> None:
     }
 
 
-def test_stamp_reads_our_bags_in_micrometres(slides: Path, out: Path, tmp_path: Path) -> None:
+def test_stamp_reads_our_bags_in_micrometres(
+    slides: Path, out: Path, tmp_path: Path
+) -> None:
     export_peer(out, tmp_path / "stamp", "stamp")
     found = read_by("stamp", slides, tmp_path / "stamp")
     for name, (_, mpp, edge) in SLIDES.items():
         ours = stored(out, name)
         assert np.array_equal(found[f"{name}/features"], ours.features)
-        assert found[f"{name}/coords_um"] == pytest.approx(ours.coords_l0 * mpp, abs=1e-3)
+        assert found[f"{name}/coords_um"] == pytest.approx(
+            ours.coords_l0 * mpp, abs=1e-3
+        )
         assert found[f"{name}/tile_um"] == pytest.approx(edge * mpp)
         assert found[f"{name}/mpp"] == pytest.approx(edge * mpp / 256)
         assert found[f"{name}/label"] == ("normal" if name == "half" else "tumor")
@@ -209,15 +234,21 @@ def test_slide2vec_gets_tiles_by_x_then_y(out: Path, tmp_path: Path) -> None:
         with np.load(folder / "tiles" / f"{name}.coordinates.npz") as tiles:
             coords = np.stack([tiles["x"], tiles["y"]], axis=1)
             assert np.array_equal(tiles["tile_index"], np.arange(len(coords)))
-        features = torch.load(folder / "tile_embeddings" / f"{name}.pt", weights_only=True)
+        features = torch.load(
+            folder / "tile_embeddings" / f"{name}.pt", weights_only=True
+        )
         assert coords.tolist() == sorted(ours.coords_l0.tolist())
-        by_corner = dict(zip(map(tuple, ours.coords_l0.tolist()), ours.features, strict=True))
+        by_corner = dict(
+            zip(map(tuple, ours.coords_l0.tolist()), ours.features, strict=True)
+        )
         for corner, row in zip(coords.tolist(), features.numpy(), strict=True):
             assert np.array_equal(row, by_corner[tuple(corner)])
-        told = json.loads((folder / "tiles" / f"{name}.coordinates.meta.json").read_text())
-        assert told["tiling"]["read_tile_size_px"] * told["tiling"]["read_spacing_um"] == (
-            pytest.approx(edge * mpp)
+        told = json.loads(
+            (folder / "tiles" / f"{name}.coordinates.meta.json").read_text()
         )
+        assert told["tiling"]["read_tile_size_px"] * told["tiling"][
+            "read_spacing_um"
+        ] == (pytest.approx(edge * mpp))
 
 
 def test_slide2vec_reads_our_tilings_and_embeddings(
@@ -234,16 +265,22 @@ def test_slide2vec_reads_our_tilings_and_embeddings(
         assert found[f"{name}/read_um"] == pytest.approx(edge * mpp)
 
 
-def test_what_is_there_is_never_replaced_by_other_bytes(out: Path, tmp_path: Path) -> None:
+def test_what_is_there_is_never_replaced_by_other_bytes(
+    out: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "clam"
     export_peer(out, folder, "clam")
-    before = {p: (p.stat().st_ino, p.read_bytes()) for p in folder.rglob("*") if p.is_file()}
+    before = {
+        p: (p.stat().st_ino, p.read_bytes()) for p in folder.rglob("*") if p.is_file()
+    }
     export_peer(out, folder, "clam")  # again: nothing is other
     assert {p: p.read_bytes() for p in before} == {p: b for p, (_, b) in before.items()}
     assert not list(folder.rglob("*.tmp-*"))
     other = folder / "pt_files" / "half.pt"
     other.write_bytes(b"theirs")
-    with pytest.raises(StoreError, match="file must be new or the same, got another one at"):
+    with pytest.raises(
+        StoreError, match="file must be new or the same, got another one at"
+    ):
         export_peer(out, folder, "clam")
     assert other.read_bytes() == b"theirs"
     other.unlink()
@@ -285,7 +322,9 @@ def test_the_command_says_what_was_left_out(out: Path, tmp_path: Path) -> None:
         ("clam", "uni", "uni", "uni"),
     ],
 )
-def test_an_encoder_has_the_tools_name(tool: str, encoder: str, label: str, name: str) -> None:
+def test_an_encoder_has_the_tools_name(
+    tool: str, encoder: str, label: str, name: str
+) -> None:
     assert peer_encoder(tool, encoder, label) == name
     if label == encoder:
         assert our_name(name) == encoder

@@ -11,18 +11,25 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from tests.pipeline.test_peer_export import ENCODER, SLIDES, out, read_by, slides, stored
+from tests.pipeline.test_peer_export import (
+    ENCODER,
+    SLIDES,
+    out,
+    read_by,
+    slides,
+    stored,
+)
 from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
 from thinsection.config import replace_flat
 from thinsection.errors import StoreError
+from thinsection.evaluation.embeddings import read_embeddings
 from thinsection.pipeline.folder import open_results, verify
 from thinsection.pipeline.peer_export import export_peer
 from thinsection.pipeline.peer_import import import_peer
 from thinsection.pipeline.pooling import aggregate_folder
 from thinsection.pipeline.run import run
-from thinsection.probe.data.files import read_embeddings
 from thinsection.slide.open import open_slide
 from thinsection.stages.config import RunConfig
 from thinsection.store.tiles_h5 import TilesFile
@@ -37,7 +44,9 @@ GRIDS = {
 
 
 @pytest.mark.parametrize("tool", GRIDS)
-def test_what_was_exported_comes_back(tool: str, slides: Path, out: Path, tmp_path: Path) -> None:
+def test_what_was_exported_comes_back(
+    tool: str, slides: Path, out: Path, tmp_path: Path
+) -> None:
     export_peer(out, tmp_path / tool, tool)
     back = tmp_path / "back"
     how = {"slides": [slides], "encoder": ENCODER}
@@ -46,7 +55,9 @@ def test_what_was_exported_comes_back(tool: str, slides: Path, out: Path, tmp_pa
     assert results.features == (f"{GRIDS[tool]}/features_{ENCODER}",)
     for name, (size, mpp, edge) in SLIDES.items():
         ours, theirs = stored(out, name), results.tile_embeddings(name)
-        order = np.lexsort(ours.coords_l0.T[::-1]) if tool == "slide2vec" else slice(None)
+        order = (
+            np.lexsort(ours.coords_l0.T[::-1]) if tool == "slide2vec" else slice(None)
+        )
         assert np.array_equal(theirs.coords_l0, ours.coords_l0[order])
         assert np.array_equal(theirs.features, ours.features[order])
         assert theirs.tile_px_l0 == edge
@@ -82,7 +93,9 @@ def test_their_own_files_have_their_field_of_view(
     tool: str, grid: str, edges: tuple[int, ...], slides: Path, tmp_path: Path
 ) -> None:
     read_by(f"{tool}-writes", slides, tmp_path / tool)
-    assert import_peer(tmp_path / tool, tmp_path / "back", tool, slides=[slides]) == len(SLIDES)
+    assert import_peer(
+        tmp_path / tool, tmp_path / "back", tool, slides=[slides]
+    ) == len(SLIDES)
     results = open_results(tmp_path / "back")
     assert results.grids == (grid,)
     for name, edge in zip(SLIDES, edges, strict=True):
@@ -97,7 +110,9 @@ def test_slide2vecs_own_files_are_read(
     export_peer(out, tmp_path / "ours", "slide2vec")
     monkeypatch.setitem(os.environ, "SLIDE2VEC", str(tmp_path / "ours"))
     read_by("slide2vec-writes", slides, tmp_path / "theirs")
-    assert import_peer(tmp_path / "theirs", tmp_path / "back", "slide2vec") == len(SLIDES)
+    assert import_peer(tmp_path / "theirs", tmp_path / "back", "slide2vec") == len(
+        SLIDES
+    )
     results = open_results(tmp_path / "back")
     for name, (_, _, edge) in SLIDES.items():
         ours, found = stored(out, name), results.tile_embeddings(name)
@@ -122,7 +137,10 @@ def trident_job(job: Path, name: str = "a", *, features: bool = True) -> None:
         "level0_height": 2000,
     }
     grid = job / "20x_256px_0px_overlap"
-    for path in (grid / "patches" / f"{name}_patches.h5", grid / "features_uni_v2" / f"{name}.h5"):
+    for path in (
+        grid / "patches" / f"{name}_patches.h5",
+        grid / "features_uni_v2" / f"{name}.h5",
+    ):
         path.parent.mkdir(parents=True, exist_ok=True)
         with h5py.File(path, "w") as file:
             file["coords"] = coords
@@ -139,7 +157,11 @@ def test_a_job_dir_without_slides_keeps_its_names_and_its_px(tmp_path: Path) -> 
     found = results.tile_embeddings("a", "uni2_h")  # our name of theirs
     assert found.tile_px_l0 == round(256 * 40.16 / 20)  # what its patcher reads
     told = results.ledgers["a"].slide
-    assert (told["slide_path"], told["mpp_x"], told["width"]) == ("sub/a.svs", 0.249, 3000)
+    assert (told["slide_path"], told["mpp_x"], told["width"]) == (
+        "sub/a.svs",
+        0.249,
+        3000,
+    )
     stored_file = tmp_path / "out" / GRIDS["trident"] / "features_uni2_h" / "a.h5"
     assert read_embeddings(stored_file).tolist() == np.arange(12).reshape(3, 4).tolist()
     (pooled,) = aggregate_folder(tmp_path / "out")
@@ -148,7 +170,9 @@ def test_a_job_dir_without_slides_keeps_its_names_and_its_px(tmp_path: Path) -> 
     assert means[0].tolist() == [4, 5, 6, 7]
 
 
-def test_importing_again_changes_nothing_and_other_files_are_refused(tmp_path: Path) -> None:
+def test_importing_again_changes_nothing_and_other_files_are_refused(
+    tmp_path: Path,
+) -> None:
     out, job = tmp_path / "out", tmp_path / "job"
     trident_job(job)
     import_peer(job, out, "trident")
@@ -157,7 +181,9 @@ def test_importing_again_changes_nothing_and_other_files_are_refused(tmp_path: P
     assert (out / "slides" / "a" / "slide.json").read_bytes() == ledger
     before = open_results(out).tile_embeddings("a").features
     assert before is not None
-    with h5py.File(job / "20x_256px_0px_overlap" / "features_uni_v2" / "a.h5", "r+") as file:
+    with h5py.File(
+        job / "20x_256px_0px_overlap" / "features_uni_v2" / "a.h5", "r+"
+    ) as file:
         file["features"][0] = 99
     with pytest.raises(StoreError, match="what is imported must be new or the same"):
         import_peer(job, out, "trident")
@@ -184,7 +210,10 @@ def test_stamp_needs_a_resolution_and_a_pickle_never_runs(tmp_path: Path) -> Non
     folder = tmp_path / "stamp"
     folder.mkdir()
     with h5py.File(folder / "a.h5", "w") as file:
-        file["feats"], file["coords"] = np.ones((2, 3), "f4"), np.array([[0.0, 0], [256, 0]])
+        file["feats"], file["coords"] = (
+            np.ones((2, 3), "f4"),
+            np.array([[0.0, 0], [256, 0]]),
+        )
         file.attrs.update({"unit": "um", "tile_size_um": 256.0, "tile_size_px": 224})
     left: list[str] = []
     with pytest.raises(StoreError, match="none that can be read"):
@@ -247,12 +276,17 @@ def test_what_nobody_knows_of_a_slide_leaves_it_out(tmp_path: Path) -> None:
     folder, left = tmp_path / "stamp", list[str]()
     folder.mkdir()
     with h5py.File(folder / "a.h5", "w") as file:
-        file["feats"], file["coords"] = np.ones((2, 3), "f4"), np.array([[0.0, 0], [256, 0]])
+        file["feats"], file["coords"] = (
+            np.ones((2, 3), "f4"),
+            np.array([[0.0, 0], [256, 0]]),
+        )
         file.attrs.update({"unit": "um", "tile_size_um": 256.0, "tile_size_px": 224})
     (folder / "slide.csv").write_text("PATIENT,FILENAME,mpp\np,a.h5,0.25\n")
     import_peer(folder, tmp_path / "out", "stamp")
     with pytest.raises(StoreError, match="none in"):
-        export_peer(tmp_path / "out", tmp_path / "clam", "clam", on_left_out=left.append)
+        export_peer(
+            tmp_path / "out", tmp_path / "clam", "clam", on_left_out=left.append
+        )
     assert "size is missing in 'a'" in left[0]
 
 

@@ -10,6 +10,7 @@ import thinsection as ts
 from thinsection.errors import InvalidInputError
 from thinsection.pipeline.folder import Results
 from thinsection.pipeline.run import run
+from thinsection.report.draw import Picture, Values, draw
 from thinsection.testing.synthetic import write_he_slide
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
@@ -33,7 +34,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         write_he_slide(folder / f"{name}.svs", (1500, 1200), seed=seed)
         lines.append(f"{name}.svs,{'tumor' if name == 'a' else 'normal'}")
     (folder / "cohort.csv").write_text("\n".join(lines))
-    settings = {"pretrained": False, "memory": "256MiB", "tile_px": 128, "engine": "torch"}
+    settings = {
+        "pretrained": False,
+        "memory": "256MiB",
+        "tile_px": 128,
+        "engine": "torch",
+    }
     run([folder / "cohort.csv"], out=folder / "out", stage="embed", **settings)
     return ts.open_results(folder / "out")
 
@@ -41,14 +47,18 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def test_a_slide_is_drawn_in_mm_with_its_tissue_and_tiles(results: Results) -> None:
     ax = ts.plot.tiles(results, "a")
     (image,) = ax.get_images()
-    assert image.get_extent() == pytest.approx([0, 1500 * 0.5 / 1000, 1200 * 0.5 / 1000, 0])
+    assert image.get_extent() == pytest.approx(
+        [0, 1500 * 0.5 / 1000, 1200 * 0.5 / 1000, 0]
+    )
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert labels == [f"{len(results.tiles('a').coords_l0)} tiles", "tissue"]
     plain = ts.plot.tissue(results, "a").get_images()[0].get_array()
     assert (np.asarray(image.get_array()) != np.asarray(plain)).any()
 
 
-def test_a_heatmap_has_the_colours_of_a_column_and_a_colour_bar(results: Results) -> None:
+def test_a_heatmap_has_the_colours_of_a_column_and_a_colour_bar(
+    results: Results,
+) -> None:
     ax = ts.plot.heatmap(results, "a", "tissue_fraction")
     bar = ax.figure.axes[1]
     values = results.tiles("a").columns["tissue_fraction"]
@@ -56,20 +66,31 @@ def test_a_heatmap_has_the_colours_of_a_column_and_a_colour_bar(results: Results
     assert bar.get_ylabel() == "tissue_fraction"
     again = ts.plot.heatmap(results, "a", values, ax=ax)
     assert again is ax
-    with pytest.raises(InvalidInputError, match=r"column must be one of .*did you mean 'tissue_fr"):
+    with pytest.raises(
+        InvalidInputError, match=r"column must be one of .*did you mean 'tissue_fr"
+    ):
         ts.plot.heatmap(results, "a", "tisue_fraction")
-    with pytest.raises(InvalidInputError, match=r"values must be of shape \(\d+,\), got \(2,\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"values must be of shape \(\d+,\), got \(2,\)"
+    ):
         ts.plot.heatmap(results, "a", np.ones(2))
-    with pytest.raises(InvalidInputError, match="slide_id must be of this folder, got 'c'"):
+    with pytest.raises(
+        InvalidInputError, match="slide_id must be of this folder, got 'c'"
+    ):
         ts.plot.tissue(results, "c")
 
 
 def test_embeddings_are_shown_by_their_first_components_and_coloured_by_what_is_known(
     results: Results,
 ) -> None:
-    rows = np.concatenate([results.tile_embeddings(i).features for i in ("a", "b")]).astype(float)
+    rows = np.concatenate(
+        [results.tile_embeddings(i).features for i in ("a", "b")]
+    ).astype(float)
     ax = ts.plot.embedding(results, color="label")
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["normal", "tumor"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "normal",
+        "tumor",
+    ]
     points = np.concatenate([dots.get_offsets() for dots in ax.collections])
     singular = np.linalg.svd(rows - rows.mean(axis=0), compute_uv=False)[:2]
     assert np.linalg.norm(points, axis=0) == pytest.approx(singular, rel=1e-3)
@@ -78,11 +99,36 @@ def test_embeddings_are_shown_by_their_first_components_and_coloured_by_what_is_
     assert 20 <= len(by_number.collections[0].get_offsets()) <= 22
 
 
+def test_a_column_with_one_value_is_named_and_has_no_scale(results: Results) -> None:
+    count = len(results.tiles("a").coords_l0)
+    for values, words in (
+        (np.full(count, 0.25), "value: 0.25"),
+        (np.full(count, np.nan), "value: no value"),
+    ):
+        ax = ts.plot.heatmap(results, "a", values)
+        assert (
+            len(ax.figure.axes) == 1
+        )  # no colour bar, which would make 0.225 to 0.275
+        labels = [text.get_text() for text in ax.get_legend().get_texts()]
+        assert words in labels
+    picture = Picture(rgb=np.full((300, 400, 3), 255, np.uint8), size_l0=(400, 300))
+    for values, least in ((np.ones(2), 1), (np.array([0.0, 1.0]), 50)):
+        layer = Values(np.array([[0, 0], [50, 0]]), (50, 50), values, "x", opacity=1.0)
+        strip = draw(picture, [layer])[300:]
+        colours = np.unique(
+            strip.reshape(-1, 3)[np.ptp(strip, axis=2).ravel() > 40], axis=0
+        )
+        assert (len(colours) == 1) == (least == 1) and len(colours) >= least
+
+
 def test_umap_draws_the_same_twice(results: Results) -> None:
     pytest.importorskip("umap", reason="umap-learn is not installed")
     first, again = (
         np.concatenate(
-            [d.get_offsets() for d in ts.plot.embedding(results, method="umap").collections]
+            [
+                d.get_offsets()
+                for d in ts.plot.embedding(results, method="umap").collections
+            ]
         )
         for _ in range(2)
     )
@@ -90,7 +136,9 @@ def test_umap_draws_the_same_twice(results: Results) -> None:
     assert np.isfinite(first).all()
 
 
-def test_nothing_is_drawn_of_a_folder_without_embeddings(results: Results, tmp_path: Path) -> None:
+def test_nothing_is_drawn_of_a_folder_without_embeddings(
+    results: Results, tmp_path: Path
+) -> None:
     (tmp_path / "slides").mkdir()
     with pytest.raises(InvalidInputError, match="features must name one of"):
         ts.plot.embedding(ts.open_results(tmp_path))

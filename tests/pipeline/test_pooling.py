@@ -79,7 +79,9 @@ def test_several_workers_without_an_executor_are_a_pool_that_writes_the_same_byt
     features: Path, tmp_path: Path
 ) -> None:
     inline = aggregate_folder(features, out=tmp_path / "inline", config=settings())
-    pool = aggregate_folder(features, out=tmp_path / "pool", config=settings(workers=2, threads=1))
+    pool = aggregate_folder(
+        features, out=tmp_path / "pool", config=settings(workers=2, threads=1)
+    )
     assert states(pool) == states(inline)
     assert files(tmp_path / "pool") == files(tmp_path / "inline")
 
@@ -126,7 +128,10 @@ def test_array_tasks_write_the_same_bytes_as_inline(
     inline = aggregate_folder(features, out=tmp_path / "inline", config=settings())
     messages: list[str] = []
     slurm = aggregate_folder(
-        features, out=tmp_path / "slurm", config=settings(**SLURM), on_message=messages.append
+        features,
+        out=tmp_path / "slurm",
+        config=settings(**SLURM),
+        on_message=messages.append,
     )
     assert states(slurm) == states(inline)
     assert files(tmp_path / "slurm") == files(tmp_path / "inline")
@@ -134,8 +139,13 @@ def test_array_tasks_write_the_same_bytes_as_inline(
     (folder,) = array_folders(tmp_path / "slurm")
     array = load_array(folder, TASKS)
     assert list(map(len, array.chunks)) == [2, 2, 1]
-    assert messages[-1] == f"slurm job {array.job_id}: 3 array tasks, logs in {folder}/logs"
-    assert '"slide_id": "a"' in "".join(p.read_text() for p in (folder / "logs").iterdir())
+    assert (
+        messages[-1]
+        == f"slurm job {array.job_id}: 3 array tasks, logs in {folder}/logs"
+    )
+    assert '"slide_id": "a"' in "".join(
+        p.read_text() for p in (folder / "logs").iterdir()
+    )
 
 
 def test_the_command_takes_an_executor_and_exits_with_3_where_a_file_is_bad(
@@ -148,12 +158,18 @@ def test_the_command_takes_an_executor_and_exits_with_3_where_a_file_is_bad(
     assert done.exit_code == 3, done.output
     assert "d: failed (aggregate): StoreError: " in done.output
     assert "4 of 5 slides have an embedding of max" in done.output
-    pooled = read_slide_embedding(tmp_path / "out" / "slide_features_max-features" / "a.h5")
+    pooled = read_slide_embedding(
+        tmp_path / "out" / "slide_features_max-features" / "a.h5"
+    )
     with h5py.File(features / "a.h5") as file:
-        np.testing.assert_array_equal(pooled.slide_embedding, file["features"][...].max(axis=0))
+        np.testing.assert_array_equal(
+            pooled.slide_embedding, file["features"][...].max(axis=0)
+        )
 
 
-def test_the_slide_encoder_is_loaded_once_for_all_files_of_a_process(features: Path) -> None:
+def test_the_slide_encoder_is_loaded_once_for_all_files_of_a_process(
+    features: Path,
+) -> None:
     loaded_encoder.cache_clear()
     aggregate_folder(features, config=settings())
     assert loaded_encoder.cache_info().misses == 1
@@ -161,18 +177,23 @@ def test_the_slide_encoder_is_loaded_once_for_all_files_of_a_process(features: P
 
 
 def test_a_task_comes_back_from_its_document(features: Path) -> None:
-    task = PoolingTask(pooling=PoolingConfig(slide_encoder="max", tile_px_l0=512), threads=2)
+    task = PoolingTask(
+        pooling=PoolingConfig(slide_encoder="max", tile_px_l0=512), threads=2
+    )
     sources = find_features(features)
     kept = [json.dumps(as_mapping(value)) for value in (task, *sources)]
     assert from_mapping(PoolingTask, json.loads(kept[0])) == task
-    assert [from_mapping(FeaturesFile, json.loads(text)) for text in kept[1:]] == sources
+    assert [
+        from_mapping(FeaturesFile, json.loads(text)) for text in kept[1:]
+    ] == sources
 
 
 def test_wrong_settings_are_refused_before_any_worker_starts(
     features: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        UnknownEncoderError, match=r"slide encoder must be a known name, got 'maxx'; did .*'max'"
+        UnknownEncoderError,
+        match=r"slide encoder must be a known name, got 'maxx'; did .*'max'",
     ):
         aggregate_folder(features, config=settings(slide_encoder="maxx", **SLURM))
     with pytest.raises(ConfigError, match=r"pooling\.memory must be a size"):

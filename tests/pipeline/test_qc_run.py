@@ -39,7 +39,12 @@ REASON = why_not()
 needs_slurm = pytest.mark.skipif(REASON is not None, reason=f"no Slurm here: {REASON}")
 DASK = {"executor": "dask", "workers": 2, "threads": 1, "chunk_slides": 2}
 POOL = {**DASK, "executor": "pool"}
-SLURM = {"executor": "slurm", "job_cpus": 1, "job_memory": "1GiB", "walltime": "00:10:00"}
+SLURM = {
+    "executor": "slurm",
+    "job_cpus": 1,
+    "job_memory": "1GiB",
+    "walltime": "00:10:00",
+}
 REPEATS = int(os.environ.get("THINSECTION_FAULT_REPEATS", "1"))
 HEADERS = {
     "start_time": "2026-01-01",
@@ -92,9 +97,13 @@ def files(out: Path) -> dict[str, object]:
             found[name] = {**json.loads(path.read_text()), "seconds": None}
         elif path.name == "slide.json":
             document = json.loads(path.read_text())
-            for record in document["stages"].values():  # what follows the digits of the seconds
+            for record in document[
+                "stages"
+            ].values():  # what follows the digits of the seconds
                 for key in ("files", "sums"):
-                    record[key] = {n: s for n, s in record[key].items() if QC_JSON not in n}
+                    record[key] = {
+                        n: s for n, s in record[key].items() if QC_JSON not in n
+                    }
             found[name] = document
         elif path.name == "results.tsv":
             own = ("#start", "#outdi")
@@ -109,7 +118,9 @@ def states(summary: QcSummary) -> dict[str, str]:
 
 
 def failure(out: Path, slide_id: str) -> dict[str, object]:
-    document: dict[str, object] = json.loads((out / "slides" / slide_id / FAILURE_NAME).read_text())
+    document: dict[str, object] = json.loads(
+        (out / "slides" / slide_id / FAILURE_NAME).read_text()
+    )
     return document
 
 
@@ -129,7 +140,10 @@ def test_bad_slides_stay_alone_and_equal_names_apart(tmp_path: Path) -> None:
     assert {r.status for s, r in found.items() if s not in done} == {"failed"}
     assert set(found) - done == {"text", "truncated"}
     assert "no reader opens 'text.svs'" in found["text"].error
-    assert (failure(tmp_path / "out", "text")["stage"], summary.num_failed) == ("open", 2)
+    assert (failure(tmp_path / "out", "text")["stage"], summary.num_failed) == (
+        "open",
+        2,
+    )
     assert "Traceback" in str(failure(tmp_path / "out", "text")["traceback"])
 
 
@@ -205,7 +219,10 @@ def test_a_slide_that_another_process_is_at_is_waited_for_and_not_done_twice(
         reports = [f.result() for f in waiting]
     # one looked at the slide; the other found it done by this very invocation
     assert [report.results[0].status for report in reports] == ["done", "done"]
-    assert sorted("prepare_busy" in report.stage_seconds for report in reports) == [False, True]
+    assert sorted("prepare_busy" in report.stage_seconds for report in reports) == [
+        False,
+        True,
+    ]
     assert not lock.exists()
 
 
@@ -236,7 +253,10 @@ def test_workers_write_the_same_files_as_one_process_and_a_bad_slide_stays_alone
         config=settings(**wide),
         on_event=lambda event: told.append(event.result) if event.result else None,
     )
-    assert states(workers) == {"bad": "failed", **dict.fromkeys(("s0", "s1", "s2"), "done")}
+    assert states(workers) == {
+        "bad": "failed",
+        **dict.fromkeys(("s0", "s1", "s2"), "done"),
+    }
     assert workers.results == inline.results  # facts and errors, in the same order
     assert sorted(result.slide_id for result in told) == ["bad", "s0", "s1", "s2"]
     assert files(tmp_path / "workers") == files(tmp_path / "inline")
@@ -274,13 +294,18 @@ def test_a_worker_killed_in_the_middle_loses_no_slide(
     )
     found = {result.slide_id: result for result in results}
     assert len(results) == 3
-    assert {k: r.status for k, r in found.items()} == {"s0": "done", "s1": "done", "s2": "failed"}
+    assert {k: r.status for k, r in found.items()} == {
+        "s0": "done",
+        "s1": "done",
+        "s2": "failed",
+    }
     assert any(text.startswith("a worker died with 2 ") for text in messages)
     assert "twice, the second time alone" in found["s2"].error
     assert "its worker died" in str(failure(tmp_path, "s2")["error"])
     # s0 was finished before s1 killed the worker, so it was not done again
     first, second = (
-        tmp_path / "slides" / name / "qc_histoqc-light" / QC_JSON for name in ("s0", "s1")
+        tmp_path / "slides" / name / "qc_histoqc-light" / QC_JSON
+        for name in ("s0", "s1")
     )
     killed = tmp_path / ".killed-s1"
     assert first.stat().st_mtime < killed.stat().st_mtime < second.stat().st_mtime
@@ -290,7 +315,9 @@ def test_a_worker_killed_in_the_middle_loses_no_slide(
 def test_array_tasks_write_the_same_files_and_what_a_killed_one_left_is_tried_alone(
     folder: Path, tmp_path: Path, on_slurm: dict[str, str]
 ) -> None:
-    write_he_slide(tmp_path / "z.svs", (9000, 7000), seed=5)  # long enough to be killed in it
+    write_he_slide(
+        tmp_path / "z.svs", (9000, 7000), seed=5
+    )  # long enough to be killed in it
     slides = [folder / "s0.svs", folder / "bad.svs", tmp_path / "z.svs"]
     inline = check(*slides, out=tmp_path / "inline")
     messages: list[str] = []
@@ -308,7 +335,9 @@ def test_array_tasks_write_the_same_files_and_what_a_killed_one_left_is_tried_al
         killer.stop.set()
         killer.join()
     assert len(killer.killed) == 1
-    assert states(slurm) == states(inline) == {"s0": "done", "bad": "failed", "z": "done"}
+    assert (
+        states(slurm) == states(inline) == {"s0": "done", "bad": "failed", "z": "done"}
+    )
     assert files(out) == files(tmp_path / "inline")
     assert any("died" in text and "alone" in text for text in messages), messages
     again = check_slides([str(slides[0])], out=out, config=settings(**SLURM))
@@ -329,7 +358,10 @@ class Killer(threading.Thread):
         slides = self.out / "slides"
         while not self.killed and not self.stop.wait(0.002):
             others = (slides / "bad" / FAILURE_NAME, slides / "s0" / "slide.json")
-            if all(p.exists() for p in others) and (slides / self.at / LOCK_NAME).exists():
+            if (
+                all(p.exists() for p in others)
+                and (slides / self.at / LOCK_NAME).exists()
+            ):
                 self.kill()
 
     def kill(self) -> None:
@@ -374,7 +406,9 @@ def test_what_a_process_of_this_invocation_finished_is_done_even_if_its_worker_d
 @pytest.mark.parametrize("pipeline", ["auto", "histoqc-clinical"])
 def test_a_task_comes_back_from_its_document(tmp_path: Path, pipeline: str) -> None:
     config = replace_flat(RunConfig(qc=QcConfig(qc=pipeline)), {"resume": False})
-    task = make_task(tmp_path / "out", config, "qc").on_worker(threads=2, monitored=False)
+    task = make_task(tmp_path / "out", config, "qc").on_worker(
+        threads=2, monitored=False
+    )
     assert from_mapping(RunTask, json.loads(json.dumps(as_mapping(task)))) == task
 
 
@@ -393,12 +427,19 @@ def test_a_pipeline_of_a_file_has_a_name_that_follows_what_it_says(
     assert len(list(out.glob("qc_mine-*.csv"))) == 2
 
 
-def test_rules_mark_slides_in_the_table_and_leave_them_out(folder: Path, tmp_path: Path) -> None:
+def test_rules_mark_slides_in_the_table_and_leave_them_out(
+    folder: Path, tmp_path: Path
+) -> None:
     rule = "pixels_to_use<1e9"
     summary = check(folder, out=tmp_path, qc_fail=(rule,))
-    assert states(summary) == {"bad": "failed", **dict.fromkeys(("s0", "s1", "s2"), "excluded")}
+    assert states(summary) == {
+        "bad": "failed",
+        **dict.fromkeys(("s0", "s1", "s2"), "excluded"),
+    }
     assert [slide for slide, _ in summary.failing] == ["s0", "s1", "s2"]
-    rows = {row["slide_id"]: row for row in read_qc_csv(tmp_path / "qc_histoqc-light.csv")}
+    rows = {
+        row["slide_id"]: row for row in read_qc_csv(tmp_path / "qc_histoqc-light.csv")
+    }
     assert {name: row["status"] for name, row in rows.items()} == {
         **dict.fromkeys(("s0", "s1", "s2"), "done"),
         "bad": "failed",
@@ -406,7 +447,10 @@ def test_rules_mark_slides_in_the_table_and_leave_them_out(folder: Path, tmp_pat
     assert rows["s0"]["fails"] == "pixels_to_use<1e+09"
     assert failure(tmp_path, "s0")["status"] == "excluded"
     plain = check(folder, out=tmp_path)
-    assert states(plain) == {"bad": "failed", **dict.fromkeys(("s0", "s1", "s2"), "skipped")}
+    assert states(plain) == {
+        "bad": "failed",
+        **dict.fromkeys(("s0", "s1", "s2"), "skipped"),
+    }
     assert plain.failing == ()
     assert not (tmp_path / "slides" / "s0" / FAILURE_NAME).exists()
 
@@ -422,7 +466,12 @@ def test_tables_go_by_column_name_and_rules_mark_slides(tmp_path: Path) -> None:
             "height": 20.0,
             "warnings": "odd\tslide",
         },
-        {"slide_id": "b", "slide_path": "b.svs", "status": "failed", "warnings": "gone"},
+        {
+            "slide_id": "b",
+            "slide_path": "b.svs",
+            "status": "failed",
+            "warnings": "gone",
+        },
         {
             "slide_id": "c",
             "slide_path": "c.svs",
@@ -433,7 +482,9 @@ def test_tables_go_by_column_name_and_rules_mark_slides(tmp_path: Path) -> None:
         },
     ]
     failing = failing_rules(rows, ["pixels_to_use<1000"])
-    assert [(slide, str(rule)) for slide, rule in failing] == [("a", "pixels_to_use<1000")]
+    assert [(slide, str(rule)) for slide, rule in failing] == [
+        ("a", "pixels_to_use<1000")
+    ]
     write_qc_csv(tmp_path / "qc.csv", rows)
     table = {row["slide_id"]: row for row in read_qc_csv(tmp_path / "qc.csv")}
     assert (table["c"]["bright"], table["a"]["bright"]) == (0.5, "")
@@ -443,7 +494,9 @@ def test_tables_go_by_column_name_and_rules_mark_slides(tmp_path: Path) -> None:
         *("#start_time", "#pipeline", "#outdir", "#config_file", "#command_line_args"),
         "#dataset",
     ]
-    parsed = list(csv.DictReader([lines[5].removeprefix("#dataset:"), *lines[6:]], delimiter="\t"))
+    parsed = list(
+        csv.DictReader([lines[5].removeprefix("#dataset:"), *lines[6:]], delimiter="\t")
+    )
     assert [row["filename"] for row in parsed] == ["a.svs", "c.svs"]
     assert list(parsed[0])[:3] == ["filename", "comments", "image_bounding_box"]
     assert list(parsed[0])[-3:] == ["bright", "pixels_to_use", "warnings"]
@@ -462,7 +515,9 @@ def test_the_command_takes_an_executor(folder: Path, tmp_path: Path) -> None:
         "--executor",
         "dask",
     ]
-    done = CliRunner().invoke(build_app(["qc"]), ["qc", str(folder), *flags, "--workers", "1"])
+    done = CliRunner().invoke(
+        build_app(["qc"]), ["qc", str(folder), *flags, "--workers", "1"]
+    )
     assert done.exit_code == 3, done.output
     assert "dask dashboard: http" in done.output
     assert "3 of 4 slides done" in done.output

@@ -24,7 +24,9 @@ GRID = "128px_0.5mpp"
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("qupath")
     write_he_slide(root / "a $x'.svs", SIZE, seed=7)
-    run([root / "a $x'.svs"], out=root / "out", stage="tile", tile_px=128, measures=True)
+    run(
+        [root / "a $x'.svs"], out=root / "out", stage="tile", tile_px=128, measures=True
+    )
     table = open_results(root / "out").tiles("a $x'")
     heat = np.linspace(0, 1, len(table.coords_l0), dtype=np.float32)
     heat[0] = np.nan
@@ -44,7 +46,9 @@ def exported(results: Path, out: Path) -> list[dict]:
 
 def test_the_tissue_is_an_annotation_of_the_mask(results: Path, tmp_path: Path) -> None:
     (tissue,) = [
-        f for f in exported(results, tmp_path) if f["properties"]["objectType"] == "annotation"
+        f
+        for f in exported(results, tmp_path)
+        if f["properties"]["objectType"] == "annotation"
     ]
     with Image.open(results / "slides" / "a $x'" / "tissue.png") as picture:
         mask = np.asarray(picture) > 0
@@ -57,8 +61,14 @@ def test_the_tissue_is_an_annotation_of_the_mask(results: Path, tmp_path: Path) 
     assert area.is_valid
 
 
-def test_every_tile_is_a_detection_with_all_its_columns(results: Path, tmp_path: Path) -> None:
-    tiles = [f for f in exported(results, tmp_path) if f["properties"]["objectType"] == "detection"]
+def test_every_tile_is_a_detection_with_all_its_columns(
+    results: Path, tmp_path: Path
+) -> None:
+    tiles = [
+        f
+        for f in exported(results, tmp_path)
+        if f["properties"]["objectType"] == "detection"
+    ]
     table = open_results(results).tiles("a $x'")
     assert len(tiles) == len(table.coords_l0) > 0
     boxes = [shapely.from_geojson(json.dumps(f["geometry"])).bounds for f in tiles]
@@ -66,14 +76,21 @@ def test_every_tile_is_a_detection_with_all_its_columns(results: Path, tmp_path:
     assert {(b[2] - b[0], b[3] - b[1]) for b in boxes} == {(128, 128)}
     first, *others = (f["properties"]["measurements"] for f in tiles)
     assert "px_focus" in table.columns and "heatmap_m:score_Tumor" in table.columns
-    assert set(table.columns) - set(first) == {"heatmap_m:score_Tumor", "heatmap_m:score_Other"}
+    assert set(table.columns) - set(first) == {
+        "heatmap_m:score_Tumor",
+        "heatmap_m:score_Other",
+    }
     for name, column in table.columns.items():
         assert [m[name] for m in others] == pytest.approx(column[1:].tolist(), rel=1e-6)
     named = [f["properties"]["classification"]["name"] for f in tiles[1:]]
-    assert named == ["Other" if i < len(tiles) / 2 - 0.5 else "Tumor" for i in range(1, len(tiles))]
+    assert named == [
+        "Other" if i < len(tiles) / 2 - 0.5 else "Tumor" for i in range(1, len(tiles))
+    ]
 
 
-def test_an_exported_file_is_read_back_as_the_tissue_alone(results: Path, tmp_path: Path) -> None:
+def test_an_exported_file_is_read_back_as_the_tissue_alone(
+    results: Path, tmp_path: Path
+) -> None:
     exported(results, tmp_path)
     found = read_regions(tmp_path / "a $x'.geojson", SIZE)
     assert list(found.classes) == ["Tissue"]

@@ -33,7 +33,10 @@ def drawn(path: Path, **areas: Any) -> Path:
         {
             "type": "Feature",
             "geometry": json.loads(shapely.to_geojson(area)),
-            "properties": {"objectType": "annotation", "classification": {"name": name}},
+            "properties": {
+                "objectType": "annotation",
+                "classification": {"name": name},
+            },
         }
         for name, area in areas.items()
     ]
@@ -52,11 +55,15 @@ class Counted:
         self.tiles += event.num_tiles if event.kind == "tiles" else 0
 
 
-def work(slides: Any, out: Path, goal: str = "embed", **settings: Any) -> tuple[RunSummary, int]:
+def work(
+    slides: Any, out: Path, goal: str = "embed", **settings: Any
+) -> tuple[RunSummary, int]:
     counted = Counted()
     given = [slides] if isinstance(slides, Path) else slides
     settings = {"tile_px": 128, "pretrained": False, "batch_size": 8, **settings}
-    summary = run(given, out=out, config=RunConfig(), stage=goal, on_event=counted, **settings)
+    summary = run(
+        given, out=out, config=RunConfig(), stage=goal, on_event=counted, **settings
+    )
     return summary, counted.tiles
 
 
@@ -77,7 +84,9 @@ def test_our_tissue_given_back_keeps_the_tiles_but_those_at_the_limit(
     assert work(slide, tmp_path / "b", "tile", tissue=str(outlines))[0].exit_code == 0
     one, other = grid(tmp_path / "a"), grid(tmp_path / "b")
     shares = [
-        dict(zip(map(tuple, f.coords_l0.tolist()), f.columns["tissue_fraction"].tolist()))
+        dict(
+            zip(map(tuple, f.coords_l0.tolist()), f.columns["tissue_fraction"].tolist())
+        )
         for f in (one, other)
     ]
     both = shares[0].keys() & shares[1].keys()
@@ -87,8 +96,12 @@ def test_our_tissue_given_back_keeps_the_tiles_but_those_at_the_limit(
     assert len(both) > 0.95 * len(shares[0])
 
 
-def test_coverage_is_of_the_polygons_and_not_of_their_px(slide: Path, tmp_path: Path) -> None:
-    thin = shapely.box(0, 0, 64.5, 1300)  # of tiles of 128 px; a px of the mask is 16 wide
+def test_coverage_is_of_the_polygons_and_not_of_their_px(
+    slide: Path, tmp_path: Path
+) -> None:
+    thin = shapely.box(
+        0, 0, 64.5, 1300
+    )  # of tiles of 128 px; a px of the mask is 16 wide
     file = drawn(tmp_path / "t.geojson", Tissue=thin)
     assert work(slide, tmp_path / "o", "tile", tissue=str(file))[0].exit_code == 0
     found = grid(tmp_path / "o")
@@ -96,7 +109,9 @@ def test_coverage_is_of_the_polygons_and_not_of_their_px(slide: Path, tmp_path: 
     assert set(found.coords_l0[:, 0].tolist()) == {0}
 
 
-def test_classes_are_columns_and_included_or_taken_away(slide: Path, tmp_path: Path) -> None:
+def test_classes_are_columns_and_included_or_taken_away(
+    slide: Path, tmp_path: Path
+) -> None:
     file = drawn(tmp_path / "t.geojson", Tumor=LEFT, Stroma=RIGHT, **{"Ignore*": LEFT})
     kept = drawn(tmp_path / "k.geojson", Tumor=LEFT, Stroma=RIGHT)
     work(slide, tmp_path / "o", "tile", roi=str(file))
@@ -139,7 +154,9 @@ def test_after_an_edit_only_the_tiles_that_changed_are_embedded(
     assert work(slide, out, tissue=str(file))[0].results[0].status == "skipped"
 
 
-def test_tiles_that_another_grid_has_are_not_embedded_again(slide: Path, tmp_path: Path) -> None:
+def test_tiles_that_another_grid_has_are_not_embedded_again(
+    slide: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "o"
     _, everything = work(slide, out)
     file = drawn(tmp_path / "t.geojson", Tumor=LEFT)
@@ -154,7 +171,9 @@ def test_tiles_that_another_grid_has_are_not_embedded_again(slide: Path, tmp_pat
     assert np.array_equal(part.features, whole.features[rows])
 
 
-def test_another_slide_file_under_what_was_drawn_is_refused(slide: Path, tmp_path: Path) -> None:
+def test_another_slide_file_under_what_was_drawn_is_refused(
+    slide: Path, tmp_path: Path
+) -> None:
     file, out = drawn(tmp_path / "t.geojson", Tissue=LEFT), tmp_path / "o"
     copy = tmp_path / "s.svs"
     copy.write_bytes(slide.read_bytes())
@@ -179,13 +198,19 @@ def by_folder(root: Path, slides: list[Path]) -> tuple[list[Path], str]:
 
 def by_column(root: Path, slides: list[Path]) -> tuple[list[Path], str]:
     drawn(root / "drawn" / "x.geojson", Tissue=LEFT)
-    rows = ["slide_path,outlines", f"{slides[0]},drawn/x.geojson", f"{slides[1]},drawn/none.xml"]
+    rows = [
+        "slide_path,outlines",
+        f"{slides[0]},drawn/x.geojson",
+        f"{slides[1]},drawn/none.xml",
+    ]
     (root / "c.csv").write_text("\n".join(rows))
     return [root / "c.csv"], "outlines"
 
 
 def by_boxes(root: Path, slides: list[Path]) -> tuple[list[Path], str]:
-    (root / "b.csv").write_text("slide_id,x,y,width,height\na,0,0,600,1300\nb,a,0,1,1\n")
+    (root / "b.csv").write_text(
+        "slide_id,x,y,width,height\na,0,0,600,1300\nb,a,0,1,1\n"
+    )
     return slides, str(root / "b.csv")
 
 
@@ -204,17 +229,33 @@ def test_a_folder_a_column_and_a_table_give_each_slide_its_own(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tissue": "nowhere"}, "tissue must be a file, a folder, or a column of the cohort"),
-        ({"roi": "drawn.geojson"}, "roi must be of one slide, got one file for 2 slides"),
-        ({"tissue": "drawn", "qc": "auto"}, "tissue must go without qc and each other, got 'auto'"),
         (
-            {"tissue": "drawn", "tissue_segmenter": True, "segmenters": ["hest-tissue"]},
+            {"tissue": "nowhere"},
+            "tissue must be a file, a folder, or a column of the cohort",
+        ),
+        (
+            {"roi": "drawn.geojson"},
+            "roi must be of one slide, got one file for 2 slides",
+        ),
+        (
+            {"tissue": "drawn", "qc": "auto"},
+            "tissue must go without qc and each other, got 'auto'",
+        ),
+        (
+            {
+                "tissue": "drawn",
+                "tissue_segmenter": True,
+                "segmenters": ["hest-tissue"],
+            },
             "tissue_segmenter must go without qc and each other",
         ),
     ],
 )
 def test_what_can_be_there_for_no_slide_is_said_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     drawn(tmp_path / "drawn.geojson", Tissue=LEFT)

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from thinsection.cli.main import build_app
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, SlideOpenError, StoreError
 from thinsection.files.sources import RemoteFolder
@@ -80,13 +82,23 @@ def test_a_bucket_gets_the_same_bytes_as_a_folder_and_nothing_stays_here(
     local = tmp_path / "local"
     run(slides, out=local, config=CONFIG)
     wanted = {str(p.relative_to(local)): p for p in local.rglob("*") if p.is_file()}
-    wanted = {n: p.read_bytes() for n, p in wanted.items() if not n.startswith(RUNS_OWN)}
+    wanted = {
+        n: p.read_bytes() for n, p in wanted.items() if not n.startswith(RUNS_OWN)
+    }
     assert len(wanted) >= 3 * 8 + 2
     assert contents(url) == wanted
     sizes = RemoteFolder(url).sizes()
-    records = {name.split("/")[2] for name in sizes if name.count("/") > 1 and "records/" in name}
+    records = {
+        name.split("/")[2]
+        for name in sizes
+        if name.count("/") > 1 and "records/" in name
+    }
     assert records == {"run.json", "run.log", "efficiency.html", "usage", "ended"}
     assert {"index.html", "records/runs.js"} <= set(sizes)
+    listed = CliRunner().invoke(build_app(["ls"]), ["ls", url])
+    assert listed.exit_code == 0, listed.output
+    assert f"{url}: 3 slides" in listed.output
+    assert "run: 3 done" in listed.output
     assert list(staging.iterdir()) == []
 
 
@@ -131,7 +143,9 @@ def test_what_a_new_stage_reads_is_fetched_and_no_tile_is_encoded_again(
 
     monkeypatch.setattr(RemoteFolder, "put", noted)
     tiles: list[RunEvent] = []
-    config = replace_flat(CONFIG, {"slide_encoders": ["max"], "write": ["tsv"], "graph": "knn:4"})
+    config = replace_flat(
+        CONFIG, {"slide_encoders": ["max"], "write": ["tsv"], "graph": "knn:4"}
+    )
     again = run(slides[:1], out=memory, config=config, on_event=tiles.append)
     assert statuses(again) == ["done"]
     assert not [event for event in tiles if event.kind == "tiles"]
@@ -150,7 +164,12 @@ def test_what_is_replaced_goes_with_all_that_was_made_from_it(
 ) -> None:
     slide = tmp_path / "s.tiff"
     shutil.copy(slides[0], slide)
-    run([slide], out=memory, config=replace_flat(CONFIG, {"graph": "knn:4"}), stage="tile")
+    run(
+        [slide],
+        out=memory,
+        config=replace_flat(CONFIG, {"graph": "knn:4"}),
+        stage="tile",
+    )
     first = slide_files(memory)
     shutil.copy(slides[2], slide)
     refused = run([slide], out=memory, config=CONFIG, stage="tile")
@@ -158,7 +177,12 @@ def test_what_is_replaced_goes_with_all_that_was_made_from_it(
     assert "pass --overwrite to replace it" in refused.results[0].error
     failure = "slides/s/failure.json"
     assert {n: d for n, d in slide_files(memory).items() if n != failure} == first
-    again = run([slide], out=memory, config=replace_flat(CONFIG, {"overwrite": True}), stage="tile")
+    again = run(
+        [slide],
+        out=memory,
+        config=replace_flat(CONFIG, {"overwrite": True}),
+        stage="tile",
+    )
     assert statuses(again) == ["done"]
     assert set(first) - set(slide_files(memory)) == {f"{GRID}/graph_knn-4/s.h5"}
 
@@ -177,11 +201,15 @@ def test_a_slide_whose_files_do_not_arrive_is_failed_without_a_ledger_and_done_n
     events: list[RunEvent] = []
     with monkeypatch.context() as patch:
         patch.setattr(RemoteFolder, "put", broken)
-        failed = run(slides, out=memory, config=CONFIG, stage="tile", on_event=events.append)
+        failed = run(
+            slides, out=memory, config=CONFIG, stage="tile", on_event=events.append
+        )
     assert statuses(failed) == ["done", "failed", "done"]
     assert (failed.results[1].stage, failed.exit_code) == ("upload", 3)
     assert "the network is down" in failed.results[1].error
-    ended = {e.slide_id: e.result.status for e in events if e.kind == "ended" and e.result}
+    ended = {
+        e.slide_id: e.result.status for e in events if e.kind == "ended" and e.result
+    }
     assert ended["s1"] == "failed"
     there = contents(memory)
     assert "slides/s1/slide.json" not in there
@@ -218,12 +246,23 @@ def test_a_killed_run_is_taken_up_from_what_arrived(
     bucket: Any, slides: list[Path], staging: Path
 ) -> None:
     url = "s3://slides/killed"
-    command = [sys.executable, "-m", "thinsection", "run", *map(str, slides), "--out", url]
+    command = [
+        sys.executable,
+        "-m",
+        "thinsection",
+        "run",
+        *map(str, slides),
+        "--out",
+        url,
+    ]
     path = os.pathsep.join(p for p in sys.path if p)
     environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(staging)}
     flags = ["--threads", "1", "--batch-size", "8"]
     process = subprocess.Popen(
-        [*command, *flags], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*command, *flags],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 120
     while "slides/s0/slide.json" not in RemoteFolder(url).sizes():
@@ -241,7 +280,9 @@ def test_a_killed_run_is_taken_up_from_what_arrived(
     assert slide_files(url) == slide_files("s3://slides/whole")
 
 
-def test_what_cannot_be_done_is_said_before_any_work(slides: list[Path], memory: str) -> None:
+def test_what_cannot_be_done_is_said_before_any_work(
+    slides: list[Path], memory: str
+) -> None:
     for changes, words in (
         ({"executor": "dask"}, r"out must be a folder for --executor dask.*no locks"),
         ({"qc": "histoqc-light"}, "out must be a folder with --qc"),
@@ -253,5 +294,7 @@ def test_what_cannot_be_done_is_said_before_any_work(slides: list[Path], memory:
 
 
 def test_a_bucket_that_is_not_there_is_named(bucket: Any, slides: list[Path]) -> None:
-    with pytest.raises(StoreError, match=r"out must be writable.*s3://no-such-bucket/x"):
+    with pytest.raises(
+        StoreError, match=r"out must be writable.*s3://no-such-bucket/x"
+    ):
         run(slides, out="s3://no-such-bucket/x", config=CONFIG)

@@ -13,7 +13,9 @@ from thinsection.testing.synthetic import PyramidKind, write_pyramid
 from thinsection.tiles.grid import TilesConfig
 
 SIZE = (1400, 900)
-COHORT: dict[str, tuple[float | None, tuple[int, ...]]] = {  # id -> mpp, downsamples of its levels
+COHORT: dict[
+    str, tuple[float | None, tuple[int, ...]]
+] = {  # id -> mpp, downsamples of its levels
     "same": (0.5, (1,)),
     "near": (0.504, (1,)),
     "half": (0.2527, (1, 2)),
@@ -73,7 +75,10 @@ def test_a_slide_near_the_resolution_is_tiled_and_its_true_one_recorded(
     ("name", "remedy"),
     [
         ("coarse", "ask for --tile-mpp 0.6 or native, or for a higher --mpp-tolerance"),
-        ("dpi", "352.8 µm/px (72 dpi), which no slide has: taken as missing); pass --slide-mpp"),
+        (
+            "dpi",
+            "352.8 µm/px (72 dpi), which no slide has: taken as missing); pass --slide-mpp",
+        ),
         ("missing", "slide_mpp is missing in 'missing.tif'; pass --slide-mpp"),
     ],
 )
@@ -86,7 +91,9 @@ def test_a_slide_that_cannot_be_tiled_says_what_to_do(
 def test_a_resolution_that_is_not_believed_is_said_in_the_summary_where_none_is_needed(
     tmp_path: Path,
 ) -> None:
-    write_pyramid(tmp_path / "dpi.tif", SIZE, PyramidKind(mpp=(352.8, 352.8), downsamples=(1,)))
+    write_pyramid(
+        tmp_path / "dpi.tif", SIZE, PyramidKind(mpp=(352.8, 352.8), downsamples=(1,))
+    )
     out, tiles = tmp_path / "out", TilesConfig(tile_mpp="native", tile_filter=())
     run([tmp_path / "dpi.tif"], out=out, config=RunConfig(tiles=tiles), stage="tile")
     row = rows_of(out, "summary.csv")["dpi"]
@@ -95,13 +102,17 @@ def test_a_resolution_that_is_not_believed_is_said_in_the_summary_where_none_is_
 
 
 def test_a_resolution_that_a_person_gives_is_believed(tmp_path: Path) -> None:
-    write_pyramid(tmp_path / "a.tif", SIZE, PyramidKind(mpp=(352.8, 352.8), downsamples=(1,)))
+    write_pyramid(
+        tmp_path / "a.tif", SIZE, PyramidKind(mpp=(352.8, 352.8), downsamples=(1,))
+    )
     with open_slide(tmp_path / "a.tif", slide_mpp=(25.0, 25.0)) as slide:
         assert (slide.slide_mpp, slide.notes) == ((25.0, 25.0), ())
 
 
 def test_another_tolerance_is_another_grid(tmp_path: Path) -> None:
-    write_pyramid(tmp_path / "a.tif", SIZE, PyramidKind(mpp=(0.504, 0.504), downsamples=(1,)))
+    write_pyramid(
+        tmp_path / "a.tif", SIZE, PyramidKind(mpp=(0.504, 0.504), downsamples=(1,))
+    )
     tiles = TilesConfig(tile_filter=(), mpp_tolerance=0.0)
     out = tmp_path / "out"
     run([tmp_path / "a.tif"], out=out, config=RunConfig(tiles=tiles), stage="tile")

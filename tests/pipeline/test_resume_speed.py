@@ -10,7 +10,9 @@ from thinsection.testing.synthetic import write_he_slide
 SLIDES = 100
 
 
-def test_a_finished_slide_costs_less_than_5_ms_of_cpu_when_a_run_is_resumed(tmp_path: Path) -> None:
+def test_a_finished_slide_costs_less_than_5_ms_of_cpu_when_a_run_is_resumed(
+    tmp_path: Path,
+) -> None:
     slides, out = tmp_path / "slides", tmp_path / "out"
     slides.mkdir()
     write_he_slide(slides / "s0.svs", (1200, 1000), seed=1)

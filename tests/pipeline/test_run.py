@@ -36,20 +36,29 @@ from thinsection.types import MaskFrame
 GRID = "256px_0.5mpp"
 LITE0 = "efficientnet_lite0"
 FILES = {
-    *("failed.csv", "summary.csv", "slides/he/slide.json", "slides/he/thumbnail.jpg"),
+    *("failed.csv", "summary.csv", "slide_ids.json"),
+    *("slides/he/slide.json", "slides/he/thumbnail.jpg"),
     *("slides/he/tissue.geojson", "slides/he/tissue.png", "slides/he/picture.jpg"),
-    *(f"{GRID}/tiles/he.h5", f"{GRID}/features_{LITE0}/he.h5", f"{GRID}/overviews/he.png"),
+    *(
+        f"{GRID}/tiles/he.h5",
+        f"{GRID}/features_{LITE0}/he.h5",
+        f"{GRID}/overviews/he.png",
+    ),
     f"{GRID}/slide_features_mean-{LITE0}/he.h5",
 }
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
     """Name -> bytes of every result, the records of invocations left out."""
-    names = {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if p.is_file()}
+    names = {
+        str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if p.is_file()
+    }
     return {n: p.read_bytes() for n, p in names.items() if not n.startswith("records/")}
 
 
-def features_of(out: Path, slide_id: str, *, grid: str = GRID, encoder: str = LITE0) -> TilesFile:
+def features_of(
+    out: Path, slide_id: str, *, grid: str = GRID, encoder: str = LITE0
+) -> TilesFile:
     return read_tiles(out / grid / f"features_{encoder}" / f"{slide_id}.h5")
 
 
@@ -65,7 +74,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory, he_slide: Path) -> Path:
 
 
 def test_a_slide_leaves_the_files_that_the_documentation_names(finished: Path) -> None:
-    sheets = {str(path.relative_to(finished)) for path in finished.glob("index/slides_*.jpg")}
+    sheets = {
+        str(path.relative_to(finished)) for path in finished.glob("index/slides_*.jpg")
+    }
     assert len(sheets) == 1
     assert set(files_of(finished)) == {*FILES, "index.html"} | sheets
     (record,) = finished.glob("records/*/")
@@ -80,13 +91,17 @@ def test_a_slide_leaves_the_files_that_the_documentation_names(finished: Path) -
         assert picture.size[0] == 1600
 
 
-def test_embeddings_equal_those_of_the_plain_functions(finished: Path, he_slide: Path) -> None:
+def test_embeddings_equal_those_of_the_plain_functions(
+    finished: Path, he_slide: Path
+) -> None:
     tiles = features_of(finished, "he")
     with open_slide(he_slide) as slide:
         grid = tile_grid(slide, TilesConfig())
         wanted = {tuple(c) for c in tiles.coords_l0.tolist()}
         kept = np.array([tuple(c) in wanted for c in grid.coords_l0.tolist()])
-        plain, table = embed_tiles(slide, grid.select(kept), load_encoder("efficientnet_lite0"))
+        plain, table = embed_tiles(
+            slide, grid.select(kept), load_encoder("efficientnet_lite0")
+        )
     np.testing.assert_array_equal(table.coords_l0, tiles.coords_l0)
     np.testing.assert_array_equal(plain, tiles.features)
     assert tiles.features is not None
@@ -109,7 +124,9 @@ def test_a_pixel_filter_leaves_the_bytes_of_a_run_over_the_kept_tiles_alone(
             sizes.append(event.num_tiles)
 
     config = settings(batch_size=4, tile_filter=["contrast"])
-    assert run([path], out=tmp_path / "out", config=config, on_event=count).exit_code == 0
+    assert (
+        run([path], out=tmp_path / "out", config=config, on_event=count).exit_code == 0
+    )
     tiles = features_of(tmp_path / "out", "white", grid=f"{GRID}_tile_filter-contrast")
     with open_slide(path) as slide:
         grid = tile_grid(slide, TilesConfig())
@@ -145,7 +162,11 @@ def test_a_second_run_skips_what_is_done_and_touches_nothing(
 ) -> None:
     def stamps() -> dict[Path, int]:
         found = {p: p.stat().st_mtime_ns for p in finished.rglob("*") if p.is_file()}
-        return {p: t for p, t in found.items() if "records" not in p.parts and p.suffix != ".csv"}
+        return {
+            p: t
+            for p, t in found.items()
+            if "records" not in p.parts and p.suffix != ".csv"
+        }
 
     before = stamps()
     summary = run([he_slide], out=finished, config=settings())
@@ -160,7 +181,9 @@ def test_settings_that_cannot_change_a_result_do_not_undo_it(
     assert run([he_slide], out=finished, config=config).results[0].status == "skipped"
 
 
-@pytest.mark.parametrize("change", [{"overlap": 64}, {"mask_mpp": 6.0}, {"tile_px": 200}])
+@pytest.mark.parametrize(
+    "change", [{"overlap": 64}, {"mask_mpp": 6.0}, {"tile_px": 200}]
+)
 def test_other_settings_are_computed_anew(
     tmp_path: Path, he_slide: Path, change: dict[str, object]
 ) -> None:
@@ -169,27 +192,47 @@ def test_other_settings_are_computed_anew(
     assert again.results[0].status == "done"
 
 
-def test_a_changed_or_missing_file_is_computed_anew(tmp_path: Path, he_slide: Path) -> None:
+def test_a_changed_or_missing_file_is_computed_anew(
+    tmp_path: Path, he_slide: Path
+) -> None:
     run([he_slide], out=tmp_path, config=settings(), stage="tile")
     path = tmp_path / GRID / "tiles" / "he.h5"
     good = path.read_bytes()
     path.write_bytes(good[:100])
-    assert run([he_slide], out=tmp_path, config=settings(), stage="tile").counts["done"] == 1
+    assert (
+        run([he_slide], out=tmp_path, config=settings(), stage="tile").counts["done"]
+        == 1
+    )
     assert path.read_bytes() == good
 
 
 def test_stages_build_on_each_other(tmp_path: Path, he_slide: Path) -> None:
     for stage in ("tissue", "tile", "embed", "aggregate"):
-        assert run([he_slide], out=tmp_path, config=settings(), stage=stage).counts["done"] == 1
-        assert run([he_slide], out=tmp_path, config=settings(), stage=stage).counts["skipped"] == 1
+        assert (
+            run([he_slide], out=tmp_path, config=settings(), stage=stage).counts["done"]
+            == 1
+        )
+        assert (
+            run([he_slide], out=tmp_path, config=settings(), stage=stage).counts[
+                "skipped"
+            ]
+            == 1
+        )
     # an earlier stage asked for again is done
-    assert run([he_slide], out=tmp_path, config=settings(), stage="tile").counts["skipped"] == 1
+    assert (
+        run([he_slide], out=tmp_path, config=settings(), stage="tile").counts["skipped"]
+        == 1
+    )
     assert features_of(tmp_path, "he").features is not None
 
 
-def test_a_bad_slide_stops_no_other_and_is_reported(tmp_path: Path, slide_folder: Path) -> None:
+def test_a_bad_slide_stops_no_other_and_is_reported(
+    tmp_path: Path, slide_folder: Path
+) -> None:
     events: list[RunEvent] = []
-    summary = run([slide_folder], out=tmp_path, config=settings(), on_event=events.append)
+    summary = run(
+        [slide_folder], out=tmp_path, config=settings(), on_event=events.append
+    )
     status = {r.slide_id: (r.status, r.stage) for r in summary.results}
     assert summary.exit_code == 3
     assert status["good"] == ("done", "")
@@ -219,7 +262,9 @@ def test_a_failed_slide_is_tried_again_and_its_traces_go(
     assert (out / "failed.csv").read_text().count("\n") == 1
 
 
-def test_the_table_keeps_slides_of_earlier_runs(tmp_path: Path, slide_folder: Path) -> None:
+def test_the_table_keeps_slides_of_earlier_runs(
+    tmp_path: Path, slide_folder: Path
+) -> None:
     run([slide_folder / "good.svs"], out=tmp_path, config=settings(), stage="tile")
     run([slide_folder / "other.svs"], out=tmp_path, config=settings(), stage="tile")
     with (tmp_path / "summary.csv").open() as file:
@@ -227,7 +272,9 @@ def test_the_table_keeps_slides_of_earlier_runs(tmp_path: Path, slide_folder: Pa
     assert rows == {"good": "done", "other": "done"}
 
 
-def test_a_slide_that_another_process_holds_is_waited_for(tmp_path: Path, he_slide: Path) -> None:
+def test_a_slide_that_another_process_holds_is_waited_for(
+    tmp_path: Path, he_slide: Path
+) -> None:
     lock = FileLock(tmp_path / "slides" / "he" / ".lock")
     assert lock.acquire()
     waited: list[str] = []
@@ -237,15 +284,21 @@ def test_a_slide_that_another_process_holds_is_waited_for(tmp_path: Path, he_sli
             waited.append(event.slide_id)
             lock.release()
 
-    summary = run([he_slide], out=tmp_path, config=settings(), stage="tile", on_event=on_event)
+    summary = run(
+        [he_slide], out=tmp_path, config=settings(), stage="tile", on_event=on_event
+    )
     assert waited == ["he"]
     assert summary.counts["done"] == 1
 
 
-def test_a_slide_without_mpp_says_what_to_do_before_any_pixel_is_read(tmp_path: Path) -> None:
+def test_a_slide_without_mpp_says_what_to_do_before_any_pixel_is_read(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.png"
     Image.fromarray(np.full((300, 400, 3), 200, np.uint8)).save(path)
-    result = run([path], out=tmp_path / "out", config=settings(), stage="tile").results[0]
+    result = run([path], out=tmp_path / "out", config=settings(), stage="tile").results[
+        0
+    ]
     assert result.status == "failed"
     assert "slide_mpp is missing in 'a.png'; pass --slide-mpp" in result.error
     given = run(
@@ -285,13 +338,17 @@ def test_bad_settings_stop_the_run_before_it_starts(
     assert not (tmp_path / "out" / "slides").exists()
 
 
-def test_an_output_that_cannot_be_a_folder_is_named(tmp_path: Path, he_slide: Path) -> None:
+def test_an_output_that_cannot_be_a_folder_is_named(
+    tmp_path: Path, he_slide: Path
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="out must be a writable folder"):
         run([he_slide], out=tmp_path / "file" / "out", config=settings())
 
 
-def test_further_formats_hold_the_same_embeddings(tmp_path: Path, he_slide: Path) -> None:
+def test_further_formats_hold_the_same_embeddings(
+    tmp_path: Path, he_slide: Path
+) -> None:
     import pyarrow.parquet as pq
     import zarr
 
@@ -307,16 +364,27 @@ def test_further_formats_hold_the_same_embeddings(tmp_path: Path, he_slide: Path
     x, y = tiles.coords_l0[0]
     assert rows[1].split("\t")[-1] == f"{x}x_{y}y"
     table = pq.read_table(folder / f"parquet_{LITE0}" / "he.parquet")
-    np.testing.assert_array_equal(np.stack(table["embedding"].to_numpy()), tiles.features)
+    np.testing.assert_array_equal(
+        np.stack(table["embedding"].to_numpy()), tiles.features
+    )
     store = zarr.storage.ZipStore(folder / f"zarr_{LITE0}" / "he.zarr.zip", mode="r")
-    np.testing.assert_array_equal(zarr.open_group(store, mode="r")["features"][:], tiles.features)
+    np.testing.assert_array_equal(
+        zarr.open_group(store, mode="r")["features"][:], tiles.features
+    )
     store.close()
     with h5py.File(folder / "graph_knn-4" / "he.h5") as file:
         assert file["edge_index"].shape == (2, 4 * len(tiles.coords_l0))
 
 
-def test_half_precision_storage_is_asked_for_not_assumed(tmp_path: Path, he_slide: Path) -> None:
-    run([he_slide], out=tmp_path, config=settings(embedding_dtype="float16"), stage="embed")
+def test_half_precision_storage_is_asked_for_not_assumed(
+    tmp_path: Path, he_slide: Path
+) -> None:
+    run(
+        [he_slide],
+        out=tmp_path,
+        config=settings(embedding_dtype="float16"),
+        stage="embed",
+    )
     features = features_of(tmp_path, "he", encoder=f"{LITE0}_float16").features
     assert features is not None
     assert features.dtype == np.float16
@@ -325,7 +393,9 @@ def test_half_precision_storage_is_asked_for_not_assumed(tmp_path: Path, he_slid
 def test_quality_control_makes_the_mask_and_says_which_check_touched_each_tile(
     tmp_path: Path, he_slide: Path
 ) -> None:
-    summary = run([he_slide], out=tmp_path, config=settings(qc="histoqc-light"), stage="tile")
+    summary = run(
+        [he_slide], out=tmp_path, config=settings(qc="histoqc-light"), stage="tile"
+    )
     assert summary.counts["done"] == 1, summary.results
     tiles = read_tiles(tmp_path / f"{GRID}_qc-histoqc-light" / "tiles" / "he.h5")
     touched = [name for name in tiles.columns if name.startswith("qc_")]
@@ -336,7 +406,9 @@ def test_quality_control_makes_the_mask_and_says_which_check_touched_each_tile(
     assert (tmp_path / "qc_histoqc-light.html").is_file()
     with (
         open_slide(he_slide) as slide,
-        Image.open(tmp_path / "slides" / "he" / "qc_histoqc-light" / "mask_kept.png") as used,
+        Image.open(
+            tmp_path / "slides" / "he" / "qc_histoqc-light" / "mask_kept.png"
+        ) as used,
     ):
         mask = np.asarray(used) > 0
         frame = MaskFrame(size_th=(mask.shape[1], mask.shape[0]), size_l0=slide.size)
@@ -351,23 +423,36 @@ def test_a_slide_that_fails_a_quality_rule_is_left_out_and_said_so(
     summary = run([he_slide], out=tmp_path, config=config, stage="tile")
     assert summary.counts["excluded"] == 1
     assert summary.exit_code == 0
-    assert "left out by 'pixels_to_use<100000000'" in (tmp_path / "failed.csv").read_text()
+    assert (
+        "left out by 'pixels_to_use<100000000'" in (tmp_path / "failed.csv").read_text()
+    )
     assert not list(tmp_path.rglob("he.h5"))
 
 
-def test_a_quality_rule_without_quality_control_is_refused(tmp_path: Path, he_slide: Path) -> None:
+def test_a_quality_rule_without_quality_control_is_refused(
+    tmp_path: Path, he_slide: Path
+) -> None:
     with pytest.raises(ConfigError, match="qc_fail must go with --qc"):
-        run([he_slide], out=tmp_path, config=settings(qc_fail=["pixels_to_use<1"]), stage="tile")
+        run(
+            [he_slide],
+            out=tmp_path,
+            config=settings(qc_fail=["pixels_to_use<1"]),
+            stage="tile",
+        )
 
 
-def test_a_full_disk_stops_the_run_before_it_starts(tmp_path: Path, he_slide: Path) -> None:
+def test_a_full_disk_stops_the_run_before_it_starts(
+    tmp_path: Path, he_slide: Path
+) -> None:
     small = tmp_path / "small"
     small.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(small)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("mounting a small tmpfs is not allowed here")
     try:
-        with pytest.raises(DiskSpaceError, match=r"out must have 256.0 MiB free, got 8.0 MiB"):
+        with pytest.raises(
+            DiskSpaceError, match=r"out must have 256.0 MiB free, got 8.0 MiB"
+        ):
             run([he_slide], out=small / "out", config=settings())
     finally:
         subprocess.run(["umount", str(small)], check=True)

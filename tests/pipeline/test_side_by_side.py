@@ -37,7 +37,9 @@ class Counting:
         self.tiles = 0
         settings = {"memory": "256MiB", "pretrained": False, "batch_size": 4, **flat}
         config = replace_flat(RunConfig(), settings)
-        summary = run([self.slide], out=self.out, config=config, stage=stage, on_event=self)
+        summary = run(
+            [self.slide], out=self.out, config=config, stage=stage, on_event=self
+        )
         assert summary.counts["failed"] == 0, summary.results
         return self.tiles
 
@@ -46,7 +48,10 @@ class Counting:
         found = {}
         for path in sorted(self.out.rglob("*")):
             name = str(path.relative_to(self.out))
-            ours = path.suffix not in (".csv", ".html", ".js") and path.name != "slide.json"
+            ours = (
+                path.suffix not in (".csv", ".html", ".js")
+                and path.name != "slide.json"
+            )
             if path.is_file() and ours and not name.startswith("records/"):
                 found[name] = (path.read_bytes(), path.stat().st_mtime_ns)
         return found
@@ -65,7 +70,9 @@ def num_tiles(counting: Counting, grid: str = GRID) -> int:
     return len(open_results(counting.out).tiles("s", grid).coords_l0)
 
 
-def test_what_is_derived_encodes_no_tile_and_touches_nothing(finished: Counting) -> None:
+def test_what_is_derived_encodes_no_tile_and_touches_nothing(
+    finished: Counting,
+) -> None:
     before = finished.files()
     assert finished.run(write=["tsv"]) == 0
     assert finished.run(graph="knn:8") == 0
@@ -80,7 +87,9 @@ def test_what_is_derived_encodes_no_tile_and_touches_nothing(finished: Counting)
     assert finished.run() == 0
 
 
-def test_aggregate_and_run_know_each_others_slide_embeddings(finished: Counting) -> None:
+def test_aggregate_and_run_know_each_others_slide_embeddings(
+    finished: Counting,
+) -> None:
     config = replace_flat(AggregateRunConfig(), {"slide_encoder": "max"})
     (result,) = aggregate_folder(finished.out, config=config)
     assert result.status == "done"
@@ -118,8 +127,12 @@ def test_the_same_tiles_under_another_masks_name_are_not_encoded_again(
     assert first > 0
     assert finished.run(qc=str(tmp_path / "other.toml")) == 0
     after = finished.files()
-    assert {name: after[name][0] for name in before} == {n: b for n, (b, _) in before.items()}
-    features = sorted(n for n in after if "features_eff" in n and "slide_features" not in n)
+    assert {name: after[name][0] for name in before} == {
+        n: b for n, (b, _) in before.items()
+    }
+    features = sorted(
+        n for n in after if "features_eff" in n and "slide_features" not in n
+    )
     assert len(features) == 3  # the plain grid and two of quality control
     assert after[features[1]][0] == after[features[2]][0]
 
@@ -133,18 +146,26 @@ def test_two_encoders_in_one_pass_leave_the_bytes_of_two_runs_and_decode_once(
     assert decoded == num_tiles(finished)
     one_by_one, together = finished.files(), both.files()
     assert set(one_by_one) == set(together)
-    assert {n: b for n, (b, _) in one_by_one.items()} == {n: b for n, (b, _) in together.items()}
+    assert {n: b for n, (b, _) in one_by_one.items()} == {
+        n: b for n, (b, _) in together.items()
+    }
 
 
-def test_an_encoder_that_is_done_is_left_out_of_a_pass_of_two(finished: Counting) -> None:
+def test_an_encoder_that_is_done_is_left_out_of_a_pass_of_two(
+    finished: Counting,
+) -> None:
     before = finished.files()
-    assert finished.run(encoders=["efficientnet_lite0", "timm:resnet18"]) == num_tiles(finished)
+    assert finished.run(encoders=["efficientnet_lite0", "timm:resnet18"]) == num_tiles(
+        finished
+    )
     after = finished.files()
     assert {name: after[name] for name in before} == before
     assert finished.run(encoders=["efficientnet_lite0", "timm:resnet18"]) == 0
 
 
-def test_tokens_lie_beside_the_embeddings_and_are_those_of_the_encoder(finished: Counting) -> None:
+def test_tokens_lie_beside_the_embeddings_and_are_those_of_the_encoder(
+    finished: Counting,
+) -> None:
     assert finished.run(tokens=True, pretrained=True) == num_tiles(finished)
     results = open_results(finished.out)
     stored = results.tile_embeddings("s", "efficientnet_lite0")
@@ -156,7 +177,9 @@ def test_tokens_lie_beside_the_embeddings_and_are_those_of_the_encoder(finished:
     # this encoder's embedding is the mean of its tokens
     assert stored.features is not None
     assert np.abs(stored.features).max() > 0.5
-    np.testing.assert_allclose(tokens.astype(np.float32).mean(axis=1), stored.features, atol=2e-3)
+    np.testing.assert_allclose(
+        tokens.astype(np.float32).mean(axis=1), stored.features, atol=2e-3
+    )
     assert finished.run(tokens=True, pretrained=True) == 0
 
 
@@ -177,7 +200,9 @@ def test_stain_normalisation_has_embeddings_of_its_own(finished: Counting) -> No
     assert np.abs(plain - macenko).max() > 0.05 * size
     assert np.abs(reinhard - macenko).max() > 0.05 * size
     with open_slide(finished.slide) as slide:  # the target is not the slide's own look
-        assert fit_stain(slide, None, StainConfig(stain_norm="macenko")).matrix is not None
+        assert (
+            fit_stain(slide, None, StainConfig(stain_norm="macenko")).matrix is not None
+        )
 
 
 def test_two_processes_with_different_encoders_on_one_folder_both_complete(
@@ -189,7 +214,9 @@ def test_two_processes_with_different_encoders_on_one_folder_both_complete(
     command = [sys.executable, "-m", "thinsection", "run", str(tmp_path / "slides")]
     command += ["--out", str(tmp_path / "out"), "--no-pretrained", "--batch-size", "2"]
     children = [
-        subprocess.Popen([*command, "--encoder", name], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, "--encoder", name], stdout=subprocess.PIPE, text=True
+        )
         for name in ("efficientnet_lite0", "timm:resnet18")
     ]
     outputs = [child.communicate()[0] for child in children]
@@ -206,7 +233,9 @@ def test_two_processes_with_different_encoders_on_one_folder_both_complete(
 
 def test_weights_of_ones_own_go_with_one_encoder(finished: Counting) -> None:
     with pytest.raises(ConfigError, match="weights must go with one encoder, got 2"):
-        finished.run(encoders=["efficientnet_lite0", "timm:resnet18"], weights="w.safetensors")
+        finished.run(
+            encoders=["efficientnet_lite0", "timm:resnet18"], weights="w.safetensors"
+        )
 
 
 def test_a_resume_that_found_all_done_leaves_the_report_of_the_run_that_worked(

@@ -39,15 +39,21 @@ def slide(tmp_path: Path, files: tuple[Path, Path]) -> Path:
     return tmp_path / "s.svs"
 
 
-def do(slide: Path, out: Path, *, stage: str = "aggregate", **flat: object) -> RunSummary:
-    config = replace_flat(RunConfig(), {"memory": "256MiB", "pretrained": False, **flat})
+def do(
+    slide: Path, out: Path, *, stage: str = "aggregate", **flat: object
+) -> RunSummary:
+    config = replace_flat(
+        RunConfig(), {"memory": "256MiB", "pretrained": False, **flat}
+    )
     return run([slide], out=out, config=config, stage=stage)
 
 
 def results(out: Path) -> dict[str, tuple[bytes, int]]:
     """Every file of the slide with its time stamp; not the tables and records of invocations."""
     paths = [p for p in sorted(out.rglob("*")) if p.is_file() and p.suffix not in TOLD]
-    found = {str(p.relative_to(out)): (p.read_bytes(), p.stat().st_mtime_ns) for p in paths}
+    found = {
+        str(p.relative_to(out)): (p.read_bytes(), p.stat().st_mtime_ns) for p in paths
+    }
     return {n: f for n, f in found.items() if not n.startswith("records/")}
 
 
@@ -92,7 +98,9 @@ def test_a_change_between_the_samples_is_refused_and_a_copied_folder_is_not_reco
     moved.parent.mkdir()
     shutil.copy(slide, moved)
     assert do(moved, out).counts["skipped"] == 1
-    assert {name: file for name, file in results(out).items() if name != LEDGER} == before
+    assert {
+        name: file for name, file in results(out).items() if name != LEDGER
+    } == before
     with slide.open("r+b") as file:
         file.seek(len(data) + 400_000)
         file.write(b"x" * 1000)
@@ -144,7 +152,9 @@ def test_weights_of_ones_own_that_were_replaced_have_results_of_their_own(
         before = after
     one, other = open_results(out).features
     assert one.startswith(f"{GRID}/features_timm-resnet18_w")
-    embeddings = (open_results(out).tile_embeddings("s", name).features for name in (one, other))
+    embeddings = (
+        open_results(out).tile_embeddings("s", name).features for name in (one, other)
+    )
     assert not np.array_equal(*embeddings)
 
 
@@ -169,10 +179,14 @@ def test_a_folder_of_the_earlier_layout_is_refused_and_left_as_it_was(
     out = tmp_path / "out"
     (out / old).parent.mkdir(parents=True)
     (out / old).write_text("{}")
-    with pytest.raises(StoreError, match=r"results of an earlier version .*nothing was changed"):
+    with pytest.raises(
+        StoreError, match=r"results of an earlier version .*nothing was changed"
+    ):
         do(slide, out, stage="tile")
     assert [p for p in out.rglob("*") if p.is_file()] == [out / old]
-    with pytest.raises(StoreError, match="results must be a folder of `thinsection run`"):
+    with pytest.raises(
+        StoreError, match="results must be a folder of `thinsection run`"
+    ):
         open_results(out)
 
 

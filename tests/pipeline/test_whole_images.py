@@ -62,10 +62,17 @@ def test_images_wait_until_the_memory_is_free(
 ) -> None:
     held = held_at_most(monkeypatch)
     summary = thinsection.run(
-        [images], out=tmp_path / "out", stage="tile", memory="42MiB", prefetch_slides=4, **SETTINGS
+        [images],
+        out=tmp_path / "out",
+        stage="tile",
+        memory="42MiB",
+        prefetch_slides=4,
+        **SETTINGS,
     )
     assert summary.counts["done"] == len(held) == 6
-    assert max(held) <= 8 * MIB  # of 42 MiB 32 are scratch, and less than 1 is of batches
+    assert (
+        max(held) <= 8 * MIB
+    )  # of 42 MiB 32 are scratch, and less than 1 is of batches
 
 
 def test_an_image_that_can_never_fit_is_refused_with_what_it_needs(

@@ -37,28 +37,44 @@ from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TilesConfig
 from thinsection.types import MIB
 
-ENCODER = EncoderSize(weights_bytes=50 * MIB, batch_bytes=400 * MIB, dim=1280, flops_per_tile=8e9)
-MACHINE = Calibration(process_bytes=300 * MIB, start_s=5.0, decode_px_per_s=1e8, slide_s=0.5)
+ENCODER = EncoderSize(
+    weights_bytes=50 * MIB, batch_bytes=400 * MIB, dim=1280, flops_per_tile=8e9
+)
+MACHINE = Calibration(
+    process_bytes=300 * MIB, start_s=5.0, decode_px_per_s=1e8, slide_s=0.5
+)
 
 
 def slide(num_tiles: int) -> SlideSize:
     return SlideSize(
-        slide_id="a", num_tiles=num_tiles, read_px=65536, mask_px=10_000, thumbnail_px=10**6
+        slide_id="a",
+        num_tiles=num_tiles,
+        read_px=65536,
+        mask_px=10_000,
+        thumbnail_px=10**6,
     )
 
 
-def planner(gpu: Gpu | None = None, encoder: EncoderSize = ENCODER, rate: float = 25) -> Planner:
+def planner(
+    gpu: Gpu | None = None, encoder: EncoderSize = ENCODER, rate: float = 25
+) -> Planner:
     stream = StreamConfig(memory="2GiB", decode_workers=2, prefetch_slides=2)
     config = RunConfig(stream=stream, encode=EncodeConfig(batch_size=32))
-    return Planner(config=config, gpu=gpu, encoder=encoder, machine=MACHINE, tiles_per_s=rate)
+    return Planner(
+        config=config, gpu=gpu, encoder=encoder, machine=MACHINE, tiles_per_s=rate
+    )
 
 
-def memory(num_tiles: int, *, on_gpu: bool = False, encoder: EncoderSize = ENCODER) -> MemoryPlan:
+def memory(
+    num_tiles: int, *, on_gpu: bool = False, encoder: EncoderSize = ENCODER
+) -> MemoryPlan:
     by = planner(find_gpu("a40") if on_gpu else None, encoder)
     return by.memory([slide(num_tiles)], cpus=2)
 
 
-def time(num_tiles: int, *, cpus: int, gpu: Gpu | None = None, rate: float = 25) -> TimePlan:
+def time(
+    num_tiles: int, *, cpus: int, gpu: Gpu | None = None, rate: float = 25
+) -> TimePlan:
     return planner(gpu, rate=rate).time([slide(num_tiles)], cpus=cpus)
 
 
@@ -69,7 +85,9 @@ def test_the_peak_is_the_sum_of_its_parts_and_the_margin() -> None:
     assert plan.gpu_bytes == 0
 
 
-def test_a_slide_with_few_tiles_needs_few_buffers_and_a_large_one_no_more_than_the_budget() -> None:
+def test_a_slide_with_few_tiles_needs_few_buffers_and_a_large_one_no_more_than_the_budget() -> (
+    None
+):
     assert memory(40).host["batch buffers"] == 40 * 256 * 256 * 3
     assert memory(10**6).host["batch buffers"] == memory(1000).host["batch buffers"]
 
@@ -82,7 +100,9 @@ def test_on_a_gpu_weights_and_batch_leave_the_host() -> None:
     assert cuda > 0 and sum(plan.host.values()) - cuda < sum(memory(1000).host.values())
 
 
-def test_a_measured_peak_takes_the_place_of_process_weights_and_batch_on_a_cpu() -> None:
+def test_a_measured_peak_takes_the_place_of_process_weights_and_batch_on_a_cpu() -> (
+    None
+):
     measured = replace(ENCODER, cpu_peak_bytes=700 * MIB)
     counted, plan = memory(1000), memory(1000, encoder=measured)
     assert plan.host["process and encoder"] == 700 * MIB
@@ -96,11 +116,15 @@ def test_the_peak_of_encoding_is_measured_in_a_process_of_its_own_and_grows_with
     None
 ):
     peaks = [
-        measure_cpu_peak("efficientnet_lite0", precision="fp32", batch_size=n, tile_px=256)
+        measure_cpu_peak(
+            "efficientnet_lite0", precision="fp32", batch_size=n, tile_px=256
+        )
         for n in (1, 12)
     ]
     assert peaks[0] > 200 * MIB
-    assert 30 * MIB < peaks[1] - peaks[0] < 150 * MIB  # 12 MiB a tile by the dry pass, 4 at once
+    assert (
+        30 * MIB < peaks[1] - peaks[0] < 150 * MIB
+    )  # 12 MiB a tile by the dry pass, 4 at once
 
 
 def test_a_slow_measurement_is_not_made() -> None:
@@ -122,7 +146,9 @@ def test_on_a_gpu_the_slower_of_decoding_and_encoding_sets_the_pace() -> None:
     card = find_gpu("a40")
     plan = time(10**6, cpus=1, gpu=card, rate=1)
     assert plan.encode_s == pytest.approx(8e15 / (149.7e12 * ASSUMED_EFFICIENCY))
-    assert plan.wall_s == pytest.approx(5 + 655.36 + 0.51)  # decoding on one CPU is slower
+    assert plan.wall_s == pytest.approx(
+        5 + 655.36 + 0.51
+    )  # decoding on one CPU is slower
     many = time(10**6, cpus=64, gpu=card, rate=1)
     assert many.wall_s == pytest.approx(5 + many.encode_s)
 
@@ -180,16 +206,24 @@ def test_a_plan_counts_tiles_names_bad_slides_and_warns_of_what_does_not_fit(
     assert [s.slide_id for s in planned.slides] == ["good"]
     assert 0 < planned.slides[0].num_tiles <= 20
     assert "no reader opens 'bad.tiff'" in planned.unreadable["bad"]
-    assert any(w.startswith("--job-memory 200MiB cannot hold") for w in planned.warnings)
-    large = RunConfig(encode=EncodeConfig(batch_size=2048), executor=ExecutorConfig(gpu="t4"))
+    assert any(
+        w.startswith("--job-memory 200MiB cannot hold") for w in planned.warnings
+    )
+    large = RunConfig(
+        encode=EncodeConfig(batch_size=2048), executor=ExecutorConfig(gpu="t4")
+    )
     gpu = plan([tmp_path / "good.tiff"], config=large)
-    assert any("a t4 has 16.0 GiB" in w and "use --batch-size" in w for w in gpu.warnings)
+    assert any(
+        "a t4 has 16.0 GiB" in w and "use --batch-size" in w for w in gpu.warnings
+    )
 
 
 def test_a_run_on_cuda_is_planned_for_the_named_card_or_the_slowest() -> None:
     def card(**settings: Any) -> str | None:
         device = settings.pop("device", "auto")
-        config = RunConfig(encode=EncodeConfig(device=device), executor=ExecutorConfig(**settings))
+        config = RunConfig(
+            encode=EncodeConfig(device=device), executor=ExecutorConfig(**settings)
+        )
         found = planned_gpu(config)
         return found and found.name
 
@@ -215,7 +249,9 @@ def test_quality_control_is_part_of_the_plan(tmp_path: Path) -> None:
     assert held["histoqc-default"]["quality control"] <= 27 * work_px
     took = [planner().time([size], cpus=1).cpu_s for size in sizes.values()]
     assert took[1] > took[2] > took[0]
-    slow = replace(planner(), machine=replace(MACHINE, maps_s_per_px=MACHINE.maps_s_per_px * 3))
+    slow = replace(
+        planner(), machine=replace(MACHINE, maps_s_per_px=MACHINE.maps_s_per_px * 3)
+    )
     more = [slow.time([size], cpus=1).cpu_s for size in sizes.values()]
     nets = 2 * MACHINE.maps_s_per_px * 3000 * 2000 / 2  # half of a slide is tissue
     assert [b - a for a, b in zip(took, more)] == pytest.approx([0, nets, 0])

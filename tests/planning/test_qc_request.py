@@ -20,7 +20,9 @@ SIZE = (3000, 2400)
 
 
 def asked(chunks: list[list[SlideEntry]], **flags: str) -> JobRequest:
-    config = RunConfig(executor=ExecutorConfig(**flags), qc=QcConfig(qc="histoqc-default"))
+    config = RunConfig(
+        executor=ExecutorConfig(**flags), qc=QcConfig(qc="histoqc-default")
+    )
     return run_request(chunks, config, stage="qc")
 
 
@@ -45,11 +47,15 @@ def test_array_tasks_ask_for_what_the_largest_slide_may_take(
     assert any("the largest of 1 opened, +20%" in line for line in found.origins)
 
 
-def test_a_slide_given_as_finer_is_larger_and_so_is_a_finer_work_image(entry: SlideEntry) -> None:
+def test_a_slide_given_as_finer_is_larger_and_so_is_a_finer_work_image(
+    entry: SlideEntry,
+) -> None:
     huge = replace(entry, slide_mpp=(50.0, 50.0))
     plain, more = (asked([[e]]) for e in (entry, huge))
     assert more.request.memory_bytes > 10 * plain.request.memory_bytes
-    two, four = (QcSize(num_px_l0=10**9, slide_mpp=0.25, work_mpp=mpp) for mpp in (2.0, 4.0))
+    two, four = (
+        QcSize(num_px_l0=10**9, slide_mpp=0.25, work_mpp=mpp) for mpp in (2.0, 4.0)
+    )
     assert two.held_bytes == pytest.approx(4 * four.held_bytes, rel=1e-6)
 
 

@@ -12,7 +12,12 @@ from thinsection.errors import ConfigError
 from thinsection.jobs.executor import make_chunks
 from thinsection.jobs.request import fitting_nodes
 from thinsection.planning import plan as module
-from thinsection.planning.calibration import Calibration, EncoderSize, is_calibrated, keep
+from thinsection.planning.calibration import (
+    Calibration,
+    EncoderSize,
+    is_calibrated,
+    keep,
+)
 from thinsection.planning.cost import Planner, SlideSize
 from thinsection.planning.plan import MAX_OPENED, planned_gpu, run_request
 from thinsection.slide.cohort import SlideEntry, load_cohort
@@ -21,8 +26,12 @@ from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import GIB, MIB
 from thinsection.usage.analysis import Request
 
-MACHINE = Calibration(process_bytes=300 * MIB, start_s=5.0, decode_px_per_s=1e8, slide_s=0.5)
-ENCODER = EncoderSize(weights_bytes=50 * MIB, batch_bytes=400 * MIB, dim=1280, flops_per_tile=8e9)
+MACHINE = Calibration(
+    process_bytes=300 * MIB, start_s=5.0, decode_px_per_s=1e8, slide_s=0.5
+)
+ENCODER = EncoderSize(
+    weights_bytes=50 * MIB, batch_bytes=400 * MIB, dim=1280, flops_per_tile=8e9
+)
 
 
 def settings(**changes: Any) -> RunConfig:
@@ -55,7 +64,9 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[SlideEntry]:
 
     def plan(config: RunConfig, *, stage: str) -> Planner:
         gpu = planned_gpu(config)
-        return Planner(config=config, gpu=gpu, encoder=ENCODER, machine=MACHINE, tiles_per_s=25)
+        return Planner(
+            config=config, gpu=gpu, encoder=ENCODER, machine=MACHINE, tiles_per_s=25
+        )
 
     monkeypatch.setattr(module, "slide_size", size)
     monkeypatch.setattr(module, "planner", plan)
@@ -98,8 +109,12 @@ def test_of_lists_the_first_is_planned_and_asked_for(
     tmp_path: Path, known: list[SlideEntry]
 ) -> None:
     chunks = [tuple(entries(2, tmp_path))]
-    listed = run_request(chunks, settings(gpu="a40,h100", job_memory="3GiB,9GiB", gres="gpu:2"))
-    assert listed == run_request(chunks, settings(gpu="a40", job_memory="3GiB", gres="gpu:2"))
+    listed = run_request(
+        chunks, settings(gpu="a40,h100", job_memory="3GiB,9GiB", gres="gpu:2")
+    )
+    assert listed == run_request(
+        chunks, settings(gpu="a40", job_memory="3GiB", gres="gpu:2")
+    )
     assert listed.request.memory_bytes == 3 * GIB
     assert "the a40 encodes" in listed.origins[0]
 
@@ -114,7 +129,9 @@ def test_where_all_flags_are_given_nothing_is_opened(
     assert found.request.gpus == 1
 
 
-def test_a_gpu_gets_as_many_cpus_as_feed_it(tmp_path: Path, known: list[SlideEntry]) -> None:
+def test_a_gpu_gets_as_many_cpus_as_feed_it(
+    tmp_path: Path, known: list[SlideEntry]
+) -> None:
     chunks = [tuple(entries(3, tmp_path))]
     fast = run_request(chunks, settings(gpu="h100"))
     assert fast.request.gpus == 1
@@ -137,7 +154,9 @@ def test_of_many_slides_a_few_are_opened_and_the_largest_among_them(
     assert {"s0", f"s{len(many) - 1}"} <= {e.slide_id for e in known}
 
 
-def test_slides_by_url_or_broken_ones_fall_back_to_defaults_and_say_why(tmp_path: Path) -> None:
+def test_slides_by_url_or_broken_ones_fall_back_to_defaults_and_say_why(
+    tmp_path: Path,
+) -> None:
     url = SlideEntry(slide_id="a", slide_path="s3://bucket/a.svs")
     found = run_request([(url,)], settings(walltime="01:00:00"))
     assert found.request.memory_bytes == 8 * GIB
@@ -168,7 +187,10 @@ def test_plan_and_script_print_the_same_request(
         write_he_slide(slides / f"s{index}.tiff", (1500, 1200), seed=index)
     flags = ["--batch-size", "8", "--chunk-slides", "2", "--gres", "gpu:v100:1"]
     printed = []
-    for command in (["plan", "--slurm"], ["slurm", "script", "--out", str(tmp_path / "out")]):
+    for command in (
+        ["plan", "--slurm"],
+        ["slurm", "script", "--out", str(tmp_path / "out")],
+    ):
         build_app(command)([*command, str(slides), *flags], standalone_mode=False)
         printed.append(capsys.readouterr())
     names = ("--cpus-per-task", "--mem", "--time", "--gres")
@@ -176,7 +198,8 @@ def test_plan_and_script_print_the_same_request(
         [
             line
             for line in out.out.splitlines()
-            if line.startswith("#SBATCH ") and line.removeprefix("#SBATCH ").startswith(names)
+            if line.startswith("#SBATCH ")
+            and line.removeprefix("#SBATCH ").startswith(names)
         ]
         for out in printed
     )
@@ -217,7 +240,9 @@ def test_partitions_and_gpus_that_a_job_fits_are_told_with_what_is_free() -> Non
     assert fitting_nodes(SINFO_TEXT, replace(of_gpu, gpus=8)) == []
 
 
-def test_a_plan_says_what_it_measures_and_only_where_it_does(tmp_path, monkeypatch) -> None:
+def test_a_plan_says_what_it_measures_and_only_where_it_does(
+    tmp_path, monkeypatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert not is_calibrated()
     keep(MACHINE)

@@ -8,7 +8,10 @@ from thinsection.errors import InvalidInputError
 from thinsection.pool import Expects, check_fit, load_slide_encoder
 
 TITAN_LIKE = SimpleNamespace(
-    name="t", expects=Expects(tile_encoders=("conch_v15",), tile_dim=768, tile_px=512, tile_mpp=0.5)
+    name="t",
+    expects=Expects(
+        tile_encoders=("conch_v15",), tile_dim=768, tile_px=512, tile_mpp=0.5
+    ),
 )
 
 
@@ -18,7 +21,9 @@ def test_fitting_tiles_give_no_warning_whatever_the_spelling() -> None:
 
 
 def test_another_tile_encoder_is_an_error() -> None:
-    with pytest.raises(InvalidInputError, match=r"must be conch_v15 .* got 'uni_v2'; embed"):
+    with pytest.raises(
+        InvalidInputError, match=r"must be conch_v15 .* got 'uni_v2'; embed"
+    ):
         check_fit(TITAN_LIKE, "uni_v2", 512, 0.5)  # type: ignore[arg-type]
 
 

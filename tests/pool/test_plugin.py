@@ -36,7 +36,9 @@ print(toy.label("uni"), toy.encode(np.float32([[0], [1], [5]]), None, tile_px_l0
 @pytest.fixture
 def installed(tmp_path: Path) -> dict[str, str]:
     """The environment of a process in which a package with a slide encoder is installed."""
-    return install(tmp_path, "toy_pool", TOY, "slide_encoders", median="MedianSlideEncoder")
+    return install(
+        tmp_path, "toy_pool", TOY, "slide_encoders", median="MedianSlideEncoder"
+    )
 
 
 def output(env: dict[str, str], *arguments: object) -> str:
@@ -58,7 +60,14 @@ def test_it_loads_by_name_and_pools_from_the_shell(
         file["features"] = features
         file["coords"] = np.arange(14).reshape(7, 2) * 256
         file["coords"].attrs["patch_size_level0"] = 256
-    command = ("-m", "thinsection", "aggregate", source.parent, "--slide-encoder", "median")
+    command = (
+        "-m",
+        "thinsection",
+        "aggregate",
+        source.parent,
+        "--slide-encoder",
+        "median",
+    )
     output(installed, *command, "--device", "cpu")
     (written,) = set(tmp_path.rglob("*.h5")) - {source}
     with h5py.File(written) as file:
@@ -69,5 +78,7 @@ def test_it_loads_by_name_and_pools_from_the_shell(
 def test_what_is_no_slide_encoder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     point = metadata.EntryPoint("odd", "builtins:dict", SLIDE_ENCODERS.group)
     monkeypatch.setitem(SLIDE_ENCODERS._points, "odd", point)
-    with pytest.raises(InvalidInputError, match="'odd' must be a subclass of SlideEncoder, got"):
+    with pytest.raises(
+        InvalidInputError, match="'odd' must be a subclass of SlideEncoder, got"
+    ):
         load_slide_encoder("odd", device="cpu")

@@ -28,7 +28,9 @@ from thinsection.tiles import TileTable
 from thinsection.weights.origin import Origin
 
 
-def slide(num_tiles: int = 37, dim: int = 5, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def slide(
+    num_tiles: int = 37, dim: int = 5, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     tiles = rng.standard_normal((num_tiles, dim)).astype(np.float32)
     coords = np.stack([np.arange(num_tiles) % 7, np.arange(num_tiles) // 7], 1) * 256
@@ -40,10 +42,14 @@ def abmil_weights(*, gated: bool, dim: int = 5) -> dict[str, torch.Tensor]:
     names = {"V.weight": (4, dim), "V.bias": (4,), "w.weight": (1, 4), "w.bias": (1,)}
     if gated:
         names |= {"U.weight": (4, dim), "U.bias": (4,)}
-    return {name: torch.randn(shape, generator=generator) for name, shape in names.items()}
+    return {
+        name: torch.randn(shape, generator=generator) for name, shape in names.items()
+    }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+)
 def test_mean_is_the_float64_mean_of_what_was_stored(dtype: torch.dtype) -> None:
     tiles, coords = slide(20_000, 3)
     stored = torch.from_numpy(tiles).to(dtype)
@@ -82,8 +88,11 @@ def test_a_tile_table_says_places_and_size() -> None:
         {"tile_px_l0": 256},
         {"tiles": table, "coords_l0": coords},
         {"tiles": table, "tile_px_l0": 256},
+        {"tiles": table, "stride_l0": 256},
     ):
-        with pytest.raises(InvalidInputError, match="must get tiles, or coords_l0 with tile_px_l0"):
+        with pytest.raises(
+            InvalidInputError, match="must get tiles, or coords_l0 with tile_px_l0"
+        ):
             aggregate(tiles, **wrong)
 
 
@@ -126,14 +135,18 @@ def test_every_name_is_a_slide_encoder_without_weights_or_says_what_it_needs() -
         encoder = load_slide_encoder(name, device="cpu")
         assert isinstance(encoder, SlideEncoder)
         assert encoder.name == name
-    with pytest.raises(WeightsError, match="'abmil' has no published weights; pass weights=FILE"):
+    with pytest.raises(
+        WeightsError, match="'abmil' has no published weights; pass weights=FILE"
+    ):
         load_slide_encoder("abmil", device="cpu")
 
 
 def test_wrong_options_are_named() -> None:
     with pytest.raises(UnknownEncoderError, match="'maen'; did you mean 'mean'"):
         load_slide_encoder("maen")
-    with pytest.raises(ConfigError, match="precision must be one of auto, fp32, bf16, got 'fp8'"):
+    with pytest.raises(
+        ConfigError, match="precision must be one of auto, fp32, bf16, got 'fp8'"
+    ):
         load_slide_encoder("mean", precision="fp8")  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match="got 'tpu'"):
         load_slide_encoder("mean", device="tpu")
@@ -146,11 +159,17 @@ def test_wrong_options_are_named() -> None:
 def test_bad_input_is_named_with_what_was_got() -> None:
     tiles, coords = slide()
     encoder = load_slide_encoder("mean", device="cpu")
-    with pytest.raises(InvalidInputError, match=r"int64 of shape \(N, 2\), got float32 \(37, 2\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"int64 of shape \(N, 2\), got float32 \(37, 2\)"
+    ):
         encoder.encode(tiles, coords.astype(np.float32), tile_px_l0=256)
-    with pytest.raises(InvalidInputError, match=r"one row per tile embedding \(37\), got 36"):
+    with pytest.raises(
+        InvalidInputError, match=r"one row per tile embedding \(37\), got 36"
+    ):
         encoder.encode(tiles, coords[:-1], tile_px_l0=256)
-    with pytest.raises(InvalidInputError, match="tile_px_l0 must be an int > 0, got -256"):
+    with pytest.raises(
+        InvalidInputError, match="tile_px_l0 must be an int > 0, got -256"
+    ):
         encoder.encode(tiles, coords, tile_px_l0=-256)
     tiles[7, 2] = np.nan
     with pytest.raises(InvalidInputError, match="finite, got NaN or inf in row 7"):
@@ -169,8 +188,8 @@ def test_late_fusion_weighs_slides_and_early_fusion_weighs_tiles() -> None:
 
 
 def test_early_fusion_lays_slides_side_by_side_without_overlap() -> None:
-    class Spy:
-        name, dim, weights_hash = "spy", None, None
+    class Spy(SlideEncoder):
+        name = "spy"
         coords = np.zeros((0, 2))
 
         def encode(self, tiles, coords, *, tile_px_l0):  # type: ignore[no-untyped-def]
@@ -182,7 +201,7 @@ def test_early_fusion_lays_slides_side_by_side_without_overlap() -> None:
     shifted = (second[0], second[1] * 2 + 1000)
     patient_embedding(
         [first, shifted],
-        slide_encoder=spy,  # type: ignore[arg-type]
+        slide_encoder=spy,
         tile_px_l0=[256, 512],
         fusion="early",
     )
@@ -202,20 +221,25 @@ def test_a_patient_without_slides_or_with_a_bad_one_is_named() -> None:
     with pytest.raises(InvalidInputError, match="finite") as caught:
         patient_embedding([good, bad], tile_px_l0=256)
     assert caught.value.__notes__ == ["slide 1 of the patient"]
-    with pytest.raises(InvalidInputError, match="fusion must be 'early' or 'late', got 'middle'"):
+    with pytest.raises(
+        InvalidInputError, match="fusion must be 'early' or 'late', got 'middle'"
+    ):
         patient_embedding([good], tile_px_l0=256, fusion="middle")  # type: ignore[arg-type]
 
 
 def test_a_label_names_the_tile_embeddings_that_it_was_made_of() -> None:
     assert load_slide_encoder("mean").label("uni2_h") == "mean-uni2_h"
     assert load_slide_encoder("max", pretrained=False).label("a_bf16") == "max-a_bf16"
-    titan = load_slide_encoder("titan", device="cpu", precision="bf16", pretrained=False)
+    titan = load_slide_encoder(
+        "titan", device="cpu", precision="bf16", pretrained=False
+    )
     assert titan.label("conch_v15") == "titan_bf16_seed0"
     assert titan.label("conch_v15_bf16") == "titan_bf16_seed0-conch_v15_bf16"
     assert titan.identity == {
         "name": "titan",
         "weights_hash": titan.weights_hash,
         "precision": "bf16",
+        "version": "2",
     }
     titan.origin = Origin()
     titan.precision = "fp32"

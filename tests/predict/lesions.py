@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from tests.support.lesion import Box, plant
 
+from thinsection.evaluation.labels import Target
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.run import run
 from thinsection.predict.bags import Bags
 from thinsection.predict.heads.config import HeadConfig, build_head
-from thinsection.predict.labels import Target
 from thinsection.predict.model_file import (
     Member,
     Model,
@@ -41,7 +41,9 @@ class Trained:
     model: Path
     slides: tuple[Path, ...]
     results: Path
-    held_out: dict[str, np.ndarray]  # answers (K,) of the fold that has not seen the slide
+    held_out: dict[
+        str, np.ndarray
+    ]  # answers (K,) of the fold that has not seen the slide
 
 
 def write_parts(source: Path, folder: Path) -> tuple[Path, ...]:
@@ -52,14 +54,19 @@ def write_parts(source: Path, folder: Path) -> tuple[Path, ...]:
     paths = []
     for i, (top, left) in enumerate(((0, 0), (0, width), (height, 0), (height, width))):
         part = rgb[top : top + height, left : left + width]
-        for name, shown in ((f"case{i}-low", part), (f"case{i}-high", plant(part, BOXES[i], i))):
+        for name, shown in (
+            (f"case{i}-low", part),
+            (f"case{i}-high", plant(part, BOXES[i], i)),
+        ):
             paths.append(folder / f"{name}.tif")
             kind = PyramidKind(downsamples=(1, 4), mpp=(0.5, 0.5))
             write_levels(paths[-1], [shown, shown[::4, ::4]], kind)
     return tuple(paths)
 
 
-def train(results: Path, slide_ids: Sequence[str], config: HeadConfig, path: Path) -> Trained:
+def train(
+    results: Path, slide_ids: Sequence[str], config: HeadConfig, path: Path
+) -> Trained:
     """Two folds, each of which has not seen half of the slides; 'high' in a name is its label."""
     found = open_results(results)
     (address,) = found.features
@@ -79,7 +86,9 @@ def train(results: Path, slide_ids: Sequence[str], config: HeadConfig, path: Pat
         for _ in range(25):
             for i in (i for i in range(len(files)) if i not in unseen):
                 optimizer.zero_grad()
-                loss = head.loss(head(*tensors[i]), labels[i], torch.nn.functional.cross_entropy)
+                loss = head.loss(
+                    head(*tensors[i]), labels[i], torch.nn.functional.cross_entropy
+                )
                 loss.backward()
                 optimizer.step()
         heads.append(head.eval().requires_grad_(False))
@@ -111,4 +120,6 @@ def trained_on_parts(source: Path, folder: Path, config: HeadConfig = HEAD) -> T
     run(slides, out=folder / "results", stage="embed", overview=False)
     ids = [path.stem for path in slides]
     found = train(folder / "results", ids, config, folder / "grade.safetensors")
-    return Trained(model=found.model, slides=slides, results=found.results, held_out=found.held_out)
+    return Trained(
+        model=found.model, slides=slides, results=found.results, held_out=found.held_out
+    )

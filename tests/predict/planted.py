@@ -10,7 +10,9 @@ from thinsection.store.tiles_h5 import TilesWriter
 def write_embeddings(path: Path, x: np.ndarray) -> None:
     """A file as `embed` writes it: tiles of 256 px in rows of ten."""
     n = len(x)
-    coords = np.stack([np.arange(n) % 10, np.arange(n) // 10], axis=1).astype(np.int64) * 256
+    coords = (
+        np.stack([np.arange(n) % 10, np.arange(n) // 10], axis=1).astype(np.int64) * 256
+    )
     attributes = {"patch_size": 256, "patch_size_level0": 256}
     with TilesWriter(path, dim=x.shape[1], attributes=attributes) as writer:
         writer.append(coords, x.astype(np.float32))

@@ -22,7 +22,11 @@ def slides(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_drawn_rows_are_those_of_the_whole_bag(slides: tuple[Path, Path]) -> None:
     whole = Bags([slides], budget_bytes=0).read(0).features
-    drawn = Bags([slides], budget_bytes=0).read(0, most=50, rng=np.random.default_rng(3)).features
+    drawn = (
+        Bags([slides], budget_bytes=0)
+        .read(0, most=50, rng=np.random.default_rng(3))
+        .features
+    )
     rows = np.sort(np.random.default_rng(3).choice(733, 50, replace=False))
     np.testing.assert_array_equal(drawn, whole[rows])
 
@@ -60,13 +64,19 @@ def test_rows_of_packed_cut_and_foreign_files_are_the_same(tmp_path: Path) -> No
         file["feats"] = x.astype(np.float16)
     rows = np.array([100, 0, 55])
     for name in (*how, "batch"):
-        np.testing.assert_array_equal(EmbeddingRows(tmp_path / f"{name}.h5")[rows], x[rows])
-        np.testing.assert_array_equal(EmbeddingRows(tmp_path / f"{name}.h5")[3:9], x[3:9])
+        np.testing.assert_array_equal(
+            EmbeddingRows(tmp_path / f"{name}.h5")[rows], x[rows]
+        )
+        np.testing.assert_array_equal(
+            EmbeddingRows(tmp_path / f"{name}.h5")[3:9], x[3:9]
+        )
     bag = Bags([[tmp_path / "stamp.h5"]]).read(0)
     np.testing.assert_array_equal(bag.features, x.astype(np.float16).astype(np.float32))
 
 
-def test_a_bag_without_tiles_of_two_encoders_or_with_nan_is_refused(tmp_path: Path) -> None:
+def test_a_bag_without_tiles_of_two_encoders_or_with_nan_is_refused(
+    tmp_path: Path,
+) -> None:
     write_embeddings(tmp_path / "none.h5", np.empty((0, 4)))
     write_embeddings(tmp_path / "four.h5", np.ones((3, 4)))
     write_embeddings(tmp_path / "five.h5", np.ones((3, 5)))

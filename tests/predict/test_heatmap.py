@@ -9,15 +9,20 @@ import pytest
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 from tests.conftest import REAL_SLIDES
-from tests.predict.lesions import HEAD, Trained, trained_on_parts
+from tests.predict.lesions import HEAD, Trained, train, trained_on_parts
 from tests.support.lesion import Box, inside, write_with_lesion
 
 import thinsection as ts
 from thinsection.config import replace_flat
-from thinsection.errors import InvalidInputError
+from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.evaluation.labels import Target
+from thinsection.files.atomic import TMP_MARK
+from thinsection.predict.bags import Bags
 from thinsection.predict.heatmap import HeatmapRunConfig, heatmap
+from thinsection.predict.model_file import load_model
+from thinsection.predict.predicting import through, tile_scores
 from thinsection.store.geojson import write_tiles_geojson
-from thinsection.store.tiles_h5 import TilesFile
+from thinsection.store.tiles_h5 import TilesFile, read_tiles
 
 LESION: Box = (2100, 900, 2950, 1750)
 
@@ -36,14 +41,18 @@ def trained(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 @pytest.fixture(scope="module")
-def drawn(source: Path, trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def drawn(
+    source: Path, trained: Trained, tmp_path_factory: pytest.TempPathFactory
+) -> list[Path]:
     """Of the whole slide with a lesion at a place of which no training slide has one."""
     folder = tmp_path_factory.mktemp("whole")
     write_with_lesion(source, folder / "whole.tif", LESION, mpp=0.5, seed=77)
     return ts.heatmap(trained.model, folder / "whole.tif", out=folder / "results")
 
 
-def test_the_top_tiles_lie_in_the_lesion_and_the_others_rank_below(drawn: list[Path]) -> None:
+def test_the_top_tiles_lie_in_the_lesion_and_the_others_rank_below(
+    drawn: list[Path],
+) -> None:
     results = ts.open_results(drawn[0].parents[2])
     table = results.tiles("whole")
     share = inside(table.coords_l0, 512 // 2, LESION)
@@ -60,10 +69,134 @@ def test_the_top_tiles_lie_in_the_lesion_and_the_others_rank_below(drawn: list[P
     np.testing.assert_allclose(low, -score, atol=1e-6)
 
 
+def test_the_scores_of_two_classes_add_up_to_the_log_odds(
+    trained: Trained, drawn: list[Path]
+) -> None:
+    """The members' log-odds less their bias, which no tile adds."""
+    model = load_model(trained.model)
+    table = ts.open_results(drawn[0].parents[2]).tiles("whole")
+    (features,) = drawn[0].parents[1].glob("features_*/whole.h5")
+    with Bags([[features]], cells=True) as bags:
+        logits, _ = through(model, [0, 1], bags.read(0), "cpu", tiles=False)
+    bias = np.stack([h.classifier.bias.detach().numpy() for h in model.heads])
+    temperature = np.array([m.temperature for m in model.card.members])
+    log_odds = np.diff(logits - bias, axis=1)[:, 0] / temperature
+    total = table.columns["heatmap_grade:score_high"].astype(np.float64).sum()
+    assert total == pytest.approx(log_odds.mean(), rel=1e-4)
+
+
+def test_scores_of_three_classes_are_logits_less_the_mean_of_the_others() -> None:
+    evidence = np.random.default_rng(0).normal(size=(20, 3))
+    target = Target(kind="multiclass", columns=("grade",), names=("a", "b", "c"))
+    scores = tile_scores(evidence, target)
+    total = evidence.sum(axis=0)
+    expected = [
+        total[0] - (total[1] + total[2]) / 2,
+        total[1] - (total[0] + total[2]) / 2,
+        total[2] - (total[0] + total[1]) / 2,
+    ]
+    np.testing.assert_allclose(scores.sum(axis=0), expected, atol=1e-12)
+    two = replace(target, kind="binary", names=("a", "b"))
+    np.testing.assert_allclose(
+        tile_scores(evidence[:, :2], two)[:, 1], evidence[:, 1] - evidence[:, 0]
+    )
+    several = replace(target, kind="multilabel")
+    np.testing.assert_array_equal(tile_scores(evidence, several), evidence)
+
+
+def test_a_colour_means_the_same_on_every_slide_and_after_a_second_run(
+    trained: Trained, tmp_path: Path
+) -> None:
+    """One slide first, then all: the first is drawn again as the cohort's scale wants it."""
+    first = trained.slides[0]
+    out = tmp_path / "results"
+    alone = ts.heatmap(trained.model, first, out=out, top_tiles=0, geojson=False)
+    picture = next(p for p in alone if "score_" in p.name)
+    home = picture.parent
+    before = picture.read_bytes()
+    limits_alone = json.loads((home / "scale.json").read_text())["limits"]
+    together = ts.heatmap(
+        trained.model, list(trained.slides), out=out, top_tiles=0, geojson=False
+    )
+    limits = json.loads((home / "scale.json").read_text())["limits"]
+    assert limits["score_high"] != limits_alone["score_high"]
+    assert picture.read_bytes() != before
+    again = picture.read_bytes()
+    # the same slide alone once more: nothing of the others changes the scale back
+    ts.heatmap(trained.model, first, out=out, top_tiles=0, geojson=False)
+    assert json.loads((home / "scale.json").read_text())["limits"] == limits
+    assert picture.read_bytes() == again
+    # every slide shows the same class: a negative slide is blue, a positive one red
+    assert {p.name.split(".")[1] for p in together} == {"attention", "score_high"}
+    low, low_and_scale = limits["score_high"]
+    assert low == -low_and_scale
+    colours = {}
+    for path in (p for p in together if "score_high" in p.name):
+        rgb = np.asarray(Image.open(path).convert("RGB")).astype(int)
+        colours[path.name] = (rgb[..., 0] - rgb[..., 2]).mean()
+    high = [v for name, v in colours.items() if "high.score" in name.replace("-", ".")]
+    rest = [v for name, v in colours.items() if "low.score" in name.replace("-", ".")]
+    assert len(high) == len(rest) == 4 and np.mean(high) > np.mean(rest)
+
+
+def test_the_scale_is_that_of_all_tiles_of_all_slides(
+    trained: Trained, tmp_path: Path
+) -> None:
+    out = tmp_path / "results"
+    drawn = ts.heatmap(
+        trained.model, list(trained.slides), out=out, top_tiles=0, geojson=False
+    )
+    home = drawn[0].parent
+    values = [read_tiles(p).columns["score_high"] for p in home.glob("*.h5")]
+    every = np.abs(np.concatenate(values))
+    expected = np.percentile(every, 99, method="inverted_cdf")
+    highest = json.loads((home / "scale.json").read_text())["limits"]["score_high"][1]
+    assert highest == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_class_that_is_drawn_can_be_chosen(
+    trained: Trained, tmp_path: Path
+) -> None:
+    drawn = ts.heatmap(
+        trained.model,
+        trained.slides[0],
+        out=tmp_path / "results",
+        positive="low",
+        top_tiles=0,
+        geojson=False,
+    )
+    assert [p.name.split(".")[1] for p in drawn] == ["attention", "score_low"]
+    with pytest.raises(
+        ConfigError, match="positive must be one of low, high, got 'hihg'"
+    ):
+        ts.heatmap(
+            trained.model, trained.slides[0], out=tmp_path / "r", positive="hihg"
+        )
+
+
+def test_a_head_without_evidence_shows_its_attention(
+    source: Path, trained: Trained, tmp_path: Path
+) -> None:
+    ids = [path.stem for path in trained.slides[:4]]
+    path = tmp_path / "trans.safetensors"
+    model = train(trained.results, ids, replace_head("transmil"), path)
+    drawn = ts.heatmap(model.model, trained.slides[0], out=tmp_path / "results")
+    assert {p.name.split(".", 1)[1] for p in drawn} == {
+        "attention.png",
+        "geojson",
+        "top.png",
+    }
+
+
 def test_the_pictures_show_the_lesion_over_the_slide(drawn: list[Path]) -> None:
     names = {path.name for path in drawn}
     assert names == {
-        *("whole.attention.png", "whole.score_high.png", "whole.geojson", "whole.top.png"),
+        *(
+            "whole.attention.png",
+            "whole.score_high.png",
+            "whole.geojson",
+            "whole.top.png",
+        ),
     }
     picture = np.asarray(Image.open(drawn[1]).convert("RGB")).astype(int)
     assert max(picture.shape) >= 1600
@@ -92,19 +225,21 @@ def test_tutorial_from_heatmap_to_qupath(trained: Trained, drawn: list[Path]) ->
         assert measured["score_high"] == pytest.approx(value, rel=1e-5, abs=1e-12)
 
 
-def test_any_column_of_a_tile_table_can_be_drawn(trained: Trained, tmp_path: Path) -> None:
+def test_any_column_of_a_tile_table_can_be_drawn(
+    trained: Trained, tmp_path: Path
+) -> None:
     paths = heatmap("tissue_fraction", trained.results, top_tiles=0)
     assert {p.suffix for p in paths} == {".png", ".geojson"} and len(paths) == 16
     assert all(p.is_file() and "heatmap_tissue_fraction" in str(p) for p in paths)
-    with pytest.raises(InvalidInputError, match=r"one of \['tissue_fraction'\], got 'px_fcus'"):
+    with pytest.raises(
+        InvalidInputError, match=r"one of \['tissue_fraction'\], got 'px_fcus'"
+    ):
         heatmap("px_fcus", trained.results)
 
 
-def test_a_head_that_adds_nothing_up_is_refused_for_heatmaps(
+def test_a_head_without_attention_is_refused_for_heatmaps(
     source: Path, trained: Trained, tmp_path: Path
 ) -> None:
-    from tests.predict.lesions import train
-
     ids = [path.stem for path in trained.slides[:4]]
     mlp = train(trained.results, ids, replace_head("mlp"), tmp_path / "mlp.safetensors")
     config = replace_flat(HeatmapRunConfig(), {"top_tiles": 0})
@@ -112,7 +247,9 @@ def test_a_head_that_adds_nothing_up_is_refused_for_heatmaps(
     rows = ts.predict(mlp.model, trained.results).rows
     assert all(row.answers for row in rows)
     failed = ts.predict(mlp.model, trained.results, heatmaps=True).rows
-    assert all("head 'mlp' must say what each tile adds" in row.error for row in failed)
+    assert all(
+        "head 'mlp' must have attention for heatmaps" in row.error for row in failed
+    )
 
 
 def replace_head(name: str) -> object:
@@ -136,3 +273,14 @@ def test_geojson_leaves_out_what_json_does_not_know_and_holds_no_tiles_at_all(
     assert second["properties"]["measurements"] == {"b": 1.0}
     write_tiles_geojson(path, replace(table, coords_l0=coords[:0], columns={}))
     assert json.loads(path.read_text())["features"] == []
+
+
+def test_what_a_killed_process_left_of_a_picture_goes_with_the_next(
+    trained: Trained,
+) -> None:
+    first = heatmap("tissue_fraction", trained.results, top_tiles=0)
+    name = f".{first[0].stem}{TMP_MARK}999-abcd.png"
+    left = first[0].with_name(name)
+    left.write_bytes(b"half")
+    heatmap("tissue_fraction", trained.results, top_tiles=0)
+    assert not left.exists()

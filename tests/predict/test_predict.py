@@ -80,7 +80,8 @@ def test_a_second_run_answers_from_what_is_there_and_another_model_does_not(
     model = load_model(trained.model)
     warm = tuple(replace(m, temperature=4.0) for m in model.card.members)
     save_model(
-        tmp_path / "warm.safetensors", replace(model, card=replace(model.card, members=warm))
+        tmp_path / "warm.safetensors",
+        replace(model, card=replace(model.card, members=warm)),
     )
     assert predict(tmp_path / "warm.safetensors", out).rows != first.rows
     assert len(asked) == 9
@@ -102,12 +103,24 @@ def test_every_executor_gives_the_same_table(
 @pytest.mark.parametrize(
     ("attribute", "value", "message"),
     [
-        ("encoder", "uni2_h", "encoder must be the model's, 'efficientnet_lite0', got 'uni2_h'"),
+        (
+            "encoder",
+            "uni2_h",
+            "encoder must be the model's, 'efficientnet_lite0', got 'uni2_h'",
+        ),
         ("weights_hash", "0" * 64, "weights of the encoder must be the model's"),
         ("patch_size", 512, "tile_px must be the model's, 256, got 512"),
-        ("target_magnification", 40.0, r"tile_mpp must be the model's, 0.5, got 0.25 in"),
+        (
+            "target_magnification",
+            40.0,
+            r"tile_mpp must be the model's, 0.5, got 0.25 in",
+        ),
         ("preprocessing", "{}", "preprocessing must be the model's"),
-        ("precision", "bf16", "precision of the encoder must be the model's, 'fp32', got 'bf16'"),
+        (
+            "precision",
+            "bf16",
+            "precision of the encoder must be the model's, 'fp32', got 'bf16'",
+        ),
     ],
 )
 def test_embeddings_of_another_kind_are_refused_by_name(
@@ -124,7 +137,9 @@ def test_embeddings_of_another_kind_are_refused_by_name(
         predict(trained.model, out)
 
 
-def test_another_commit_of_the_encoder_is_refused(trained: Trained, tmp_path: Path) -> None:
+def test_another_commit_of_the_encoder_is_refused(
+    trained: Trained, tmp_path: Path
+) -> None:
     model = load_model(trained.model)
     of_commit = replace(model.card.inputs, revision="a" * 40)
     path = tmp_path / "m.safetensors"
@@ -134,7 +149,9 @@ def test_another_commit_of_the_encoder_is_refused(trained: Trained, tmp_path: Pa
     for file_path in out.glob("*/features_*/*.h5"):
         with h5py.File(file_path, "r+") as file:
             file.attrs["revision"] = "b" * 40
-    with pytest.raises(InvalidInputError, match=f"commit of the encoder must .* got '{'b' * 40}'"):
+    with pytest.raises(
+        InvalidInputError, match=f"commit of the encoder must .* got '{'b' * 40}'"
+    ):
         predict(path, out)
 
 
@@ -150,17 +167,22 @@ def test_one_slide_of_another_kind_is_a_row_with_its_error(
     found = predict(trained.model, out)
     rows = {row["slide_id"]: row for row in table(found.table)}
     assert (
-        "tile_px must be the model's, 256, got 512 in 'case2-low'" in rows["case2-low"]["warnings"]
+        "tile_px must be the model's, 256, got 512 in 'case2-low'"
+        in rows["case2-low"]["warnings"]
     )
     assert rows["case2-low"]["p_high"] == "" and rows["case2-high"]["p_high"] != ""
 
 
-def test_slides_without_the_runs_settings_are_refused(trained: Trained, tmp_path: Path) -> None:
+def test_slides_without_the_runs_settings_are_refused(
+    trained: Trained, tmp_path: Path
+) -> None:
     model = load_model(trained.model)
     path = tmp_path / "m.safetensors"
     card = replace(model.card, inputs=replace(model.card.inputs, run={}))
     save_model(path, replace(model, card=card))
-    with pytest.raises(ConfigError, match="a model must know the run that made its embeddings"):
+    with pytest.raises(
+        ConfigError, match="a model must know the run that made its embeddings"
+    ):
         predict(path, trained.slides, out=tmp_path / "out")
     with pytest.raises(InvalidInputError, match="out must be given with slides"):
         predict(trained.model, trained.slides)
@@ -169,7 +191,9 @@ def test_slides_without_the_runs_settings_are_refused(trained: Trained, tmp_path
 def test_slides_of_a_case_are_one_bag_beside_their_own_rows(
     trained: Trained, tmp_path: Path
 ) -> None:
-    slides = [tmp_path / name for name in ("TCGA-AB-1234-01.tif", "TCGA-AB-1234-02.tif")]
+    slides = [
+        tmp_path / name for name in ("TCGA-AB-1234-01.tif", "TCGA-AB-1234-02.tif")
+    ]
     for path, source in zip(slides, trained.slides[:2], strict=True):
         shutil.copy(source, path)
     found = predict(trained.model, slides, out=tmp_path / "out")
@@ -190,20 +214,29 @@ def test_what_is_unlike_the_training_set_and_what_quality_control_says_is_warned
     run = json.loads(json.dumps(model.card.inputs.run))
     run["qc"]["qc"] = "histoqc-light"
     save_model(
-        path, replace(model, card=replace(model.card, inputs=replace(model.card.inputs, run=run)))
+        path,
+        replace(
+            model, card=replace(model.card, inputs=replace(model.card.inputs, run=run))
+        ),
     )
     (tmp_path / "broken.svs").write_bytes(b"no slide")
     found = predict(path, [he_slide, tmp_path / "broken.svs"], out=tmp_path / "out")
     rows = {row["slide_id"]: row for row in table(found.table)}
     assert "unlike the training set (distance" in rows["he"]["warnings"]
-    assert "no reader opens" in rows["broken"]["warnings"] and not rows["broken"]["p_high"]
+    assert (
+        "no reader opens" in rows["broken"]["warnings"] and not rows["broken"]["p_high"]
+    )
     (tmp_path / "out" / "slides").is_dir()
 
 
-def test_the_commands_say_what_they_did_and_show_the_card(trained: Trained, tmp_path: Path) -> None:
+def test_the_commands_say_what_they_did_and_show_the_card(
+    trained: Trained, tmp_path: Path
+) -> None:
     out, runner = tmp_path / "results", CliRunner()
     shutil.copytree(trained.results, out)
-    done = runner.invoke(build_app(["predict"]), ["predict", str(trained.model), str(out)])
+    done = runner.invoke(
+        build_app(["predict"]), ["predict", str(trained.model), str(out)]
+    )
     assert done.exit_code == 0, done.output
     assert f"8 of 8 predicted -> {out / 'predictions_grade.csv'}" in done.output
     card = tmp_path / "card.md"
@@ -211,4 +244,6 @@ def test_the_commands_say_what_they_did_and_show_the_card(trained: Trained, tmp_
         build_app(["model"]), ["model", "show", str(trained.model), "--out", str(card)]
     )
     assert "For research use only" in shown.output and card.read_text() == shown.output
-    assert "efficientnet_lite0" in shown.output and "256 px at 0.5 µm/px" in shown.output
+    assert (
+        "efficientnet_lite0" in shown.output and "256 px at 0.5 µm/px" in shown.output
+    )

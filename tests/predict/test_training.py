@@ -14,29 +14,39 @@ import torch
 from tests.predict.planted import planted, write_embeddings
 
 from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.evaluation.labels import LabelsConfig, Target
 from thinsection.files.atomic import read_table
 from thinsection.predict.bags import Bags
 from thinsection.predict.experiment import FoldsConfig, TrainConfig, train
-from thinsection.predict.folds import read_fold
-from thinsection.predict.heads.config import HeadConfig
-from thinsection.predict.labels import LabelsConfig, Target
+from thinsection.predict.folds import Study, read_fold
+from thinsection.predict.heads.config import HEADS, HeadConfig
 from thinsection.predict.model_file import load_model
 from thinsection.predict.predicting import predict
-from thinsection.predict.training import FitConfig, cox_loss, discrete_loss, targets_of
+from thinsection.predict.training import (
+    FitConfig,
+    cox_loss,
+    discrete_loss,
+    targets_of,
+    with_recipe,
+)
 
 SMALL = HeadConfig(hidden_dim=32, attention_dim=16)
-FIT = FitConfig(epochs=16, lr=3e-3, device="cpu")
+FIT = FitConfig(epochs=16, patience=10, lr=3e-3, device="cpu")
 
 
 def config_for(
     root: Path, *, head: HeadConfig = SMALL, fit: FitConfig = FIT, **labels: object
 ) -> TrainConfig:
     own = {"labels": root / "labels.csv", "target": ("label",), **labels}
-    return TrainConfig(labels=LabelsConfig(**own), head=head, fit=fit, cross=FoldsConfig(folds=3))  # type: ignore[arg-type]
+    return TrainConfig(
+        labels=LabelsConfig(**own), head=head, fit=fit, cross=FoldsConfig(folds=3)
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("head", ["abmil", "clam_sb"])
-def test_a_class_that_one_percent_of_tiles_carries_is_found(tmp_path: Path, head: str) -> None:
+def test_a_class_that_one_percent_of_tiles_carries_is_found(
+    tmp_path: Path, head: str
+) -> None:
     root = planted(tmp_path / "f", cases=48)
     own = replace(SMALL, head=head, instances=2)  # of which a bag has not more
     found = train(root, out=tmp_path / "e", config=config_for(root, head=own))
@@ -49,18 +59,21 @@ def test_permuted_labels_are_at_chance(tmp_path: Path) -> None:
     for seed in range(4):
         root = planted(tmp_path / f"f{seed}", cases=36, seed=seed, permuted=True)
         fit = replace(FIT, epochs=4)
-        low, high = train(root, out=tmp_path / f"e{seed}", config=config_for(root, fit=fit))[
-            "interval"
-        ]
+        low, high = train(
+            root, out=tmp_path / f"e{seed}", config=config_for(root, fit=fit)
+        )["interval"]
         held += low <= 0.5 <= high
     assert held >= 3
 
 
-def test_predicting_the_training_slides_again_gives_the_scores_of_the_folds(tmp_path: Path) -> None:
+def test_predicting_the_training_slides_again_gives_the_scores_of_the_folds(
+    tmp_path: Path,
+) -> None:
     root = planted(tmp_path / "f", cases=24)
     train(root, out=tmp_path / "e", config=config_for(root))
     told = {
-        r["slide_id"]: float(r["p_tumour"]) for r in read_table(tmp_path / "e" / "predictions.csv")
+        r["slide_id"]: float(r["p_tumour"])
+        for r in read_table(tmp_path / "e" / "predictions.csv")
     }
     again = predict(tmp_path / "e" / "model.safetensors", root, out=tmp_path / "p")
     rows = {r["slide_id"]: float(r["p_tumour"]) for r in read_table(again.table)}
@@ -83,7 +96,8 @@ def test_a_killed_training_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     train(root, out=tmp_path / "whole" / "e", config=config)
     out = tmp_path / "killed" / "e"
     flags = f"{root} --labels {root}/labels.csv --target label --folds 3 --hidden-dim 32 --epochs 8"
-    flags += f" --attention-dim 16 --lr 3e-3 --device cpu --checkpoint-s 0 --out {out}"
+    flags += " --attention-dim 16 --lr 3e-3 --patience 10 --device cpu"
+    flags += f" --checkpoint-s 0 --out {out}"
     command = [sys.executable, "-m", "thinsection", "train", *flags.split()]
     for kill in range(2):
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -97,7 +111,9 @@ def test_a_killed_training_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     assert files_of(out) == files_of(tmp_path / "whole" / "e")
 
 
-def test_folds_of_other_embeddings_of_the_same_size_are_trained_again(tmp_path: Path) -> None:
+def test_folds_of_other_embeddings_of_the_same_size_are_trained_again(
+    tmp_path: Path,
+) -> None:
     root = planted(tmp_path / "f", cases=18, tiles=(200, 300))
     config = config_for(root, fit=replace(FIT, epochs=2))
     train(root, out=tmp_path / "e", config=config)
@@ -125,17 +141,24 @@ def test_a_bag_budget_and_workers_change_no_byte(tmp_path: Path) -> None:
     assert files_of(tmp_path / "a" / "e") == files_of(tmp_path / "b" / "e")
 
 
-def test_slides_of_a_case_are_one_bag_and_have_rows_of_their_own(tmp_path: Path) -> None:
+def test_slides_of_a_case_are_one_bag_and_have_rows_of_their_own(
+    tmp_path: Path,
+) -> None:
     root = planted(tmp_path / "f", cases=24)
     rows = (root / "labels.csv").read_text().splitlines()[1:]
     pairs = [
         f"{row.split(',')[0]},p{i // 4 * 2 + i % 2},{row.split(',')[1]}"
         for i, row in enumerate(rows)
     ]
-    (root / "labels.csv").write_text("\n".join(["slide_id,case_id,label", *pairs]) + "\n")
+    (root / "labels.csv").write_text(
+        "\n".join(["slide_id,case_id,label", *pairs]) + "\n"
+    )
     train(root, out=tmp_path / "e", config=config_for(root, fit=replace(FIT, epochs=2)))
     told = read_table(tmp_path / "e" / "predictions.csv")
-    assert [sum(r["level"] == level for r in told) for level in ("case", "slide")] == [12, 24]
+    assert [sum(r["level"] == level for r in told) for level in ("case", "slide")] == [
+        12,
+        24,
+    ]
     again = predict(tmp_path / "e" / "model.safetensors", root, out=tmp_path / "p")
     mine = {r["slide_id"]: float(r["p_tumour"]) for r in told if r["level"] == "slide"}
     assert len(mine) == 24
@@ -148,7 +171,9 @@ def survival_cohort(root: Path) -> Path:
     rows = ["slide_id,dead,days"]
     for i in range(40):
         risk = rng.normal()
-        write_embeddings(root / f"s{i:02}.h5", rng.normal(size=(60, 8)) + risk * np.eye(8)[0])
+        write_embeddings(
+            root / f"s{i:02}.h5", rng.normal(size=(60, 8)) + risk * np.eye(8)[0]
+        )
         time_to = float(np.exp(4 - 2 * risk + 0.1 * rng.normal()))
         rows.append(f"s{i:02},{int(rng.random() < 0.8)},{time_to:.3f}")
     (root / "labels.csv").write_text("\n".join(rows) + "\n")
@@ -177,22 +202,59 @@ def test_values_and_several_labels_are_learnt(tmp_path: Path) -> None:
     rows = ["slide_id,a,b,age"]
     for i in range(40):
         z = rng.normal(size=2)
-        write_embeddings(root / f"s{i:02}.h5", rng.normal(size=(50, 8)) + z @ np.eye(8)[:2])
+        write_embeddings(
+            root / f"s{i:02}.h5", rng.normal(size=(50, 8)) + z @ np.eye(8)[:2]
+        )
         rows.append(f"s{i:02},{int(z[0] > 0)},{int(z[1] > 0)},{50 + 10 * z[0]:.3f}")
     (root / "labels.csv").write_text("\n".join(rows) + "\n")
     head, fit = HeadConfig(head="linear"), replace(FIT, epochs=30, lr=1e-2)
     value = train(
-        root, out=tmp_path / "v", config=config_for(root, head=head, fit=fit, target=("age",))
+        root,
+        out=tmp_path / "v",
+        config=config_for(root, head=head, fit=fit, target=("age",)),
     )
     assert (value["task"], value["metric"]) == ("regression", "pearson")
     assert value["value"] > 0.9
     answers = [float(r["age"]) for r in read_table(tmp_path / "v" / "predictions.csv")]
     assert 45 < np.mean(answers) < 55
     both = train(
-        root, out=tmp_path / "m", config=config_for(root, head=head, fit=fit, target=("a", "b"))
+        root,
+        out=tmp_path / "m",
+        config=config_for(root, head=head, fit=fit, target=("a", "b")),
     )
     assert both["task"] == "multilabel"
     assert both["value"] > 0.9
+
+
+def test_scale_is_of_each_folds_training_cases_and_folds_are_drawn_again(
+    tmp_path: Path,
+) -> None:
+    root, rng = tmp_path / "f", np.random.default_rng(0)
+    root.mkdir()
+    values = 10 + rng.normal(size=24)
+    values[0] = 1000.0  # moves the centre of every fold that trains on it
+    rows = ["slide_id,age"]
+    for i, value in enumerate(values):
+        write_embeddings(root / f"s{i:02}.h5", rng.normal(size=(8, 6)))
+        rows.append(f"s{i:02},{value}")
+    (root / "labels.csv").write_text("\n".join(rows) + "\n")
+    fit = replace(FIT, epochs=2)
+    config = config_for(root, head=HeadConfig(head="linear"), fit=fit, target=("age",))
+    config = replace(config, cross=replace(config.cross, repeats=2))
+    document = train(root, out=tmp_path / "e", config=config)
+    assert [fold["repeat"] for fold in document["folds"]] == [0, 0, 0, 1, 1, 1]
+    assert any("drawn 2 times, seed 0" in line for line in document["account"])
+    study = Study.load(tmp_path / "e")
+    members = load_model(tmp_path / "e" / "model.safetensors").card.members
+    for fold, (part, member) in enumerate(zip(study.parts, members, strict=True)):
+        result = read_fold(tmp_path / "e", f"fold{fold}-0")
+        assert result is not None
+        own = values[list(part.train)]
+        assert result.target.center == pytest.approx(own.mean())
+        assert result.target.spread == pytest.approx(own.std())
+        assert member.target == result.target
+        if 0 in part.test:
+            assert result.target.center < 12
 
 
 def test_the_grid_takes_the_best_inner_loss_of_each_fold(tmp_path: Path) -> None:
@@ -210,23 +272,36 @@ def test_the_grid_takes_the_best_inner_loss_of_each_fold(tmp_path: Path) -> None
 
 def test_two_experiments_are_compared_case_by_case(tmp_path: Path) -> None:
     root = planted(tmp_path / "f", cases=36)
-    train(root, out=tmp_path / "a", config=config_for(root, fit=replace(FIT, epochs=1, lr=1e-6)))
-    found = train(root, out=tmp_path / "b", config=config_for(root), against=tmp_path / "a")
+    train(
+        root,
+        out=tmp_path / "a",
+        config=config_for(root, fit=replace(FIT, epochs=1, lr=1e-6)),
+    )
+    found = train(
+        root, out=tmp_path / "b", config=config_for(root), against=tmp_path / "a"
+    )
     assert found["against"]["cases"] == 36
     assert found["against"]["value"] > 0.1
-    assert found["against"]["delong"]["test"] == "delong"
+    assert found["against"]["test"] == "delong"
     assert "Against a" in (tmp_path / "b" / "index.html").read_text()
     assert json.loads((tmp_path / "b" / "experiment.json").read_text()) == found
 
 
 def test_a_loss_that_is_not_finite_is_said(tmp_path: Path) -> None:
     root = planted(tmp_path / "f", cases=12)
-    with pytest.raises(InvalidInputError, match=r"loss must stay finite, got .* lower --lr"):
-        train(root, out=tmp_path / "e", config=config_for(root, fit=replace(FIT, lr=1e30)))
+    with pytest.raises(
+        InvalidInputError, match=r"loss must stay finite, got .* lower --lr"
+    ):
+        train(
+            root, out=tmp_path / "e", config=config_for(root, fit=replace(FIT, lr=1e30))
+        )
 
 
 def test_the_losses_of_survival_are_those_of_the_papers() -> None:
-    risk, y = torch.tensor([0.3, -1.0, 0.7]), torch.tensor([[1.0, 2.0], [0.0, 5.0], [1.0, 1.0]])
+    risk, y = (
+        torch.tensor([0.3, -1.0, 0.7]),
+        torch.tensor([[1.0, 2.0], [0.0, 5.0], [1.0, 1.0]]),
+    )
     by_hand = -(0.3 - np.log(np.exp(0.3) + np.exp(-1.0)))
     by_hand -= 0.7 - np.log(np.exp(risk.numpy()).sum())
     assert float(cox_loss(risk, y)) == pytest.approx(by_hand / 2, rel=1e-6)
@@ -234,25 +309,31 @@ def test_the_losses_of_survival_are_those_of_the_papers() -> None:
     h = 1 / (1 + np.exp(-logits.numpy().astype(float)))
     seen = -np.log((1 - h[0]) * h[1])
     left = -np.log((1 - h[0]) * (1 - h[1]))
-    assert float(discrete_loss(logits, torch.tensor([1.0, 1.0]))) == pytest.approx(seen, rel=1e-6)
-    assert float(discrete_loss(logits, torch.tensor([0.0, 1.0]))) == pytest.approx(left, rel=1e-6)
-    target = Target(kind="discrete", columns=("e", "t"), names=("a", "b", "c"), edges=(2.0, 4.0))
+    assert float(discrete_loss(logits, torch.tensor([1.0, 1.0]))) == pytest.approx(
+        seen, rel=1e-6
+    )
+    assert float(discrete_loss(logits, torch.tensor([0.0, 1.0]))) == pytest.approx(
+        left, rel=1e-6
+    )
+    target = Target(
+        kind="discrete", columns=("e", "t"), names=("a", "b", "c"), edges=(2.0, 4.0)
+    )
     rows = targets_of(target, np.array([[1.0, 2.0], [0.0, 9.0]]))
     np.testing.assert_array_equal(rows.numpy(), [[1, 0], [0, 2]])
 
 
 def test_cox_by_slopes_has_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
-    from thinsection.predict.folds import Study, make_parts
-    from thinsection.predict.labels import read_cohort
+    from thinsection.evaluation.labels import read_cohort
+    from thinsection.evaluation.parts import Drawing, make_parts
     from thinsection.predict.training import Trainer
 
     root = survival_cohort(tmp_path / "f")
     labels = LabelsConfig(labels=root / "labels.csv", target=("dead",), time="days")
     cohort = read_cohort(root, labels)
-    part = make_parts(cohort, folds=3, inner=3, seed=0)[0]
+    part = make_parts(cohort, Drawing(folds=3, inner=3, seed=0))[0][0]
     bags = Bags([[Path(f) for f in files] for files in cohort.files])
     trainer = Trainer(
-        bags, cohort, part, fold=0, fit=replace(FIT, batch_cases=30, epochs=1, lr=0.0)
+        bags, cohort, part, fold=0, fit=replace(FIT, batch_cases=30, epochs=1, lr=1e-12)
     )
     trainer.run(HeadConfig(head="linear"), tmp_path / "c", "")
     rows = list(part.train)
@@ -270,8 +351,39 @@ def test_cox_by_slopes_has_the_gradient_of_the_whole_batch(tmp_path: Path) -> No
 
 def test_the_model_says_what_it_was_trained_on(tmp_path: Path) -> None:
     root = planted(tmp_path / "f", cases=12)
-    train(root, out=tmp_path / "grade", config=config_for(root, fit=replace(FIT, epochs=1)))
+    train(
+        root,
+        out=tmp_path / "grade",
+        config=config_for(root, fit=replace(FIT, epochs=1)),
+    )
     card = load_model(tmp_path / "grade" / "model.safetensors").card
     assert (card.name, len(card.members), card.inputs.dim) == ("grade", 3, 16)
     assert "12 slides of 12 cases train" in card.data["account"]
-    assert sum(len(member.held_out) for member in card.members) == 12
+    # of each case the marks of s001 and of s1, its plain name, and that of its embeddings
+    assert sum(len(member.held_out) for member in card.members) == 36
+    assert len(card.trained) == 36
+
+
+def test_a_head_is_trained_by_its_own_recipe_unless_told_otherwise() -> None:
+    recipe = HEADS.load("dsmil").recipe
+    own = with_recipe(FitConfig(), "dsmil")
+    assert (own.lr, own.epochs, own.patience) == (
+        recipe.lr,
+        recipe.epochs,
+        recipe.patience,
+    )
+    chosen = with_recipe(FitConfig(lr=3e-5, epochs=7), "dsmil")
+    assert (chosen.lr, chosen.epochs, chosen.patience) == (3e-5, 7, recipe.patience)
+
+
+def test_the_default_recipe_finds_one_tile_in_a_hundred(tmp_path: Path) -> None:
+    """Sixty cases, 1 % of the tiles carry the class: every fold finds them."""
+    root = planted(tmp_path / "planted", cases=60, tiles=(100, 200), seed=5, shift=10)
+    config = TrainConfig(
+        labels=LabelsConfig(labels=root / "labels.csv", target=("label",)),
+        head=HeadConfig(hidden_dim=32, attention_dim=16),
+        fit=FitConfig(device="cpu"),
+        cross=FoldsConfig(folds=2),
+    )
+    result = train(root, out=tmp_path / "experiment", config=config)
+    assert min(fold["score"] for fold in result["folds"]) >= 0.95

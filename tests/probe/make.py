@@ -13,7 +13,12 @@ FEATURES = Path("256px_0.5mpp") / "features_toy"  # of a results folder
 
 
 def blobs(
-    n_train: int = 150, n_val: int = 90, *, dim: int = 12, classes: int = 3, seed: int = 0
+    n_train: int = 150,
+    n_val: int = 90,
+    *,
+    dim: int = 12,
+    classes: int = 3,
+    seed: int = 0,
 ) -> TileSet:
     """Gaussian classes, unequal in size, off the origin, far enough apart to be learnt."""
     rng = np.random.default_rng(seed)
@@ -74,7 +79,9 @@ def two_regions(root: Path, *, seed: int = 0) -> tuple[Path, Path]:
         "type": "FeatureCollection",
         "features": [
             rectangle((0, 0, 7 * 512, 9 * 512), "stroma"),
-            rectangle((7 * 512, 0, 13 * 512, 9 * 512), "tumour"),  # the last column has no label
+            rectangle(
+                (7 * 512, 0, 13 * 512, 9 * 512), "tumour"
+            ),  # the last column has no label
         ],
     }
     path = root / "regions.geojson"
@@ -82,7 +89,9 @@ def two_regions(root: Path, *, seed: int = 0) -> tuple[Path, Path]:
     return root / "run", path
 
 
-def rectangle(box: tuple[int, int, int, int], label: str, **properties: Any) -> dict[str, Any]:
+def rectangle(
+    box: tuple[int, int, int, int], label: str, **properties: Any
+) -> dict[str, Any]:
     """A GeoJSON annotation of x0, y0, x1, y1, as QuPath writes it."""
     x0, y0, x1, y1 = box
     ring = [[x0, y0], [x1, y0], [x1, y1], [x0, y1], [x0, y0]]

@@ -15,7 +15,9 @@ from thinsection.probe.protocol import NANOPATH, PATHOBENCH
 
 
 def pathobench(embeddings: Path) -> ProbeConfig:
-    return replace_flat(ProbeConfig(), {"protocol": "pathobench", "embeddings": embeddings})
+    return replace_flat(
+        ProbeConfig(), {"protocol": "pathobench", "embeddings": embeddings}
+    )
 
 
 def task(root: Path, *, folds: int, sealed: int = 0) -> Path:
@@ -27,18 +29,28 @@ def task(root: Path, *, folds: int, sealed: int = 0) -> Path:
         held_out = [i < sealed or (folds > 1 and i % folds == f) for f in range(folds)]
         parts = ["test" if out else "train" for out in held_out]
         for slide in [f"s{i}.svs", f"s{i}b.svs"] if i == 0 else [f"s{i}.svs"]:
-            lines.append("\t".join([f"c{i}", slide, str(i // 6), str(i % 2), str(100 + i), *parts]))
+            lines.append(
+                "\t".join(
+                    [f"c{i}", slide, str(i // 6), str(i % 2), str(100 + i), *parts]
+                )
+            )
     (root / "k=all.tsv").write_text("\n".join(lines))
     (root / "config.yaml").write_text(
         "task_col: er\nsample_col: case_id\nlabel_dict:\n  0: negative\n  1: positive\n"
     )
     for i in range(12):
-        write_tiles_h5(root / "feats" / f"s{i}.h5", np.zeros((2, 2)), np.full((2, 3), i, "f4"))
-    write_tiles_h5(root / "feats" / "s0b.h5", np.zeros((1, 2)), np.full((1, 3), 8.0, "f4"))
+        write_tiles_h5(
+            root / "feats" / f"s{i}.h5", np.zeros((2, 2)), np.full((2, 3), i, "f4")
+        )
+    write_tiles_h5(
+        root / "feats" / "s0b.h5", np.zeros((1, 2)), np.full((1, 3), 8.0, "f4")
+    )
     return root
 
 
-def test_pathobench_folds_are_the_files_and_cases_are_means_of_slides(tmp_path: Path) -> None:
+def test_pathobench_folds_are_the_files_and_cases_are_means_of_slides(
+    tmp_path: Path,
+) -> None:
     root = task(tmp_path / "bc" / "er", folds=3)
     cases = load_cases(root, pathobench(root / "feats"))
     assert cases.class_names == ("negative", "positive")
@@ -50,7 +62,9 @@ def test_pathobench_folds_are_the_files_and_cases_are_means_of_slides(tmp_path: 
         assert sorted([*train, *val]) == list(range(12))
 
 
-def test_nanopath_takes_only_the_training_rows_of_the_first_fold(tmp_path: Path) -> None:
+def test_nanopath_takes_only_the_training_rows_of_the_first_fold(
+    tmp_path: Path,
+) -> None:
     root = task(tmp_path / "t", folds=3)
     table = load_case_table(root, NANOPATH, survival=False)
     assert table.ids == tuple(f"c{i}" for i in range(12) if i % 3)
@@ -58,7 +72,9 @@ def test_nanopath_takes_only_the_training_rows_of_the_first_fold(tmp_path: Path)
 
 
 @pytest.mark.parametrize("folds", [1, 3])
-def test_a_sealed_test_is_never_looked_at_by_nanopath(tmp_path: Path, folds: int) -> None:
+def test_a_sealed_test_is_never_looked_at_by_nanopath(
+    tmp_path: Path, folds: int
+) -> None:
     root = task(tmp_path / "t", folds=folds, sealed=2)
     for i in range(2):
         (root / "feats" / f"s{i}.h5").unlink()
@@ -79,7 +95,10 @@ def test_the_one_official_split_is_what_pathobench_scores(tmp_path: Path) -> Non
 
 
 CASES = [f"c{i}" for i in range(6)]
-FOLDED = [{"train": CASES[2:], "val": CASES[:2]}, {"train": CASES[:4], "val": CASES[4:]}]
+FOLDED = [
+    {"train": CASES[2:], "val": CASES[:2]},
+    {"train": CASES[:4], "val": CASES[4:]},
+]
 
 
 def test_a_survival_list_of_nanopath_brings_its_folds(tmp_path: Path) -> None:
@@ -97,7 +116,9 @@ def test_a_survival_list_of_nanopath_brings_its_folds(tmp_path: Path) -> None:
     ]
 
 
-def test_a_slide_list_of_nanopath_pools_train_and_val_and_leaves_test_shut(tmp_path: Path) -> None:
+def test_a_slide_list_of_nanopath_pools_train_and_val_and_leaves_test_shut(
+    tmp_path: Path,
+) -> None:
     parts = {
         split: {"case_ids": [ids], "slides": [f"s{ids}"], "labels": [ids % 2]}
         for ids, split in enumerate(("train", "val", "test"))
@@ -118,19 +139,25 @@ def test_survival_columns_are_read(tmp_path: Path) -> None:
 
 def test_a_case_with_two_labels_is_refused(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("case_id,slide_id,label\nc,a,0\nc,b,1\n")
-    with pytest.raises(DatasetError, match="same in all rows of a case, got '0' and '1' for 'c'"):
+    with pytest.raises(
+        DatasetError, match="same in all rows of a case, got '0' and '1' for 'c'"
+    ):
         load_case_table(tmp_path / "l.csv", NANOPATH, survival=False)
 
 
 def test_a_csv_of_slides_makes_each_a_case_and_drops_test(tmp_path: Path) -> None:
-    (tmp_path / "l.csv").write_text("slide_id,label,split\na,x,train\nb,y,val\nz,y,test\n")
+    (tmp_path / "l.csv").write_text(
+        "slide_id,label,split\na,x,train\nb,y,val\nz,y,test\n"
+    )
     table = load_case_table(tmp_path / "l.csv", NANOPATH, survival=False)
     assert table.ids == ("a", "b")
 
 
 def test_a_csv_of_test_slides_alone_leaves_no_case(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("slide_id,label,split\nz,y,test\n")
-    with pytest.raises(DatasetError, match="must leave cases to train on, got none in 'l'"):
+    with pytest.raises(
+        DatasetError, match="must leave cases to train on, got none in 'l'"
+    ):
         load_case_table(tmp_path / "l.csv", NANOPATH, survival=False)
 
 
@@ -142,11 +169,13 @@ def test_a_label_outside_the_tasks_names_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_task_says_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"an empty folder .*looked for k=all.tsv, config.yaml"):
+    with pytest.raises(
+        DatasetError, match=r"an empty folder .*looked for k=all.tsv, config.yaml"
+    ):
         load_case_table(tmp_path, PATHOBENCH, survival=False)
 
 
 def test_an_event_that_is_no_flag_is_refused(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("slide_id,event,time\na,maybe,3\n")
-    with pytest.raises(DatasetError, match="event must be 0 or 1 and time a number, got 'maybe'"):
+    with pytest.raises(DatasetError, match="event must be 0 or 1, got 'maybe' in 'l'"):
         load_survival(tmp_path / "l.csv", ProbeConfig())

@@ -12,12 +12,12 @@ from sksurv.metrics import concordance_index_censored
 from sksurv.util import Surv
 
 from thinsection.errors import DatasetError, InvalidInputError
+from thinsection.evaluation.splits import stratified_folds
 from thinsection.probe.data.cases import mean_vectors
 from thinsection.probe.data.sets import CaseSet, RobustnessSet, SurvivalSet
 from thinsection.probe.probes.cases import abmil_probe, slide_probe, survival_probe
 from thinsection.probe.probes.pathorob import robustness_probe
 from thinsection.probe.protocol import NANOPATH, PATHOBENCH
-from thinsection.probe.statistics import stratified_folds
 
 RNG = np.random.default_rng(4)
 
@@ -46,7 +46,9 @@ def test_slide_scores_are_scikit_learns_over_the_suites_folds(classes: int) -> N
             model = LogisticRegression(C=c, class_weight="balanced", max_iter=5000)
             p = model.fit(x[train], cases.labels[train]).predict_proba(x[val])
             score = p[:, 1] if classes == 2 else p
-            fold_scores.append(roc_auc_score(cases.labels[val], score, multi_class="ovr"))
+            fold_scores.append(
+                roc_auc_score(cases.labels[val], score, multi_class="ovr")
+            )
         by_c[f"{c:g}"] = np.mean(fold_scores)
     assert result.details["score_by_c"] == pytest.approx(by_c)
     assert result.score == pytest.approx(max(by_c.values()))
@@ -66,24 +68,36 @@ def test_folds_of_the_dataset_are_used_as_they_are() -> None:
 def test_a_fold_without_a_class_is_refused() -> None:
     odd = (np.arange(0, 40, 2), np.arange(1, 40, 2))
     cases = dataclasses.replace(labelled_cases(40), folds=(odd,))
-    with pytest.raises(DatasetError, match="train part of each fold must hold every class, got no"):
+    with pytest.raises(
+        DatasetError, match="train part of each fold must hold every class, got no"
+    ):
         slide_probe(cases)
 
 
 def test_a_case_is_the_mean_of_its_slides_means() -> None:
-    content = {"a": np.array([[0.0, 2], [2, 4]]), "b": np.array([[5.0, 5]]), "c": np.zeros((3, 2))}
+    content = {
+        "a": np.array([[0.0, 2], [2, 4]]),
+        "b": np.array([[5.0, 5]]),
+        "c": np.zeros((3, 2)),
+    }
     files = [[Path("a"), Path("b")], [Path("c")]]
     vectors = mean_vectors(files, lambda path: content[path.name].astype(np.float32))
     np.testing.assert_array_equal(vectors, [[3, 4], [0, 0]])
 
 
 def test_slides_of_two_encoders_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="same D, got 3 after 2 in 'bb'; were two encoders"):
-        mean_vectors([[Path("a")], [Path("bb")]], lambda p: np.ones((2, 1 + len(p.name)), "f4"))
+    with pytest.raises(
+        InvalidInputError, match="same D, got 3 after 2 in 'bb'; were two encoders"
+    ):
+        mean_vectors(
+            [[Path("a")], [Path("bb")]], lambda p: np.ones((2, 1 + len(p.name)), "f4")
+        )
 
 
 def test_cases_given_twice_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="case ids must be distinct, got 'case0' twice"):
+    with pytest.raises(
+        InvalidInputError, match="case ids must be distinct, got 'case0' twice"
+    ):
         dataclasses.replace(labelled_cases(2), ids=("case0", "case0"))
 
 
@@ -97,10 +111,13 @@ def test_abmil_finds_the_few_tiles_that_decide_and_reproduces() -> None:
     files = tuple((Path(str(i)),) for i in range(n))
     cases = dataclasses.replace(labelled_cases(n), labels=labels, files=files)
     assert NANOPATH.abmil is not None
-    settings = dataclasses.replace(NANOPATH.abmil, bag_size=16, epochs=8, lr=5e-3, hidden=16)
+    settings = dataclasses.replace(
+        NANOPATH.abmil, bag_size=16, epochs=8, lr=5e-3, hidden=16
+    )
     protocol = dataclasses.replace(NANOPATH, abmil=settings)
     first, second = (
-        abmil_probe(cases, read=lambda p: bags[int(p.name)], protocol=protocol) for _ in range(2)
+        abmil_probe(cases, read=lambda p: bags[int(p.name)], protocol=protocol)
+        for _ in range(2)
     )
     assert first.score > 0.9
     assert first.details["last_loss"] < 0.6 * first.details["first_loss"]
@@ -108,7 +125,10 @@ def test_abmil_finds_the_few_tiles_that_decide_and_reproduces() -> None:
     assert second.predictions is not None
     assert first.predictions.probability is not None
     assert second.predictions.probability is not None
-    assert first.predictions.probability.tobytes() == second.predictions.probability.tobytes()
+    assert (
+        first.predictions.probability.tobytes()
+        == second.predictions.probability.tobytes()
+    )
 
 
 def survivors(n: int = 90) -> SurvivalSet:
@@ -128,13 +148,17 @@ def test_survival_is_scikit_survivals_cox_on_z_scores_of_the_training_fold() -> 
     cases = survivors()
     result = survival_probe(cases)
     expected = []
-    for train, val in stratified_folds(cases.event.astype(int)):  # as nanopath without folds
+    for train, val in stratified_folds(
+        cases.event.astype(int)
+    ):  # as nanopath without folds
         x = cases.vectors.astype(np.float64)
         x = (x - x[train].mean(axis=0)) / x[train].std(axis=0)
         y = Surv.from_arrays(cases.event, cases.time)
         model = CoxPHSurvivalAnalysis(alpha=2.0, ties="breslow").fit(x[train], y[train])
         risk = model.predict(x[val])
-        expected.append(concordance_index_censored(cases.event[val], cases.time[val], risk)[0])
+        expected.append(
+            concordance_index_censored(cases.event[val], cases.time[val], risk)[0]
+        )
     assert result.details["fold_scores"] == pytest.approx(expected)
     assert 0.6 < result.score < 1.0
     assert result.interval is not None
@@ -145,7 +169,9 @@ def test_a_time_that_is_not_positive_is_refused_by_case() -> None:
     cases = survivors(20)
     time = cases.time.copy()
     time[3] = 0
-    with pytest.raises(InvalidInputError, match=r"finite and > 0, got 0.0 for case '3'"):
+    with pytest.raises(
+        InvalidInputError, match=r"finite and > 0, got 0.0 for case '3'"
+    ):
         dataclasses.replace(cases, time=time)
 
 
@@ -179,7 +205,9 @@ def test_the_robustness_index_is_that_of_a_plain_loop() -> None:
     so = os_ = 0
     for i, row in enumerate(x @ x.T):
         others = [
-            j for j in np.argsort(-row, kind="stable") if data.slide_id[j] != data.slide_id[i]
+            j
+            for j in np.argsort(-row, kind="stable")
+            if data.slide_id[j] != data.slide_id[i]
         ]
         for j in others[:7]:
             same = data.biological_class[i] == data.biological_class[j]
@@ -193,14 +221,19 @@ def test_the_robustness_index_is_that_of_a_plain_loop() -> None:
 def test_the_published_k_goes_with_the_subset() -> None:
     data = tiles_of_centres()
     assert robustness_probe(data).details["k"] == 11
-    assert robustness_probe(dataclasses.replace(data, name="tolkach_esca")).details["k"] == 46
+    assert (
+        robustness_probe(dataclasses.replace(data, name="tolkach_esca")).details["k"]
+        == 46
+    )
 
 
 def test_one_centre_and_one_class_give_no_index() -> None:
     data = dataclasses.replace(
         tiles_of_centres(30), medical_center=("m",) * 30, biological_class=("b",) * 30
     )
-    with pytest.raises(InvalidInputError, match="the index needs two classes and two centres"):
+    with pytest.raises(
+        InvalidInputError, match="the index needs two classes and two centres"
+    ):
         robustness_probe(data, k=3)
 
 
@@ -212,15 +245,23 @@ def test_the_task_surgen_is_solved_by_liblinears_dual_as_nanopath_has_it() -> No
     expected = []
     for train, val in stratified_folds(cases.labels):
         model = LogisticRegression(C=0.01, solver="liblinear", dual=True, **given)
-        p = model.fit(cases.vectors[train], cases.labels[train]).predict_proba(cases.vectors[val])
+        p = model.fit(cases.vectors[train], cases.labels[train]).predict_proba(
+            cases.vectors[val]
+        )
         expected.append(roc_auc_score(cases.labels[val], p[:, 1]))
-    assert slide_probe(cases).details["score_by_c"]["0.01"] == pytest.approx(np.mean(expected))
+    assert slide_probe(cases).details["score_by_c"]["0.01"] == pytest.approx(
+        np.mean(expected)
+    )
 
 
 def test_pathobench_fits_coxnet_on_vectors_as_they_are() -> None:
     cases = survivors()
     train, val = np.arange(0, 60), np.arange(60, len(cases.ids))
-    result = survival_probe(dataclasses.replace(cases, folds=((train, val),)), protocol=PATHOBENCH)
+    result = survival_probe(
+        dataclasses.replace(cases, folds=((train, val),)), protocol=PATHOBENCH
+    )
     y = Surv.from_arrays(cases.event, cases.time)
-    model = CoxnetSurvivalAnalysis(alphas=[0.07], l1_ratio=0.5).fit(cases.vectors[train], y[train])
+    model = CoxnetSurvivalAnalysis(alphas=[0.07], l1_ratio=0.5).fit(
+        cases.vectors[train], y[train]
+    )
     assert result.score == pytest.approx(model.score(cases.vectors[val], y[val]))

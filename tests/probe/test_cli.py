@@ -37,11 +37,21 @@ def strict_json(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("probe", ["knn", "fewshot", "linear"])
-def test_regions_of_one_slide_are_probed_from_the_shell(probe: str, tmp_path: Path) -> None:
+def test_regions_of_one_slide_are_probed_from_the_shell(
+    probe: str, tmp_path: Path
+) -> None:
     run, labels = two_regions(tmp_path)
     out = tmp_path / "out"
     printed = invoke(
-        probe, run, "--labels", labels, "--allow-leakage", "--out", out, "--device", "cpu"
+        probe,
+        run,
+        "--labels",
+        labels,
+        "--allow-leakage",
+        "--out",
+        out,
+        "--device",
+        "cpu",
     )
     result = strict_json(out / f"{probe}.json")
     assert result["score"] > 0.85
@@ -49,7 +59,7 @@ def test_regions_of_one_slide_are_probed_from_the_shell(probe: str, tmp_path: Pa
     assert "settings: " in printed
     assert result["protocol"] == json.loads(json.dumps(as_mapping(HONEST)))
     assert (result["interval"]["low"], result["interval"]["units"]) == (None, 1)
-    assert "no interval: 1 slides" in printed
+    assert "no interval: at least 3 slides" in printed and "got 1" in printed
     assert "share 1 slides (&#39;slide-1&#39;)" in (out / f"{probe}.html").read_text()
     assert np.sum(result["confusion_matrix"]) == result["data"]["val_rows"]
     rows = list(csv.DictReader((out / f"{probe}.csv").read_text().splitlines()))
@@ -57,7 +67,9 @@ def test_regions_of_one_slide_are_probed_from_the_shell(probe: str, tmp_path: Pa
     assert {r["truth"] for r in rows} == {"stroma", "tumour"}
     right = sum(int(r["correct"]) for r in rows)
     assert right == np.trace(np.array(result["confusion_matrix"]))
-    assert math.isclose(float(rows[0]["p_stroma"]) + float(rows[0]["p_tumour"]), 1, abs_tol=1e-6)
+    assert math.isclose(
+        float(rows[0]["p_stroma"]) + float(rows[0]["p_tumour"]), 1, abs_tol=1e-6
+    )
     page = (out / f"{probe}.html").read_text()
     assert page.count("data:image/png;base64,") >= 3
     assert not re.search(r"""(src|href)=["']?(https?:|//|file:)""", page)
@@ -68,7 +80,9 @@ def test_regions_of_one_slide_are_probed_from_the_shell(probe: str, tmp_path: Pa
 def test_the_same_command_writes_the_same_bytes(tmp_path: Path) -> None:
     run, labels = two_regions(tmp_path)
     for name in ("a", "b"):
-        invoke("knn", run, "--labels", labels, "--allow-leakage", "--out", tmp_path / name)
+        invoke(
+            "knn", run, "--labels", labels, "--allow-leakage", "--out", tmp_path / name
+        )
     for path in sorted((tmp_path / "a").iterdir()):
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
 
@@ -90,7 +104,9 @@ def test_class_names_are_text_in_pages_and_no_formula_in_tables(tmp_path: Path) 
 def test_the_tile_set_score_is_the_mean_of_the_three(tmp_path: Path) -> None:
     run, labels = two_regions(tmp_path)
     config = tmp_path / "probe.toml"
-    config.write_text(f'[data]\nlabels = "{labels}"\nallow_leakage = true\n[compute]\nseed = 7\n')
+    config.write_text(
+        f'[data]\nlabels = "{labels}"\nallow_leakage = true\n[compute]\nseed = 7\n'
+    )
     invoke("tileset", run, "--config", config, "--out", tmp_path)
     names = ("linear", "knn", "fewshot")
     three = [strict_json(tmp_path / f"{p}.json") for p in names]
@@ -103,8 +119,13 @@ def slides(root: Path, n: int = 18) -> Path:
     rng = np.random.default_rng(0)
     for i in range(n):
         tiles = rng.normal(size=(6, 5)) + 2.0 * (i % 2)
-        write_tiles_h5(root / "feats" / f"s{i}.h5", np.zeros((6, 2)), tiles.astype("f4"))
-    rows = [f"s{i},{'ab'[i % 2]},{int(i % 3 > 0)},{200 - 60 * (i % 2) - i}" for i in range(n)]
+        write_tiles_h5(
+            root / "feats" / f"s{i}.h5", np.zeros((6, 2)), tiles.astype("f4")
+        )
+    rows = [
+        f"s{i},{'ab'[i % 2]},{int(i % 3 > 0)},{200 - 60 * (i % 2) - i}"
+        for i in range(n)
+    ]
     (root / "cases.csv").write_text("\n".join(["slide_id,label,event,time", *rows]))
     return root
 
@@ -136,16 +157,29 @@ def test_cases_are_probed_from_the_shell(
 def test_robustness_is_probed_from_the_shell(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     biology, centre = rng.integers(0, 2, 60), rng.integers(0, 2, 60)
-    x = rng.normal(size=(60, 4)) + 1.5 * np.stack([biology, centre, biology, centre], axis=1)
+    x = rng.normal(size=(60, 4)) + 1.5 * np.stack(
+        [biology, centre, biology, centre], axis=1
+    )
     np.save(tmp_path / "e.npy", x.astype(np.float32))
     rows = [f"s{i // 3}-{c},b{b},m{c}" for i, (b, c) in enumerate(zip(biology, centre))]
     table = tmp_path / "own.csv"
     table.write_text("\n".join(["slide_id,biological_class,medical_center", *rows]))
-    invoke("robustness", table, "--embeddings", tmp_path / "e.npy", "--out", tmp_path, "--k", 5)
+    invoke(
+        "robustness",
+        table,
+        "--embeddings",
+        tmp_path / "e.npy",
+        "--out",
+        tmp_path,
+        "--k",
+        5,
+    )
     result = strict_json(tmp_path / "robustness.json")
     assert result["details"]["k"] == 5
     assert 0 < result["score"] < 1
-    assert {"ss", "so", "os", "oo"} <= result["details"].keys()  # neighbours of each kind
+    assert {"ss", "so", "os", "oo"} <= result[
+        "details"
+    ].keys()  # neighbours of each kind
 
 
 def mistake_no_labels(root: Path) -> list[object]:
@@ -170,7 +204,11 @@ def mistake_protocol(root: Path) -> list[object]:
     [
         (mistake_no_labels, ConfigError, r"pass --labels regions.geojson"),
         (mistake_no_data, DatasetError, r"data must exist, got .*absent"),
-        (mistake_no_embeddings, ConfigError, r"must be a folder of slides, got None; pass --embed"),
+        (
+            mistake_no_embeddings,
+            ConfigError,
+            r"must be a folder of slides, got None; pass --embed",
+        ),
         (
             mistake_protocol,
             ConfigError,

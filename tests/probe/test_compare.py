@@ -12,10 +12,10 @@ from tests.probe.test_cli import invoke, strict_json
 
 from thinsection.config import replace_flat
 from thinsection.errors import DatasetError
+from thinsection.evaluation import metrics
 from thinsection.files.atomic import write_table
 from thinsection.probe import Predictions, ProbeConfig
 from thinsection.probe import compare as comparing
-from thinsection.probe import statistics as metrics
 from thinsection.probe.data.load import load_tiles
 from thinsection.probe.page import write_probe_report
 from thinsection.probe.registry import fewshot, knn
@@ -34,11 +34,16 @@ def encoders(root: Path, *, n: int = 240) -> dict[str, Path]:
     rng = np.random.default_rng(3)
     labels, slide = rng.integers(0, 2, n), np.arange(n) // 8
     split = np.where(slide % 2, "val", "train")
-    rows = [f"{y},{i},s{s},{split[i]}" for i, (y, s) in enumerate(zip(labels, slide, strict=True))]
+    rows = [
+        f"{y},{i},s{s},{split[i]}"
+        for i, (y, s) in enumerate(zip(labels, slide, strict=True))
+    ]
     (root / "set.csv").write_text("\n".join(["label,row,slide_id,split", *rows]))
     side = (2 * labels[:, None] - 1) * (np.arange(12) < 3)
     good = rng.normal(size=(n, 12)) + 0.9 * side
-    turned = good @ np.linalg.qr(rng.normal(size=(12, 12)))[0] + 0.3 * rng.normal(size=(n, 12))
+    turned = good @ np.linalg.qr(rng.normal(size=(12, 12)))[0] + 0.3 * rng.normal(
+        size=(n, 12)
+    )
     poor = rng.normal(size=(n, 12)) + 0.15 * side
     for name, x in {"good": good, "alike": turned, "poor": poor}.items():
         np.save(root / f"{name}.npy", x.astype(np.float32))
@@ -50,16 +55,27 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("compare")
     for name, file in encoders(root).items():
         report(root, name, root / "set.csv", file)
-    invoke("compare", *(root / name for name in ("good", "alike", "poor")), "--out", root / "c")
+    invoke(
+        "compare",
+        *(root / name for name in ("good", "alike", "poor")),
+        "--out",
+        root / "c",
+    )
     return root
 
 
-def test_the_better_encoder_is_told_apart_and_equal_ones_are_not(compared: Path) -> None:
+def test_the_better_encoder_is_told_apart_and_equal_ones_are_not(
+    compared: Path,
+) -> None:
     found = strict_json(compared / "c" / "comparison.json")
     assert [t["task"] for t in found["tasks"]] == ["set, fewshot", "set, knn"]
     for task in found["tasks"]:
         called = {(p["a"], p["b"]): p["different"] for p in task["pairs"]}
-        assert called == {("good", "alike"): False, ("good", "poor"): True, ("alike", "poor"): True}
+        assert called == {
+            ("good", "alike"): False,
+            ("good", "poor"): True,
+            ("alike", "poor"): True,
+        }
         assert [m["rank"] for m in task["models"]] == [1, 1, 3]
         for p in task["pairs"]:
             assert p["p_value"] <= p["p_bh"] <= p["p_holm"]
@@ -72,7 +88,9 @@ def test_the_better_encoder_is_told_apart_and_equal_ones_are_not(compared: Path)
         assert len([*csv.DictReader(file)]) == 6
 
 
-def test_rows_read_back_give_the_scores_and_metrics_of_the_result(compared: Path) -> None:
+def test_rows_read_back_give_the_scores_and_metrics_of_the_result(
+    compared: Path,
+) -> None:
     for scored in comparing.find_results([compared / "good"]):
         scores = metrics.all_scores(scored.rows.scorers, len(scored.rows.ids))
         assert scores == pytest.approx(scored.document["metrics"], abs=1e-8)
@@ -81,7 +99,9 @@ def test_rows_read_back_give_the_scores_and_metrics_of_the_result(compared: Path
         assert len(scored.document["data"]["rows_sha256"]) == 64
 
 
-def test_another_metric_is_compared_when_asked_for(compared: Path, tmp_path: Path) -> None:
+def test_another_metric_is_compared_when_asked_for(
+    compared: Path, tmp_path: Path
+) -> None:
     both = (compared / "good", compared / "poor")
     invoke("compare", *both, "--metric", "auroc", "--out", tmp_path)
     tasks = strict_json(tmp_path / "comparison.json")["tasks"]
@@ -91,7 +111,9 @@ def test_another_metric_is_compared_when_asked_for(compared: Path, tmp_path: Pat
 
 def test_results_of_other_rows_are_not_compared(compared: Path, tmp_path: Path) -> None:
     text = (compared / "set.csv").read_text().splitlines()
-    (tmp_path / "set.csv").write_text("\n".join([text[0], *text[9:]]))  # one training slide less
+    (tmp_path / "set.csv").write_text(
+        "\n".join([text[0], *text[9:]])
+    )  # one training slide less
     report(tmp_path, "b", tmp_path / "set.csv", compared / "poor.npy")
     with pytest.raises(
         DatasetError, match="same rows, folds and protocol, got 'good' and 'b' with"
@@ -104,14 +126,25 @@ def test_survival_and_slide_probes_are_compared_by_case(tmp_path: Path) -> None:
     for name, signal in (("strong", 2.0), ("weak", 0.1)):
         for i in range(n):
             tiles = rng.normal(size=(4, 5)) + signal * (i % 2)
-            write_tiles_h5(tmp_path / name / f"s{i}.h5", np.zeros((4, 2)), tiles.astype("f4"))
-    rows = [f"s{i},{'ab'[i % 2]},{int(i % 3 > 0)},{300 - 90 * (i % 2) - i}" for i in range(n)]
+            write_tiles_h5(
+                tmp_path / name / f"s{i}.h5", np.zeros((4, 2)), tiles.astype("f4")
+            )
+    rows = [
+        f"s{i},{'ab'[i % 2]},{int(i % 3 > 0)},{300 - 90 * (i % 2) - i}"
+        for i in range(n)
+    ]
     (tmp_path / "cases.csv").write_text("\n".join(["slide_id,label,event,time", *rows]))
     for name in ("strong", "weak"):
         for probe in ("slide", "survival"):
             given = ("--embeddings", tmp_path / name, "--out", tmp_path / "r" / name)
             invoke(probe, tmp_path / "cases.csv", *given)
-    invoke("compare", tmp_path / "r" / "strong", tmp_path / "r" / "weak", "--out", tmp_path / "c")
+    invoke(
+        "compare",
+        tmp_path / "r" / "strong",
+        tmp_path / "r" / "weak",
+        "--out",
+        tmp_path / "c",
+    )
     found = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert {t["metric"] for t in found["tasks"]} == {"auroc", "c_index"}
     assert all(t["pairs"][0]["difference"] > 0 for t in found["tasks"])

@@ -7,11 +7,17 @@ from tests.probe.make import blobs
 
 from thinsection.errors import BudgetError, DatasetError
 from thinsection.probe.data.sets import TileSet, make_split
-from thinsection.probe.probes.tiles import draw_support_sets, fewshot_probe, simpleshot_votes
+from thinsection.probe.probes.tiles import (
+    draw_support_sets,
+    fewshot_probe,
+    simpleshot_votes,
+)
 from thinsection.types import MIB
 
 
-def plain_votes(train: np.ndarray, queries: np.ndarray, support: np.ndarray) -> np.ndarray:
+def plain_votes(
+    train: np.ndarray, queries: np.ndarray, support: np.ndarray
+) -> np.ndarray:
     train, queries = train.astype(np.float64), queries.astype(np.float64)
     votes = np.zeros((len(queries), support.shape[1]), int)
     for chosen in support:
@@ -26,7 +32,9 @@ def plain_votes(train: np.ndarray, queries: np.ndarray, support: np.ndarray) -> 
 
 def test_votes_are_those_of_the_plain_float64_form() -> None:
     data = blobs(n_train=400)
-    support = draw_support_sets(data.train.labels, data.class_names, shots=16, num_sets=70, seed=3)
+    support = draw_support_sets(
+        data.train.labels, data.class_names, shots=16, num_sets=70, seed=3
+    )
     ours = simpleshot_votes(data.train.embeddings, data.val.embeddings, support)
     np.testing.assert_array_equal(
         ours, plain_votes(data.train.embeddings, data.val.embeddings, support)
@@ -36,16 +44,23 @@ def test_votes_are_those_of_the_plain_float64_form() -> None:
 
 def test_blocks_do_not_change_the_votes() -> None:
     data = blobs(n_train=400)
-    support = draw_support_sets(data.train.labels, data.class_names, shots=16, num_sets=70, seed=3)
+    support = draw_support_sets(
+        data.train.labels, data.class_names, shots=16, num_sets=70, seed=3
+    )
     args = (data.train.embeddings, data.val.embeddings, support)
     np.testing.assert_array_equal(
         simpleshot_votes(*args, budget_bytes=MIB // 8), simpleshot_votes(*args)
     )
 
 
-def test_support_is_drawn_without_replacement_from_the_right_class_and_reproduces() -> None:
+def test_support_is_drawn_without_replacement_from_the_right_class_and_reproduces() -> (
+    None
+):
     labels = np.random.default_rng(0).integers(0, 2, 60)
-    draw = [draw_support_sets(labels, ("a", "b"), shots=16, num_sets=50, seed=s) for s in (5, 5, 6)]
+    draw = [
+        draw_support_sets(labels, ("a", "b"), shots=16, num_sets=50, seed=s)
+        for s in (5, 5, 6)
+    ]
     np.testing.assert_array_equal(draw[0], draw[1])
     assert (draw[0] != draw[2]).any()
     for chosen in draw[0]:
@@ -63,7 +78,10 @@ def test_the_probe_votes_over_1000_sets_and_reproduces_to_the_bit() -> None:
     assert second.predictions is not None
     assert first.predictions.probability is not None
     assert second.predictions.probability is not None
-    assert first.predictions.probability.tobytes() == second.predictions.probability.tobytes()
+    assert (
+        first.predictions.probability.tobytes()
+        == second.predictions.probability.tobytes()
+    )
     np.testing.assert_allclose(first.predictions.probability.sum(axis=1), 1.0)
 
 
@@ -81,7 +99,8 @@ def test_a_class_with_fewer_than_16_rows_is_refused_by_name() -> None:
     train, val = make_split(x, labels), make_split(x + 0.5, labels)
     data = TileSet(name="x", class_names=("stroma", "necrosis"), train=train, val=val)
     with pytest.raises(
-        DatasetError, match=r"must have >= 16 training rows for 16 shots, got 15 of class 'nec"
+        DatasetError,
+        match=r"must have >= 16 training rows for 16 shots, got 15 of class 'nec",
     ):
         fewshot_probe(data)
 
@@ -98,4 +117,6 @@ def test_the_gpu_votes_as_the_cpu_does() -> None:
     cpu, gpu = (fewshot_probe(data, device=d) for d in ("cpu", "cuda"))
     assert cpu.predictions is not None
     assert gpu.predictions is not None
-    np.testing.assert_array_equal(cpu.predictions.prediction, gpu.predictions.prediction)
+    np.testing.assert_array_equal(
+        cpu.predictions.prediction, gpu.predictions.prediction
+    )

@@ -8,7 +8,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from tests.probe.make import blobs
 
 from thinsection.errors import BudgetError, DatasetError, InvalidInputError
-from thinsection.probe.compute import cosine_neighbours
+from thinsection.probe.compute import nearest_rows
 from thinsection.probe.data.sets import TileSet, make_split
 from thinsection.probe.probes.tiles import count_votes, knn_probe
 from thinsection.testing import run_and_measure
@@ -22,7 +22,9 @@ def test_predictions_and_scores_are_those_of_scikit_learn_in_float64() -> None:
     for k, score in result.details["score_by_k"].items():
         model = KNeighborsClassifier(int(k), metric="cosine", algorithm="brute")
         predicted = model.fit(x, data.train.labels).predict(v)
-        assert score == pytest.approx(f1_score(data.val.labels, predicted, average="macro"))
+        assert score == pytest.approx(
+            f1_score(data.val.labels, predicted, average="macro")
+        )
         if int(k) == result.details["best_k"]:
             assert result.predictions is not None
             np.testing.assert_array_equal(result.predictions.prediction, predicted)
@@ -40,30 +42,37 @@ def test_equal_scores_take_the_smallest_k() -> None:
     x = np.repeat(np.eye(2), 60, axis=0)
     labels = np.repeat([0, 1], 60)
     train, val = make_split(x, labels), make_split(2 * x, labels)
-    result = knn_probe(TileSet(name="easy", class_names=("a", "b"), train=train, val=val))
+    result = knn_probe(
+        TileSet(name="easy", class_names=("a", "b"), train=train, val=val)
+    )
     assert set(result.details["score_by_k"].values()) == {1.0}
     assert result.details["best_k"] == 1
 
 
 def test_equal_similarities_take_the_lowest_index_across_blocks() -> None:
     bank = np.tile(np.array([[1.0, 0.0], [0.0, 1.0]], np.float32), (5000, 1))
-    found = cosine_neighbours(np.array([[2.0, 0.0]], np.float32), bank, 4)
+    found = nearest_rows(np.array([[2.0, 0.0]], np.float32), bank, 4)
     np.testing.assert_array_equal(found, [[0, 2, 4, 6]])
 
 
-def test_neighbours_are_those_of_a_full_float64_sort_with_negative_similarities_too() -> None:
+def test_neighbours_are_those_of_a_full_float64_sort_with_negative_similarities_too() -> (
+    None
+):
     rng = np.random.default_rng(1)
     queries = rng.normal(size=(37, 9)).astype(np.float32)
     bank = rng.normal(size=(53, 9)).astype(np.float32)
-    found = cosine_neighbours(queries, bank, 53)
-    a, b = (m / np.linalg.norm(m, axis=1, keepdims=True) for m in map(np.float64, (queries, bank)))
+    found = nearest_rows(queries, bank, 53)
+    a, b = (
+        m / np.linalg.norm(m, axis=1, keepdims=True)
+        for m in map(np.float64, (queries, bank))
+    )
     np.testing.assert_array_equal(found, np.argsort(-(a @ b.T), axis=1, kind="stable"))
 
 
 def test_rows_of_the_own_group_are_left_out_and_missing_ones_are_minus_one() -> None:
     x = np.array([[1, 0], [1, 0.1], [0.5, 1], [0, 1]], np.float32)
     groups = np.array([0, 0, 0, 1])
-    found = cosine_neighbours(x, x, 2, groups=groups)
+    found = nearest_rows(x, x, 2, groups=groups)
     np.testing.assert_array_equal(found, [[3, -1], [3, -1], [3, -1], [2, 1]])
 
 
@@ -71,13 +80,15 @@ def test_blocks_do_not_change_the_result() -> None:
     rng = np.random.default_rng(2)
     queries = rng.normal(size=(700, 8)).astype(np.float32)
     bank = rng.normal(size=(9000, 8)).astype(np.float32)
-    small = cosine_neighbours(queries, bank, 7, budget_bytes=2 * MIB)
-    np.testing.assert_array_equal(small, cosine_neighbours(queries, bank, 7))
+    small = nearest_rows(queries, bank, 7, budget_bytes=2 * MIB)
+    np.testing.assert_array_equal(small, nearest_rows(queries, bank, 7))
 
 
 def test_a_budget_below_one_query_is_refused() -> None:
     data = blobs()
-    with pytest.raises(BudgetError, match=r"budget_bytes must hold one query .* got 1.0 KiB"):
+    with pytest.raises(
+        BudgetError, match=r"budget_bytes must hold one query .* got 1.0 KiB"
+    ):
         knn_probe(data, budget_bytes=1024)
 
 
@@ -107,21 +118,23 @@ def test_widths_that_differ_are_refused() -> None:
 def test_a_class_without_training_rows_is_refused() -> None:
     split = make_split(np.eye(2, 3), [0, 0])
     with pytest.raises(DatasetError, match=r"none of tumour"):
-        knn_probe(TileSet(name="x", class_names=("a", "tumour"), train=split, val=split))
+        knn_probe(
+            TileSet(name="x", class_names=("a", "tumour"), train=split, val=split)
+        )
 
 
 def embedded(n: int, budget_bytes: int) -> tuple[np.ndarray, np.ndarray]:
     """Input of the measured call; also warms up torch's own allocations."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((n, 64), dtype=np.float32)
-    cosine_neighbours(x[:64], x[:64], 5, budget_bytes=budget_bytes)
+    nearest_rows(x[:64], x[:64], 5, budget_bytes=budget_bytes)
     return x, x[:2000].copy()
 
 
 def find(state: tuple[np.ndarray, np.ndarray], n: int, budget_bytes: int) -> int:
     """The measured call."""
     bank, queries = state
-    return int(cosine_neighbours(queries, bank, 50, budget_bytes=budget_bytes).sum() % 1000)
+    return int(nearest_rows(queries, bank, 50, budget_bytes=budget_bytes).sum() % 1000)
 
 
 def test_peak_memory_stays_within_the_budget_at_n_and_at_4n() -> None:
@@ -138,7 +151,9 @@ def test_peak_memory_stays_within_the_budget_at_n_and_at_4n() -> None:
         )
         growth.append(measured.growth_bytes)
     all_pairs = 2000 * 60_000 * 4
-    assert max(growth) < 1.3 * budget < all_pairs / 6, growth  # allocator and library included
+    assert max(growth) < 1.3 * budget < all_pairs / 6, (
+        growth
+    )  # allocator and library included
     # four times the rows add no more than the allocator may keep, not 360 MB of similarities
     assert growth[1] < growth[0] + 0.5 * budget, growth
 
@@ -149,5 +164,5 @@ def test_the_gpu_finds_the_neighbours_that_the_cpu_finds() -> None:
     rng = np.random.default_rng(5)
     queries = rng.normal(size=(300, 32)).astype(np.float32)
     bank = rng.normal(size=(9000, 32)).astype(np.float32)
-    cpu, gpu = (cosine_neighbours(queries, bank, 20, device=d) for d in ("cpu", "cuda"))
+    cpu, gpu = (nearest_rows(queries, bank, 20, device=d) for d in ("cpu", "cuda"))
     assert (cpu == gpu).mean() > 0.999  # sums are rounded in another order

@@ -11,11 +11,11 @@ from tests.probe.make import blobs, write_tiles_h5
 
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, DatasetError, InvalidInputError
+from thinsection.evaluation.cases import Groups
 from thinsection.probe import CaseSet, TileSet, knn_probe, make_split, slide_probe
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data.cases import load_cases
 from thinsection.probe.data.load import load_tiles
-from thinsection.probe.groups import Groups
 from thinsection.probe.protocol import NANOPATH
 from thinsection.probe.registry import tileset
 
@@ -80,7 +80,9 @@ def test_a_split_that_parts_a_patient_is_refused_by_name(
 def test_split_by_patient_the_same_table_is_at_chance_and_its_interval_covers_it(
     split: str, column: str, tmp_path: Path
 ) -> None:
-    result = knn_probe(load(patients(tmp_path, [column], split=split)), protocol=NANOPATH)
+    result = knn_probe(
+        load(patients(tmp_path, [column], split=split)), protocol=NANOPATH
+    )
     assert result.facts["leakage"].startswith("train and validation share no ")
     assert result.interval is not None
     assert result.interval.low < 0.5 < result.interval.high
@@ -88,7 +90,9 @@ def test_split_by_patient_the_same_table_is_at_chance_and_its_interval_covers_it
     assert result.interval.units in (13, 14)
 
 
-def test_without_patients_and_slides_the_page_says_that_nobody_knows(tmp_path: Path) -> None:
+def test_without_patients_and_slides_the_page_says_that_nobody_knows(
+    tmp_path: Path,
+) -> None:
     data = load(patients(tmp_path, [], split="patient"))
     assert "whose they are is not known" in data.facts["leakage"]
 
@@ -102,25 +106,53 @@ def test_identical_rows_on_both_sides_are_refused() -> None:
         DatasetError, match=r"slide or row, got 2 identical rows \('3', '7'\) in 'b"
     ):
         knn_probe(again, protocol=NANOPATH)
-    allowed = knn_probe(dataclasses.replace(again, allow_leakage=True), protocol=NANOPATH)
+    allowed = knn_probe(
+        dataclasses.replace(again, allow_leakage=True), protocol=NANOPATH
+    )
     assert "2 identical rows" in allowed.facts["leakage"]
 
 
 def test_folds_that_share_a_patient_or_a_vector_are_refused() -> None:
     rng = np.random.default_rng(0)
-    known: dict[str, Any] = {"name": "c", "class_names": ("a", "b"), "labels": np.arange(30) % 2}
+    known: dict[str, Any] = {
+        "name": "c",
+        "class_names": ("a", "b"),
+        "labels": np.arange(30) % 2,
+    }
     known |= {"ids": tuple(f"c{i}" for i in range(30))}
     fold = (np.arange(20), np.arange(20, 30))
     x = rng.normal(size=(30, 4)).astype(np.float32)
     owners = Groups("patients", tuple(f"p{i % 25}" for i in range(30)))
-    with pytest.raises(DatasetError, match=r"got 5 patients \('p0', 'p1', 'p2', \.\.\.\) in 'c'"):
-        slide_probe(CaseSet(**known, vectors=x, folds=(fold,), groups=owners), protocol=NANOPATH)
+    with pytest.raises(
+        DatasetError, match=r"got 5 patients \('p0', 'p1', 'p2', \.\.\.\) in 'c'"
+    ):
+        slide_probe(
+            CaseSet(**known, vectors=x, folds=(fold,), groups=owners), protocol=NANOPATH
+        )
     drawn = slide_probe(CaseSet(**known, vectors=x, groups=owners), protocol=NANOPATH)
     assert drawn.interval is not None
     assert (drawn.interval.unit, drawn.interval.units) == ("patients", 25)
     x[25] = x[3]
     with pytest.raises(DatasetError, match=r"got 1 identical cases \('c25'\)"):
         slide_probe(CaseSet(**known, vectors=x, folds=(fold,)), protocol=NANOPATH)
+
+
+def test_a_case_that_was_rounded_to_float16_is_refused_and_a_near_one_is_named() -> (
+    None
+):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30, 8)).astype(np.float32)
+    known: dict[str, Any] = {"name": "c", "class_names": ("a", "b")}
+    known |= {"labels": np.arange(30) % 2, "ids": tuple(f"c{i}" for i in range(30))}
+    fold = (np.arange(20), np.arange(20, 30))
+    x[25] = x[3].astype(np.float16)
+    with pytest.raises(DatasetError, match=r"got 1 identical cases \('c25'\)"):
+        slide_probe(CaseSet(**known, vectors=x, folds=(fold,)), protocol=NANOPATH)
+    x[25] = x[3] * 1.003
+    result = slide_probe(CaseSet(**known, vectors=x, folds=(fold,)), protocol=NANOPATH)
+    assert result.facts["leakage"].endswith(
+        "1 pairs of cases have nearly the same mean embedding ('c3' and 'c25')"
+    )
 
 
 def slides(root: Path, rows: list[str], header: str) -> ProbeConfig:
@@ -133,7 +165,9 @@ def slides(root: Path, rows: list[str], header: str) -> ProbeConfig:
     return replace_flat(ProbeConfig(), {"embeddings": root / "feats"})
 
 
-def test_slides_of_a_tcga_patient_are_one_case_and_blank_cases_are_not(tmp_path: Path) -> None:
+def test_slides_of_a_tcga_patient_are_one_case_and_blank_cases_are_not(
+    tmp_path: Path,
+) -> None:
     names = [f"TCGA-AB-000{i // 2}-01Z-00-DX{i % 2}" for i in range(6)]
     config = slides(
         tmp_path, [f"{n},{'ab'[i // 4]}" for i, n in enumerate(names)], "slide_id,label"
@@ -142,23 +176,35 @@ def test_slides_of_a_tcga_patient_are_one_case_and_blank_cases_are_not(tmp_path:
     assert cases.ids == ("TCGA-AB-0000", "TCGA-AB-0001", "TCGA-AB-0002")
     assert cases.groups is not None
     assert cases.groups.unit == "patients"
-    config = slides(tmp_path, ["s0,,a", "s1,,b", "s2,p,a", "s3,p,a"], "slide_id,case_id,label")
+    config = slides(
+        tmp_path, ["s0,,a", "s1,,b", "s2,p,a", "s3,p,a"], "slide_id,case_id,label"
+    )
     assert load_cases(tmp_path / "cases.csv", config).ids == ("s0", "s1", "p")
 
 
-def test_slides_with_labels_of_their_own_stay_apart_and_keep_their_patient(tmp_path: Path) -> None:
+def test_slides_with_labels_of_their_own_stay_apart_and_keep_their_patient(
+    tmp_path: Path,
+) -> None:
     rows = [f"s{i},p{i // 2},{'ab'[i % 2]}" for i in range(8)]
     config = slides(tmp_path, rows, "slide_id,case_id,label")
-    with pytest.raises(DatasetError, match=r"got 'a' and 'b' for 'p0' .*; or pass --sample slide"):
+    with pytest.raises(
+        DatasetError, match=r"got 'a' and 'b' for 'p0' .*; or pass --sample slide"
+    ):
         load_cases(tmp_path / "cases.csv", config)
-    cases = load_cases(tmp_path / "cases.csv", replace_flat(config, {"sample": "slide"}))
+    cases = load_cases(
+        tmp_path / "cases.csv", replace_flat(config, {"sample": "slide"})
+    )
     assert cases.ids == tuple(f"s{i}" for i in range(8))
     assert cases.together == ("p0", "p0", "p1", "p1", "p2", "p2", "p3", "p3")
 
 
-def test_one_slide_under_two_cases_is_refused_in_a_table_of_cases(tmp_path: Path) -> None:
+def test_one_slide_under_two_cases_is_refused_in_a_table_of_cases(
+    tmp_path: Path,
+) -> None:
     config = slides(tmp_path, ["s0,p,a", "s0,q,b"], "slide_id,case_id,label")
-    with pytest.raises(DatasetError, match="a slide must be of one case, got 'p' and 'q' for 's0'"):
+    with pytest.raises(
+        DatasetError, match="a slide must be of one case, got 'p' and 'q' for 's0'"
+    ):
         load_cases(tmp_path / "cases.csv", config)
 
 
@@ -166,12 +212,17 @@ def test_one_slide_under_two_cases_is_refused_in_a_table_of_cases(tmp_path: Path
     ("x", "message"),
     [
         (np.ones((60, 4)), "must differ between rows, got 60 times the same"),
-        (np.eye(60, 4), r"must not be zero, got zeros in 56 of 60 rows \('4', '5', '6', \.\.\.\)"),
+        (
+            np.eye(60, 4),
+            r"must not be zero, got zeros in 56 of 60 rows \('4', '5', '6', \.\.\.\)",
+        ),
     ],
 )
 def test_constant_and_zero_embeddings_are_refused(x: np.ndarray, message: str) -> None:
     split = make_split(x, np.arange(60) % 2)
-    data = TileSet(name="x", class_names=("a", "b"), train=split, val=blobs(dim=4, classes=2).val)
+    data = TileSet(
+        name="x", class_names=("a", "b"), train=split, val=blobs(dim=4, classes=2).val
+    )
     with pytest.raises(InvalidInputError, match=message):
         knn_probe(data, protocol=NANOPATH)
 
@@ -180,7 +231,9 @@ def test_validation_of_one_class_is_refused() -> None:
     data = blobs(classes=2)
     only = data.val.labels == 1
     val = make_split(data.val.embeddings[only], data.val.labels[only])
-    with pytest.raises(DatasetError, match="at least two classes, got only 'class 1' in 'blobs'"):
+    with pytest.raises(
+        DatasetError, match="at least two classes, got only 'class 1' in 'blobs'"
+    ):
         knn_probe(dataclasses.replace(data, val=val), protocol=NANOPATH)
 
 
@@ -203,7 +256,9 @@ def test_a_tile_set_that_cannot_have_all_three_probes_has_none(
         tileset(blobs(n_train=train_rows), config)
 
 
-def test_another_cohort_is_looked_at_once_and_all_of_the_data_trains(tmp_path: Path) -> None:
+def test_another_cohort_is_looked_at_once_and_all_of_the_data_trains(
+    tmp_path: Path,
+) -> None:
     for name in ("own", "other"):
         (tmp_path / name).mkdir()
     own = patients(tmp_path / "own", ["slide_id"], split="patient")
@@ -219,7 +274,9 @@ def test_another_cohort_is_looked_at_once_and_all_of_the_data_trains(tmp_path: P
     data = load_tiles(own, honest)
     assert (len(data.train), len(data.val)) == (400, 120)
     assert data.facts["split_rule"] == "all rows train, all of 'tiles' are scored"
-    with pytest.raises(ConfigError, match="select nothing on a test set, got 'nanopath'"):
+    with pytest.raises(
+        ConfigError, match="select nothing on a test set, got 'nanopath'"
+    ):
         load_tiles(own, replace_flat(honest, {"protocol": "nanopath"}))
     with pytest.raises(DatasetError, match="got 40 slides"):
         load_tiles(own, replace_flat(ProbeConfig(), {"test": own}))
@@ -230,7 +287,9 @@ def test_test_rows_are_scored_where_that_is_asked_for(tmp_path: Path) -> None:
     rows = [f"s{i},{'ab'[i % 2]},{splits[i % 3]}" for i in range(12)]
     config = slides(tmp_path, rows, "slide_id,label,split")
     assert len(load_cases(tmp_path / "cases.csv", config).ids) == 8
-    cases = load_cases(tmp_path / "cases.csv", replace_flat(config, {"held_out": "test"}))
+    cases = load_cases(
+        tmp_path / "cases.csv", replace_flat(config, {"held_out": "test"})
+    )
     assert cases.folds is not None
     ((train, test),) = cases.folds
     assert (len(train), [cases.ids[i] for i in test]) == (8, ["s2", "s5", "s8", "s11"])

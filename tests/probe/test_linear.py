@@ -17,7 +17,9 @@ SETTINGS = dataclasses.replace(NANOPATH.linear, epochs=25)
 QUICK = dataclasses.replace(NANOPATH, linear=SETTINGS)
 
 
-def plain_epochs(data: TileSet, settings: LinearSettings, lr: float, seed: int) -> list[np.ndarray]:
+def plain_epochs(
+    data: TileSet, settings: LinearSettings, lr: float, seed: int
+) -> list[np.ndarray]:
     """Validation logits after each epoch: softmax regression and AdamW in float64."""
     generator = torch.Generator().manual_seed(seed)
     x, y = data.train.embeddings.astype(np.float64), data.train.labels
@@ -50,9 +52,13 @@ def test_every_epoch_scores_as_adamw_in_float64_does(lr: float) -> None:
     data = blobs(n_train=203)  # the last batch is partial
     head = train_head(data, SETTINGS, lr=lr, seed=7)
     logits = plain_epochs(data, SETTINGS, lr, seed=7)
-    plain = [f1_score(data.val.labels, z.argmax(axis=1), average="macro") for z in logits]
+    plain = [
+        f1_score(data.val.labels, z.argmax(axis=1), average="macro") for z in logits
+    ]
     np.testing.assert_allclose(head.scores, plain, atol=1e-12)
-    np.testing.assert_array_equal(head.prediction, logits[head.epoch - 1].argmax(axis=1))
+    np.testing.assert_array_equal(
+        head.prediction, logits[head.epoch - 1].argmax(axis=1)
+    )
     ours = data.val.embeddings @ head.weight.T + head.bias
     np.testing.assert_allclose(ours, logits[head.epoch - 1], atol=2e-4)
     assert head.losses[-1] < 0.7 * head.losses[0]
@@ -100,7 +106,8 @@ def test_eva_counts_steps_and_scores_balanced_accuracy() -> None:
 
 def test_a_protocol_without_the_probe_says_which_have_it() -> None:
     with pytest.raises(
-        ConfigError, match=r"linear probe, got 'pathobench'; use 'honest' or 'nanopath' or 'e"
+        ConfigError,
+        match=r"linear probe, got 'pathobench'; use 'honest' or 'nanopath' or 'e",
     ):
         linear_probe(blobs(), protocol=PATHOBENCH)
 
@@ -123,5 +130,7 @@ def test_an_absent_device_is_refused() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_gpu_predicts_as_the_cpu_does() -> None:
     data = blobs()
-    cpu, gpu = (train_head(data, SETTINGS, lr=1e-3, seed=0, device=d) for d in ("cpu", "cuda"))
+    cpu, gpu = (
+        train_head(data, SETTINGS, lr=1e-3, seed=0, device=d) for d in ("cpu", "cuda")
+    )
     np.testing.assert_array_equal(cpu.prediction, gpu.prediction)

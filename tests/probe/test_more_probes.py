@@ -19,8 +19,16 @@ from thinsection.probe.data.load import load_values
 from thinsection.probe.data.sets import RobustnessSet
 from thinsection.probe.probes import invariance, pathorob
 from thinsection.probe.probes.cases import regression_probe
-from thinsection.probe.probes.pathorob import apd_probe, clustering_probe, robustness_probe
-from thinsection.probe.probes.tiles import calibration_probe, linear_probe, retrieval_probe
+from thinsection.probe.probes.pathorob import (
+    apd_probe,
+    clustering_probe,
+    robustness_probe,
+)
+from thinsection.probe.probes.tiles import (
+    calibration_probe,
+    linear_probe,
+    retrieval_probe,
+)
 from thinsection.probe.protocol import PathorobSettings
 
 QUICK = dataclasses.replace(
@@ -56,7 +64,9 @@ def test_regression_is_hests_pipeline_fold_by_fold(tmp_path: Path) -> None:
         guess = ridge.fit(x[0], data.targets[train]).predict(x[1])
         varies = np.ptp(data.targets[val], axis=0) > 0
         found = [
-            np.corrcoef(data.targets[val][:, t], guess[:, t])[0, 1] for t in (0, 1) if varies[t]
+            np.corrcoef(data.targets[val][:, t], guess[:, t])[0, 1]
+            for t in (0, 1)
+            if varies[t]
         ]
         expected.append(np.mean(found))
     assert result.details["fold_scores"] == pytest.approx(expected, abs=1e-4)
@@ -68,18 +78,23 @@ def test_regression_is_hests_pipeline_fold_by_fold(tmp_path: Path) -> None:
 def test_targets_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("row,A\n0,high\n")
     with pytest.raises(DatasetError, match="targets must be numbers"):
-        load_values(tmp_path / "t.csv", replace_flat(ProbeConfig(), {"embeddings": tmp_path}))
+        load_values(
+            tmp_path / "t.csv", replace_flat(ProbeConfig(), {"embeddings": tmp_path})
+        )
 
 
 def test_retrieval_is_a_plain_loop() -> None:
     data = blobs(seed=2)
     result = retrieval_probe(data)
     bank, queries = (
-        p.embeddings / np.linalg.norm(p.embeddings, axis=1)[:, None] for p in (data.train, data.val)
+        p.embeddings / np.linalg.norm(p.embeddings, axis=1)[:, None]
+        for p in (data.train, data.val)
     )
     precisions, hits = [], []
     for query, label in zip(queries, data.val.labels, strict=True):
-        near = data.train.labels[np.argsort(-(bank @ query), kind="stable")[:10]] == label
+        near = (
+            data.train.labels[np.argsort(-(bank @ query), kind="stable")[:10]] == label
+        )
         precisions.append(sum(near[: j + 1].mean() for j in range(10) if near[j]) / 10)
         hits.append(near[:3].any())
     assert result.score == pytest.approx(np.mean(precisions))
@@ -106,7 +121,9 @@ def pictures(root: Path) -> Path:
         (root / name).mkdir(parents=True)
         for i in range(9):
             noise = rng.integers(-40, 40, (40, 48, 3)) + np.array(colour)
-            Image.fromarray(np.clip(noise, 0, 255).astype(np.uint8)).save(root / name / f"{i}.png")
+            Image.fromarray(np.clip(noise, 0, 255).astype(np.uint8)).save(
+                root / name / f"{i}.png"
+            )
     return root
 
 
@@ -146,7 +163,9 @@ def tissue(biology: float, centre: float, *, seed: int = 0) -> RobustnessSet:
     x[:, 1] += centre * (np.array(columns[1]) == "y")
     names = ("biological_class", "medical_center", "slide_id")
     return RobustnessSet(
-        name="own", embeddings=x.astype(np.float32), **dict(zip(names, columns, strict=True))
+        name="own",
+        embeddings=x.astype(np.float32),
+        **dict(zip(names, columns, strict=True)),
     )
 
 
@@ -161,10 +180,12 @@ def test_two_clusters_by_hand_give_the_index_of_biology_minus_the_centres() -> N
     data = tissue(6, 0)
     result = clustering_probe(data, protocol=QUICK)
     of = np.array([c != "z" for c in data.medical_center])
-    labels = (data.embeddings[of] / np.linalg.norm(data.embeddings[of], axis=1)[:, None])[
-        :, 0
-    ] > 0.7
-    bio, centre = (np.array(c)[of] for c in (data.biological_class, data.medical_center))
+    labels = (
+        data.embeddings[of] / np.linalg.norm(data.embeddings[of], axis=1)[:, None]
+    )[:, 0] > 0.7
+    bio, centre = (
+        np.array(c)[of] for c in (data.biological_class, data.medical_center)
+    )
     expected = adjusted_rand_score(bio, labels) - adjusted_rand_score(centre, labels)
     found = result.details["score_by_combination"]["benign-tumour at x-y"]
     assert found == pytest.approx(expected, abs=0.1)
@@ -173,7 +194,9 @@ def test_two_clusters_by_hand_give_the_index_of_biology_minus_the_centres() -> N
 def test_apd_is_a_loss_where_the_centre_shows_and_none_where_it_does_not() -> None:
     alone, mixed = (apd_probe(tissue(2.5, c), protocol=QUICK) for c in (0.0, 6.0))
     assert mixed.score < -0.1 < alone.score + 0.05
-    assert len(mixed.details["accuracy_by_split"]) == 4  # base (9 - 3) / 2, so 0 to 3 slides moved
+    assert (
+        len(mixed.details["accuracy_by_split"]) == 4
+    )  # base (9 - 3) / 2, so 0 to 3 slides moved
     assert mixed.details["centres"] == ["x", "y"]
 
 
@@ -181,13 +204,19 @@ def test_a_split_of_apd_moves_slides_between_centres_and_keeps_the_test_apart() 
     data = tissue(1, 1)
     centre, bio = np.array(data.medical_center), np.array(data.biological_class)
     chunks = [
-        [pathorob._slides(data, (centre == c) & (bio == b)) for b in ("benign", "tumour")]
+        [
+            pathorob._slides(data, (centre == c) & (bio == b))
+            for b in ("benign", "tumour")
+        ]
         for c in ("x", "y")
     ]
     for split in range(4):
         train, val, test = pathorob._split(chunks, 3, split)
         counts = [
-            [((centre == c) & (bio == b))[train].sum() / 4 for b in ("benign", "tumour")]
+            [
+                ((centre == c) & (bio == b))[train].sum() / 4
+                for b in ("benign", "tumour")
+            ]
             for c in "xy"
         ]
         assert counts == [[3 - split, 3 + split], [3 + split, 3 - split]]
@@ -201,11 +230,13 @@ def test_too_few_slides_for_apd_are_refused() -> None:
     few = dataclasses.replace(
         data,
         slide_id=tuple(
-            f"{b}{c}" for b, c in zip(data.biological_class, data.medical_center, strict=True)
+            f"{b}{c}"
+            for b, c in zip(data.biological_class, data.medical_center, strict=True)
         ),
     )
     with pytest.raises(
-        InvalidInputError, match="must have >= 5 slides at each of the two centres, got 1"
+        InvalidInputError,
+        match="must have >= 5 slides at each of the two centres, got 1",
     ):
         apd_probe(few, protocol=QUICK)
 

@@ -60,7 +60,15 @@ def test_a_probe_of_another_package_works_from_the_shell(
     scores = []
     for offset in (0, 1):
         out = tmp_path / f"out{offset}"
-        flags = ["--labels", labels, "--allow-leakage", "--offset", offset, "--out", out]
+        flags = [
+            "--labels",
+            labels,
+            "--allow-leakage",
+            "--offset",
+            offset,
+            "--out",
+            out,
+        ]
         done = in_shell(installed, "probe", "toy", run, *flags)
         assert done.returncode == 0, done.stderr
         assert "split: stratified fold 0" in done.stdout
@@ -93,14 +101,23 @@ def test_a_probe_that_returns_no_result_is_refused(
 ) -> None:
     done = in_shell(installed, "probe", "silent", tmp_path, "--out", tmp_path / "out")
     assert done.returncode == 2
-    assert "probe 'silent' must return a ProbeResult or a tuple of them, got None" in " ".join(
-        done.stderr.split()
+    assert (
+        "probe 'silent' must return a ProbeResult or a tuple of them, got None"
+        in " ".join(done.stderr.split())
     )
 
 
 def test_the_grid_takes_it_too(installed: dict[str, str], tmp_path: Path) -> None:
     run, labels = two_regions(tmp_path)
-    flags = ["--labels", labels, "--allow-leakage", "--probe", "toy", "--out", tmp_path / "grid"]
+    flags = [
+        "--labels",
+        labels,
+        "--allow-leakage",
+        "--probe",
+        "toy",
+        "--out",
+        tmp_path / "grid",
+    ]
     done = in_shell(installed, "probe", "grid", run, *flags)
     assert done.returncode == 0, done.stderr
     assert "run-toy: done, toy: macro_f1" in done.stdout

@@ -45,7 +45,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], Path]:
 
 
 def settings(labels: Path, **changes: Any) -> ProbeGridConfig:
-    given = {"labels": labels, "device": "cpu", "probe": ("knn", "fewshot"), "threads": 1}
+    given = {
+        "labels": labels,
+        "device": "cpu",
+        "probe": ("knn", "fewshot"),
+        "threads": 1,
+    }
     given["allow_leakage"] = True  # the tiles are of one slide
     return replace_flat(ProbeGridConfig(), {**given, **changes})
 
@@ -63,7 +68,9 @@ def reports(out: Path) -> dict[str, bytes]:
     return found
 
 
-def test_every_combination_is_a_job_and_equal_names_are_kept_apart(tmp_path: Path) -> None:
+def test_every_combination_is_a_job_and_equal_names_are_kept_apart(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "x").mkdir()
     paths = [tmp_path / "a.csv", tmp_path / "x" / "a.csv"]
     chosen: dict[str, Any] = {"probe": ("linear", "knn"), "encoders": ("uni", "hf:a/b")}
@@ -73,22 +80,31 @@ def test_every_combination_is_a_job_and_equal_names_are_kept_apart(tmp_path: Pat
     assert jobs[2].config.compute.seed == 4
     assert jobs[4].config.data.encoder == "hf:a/b"
     assert "a-hf_a_b-seed3-linear" in jobs[4].name
-    (plain,) = probe_jobs(paths[:1], replace_flat(ProbeGridConfig(), {"probe": ("knn",)}))
+    (plain,) = probe_jobs(
+        paths[:1], replace_flat(ProbeGridConfig(), {"probe": ("knn",)})
+    )
     assert (plain.name, plain.config) == ("a-knn", ProbeConfig())
     unknown = ProbeGridConfig(grid=GridSection(probe=("liner",)))
     with pytest.raises(
-        ConfigError, match="probe must be a known name, got 'liner'; did you mean 'linear'"
+        ConfigError,
+        match="probe must be a known name, got 'liner'; did you mean 'linear'",
     ):
         probe_jobs(paths, unknown)
     with pytest.raises(ConfigError, match="seeds must be whole numbers, got 'x'"):
         run_probes(paths, out=tmp_path, config=settings(tmp_path, seeds=("x",)))
 
 
-def test_a_probe_with_other_settings_is_neither_listed_nor_taken(tmp_path: Path) -> None:
+def test_a_probe_with_other_settings_is_neither_listed_nor_taken(
+    tmp_path: Path,
+) -> None:
     assert grid_probes() == tuple(name for name in PROBES.names() if name != "segment")
-    with pytest.raises(ConfigError, match=r"grid.probe must be a known name, got 'segment'"):
+    with pytest.raises(
+        ConfigError, match=r"grid.probe must be a known name, got 'segment'"
+    ):
         settings(tmp_path, probe=("segment",))
-    with pytest.raises(ConfigError, match=r"must be one with a `ProbeConfig`, got \['segment'\]"):
+    with pytest.raises(
+        ConfigError, match=r"must be one with a `ProbeConfig`, got \['segment'\]"
+    ):
         probe_jobs([tmp_path], ProbeGridConfig(grid=GridSection(probe=("segment",))))
 
 
@@ -101,17 +117,34 @@ def test_scores_are_those_of_the_probe_alone_and_what_is_done_is_not_done_again(
         *(("cohort0", "knn", "done"), ("cohort0", "fewshot", "done")),
         *(("cohort1", "knn", "done"), ("cohort1", "fewshot", "done")),
     ]
-    alone = ["probe", "knn", str(folders[1]), "--labels", str(labels), "--out", str(tmp_path / "a")]
+    alone = [
+        "probe",
+        "knn",
+        str(folders[1]),
+        "--labels",
+        str(labels),
+        "--out",
+        str(tmp_path / "a"),
+    ]
     alone.append("--allow-leakage")
-    assert CliRunner().invoke(build_app(["probe"]), [*alone, "--device", "cpu"]).exit_code == 0
-    assert rows[2].score == json.loads((tmp_path / "a" / "knn.json").read_text())["score"]
-    assert [float(row["score"]) for row in table(tmp_path / "grid")] == [r.score for r in rows]
+    assert (
+        CliRunner().invoke(build_app(["probe"]), [*alone, "--device", "cpu"]).exit_code
+        == 0
+    )
+    assert (
+        rows[2].score == json.loads((tmp_path / "a" / "knn.json").read_text())["score"]
+    )
+    assert [float(row["score"]) for row in table(tmp_path / "grid")] == [
+        r.score for r in rows
+    ]
     before = reports(tmp_path / "grid")
     again = run_probes(folders, out=tmp_path / "grid", config=settings(labels))
     assert {r.status for r in again} == {"skipped"}
     assert [r.score for r in again] == [r.score for r in rows]
     assert reports(tmp_path / "grid") == before
-    other = run_probes(folders[:1], out=tmp_path / "grid", config=settings(labels, seed=5))
+    other = run_probes(
+        folders[:1], out=tmp_path / "grid", config=settings(labels, seed=5)
+    )
     assert {r.status for r in other} == {"done"}  # other settings
 
 
@@ -128,9 +161,13 @@ def test_a_bad_job_is_a_row_with_its_traceback_and_the_others_are_unharmed(
     assert done.exit_code == 3, done.output
     assert "empty-knn: failed, knn: DatasetError: " in done.output
     assert "cohort0-knn: done, knn: macro_f1 " in done.output
-    assert "DatasetError" in (tmp_path / "out" / "empty-knn" / TRACEBACK_NAME).read_text()
+    assert (
+        "DatasetError" in (tmp_path / "out" / "empty-knn" / TRACEBACK_NAME).read_text()
+    )
     assert [row["status"] for row in table(tmp_path / "out")] == ["failed", "done"]
-    shutil.copytree(folders[1], bad, dirs_exist_ok=True)  # repaired: only that one is done
+    shutil.copytree(
+        folders[1], bad, dirs_exist_ok=True
+    )  # repaired: only that one is done
     done = CliRunner().invoke(build_app(["probe"]), [*grid, *flags])
     assert done.exit_code == 0, done.output
     assert [row["status"] for row in table(tmp_path / "out")] == ["done", "skipped"]
@@ -156,7 +193,12 @@ def test_slurm_jobs_write_the_same_bytes_as_inline_and_only_what_is_missing_is_s
 ) -> None:
     folders, labels = data
     config = settings(labels, probe=("knn",))
-    flags = {"executor": "slurm", "job_cpus": 1, "job_memory": "1GiB", "walltime": "00:10:00"}
+    flags = {
+        "executor": "slurm",
+        "job_cpus": 1,
+        "job_memory": "1GiB",
+        "walltime": "00:10:00",
+    }
     on_cluster = replace_flat(config, flags)
     run_probes(folders, out=tmp_path / "inline", config=config)
     messages: list[str] = []
@@ -174,7 +216,10 @@ def test_slurm_jobs_write_the_same_bytes_as_inline_and_only_what_is_missing_is_s
     rows = submit(folders)
     assert [r.status for r in rows] == ["skipped", "done"]
     first, second = (load_array(f, TASKS) for f in array_folders(tmp_path / "slurm"))
-    assert (len(first.chunks), len(second.chunks)) == (2, 1)  # the second time what is missing
+    assert (len(first.chunks), len(second.chunks)) == (
+        2,
+        1,
+    )  # the second time what is missing
     where = f"logs in {second.folder}/logs"
     assert messages[-1] == f"slurm job {second.job_id}: 1 array tasks, {where}"
     assert reports(tmp_path / "slurm") == reports(tmp_path / "inline") != {}

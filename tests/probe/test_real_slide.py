@@ -24,7 +24,9 @@ def invoke(*arguments: object) -> None:
     assert child.returncode == 0, child.stdout + child.stderr
 
 
-@pytest.mark.skipif(not REAL.exists(), reason=f"{REAL.name} is not under THINSECTION_TEST_SLIDES")
+@pytest.mark.skipif(
+    not REAL.exists(), reason=f"{REAL.name} is not under THINSECTION_TEST_SLIDES"
+)
 def test_two_regions_of_the_real_slide_are_told_apart(tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "probe"
     invoke("run", REAL, "--out", run, "--tile-px", 160, "--device", "cpu")

@@ -6,7 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.probe.make import FEATURES, rectangle, split_tiles, two_regions, write_tiles_h5
+from tests.probe.make import (
+    FEATURES,
+    rectangle,
+    split_tiles,
+    two_regions,
+    write_tiles_h5,
+)
 
 from thinsection.errors import DatasetError
 from thinsection.probe.data.load import inside, load_regions, read_regions
@@ -14,21 +20,29 @@ from thinsection.probe.data.sets import check_tile_set
 
 
 def collection(path: Path, *features: dict[str, Any]) -> Path:
-    path.write_text(json.dumps({"type": "FeatureCollection", "features": list(features)}))
+    path.write_text(
+        json.dumps({"type": "FeatureCollection", "features": list(features)})
+    )
     return path
 
 
-def test_tiles_take_the_class_of_the_region_that_holds_their_centre(tmp_path: Path) -> None:
+def test_tiles_take_the_class_of_the_region_that_holds_their_centre(
+    tmp_path: Path,
+) -> None:
     run, labels = two_regions(tmp_path)
     data = split_tiles(load_regions([run / FEATURES / "slide-1.h5"], labels))
     assert data.class_names == ("stroma", "tumour")
-    assert len(data.train) + len(data.val) == 13 * 9  # the last column lies in no region
+    assert (
+        len(data.train) + len(data.val) == 13 * 9
+    )  # the last column lies in no region
     for split in (data.train, data.val):
         for name, label in zip(split.ids, split.labels, strict=True):
             slide, place = name.split(":")
             assert slide == "slide-1"
             assert label == (int(place.split("x")[0]) >= 7 * 512)
-    with pytest.raises(DatasetError, match=r"no patient, slide or row, got 1 slides \('slide-1'\)"):
+    with pytest.raises(
+        DatasetError, match=r"no patient, slide or row, got 1 slides \('slide-1'\)"
+    ):
         check_tile_set(data)
 
 
@@ -67,13 +81,17 @@ def test_three_slides_are_split_by_slide(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     coords = np.stack([np.arange(8) * 512, np.zeros(8)], axis=1)
     files = [
-        write_tiles_h5(tmp_path / f"s{i}.h5", coords, rng.normal(size=(8, 4)).astype("f4"))
+        write_tiles_h5(
+            tmp_path / f"s{i}.h5", coords, rng.normal(size=(8, 4)).astype("f4")
+        )
         for i in range(4)
     ]
     rows = [f"s{i},{x * 512},0,{'ab'[x % 2]}" for i in range(4) for x in range(8)]
     (tmp_path / "l.csv").write_text("\n".join(["slide_id,x,y,label", *rows]))
     data = split_tiles(load_regions(files, tmp_path / "l.csv"))
-    train, val = ({name.split(":")[0] for name in s.ids} for s in (data.train, data.val))
+    train, val = (
+        {name.split(":")[0] for name in s.ids} for s in (data.train, data.val)
+    )
     assert train | val == {"s0", "s1", "s2", "s3"}
     assert not train & val
     assert data.facts["slides"] == 4
@@ -86,14 +104,20 @@ def test_a_tile_in_two_classes_is_refused(tmp_path: Path) -> None:
         rectangle((0, 0, 1500, 1500), "a"),
         rectangle((1000, 0, 3000, 1500), "b"),
     )
-    with pytest.raises(DatasetError, match=r"one class and split, got 'a' and 'b' at \[1024, 0\]"):
+    with pytest.raises(
+        DatasetError, match=r"one class and split, got 'a' and 'b' at \[1024, 0\]"
+    ):
         load_regions([run / FEATURES / "slide-1.h5"], labels)
 
 
 def test_regions_of_an_unknown_slide_are_refused(tmp_path: Path) -> None:
     run, _ = two_regions(tmp_path)
-    labels = collection(tmp_path / "l.geojson", rectangle((0, 0, 9, 9), "a", slide_id="other"))
-    with pytest.raises(DatasetError, match=r"name a slide of the data \(slide-1\), got 'other'"):
+    labels = collection(
+        tmp_path / "l.geojson", rectangle((0, 0, 9, 9), "a", slide_id="other")
+    )
+    with pytest.raises(
+        DatasetError, match=r"name a slide of the data \(slide-1\), got 'other'"
+    ):
         load_regions([run / FEATURES / "slide-1.h5"], labels)
 
 
@@ -107,19 +131,25 @@ def test_regions_without_slide_among_several_slides_are_refused(tmp_path: Path) 
 def test_regions_of_one_class_are_refused(tmp_path: Path) -> None:
     run, _ = two_regions(tmp_path)
     labels = collection(tmp_path / "l.geojson", rectangle((0, 0, 2000, 2000), "a"))
-    with pytest.raises(DatasetError, match=r"at least two classes, got \['a'\] for 16 tiles"):
+    with pytest.raises(
+        DatasetError, match=r"at least two classes, got \['a'\] for 16 tiles"
+    ):
         load_regions([run / FEATURES / "slide-1.h5"], labels)
 
 
 def test_slides_of_two_encoders_are_refused(tmp_path: Path) -> None:
     coords = np.stack([np.arange(8) * 512, np.zeros(8)], axis=1)
     files = [
-        write_tiles_h5(tmp_path / f"s{i}.h5", coords, np.ones((8, 3 + i), "f4"), encoder="uni")
+        write_tiles_h5(
+            tmp_path / f"s{i}.h5", coords, np.ones((8, 3 + i), "f4"), encoder="uni"
+        )
         for i in range(2)
     ]
     labels = tmp_path / "l.csv"
     labels.write_text("slide_id,x,y,label\ns0,0,0,a\ns1,0,0,b\n")
-    with pytest.raises(DatasetError, match=r"from one encoder, got uni \(3-d\), uni \(4-d\)"):
+    with pytest.raises(
+        DatasetError, match=r"from one encoder, got uni \(3-d\), uni \(4-d\)"
+    ):
         load_regions(files, labels)
 
 
@@ -135,7 +165,10 @@ def test_a_csv_row_without_its_tile_is_refused(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("no json", "labels must be GeoJSON"),
-        ('{"type": "FeatureCollection", "features": []}', "a FeatureCollection with features"),
+        (
+            '{"type": "FeatureCollection", "features": []}',
+            "a FeatureCollection with features",
+        ),
         (
             '[{"geometry": {"type": "Polygon", "coordinates": []}, "properties": {}}]',
             "label None as feature 0",

@@ -9,9 +9,13 @@ from tests.probe.make import results_folder, two_regions, write_tiles_h5
 
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, DatasetError
+from thinsection.evaluation.embeddings import (
+    find_tile_files,
+    read_embeddings,
+    slide_files,
+)
 from thinsection.probe import ProbeConfig
 from thinsection.probe.data.cases import load_cases
-from thinsection.probe.data.files import find_tile_files, read_embeddings, slide_files
 from thinsection.probe.data.load import load_tiles
 from thinsection.store.tiles_h5 import TilesWriter, read_tiles
 
@@ -24,14 +28,19 @@ def test_a_features_folder_its_grid_and_the_whole_results_give_the_same_tiles(
     run, labels = two_regions(tmp_path)
     folder = run / GRID / "features_toy"
     config = replace_flat(ProbeConfig(), {"labels": labels, "allow_leakage": True})
-    sets = [load_tiles(path, config) for path in (run, run / GRID, folder, folder / "slide-1.h5")]
+    sets = [
+        load_tiles(path, config)
+        for path in (run, run / GRID, folder, folder / "slide-1.h5")
+    ]
     assert len(sets[0].val) > 0
     for other in sets[1:]:
         assert sets[0].val.ids == other.val.ids
         np.testing.assert_array_equal(sets[0].val.embeddings, other.val.embeddings)
 
 
-def test_classes_that_were_drawn_are_the_labels_where_none_are_given(tmp_path: Path) -> None:
+def test_classes_that_were_drawn_are_the_labels_where_none_are_given(
+    tmp_path: Path,
+) -> None:
     run, _ = two_regions(tmp_path)
     config = replace_flat(ProbeConfig(), {"allow_leakage": True})
     with pytest.raises(ConfigError, match="labels must be given for tile embeddings"):
@@ -41,7 +50,11 @@ def test_classes_that_were_drawn_are_the_labels_where_none_are_given(tmp_path: P
     tumour = np.clip((4000 - coords[:, 0]) / 512, 0, 1).astype("f4")
     with TilesWriter(grid_file(run, path.name), dim=0, attributes={}) as writer:
         writer.append(coords, None)
-        for name, column in (("Tumour", tumour), ("Stroma", 0.9 - tumour), ("x", tumour)):
+        for name, column in (
+            ("Tumour", tumour),
+            ("Stroma", 0.9 - tumour),
+            ("x", tumour),
+        ):
             writer.add_column(f"class_{name}" if name != "x" else name, column)
     data = load_tiles(run, config)
     assert data.class_names == ("Stroma", "Tumour")
@@ -58,13 +71,17 @@ def grid_file(run: Path, name: str) -> Path:
 def test_several_encoders_are_listed_and_one_is_asked_for(tmp_path: Path) -> None:
     run = results_folder(tmp_path)
     for name in ("features_a", "features_b"):
-        write_tiles_h5(run / GRID / name / "s.h5", np.zeros((1, 2)), np.ones((1, 2), "f4"))
+        write_tiles_h5(
+            run / GRID / name / "s.h5", np.zeros((1, 2)), np.ones((1, 2), "f4")
+        )
     message = rf"one folder of embeddings, got {GRID}/features_a, {GRID}/features_b in .*name one"
     with pytest.raises(DatasetError, match=message):
         find_tile_files(run)
     with pytest.raises(DatasetError, match=message):
         slide_files(run, ["s"])
-    assert slide_files(run / GRID / "features_b", ["s"])["s"].parent.name == "features_b"
+    assert (
+        slide_files(run / GRID / "features_b", ["s"])["s"].parent.name == "features_b"
+    )
 
 
 @pytest.mark.parametrize("layout", ["auto", "folder", "tiles"])
@@ -77,10 +94,14 @@ def test_a_run_without_features_is_refused_and_never_taken_for_pictures(
         folder.mkdir()
         (folder / "slide.json").write_text("{}")
         Image.new("RGB", (8, 8)).save(folder / "thumbnail.jpg")
-        write_tiles_h5(run / GRID / "tiles" / f"{slide}.h5", np.zeros((1, 2)), np.ones((1, 2)))
+        write_tiles_h5(
+            run / GRID / "tiles" / f"{slide}.h5", np.zeros((1, 2)), np.ones((1, 2))
+        )
     config = replace_flat(ProbeConfig(), {"layout": layout})
     for path in (run, run / "slides", run / "slides" / "a"):
-        with pytest.raises(DatasetError, match=r"results must hold embeddings, got no .*`thinsect"):
+        with pytest.raises(
+            DatasetError, match=r"results must hold embeddings, got no .*`thinsect"
+        ):
             load_tiles(path, config)
     (run / "records").rmdir()  # killed before the first one
     with pytest.raises(DatasetError, match="results must hold embeddings"):
@@ -90,7 +111,9 @@ def test_a_run_without_features_is_refused_and_never_taken_for_pictures(
 def test_features_without_labels_ask_for_labels(tmp_path: Path) -> None:
     run, _ = two_regions(tmp_path)
     for path in (run, run / GRID / "features_toy"):
-        with pytest.raises(ConfigError, match="labels must be given for tile embeddings, got none"):
+        with pytest.raises(
+            ConfigError, match="labels must be given for tile embeddings, got none"
+        ):
             load_tiles(path, ProbeConfig())
 
 
@@ -105,11 +128,17 @@ def test_slide_embeddings_are_cases_where_there_are_no_tiles(tmp_path: Path) -> 
             file["features"] = np.arange(3, dtype=np.float32) + i
     assert read_embeddings(folder / "b.h5").shape == (1, 3)
     (tmp_path / "l.csv").write_text("slide_id,label\na.svs,x\nb,y\n")
-    cases = load_cases(tmp_path / "l.csv", replace_flat(ProbeConfig(), {"embeddings": run}))
+    cases = load_cases(
+        tmp_path / "l.csv", replace_flat(ProbeConfig(), {"embeddings": run})
+    )
     np.testing.assert_array_equal(cases.vectors, [[0, 1, 2], [1, 2, 3]])
-    write_tiles_h5(run / GRID / "features_x" / "a.h5", np.zeros((2, 2)), np.ones((2, 5), "f4"))
+    write_tiles_h5(
+        run / GRID / "features_x" / "a.h5", np.zeros((2, 2)), np.ones((2, 5), "f4")
+    )
     write_tiles_h5(run / GRID / "features_x" / "b.h5", np.zeros((2, 2)), np.eye(2, 5))
-    cases = load_cases(tmp_path / "l.csv", replace_flat(ProbeConfig(), {"embeddings": run}))
+    cases = load_cases(
+        tmp_path / "l.csv", replace_flat(ProbeConfig(), {"embeddings": run})
+    )
     assert cases.vectors.shape == (2, 5)  # the mean of tiles goes first
 
 
@@ -124,5 +153,7 @@ def test_a_parquet_table_is_as_good_as_a_csv(tmp_path: Path) -> None:
     tiles = load_tiles(tmp_path / "m.parquet", config)
     np.testing.assert_array_equal(tiles.train.embeddings, [[10, 11], [0, 1]])
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no more")
-    with pytest.raises(DatasetError, match=r"table must be readable text, got .*bad\.parquet"):
+    with pytest.raises(
+        DatasetError, match=r"table must be readable text, got .*bad\.parquet"
+    ):
         load_tiles(tmp_path / "bad.parquet", config)

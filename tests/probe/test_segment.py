@@ -15,6 +15,13 @@ from typer.testing import CliRunner
 from thinsection.cli.main import build_app
 from thinsection.config import as_mapping
 from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.evaluation.metrics import (
+    background_score,
+    image_counts,
+    image_jaccard,
+    image_weights,
+    weighted_jaccard,
+)
 from thinsection.probe import EVA, NANOPATH, Protocol
 from thinsection.probe.protocol import SegmentSettings
 from thinsection.probe.segment.data import SEGMENT_DATASETS, SegmentSet
@@ -29,15 +36,10 @@ from thinsection.probe.segment.probe import (
     upsampled,
     with_cache_facts,
 )
-from thinsection.probe.statistics import (
-    background_score,
-    image_counts,
-    image_jaccard,
-    image_weights,
-    weighted_jaccard,
-)
 
-SMALL_BUDGET = 9 * 4 * 196 * 24 // 2  # two batches of two and a little: the cache stays on disk
+SMALL_BUDGET = (
+    9 * 4 * 196 * 24 // 2
+)  # two batches of two and a little: the cache stays on disk
 
 
 def protocol(**changes: Any) -> Protocol:
@@ -47,7 +49,9 @@ def protocol(**changes: Any) -> Protocol:
 def in_ram(data: SegmentSet) -> torch.Tensor:
     """The plain way: a list of batches, concatenated."""
     encoder = StubEncoder()
-    chunks = [encoder.encode_tokens(centre(b, settings())) for b in data.image_batches(0, 16)]
+    chunks = [
+        encoder.encode_tokens(centre(b, settings())) for b in data.image_batches(0, 16)
+    ]
     return torch.cat(chunks)
 
 
@@ -62,7 +66,9 @@ def test_the_cache_changes_no_bit_of_losses_and_scores_where_the_head_learns(
     data = SEGMENT_DATASETS[name](MAKERS[name](tmp_path / "data"))
     chosen = protocol(epochs=8, batch_size=2, lr=1e-2)
     plain = segment_probe(data, RamFeatures(in_ram(data)), protocol=chosen)
-    with segment_features(data, StubEncoder(), settings(), **options(tmp_path)) as cache:
+    with segment_features(
+        data, StubEncoder(), settings(), **options(tmp_path)
+    ) as cache:
         assert cache.manifest.dtype_rows == {"fp32": len(data)}
         cached = segment_probe(data, cache, protocol=chosen)
         assert not cache.in_ram
@@ -72,12 +78,16 @@ def test_the_cache_changes_no_bit_of_losses_and_scores_where_the_head_learns(
     assert plain.examples is not None
     assert cached.examples is not None
     assert np.array_equal(plain.examples.prediction, cached.examples.prediction)
-    for first, losses in zip(plain.details["first_batch_losses"], plain.details["train_losses"]):
+    for first, losses in zip(
+        plain.details["first_batch_losses"], plain.details["train_losses"]
+    ):
         assert min(losses) < 0.8 * first
     assert plain.score > plain.details["all_background_score"] + 0.1
 
 
-def test_a_forced_float16_cache_is_the_float16_way_and_says_what_it_lost(tmp_path: Path) -> None:
+def test_a_forced_float16_cache_is_the_float16_way_and_says_what_it_lost(
+    tmp_path: Path,
+) -> None:
     data = SEGMENT_DATASETS["consep"](MAKERS["consep"](tmp_path / "data"))
     chosen = protocol(epochs=2, batch_size=2)
     plain = segment_probe(data, RamFeatures(in_ram(data)), protocol=chosen)
@@ -100,7 +110,9 @@ def test_a_second_probe_does_not_run_the_encoder_again_and_other_weights_do(
     calls = []
     for seed in (0, 0, 1):
         encoder = StubEncoder(seed=seed)
-        segment_features(data, encoder, settings(), **options(tmp_path, batch_size=2)).close()
+        segment_features(
+            data, encoder, settings(), **options(tmp_path, batch_size=2)
+        ).close()
         calls.append(encoder.calls)
     assert calls == [4, 1, 4]  # one image tells the shape
 
@@ -115,8 +127,21 @@ def test_the_head_has_the_published_number_of_parameters() -> None:
 
 def test_the_protocol_is_the_published_one() -> None:
     s = SegmentSettings()
-    assert (s.lr, s.weight_decay, s.epochs, s.batch_size, s.folds) == (1e-3, 1e-4, 30, 64, 3)
-    assert (s.image_px, s.crop_px, s.width, s.blocks, s.heads, s.mlp) == (256, 224, 768, 2, 8, 3072)
+    assert (s.lr, s.weight_decay, s.epochs, s.batch_size, s.folds) == (
+        1e-3,
+        1e-4,
+        30,
+        64,
+        3,
+    )
+    assert (s.image_px, s.crop_px, s.width, s.blocks, s.heads, s.mlp) == (
+        256,
+        224,
+        768,
+        2,
+        8,
+        3072,
+    )
     assert as_mapping(NANOPATH)["segment"]["background_weight"] == 16.0
     with pytest.raises(ConfigError, match="must define the segment probe, got 'eva'"):
         EVA.require("segment")
@@ -149,7 +174,10 @@ def plain_head(head: MaskTransformer, tokens: torch.Tensor) -> torch.Tensor:
         up = block.up(norm(x, block.norm_mlp))
         x = x + block.down(up * 0.5 * (1 + torch.erf(up / 2**0.5)))
     x = norm(x, head.norm)
-    patches, classes = x[:, :-3] @ head.patch_projection, x[:, -3:] @ head.class_projection
+    patches, classes = (
+        x[:, :-3] @ head.patch_projection,
+        x[:, -3:] @ head.class_projection,
+    )
     cosine = torch.einsum("btc,bkc->btk", patches, classes)
     cosine = cosine / patches.norm(dim=-1)[..., None] / classes.norm(dim=-1)[:, None]
     return norm(cosine, head.norm_scores).permute(0, 2, 1).reshape(2, 3, 4, 4)
@@ -158,7 +186,10 @@ def plain_head(head: MaskTransformer, tokens: torch.Tensor) -> torch.Tensor:
 def test_weights_come_from_the_generator_alone() -> None:
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    heads = [initial_head(24, 3, settings(), torch.Generator().manual_seed(s)) for s in (1, 1, 2)]
+    heads = [
+        initial_head(24, 3, settings(), torch.Generator().manual_seed(s))
+        for s in (1, 1, 2)
+    ]
     assert torch.equal(torch.get_rng_state(), state)
     a, b, c = (h.patch_projection.detach() for h in heads)
     assert torch.equal(a, b)
@@ -170,7 +201,10 @@ def test_weights_come_from_the_generator_alone() -> None:
 
 def test_the_dice_loss_is_its_formula() -> None:
     rng = np.random.default_rng(0)
-    scores, labels = rng.normal(size=(3, 4, 5, 7)), rng.integers(0, 3, (3, 5, 7))  # class 3 absent
+    scores, labels = (
+        rng.normal(size=(3, 4, 5, 7)),
+        rng.integers(0, 3, (3, 5, 7)),
+    )  # class 3 absent
     p = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     terms = []
     for c in range(4):
@@ -181,7 +215,9 @@ def test_the_dice_loss_is_its_formula() -> None:
     assert float(got) == pytest.approx(1 - np.mean(terms), abs=1e-12)
 
 
-def test_the_score_is_scikit_learns_jaccard_per_image_and_the_weights_are_the_rule() -> None:
+def test_the_score_is_scikit_learns_jaccard_per_image_and_the_weights_are_the_rule() -> (
+    None
+):
     rng = np.random.default_rng(0)
     truth, guess = rng.integers(0, 4, (10, 6, 9)), rng.integers(0, 5, (10, 6, 9))
     truth[:3] = 0
@@ -189,7 +225,11 @@ def test_the_score_is_scikit_learns_jaccard_per_image_and_the_weights_are_the_ru
     counts = image_counts(truth, guess, 5)
     want = [
         jaccard_score(
-            t.ravel(), g.ravel(), average="macro", zero_division=0, labels=np.union1d(t, g)
+            t.ravel(),
+            g.ravel(),
+            average="macro",
+            zero_division=0,
+            labels=np.union1d(t, g),
         )
         for t, g in zip(truth, guess)
     ]
@@ -211,9 +251,13 @@ def test_correct_geometry_holds_the_crop_against_its_own_label(tmp_path: Path) -
     window = label_window(labels, settings(), "correct")
     assert np.array_equal(window, labels[:, 16:240, 16:240])
     data = SEGMENT_DATASETS["consep"](MAKERS["consep"](tmp_path))
-    chosen, tokens = protocol(epochs=8, batch_size=2, lr=1e-2), RamFeatures(in_ram(data))
+    chosen, tokens = (
+        protocol(epochs=8, batch_size=2, lr=1e-2),
+        RamFeatures(in_ram(data)),
+    )
     both = [
-        segment_probe(data, tokens, protocol=chosen, geometry=g) for g in ("compatible", "correct")
+        segment_probe(data, tokens, protocol=chosen, geometry=g)
+        for g in ("compatible", "correct")
     ]
     assert both[1].score > both[0].score  # the displacement costs px at every edge
     assert both[1].examples is not None
@@ -225,7 +269,9 @@ def test_features_that_blow_up_stop_the_training(tmp_path: Path) -> None:
     data = SEGMENT_DATASETS["consep"](MAKERS["consep"](tmp_path))
     tokens = in_ram(data)
     tokens[:] = torch.nan
-    with pytest.raises(InvalidInputError, match="loss must stay finite, got nan in epoch 1"):
+    with pytest.raises(
+        InvalidInputError, match="loss must stay finite, got nan in epoch 1"
+    ):
         segment_probe(data, RamFeatures(tokens), protocol=protocol(epochs=1))
 
 
@@ -233,14 +279,31 @@ def test_nan_tokens_are_refused_before_they_are_cached(tmp_path: Path) -> None:
     data = SEGMENT_DATASETS["consep"](MAKERS["consep"](tmp_path / "data"))
     encoder = StubEncoder()
     encoder.projection[0, 0] = torch.nan
-    with pytest.raises(InvalidInputError, match="features must be finite, got nan in row 0"):
+    with pytest.raises(
+        InvalidInputError, match="features must be finite, got nan in row 0"
+    ):
         segment_features(data, encoder, settings(), **options(tmp_path))
 
 
 def test_the_default_encoder_is_probed_from_the_shell(tmp_path: Path) -> None:
     root = MAKERS["consep"](tmp_path / "consep", 3)
-    arguments = ["probe", "segment", root, "--dataset", "consep", "--out", tmp_path / "out"]
-    arguments += ["--cache-dir", tmp_path / "cache", "--cache-memory", "64MiB", "--device", "cpu"]
+    arguments = [
+        "probe",
+        "segment",
+        root,
+        "--dataset",
+        "consep",
+        "--out",
+        tmp_path / "out",
+    ]
+    arguments += [
+        "--cache-dir",
+        tmp_path / "cache",
+        "--cache-memory",
+        "64MiB",
+        "--device",
+        "cpu",
+    ]
     arguments += ["--epochs", 1]
     app = build_app(["probe"])
     printed = []
@@ -255,4 +318,6 @@ def test_the_default_encoder_is_probed_from_the_shell(tmp_path: Path) -> None:
     assert result["data"]["tokens"] == 49
     page = (tmp_path / "out" / "segment.html").read_text()
     assert page.count("data:image/png;base64,") == 2
-    assert (tmp_path / "out" / "segment_examples.png").read_bytes().startswith(b"\x89PNG")
+    assert (
+        (tmp_path / "out" / "segment_examples.png").read_bytes().startswith(b"\x89PNG")
+    )

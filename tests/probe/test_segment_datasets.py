@@ -10,13 +10,13 @@ from scipy.io import savemat
 from tests.support.segmentation import consep, monusac, pannuke
 
 from thinsection.errors import DatasetError
+from thinsection.evaluation.splits import shuffled_folds
 from thinsection.probe.segment.data import (
     load_consep,
     load_monusac,
     load_pannuke,
     pannuke_label,
 )
-from thinsection.probe.statistics import shuffled_folds
 
 
 def test_pannuke_trains_on_fold_1_and_validates_on_fold_2(tmp_path: Path) -> None:
@@ -53,7 +53,9 @@ def test_monusac_folds_keep_a_slide_whole(tmp_path: Path) -> None:
         assert len(train) + len(val) == 12
     path = tmp_path / "MoNuSAC_images_and_annotations" / "TCGA-01" / "TCGA-01_1.npy"
     row = data.ids.index("TCGA-01/TCGA-01_1")
-    nearest = Image.fromarray(np.load(path)).resize((256, 256), Image.Resampling.NEAREST)
+    nearest = Image.fromarray(np.load(path)).resize(
+        (256, 256), Image.Resampling.NEAREST
+    )
     assert np.array_equal(data.label(row), np.asarray(nearest))
 
 
@@ -81,11 +83,17 @@ def cut_images(root: Path) -> None:
 
 
 def wrong_shape(root: Path) -> None:
-    np.save(pannuke(root) / "Fold1" / "masks" / "fold1" / "masks.npy", np.zeros((8, 256, 256, 5)))
+    np.save(
+        pannuke(root) / "Fold1" / "masks" / "fold1" / "masks.npy",
+        np.zeros((8, 256, 256, 5)),
+    )
 
 
 def fewer_masks(root: Path) -> None:
-    np.save(pannuke(root) / "Fold1" / "masks" / "fold1" / "masks.npy", np.zeros((7, 256, 256, 6)))
+    np.save(
+        pannuke(root) / "Fold1" / "masks" / "fold1" / "masks.npy",
+        np.zeros((7, 256, 256, 6)),
+    )
 
 
 def nothing(root: Path) -> None:
@@ -106,11 +114,17 @@ def strange_class(root: Path) -> None:
 
 
 def strange_type(root: Path) -> None:
-    savemat(consep(root) / "Train" / "Labels" / "train_2.mat", {"type_map": np.full((9, 9), 8)})
+    savemat(
+        consep(root) / "Train" / "Labels" / "train_2.mat",
+        {"type_map": np.full((9, 9), 8)},
+    )
 
 
 def no_type_map(root: Path) -> None:
-    savemat(consep(root) / "Train" / "Labels" / "train_2.mat", {"inst_map": np.zeros((9, 9))})
+    savemat(
+        consep(root) / "Train" / "Labels" / "train_2.mat",
+        {"inst_map": np.zeros((9, 9))},
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,15 +132,31 @@ def no_type_map(root: Path) -> None:
     [
         (no_mask, load_pannuke, "Fold2/masks/fold2/masks.npy"),
         (cut_images, load_pannuke, "must be a whole .npy, got .*fold1/images.npy"),
-        (wrong_shape, load_pannuke, r"masks must be of shape \(N, 256, 256, 6\), got \(8, 256, 2"),
+        (
+            wrong_shape,
+            load_pannuke,
+            r"masks must be of shape \(N, 256, 256, 6\), got \(8, 256, 2",
+        ),
         (fewer_masks, load_pannuke, r"must be as many, got \[8, 5\] and \[7, 5\]"),
         (nothing, load_monusac, "MoNuSAC_images_and_annotations/<slide>/<x>.tif"),
         (no_npy, load_monusac, r"<x>.npy beside TCGA-0\d_\d.tif"),
-        (small_label, load_monusac, r"must be of its image's size \(\d+, \d+\), got \(9, 9\)"),
+        (
+            small_label,
+            load_monusac,
+            r"must be of its image's size \(\d+, \d+\), got \(9, 9\)",
+        ),
         (strange_class, load_monusac, r"labels must be 0..4, got 5 in 'TCGA-0\d/"),
         (nothing, load_consep, r"Train/Images/\*.png"),
-        (strange_type, load_consep, r"whole numbers 0..7 .* got .*, 8..8 in .*train_2.mat"),
-        (no_type_map, load_consep, "label must be readable, got .*train_2.mat.*type_map"),
+        (
+            strange_type,
+            load_consep,
+            r"whole numbers 0..7 .* got .*, 8..8 in .*train_2.mat",
+        ),
+        (
+            no_type_map,
+            load_consep,
+            "label must be readable, got .*train_2.mat.*type_map",
+        ),
     ],
 )
 def test_a_folder_that_is_not_as_expected_is_told_what_was_looked_for(

@@ -22,7 +22,9 @@ def test_at_most_so_many_of_each_class_stay_in_their_order() -> None:
     rows = labelled_rows()
     data, thin = split_tiles(rows), split_tiles(rows.at_most_per_class(20, seed=1))
     counts = np.bincount(data.train.labels)
-    np.testing.assert_array_equal(np.bincount(thin.train.labels), np.minimum(counts, 20))
+    np.testing.assert_array_equal(
+        np.bincount(thin.train.labels), np.minimum(counts, 20)
+    )
     kept = [int(name) for name in thin.train.ids]
     assert kept == sorted(kept)
     np.testing.assert_array_equal(thin.train.embeddings, data.train.embeddings[kept])

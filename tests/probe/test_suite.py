@@ -25,15 +25,24 @@ def published(root: Path, n: int = 60) -> Path:
     labels = (np.arange(n) % 2).tolist()
     parts = {"train": range(40), "val": range(40, n), "test": range(0)}
     tiles = {
-        name: {"images": [f"{i}.png" for i in rows], "labels": [labels[i] for i in rows]}
+        name: {
+            "images": [f"{i}.png" for i in rows],
+            "labels": [labels[i] for i in rows],
+        }
         for name, rows in parts.items()
     }
     slides = {
-        name: {"slide_ids": [f"s{i}" for i in rows], "labels": [labels[i] for i in rows]}
+        name: {
+            "slide_ids": [f"s{i}" for i in rows],
+            "labels": [labels[i] for i in rows],
+        }
         for name, rows in parts.items()
     }
     cases = [f"s{i}" for i in range(n)]
-    folds = [{"train": cases[:40], "val": cases[40:]}, {"train": cases[20:], "val": cases[:20]}]
+    folds = [
+        {"train": cases[:40], "val": cases[40:]},
+        {"train": cases[20:], "val": cases[:20]},
+    ]
     days = [200.0 - 60 * y - i for i, y in enumerate(labels)]
     survival = {"case_ids": cases, "case_slides": [[c] for c in cases], "folds": folds}
     survival |= {"events": [int(i % 3 > 0) for i in range(n)], "days": days}
@@ -108,9 +117,15 @@ def test_tasks_are_found_in_the_folders_of_other_suites(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("encoders = []", "encoders must name at least one"),
-        ('encoders = ["a"]\nprotocoll = "eva"', "unknown setting 'protocoll'; did you mean"),
+        (
+            'encoders = ["a"]\nprotocoll = "eva"',
+            "unknown setting 'protocoll'; did you mean",
+        ),
         ('encoders = ["a"]\ntasks = [{probes = ["knn"]}]', "each task must have data"),
-        ('encoders = ["a"]\ntasks = [{data = "x.csv", probes = ["kn"]}]', "did you mean 'knn'"),
+        (
+            'encoders = ["a"]\ntasks = [{data = "x.csv", probes = ["kn"]}]',
+            "did you mean 'knn'",
+        ),
     ],
 )
 def test_a_mistake_in_a_suite_is_told_before_anything_runs(
@@ -132,7 +147,9 @@ def picture(path: Path, size: tuple[int, int] = (8, 6)) -> None:
 def test_bach_is_split_by_patient_as_eva_has_it(tmp_path: Path) -> None:
     for name in ("Benign", "InSitu", "Invasive", "Normal"):
         for i in range(100):
-            picture(tmp_path / "ICIAR2018_BACH_Challenge" / "Photos" / name / f"i{i:03}.tif")
+            picture(
+                tmp_path / "ICIAR2018_BACH_Challenge" / "Photos" / name / f"i{i:03}.tif"
+            )
     data = images.load_images("bach", tmp_path)
     train, val = data.fold
     assert (len(train), len(val)) == (268, 132)
@@ -153,19 +170,30 @@ def test_crc_validates_on_its_second_part(tmp_path: Path) -> None:
 def test_unitopatho_goes_by_its_tables(tmp_path: Path) -> None:
     for i in range(4):
         picture(tmp_path / "800" / "HP" / f"{i}.png")
-    write_text(tmp_path / "800" / "train.csv", "image_id,top_label\n0.png,0\n1.png,3\n2.png,0\n")
+    write_text(
+        tmp_path / "800" / "train.csv",
+        "image_id,top_label\n0.png,0\n1.png,3\n2.png,0\n",
+    )
     write_text(tmp_path / "800" / "test.csv", "image_id,top_label\n3.png,5\n")
     data = images.load_images("unitopatho", tmp_path)
     assert [len(rows) for rows in data.fold] == [3, 1]
     assert data.labels.tolist() == [0, 3, 0, 5]
     write_text(tmp_path / "800" / "test.csv", "image_id,top_label\n9.png,5\n")
-    with pytest.raises(DatasetError, match=r"image must exist, got \['9.png'\], named in"):
+    with pytest.raises(
+        DatasetError, match=r"image must exist, got \['9.png'\], named in"
+    ):
         images.load_images("unitopatho", tmp_path)
 
 
-def test_gleason_validates_on_one_array_and_leaves_the_test_array_shut(tmp_path: Path) -> None:
+def test_gleason_validates_on_one_array_and_leaves_the_test_array_shut(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "train_validation_patches_750"
-    for name in ("ZT111/ZT111_1_A_1_0_2", "ZT199/ZT199_1_A_1_0_0", "ZT76/ZT76_1_A_1_0_3"):
+    for name in (
+        "ZT111/ZT111_1_A_1_0_2",
+        "ZT199/ZT199_1_A_1_0_0",
+        "ZT76/ZT76_1_A_1_0_3",
+    ):
         picture(folder / f"{name}.jpg")
     picture(tmp_path / "test_patches_750" / "patho_1" / "ZT80_1_A_1_0_1.jpg")
     data = images.load_images("gleason", tmp_path)
@@ -192,7 +220,9 @@ def test_bcss_is_cut_into_squares_of_the_region_by_institute(tmp_path: Path) -> 
             (tmp_path / folder).mkdir(exist_ok=True)
             Image.fromarray(content).save(tmp_path / folder / f"{name}.png")
     data = load_bcss(tmp_path)
-    assert len(data) == 8  # four squares inside each region; the third column lies outside
+    assert (
+        len(data) == 8
+    )  # four squares inside each region; the third column lies outside
     assert [len(rows) for rows in data.folds[0]] == [4, 4]
     assert not any("OL" in name for name in data.ids)
     assert set(np.unique(data.label(0))) == {1, 2, 5}

@@ -21,7 +21,9 @@ def test_the_worked_example_of_the_docs_runs_and_gives_what_it_says(
     (pair,) = task["pairs"]
     scores = [f"{model['score']:.3f}" for model in task["models"]]
     said = f"kNN macro F1 {scores[0]} against {scores[1]}, difference {pair['difference']:.3f} "
-    said += f"[{pair['low']:.3f}, {pair['high']:.3f}], p {pair['p_holm']:.1g} after Holm"
+    said += (
+        f"[{pair['low']:.3f}, {pair['high']:.3f}], p {pair['p_holm']:.1g} after Holm"
+    )
     assert said in text
     assert pair["different"]
     assert [model["rank"] for model in task["models"]] == [1, 2]

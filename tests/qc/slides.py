@@ -13,7 +13,11 @@ from PIL import Image
 from thinsection.types import CoordsL0, Level, Mpp, PointL0, RgbArray, Size, TileArray
 
 REAL = (
-    Path(os.environ.get("THINSECTION_TEST_SLIDES", Path(__file__).parents[3] / "shared" / "slides"))
+    Path(
+        os.environ.get(
+            "THINSECTION_TEST_SLIDES", Path(__file__).parents[3] / "shared" / "slides"
+        )
+    )
     / "CMU-1-Small-Region.svs"
 )
 needs_real_slide = pytest.mark.skipif(

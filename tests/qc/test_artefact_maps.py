@@ -23,7 +23,9 @@ def test_the_net_in_numpy_gives_what_its_twin_in_torch_gives() -> None:
     rgb = tuning_slide(9_500, size=(411, 333), mpp=8.0).rgb
     density = -np.log(np.maximum(rgb, 4).astype(np.float32) / training.glass_of(rgb))
     density = density.clip(-0.1, 4)
-    weights = {name: value.astype(np.float32) for name, value in training.arrays(net).items()}
+    weights = {
+        name: value.astype(np.float32) for name, value in training.arrays(net).items()
+    }
     squares, place = convnet.convnet_squares(
         get_namespace("cpu"), list(density.transpose(2, 0, 1)), weights
     )
@@ -35,7 +37,9 @@ def test_the_net_in_numpy_gives_what_its_twin_in_torch_gives() -> None:
     whole = np.pad(density, ((0, 1), (0, 1), (0, 0)), mode="edge")
     with torch.no_grad():
         logits, asked = net(torch.from_numpy(whole.transpose(2, 0, 1)[None].copy()))
-        p = torch.nn.functional.pixel_shuffle(torch.softmax(logits, 1).flatten(1, 2), 2)[0].numpy()
+        p = torch.nn.functional.pixel_shuffle(
+            torch.softmax(logits, 1).flatten(1, 2), 2
+        )[0].numpy()
     inside = np.zeros(rgb.shape[:2], bool)  # at the border, glass is measured otherwise
     inside[8:-8, 8:-8] = True
     inside &= asked[0, 0].numpy().repeat(2, axis=0).repeat(2, axis=1)[:333, :411]
@@ -67,11 +71,17 @@ def test_bands_of_rows_do_not_show(monkeypatch: pytest.MonkeyPatch, mpp: float) 
     bands = artefact_maps(ns, rgb, mpp)
     for name, plane in whole.items():
         assert np.abs(plane.astype(int) - bands[name]).max() <= 1, name
-    assert sum((plane > 127).any() for plane in whole.values()) > 3  # it shows something
+    assert (
+        sum((plane > 127).any() for plane in whole.values()) > 3
+    )  # it shows something
 
 
-@pytest.mark.skipif(not PICTURES.is_dir(), reason="no pictures beside THINSECTION_TEST_SLIDES")
-def test_real_ink_of_each_colour_is_found_also_where_one_net_takes_it_for_the_slides_edge() -> None:
+@pytest.mark.skipif(
+    not PICTURES.is_dir(), reason="no pictures beside THINSECTION_TEST_SLIDES"
+)
+def test_real_ink_of_each_colour_is_found_also_where_one_net_takes_it_for_the_slides_edge() -> (
+    None
+):
     found = real_pen("auto", PICTURES)
     for color, recall, precision in (
         ("black", 0.95, 0.92),

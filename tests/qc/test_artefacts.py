@@ -64,10 +64,14 @@ def at_work_resolution(rgb: npt.NDArray[np.uint8]) -> ArraySlide:
 
 
 @pytest.mark.parametrize("color", PENS)
-def test_pen_of_each_colour_is_found(color: str, work: npt.NDArray[np.uint8], cache: Path) -> None:
+def test_pen_of_each_colour_is_found(
+    color: str, work: npt.NDArray[np.uint8], cache: Path
+) -> None:
     rgb, truth = plant_pen(work, color, seed=4)
     check = preset_check("histoqc-default", "pen_markings")
-    found = run_checks(at_work_resolution(rgb), check, cache=cache).masks["pen_markings"]
+    found = run_checks(at_work_resolution(rgb), check, cache=cache).masks[
+        "pen_markings"
+    ]
     recall, precision = recall_precision(found, truth)
     assert recall >= 0.9
     assert precision >= 0.9
@@ -76,28 +80,43 @@ def test_pen_of_each_colour_is_found(color: str, work: npt.NDArray[np.uint8], ca
 def test_neither_pen_nor_coverslip_is_found_where_there_is_none(
     work: npt.NDArray[np.uint8], cache: Path
 ) -> None:
-    checks = [preset_check("histoqc-default", name) for name in ("pen_markings", "coverslip_edge")]
+    checks = [
+        preset_check("histoqc-default", name)
+        for name in ("pen_markings", "coverslip_edge")
+    ]
     scores = run_checks(at_work_resolution(work), *checks, cache=cache).scores
     assert scores["pen_markings"] < 0.005
     assert scores["coverslip_edge"] < 0.03
 
 
-def test_the_edge_of_a_coverslip_is_found(work: npt.NDArray[np.uint8], cache: Path) -> None:
+def test_the_edge_of_a_coverslip_is_found(
+    work: npt.NDArray[np.uint8], cache: Path
+) -> None:
     rgb, truth = plant_coverslip(work, seed=2)
     check = preset_check("histoqc-default", "coverslip_edge")
-    found = run_checks(at_work_resolution(rgb), check, cache=cache).masks["coverslip_edge"]
+    found = run_checks(at_work_resolution(rgb), check, cache=cache).masks[
+        "coverslip_edge"
+    ]
     assert recall_precision(found, truth)[0] >= 0.9
 
 
 def planted(base: npt.NDArray[np.uint8], kind: str, number: float, seed: int) -> Any:
-    tissue = run_checks(real_slide(edit=base), *map(check_from_mapping, TISSUE), cache=Path())
+    tissue = run_checks(
+        real_slide(edit=base), *map(check_from_mapping, TISSUE), cache=Path()
+    )
     where = np.asarray(
-        Image.fromarray(tissue.mask_use).resize(base.shape[1::-1], Image.Resampling.NEAREST)
+        Image.fromarray(tissue.mask_use).resize(
+            base.shape[1::-1], Image.Resampling.NEAREST
+        )
     )
     if kind == "focus":
-        return *plant_blur(base, number, area_px=120_000, seed=seed, where=where), tissue.mask_use
+        return *plant_blur(
+            base, number, area_px=120_000, seed=seed, where=where
+        ), tissue.mask_use
     width, length = number, number * 6
-    folded, truth = plant_fold(base, width_px=width, length_px=length, where=where, seed=seed)
+    folded, truth = plant_fold(
+        base, width_px=width, length_px=length, where=where, seed=seed
+    )
     return folded, truth, tissue.mask_use
 
 
@@ -109,14 +128,20 @@ def mean_recall_precision(base: npt.NDArray[np.uint8], kind: str, number: float)
         result = run_checks(real_slide(edit=rgb), *checks, cache=Path())
         size = result.frame.size_th
         truth = np.asarray(
-            Image.fromarray(truth_l0.astype(np.uint8) * 255).resize(size, Image.Resampling.BOX)
+            Image.fromarray(truth_l0.astype(np.uint8) * 255).resize(
+                size, Image.Resampling.BOX
+            )
         )
-        scores.append(recall_precision(result.masks[kind] & tissue, (truth > 127) & tissue))
+        scores.append(
+            recall_precision(result.masks[kind] & tissue, (truth > 127) & tissue)
+        )
     return np.mean(scores, axis=0)
 
 
 @pytest.mark.parametrize("sigma_px", [2.0, 4.0, 8.0])
-def test_focus_finds_blur_of_several_sigmas(sigma_px: float, base: npt.NDArray[np.uint8]) -> None:
+def test_focus_finds_blur_of_several_sigmas(
+    sigma_px: float, base: npt.NDArray[np.uint8]
+) -> None:
     recall, precision = mean_recall_precision(base, "focus", sigma_px)
     assert recall >= 0.8
     assert precision >= 0.6
@@ -125,7 +150,9 @@ def test_focus_finds_blur_of_several_sigmas(sigma_px: float, base: npt.NDArray[n
 def test_a_slide_blurred_as_a_whole_is_found(base: npt.NDArray[np.uint8]) -> None:
     from scipy import ndimage
 
-    blurred = ndimage.gaussian_filter(base.astype(np.float32), (4, 4, 0)).astype(np.uint8)
+    blurred = ndimage.gaussian_filter(base.astype(np.float32), (4, 4, 0)).astype(
+        np.uint8
+    )
     checks = [*map(check_from_mapping, TISSUE), preset_check("auto", "focus")]
     result = run_checks(real_slide(edit=blurred), *checks, cache=Path())
     assert result.scores["focus_removed_percent"] > 0.8
@@ -138,29 +165,43 @@ def test_some_folds_are_found_on_a_slide_of_a_mm(base: npt.NDArray[np.uint8]) ->
     assert precision >= 0.5
 
 
-@pytest.mark.skipif(not TCGA.is_file(), reason=f"{TCGA.name} is not under THINSECTION_TEST_SLIDES")
+@pytest.mark.skipif(
+    not TCGA.is_file(), reason=f"{TCGA.name} is not under THINSECTION_TEST_SLIDES"
+)
 @pytest.mark.parametrize("width_um", [60.0, 110.0, 220.0])
 def test_folds_planted_on_a_real_slide_are_found(width_um: float) -> None:
     """Three quarters of their area, and next to nothing else (docs/qc.md)."""
     mpp = 4.0  # of a slide of about 0.5 µm/px, which does not say so
     with open_slide(TCGA) as slide:
-        rgb = np.asarray(Image.fromarray(slide.read_region((0, 0), 0, slide.size)).reduce(8))
+        rgb = np.asarray(
+            Image.fromarray(slide.read_region((0, 0), 0, slide.size)).reduce(8)
+        )
     auto = load_pipeline("auto")
-    pipeline = replace(auto, checks=[c for c in auto.checks if c.kind in ("tissue", "folds")])
+    pipeline = replace(
+        auto, checks=[c for c in auto.checks if c.kind in ("tissue", "folds")]
+    )
 
     def found(px: npt.NDArray[np.uint8]) -> QcResult:
         return run_qc(ArraySlide([px], slide_mpp=(mpp, mpp)), pipeline)
 
     clean, size, hits = found(rgb), rgb.shape[1::-1], np.zeros(3)
     assert not clean.masks["folds"].any()
-    where = np.asarray(Image.fromarray(clean.mask_use).resize(size, Image.Resampling.NEAREST))
+    where = np.asarray(
+        Image.fromarray(clean.mask_use).resize(size, Image.Resampling.NEAREST)
+    )
     for seed in range(3):
         shape = {"width_px": width_um / mpp, "length_px": 8 * width_um / mpp}
         folded, truth_l0 = plant_fold(rgb, **shape, where=where, seed=seed)
         result = found(folded)
         image = Image.fromarray(truth_l0.astype(np.uint8) * 255)
-        truth = np.asarray(image.resize(result.frame.size_th, Image.Resampling.BOX)) > 127
+        truth = (
+            np.asarray(image.resize(result.frame.size_th, Image.Resampling.BOX)) > 127
+        )
         mask = result.masks["folds"]
-        hits += np.count_nonzero(mask & truth), np.count_nonzero(truth), np.count_nonzero(mask)
+        hits += (
+            np.count_nonzero(mask & truth),
+            np.count_nonzero(truth),
+            np.count_nonzero(mask),
+        )
     assert hits[0] / hits[1] >= 0.7
     assert hits[0] / hits[2] >= 0.6

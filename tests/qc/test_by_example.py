@@ -8,7 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.support.pixel_examples import coverslip_examples, pen_examples, train_built_in
+from tests.support.pixel_examples import (
+    coverslip_examples,
+    pen_examples,
+    train_built_in,
+)
 
 from thinsection.arrays import get_namespace
 from thinsection.errors import ConfigError, InvalidInputError
@@ -50,7 +54,9 @@ def same(a: PixelModel, b: PixelModel) -> bool:
     return a.features == b.features and same_weights
 
 
-def test_a_model_of_own_examples_finds_what_they_show(own: ByExample, tmp_path: Path) -> None:
+def test_a_model_of_own_examples_finds_what_they_show(
+    own: ByExample, tmp_path: Path
+) -> None:
     model = trained_model(own, tmp_path / "cache")
     picture = np.full((20, 30, 3), 200, np.uint8)
     picture[5:15, 10:20] = (245, 145, 30)
@@ -66,7 +72,9 @@ def test_a_network_is_its_formula_layer_by_layer() -> None:
     biases = [RNG.normal(size=n).astype(np.float32) for n in widths[1:]]
     model = PixelModel(
         features=("rgb", "laplace", "texture"),
-        weights=tuple(value for layer in zip(drawn, biases, strict=True) for value in layer),
+        weights=tuple(
+            value for layer in zip(drawn, biases, strict=True) for value in layer
+        ),
     )
     x = features.reshape(5, -1).T
     one = np.maximum(x @ drawn[0] + biases[0], 0)
@@ -79,10 +87,15 @@ def test_a_network_is_its_formula_layer_by_layer() -> None:
 def test_bands_give_what_the_whole_image_gives(
     own: ByExample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = replace(own, features=("smooth", "frangi", "texture", "ridge", "rgb", "laplace"))
+    every = replace(
+        own, features=("smooth", "frangi", "texture", "ridge", "rgb", "laplace")
+    )
     colours = replace(own, name="colours", features=("rgb",))
     models = {check: trained_model(check, tmp_path) for check in (every, colours)}
-    picture, ns = RNG.integers(0, 255, (190, 43, 3), dtype=np.uint8), get_namespace("cpu")
+    picture, ns = (
+        RNG.integers(0, 255, (190, 43, 3), dtype=np.uint8),
+        get_namespace("cpu"),
+    )
     whole = probabilities(ns, picture, models)
     monkeypatch.setattr(by_example, "_BAND_PX", 50 * 43)
     for check, expected in whole.items():
@@ -136,7 +149,9 @@ def test_a_model_that_comes_with_the_package_is_that_of_the_generated_examples(
     assert not list(tmp_path.iterdir())
     assert shipped.features == anew.features
     picture, mask = examples(7)[2]
-    found = probabilities(get_namespace("cpu"), picture, {"shipped": shipped, "anew": anew})
+    found = probabilities(
+        get_namespace("cpu"), picture, {"shipped": shipped, "anew": anew}
+    )
     assert (abs(found["shipped"] - found["anew"]) < 0.05).mean() > 0.99
     assert (found["shipped"] > 0.5)[mask].mean() > 0.8
     assert (found["shipped"] > 0.5)[~mask].mean() < 0.05
@@ -144,24 +159,37 @@ def test_a_model_that_comes_with_the_package_is_that_of_the_generated_examples(
 
 def test_the_packages_models_have_their_own_features(tmp_path: Path) -> None:
     asked = ("rgb", "smooth", "laplace", "texture")
-    assert trained_model(ByExample(model="pen", features=asked), tmp_path).features == asked
+    assert (
+        trained_model(ByExample(model="pen", features=asked), tmp_path).features
+        == asked
+    )
     message = r"pen_markings.features must be those of the model 'coverslip' \(rgb, .*ridge\), got"
     with pytest.raises(ConfigError, match=message):
         trained_model(ByExample(model="coverslip", features=asked), tmp_path)
 
 
-def test_examples_that_do_not_pair_up_are_refused(own: ByExample, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"one example mask per image, got 1 images and 0 masks"):
+def test_examples_that_do_not_pair_up_are_refused(
+    own: ByExample, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"one example mask per image, got 1 images and 0 masks"
+    ):
         trained_model(replace(own, example_masks=()), tmp_path)
     Image.new("L", (9, 9)).save(own.example_masks[0])
-    with pytest.raises(ConfigError, match=r"must have the size of .*, got \(9, 9\) and \(60, 40\)"):
+    with pytest.raises(
+        ConfigError, match=r"must have the size of .*, got \(9, 9\) and \(60, 40\)"
+    ):
         trained_model(own, tmp_path)
-    with pytest.raises(ConfigError, match=r"model must be one of coverslip, pen, own, got 'x'"):
+    with pytest.raises(
+        ConfigError, match=r"model must be one of coverslip, pen, own, got 'x'"
+    ):
         trained_model(replace(own, model="x"), tmp_path)
 
 
 def test_examples_without_a_positive_px_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"px of both classes, got none inside the masks"):
+    with pytest.raises(
+        InvalidInputError, match=r"px of both classes, got none inside the masks"
+    ):
         nothing = (np.zeros((9, 9, 3), np.uint8), np.zeros((9, 9), dtype=bool))
         train([nothing], ("rgb",), seed=0, num_samples=100)
 

@@ -28,9 +28,14 @@ def test_a_seed_is_a_slide(generator: Generator) -> None:
 @both
 def test_every_artefact_is_drawn_and_marked(generator: Generator) -> None:
     slide = generator(1, size=SIZE, mpp=8.0, stain="he", artefacts=ARTEFACTS)
-    names = {"slight_blur" if name == "blur" and slide.blur_um < 1 else name for name in ARTEFACTS}
+    names = {
+        "slight_blur" if name == "blur" and slide.blur_um < 1 else name
+        for name in ARTEFACTS
+    }
     assert names | {"tissue"} <= set(slide.masks)
-    assert all(mask.shape == slide.rgb.shape[:2] == SIZE[::-1] for mask in slide.masks.values())
+    assert all(
+        mask.shape == slide.rgb.shape[:2] == SIZE[::-1] for mask in slide.masks.values()
+    )
     assert 0 < slide.clean.mean() < slide.masks["tissue"].mean()
 
 
@@ -55,19 +60,29 @@ CHECKS = {"pen": Ink(), "bubble": Bubbles(), "fold": Folds()}
 @pytest.fixture(scope="module")
 def looked_at() -> dict[str, list[tuple[ArtefactSlide, QcResult]]]:
     """Slides that nothing was tuned on, and what the checks say of them."""
-    pipeline = Pipeline(name="artefacts", work_from="mpp", checks=tuple(CHECKS.values()))
+    pipeline = Pipeline(
+        name="artefacts", work_from="mpp", checks=tuple(CHECKS.values())
+    )
     firsts = {"tuning": (tuning_slide, 10_100), "held out": (held_out_slide, 100)}
     found: dict[str, list[tuple[ArtefactSlide, QcResult]]] = {}
     for name, (generator, first) in firsts.items():
         drawn = [
-            generator(first + n, size=(600, 450), mpp=8.0, stain=stain, artefacts=tuple(CHECKS))
+            generator(
+                first + n,
+                size=(600, 450),
+                mpp=8.0,
+                stain=stain,
+                artefacts=tuple(CHECKS),
+            )
             for n, stain in enumerate(STAINS)
         ]
         found[name] = [(slide, run_qc(slide.open(), pipeline)) for slide in drawn]
     return found
 
 
-def pooled(pairs: list[tuple[ArtefactSlide, QcResult]], artefact: str) -> tuple[float, float]:
+def pooled(
+    pairs: list[tuple[ArtefactSlide, QcResult]], artefact: str
+) -> tuple[float, float]:
     """Recall and precision over slides; px of other artefacts say nothing."""
     hits = true = found = 0
     for slide, result in pairs:
@@ -78,7 +93,11 @@ def pooled(pairs: list[tuple[ArtefactSlide, QcResult]], artefact: str) -> tuple[
             valid &= slide.masks["tissue"]
         mask = result.masks[CHECKS[artefact].name] & valid
         truth = slide.masks[artefact] & valid
-        hits, true, found = hits + (mask & truth).sum(), true + truth.sum(), found + mask.sum()
+        hits, true, found = (
+            hits + (mask & truth).sum(),
+            true + truth.sum(),
+            found + mask.sum(),
+        )
     return hits / true, hits / found
 
 

@@ -76,7 +76,9 @@ def converted(tmp_path: Path, old: str = "", new: str = "") -> Pipeline:
 
 
 @pytest.mark.parametrize("stem", PRESETS)
-def test_a_preset_is_the_converted_config(stem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preset_is_the_converted_config(
+    stem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # as where HistoQC, whose pictures would be taken, is not installed
     monkeypatch.setattr("thinsection.qc.pipeline.find_spec", lambda name: None)
     pipeline, _ = pipeline_from_ini(config(stem))
@@ -87,7 +89,9 @@ def test_a_preset_is_the_converted_config(stem: str, monkeypatch: pytest.MonkeyP
 def test_the_forks_config_is_read_as_it_is(stem: str, tmp_path: Path) -> None:
     path = tmp_path / f"{stem}.ini"
     base = "[BaseImage.BaseImage]\n"
-    path.write_text(config(stem).read_text("utf-8").replace(base, f"{base}handles = openslide\n"))
+    path.write_text(
+        config(stem).read_text("utf-8").replace(base, f"{base}handles = openslide\n")
+    )
     assert pipeline_from_ini(path)[0] == pipeline_from_ini(config(stem))[0]
 
 
@@ -104,7 +108,10 @@ def test_what_main_and_the_fork_added_is_carried_over(tmp_path: Path) -> None:
         *("nonwhite", "flat_areas", "first", "geo_first", "brightness_RGB_background"),
         *("areathresh", "templates", "macro", "tissue_pieces"),
     ]
-    assert (checks["areathresh"].statistics, checks["nonwhite"].statistics) == ("absolute", None)
+    assert (checks["areathresh"].statistics, checks["nonwhite"].statistics) == (
+        "absolute",
+        None,
+    )
     assert (checks["geo_first"].of, checks["geo_first"].geojson) == ("flat_areas", True)
     assert checks["templates"].absent == ("nowhere1",)
 
@@ -127,11 +134,27 @@ def test_shares_are_written_as_each_step_says_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("handles = openslide", "base_mag = 20x\nhandles = openslide", "base_mag must be left out"),
-        ("img_mask_flat", "img_mask_pens", "mask_name must be as HistoQC.*one of img_mask_use"),
+        (
+            "handles = openslide",
+            "base_mag = 20x\nhandles = openslide",
+            "base_mag must be left out",
+        ),
+        (
+            "img_mask_flat",
+            "img_mask_pens",
+            "mask_name must be as HistoQC.*one of img_mask_use",
+        ),
         ("= absolute", "= relative", "fragments.statistics must be .*got 'relative'"),
-        ("BasicModule.countTissuePieces", "TileExtractionModule.extract", "must be left out: it c"),
-        ("BasicModule.countTissuePieces", "ClassificationModule.pixelWise:a", "table of colours"),
+        (
+            "BasicModule.countTissuePieces",
+            "TileExtractionModule.extract",
+            "must be left out: it c",
+        ),
+        (
+            "BasicModule.countTissuePieces",
+            "ClassificationModule.pixelWise:a",
+            "table of colours",
+        ),
         (
             "BasicModule.countTissuePieces",
             "AnnotationModule.saveAnnotationMask",

@@ -21,7 +21,13 @@ AREA_PX = 400
 HISTOQC_PX = {
     "histoqc-default": {
         **{"bright": 16651, "dark": 126, "flat_areas": 0, "fatlike": 1033},
-        **{"small_filled": 593, "small_removed": 95, "blurry": 8560, "spur": 0, "areathresh": 0},
+        **{
+            "small_filled": 593,
+            "small_removed": 95,
+            "blurry": 8560,
+            "spur": 0,
+            "areathresh": 0,
+        },
     },
     "histoqc-light": {
         **{"nonwhite": 16650, "flat_areas": 0, "dark": 126, "small_filled": 921},
@@ -29,7 +35,13 @@ HISTOQC_PX = {
     },
     "histoqc-v2.1": {
         **{"bright": 11883, "dark": 126, "flat_areas": 521, "fatlike": 0},
-        **{"small_filled": 133, "small_removed": 1, "blurry": 13132, "spur": 0, "areathresh": 0},
+        **{
+            "small_filled": 133,
+            "small_removed": 1,
+            "blurry": 13132,
+            "spur": 0,
+            "areathresh": 0,
+        },
     },
     "histoqc-ihc": {"bright": 11883, "small_filled": 7, "small_removed": 217},
 }
@@ -37,8 +49,17 @@ HISTOQC_PX = {
 
 def masks_only(preset: str) -> Pipeline:
     pipeline = load_pipeline(preset)
-    left_out = ("by_example", "histogram", "contrast", "brightness", "stains", "texture")
-    return replace(pipeline, checks=tuple(c for c in pipeline.checks if c.kind not in left_out))
+    left_out = (
+        "by_example",
+        "histogram",
+        "contrast",
+        "brightness",
+        "stains",
+        "texture",
+    )
+    return replace(
+        pipeline, checks=tuple(c for c in pipeline.checks if c.kind not in left_out)
+    )
 
 
 def qc_of(path: Path, pipeline: Pipeline) -> QcResult:
@@ -65,11 +86,16 @@ def test_masks_of_a_generated_slide_are_those_of_scikit_image(tmp_path: Path) ->
 
 def assert_same_masks(path: Path, *, max_edge: float) -> None:
     """With a limit of blur that parts the slide: the preset's .15 calls all of it blurry."""
-    changed = {"blurry": {"max_edge": max_edge}, "fragments": {"min_area": f"{AREA_PX} px"}}
+    changed = {
+        "blurry": {"max_edge": max_edge},
+        "fragments": {"min_area": f"{AREA_PX} px"},
+    }
     pipeline = masks_only("histoqc-default")
     checks = [replace(c, **changed.get(c.kind, {})) for c in pipeline.checks]
     got = qc_of(path, replace(pipeline, checks=tuple(checks)))
-    touched, left = by_scikit_image(thumbnail(path, 1.25), thumbnail(path, 2.5), max_edge)
+    touched, left = by_scikit_image(
+        thumbnail(path, 1.25), thumbnail(path, 2.5), max_edge
+    )
     assert set(touched) == set(got.masks)
     seen = {name for name, mask in touched.items() if mask.any()}
     assert seen >= {"bright", "small_filled", "small_removed", "blurry", "spur"}
@@ -84,7 +110,9 @@ def thumbnail(path: Path, power: float) -> npt.NDArray[np.uint8]:
 
     with openslide.OpenSlide(str(path)) as slide:
         edge = round(
-            max(slide.dimensions) * power / float(slide.properties["openslide.objective-power"])
+            max(slide.dimensions)
+            * power
+            / float(slide.properties["openslide.objective-power"])
         )
         return np.asarray(slide.get_thumbnail((edge, edge)))
 
@@ -112,7 +140,9 @@ def by_scikit_image(
     touched["small_filled"] = holes(left, 1000) & ~left
     left = left | touched["small_filled"]
     take("small_removed", ~objects(left, 64))
-    edges = filters.gaussian(np.abs(filters.laplace(color.rgb2gray(rgb_fine))), sigma=100)
+    edges = filters.gaussian(
+        np.abs(filters.laplace(color.rgb2gray(rgb_fine))), sigma=100
+    )
     take("blurry", transform.resize(edges <= max_edge, gray.shape, order=0))
     opened = morphology.opening(left, morphology.disk(5))
     take("spur", ~opened)

@@ -55,7 +55,10 @@ def test_an_empty_mask_measures_minus_100_with_a_warning() -> None:
         assert set(outcome.scores.values()) == {EMPTY_SCORE}
         assert "no tissue is left" in outcome.warnings[0]
     gray = measures.Brightness()(view).scores
-    assert gray == {"grayscale_brightness": EMPTY_SCORE, "grayscale_brightness_std": 0.0}
+    assert gray == {
+        "grayscale_brightness": EMPTY_SCORE,
+        "grayscale_brightness_std": 0.0,
+    }
 
 
 def test_stains_are_clipped_to_the_whole_images_quantile() -> None:
@@ -67,7 +70,9 @@ def test_stains_are_clipped_to_the_whole_images_quantile() -> None:
         assert got[f"deconv_c{c}_std"] == pytest.approx(clipped.std(), rel=1e-9)
 
 
-def test_the_histogram_is_numpys_density_and_templates_are_compared_by_it(tmp_path: Path) -> None:
+def test_the_histogram_is_numpys_density_and_templates_are_compared_by_it(
+    tmp_path: Path,
+) -> None:
     other = RNG.integers(0, 200, (40, 30, 3), dtype=np.uint8)
     path = tmp_path / "template1.png"
     Image.fromarray(other).save(path)
@@ -79,12 +84,16 @@ def test_the_histogram_is_numpys_density_and_templates_are_compared_by_it(tmp_pa
     own = np.stack([density(RGB[..., c][MASK]) for c in range(3)], axis=1)
     theirs = np.stack([density(other[..., c]) for c in range(3)], axis=1)
     np.testing.assert_allclose(outcome.tables["histogram"], own, rtol=1e-12)
-    assert outcome.scores["template1_MSE_hist"] == pytest.approx(((own - theirs) ** 2).sum())
+    assert outcome.scores["template1_MSE_hist"] == pytest.approx(
+        ((own - theirs) ** 2).sum()
+    )
 
 
 def test_a_missing_template_is_named() -> None:
     params = measures.Histogram(templates=("no/such.png",))
-    with pytest.raises(ConfigError, match=r"picture must be a readable image file, got 'no/such"):
+    with pytest.raises(
+        ConfigError, match=r"picture must be a readable image file, got 'no/such"
+    ):
         params(view_of(RGB, MASK))
 
 
@@ -94,7 +103,9 @@ def test_texture_is_scikit_images_cooccurrence_square_by_square() -> None:
     rows, columns = np.array([0, 3, 40, 56]), np.array([0, 17, 70, 20])
     got = params.measured(view.gray, rows, columns)
     for n, (r, c) in enumerate(zip(rows, columns)):
-        square = np.digitize(view.gray[r : r + 32, c : c + 32], np.linspace(0, 1, 8), right=True)
+        square = np.digitize(
+            view.gray[r : r + 32, c : c + 32], np.linspace(0, 1, 8), right=True
+        )
         matrix = graycomatrix(square, [5], [0], levels=8, symmetric=True, normed=True)
         for name, values in got.items():
             assert values[n] == pytest.approx(graycoprops(matrix, name)[0, 0], rel=1e-9)
@@ -112,7 +123,9 @@ def test_texture_is_the_same_for_the_same_seed_and_warns_without_a_place() -> No
 
 
 def test_intensity_keeps_what_lies_strictly_between_its_limits() -> None:
-    params = masking.Intensity(upper_gray=0.6, lower_gray=0.2, lower_std=10.0, upper_std=90.0)
+    params = masking.Intensity(
+        upper_gray=0.6, lower_gray=0.2, lower_std=10.0, upper_std=90.0
+    )
     outcome = params(view_of(RGB, MASK))
     gray, std = color.rgb2gray(RGB), RGB.std(axis=2)
     kept = MASK & (gray > 0.2) & (gray < 0.6) & (std > 10) & (std < 90)
@@ -125,7 +138,9 @@ def test_intensity_keeps_what_lies_strictly_between_its_limits() -> None:
     ("statistics", "expected"),
     [("relative2mask", 0.5), ("relative2image", 0.25), ("absolute", 12.0)],
 )
-def test_a_share_is_written_in_the_pipelines_statistics(statistics: str, expected: float) -> None:
+def test_a_share_is_written_in_the_pipelines_statistics(
+    statistics: str, expected: float
+) -> None:
     mask = np.zeros((6, 8), dtype=bool)
     mask[:3] = True
     view = replace(view_of(np.zeros((6, 8, 3), np.uint8), mask), statistics=statistics)

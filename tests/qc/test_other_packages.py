@@ -79,7 +79,9 @@ def test_a_check_of_another_package_works_from_the_shell(
 ) -> None:
     out = tmp_path / "o"
     pipeline = written(tmp_path, "left_part")
-    done = in_shell(installed, "qc", str(slide_path), "--pipeline", pipeline, "--out", str(out))
+    done = in_shell(
+        installed, "qc", str(slide_path), "--pipeline", pipeline, "--out", str(out)
+    )
     assert done.returncode == 0, done.stderr + done.stdout
     (table,) = out.glob("qc_*.csv")
     (row,) = read_qc_csv(table)
@@ -93,9 +95,21 @@ def test_a_check_of_another_package_works_from_the_shell(
 @pytest.mark.parametrize(
     ("kind", "width", "message"),
     [
-        ("left_prt", "1 px", "qc check must be a known name, got 'left_prt'; did you mean 'left_"),
-        ("left_part", "1 um2", "left_part.width must be a length such as '10 px' or '80 um'"),
-        ("no_check", "1 px", "qc check 'no_check' must be a QcCheck of that kind, got <function"),
+        (
+            "left_prt",
+            "1 px",
+            "qc check must be a known name, got 'left_prt'; did you mean 'left_",
+        ),
+        (
+            "left_part",
+            "1 um2",
+            "left_part.width must be a length such as '10 px' or '80 um'",
+        ),
+        (
+            "no_check",
+            "1 px",
+            "qc check 'no_check' must be a QcCheck of that kind, got <function",
+        ),
         ("gone", "1 px", "qc check 'gone' must be importable, got AttributeError"),
     ],
 )
@@ -103,7 +117,9 @@ def test_a_mistake_with_another_packages_check_is_said_in_one_sentence(
     kind: str, width: str, message: str, installed: dict[str, str], tmp_path: Path
 ) -> None:
     pipeline = written(tmp_path, kind, width)
-    failed = in_shell(installed, "qc", "a.svs", "--pipeline", pipeline, "--out", str(tmp_path))
+    failed = in_shell(
+        installed, "qc", "a.svs", "--pipeline", pipeline, "--out", str(tmp_path)
+    )
     assert failed.returncode != 0
     said = " ".join(failed.stderr.split())  # a narrow terminal wraps it
     assert said.startswith("error: ")

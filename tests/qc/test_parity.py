@@ -57,5 +57,9 @@ def test_the_work_size_is_that_of_the_reference(result: QcResult) -> None:
 
 @needs_real_slide
 @pytest.mark.parametrize("column", REFERENCE)
-def test_a_score_equals_the_reference_to_6_digits(result: QcResult, column: str) -> None:
-    assert result.scores[column] == pytest.approx(REFERENCE[column], rel=5e-7, abs=1e-12)
+def test_a_score_equals_the_reference_to_6_digits(
+    result: QcResult, column: str
+) -> None:
+    assert result.scores[column] == pytest.approx(
+        REFERENCE[column], rel=5e-7, abs=1e-12
+    )

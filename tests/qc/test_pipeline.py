@@ -75,7 +75,10 @@ def test_the_presets_are_histoqcs_and_our_own() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('name="x"\nwork_mp=8.0', r"unknown qc key 'work_mp'; did you mean 'work_mpp'\?"),
+        (
+            'name="x"\nwork_mp=8.0',
+            r"unknown qc key 'work_mp'; did you mean 'work_mpp'\?",
+        ),
         ('name="x"', r"must have a name and at least one \[\[check\]\]"),
         (
             'name="x"\n[[check]]\nkind="flatt"',
@@ -85,10 +88,22 @@ def test_the_presets_are_histoqcs_and_our_own() -> None:
             'name="x"\n[[check]]\nkind="flat"\nkernal="9 px"',
             r"unknown config key 'flat.kernal'; did you mean 'flat.kernel'\?",
         ),
-        ('name="x"\n[[check]]\nkind="flat"\nkernel="9"', r"flat.kernel must be a length such as"),
-        ('name="x"\n[[check]]\nkind="flat"\nmin_area="9 um"', r"flat.min_area must be an area"),
-        ('name="x"\n[[check]]\nkind="flat"\n[[check]]\nkind="flat"', r"must be unique, got 'flat_"),
-        ('name="x"\n[[check]]\nkind="flat"\nname="a/b"', r"flat.name must be a file name"),
+        (
+            'name="x"\n[[check]]\nkind="flat"\nkernel="9"',
+            r"flat.kernel must be a length such as",
+        ),
+        (
+            'name="x"\n[[check]]\nkind="flat"\nmin_area="9 um"',
+            r"flat.min_area must be an area",
+        ),
+        (
+            'name="x"\n[[check]]\nkind="flat"\n[[check]]\nkind="flat"',
+            r"must be unique, got 'flat_",
+        ),
+        (
+            'name="x"\n[[check]]\nkind="flat"\nname="a/b"',
+            r"flat.name must be a file name",
+        ),
         (
             'name="x"\n[[check]]\nkind="flat"\nname="overlay"',
             r"must not be mask_use, mask_kept, overlay, thum",
@@ -104,13 +119,17 @@ def test_a_mistake_in_a_file_is_named(text: str, message: str, tmp_path: Path) -
 
 
 def test_an_unknown_preset_is_named_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"got 'histoqc-ligth'; did you mean 'histoqc-light'\?"):
+    with pytest.raises(
+        ConfigError, match=r"got 'histoqc-ligth'; did you mean 'histoqc-light'\?"
+    ):
         load_pipeline("histoqc-ligth")
 
 
 @pytest.mark.parametrize("old", ["default", "light", "ihc", "clinical", "v2.1"])
 def test_an_old_name_of_a_preset_is_refused_with_the_new_one(old: str) -> None:
-    with pytest.raises(ConfigError, match=rf"got '{old}'; HistoQC's is 'histoqc-{old}' now"):
+    with pytest.raises(
+        ConfigError, match=rf"got '{old}'; HistoQC's is 'histoqc-{old}' now"
+    ):
         load_pipeline(old)
 
 
@@ -119,7 +138,15 @@ def test_histoqcs_config_is_carried_over_value_by_value(tmp_path: Path) -> None:
     assert (pipeline.work_mpp, pipeline.statistics) == (4.0, "absolute")
     kinds = [check.kind for check in pipeline.checks]
     assert kinds == [
-        *("by_example", "intensity", "flat", "blurry", "spurs", "histogram", "brightness"),
+        *(
+            "by_example",
+            "intensity",
+            "flat",
+            "blurry",
+            "spurs",
+            "histogram",
+            "brightness",
+        ),
         "brightness",
     ]
     pen, bright, flat, blurry, spurs, _, gray, yuv = pipeline.checks
@@ -149,18 +176,42 @@ def test_own_examples_beside_the_config_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("blur_radius", "blur_radios", r"unknown key 'blur_radios' in \[Blur.*'blur_radius'"),
-        ("frangi_beta2: 15.0", "frangi_beta2: 9", r"frangi_beta2 must be 15 to be carried over"),
-        ("BasicModule.finalProcessingSpur", "BasicModule.nope", r"unknown step 'BasicModule.nope'"),
+        (
+            "blur_radius",
+            "blur_radios",
+            r"unknown key 'blur_radios' in \[Blur.*'blur_radius'",
+        ),
+        (
+            "frangi_beta2: 15.0",
+            "frangi_beta2: 9",
+            r"frangi_beta2 must be 15 to be carried over",
+        ),
+        (
+            "BasicModule.finalProcessingSpur",
+            "BasicModule.nope",
+            r"unknown step 'BasicModule.nope'",
+        ),
         ("confirm_base_mag", "enable_bounding_box", None),
         (
             "confirm_base_mag: False",
             "enable_bounding_box: True",
             "enable_bounding_box must be false",
         ),
-        ("upper_threshold: .88", "upper_threshold: high", r"upper_threshold must be as HistoQC"),
-        ("           rgb", "           gabor", r"features must be of rgb, .*got 'gabor'"),
-        ("./pen/1k_version/pen_green.png:", "./mine.png:", r"got './mine.png' for 'pens'"),
+        (
+            "upper_threshold: .88",
+            "upper_threshold: high",
+            r"upper_threshold must be as HistoQC",
+        ),
+        (
+            "           rgb",
+            "           gabor",
+            r"features must be of rgb, .*got 'gabor'",
+        ),
+        (
+            "./pen/1k_version/pen_green.png:",
+            "./mine.png:",
+            r"got './mine.png' for 'pens'",
+        ),
     ],
 )
 def test_what_cannot_be_carried_over_is_refused_by_name(

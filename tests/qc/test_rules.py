@@ -19,7 +19,12 @@ from thinsection.qc.engine import parse_rule
 from thinsection.qc.tissue import box_fractions
 from thinsection.types import MaskFrame
 
-ROW = {"pixels_to_use": 900.0, "bright": 0.5, "small_removed_percent": -0.1, "type": "aperio"}
+ROW = {
+    "pixels_to_use": 900.0,
+    "bright": 0.5,
+    "small_removed_percent": -0.1,
+    "type": "aperio",
+}
 
 
 @pytest.mark.parametrize(
@@ -37,22 +42,29 @@ def test_a_rule_compares_a_column_with_a_number(rule: str, fails: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "pixels_to_use", "a<b", "__import__('os')<1", "a<1 or 1", "a<1;b<2", "1<a"]
+    "text",
+    ["", "pixels_to_use", "a<b", "__import__('os')<1", "a<1 or 1", "a<1;b<2", "1<a"],
 )
 def test_what_is_no_comparison_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"qc rule must read like 'pixels_to_use<1000'"):
+    with pytest.raises(
+        ConfigError, match=r"qc rule must read like 'pixels_to_use<1000'"
+    ):
         parse_rule(text)
 
 
 def test_a_rule_on_an_unknown_or_a_text_column_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"got 'pixels_to_us'; did you mean 'pixels_to_use'\?"):
+    with pytest.raises(
+        ConfigError, match=r"got 'pixels_to_us'; did you mean 'pixels_to_use'\?"
+    ):
         qc_fail(ROW, "pixels_to_us<1")
     with pytest.raises(ConfigError, match=r"column of numbers, got 'type' = 'aperio'"):
         qc_fail(ROW, "type<1")
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 97))
-def test_a_tiles_share_is_the_mean_of_the_enlarged_mask(seed: int, tile_px_l0: int) -> None:
+def test_a_tiles_share_is_the_mean_of_the_enlarged_mask(
+    seed: int, tile_px_l0: int
+) -> None:
     rng = np.random.default_rng(seed)
     mask = rng.random((7, 11)) > 0.5
     frame = MaskFrame(size_th=(11, 7), size_l0=(110, 84))
@@ -74,5 +86,7 @@ def test_each_check_with_a_mask_has_a_column_but_not_the_filling_one() -> None:
     assert "small_filled" not in columns
     assert set(columns) == set(result.masks) - {"small_filled"}
     assert all(values.shape == (2,) for values in columns.values())
-    with pytest.raises(InvalidInputError, match=r"coords_l0 must be int64 of shape \(N, 2\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"coords_l0 must be int64 of shape \(N, 2\)"
+    ):
         tile_qc_columns(result, np.zeros(4, np.int64), 256)

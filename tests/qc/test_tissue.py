@@ -3,11 +3,17 @@
 import numpy as np
 import pytest
 from PIL import Image
+from tests.qc.slides import ArraySlide
 from tests.support.tuning_slide import tuning_slide
 
 from thinsection.arrays.filters import otsu_level
 from thinsection.errors import InvalidInputError
-from thinsection.qc.tissue import TissueConfig, segment_tissue, thumbnail_size, tissue_mask
+from thinsection.qc.tissue import (
+    TissueConfig,
+    segment_tissue,
+    tissue_mask,
+)
+from thinsection.qc.work_image import resolution_of, work_size
 from thinsection.types import Size
 
 PINK, WHITE, BLACK = (200, 120, 170), (243, 242, 244), (5, 4, 6)
@@ -65,10 +71,19 @@ def test_otsu_of_nothing_or_of_one_value_is_a_number(counts: np.ndarray) -> None
     assert np.isfinite(otsu_level(counts, np.arange(256)))
 
 
-def test_thumbnails_keep_the_resolution_of_each_axis() -> None:
-    assert thumbnail_size((80_000, 40_000), (0.25, 0.5), 8.0) == (2500, 2500)
-    assert thumbnail_size((100, 50), (16.0, 16.0), 8.0) == (100, 50)
-    assert max(thumbnail_size((100_000, 3), None, 8.0)) == 2048
+def test_work_images_keep_the_resolution_of_each_axis() -> None:
+    assert work_size((80_000, 40_000), (0.25, 0.5), 8.0) == (2500, 2500)
+    assert work_size((100, 50), (16.0, 16.0), 8.0) == (100, 50)
+
+
+def test_a_slide_without_a_resolution_gets_a_bounded_work_image() -> None:
+    wide = ArraySlide(
+        [np.zeros((3, 9000, 3), np.uint8)], slide_mpp=None, objective_power=None
+    )
+    assumed = resolution_of(wide, 8.0, wide.slide_mpp)
+    assert work_size(wide.size, assumed, 8.0) == (2048, 1)
+    of_20x = ArraySlide([np.zeros((3, 9000, 3), np.uint8)], slide_mpp=None)
+    assert resolution_of(of_20x, 8.0, of_20x.slide_mpp) == (0.5, 0.5)
 
 
 def test_a_mask_resolution_must_be_positive() -> None:
@@ -99,7 +114,9 @@ def test_what_lies_on_glass_is_no_tissue() -> None:
     """The slide's edge and large strokes of ink; black ink over tissue is missed by parts."""
     artefacts = ("bubble", "coverslip", "pen", "dust", "edge")
     for seed in (8, 10):
-        slide = tuning_slide(seed, size=(2400, 1800), mpp=2.0, stain="he", artefacts=artefacts)
+        slide = tuning_slide(
+            seed, size=(2400, 1800), mpp=2.0, stain="he", artefacts=artefacts
+        )
         found = tissue_mask(slide.open()).mask
 
         def resized(mask: np.ndarray, shape: Size = found.shape[::-1]) -> np.ndarray:
@@ -141,5 +158,7 @@ def test_a_mask_is_the_same_every_time_and_at_another_resolution() -> None:
     first, again = (tissue_mask(slide.open()).mask for _ in range(2))
     np.testing.assert_array_equal(first, again)
     coarse = tissue_mask(slide.open(), TissueConfig(mask_mpp=16.0)).mask
-    large = coarse.repeat(2, axis=0).repeat(2, axis=1)[: first.shape[0], : first.shape[1]]
+    large = coarse.repeat(2, axis=0).repeat(2, axis=1)[
+        : first.shape[0], : first.shape[1]
+    ]
     assert (large & first).sum() / (large | first).sum() > 0.93

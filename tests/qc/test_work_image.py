@@ -48,7 +48,9 @@ def test_the_axis_that_pillow_takes_first_is_left_to_it(
     size: tuple[int, int], max_edge: int
 ) -> None:
     base = (
-        BASE[: size[1], : size[0]] if size[0] <= 913 else BASE.swapaxes(0, 1)[: size[1], : size[0]]
+        BASE[: size[1], : size[0]]
+        if size[0] <= 913
+        else BASE.swapaxes(0, 1)[: size[1], : size[0]]
     )
     image = Image.fromarray(base)
     image.thumbnail((max_edge, max_edge), Image.Resampling.LANCZOS)
@@ -83,6 +85,10 @@ def test_regions_are_parts_of_the_reduced_level() -> None:
     size, read = regions_at(ArraySlide([BASE]), 0.5, 1.0)
     assert size == (456, 618)
     whole = reduced(BASE[:1236, :912], 2)
-    for left, top, right, bottom in ((0, 0, 456, 618), (64, 32, 128, 160), (448, 600, 512, 640)):
+    for left, top, right, bottom in (
+        (0, 0, 456, 618),
+        (64, 32, 128, 160),
+        (448, 600, 512, 640),
+    ):
         expected = whole[top:bottom, left:right]
         np.testing.assert_array_equal(read(left, top, right, bottom), expected)

@@ -10,13 +10,18 @@ from thinsection.qc.checks.check import QcView, Regions
 
 
 def view_of(
-    rgb: npt.NDArray[np.uint8], mask: npt.NDArray[np.bool_] | None = None, *, mpp_th: float = 8.0
+    rgb: npt.NDArray[np.uint8],
+    mask: npt.NDArray[np.bool_] | None = None,
+    *,
+    mpp_th: float = 8.0,
 ) -> QcView:
     """A view of one picture, which is also what every other resolution answers."""
     ns = get_namespace("cpu")
 
     def regions_at(mpp: float) -> Regions:
-        return rgb.shape[1::-1], lambda left, top, right, bottom: rgb[top:bottom, left:right]
+        return rgb.shape[1::-1], lambda left, top, right, bottom: rgb[
+            top:bottom, left:right
+        ]
 
     def probability_of(params: object) -> object:
         raise AssertionError("these views have no pixel model")

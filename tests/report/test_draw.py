@@ -32,7 +32,9 @@ from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import Level
 
 GRAY = Picture(
-    rgb=np.full((500, 800, 3), 240, np.uint8), size_l0=(8000, 5000), slide_mpp=(0.5, 0.25)
+    rgb=np.full((500, 800, 3), 240, np.uint8),
+    size_l0=(8000, 5000),
+    slide_mpp=(0.5, 0.25),
 )
 
 
@@ -41,7 +43,9 @@ def near(pixels: np.ndarray, color: tuple[int, int, int], by: int = 3) -> np.nda
 
 
 @pytest.mark.parametrize("downsample", [2, 10, 37], ids=["finer", "as fine", "coarser"])
-def test_an_outline_runs_along_the_masks_border_at_any_resolution(downsample: int) -> None:
+def test_an_outline_runs_along_the_masks_border_at_any_resolution(
+    downsample: int,
+) -> None:
     rows, columns = np.mgrid[: 5000 // downsample, : 8000 // downsample] * downsample
     mask = np.hypot(rows - 2500, columns - 4000) < 1500  # a disk
     seen = near(paint(GRAY, [Outline(mask)]), OUTLINE)
@@ -68,13 +72,17 @@ def test_tiles_share_thin_lines_and_a_tint_lies_on_its_mask() -> None:
 
 
 def test_very_small_tiles_are_shaded_only() -> None:
-    grid = np.stack(np.meshgrid(np.arange(0, 4000, 40), np.arange(0, 4000, 40)), axis=-1)
+    grid = np.stack(
+        np.meshgrid(np.arange(0, 4000, 40), np.arange(0, 4000, 40)), axis=-1
+    )
     pixels = paint(GRAY, [Tiles(grid.reshape(-1, 2), (40, 40))])
     expected = 0.72 * 240 + 0.28 * np.array(TILE)
     assert near(pixels[:400, :400], expected.round().astype(int)).all()
 
 
-def test_values_are_colours_where_their_tiles_lie_overlaps_averaged_and_nan_left_out() -> None:
+def test_values_are_colours_where_their_tiles_lie_overlaps_averaged_and_nan_left_out() -> (
+    None
+):
     coords_l0 = np.array([[0, 0], [1000, 0], [1500, 0], [4000, 4000]])
     values = np.array([0.0, 0.0, 1.0, np.nan])
     layer = Values(coords_l0, (1000, 1000), values, "a", colormap="magma", opacity=1.0)
@@ -115,7 +123,13 @@ def test_a_narrow_picture_wraps_its_legend() -> None:
 
 
 def test_lengths_of_bars_are_round() -> None:
-    assert [nice_length(most) for most in (0.13, 0.2, 0.99, 5.1, 74)] == [0.1, 0.2, 0.5, 5, 50]
+    assert [nice_length(most) for most in (0.13, 0.2, 0.99, 5.1, 74)] == [
+        0.1,
+        0.2,
+        0.5,
+        5,
+        50,
+    ]
 
 
 def test_a_picture_is_read_from_the_slide_unless_the_thumbnail_is_large_enough(
@@ -124,7 +138,10 @@ def test_a_picture_is_read_from_the_slide_unless_the_thumbnail_is_large_enough(
     write_he_slide(tmp_path / "s.svs", (3000, 2000), seed=1)
     with open_slide(tmp_path / "s.svs") as slide:
         assert slide_picture(slide).shape == (1067, 1600, 3)
-        small, large = np.zeros((10, 15, 3), np.uint8), np.zeros((1200, 1800, 3), np.uint8)
+        small, large = (
+            np.zeros((10, 15, 3), np.uint8),
+            np.zeros((1200, 1800, 3), np.uint8),
+        )
         assert slide_picture(slide, small).any()
         assert not slide_picture(slide, large).any()
         assert slide_picture(slide, large).shape == (1067, 1600, 3)
@@ -141,10 +158,14 @@ def test_of_a_giant_level_a_fair_thumbnail_is_enough() -> None:
 
 def paint_all() -> list[int]:
     """In a process of its own."""
-    picture = Picture(rgb=np.zeros((1200, 1600, 3), np.uint8), size_l0=(160_000, 120_000))
+    picture = Picture(
+        rgb=np.zeros((1200, 1600, 3), np.uint8), size_l0=(160_000, 120_000)
+    )
     mask = np.zeros((1500, 2000), bool)
     mask[200:900, 300:1200] = True
-    corners = np.stack(np.meshgrid(np.arange(0, 160_000, 1000), np.arange(0, 120_000, 1000)), -1)
+    corners = np.stack(
+        np.meshgrid(np.arange(0, 160_000, 1000), np.arange(0, 120_000, 1000)), -1
+    )
     values = Values(corners.reshape(-1, 2), (1000, 1000), np.arange(160 * 120) / 9, "x")
     return list(paint(picture, [values, Outline(mask)]).shape)
 
@@ -156,7 +177,9 @@ def test_drawing_takes_the_memory_that_is_said() -> None:
 
 
 def test_a_slide_without_a_picture_is_said(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"picture of 'a' must be there, got none; run it first"):
+    with pytest.raises(
+        StoreError, match=r"picture of 'a' must be there, got none; run it first"
+    ):
         open_picture(SlideLedger(out=tmp_path, slide_id="a"))
 
 

@@ -15,9 +15,23 @@ from thinsection.files.atomic import write_table
 from thinsection.report.index import CELL, INDEX, THUMBNAILS, write_index
 
 CHROMIUM = shutil.which("chromium")
-HOSTILE = ["a <b>bold</b>", 'say "#1" & more', "ünïcode 日本 </script><script>alert(1)</script>"]
+HOSTILE = [
+    "a <b>bold</b>",
+    'say "#1" & more',
+    "ünïcode 日本 </script><script>alert(1)</script>",
+]
 SUMMARY = (
-    *("slide_id", "slide_path", "status", "label", "width", "height", "mpp_x", "mpp_y", "grid"),
+    *(
+        "slide_id",
+        "slide_path",
+        "status",
+        "label",
+        "width",
+        "height",
+        "mpp_x",
+        "mpp_y",
+        "grid",
+    ),
     *("stain", "tissue_fraction", "num_tiles", "features", "also", "warnings"),
 )
 GRID = "256px_0.5mpp"
@@ -35,9 +49,21 @@ def make_folder(out: Path, names: list[str], *, pictures: int) -> Path:
                     "slide_path": f"/data/{name}.svs",
                     "grid": "" if bad else GRID,
                 },
-                **{"status": "failed" if bad else "skipped", "label": ("tumor", "normal")[n % 2]},
-                **{"width": 20_000, "height": 10_000, "mpp_x": 0.5, "mpp_y": 0.5, "stain": "H&E"},
-                **{"tissue_fraction": (n % 97) / 100, "num_tiles": "" if bad else (n * 37) % 1000},
+                **{
+                    "status": "failed" if bad else "skipped",
+                    "label": ("tumor", "normal")[n % 2],
+                },
+                **{
+                    "width": 20_000,
+                    "height": 10_000,
+                    "mpp_x": 0.5,
+                    "mpp_y": 0.5,
+                    "stain": "H&E",
+                },
+                **{
+                    "tissue_fraction": (n % 97) / 100,
+                    "num_tiles": "" if bad else (n * 37) % 1000,
+                },
                 **{"features": "uni|uni2_h", "also": "overviews", "warnings": ""},
             }
         )
@@ -45,14 +71,20 @@ def make_folder(out: Path, names: list[str], *, pictures: int) -> Path:
             error = "SlideReadError: region must be readable, got nothing; copy the file again"
             failed.append({"slide_id": name, "stage": "decode", "error": error})
         why = "more than 30 % out of focus" if n % 3 == 0 else ""
-        said = {"verdict": "look" if why else "good", "why": why, "focus_removed_percent": n / 1000}
+        said = {
+            "verdict": "look" if why else "good",
+            "why": why,
+            "focus_removed_percent": n / 1000,
+        }
         checked.append({"slide_id": name, **said})
         if n < pictures:
             folder = out / "slides" / name.replace("/", "_")
             folder.mkdir(parents=True)
             pixels = np.full((300, 400, 3), (230, 180, 200), np.uint8)
             Image.fromarray(pixels).save(folder / "picture.jpg")
-            Image.fromarray(np.eye(40, 50, dtype=np.uint8) * 255).save(folder / "tissue.png")
+            Image.fromarray(np.eye(40, 50, dtype=np.uint8) * 255).save(
+                folder / "tissue.png"
+            )
     write_table(out / "summary.csv", rows, SUMMARY)
     write_table(out / "failed.csv", failed, ("slide_id", "stage", "error"))
     write_table(out / "qc_auto.csv", checked)
@@ -66,19 +98,31 @@ def make_folder(out: Path, names: list[str], *, pictures: int) -> Path:
     record = out / "records" / "20260101-000000-host-1"
     record.mkdir(parents=True)
     document = {
-        **{"command": "run", "started": "2026-01-01T00:00:00.000+00:00", "host": "host"},
+        **{
+            "command": "run",
+            "started": "2026-01-01T00:00:00.000+00:00",
+            "host": "host",
+        },
         **{
             "seconds": 61.5,
             "counts": {"done": 2, "failed": 1},
             "config": {"tiles": {"tile_px": 9}},
         },
-        **{"thinsection_version": "0.1.0", "efficiency": {"bottleneck": "decoding held it up"}},
+        **{
+            "thinsection_version": "0.1.0",
+            "efficiency": {"bottleneck": "decoding held it up"},
+        },
     }
     (record / "run.json").write_text(json.dumps(document))
     (record / "efficiency.html").write_text("")
     experiment = out / "experiments" / "one"
     experiment.mkdir(parents=True)
-    told = {"name": "<grade>", "metric": "auroc", "value": 0.875, "interval": [0.8, 0.93]}
+    told = {
+        "name": "<grade>",
+        "metric": "auroc",
+        "value": 0.875,
+        "interval": [0.8, 0.93],
+    }
     (experiment / "experiment.json").write_text(json.dumps(told))
     write_index(out)
     return out
@@ -88,7 +132,9 @@ def make_folder(out: Path, names: list[str], *, pictures: int) -> Path:
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed"
+    )
     with sync_api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -112,23 +158,34 @@ class Opened:
 
     def cells(self, column: int) -> list[str]:
         return self.page.eval_on_selector_all(
-            f"#table tbody tr td:nth-child({column})", "all => all.map(one => one.textContent)"
+            f"#table tbody tr td:nth-child({column})",
+            "all => all.map(one => one.textContent)",
         )
 
     def click(self, title: str) -> None:
         self.page.click(f"#table thead button:text-is('{title}')")
 
 
-def test_three_slides_are_shown_with_hostile_names_as_text(browser: Any, tmp_path: Path) -> None:
+def test_three_slides_are_shown_with_hostile_names_as_text(
+    browser: Any, tmp_path: Path
+) -> None:
     opened = Opened(browser, make_folder(tmp_path, HOSTILE, pictures=0))
     assert opened.cells(1) == [f"no picture{name}" for name in HOSTILE]
     assert opened.cells(2) == ["done"] * 3
     assert opened.cells(3)[0] == "lookmore than 30 % out of focus"
     assert opened.page.locator("b:text('bold')").count() == 0
     text = opened.page.inner_text("body")
-    for told in ("<grade>", "0.8 to 0.93", "decoding held it up", "tumor (0.91)", "uni, uni2_h"):
+    for told in (
+        "<grade>",
+        "0.8 to 0.93",
+        "decoding held it up",
+        "tumor (0.91)",
+        "uni, uni2_h",
+    ):
         assert told in text, told
-    assert "Last: thinsection run, 2026-01-01 00:00 UTC, 2 done, 1 failed in 62 s" in text
+    assert (
+        "Last: thinsection run, 2026-01-01 00:00 UTC, 2 done, 1 failed in 62 s" in text
+    )
     assert all(url.startswith("file:") for url in opened.asked)
     assert sum(url.endswith("records/runs.js") for url in opened.asked) == 1
     assert opened.wrong == []
@@ -146,7 +203,9 @@ def test_a_thousand_slides_open_in_two_seconds_and_sort_and_filter(
     sheets = [url for url in opened.asked if f"/{THUMBNAILS}/" in url]
     assert len(sheets) == 1  # of three: those of slides further down are not loaded
     opened.page.evaluate("document.querySelector('.frame').scrollTop = 1e6")
-    opened.page.wait_for_function(f"document.querySelectorAll('#table tbody tr').length > {drawn}")
+    opened.page.wait_for_function(
+        f"document.querySelectorAll('#table tbody tr').length > {drawn}"
+    )
     opened.click("tiles")
     opened.click("tiles")
     tiles = [int(text.replace(",", "")) for text in opened.cells(6) if text]
@@ -178,11 +237,50 @@ def test_a_picture_is_enlarged_and_its_address_survives_the_name(
     Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(overview)
     opened = Opened(browser, make_folder(tmp_path, [name], pictures=1))
     opened.page.click(".open")
-    opened.page.wait_for_function("document.querySelector('#large img').naturalWidth === 40")
+    opened.page.wait_for_function(
+        "document.querySelector('#large img').naturalWidth === 40"
+    )
     assert opened.wrong == []
 
 
-def test_thumbnails_are_drawn_once_and_only_where_a_picture_changed(tmp_path: Path) -> None:
+def test_an_overlay_is_shown_of_the_checks_that_a_slide_has(
+    browser: Any, tmp_path: Path
+) -> None:
+    """A second pipeline looked at one slide of two, by another reader."""
+    out = make_folder(tmp_path, ["a", "b"], pictures=2)
+    checked = {name: {"slide_id": name, "verdict": "good"} for name in "ab"}
+    first = [row | {"folder": f"slides/{n}/qc_auto"} for n, row in checked.items()]
+    write_table(out / "qc_auto.csv", first)
+    more = [checked["b"] | {"folder": "slides/b/qc_mine_tiff"}]
+    write_table(out / "qc_mine_tiff.csv", more)
+    for name in ("qc_auto.html", "qc_mine_tiff.html"):
+        (out / name).write_text("")
+    write_index(out)
+    opened = Opened(browser, out)
+    overlays = opened.page.evaluate("slides.map(s => s.overlays.map(o => o[1]))")
+    auto = [[f"slides/{name}/qc_auto/overlay.png"] for name in "ab"]
+    assert overlays == [auto[0], [*auto[1], "slides/b/qc_mine_tiff/overlay.png"]]
+    assert opened.wrong == []
+
+
+def test_without_time_the_page_shows_the_thumbnails_that_are_drawn(
+    tmp_path: Path,
+) -> None:
+    out = make_folder(tmp_path, [f"s{n}" for n in range(110)], pictures=110)
+    sheets = sorted((out / THUMBNAILS).iterdir())
+    picture = out / "slides" / "s109" / "picture.jpg"
+    Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(picture)
+    write_index(out, draw_thumbnails=False)
+    assert sorted((out / THUMBNAILS).iterdir()) == sheets
+    text = (out / INDEX).read_text().split('id="data">')[1].split("</script>")[0]
+    assert len(json.loads(text)["thumbs"]) == 100
+    write_index(out)
+    assert len(list((out / THUMBNAILS).iterdir())) == 2
+
+
+def test_thumbnails_are_drawn_once_and_only_where_a_picture_changed(
+    tmp_path: Path,
+) -> None:
     names = [f"s{n}" for n in range(120)]
     out = make_folder(tmp_path, names, pictures=120)
     sheets = sorted((out / THUMBNAILS).iterdir())
@@ -190,7 +288,9 @@ def test_thumbnails_are_drawn_once_and_only_where_a_picture_changed(tmp_path: Pa
     stamps = {path: path.stat().st_mtime_ns for path in sheets}
     with Image.open(max(sheets, key=lambda path: path.stat().st_size)) as sheet:
         assert sheet.size == (10 * CELL[0], 10 * CELL[1])
-    Image.fromarray(np.zeros((300, 500, 3), np.uint8)).save(out / "slides" / "s119" / "picture.jpg")
+    Image.fromarray(np.zeros((300, 500, 3), np.uint8)).save(
+        out / "slides" / "s119" / "picture.jpg"
+    )
     page = (out / INDEX).read_bytes()
     write_index(out)
     again = sorted((out / THUMBNAILS).iterdir())
@@ -202,7 +302,9 @@ def test_thumbnails_are_drawn_once_and_only_where_a_picture_changed(tmp_path: Pa
     assert (out / INDEX).read_bytes() == page
 
 
-def test_the_page_of_finished_slides_costs_less_than_a_millisecond_each(tmp_path: Path) -> None:
+def test_the_page_of_finished_slides_costs_less_than_a_millisecond_each(
+    tmp_path: Path,
+) -> None:
     out = make_folder(tmp_path, [f"s{n}" for n in range(300)], pictures=300)
     spent = []
     for _ in range(3):
@@ -212,7 +314,9 @@ def test_the_page_of_finished_slides_costs_less_than_a_millisecond_each(tmp_path
     assert min(spent) < 0.3
 
 
-def test_what_cannot_be_read_is_left_out_and_an_empty_folder_has_a_page(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_left_out_and_an_empty_folder_has_a_page(
+    tmp_path: Path,
+) -> None:
     write_index(tmp_path)
     assert (tmp_path / INDEX).is_file()
     out = make_folder(tmp_path / "out", ["a", "b"], pictures=2)
@@ -225,11 +329,23 @@ def test_what_cannot_be_read_is_left_out_and_an_empty_folder_has_a_page(tmp_path
     assert '"slide_id": "b"' in (out / INDEX).read_text()
 
 
-def test_what_histoqc_could_not_measure_is_missing_in_distributions(tmp_path: Path) -> None:
+def test_what_histoqc_could_not_measure_is_missing_in_distributions(
+    tmp_path: Path,
+) -> None:
     out = make_folder(tmp_path / "out", ["s0", "s1"], pictures=0)
     rows = [
-        {"slide_id": "s0", "verdict": "good", "deconv_c0_mean": -100, "deconv_c1_mean": 0.25},
-        {"slide_id": "s1", "verdict": "good", "deconv_c0_mean": "-100.0", "deconv_c1_mean": -99.5},
+        {
+            "slide_id": "s0",
+            "verdict": "good",
+            "deconv_c0_mean": -100,
+            "deconv_c1_mean": 0.25,
+        },
+        {
+            "slide_id": "s1",
+            "verdict": "good",
+            "deconv_c0_mean": "-100.0",
+            "deconv_c1_mean": -99.5,
+        },
     ]
     write_table(out / "qc_histoqc.csv", rows)
     write_index(out)

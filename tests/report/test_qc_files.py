@@ -24,7 +24,9 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> QcResult:
     plain["work_mpp"] = 2.0
     plain["check"] += [{"kind": "histogram"}, {"kind": "equalised"}]
     slide = ArraySlide([rgb], slide_mpp=(0.5, 0.6))
-    return run_qc(slide, pipeline_from_mapping(plain), cache_dir=tmp_path_factory.mktemp("cache"))
+    return run_qc(
+        slide, pipeline_from_mapping(plain), cache_dir=tmp_path_factory.mktemp("cache")
+    )
 
 
 def assert_same(stored: QcResult, fresh: QcResult) -> None:
@@ -65,7 +67,9 @@ def test_columns_of_another_grid_come_from_the_stored_masks(
     expected = tile_qc_columns(fresh, coords_l0, 144)
     got = tile_qc_columns(load_qc(tmp_path), coords_l0, 144)
     assert expected
-    assert {k: v.tolist() for k, v in got.items()} == {k: v.tolist() for k, v in expected.items()}
+    assert {k: v.tolist() for k, v in got.items()} == {
+        k: v.tolist() for k, v in expected.items()
+    }
 
 
 def test_a_result_writes_into_its_own_folder_only_and_qc_json_last(
@@ -81,7 +85,9 @@ def test_a_result_writes_into_its_own_folder_only_and_qc_json_last(
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "old", "mask"])
-def test_what_is_not_whole_is_refused(damage: str, fresh: QcResult, tmp_path: Path) -> None:
+def test_what_is_not_whole_is_refused(
+    damage: str, fresh: QcResult, tmp_path: Path
+) -> None:
     write_qc(fresh, tmp_path)
     path = tmp_path / QC_JSON
     if damage == "gone":
@@ -89,7 +95,9 @@ def test_what_is_not_whole_is_refused(damage: str, fresh: QcResult, tmp_path: Pa
     elif damage == "cut":
         path.write_text(path.read_text()[:100])
     elif damage == "old":
-        path.write_text(path.read_text().replace("thinsection-qc/2", "thinsection-qc/1"))
+        path.write_text(
+            path.read_text().replace("thinsection-qc/2", "thinsection-qc/1")
+        )
     else:
         mask = tmp_path / "mask_use.png"
         mask.write_bytes(mask.read_bytes()[:60])

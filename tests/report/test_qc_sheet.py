@@ -16,8 +16,18 @@ from thinsection.report.qc_files import is_outlier, write_histoqc, write_qc_shee
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+    ),
+    *(
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+    ),
 )
 CLICKS = """
 <script>
@@ -44,7 +54,14 @@ def rows() -> list[dict[str, float | str]]:
         }
         for n, value in enumerate((5000.0, 5100.0, 4900.0, 5050.0, 700.0, 5020.0))
     ]
-    made.append({"slide_id": "<bad>", "slide_path": "x", "status": "failed", "warnings": "a & b"})
+    made.append(
+        {
+            "slide_id": "<bad>",
+            "slide_path": "x",
+            "status": "failed",
+            "warnings": "a & b",
+        }
+    )
     return made
 
 
@@ -54,7 +71,9 @@ def sheet(tmp_path: Path) -> Path:
         (tmp_path / str(row["slide_id"])).mkdir()
         for name in ("overlay", "mask_use"):
             picture = np.full((300, 420, 3), 90, np.uint8)
-            Image.fromarray(picture).save(tmp_path / str(row["slide_id"]) / f"{name}.png")
+            Image.fromarray(picture).save(
+                tmp_path / str(row["slide_id"]) / f"{name}.png"
+            )
     write_qc_sheet(tmp_path / "qc.html", rows(), title="QC")
     return tmp_path / "qc.html"
 
@@ -67,7 +86,9 @@ def test_only_what_is_far_from_the_median_is_an_outlier() -> None:
     assert not is_outlier(None, (0.5, 0.1))
 
 
-def test_the_page_marks_outliers_escapes_names_and_needs_nothing_outside(sheet: Path) -> None:
+def test_the_page_marks_outliers_escapes_names_and_needs_nothing_outside(
+    sheet: Path,
+) -> None:
     page = sheet.read_text()
     assert page.count('class="outlier"') == 1
     assert '<td data-sort="700.0" class="outlier">700</td>' in page
@@ -84,13 +105,17 @@ def test_a_sheet_without_slides_is_a_page(tmp_path: Path) -> None:
     assert "0 slides" in (tmp_path / "qc.html").read_text()
 
 
-def test_pictures_are_found_and_linked_in_any_folder_below_the_page(tmp_path: Path) -> None:
+def test_pictures_are_found_and_linked_in_any_folder_below_the_page(
+    tmp_path: Path,
+) -> None:
     folders = ["slides/a b/qc_histoqc-default", "slides/ü#1/qc_mine"]
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
         picture = Image.fromarray(np.full((30, 42, 3), 90, np.uint8))
         picture.save(tmp_path / folder / "overlay.png")
-    made = [{**row, "folder": folder} for row, folder in zip(rows(), folders, strict=False)]
+    made = [
+        {**row, "folder": folder} for row, folder in zip(rows(), folders, strict=False)
+    ]
     write_qc_sheet(tmp_path / "qc.html", made, title="QC")
     page = (tmp_path / "qc.html").read_text()
     assert page.count("background-image: url(") == 2
@@ -104,23 +129,40 @@ def test_histoqcs_files_are_made_from_pictures_in_any_folder(tmp_path: Path) -> 
     folder = tmp_path / "slides" / "a" / "qc_histoqc-default"
     folder.mkdir(parents=True)
     Image.fromarray(np.full((30, 42, 3), 90, np.uint8)).save(folder / "thumbnail.png")
-    Image.fromarray(np.arange(42)[None] < np.full((30, 1), 20)).save(folder / "mask_use.png")
-    row = {"slide_id": "a", "slide_path": "x/a.svs", "status": "done", "pixels_to_use": 5.0}
+    Image.fromarray(np.arange(42)[None] < np.full((30, 1), 20)).save(
+        folder / "mask_use.png"
+    )
+    row = {
+        "slide_id": "a",
+        "slide_path": "x/a.svs",
+        "status": "done",
+        "pixels_to_use": 5.0,
+    }
     keys = ("start_time", "pipeline", "outdir", "config_file", "command_line_args")
     write_histoqc(
-        tmp_path, [{**row, "folder": "slides/a/qc_histoqc-default"}], dict.fromkeys(keys, "v")
+        tmp_path,
+        [{**row, "folder": "slides/a/qc_histoqc-default"}],
+        dict.fromkeys(keys, "v"),
     )
     with Image.open(tmp_path / "a.svs" / "a.svs_fuse.png") as picture:
         assert np.asarray(picture)[5, [5, 30]].tolist() == [[255, 90, 255], [0, 90, 0]]
     with Image.open(tmp_path / "a.svs" / "a.svs_mask_use.png") as picture:
         assert np.asarray(picture)[5, [5, 30]].tolist() == [255, 0]
     names, line = (tmp_path / "results.tsv").read_text().splitlines()[5:]
-    values = dict(zip(names.removeprefix("#dataset:").split("\t"), line.split("\t"), strict=True))
-    assert (values["filename"], values["pixels_to_use"], values["comment"]) == ("a.svs", "5", "NA")
+    values = dict(
+        zip(names.removeprefix("#dataset:").split("\t"), line.split("\t"), strict=True)
+    )
+    assert (values["filename"], values["pixels_to_use"], values["comment"]) == (
+        "a.svs",
+        "5",
+        "NA",
+    )
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-def test_a_browser_sorts_and_enlarges_from_the_file_system(sheet: Path, tmp_path: Path) -> None:
+def test_a_browser_sorts_and_enlarges_from_the_file_system(
+    sheet: Path, tmp_path: Path
+) -> None:
     assert CHROMIUM is not None
     clicked = sheet.with_name("clicked.html")
     clicked.write_text(sheet.read_text().replace("</body>", CLICKS))

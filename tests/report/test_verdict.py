@@ -22,7 +22,11 @@ READY = load_rules(None)
 
 
 def row(slide_id: str = "s1", **more: float | str) -> dict[str, float | str]:
-    known = {"slide_id": slide_id, "slide_path": f"/x/a/{slide_id}.svs", "status": "done"}
+    known = {
+        "slide_id": slide_id,
+        "slide_path": f"/x/a/{slide_id}.svs",
+        "status": "done",
+    }
     return {**known, "pixels_to_use": 9000.0, "pen_markings": 0.0, **more}
 
 
@@ -40,12 +44,17 @@ def test_every_ready_rule_is_of_a_column_that_auto_or_histoqc_writes() -> None:
     columns = {c for p in ("auto", "histoqc-default") for c in run_qc(blank, p).row}
     columns |= {"focus_removed_percent"}  # where there is tissue
     assert {parse_rule(rule.rule).column for rule in READY} <= columns
-    assert verdict(row(pen_blue=0.05, bubbles=0.1), READY) == ("look", "blue pen, air bubbles")
+    assert verdict(row(pen_blue=0.05, bubbles=0.1), READY) == (
+        "look",
+        "blue pen, air bubbles",
+    )
 
 
 def test_rules_of_a_file_take_the_place_of_the_ready_ones(tmp_path: Path) -> None:
     path = tmp_path / "clinical.toml"
-    path.write_text('[[verdict]]\nwords = "too dark"\nrule = "dark>0.5"\nverdict = "exclude"\n')
+    path.write_text(
+        '[[verdict]]\nwords = "too dark"\nrule = "dark>0.5"\nverdict = "exclude"\n'
+    )
     rules = load_rules(path)
     assert verdict(row(dark=0.6), rules) == ("exclude", "too dark")
     assert verdict(row(pen_markings=1.0), rules) == ("good", "")
@@ -59,8 +68,20 @@ def test_rules_of_a_file_take_the_place_of_the_ready_ones(tmp_path: Path) -> Non
 
 def test_slides_are_sorted_as_people_count_and_telling_columns_come_first() -> None:
     assert sorted(["s10", "S2", "s1"], key=natural_key) == ["s1", "S2", "s10"]
-    columns = ["height", "rms_contrast", "folds_removed_percent", "mystery", "pixels_to_use"]
-    ordered = ["pixels_to_use", "folds_removed_percent", "rms_contrast", "height", "mystery"]
+    columns = [
+        "height",
+        "rms_contrast",
+        "folds_removed_percent",
+        "mystery",
+        "pixels_to_use",
+    ]
+    ordered = [
+        "pixels_to_use",
+        "folds_removed_percent",
+        "rms_contrast",
+        "height",
+        "mystery",
+    ]
     assert column_order(columns) == ordered
 
 
@@ -70,11 +91,20 @@ def test_the_page_holds_every_slide_once_in_natural_order(tmp_path: Path) -> Non
     text = (tmp_path / "qc.html").read_text()
     places = [text.index(f'data-sort="{name}"') for name in ("s1", "s2", "s10")]
     assert places == sorted(places)
-    assert "2 good" in text and "1 look" in text and "look: pen (pen_markings&gt;0.02)" in text
+    assert (
+        "2 good" in text
+        and "1 look" in text
+        and "look: pen (pen_markings&gt;0.02)" in text
+    )
 
 
 def test_the_parquet_table_has_the_rows_of_the_csv(tmp_path: Path) -> None:
-    write_qc_parquet(tmp_path / "qc.parquet", [row("s1"), row("s2", stain="H&E", mpp_x="NA")])
+    write_qc_parquet(
+        tmp_path / "qc.parquet", [row("s1"), row("s2", stain="H&E", mpp_x="NA")]
+    )
     table = pq.read_table(tmp_path / "qc.parquet").to_pydict()
-    assert table["slide_id"] == ["s1", "s2"] and table["pixels_to_use"] == [9000.0, 9000.0]
+    assert table["slide_id"] == ["s1", "s2"] and table["pixels_to_use"] == [
+        9000.0,
+        9000.0,
+    ]
     assert table["stain"] == [None, "H&E"]

@@ -14,13 +14,21 @@ from tests.rescue.stand_in import Titan
 
 # what the modules import at their top and TITAN's part of them does not need
 _HEAVY = (
-    *("timm", "timm.data", "timm.data.transforms_factory", "timm.layers", "torchvision"),
+    *(
+        "timm",
+        "timm.data",
+        "timm.data.transforms_factory",
+        "timm.layers",
+        "torchvision",
+    ),
     "torchvision.transforms",
     *("huggingface_hub", "transformers"),
 )
 
 
-def module_of(monkeypatch: pytest.MonkeyPatch, name: str, also_bare: tuple[str, ...] = ()) -> Any:
+def module_of(
+    monkeypatch: pytest.MonkeyPatch, name: str, also_bare: tuple[str, ...] = ()
+) -> Any:
     """The peer's module, its packages bare (no `__init__` runs), heavy imports stood in for."""
     parts = name.split(".")
     root = _root(parts[0])
@@ -28,7 +36,10 @@ def module_of(monkeypatch: pytest.MonkeyPatch, name: str, also_bare: tuple[str, 
         monkeypatch.delitem(sys.modules, other)
     for heavy in _HEAVY:
         monkeypatch.setitem(sys.modules, heavy, mock.MagicMock())
-    for package in (*(".".join(parts[:depth]) for depth in range(1, len(parts))), *also_bare):
+    for package in (
+        *(".".join(parts[:depth]) for depth in range(1, len(parts))),
+        *also_bare,
+    ):
         bare = types.ModuleType(package)
         bare.__path__ = [str(root.joinpath(*package.split(".")))]
         monkeypatch.setitem(sys.modules, package, bare)
@@ -46,7 +57,9 @@ def _root(package: str) -> Path:
         return place.parent.parent
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        pytest.skip(f"needs {package}: set THINSECTION_TEST_PEERS to a folder of unpacked wheels")
+        pytest.skip(
+            f"needs {package}: set THINSECTION_TEST_PEERS to a folder of unpacked wheels"
+        )
     return Path(spec.origin).parent.parent
 
 
@@ -60,11 +73,15 @@ def slide2vec_encoder(monkeypatch: pytest.MonkeyPatch, hub: Titan) -> Any:
     return encoder
 
 
-def mussel_encoder(monkeypatch: pytest.MonkeyPatch, hub: Titan, *, patch_oom: bool) -> Any:
+def mussel_encoder(
+    monkeypatch: pytest.MonkeyPatch, hub: Titan, *, patch_oom: bool
+) -> Any:
     """Mussel's TitanSlideEncoderModel."""
     module = module_of(monkeypatch, "mussel.models.conch", ("mussel.utils",))
     monkeypatch.setattr(module.AutoModel, "from_pretrained", lambda *_, **__: hub)
-    return module.TitanSlideEncoderModel("MahmoodLab/TITAN", use_gpu=False, patch_oom=patch_oom)
+    return module.TitanSlideEncoderModel(
+        "MahmoodLab/TITAN", use_gpu=False, patch_oom=patch_oom
+    )
 
 
 class Trident:
@@ -77,7 +94,9 @@ class Trident:
 
     def forward(self, batch: dict[str, Any]) -> Any:
         size = batch["attributes"]["patch_size_level0"]
-        return self.model.encode_slide_from_patch_features(batch["features"], batch["coords"], size)
+        return self.model.encode_slide_from_patch_features(
+            batch["features"], batch["coords"], size
+        )
 
 
 def _restore_later(monkeypatch: pytest.MonkeyPatch, hub: Titan) -> None:

@@ -16,7 +16,11 @@ class Attention(nn.Module):
         self.num_heads, self.head_dim, self.pos_encode = HEADS, DIM // HEADS, "alibi"
         self.attn_drop_prob = 0.0
         self.qkv, self.proj = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
-        self.q_norm, self.k_norm, self.proj_drop = nn.Identity(), nn.Identity(), nn.Identity()
+        self.q_norm, self.k_norm, self.proj_drop = (
+            nn.Identity(),
+            nn.Identity(),
+            nn.Identity(),
+        )
 
     def forward(self, x, attn_bias, bg_mask=None):  # type: ignore[no-untyped-def]
         b, n, _ = x.shape
@@ -57,7 +61,9 @@ class VisionEncoder(nn.Module):
 
     def get_alibi(self, w, h, bg_mask=None):  # type: ignore[no-untyped-def]
         self.built += 1
-        shown = torch.ones(w, h, dtype=torch.bool) if bg_mask is None else bg_mask[0].cpu()
+        shown = (
+            torch.ones(w, h, dtype=torch.bool) if bg_mask is None else bg_mask[0].cpu()
+        )
         return plain_bias(shown.nonzero(), HEADS, dtype=torch.float32, way="float32")
 
     def _pos_embed(self, x, coords, w, h):  # type: ignore[no-untyped-def]
@@ -70,7 +76,9 @@ class VisionEncoder(nn.Module):
         tokens = self.patch_embed(x.flatten(2).transpose(1, 2))
         tokens = self.norm_pre(self._pos_embed(tokens, coords, w, h))
         if batch == 1 and bg_mask is not None:
-            kept = torch.cat([torch.ones(1, 1, dtype=torch.bool), bg_mask.flatten(1)], 1)
+            kept = torch.cat(
+                [torch.ones(1, 1, dtype=torch.bool), bg_mask.flatten(1)], 1
+            )
             tokens = tokens[kept][None]
         return self.norm(self.blocks(tokens, bias, bg_mask))
 
@@ -86,6 +94,10 @@ class Titan(nn.Module):
         super().__init__()
         self.vision_encoder = VisionEncoder()
 
-    def encode_slide_from_patch_features(self, patch_features, patch_coords, patch_size_lv0):  # type: ignore[no-untyped-def]
-        grid, _, shown = preprocess_features(patch_features, patch_coords, patch_size_lv0)
+    def encode_slide_from_patch_features(
+        self, patch_features, patch_coords, patch_size_lv0
+    ):  # type: ignore[no-untyped-def]
+        grid, _, shown = preprocess_features(
+            patch_features, patch_coords, patch_size_lv0
+        )
         return self.vision_encoder.forward_features(grid, bg_mask=shown)

@@ -16,7 +16,14 @@ from thinsection.errors import RescueError
 Encode = Callable[[], torch.Tensor]
 # the states are layer-normed, so of size 1; Mussel runs under float16 autocast, bias included
 TOLERANCE = {"mussel": 2e-2}
-PEERS = ("hub", "slide2vec", "slide2vec in rows", "mussel", "mussel unpatched", "trident")
+PEERS = (
+    "hub",
+    "slide2vec",
+    "slide2vec in rows",
+    "mussel",
+    "mussel unpatched",
+    "trident",
+)
 
 
 def peer(name: str, monkeypatch: pytest.MonkeyPatch, hub: Titan) -> tuple[Any, Encode]:
@@ -35,7 +42,9 @@ def peer(name: str, monkeypatch: pytest.MonkeyPatch, hub: Titan) -> tuple[Any, E
         if name.endswith("rows"):
             module = sys.modules[type(encoder).__module__]
             monkeypatch.setattr(module, "_full_bias_fits", lambda *_: False)
-        return encoder, lambda: encoder.encode_slide(tiles[0], coords[0], tile_size_lv0=size)
+        return encoder, lambda: encoder.encode_slide(
+            tiles[0], coords[0], tile_size_lv0=size
+        )
     encoder = mussel_encoder(monkeypatch, hub, patch_oom=name == "mussel")
     function = encoder.get_model_fun()
     return encoder, lambda: function(tiles, coords, size)
@@ -90,12 +99,19 @@ def test_mussels_function_may_be_asked_for_within_the_block(
         forbid_bias(watched)
         function = encoder.get_model_fun()  # puts Mussel's own methods above ours
         got = function(*slide())
-    assert hub.vision_encoder.forward_features.__name__ == "_titan_forward_features_efficient"
-    torch.testing.assert_close(got, function(*slide()), rtol=0, atol=TOLERANCE["mussel"])
+    assert (
+        hub.vision_encoder.forward_features.__name__
+        == "_titan_forward_features_efficient"
+    )
+    torch.testing.assert_close(
+        got, function(*slide()), rtol=0, atol=TOLERANCE["mussel"]
+    )
 
 
 @torch.inference_mode()
-def test_float16_weights_of_slide2vec_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float16_weights_of_slide2vec_are_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     hub = model().half()
     encoder = slide2vec_encoder(monkeypatch, hub)
     tiles, coords, size = slide()
@@ -114,6 +130,9 @@ def test_a_block_that_never_calls_it_is_an_error(
     hub = model()
     encoder, _ = peer(name, monkeypatch, hub)
     found = placed(hub)
-    with pytest.raises(RescueError, match="must be called within the block"), rescue.titan(encoder):
+    with (
+        pytest.raises(RescueError, match="must be called within the block"),
+        rescue.titan(encoder),
+    ):
         pass
     assert_as_found(hub, found)

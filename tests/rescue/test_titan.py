@@ -120,13 +120,19 @@ def with_dropout(titan: Titan) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (other_signature, r"attention forward must take \(x, attn_bias, bg_mask\), got \(x, bias"),
+        (
+            other_signature,
+            r"attention forward must take \(x, attn_bias, bg_mask\), got \(x, bias",
+        ),
         (
             other_slopes,
             r"must equal those by 2-D ALiBi attention, got a difference of .* another revision",
         ),
         (other_position, "pos_encode_type must be 'alibi', got 'abs'"),
-        (not_a_number, r"weights must be finite, got NaN or .* in blocks.modules_list.1.attn.proj"),
+        (
+            not_a_number,
+            r"weights must be finite, got NaN or .* in blocks.modules_list.1.attn.proj",
+        ),
         (no_projection, "attention must have qkv"),
         (with_dropout, r"attn_drop_prob must be 0, got 0\.1"),
     ],
@@ -144,7 +150,9 @@ def test_other_code_is_refused_and_left_alone(
 
 def test_something_else_is_refused() -> None:
     with (
-        pytest.raises(RescueError, match="must be a loaded TITAN, got a Linear without"),
+        pytest.raises(
+            RescueError, match="must be a loaded TITAN, got a Linear without"
+        ),
         rescue.titan(torch.nn.Linear(1, 1)),
     ):
         pass
@@ -167,12 +175,15 @@ def encode_large(num_tiles: int) -> None:
 
     tiles = torch.randn(1, side * side, DIM)
     with torch.inference_mode(), rescue.titan(model(), budget_bytes=32 << 20) as titan:
-        titan.vision_encoder.forward_features(tiles.transpose(1, 2).view(1, DIM, side, side))
+        titan.vision_encoder.forward_features(
+            tiles.transpose(1, 2).view(1, DIM, side, side)
+        )
 
 
 def test_memory_grows_with_the_tiles_not_with_their_square() -> None:
     """4 times the tiles: the bias alone would take 12 * N^2 * 4 bytes, 0.4 and 6.6 GB."""
     peaks = [
-        run_and_measure(__name__, "encode_large", num_tiles=n).growth_bytes for n in (2916, 11664)
+        run_and_measure(__name__, "encode_large", num_tiles=n).growth_bytes
+        for n in (2916, 11664)
     ]
     assert peaks[1] - peaks[0] < 11664 * DIM * 4 * 24, peaks

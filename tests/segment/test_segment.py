@@ -34,7 +34,9 @@ architecture = "torch.nn:Conv2d"
 options = {{ in_channels = 3, out_channels = 3, kernel_size = 1 }}
 weights = "colours.safetensors"
 """
-WEIGHTS = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])  # of R, G and B
+WEIGHTS = torch.tensor(
+    [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+)  # of R, G and B
 BIAS = torch.tensor([0.0, 0.3, 0.6])  # so that no two outputs are equal
 
 
@@ -47,8 +49,12 @@ def write_entry(folder: Path, *, px: int = 64, mpp: float = 0.5) -> Path:
 
 
 def truth(rgb: np.ndarray) -> np.ndarray:
-    scores = rgb.astype(np.float64) @ WEIGHTS.numpy().T.astype(np.float64) + BIAS.numpy()
-    return np.where(scores[..., 1:].max(axis=-1) > scores[..., 0], scores.argmax(axis=-1), 0)
+    scores = (
+        rgb.astype(np.float64) @ WEIGHTS.numpy().T.astype(np.float64) + BIAS.numpy()
+    )
+    return np.where(
+        scores[..., 1:].max(axis=-1) > scores[..., 0], scores.argmax(axis=-1), 0
+    )
 
 
 def whole(slide: ArraySlide) -> tuple[np.ndarray, MaskFrame]:
@@ -62,7 +68,9 @@ def slide() -> ArraySlide:
     return ArraySlide([rgb])
 
 
-@pytest.mark.parametrize("memory", ["512MiB", "150KiB"], ids=["one strip", "bands of columns"])
+@pytest.mark.parametrize(
+    "memory", ["512MiB", "150KiB"], ids=["one strip", "bands of columns"]
+)
 def test_windows_and_bands_leave_no_trace_in_the_labels(
     slide: ArraySlide, tmp_path: Path, memory: str
 ) -> None:
@@ -85,11 +93,20 @@ def test_what_is_no_tissue_has_no_class_and_costs_no_window(
 ) -> None:
     mask = np.zeros((21, 33), dtype=bool)
     mask[2:6, 3:9] = True
-    frame, path = MaskFrame(size_th=(33, 21), size_l0=slide.size), tmp_path / "labels.tif"
-    found = segment(slide, write_entry(tmp_path), tissue=(mask, frame), labels_path=path)
+    frame, path = (
+        MaskFrame(size_th=(33, 21), size_l0=slide.size),
+        tmp_path / "labels.tif",
+    )
+    found = segment(
+        slide, write_entry(tmp_path), tissue=(mask, frame), labels_path=path
+    )
     labels = tifffile.imread(path)
     assert 1 <= found.num_windows <= 6
-    assert labels[25:55, 32:88].any() and not labels[65:].any() and not labels[:, 95:].any()
+    assert (
+        labels[25:55, 32:88].any()
+        and not labels[65:].any()
+        and not labels[:, 95:].any()
+    )
 
 
 def test_shares_of_tiles_are_those_of_the_labels_below_them(
@@ -103,11 +120,16 @@ def test_shares_of_tiles_are_those_of_the_labels_below_them(
         truth(slide.read_region((0, 0), 0, slide.size)),
     )
     for number, name in enumerate(("red", "blue"), start=1):
-        exact = [(labels[y : y + 64, x : x + 64] == number).mean() for x, y in coords.tolist()]
+        exact = [
+            (labels[y : y + 64, x : x + 64] == number).mean()
+            for x, y in coords.tolist()
+        ]
         np.testing.assert_allclose(columns[name], exact, atol=0.01)
 
 
-def test_a_memory_that_holds_no_two_windows_is_refused(slide: ArraySlide, tmp_path: Path) -> None:
+def test_a_memory_that_holds_no_two_windows_is_refused(
+    slide: ArraySlide, tmp_path: Path
+) -> None:
     with pytest.raises(BudgetError, match=r"segment_memory must be >= 128.0 KiB"):
         segment(slide, write_entry(tmp_path), tissue=whole(slide), memory="60KiB")
 
@@ -119,17 +141,23 @@ def test_wrong_entries_and_missing_weights_are_named(tmp_path: Path) -> None:
     entry.write_text(entry.read_text().replace("overlap", "overlpa"))
     with pytest.raises(ConfigError, match=r"did you mean 'segmenter\.overlap'"):
         load_segmenter(entry)
-    entry.write_text(entry.read_text().replace("overlpa", "overlap") + f'sha256 = "{"0" * 64}"\n')
+    entry.write_text(
+        entry.read_text().replace("overlpa", "overlap") + f'sha256 = "{"0" * 64}"\n'
+    )
     with pytest.raises(WeightsError, match="must have sha256 0000"):
         load_segmenter(entry)
     with pytest.raises(WeightsError, match="pass --segment-weights"):
         load_segmenter("hest-tissue")
 
 
-def test_of_several_classes_above_the_threshold_the_first_one_wins(tmp_path: Path) -> None:
+def test_of_several_classes_above_the_threshold_the_first_one_wins(
+    tmp_path: Path,
+) -> None:
     spec = load_segmenter(write_entry(tmp_path)).spec
     kind = {"rule": "threshold", "threshold": 0.0, "outputs": ("a", "b", "rest")}
-    names = {field: getattr(spec, field) for field in ("name", "mpp", "px", "architecture")}
+    names = {
+        field: getattr(spec, field) for field in ("name", "mpp", "px", "architecture")
+    }
     one = Segmenter(spec=type(spec)(**names, **kind, background="rest"), weights=None)
     outputs = np.array([[1, 2, -1, 3], [2, -1, -1, 5], [0, 0, -3, 4]], dtype=np.float32)
     assert one.labels(outputs[:, None]).tolist() == [[1, 1, 0, 2]]
@@ -152,50 +180,84 @@ def test_a_run_keeps_shares_as_columns_filters_by_them_and_resumes(
 ) -> None:
     entry = write_entry(tmp_path, px=128, mpp=2.0)
     settings = {"segmenters": [str(entry)], "overview": False}
-    assert run([he], out=tmp_path / "out", stage="segment", **settings).counts["done"] == 1
+    assert (
+        run([he], out=tmp_path / "out", stage="segment", **settings).counts["done"] == 1
+    )
     folder = tmp_path / "out" / "slides" / "he" / "segment_colours_w"
     (folder,) = folder.parent.glob("segment_colours_w*")
     assert {p.name for p in folder.iterdir()} == {
-        *("labels.tif", "overlay.png", "share_red.png", "share_blue.png", "outlines.geojson")
+        *(
+            "labels.tif",
+            "overlay.png",
+            "share_red.png",
+            "share_blue.png",
+            "outlines.geojson",
+        )
     }
-    assert run([he], out=tmp_path / "out", stage="segment", **settings).counts["skipped"] == 1
+    assert (
+        run([he], out=tmp_path / "out", stage="segment", **settings).counts["skipped"]
+        == 1
+    )
     stamp = (folder / "labels.tif").stat().st_mtime_ns
     run([he], out=tmp_path / "out", stage="tile", **settings)
     (grid,) = (tmp_path / "out").glob("256px*/tiles/he.h5")
     everything = read_tiles(grid)
     rule = f"red>{float(np.median(everything.columns['red'])):.3f}"
-    run([he], out=tmp_path / "out", stage="tile", tile_filter=["tissue", rule], **settings)
+    run(
+        [he],
+        out=tmp_path / "out",
+        stage="tile",
+        tile_filter=["tissue", rule],
+        **settings,
+    )
     (other,) = set((tmp_path / "out").glob("256px*/tiles/he.h5")) - {grid}
     kept = read_tiles(other)
     assert 0 < len(kept.coords_l0) < len(everything.coords_l0)
     chosen = everything.columns["red"] > float(rule.removeprefix("red>"))
     assert np.array_equal(kept.coords_l0, everything.coords_l0[chosen])
-    assert (folder / "labels.tif").stat().st_mtime_ns == stamp  # nothing was computed twice
+    assert (
+        folder / "labels.tif"
+    ).stat().st_mtime_ns == stamp  # nothing was computed twice
     share = np.asarray(Image.open(folder / "share_red.png"))
     assert open_results(tmp_path / "out").slides and share.max() > 128
 
 
-def test_a_rule_on_a_column_that_is_not_there_says_which_are(he: Path, tmp_path: Path) -> None:
-    summary = run([he], out=tmp_path, stage="tile", tile_filter=["tissue", "epithelium>0.3"])
+def test_a_rule_on_a_column_that_is_not_there_says_which_are(
+    he: Path, tmp_path: Path
+) -> None:
+    summary = run(
+        [he], out=tmp_path, stage="tile", tile_filter=["tissue", "epithelium>0.3"]
+    )
     (result,) = summary.results
-    assert result.status == "failed" and "tile_filter must name a column" in result.error
+    assert (
+        result.status == "failed" and "tile_filter must name a column" in result.error
+    )
 
 
 @pytest.mark.filterwarnings("ignore:`timm-` encoders are deprecated")
 @pytest.mark.parametrize("name", ["hest-tissue", "grandqc-tissue"])
-def test_published_tissue_detectors_take_local_weights(tmp_path: Path, name: str) -> None:
+def test_published_tissue_detectors_take_local_weights(
+    tmp_path: Path, name: str
+) -> None:
     """Seeded weights of the same architecture, saved as a safe .pth, wrapped as Lightning does."""
     seeded = load_segmenter(name, seed=4)
     module = seeded.network.__closure__  # the torch module of the network
     assert module is not None
-    (net,) = [c.cell_contents for c in module if isinstance(c.cell_contents, torch.nn.Module)]
+    (net,) = [
+        c.cell_contents for c in module if isinstance(c.cell_contents, torch.nn.Module)
+    ]
     state = {f"model.{key}": value for key, value in net.state_dict().items()}
     torch.save({"state_dict": state}, tmp_path / "weights.pth")
     he = tmp_path / "he.tiff"
     write_he_slide(he, (1100, 900), seed=2)
     settings = {"segmenters": [name], "segment_weights": str(tmp_path / "weights.pth")}
     summary = run(
-        [he], out=tmp_path / "out", stage="tissue", tissue_segmenter=True, device="cpu", **settings
+        [he],
+        out=tmp_path / "out",
+        stage="tissue",
+        tissue_segmenter=True,
+        device="cpu",
+        **settings,
     )
     assert summary.counts["done"] == 1, summary.results
     loaded = load_segmenter(name, weights=tmp_path / "weights.pth")
@@ -203,11 +265,17 @@ def test_published_tissue_detectors_take_local_weights(tmp_path: Path, name: str
     np.testing.assert_array_equal(loaded.network(planes), seeded.network(planes))
 
 
-@pytest.mark.skipif(find_spec("shell") is None, reason="needs pip install --no-deps lavlab-shell")
-def test_the_network_of_an_installed_wheel_names_the_tissue_of_a_slide(tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    find_spec("shell") is None, reason="needs pip install --no-deps lavlab-shell"
+)
+def test_the_network_of_an_installed_wheel_names_the_tissue_of_a_slide(
+    tmp_path: Path,
+) -> None:
     write_he_slide(tmp_path / "a.svs", (1600, 1200))
     with open_slide(tmp_path / "a.svs") as slide:
-        found = segment(slide, load_segmenter("lavlab-shell"), labels_path=tmp_path / "labels.tif")
+        found = segment(
+            slide, load_segmenter("lavlab-shell"), labels_path=tmp_path / "labels.tif"
+        )
     assert set(found.fractions) >= {"epithelium", "stroma"}
     labels = tifffile.imread(tmp_path / "labels.tif")
     assert labels.shape == found.size[::-1]

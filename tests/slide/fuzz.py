@@ -48,6 +48,7 @@ _MORE = {
     "webp": PyramidKind(compression="webp"),
     "jpeg-xl": PyramidKind(compression="jpegxl"),
     "jpeg2000-ycbcr": PyramidKind(compression="jpeg2000", aperio=True, ycbcr_2000=True),
+    "turned": PyramidKind(compression="deflate", orientation=6),
     "packbits": PyramidKind(compression="packbits", downsamples=(1,)),
 }
 
@@ -60,13 +61,33 @@ def write_good(folder: Path, real: Path | None) -> list[Path]:
     pixels = position_pixels(SIZE)
     for mode in ("L", "RGB", "CMYK"):
         Image.fromarray(pixels).convert(mode).save(folder / f"{mode}.jpg")
+    turned = Image.Exif()
+    turned[274] = 8
+    for name in ("exif.jpg", "exif.png"):
+        progressive = name.endswith("jpg")
+        image = Image.fromarray(pixels)
+        image.save(folder / name, exif=turned, progressive=progressive)
+    clear = np.dstack([pixels, pixels[..., 0]])
+    tifffile.imwrite(
+        folder / "rgba.tif", clear, tile=(128, 128), compression="lzw", metadata=None
+    )
     for mode in ("L", "LA", "P", "RGB", "RGBA"):
         Image.fromarray(pixels).convert(mode).save(folder / f"{mode}.png")
-    (folder / "16.png").write_bytes(imagecodecs.png_encode(pixels.astype(np.uint16) * 257))
-    grey: dict[str, Any] = {"photometric": "minisblack", "compression": "jpeg", "metadata": None}
+    (folder / "16.png").write_bytes(
+        imagecodecs.png_encode(pixels.astype(np.uint16) * 257)
+    )
+    grey: dict[str, Any] = {
+        "photometric": "minisblack",
+        "compression": "jpeg",
+        "metadata": None,
+    }
     tifffile.imwrite(folder / "grey-jpeg.tif", pixels[..., 0], tile=(128, 128), **grey)
     with tifffile.TiffWriter(folder / "levels-below.ome.tif", bigtiff=True) as writer:
-        below: dict[str, Any] = {"tile": (128, 128), "photometric": "rgb", "compression": "deflate"}
+        below: dict[str, Any] = {
+            "tile": (128, 128),
+            "photometric": "rgb",
+            "compression": "deflate",
+        }
         facts = {"PhysicalSizeX": 500, "PhysicalSizeXUnit": "nm"}
         facts |= {"PhysicalSizeY": 500, "PhysicalSizeYUnit": "nm"}
         writer.write(pixels, subifds=1, metadata=facts, **below)
@@ -77,7 +98,9 @@ def write_good(folder: Path, real: Path | None) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def write_mutant(good: list[Path], seed: int, number: int, folder: Path) -> tuple[Path, str]:
+def write_mutant(
+    good: list[Path], seed: int, number: int, folder: Path
+) -> tuple[Path, str]:
     """The mutant of that number, and what was done to it."""
     rng = np.random.default_rng((seed, number))
     source = good[int(rng.integers(len(good)))]
@@ -97,7 +120,9 @@ def exercise(slide: Slide) -> Iterator[Any]:
         rows, columns = (range(0, n, _PIECE_PX) for n in level.size[::-1])
         for _, (y, x) in zip(range(_MOST_PIECES), product(rows, columns)):
             origin = (round(x * level.downsample), round(y * level.downsample))
-            yield lambda o=origin, i=level.index: slide.read_region(o, i, (_PIECE_PX, _PIECE_PX))
+            yield lambda o=origin, i=level.index: slide.read_region(
+                o, i, (_PIECE_PX, _PIECE_PX)
+            )
     yield lambda: slide.thumbnail((300, 300))
     yield lambda: tissue_mask(slide)
     for name in slide.associated_names:
@@ -123,7 +148,9 @@ def one(path: Path, reader: str) -> str:
 
 def _named(error: ThinsectionError, path: Path) -> str:
     name = type(error).__name__
-    return name if path.name in str(error) else f"raw: does not name the file: {error!r}"
+    return (
+        name if path.name in str(error) else f"raw: does not name the file: {error!r}"
+    )
 
 
 def cpu_seconds() -> float:
@@ -182,15 +209,23 @@ class Worker:
             self.process.join()
 
 
-def look_at(paths: dict[Path, str], readers: tuple[str, ...], counts: Counter[str]) -> list[str]:
+def look_at(
+    paths: dict[Path, str], readers: tuple[str, ...], counts: Counter[str]
+) -> list[str]:
     """What is wrong with how readers end on mutants; `counts` of how they ended."""
     wrong, worker = [], Worker(readers)
     for path, how in paths.items():
         ends, seconds, peak = worker.look(path)
-        counts.update(f"{reader}: {end.split(':')[0][:40]}" for reader, end in ends.items())
-        wrong += [f"{path.name} ({how}) {r}: {e}" for r, e in ends.items() if "raw" in e]
+        counts.update(
+            f"{reader}: {end.split(':')[0][:40]}" for reader, end in ends.items()
+        )
+        wrong += [
+            f"{path.name} ({how}) {r}: {e}" for r, e in ends.items() if "raw" in e
+        ]
         if seconds > MAX_CPU_S or peak > MAX_BYTES:
-            wrong.append(f"{path.name} ({how}) took {seconds:.1f} CPU-s, {peak >> 20} MiB")
+            wrong.append(
+                f"{path.name} ({how}) took {seconds:.1f} CPU-s, {peak >> 20} MiB"
+            )
     worker.close()
     return wrong
 
@@ -202,7 +237,9 @@ def run_all(folder: str, sound: str, out: str) -> dict[str, list[str | None]]:
     flat: dict[str, Any] = {"tile_px": 64, "tile_mpp": "native", "memory": "256MiB"}
     flat |= {"tile_filter": ("contrast",), "overview": False}  # which reads every tile
     summary = thinsection.run([sound, folder], out=out, stage="tile", **flat)
-    return {result.slide_id: [result.status, result.error] for result in summary.results}
+    return {
+        result.slide_id: [result.status, result.error] for result in summary.results
+    }
 
 
 def look_at_run(paths: dict[Path, str], sound: Path, counts: Counter[str]) -> list[str]:
@@ -211,7 +248,9 @@ def look_at_run(paths: dict[Path, str], sound: Path, counts: Counter[str]) -> li
     with tempfile.TemporaryDirectory() as out:
         arguments = {"folder": str(folder), "sound": str(sound), "out": out}
         try:
-            ran = run_and_measure("tests.slide.fuzz", "run_all", timeout_s=1800, **arguments)
+            ran = run_and_measure(
+                "tests.slide.fuzz", "run_all", timeout_s=1800, **arguments
+            )
         except RuntimeError as error:
             return [f"run: raw: it ended: {error}"]
         with (Path(out) / "failed.csv").open() as table:
@@ -221,7 +260,9 @@ def look_at_run(paths: dict[Path, str], sound: Path, counts: Counter[str]) -> li
         status, error = found.get(path.stem, ("missing", None))
         known = hasattr(errors, (error or "").split(":")[0]) and path.stem in rows
         counts[f"run: {status} {(error or '').split(':')[0]}"] += 1
-        if status not in ("done", "empty", "failed") or (status == "failed" and not known):
+        if status not in ("done", "empty", "failed") or (
+            status == "failed" and not known
+        ):
             wrong.append(f"{path.name} ({how}) run: raw: {status} {error}")
     if found[sound.stem][0] != "done" or len(found) != len(paths) + 1:
         wrong.append(f"run: raw: {found[sound.stem]}, {len(found)} rows")
@@ -268,7 +309,9 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("mutants", type=int)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="number of the first mutant")
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first mutant"
+    )
     parser.add_argument("--readers", default="auto,tiff,openslide,image")
     given = parser.parse_args()
     slides = os.environ.get("THINSECTION_TEST_SLIDES")

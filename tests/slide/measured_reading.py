@@ -7,6 +7,7 @@ import imagecodecs
 import numpy as np
 import tifffile
 
+from thinsection.errors import SlideReadError
 from thinsection.slide import open_slide
 
 
@@ -45,3 +46,13 @@ def read_corner(path: str) -> list[int]:
     """A corner of an image that is decoded whole."""
     with open_slide(path) as slide:
         return list(slide.read_region((0, 0), 0, (9, 9)).shape)
+
+
+def read_refused(path: str) -> str:
+    """What a slide that cannot be decoded says."""
+    with open_slide(path, reader="tiff") as slide:
+        try:
+            slide.read_region((0, 0), 0, slide.size)
+        except SlideReadError as error:
+            return str(error)
+    return ""

@@ -8,7 +8,12 @@ import numpy.typing as npt
 import pytest
 import tifffile
 
-from thinsection.errors import ChannelsError, ConfigError, SlideOpenError, SlideReadError
+from thinsection.errors import (
+    ChannelsError,
+    ConfigError,
+    SlideOpenError,
+    SlideReadError,
+)
 from thinsection.slide import open_slide
 from thinsection.slide.look import Look
 from thinsection.slide.resize import read_tiles
@@ -39,7 +44,9 @@ def write(path: Path, kind: str) -> Stored:
         return data
     if kind == "rgb16":
         data = planes(np.uint16, 3)
-        tifffile.imwrite(path, np.moveaxis(data, 0, -1), **(tile | {"photometric": "rgb"}))
+        tifffile.imwrite(
+            path, np.moveaxis(data, 0, -1), **(tile | {"photometric": "rgb"})
+        )
         return data
     if kind == "five8":
         data = planes(np.uint8, 5)
@@ -54,7 +61,9 @@ def write(path: Path, kind: str) -> Stored:
         tifffile.imwrite(path, data[0], rowsperstrip=100, photometric="minisblack")
         return data
     data = planes(np.uint8, 4)
-    tifffile.imwrite(path, data, photometric="minisblack", metadata={"axes": "CYX"}, ome=True)
+    tifffile.imwrite(
+        path, data, photometric="minisblack", metadata={"axes": "CYX"}, ome=True
+    )
     return data
 
 
@@ -63,7 +72,9 @@ KINDS = ("ome", "rgb16", "five8", "apart", "float", "ome8")
 
 def scaled(plane: Stored, limits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     low, high = limits
-    return np.asarray(np.clip((plane.astype(np.float64) - low) * 255 / (high - low), 0, 255))
+    return np.asarray(
+        np.clip((plane.astype(np.float64) - low) * 255 / (high - low), 0, 255)
+    )
 
 
 @pytest.mark.parametrize("reader", ["auto", "tiff", "openslide"])
@@ -72,7 +83,9 @@ def test_what_is_no_picture_of_8_bits_is_refused_with_what_it_has(
     kind: str, reader: str, tmp_path: Path
 ) -> None:
     count = len(write(tmp_path / "a.tif", kind))
-    with pytest.raises(ChannelsError, match=rf"got {count} channels? of .* in 'a.tif'; pick one"):
+    with pytest.raises(
+        ChannelsError, match=rf"got {count} channels? of .* in 'a.tif'; pick one"
+    ):
         open_slide(tmp_path / "a.tif", reader=reader)
 
 
@@ -107,7 +120,9 @@ def test_the_picked_channels_are_scaled_between_their_own_percentiles(
 
 
 @pytest.mark.parametrize("kind", ["ome", "float"])
-def test_tiles_that_cut_segments_are_those_of_the_whole(kind: str, tmp_path: Path) -> None:
+def test_tiles_that_cut_segments_are_those_of_the_whole(
+    kind: str, tmp_path: Path
+) -> None:
     write(tmp_path / "a.tif", kind)
     with open_slide(tmp_path / "a.tif", look=Look(channels=("0",))) as slide:
         whole = slide.read_region((0, 0), 0, slide.size)
@@ -133,7 +148,11 @@ def test_lower_levels_are_the_files_own_at_the_same_scale(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("kind", "picked", "message"),
     [
-        ("ome", "CD4", "must be of the file's, got 'CD4'; it has 4 channels of 16 bits"),
+        (
+            "ome",
+            "CD4",
+            "must be of the file's, got 'CD4'; it has 4 channels of 16 bits",
+        ),
         ("ome", "4", "must be of the file's, got '4'"),
     ],
 )
@@ -147,14 +166,18 @@ def test_a_channel_that_is_not_there_is_named_with_those_that_are(
 
 def test_channels_of_a_plain_picture_are_refused(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", planes(np.uint8, 1)[0])
-    with pytest.raises(SlideOpenError, match=r"no channels to pick.*leave --channels out"):
+    with pytest.raises(
+        SlideOpenError, match=r"no channels to pick.*leave --channels out"
+    ):
         open_slide(tmp_path / "a.tif", look=Look(channels=("0",)))
 
 
 def test_a_stack_of_focal_planes_is_refused_by_its_axes(tmp_path: Path) -> None:
     data, path = np.stack([planes(np.uint16, 2)] * 3), tmp_path / "a.ome.tif"
     tifffile.imwrite(path, data, photometric="minisblack", metadata={"axes": "ZCYX"})
-    with pytest.raises(ChannelsError, match="by channel only, got 2 along C, 3 along Z"):
+    with pytest.raises(
+        ChannelsError, match="by channel only, got 2 along C, 3 along Z"
+    ):
         open_slide(path)
 
 
@@ -166,14 +189,18 @@ def test_a_stack_of_focal_planes_is_refused_by_its_axes(tmp_path: Path) -> None:
         ({"channels": ("a",), "icc": True}, "icc must be off with channels"),
     ],
 )
-def test_a_look_that_means_nothing_is_refused(wrong: dict[str, Any], message: str) -> None:
+def test_a_look_that_means_nothing_is_refused(
+    wrong: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         Look(**wrong)
 
 
 def test_gray_is_read_with_a_word(tmp_path: Path) -> None:
     gray = planes(np.uint8, 1)[0]
-    tifffile.imwrite(tmp_path / "a.tif", gray, tile=(128, 128), photometric="minisblack")
+    tifffile.imwrite(
+        tmp_path / "a.tif", gray, tile=(128, 128), photometric="minisblack"
+    )
     with open_slide(tmp_path / "a.tif") as slide:
         assert slide.notes == ("gray: one channel, shown as red, green and blue",)
         assert (slide.read_region((0, 0), 0, slide.size) == gray[..., None]).all()

@@ -13,7 +13,12 @@ from thinsection.slide import open_slide, read_resized, resize
 from thinsection.slide.tiff_reader import SegmentDecoder
 from thinsection.store.tiles_h5 import tile_attributes
 from thinsection.stream import iter_tiles
-from thinsection.testing.synthetic import PyramidKind, he_texture, write_he_slide, write_pyramid
+from thinsection.testing.synthetic import (
+    PyramidKind,
+    he_texture,
+    write_he_slide,
+    write_pyramid,
+)
 from thinsection.tiles import TilesConfig, tile_grid
 
 KINDS = {
@@ -32,10 +37,15 @@ def all_are_giants(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("size_th", [(88, 61), (43, 30), (300, 200)])
 def test_a_coarse_reading_is_nearly_the_exact_one(
-    tmp_path: Path, kind: dict[str, Any], size_th: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    kind: dict[str, Any],
+    size_th: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pixels = np.tile(he_texture(np.random.default_rng(2)), (1, 2, 1))[:984, :1408]
-    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb", metadata=None, **kind)
+    tifffile.imwrite(
+        tmp_path / "a.tif", pixels, photometric="rgb", metadata=None, **kind
+    )
     with open_slide(tmp_path / "a.tif", reader="tiff") as slide:
         exact = read_resized(slide, size_th)
         monkeypatch.setattr(resize, "_GIANT_PX", 1)
@@ -52,7 +62,9 @@ def test_grey_becomes_rgb_also_when_read_coarsely(
     tmp_path: Path, kind: dict[str, Any], all_are_giants: None
 ) -> None:
     grey = he_texture(np.random.default_rng(2))[:810, :, 1]
-    tifffile.imwrite(tmp_path / "a.tif", grey, photometric="minisblack", metadata=None, **kind)
+    tifffile.imwrite(
+        tmp_path / "a.tif", grey, photometric="minisblack", metadata=None, **kind
+    )
     with open_slide(tmp_path / "a.tif", reader="tiff") as slide:
         pixels = slide.read_region((0, 0), 0, slide.size)
         assert np.abs(pixels.astype(int) - grey[..., None]).mean() < 2
@@ -82,7 +94,9 @@ def test_empty_segments_are_never_decoded_and_small_slides_are_read_exactly(
         )
     decoded, decode_one = [], SegmentDecoder._decode_one
 
-    def counted(self: SegmentDecoder, index: int, data: memoryview, out: np.ndarray) -> None:
+    def counted(
+        self: SegmentDecoder, index: int, data: memoryview, out: np.ndarray
+    ) -> None:
         decoded.append(out.shape)
         decode_one(self, index, data, out)
 
@@ -95,13 +109,16 @@ def test_empty_segments_are_never_decoded_and_small_slides_are_read_exactly(
         assert decoded[1:] == [(32, 32, 3)]
 
 
-@pytest.mark.parametrize(("tile_mpp", "downsample"), [("1.0", 2), ("1.3", 2), ("4.0", 8)])
+@pytest.mark.parametrize(
+    ("tile_mpp", "downsample"), [("1.0", 2), ("1.3", 2), ("4.0", 8)]
+)
 def test_fast_tiles_are_nearly_the_exact_ones(
     tmp_path: Path, tile_mpp: str, downsample: int
 ) -> None:
     write_he_slide(tmp_path / "a.svs", (2300, 1500), seed=3, mpp=0.5)
     exact, fast = (
-        TilesConfig(tile_px=96, tile_mpp=tile_mpp, resample=r) for r in ("exact", "fast")
+        TilesConfig(tile_px=96, tile_mpp=tile_mpp, resample=r)
+        for r in ("exact", "fast")
     )
     with open_slide(tmp_path / "a.svs", reader="tiff") as slide:
         slow_table, table = tile_grid(slide, exact), tile_grid(slide, fast)

@@ -2,10 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from thinsection.errors import CohortError
+from thinsection.slide import slide_ids
 from thinsection.slide.cohort import load_cohort, parse_mpp
 
 
@@ -17,7 +19,10 @@ def touch(*paths: Path) -> None:
 
 def test_a_folder_gives_its_slides_in_a_stable_order(tmp_path: Path) -> None:
     touch(
-        tmp_path / "b.svs", tmp_path / "a.tiff", tmp_path / "notes.txt", tmp_path / "x" / "c.ndpi"
+        tmp_path / "b.svs",
+        tmp_path / "a.tiff",
+        tmp_path / "notes.txt",
+        tmp_path / "x" / "c.ndpi",
     )
     touch(tmp_path / ".hidden.svs")
     assert [e.slide_id for e in load_cohort([tmp_path])] == ["a", "b", "c"]
@@ -25,7 +30,9 @@ def test_a_folder_gives_its_slides_in_a_stable_order(tmp_path: Path) -> None:
 
 def test_of_a_dicom_folder_one_file_stands_for_the_slide(tmp_path: Path) -> None:
     touch(*[tmp_path / "case" / f"{i}.dcm" for i in range(3)])
-    assert [e.slide_path for e in load_cohort([tmp_path])] == [str(tmp_path / "case" / "0.dcm")]
+    assert [e.slide_path for e in load_cohort([tmp_path])] == [
+        str(tmp_path / "case" / "0.dcm")
+    ]
 
 
 def test_equal_names_from_two_folders_stay_apart(tmp_path: Path) -> None:
@@ -48,7 +55,11 @@ def test_a_table_gives_ids_mpp_and_labels(tmp_path: Path) -> None:
         "s/b.svs,,,,,,\n"
     )
     first, second = load_cohort([tmp_path / "c.csv"], slide_mpp=(0.5, 0.5))
-    assert (first.slide_id, first.slide_mpp, first.label) == ("first", (0.25, 0.26), "BRCA")
+    assert (first.slide_id, first.slide_mpp, first.label) == (
+        "first",
+        (0.25, 0.26),
+        "BRCA",
+    )
     assert (second.slide_id, second.slide_mpp, second.label) == ("b", (0.5, 0.5), None)
     assert Path(second.slide_path) == tmp_path / "s" / "b.svs"
 
@@ -58,15 +69,23 @@ def cohort(path: Path, *rows: str) -> Path:
     return path
 
 
-def test_an_odd_file_name_gets_a_safe_id_with_a_word_and_refuses_no_other(tmp_path: Path) -> None:
+def test_an_odd_file_name_gets_a_safe_id_with_a_word_and_refuses_no_other(
+    tmp_path: Path,
+) -> None:
     odd = ["a<b.svs", "c|d.svs", "run.json.svs", os.fsdecode(b"e\xff.svs")]
     touch(tmp_path / "good.svs", *[tmp_path / name for name in odd])
     said: list[str] = []
-    found = {e.slide_path: e.slide_id for e in load_cohort([tmp_path], on_message=said.append)}
+    found = {
+        e.slide_path: e.slide_id
+        for e in load_cohort([tmp_path], on_message=said.append)
+    }
     assert found.pop(str(tmp_path / "good.svs")) == "good"
     assert len(said) == len(set(found.values())) == 4
     assert found[str(tmp_path / "a<b.svs")].startswith("a_b-")
-    assert any("'a<b' is no name for a folder everywhere: its slide_id is 'a_b-" in s for s in said)
+    assert any(
+        "'a<b' is no name for a folder everywhere: its slide_id is 'a_b-" in s
+        for s in said
+    )
     again = {e.slide_path: e.slide_id for e in load_cohort([tmp_path])}
     assert again == found | {str(tmp_path / "good.svs"): "good"}  # from run to run
 
@@ -78,14 +97,20 @@ def test_two_links_to_one_slide_are_taken_once_with_a_word(tmp_path: Path) -> No
     said: list[str] = []
     entries = load_cohort([tmp_path / "in"], on_message=said.append)
     assert [e.slide_id for e in entries] == ["x", "z"]
-    assert said == [f"'{tmp_path}/in/y.svs' is the file '{tmp_path}/in/x.svs' again: taken once"]
+    assert said == [
+        f"'{tmp_path}/in/y.svs' is the file '{tmp_path}/in/x.svs' again: taken once"
+    ]
     table = cohort(tmp_path / "c.csv", "in/y.svs,named")
     assert [e.slide_id for e in load_cohort([tmp_path / "in", table])] == ["named", "z"]
 
 
-def test_equal_ids_of_a_table_are_refused_and_those_of_files_give_way(tmp_path: Path) -> None:
+def test_equal_ids_of_a_table_are_refused_and_those_of_files_give_way(
+    tmp_path: Path,
+) -> None:
     touch(tmp_path / "p1" / "a.svs", tmp_path / "p2" / "a.svs", tmp_path / "b.svs")
-    with pytest.raises(CohortError, match=r"of one slide in a cohort, got 'A' for .*b.svs' and"):
+    with pytest.raises(
+        CohortError, match=r"of one slide in a cohort, got 'A' for .*b.svs' and"
+    ):
         load_cohort([cohort(tmp_path / "c.csv", "p1/a.svs,a", "b.svs,A")])
     with pytest.raises(CohortError, match=r"one per slide, got 'a' and 'b'"):
         load_cohort([cohort(tmp_path / "c.csv", "p1/a.svs,a", "p1/a.svs,b")])
@@ -104,13 +129,20 @@ def test_a_nul_in_a_path_is_refused(tmp_path: Path) -> None:
 
 def test_urls_pass_through() -> None:
     (entry,) = load_cohort(["s3://bucket/cases/a.svs?versionId=1"])
-    assert (entry.slide_id, entry.slide_path) == ("a", "s3://bucket/cases/a.svs?versionId=1")
+    assert (entry.slide_id, entry.slide_path) == (
+        "a",
+        "s3://bucket/cases/a.svs?versionId=1",
+    )
 
 
 def test_bad_input_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CohortError, match=r"existing file, folder or URL, got 'none.svs'"):
+    with pytest.raises(
+        CohortError, match=r"existing file, folder or URL, got 'none.svs'"
+    ):
         load_cohort(["none.svs"])
-    with pytest.raises(CohortError, match=r"at least one slide, got .*known suffixes: .bif"):
+    with pytest.raises(
+        CohortError, match=r"at least one slide, got .*known suffixes: .bif"
+    ):
         load_cohort([tmp_path])
     (tmp_path / "c.csv").write_text("path\na.svs\n")
     with pytest.raises(CohortError, match=r"column 'slide_path', got \['path'\]"):
@@ -132,7 +164,9 @@ def test_an_id_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> N
         load_cohort([tmp_path / "c.csv"])
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "a", "1x2x3", "nan", "inf", "1e-300", "0.5x1e9"])
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "a", "1x2x3", "nan", "inf", "1e-300", "0.5x1e9"]
+)
 def test_an_mpp_must_be_positive_numbers(text: str) -> None:
     with pytest.raises(CohortError, match="slide_mpp must be"):
         parse_mpp(text, where="--slide-mpp")
@@ -142,7 +176,10 @@ def test_an_mpp_must_be_positive_numbers(text: str) -> None:
     ("table", "expected"),
     [
         ("wsi,mpp\na.svs,0.25\n", ("a", (0.25, 0.25), None, None)),
-        ("sample_id,image_path,spacing_at_level_0\nx,a.svs,0.5\n", ("x", (0.5, 0.5), None, None)),
+        (
+            "sample_id,image_path,spacing_at_level_0\nx,a.svs,0.5\n",
+            ("x", (0.5, 0.5), None, None),
+        ),
         ("case_id,slide_id,label\np1,a.svs,LUAD\n", ("a", None, "p1", "LUAD")),
         ("slide_id,process,status\na.svs,1,tbp\n", ("a", None, None, None)),
         ("Filename,PATIENT,LABEL\na.svs,p1,LUAD\n", ("a", None, "p1", "LUAD")),
@@ -158,7 +195,9 @@ def test_columns_of_other_tools_are_understood(
     assert entry.slide_path == str(tmp_path / "a.svs")
 
 
-def test_further_columns_are_kept_and_known_ones_are_not_doubled(tmp_path: Path) -> None:
+def test_further_columns_are_kept_and_known_ones_are_not_doubled(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "c.csv").write_text("wsi,case_id,site,width\na.svs,p1,Basel,7\n")
     (entry,) = load_cohort([tmp_path / "c.csv"])
     assert entry.more == {"case_id": "p1", "site": "Basel"}
@@ -176,7 +215,11 @@ PATTERN = r"(?P<cohort>[^/]+)/(?P<case_id>TCGA-\w\w-\w{4}).*"
 
 
 def test_what_a_path_says_becomes_columns(tmp_path: Path) -> None:
-    for name in ("TCGA-LUAD/TCGA-05-4244-01Z.svs", "TCGA-LUSC/TCGA-18-3406-01Z.svs", "other.svs"):
+    for name in (
+        "TCGA-LUAD/TCGA-05-4244-01Z.svs",
+        "TCGA-LUSC/TCGA-18-3406-01Z.svs",
+        "other.svs",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     said: list[str] = []
@@ -192,13 +235,58 @@ def test_what_a_path_says_becomes_columns(tmp_path: Path) -> None:
 
 
 def test_what_a_table_says_wins_over_the_path(tmp_path: Path) -> None:
-    (tmp_path / "c.csv").write_text("wsi,case_id,cohort\nX/TCGA-05-4244-01Z.svs,p7,mine\n")
+    (tmp_path / "c.csv").write_text(
+        "wsi,case_id,cohort\nX/TCGA-05-4244-01Z.svs,p7,mine\n"
+    )
     (entry,) = load_cohort([tmp_path / "c.csv"], name_pattern=PATTERN)
     assert (entry.patient_id, entry.more["cohort"]) == ("p7", "mine")
 
 
-@pytest.mark.parametrize("pattern", ["(", "no group", "(?P<slide_id>.)", "(?P<width>.)"])
+@pytest.mark.parametrize(
+    "pattern", ["(", "no group", "(?P<slide_id>.)", "(?P<width>.)"]
+)
 def test_a_pattern_that_names_nothing_is_refused(tmp_path: Path, pattern: str) -> None:
     (tmp_path / "a.svs").touch()
     with pytest.raises(CohortError, match="name_pattern must"):
         load_cohort([tmp_path], name_pattern=pattern)
+
+
+def test_a_question_mark_is_part_of_a_files_name_and_ends_a_urls(
+    tmp_path: Path,
+) -> None:
+    touch(tmp_path / "what?.svs", tmp_path / "what?a.svs")
+    entries = load_cohort([tmp_path])
+    assert [entry.slide_id.rpartition("-")[0] for entry in entries] == [
+        "what_",
+        "what_a",
+    ]
+
+
+def test_the_url_of_a_folder_gives_the_slides_below_it(bucket: Any) -> None:
+    for name in ("a.svs", "P1/b.svs", "notes.txt", "x.zarr/zarr.json", "d/1.dcm"):
+        bucket.pipe_file(f"slides/cohort/{name}", b"x")
+    bucket.pipe_file("slides/cohort/d/2.dcm", b"x")
+    wanted = ["P1/b.svs", "a.svs", "d/1.dcm", "x.zarr"]
+    for url in ("s3://slides/cohort/", "s3://slides/cohort"):
+        paths = [entry.slide_path for entry in load_cohort([url])]
+        assert paths == [f"s3://slides/cohort/{name}" for name in wanted]
+    assert [e.slide_id for e in load_cohort(["s3://slides/cohort/"])] == [
+        "b",
+        "a",
+        "1",
+        "x",
+    ]
+    with pytest.raises(CohortError, match="at least one slide, got 's3://slides/no/'"):
+        load_cohort(["s3://slides/no/"])
+    with pytest.raises(CohortError, match=r"local CSV.*c\.csv"):
+        load_cohort(["s3://slides/c.csv"])
+
+
+def test_more_names_of_one_hash_get_a_longer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slide_ids, "_HASH_DIGITS", (1, 64))
+    files = {f"/p{number}/scan.svs": "scan" for number in range(40)}
+    ids = slide_ids.assign_ids(files, {})
+    assert len(set(ids.values())) == 40
+    assert len(ids["/p0/scan.svs"]) == len("scan-1")

@@ -20,7 +20,9 @@ OURS_ALONE = {
     "jpeg-xl-dng": PyramidKind(compression=52546, tile=(240, 128)),
     "zstd-old": PyramidKind(compression=34926, differences=True),
     "strips-zstd": PyramidKind(downsamples=(1,), tile=None, compression="zstd"),
-    "strips-lzw": PyramidKind(downsamples=(1,), tile=None, compression="lzw", differences=True),
+    "strips-lzw": PyramidKind(
+        downsamples=(1,), tile=None, compression="lzw", differences=True
+    ),
     "strips-jpeg-xl": PyramidKind(downsamples=(1,), tile=None, compression="jpegxl"),
 }
 

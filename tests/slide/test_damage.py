@@ -1,5 +1,6 @@
 """Damaged files are refused by name, harm no process and cost no sound slide beside them."""
 
+import io
 import os
 import signal
 from pathlib import Path
@@ -8,11 +9,13 @@ import numpy as np
 import psutil
 import pytest
 import tifffile
+from PIL import Image
 
 from thinsection.errors import SlideOpenError, SlideReadError
 from thinsection.slide import open_slide
 from thinsection.slide.child import try_in_child
 from thinsection.slide.tiff_reader import TiffSlide
+from thinsection.testing import run_and_measure
 from thinsection.testing.slide_contract import KINDS, SIZE
 from thinsection.testing.synthetic import write_pyramid
 
@@ -35,7 +38,9 @@ def set_tag(path: Path, page: int, code: int, value: int) -> None:
 def add_thumbnail(path: Path) -> None:
     """A page of strips, as Aperio's thumbnail."""
     pixels = np.zeros((50, 70, 3), np.uint8)
-    tifffile.imwrite(path, pixels, append=True, photometric="rgb", rowsperstrip=16, metadata=None)
+    tifffile.imwrite(
+        path, pixels, append=True, photometric="rgb", rowsperstrip=16, metadata=None
+    )
 
 
 @pytest.mark.parametrize("code", [TILE_WIDTH, TILE_LENGTH])
@@ -44,7 +49,9 @@ def test_a_tile_size_over_which_openslide_aborts_is_only_that_files_error(
 ) -> None:
     set_tag(path, 0, code, HUGE)
     for reader in ("auto", "openslide"):
-        with pytest.raises(SlideOpenError, match="openslide: a process of its own died"):
+        with pytest.raises(
+            SlideOpenError, match="openslide: a process of its own died"
+        ):
             open_slide(path, reader=reader)
 
 
@@ -54,13 +61,17 @@ def test_a_size_of_nothing_is_refused_by_every_reader_with_the_page(
     path: Path, code: int, value: int
 ) -> None:
     set_tag(path, 0, code, value)
-    with pytest.raises(SlideOpenError, match=r"no reader opens 'a\.tif': tiff: page 0 (has|lists)"):
+    with pytest.raises(
+        SlideOpenError, match=r"no reader opens 'a\.tif': tiff: page 0 (has|lists)"
+    ):
         open_slide(path)
 
 
 @pytest.mark.parametrize("value", [0, HUGE])
 @pytest.mark.parametrize("code", [WIDTH, LENGTH, ROWS])
-def test_a_damaged_thumbnail_page_loses_no_sound_slide(path: Path, code: int, value: int) -> None:
+def test_a_damaged_thumbnail_page_loses_no_sound_slide(
+    path: Path, code: int, value: int
+) -> None:
     add_thumbnail(path)
     with open_slide(path) as slide:
         assert (slide.checked, slide.associated_names) == (True, ("thumbnail",))
@@ -79,7 +90,9 @@ def test_whatever_a_parser_or_decoder_raises_is_a_slide_error_with_the_cause(
 
     with open_slide(path, reader="tiff") as slide:
         monkeypatch.setattr(TiffSlide, "_fill", fail)
-        with pytest.raises(SlideReadError, match=r"deep inside.* in 'a\.tif'") as refused:
+        with pytest.raises(
+            SlideReadError, match=r"deep inside.* in 'a\.tif'"
+        ) as refused:
             slide.read_region((0, 0), 0, (10, 10))
         assert isinstance(refused.value.__cause__, ZeroDivisionError)
     monkeypatch.setattr(TiffSlide, "__init__", fail)
@@ -92,7 +105,9 @@ def test_whatever_a_parser_or_decoder_raises_is_a_slide_error_with_the_cause(
 
 def test_the_child_stays_warm_and_is_started_again_after_a_death(path: Path) -> None:
     def child() -> int:
-        living = (p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE)
+        living = (
+            p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE
+        )
         (ours,) = (p for p in living if "child.serve()" in " ".join(p.cmdline()))
         return int(ours.pid)
 
@@ -104,3 +119,28 @@ def test_the_child_stays_warm_and_is_started_again_after_a_death(path: Path) -> 
     psutil.wait_procs([psutil.Process(first)], timeout=30)
     try_in_child(str(path), "openslide")
     assert child() != first
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_jpeg_larger_than_its_tile_is_refused_before_it_is_decoded(
+    tmp_path: Path, samples: int
+) -> None:
+    path = tmp_path / "a.tif"
+    shape = (256, 256, samples)[: 2 + (samples > 1)]
+    stored = io.BytesIO()
+    Image.new("RGB" if samples > 1 else "L", (9000, 9000)).save(stored, "JPEG")
+    tifffile.imwrite(
+        path,
+        (data for data in [stored.getvalue()] * 4),
+        shape=shape,
+        dtype=np.uint8,
+        tile=(128, 128),
+        compression="jpeg",
+        photometric="ycbcr" if samples > 1 else "minisblack",
+        metadata=None,
+    )
+    measured = run_and_measure(
+        "tests.slide.measured_reading", "read_refused", path=str(path)
+    )
+    assert "9000" in measured.result
+    assert measured.growth_bytes < 24e6  # the JPEG has 81 or 243 MB of px

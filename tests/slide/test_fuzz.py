@@ -13,7 +13,9 @@ from thinsection.testing.synthetic import PyramidKind, write_pyramid
 SLIDES = os.environ.get("THINSECTION_TEST_SLIDES")
 
 
-def test_two_hundred_mutants_end_in_px_or_in_an_error_that_names_them(tmp_path: Path) -> None:
+def test_two_hundred_mutants_end_in_px_or_in_an_error_that_names_them(
+    tmp_path: Path,
+) -> None:
     real = Path(SLIDES) if SLIDES else None
     wrong, counts = fuzz(range(200), 15, tmp_path, real, ("auto",), run_slides=200)
     assert not wrong, "\n".join(wrong)
@@ -32,11 +34,22 @@ def test_a_seed_gives_the_same_mutants_and_another_seed_others(tmp_path: Path) -
     assert first == mutants(1)
     assert first != mutants(2)
     words = " ".join(how for _, how in first)
-    for change in ("bits flipped", "cut to", "a value", "type", "count", "becomes", "link", "all"):
+    for change in (
+        "bits flipped",
+        "cut to",
+        "a value",
+        "type",
+        "count",
+        "becomes",
+        "link",
+        "all",
+    ):
         assert change in words, change
 
 
-@pytest.mark.parametrize("data", [b"", b"II", b"II*\0", b"MM\0*" + bytes(12), b"x" * 17])
+@pytest.mark.parametrize(
+    "data", [b"", b"II", b"II*\0", b"MM\0*" + bytes(12), b"x" * 17]
+)
 def test_any_bytes_can_be_mutated(data: bytes) -> None:
     for number in range(200):
         changed, how = mutate(data, np.random.default_rng(number))

@@ -9,6 +9,7 @@ from thinsection.slide.geometry import (
     nominal_mpp,
     nominal_power,
     plan_read,
+    positive_number,
 )
 from thinsection.types import Level
 
@@ -25,10 +26,31 @@ def test_the_wanted_resolution_of_level_0_is_read_without_resampling() -> None:
     assert not plan.resamples
 
 
-def test_a_coarser_resolution_comes_from_the_coarsest_level_that_is_fine_enough() -> None:
+def test_a_coarser_resolution_comes_from_the_coarsest_level_that_is_fine_enough() -> (
+    None
+):
     plan = plan_read(LEVELS, (0.25, 0.25), tile_px=256, tile_mpp=2.0)
     assert (plan.level, plan.size_lv, plan.size_l0) == (1, (512, 512), (2048, 2048))
     assert plan.resamples
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0.4990", 0.499),
+        ("0,4990", 0.499),  # as scanners of some countries write it
+        (" 20 ", 20.0),
+        ("1,000.5", None),
+        ("0,4,9", None),
+        (",", None),
+        ("nan", None),
+        ("-1", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_a_number_of_a_files_metadata(text: str | None, number: float | None) -> None:
+    assert positive_number(text) == number
 
 
 def test_a_level_of_exactly_that_resolution_is_not_resampled() -> None:
@@ -108,7 +130,9 @@ def test_a_level_within_the_tolerance_is_read_as_it_is_and_its_true_mpp_recorded
 
 def test_of_two_levels_within_the_tolerance_the_nearer_is_read() -> None:
     levels = (LEVELS[0], Level(index=1, size=(7700, 3850), downsample=1.04))
-    plan = plan_read(levels, (0.49, 0.49), tile_px=256, tile_mpp=0.5, mpp_tolerance=0.05)
+    plan = plan_read(
+        levels, (0.49, 0.49), tile_px=256, tile_mpp=0.5, mpp_tolerance=0.05
+    )
     assert plan.level == 1
     assert plan.tile_mpp == pytest.approx(0.49 * 1.04)
 
@@ -121,8 +145,17 @@ def test_without_a_tolerance_a_near_level_is_resampled() -> None:
 
 def test_a_slide_that_is_too_coarse_is_refused_with_remedies() -> None:
     remedy = r"ask for --tile-mpp 0.53 or native, or for a higher --mpp-tolerance"
-    with pytest.raises(UpsamplingError, match=rf"must be >= 0.53, got 0.5 in 'a.svs'.*{remedy}"):
-        plan_read(SINGLE, (0.5, 0.53), tile_px=256, tile_mpp=0.5, mpp_tolerance=0.05, slide="a.svs")
+    with pytest.raises(
+        UpsamplingError, match=rf"must be >= 0.53, got 0.5 in 'a.svs'.*{remedy}"
+    ):
+        plan_read(
+            SINGLE,
+            (0.5, 0.53),
+            tile_px=256,
+            tile_mpp=0.5,
+            mpp_tolerance=0.05,
+            slide="a.svs",
+        )
 
 
 @pytest.mark.parametrize(("dpi", "mpp"), [(72, 352.8), (96, 264.6), (300, 84.67)])
@@ -131,7 +164,10 @@ def test_a_resolution_that_programs_write_by_default_is_taken_as_missing(
 ) -> None:
     found, said = believed_mpp((mpp, mpp))
     assert found is None
-    assert said == f"the file says {mpp:g} µm/px ({dpi} dpi), which no slide has: taken as missing"
+    assert (
+        said
+        == f"the file says {mpp:g} µm/px ({dpi} dpi), which no slide has: taken as missing"
+    )
 
 
 def test_a_coarse_slide_is_believed() -> None:

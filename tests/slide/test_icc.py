@@ -17,7 +17,9 @@ from thinsection.testing.synthetic import position_pixels
 ICC, SIZE = Look(icc=True), (610, 470)
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 # sRGB with the primaries of red and blue exchanged: every colour changes much
-SWAPPED = SRGB.replace(b"rXYZ", b"----").replace(b"bXYZ", b"rXYZ").replace(b"----", b"bXYZ")
+SWAPPED = (
+    SRGB.replace(b"rXYZ", b"----").replace(b"bXYZ", b"rXYZ").replace(b"----", b"bXYZ")
+)
 
 
 def written(path: Path, profile: bytes | None) -> Path:
@@ -32,7 +34,9 @@ def test_px_are_those_of_pillows_conversion(reader: str, tmp_path: Path) -> None
     intent = ImageCms.Intent.RELATIVE_COLORIMETRIC
     srgb = ImageCms.createProfile("sRGB")
     expected = np.asarray(
-        ImageCms.profileToProfile(Image.fromarray(pixels), own, srgb, renderingIntent=intent)
+        ImageCms.profileToProfile(
+            Image.fromarray(pixels), own, srgb, renderingIntent=intent
+        )
     )
     assert np.abs(expected.astype(int) - pixels).mean() > 20
     with open_slide(path, reader=reader, look=ICC) as slide:
@@ -56,7 +60,9 @@ def test_a_file_without_a_profile_is_read_as_it_is_with_a_word(tmp_path: Path) -
 
 def test_a_profile_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     path = written(tmp_path / "a.tif", SRGB[:200])
-    with pytest.raises(SlideOpenError, match=r"icc profile must be of RGB and readable.*--icc out"):
+    with pytest.raises(
+        SlideOpenError, match=r"icc profile must be of RGB and readable.*--icc out"
+    ):
         open_slide(path, look=ICC)
 
 
@@ -65,6 +71,11 @@ def test_the_real_slide_has_the_profile_of_srgb() -> None:
     if not path.is_file():
         pytest.skip(f"no real slide at {path}; set THINSECTION_TEST_SLIDES")
     with open_slide(path) as plain, open_slide(path, look=ICC) as slide:
-        assert slide.rendering == "ICC profile 'sRGB IEC61966-2.1' to sRGB, relative colorimetric"
-        got, stored = (s.read_region((2000, 1500), 0, (300, 300)) for s in (slide, plain))
+        assert (
+            slide.rendering
+            == "ICC profile 'sRGB IEC61966-2.1' to sRGB, relative colorimetric"
+        )
+        got, stored = (
+            s.read_region((2000, 1500), 0, (300, 300)) for s in (slide, plain)
+        )
         assert np.abs(got.astype(int) - stored).max() <= 1

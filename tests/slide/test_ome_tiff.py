@@ -14,24 +14,37 @@ from thinsection.testing.synthetic import position_pixels
 LEVELS = [position_pixels(SIZE), position_pixels((SIZE[0] // 2, SIZE[1] // 2))]
 
 
-def write_ome(path: Path, *, planar: bool = False, below: Any = None, **facts: Any) -> None:
+def write_ome(
+    path: Path, *, planar: bool = False, below: Any = None, **facts: Any
+) -> None:
     """A pyramid as QuPath and bfconvert write it: levels are pages below the first."""
-    options: dict[str, Any] = {"tile": (128, 128), "photometric": "rgb", "compression": "deflate"}
+    options: dict[str, Any] = {
+        "tile": (128, 128),
+        "photometric": "rgb",
+        "compression": "deflate",
+    }
     levels = LEVELS
     if planar:
         levels = [pixels.transpose(2, 0, 1) for pixels in LEVELS]
         options["planarconfig"] = "separate"
     with tifffile.TiffWriter(path, bigtiff=True, ome=True) as writer:
         writer.write(
-            levels[0], subifds=1, metadata={"axes": "CYX" if planar else "YXS", **facts}, **options
+            levels[0],
+            subifds=1,
+            metadata={"axes": "CYX" if planar else "YXS", **facts},
+            **options,
         )
         writer.write(levels[1], subfiletype=1, **{**options, **(below or {})})
         macro = np.full((90, 256, 3), 7, np.uint8)
-        writer.write(macro, photometric="rgb", tile=(128, 128), metadata={"Name": "macro"})
+        writer.write(
+            macro, photometric="rgb", tile=(128, 128), metadata={"Name": "macro"}
+        )
 
 
 def physical(x: float, y: float, unit: str | None) -> dict[str, Any]:
-    units = {} if unit is None else {"PhysicalSizeXUnit": unit, "PhysicalSizeYUnit": unit}
+    units = (
+        {} if unit is None else {"PhysicalSizeXUnit": unit, "PhysicalSizeYUnit": unit}
+    )
     return {"PhysicalSizeX": x, "PhysicalSizeY": y, **units}
 
 
@@ -61,13 +74,25 @@ def test_units_that_are_no_length_are_no_resolution(tmp_path: Path, unit: str) -
 
 
 @pytest.mark.parametrize("planar", [False, True], ids=["RGB", "planes"])
-@pytest.mark.parametrize("below", [{}, {"tile": None, "rowsperstrip": 16}], ids=["tiles", "strips"])
-def test_auto_keeps_levels_and_px_of_the_file(tmp_path: Path, planar: bool, below: Any) -> None:
-    write_ome(tmp_path / "a.ome.tif", planar=planar, below=below, **physical(0.5, 0.5, "µm"))
+@pytest.mark.parametrize(
+    "below", [{}, {"tile": None, "rowsperstrip": 16}], ids=["tiles", "strips"]
+)
+def test_auto_keeps_levels_and_px_of_the_file(
+    tmp_path: Path, planar: bool, below: Any
+) -> None:
+    write_ome(
+        tmp_path / "a.ome.tif", planar=planar, below=below, **physical(0.5, 0.5, "µm")
+    )
     with open_slide(tmp_path / "a.ome.tif") as slide:
         assert slide.choice.startswith("tiff: the file's own OME metadata")
-        assert [level.size for level in slide.levels] == [SIZE, (SIZE[0] // 2, SIZE[1] // 2)]
-        assert (slide.properties["ome.SizeX"], slide.properties["ome.SizeC"]) == ("600", "3")
+        assert [level.size for level in slide.levels] == [
+            SIZE,
+            (SIZE[0] // 2, SIZE[1] // 2),
+        ]
+        assert (slide.properties["ome.SizeX"], slide.properties["ome.SizeC"]) == (
+            "600",
+            "3",
+        )
         for level, truth in zip(slide.levels, LEVELS):
             for origin, size in regions(slide.size):
                 expected = crop_on_white(truth, origin, level.downsample, size)

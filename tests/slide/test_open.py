@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import openslide
 import pytest
@@ -14,7 +15,12 @@ from thinsection.slide import available_readers, open_slide
 from thinsection.slide.open import compare
 from thinsection.slide.tiff_reader import TiffSlide
 from thinsection.testing.slide_contract import KINDS, SIZE, STRIPED
-from thinsection.testing.synthetic import PyramidKind, he_texture, write_pyramid
+from thinsection.testing.synthetic import (
+    PyramidKind,
+    he_texture,
+    position_pixels,
+    write_pyramid,
+)
 from thinsection.types import RgbArray
 
 
@@ -36,7 +42,9 @@ def test_auto_takes_the_tiff_reader_where_its_px_are_openslides(
 
 
 @pytest.mark.parametrize("kind", (STRIPED | OURS_ALONE).values())
-def test_auto_says_that_openslide_was_no_judge(tmp_path: Path, kind: PyramidKind) -> None:
+def test_auto_says_that_openslide_was_no_judge(
+    tmp_path: Path, kind: PyramidKind
+) -> None:
     write_pyramid(tmp_path / "a.tif", SIZE, kind)
     with open_slide(tmp_path / "a.tif") as slide:
         assert slide.choice == "tiff: OpenSlide does not know the format"
@@ -51,7 +59,9 @@ class OffByOne(TiffSlide):
             out[0, 0, 0] ^= 1
 
 
-def test_a_reader_that_differs_in_one_value_of_level_0_does_not_agree(tmp_path: Path) -> None:
+def test_a_reader_that_differs_in_one_value_of_level_0_does_not_agree(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.tif"
     write_pyramid(path, SIZE)
     with open_slide(path, reader="openslide") as reference:
@@ -70,7 +80,9 @@ def write_between(path: Path, down: float, pixels: RgbArray) -> None:
     with tifffile.TiffWriter(path) as writer:
         for level in (pixels, np.asarray(smaller)):
             options = {"compression": "deflate", "photometric": "rgb", "metadata": None}
-            writer.write(level, tile=(128, 128), subfiletype=int(level is not pixels), **options)
+            writer.write(
+                level, tile=(128, 128), subfiletype=int(level is not pixels), **options
+            )
 
 
 DOWNSAMPLES = [1.3, 2.0005, 2.5, 3.9, 4.0, 7.7]
@@ -111,7 +123,11 @@ def test_a_lower_level_that_lies_one_px_off_does_not_agree(
     tmp_path: Path, down: float, by: tuple[int, int]
 ) -> None:
     path = tmp_path / "a.tif"
-    write_between(path, down, np.tile(he_texture(np.random.default_rng(1)), (1, 2, 1))[:989, :1411])
+    write_between(
+        path,
+        down,
+        np.tile(he_texture(np.random.default_rng(1)), (1, 2, 1))[:989, :1411],
+    )
     with open_slide(path, reader="openslide") as reference, Moved(str(path)) as slide:
         slide.by = (0, 0)
         assert compare(slide, reference) == ""
@@ -131,7 +147,10 @@ class Brighter(TiffSlide):
 def test_a_lower_level_of_another_picture_does_not_agree(tmp_path: Path) -> None:
     path = tmp_path / "a.tif"
     write_between(path, 2.5, he_texture(np.random.default_rng(1))[:901])
-    with open_slide(path, reader="openslide") as reference, Brighter(str(path)) as slide:
+    with (
+        open_slide(path, reader="openslide") as reference,
+        Brighter(str(path)) as slide,
+    ):
         assert "px of level 1 at" in compare(slide, reference)
 
 
@@ -151,7 +170,9 @@ def test_slide_mpp_replaces_what_the_file_says(tmp_path: Path) -> None:
     for reader in ("auto", "tiff", "openslide"):
         with open_slide(path, reader=reader, slide_mpp=(0.25, 0.26)) as slide:
             assert slide.slide_mpp == (0.25, 0.26)
-    with pytest.raises(InvalidInputError, match=r"slide_mpp must be > 0 and finite, got \(0.5, 0"):
+    with pytest.raises(
+        InvalidInputError, match=r"slide_mpp must be > 0 and finite, got \(0.5, 0"
+    ):
         open_slide(path, slide_mpp=(0.5, 0.0))
 
 
@@ -168,16 +189,22 @@ def test_no_reader_opens_text_called_svs_and_each_says_why(tmp_path: Path) -> No
 
 def test_an_empty_and_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty.svs").touch()
-    with pytest.raises(SlideOpenError, match=r"slide must not be empty, got 0 bytes in .*empty"):
+    with pytest.raises(
+        SlideOpenError, match=r"slide must not be empty, got 0 bytes in .*empty"
+    ):
         open_slide(tmp_path / "empty.svs")
-    with pytest.raises(SlideOpenError, match=r"slide must be an existing file, got .*none\.svs"):
+    with pytest.raises(
+        SlideOpenError, match=r"slide must be an existing file, got .*none\.svs"
+    ):
         open_slide(tmp_path / "none.svs")
     with pytest.raises(SlideOpenError, match="slide must be an existing file"):
         open_slide(tmp_path)
 
 
 @pytest.mark.parametrize("keep", [4, 9, 100, 300])
-def test_a_file_cut_within_its_structure_does_not_open(tmp_path: Path, keep: int) -> None:
+def test_a_file_cut_within_its_structure_does_not_open(
+    tmp_path: Path, keep: int
+) -> None:
     path = tmp_path / "cut.svs"
     write_pyramid(path, SIZE)
     path.write_bytes(path.read_bytes()[:keep])
@@ -196,3 +223,32 @@ def test_available_readers_name_their_versions() -> None:
     assert set(found) == {"tiff", "cucim", "openslide", "image", "zarr"}
     assert found["openslide"].available
     assert openslide.__version__ in found["openslide"].detail
+
+
+@pytest.mark.parametrize("by_url", [False, True])
+def test_a_decimal_comma_of_an_aperio_slide_is_a_resolution(
+    tmp_path: Path, *, by_url: bool
+) -> None:
+    path = tmp_path / "a.svs"
+    pixels = position_pixels((300, 200))
+    text = "Aperio Image Library v12.0.0\r\n300x200|AppMag = 20|MPP = 0,4990"
+    tifffile.imwrite(
+        path,
+        pixels,
+        tile=(128, 128),
+        photometric="rgb",
+        compression="jpeg",
+        description=text,
+        metadata=None,
+    )
+    if by_url:
+        fsspec.filesystem("memory").pipe("/comma/a.svs", path.read_bytes())
+        with open_slide("memory://comma/a.svs") as slide:
+            assert slide.slide_mpp == (0.499, 0.499)
+        return
+    found = {}
+    for reader in ("auto", "tiff", "openslide"):
+        with open_slide(path, reader=reader) as slide:
+            found[reader] = (slide.slide_mpp, slide.reader)
+    assert found["openslide"] == ((0.499, 0.499), "openslide")  # the outside judge
+    assert found["auto"] == found["tiff"] == ((0.499, 0.499), "tiff")

@@ -83,12 +83,18 @@ def test_the_docs_tables_have_a_row_for_every_reader_and_no_other() -> None:
 
 
 def test_settings_take_the_readers_that_are_known_and_no_other() -> None:
-    assert from_mapping(RunConfig, {"slides": {"reader": "tiff"}}).slides.reader == "tiff"
-    with pytest.raises(ConfigError, match=r"slides\.reader must be a known name, got 'tif'; did y"):
+    assert (
+        from_mapping(RunConfig, {"slides": {"reader": "tiff"}}).slides.reader == "tiff"
+    )
+    with pytest.raises(
+        ConfigError, match=r"slides\.reader must be a known name, got 'tif'; did y"
+    ):
         from_mapping(RunConfig, {"slides": {"reader": "tif"}})
 
 
-def test_folders_are_searched_for_every_suffix_that_some_reader_opens(tmp_path: Path) -> None:
+def test_folders_are_searched_for_every_suffix_that_some_reader_opens(
+    tmp_path: Path,
+) -> None:
     for suffix in (*slide_suffixes(), ".txt", ".toy"):
         (tmp_path / f"of{suffix[1:]}{suffix.upper()}").touch()
     found = {Path(entry.slide_path).suffix.lower() for entry in load_cohort([tmp_path])}
@@ -114,7 +120,9 @@ def test_another_packages_reader_opens_its_files_by_name_and_by_auto(
     ]
 
 
-def test_auto_says_what_the_other_package_answered(toy: dict[str, str], tmp_path: Path) -> None:
+def test_auto_says_what_the_other_package_answered(
+    toy: dict[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "bad.toy").write_text("no array\n" * 99)
     code = (
         "import sys; from thinsection.slide import open_slide\n"
@@ -144,7 +152,9 @@ def test_a_package_that_cannot_be_imported_is_named_and_stops_no_slide_of_ours(
         assert "mend or remove the package" in said
 
 
-@pytest.mark.parametrize("arguments", [["--reader", "toy"], []], ids=["by name", "by folder"])
+@pytest.mark.parametrize(
+    "arguments", [["--reader", "toy"], []], ids=["by name", "by folder"]
+)
 def test_the_shell_runs_another_packages_slides(
     toy: dict[str, str], tmp_path: Path, arguments: list[str]
 ) -> None:
@@ -152,7 +162,15 @@ def test_the_shell_runs_another_packages_slides(
     slides.mkdir()
     write_toy(slides / "a.toy")
     given = slides / "a.toy" if arguments else slides
-    options = [*arguments, "--out", tmp_path / "out", "--tile-px", "64", "--device", "cpu"]
+    options = [
+        *arguments,
+        "--out",
+        tmp_path / "out",
+        "--tile-px",
+        "64",
+        "--device",
+        "cpu",
+    ]
     done = in_shell(toy, "run", given, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert list((tmp_path / "out").rglob("*.h5"))
@@ -162,7 +180,11 @@ def test_the_shell_answers_an_unknown_reader_with_the_nearest(
     toy: dict[str, str], tmp_path: Path
 ) -> None:
     write_toy(tmp_path / "a.toy")
-    done = in_shell(toy, "run", tmp_path / "a.toy", "--reader", "toi", "--out", tmp_path / "out")
+    done = in_shell(
+        toy, "run", tmp_path / "a.toy", "--reader", "toi", "--out", tmp_path / "out"
+    )
     assert done.returncode != 0
-    assert "got 'toi'; did you mean 'toy'?" in " ".join((done.stdout + done.stderr).split())
+    assert "got 'toi'; did you mean 'toy'?" in " ".join(
+        (done.stdout + done.stderr).split()
+    )
     assert "toy" in in_shell(toy, "doctor").stdout

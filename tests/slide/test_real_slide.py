@@ -11,7 +11,9 @@ from thinsection.slide.open import interpolated
 from thinsection.testing.slide_contract import crop_on_white, regions
 
 ROOT = Path(__file__).parents[2]
-FOLDER = Path(os.environ.get("THINSECTION_TEST_SLIDES", ROOT.parent / "shared" / "slides"))
+FOLDER = Path(
+    os.environ.get("THINSECTION_TEST_SLIDES", ROOT.parent / "shared" / "slides")
+)
 SLIDE = FOLDER / "CMU-1-Small-Region.svs"
 
 TCGA = FOLDER / "tcga-cr-7395-01a-01-ts1.svs"  # JPEG 2000; levels 1 and 2.0005
@@ -68,7 +70,12 @@ def test_auto_takes_the_tiff_reader_where_a_downsample_is_no_whole_number() -> N
         assert slide.choice == "tiff: fastest that agrees with OpenSlide"
         level = slide.levels[1]
         assert level.downsample != round(level.downsample)
-        for x, y in ((0, 0), (403, 217), (901, 1203), (level.size[0] - 90, level.size[1] - 70)):
+        for x, y in (
+            (0, 0),
+            (403, 217),
+            (901, 1203),
+            (level.size[0] - 90, level.size[1] - 70),
+        ):
             origin = (round(x * level.downsample), round(y * level.downsample))
             theirs = reference.read_region(origin, 1, (90, 70))
             difference = np.abs(interpolated(slide, origin, 1, (90, 70)) - theirs)

@@ -53,7 +53,9 @@ def pyramid_of_real(path: Path) -> None:
 
 
 @needs_real
-def test_the_real_slide_streams_the_same_pixels_and_has_the_same_fingerprint(bucket: Any) -> None:
+def test_the_real_slide_streams_the_same_pixels_and_has_the_same_fingerprint(
+    bucket: Any,
+) -> None:
     url = upload(bucket, REAL)
     with open_slide(REAL, reader="tiff") as local, open_slide(url) as remote:
         assert remote.choice == "tiff: streamed by range requests"
@@ -101,7 +103,10 @@ def test_a_run_that_needs_few_levels_fetches_less_than_60_percent_and_says_so(
     assert facts["file_bytes"] == path.stat().st_size
     share = facts["fetched_bytes"] / facts["file_bytes"]
     assert 0.1 < share < 0.6
-    assert f"{share:.0%} of the file fetched in {facts['requests']} requests" in describe(result)
+    assert (
+        f"{share:.0%} of the file fetched in {facts['requests']} requests"
+        in describe(result)
+    )
 
 
 @needs_real
@@ -138,7 +143,9 @@ def test_a_streamed_slide_gives_the_same_embeddings(
 
 
 @needs_real
-def test_a_slide_of_one_level_is_fetched_whole_and_tiles_twice(bucket: Any, tmp_path: Path) -> None:
+def test_a_slide_of_one_level_is_fetched_whole_and_tiles_twice(
+    bucket: Any, tmp_path: Path
+) -> None:
     url = upload(bucket, REAL)
     shares = []
     for stage in ("tissue", "embed"):
@@ -148,7 +155,9 @@ def test_a_slide_of_one_level_is_fetched_whole_and_tiles_twice(bucket: Any, tmp_
     assert shares[0] < shares[1] < 1.8
 
 
-def test_other_readers_stage_the_file_and_delete_it_when_done(bucket: Any, tmp_path: Path) -> None:
+def test_other_readers_stage_the_file_and_delete_it_when_done(
+    bucket: Any, tmp_path: Path
+) -> None:
     path = tmp_path / "he.tiff"
     write_he_slide(path, (700, 500))
     with open_slide(upload(bucket, path), reader="openslide") as slide:
@@ -156,8 +165,14 @@ def test_other_readers_stage_the_file_and_delete_it_when_done(bucket: Any, tmp_p
         assert slide.slide_path == "s3://slides/he.tiff"
         with open_slide(path, reader="openslide") as local:
             region = ((100, 50), 0, (300, 200))
-            assert np.array_equal(slide.read_region(*region), local.read_region(*region))
-        copies = list(Path(tempfile.gettempdir()).glob(f"thinsection-staged-{slide.source.size}-*"))
+            assert np.array_equal(
+                slide.read_region(*region), local.read_region(*region)
+            )
+        copies = list(
+            Path(tempfile.gettempdir()).glob(
+                f"thinsection-staged-{slide.source.size}-*"
+            )
+        )
         assert copies
     assert not any(copy.exists() for copy in copies)
 
@@ -174,7 +189,9 @@ def test_staging_stays_within_its_bound(
 
 
 def test_a_missing_object_is_named(bucket: Any) -> None:
-    with pytest.raises(SlideOpenError, match=r"must be reachable.*s3://slides/none\.svs"):
+    with pytest.raises(
+        SlideOpenError, match=r"must be reachable.*s3://slides/none\.svs"
+    ):
         open_slide("s3://slides/none.svs")
 
 

@@ -35,17 +35,27 @@ def test_in_parts_single_values_differ_by_one_at_most(
 
 def test_a_size_beyond_the_slides_is_refused() -> None:
     for size_th in ((918, 100), (0, 5)):
-        with pytest.raises(InvalidInputError, match=r"size_th must be from \(1, 1\) to \(917, 1"):
+        with pytest.raises(
+            InvalidInputError, match=r"size_th must be from \(1, 1\) to \(917, 1"
+        ):
             read_resized(ArraySlide([PIXELS]), size_th)
 
 
-@pytest.mark.parametrize("size", [(512, 512), (508, 508), (402, 307), (600, 640), (257, 256)])
+@pytest.mark.parametrize(
+    "size", [(512, 512), (508, 508), (402, 307), (600, 640), (257, 256)]
+)
 @pytest.mark.parametrize("noise", [0, 60])
 def test_a_tile_is_pillows_within_a_level(size: tuple[int, int], noise: int) -> None:
     spread = np.random.default_rng(2).integers(-noise, noise + 1, (*size[::-1], 3))
-    pixels = (PIXELS[: size[1], : size[0]].astype(int) + spread).clip(0, 255).astype(np.uint8)
+    pixels = (
+        (PIXELS[: size[1], : size[0]].astype(int) + spread)
+        .clip(0, 255)
+        .astype(np.uint8)
+    )
     wanted = Image.fromarray(pixels).resize((256, 256), Image.Resampling.LANCZOS)
-    around = np.full((size[1] + 9, size[0] + 5, 3), 77, np.uint8)  # a cut of a wider picture
+    around = np.full(
+        (size[1] + 9, size[0] + 5, 3), 77, np.uint8
+    )  # a cut of a wider picture
     around[4:-5, 2:-3] = pixels
     batch = np.zeros((3, 256, 256, 3), np.uint8)
     resize.resample(around[4:-5, 2:-3], batch[1])

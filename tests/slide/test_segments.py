@@ -66,14 +66,18 @@ def test_a_row_of_segments_is_one_request(slide_path: Path) -> None:
         np.testing.assert_array_equal(tile, alone[0])
 
 
-def test_segments_apart_or_in_another_order_are_requests_of_their_own(slide_path: Path) -> None:
+def test_segments_apart_or_in_another_order_are_requests_of_their_own(
+    slide_path: Path,
+) -> None:
     out, source = read(slide_path, corners((0, 0), (2, 0), (1, 0), (1, 0), (2, 0)))
     assert len(source.ranges) == 4  # only the last two follow each other
     np.testing.assert_array_equal(out[1], out[4])
     np.testing.assert_array_equal(out[2], out[3])
 
 
-def test_a_request_has_a_bound(slide_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_has_a_bound(
+    slide_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with tifffile.TiffFile(slide_path) as file:
         largest = max(file.pages[0].databytecounts)
     row = corners((0, 0), (1, 0), (2, 0), (3, 0))
@@ -91,7 +95,9 @@ def test_a_damaged_segment_in_a_row_is_named(slide_path: Path) -> None:
     data = bytearray(slide_path.read_bytes())
     data[offset : offset + count] = bytes(count)
     slide_path.write_bytes(data)
-    with pytest.raises(SlideReadError, match=r"column 2, row 1 of a level of .* in 'a\.tif'"):
+    with pytest.raises(
+        SlideReadError, match=r"column 2, row 1 of a level of .* in 'a\.tif'"
+    ):
         read(slide_path, corners((0, 1), (1, 1), (2, 1), (3, 1)))
 
 
@@ -100,7 +106,9 @@ WHOLE = [kind for name, kind in IN_PLACE if not name.startswith("strips")]
 
 
 @pytest.mark.parametrize("kind", WHOLE, ids=repr)
-def test_whole_segments_are_decoded_without_tifffile(tmp_path: Path, kind: PyramidKind) -> None:
+def test_whole_segments_are_decoded_without_tifffile(
+    tmp_path: Path, kind: PyramidKind
+) -> None:
     levels = write_pyramid(tmp_path / "a.tif", SIZE, kind)
     with TiffSlide(str(tmp_path / "a.tif")) as slide:
         for decoder in slide._decoders:
@@ -115,8 +123,12 @@ def test_whole_segments_are_decoded_without_tifffile(tmp_path: Path, kind: Pyram
         )
 
 
-@pytest.mark.parametrize("kind", [KINDS["jpeg-420"], *JUDGED.values(), *OURS_ALONE.values()])
-def test_damage_of_every_compression_is_an_error(tmp_path: Path, kind: PyramidKind) -> None:
+@pytest.mark.parametrize(
+    "kind", [KINDS["jpeg-420"], *JUDGED.values(), *OURS_ALONE.values()]
+)
+def test_damage_of_every_compression_is_an_error(
+    tmp_path: Path, kind: PyramidKind
+) -> None:
     path = tmp_path / "a.tif"
     write_pyramid(path, SIZE, kind)
     with tifffile.TiffFile(path) as file:
@@ -125,7 +137,9 @@ def test_damage_of_every_compression_is_an_error(tmp_path: Path, kind: PyramidKi
     data[offset : offset + count] = bytes(count)
     path.write_bytes(data)
     with TiffSlide(str(path)) as slide:
-        with pytest.raises(SlideReadError, match=r"column 0, row 0 of a level of .* in 'a\.tif'"):
+        with pytest.raises(
+            SlideReadError, match=r"column 0, row 0 of a level of .* in 'a\.tif'"
+        ):
             slide.read_region((0, 0), 0, (64, 16))
         slide.read_region((SIZE[0] - 64, SIZE[1] - 16), 0, (64, 16))
 
@@ -141,7 +155,9 @@ def test_uncompressed_segments_are_read_into_place(tmp_path: Path) -> None:
     assert source.ranges == []  # no bytes between the file and `out`
     with TiffSlide(str(path)) as slide:
         os.truncate(path, path.stat().st_size // 2)
-        with pytest.raises(SlideReadError, match=r"segment must be whole, got .* in 'a\.tif'"):
+        with pytest.raises(
+            SlideReadError, match=r"segment must be whole, got .* in 'a\.tif'"
+        ):
             slide.read_region((768, 256), 0, (256, 256))
 
 
@@ -179,11 +195,15 @@ def test_segments_that_were_never_scanned_are_white_and_cost_nothing(
 def test_what_was_announced_is_decoded_once_and_then_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_pyramid(tmp_path / "a.tif", (2048, 1024), KINDS["jpeg-420"])  # 8 x 4 segments of 192 KiB
+    write_pyramid(
+        tmp_path / "a.tif", (2048, 1024), KINDS["jpeg-420"]
+    )  # 8 x 4 segments of 192 KiB
     monkeypatch.setattr(segments, "CACHE_BYTES", 20 * 256 * 256 * 3)
     decode, times = SegmentDecoder._decode_one, Counter[int]()
 
-    def count(self: SegmentDecoder, index: int, data: memoryview, out: np.ndarray) -> None:
+    def count(
+        self: SegmentDecoder, index: int, data: memoryview, out: np.ndarray
+    ) -> None:
         times[index] += 1
         decode(self, index, data, out)
 
@@ -191,7 +211,9 @@ def test_what_was_announced_is_decoded_once_and_then_forgotten(
     config = TilesConfig(tile_px=100, tile_mpp="native", overlap=30, edge="pad")
     with TiffSlide(str(tmp_path / "a.tif")) as slide:
         table = tile_grid(slide, config)
-        found = [batch.tiles.copy() for batch in iter_tiles(slide, table, batch_size=16)]
+        found = [
+            batch.tiles.copy() for batch in iter_tiles(slide, table, batch_size=16)
+        ]
         assert times == dict.fromkeys(range(32), 1)
         assert not len(slide._cut)
         alone = slide.read_region(tuple(table.coords_l0[40]), 0, (100, 100))

@@ -15,12 +15,18 @@ from thinsection.testing.synthetic import PyramidKind, write_pyramid
 def test_a_vsi_shell_is_refused_with_the_folder_that_holds_its_pixels(
     tmp_path: Path, reader: str
 ) -> None:
-    write_pyramid(tmp_path / "a.tif", (620, 212), PyramidKind(tile=None, downsamples=(1,)))
+    write_pyramid(
+        tmp_path / "a.tif", (620, 212), PyramidKind(tile=None, downsamples=(1,))
+    )
     shell = shutil.copy(tmp_path / "a.tif", tmp_path / "s-1.vsi")
-    with pytest.raises(SlideOpenError, match=r"VSI.*preview.*'_s-1_', which is not beside it"):
+    with pytest.raises(
+        SlideOpenError, match=r"VSI.*preview.*'_s-1_', which is not beside it"
+    ):
         open_slide(shell, reader=reader)
     (tmp_path / "_s-1_").mkdir()
-    with pytest.raises(SlideOpenError, match=r"'_s-1_', which is beside it.*convert it to OME"):
+    with pytest.raises(
+        SlideOpenError, match=r"'_s-1_', which is beside it.*convert it to OME"
+    ):
         open_slide(shell, reader=reader)
 
 

@@ -29,8 +29,12 @@ USUAL = ZarrKind()
 KINDS: dict[str, PyramidKind] = {
     "0.5": USUAL,
     "0.4": ZarrKind(version="0.4"),
-    "0.5-gzip-chunks-of-rgb": ZarrKind(compression="gzip", axes="cyx", channels_in_chunk=3),
-    "0.5-blosc-rgb-last": ZarrKind(compression="blosc", axes="yxc", channels_in_chunk=3),
+    "0.5-gzip-chunks-of-rgb": ZarrKind(
+        compression="gzip", axes="cyx", channels_in_chunk=3
+    ),
+    "0.5-blosc-rgb-last": ZarrKind(
+        compression="blosc", axes="yxc", channels_in_chunk=3
+    ),
     "0.5-uncompressed": ZarrKind(compression=None, tile=(240, 128)),
     "0.5-shards": ZarrKind(shard=2),
     "0.4-rgb-last": ZarrKind(version="0.4", axes="zyxc", channels_in_chunk=3),
@@ -66,7 +70,9 @@ class TestZarr(SlideContract):
 
 
 @pytest.mark.parametrize("version", ["0.4", "0.5"])
-def test_auto_takes_a_folder_by_its_suffix_and_says_so(version: str, tmp_path: Path) -> None:
+def test_auto_takes_a_folder_by_its_suffix_and_says_so(
+    version: str, tmp_path: Path
+) -> None:
     pixels = position_pixels(SIZE)
     write_ome(tmp_path / "a.zarr", [pixels], ZarrKind(version=version))
     with open_slide(tmp_path / "a.zarr") as slide:
@@ -104,7 +110,9 @@ def test_one_channel_of_8_bits_is_grey(tmp_path: Path) -> None:
 
 def channels(count: int, dtype: Any) -> np.ndarray:
     y, x = np.mgrid[: SIZE[1], : SIZE[0]]
-    return np.stack([(x * (c + 1) + y * 3) % 4000 for c in range(count)], axis=2).astype(dtype)
+    return np.stack(
+        [(x * (c + 1) + y * 3) % 4000 for c in range(count)], axis=2
+    ).astype(dtype)
 
 
 def named(*names: str, colours: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -123,9 +131,13 @@ def test_channels_are_refused_by_name_and_picked_by_name(
     how = KINDS[kind]
     assert isinstance(how, ZarrKind)
     levels = [stored, stored[::4, ::4]]
-    write_ome(tmp_path / "a.zarr", levels, how, **named("DAPI", "CD3", "CD8", "AF", "PanCK"))
+    write_ome(
+        tmp_path / "a.zarr", levels, how, **named("DAPI", "CD3", "CD8", "AF", "PanCK")
+    )
     for reader in ("auto", "zarr"):
-        with pytest.raises(ChannelsError, match=r"5 channels .*DAPI, CD3.*--channels 'DAPI,CD3"):
+        with pytest.raises(
+            ChannelsError, match=r"5 channels .*DAPI, CD3.*--channels 'DAPI,CD3"
+        ):
             open_slide(tmp_path / "a.zarr", reader=reader)
     look = Look(channels=("cd8", "0"), percentiles=(1, 99))
     with open_slide(tmp_path / "a.zarr", look=look) as slide:
@@ -133,7 +145,9 @@ def test_channels_are_refused_by_name_and_picked_by_name(
             found = slide.read_region((0, 0), level, slide.levels[level].size)
             for n, channel in enumerate((2, 0)):
                 low, high = np.percentile(stored[..., channel], (1, 99))
-                scaled = np.clip((values[..., channel] - low) * 255 / (high - low), 0, 255)
+                scaled = np.clip(
+                    (values[..., channel] - low) * 255 / (high - low), 0, 255
+                )
                 assert np.abs(found[..., n] - scaled).max() <= 1
             assert not found[..., 2].any()
         assert "CD8" in slide.rendering
@@ -160,7 +174,10 @@ BROKEN: dict[str, tuple[tuple[str | int, ...], Any]] = {
     "version 0.1": (("ome", "version"), "0.1"),
     "no levels": (("ome", "multiscales", 0, "datasets"), []),
     "no such level": (("ome", "multiscales", 0, "datasets", 0, "path"), "9"),
-    "a level above the folder": (("ome", "multiscales", 0, "datasets", 0, "path"), "../b"),
+    "a level above the folder": (
+        ("ome", "multiscales", 0, "datasets", 0, "path"),
+        "../b",
+    ),
     "levels that grow": (("ome", "multiscales", 0, "datasets", 1, "path"), "0"),
     "axes of no sense": (("ome", "multiscales", 0, "axes"), [{"name": "x"}] * 5),
     "axes too few": (("ome", "multiscales", 0, "axes"), [{"name": "y"}, {"name": "x"}]),
@@ -177,7 +194,9 @@ BROKEN: dict[str, tuple[tuple[str | int, ...], Any]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_damaged_metadata_are_an_open_error_that_names_the_slide(name: str, tmp_path: Path) -> None:
+def test_damaged_metadata_are_an_open_error_that_names_the_slide(
+    name: str, tmp_path: Path
+) -> None:
     pixels = position_pixels(SIZE)
     write_ome(tmp_path / "a.zarr", [pixels, pixels[::4, ::4]], USUAL)
     path = tmp_path / "a.zarr" / "zarr.json"
@@ -194,23 +213,50 @@ def test_damaged_metadata_are_an_open_error_that_names_the_slide(name: str, tmp_
 
 
 @pytest.mark.parametrize("array", ["zarr.json", "0/zarr.json"])
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
-def test_metadata_that_are_no_json_are_an_open_error(array: str, text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "[" * 200_000])
+def test_metadata_that_are_no_json_are_an_open_error(
+    array: str, text: str, tmp_path: Path
+) -> None:
     write_ome(tmp_path / "a.zarr", [position_pixels(SIZE)], USUAL)
     (tmp_path / "a.zarr" / array).write_text(text)
     with pytest.raises(SlideOpenError, match=r"a\.zarr"):
         open_slide(tmp_path / "a.zarr")
 
 
-def test_a_giant_of_a_few_bytes_opens_no_chunk_that_is_too_large(tmp_path: Path) -> None:
+def test_a_giant_of_a_few_bytes_opens_no_chunk_that_is_too_large(
+    tmp_path: Path,
+) -> None:
     write_ome(tmp_path / "a.zarr", [position_pixels(SIZE)], USUAL)
     path = tmp_path / "a.zarr" / "0" / "zarr.json"
     told = json.loads(path.read_text())
     told["shape"] = [1, 3, 1, 1 << 20, 1 << 20]
     told["chunk_grid"]["configuration"]["chunk_shape"] = [1, 3, 1, 1 << 15, 1 << 15]
     path.write_text(json.dumps(told))
-    with pytest.raises(SlideOpenError, match="chunks must have <= 128 MiB, got 3072 MiB"):
+    with pytest.raises(
+        SlideOpenError, match="chunks must have <= 128 MiB, got 3072 MiB"
+    ):
         open_slide(tmp_path / "a.zarr")
+
+
+@pytest.mark.parametrize(
+    ("width", "height"),
+    [(1 << 31, 1 << 31), (300, 1 << 31), (1 << 31, 300), (1 << 21, 1 << 21)],
+)
+def test_a_level_of_declared_px_next_to_a_small_one_is_refused_on_opening(
+    tmp_path: Path, width: int, height: int
+) -> None:
+    pixels = position_pixels((300, 300))
+    write_ome(tmp_path / "a.zarr", [pixels, pixels[::2, ::2]], USUAL)
+    for level, step in (("0", 1), ("1", 2)):
+        path = tmp_path / "a.zarr" / level / "zarr.json"
+        told = json.loads(path.read_text())
+        told["shape"] = [1, 3, 1, height // step, width // step]
+        told["chunk_grid"]["configuration"]["chunk_shape"] = [1, 3, 1, 300, 300]
+        path.write_text(json.dumps(told))
+    got = f"got {width} x {height} in 'a.zarr'; the file is damaged"
+    for reader in ("auto", "zarr"):
+        with pytest.raises(SlideOpenError, match=got):
+            open_slide(tmp_path / "a.zarr", reader=reader)
 
 
 def test_a_folder_of_times_or_focal_planes_is_refused(tmp_path: Path) -> None:
@@ -221,7 +267,9 @@ def test_a_folder_of_times_or_focal_planes_is_refused(tmp_path: Path) -> None:
         open_slide(tmp_path / "a.zarr")
 
 
-def test_a_cohort_takes_the_folder_as_one_slide_and_looks_into_none(tmp_path: Path) -> None:
+def test_a_cohort_takes_the_folder_as_one_slide_and_looks_into_none(
+    tmp_path: Path,
+) -> None:
     write_ome(tmp_path / "s" / "a.ome.zarr", [position_pixels(SIZE)], USUAL)
     (tmp_path / "s" / "a.ome.zarr" / "inside.svs").touch()
     (tmp_path / "s" / "b.svs").touch()
@@ -239,7 +287,12 @@ def test_the_fingerprint_sees_metadata_names_sizes_and_chunks(tmp_path: Path) ->
     path = tmp_path / "b.zarr"
     assert (fingerprint(path), whole_sum(path)) == (known, whole)
     chunks = sorted(p for p in path.rglob("*") if p.is_file() and not p.suffix)
-    for changed in (path / "zarr.json", path / "0" / "zarr.json", chunks[0], chunks[-1]):
+    for changed in (
+        path / "zarr.json",
+        path / "0" / "zarr.json",
+        chunks[0],
+        chunks[-1],
+    ):
         data = changed.read_bytes()
         changed.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         assert fingerprint(path) != known
@@ -262,7 +315,9 @@ def test_by_url_its_px_and_its_identity_are_those_of_the_folder(tmp_path: Path) 
         fingerprint(f"file://{tmp_path}/b.zarr")
 
 
-def test_a_chunk_of_which_its_head_lies_is_an_error_of_its_region(tmp_path: Path) -> None:
+def test_a_chunk_of_which_its_head_lies_is_an_error_of_its_region(
+    tmp_path: Path,
+) -> None:
     write_ome(tmp_path / "a.zarr", [position_pixels(SIZE)], USUAL)
     chunk = tmp_path / "a.zarr" / "0" / "c" / "0" / "0" / "0" / "1" / "1"
     chunk.write_bytes(b"\x28\xb5\x2f\xfd\xe0" + b"\xff" * 60)  # zstd: of 2^64 bytes

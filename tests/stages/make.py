@@ -14,7 +14,9 @@ from thinsection.tiles import TileTable
 
 def work_of(path: Path, out: Path, *stages: Stage) -> SlideWork:
     """The slide, opened, with an empty ledger. Whoever asks closes it."""
-    entry = SlideEntry(slide_id=path.stem, slide_path=str(path), patient_id="p7", label="LUAD")
+    entry = SlideEntry(
+        slide_id=path.stem, slide_path=str(path), patient_id="p7", label="LUAD"
+    )
     source = source_key(fingerprint(path), entry)
     ledger = SlideLedger(out=out, slide_id=path.stem)
     work = SlideWork(entry=entry, out=out, source=source, ledger=ledger, stages=stages)

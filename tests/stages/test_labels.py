@@ -14,7 +14,12 @@ from thinsection.qc.pipeline import Pipeline, preset_names
 from thinsection.qc.tissue import TissueConfig
 from thinsection.slide.readers import reader_choices
 from thinsection.stages.labels import grid_label, join_label, slug, variant
-from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage, PoolingStage
+from thinsection.stages.leaves import (
+    FormatStage,
+    GraphStage,
+    OverviewStage,
+    PoolingStage,
+)
 from thinsection.stages.masks import QcStage, TissueStage
 from thinsection.stages.stage import Stage
 from thinsection.stages.tiles import FeaturesStage, TilesStage
@@ -25,11 +30,26 @@ from thinsection.weights.origin import Origin
 # few values, hostile ones among them: two random settings are often almost the same
 WORDS = st.sampled_from(
     [
-        *("tissue", "contrast", "a", "b", "a+b", "a_b", "a-b", "a b", "a/b", "A", "none", ""),
+        *(
+            "tissue",
+            "contrast",
+            "a",
+            "b",
+            "a+b",
+            "a_b",
+            "a-b",
+            "a b",
+            "a/b",
+            "A",
+            "none",
+            "",
+        ),
         *("x_edge-pad", "x_tiff", "edge-pad", "x", "é", "x-6d6b3b", "0.5", "None"),
     ]
 )
-MPPS = st.sampled_from(["0.5", "0.50", ".5", "0.25", "1", "1.0", "native", "0.5000001", "1e-3"])
+MPPS = st.sampled_from(
+    ["0.5", "0.50", ".5", "0.25", "1", "1.0", "native", "0.5000001", "1e-3"]
+)
 GRIDS = st.builds(
     TilesConfig,
     tile_px=st.sampled_from([256, 512]),
@@ -70,7 +90,9 @@ def features(stage: TilesStage | None = None, **changes: Any) -> FeaturesStage:
 def plain(config: Any) -> dict[str, Any]:
     """What of the settings decides: '0.50' is '0.5' and 8 is 8.0."""
     values = asdict(config)
-    return values | ({"tile_mpp": config.mpp} if isinstance(config, TilesConfig) else {})
+    return values | (
+        {"tile_mpp": config.mpp} if isinstance(config, TilesConfig) else {}
+    )
 
 
 @given(GRIDS, GRIDS, MASKS, MASKS)
@@ -86,7 +108,9 @@ def test_two_grids_share_a_name_only_where_nothing_differs(
 
 
 @given(GRIDS, st.data())
-def test_one_changed_setting_changes_the_name(config: TilesConfig, data: st.DataObject) -> None:
+def test_one_changed_setting_changes_the_name(
+    config: TilesConfig, data: st.DataObject
+) -> None:
     name = data.draw(st.sampled_from([f.name for f in fields(TilesConfig)]))
     changed = replace(config, **{name: getattr(data.draw(GRIDS), name)})
     same = plain(config) == plain(changed)
@@ -124,16 +148,25 @@ def test_a_name_is_short_and_of_letters_that_every_file_system_takes(
         (TilesConfig(tile_mpp="native", overlap=64), "", "256px_native_64px_overlap"),
         (TilesConfig(), "qc-auto", "256px_0.5mpp_qc-auto"),
         (TilesConfig(edge="pad"), "tiff", "256px_0.5mpp_edge-pad_tiff"),
-        (TilesConfig(tile_filter=("tissue", "contrast")), "", "256px_0.5mpp_tile_filter-t+c"),
+        (
+            TilesConfig(tile_filter=("tissue", "contrast")),
+            "",
+            "256px_0.5mpp_tile_filter-t+c",
+        ),
     ],
 )
-def test_a_grid_is_named_as_a_person_reads_it(config: TilesConfig, mask: str, name: str) -> None:
+def test_a_grid_is_named_as_a_person_reads_it(
+    config: TilesConfig, mask: str, name: str
+) -> None:
     assert grid_label(config, mask) == name.replace("t+c", "tissue+contrast")
 
 
 def test_many_changed_settings_become_a_hash_that_sees_every_one() -> None:
     many = TilesConfig(tile_filter=tuple(f"filter{n}" for n in range(9)))
-    names = {grid_label(many, ""), grid_label(replace(many, min_tissue_fraction=0.1), "")}
+    names = {
+        grid_label(many, ""),
+        grid_label(replace(many, min_tissue_fraction=0.1), ""),
+    }
     assert len(names) == 2
     assert all(re.fullmatch(r"256px_0\.5mpp_[0-9a-f]{6}", name) for name in names)
 
@@ -142,7 +175,13 @@ def test_many_changed_settings_become_a_hash_that_sees_every_one() -> None:
     ("value", "text"),
     [
         *((("a", "b"), "a+b"), ((), "none"), ("a b/c:d", "a-b-c-d"), ("..", "..")),
-        *((0.5, "0.5"), (8.0, "8"), (0.1 + 0.2, "0.30000000000000004"), (":", "x"), (None, "None")),
+        *(
+            (0.5, "0.5"),
+            (8.0, "8"),
+            (0.1 + 0.2, "0.30000000000000004"),
+            (":", "x"),
+            (None, "None"),
+        ),
     ],
 )
 def test_a_value_is_a_part_of_a_name(value: object, text: str) -> None:
@@ -167,13 +206,18 @@ def test_every_kind_of_stage_has_an_address_of_its_own() -> None:
         *(grid.mask, grid, one, features(dtype="float16"), features(encoder="uni")),
         features(stain=StainConfig(stain_norm="macenko"), target=target),
         *(OverviewStage(tiles=grid), GraphStage(tiles=grid, spec="knn:8")),
-        *(GraphStage(tiles=grid, spec="radius:8"), FormatStage(features=one, format="tsv")),
+        *(
+            GraphStage(tiles=grid, spec="radius:8"),
+            FormatStage(features=one, format="tsv"),
+        ),
         FormatStage(features=one, format="parquet"),
     ]
     assert len({stage.address for stage in stages}) == len(stages)
 
 
-def test_the_weights_of_an_encoder_are_part_of_the_key_and_its_revision_is_not() -> None:
+def test_the_weights_of_an_encoder_are_part_of_the_key_and_its_revision_is_not() -> (
+    None
+):
     one = features(identity={"name": "u", "weights_hash": "ab", "revision": "1"})
     moved = features(identity={"name": "u", "weights_hash": "ab", "revision": "2"})
     other = features(identity={"name": "u", "weights_hash": "cd", "revision": "1"})
@@ -181,13 +225,20 @@ def test_the_weights_of_an_encoder_are_part_of_the_key_and_its_revision_is_not()
     assert one.address == other.address  # so that a replaced file of weights is refused
 
 
-def test_the_weights_of_a_slide_encoder_are_part_of_the_key_and_its_revision_is_not() -> None:
+def test_the_weights_of_a_slide_encoder_are_part_of_the_key_and_its_revision_is_not() -> (
+    None
+):
     def pooled(weights_hash: str, revision: str | None) -> str:
         encoder: SlideEncoder = load_slide_encoder("mean", device="cpu")
         encoder.weights_hash, encoder.origin = weights_hash, Origin(revision=revision)
         return PoolingStage(features=features(), slide_encoder=encoder).key("p")
 
-    assert pooled("ab", "1") == pooled("ab", "2") == pooled("ab", None) != pooled("cd", "1")
+    assert (
+        pooled("ab", "1")
+        == pooled("ab", "2")
+        == pooled("ab", None)
+        != pooled("cd", "1")
+    )
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -79,10 +79,14 @@ def test_what_is_redone_of_another_file_takes_all_that_was_made_from_it_along(
     ends = ("tissue.png", "tissue.geojson", "thumbnail.jpg", "picture.jpg")
     own = {f"slides/a/{'_mask_mpp-16.'.join(end.split('.'))}" for end in ends}
     assert files(work) == own
-    assert list(later(work).ledger.stages) == [beside.address]  # said before files are replaced
+    assert list(later(work).ledger.stages) == [
+        beside.address
+    ]  # said before files are replaced
 
 
-def test_what_is_redone_with_the_same_key_keeps_what_was_made_from_it(work: SlideWork) -> None:
+def test_what_is_redone_with_the_same_key_keeps_what_was_made_from_it(
+    work: SlideWork,
+) -> None:
     before = files(work)
     again = later(work)
     again.slide = work.slide
@@ -99,7 +103,9 @@ def test_what_the_cohort_corrects_is_written_again_and_nothing_else_is(
 ) -> None:
     (old,) = work.ledger.stages[TSV.address].files
     corrected = later(work, entry=replace(work.entry, **change))
-    corrected.missing = [stage for stage in corrected.stages if not corrected.done(stage)]
+    corrected.missing = [
+        stage for stage in corrected.stages if not corrected.done(stage)
+    ]
     assert corrected.missing == [TSV]
     corrected.check_stale()  # no --overwrite is asked for: it costs no tile
     corrected.perform(TSV)
@@ -125,25 +131,33 @@ def test_the_content_of_embeddings_is_pixels_tiles_and_encoder_and_nothing_else(
     content = UNI.content(work, table)
     other_mask = TissueStage(config=TissueConfig(mask_mpp=16.0))
     same_tiles = FeaturesStage(
-        tiles=TilesStage(config=GRID.config, mask=other_mask), encoder="uni", identity=UNI.identity
+        tiles=TilesStage(config=GRID.config, mask=other_mask),
+        encoder="uni",
+        identity=UNI.identity,
     )
     assert same_tiles.content(work, table) == content
     assert same_tiles.address != UNI.address
-    assert UNI.content(work, table.with_columns({"more": np.zeros(len(table))})) == content
+    assert (
+        UNI.content(work, table.with_columns({"more": np.zeros(len(table))})) == content
+    )
     others = [
         UNI.content(of_another_file(work), table),
         UNI.content(work, table.select(np.arange(len(table) - 1))),
         UNI.content(work, table.select(np.arange(len(table))[::-1])),
-        FeaturesStage(tiles=GRID, encoder="x", identity={"name": "x"}).content(work, table),
-        FeaturesStage(tiles=GRID, encoder="uni", identity=UNI.identity, dtype="float16").content(
+        FeaturesStage(tiles=GRID, encoder="x", identity={"name": "x"}).content(
             work, table
         ),
+        FeaturesStage(
+            tiles=GRID, encoder="uni", identity=UNI.identity, dtype="float16"
+        ).content(work, table),
         UNI.content(work, replace(table, plan=replace(table.plan, tile_px=127))),
     ]
     assert len({content, *others}) == 7
 
 
-def test_stain_normalisation_looks_at_the_tissue_so_its_mask_counts(work: SlideWork) -> None:
+def test_stain_normalisation_looks_at_the_tissue_so_its_mask_counts(
+    work: SlideWork,
+) -> None:
     stain = StainConfig(stain_norm="macenko")
     contents = set()
     for mask in (MASK, TissueStage(config=TissueConfig(mask_mpp=16.0))):
@@ -161,19 +175,27 @@ def test_stain_normalisation_looks_at_the_tissue_so_its_mask_counts(work: SlideW
 def under_another_name() -> FeaturesStage:
     mask = TissueStage(config=TissueConfig(mask_mpp=16.0))
     return FeaturesStage(
-        tiles=TilesStage(config=GRID.config, mask=mask), encoder="uni", identity=UNI.identity
+        tiles=TilesStage(config=GRID.config, mask=mask),
+        encoder="uni",
+        identity=UNI.identity,
     )
 
 
-def test_the_same_tiles_under_another_grids_name_are_taken_over(work: SlideWork) -> None:
+def test_the_same_tiles_under_another_grids_name_are_taken_over(
+    work: SlideWork,
+) -> None:
     stage, table = under_another_name(), work.value(GRID)
     output = stage.reuse(work, table)
     assert output is not None
     (name,) = output.files
     assert work.path(name).read_bytes() == work.path(UNI.file("a")).read_bytes()
-    assert work.path(name).stat().st_ino == work.path(UNI.file("a")).stat().st_ino  # no copy
+    assert (
+        work.path(name).stat().st_ino == work.path(UNI.file("a")).stat().st_ino
+    )  # no copy
     work.finish(stage, output)
-    assert work.ledger.stages[stage.address].facts == work.ledger.stages[UNI.address].facts
+    assert (
+        work.ledger.stages[stage.address].facts == work.ledger.stages[UNI.address].facts
+    )
     work.path(UNI.file("a")).unlink()
     assert work.done(stage)
 

@@ -27,7 +27,9 @@ from thinsection.tiles.grid import TilesConfig
 MASK = TissueStage(config=TissueConfig())
 GRID = TilesStage(config=TilesConfig(tile_px=128, overlap=16), mask=MASK)
 PADDED = TilesConfig(tile_px=100, overlap=20, edge="pad")
-UNI = FeaturesStage(tiles=GRID, encoder="uni", identity={"name": "uni", "weights_hash": "ab"})
+UNI = FeaturesStage(
+    tiles=GRID, encoder="uni", identity={"name": "uni", "weights_hash": "ab"}
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,9 @@ def work(slide: Path, tmp_path: Path) -> Iterator[SlideWork]:
     made.slide.close()
 
 
-def embed(work: SlideWork, stage: FeaturesStage, values: np.ndarray, *, batch: int = 5) -> None:
+def embed(
+    work: SlideWork, stage: FeaturesStage, values: np.ndarray, *, batch: int = 5
+) -> None:
     """What the stream does with the tiles of a slide."""
     table: TileTable = work.value(stage.tiles)
     result = OpenResult(work, stage)
@@ -92,7 +96,9 @@ def test_a_tissue_mask_comes_back_to_the_bit(work: SlideWork) -> None:
 FILES_OF_A_MASK = ("tissue.png", "tissue.geojson", "thumbnail.jpg", "picture.jpg")
 
 
-def test_a_mask_without_an_mpp_comes_back_and_other_settings_lie_beside_it(tmp_path: Path) -> None:
+def test_a_mask_without_an_mpp_comes_back_and_other_settings_lie_beside_it(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "b.png"
     rng = np.random.default_rng(0)
     pixels = np.full((300, 410, 3), 244, np.uint8)
@@ -111,7 +117,10 @@ def test_a_mask_without_an_mpp_comes_back_and_other_settings_lie_beside_it(tmp_p
     assert names == {
         *FILES_OF_A_MASK,
         *("tissue_min_speck_um2-1_black_level-0" + end for end in (".png", ".geojson")),
-        *(name + "_min_speck_um2-1_black_level-0.jpg" for name in ("thumbnail", "picture")),
+        *(
+            name + "_min_speck_um2-1_black_level-0.jpg"
+            for name in ("thumbnail", "picture")
+        ),
         "slide.json",
     }
 
@@ -136,7 +145,9 @@ def test_a_tile_table_comes_back_equal(work: SlideWork, quality: bool) -> None:
         if quality
         else MASK
     )
-    config = replace(PADDED, tile_filter=()) if quality else PADDED  # the checks take all of it
+    config = (
+        replace(PADDED, tile_filter=()) if quality else PADDED
+    )  # the checks take all of it
     stage = TilesStage(config=config, mask=mask)
     work.perform(mask)
     table = lay_grid(work, stage)
@@ -191,7 +202,10 @@ def test_a_slide_without_tiles_has_embeddings_of_no_rows(work: SlideWork) -> Non
     stored = UNI.load(later(work))
     assert stored.features is not None
     assert stored.features.shape == (0, 7)
-    assert work.ledger.stages[GRID.address].facts["warnings"] == "no tile holds enough tissue"
+    assert (
+        work.ledger.stages[GRID.address].facts["warnings"]
+        == "no tile holds enough tissue"
+    )
 
 
 def test_tokens_come_back_in_float16(work: SlideWork) -> None:
@@ -209,7 +223,9 @@ def test_tokens_come_back_in_float16(work: SlideWork) -> None:
         assert file["coords"].attrs["encoder"] == "uni"
 
 
-def test_what_is_abandoned_leaves_nothing_and_a_bad_value_is_refused(work: SlideWork) -> None:
+def test_what_is_abandoned_leaves_nothing_and_a_bad_value_is_refused(
+    work: SlideWork,
+) -> None:
     work.perform(MASK)
     table = lay_grid(work, GRID)
     result = OpenResult(work, UNI)

@@ -12,7 +12,12 @@ SHAPE = (37, 5, 24)  # no multiple of a batch or a chunk
 
 
 def key(**changes: str) -> CacheKey:
-    values = {"encoder": "stub", "weights_hash": "w", "preprocessing": "p", "data_hash": "d"}
+    values = {
+        "encoder": "stub",
+        "weights_hash": "w",
+        "preprocessing": "p",
+        "data_hash": "d",
+    }
     return CacheKey(**(values | changes))  # type: ignore[arg-type]
 
 
@@ -35,7 +40,9 @@ def in_pieces(x: np.ndarray, size: int = 4) -> Iterator[np.ndarray]:
 def write(
     root: Path, x: np.ndarray, *, budget_bytes: int = 1 << 20, **changes: str
 ) -> tuple[Path, Manifest]:
-    with CacheWriter(root, key(**changes), x.shape, budget_bytes=budget_bytes) as writer:
+    with CacheWriter(
+        root, key(**changes), x.shape, budget_bytes=budget_bytes
+    ) as writer:
         for piece in in_pieces(x[writer.rows_kept :]):
             writer.append(piece)
         manifest = writer.finish()

@@ -1,6 +1,8 @@
 """The feature cache keeps every bit, within the budget, in any order."""
 
+import multiprocessing
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,9 @@ RAM, DISK = 1 << 20, 16 * ROW  # budgets under which the whole fits, and does no
 
 @pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("budget", [RAM, DISK])
-def test_every_bit_comes_back_in_any_order(kind: str, budget: int, tmp_path: Path) -> None:
+def test_every_bit_comes_back_in_any_order(
+    kind: str, budget: int, tmp_path: Path
+) -> None:
     x = features(kind)
     folder, manifest = write(tmp_path, x, budget_bytes=budget)
     assert manifest.dtype_rows == {kind: len(x)}
@@ -37,6 +41,50 @@ def test_every_bit_comes_back_in_any_order(kind: str, budget: int, tmp_path: Pat
         assert np.array_equal(bits(cache.read([5, 5, 0])), bits(x[[5, 5, 0]]))
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("budget", [RAM, DISK])
+def test_a_forked_child_reads_batches_too(budget: int, tmp_path: Path) -> None:
+    """As a DataLoader's worker does: before, between and during the parent's own batches."""
+    x = features("fp32")
+    folder, _ = write(tmp_path, x, budget_bytes=budget)
+    fork = multiprocessing.get_context("fork")
+    order = np.arange(len(x))[::-1]
+
+    def read_all(cache: FeatureCache, parts: Iterator[torch.Tensor] | None) -> None:
+        if parts is not None:  # begun by the parent: it must say so, not wait for ever
+            with pytest.raises(
+                InvalidInputError, match=r"in the process .*forked child"
+            ):
+                list(parts)
+            del parts
+        got = [batch.numpy().copy() for batch in cache.batches(order, 4)]
+        assert np.array_equal(bits(np.concatenate(got)), bits(x[order]))
+        cache.close()
+
+    def in_child(cache: FeatureCache, parts: Iterator[torch.Tensor] | None) -> None:
+        child = fork.Process(target=read_all, args=(cache, parts))
+        child.start()
+        child.join(timeout=20)
+        alive = child.is_alive()
+        if alive:
+            child.kill()
+            child.join()
+        assert not alive, "the child waits for a thread that is not there"
+        assert child.exitcode == 0
+
+    with FeatureCache(folder, budget_bytes=budget) as cache:
+        in_child(cache, None)
+        assert len(list(cache.batches(order, 4))) > 1
+        in_child(cache, None)
+        parts = iter(cache.batches(order, 4))
+        begun = [next(parts).numpy().copy()]
+        in_child(cache, parts)
+        in_child(cache, None)
+        begun += [batch.numpy().copy() for batch in parts]
+        assert np.array_equal(bits(np.concatenate(begun)), bits(x[order]))
+
+
 @pytest.mark.parametrize("kind", ["fp32", "bf16"])
 def test_neighbouring_rows_are_read_in_one_read(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -45,7 +93,9 @@ def test_neighbouring_rows_are_read_in_one_read(
     folder, manifest = write(tmp_path, x, budget_bytes=40 * ROW)  # ten rows a chunk
 
     def counted(file: int, buffers: list[memoryview], offset: int) -> int:
-        reads.append(sum(b.nbytes for b in buffers) // (ROW if kind == "fp32" else ROW // 2))
+        reads.append(
+            sum(b.nbytes for b in buffers) // (ROW if kind == "fp32" else ROW // 2)
+        )
         return plain(file, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", counted)
@@ -60,7 +110,11 @@ def test_neighbouring_rows_are_read_in_one_read(
 def test_each_chunk_takes_its_own_narrowest_dtype(tmp_path: Path) -> None:
     x = np.concatenate([features(k, (6, 5, 24)) for k in ("bf16", "fp32", "fp16")])
     folder, manifest = write(tmp_path, x, budget_bytes=24 * ROW)  # six rows a chunk
-    assert [(c.dtype, c.rows) for c in manifest.chunks] == [("bf16", 6), ("fp32", 6), ("fp16", 6)]
+    assert [(c.dtype, c.rows) for c in manifest.chunks] == [
+        ("bf16", 6),
+        ("fp32", 6),
+        ("fp16", 6),
+    ]
     assert all(c.offset % 4096 == 0 for c in manifest.chunks)
     order = np.random.default_rng(0).permutation(18)
     with FeatureCache(folder, budget_bytes=DISK) as cache:
@@ -68,7 +122,11 @@ def test_each_chunk_takes_its_own_narrowest_dtype(tmp_path: Path) -> None:
     assert np.array_equal(bits(got), bits(x[order]))
 
 
-@given(arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32, allow_nan=False)))
+@given(
+    arrays(
+        np.float32, st.integers(1, 40), elements=st.floats(width=32, allow_nan=False)
+    )
+)
 def test_the_chosen_dtype_is_exact_and_no_narrower_one_is(x: np.ndarray) -> None:
     dtype = narrowest(x)
     out = np.empty_like(x)
@@ -80,7 +138,9 @@ def test_the_chosen_dtype_is_exact_and_no_narrower_one_is(x: np.ndarray) -> None
             assert not np.array_equal(bits(back), bits(x))
 
 
-@pytest.mark.parametrize("value", [2.0**-24, -(2.0**-14), 65504.0, -0.0, 2.0**-133, 3.0e38])
+@pytest.mark.parametrize(
+    "value", [2.0**-24, -(2.0**-14), 65504.0, -0.0, 2.0**-133, 3.0e38]
+)
 def test_edge_values_keep_their_bits_wherever_they_stand(value: float) -> None:
     for place in (0, 32_767, 32_768, 70_000):  # either side of a block's end
         x = np.zeros(70_001, dtype=np.float32)
@@ -94,10 +154,14 @@ def test_edge_values_keep_their_bits_wherever_they_stand(value: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite_are_refused_by_row(bad: float, tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_refused_by_row(
+    bad: float, tmp_path: Path
+) -> None:
     x = features("fp32")
     x[20, 3, 7] = bad
-    with pytest.raises(InvalidInputError, match=f"must be finite, got {bad} in row 20; check"):
+    with pytest.raises(
+        InvalidInputError, match=f"must be finite, got {bad} in row 20; check"
+    ):
         write(tmp_path, x, budget_bytes=DISK)
     assert FeatureCache.find(tmp_path, key()) is None
 
@@ -118,7 +182,9 @@ def test_a_forced_dtype_records_its_largest_error(tmp_path: Path) -> None:
 def test_a_forced_dtype_that_overflows_is_refused(tmp_path: Path) -> None:
     x = features("fp32")
     x[9, 2, 1] = 70_000.0
-    with pytest.raises(InvalidInputError, match="must fit fp16, got 70000 in row 9, which becomes"):
+    with pytest.raises(
+        InvalidInputError, match="must fit fp16, got 70000 in row 9, which becomes"
+    ):
         write(tmp_path, x, storage="fp16")
 
 
@@ -142,8 +208,12 @@ def test_the_second_probe_reuses_what_the_first_computed(tmp_path: Path) -> None
         assert asked == [0, 0]
 
 
-def test_embeddings_without_tokens_and_half_precision_input_fit_as_well(tmp_path: Path) -> None:
-    x = torch.randn(300, 16, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+def test_embeddings_without_tokens_and_half_precision_input_fit_as_well(
+    tmp_path: Path,
+) -> None:
+    x = torch.randn(300, 16, generator=torch.Generator().manual_seed(0)).to(
+        torch.bfloat16
+    )
     with CacheWriter(tmp_path, key(), (300, 16)) as writer:
         writer.append(x)
         assert writer.finish().dtype_rows == {"bf16": 300}
@@ -158,12 +228,16 @@ def test_a_budget_for_one_batch_reads_without_prefetch_and_below_it_says_so(
     x = features("fp32")
     folder, _ = write(tmp_path, x)
     with FeatureCache(folder, budget_bytes=8 * ROW) as cache:
-        got = np.concatenate([b.numpy().copy() for b in cache.batches(np.arange(37), 8)])
+        got = np.concatenate(
+            [b.numpy().copy() for b in cache.batches(np.arange(37), 8)]
+        )
         assert cache.prefetch == 0
         assert np.array_equal(bits(got), bits(x))
     with (
         FeatureCache(folder, budget_bytes=8 * ROW - 1) as cache,
-        pytest.raises(BudgetError, match=r"must hold a batch of 8 rows .* raise --cache-memory"),
+        pytest.raises(
+            BudgetError, match=r"must hold a batch of 8 rows .* raise --cache-memory"
+        ),
     ):
         next(cache.batches(np.arange(37), 8))
     with pytest.raises(BudgetError, match="two and a half rows"):
@@ -175,7 +249,9 @@ def test_a_larger_batch_sends_the_file_back_to_disk(tmp_path: Path) -> None:
     folder, manifest = write(tmp_path, x)
     with FeatureCache(folder, budget_bytes=manifest.data_bytes + 8 * ROW) as cache:
         for size, in_ram in ((4, True), (37, False), (2, True)):
-            got = np.concatenate([b.numpy().copy() for b in cache.batches(np.arange(37), size)])
+            got = np.concatenate(
+                [b.numpy().copy() for b in cache.batches(np.arange(37), size)]
+            )
             assert cache.in_ram == in_ram
             assert np.array_equal(bits(got), bits(x))
 
@@ -205,7 +281,9 @@ def test_buffers_are_reused_and_one_iteration_runs_at_a_time(tmp_path: Path) -> 
         (np.zeros((38, 5, 24), np.float32), r"rows must be 37 as announced, got 38"),
     ],
 )
-def test_rows_of_another_form_are_refused(rows: np.ndarray, message: str, tmp_path: Path) -> None:
+def test_rows_of_another_form_are_refused(
+    rows: np.ndarray, message: str, tmp_path: Path
+) -> None:
     with (
         CacheWriter(tmp_path, key(), SHAPE) as writer,
         pytest.raises(InvalidInputError, match=message),
@@ -219,7 +297,10 @@ def test_rows_that_are_not_there_and_missing_rows_are_refused(tmp_path: Path) ->
         with pytest.raises(InvalidInputError, match="must be 37 as announced, got 36"):
             writer.finish()
     folder, _ = write(tmp_path, features("fp32"))
-    with FeatureCache(folder) as cache, pytest.raises(InvalidInputError, match=r"0\.\.36, got 37"):
+    with (
+        FeatureCache(folder) as cache,
+        pytest.raises(InvalidInputError, match=r"0\.\.36, got 37"),
+    ):
         cache.read([37])
 
 
@@ -232,5 +313,7 @@ def test_batches_on_cuda_have_every_bit(budget: int, tmp_path: Path) -> None:
         writer.append(x.cuda())
         writer.finish()
     with FeatureCache(writer.folder, budget_bytes=budget) as cache:
-        got = torch.cat([b.clone() for b in cache.batches(np.arange(37), 4, device="cuda")])
+        got = torch.cat(
+            [b.clone() for b in cache.batches(np.arange(37), 4, device="cuda")]
+        )
     assert torch.equal(got.cpu(), x)

@@ -40,7 +40,9 @@ def test_a_kill_loses_no_whole_chunk_and_the_next_run_continues(tmp_path: Path) 
         "w.append(x[:23])\nprint('written', flush=True)\ntime.sleep(60)\n"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    process = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, env=env)
+    process = subprocess.Popen(
+        [sys.executable, "-c", child], stdout=subprocess.PIPE, env=env
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == b"written\n"
     with pytest.raises(LockedError, match="one writer"):
@@ -107,7 +109,9 @@ def test_only_the_chunk_that_a_crash_harmed_is_computed_again(
 def test_an_unfinished_cache_is_none(tmp_path: Path) -> None:
     folder = unfinished(tmp_path)
     assert FeatureCache.find(tmp_path, key()) is None
-    with pytest.raises(StoreError, match=r"must be finished, got .* run again to continue"):
+    with pytest.raises(
+        StoreError, match=r"must be finished, got .* run again to continue"
+    ):
         FeatureCache(folder)
 
 
@@ -115,7 +119,9 @@ def test_a_truncated_file_is_refused_when_it_is_opened(tmp_path: Path) -> None:
     folder, manifest = write(tmp_path, features("fp32"))
     cut_data(folder)
     size = manifest.data_bytes
-    with pytest.raises(StoreError, match=f"must have {size} bytes, got {size - 1} in .*cache rm"):
+    with pytest.raises(
+        StoreError, match=f"must have {size} bytes, got {size - 1} in .*cache rm"
+    ):
         FeatureCache(folder)
 
 
@@ -138,7 +144,9 @@ def test_one_wrong_bit_is_found_by_the_first_read_of_its_row(
     with FeatureCache(folder, budget_bytes=budget) as cache:
         for _ in cache.batches(np.arange(22), 4):
             pass
-        with pytest.raises(StoreError, match="must have its checksum, got other bytes in row 22"):
+        with pytest.raises(
+            StoreError, match="must have its checksum, got other bytes in row 22"
+        ):
             list(cache.batches(np.arange(37)[::-1], 4))
     assert verify_cache(tmp_path, folder.name) == [22]
 
@@ -181,8 +189,12 @@ def test_a_damaged_manifest_is_named(
     assert entry.state == "damaged"
 
 
-def test_a_disk_that_cannot_hold_it_is_refused_before_the_first_row(tmp_path: Path) -> None:
-    with pytest.raises(DiskSpaceError, match=r"must have .* free .*, got .*choose another"):
+def test_a_disk_that_cannot_hold_it_is_refused_before_the_first_row(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        DiskSpaceError, match=r"must have .* free .*, got .*choose another"
+    ):
         CacheWriter(tmp_path, key(), (1 << 40, 1024, 1024), budget_bytes=GIB)
     assert CacheWriter(tmp_path, key(), SHAPE).close() is None  # the lock is free
 
@@ -262,7 +274,9 @@ def test_caches_are_listed_verified_and_removed_from_the_shell(tmp_path: Path) -
     assert (code, "1 damaged rows (36)" in text) == (1, True)
     assert "removed, " in cli("rm", whole.name, *root)[1]
     assert not whole.exists()
-    with pytest.raises(StoreError, match=rf"must be one in .* there: begun, {lossy.name}"):
+    with pytest.raises(
+        StoreError, match=rf"must be one in .* there: begun, {lossy.name}"
+    ):
         cli("rm", whole.name, *root)
 
 

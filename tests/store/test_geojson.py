@@ -22,7 +22,10 @@ def test_a_mask_is_one_annotation_with_a_class_and_closed_rings(tmp_path: Path) 
     write_masks_geojson(path, [("Tissue", mask, (1, 2, 3))], FRAME)
     (feature,) = json.loads(path.read_text())["features"]
     assert feature["properties"]["objectType"] == "annotation"
-    assert feature["properties"]["classification"] == {"name": "Tissue", "color": [1, 2, 3]}
+    assert feature["properties"]["classification"] == {
+        "name": "Tissue",
+        "color": [1, 2, 3],
+    }
     assert feature["geometry"]["type"] == "MultiPolygon"
     outer, island = feature["geometry"]["coordinates"]
     assert (len(outer), len(island)) == (2, 1)
@@ -32,7 +35,9 @@ def test_a_mask_is_one_annotation_with_a_class_and_closed_rings(tmp_path: Path) 
     assert (right, bottom) == pytest.approx((20 * 307 / 30, 12 * 203 / 20), abs=1)
 
 
-def test_one_piece_is_a_polygon_and_an_empty_mask_an_empty_collection(tmp_path: Path) -> None:
+def test_one_piece_is_a_polygon_and_an_empty_mask_an_empty_collection(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "m.geojson"
     write_masks_geojson(path, [("t", np.ones((20, 30), dtype=bool), (1, 2, 3))], FRAME)
     (feature,) = json.loads(path.read_text())["features"]

@@ -31,7 +31,9 @@ def known(tmp_path: Path) -> dict[str, str]:
     return first | {"whole": WholeSum(str(path)).result()}
 
 
-def test_the_change_lies_between_the_samples(tmp_path: Path, known: dict[str, str]) -> None:
+def test_the_change_lies_between_the_samples(
+    tmp_path: Path, known: dict[str, str]
+) -> None:
     other = slide(tmp_path / "b.svs", changed(DATA))
     assert fingerprint(other) == known["samples"]
     assert whole_sum(other) != known["whole"]
@@ -60,7 +62,9 @@ def test_a_change_between_the_samples_is_another_file(
     slide(tmp_path / "a.svs", changed(DATA), time_ns=2 * 10**18)
     found = Identity.of(tmp_path / "a.svs", known, "times")
     assert found.source not in (known["source"], "")
-    assert Identity.of(tmp_path / "a.svs", asdict(found), "times") == found  # from now on known
+    assert (
+        Identity.of(tmp_path / "a.svs", asdict(found), "times") == found
+    )  # from now on known
     assert Identity.of(tmp_path / "a.svs", known, "samples").source == known["source"]
 
 

@@ -85,7 +85,12 @@ def test_what_was_made_from_a_stage_is_found_through_all_that_lies_between(
     tmp_path: Path,
 ) -> None:
     made = graph(
-        tmp_path, (MASK, ""), (TILES, MASK), (FEATURES, TILES), (POOLED, FEATURES), (OTHER, MASK)
+        tmp_path,
+        (MASK, ""),
+        (TILES, MASK),
+        (FEATURES, TILES),
+        (POOLED, FEATURES),
+        (OTHER, MASK),
     )
     assert made.derived(MASK) == (TILES, FEATURES, POOLED, OTHER)
     assert made.derived(TILES) == (FEATURES, POOLED)
@@ -93,22 +98,30 @@ def test_what_was_made_from_a_stage_is_found_through_all_that_lies_between(
     assert made.derived("slides/none") == ()
 
 
-@given(st.permutations([(MASK, ""), (TILES, MASK), (FEATURES, TILES), (POOLED, FEATURES)]))
+@given(
+    st.permutations([(MASK, ""), (TILES, MASK), (FEATURES, TILES), (POOLED, FEATURES)])
+)
 def test_what_was_made_from_a_stage_does_not_depend_on_the_order_of_the_ledger(
     edges: list[tuple[str, str]],
 ) -> None:
     assert set(graph(Path(), *edges).derived(MASK)) == {TILES, FEATURES, POOLED}
 
 
-def test_a_ledger_without_some_stages_keeps_the_others_as_they_were(tmp_path: Path) -> None:
+def test_a_ledger_without_some_stages_keeps_the_others_as_they_were(
+    tmp_path: Path,
+) -> None:
     made = graph(tmp_path, (MASK, ""), (TILES, MASK), (OTHER, MASK))
     less = made.without((TILES, "slides/none"))
-    assert less == replace(made, stages={n: r for n, r in made.stages.items() if n != TILES})
+    assert less == replace(
+        made, stages={n: r for n, r in made.stages.items() if n != TILES}
+    )
     assert list(less.stages) == [MASK, OTHER]
     assert TILES in made.stages  # a value
 
 
-def test_a_stage_that_is_done_again_keeps_its_place_and_the_others(tmp_path: Path) -> None:
+def test_a_stage_that_is_done_again_keeps_its_place_and_the_others(
+    tmp_path: Path,
+) -> None:
     made = graph(tmp_path, (MASK, ""), (TILES, MASK))
     again = made.with_stage(MASK, StageRecord(key="new", files={}))
     assert list(again.stages) == [MASK, TILES]
@@ -138,11 +151,19 @@ def test_the_document_names_its_format(tmp_path: Path) -> None:
     document = json.loads(SlideLedger(out=tmp_path, slide_id="s").path.read_text())
     assert (document["format"], FORMAT) == (2, 2)
     assert document["stages"][TILES] == {
-        **{"key": "k2", "files": {}, "needs": [MASK], "facts": {"num_tiles": 3}, "sums": {}}
+        **{
+            "key": "k2",
+            "files": {},
+            "needs": [MASK],
+            "facts": {"num_tiles": 3},
+            "sums": {},
+        }
     }
 
 
-def test_files_at_a_url_count_and_are_fetched_once_when_they_are_read(tmp_path: Path) -> None:
+def test_files_at_a_url_count_and_are_fetched_once_when_they_are_read(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("fsspec", reason="fsspec is not installed")
     url = f"memory://{secrets.token_hex(4)}/out"
     made = ledger(tmp_path)

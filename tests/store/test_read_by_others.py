@@ -30,8 +30,12 @@ def write_features(path: Path, *, slide_mpp: Mpp = (0.5, 0.5)) -> None:
     config = TilesConfig(tile_px=256, tile_mpp="0.5")
     table = tile_grid(slide, config)
     attributes = tile_attributes(path.stem, slide, table, config=config)
-    features = np.random.default_rng(width).normal(size=(len(table), DIM)).astype(np.float32)
-    with TilesWriter(path, dim=DIM, attributes=attributes | {"encoder": "toy"}) as writer:
+    features = (
+        np.random.default_rng(width).normal(size=(len(table), DIM)).astype(np.float32)
+    )
+    with TilesWriter(
+        path, dim=DIM, attributes=attributes | {"encoder": "toy"}
+    ) as writer:
         writer.append(table.coords_l0, features)
 
 
@@ -57,8 +61,12 @@ def test_trident_encodes_slides_of_the_folder(features_folder: Path) -> None:
         assert batch.mean(dim=1).isfinite().all()
 
 
-@pytest.mark.parametrize(("mpp", "size_l0"), [(0.5, 256), (0.499, 256), (0.25, 512), (0.23, 557)])
-def test_trident_reads_the_px_that_we_read(tmp_path: Path, mpp: float, size_l0: int) -> None:
+@pytest.mark.parametrize(
+    ("mpp", "size_l0"), [(0.5, 256), (0.499, 256), (0.25, 512), (0.23, 557)]
+)
+def test_trident_reads_the_px_that_we_read(
+    tmp_path: Path, mpp: float, size_l0: int
+) -> None:
     """mahmoodlab/TRIDENT, trident/wsi_objects/WSIPatcher.py: __init__, a91fa84.
 
     It takes px of level 0 from the ratio of the two magnifications, not from `patch_size_level0`.
@@ -78,7 +86,9 @@ def test_patho_bench_joins_the_slides_of_a_patient(features_folder: Path) -> Non
     Slides by the name of each *.h5; features and coords joined along their first axis, which only
     equal `patch_size_level0` allow.
     """
-    paths = {path.name.removesuffix(".h5"): path for path in features_folder.glob("*.h5")}
+    paths = {
+        path.name.removesuffix(".h5"): path for path in features_folder.glob("*.h5")
+    }
     assert set(paths) == set(SLIDES)
     assets: dict[str, list[torch.Tensor]] = {"features": [], "coords": []}
     sizes = []
@@ -86,7 +96,9 @@ def test_patho_bench_joins_the_slides_of_a_patient(features_folder: Path) -> Non
         with h5py.File(paths[slide_id], "r") as file:
             for name, parts in assets.items():
                 parts.append(torch.from_numpy(file[name][:]))
-            sizes.append({"patch_size_level0": file["coords"].attrs["patch_size_level0"]})
+            sizes.append(
+                {"patch_size_level0": file["coords"].attrs["patch_size_level0"]}
+            )
     assert all(size == sizes[0] for size in sizes)
     features, coords = (torch.cat(parts) for parts in assets.values())
     assert features.shape == (len(coords), DIM)
@@ -108,7 +120,9 @@ def test_mil_lab_trains_on_bags_of_the_folder(features_folder: Path) -> None:
     assert logits.shape == (len(SLIDES), 16, 2)
 
 
-def test_clam_reads_the_folder_under_its_own_name(features_folder: Path, tmp_path: Path) -> None:
+def test_clam_reads_the_folder_under_its_own_name(
+    features_folder: Path, tmp_path: Path
+) -> None:
     """mahmoodlab/CLAM, dataset_modules/dataset_generic.py: load_from_h5, 53e2409."""
     (tmp_path / "h5_files").symlink_to(features_folder)
     for slide_id in SLIDES:
@@ -116,7 +130,9 @@ def test_clam_reads_the_folder_under_its_own_name(features_folder: Path, tmp_pat
             assert len(file["features"][:]) == len(file["coords"][:]) > 0
 
 
-def test_stamp_stops_instead_of_taking_px_for_micrometres(features_folder: Path) -> None:
+def test_stamp_stops_instead_of_taking_px_for_micrometres(
+    features_folder: Path,
+) -> None:
     """KatherLab/STAMP, src/stamp/modeling/data.py: BagDataset and get_coords, c54ce06.
 
     It wants `feats` or `patch_embeddings`, and takes `coords` as µm; a stride of 224 px it takes

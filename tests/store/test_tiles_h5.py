@@ -15,7 +15,9 @@ FEATURES = RNG.normal(size=(300, 40)).astype(np.float32)
 
 
 def write(path: Path, **options: object) -> None:
-    with TilesWriter(path, dim=40, attributes={"patch_size_level0": 512}, **options) as writer:  # type: ignore[arg-type]
+    with TilesWriter(
+        path, dim=40, attributes={"patch_size_level0": 512}, **options
+    ) as writer:  # type: ignore[arg-type]
         writer.append(COORDS[:130], FEATURES[:130])
         writer.append(COORDS[130:], FEATURES[130:])
         writer.add_column("tissue_fraction", np.ones(300, np.float32))
@@ -59,7 +61,11 @@ def test_a_trident_file_with_a_leading_batch_axis_is_read(tmp_path: Path) -> Non
 def test_a_clam_file_gives_its_tile_size_in_level_0_px(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "c.h5", "w") as file:
         file["features"], file["coords"] = FEATURES, COORDS
-        attributes = {"patch_size": 256, "patch_level": 1, "downsample": np.array([4.0, 4.0])}
+        attributes = {
+            "patch_size": 256,
+            "patch_level": 1,
+            "downsample": np.array([4.0, 4.0]),
+        }
         file["coords"].attrs.update(attributes)
     assert read_tiles(tmp_path / "c.h5").tile_px_l0 == 1024
 
@@ -85,7 +91,9 @@ def test_embeddings_that_are_not_finite_are_refused_with_their_tile(
 def test_a_value_that_overflows_float16_is_refused(tmp_path: Path) -> None:
     features = np.full((1, 40), 1e6, np.float32)
     with (
-        TilesWriter(tmp_path / "t.h5", dim=40, dtype="float16", attributes={}) as writer,
+        TilesWriter(
+            tmp_path / "t.h5", dim=40, dtype="float16", attributes={}
+        ) as writer,
         pytest.raises(InvalidInputError, match="finite in float16"),
     ):
         writer.append(COORDS[:1], features)

@@ -7,7 +7,12 @@ import pytest
 from tests.support.watched_slide import WatchedSlide
 
 from thinsection.stream import TileBatch, TileStream, iter_tiles
-from thinsection.stream.batches import SlideFailed, SlideFinished, SlideStarted, SlideTiles
+from thinsection.stream.batches import (
+    SlideFailed,
+    SlideFinished,
+    SlideStarted,
+    SlideTiles,
+)
 from thinsection.stream.tile_stream import StreamBudget
 from thinsection.testing.synthetic import position_pixels
 from thinsection.tiles import TileFilter, TilesConfig, TileTable, tile_grid
@@ -18,7 +23,9 @@ PIXELS = position_pixels((700, 430))
 
 def keep_share(modulus: int, least: int) -> TileFilter:
     """Keeps tiles by a px value that is as good as random over the grid."""
-    return lambda tiles: np.asarray(tiles[:, 0, 0].astype(int).sum(axis=1) % modulus >= least)
+    return lambda tiles: np.asarray(
+        tiles[:, 0, 0].astype(int).sum(axis=1) % modulus >= least
+    )
 
 
 FILTERS = {
@@ -36,11 +43,15 @@ def grid() -> tuple[WatchedSlide, TileTable]:
 
 
 def kept_by(tile_filter: TileFilter, table: TileTable) -> np.ndarray:
-    tiles = np.stack([PIXELS[y : y + PX, x : x + PX] for x, y in table.coords_l0.tolist()])
+    tiles = np.stack(
+        [PIXELS[y : y + PX, x : x + PX] for x, y in table.coords_l0.tolist()]
+    )
     return np.flatnonzero(tile_filter(tiles))
 
 
-def copied(batches: Iterable[TileBatch]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def copied(
+    batches: Iterable[TileBatch],
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     return [(b.indices.copy(), b.coords_l0.copy(), b.tiles.copy()) for b in batches]
 
 
@@ -51,10 +62,14 @@ def test_batches_are_those_of_the_kept_tiles_alone(name: str, batch_size: int) -
     tile_filter = FILTERS[name]
     kept = kept_by(tile_filter, table)
     assert name in ("all", "none") or 0 < len(kept) < len(table)
-    sifted = copied(iter_tiles(slide, table, batch_size=batch_size, filters=[tile_filter]))
+    sifted = copied(
+        iter_tiles(slide, table, batch_size=batch_size, filters=[tile_filter])
+    )
     plain = copied(iter_tiles(slide, table.select(kept), batch_size=batch_size))
     assert len(sifted) == len(plain) == -(-len(kept) // batch_size)
-    for (indices, coords_l0, tiles), (places, plain_l0, plain_tiles) in zip(sifted, plain):
+    for (indices, coords_l0, tiles), (places, plain_l0, plain_tiles) in zip(
+        sifted, plain
+    ):
         np.testing.assert_array_equal(indices, kept[places])
         np.testing.assert_array_equal(coords_l0, plain_l0)
         np.testing.assert_array_equal(tiles, plain_tiles)
@@ -73,7 +88,9 @@ def test_an_encoder_sees_full_batches_but_the_last_of_each_slide() -> None:
         assert found == [8] * (kept // 8) + [kept % 8] * (kept % 8 > 0)
 
 
-def test_a_consumer_may_hold_a_batch_while_it_asks_for_the_next_in_no_more_buffers() -> None:
+def test_a_consumer_may_hold_a_batch_while_it_asks_for_the_next_in_no_more_buffers() -> (
+    None
+):
     made: list[tuple[int, ...]] = []
 
     def allocate(shape: tuple[int, ...]) -> np.ndarray:
@@ -114,14 +131,25 @@ def test_leaving_early_closes_the_slide_that_is_read() -> None:
     assert slides[0].closed
 
 
-def stream_of(slides: list[WatchedSlide], tile_filter: TileFilter, **options: object) -> TileStream:
+def stream_of(
+    slides: list[WatchedSlide], tile_filter: TileFilter, **options: object
+) -> TileStream:
     """A stream with the fewest buffers, batches of 8 tiles."""
 
     def prepare(entry: tuple[int, WatchedSlide]) -> SlideTiles:
         key, slide = entry
-        return SlideTiles(key=key, slide=slide, table=tile_grid(slide, TilesConfig(tile_px=PX)))
+        return SlideTiles(
+            key=key, slide=slide, table=tile_grid(slide, TilesConfig(tile_px=PX))
+        )
 
-    budget = StreamBudget(slots=3, batch_bytes=8 * PX * PX * 3, scratch_bytes=1 << 20, workers=2)
+    budget = StreamBudget(
+        slots=3, batch_bytes=8 * PX * PX * 3, scratch_bytes=1 << 20, workers=2
+    )
     return TileStream(
-        enumerate(slides), prepare, budget=budget, batch_size=8, filters=[tile_filter], **options
+        enumerate(slides),
+        prepare,
+        budget=budget,
+        batch_size=8,
+        filters=[tile_filter],
+        **options,
     )

@@ -10,7 +10,13 @@ from tests.support.watched_slide import WatchedSlide
 from thinsection.errors import BudgetError, SlideReadError
 from thinsection.slide.resize import resample
 from thinsection.stream import StreamConfig, TileBatch, TileStream, iter_tiles
-from thinsection.stream.batches import Scratch, SlideFailed, SlideFinished, SlideStarted, SlideTiles
+from thinsection.stream.batches import (
+    Scratch,
+    SlideFailed,
+    SlideFinished,
+    SlideStarted,
+    SlideTiles,
+)
 from thinsection.stream.tile_stream import MAX_SCRATCH, tasks_of
 from thinsection.testing.synthetic import position_pixels
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
@@ -71,9 +77,13 @@ def test_a_resampled_tile_equals_the_tile_read_and_resampled_alone(
     ("num_tiles", "workers", "longest"),
     [(1, 1, 1), (8, 4, 8), (21, 2, 11), (32, 1, 32), (64, 64, 8), (256, 2, 32)],
 )
-def test_tasks_cover_each_tile_once_in_order(num_tiles: int, workers: int, longest: int) -> None:
+def test_tasks_cover_each_tile_once_in_order(
+    num_tiles: int, workers: int, longest: int
+) -> None:
     tasks = tasks_of(num_tiles, workers)
-    assert [i for rows in tasks for i in range(num_tiles)[rows]] == list(range(num_tiles))
+    assert [i for rows in tasks for i in range(num_tiles)[rows]] == list(
+        range(num_tiles)
+    )
     assert max(rows.stop - rows.start for rows in tasks) == longest
 
 
@@ -110,7 +120,9 @@ def test_threads_take_turns_where_the_scratch_holds_no_more() -> None:
             with lock:
                 held[0] -= num_bytes
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in (50, 50, 70, 40, 70, 40, 500)]
+    threads = [
+        threading.Thread(target=work, args=(n,)) for n in (50, 50, 70, 40, 70, 40, 500)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -119,7 +131,9 @@ def test_threads_take_turns_where_the_scratch_holds_no_more() -> None:
     assert most[0] == 500  # more than all: alone
 
 
-def entries(*slides: WatchedSlide | Exception) -> Iterator[tuple[int, WatchedSlide | Exception]]:
+def entries(
+    *slides: WatchedSlide | Exception,
+) -> Iterator[tuple[int, WatchedSlide | Exception]]:
     yield from enumerate(slides)
 
 
@@ -132,7 +146,11 @@ def prepare(entry: tuple[int, WatchedSlide | Exception]) -> SlideTiles | SlideFa
 
 
 def test_slides_follow_each_other_and_a_bad_one_stops_no_other() -> None:
-    good, broken, last = WatchedSlide([PIXELS]), WatchedSlide([PIXELS], broken_below_lv=100), None
+    good, broken, last = (
+        WatchedSlide([PIXELS]),
+        WatchedSlide([PIXELS], broken_below_lv=100),
+        None,
+    )
     last = WatchedSlide([PIXELS[:200]])
     story: list[tuple[int, str]] = []
     source = entries(good, OSError("not a slide"), broken, last)
@@ -162,7 +180,9 @@ def test_an_empty_table_starts_and_finishes() -> None:
 def test_leaving_early_ends_every_thread_and_closes_the_slides() -> None:
     slides = [WatchedSlide([PIXELS]) for _ in range(5)]
     before = threading.active_count()
-    with TileStream(entries(*slides), prepare, budget=budget(4), batch_size=4) as stream:
+    with TileStream(
+        entries(*slides), prepare, budget=budget(4), batch_size=4
+    ) as stream:
         for event in stream:
             if isinstance(event, TileBatch):
                 break
@@ -181,7 +201,9 @@ def test_at_most_the_budgeted_batches_exist_at_once() -> None:
     limit = config.budget(8, tile_px=32, tile_bytes=1000)
     assert (limit.slots, limit.scratch_bytes) == (3, 2000)
     source = entries(*[WatchedSlide([PIXELS]) for _ in range(3)])
-    with TileStream(source, prepare, budget=limit, batch_size=8, allocate=allocate) as stream:
+    with TileStream(
+        source, prepare, budget=limit, batch_size=8, allocate=allocate
+    ) as stream:
         for event in stream:
             if isinstance(event, TileBatch):
                 event.release()
@@ -190,7 +212,9 @@ def test_at_most_the_budgeted_batches_exist_at_once() -> None:
 
 
 def test_a_budget_that_is_too_small_says_what_would_do() -> None:
-    with pytest.raises(BudgetError, match=r"memory must be >= .* got 1.0 KiB; raise --memory"):
+    with pytest.raises(
+        BudgetError, match=r"memory must be >= .* got 1.0 KiB; raise --memory"
+    ):
         StreamConfig(memory="1KiB").budget(8, tile_px=64, tile_bytes=10)
 
 

@@ -26,7 +26,9 @@ def token_frame_atoms_all_pairs(  # noqa: PLR0917 - as the function that it spec
     chain = atom_chains(batch, num_atoms)
     allowed = atom_mask[..., :, None] * atom_mask[..., None, :]
     allowed = allowed * (chain[..., :, None] == chain[..., None, :])
-    distance = torch.sum(eps + (x[..., :, None, :] - x[..., None, :, :]) ** 2, dim=-1) ** 0.5
+    distance = (
+        torch.sum(eps + (x[..., :, None, :] - x[..., None, :, :]) ** 2, dim=-1) ** 0.5
+    )
     distance = distance * allowed + inf * (1 - allowed)
     nearest = torch.topk(distance, k=3, dim=-1, largest=False).indices
 
@@ -35,7 +37,11 @@ def token_frame_atoms_all_pairs(  # noqa: PLR0917 - as the function that it spec
     is_protein = batch["is_protein"].bool() & ~is_atom
     is_nucleotide = (batch["is_dna"] + batch["is_rna"]).bool() & ~is_atom
     offset, exists = backbone_offsets(batch["restype"])
-    closest = (nearest[..., 1].gather(-1, start), start, nearest[..., 2].gather(-1, start))
+    closest = (
+        nearest[..., 1].gather(-1, start),
+        start,
+        nearest[..., 2].gather(-1, start),
+    )
 
     atoms, usable = [], batch["token_mask"].expand(*lead, num_tokens)
     for i, own in enumerate(closest):
@@ -51,7 +57,9 @@ def token_frame_atoms_all_pairs(  # noqa: PLR0917 - as the function that it spec
     u, v = a - b, c - b
     norms = [(eps + torch.sum(w**2, dim=-1)) ** 0.5 for w in (u, v)]
     cosine = torch.einsum("...i,...i->...", u, v) / (norms[0] * norms[1])
-    low, high = (math.cos(t * math.pi / 180) for t in (180 - angle_threshold, angle_threshold))
+    low, high = (
+        math.cos(t * math.pi / 180) for t in (180 - angle_threshold, angle_threshold)
+    )
     usable = usable * (((cosine > low) & (cosine < high)) | ~is_atom)
     spread = chain.expand(*lead, num_atoms)
     ids = [spread.gather(-1, atom) for atom in atoms]

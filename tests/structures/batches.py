@@ -20,9 +20,13 @@ class Case:
         return iter((self.batch, self.x, self.atom_mask))
 
 
-def features(kinds: list[int], chains: list[int], padding: int = 0) -> dict[str, Tensor]:
+def features(
+    kinds: list[int], chains: list[int], padding: int = 0
+) -> dict[str, Tensor]:
     """Features (T,) of tokens of these kinds and chains, then padding."""
-    counts = torch.tensor([_STANDARD_ATOMS.get(kind, 1) for kind in kinds] + [0] * padding)
+    counts = torch.tensor(
+        [_STANDARD_ATOMS.get(kind, 1) for kind in kinds] + [0] * padding
+    )
     kind = torch.tensor(kinds + [-1] * padding)
     restype = torch.zeros(len(kind), 32)
     for row, value in enumerate(kinds):
@@ -58,7 +62,9 @@ def random_case(
     uniform = torch.rand(num_tokens, generator=generator)
     standard = torch.randint(0, 3, (num_tokens,), generator=generator)
     kinds = torch.where(uniform < atom_fraction, ATOM, standard).tolist()
-    chains = torch.randint(1, num_chains + 1, (num_tokens,), generator=generator).tolist()
+    chains = torch.randint(
+        1, num_chains + 1, (num_tokens,), generator=generator
+    ).tolist()
     batch = features(kinds, chains, padding)
     num_atoms = int(batch["num_atoms_per_token"].sum())
     shape = (*samples, num_atoms, 3)
@@ -76,5 +82,7 @@ def atoms_only(positions: list[list[float]], chains: list[int] | None = None) ->
     chains = chains or [1] * len(positions)
     x = torch.tensor(positions)
     return Case(
-        batch=features([ATOM] * len(positions), chains), x=x, atom_mask=torch.ones(len(positions))
+        batch=features([ATOM] * len(positions), chains),
+        x=x,
+        atom_mask=torch.ones(len(positions)),
     )

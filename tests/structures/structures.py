@@ -5,11 +5,31 @@ from pathlib import Path
 
 import gemmi
 
-AMINO = {"N": (0.0, 1.4, 0.0), "CA": (0.0, 0.0, 0.0), "C": (1.5, -0.3, 0.0), "O": (2.1, 0.7, 0.1)}
-SUGAR = ["P", "OP1", "OP2", "O5'", "C5'", "C4'", "O4'", "C3'", "O3'", "C2'", "C1'", "N9"]
+AMINO = {
+    "N": (0.0, 1.4, 0.0),
+    "CA": (0.0, 0.0, 0.0),
+    "C": (1.5, -0.3, 0.0),
+    "O": (2.1, 0.7, 0.1),
+}
+SUGAR = [
+    "P",
+    "OP1",
+    "OP2",
+    "O5'",
+    "C5'",
+    "C4'",
+    "O4'",
+    "C3'",
+    "O3'",
+    "C2'",
+    "C1'",
+    "N9",
+]
 
 
-def residue(name: str, number: int, atoms: dict[str, tuple], entity: gemmi.EntityType, sub: str):
+def residue(
+    name: str, number: int, atoms: dict[str, tuple], entity: gemmi.EntityType, sub: str
+):
     made = gemmi.Residue()
     made.name, made.seqid = name, gemmi.SeqId(number, " ")
     made.entity_type, made.subchain = entity, sub
@@ -32,7 +52,12 @@ def small_structure() -> gemmi.Structure:
     """Chain A: GLY, SEP (modified), ALA without C, MSE; B: DA; C: ligand of 4; D: ion; E: water."""
     polymer, ligand = gemmi.EntityType.Polymer, gemmi.EntityType.NonPolymer
     chain = gemmi.Chain("A")
-    alternatives = {**AMINO, "CB|A0.3": (9.0, 9, 9), "CB|B0.7": (-0.7, -0.8, 1.2), "H": (1.0, 1, 1)}
+    alternatives = {
+        **AMINO,
+        "CB|A0.3": (9.0, 9, 9),
+        "CB|B0.7": (-0.7, -0.8, 1.2),
+        "H": (1.0, 1, 1),
+    }
     chain.add_residue(residue("GLY", 1, AMINO, polymer, "A"))
     chain.add_residue(residue("SEP", 2, shifted(alternatives, 3.8), polymer, "A"))
     partial = {k: v for k, v in AMINO.items() if k != "C"}
@@ -40,7 +65,12 @@ def small_structure() -> gemmi.Structure:
     chain.add_residue(residue("MSE", 4, shifted(AMINO, 11.4), polymer, "A"))
     nucleotide = {name: (i * 1.1, i % 3 * 1.0, 20.0) for i, name in enumerate(SUGAR)}
     chain.add_residue(residue("DA", 101, nucleotide, polymer, "B"))
-    four = {"C1": (0.0, 0, 40), "O1": (1.2, 0, 40), "C2": (-0.7, 1.3, 40), "C3": (-2.2, 1.3, 40.4)}
+    four = {
+        "C1": (0.0, 0, 40),
+        "O1": (1.2, 0, 40),
+        "C2": (-0.7, 1.3, 40),
+        "C3": (-2.2, 1.3, 40.4),
+    }
     chain.add_residue(residue("LIG", 201, four, ligand, "C"))
     chain.add_residue(residue("ZN", 202, {"ZN": (0.0, 0, 60)}, ligand, "D"))
     water = gemmi.EntityType.Water
@@ -58,7 +88,11 @@ def small_structure() -> gemmi.Structure:
         ("5", ["E"], water, gemmi.PolymerType.Unknown),
     ):
         entity = gemmi.Entity(name)
-        entity.subchains, entity.entity_type, entity.polymer_type = subchains, kind, polymer_type
+        entity.subchains, entity.entity_type, entity.polymer_type = (
+            subchains,
+            kind,
+            polymer_type,
+        )
         structure.entities.append(entity)
     structure.assemblies.append(_dimer())
     return structure

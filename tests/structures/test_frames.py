@@ -25,7 +25,9 @@ ROWS = FrameOptions(impl="rows")
 _OFFSETS = {PROTEIN: (0, 1, 2), RNA: (7, 11, 5), DNA: (7, 10, 5)}
 
 
-def loop_over_tokens(case: Case, threshold: float = 25.0) -> list[tuple[list[int] | None, bool]]:
+def loop_over_tokens(
+    case: Case, threshold: float = 25.0
+) -> list[tuple[list[int] | None, bool]]:
     """Frame atoms and validity of each token of one sample, equal distances to the lower atom."""
     batch, x, mask = case
     counts, chains = batch["num_atoms_per_token"], batch["asym_id"]
@@ -37,11 +39,19 @@ def loop_over_tokens(case: Case, threshold: float = 25.0) -> list[tuple[list[int
             frames.append((None, False))
             continue
         if not batch["is_atomized"][t]:
-            kind = next(k for k, f in enumerate(("is_protein", "is_rna", "is_dna")) if batch[f][t])
+            kind = next(
+                k
+                for k, f in enumerate(("is_protein", "is_rna", "is_dna"))
+                if batch[f][t]
+            )
             atoms = [start + offset for offset in _OFFSETS[kind]]
             frames.append((atoms, all(bool(mask[a]) for a in atoms)))
             continue
-        near = [a for a in range(len(chain)) if chain[a] == chain[start] and mask[a] * mask[start]]
+        near = [
+            a
+            for a in range(len(chain))
+            if chain[a] == chain[start] and mask[a] * mask[start]
+        ]
         squares = {a: torch.sum(1e-8 + (x[start] - x[a]) ** 2) ** 0.5 for a in near}
         near.sort(key=lambda a: (float(squares[a]), a))
         if len(near) < 3:
@@ -52,15 +62,21 @@ def loop_over_tokens(case: Case, threshold: float = 25.0) -> list[tuple[list[int
         norms = [(1e-8 + torch.sum(w**2)) ** 0.5 for w in (u, v)]
         cosine = torch.einsum("ni,ni->n", u[None], v[None])[0] / (norms[0] * norms[1])
         limits = [math.cos(t * math.pi / 180) for t in (180 - threshold, threshold)]
-        frames.append(([a, start, c], bool(limits[0] < cosine) and bool(cosine < limits[1])))
+        frames.append(
+            ([a, start, c], bool(limits[0] < cosine) and bool(cosine < limits[1]))
+        )
     return frames
 
 
 @given(
     seed=st.integers(0, 10**6),
-    sizes=st.tuples(st.integers(1, 25), st.integers(1, 8)),  # many chains of 1, 2 and 3 atoms
+    sizes=st.tuples(
+        st.integers(1, 25), st.integers(1, 8)
+    ),  # many chains of 1, 2 and 3 atoms
     distinct=st.sampled_from([None, 2, 4]),
-    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+    dtype=st.sampled_from(
+        [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+    ),
     search=st.sampled_from(["blocks", "kdtree", "reference"]),
 )
 @settings(max_examples=120, deadline=None)
@@ -83,7 +99,9 @@ def test_frames_equal_a_loop_over_tokens(
     num_tokens=st.integers(2, 30),
     samples=st.sampled_from([(), (1,), (3,)]),
     distinct=st.sampled_from([None, 3]),
-    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+    dtype=st.sampled_from(
+        [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+    ),
 )
 @settings(max_examples=80, deadline=None)
 def test_whole_rows_equal_all_pairs_to_the_bit_ties_and_invalid_frames_too(
@@ -102,9 +120,13 @@ def test_whole_rows_equal_all_pairs_to_the_bit_ties_and_invalid_frames_too(
 
 
 def test_a_training_batch_with_samples_equals_each_sample_alone() -> None:
-    cases = [random_case(seed, num_tokens=20, samples=(3,), padding=0) for seed in (1, 2)]
+    cases = [
+        random_case(seed, num_tokens=20, samples=(3,), padding=0) for seed in (1, 2)
+    ]
     num_atoms = max(case.x.shape[-2] for case in cases)
-    batch = {k: torch.stack([c.batch[k] for c in cases])[:, None] for k in cases[0].batch}
+    batch = {
+        k: torch.stack([c.batch[k] for c in cases])[:, None] for k in cases[0].batch
+    }
     x, mask = torch.zeros(2, 3, num_atoms, 3), torch.zeros(2, 3, num_atoms)
     for i, case in enumerate(cases):
         x[i, :, : case.x.shape[-2]] = case.x
@@ -120,7 +142,9 @@ def test_a_training_batch_with_samples_equals_each_sample_alone() -> None:
 
 
 @pytest.mark.parametrize("options", [FrameOptions(), ROWS])
-def test_gradients_flow_through_the_coordinates_only_and_equal_all_pairs(options) -> None:
+def test_gradients_flow_through_the_coordinates_only_and_equal_all_pairs(
+    options,
+) -> None:
     case = random_case(5, num_tokens=40, samples=(2,), absent=0.0)
     weights = torch.randn(3, 2, 42, 3, generator=torch.Generator().manual_seed(0))
     gradients = []
@@ -139,7 +163,9 @@ def test_gradients_flow_through_the_coordinates_only_and_equal_all_pairs(options
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_fewer_than_three_atoms_in_a_chain_or_in_all_give_invalid_finite_frames(count) -> None:
+def test_fewer_than_three_atoms_in_a_chain_or_in_all_give_invalid_finite_frames(
+    count,
+) -> None:
     alone = atoms_only([[float(i), 0.0, 0.0] for i in range(count)])
     crowd = atoms_only(
         [[float(i), i % 2 * 1.5, 0.0] for i in range(count + 5)], [1] * count + [2] * 5
@@ -158,20 +184,31 @@ def test_equal_distances_go_to_the_lower_atom_and_duplicates_count() -> None:
     same = atoms_only([[0.0, 0, 0]] * 3)
     frames = frame_atoms(*same)
     assert frames.indices.T.tolist() == [[1, 0, 2], [1, 1, 2], [1, 2, 2]]
-    assert frames.valid.tolist() == [1, 1, 1]  # u = 0, so cos = 0: the contract calls it valid
+    assert frames.valid.tolist() == [
+        1,
+        1,
+        1,
+    ]  # u = 0, so cos = 0: the contract calls it valid
 
 
 @pytest.mark.parametrize(
-    ("degrees", "valid"), [(24.9, 0), (25.1, 1), (154.9, 1), (155.1, 0), (0, 0), (180, 0)]
+    ("degrees", "valid"),
+    [(24.9, 0), (25.1, 1), (154.9, 1), (155.1, 0), (0, 0), (180, 0)],
 )
-def test_the_angle_must_be_wide_of_a_line_for_atomised_tokens(degrees: float, valid: int) -> None:
+def test_the_angle_must_be_wide_of_a_line_for_atomised_tokens(
+    degrees: float, valid: int
+) -> None:
     angle = math.radians(degrees)
     # a at 1 Å, c at 1.5 Å; the far atoms make the chain longer
-    case = atoms_only([[0.0, 0, 0], [1, 0, 0], [1.5 * math.cos(angle), 1.5 * math.sin(angle), 0]])
+    case = atoms_only(
+        [[0.0, 0, 0], [1, 0, 0], [1.5 * math.cos(angle), 1.5 * math.sin(angle), 0]]
+    )
     assert token_frame_atoms(*case)[1][0] == valid
 
 
-def test_exactly_at_the_threshold_is_invalid_and_threshold_zero_rejects_only_lines() -> None:
+def test_exactly_at_the_threshold_is_invalid_and_threshold_zero_rejects_only_lines() -> (
+    None
+):
     right = atoms_only([[0.0, 0, 0], [1, 0, 0], [0, 1.5, 0]])
     assert token_frame_atoms(*right, angle_threshold=90.0)[1][0] == 0
     line = atoms_only([[0.0, 0, 0], [1e3, 0, 0], [-2e3, 0, 0]])
@@ -205,13 +242,20 @@ def test_the_dtype_of_the_mask_follows_the_masks_and_coordinates_keep_theirs() -
     case = random_case(3, dtype=torch.bfloat16)
     phi, valid = token_frame_atoms(*case)
     assert phi[0].dtype == torch.bfloat16 and valid.dtype == torch.float32
-    assert token_frame_atoms(case.batch, case.x, case.atom_mask.double())[1].dtype == torch.float64
+    assert (
+        token_frame_atoms(case.batch, case.x, case.atom_mask.double())[1].dtype
+        == torch.float64
+    )
 
 
 @pytest.mark.parametrize("options", [FrameOptions(), ROWS])
 def test_arguments_are_left_as_they_were(options: FrameOptions) -> None:
     case = random_case(9)
-    before = [case.x.clone(), case.atom_mask.clone(), *(v.clone() for v in case.batch.values())]
+    before = [
+        case.x.clone(),
+        case.atom_mask.clone(),
+        *(v.clone() for v in case.batch.values()),
+    ]
     token_frame_atoms(*case, options=options)
     after = [case.x, case.atom_mask, *case.batch.values()]
     for old, new in zip(before, after, strict=True):
@@ -228,7 +272,9 @@ def test_bad_batches_are_named() -> None:
     batch, x, mask = case
     hole = batch["token_mask"].clone()
     hole[3] = 0
-    with pytest.raises(StructureError, match=r"token_mask must be 1 for all .* got a hole"):
+    with pytest.raises(
+        StructureError, match=r"token_mask must be 1 for all .* got a hole"
+    ):
         token_frame_atoms(*broken(token_mask=hole))
     with pytest.raises(StructureError, match=r"must add up to the \d+ atoms of x, got"):
         token_frame_atoms(batch, torch.cat((x, x[:1])), torch.cat((mask, mask[:1])))
@@ -238,7 +284,9 @@ def test_bad_batches_are_named() -> None:
         token_frame_atoms(*broken(restype=batch["restype"][:, :21]))
     with pytest.raises(StructureError, match="got none of asym_id"):
         token_frame_atoms({k: v for k, v in batch.items() if k != "asym_id"}, x, mask)
-    with pytest.raises(StructureError, match=r"x must be of shape \(..., N_atom >= 1, 3\)"):
+    with pytest.raises(
+        StructureError, match=r"x must be of shape \(..., N_atom >= 1, 3\)"
+    ):
         token_frame_atoms(batch, x[:, :2], mask)
     with pytest.raises(
         StructureError, match=r"x must be float64, float32, bfloat16 or float16, got"
@@ -254,14 +302,18 @@ def test_nan_of_a_present_atom_is_an_error_unless_the_check_is_off() -> None:
     case = random_case(4, absent=0.0)
     x = case.x.clone()
     x[7, 1] = torch.nan
-    with pytest.raises(StructureError, match=r"x must be finite where atom_mask is 1.*\(7,\)"):
+    with pytest.raises(
+        StructureError, match=r"x must be finite where atom_mask is 1.*\(7,\)"
+    ):
         token_frame_atoms(case.batch, x, case.atom_mask)
     unchecked = FrameOptions(check=False, search="blocks")
     token_frame_atoms(case.batch, x, case.atom_mask, options=unchecked)
 
 
 def test_options_are_checked_and_budgets_hold() -> None:
-    with pytest.raises(InvalidInputError, match="impl must be one of chain, rows, got 'row'"):
+    with pytest.raises(
+        InvalidInputError, match="impl must be one of chain, rows, got 'row'"
+    ):
         FrameOptions(impl="row")  # type: ignore[arg-type]
     tight = {"budget_bytes": 100}
     for impl in ("chain", "rows"):

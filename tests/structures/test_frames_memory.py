@@ -5,7 +5,12 @@ import torch
 from benchmarks.bench_frames import prepare
 from tests.structures.structures import write_small
 
-from thinsection.structures import FrameOptions, frame_table, read_structure, token_frame_atoms
+from thinsection.structures import (
+    FrameOptions,
+    frame_table,
+    read_structure,
+    token_frame_atoms,
+)
 from thinsection.structures.structure import joined
 from thinsection.testing import run_and_measure
 from thinsection.types import MIB
@@ -25,7 +30,9 @@ def peak_beyond_inputs(num_atoms: int) -> int:
     return measured.growth_bytes
 
 
-def test_42k_atoms_in_one_chain_need_at_most_20_mb_and_memory_grows_no_faster_than_atoms() -> None:
+def test_42k_atoms_in_one_chain_need_at_most_20_mb_and_memory_grows_no_faster_than_atoms() -> (
+    None
+):
     at_42k, at_168k = peak_beyond_inputs(42_000), peak_beyond_inputs(168_000)
     assert at_42k <= 20 * MIB
     assert at_168k <= 4 * max(at_42k, 6 * MIB)
@@ -42,7 +49,9 @@ def test_a_long_chain_is_the_same_by_tree_and_by_blocks() -> None:
         assert torch.equal(a, b) and torch.equal(a[keep], c[keep])
 
 
-def test_an_assembly_of_2e5_atoms_by_symmetry_has_the_frames_of_its_part(tmp_path) -> None:
+def test_an_assembly_of_2e5_atoms_by_symmetry_has_the_frames_of_its_part(
+    tmp_path,
+) -> None:
     part = read_structure(write_small(tmp_path / "s.cif"))
     copies = 200_000 // len(part.atom_name)
     quarter = np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]])

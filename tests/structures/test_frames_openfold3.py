@@ -20,11 +20,17 @@ theirs = pytest.importorskip(
     sizes=st.tuples(st.integers(4, 60), st.integers(1, 6)),
     samples=st.sampled_from([(), (1,), (3,)]),
     distinct=st.sampled_from([None, 2, 5]),
-    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+    dtype=st.sampled_from(
+        [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+    ),
 )
 @settings(max_examples=150, deadline=None)
 def test_frames_and_masks_equal_the_originals_to_the_bit(
-    seed: int, sizes: tuple[int, int], samples: tuple, distinct: int | None, dtype: torch.dtype
+    seed: int,
+    sizes: tuple[int, int],
+    samples: tuple,
+    distinct: int | None,
+    dtype: torch.dtype,
 ) -> None:
     case = random_case(
         seed,
@@ -39,12 +45,16 @@ def test_frames_and_masks_equal_the_originals_to_the_bit(
     expected, expected_valid = theirs.get_token_frame_atoms(*case)
     rows = token_frame_atoms(*case, options=FrameOptions(impl="rows"))
     for phi, valid in (rows, token_frame_atoms_all_pairs(*case)):
-        assert torch.equal(valid, expected_valid) and valid.dtype == expected_valid.dtype
+        assert (
+            torch.equal(valid, expected_valid) and valid.dtype == expected_valid.dtype
+        )
         for ours, original in zip(phi, expected, strict=True):
             torch.testing.assert_close(ours, original, rtol=0, atol=0, equal_nan=True)
     if distinct is None and dtype.itemsize > 2:  # no two distances are equal
         phi, valid = token_frame_atoms(*case)
-        assert torch.equal(valid, expected_valid) and valid.dtype == expected_valid.dtype
+        assert (
+            torch.equal(valid, expected_valid) and valid.dtype == expected_valid.dtype
+        )
         keep = valid.bool()
         for ours, original in zip(phi, expected, strict=True):
             assert torch.equal(ours[keep], original[keep])

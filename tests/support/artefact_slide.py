@@ -18,9 +18,19 @@ from PIL import Image
 from thinsection.testing.synthetic import ArraySlide, PyramidKind, write_levels
 from thinsection.types import MaskArray, RgbArray, Size
 
-Light = npt.NDArray[np.floating]  # (H, W) or (H, W, 3), transmitted light in [0, 1], or a field
+Light = npt.NDArray[
+    np.floating
+]  # (H, W) or (H, W, 3), transmitted light in [0, 1], or a field
 STAINS = ("he", "ihc", "grey", "dark", "faint", "tiled")  # tiled: white balance by tile
-ARTEFACTS = ("fold", "blur", "bubble", "coverslip", "pen", "dust", "edge")  # as they are drawn
+ARTEFACTS = (
+    "fold",
+    "blur",
+    "bubble",
+    "coverslip",
+    "pen",
+    "dust",
+    "edge",
+)  # as they are drawn
 INKS = ("blue", "green", "red", "black", "brown")
 
 
@@ -55,13 +65,17 @@ class ArtefactSlide:
         """Writes it as a tiled JPEG pyramid (.tif)."""
         kind = PyramidKind(downsamples=tuple(downsamples), mpp=(self.mpp, self.mpp))
         image = Image.fromarray(self.rgb)
-        write_levels(path, [np.asarray(image.reduce(down)) for down in downsamples], kind)
+        write_levels(
+            path, [np.asarray(image.reduce(down)) for down in downsamples], kind
+        )
 
 
 class Scene(ABC):
     """A slide that is being drawn; a generator says how each thing looks. Lengths are in µm."""
 
-    stream: ClassVar[int]  # of random numbers: generators of one seed have nothing in common
+    stream: ClassVar[
+        int
+    ]  # of random numbers: generators of one seed have nothing in common
 
     def __init__(self, seed: int, size: Size, mpp: float, stain: str | None) -> None:
         self.rng = np.random.default_rng([seed, self.stream])
@@ -92,7 +106,11 @@ class Scene(ABC):
         for name in ("fold", "blur", "slight_blur"):
             if name in self.masks:
                 self.masks[name] = self.masks[name] & self.masks["tissue"]
-        about: dict[str, Any] = {"mpp": self.mpp, "stain": self.stain, "blur_um": self.blur_um}
+        about: dict[str, Any] = {
+            "mpp": self.mpp,
+            "stain": self.stain,
+            "blur_um": self.blur_um,
+        }
         return ArtefactSlide(rgb=self.photograph(), masks=self.masks, **about)
 
     def mark(self, name: str, where: MaskArray) -> None:

@@ -24,7 +24,10 @@ from thinsection.slide import open_slide
 from thinsection.types import MaskArray, RgbArray
 
 SIZE, MPP, WORK_MPP = (1200, 900), 4.0, 8.0  # drawn at 4 µm/px, looked at at 8
-COARSE_SIZE = (600, 450)  # of those that are drawn at 8 µm/px: more of them in the same time
+COARSE_SIZE = (
+    600,
+    450,
+)  # of those that are drawn at 8 µm/px: more of them in the same time
 SEEDS, COARSE_SEEDS, REAL_SEEDS = range(180), range(1000, 1360), range(5000, 5030)
 REAL = ("CMU-1-Small-Region.svs", "tcga-cr-7395-01a-01-ts1.svs")
 REAL_FACTOR = 8  # both have about 0.5 µm/px
@@ -33,7 +36,10 @@ SAMPLES = {  # px of a class that are drawn from a slide; ink: 600 of each colou
     **{"coverslip": 300, "dust": 150, "edge": 150},
 }
 HIDDEN, NUM_EPOCHS, BATCH = (64, 32), 4, 400
-SLIDE_WIDE, JITTER = (9, 13, 14, 16, 34), 0.25  # columns, and noise as a share of their spread
+SLIDE_WIDE, JITTER = (
+    (9, 13, 14, 16, 34),
+    0.25,
+)  # columns, and noise as a share of their spread
 _RIM_PX = 5  # of a bubble's rim, at 8 µm/px
 
 Labels = npt.NDArray[np.int8]
@@ -64,16 +70,22 @@ def slides() -> Iterator[ArtefactSlide]:
         yield tuning_slide(seed, size=SIZE, mpp=MPP, base=bases[seed % len(bases)])
 
 
-def drawn(slide: ArtefactSlide, rng: np.random.Generator) -> tuple[npt.NDArray[np.float32], Labels]:
+def drawn(
+    slide: ArtefactSlide, rng: np.random.Generator
+) -> tuple[npt.NDArray[np.float32], Labels]:
     """Features (N, planes) and classes (N,) of px of a slide, so many of each class."""
     factor = round(WORK_MPP / slide.mpp)
-    classes = labels({name: reduced(mask, factor) for name, mask in slide.masks.items()})
+    classes = labels(
+        {name: reduced(mask, factor) for name, mask in slide.masks.items()}
+    )
     rgb = np.asarray(Image.fromarray(slide.rgb).reduce(factor))
     planes = density_features(rgb)
     x, y = [], []
     for number, name in enumerate(CLASSES):
         where = np.flatnonzero(classes == number)
-        chosen = rng.choice(where, min(len(where), SAMPLES.get(name, 600)), replace=False)
+        chosen = rng.choice(
+            where, min(len(where), SAMPLES.get(name, 600)), replace=False
+        )
         x.append(np.stack([plane.reshape(-1)[chosen] for plane in planes], axis=1))
         y.append(np.full(len(chosen), number, np.int8))
     return np.concatenate(x), np.concatenate(y)
@@ -93,7 +105,9 @@ def labels(masks: Mapping[str, MaskArray]) -> Labels:
     for name in ("fold", "bubble", "coverslip", *CLASSES[7:], "dust", "edge"):
         where = masks.get(name, none)
         if name == "bubble":
-            rim = where & ~ndimage.binary_erosion(where, iterations=_RIM_PX, border_value=1)
+            rim = where & ~ndimage.binary_erosion(
+                where, iterations=_RIM_PX, border_value=1
+            )
             classes[ndimage.binary_dilation(rim, iterations=2) & ~rim] = -1
             where = rim
         classes[where] = CLASSES.index(name)
@@ -125,7 +139,9 @@ def fitted(x: npt.NDArray[np.float32], y: Labels) -> PixelModel:
     (w1, w2, w3), (b1, b2, b3) = network.coefs_, network.intercepts_
     w1 = w1 / scale[:, None]
     weights = (w1, b1 - shift @ w1, w2, b2, w3, b3)
-    return PixelModel(features=("artefacts",), weights=tuple(v.astype(np.float32) for v in weights))
+    return PixelModel(
+        features=("artefacts",), weights=tuple(v.astype(np.float32) for v in weights)
+    )
 
 
 if __name__ == "__main__":

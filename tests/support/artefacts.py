@@ -20,7 +20,9 @@ PENS = {
 }
 
 
-def plant_pen(rgb: RgbArray, color: str, *, seed: int = 0) -> tuple[RgbArray, MaskArray]:
+def plant_pen(
+    rgb: RgbArray, color: str, *, seed: int = 0
+) -> tuple[RgbArray, MaskArray]:
     """The picture with pen strokes, and where they are; lengths are px of the picture.
 
     Args:
@@ -35,7 +37,9 @@ def plant_pen(rgb: RgbArray, color: str, *, seed: int = 0) -> tuple[RgbArray, Ma
         band = curved_band((height, width), rng, thickness_px=float(rng.uniform(8, 26)))
         cover = band * rng.uniform(0.88, 0.98)
         ink = np.array(shade) / 255
-        out = out * (1 - cover[..., None]) + ink * (0.55 + 0.45 * out) * cover[..., None]
+        out = (
+            out * (1 - cover[..., None]) + ink * (0.55 + 0.45 * out) * cover[..., None]
+        )
         truth |= band > 0.5
     return _as_uint8(out + rng.normal(0, 0.006, out.shape)), truth
 
@@ -52,7 +56,12 @@ def plant_coverslip(rgb: RgbArray, *, seed: int = 0) -> tuple[RgbArray, MaskArra
 
 
 def plant_blur(
-    rgb: RgbArray, sigma_px: float, *, area_px: int, seed: int = 0, where: MaskArray | None = None
+    rgb: RgbArray,
+    sigma_px: float,
+    *,
+    area_px: int,
+    seed: int = 0,
+    where: MaskArray | None = None,
 ) -> tuple[RgbArray, MaskArray]:
     """The picture out of focus in two discs of area_px px each, and where.
 
@@ -128,7 +137,9 @@ def _band(
     zoom = 2
     canvas = Image.new("L", (width * zoom, height * zoom), 0)
     points = [(float(x) * zoom, float(y) * zoom) for x, y in zip(xs, ys, strict=True)]
-    ImageDraw.Draw(canvas).line(points, fill=255, width=round(thickness_px * zoom), joint="curve")
+    ImageDraw.Draw(canvas).line(
+        points, fill=255, width=round(thickness_px * zoom), joint="curve"
+    )
     return np.asarray(canvas.reduce(zoom), dtype=np.float64) / 255
 
 

@@ -37,19 +37,34 @@ from thinsection.slide import open_slide
 from thinsection.types import RgbArray
 
 SEEDS, COARSE_SEEDS, REAL_SEEDS = range(150), range(1000, 1400), range(5000, 5090)
-SHA256 = "2fbca6812471f38903d66965af93a83d5c8465839d315d4e26ef6b10ccbfa7c0"  # of what ships
+SHA256 = (
+    "2fbca6812471f38903d66965af93a83d5c8465839d315d4e26ef6b10ccbfa7c0"  # of what ships
+)
 NUM_CROPS, CROP_PX = 4, 224
 # steps, their highest rate, how often a crop is chosen for a class (that rare ones are seen), and
 # how many times real tissue is in the pool
-PHASES = (3000, 4e-3, 0.0, 1), (6000, 2e-3, 1.0, 1), (8000, 2e-3, 0.5, 1), (8000, 2e-3, 0.5, 7)
+PHASES = (
+    (3000, 4e-3, 0.0, 1),
+    (6000, 2e-3, 1.0, 1),
+    (8000, 2e-3, 0.5, 1),
+    (8000, 2e-3, 0.5, 7),
+)
 RIM_PX = 8  # of a bubble, whose inside looks like what is below it: filled, not told by the net
 # weight of a px of a class in the loss (2 where none is said): first, and where rare classes are
 # shown as often as others, and how often they are then
-WEIGHTS = {"glass": 0.5, "tissue": 1.0}, {"glass": 0.7, "tissue": 1.0, "fold": 4.0, "bubble": 1.5}
+WEIGHTS = (
+    {"glass": 0.5, "tissue": 1.0},
+    {"glass": 0.7, "tissue": 1.0, "fold": 4.0, "bubble": 1.5},
+)
 EVEN_SHARES = (0.0, 0.15, 0.35, 0.13, 0.06, 0.03, 0.03, 0.05, 0.05, 0.05, 0.05, 0.05)
 
-CHANNELS, LAST = (16, 32, 48, 64, 64), 24  # of the grids, and of what the classes are made of
-Example = tuple[RgbArray, Labels, npt.NDArray[np.float32]]  # at 8 µm/px, and light of the glass
+CHANNELS, LAST = (
+    (16, 32, 48, 64, 64),
+    24,
+)  # of the grids, and of what the classes are made of
+Example = tuple[
+    RgbArray, Labels, npt.NDArray[np.float32]
+]  # at 8 µm/px, and light of the glass
 
 
 def main() -> None:
@@ -60,7 +75,9 @@ def main() -> None:
     examples = [example(slide) for slide in slides()]
     torch.manual_seed(0)
     net = Net()
-    for phase in range(len(PHASES)):  # the first has batch normalisation, then part of the weights
+    for phase in range(
+        len(PHASES)
+    ):  # the first has batch normalisation, then part of the weights
         net = folded(fitted(net, examples, phase))
     np.savez(target, **arrays(net))  # type: ignore[arg-type]
 
@@ -109,8 +126,15 @@ def cut_out(rgb: RgbArray, rng: np.random.Generator) -> RgbArray:
     height, width = SIZE[::-1]
     more = [(0, max(0, height - len(rgb))), (0, max(0, width - rgb.shape[1])), (0, 0)]
     whole = np.pad(rgb, more, "symmetric")[:height, :width]  # type: ignore[arg-type]
-    field = ndimage.gaussian_filter(rng.standard_normal((height // 8 + 1, width // 8 + 1)), 12)
-    field += 0.2 * ndimage.gaussian_filter(rng.standard_normal(field.shape), 2) * field.std() * 7
+    field = ndimage.gaussian_filter(
+        rng.standard_normal((height // 8 + 1, width // 8 + 1)), 12
+    )
+    field += (
+        0.2
+        * ndimage.gaussian_filter(rng.standard_normal(field.shape), 2)
+        * field.std()
+        * 7
+    )
     outline = field.repeat(8, axis=0).repeat(8, axis=1)[:height, :width]
     tissue = outline > np.quantile(outline, rng.uniform(0.02, 0.6))
     soft = ndimage.gaussian_filter(tissue.astype(np.float32), 2)[..., None]
@@ -120,7 +144,9 @@ def cut_out(rgb: RgbArray, rng: np.random.Generator) -> RgbArray:
 def example(slide: ArtefactSlide) -> Example:
     """A slide at 8 µm/px and the class of each px."""
     factor = round(WORK_MPP / slide.mpp)
-    classes = labels({name: reduced(mask, factor) for name, mask in slide.masks.items()})
+    classes = labels(
+        {name: reduced(mask, factor) for name, mask in slide.masks.items()}
+    )
     rgb = np.asarray(Image.fromarray(slide.rgb).reduce(factor))
     return rgb, classes, glass_of(rgb)
 
@@ -167,7 +193,9 @@ def crop(
         size = (round(rgb.shape[1] * zoom), round(rgb.shape[0] * zoom))
         how = Image.Resampling.BOX if zoom < 1 else Image.Resampling.BILINEAR
         rgb = np.asarray(Image.fromarray(rgb).resize(size, how))
-        classes = np.asarray(Image.fromarray(classes.view(np.uint8)).resize(size, 0)).view(np.int8)
+        classes = np.asarray(
+            Image.fromarray(classes.view(np.uint8)).resize(size, 0)
+        ).view(np.int8)
     more = [(0, max(0, CROP_PX - edge)) for edge in classes.shape]
     if any(high for _, high in more):
         rgb = np.pad(rgb, [*more, (0, 0)], "symmetric")
@@ -216,14 +244,20 @@ class Net(nn.Module):
             nn.ModuleList([block(low, high), block(high, high)])
             for low, high in zip(ins, channels, strict=True)
         )
-        self.up = nn.ModuleList(nn.Conv2d(high, 4 * low, 1) for low, high in pairwise(channels))
+        self.up = nn.ModuleList(
+            nn.Conv2d(high, 4 * low, 1) for low, high in pairwise(channels)
+        )
         outs = (LAST, *channels[1:-1])
-        self.join = nn.ModuleList(block(low, out) for low, out in zip(channels, outs, strict=False))
+        self.join = nn.ModuleList(
+            block(low, out) for low, out in zip(channels, outs, strict=False)
+        )
         self.out = nn.Conv2d(LAST, 4 * len(CLASSES), 1)
 
     def forward(self, density: Tensor) -> tuple[Tensor, Tensor]:
         x = nn.functional.pixel_unshuffle(density, 2)
-        near = nn.functional.avg_pool2d(x.mean(1, keepdim=True), 3, 1, 1, count_include_pad=False)
+        near = nn.functional.avg_pool2d(
+            x.mean(1, keepdim=True), 3, 1, 1, count_include_pad=False
+        )
         asked = [(near > convnet.GLASS_DENSITY).float()]
         kept: list[Tensor] = []
         for n, (first, second) in enumerate(self.down):  # type: ignore[misc]
@@ -242,14 +276,18 @@ class Net(nn.Module):
 
 def block(low: int, high: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(low, high, 3, padding=1, bias=False), nn.BatchNorm2d(high), nn.ReLU(inplace=True)
+        nn.Conv2d(low, high, 3, padding=1, bias=False),
+        nn.BatchNorm2d(high),
+        nn.ReLU(inplace=True),
     )
 
 
 def folded(net: Net) -> Net:
     """The same net with its normalisation in the weights, which are rounded to float16."""
     for part in net.modules():
-        if isinstance(part, nn.Sequential) and isinstance(norm := part[1], nn.BatchNorm2d):
+        if isinstance(part, nn.Sequential) and isinstance(
+            norm := part[1], nn.BatchNorm2d
+        ):
             conv: Any = part[0]
             gain = norm.weight.detach() / torch.sqrt(norm.running_var + norm.eps)  # type: ignore[operator]
             conv.weight.data = conv.weight.detach().double() * gain[:, None, None, None]
@@ -270,16 +308,22 @@ def fitted(net: Net, examples: list[Example], phase: int) -> Net:
         optimizer, rate, total_steps=num_steps, pct_start=0.15
     )
     weights = torch.tensor([WEIGHTS[even > 0].get(name, 2.0) for name in CLASSES])
-    having = [[n for n, (_, y, _) in enumerate(examples) if (y == c).any()] for c in range(12)]
+    having = [
+        [n for n, (_, y, _) in enumerate(examples) if (y == c).any()] for c in range(12)
+    ]
     running: Any = 0.0
     for step in range(num_steps):
-        chosen = (even == 1 or (even > 0 and rng.random() < even) for _ in range(NUM_CROPS))
+        chosen = (
+            even == 1 or (even > 0 and rng.random() < even) for _ in range(NUM_CROPS)
+        )
         pairs = [crop(examples, rng, having if choose else None) for choose in chosen]
         x, y = (torch.stack(side) for side in zip(*pairs, strict=True))
         with torch.autocast("cpu", torch.bfloat16):
             logits, asked = net(x.contiguous(memory_format=torch.channels_last))
         truth = torch.where(asked, nn.functional.pixel_unshuffle(y[:, None], 2), -1)
-        loss = nn.functional.cross_entropy(logits.float(), truth, weights, ignore_index=-1)
+        loss = nn.functional.cross_entropy(
+            logits.float(), truth, weights, ignore_index=-1
+        )
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), 2.0)
@@ -302,7 +346,9 @@ def arrays(net: Net) -> dict[str, npt.NDArray[np.float16]]:
     values = {}
     for name, conv in layers.items():
         weight = conv.weight.detach().permute(2, 3, 1, 0)
-        values[f"{name}_w"] = weight.reshape(-1, weight.shape[3]).numpy().astype(np.float16)
+        values[f"{name}_w"] = (
+            weight.reshape(-1, weight.shape[3]).numpy().astype(np.float16)
+        )
         values[f"{name}_b"] = conv.bias.detach().numpy().astype(np.float16)
     return values
 

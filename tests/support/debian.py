@@ -24,7 +24,9 @@ def install() -> None:
     wanted = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
     for command in (["apt-get", "update"], wanted):
         try:
-            subprocess.run(command, env=quiet, capture_output=True, timeout=600, check=True)
+            subprocess.run(
+                command, env=quiet, capture_output=True, timeout=600, check=True
+            )
         except (OSError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", None) or b""
             sys.stderr.write(f"{error}\n{said.decode(errors='replace')[-300:]}\n")

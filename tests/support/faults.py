@@ -98,7 +98,9 @@ class KilledEntryTask(RunTask):
         results: list[SlideResult] = []
         for entry in entries:
             name = entry.slide_id
-            if name in self.killed_always or (name in self.killed_once and _first(self.out, name)):
+            if name in self.killed_always or (
+                name in self.killed_once and _first(self.out, name)
+            ):
                 os.kill(os.getpid(), signal.SIGKILL)
             results += super().__call__([entry], on_event=on_event).results
         return Report(results=tuple(results))

@@ -66,20 +66,36 @@ class _HeldOutScene(Scene):
         rng, (height, width) = self.rng, self.shape
         canvas = Image.new("L", (width // 4 + 1, height // 4 + 1), 0)
         pen = ImageDraw.Draw(canvas)
-        for _ in range(int(rng.integers(1, 5))):  # lobed pieces, some of them cut straight
+        for _ in range(
+            int(rng.integers(1, 5))
+        ):  # lobed pieces, some of them cut straight
             middle = rng.uniform(0.15, 0.85, 2) * (width, height) / 4
             t = np.linspace(0, 2 * np.pi, int(rng.choice((5, 24, 90))), endpoint=False)
             lobes = sum(
-                rng.normal(0, 0.25 / n) * np.cos(n * t + rng.uniform(0, 6)) for n in (2, 3, 5, 9)
+                rng.normal(0, 0.25 / n) * np.cos(n * t + rng.uniform(0, 6))
+                for n in (2, 3, 5, 9)
             )
-            radius = min(self.shape) / 4 * rng.uniform(0.18, 0.5) * np.clip(1 + lobes, 0.3, 2)
-            outline = middle + np.stack([np.cos(t), np.sin(t)], axis=1) * radius[:, None]
+            radius = (
+                min(self.shape)
+                / 4
+                * rng.uniform(0.18, 0.5)
+                * np.clip(1 + lobes, 0.3, 2)
+            )
+            outline = (
+                middle + np.stack([np.cos(t), np.sin(t)], axis=1) * radius[:, None]
+            )
             pen.polygon([(float(x), float(y)) for x, y in outline], fill=1)
-        whole = canvas.resize((canvas.width * 4, canvas.height * 4), Image.Resampling.NEAREST)
+        whole = canvas.resize(
+            (canvas.width * 4, canvas.height * 4), Image.Resampling.NEAREST
+        )
         inside = np.asarray(whole, bool)[:height, :width]
         self.masks["tissue"] = inside
         palette = np.array(_PALETTES[self.stain], np.float32) / 255
-        spread = 0 if self.stain == "grey" else rng.normal(0, self.some(0.01, 0.06), palette.shape)
+        spread = (
+            0
+            if self.stain == "grey"
+            else rng.normal(0, self.some(0.01, 0.06), palette.shape)
+        )
         palette = np.clip(palette + spread + rng.normal(0, 0.04), 0.03, 0.97)
         texture = self._cells(palette)
         repeats = height // len(texture) + 1, width // len(texture) + 1, 1
@@ -91,10 +107,14 @@ class _HeldOutScene(Scene):
     def _cells(self, palette: Light) -> Light:
         """A periodic texture of cells in sheets, glands with lumens, or fat, (px, px, 3)."""
         rng, px = self.rng, _TILE_PX
-        diameter = rng.choice((8.0, 11.0, 14.0, 18.0, 24.0, 70.0)) / self.mpp  # the last is fat
+        diameter = (
+            rng.choice((8.0, 11.0, 14.0, 18.0, 24.0, 70.0)) / self.mpp
+        )  # the last is fat
         fat = diameter * self.mpp > 50
         middles = rng.uniform(0, px, (int(px**2 / diameter**2), 2))
-        around = np.concatenate([middles + np.array(by) for by in product((-px, 0, px), repeat=2)])
+        around = np.concatenate(
+            [middles + np.array(by) for by in product((-px, 0, px), repeat=2)]
+        )
         near = np.all((around > -4 * diameter) & (around < px + 4 * diameter), axis=1)
         points = around[near]
         y, x = np.mgrid[:px, :px]
@@ -104,7 +124,9 @@ class _HeldOutScene(Scene):
         first, second = distance.reshape(px, px, 2).transpose(2, 0, 1)
         wall = np.clip(1 - (second - first) * self.mpp / (6.0 if fat else 1.2), 0, 1)
         size = rng.uniform(2.2, 3.6) / self.mpp * rng.uniform(0.7, 1.3, len(points))
-        nucleus = np.clip((size[which[:, 0]].reshape(px, px) - first) * self.mpp + 0.5, 0, 1)
+        nucleus = np.clip(
+            (size[which[:, 0]].reshape(px, px) - first) * self.mpp + 0.5, 0, 1
+        )
         stroma = np.sin((y + 9 * np.sin(x / px * 2 * np.pi * 3)) / px * 2 * np.pi * 40)
         zone = np.zeros((px, px))
         for ky, kx in rng.integers(-4, 5, (6, 2)):
@@ -122,7 +144,9 @@ class _HeldOutScene(Scene):
         """Bilinear value noise between -1 and 1."""
         step = max(2, int(length_um / self.mpp))
         height, width = (edge // step + 3 for edge in self.shape)
-        field = Image.fromarray(self.rng.uniform(-1, 1, (height, width)).astype(np.float32))
+        field = Image.fromarray(
+            self.rng.uniform(-1, 1, (height, width)).astype(np.float32)
+        )
         large = field.resize((width * step, height * step), Image.Resampling.BILINEAR)
         return np.asarray(large)[: self.shape[0], : self.shape[1]]
 
@@ -134,10 +158,14 @@ class _HeldOutScene(Scene):
         """A cubic spline through five knots of a random walk, one point per px at least."""
         heading, step = self.rng.uniform(0, 2 * np.pi), length_um / self.mpp / 4
         turns = np.cumsum(self.rng.normal(0, 0.35, 4)) + heading
-        walk = np.cumsum(np.stack([np.sin(turns), np.cos(turns)], axis=1) * step, axis=0)
+        walk = np.cumsum(
+            np.stack([np.sin(turns), np.cos(turns)], axis=1) * step, axis=0
+        )
         knots = np.concatenate([np.zeros((1, 2)), walk])
         knots += self.centre(in_tissue=in_tissue) - knots[2]
-        return np.asarray(CubicSpline(np.arange(5), knots)(np.linspace(0, 4, int(4 * step) + 8)))
+        return np.asarray(
+            CubicSpline(np.arange(5), knots)(np.linspace(0, 4, int(4 * step) + 8))
+        )
 
     def _splat(self, points: Points, radii_um: Light) -> Light:
         """Coverage in [0, 1] of discs along points, drawn at half the resolution."""
@@ -145,7 +173,9 @@ class _HeldOutScene(Scene):
         pen = ImageDraw.Draw(canvas)
         for (y, x), radius in zip(points / 2, radii_um / self.mpp / 2, strict=True):
             pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=255)
-        large = canvas.resize((canvas.width * 2, canvas.height * 2), Image.Resampling.BILINEAR)
+        large = canvas.resize(
+            (canvas.width * 2, canvas.height * 2), Image.Resampling.BILINEAR
+        )
         return np.asarray(large, np.float32)[: self.shape[0], : self.shape[1]] / 255
 
     def _fold(self) -> None:
@@ -159,11 +189,17 @@ class _HeldOutScene(Scene):
         )
         band = self._splat(path, width / 2 * taper * wobble)
         core = ndimage.gaussian_filter(band, self.some(1.5, 9) / self.mpp)
-        shifts = [tuple((rng.normal(0, 45, 2) / self.mpp).astype(int)) for _ in range(2)]
+        shifts = [
+            tuple((rng.normal(0, 45, 2) / self.mpp).astype(int)) for _ in range(2)
+        ]
         layer = np.roll(self.light, shifts[0], axis=(0, 1)) ** rng.uniform(0.5, 1.3)
         if rng.random() < 0.35:  # three layers
-            layer = layer * np.roll(self.light, shifts[1], axis=(0, 1)) ** rng.uniform(0.3, 1)
-        soft = ndimage.gaussian_filter(layer, (rng.uniform(0, 2.5) / self.mpp,) * 2 + (0,))
+            layer = layer * np.roll(self.light, shifts[1], axis=(0, 1)) ** rng.uniform(
+                0.3, 1
+            )
+        soft = ndimage.gaussian_filter(
+            layer, (rng.uniform(0, 2.5) / self.mpp,) * 2 + (0,)
+        )
         before = self.light
         self.light = before * (1 - core[..., None] * (1 - soft))
         lost = ndimage.uniform_filter(
@@ -176,8 +212,13 @@ class _HeldOutScene(Scene):
         self.blur_um = self.blur_um or self.rng.uniform(0.5, 4.0)
         path = self._spline(min(self.shape) * self.mpp * 0.8, in_tissue=True)
         radius = min(self.shape) * self.mpp * self.rng.uniform(0.06, 0.16)
-        band = ndimage.gaussian_filter(self._splat(path, np.full(len(path), radius)), 8 / self.mpp)
-        soft, edge = self.light, max(2, round(self.blur_um / self.mpp * 12**0.5 / 2**0.5))
+        band = ndimage.gaussian_filter(
+            self._splat(path, np.full(len(path), radius)), 8 / self.mpp
+        )
+        soft, edge = (
+            self.light,
+            max(2, round(self.blur_um / self.mpp * 12**0.5 / 2**0.5)),
+        )
         for _ in range(2):
             soft = ndimage.uniform_filter(soft, (edge, edge, 0))
         self.light = self.light * (1 - band[..., None]) + soft * band[..., None]
@@ -199,8 +240,12 @@ class _HeldOutScene(Scene):
             ndimage.map_coordinates(self.light[..., c], seen, order=1, mode="nearest")
             for c in range(3)
         ]
-        steep = np.clip((away - 0.8) / 0.17, 0, 1) ** rng.uniform(1, 4) * rng.uniform(0.5, 0.95)
-        glint = np.exp(-(((away - rng.uniform(0.6, 0.8)) / 0.05) ** 2)) * rng.uniform(0, 0.2)
+        steep = np.clip((away - 0.8) / 0.17, 0, 1) ** rng.uniform(1, 4) * rng.uniform(
+            0.5, 0.95
+        )
+        glint = np.exp(-(((away - rng.uniform(0.6, 0.8)) / 0.05) ** 2)) * rng.uniform(
+            0, 0.2
+        )
         shown = np.stack(lens, axis=2) * (1 - steep[..., None])
         shown += (1 - shown) * glint[..., None]
         self.light = np.where(inside[..., None], shown, self.light).astype(np.float32)
@@ -214,8 +259,12 @@ class _HeldOutScene(Scene):
             width * rng.choice((0.02, 4.0, 12.0)), in_tissue=bool(rng.random() < 0.5)
         )
         if rng.random() < 0.3:
-            path = np.concatenate([path, path[0] + path[-1] - path[::-1]])  # a closed loop
-        fading = np.clip(np.linspace(rng.uniform(0.9, 1.6), rng.uniform(0.5, 1.2), len(path)), 0, 1)
+            path = np.concatenate(
+                [path, path[0] + path[-1] - path[::-1]]
+            )  # a closed loop
+        fading = np.clip(
+            np.linspace(rng.uniform(0.9, 1.6), rng.uniform(0.5, 1.2), len(path)), 0, 1
+        )
         band = self._splat(path, width / 2 * (0.75 + 0.25 * fading))
         offsets = rng.normal(0, width / 3 / self.mpp, (int(rng.integers(0, 9)), 2))
         for offset in offsets:  # bristles that left the glass dry
@@ -225,9 +274,12 @@ class _HeldOutScene(Scene):
         color = np.array(_MARKERS[name]) / 255 * rng.uniform(0.65, 1.4)
         if name != "black":
             color = color + rng.normal(0, 0.04, 3)
-        deep = rng.uniform(0.6, 1.5) * (1 + 0.15 * self._waves(60))  # Beer's law in the ink
+        deep = rng.uniform(0.6, 1.5) * (
+            1 + 0.15 * self._waves(60)
+        )  # Beer's law in the ink
         self.light = (
-            self.light * np.clip(color, 0.02, 1).astype(np.float32) ** (band * deep)[..., None]
+            self.light
+            * np.clip(color, 0.02, 1).astype(np.float32) ** (band * deep)[..., None]
         )
         for mask in ("pen", f"pen_{name}"):
             self.mark(mask, band > 0.45)
@@ -265,7 +317,12 @@ class _HeldOutScene(Scene):
         """A slanted corner of the glass, dark gray outside."""
         y, x = np.mgrid[: self.shape[0], : self.shape[1]].astype(np.float32)
         slant, side = self.rng.normal(0, 0.015), self.rng.integers(4)
-        ruler = (y, x, self.shape[0] - y, self.shape[1] - x)[side] + slant * (x, y, x, y)[side]
+        ruler = (y, x, self.shape[0] - y, self.shape[1] - x)[side] + slant * (
+            x,
+            y,
+            x,
+            y,
+        )[side]
         away = ruler * self.mpp - self.rng.uniform(60, 350)
         tone = self.rng.uniform(0.1, 0.8)
         shade = np.where(away < 0, tone, np.clip(0.3 + away / 25, 0, 1))
@@ -284,7 +341,9 @@ class _HeldOutScene(Scene):
             light = light * gains[: self.shape[1]].astype(np.float32)
         photons = self.some(200, 10_000)
         noise = rng.standard_normal(light.shape, dtype=np.float32)
-        light = light + noise * np.sqrt(np.clip(light, 0, 1) / photons).astype(np.float32)
+        light = light + noise * np.sqrt(np.clip(light, 0, 1) / photons).astype(
+            np.float32
+        )
         if self.stain == "grey":
             light[:] = light.mean(axis=2, keepdims=True)
         once = jpeg(light, int(rng.integers(70, 98)))

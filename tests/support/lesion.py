@@ -33,7 +33,9 @@ def write_with_lesion(
     with open_slide(source, slide_mpp=(mpp, mpp)) as slide:
         rgb = slide.read_region((0, 0), 0, slide.size)
     rgb = rgb if box is None else plant(rgb, box, seed)
-    write_levels(target, [rgb, rgb[::4, ::4]], PyramidKind(downsamples=(1, 4), mpp=(mpp, mpp)))
+    write_levels(
+        target, [rgb, rgb[::4, ::4]], PyramidKind(downsamples=(1, 4), mpp=(mpp, mpp))
+    )
 
 
 def inside(coords_l0: np.ndarray, edge: int, box: Box) -> np.ndarray:

@@ -14,11 +14,18 @@ from dataclasses import dataclass
 import numpy as np
 
 Random = np.random.Generator
-Change = Callable[[bytearray, Random], str]  # changes the bytes in place, and says what it did
-_TYPE_BYTES = dict(zip(range(1, 19), (1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8)))
+Change = Callable[
+    [bytearray, Random], str
+]  # changes the bytes in place, and says what it did
+_TYPE_BYTES = dict(
+    zip(range(1, 19), (1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8))
+)
 _VALUES = (0, 1, 2, 3, 7, 255, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 _BELOW = 330  # pages below a page: levels of an OME-TIFF
-_OFFSETS, _COUNTS = (273, 324, _BELOW, 347), (279, 325)  # of segments, pages and tables; bytes
+_OFFSETS, _COUNTS = (
+    (273, 324, _BELOW, 347),
+    (279, 325),
+)  # of segments, pages and tables; bytes
 _HEAD = 4096  # bytes at either end of a file where its structure usually lies
 _MOST_PAGES = 64
 
@@ -69,7 +76,11 @@ def _place(data: bytearray, rng: Random) -> int:
     """An offset: anywhere, or where the structure usually lies."""
     near = min(len(data), _HEAD)
     where = int(rng.integers(3))
-    return int(rng.integers(len(data)) if where == 0 else rng.integers(near) - near * (where - 1))
+    return int(
+        rng.integers(len(data))
+        if where == 0
+        else rng.integers(near) - near * (where - 1)
+    )
 
 
 def _flip(data: bytearray, rng: Random) -> str:
@@ -142,7 +153,9 @@ def _tag_value(data: bytearray, rng: Random, form: _Form, tag: _Tag) -> str:
         return "left as it is"
     one = form.order + {1: "B", 2: "H", 4: "I", 8: "Q"}[size]
     many = tag.count > 1 and rng.random() < 0.5
-    chosen = range(min(tag.count, 4096)) if many else [int(rng.integers(max(tag.count, 1)))]
+    chosen = (
+        range(min(tag.count, 4096)) if many else [int(rng.integers(max(tag.count, 1)))]
+    )
     for index in chosen:
         _write(data, one, tag.value_at + index * size, number)
     return f"{'all values' if many else 'a value'} {number}"
@@ -157,7 +170,10 @@ def _tag_type(data: bytearray, rng: Random, form: _Form, tag: _Tag) -> str:
 
 @_with_tag
 def _tag_count(data: bytearray, rng: Random, form: _Form, tag: _Tag) -> str:
-    number = int(rng.choice((tag.count - 1, tag.count + 1, tag.count * 2))), _number(rng)
+    number = (
+        int(rng.choice((tag.count - 1, tag.count + 1, tag.count * 2))),
+        _number(rng),
+    )
     count = number[int(rng.integers(2))]
     _write(data, form.offset[0], tag.at + 4, count)
     return f"count {count}"
@@ -165,7 +181,11 @@ def _tag_count(data: bytearray, rng: Random, form: _Form, tag: _Tag) -> str:
 
 @_with_tag
 def _tag_code(data: bytearray, rng: Random, form: _Form, tag: _Tag) -> str:
-    code = int(rng.choice((256, 257, 258, 259, 262, 273, 277, 278, 284, 317, 322, 324, 330, 65000)))
+    code = int(
+        rng.choice(
+            (256, 257, 258, 259, 262, 273, 277, 278, 284, 317, 322, 324, 330, 65000)
+        )
+    )
     _write(data, form.order + "H", tag.at, code)
     return f"becomes tag {code}"
 
@@ -178,7 +198,9 @@ def _segments(data: bytearray, rng: Random) -> str:
         return _flip(data, rng)
     tag = tags[int(rng.integers(len(tags)))]
     size = _TYPE_BYTES.get(tag.kind, 4) or 4
-    number = int(rng.choice((0, 8, len(data) // 2, len(data) - 1, len(data) + 1, 2**31 - 1)))
+    number = int(
+        rng.choice((0, 8, len(data) // 2, len(data) - 1, len(data) + 1, 2**31 - 1))
+    )
     one = form.order + {1: "B", 2: "H", 4: "I", 8: "Q"}[size]
     for index in range(min(tag.count, 4096)):
         _write(data, one, tag.value_at + index * size, number)
@@ -250,5 +272,12 @@ def _tags(data: bytearray) -> tuple[_Form, list[_Tag]]:
 
 
 _ANY: tuple[Change, ...] = (_flip, _overwrite, _cut, _hole, _shift)
-_TIFF: tuple[Change, ...] = (_tag_value, _tag_value, _tag_type, _tag_count, _tag_code, _segments)
+_TIFF: tuple[Change, ...] = (
+    _tag_value,
+    _tag_value,
+    _tag_type,
+    _tag_count,
+    _tag_code,
+    _segments,
+)
 _TIFF = (*_TIFF, _chain)

@@ -54,7 +54,9 @@ def trident(folder: Path) -> dict[str, Any]:
     lists = {"custom_list_of_wsis": str(folder / "slides.csv"), "max_workers": 1}
     job = Processor(job_dir=str(folder), wsi_source="/", **lists)
     colors = CustomInferenceEncoder("rgb", mean_color(), tensor, torch.float32)
-    job.run_patch_feature_extraction_job(coords_dir=grid.name, patch_encoder=colors, device="cpu")
+    job.run_patch_feature_extraction_job(
+        coords_dir=grid.name, patch_encoder=colors, device="cpu"
+    )
     mean = encoder_factory("mean-resnet50")
     mean.enc_name = f"mean-{name}"
     pooled = grid / f"slide_features_{mean.enc_name}"
@@ -63,7 +65,9 @@ def trident(folder: Path) -> dict[str, Any]:
     job.run_slide_feature_extraction_job(mean, grid.name, device="cpu", saveto=mean_dir)
     found: dict[str, Any] = {}
     for slide in job.wsis:
-        attributes, coords = read_coords(str(grid / "patches" / f"{slide.name}_patches.h5"))
+        attributes, coords = read_coords(
+            str(grid / "patches" / f"{slide.name}_patches.h5")
+        )
         opened = type(slide)(slide.slide_path, lazy_init=False, mpp=slide.mpp)
         patcher = opened.create_patcher(
             patch_size=attributes["patch_size"],
@@ -95,8 +99,12 @@ def clam(folder: Path) -> dict[str, Any]:
         wsi = openslide.open_slide(sources[bags[index]])
         tiles = Whole_Slide_Bag_FP(folder / "patches" / f"{name}.h5", wsi, np.array)
         found[f"{name}/tile"] = tiles[ROW]["img"]
-        found[f"{name}/edge_l0"] = len(tiles[ROW]["img"]) * wsi.level_downsamples[tiles.patch_level]
-        found[f"{name}/coords"] = np.array([tiles[row]["coord"] for row in range(len(tiles))])
+        found[f"{name}/edge_l0"] = (
+            len(tiles[ROW]["img"]) * wsi.level_downsamples[tiles.patch_level]
+        )
+        found[f"{name}/coords"] = np.array(
+            [tiles[row]["coord"] for row in range(len(tiles))]
+        )
     labels = sorted(set(pd.read_csv(folder / "dataset.csv")["label"]))
     dataset = Generic_MIL_Dataset(
         data_dir=str(folder),
@@ -121,7 +129,11 @@ def stamp(folder: Path) -> dict[str, Any]:
     from stamp.modeling import data
 
     (feature_dir,) = (path for path in folder.iterdir() if path.is_dir())
-    names = {"patient_label": "PATIENT", "filename_label": "FILENAME", "time_label": None}
+    names = {
+        "patient_label": "PATIENT",
+        "filename_label": "FILENAME",
+        "time_label": None,
+    }
     patients, kind = data.load_patient_data_(
         feature_dir=feature_dir,
         clini_table=folder / "clini.csv",
@@ -136,11 +148,16 @@ def stamp(folder: Path) -> dict[str, Any]:
     for patient in patients.values():
         (path,) = patient.feature_files
         truth = torch.ones(1, 1)
-        bag = data.BagDataset(bags=[[path]], bag_size=None, ground_truths=truth, transform=None)[0]
+        bag = data.BagDataset(
+            bags=[[path]], bag_size=None, ground_truths=truth, transform=None
+        )[0]
         with h5py.File(path) as file:
             told = data.get_coords(file)
         name = Path(path).stem
-        found[f"{name}/features"], found[f"{name}/coords_um"] = bag[0].numpy(), bag[1].numpy()
+        found[f"{name}/features"], found[f"{name}/coords_um"] = (
+            bag[0].numpy(),
+            bag[1].numpy(),
+        )
         found[f"{name}/tile_um"], found[f"{name}/mpp"] = told.tile_size_um, told.mpp
         found[f"{name}/label"] = str(patient.ground_truth)
     return found
@@ -211,7 +228,9 @@ def clam_writes(folder: Path) -> dict[str, Any]:
         rows = [tiles[row] for row in range(len(tiles))]
         features = torch.stack([row["img"].mean((1, 2)) for row in rows])
         coords = np.stack([row["coord"] for row in rows]).astype(np.int32)
-        save_hdf5(folder / "h5_files" / name, {"features": features.numpy(), "coords": coords})
+        save_hdf5(
+            folder / "h5_files" / name, {"features": features.numpy(), "coords": coords}
+        )
         torch.save(features, folder / "pt_files" / f"{slide.name}.pt")
     return {}
 
@@ -232,7 +251,9 @@ def stamp_writes(folder: Path) -> dict[str, Any]:
                 wsi_list=None,
                 cache_dir=None,
                 cache_tiles_ext="jpg",
-                extractor=Extractor(model=mean_color(), transform=tensor, identifier="rgb"),
+                extractor=Extractor(
+                    model=mean_color(), transform=tensor, identifier="rgb"
+                ),
                 tile_size_px=224,
                 tile_size_um=256.0,
                 max_workers=1,
@@ -261,7 +282,9 @@ def slide2vec_writes(folder: Path) -> dict[str, Any]:
         told = load_metadata(home / f"{name}.meta.json")
         how = {"output_format": "npz" if name == "half" else "pt"}
         metadata = {key: told[key] for key in ("encoder_name", "tile_size_lv0")}
-        write_tile_embeddings(name, features, output_dir=folder, metadata=metadata, **how)
+        write_tile_embeddings(
+            name, features, output_dir=folder, metadata=metadata, **how
+        )
     return {}
 
 
@@ -283,7 +306,9 @@ def main(tool: str, sources: Path, folder: Path, target: Path) -> None:
     if (sources / "shim.py").exists():  # what a machine's torchvision lacks
         __import__("shim")
     version = importlib.metadata.version
-    importlib.metadata.version = lambda name: "2.5.0" if name == "stamp" else version(name)
+    importlib.metadata.version = lambda name: (
+        "2.5.0" if name == "stamp" else version(name)
+    )
     reader, source = READERS[tool]
     sys.path.insert(0, str(sources / source))
     np.savez(target, **reader(folder))

@@ -64,12 +64,16 @@ def pen_examples(seed: int) -> list[Example]:
     for number in range(_NUM_PICTURES):
         base = tissue_picture(rng, _EDGE_PX, STAINS[number % len(STAINS)])
         mask = np.zeros(base.shape[:2], dtype=bool)
-        for color in list(INKS)[: 4 if number % 4 else 0]:  # one in four has no ink at all
+        for color in list(INKS)[
+            : 4 if number % 4 else 0
+        ]:  # one in four has no ink at all
             low, high = INKS[color]
             ink = rng.uniform(low, high)
             if color == "black":
                 ink = np.full(3, ink.mean()) + rng.uniform(-0.02, 0.02, 3)
-            base, painted = paint(base, stroke(rng, _EDGE_PX, rng.uniform(5, 34)), ink, rng)
+            base, painted = paint(
+                base, stroke(rng, _EDGE_PX, rng.uniform(5, 34)), ink, rng
+            )
             mask |= painted
         pictures.append((_camera(base, rng), mask))
     return pictures
@@ -86,7 +90,9 @@ def coverslip_examples(seed: int) -> list[Example]:
             distance = _line(rng, _EDGE_PX)
             width = rng.uniform(1.0, 3.0)
             dark = np.exp(-0.5 * (distance / width) ** 2) * rng.uniform(0.3, 0.8)
-            halo = np.exp(-0.5 * ((distance - 2.5 * width) / width) ** 2) * rng.uniform(0, 0.06)
+            halo = np.exp(-0.5 * ((distance - 2.5 * width) / width) ** 2) * rng.uniform(
+                0, 0.06
+            )
             base = np.clip(base * (1 - dark[..., None]) + halo[..., None], 0, 1)
             mask |= np.abs(distance) <= 1.3 * width
         pictures.append((_camera(base, rng), mask))
@@ -97,14 +103,22 @@ def tissue_picture(rng: np.random.Generator, edge_px: int, stain: Stain) -> _Flo
     """Stained tissue on glass with fat, vessels and folds, float64 (edge, edge, 3) in [0, 1]."""
     shape = (edge_px, edge_px)
     outline = _noise(rng, shape, 40) + 0.35 * _noise(rng, shape, 8)
-    density = np.clip((outline - np.quantile(outline, rng.uniform(0.15, 0.6))) * 6, 0, 1)
+    density = np.clip(
+        (outline - np.quantile(outline, rng.uniform(0.15, 0.6))) * 6, 0, 1
+    )
     fat = _noise(rng, shape, 25) > 1.1
     cells = _noise(rng, shape, 2.5) > 0.1
     density = density * np.where(fat & cells, 0.05, 1.0)
-    epithelium = np.clip(1.2 - np.abs(_noise(rng, shape, rng.uniform(10, 40))) * 4, 0, 1)
-    nuclei = np.clip(0.35 + 0.25 * _noise(rng, shape, 0.8) + 0.25 * _noise(rng, shape, 6), 0, 1)
+    epithelium = np.clip(
+        1.2 - np.abs(_noise(rng, shape, rng.uniform(10, 40))) * 4, 0, 1
+    )
+    nuclei = np.clip(
+        0.35 + 0.25 * _noise(rng, shape, 0.8) + 0.25 * _noise(rng, shape, 6), 0, 1
+    )
     nuclei = np.clip(nuclei + 0.45 * epithelium * (rng.random() < 0.7), 0, 1)
-    fold = np.clip(1.6 - np.abs(_noise(rng, shape, 30)) * 18, 0, 1) * (rng.random() < 0.6)
+    fold = np.clip(1.6 - np.abs(_noise(rng, shape, 30)) * 18, 0, 1) * (
+        rng.random() < 0.6
+    )
     optical = (
         -np.log(np.array(stain.matrix)) * (1 - nuclei[..., None])
         - np.log(np.array(stain.nuclei)) * nuclei[..., None]
@@ -137,7 +151,9 @@ def stroke(rng: np.random.Generator, edge_px: int, width_px: float) -> _Floats:
         return np.zeros((edge_px, edge_px))
     distance = ndimage.distance_transform_edt(~inside)
     wobble = 1 + 0.15 * _noise(rng, (edge_px, edge_px), 5)
-    rim = np.clip((width_px / 2 * wobble - distance) / rng.uniform(1.0, 3.0) + 0.5, 0, 1)
+    rim = np.clip(
+        (width_px / 2 * wobble - distance) / rng.uniform(1.0, 3.0) + 0.5, 0, 1
+    )
     streaks = 1 - rng.uniform(0, 0.25) * np.abs(_noise(rng, (edge_px, edge_px), 2.0))
     return np.asarray(rim * np.clip(streaks, 0.3, 1))
 
@@ -162,7 +178,9 @@ def _line(rng: np.random.Generator, edge_px: int) -> _Floats:
     return np.asarray((x - through[0]) * across[0] + (y - through[1]) * across[1])
 
 
-def _noise(rng: np.random.Generator, shape: tuple[int, int], sigma_px: float) -> _Floats:
+def _noise(
+    rng: np.random.Generator, shape: tuple[int, int], sigma_px: float
+) -> _Floats:
     """Smooth noise of mean 0 and standard deviation 1."""
     field = ndimage.gaussian_filter(rng.standard_normal(shape), sigma_px, mode="wrap")
     return np.asarray((field - field.mean()) / field.std())
@@ -171,7 +189,9 @@ def _noise(rng: np.random.Generator, shape: tuple[int, int], sigma_px: float) ->
 def _camera(light: _Floats, rng: np.random.Generator) -> RgbArray:
     """Shading, noise and rounding of a scanner."""
     ramp = np.linspace(-1, 1, light.shape[1])[None, :] * rng.uniform(-0.02, 0.02)
-    noisy = light * (1 + ramp)[..., None] + rng.normal(0, rng.uniform(0.002, 0.012), light.shape)
+    noisy = light * (1 + ramp)[..., None] + rng.normal(
+        0, rng.uniform(0.002, 0.012), light.shape
+    )
     return np.asarray(np.clip(np.rint(noisy * 255), 0, 255).astype(np.uint8))
 
 

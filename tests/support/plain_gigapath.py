@@ -18,24 +18,42 @@ def plain_gigapath(
     tiles: torch.Tensor,
     coords_l0: torch.Tensor,
     *,
+    tile_px_l0: int,
     branches: Branches,
     num_heads: int,
+    tokens: str = "mean",
 ) -> torch.Tensor:
-    """Normed cls tokens (layers + 1, C) in float64."""
+    """Normed means over tiles ('mean') or cls tokens ('cls'), (layers + 2, C), in float64.
+
+    The rows are the embedding layer, each layer, and the last one after `encoder.layer_norm`.
+    """
     w = {name: value.double() for name, value in weights.items()}
     dim = w["cls_token"].shape[-1]
-    x = F.linear(tiles.double(), w["patch_embed.proj.weight"], w["patch_embed.proj.bias"])
-    index = (coords_l0[:, 0] // 256) * 1000 + coords_l0[:, 1] // 256 + 1
+    x = F.linear(
+        tiles.double(), w["patch_embed.proj.weight"], w["patch_embed.proj.bias"]
+    )
+    columns = coords_l0[:, 0] // tile_px_l0
+    rows = coords_l0[:, 1] // tile_px_l0
+    index = columns * 1000 + rows + 1
     places = [plain_position(int(i) - 1, dim) for i in index]
     x = torch.cat([w["cls_token"][0], x + torch.stack(places)])
     states = [x]
-    for i in range(1 + max(int(n.split(".")[2]) for n in w if n.startswith("encoder.layers."))):
+    for i in range(
+        1 + max(int(n.split(".")[2]) for n in w if n.startswith("encoder.layers."))
+    ):
         layer = {
-            n.split(".", 3)[3]: v for n, v in w.items() if n.startswith(f"encoder.layers.{i}.")
+            n.split(".", 3)[3]: v
+            for n, v in w.items()
+            if n.startswith(f"encoder.layers.{i}.")
         }
         states.append(_layer(states[-1], layer, branches, num_heads))
-    cls = torch.stack([s[0] for s in states])
-    return F.layer_norm(cls, (dim,), w["norm.weight"], w["norm.bias"], eps=1e-6)
+    last = (w["encoder.layer_norm.weight"], w["encoder.layer_norm.bias"])
+    states.append(F.layer_norm(states[-1], (dim,), *last, eps=1e-5))
+    if tokens == "cls":
+        pooled = torch.stack([s[0] for s in states])
+    else:
+        pooled = torch.stack([s[1:].mean(0) for s in states])
+    return F.layer_norm(pooled, (dim,), w["norm.weight"], w["norm.bias"], eps=1e-6)
 
 
 def plain_position(flat: int, dim: int) -> torch.Tensor:
@@ -83,17 +101,23 @@ def plain_dilated(
     return (mix[..., None] * torch.stack(outs)).sum(0)
 
 
-def _layer(x: torch.Tensor, w: Weights, branches: Branches, num_heads: int) -> torch.Tensor:
+def _layer(
+    x: torch.Tensor, w: Weights, branches: Branches, num_heads: int
+) -> torch.Tensor:
     tokens, dim = x.shape
 
     def linear(h: torch.Tensor, name: str) -> torch.Tensor:
         return F.linear(h, w[f"{name}.weight"], w[f"{name}.bias"])
 
     def norm(h: torch.Tensor, name: str) -> torch.Tensor:
-        return F.layer_norm(h, h.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], eps=1e-5)
+        return F.layer_norm(
+            h, h.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], eps=1e-5
+        )
 
     h = norm(x, "self_attn_layer_norm")
-    q, k, v = (linear(h, f"self_attn.{n}_proj").view(tokens, num_heads, -1) for n in "qkv")
+    q, k, v = (
+        linear(h, f"self_attn.{n}_proj").view(tokens, num_heads, -1) for n in "qkv"
+    )
     attended = plain_dilated(q, k, v, branches=branches).reshape(tokens, dim)
     x = x + linear(norm(attended, "self_attn.inner_attn_ln"), "self_attn.out_proj")
     h = F.gelu(linear(norm(x, "final_layer_norm"), "ffn.fc1"))

@@ -48,9 +48,17 @@ def plain_titan(
     else:
         attend = attend_of(cells)
     for i in range(6):
-        x = _block(x, attend, {k.split(".", 3)[3]: v for k, v in w.items() if f"_list.{i}." in k})
+        x = _block(
+            x,
+            attend,
+            {k.split(".", 3)[3]: v for k, v in w.items() if f"_list.{i}." in k},
+        )
     x = F.layer_norm(x, (768,), w["norm.weight"], w["norm.bias"], eps=1e-6)
-    pool = {k.split(".", 1)[1]: v for k, v in w.items() if k.startswith("attn_pool_contrastive.")}
+    pool = {
+        k.split(".", 1)[1]: v
+        for k, v in w.items()
+        if k.startswith("attn_pool_contrastive.")
+    }
     return _pool(x, pool)[0, 0]
 
 
@@ -58,7 +66,9 @@ def plain_grid(
     tiles: torch.Tensor, coords_l0: torch.Tensor, tile_px_l0: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Dense grid (rows, columns, C) of summed embeddings, and its non-zero cells, row-major."""
-    cells = torch.div(coords_l0 - coords_l0.min(0).values, tile_px_l0, rounding_mode="floor")
+    cells = torch.div(
+        coords_l0 - coords_l0.min(0).values, tile_px_l0, rounding_mode="floor"
+    )
     rows, columns = (cells.max(0).values + 1).tolist()
     grid = tiles.new_zeros(rows, columns, tiles.shape[1])
     for cell, tile in zip(cells.tolist(), tiles, strict=True):

@@ -33,7 +33,14 @@ def picture(rng: np.random.Generator, size: tuple[int, int], classes: int) -> An
         y, x = int(rng.integers(0, height - 40)), int(rng.integers(0, width - 40))
         label[y : y + 72, x : x + 72] = c
     palette = np.array(
-        [(235, 225, 235), (40, 40, 160), (160, 40, 40), (40, 140, 40), (150, 140, 30), (20, 20, 20)]
+        [
+            (235, 225, 235),
+            (40, 40, 160),
+            (160, 40, 40),
+            (40, 140, 40),
+            (150, 140, 30),
+            (20, 20, 20),
+        ]
     )
     noise = rng.normal(0, 6, (*size, 3))
     return (palette[label] + noise).clip(0, 255).astype(np.uint8), label
@@ -44,7 +51,9 @@ def pannuke(root: Path, sizes: tuple[int, int] = (8, 5), *, seed: int = 0) -> Pa
     rng = np.random.default_rng(seed)
     for fold, n in zip((1, 2), sizes, strict=True):
         pairs = [picture(rng, (256, 256), 6) for _ in range(n)]
-        images = np.stack([image for image, _ in pairs]).astype(np.float64)  # as published
+        images = np.stack([image for image, _ in pairs]).astype(
+            np.float64
+        )  # as published
         masks = np.zeros((n, 256, 256, 6))
         for i, (_, label) in enumerate(pairs):
             if i == 1:
@@ -105,7 +114,11 @@ class RamFeatures:
         return tuple(self._features.shape)
 
     def batches(
-        self, order: npt.ArrayLike, batch_size: int, *, device: str | torch.device = "cpu"
+        self,
+        order: npt.ArrayLike,
+        batch_size: int,
+        *,
+        device: str | torch.device = "cpu",
     ) -> Iterator[torch.Tensor]:
         """Gathered batches."""
         rows = torch.from_numpy(np.asarray(order))
@@ -130,6 +143,8 @@ class StubEncoder:
 
     def encode_tokens(self, tiles_u8: Any) -> torch.Tensor:
         self.calls += 1
-        pixels = torch.from_numpy(np.ascontiguousarray(tiles_u8)).permute(0, 3, 1, 2).float()
+        pixels = (
+            torch.from_numpy(np.ascontiguousarray(tiles_u8)).permute(0, 3, 1, 2).float()
+        )
         cells = torch.nn.functional.avg_pool2d(pixels, 16) / 128 - 1
         return (cells.flatten(2).transpose(1, 2) @ self.projection).tanh()

@@ -69,7 +69,9 @@ def why_not() -> str | None:
 
 
 @contextmanager
-def slurm_node(*, cpus: int | None = None, memory_mb: int = 4000) -> Iterator[dict[str, str]]:
+def slurm_node(
+    *, cpus: int | None = None, memory_mb: int = 4000
+) -> Iterator[dict[str, str]]:
     """Starts the three daemons in a temporary folder, and ends them on exit.
 
     Yields:
@@ -116,7 +118,12 @@ def _start_munge(folder: Path) -> None:
     key.chmod(0o400)
     for path in (munge, key):
         shutil.chown(path, "munge", "munge")
-    flags = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log"}
+    flags = {
+        "key-file": "key",
+        "socket": "socket",
+        "pid-file": "pid",
+        "log-file": "log",
+    }
     flags["seed-file"] = "seed"
     command = ["munged", *(f"--{flag}={munge / name}" for flag, name in flags.items())]
     subprocess.run(command, user="munge", group="munge", extra_groups=[], check=True)
@@ -148,7 +155,11 @@ def _await_empty(environment: dict[str, str]) -> None:
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
         listed = subprocess.run(
-            ["squeue", "--noheader"], env=environment, capture_output=True, text=True, check=False
+            ["squeue", "--noheader"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if not listed.stdout.strip():
             return

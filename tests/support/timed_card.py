@@ -23,7 +23,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 class Stream:
     name: str
     free_at: float = 0.0
-    spans: list[tuple[float, float]] = field(default_factory=list)  # start and end of operations
+    spans: list[tuple[float, float]] = field(
+        default_factory=list
+    )  # start and end of operations
 
 
 @dataclass(eq=False)
@@ -31,12 +33,14 @@ class Event:
     card: "TimedCard"
     stream: Stream
     time: float
+    for_host: bool
 
     def query(self) -> bool:
         self.card.catch_up()
         return self.card.now >= self.time
 
     def synchronize(self) -> None:
+        assert self.for_host, "the host would spin while it waits for this event"
         self.card.waits.append((self.stream.name, self.card.now, self.time))
         self.card.now = max(self.card.now, self.time)
         self.card.catch_up()
@@ -49,10 +53,14 @@ class TimedCard:
         self.copy_in_s, self.copy_out_s = copy_in_s, copy_out_s
         self.now = 0.0
         self.streams: list[Stream] = []
-        self.waits: list[tuple[str, float, float]] = []  # queue, from, to: when the host waited
+        self.waits: list[
+            tuple[str, float, float]
+        ] = []  # queue, from, to: when the host waited
         self.num_pinned = 0
         self._current = Stream("none")
-        self._memory: list[np.ndarray] = []  # stays mapped: an address is never given out twice
+        self._memory: list[
+            np.ndarray
+        ] = []  # stays mapped: an address is never given out twice
         self._order = itertools.count()
         self._left: list[tuple[float, int, Callable[[], None]]] = []
 
@@ -67,8 +75,8 @@ class TimedCard:
         yield
         self._current = before
 
-    def record(self, stream: Stream) -> Event:
-        return Event(self, stream, stream.free_at)
+    def record(self, stream: Stream, *, for_host: bool) -> Event:
+        return Event(self, stream, stream.free_at, for_host)
 
     def wait(self, stream: Stream, event: Event) -> None:
         stream.free_at = max(stream.free_at, event.time)
@@ -95,7 +103,9 @@ class TimedCard:
         self._memory.append(torch.full(shape, fill, dtype=dtype).numpy())
         return torch.from_numpy(self._memory[-1])
 
-    def run(self, seconds: float, operation: Callable[..., Any], *tensors: torch.Tensor) -> None:
+    def run(
+        self, seconds: float, operation: Callable[..., Any], *tensors: torch.Tensor
+    ) -> None:
         """Queues an operation on arrays that lie where these tensors do; the host goes on."""
         stream = self._current
         start = max(self.now, stream.free_at)
@@ -106,7 +116,9 @@ class TimedCard:
 
         def work() -> None:
             freed = [ref.expired() for ref in alive]
-            assert not any(freed), f"memory was freed before {stream.name!r} was done with it"
+            assert not any(freed), (
+                f"memory was freed before {stream.name!r} was done with it"
+            )
             operation(*arrays)
 
         heapq.heappush(self._left, (stream.free_at, next(self._order), work))
@@ -121,5 +133,7 @@ def _in_place(tensor: torch.Tensor) -> np.ndarray:
     """An array of the tensor's memory that does not keep it."""
     dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
     assert tensor.is_contiguous()
-    raw = (ctypes.c_char * (tensor.numel() * dtype.itemsize)).from_address(tensor.data_ptr())
+    raw = (ctypes.c_char * (tensor.numel() * dtype.itemsize)).from_address(
+        tensor.data_ptr()
+    )
     return np.frombuffer(raw, dtype).reshape(tensor.shape)

@@ -12,7 +12,11 @@ class WatchedSlide(ArraySlide):
     """Reading fails from the row `broken_below_lv` of a level on, as of a truncated file."""
 
     def __init__(
-        self, levels: Sequence[RgbArray], *, broken_below_lv: int | None = None, **options: Any
+        self,
+        levels: Sequence[RgbArray],
+        *,
+        broken_below_lv: int | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(levels, **options)
         self._broken_below_lv = broken_below_lv

@@ -27,13 +27,18 @@ class ZarrKind(PyramidKind):
     um: float = 1.0  # per unit
 
 
-def write_ome(path: Path, levels: Sequence[Stored], kind: ZarrKind, **omero: Any) -> None:
+def write_ome(
+    path: Path, levels: Sequence[Stored], kind: ZarrKind, **omero: Any
+) -> None:
     """Writes levels (H, W, C), finest first."""
     old = kind.version == "0.4"
     group = zarr.create_group(path, zarr_format=2 if old else 3)
     for index, pixels in enumerate(levels):
         _write_level(group, str(index), pixels, kind)
-    said: dict[str, Any] = {"multiscales": [_multiscales(len(levels), levels, kind)], **omero}
+    said: dict[str, Any] = {
+        "multiscales": [_multiscales(len(levels), levels, kind)],
+        **omero,
+    }
     group.attrs.update(said if old else {"ome": {"version": "0.5", **said}})
 
 
@@ -43,7 +48,12 @@ def _write_level(group: Any, name: str, pixels: Stored, kind: ZarrKind) -> None:
     shape = dict(zip("yxc", pixels.shape))
     order = ["yxc".index(axis) for axis in kind.axes if axis in "yxc"]
     stored = pixels.transpose(order if "c" in kind.axes else [0, 1, 2])
-    codecs = {"zstd": ZstdCodec(), "gzip": GzipCodec(), "blosc": BloscCodec(), None: None}
+    codecs = {
+        "zstd": ZstdCodec(),
+        "gzip": GzipCodec(),
+        "blosc": BloscCodec(),
+        None: None,
+    }
     options: dict[str, Any] = {"compressors": codecs.get(kind.compression, ZstdCodec())}
     if kind.version == "0.4":
         options = {"chunk_key_encoding": {"name": "v2", "separator": "/"}}
@@ -62,13 +72,18 @@ def _write_level(group: Any, name: str, pixels: Stored, kind: ZarrKind) -> None:
     array[...] = stored.reshape(array.shape)
 
 
-def _multiscales(count: int, levels: Sequence[Stored], kind: ZarrKind) -> Mapping[str, Any]:
+def _multiscales(
+    count: int, levels: Sequence[Stored], kind: ZarrKind
+) -> Mapping[str, Any]:
     """Half of level 0's scale lies in the whole's transformation, as the format allows."""
     datasets = []
     for index in range(count):
         scale = [1.0] * len(kind.axes)
         for axis, mpp in zip("xy", kind.mpp or ()):
-            down = levels[0].shape["yx".index(axis)] / levels[index].shape["yx".index(axis)]
+            down = (
+                levels[0].shape["yx".index(axis)]
+                / levels[index].shape["yx".index(axis)]
+            )
             scale[kind.axes.index(axis)] = mpp / kind.um * down / 2
         told = [{"type": "scale", "scale": scale}]
         datasets.append({"path": str(index), "coordinateTransformations": told})

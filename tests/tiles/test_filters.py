@@ -22,7 +22,9 @@ def test_contrast_keeps_exactly_what_the_plain_rule_keeps() -> None:
     for _ in range(400):
         low, high = sorted(rng.integers(0, 256, 2))
         tile = rng.integers(low, high + 1, (9, 7, 3))
-        tile.flat[rng.integers(tile.size, size=3)] = rng.choice([0, 134, 135, 254, 255], 3)
+        tile.flat[rng.integers(tile.size, size=3)] = rng.choice(
+            [0, 134, 135, 254, 255], 3
+        )
         bright = rng.random(tile.shape) < rng.random()
         tile[bright] = rng.choice([161, 162, 224, 225, 240])
         tiles.append(tile.astype(np.uint8))

@@ -93,5 +93,7 @@ def test_bad_settings_are_named(settings: dict[str, object], message: str) -> No
 
 def test_coordinates_of_another_type_are_refused() -> None:
     plan = tile_grid(slide(), TilesConfig(tile_px=64)).plan
-    with pytest.raises(InvalidInputError, match=r"int64 of shape \(N, 2\), got float32 \(3, 2\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"int64 of shape \(N, 2\), got float32 \(3, 2\)"
+    ):
         TileTable(coords_l0=np.zeros((3, 2), np.float32), plan=plan)  # type: ignore[arg-type]

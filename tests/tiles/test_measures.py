@@ -27,18 +27,28 @@ def plain(tile: np.ndarray) -> list[float]:
     for y in range(0, tile.shape[0], 32):
         for x in range(0, tile.shape[1], 32):
             block = np.s_[y : y + 32, x : x + 32]
-            fine, coarse = abs(gray - once)[block].mean(), abs(once - twice)[block].mean()
+            fine, coarse = (
+                abs(gray - once)[block].mean(),
+                abs(once - twice)[block].mean(),
+            )
             ratios.append(fine / (coarse + 0.006))
     colours = [px.mean(axis=0), px.std(axis=0), px.min(axis=0), px.max(axis=0)]
-    return [*np.concatenate([*colours, (shares @ hed_from_rgb).mean(axis=0)]), np.median(ratios)]
+    return [
+        *np.concatenate([*colours, (shares @ hed_from_rgb).mean(axis=0)]),
+        np.median(ratios),
+    ]
 
 
 def pictures(edge_px: int, count: int = 6) -> np.ndarray:
     rng = np.random.default_rng(edge_px)
     found = []
     for n in range(count):
-        noise = gaussian_filter(rng.normal(size=(edge_px, edge_px, 3)), (n / 2, n / 2, 0))
-        found.append(np.clip(150 + 40 * noise / noise.std() + 20 * rng.normal(size=3), 0, 255))
+        noise = gaussian_filter(
+            rng.normal(size=(edge_px, edge_px, 3)), (n / 2, n / 2, 0)
+        )
+        found.append(
+            np.clip(150 + 40 * noise / noise.std() + 20 * rng.normal(size=3), 0, 255)
+        )
     return np.stack(found).astype(np.uint8)
 
 
@@ -50,14 +60,18 @@ def test_measures_are_those_of_the_plain_definitions(edge_px: int) -> None:
     found = measure_tiles(tiles)
     assert found.shape == (len(tiles), len(MEASURES)) and found.dtype == np.float32
     np.testing.assert_allclose(found[:, :-1], want[:, :-1], rtol=1e-6, atol=1e-7)
-    np.testing.assert_allclose(found[:, -1], want[:, -1], rtol=2e-4)  # float32 on the way
+    np.testing.assert_allclose(
+        found[:, -1], want[:, -1], rtol=2e-4
+    )  # float32 on the way
 
 
 def test_equal_px_have_a_deviation_of_exactly_zero() -> None:
     tiles = np.full((1, 97, 97, 3), (201, 77, 3), np.uint8)
     found = dict(zip(MEASURES, measure_tiles(tiles)[0].tolist()))
     assert [found[f"px_std_{c}"] for c in ("red", "green", "blue")] == [0, 0, 0]
-    assert found["px_min_green"] == found["px_mean_green"] == found["px_max_green"] == 77
+    assert (
+        found["px_min_green"] == found["px_mean_green"] == found["px_max_green"] == 77
+    )
 
 
 def test_a_tile_has_the_same_measures_alone_in_any_batch_and_under_any_names() -> None:
@@ -72,7 +86,9 @@ def test_a_tile_has_the_same_measures_alone_in_any_batch_and_under_any_names() -
 
 def test_the_focus_falls_with_blur() -> None:
     sharp = pictures(256, 1)
-    blurred = [gaussian_filter(sharp[0].astype(np.float32), (s, s, 0)) for s in (0, 1, 2, 4)]
+    blurred = [
+        gaussian_filter(sharp[0].astype(np.float32), (s, s, 0)) for s in (0, 1, 2, 4)
+    ]
     focus = measure_tiles(np.stack(blurred).astype(np.uint8), ("px_focus",))[:, 0]
     assert (np.diff(focus) < 0).all()
 

@@ -16,10 +16,14 @@ from thinsection.tiles import TilesConfig, TileTable, tile_grid
 TEXTURE = he_texture(np.random.default_rng(0))
 
 
-def objects(mpp: tuple[float, float] | None = (0.5, 0.5)) -> tuple[Slide, TissueMask, TileTable]:
+def objects(
+    mpp: tuple[float, float] | None = (0.5, 0.5),
+) -> tuple[Slide, TissueMask, TileTable]:
     pixels = np.full((600, 900, 3), 245, np.uint8)
     pixels[:600, :450] = TEXTURE[:600, :450]
-    slide = ArraySlide([pixels, pixels[::2, ::2]], slide_mpp=mpp, name="s3://b/<i>a&b.svs")
+    slide = ArraySlide(
+        [pixels, pixels[::2, ::2]], slide_mpp=mpp, name="s3://b/<i>a&b.svs"
+    )
     tissue = tissue_mask(slide)
     tile_mpp = "native" if mpp is None else "0.5"
     return (
@@ -36,8 +40,12 @@ def picture_of(page: str) -> np.ndarray:
 
 def test_what_is_shown_says_size_resolution_and_content() -> None:
     slide, tissue, tiles = map(repr, objects())
-    assert slide == ("ArraySlide('<i>a&b.svs': 900 x 600 px, 2 levels, 0.5 µm/px, reader 'array')")
-    assert re.fullmatch(r"TissueMask\(56 x 38 px, 8\.\d+ x 7\.\d+ µm/px, 5\d\.\d% tissue\)", tissue)
+    assert slide == (
+        "ArraySlide('<i>a&b.svs': 900 x 600 px, 2 levels, 0.5 µm/px, reader 'array')"
+    )
+    assert re.fullmatch(
+        r"TissueMask\(56 x 38 px, 8\.\d+ x 7\.\d+ µm/px, 5\d\.\d% tissue\)", tissue
+    )
     assert re.fullmatch(
         r"TileTable\(\d+ tiles of 64 px at 0\.5 µm/px, x 0 to 448 and y 0 to 576 in level-0 px, "
         r"columns: tissue_fraction\)",
@@ -79,5 +87,8 @@ def test_the_masks_picture_is_dimmed_outside_the_tissue() -> None:
 def test_an_empty_table_is_shown_too() -> None:
     *_, tiles = objects()
     empty = tiles.select(np.zeros(len(tiles), dtype=bool))
-    assert repr(empty) == "TileTable(0 tiles of 64 px at 0.5 µm/px, columns: tissue_fraction)"
+    assert (
+        repr(empty)
+        == "TileTable(0 tiles of 64 px at 0.5 µm/px, columns: tissue_fraction)"
+    )
     assert "0 tiles" in empty._repr_html_()

@@ -27,7 +27,11 @@ from thinsection.types import MIB, MaskFrame
 
 METHODS = ("macenko", "reinhard")
 HEMATOXYLIN, EOSIN = np.array((0.65, 0.70, 0.29)), np.array((0.07, 0.99, 0.11))
-RGB_TO_LMS = [(0.3811, 0.5783, 0.0402), (0.1967, 0.7244, 0.0782), (0.0241, 0.1288, 0.8444)]
+RGB_TO_LMS = [
+    (0.3811, 0.5783, 0.0402),
+    (0.1967, 0.7244, 0.0782),
+    (0.0241, 0.1288, 0.8444),
+]
 
 
 def stained(seed: int = 0, size: tuple[int, int] = (700, 430)) -> np.ndarray:
@@ -47,19 +51,29 @@ def every_colour() -> np.ndarray:
     return tiles
 
 
-def plain_macenko(tiles: np.ndarray, source: StainVectors, target: StainVectors) -> np.ndarray:
+def plain_macenko(
+    tiles: np.ndarray, source: StainVectors, target: StainVectors
+) -> np.ndarray:
     """Amounts of stain by least squares, scaled, with the target's vectors; float64."""
     density = -np.log((tiles.reshape(-1, 3).astype(np.float64) + 1) / 240)
     own = np.array([source.hematoxylin, source.eosin]).T
     amounts = np.linalg.lstsq(own, density.T, rcond=None)[0]
-    amounts = amounts / np.array(source.strengths)[:, None] * np.array(target.strengths)[:, None]
+    amounts = (
+        amounts
+        / np.array(source.strengths)[:, None]
+        * np.array(target.strengths)[:, None]
+    )
     made = 240 * np.exp(-np.array([target.hematoxylin, target.eosin]).T @ amounts)
     return made.T.reshape(tiles.shape)
 
 
-def plain_reinhard(tiles: np.ndarray, source: ColourMoments, target: ColourMoments) -> np.ndarray:
+def plain_reinhard(
+    tiles: np.ndarray, source: ColourMoments, target: ColourMoments
+) -> np.ndarray:
     """Each axis of l, alpha, beta scaled to the target's mean and deviation; float64."""
-    lms = np.log(np.maximum(tiles.reshape(-1, 3), 1).astype(np.float64) @ np.array(RGB_TO_LMS).T)
+    lms = np.log(
+        np.maximum(tiles.reshape(-1, 3), 1).astype(np.float64) @ np.array(RGB_TO_LMS).T
+    )
     big, middle, small = lms.T
     axes = [
         (big + middle + small) / 3**0.5,
@@ -97,7 +111,9 @@ def test_a_transform_is_the_plain_formula_in_place_but_for_ties(method: str) -> 
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_maps_far_beyond_the_brightest_px_end_at_white_without_a_warning(method: str) -> None:
+def test_maps_far_beyond_the_brightest_px_end_at_white_without_a_warning(
+    method: str,
+) -> None:
     config, tiles = StainConfig(stain_norm=method), every_colour()
     look: StainLook = StainVectors(
         hematoxylin=(0.5626, 0.7201, 0.4062),
@@ -140,16 +156,22 @@ def test_normalised_px_have_the_targets_look(method: str) -> None:
 def test_a_picture_as_reference_gives_its_own_look(method: str, tmp_path: Path) -> None:
     picture = he_texture(np.random.default_rng(5))[:300, :420]
     Image.fromarray(picture).save(tmp_path / "target.png")
-    config = StainConfig(stain_norm=method, stain_reference=str(tmp_path / "target.png"))
+    config = StainConfig(
+        stain_norm=method, stain_reference=str(tmp_path / "target.png")
+    )
     target = stain_target(config)
     assert target != STANDARDS[method]
     with open_slide(tmp_path / "target.png") as slide:
         transform = fit_stain(slide, tissue_mask(slide), config, target=target)
     made = transform(picture[None].copy())[0]
-    assert np.abs(made.astype(int) - picture).mean() < (12 if method == "macenko" else 0.1)
+    assert np.abs(made.astype(int) - picture).mean() < (
+        12 if method == "macenko" else 0.1
+    )
 
 
-def test_the_fit_is_the_same_to_the_bit_each_time_and_reads_only_tissue(tmp_path: Path) -> None:
+def test_the_fit_is_the_same_to_the_bit_each_time_and_reads_only_tissue(
+    tmp_path: Path,
+) -> None:
     write_he_slide(tmp_path / "a.svs", (3000, 2000))
     config = StainConfig(stain_norm="macenko", stain_places=9)
     fits = []
@@ -173,7 +195,9 @@ def test_the_mask_decides_which_px_are_taken() -> None:
     mask = np.zeros((128, 192), dtype=bool)
     mask[25:75, 50:125] = True
     frame = MaskFrame(size_th=(192, 128), size_l0=(768, 512))
-    found = sample_px(ArraySlide([px]), (mask, frame), StainConfig(stain_norm="macenko"))
+    found = sample_px(
+        ArraySlide([px]), (mask, frame), StainConfig(stain_norm="macenko")
+    )
     assert len(found) == 200 * 300 // 4  # at 1.0 of 0.5 µm/px
     inner = (np.abs(found.astype(int) - (120, 60, 110)) <= 40).all(axis=1)
     assert inner.mean() > 0.95
@@ -211,18 +235,40 @@ def grey() -> np.ndarray:
 @pytest.mark.parametrize(
     ("method", "px", "message"),
     [
-        ("macenko", one_stain(), r"must have two stains in the tissue, got hues [\d.]+° apart"),
-        ("macenko", grey(), r"must have two stains in the tissue, got hues 0\.0° apart"),
-        ("macenko", np.full((300, 400, 3), 245, np.uint8), "must have >= 256 of the tissue, got 0"),
-        ("reinhard", grey(), r"must have several colours in the tissue, got spreads of"),
-        ("reinhard", np.full((9, 9, 3), 90, np.uint8), "must have >= 256 px of the tissue"),
+        (
+            "macenko",
+            one_stain(),
+            r"must have two stains in the tissue, got hues [\d.]+° apart",
+        ),
+        (
+            "macenko",
+            grey(),
+            r"must have two stains in the tissue, got hues 0\.0° apart",
+        ),
+        (
+            "macenko",
+            np.full((300, 400, 3), 245, np.uint8),
+            "must have >= 256 of the tissue, got 0",
+        ),
+        (
+            "reinhard",
+            grey(),
+            r"must have several colours in the tissue, got spreads of",
+        ),
+        (
+            "reinhard",
+            np.full((9, 9, 3), 90, np.uint8),
+            "must have >= 256 px of the tissue",
+        ),
     ],
 )
 def test_slides_without_two_stains_are_refused_with_the_remedy(
     method: str, px: np.ndarray, message: str
 ) -> None:
     slide = ArraySlide([px], name="odd.svs")
-    with pytest.raises(InvalidInputError, match=message + r".* in 'odd\.svs'; leave the slide out"):
+    with pytest.raises(
+        InvalidInputError, match=message + r".* in 'odd\.svs'; leave the slide out"
+    ):
         fit_stain(slide, None, StainConfig(stain_norm=method))
 
 
@@ -247,10 +293,13 @@ def test_bad_settings_are_named(settings: dict[str, object], message: str) -> No
 
 
 @pytest.mark.parametrize(
-    "tiles", [np.zeros((1, 8, 8, 3), np.float32), np.zeros((1, 8, 8, 6), np.uint8)[..., ::2]]
+    "tiles",
+    [np.zeros((1, 8, 8, 3), np.float32), np.zeros((1, 8, 8, 6), np.uint8)[..., ::2]],
 )
 def test_tiles_that_cannot_be_changed_in_place_are_refused(tiles: np.ndarray) -> None:
-    transform = fit_stain(ArraySlide([stained()]), None, StainConfig(stain_norm="macenko"))
+    transform = fit_stain(
+        ArraySlide([stained()]), None, StainConfig(stain_norm="macenko")
+    )
     with pytest.raises(InvalidInputError, match="tiles must be contiguous uint8"):
         transform(tiles)
 
@@ -270,7 +319,9 @@ def test_the_stream_transforms_what_filters_keep_after_they_have_seen_it(
 
     plain = stained()
     found = 0
-    for batch in iter_tiles(slide, table, batch_size=7, filters=[even], transform=transform):
+    for batch in iter_tiles(
+        slide, table, batch_size=7, filters=[even], transform=transform
+    ):
         for (x, y), tile in zip(batch.coords_l0.tolist(), batch.tiles):
             own = plain[y : y + 32, x : x + 32].copy()
             np.testing.assert_array_equal(tile, transform(own[None])[0])
@@ -288,12 +339,16 @@ def fit_and_transform(path: str) -> bool:
     return bool(transform(np.zeros((16, 512, 512, 3), np.uint8)).any())
 
 
-def test_memory_of_fit_and_transform_does_not_grow_with_the_slide(tmp_path: Path) -> None:
+def test_memory_of_fit_and_transform_does_not_grow_with_the_slide(
+    tmp_path: Path,
+) -> None:
     peaks = []
     for edge in (3000, 6000):
         path = tmp_path / f"{edge}.svs"
         write_he_slide(path, (edge, edge))
-        found = run_and_measure("tests.tiles.test_transforms", "fit_and_transform", path=str(path))
+        found = run_and_measure(
+            "tests.tiles.test_transforms", "fit_and_transform", path=str(path)
+        )
         peaks.append(found.growth_bytes)
     reader_bytes, tiles_bytes = 72 * MIB, 12 * MIB
     assert max(peaks) < 40 * MIB + reader_bytes + tiles_bytes

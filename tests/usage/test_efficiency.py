@@ -25,7 +25,13 @@ from thinsection.usage.analysis import (
     format_walltime,
     timeline_svg,
 )
-from thinsection.usage.monitor import ProcessUsage, Requested, Sample, read_usage, resource_monitor
+from thinsection.usage.monitor import (
+    ProcessUsage,
+    Requested,
+    Sample,
+    read_usage,
+    resource_monitor,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +64,12 @@ def usage(
 
 
 FED = {"encode_busy": 95.0, "encode_wait": 5.0, "decode_busy": 60.0}
-STARVED = {"encode_busy": 30.0, "transfer_busy": 8.0, "encode_wait": 62.0, "decode_busy": 190.0}
+STARVED = {
+    "encode_busy": 30.0,
+    "transfer_busy": 8.0,
+    "encode_wait": 62.0,
+    "decode_busy": 190.0,
+}
 
 
 def test_a_starved_gpu_is_told_in_one_sentence_with_the_flag() -> None:
@@ -72,7 +83,9 @@ def test_a_starved_gpu_is_told_in_one_sentence_with_the_flag() -> None:
     ("stalled", "remedy"),
     [("queued", "CPUs of its own"), ("throttled", "quota"), ("stolen", "another one")],
 )
-def test_a_starved_run_is_told_so_and_nothing_about_its_settings(stalled: str, remedy: str) -> None:
+def test_a_starved_run_is_told_so_and_nothing_about_its_settings(
+    stalled: str, remedy: str
+) -> None:
     """One that got a quarter of its CPUs; with all of them the same waits are its own."""
     job = usage(stage_seconds=FED, facts={"device": "cpu"}, stalled_s={stalled: 280.0})
     said = analyse([job]).bottleneck
@@ -84,7 +97,9 @@ def test_a_starved_run_is_told_so_and_nothing_about_its_settings(stalled: str, r
 
 @pytest.mark.parametrize("stages", [FED, STARVED, {"write_wait": 50.0, **FED}])
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-def test_nothing_is_advised_that_the_docs_warn_against(stages: dict, device: str) -> None:
+def test_nothing_is_advised_that_the_docs_warn_against(
+    stages: dict, device: str
+) -> None:
     said = bottleneck(stages, {"device": device, "decode_workers": 2}, cpus=2)
     assert "cucim" not in said and "bf16" not in said
 
@@ -92,7 +107,9 @@ def test_nothing_is_advised_that_the_docs_warn_against(stages: dict, device: str
 def test_when_every_cpu_decodes_already_more_cpus_are_asked_for() -> None:
     facts = {"device": "cuda:0", "decode_workers": 2, "reader": "tiff"}
     said = bottleneck(STARVED, facts, cpus=2)
-    assert said.endswith("decoding on all 2 CPUs of the job: ask for 6 CPUs (--job-cpus 6)")
+    assert said.endswith(
+        "decoding on all 2 CPUs of the job: ask for 6 CPUs (--job-cpus 6)"
+    )
 
 
 def test_slow_opening_and_tissue_are_not_blamed_on_decoding() -> None:
@@ -108,7 +125,9 @@ def test_slow_opening_and_tissue_are_not_blamed_on_decoding() -> None:
         ({"device": "cuda"}, "more GPUs"),
     ],
 )
-def test_a_fed_encoder_is_named_as_the_pace_setter(facts: dict[str, str], flag: str) -> None:
+def test_a_fed_encoder_is_named_as_the_pace_setter(
+    facts: dict[str, str], flag: str
+) -> None:
     said = bottleneck(FED, facts, cpus=8)
     assert "kept busy 95% of the time" in said
     assert flag in said
@@ -127,7 +146,9 @@ def test_the_story_of_the_issue_is_loud_about_its_gpu_and_asks_for_less() -> Non
     assert any("torch is a CPU build" in w for w in found.warnings)
     assert found.next_request.gpus == 0
     assert found.next_request.cpus == 1
-    assert found.next_request.memory_bytes == 1.25 * GIB  # 1 GiB + 20 %, to the next 256 MiB
+    assert (
+        found.next_request.memory_bytes == 1.25 * GIB
+    )  # 1 GiB + 20 %, to the next 256 MiB
     assert found.next_request.walltime_s == 480  # 300 s + 50 %, to the next minute
     assert found.next_request.sbatch_lines() == (
         "#SBATCH --cpus-per-task=1",
@@ -171,17 +192,23 @@ def test_several_jobs_add_up_and_the_worst_one_sets_the_next_request() -> None:
 def test_nothing_recorded_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one sample"):
         analyse([])
-    with pytest.raises(StoreError, match="out must hold records of a run that did work, got none"):
+    with pytest.raises(
+        StoreError, match="out must hold records of a run that did work, got none"
+    ):
         efficiency(tmp_path)
     record = end_record(begin_record(tmp_path, "run", {}), {"counts": {"done": 1}})
-    with pytest.raises(StoreError, match=r"record must hold usage/\*\.jsonl of a run, got none"):
+    with pytest.raises(
+        StoreError, match=r"record must hold usage/\*\.jsonl of a run, got none"
+    ):
         efficiency(tmp_path)
     assert not (record.folder / "efficiency.html").exists()
 
 
 def test_who_only_waited_or_found_all_done_does_not_judge_the_work() -> None:
     worked = usage(stage_seconds=FED, facts={"device": "cpu"}, pid=2)
-    driver = usage(seconds=900, pid=1, requested={"cpus": 64.0})  # waited for its workers
+    driver = usage(
+        seconds=900, pid=1, requested={"cpus": 64.0}
+    )  # waited for its workers
     resumed = usage(seconds=3, pid=3, facts={"device": "cpu"}, idle=True)
     assert analyse([driver, worked, resumed]) == analyse([worked])
 
@@ -203,13 +230,16 @@ def test_a_record_says_whether_anything_was_worked_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mib", [1, 300, 425, 426, 427, 500, 668, 5000])
 def test_never_is_less_memory_advised_than_was_used(mib: int) -> None:
-    request = analyse([usage(gpu={"rss_bytes": mib << 20}, stage_seconds=FED)]).next_request
+    request = analyse(
+        [usage(gpu={"rss_bytes": mib << 20}, stage_seconds=FED)]
+    ).next_request
     assert request is not None
     assert request.memory_bytes >= 1.2 * (mib << 20)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(59.2, "00:01:00"), (3723, "01:02:03"), (183845, "2-03:04:05")]
+    ("seconds", "text"),
+    [(59.2, "00:01:00"), (3723, "01:02:03"), (183845, "2-03:04:05")],
 )
 def test_times_are_written_as_slurm_reads_them(seconds: float, text: str) -> None:
     assert format_walltime(seconds) == text
@@ -226,7 +256,11 @@ def test_the_picture_is_well_formed_and_bounded_however_long_the_run() -> None:
 def test_the_page_holds_the_sentence_and_escapes_what_it_shows() -> None:
     job = usage(
         stage_seconds=STARVED,
-        facts={"cache": "<script>x</script>", "cache_filesystem": "nfs", "decode_workers": 2},
+        facts={
+            "cache": "<script>x</script>",
+            "cache_filesystem": "nfs",
+            "decode_workers": 2,
+        },
     )
     page = efficiency_page(analyse([job]), [job])
     assert "raise --decode-workers from 2 to 4" in page
@@ -253,26 +287,42 @@ def test_the_newest_invocation_that_did_work_is_told_of(tmp_path: Path) -> None:
     (third.parent / "torn").mkdir()
     (third.parent / "torn" / "run.json").write_text("{")
     unfinished = begin_record(tmp_path, "run", {})
-    assert [r.folder for r in read_records(tmp_path)] == [first, second, third, unfinished.folder]
+    assert [r.folder for r in read_records(tmp_path)] == [
+        first,
+        second,
+        third,
+        unfinished.folder,
+    ]
     _, page = efficiency(tmp_path)
     assert page == second / "efficiency.html"
     assert [p.parent for p in tmp_path.rglob("efficiency.html")] == [second]
 
 
-def test_invocations_of_one_second_come_in_the_order_in_which_they_began(tmp_path: Path) -> None:
-    for name, started in (("20261121-231430-a-999", ".100"), ("20261121-231430-a-1000", ".200")):
+def test_invocations_of_one_second_come_in_the_order_in_which_they_began(
+    tmp_path: Path,
+) -> None:
+    for name, started in (
+        ("20261121-231430-a-999", ".100"),
+        ("20261121-231430-a-1000", ".200"),
+    ):
         (tmp_path / "records" / name).mkdir(parents=True)
         document = {"started": f"2026-11-21T23:14:30{started}+00:00"}
         (tmp_path / "records" / name / "run.json").write_text(json.dumps(document))
     assert [r.folder.name[-4:] for r in read_records(tmp_path)] == ["-999", "1000"]
 
 
-def test_a_recorded_run_gets_its_page_and_its_section_of_run_json(tmp_path: Path) -> None:
+def test_a_recorded_run_gets_its_page_and_its_section_of_run_json(
+    tmp_path: Path,
+) -> None:
     folder = work(tmp_path, {"done": 1})
     write_efficiency(folder)
     document = json.loads((folder / "run.json").read_text())
     assert document["config"] == {"stage": "embed"}
     assert document["counts"] == {"done": 1}
-    assert document["efficiency"]["bottleneck"].startswith("the encoder was kept busy 95%")
-    assert document["efficiency"]["next_request"]["sbatch"][0].startswith("#SBATCH --cpus-per-task")
+    assert document["efficiency"]["bottleneck"].startswith(
+        "the encoder was kept busy 95%"
+    )
+    assert document["efficiency"]["next_request"]["sbatch"][0].startswith(
+        "#SBATCH --cpus-per-task"
+    )
     assert "<svg" in (folder / "efficiency.html").read_text()

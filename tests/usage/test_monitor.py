@@ -52,7 +52,9 @@ def test_the_tree_counts_a_childs_cpu_and_memory_also_after_it_ended() -> None:
     )
     assert child.stdout is not None and child.stdin is not None
     child.stdout.readline()
-    during = [sampler.sample(i) for i in range(6)][-1]  # the tree is walked every fifth look
+    during = [sampler.sample(i) for i in range(6)][
+        -1
+    ]  # the tree is walked every fifth look
     assert during.processes == before.processes + 1
     assert during.rss_bytes - before.rss_bytes > 60 * MIB
     child.communicate(b"\n")
@@ -61,7 +63,9 @@ def test_the_tree_counts_a_childs_cpu_and_memory_also_after_it_ended() -> None:
     assert after.cpu_s - before.cpu_s >= 0.3
 
 
-def test_a_record_comes_back_with_limits_samples_and_stage_seconds(tmp_path: Path) -> None:
+def test_a_record_comes_back_with_limits_samples_and_stage_seconds(
+    tmp_path: Path,
+) -> None:
     with resource_monitor(
         tmp_path, facts={"reader": "tiff"}, stage_seconds=lambda: {"decode_busy": 1.5}
     ):
@@ -75,7 +79,9 @@ def test_a_record_comes_back_with_limits_samples_and_stage_seconds(tmp_path: Pat
     assert usage.requested.cpus >= 1
 
 
-def test_a_killed_process_leaves_its_timeline_and_a_torn_line_is_ignored(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_its_timeline_and_a_torn_line_is_ignored(
+    tmp_path: Path,
+) -> None:
     code = (
         "import sys, pathlib; from thinsection.usage.monitor import resource_monitor\n"
         "with resource_monitor(pathlib.Path(sys.argv[1]), interval_s=0.02) as path:\n"
@@ -116,7 +122,8 @@ def test_without_a_driver_the_gpu_columns_are_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"), [("/home/a/.cache", "nfs4"), ("/home2", "ext4"), ("/scratch/x", "xfs")]
+    ("path", "kind"),
+    [("/home/a/.cache", "nfs4"), ("/home2", "ext4"), ("/scratch/x", "xfs")],
 )
 def test_the_file_system_is_that_of_the_deepest_mount(path: str, kind: str) -> None:
     mounts = "d / ext4 rw 0 0\ns:/h /home nfs4 rw 0 0\nd /scratch xfs rw 0 0\n"

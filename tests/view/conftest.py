@@ -31,7 +31,9 @@ def view_slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def view_results(tmp_path_factory: pytest.TempPathFactory, view_slides: Path) -> Results:
+def view_results(
+    tmp_path_factory: pytest.TempPathFactory, view_slides: Path
+) -> Results:
     """With checks, measures, a graph, embeddings, and a heatmap that no ledger names."""
     out = tmp_path_factory.mktemp("view") / "results"
     flat = {"memory": "256MiB", "pretrained": False, "qc": "auto", "measures": True}
@@ -43,9 +45,13 @@ def view_results(tmp_path_factory: pytest.TempPathFactory, view_slides: Path) ->
         path = out / grid / "heatmap_m" / f"{slide_id}.h5"
         path.parent.mkdir(exist_ok=True)
         coords_l0 = results.tiles(slide_id).coords_l0
-        with TilesWriter(path, dim=0, attributes={"tile_size_l0": [256, 256]}) as writer:
+        with TilesWriter(
+            path, dim=0, attributes={"tile_size_l0": [256, 256]}
+        ) as writer:
             writer.append(coords_l0, None)
-            writer.add_column(HOSTILE.replace("/", ""), coords_l0[:, 0].astype(np.float32))
+            writer.add_column(
+                HOSTILE.replace("/", ""), coords_l0[:, 0].astype(np.float32)
+            )
     return results
 
 

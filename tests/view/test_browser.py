@@ -19,7 +19,9 @@ from thinsection.slide import open_slide
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.view import Viewer
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed"
+)
 WAIT_MS = 60_000
 READY = "() => slide && viewer.world.getItemAt(0) && viewer.world.getItemAt(0).getFullyLoaded()"
 
@@ -27,7 +29,9 @@ READY = "() => slide && viewer.world.getItemAt(0) && viewer.world.getItemAt(0).g
 @pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        running = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox"]
+        )
         yield running
         running.close()
 
@@ -55,7 +59,9 @@ def page(browser: Any, viewer: Viewer, seen: dict[str, list[str]]) -> Iterator[A
     yield page
     assert seen["errors"] == []
     hosts = {
-        urlsplit(url).netloc for url in seen["requests"] if not url.startswith(("data:", "blob:"))
+        urlsplit(url).netloc
+        for url in seen["requests"]
+        if not url.startswith(("data:", "blob:"))
     }
     assert hosts == {urlsplit(viewer.url).netloc}
     page.close()
@@ -63,9 +69,13 @@ def page(browser: Any, viewer: Viewer, seen: dict[str, list[str]]) -> Iterator[A
 
 def place_of(page: Any, x: int, y: int) -> tuple[float, float]:
     """Where in the window a point of level 0 is."""
-    box = page.evaluate("() => document.getElementById('osd').getBoundingClientRect().toJSON()")
+    box = page.evaluate(
+        "() => document.getElementById('osd').getBoundingClientRect().toJSON()"
+    )
     frame = page.evaluate("frame()")
-    return box["x"] + frame["x"] + x * frame["k"], box["y"] + frame["y"] + y * frame["k"]
+    return box["x"] + frame["x"] + x * frame["k"], box["y"] + frame["y"] + y * frame[
+        "k"
+    ]
 
 
 def settled(page: Any) -> None:
@@ -88,7 +98,9 @@ def screen(page: Any) -> np.ndarray:
 def test_it_zooms_to_the_files_px_and_says_where(page: Any, view_slides: Path) -> None:
     """At one px of the screen for one of level 0 the canvas shows what the reader reads."""
     page.keyboard.press("0")
-    page.evaluate("viewer.viewport.zoomTo(viewer.viewport.imageToViewportZoom(1), null, true)")
+    page.evaluate(
+        "viewer.viewport.zoomTo(viewer.viewport.imageToViewportZoom(1), null, true)"
+    )
     page.evaluate(
         "viewer.viewport.panTo(viewer.viewport.imageToViewportCoordinates(1000, 700), true)"
     )
@@ -106,10 +118,14 @@ def test_it_zooms_to_the_files_px_and_says_where(page: Any, view_slides: Path) -
     best = min(errors, key=errors.__getitem__)
     assert errors[best] < 3 and max(map(abs, best)) <= 1, errors  # it lies between px
     page.mouse.move(*place_of(page, 1000, 700))
-    page.wait_for_function("() => /x (999|100.), y (699|70.)/.test($('place').textContent)")
+    page.wait_for_function(
+        "() => /x (999|100.), y (699|70.)/.test($('place').textContent)"
+    )
 
 
-def test_layers_are_drawn_with_opacity_and_legend(page: Any, view_results: Results) -> None:
+def test_layers_are_drawn_with_opacity_and_legend(
+    page: Any, view_results: Results
+) -> None:
     def painted() -> np.ndarray:
         page.evaluate("draw()")
         return canvas(page, "over")
@@ -118,7 +134,10 @@ def test_layers_are_drawn_with_opacity_and_legend(page: Any, view_results: Resul
     assert not painted().any()
     assert page.inner_text("#legend") == ""
     tiles = view_results.tiles(A)
-    for name, words in (("px_focus", "≤"), ("principal components", "red, green, blue")):
+    for name, words in (
+        ("px_focus", "≤"),
+        ("principal components", "red, green, blue"),
+    ):
         page.get_by_label(name).count()
         page.evaluate("n => turn(slide.layers.find(l => l.name === n), true)", name)
         assert words in page.inner_text("#legend")
@@ -153,10 +172,16 @@ def test_a_click_finds_the_tiles_of_an_exact_search_and_jumps_to_them(
     page.wait_for_function("() => $('progress').textContent === 'of 2 slides'")
     every = brute_force(view_results, A, row)
     for kind, own in (("of-slide", True), ("of-cohort", False)):
-        want = [t for t in every if (t[1] == A) == own and (t[1], t[2]) != (A, row)][:12]
-        titles = page.eval_on_selector_all(f"#{kind} button", "all => all.map(b => b.title)")
+        want = [t for t in every if (t[1] == A) == own and (t[1], t[2]) != (A, row)][
+            :12
+        ]
+        titles = page.eval_on_selector_all(
+            f"#{kind} button", "all => all.map(b => b.title)"
+        )
         titles = titles[1:] if own else titles  # the tile itself is first
-        corners = [view_results.tiles(name).coords_l0[n].tolist() for _, name, n in want]
+        corners = [
+            view_results.tiles(name).coords_l0[n].tolist() for _, name, n in want
+        ]
         assert titles == [
             f"{name} at {x}, {y}: cosine {cosine:.4f}"
             for (cosine, name, _), (x, y) in zip(want, corners)
@@ -184,7 +209,9 @@ def test_names_are_text(
 ) -> None:
     assert page.title() == f"{A} - thinsection"
     assert A in page.inner_text("#list")
-    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    page.evaluate(
+        "document.querySelectorAll('details').forEach(d => { d.open = true; })"
+    )
     assert HOSTILE in page.inner_text("#layers")
     page.evaluate("n => turn(slide.layers.find(l => l.name === n), true)", HOSTILE)
     assert HOSTILE in page.inner_text("#legend")
@@ -206,10 +233,15 @@ def test_a_slide_that_cannot_be_opened_says_why(
     with Viewer([tmp_path]) as viewer:
         page = opened(browser, viewer.url, seen)
         page.click("#list li:nth-child(2) button")
-        page.wait_for_function("() => $('message').textContent.includes('no reader opens')")
+        page.wait_for_function(
+            "() => $('message').textContent.includes('no reader opens')"
+        )
         page.click("#list li:nth-child(1) button")
         page.wait_for_function(READY)
         assert page.inner_text("#message") == ""
         page.fill("#filter", "TEX")
-        assert [row.is_visible() for row in page.query_selector_all("#list li")] == [False, True]
+        assert [row.is_visible() for row in page.query_selector_all("#list li")] == [
+            False,
+            True,
+        ]
         page.close()

@@ -49,7 +49,9 @@ def test_every_table_graph_mask_and_embedding_is_a_layer(
     assert kinds[features, "3 clusters"] == "classes"
 
 
-def test_values_are_those_of_the_tables(view_results: Results, layers: dict[Any, Layer]) -> None:
+def test_values_are_those_of_the_tables(
+    view_results: Results, layers: dict[Any, Layer]
+) -> None:
     tiles = view_results.tiles(A)
     for (_, name), layer in layers.items():
         if layer.kind != "values":
@@ -107,21 +109,31 @@ def test_a_slide_of_few_tiles_has_layers(tmp_path: Any, num_tiles: int) -> None:
     assert _scores(EmbeddingRows(tmp_path / "e.h5"), BUDGET).shape == (num_tiles, 5)
 
 
-def test_outlines_are_the_geometries_of_each_class(annotations: Any, tmp_path: Any) -> None:
+def test_outlines_are_the_geometries_of_each_class(
+    annotations: Any, tmp_path: Any
+) -> None:
     (layer,) = outline_layers(annotations / f"{A}.geojson", "annotations")
     assert (layer.name, layer.color) == (HOSTILE, "#ff0000")
-    assert [s["type"] for s in json.loads(layer.read())] == ["Polygon", "LineString", "MultiPoint"]
+    assert [s["type"] for s in json.loads(layer.read())] == [
+        "Polygon",
+        "LineString",
+        "MultiPoint",
+    ]
     (tmp_path / "bad.geojson").write_text("[1]")
     with pytest.raises(StoreError, match="outlines must be GeoJSON"):
         list(outline_layers(tmp_path / "bad.geojson", ""))
 
 
-def brute_force(results: Results, slide_id: str, row: int) -> list[tuple[float, str, int]]:
+def brute_force(
+    results: Results, slide_id: str, row: int
+) -> list[tuple[float, str, int]]:
     """Every tile with its cosine in float64, the most similar first."""
     found = []
     query = results.tile_embeddings(slide_id).features[row].astype(np.float64)
     for name in results.slides:
-        for n, other in enumerate(results.tile_embeddings(name).features.astype(np.float64)):
+        for n, other in enumerate(
+            results.tile_embeddings(name).features.astype(np.float64)
+        ):
             cosine = query @ other / np.linalg.norm(query) / np.linalg.norm(other)
             found.append((-cosine, name, n))
     return [(-cosine, name, n) for cosine, name, n in sorted(found)]
@@ -136,9 +148,13 @@ def test_similar_tiles_are_those_of_a_search_over_all(view_results: Results) -> 
         assert (last["tile"]["row"], last["done"], last["of"]) == (row, 2, 2)
         all_of = brute_force(view_results, A, row)
         for kind, own in (("slide", True), ("cohort", False)):
-            every = [t for t in all_of if (t[1] == A) == own and (t[1], t[2]) != (A, row)]
+            every = [
+                t for t in all_of if (t[1] == A) == own and (t[1], t[2]) != (A, row)
+            ]
             want = every[:5]
             assert [(t["slide"], t["row"]) for t in last[kind]] == [t[1:] for t in want]
-            np.testing.assert_allclose([t["similarity"] for t in last[kind]], [t[0] for t in want])
+            np.testing.assert_allclose(
+                [t["similarity"] for t in last[kind]], [t[0] for t in want]
+            )
     with pytest.raises(InvalidInputError, match="point must lie in a tile"):
         next(similar(view_results, A, features, (-5, 0), count=5, budget=BUDGET))

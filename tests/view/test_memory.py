@@ -28,13 +28,21 @@ def test_memory_holds_the_process_with_tiles_layers_and_a_search(
     shutil.copytree(view_results.folder, tmp_path / "r")
     rng = np.random.default_rng(3)
     corners = np.stack(np.divmod(np.arange(TILES, dtype=np.int64), 200), axis=1) * 256
-    with TilesWriter(tmp_path / "r" / features / f"{B}.h5", dim=DIM, attributes={}) as writer:
+    with TilesWriter(
+        tmp_path / "r" / features / f"{B}.h5", dim=DIM, attributes={}
+    ) as writer:
         for rows in np.array_split(corners, 40):
             writer.append(rows, rng.normal(size=(len(rows), DIM)).astype(np.float32))
     command = [sys.executable, "-m", "thinsection", "view", str(tmp_path / "r")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
     process = subprocess.Popen(
-        [*command, "--memory", "512MiB"], stdout=subprocess.PIPE, text=True, env=environment
+        [*command, "--memory", "512MiB"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     try:
         assert process.stdout is not None

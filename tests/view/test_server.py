@@ -2,22 +2,32 @@
 
 import http.client
 import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
 from tests.view.conftest import HOSTILE, A, B
 
 from thinsection.config import replace_flat
-from thinsection.errors import BudgetError, ConfigError, InvalidInputError, SlideOpenError
+from thinsection.errors import (
+    BudgetError,
+    ConfigError,
+    InvalidInputError,
+    SlideOpenError,
+)
 from thinsection.pipeline.folder import Results
-from thinsection.slide import open_slide
+from thinsection.slide import Slide, open_slide
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.view import ViewConfig, Viewer
 from thinsection.view.server import ShownSlides
 
 
-def ask(viewer: Viewer, path: str, *, raw: bool = False) -> tuple[int, bytes, dict[str, str]]:
+def ask(
+    viewer: Viewer, path: str, *, raw: bool = False
+) -> tuple[int, bytes, dict[str, str]]:
     """A path under the token, sent as it stands; with `raw` a whole path."""
     at = urlsplit(viewer.url)
     connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=60)
@@ -28,14 +38,26 @@ def ask(viewer: Viewer, path: str, *, raw: bool = False) -> tuple[int, bytes, di
     return answer.status, data, {k.lower(): v for k, v in answer.getheaders()}
 
 
-def test_it_listens_on_this_machine_only_and_answers_whom_it_gave_its_token(viewer: Viewer) -> None:
+def test_it_listens_on_this_machine_only_and_answers_whom_it_gave_its_token(
+    viewer: Viewer,
+) -> None:
     assert urlsplit(viewer.url).hostname == "127.0.0.1"
     assert viewer._socket.getsockname()[0] == "127.0.0.1"
     token = urlsplit(viewer.url).path.strip("/")
     assert len(token) >= 32
-    for path in ("/", "/slides", f"/{token[:-1]}/slides", f"/{token}x/", f"//{token}/", "/ü%00/"):
+    for path in (
+        "/",
+        "/slides",
+        f"/{token[:-1]}/slides",
+        f"/{token}x/",
+        f"//{token}/",
+        "/ü%00/",
+    ):
         status, data, _ = ask(viewer, quote(path, safe="/%"), raw=True)
-        assert (status, data) == (403, b"wrong token; take the address that the viewer printed")
+        assert (status, data) == (
+            403,
+            b"wrong token; take the address that the viewer printed",
+        )
     status, _, headers = ask(viewer, "")
     assert status == 200 and headers["referrer-policy"] == "no-referrer"
     assert "default-src 'self'" in headers["content-security-policy"]
@@ -92,7 +114,11 @@ def test_label_and_macro_are_shown_when_asked_for(real_slide: Path) -> None:
     shown = ShownSlides([real_slide], replace_flat(ViewConfig(), {"show_label": True}))
     hidden = ShownSlides([real_slide], ViewConfig())
     name = real_slide.stem
-    assert shown.facts(name)["pictures"] == hidden.facts(name)["pictures"] == ["label", "macro"]
+    assert (
+        shown.facts(name)["pictures"]
+        == hidden.facts(name)["pictures"]
+        == ["label", "macro"]
+    )
     assert shown.picture(name, "label")[:2] == b"\xff\xd8"
     for of, picture in ((hidden, "label"), (shown, "thumbnail")):
         with pytest.raises(KeyError):
@@ -106,7 +132,9 @@ def test_a_slide_that_moved_says_what_to_do_and_is_found_beside_the_results(
     import shutil
 
     ledger = view_results.ledgers[B]
-    moved = dataclasses.replace(ledger, slide={**ledger.slide, "slide_path": "/gone/b.svs"})
+    moved = dataclasses.replace(
+        ledger, slide={**ledger.slide, "slide_path": "/gone/b.svs"}
+    )
     results = dataclasses.replace(view_results, ledgers={B: moved})
     with pytest.raises(SlideOpenError, match="must be an existing file") as caught:
         ShownSlides(results, ViewConfig()).facts(B)
@@ -118,17 +146,22 @@ def test_a_slide_that_moved_says_what_to_do_and_is_found_beside_the_results(
     assert found.listed() == [A, B] and found.facts(B)["layers"]
 
 
-def test_few_slides_are_open_at_a_time_and_one_that_goes_is_closed(tmp_path: Path) -> None:
+def test_few_slides_are_open_at_a_time_and_one_that_goes_is_closed(
+    tmp_path: Path,
+) -> None:
     for n in range(4):
         write_he_slide(tmp_path / f"s{n}.svs", (600, 500), seed=n, downsamples=(1,))
     shown = ShownSlides([tmp_path], replace_flat(ViewConfig(), {"memory": "512MiB"}))
-    first = shown._opened("s0")[0].slide
+    with shown._reading("s0") as deep:
+        first = deep.slide
     tiles = [shown.tile(f"s{n}", 0, 0, 0) for n in range(4)]
     assert len(shown._open) == 1 and first._closed
     assert [shown.tile(f"s{n}", 0, 0, 0) for n in range(4)] == tiles  # from the cache
 
 
-def test_settings_that_cannot_be_are_said(real_slide: Path, view_results: Results) -> None:
+def test_settings_that_cannot_be_are_said(
+    real_slide: Path, view_results: Results
+) -> None:
     with pytest.raises(BudgetError, match="memory must be >= 512 MiB, got 100MB"):
         Viewer([real_slide], memory="100MB")
     with pytest.raises(InvalidInputError, match="at most one results folder"):
@@ -147,3 +180,84 @@ def test_a_notebook_shows_an_open_slide_and_results(
         assert viewer.url in viewer._repr_html_() and "<iframe" in viewer._repr_html_()
     with view_results.view(port=0) as viewer:
         assert json.loads(ask(viewer, "slides")[1]) == [A, B]
+
+
+def test_no_request_meets_a_slide_that_another_closes(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """One slide may be open at a time, and eight ask for four at once, 200 times."""
+    folder = tmp_path_factory.mktemp("stress")
+    names = [f"s{n}" for n in range(4)]
+    for n, name in enumerate(names):
+        path = folder / f"{name}.svs"
+        write_he_slide(path, (900, 700), seed=n, downsamples=(1,))
+    kinds = ("thumbnail", "tiles/0/0/0", "tiles/1/0/0", "crop/{x}/{x}/300/300", "")
+    asked = [
+        f"slides/{names[n % 4]}/{kinds[n // 4 % 5].format(x=n)}".rstrip("/")
+        for n in range(200)
+    ]
+    with Viewer([folder], memory="512MiB") as viewer:
+        shown = viewer._shown
+        assert shown._most_open == 1
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda path: ask(viewer, path), asked))
+        wrong = [
+            (path, status, data)
+            for path, (status, data, _) in zip(asked, answers, strict=True)
+            if status != 200
+        ]
+        assert wrong == []
+        assert [opened.readers for opened in shown._open.values()] == [0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "reads"), [("thumbnail", "thumbnail"), ("crop", "read_region")]
+)
+def test_a_slide_stays_open_while_a_request_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, reads: str
+) -> None:
+    """One may be open at a time, and another is asked for just before the px are read."""
+    for n in range(2):
+        write_he_slide(tmp_path / f"s{n}.svs", (600, 500), seed=n, downsamples=(1,))
+    shown = ShownSlides([tmp_path], replace_flat(ViewConfig(), {"memory": "512MiB"}))
+    assert shown.facts("s0")["size"] == (
+        600,
+        500,
+    )  # opened: readers look at px as they open
+    read = getattr(Slide, reads)
+    others = iter(["s1"])
+
+    def interrupted(slide: Slide, *arguments: Any) -> Any:
+        for other in others:
+            assert shown.facts(other)["size"] == (600, 500)
+        return read(slide, *arguments)
+
+    monkeypatch.setattr(Slide, reads, interrupted)
+    place = (0, 0, 100, 100) if asked == "crop" else ()
+    assert getattr(shown, asked)("s0", *place)[:2] == b"\xff\xd8"
+    assert next(others, None) is None
+
+
+def test_slides_and_layers_that_are_made_later_appear_on_reload(
+    view_results: Results, tmp_path: Path
+) -> None:
+    out = tmp_path / "results"
+    shutil.copytree(view_results.folder, out)
+    shutil.move(out / "slides" / A, tmp_path / "later")
+    with Viewer([out]) as viewer:
+        assert json.loads(ask(viewer, "slides")[1]) == [B]
+        before = json.loads(ask(viewer, f"slides/{B}")[1])["layers"]
+        shutil.move(tmp_path / "later", out / "slides" / A)
+        (grid,) = view_results.grids
+        heatmap = out / grid / "heatmap_later" / f"{B}.h5"
+        heatmap.parent.mkdir()
+        shutil.copy(out / grid / "heatmap_m" / f"{B}.h5", heatmap)
+        assert json.loads(ask(viewer, "slides")[1]) == sorted([A, B])
+        after = json.loads(ask(viewer, f"slides/{B}")[1])["layers"]
+        assert after[: len(before)] == before  # a page of before asks by these numbers
+        assert [layer["group"] for layer in after[len(before) :]] == [
+            f"{grid}/heatmap_later"
+        ]
+        status, data, _ = ask(viewer, f"slides/{B}/layers/{len(before)}")
+        assert status == 200 and data
+        assert ask(viewer, f"slides/{quote(A, safe='')}/thumbnail")[0] == 200

@@ -22,7 +22,10 @@ from thinsection.weights import hub as hub_module
 from thinsection.weights.files import hash_state_dict, load_strictly, read_state_dict
 from thinsection.weights.hub import commit_of, find_weights
 
-TENSORS = {"a": torch.arange(6.0).view(2, 3), "b.c": torch.ones(4, dtype=torch.bfloat16)}
+TENSORS = {
+    "a": torch.arange(6.0).view(2, 3),
+    "b.c": torch.ones(4, dtype=torch.bfloat16),
+}
 SMALL = LongNetConfig(
     **{"tile_dim": 8, "dim": 16, "num_layers": 1, "num_heads": 2, "mlp_dim": 8},
     branches=(Branch(length=16, dilation=1),),
@@ -56,7 +59,9 @@ def write_form(form: str, state: dict[str, torch.Tensor], folder: Path) -> Path:
         path.write_text(json.dumps(index))
         return path
     elif form.endswith("."):
-        torch.save({"state_dict": {form + k: v for k, v in state.items()}}, folder / "w.ckpt")
+        torch.save(
+            {"state_dict": {form + k: v for k, v in state.items()}}, folder / "w.ckpt"
+        )
     elif form in ("state_dict", "model", "teacher"):
         torch.save({form: state, "epoch": 3}, folder / "w.pth")
     else:
@@ -65,8 +70,24 @@ def write_form(form: str, state: dict[str, torch.Tensor], folder: Path) -> Path:
 
 
 FORMS = [
-    *("safetensors", "shards .safetensors", "shards .bin", ".bin", ".pth", ".pt", ".ckpt"),
-    *("state_dict", "model", "teacher", "module.", "model.", "backbone.", "module.backbone."),
+    *(
+        "safetensors",
+        "shards .safetensors",
+        "shards .bin",
+        ".bin",
+        ".pth",
+        ".pt",
+        ".ckpt",
+    ),
+    *(
+        "state_dict",
+        "model",
+        "teacher",
+        "module.",
+        "model.",
+        "backbone.",
+        "module.backbone.",
+    ),
 ]
 
 
@@ -94,24 +115,37 @@ def test_tile_and_slide_encoders_take_the_same_forms_and_hash_equal_weights_equa
 def test_weights_in_half_precision_hash_as_the_network_computes_with_them() -> None:
     halves = {"weight": torch.randn(3, 2).bfloat16(), "bias": torch.randn(3).bfloat16()}
     wide = {k: v.float() for k, v in halves.items()}
-    assert len({load_strictly(nn.Linear(2, 3), w, source="x") for w in (halves, wide)}) == 1
+    assert (
+        len({load_strictly(nn.Linear(2, 3), w, source="x") for w in (halves, wide)})
+        == 1
+    )
 
 
 def test_a_prefix_is_taken_off_only_where_all_names_carry_it_or_lie_beside_it() -> None:
     own = nn.Linear(2, 3)
     inner = {f"backbone.{k}": v for k, v in own.state_dict().items()}
     dino = inner | {"dino_head.mlp.weight": torch.ones(1)}
-    assert load_strictly(nn.Linear(2, 3), dino, source="x") == hash_state_dict(own.state_dict())
-    with pytest.raises(WeightsError, match=r"2 missing .*3 unexpected \(backbone\.bias"):
-        load_strictly(nn.Linear(2, 3), inner | {"other.weight": torch.ones(1)}, source="x")
+    assert load_strictly(nn.Linear(2, 3), dino, source="x") == hash_state_dict(
+        own.state_dict()
+    )
+    with pytest.raises(
+        WeightsError, match=r"2 missing .*3 unexpected \(backbone\.bias"
+    ):
+        load_strictly(
+            nn.Linear(2, 3), inner | {"other.weight": torch.ones(1)}, source="x"
+        )
 
 
 @pytest.mark.parametrize("name", ["evil.bin", "raw.pth", "module.pt"])
 def test_a_file_with_code_in_it_is_refused_unread(tmp_path: Path, name: str) -> None:
     torch.save({"a": Evil()}, tmp_path / "evil.bin")
     (tmp_path / "raw.pth").write_bytes(pickle.dumps(Evil(), protocol=2))
-    torch.save(nn.Linear(1, 1), tmp_path / "module.pt")  # a whole module needs unpickling
-    with pytest.raises(WeightsError, match=rf"plain tensors, got .*{name}.*; convert them to safe"):
+    torch.save(
+        nn.Linear(1, 1), tmp_path / "module.pt"
+    )  # a whole module needs unpickling
+    with pytest.raises(
+        WeightsError, match=rf"plain tensors, got .*{name}.*; convert them to safe"
+    ):
         read_state_dict(tmp_path / name)
 
 
@@ -137,7 +171,9 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
         with pytest.raises(WeightsError, match="must have a weight_map"):
             read_state_dict(index)
     index.write_text(json.dumps({"weight_map": {"a": "../w.safetensors"}}))
-    with pytest.raises(WeightsError, match=r"shards must lie beside their index, got '\.\./w"):
+    with pytest.raises(
+        WeightsError, match=r"shards must lie beside their index, got '\.\./w"
+    ):
         read_state_dict(index)
 
 
@@ -161,7 +197,9 @@ def test_the_hub_is_asked_for_the_safe_file_first_at_the_pinned_revision(
     asked.clear()
     find_weights(f"owner/model@{other}", files=files, revision=pinned)
     assert asked == [("owner/model", name, other) for name in files]
-    with pytest.raises(WeightsError, match=r"'owner/model' must have one of model\.safe"):
+    with pytest.raises(
+        WeightsError, match=r"'owner/model' must have one of model\.safe"
+    ):
         find_weights("owner/model", files=files[:1], revision=pinned)
 
 
@@ -179,23 +217,39 @@ def test_with_an_index_its_shards_are_fetched_at_the_same_commit(
         return folder / name
 
     monkeypatch.setattr(hub_module, "cached_file", cached)
-    with pytest.warns(UserWarning, match=f"'o/m' is not pinned .*'main' is {commit} now"):
+    with pytest.warns(
+        UserWarning, match=f"'o/m' is not pinned .*'main' is {commit} now"
+    ):
         found = hub_module.hub_file("o/m", ("x.index.json",))
     assert commit_of(found) == commit and commit_of(Path("a/b")) is None
-    assert asked == [("x.index.json", None), ("part-1.bin", commit), ("part-2.bin", commit)]
+    assert asked == [
+        ("x.index.json", None),
+        ("part-1.bin", commit),
+        ("part-2.bin", commit),
+    ]
 
 
-@pytest.mark.parametrize("source", ["owner/model", "owner/model@main", "owner/model@abc"])
-def test_a_moving_branch_is_refused_where_weights_are_named(source: str, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "source", ["owner/model", "owner/model@main", "owner/model@abc"]
+)
+def test_a_moving_branch_is_refused_where_weights_are_named(
+    source: str, monkeypatch
+) -> None:
     monkeypatch.setattr(hub_module, "cached_file", None)
-    with pytest.raises(WeightsError, match="must name a full commit, owner/model@COMMIT"):
+    with pytest.raises(
+        WeightsError, match="must name a full commit, owner/model@COMMIT"
+    ):
         find_weights(source, files=("w.safetensors",))
 
 
-def test_a_folder_without_weights_and_a_path_that_is_not_there_are_named(tmp_path: Path) -> None:
+def test_a_folder_without_weights_and_a_path_that_is_not_there_are_named(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(WeightsError, match=r"folder must hold model\.safetensors, got"):
         find_weights(tmp_path, files=("model.safetensors",), revision="x")
-    with pytest.raises(WeightsError, match="existing file or folder, or a hub repository"):
+    with pytest.raises(
+        WeightsError, match="existing file or folder, or a hub repository"
+    ):
         find_weights(tmp_path / "no.bin", files=("model.safetensors",), revision="x")
     with pytest.raises(WeightsError, match="existing file or folder"):
         find_weights("./no.bin", files=("model.safetensors",), revision="x")
@@ -209,8 +263,12 @@ def test_names_and_shapes_must_fit_exactly() -> None:
     more = weights | {"d": torch.ones(1)}
     with pytest.raises(WeightsError, match=r"got 1 unexpected \(d\) in 'm'"):
         load_strictly(network, more, source="m")
-    assert load_strictly(network, more, source="m", unused=("d",)) == hash_state_dict(weights)
-    with pytest.raises(WeightsError, match=r"1 misshapen \(weight \(2, 3\) for \(3, 2\)\)"):
+    assert load_strictly(network, more, source="m", unused=("d",)) == hash_state_dict(
+        weights
+    )
+    with pytest.raises(
+        WeightsError, match=r"1 misshapen \(weight \(2, 3\) for \(3, 2\)\)"
+    ):
         load_strictly(network, weights | {"weight": torch.ones(2, 3)}, source="m")
 
 
@@ -236,7 +294,9 @@ assert declared() and "torchvision" in sys.modules
 """
 
 
-def test_operators_of_torchvision_are_declared_by_what_needs_it_and_nothing_else() -> None:
+def test_operators_of_torchvision_are_declared_by_what_needs_it_and_nothing_else() -> (
+    None
+):
     path = os.pathsep.join(p for p in sys.path if p)
     done = subprocess.run(
         [sys.executable, "-c", OPERATORS],

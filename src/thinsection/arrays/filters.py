@@ -30,7 +30,9 @@ _SETS = ("hed", "hdx", "fgx", "bex", "rbd", "gdx", "hax", "bro", "bpx", "ahx", "
 STAINS = tuple(f"{name}_from_rgb" for name in _SETS)
 
 
-def gray_from_rgb(ns: ArrayNamespace, rgb: Array, weights: Sequence[float] = GRAY) -> Array:
+def gray_from_rgb(
+    ns: ArrayNamespace, rgb: Array, weights: Sequence[float] = GRAY
+) -> Array:
     """Luma in [0, 1], or another weighted sum, float64 (H, W), of uint8 (H, W, 3)."""
     gray = rgb[..., 0] / 255.0 * weights[0]
     for c in (1, 2):
@@ -64,7 +66,9 @@ def channel_std(ns: ArrayNamespace, rgb: Array) -> Array:
 def stain_tables(stain: str) -> tuple[Kernel, Kernel]:
     """Density (share of log(1e-6)) of channel values, (256,); vectors, (3, 3) (Ruifrok 2001)."""
     if stain not in STAINS:
-        raise InvalidInputError(f"stain must be one of {', '.join(STAINS)}, got {stain!r}")
+        raise InvalidInputError(
+            f"stain must be one of {', '.join(STAINS)}, got {stain!r}"
+        )
     from skimage import color
 
     levels = np.maximum(np.arange(256) / 255.0, _FLOOR)
@@ -81,12 +85,20 @@ def gaussian_kernel(sigma_px: float, *, order: int = 0) -> Kernel:
 
 
 def separable(
-    ns: ArrayNamespace, image: Array, down: Kernel, along: Kernel, shape: Shape | None = None
+    ns: ArrayNamespace,
+    image: Array,
+    down: Kernel,
+    along: Kernel,
+    shape: Shape | None = None,
 ) -> Array:
     """The image, float (H, W), under two kernels of odd length; the border px goes on outside.
     Only the px that a nearest resize to `shape` takes are made, None: all. Memory: O(H * W)."""
-    rows, columns = (nearest(*edges) for edges in zip(image.shape, shape or image.shape))
-    return _convolved(ns, _convolved(ns, image, along, columns, axis=1), down, rows, axis=0)
+    rows, columns = (
+        nearest(*edges) for edges in zip(image.shape, shape or image.shape)
+    )
+    return _convolved(
+        ns, _convolved(ns, image, along, columns, axis=1), down, rows, axis=0
+    )
 
 
 def nearest(num_old: int, num_new: int) -> Indices:
@@ -100,14 +112,22 @@ def _convolved(
 ) -> Array:
     """Wanted rows (axis 0) or columns (axis 1) of the image under a kernel along that axis."""
     length, radius = image.shape[axis], len(kernel) // 2
-    sizes = (len(wanted), image.shape[1]) if axis == 0 else (image.shape[0], len(wanted))
+    sizes = (
+        (len(wanted), image.shape[1]) if axis == 0 else (image.shape[0], len(wanted))
+    )
     out = ns.xp.empty(sizes, dtype=image.dtype)
     for start in range(0, len(wanted), _BLOCK_PX):
         block = wanted[start : start + _BLOCK_PX]
         low, high = int(block[0]) - radius, int(block[-1]) + radius + 1
-        near, beyond = (block - block[0]).tobytes(), (max(0, -low), max(0, high - length))
+        near, beyond = (
+            (block - block[0]).tobytes(),
+            (max(0, -low), max(0, high - length)),
+        )
         band = ns.xp.asarray(_band(near, kernel.tobytes(), *beyond), dtype=image.dtype)
-        part, reach = slice(start, start + len(block)), slice(max(0, low), min(high, length))
+        part, reach = (
+            slice(start, start + len(block)),
+            slice(max(0, low), min(high, length)),
+        )
         if axis == 0:
             ns.xp.matmul(band, image[reach], out=out[part])
         else:
@@ -175,12 +195,16 @@ def box_deviation(ns: ArrayNamespace, image: Array, edge_px: int) -> Array:
 
 def local_minimum(ns: ArrayNamespace, image: Array, footprint: Array) -> Array:
     """Least value under the footprint, of px inside the image only."""
-    return ns.ndimage.minimum_filter(image, footprint=ns.xp.asarray(footprint), mode="nearest")
+    return ns.ndimage.minimum_filter(
+        image, footprint=ns.xp.asarray(footprint), mode="nearest"
+    )
 
 
 def resized_nearest(ns: ArrayNamespace, image: Array, shape: Shape) -> Array:
     """The image at another shape, each px the one under its centre."""
-    rows, columns = (ns.xp.asarray(nearest(*edges)) for edges in zip(image.shape, shape))
+    rows, columns = (
+        ns.xp.asarray(nearest(*edges)) for edges in zip(image.shape, shape)
+    )
     return image[rows[:, None], columns[None, :]]
 
 

@@ -7,7 +7,9 @@ from thinsection.arrays.namespace import Array, ArrayNamespace
 _BAND_ROWS = 256  # that are looked at at once
 
 
-def labelled(ns: ArrayNamespace, mask: Array, *, connectivity: int = 4) -> tuple[Array, int]:
+def labelled(
+    ns: ArrayNamespace, mask: Array, *, connectivity: int = 4
+) -> tuple[Array, int]:
     """Labels (H, W), 0 outside, and how many there are; connectivity 8 joins px at a corner."""
     structure = ns.xp.ones((3, 3), dtype=bool) if connectivity == 8 else None
     labels, count = ns.ndimage.label(mask, structure=structure)
@@ -36,13 +38,17 @@ def mostly(ns: ArrayNamespace, mask: Array, marked: Array, min_share: float) -> 
     return keep[labels]
 
 
-def keep_elongated(ns: ArrayNamespace, mask: Array, elongation: float, min_area_px: float) -> Array:
+def keep_elongated(
+    ns: ArrayNamespace, mask: Array, elongation: float, min_area_px: float
+) -> Array:
     """The 8-connected regions whose length, by their spread, is so many times their mean width."""
     xp, (labels, count) = ns.xp, labelled(ns, mask, connectivity=8)
     if count == 0:
         return mask.copy()
     sums = xp.zeros((6, count + 1))
-    for top in range(0, len(labels), _BAND_ROWS):  # sums of whole numbers: exact in any order
+    for top in range(
+        0, len(labels), _BAND_ROWS
+    ):  # sums of whole numbers: exact in any order
         rows, columns = xp.nonzero(labels[top : top + _BAND_ROWS])
         region, y, x = labels[top + rows, columns], (top + rows) * 1.0, columns * 1.0
         for n, weights in enumerate((None, y, x, y * y, x * x, x * y)):

@@ -49,7 +49,9 @@ def get_namespace(device: str = "cpu") -> ArrayNamespace:
 
         return ArrayNamespace(device="cpu", xp=np, ndimage=ndimage)
     if not (named := re.fullmatch(r"cuda(?::(\d*))?", device)):
-        raise InvalidInputError(f"device must be 'cpu', 'cuda' or 'cuda:<index>', got {device!r}")
+        raise InvalidInputError(
+            f"device must be 'cpu', 'cuda' or 'cuda:<index>', got {device!r}"
+        )
     number = int(named[1] or 0)
     device = f"cuda:{number}"
     try:
@@ -57,7 +59,9 @@ def get_namespace(device: str = "cpu") -> ArrayNamespace:
         from cupyx.scipy import ndimage
     except ImportError as error:
         rule = f"device must have CuPy, got {device!r} without it ({error})"
-        raise DeviceError(f"{rule}; pip install cupy-cuda12x, or use device 'cpu'") from error
+        raise DeviceError(
+            f"{rule}; pip install cupy-cuda12x, or use device 'cpu'"
+        ) from error
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:

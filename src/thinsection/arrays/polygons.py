@@ -45,7 +45,9 @@ def mask_outlines(
     pieces = _pieces(mask)
     found = shapely.MultiPolygon()
     for rung in _LADDER if pieces else ():
-        found = shapely.MultiPolygon([_polygon(rings, *rung, frame) for rings in pieces])
+        found = shapely.MultiPolygon(
+            [_polygon(rings, *rung, frame) for rings in pieces]
+        )
         if found.is_valid and overlap(rasterised(found, frame), mask) >= least_iou:
             break
     return found
@@ -69,17 +71,25 @@ def _pieces(mask: MaskArray) -> list[list[_Floats]]:
         # the point lies midway between a px of the piece and one outside
         sides = (labels[int(f(row)), int(f(column))] for f in (np.floor, np.ceil))
         pieces.setdefault(max(map(int, sides)), []).append(ring)
-    return [sorted(p, key=lambda ring: -float(np.ptp(ring[:, 0]))) for p in pieces.values()]
+    return [
+        sorted(p, key=lambda ring: -float(np.ptp(ring[:, 0]))) for p in pieces.values()
+    ]
 
 
-def _polygon(rings: list[_Floats], sigma: float, tolerance: float, frame: MaskFrame) -> Any:
+def _polygon(
+    rings: list[_Floats], sigma: float, tolerance: float, frame: MaskFrame
+) -> Any:
     """A piece with its rings smoothed and simplified, in level-0 px."""
     import shapely
 
     downsample = np.array(frame.downsample_xy)
-    lines = [shapely.LinearRing(_smoothed(ring, sigma, frame.size_th)) for ring in rings]
+    lines = [
+        shapely.LinearRing(_smoothed(ring, sigma, frame.size_th)) for ring in rings
+    ]
     plain = shapely.simplify(lines, tolerance, preserve_topology=False)
-    exterior, *holes = shapely.transform(plain, lambda xy: (xy * downsample).round(_DECIMALS))
+    exterior, *holes = shapely.transform(
+        plain, lambda xy: (xy * downsample).round(_DECIMALS)
+    )
     return shapely.Polygon(exterior, holes)
 
 
@@ -99,10 +109,14 @@ def rasterised(polygons: Any, frame: MaskFrame) -> MaskArray:
     Memory: 4 H W bytes, and 60 bytes for each row that an edge crosses."""
     width, height = frame.size_th
     start, end, sign = _edges(polygons, 1 / np.array(frame.downsample_xy))
-    first, last = (np.clip(np.ceil(p[:, 1] - 0.5), 0, height).astype(int) for p in (start, end))
+    first, last = (
+        np.clip(np.ceil(p[:, 1] - 0.5), 0, height).astype(int) for p in (start, end)
+    )
     count = abs(last - first)
     edge = np.repeat(np.arange(len(count)), count)
-    row = np.arange(len(edge)) - np.repeat(count.cumsum() - count - np.minimum(first, last), count)
+    row = np.arange(len(edge)) - np.repeat(
+        count.cumsum() - count - np.minimum(first, last), count
+    )
     part = (row + 0.5 - start[edge, 1]) / (end - start)[edge, 1]
     x = start[edge, 0] + part * (end - start)[edge, 0]
     column = np.clip(np.ceil(x - 0.5), 0, width).astype(int)
@@ -111,17 +125,28 @@ def rasterised(polygons: Any, frame: MaskFrame) -> MaskArray:
     return np.asarray(turns.cumsum(axis=1)[:, :-1] > 0)
 
 
-def coverage(polygons: Any, coords_l0: CoordsL0, size_l0: Size) -> npt.NDArray[np.float32]:
+def coverage(
+    polygons: Any, coords_l0: CoordsL0, size_l0: Size
+) -> npt.NDArray[np.float32]:
     """The share, (N,), of each box of size (width, height) that polygons cover: exact.
     Memory: 100 bytes per box of a grid, and 200 bytes for each box that an edge crosses."""
     if not len(coords_l0):
         return np.zeros(0, dtype=np.float32)
     low, high = coords_l0, coords_l0 + np.array(size_l0)
-    lines = [np.unique(np.concatenate([low[:, axis], high[:, axis]])) for axis in (0, 1)]
-    areas = np.pad(cell_areas(polygons, *lines).cumsum(axis=0).cumsum(axis=1), ((1, 0), (1, 0)))
+    lines = [
+        np.unique(np.concatenate([low[:, axis], high[:, axis]])) for axis in (0, 1)
+    ]
+    areas = np.pad(
+        cell_areas(polygons, *lines).cumsum(axis=0).cumsum(axis=1), ((1, 0), (1, 0))
+    )
     left, top = (np.searchsorted(lines[axis], low[:, axis]) for axis in (0, 1))
     right, bottom = (np.searchsorted(lines[axis], high[:, axis]) for axis in (0, 1))
-    inside = areas[bottom, right] - areas[top, right] - areas[bottom, left] + areas[top, left]
+    inside = (
+        areas[bottom, right]
+        - areas[top, right]
+        - areas[bottom, left]
+        + areas[top, left]
+    )
     shares = np.clip(inside / np.prod(size_l0, dtype=np.float64), 0, 1)
     return np.asarray(shares, dtype=np.float32)
 
@@ -134,9 +159,16 @@ def cell_areas(polygons: Any, x: npt.NDArray, y: npt.NDArray) -> _Floats:
     """
     start, end, sign = _cut(*_cut(*_edges(polygons, np.ones(2)), x, 0), y, 1)
     middle, rise = (start + end) / 2, (start[:, 1] - end[:, 1]) * sign
-    row, column = (np.searchsorted(lines, middle[:, i]) - 1 for i, lines in ((1, y), (0, x)))
+    row, column = (
+        np.searchsorted(lines, middle[:, i]) - 1 for i, lines in ((1, y), (0, x))
+    )
     there = (row >= 0) & (row < len(y) - 1) & (column < len(x) - 1)
-    row, column, rise, middle_x = row[there], column[there], rise[there], middle[there, 0]
+    row, column, rise, middle_x = (
+        row[there],
+        column[there],
+        rise[there],
+        middle[there, 0],
+    )
     rises = np.zeros((len(y) - 1, len(x)))
     np.add.at(rises, (row, column + 1), rise)
     areas = rises.cumsum(axis=1)[:, :-1] * np.diff(x)
@@ -150,7 +182,9 @@ def _edges(polygons: Any, scale: _Floats) -> _Edges:
     """Starts (E, 2), ends and signs of all edges: exteriors run one way, holes the other."""
     import shapely
 
-    parts = shapely.get_parts(shapely.get_parts(polygons))  # of a collection of multipolygons too
+    parts = shapely.get_parts(
+        shapely.get_parts(polygons)
+    )  # of a collection of multipolygons too
     parts = parts[shapely.get_type_id(parts) == shapely.GeometryType.POLYGON]
     rings = shapely.get_rings(parts)
     outer = np.zeros(len(rings), dtype=bool)
@@ -163,7 +197,9 @@ def _edges(polygons: Any, scale: _Floats) -> _Edges:
     return points[:-1][same], points[1:][same], sign
 
 
-def _cut(start: _Floats, end: _Floats, sign: _Floats, lines: npt.NDArray, axis: int) -> _Edges:
+def _cut(
+    start: _Floats, end: _Floats, sign: _Floats, lines: npt.NDArray, axis: int
+) -> _Edges:
     """Edges cut where they cross lines at sorted values of x (axis 0) or y (axis 1)."""
     a, b = start[:, axis], end[:, axis]
     first = np.searchsorted(lines, np.minimum(a, b), side="right")

@@ -24,7 +24,7 @@ from torch import Tensor
 from thinsection.attention.products import fast_products
 from thinsection.attention.reach import LOG2E, Reach, blocks_of
 from thinsection.attention.reference import AttentionItem, Pair
-from thinsection.errors import BudgetError, require
+from thinsection.errors import BudgetError, InvalidInputError, require
 from thinsection.types import format_bytes
 
 # log2 units. A row's sum is then in 2^-60 .. T 2^60, far inside float32; and what the clamp below
@@ -70,7 +70,9 @@ def _working_bytes(heads: int, dim: int, queries: int, keys: int) -> int:
     return 8 * (3 * queries * keys + heads * queries * (3 * dim + 4) + 4 * keys * dim)
 
 
-def forward_chunked(item: AttentionItem, plan: BlockPlan, out: Tensor | None = None) -> Pair:
+def forward_chunked(
+    item: AttentionItem, plan: BlockPlan, out: Tensor | None = None
+) -> Pair:
     """Attention [H, T, D] in the input's dtype and log2-sum-exp2 [H, T] of the base-2 scores.
 
     bfloat16 is multiplied as such where scores are bounded, so that rounding moves them by at most
@@ -166,16 +168,25 @@ class Buffers:
         shape = (2, heads, min(plan.queries, tokens), dim)
         self._q_and_acc = item.q.new_empty(shape, dtype=item.math_dtype)
 
-    def row_sums(self, item: AttentionItem, rows: slice, *, bounded: bool) -> list[RowSums]:
+    def row_sums(
+        self, item: AttentionItem, rows: slice, *, bounded: bool
+    ) -> list[RowSums]:
         """A fresh one per head; valid until the next query block."""
         q, acc = self._q_and_acc[:, :, : rows.stop - rows.start]
         q.copy_(item.q[:, rows]).mul_(item.scale * LOG2E)
         q = q.to(item.q.dtype) if bounded and item.q.dtype == torch.bfloat16 else q
-        return [RowSums(one, a, bounded=bounded) for one, a in zip(q, acc.zero_(), strict=True)]
+        return [
+            RowSums(one, a, bounded=bounded)
+            for one, a in zip(q, acc.zero_(), strict=True)
+        ]
 
     def distances(self, item: AttentionItem, rows: slice, columns: slice) -> ScoreBlock:
         """The block of two ranges of `blocks_of` and its distances; flat where one is prefix."""
-        m, n, prefix = rows.stop - rows.start, columns.stop - columns.start, item.num_prefix_tokens
+        m, n, prefix = (
+            rows.stop - rows.start,
+            columns.stop - columns.start,
+            item.num_prefix_tokens,
+        )
         parts = [x[: m * n].view(m, n) if x.numel() else x for x in self._flat]
         flat = rows.start < prefix or columns.start < prefix
         block = ScoreBlock(parts[0], parts[1], parts[2], flat)
@@ -185,7 +196,9 @@ class Buffers:
         b = item.cells[:, None, columns.start - prefix : columns.stop - prefix]
         torch.sub(a[0], b[0], out=block.distances)
         torch.sub(a[1], b[1], out=block.scores)
-        block.distances.mul_(block.distances).addcmul_(block.scores, block.scores).sqrt_()
+        block.distances.mul_(block.distances).addcmul_(
+            block.scores, block.scores
+        ).sqrt_()
         return block
 
 
@@ -251,9 +264,13 @@ class _Attend(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     @fast_products()
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # so it is under create_graph alone
+            raise InvalidInputError(
+                "attention in blocks must be differentiated once, got create_graph=True; "
+                "take impl='reference' for a gradient of the gradient"
+            )
         q, k, v, out, lse = ctx.saved_tensors
         item, plan = ctx.how
         return *gradients(replace(item, q=q, k=k, v=v), out, lse, d_out, plan), None

@@ -22,8 +22,12 @@ from thinsection.attention.reach import LOG2E
 from thinsection.attention.reference import AttentionItem, math_dtype
 from thinsection.errors import require
 
-CALL_TOKENS = 8192  # of as many equal segments as make them up: a call has costs of its own
-UNCOVERED = -1e8 * LOG2E  # log2 units; the published weight of what a branch does not cover
+CALL_TOKENS = (
+    8192  # of as many equal segments as make them up: a call has costs of its own
+)
+UNCOVERED = (
+    -1e8 * LOG2E
+)  # log2 units; the published weight of what a branch does not cover
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +56,17 @@ def dilated_attention(
     budget_bytes for blocks.
     """
     q = qkv[0]
-    fit = branches and all(num_heads % b.dilation == 0 and b.length >= 1 for b in branches)
-    rule = f"branches must hold dilations that divide {num_heads} heads and lengths >= 1"
+    fit = branches and all(
+        num_heads % b.dilation == 0 and b.length >= 1 for b in branches
+    )
+    rule = (
+        f"branches must hold dilations that divide {num_heads} heads and lengths >= 1"
+    )
     require(fit, rule, branches)
     heads, tokens = q.shape[:2]
-    out = torch.zeros_like(q, dtype=math_dtype(q), memory_format=torch.contiguous_format)
+    out = torch.zeros_like(
+        q, dtype=math_dtype(q), memory_format=torch.contiguous_format
+    )
     den = out.new_zeros(heads, tokens)
     top = out.new_full((heads, tokens), -math.inf)
     for branch in branches:
@@ -70,7 +80,10 @@ def dilated_attention(
                 padding = -(-length // branch.dilation) - seen[0].shape[1]
                 value, lse = _attended(seen, padding, budget_bytes)
                 # the running softmax over branches: these views change in place
-                sums = (_cut(x[h], part, size, offset, branch.dilation) for x in (out, den, top))
+                sums = (
+                    _cut(x[h], part, size, offset, branch.dilation)
+                    for x in (out, den, top)
+                )
                 mixed, weights, highest = sums
                 new_highest = torch.maximum(highest, lse)
                 old, new = (highest - new_highest).exp2(), (lse - new_highest).exp2()
@@ -80,7 +93,9 @@ def dilated_attention(
     return out.div_(den[..., None])
 
 
-def _equal_segments(tokens: int, length: int, dilation: int) -> Iterator[tuple[slice, int]]:
+def _equal_segments(
+    tokens: int, length: int, dilation: int
+) -> Iterator[tuple[slice, int]]:
     """Ranges of tokens, and the length of all segments in each: some at a time, the rest alone."""
     whole = tokens // length * length
     at_once = length * max(1, CALL_TOKENS * dilation // length)
@@ -96,12 +111,16 @@ def _cut(x: Tensor, part: slice, size: int, offset: int, dilation: int) -> Tenso
     return cast(Tensor, segments[:, offset::dilation])
 
 
-def _attended(qkv: list[Tensor], padding: int, budget_bytes: int) -> tuple[Tensor, Tensor]:
+def _attended(
+    qkv: list[Tensor], padding: int, budget_bytes: int
+) -> tuple[Tensor, Tensor]:
     """Attention (s, n, D) within s segments (s, n, D), each with `padding` zeros; log-sum-exp2."""
     q, k, v = qkv
     segments, tokens, dim = q.shape
     # no token is on a grid: no bias
-    item = AttentionItem(q, k, v, q.new_empty(2, 0), (0.0,) * segments, tokens, scale=dim**-0.5)
+    item = AttentionItem(
+        q, k, v, q.new_empty(2, 0), (0.0,) * segments, tokens, scale=dim**-0.5
+    )
     out, lse = forward_chunked(item, plan_blocks(q, budget_bytes=budget_bytes))
     value = out.to(lse.dtype)
     if padding:

@@ -57,7 +57,9 @@ def onednn_is_faster() -> bool:
     return is_worth_it(error, own, onednn)
 
 
-def is_worth_it(error: float, own_s: Sequence[float], onednn_s: Sequence[float]) -> bool:
+def is_worth_it(
+    error: float, own_s: Sequence[float], onednn_s: Sequence[float]
+) -> bool:
     """Whether oneDNN's products are float32's, and its quickest turn is faster by MIN_GAIN."""
     return error <= MAX_ERROR and min(own_s) > MIN_GAIN * min(onednn_s)
 

@@ -48,7 +48,9 @@ def reference(item: AttentionItem, out: Tensor | None = None) -> Tensor:
     tokens, prefix = q.shape[1], item.num_prefix_tokens
     cells = item.cells.double()
     distance = q.new_zeros(tokens, tokens)
-    distance[prefix:, prefix:] = (cells[:, :, None] - cells[:, None, :]).square().sum(0).sqrt()
+    distance[prefix:, prefix:] = (
+        (cells[:, :, None] - cells[:, None, :]).square().sum(0).sqrt()
+    )
     slopes = torch.tensor(item.slopes, dtype=item.math_dtype, device=q.device)
     scores = item.scale * (q @ k.transpose(-1, -2)) - slopes[:, None, None] * distance
     result = (scores.softmax(-1) @ v).to(item.q.dtype)

@@ -40,19 +40,24 @@ def forward_triton(
     Memory: H T floats; `plan` is for the backward pass only.
     """
     heads, tokens, dim = item.q.shape
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (item.q, item.k, item.v))
+    q, k, v = (
+        x if x.stride(-1) == 1 else x.contiguous() for x in (item.q, item.k, item.v)
+    )
     out = q.new_empty((heads, tokens, dim)) if out is None else out
     lse = torch.empty((heads, tokens), dtype=torch.float32, device=q.device)
     slopes = torch.tensor(item.slopes, dtype=torch.float32, device=q.device) * LOG2E
     queries, keys, num_warps, num_stages = launch_shape(q.dtype, dim)
-    _attend_kernel[triton.cdiv(tokens, queries), heads](
-        q, k, v, item.cells, slopes, out, lse,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        out.stride(0), out.stride(1), tokens, item.num_prefix_tokens, item.scale * LOG2E,
-        D=dim, BLOCK_M=queries, BLOCK_N=keys,
-        UPCAST=isinstance(_attend_kernel, InterpretedFunction),
-        num_warps=num_warps, num_stages=num_stages,
-    )  # fmt: skip
+    # Triton launches on the current card, not on q's
+    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
+        _attend_kernel[triton.cdiv(tokens, queries), heads](
+            q, k, v, item.cells, slopes, out, lse,
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+            out.stride(0), out.stride(1),
+            tokens, item.num_prefix_tokens, item.scale * LOG2E,
+            D=dim, BLOCK_M=queries, BLOCK_N=keys,
+            UPCAST=isinstance(_attend_kernel, InterpretedFunction),
+            num_warps=num_warps, num_stages=num_stages,
+        )  # fmt: skip
     return out, lse
 
 
@@ -66,7 +71,10 @@ def _key_block(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     keys, channels = start + tl.arange(0, BLOCK_N), tl.arange(0, D)
     k_at = k_base + keys.to(tl.int64)[:, None] * k_token + channels[None, :]
     v_at = v_base + keys.to(tl.int64)[:, None] * v_token + channels[None, :]
-    y_at, x_at = cells_ptr + keys - prefix, cells_ptr + (tokens - prefix) + keys - prefix
+    y_at, x_at = (
+        cells_ptr + keys - prefix,
+        cells_ptr + (tokens - prefix) + keys - prefix,
+    )
     if MASKED:
         inside = keys < tokens
         on_grid = (keys >= prefix) & inside
@@ -80,10 +88,15 @@ def _key_block(  # type: ignore[no-untyped-def]  # noqa: PLR0917
         k, v = k.to(tl.float32), v.to(tl.float32)
     dy = row_y[:, None] - key_y[None, :]
     dx = row_x[:, None] - key_x[None, :]
-    distance = tl.sqrt(dy * dy + dx * dx)  # the slope comes after: cells subtract exactly
+    distance = tl.sqrt(
+        dy * dy + dx * dx
+    )  # the slope comes after: cells subtract exactly
     if MASKED:
         distance = tl.where(on_grid[None, :], distance, 0.0)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale - row_slope[:, None] * distance
+    scores = (
+        tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        - row_slope[:, None] * distance
+    )
     if MASKED:
         scores = tl.where(inside[None, :], scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
@@ -107,14 +120,18 @@ def _attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     channels = tl.arange(0, D)
     num_grid = tokens - prefix
     # int64: token * stride passes 2^31 at a million tokens
-    q_at = q_ptr + head * q_head + rows.to(tl.int64)[:, None] * q_token + channels[None, :]
+    q_at = (
+        q_ptr + head * q_head + rows.to(tl.int64)[:, None] * q_token + channels[None, :]
+    )
     q = tl.load(q_at, mask=rows[:, None] < tokens, other=0.0)
     if UPCAST:  # the interpreter's bfloat16 product is wrong
         q = q.to(tl.float32)
     row_on_grid = (rows >= prefix) & (rows < tokens)
     row_y = tl.load(cells_ptr + rows - prefix, mask=row_on_grid, other=0.0)
     row_x = tl.load(cells_ptr + num_grid + rows - prefix, mask=row_on_grid, other=0.0)
-    row_slope = tl.where(row_on_grid, tl.load(slopes_ptr + head), 0.0)  # a prefix row has no bias
+    row_slope = tl.where(
+        row_on_grid, tl.load(slopes_ptr + head), 0.0
+    )  # a prefix row has no bias
     k_base, v_base = k_ptr + head * k_head, v_ptr + head * v_head
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     den = tl.zeros((BLOCK_M,), tl.float32)
@@ -138,7 +155,12 @@ def _attend_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0917
             k_token, v_token, tokens, prefix, scale, D, BLOCK_N, UPCAST, True,
         )  # fmt: skip
     inside_rows = rows < tokens
-    out_at = out_ptr + head * out_head + rows.to(tl.int64)[:, None] * out_token + channels[None, :]
+    out_at = (
+        out_ptr
+        + head * out_head
+        + rows.to(tl.int64)[:, None] * out_token
+        + channels[None, :]
+    )
     out = (acc / den[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_at, out, mask=inside_rows[:, None])
     tl.store(lse_ptr + head * tokens + rows, tl.log2(den) + top, mask=inside_rows)

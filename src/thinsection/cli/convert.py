@@ -1,15 +1,23 @@
 """Files into files: `thinsection convert` and `deid` write slides anew, `frames` tables."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from thinsection.errors import InvalidInputError, ThinsectionError
+
+if TYPE_CHECKING:
+    from thinsection.slide.deid import Report
+
+Job = tuple[str, Callable[[], str]]  # what is told about a slide, and the work
 
 app = typer.Typer()
 SLIDES = typer.Argument(metavar="SLIDE...", help="Slide files.", show_default=False)
@@ -18,11 +26,20 @@ TO = typer.Option(help="Format: ome-tiff.")
 QUALITY = typer.Option(help="JPEG quality of what has to be encoded.")
 READER = typer.Option(help="Reader, as of `run`.")
 MPP = typer.Option(help="µm/px, where the slide does not say it.")
-CHECK = typer.Option("--check", help="Only list what may identify somebody; exit code 3 if any.")
+CHECK = typer.Option(
+    "--check",
+    help="Only say what would be removed and kept; exit code 3 if anything is to be removed.",
+)
+SHEETS = typer.Option(
+    help="Folder for contact sheets (PNG): every image of each copy, for you to look at. "
+    "Unless given, OUT/contact-sheets."
+)
 OVERWRITE = typer.Option("--overwrite", help="Replace files that are there.")
 _HELP = "mmCIF files (.cif, .cif.gz)."
 STRUCTURES = typer.Argument(metavar="STRUCTURE...", help=_HELP, exists=True)
-TABLE = typer.Option("--out", help="Table to write: .parquet or .csv; summary beside it.")
+TABLE = typer.Option(
+    "--out", help="Table to write: .parquet or .csv; summary beside it."
+)
 ASSEMBLY = typer.Option(help="Build this biological assembly of each file, e.g. 1.")
 ANGLE = typer.Option(help="Degrees from a line; AlphaFold 3's 25 unless given.")
 ROWS = typer.Option(help="Search whole rows: the original's choice of equal distances.")
@@ -53,10 +70,17 @@ def convert(
     def one(slide: Path) -> str:
         stem = slide.name.removesuffix(slide.suffix).removesuffix(".ome")
         target = out / f"{stem}{FORMATS[to]}"
-        write(slide, target, reader=reader, slide_mpp=mpp, quality=quality, overwrite=overwrite)
+        write(
+            slide,
+            target,
+            reader=reader,
+            slide_mpp=mpp,
+            quality=quality,
+            overwrite=overwrite,
+        )
         return str(target)
 
-    _each(slides, one)
+    _run_each([(str(slide), partial(one, slide)) for slide in slides])
 
 
 @app.command("deid", no_args_is_help=True)
@@ -64,43 +88,108 @@ def deid(
     slides: Annotated[list[Path], SLIDES],
     out: Annotated[Path | None, OUT] = None,
     check: Annotated[bool, CHECK] = False,
+    sheets: Annotated[Path | None, SHEETS] = None,
     overwrite: Annotated[bool, OVERWRITE] = False,
 ) -> None:
-    """Write TIFF slides without label, macro and what else may identify; image data is copied.
+    """Write Aperio, TIFF, NDPI and DICOM slides without label, macro and other words and dates.
 
-    The names of the files stay as they are: rename them where they tell something.
+    Pixels are copied, not encoded anew. The report says what was looked at, removed and kept, and
+    what nobody looked at. Look at the contact sheet of each copy before you share it. The names of
+    the files stay as they are: rename them where they identify somebody. Give all DICOM files of a
+    study in one command.
 
     Examples:
 
       thinsection deid --check *.svs
 
-      thinsection deid *.svs --out shared
+      thinsection deid *.svs *.ndpi --out shared
     """
-    from thinsection.slide.convert import deidentify, identifying
-
     if out is None and not check:
-        raise InvalidInputError("out must be a folder, got none; pass --out DIR, or --check")
-    found: list[str] = []  # as slides are checked
+        raise InvalidInputError(
+            "out must be a folder, got none; pass --out DIR, or --check"
+        )
+    target = None if check else out
+    folder = None if target is None else sheets or target / "contact-sheets"
+    removed: list[str] = []  # grows as slides are looked at
 
-    def one(slide: Path) -> str:
-        if check or out is None:
-            found.extend(told := identifying(slide))
-            return "".join(f"\n  {line}" for line in told) or "nothing was found"
-        told = deidentify(slide, target := out / slide.name, overwrite=overwrite)
-        return "".join([str(target), *(f"\n  without {line}" for line in told)])
+    def one_tiff(slide: Path) -> str:
+        report = _deid_tiff(slide, target, folder, overwrite=overwrite)
+        removed.extend(report.removed)
+        return "".join(f"\n  {line}" for line in report.lines())
 
-    _each(slides, one, found)
+    def all_dicom() -> str:
+        lines = []
+        for slide, report in _deid_dicom(dicom, target, folder, overwrite=overwrite):
+            removed.extend(report.removed)
+            lines += [f"\n{slide}:", *(f"\n  {line}" for line in report.lines())]
+        return "".join(lines)
+
+    others, dicom = _sorted_by_kind(slides)
+    jobs: list[Job] = [(str(slide), partial(one_tiff, slide)) for slide in others]
+    if dicom:
+        jobs.append((f"{len(dicom)} DICOM files", all_dicom))
+    _run_each(jobs, found=removed if check else ())
 
 
-def _each(slides: Sequence[Path], one: Callable[[Path], str], found: Sequence[str] = ()) -> None:
-    """Says what was done for each slide; exit code 3 if one failed, or was found to identify."""
-    console, failed = Console(stderr=True), False
+def _sorted_by_kind(slides: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Slides that are files of their own, and DICOM files; broken ones are among the first."""
+    from thinsection.slide.deid.dicom import is_dicom, read_instance
+
+    others: list[Path] = []
+    dicom: list[Path] = []
     for slide in slides:
+        kind = others
+        with suppress(ThinsectionError, OSError):
+            if is_dicom(slide):
+                read_instance(slide)
+                kind = dicom
+        kind.append(slide)
+    return others, dicom
+
+
+def _deid_tiff(
+    slide: Path, target: Path | None, sheets: Path | None, *, overwrite: bool
+) -> "Report":
+    """Looks at one slide, and copies it where there is a folder."""
+    from thinsection.slide.deid import deidentify, examine
+
+    if target is None or sheets is None:
+        return examine(slide)
+    return deidentify(
+        slide,
+        target / slide.name,
+        sheet=sheets / f"{slide.name}.png",
+        overwrite=overwrite,
+    )
+
+
+def _deid_dicom(
+    slides: Sequence[Path], target: Path | None, sheets: Path | None, *, overwrite: bool
+) -> Iterable[tuple[Path, "Report"]]:
+    """Looks at all DICOM files together, because they name each other, and copies them."""
+    from thinsection.slide.deid import deidentify_dicom
+
+    reports = deidentify_dicom(
+        slides,
+        target,
+        sheet=None if sheets is None else sheets / "dicom.png",
+        overwrite=overwrite,
+    )
+    return reports.items()
+
+
+def _run_each(jobs: Sequence[Job], found: Sequence[str] = ()) -> None:
+    """Says what was done for each slide; exit code 3 if one failed, or was found to identify."""
+    console = Console(stderr=True)
+    failed = False
+    for name, work in jobs:
         try:
-            print(f"{slide}: {one(slide)}")
+            print(f"{name}: {work()}")
         except (ThinsectionError, OSError) as error:
             failed = True
-            console.print(f"{slide}: {error}", style="bold red", markup=False, soft_wrap=True)
+            console.print(
+                f"{name}: {error}", style="bold red", markup=False, soft_wrap=True
+            )
     if failed or found:
         from thinsection.pipeline.run import EXIT_SOME_FAILED
 
@@ -131,10 +220,17 @@ def frames(
     options = FrameOptions(impl="rows" if whole_rows else "chain")
     how: dict[str, Any] = {"angle_threshold": threshold, "options": options}
     with atomic_path(out) as unfinished:
-        rows = [*map(asdict, write_frames(structures, unfinished, assembly=assembly, **how))]
+        rows = [
+            *map(asdict, write_frames(structures, unfinished, assembly=assembly, **how))
+        ]
     write_json(summary := out.with_suffix(".summary.json"), rows)
-    table, console = Table(*(name.replace("_", " ") for name in rows[0])), Console()
+    columns = [name for name in rows[0] if name != "notes"]
+    table, console = Table(*(name.replace("_", " ") for name in columns)), Console()
     for row in rows:
-        table.add_row(*map(str, row.values()))
+        table.add_row(*(Text(str(row[name])) for name in columns))
     console.print(table)
+    for row in rows:
+        if row["notes"]:
+            told = f"{row['structure']}: {row['notes']}"
+            console.print(told, style="yellow", markup=False, soft_wrap=True)
     console.print(f"{out}\n{summary}", markup=False, highlight=False, soft_wrap=True)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from thinsection.registry import Entry, Registry
 from thinsection.types import format_bytes
@@ -43,16 +44,22 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other progr
 EXIT_WOULD_NOT_LOAD = 1
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, Windows' Linux, AMD
 _ALSO = "also: timm:<name>, hf:<repo>[@<revision>], the path of a checkpoint with its config.json"
-_EPILOG = "Examples: thinsection models; models check uni; models check timm:resnet50 --json"
+_EPILOG = (
+    "Examples: thinsection models; models check uni; models check timm:resnet50 --json"
+)
 
 app = typer.Typer()
-models = typer.Typer(help="List the encoders; say whether one would load here.", epilog=_EPILOG)
+models = typer.Typer(
+    help="List the encoders; say whether one would load here.", epilog=_EPILOG
+)
 app.add_typer(models, name="models")
 
 
 @app.command("doctor")
 def doctor(
-    out: Annotated[Path | None, typer.Option(help="Look at this folder's disk.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Look at this folder's disk.")
+    ] = None,
 ) -> None:
     """Show devices, readers, encoders, executors, formats, probes, caches and free space.
 
@@ -61,7 +68,9 @@ def doctor(
     table = Table("", "area", "name", "detail")
     for findings in (_devices(), _entries(), _places(out or Path())):
         for area, name, usable, detail in findings:
-            table.add_row("[green]ok[/]" if usable else "[yellow]--[/]", area, name, detail)
+            mark = Text("ok", "green") if usable else Text("--", "yellow")
+            # "thinsection[export]" is text: rich would take the brackets for markup
+            table.add_row(mark, area, Text(name), Text(detail))
     Console().print(table)
 
 
@@ -88,8 +97,14 @@ def _detail(entry: Entry) -> str:
 def _version(package: str) -> str:
     with suppress(PackageNotFoundError):
         return f"{package} {version(package)}"
-    named = (d for d in distributions() if package in (d.read_text("top_level.txt") or "").split())
-    return next((f"{d.name} {d.version}" for d in named), "")  # of another name: openslide-python
+    named = (
+        d
+        for d in distributions()
+        if package in (d.read_text("top_level.txt") or "").split()
+    )
+    return next(
+        (f"{d.name} {d.version}" for d in named), ""
+    )  # of another name: openslide-python
 
 
 def _devices() -> Iterator[Finding]:
@@ -99,7 +114,9 @@ def _devices() -> Iterator[Finding]:
     from thinsection.machine import affinity_count, cpu_count
 
     memory = format_bytes(psutil.virtual_memory().available)
-    cut = f" of {affinity_count()} by a cgroup's quota" * (cpu_count() < affinity_count())
+    cut = f" of {affinity_count()} by a cgroup's quota" * (
+        cpu_count() < affinity_count()
+    )
     yield "device", "cpu", True, f"{cpu_count()} CPUs{cut}, {memory} free"
     spec = find_spec("torch")
     told = runpy.run_path(str(Path(str(spec and spec.origin)).with_name("version.py")))
@@ -121,7 +138,9 @@ def _devices() -> Iterator[Finding]:
     if torch.backends.mps.is_available():
         yield "device", "mps", True, build
     engine = _version("openvino")
-    remedy = "not installed, so torch computes on CPUs; pip install 'thinsection[openvino]'"
+    remedy = (
+        "not installed, so torch computes on CPUs; pip install 'thinsection[openvino]'"
+    )
     yield "engine", "openvino", bool(engine), engine or remedy
 
 
@@ -129,7 +148,9 @@ def _places(out: Path) -> Iterator[Finding]:
     hub = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     token = bool(os.environ.get("HF_TOKEN")) or (hub / "token").is_file()
     yield "cache", "HF_HOME", hub.is_dir(), str(hub)
-    detail = "found" if token else "none; gated encoders need HF_TOKEN or `hf auth login`"
+    detail = (
+        "found" if token else "none; gated encoders need HF_TOKEN or `hf auth login`"
+    )
     yield "cache", "hub token", token, detail
     free = shutil.disk_usage(out).free
     yield "disk", str(out.resolve()), free > 0, f"{format_bytes(free)} free"
@@ -147,7 +168,9 @@ def list_models(context: typer.Context, as_json: AsJson = False) -> None:
     from thinsection.pool.encoder import SLIDE_ENCODERS
 
     specs = declared_encoders()
-    others = {e.name: e.help for e in map(ENCODERS.entry, ENCODERS.names()[len(specs) :])}
+    others = {
+        e.name: e.help for e in map(ENCODERS.entry, ENCODERS.names()[len(specs) :])
+    }
     slide = {entry.name: entry.help for entry in SLIDE_ENCODERS}
     if as_json:
         declared = [dataclasses.asdict(spec) for spec in specs.values()]
@@ -162,7 +185,9 @@ def list_models(context: typer.Context, as_json: AsJson = False) -> None:
         Console().print(_table(rows))
     else:
         lines = [[*rows[0]], *([*row.values()] for row in rows)]
-    lines += [[name, f"brought by another package: {line}"] for name, line in others.items()]
+    lines += [
+        [name, f"brought by another package: {line}"] for name, line in others.items()
+    ]
     lines += [[_ALSO], *(["slide encoder", *item] for item in slide.items())]
     print(*map("\t".join, lines), sep="\n")
 
@@ -187,10 +212,14 @@ def _row(spec: "EncoderSpec") -> dict[str, str]:
 def _table(rows: list[dict[str, str]]) -> Table:
     """The rows for a terminal: names whole, numbers to the right."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("name", no_wrap=True, min_width=max(len(row["name"]) for row in rows))
+    table.add_column(
+        "name", no_wrap=True, min_width=max(len(row["name"]) for row in rows)
+    )
     for heading in [*rows[0]][1:]:
         number = heading in ("dim", "tile px", "µm/px", "params")
-        table.add_column(heading, justify="right" if number else "left", overflow="fold")
+        table.add_column(
+            heading, justify="right" if number else "left", overflow="fold"
+        )
     for row in rows:
         table.add_row(*row.values())
     return table
@@ -199,7 +228,9 @@ def _table(rows: list[dict[str, str]]) -> Table:
 @models.command()
 def check(
     name: Annotated[str, _NAME],
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")
+    ] = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Say whether an encoder would load here, and why not. Exit code 1 if it would not."""

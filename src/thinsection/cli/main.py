@@ -29,32 +29,59 @@ _LISTED = 12  # names of a registry that a line of `--help` lists; of more it li
 # command -> (module of this package whose `app` has it, its line in `thinsection --help`)
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Everything: tissue, tiles, tile embeddings, slide embedding."),
-    "qc": ("run", "Quality control: masks, scores, a contact sheet; HistoQC's checks and more."),
+    "qc": (
+        "run",
+        "Quality control: masks, scores, a contact sheet; HistoQC's checks and more.",
+    ),
     "tissue": ("run", "Find the tissue of each slide."),
-    "segment": ("run", "Name what each px of a slide is, by a network: epithelium, stroma, ..."),
+    "segment": (
+        "run",
+        "Name what each px of a slide is, by a network: epithelium, stroma, ...",
+    ),
     "tile": ("run", "Lay the tile grid of each slide."),
     "embed": ("run", "Embed the tiles of each slide."),
     "aggregate": ("run", "Pool tile embeddings into slide embeddings."),
     "train": ("predict", "Train a head on stored embeddings, with scores that hold."),
     "predict": ("predict", "Predict slides and cases by a trained model."),
-    "heatmap": ("predict", "Draw where a prediction comes from; top tiles; GeoJSON for QuPath."),
+    "heatmap": (
+        "predict",
+        "Draw where a prediction comes from; top tiles; GeoJSON for QuPath.",
+    ),
     "model": ("predict", "Show what a model was trained on, its figures and limits."),
-    "view": ("results", "Look at slides and results in the browser: deep zoom, layers."),
+    "view": (
+        "results",
+        "Look at slides and results in the browser: deep zoom, layers.",
+    ),
     "ls": ("results", "Show what a results folder holds."),
-    "probe": ("probe", "Evaluate frozen encoders: linear, kNN, few-shot, slide level, ..."),
+    "probe": (
+        "probe",
+        "Evaluate frozen encoders: linear, kNN, few-shot, slide level, ...",
+    ),
     "bench": ("probe", "A suite of encoders x tasks: one JSON and one page."),
     "cache": ("results", "Feature caches: list, verify, remove."),
-    "frames": ("convert", "Token frames of structure files (mmCIF), as AlphaFold 3 defines them."),
+    "frames": (
+        "convert",
+        "Token frames of structure files (mmCIF), as AlphaFold 3 defines them.",
+    ),
     "models": ("machine", "List tile encoders; check whether one would load here."),
     "config": ("run", "Show every setting of a run as TOML."),
     "export": ("results", "Write results in other tools' formats."),
-    "import": ("results", "Take over coordinates, features and lists of TRIDENT, CLAM, ..."),
-    "convert": ("convert", "Write slides as pyramidal OME-TIFF; what can be is copied."),
+    "import": (
+        "results",
+        "Take over coordinates, features and lists of TRIDENT, CLAM, ...",
+    ),
+    "convert": (
+        "convert",
+        "Write slides as pyramidal OME-TIFF; what can be is copied.",
+    ),
     "deid": ("convert", "Write slides without label, macro and identifying tags."),
     "plan": ("run", "Predict memory and time from headers and thumbnails."),
     "slurm": ("slurm", "A run as a Slurm job array: script, submit, status, collect."),
     "verify": ("results", "Read every file of results against its checksum."),
-    "efficiency": ("results", "What a run used of what it held, and what to ask for next."),
+    "efficiency": (
+        "results",
+        "What a run used of what it held, and what to ask for next.",
+    ),
     "doctor": ("machine", "Show what was found here, and what is missing."),
     "demo": ("run", "Run the main job on one slide and show the results."),
 }
@@ -74,7 +101,9 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     )
 
     @app.callback(invoke_without_command=True)
-    def root(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+    def root(
+        version: bool = typer.Option(False, "--version", help="Print the version."),
+    ) -> None:
         if version:
             from thinsection import __version__
 
@@ -87,8 +116,12 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
         module = importlib.import_module(f"thinsection.cli.{COMMANDS[called][0]}")
         found = module.build(called, rest) if hasattr(module, "build") else module.app
         # the others of the module would each be built with their dozens of flags
-        app.registered_commands = [c for c in found.registered_commands if c.name == called]
-        app.registered_groups = [group for group in found.registered_groups if group.name == called]
+        app.registered_commands = [
+            c for c in found.registered_commands if c.name == called
+        ]
+        app.registered_groups = [
+            group for group in found.registered_groups if group.name == called
+        ]
     else:
         for name, (_, summary) in COMMANDS.items():
             app.command(name, help=summary)(lambda: None)
@@ -118,7 +151,9 @@ def _say(start: str, error: BaseException) -> None:
     message = "\n".join([str(error), *getattr(error, "__notes__", [])])
     with contextlib.suppress(OSError):  # nobody reads it any more
         console = Console(stderr=True)
-        console.print(f"{start}{message}", style="bold red", markup=False, soft_wrap=True)
+        console.print(
+            f"{start}{message}", style="bold red", markup=False, soft_wrap=True
+        )
 
 
 def with_config(settings: type | str) -> Callable[[Command], Command]:
@@ -139,7 +174,9 @@ def _with_flags(command: Callable[..., Any], cls: type) -> Callable[..., Any]:
     """What typer makes the flags of a marked command from."""
     hints = typing.get_type_hints(command, include_extras=True)
     own = [
-        p.replace(annotation=hints.get(p.name, p.annotation), kind=Parameter.KEYWORD_ONLY)
+        p.replace(
+            annotation=hints.get(p.name, p.annotation), kind=Parameter.KEYWORD_ONLY
+        )
         for p in signature(command).parameters.values()
         if p.name != "config"
     ]
@@ -151,7 +188,12 @@ def _with_flags(command: Callable[..., Any], cls: type) -> Callable[..., Any]:
         for name, (setting, mean, _) in words.items():
             if (text := values.pop(name)) is not None:
                 both = f"--{name} must go without --{setting.replace('_', '-')}"
-                require(given[setting] is None, both, given[setting], error=errors.ConfigError)
+                require(
+                    given[setting] is None,
+                    both,
+                    given[setting],
+                    error=errors.ConfigError,
+                )
                 given[setting], said = mean(text)
                 print(said, file=sys.stderr)
         overrides = {k: v for k, v in given.items() if v is not None and v != []}
@@ -160,7 +202,12 @@ def _with_flags(command: Callable[..., Any], cls: type) -> Callable[..., Any]:
 
     file = typer.Option("--config", help="TOML file with settings; flags win over it.")
     config_file = _optional("config_file", Annotated[Path | None, file])
-    parameters = [*own, config_file, *flags.values(), *(word[2] for word in words.values())]
+    parameters = [
+        *own,
+        config_file,
+        *flags.values(),
+        *(word[2] for word in words.values()),
+    ]
     wrapper.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
@@ -175,7 +222,9 @@ class _BySection(TyperCommand):
         for param in self.get_params(ctx):
             if (row := param.get_help_record(ctx)) is not None:
                 kind = "Arguments" if param.param_type_name == "argument" else "Options"
-                sections.setdefault(getattr(param, "rich_help_panel", None) or kind, []).append(row)
+                sections.setdefault(
+                    getattr(param, "rich_help_panel", None) or kind, []
+                ).append(row)
         for name, rows in sections.items():
             with formatter.section(name):
                 formatter.write_dl(rows)
@@ -184,11 +233,15 @@ class _BySection(TyperCommand):
 def by_section(app: typer.Typer) -> None:
     """Gives the commands of an application, and of its groups, their flags, listed by section."""
     for command in app.registered_commands:
-        if (settings := getattr(command.callback, "settings", None)) and command.callback:
+        if (
+            settings := getattr(command.callback, "settings", None)
+        ) and command.callback:
             cls = resolve_name(settings) if isinstance(settings, str) else settings
             command.callback = _with_flags(command.callback, cls)
         command.cls = _BySection
-        command.context_settings = {"max_content_width": 100} | (command.context_settings or {})
+        command.context_settings = {"max_content_width": 100} | (
+            command.context_settings or {}
+        )
     for group in app.registered_groups:
         if group.typer_instance is not None:
             by_section(group.typer_instance)
@@ -223,11 +276,15 @@ def _flag_parameters(cls: type) -> dict[str, Parameter]:
 
 def _flag(name: str, kind: Any, section: str, text: str, *declared: str) -> Parameter:
     panel = section.replace("_", " ").capitalize()
-    option = typer.Option(*declared, help=text, rich_help_panel=panel, show_default=False)
+    option = typer.Option(
+        *declared, help=text, rich_help_panel=panel, show_default=False
+    )
     return _optional(name, Annotated[kind, option])
 
 
-def _other_words(cls: type) -> dict[str, tuple[str, Callable[[str], tuple[Any, str]], Parameter]]:
+def _other_words(
+    cls: type,
+) -> dict[str, tuple[str, Callable[[str], tuple[Any, str]], Parameter]]:
     """Flags that say a setting in other words: its name, what a text means, the parameter."""
     found = {}
     for setting, (section, f, _) in flat_fields(cls).items():

@@ -12,22 +12,32 @@ group = typer.Typer(no_args_is_help=True, help="Model files: what one was traine
 group.callback()(lambda: None)
 app.add_typer(group, name="model")
 _MODEL = typer.Argument(help="Model file of `thinsection train`.", show_default=False)
-_SOURCE = typer.Argument(help="Model file, or a per-tile column: px_focus.", show_default=False)
+_SOURCE = typer.Argument(
+    help="Model file, or a per-tile column: px_focus.", show_default=False
+)
 _CARD = typer.Option(help="Also write it as Markdown.")
-_SLIDES = typer.Argument(help="Slides, folders, cohort CSVs; or a folder with embeddings.")
+_SLIDES = typer.Argument(
+    help="Slides, folders, cohort CSVs; or a folder with embeddings."
+)
 _OUT = typer.Option("--out", help="Results folder. [default: that of the embeddings]")
 ModelFile = Annotated[Path, _MODEL]
 SlidesArgument = Annotated[list[str], _SLIDES]
 Out = Annotated[Path | None, _OUT]
 _DATA = "Results folder, or features of TRIDENT, CLAM, STAMP, slide2vec."
 Data = Annotated[Path, typer.Argument(metavar="RESULTS", help=_DATA)]
-Folder = Annotated[Path, typer.Option(help="Folder of the experiment: RESULTS/experiments/NAME.")]
-Against = Annotated[Path | None, typer.Option(help="Experiment to compare with, case by case.")]
+Folder = Annotated[
+    Path, typer.Option(help="Folder of the experiment: RESULTS/experiments/NAME.")
+]
+Against = Annotated[
+    Path | None, typer.Option(help="Experiment to compare with, case by case.")
+]
 
 
 @app.command("train")
 @with_config("thinsection.predict.experiment:TrainConfig")
-def train_command(data: Data, out: Folder, config: Any, against: Against = None) -> None:
+def train_command(
+    data: Data, out: Folder, config: Any, against: Against = None
+) -> None:
     """Train a head on stored embeddings; test each case by a model that has not seen it.
 
     Writes experiment.json, index.html, predictions.csv and model.safetensors for `predict`.
@@ -43,8 +53,14 @@ def train_command(data: Data, out: Folder, config: Any, against: Against = None)
     from thinsection.probe.result import METRIC_WORDS
 
     told = train(data, out=out, config=config, against=against, on_message=typer.echo)
-    words, (low, high) = METRIC_WORDS.get(told["metric"], told["metric"]), told["interval"]
-    typer.echo(f"{words} {told['value']:.4f} [{low:.4f}, {high:.4f}], by {told['interval_by']}")
+    words = METRIC_WORDS.get(told["metric"], told["metric"])
+    score = "none" if told["value"] is None else f"{told['value']:.4f}"
+    if told["interval"]:
+        low, high = told["interval"]
+        span = f"[{low:.4f}, {high:.4f}], {told['interval_by']}"
+    else:
+        span = f"(no interval: {told['interval_missing']})"
+    typer.echo(f"{words} {score} {span}; computed over {told['pooled_over']}")
     if found := told.get("against"):
         span = f"[{found['low']:+.4f}, {found['high']:+.4f}]"
         than = f"{found['value']:+.4f} {span}, p {found['p_value']:.3g}"
@@ -54,7 +70,9 @@ def train_command(data: Data, out: Folder, config: Any, against: Against = None)
 
 @app.command("predict")
 @with_config("thinsection.predict.predicting:PredictRunConfig")
-def predict(model: ModelFile, slides: SlidesArgument, out: Out = None, config: Any = None) -> None:
+def predict(
+    model: ModelFile, slides: SlidesArgument, out: Out = None, config: Any = None
+) -> None:
     """Predict slides and their cases by a model: embeds what is not embedded, as the model says.
 
     Exit code 0: every slide has its prediction; 3: some have none, the table says why.
@@ -64,6 +82,8 @@ def predict(model: ModelFile, slides: SlidesArgument, out: Out = None, config: A
         thinsection predict grade.safetensors slides/ --out results
 
         thinsection predict grade.safetensors results --executor dask --workers 4
+
+        thinsection predict grade.safetensors external/ --out predicted --labels external.csv
     """
     from thinsection.cli.progress import say
     from thinsection.predict import predicting
@@ -73,14 +93,39 @@ def predict(model: ModelFile, slides: SlidesArgument, out: Out = None, config: A
     for row in found.rows:
         for line in filter(None, (row.error, *row.warnings)):
             print(f"{row.name}: {line}")
-    print(f"{len(found.rows) - len(missing)} of {len(found.rows)} predicted -> {found.table}")
+    print(
+        f"{len(found.rows) - len(missing)} of {len(found.rows)} predicted -> {found.table}"
+    )
+    if found.validation is not None:
+        print(_validation_line(found.validation))
+        print(found.page)
     raise typer.Exit(3 if missing else 0)
+
+
+def _validation_line(told: dict[str, Any]) -> str:
+    """The headline of a validation in one line."""
+    from thinsection.probe.result import METRIC_WORDS
+
+    line = f"{told['validation']} validation on {told['cases']} cases"
+    if told["value"] is not None:
+        line += (
+            f": {METRIC_WORDS.get(told['metric'], told['metric'])} {told['value']:.4f}"
+        )
+    low, high = told["interval"]
+    if low is not None:
+        line += f" [{low:.4f}, {high:.4f}]"
+    if told["left_out"]:
+        line += f"; {len(told['left_out'])} labelled cases left out"
+    return line
 
 
 @app.command("heatmap")
 @with_config("thinsection.predict.heatmap:HeatmapRunConfig")
 def heatmap(
-    source: Annotated[str, _SOURCE], slides: SlidesArgument, out: Out = None, config: Any = None
+    source: Annotated[str, _SOURCE],
+    slides: SlidesArgument,
+    out: Out = None,
+    config: Any = None,
 ) -> None:
     """Draw where a model's answer comes from: pictures, GeoJSON for QuPath, top tiles.
 
@@ -93,7 +138,9 @@ def heatmap(
     from thinsection.cli.progress import say
     from thinsection.predict import heatmap as heatmaps
 
-    for path in heatmaps.heatmap(source, slides, out=out, config=config, on_message=say):
+    for path in heatmaps.heatmap(
+        source, slides, out=out, config=config, on_message=say
+    ):
         print(path)
 
 

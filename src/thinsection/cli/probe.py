@@ -12,13 +12,25 @@ from thinsection.probe.data.sets import TileSet
 from thinsection.probe.registry import PROBES, Probe, load_probe
 from thinsection.probe.result import ProbeResult, selection_words
 
-Out = Annotated[Path, typer.Option("--out", help="Folder for JSON, CSV, Markdown, HTML, PNG.")]
-_FOLDERS = typer.Argument(metavar="A B...", help="Folders of results, one an encoder, or a grid's.")
+Out = Annotated[
+    Path, typer.Option("--out", help="Folder for JSON, CSV, Markdown, HTML, PNG.")
+]
+_FOLDERS = typer.Argument(
+    metavar="A B...", help="Folders of results, one an encoder, or a grid's."
+)
 Folders = Annotated[list[Path], _FOLDERS]
-Metric = Annotated[str | None, typer.Option("--metric", help="Instead of each probe's own.")]
-SUITE = typer.Argument(metavar="SUITE.toml", help="Encoders and tasks (docs/probes.md).")
-DATA = typer.Argument(metavar="DATA...", help="Manifests, folders, tile embeddings, case tables.")
-GridOut = Annotated[Path, typer.Option("--out", help="Folder for probes.csv and a folder per job.")]
+Metric = Annotated[
+    str | None, typer.Option("--metric", help="Instead of each probe's own.")
+]
+SUITE = typer.Argument(
+    metavar="SUITE.toml", help="Encoders and tasks (docs/probes.md)."
+)
+DATA = typer.Argument(
+    metavar="DATA...", help="Manifests, folders, tile embeddings, case tables."
+)
+GridOut = Annotated[
+    Path, typer.Option("--out", help="Folder for probes.csv and a folder per job.")
+]
 
 
 def build(wanted: str, arguments: Sequence[str]) -> typer.Typer:
@@ -27,17 +39,23 @@ def build(wanted: str, arguments: Sequence[str]) -> typer.Typer:
     if wanted == "bench":
         root.command("bench")(_bench)
         return root
-    app = typer.Typer(no_args_is_help=True, help="Evaluate embeddings of tiles and slides.")
+    app = typer.Typer(
+        no_args_is_help=True, help="Evaluate embeddings of tiles and slides."
+    )
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
     called = next((a for a in arguments if not a.startswith("-")), None)
     for name in PROBES.names():
         try:
             probe = load_probe(name)
-        except ThinsectionError as error:  # said when it is called: the others are unharmed
+        except (
+            ThinsectionError
+        ) as error:  # said when it is called: the others are unharmed
             why = f"Cannot be loaded: {error}"
             app.command(name, help=why, context_settings=anything)(_broken(error))
         else:
-            command = _command(probe) if not arguments or name == called else lambda: None
+            command = (
+                _command(probe) if not arguments or name == called else lambda: None
+            )
             app.command(name, help=probe.function.__doc__)(command)
     grid = _grid if not arguments or called == "grid" else lambda: None
     app.command("grid", help=_grid.__doc__)(grid)
@@ -76,7 +94,9 @@ def _finish(result: ProbeResult, out: Path, tiles: TileSet | None) -> None:
     from thinsection.probe.page import interval_words, write_probe_report
 
     page = write_probe_report(result, out, tiles=tiles)
-    typer.echo(f"{result.probe} on {result.dataset}: {result.metric_words} {result.score:.4f}")
+    typer.echo(
+        f"{result.probe} on {result.dataset}: {result.metric_words} {result.score:.4f}"
+    )
     told = (interval_words(result), f"settings: {selection_words(result)}")
     for line in (*told, *result.remarks, page):
         typer.echo(f"  {line}")
@@ -109,7 +129,10 @@ def _grid(data: Annotated[list[Path], DATA], out: GridOut, config: Any) -> None:
     """
     from thinsection.probe.grid import TABLE_NAME, run_probes
 
-    _told(run_probes(data, out=out, config=config, on_message=typer.echo), out / TABLE_NAME)
+    _told(
+        run_probes(data, out=out, config=config, on_message=typer.echo),
+        out / TABLE_NAME,
+    )
 
 
 @with_config("thinsection.probe.grid:BenchConfig")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,13 +12,22 @@ from thinsection.cli.main import with_config
 from thinsection.pipeline.peer_export import LAYOUTS, export_peer
 from thinsection.types import format_bytes
 
-FolderArgument = Annotated[Path, typer.Argument(help="A results folder.", show_default=False)]
-_ROOT = typer.Option("--cache-dir", help="Folder of caches. [default: the user's cache folder]")
+FolderArgument = Annotated[
+    Path, typer.Argument(help="A results folder.", show_default=False)
+]
+if TYPE_CHECKING:
+    from thinsection.pipeline.folder import Results
+
+_ROOT = typer.Option(
+    "--cache-dir", help="Folder of caches. [default: the user's cache folder]"
+)
 Root = Annotated[Path | None, _ROOT]
 _GRID = typer.Option(help="Which tile grid, where there are several.")
 _FEATURES = typer.Option(help="Which embeddings, where there are several.")
 Features = Annotated[str | None, _FEATURES]
-Paths = Annotated[list[str], typer.Argument(help="Slides, folders, cohort CSV, results.")]
+Paths = Annotated[
+    list[str], typer.Argument(help="Slides, folders, cohort CSV, results.")
+]
 H5ad = Annotated[Path, typer.Option(help="The .h5ad file.")]
 GeoJson = Annotated[Path, typer.Option(help="Folder of the GeoJSON files.")]
 Name = Annotated[str, typer.Argument(help="A name that `cache ls` shows.")]
@@ -26,34 +35,65 @@ Name = Annotated[str, typer.Argument(help="A name that `cache ls` shows.")]
 EXIT_DAMAGED, EXIT_SOME_LEFT_OUT = 1, 3
 
 app = typer.Typer()
-exports = typer.Typer(no_args_is_help=True, help="Write results in other tools' formats.")
+exports = typer.Typer(
+    no_args_is_help=True, help="Write results in other tools' formats."
+)
 caches = typer.Typer(no_args_is_help=True, help="Feature caches: list, verify, remove.")
 app.add_typer(exports, name="export")
 app.add_typer(caches, name="cache")
 
 
 @app.command("ls")
-def ls(folder: FolderArgument) -> None:
+def ls(
+    folder: Annotated[
+        str, typer.Argument(help="Results folder, or its URL (s3://, ...).")
+    ],
+) -> None:
     """Show what a results folder holds: grids, embeddings, slide embeddings, invocations.
 
-    Example: thinsection ls results
+    Examples:
+
+        thinsection ls results
+
+        thinsection ls s3://bucket/results
     """
+    from thinsection.files.sources import is_url
     from thinsection.pipeline.folder import open_results
 
-    results = open_results(folder)
+    if not is_url(folder):
+        _show_results(folder, open_results(folder))
+        return
+    from thinsection.pipeline.remote_out import listing_of
+
+    with listing_of(folder) as listed:
+        _show_results(folder, open_results(listed))
+
+
+def _show_results(name: str, results: "Results") -> None:
+    """Prints the folders of results, the failures and the invocations."""
     width = max([len(row.address) for row in results.folders], default=0)
-    print(f"{folder}: {len(results.slides)} slides")
+    print(f"{name}: {len(results.slides)} slides")
     for row in results.folders:
-        facts = [str(row.facts[n]) for n in ("encoder", "slide_encoder") if row.facts.get(n)]
-        facts += [f"dim {row.facts[n]}" for n in ("dim", "slide_dim") if row.facts.get(n)]
+        facts = [
+            str(row.facts[n]) for n in ("encoder", "slide_encoder") if row.facts.get(n)
+        ]
+        facts += [
+            f"dim {row.facts[n]}" for n in ("dim", "slide_dim") if row.facts.get(n)
+        ]
         size = f"{row.num_slides:>6} slides  {format_bytes(row.num_bytes):>10}"
         print(f"  {row.address:<{width}}  {size}  {', '.join(facts)}".rstrip())
     for slide_id, error in results.failures().items():
         print(f"  failed: {slide_id}: {error}")
     for record in results.records:
         counts = record.document.get("counts")
-        told = ", ".join(f"{n} {s}" for s, n in counts.items() if n) if counts else "not finished"
-        print(f"  records/{record.folder.name}  {record.document.get('command')}: {told}")
+        told = (
+            ", ".join(f"{n} {s}" for s, n in counts.items() if n)
+            if counts
+            else "not finished"
+        )
+        print(
+            f"  records/{record.folder.name}  {record.document.get('command')}: {told}"
+        )
 
 
 @app.command("view")
@@ -71,8 +111,12 @@ def view(paths: Paths, config: Any = None) -> None:
 
     with Viewer(paths, config) as viewer:
         port = viewer.url.split("/")[2].partition(":")[2]
-        print(f"{viewer.url}\nopen this address in a browser of this machine; Ctrl-C ends it")
-        print(f"from elsewhere: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then the same address")
+        print(
+            f"{viewer.url}\nopen this address in a browser of this machine; Ctrl-C ends it"
+        )
+        print(
+            f"from elsewhere: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then the same address"
+        )
         viewer.wait()
 
 
@@ -107,7 +151,9 @@ def _end(left_out: list[str], line: str) -> None:
 
 
 @exports.command("anndata")
-def export_anndata(folder: FolderArgument, out: H5ad, features: Features = None) -> None:
+def export_anndata(
+    folder: FolderArgument, out: H5ad, features: Features = None
+) -> None:
     """X = tile embeddings, obsm['spatial'] = coordinates; for scanpy, squidpy and LazySlide.
 
     Example: thinsection export anndata results --out results/tiles.h5ad
@@ -145,7 +191,11 @@ def _exporter(tool: str) -> Callable[..., None]:
         copy: Annotated[bool, typer.Option(help="Copies, no links.")] = False,
     ) -> None:
         left: list[str] = []
-        how: dict[str, Any] = {"features": features, "copy": copy, "on_left_out": left.append}
+        how: dict[str, Any] = {
+            "features": features,
+            "copy": copy,
+            "on_left_out": left.append,
+        }
         count = export_peer(folder, out, tool, **how)
         _end(left, f"{count} slides are in {out} as {tool} reads them")
 
@@ -161,8 +211,12 @@ def import_folder(
     tool: Annotated[str, typer.Argument(help="trident, clam, stamp or slide2vec.")],
     folder: Annotated[Path, typer.Argument(help="Its folder: job_dir, feat_dir, ...")],
     out: Annotated[Path, typer.Option(help="The results folder.")],
-    slides: Annotated[list[str] | None, typer.Option(help="Slides or a cohort CSV.")] = None,
-    encoder: Annotated[str | None, typer.Option(help="Whose features CLAM's are.")] = None,
+    slides: Annotated[
+        list[str] | None, typer.Option(help="Slides or a cohort CSV.")
+    ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="Whose features CLAM's are.")
+    ] = None,
 ) -> None:
     """Take another tool's coordinates, features and lists into a results folder.
 
@@ -189,7 +243,9 @@ def verify(folder: FolderArgument) -> None:
     checked, damaged = verified(folder)
     print(*damaged, f"{checked} checksums, {len(damaged)} damaged", sep="\n")
     if damaged:
-        print("remove the damaged files and run the same command again: only these are made anew")
+        print(
+            "remove the damaged files and run the same command again: only these are made anew"
+        )
         raise typer.Exit(EXIT_DAMAGED)
 
 
@@ -203,7 +259,9 @@ def list_caches(cache_dir: Root = None) -> None:
         facts = [entry.name, entry.state, format_bytes(entry.data_bytes)]
         if (manifest := entry.manifest) is not None:
             facts.append(" x ".join(map(str, manifest.shape)))
-            facts.append(", ".join(f"{n} rows {d}" for d, n in manifest.dtype_rows.items()))
+            facts.append(
+                ", ".join(f"{n} rows {d}" for d, n in manifest.dtype_rows.items())
+            )
             facts.append(manifest.created)
             if manifest.loss is not None:
                 facts.append(f"lossy, largest error {manifest.loss.max_abs_error:.3g}")
@@ -221,8 +279,12 @@ def verify_cache(name: Name, cache_dir: Root = None) -> None:
     from thinsection.store import cache
 
     if damaged := cache.verify_cache(cache_dir or cache.default_root(), name):
-        shown = ", ".join(map(str, damaged[:10])) + (", ..." if len(damaged) > 10 else "")
-        print(f"{name}: {len(damaged)} damaged rows ({shown}); remove it and compute it again")
+        shown = ", ".join(map(str, damaged[:10])) + (
+            ", ..." if len(damaged) > 10 else ""
+        )
+        print(
+            f"{name}: {len(damaged)} damaged rows ({shown}); remove it and compute it again"
+        )
         raise typer.Exit(EXIT_DAMAGED)
     print(f"{name}: whole")
 

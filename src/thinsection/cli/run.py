@@ -12,8 +12,12 @@ from thinsection.cli.main import with_config
 from thinsection.stages.config import AggregateRunConfig, RunConfig, check_encoder_names
 
 app = typer.Typer()
-_SLIDES = typer.Argument(help="Slide files, folders, URLs or cohort CSVs.", show_default=False)
-_OUT = typer.Option("--out", help="Results folder, or URL (s3://, ...).", show_default=False)
+_SLIDES = typer.Argument(
+    help="Slide files, folders, URLs or cohort CSVs.", show_default=False
+)
+_OUT = typer.Option(
+    "--out", help="Results folder, or URL (s3://, ...).", show_default=False
+)
 SlidesArgument = Annotated[list[str], _SLIDES]
 Slurm = Annotated[bool, typer.Option("--slurm", help="Print #SBATCH lines too.")]
 
@@ -21,10 +25,22 @@ _QC_SLIDES = typer.Argument(help="Slides, folders, or a cohort CSV.")
 _PIPELINE = typer.Option(help="Write the pipeline as TOML; without slides, only that.")
 
 _STAGES = {  # command -> the last stage that it runs, and its help
-    "run": ("aggregate", "Everything: tissue, tiles, tile embeddings, slide embedding."),
-    "tissue": ("tissue", "Find the tissue of each slide: PNG mask and GeoJSON polygons."),
-    "segment": ("segment", "Name what each px is by a network: labels, outlines, shares."),
-    "tile": ("tile", "Lay the tile grid of each slide: GRID/tiles/ID.h5 with coordinates."),
+    "run": (
+        "aggregate",
+        "Everything: tissue, tiles, tile embeddings, slide embedding.",
+    ),
+    "tissue": (
+        "tissue",
+        "Find the tissue of each slide: PNG mask and GeoJSON polygons.",
+    ),
+    "segment": (
+        "segment",
+        "Name what each px is by a network: labels, outlines, shares.",
+    ),
+    "tile": (
+        "tile",
+        "Lay the tile grid of each slide: GRID/tiles/ID.h5 with coordinates.",
+    ),
     "embed": ("embed", "Embed the tiles of each slide: GRID/features_ENCODER/ID.h5."),
 }
 _EXAMPLES = """
@@ -54,7 +70,9 @@ _LOOK_AT = {  # what lies where, relative to the results folder
 def _add(name: str, stage: str, summary: str) -> None:
     @app.command(name, help=summary + _EXAMPLES.format(name=name))
     @with_config(RunConfig)
-    def command(slides: SlidesArgument, out: Annotated[str, _OUT], config: Any = None) -> None:
+    def command(
+        slides: SlidesArgument, out: Annotated[str, _OUT], config: Any = None
+    ) -> None:
         raise typer.Exit(_run_and_report(slides, out, config, stage))
 
 
@@ -66,7 +84,9 @@ def _run_and_report(slides: list[str], out: str, config: Any, stage: str) -> int
     """Runs with progress, prints where the results are, and gives the exit code."""
     from thinsection.slide.cohort import load_cohort
 
-    num_slides = len(load_cohort(slides))  # a wrong path or name is said before what is slow
+    num_slides = len(
+        load_cohort(slides)
+    )  # a wrong path or name is said before what is slow
     check_encoder_names(config, stage)
 
     from thinsection.cli.progress import RunProgress
@@ -80,12 +100,16 @@ def _run_and_report(slides: list[str], out: str, config: Any, stage: str) -> int
     counts = summary.counts
     line = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     where = f"{out}/index.html, summary.csv"
-    console.print(f"{line} in {summary.seconds:.1f} s -> {where}", highlight=False)
+    console.print(
+        f"{line} in {summary.seconds:.1f} s -> {where}", highlight=False, markup=False
+    )
     if counts["empty"]:
         hint = "look at their overviews; --allow-empty takes it"
-        console.print(f"{counts['empty']} without any tile: {hint}", style="red", highlight=False)
+        console.print(
+            f"{counts['empty']} without any tile: {hint}", style="red", highlight=False
+        )
     if counts["failed"]:
-        console.print(f"see {out}/failed.csv", highlight=False)
+        console.print(f"see {out}/failed.csv", highlight=False, markup=False)
     return summary.exit_code
 
 
@@ -140,7 +164,9 @@ def qc(
 @app.command("aggregate")
 @with_config(AggregateRunConfig)
 def aggregate(
-    folder: Annotated[Path, typer.Argument(help="A results folder, or features of others.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A results folder, or features of others.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Other output folder.")] = None,
     config: Any = None,
 ) -> None:
@@ -165,14 +191,18 @@ def aggregate(
     results = aggregate_folder(folder, out=out, config=config, **tell)
     failed = sum(result.status == "failed" for result in results)
     name = config.pooling.slide_encoder
-    print(f"{len(results) - failed} of {len(results)} slides have an embedding of {name}")
+    print(
+        f"{len(results) - failed} of {len(results)} slides have an embedding of {name}"
+    )
     raise typer.Exit(EXIT_SOME_FAILED if failed else 0)
 
 
 @app.command("demo")
 def demo(
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("demo"),
-    slide: Annotated[Path | None, typer.Option(help="Your slide; else one is generated.")] = None,
+    slide: Annotated[
+        Path | None, typer.Option(help="Your slide; else one is generated.")
+    ] = None,
 ) -> None:
     """Run the main job on one slide and name the files to look at.
 
@@ -189,7 +219,11 @@ def demo(
     results, config = out / "results", RunConfig()
     print("loading the encoder and reading the slide", flush=True)
     exit_code = _run_and_report([str(slide)], str(results), config, "aggregate")
-    names = {"id": slide.stem, "grid": "256px_0.5mpp", "encoder": config.encode.encoders[0]}
+    names = {
+        "id": slide.stem,
+        "grid": "256px_0.5mpp",
+        "encoder": config.encode.encoders[0],
+    }
     print("\nopen these:")
     for template, what in _LOOK_AT.items():
         path = results / template.format(**names)
@@ -215,16 +249,23 @@ def plan(slides: SlidesArgument, slurm: Slurm = False, config: Any = None) -> No
     from thinsection.planning.plan import plan as predict
     from thinsection.types import format_bytes
 
-    found = predict(slides, config=config, on_message=lambda text: typer.echo(text, err=True))
+    found = predict(
+        slides, config=config, on_message=lambda text: typer.echo(text, err=True)
+    )
     memory, time, console = found.memory, found.time, Console()
     table = Table("part", "host memory", "GPU memory")
     for name in dict.fromkeys((*memory.host, *memory.gpu)):
         parts = (memory.host.get(name), memory.gpu.get(name))
         table.add_row(name, *("" if p is None else format_bytes(p) for p in parts))
-    peaks = (format_bytes(memory.host_bytes), format_bytes(memory.gpu_bytes) if memory.gpu else "")
+    peaks = (
+        format_bytes(memory.host_bytes),
+        format_bytes(memory.gpu_bytes) if memory.gpu else "",
+    )
     table.add_row(f"peak, margin {MARGIN - 1:.0%}", *peaks, style="bold")
     console.print(table)
-    total = f"{len(found.slides)} slides, {sum(s.num_tiles for s in found.slides)} tiles"
+    total = (
+        f"{len(found.slides)} slides, {sum(s.num_tiles for s in found.slides)} tiles"
+    )
     steps = f"start {time.start_s:.0f}, tissue {time.prepare_s:.0f}, decode {time.decode_s:.0f}"
     encode = f"encode {time.encode_s:.0f} {'GPU' if found.gpu else 'CPU'}-s"
     console.print(f"{total}: {time.wall_s:.0f} s ({steps}, {encode})", highlight=False)
@@ -261,7 +302,11 @@ def _show_request(slides: list[str], config: Any, gpu_bytes: int) -> None:
 
     def suits(name: str) -> bool:
         card = GPUS.get(name)
-        return name in (*named, "") if named else card is None or gpu_bytes <= card.memory_bytes
+        return (
+            name in (*named, "")
+            if named
+            else card is None or gpu_bytes <= card.memory_bytes
+        )
 
     fitting = fitting_nodes(listed, found.request, suits=suits)
     for line in fitting or ["no partition has a node that this fits"]:
@@ -271,7 +316,9 @@ def _show_request(slides: list[str], config: Any, gpu_bytes: int) -> None:
 @app.command("config")
 def show_config(
     write: Annotated[Path | None, typer.Option(help="Write to this new file.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Start from this TOML file, checked.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Start from this TOML file, checked.")
+    ] = None,
 ) -> None:
     """Show every setting of `thinsection run` as commented TOML.
 
@@ -281,7 +328,9 @@ def show_config(
     from thinsection.errors import ConfigError, require
     from thinsection.files.atomic import write_text
 
-    text = dump_toml(from_mapping(RunConfig, read_toml(config)) if config else RunConfig())
+    text = dump_toml(
+        from_mapping(RunConfig, read_toml(config)) if config else RunConfig()
+    )
     if write is None:
         print(text, end="")
         return

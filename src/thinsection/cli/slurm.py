@@ -20,12 +20,20 @@ group = typer.Typer(no_args_is_help=True, help="Work as job arrays of Slurm.")
 app.add_typer(group, name="slurm")
 FolderArgument = Annotated[Path, typer.Argument(help="Output folder of the arrays.")]
 RETRY = typer.Option(help="Submit what died once more, each entry alone, with more.")
-_CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+_CONTEXT = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+}
 
 # kind of a task -> its class: the rooms of pipelines and probes are below that of jobs
 _TASKS = (
     Entry(name="run", help="Slides.", target="thinsection.pipeline.task:RunTask"),
-    Entry(name="aggregate", help="Embeddings.", target="thinsection.pipeline.pooling:PoolingTask"),
+    Entry(
+        name="aggregate",
+        help="Embeddings.",
+        target="thinsection.pipeline.pooling:PoolingTask",
+    ),
     Entry(name="probe", help="Probes.", target="thinsection.probe.grid:ProbeTask"),
 )
 TASKS: Registry[Any] = Registry("kind of task", "thinsection.tasks", _TASKS)
@@ -42,7 +50,9 @@ def _script(context: typer.Context) -> None:
     """
     if (array := _hand_over(context.args, "script")) is not None:
         typer.echo(array.script.read_text(), nl=False)
-        typer.echo(f"# written to {array.script}; submit it with: sbatch --parsable", err=True)
+        typer.echo(
+            f"# written to {array.script}; submit it with: sbatch --parsable", err=True
+        )
 
 
 @group.command("submit", context_settings=_CONTEXT)
@@ -55,8 +65,12 @@ def _submit(context: typer.Context) -> None:
     """
     if (array := _hand_over(context.args, "submit")) is not None:
         count, out = len(array.attempt.entries), array.folder.parents[1]
-        typer.echo(f"slurm job {array.job_id}: {count} entries in {len(array.chunks)} array tasks")
-        typer.echo(f"logs: {array.folder / 'logs'}; next: thinsection slurm status {out}")
+        typer.echo(
+            f"slurm job {array.job_id}: {count} entries in {len(array.chunks)} array tasks"
+        )
+        typer.echo(
+            f"logs: {array.folder / 'logs'}; next: thinsection slurm status {out}"
+        )
 
 
 def _hand_over(arguments: list[str], queue: str) -> Any:
@@ -67,10 +81,14 @@ def _hand_over(arguments: list[str], queue: str) -> Any:
 
     if any(a == "--out" and is_url(b) for a, b in pairwise(arguments)):
         raise ConfigError("out must be a folder that all nodes see, got a URL")
-    command = arguments if arguments and arguments[0] in _COMMANDS else ["run", *arguments]
+    command = (
+        arguments if arguments and arguments[0] in _COMMANDS else ["run", *arguments]
+    )
     handing = [*command, "--executor", "slurm", "--queue", queue]
     try:
-        with redirect_stdout(sys.stderr):  # what is printed here is the script, or its number
+        with redirect_stdout(
+            sys.stderr
+        ):  # what is printed here is the script, or its number
             build_app(command)(handing, standalone_mode=False)
     except Submitted as submitted:
         return submitted.array
@@ -112,14 +130,18 @@ def _collect(out: FolderArgument, retry: Annotated[bool, RETRY] = True) -> None:
         empty = counts["empty"] and not getattr(output, "allow_empty", False)
         bad = bad or bool(found.waiting or counts["failed"] or empty)
         if found.waiting:
-            typer.echo(f"{found.waiting} array tasks still wait or run: collect again later")
+            typer.echo(
+                f"{found.waiting} array tasks still wait or run: collect again later"
+            )
         if found.task.kind == "run":
             from thinsection.jobs.contract import Report
             from thinsection.pipeline.run import finish_run
 
             ended = tuple(found.results[n] for n in found.entries if n in found.results)
             told = {"stage_seconds": found.stage_seconds, "facts": found.facts}
-            finish_run(found.task, [*found.entries.values()], Report(results=ended, **told))
+            finish_run(
+                found.task, [*found.entries.values()], Report(results=ended, **told)
+            )
             typer.echo(f"-> {out / 'summary.csv'}, {out / 'failed.csv'}")
         elif not found.waiting:
             typer.echo("its tables: the same command again, which keeps what is done")
@@ -152,4 +174,6 @@ def _status_of(result: Any) -> str:
 
 
 def _counts(counted: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name.lower()}" for name, count in sorted(counted.items()))
+    return ", ".join(
+        f"{count} {name.lower()}" for name, count in sorted(counted.items())
+    )

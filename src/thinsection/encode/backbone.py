@@ -43,7 +43,11 @@ class Backbone(nn.Module):
         channels_last: bool = False,  # a feature map is [B, H', W', C]
     ) -> None:
         super().__init__()
-        self.network, self.pooling, self.num_prefix_tokens = network, pooling, num_prefix_tokens
+        self.network, self.pooling, self.num_prefix_tokens = (
+            network,
+            pooling,
+            num_prefix_tokens,
+        )
         self.features: Step = features or network.forward
         self.head, self._channels_last = head or _no_head, channels_last
 
@@ -98,30 +102,51 @@ def _timm(spec: EncoderSpec) -> Backbone:
     layers = {"SwiGLUPacked": timm.layers.SwiGLUPacked, "SiLU": torch.nn.SiLU}
     given = spec.architecture.options.items()
     options = {k: layers[v] if k.endswith("_layer") else v for k, v in given}
-    network = timm.create_model(spec.architecture.model, **{"num_classes": 0, **options})
+    network = timm.create_model(
+        spec.architecture.model, **{"num_classes": 0, **options}
+    )
     head, prefix = partial(network.forward_head, pre_logits=True), "num_prefix_tokens"
-    how = {"features": network.forward_features, prefix: int(getattr(network, prefix, 0))}
+    how = {
+        "features": network.forward_features,
+        prefix: int(getattr(network, prefix, 0)),
+    }
     last = str(getattr(network, "output_fmt", "NCHW")) == "NHWC"
     return Backbone(network, spec.pooling, head=head, channels_last=last, **how)
 
 
 def _auto(spec: EncoderSpec) -> Backbone:
     transformers = optional_package("transformers")
-    model, got = spec.architecture, "pretrained=False; its architecture is code of its repository"
+    model, got = (
+        spec.architecture,
+        "pretrained=False; its architecture is code of its repository",
+    )
     foreign = model.options.get("runs_own_code")
-    require(not foreign, f"encoder {spec.name!r} must be pretrained", got, error=WeightsError)
-    config = transformers.AutoConfig.from_pretrained(model.model, trust_remote_code=False)
-    return transformers_backbone(transformers.AutoModel.from_config(config), spec.pooling)
+    require(
+        not foreign,
+        f"encoder {spec.name!r} must be pretrained",
+        got,
+        error=WeightsError,
+    )
+    config = transformers.AutoConfig.from_pretrained(
+        model.model, trust_remote_code=False
+    )
+    return transformers_backbone(
+        transformers.AutoModel.from_config(config), spec.pooling
+    )
 
 
 def transformers_class(spec: EncoderSpec) -> tuple[Any, dict[str, Any]]:
     """A class of `transformers`, and what its constructor takes besides a configuration."""
     name = spec.architecture.model
-    arguments = {"add_pooling_layer": False} if name == "ViTModel" else {}  # it is not trained
+    arguments = (
+        {"add_pooling_layer": False} if name == "ViTModel" else {}
+    )  # it is not trained
     return getattr(optional_package("transformers"), name), arguments
 
 
-def build_backbone(spec: EncoderSpec, *, seed: int = 0, device: str = "cpu") -> Backbone:
+def build_backbone(
+    spec: EncoderSpec, *, seed: int = 0, device: str = "cpu"
+) -> Backbone:
     """The declared network under seeded random weights; on device 'meta' it takes no memory."""
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(seed)
@@ -136,7 +161,9 @@ def _built(spec: EncoderSpec) -> Backbone:
         case "conch_v15":
             conch = networks.ConchV15(networks.ConchConfig(**options))
             step, head = conch.trunk.forward, conch.pool
-            return Backbone(conch, pooling, features=step, head=head, num_prefix_tokens=1)
+            return Backbone(
+                conch, pooling, features=step, head=head, num_prefix_tokens=1
+            )
         case "transformers":
             network_class, arguments = transformers_class(spec)
             config = network_class.config_class(**options)
@@ -164,10 +191,14 @@ def pretrained_backbone(
         return _load_transformers(spec, path), path
     # what is declared is known to keep all its state in the state dict, so nothing stays on meta
     backbone = build_backbone(spec, device="cpu" if spec.num_params is None else "meta")
-    classifiers = getattr(backbone.network, "pretrained_cfg", {}).get("classifier") or ()
+    classifiers = (
+        getattr(backbone.network, "pretrained_cfg", {}).get("classifier") or ()
+    )
     names = [classifiers] if isinstance(classifiers, str) else classifiers
     unused = (networks.CLASSIFIER, *(f"{name}." for name in names))
-    load_strictly(backbone.network, read_state_dict(path), source=str(path), unused=unused)
+    load_strictly(
+        backbone.network, read_state_dict(path), source=str(path), unused=unused
+    )
     return backbone, path
 
 
@@ -179,7 +210,10 @@ def _published_weights(spec: EncoderSpec) -> Path:
         got = f"{spec.name!r} without; pass weights=, or pretrained=False"
         raise WeightsError(f"encoder must have published weights, got {got}")
     revision = spec.revision
-    if spec.architecture.kind in ("transformers", "auto"):  # the weights of that very config
+    if spec.architecture.kind in (
+        "transformers",
+        "auto",
+    ):  # the weights of that very config
         config = hub_file(spec.repo, (CONFIG_NAME,), revision=revision)
         revision = commit_of(config) or revision
     return hub_file(spec.repo, spec.weights_files, revision=revision)
@@ -189,7 +223,10 @@ def _load_transformers(spec: EncoderSpec, path: Path) -> Backbone:
     """A network of `transformers` from the folder of its weights and config."""
     options, folder = spec.architecture.options, _folder(path)
     if spec.architecture.kind == "auto":
-        model, arguments = optional_package("transformers").AutoModel, {"trust_remote_code": False}
+        model, arguments = (
+            optional_package("transformers").AutoModel,
+            {"trust_remote_code": False},
+        )
         options = {}
     else:
         model, arguments = transformers_class(spec)
@@ -198,7 +235,9 @@ def _load_transformers(spec: EncoderSpec, path: Path) -> Backbone:
         found = getattr(network.config, option, None)
         rule = f"{CONFIG_NAME} must have {option} {declared!r} for {spec.name!r}"
         got = f"{found!r} in {str(path)!r}; check that the file belongs to this encoder"
-        require(option in _FREE_OPTIONS or found == declared, rule, got, error=WeightsError)
+        require(
+            option in _FREE_OPTIONS or found == declared, rule, got, error=WeightsError
+        )
     return transformers_backbone(network, spec.pooling)
 
 
@@ -207,16 +246,26 @@ def _load_with_code(spec: EncoderSpec, *, allow_remote_code: bool) -> Backbone:
     rule = f"encoder {spec.name!r} must be allowed to run code of its repository"
     remedy = "no leave; read that code, then pass allow_remote_code=True (--allow-remote-code)"
     require(allow_remote_code, rule, remedy, error=WeightsError)
-    model, source = optional_package("transformers").AutoModel, spec.repo or spec.architecture.model
+    model, source = (
+        optional_package("transformers").AutoModel,
+        spec.repo or spec.architecture.model,
+    )
     options = {"revision": spec.revision or "main", "trust_remote_code": True}
-    return transformers_backbone(_from_pretrained(model, source, **options), spec.pooling)
+    return transformers_backbone(
+        _from_pretrained(model, source, **options), spec.pooling
+    )
 
 
 def _folder(path: Path) -> str:
     """The folder from which transformers takes these weights, and no others in their place."""
-    folder, rule = path if path.is_dir() else path.parent, "weights for transformers must"
+    folder, rule = (
+        path if path.is_dir() else path.parent,
+        "weights for transformers must",
+    )
     named, got = not path.is_file() or path.name in WEIGHTS_FILES, repr(str(path))
-    require(named, f"{rule} be named {' or '.join(WEIGHTS_FILES)}", got, error=WeightsError)
+    require(
+        named, f"{rule} be named {' or '.join(WEIGHTS_FILES)}", got, error=WeightsError
+    )
     paired = (folder / CONFIG_NAME).is_file()
     require(paired, f"{rule} lie beside their {CONFIG_NAME}", got, error=WeightsError)
     return str(folder)
@@ -225,14 +274,21 @@ def _folder(path: Path) -> str:
 def _from_pretrained(network_class: Any, source: str, **options: Any) -> Any:
     """`from_pretrained` in float32 that refuses any weight that is missing, left or misshapen."""
     with torch.random.fork_rng(devices=[]), _without_progress_bars():
-        torch.manual_seed(0)  # an unused head without weights would otherwise change the hash
+        torch.manual_seed(
+            0
+        )  # an unused head without weights would otherwise change the hash
         load = network_class.from_pretrained
         try:
             network, info = load(source, output_loading_info=True, **options)
         except (OSError, ValueError, RuntimeError) as error:
-            raise WeightsError(f"weights must load, got {error} in {source!r}") from error
+            raise WeightsError(
+                f"weights must load, got {error} in {source!r}"
+            ) from error
     kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
-    wrong = {k: [n for n in map(str, info[k]) if not n.startswith(_UNUSED_HEADS)] for k in kinds}
+    wrong = {
+        k: [n for n in map(str, info[k]) if not n.startswith(_UNUSED_HEADS)]
+        for k in kinds
+    }
     got = "; ".join(f"{len(v)} {k} ({v[0]}, ...)" for k, v in wrong.items() if v)
     rule = "weights must fit the architecture name by name"
     require(not got, rule, f"{got} in {source!r}", error=WeightsError)

@@ -34,7 +34,9 @@ _IN_FLIGHT = 3  # batches on a GPU: one on its way in, one at work, one on its w
 Arrays = tuple[npt.NDArray[np.float32], ...]
 Encode = Callable[[Tensor], tuple[Tensor, ...]]  # tiles to answers, row by row
 Event = Any  # a place in a queue, torch.cuda's: `query` says whether it has passed it
-EncodeInParts = Callable[[Tensor], Sequence[tuple[Tensor, ...]]]  # the answers of rows in order
+EncodeInParts = Callable[
+    [Tensor], Sequence[tuple[Tensor, ...]]
+]  # the answers of rows in order
 
 
 class Card:
@@ -46,16 +48,22 @@ class Card:
     def stream(self) -> Any:
         """A new queue, behind all that was queued on the device's current one."""
         made = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        made.wait_stream(torch.cuda.current_stream(self.device))  # the weights' way to the device
+        made.wait_stream(
+            torch.cuda.current_stream(self.device)
+        )  # the weights' way to the device
         return made
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         """What is called in the block goes into this queue."""
         return torch.cuda.stream(stream)
 
-    def record(self, stream: Any) -> Event:
-        """An event at the queue's end."""
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    def record(self, stream: Any, *, for_host: bool) -> Event:
+        """An event at the queue's end.
+
+        `for_host`: the host will wait for it, and sleeps then, where it would else spin and take
+        a core from the decode workers.
+        """
+        event = torch.cuda.Event(blocking=for_host)  # type: ignore[no-untyped-call]
         event.record(stream)
         return event
 
@@ -111,7 +119,7 @@ class Queues:
         """Queues the copy of a host buffer, which may be used again after `copied`."""
         with self._card.on(self._into):
             tiles = self._card.to_device(host)
-        return Sent(tiles, self._card.record(self._into))
+        return Sent(tiles, self._card.record(self._into, for_host=True))
 
     def answer(self, sent: Sent, encode: EncodeInParts) -> Answer:
         """Queues the computing behind the copy, and the way back behind the computing."""
@@ -119,15 +127,18 @@ class Queues:
         card.wait(self._compute, sent.copied)
         with card.on(self._compute):
             parts = encode(sent.tiles)
-        card.wait(self._out, card.record(self._compute))
+        card.wait(self._out, card.record(self._compute, for_host=False))
         shapes = [torch.Size((len(sent.tiles), *part.shape[1:])) for part in parts[0]]
         buffers = [self._taken(shape.numel()) for shape in shapes]
         with card.on(self._out):
             for buffer, shape, found in zip(buffers, shapes, zip(*parts), strict=True):
                 whole = buffer[: shape.numel()].view(shape)
-                for part, rows in zip(found, torch.split(whole, [len(part) for part in found])):
+                for part, rows in zip(
+                    found, torch.split(whole, [len(part) for part in found])
+                ):
                     card.to_host(part, rows)
-        return Answer(buffers, shapes, card.record(self._out), [sent, parts])
+        fetched = card.record(self._out, for_host=True)
+        return Answer(buffers, shapes, fetched, [sent, parts])
 
     def fetch(self, answer: Answer) -> Arrays:
         """Waits for the way back; what it brought, and its buffers are free again."""
@@ -135,7 +146,9 @@ class Queues:
         answer.held.clear()
         self._free += answer.buffers
         parts = zip(answer.buffers, answer.shapes, strict=True)
-        return tuple(b[: shape.numel()].view(shape).numpy().copy() for b, shape in parts)
+        return tuple(
+            b[: shape.numel()].view(shape).numpy().copy() for b, shape in parts
+        )
 
     def _taken(self, numbers: int) -> Tensor:
         """The smallest free buffer that is large enough; a new one takes the largest's place."""
@@ -143,7 +156,9 @@ class Queues:
         place = bisect_left(self._free, numbers, key=Tensor.numel)
         if place < len(self._free):
             return self._free.pop(place)
-        del self._free[-1:]  # to lock pages takes long: it is done for the first batches only
+        del self._free[
+            -1:
+        ]  # to lock pages takes long: it is done for the first batches only
         return self._card.pinned(numbers)
 
 
@@ -163,7 +178,10 @@ class Halving:
         while True:
             step = min(self.at_once or len(tiles), len(tiles))
             try:
-                return [encode(tiles[start : start + step]) for start in range(0, len(tiles), step)]
+                return [
+                    encode(tiles[start : start + step])
+                    for start in range(0, len(tiles), step)
+                ]
             except torch.OutOfMemoryError:
                 if step <= 1:
                     raise
@@ -178,12 +196,18 @@ class EmbeddedBatch:
     key: Any  # of the slide
     indices: npt.NDArray[np.int64]  # (b,), places in the tile table
     coords_l0: CoordsL0
-    tile_embeddings: tuple[npt.NDArray[np.float32] | None, ...]  # (b, D); None where not wanted
-    tokens: tuple[npt.NDArray[np.float32] | None, ...]  # (b, T, C); None where not wanted
+    tile_embeddings: tuple[
+        npt.NDArray[np.float32] | None, ...
+    ]  # (b, D); None where not wanted
+    tokens: tuple[
+        npt.NDArray[np.float32] | None, ...
+    ]  # (b, T, C); None where not wanted
     notes: tuple[str, ...] = ()  # on how it was done, for the slide's record
 
 
-Wanted = Literal["", "embeddings", "tokens"]  # of an encoder: nothing, or tokens beside embeddings
+Wanted = Literal[
+    "", "embeddings", "tokens"
+]  # of an encoder: nothing, or tokens beside embeddings
 
 
 class BatchEncoder:
@@ -205,7 +229,9 @@ class BatchEncoder:
     ) -> None:
         require(encoders, "encoders must hold at least one encoder", "none")
         self._encoders, self._clock = tuple(encoders), clock or StageClock()
-        cards = {e.device: card(e.device) for e in self._encoders if e.device.type == "cuda"}
+        cards = {
+            e.device: card(e.device) for e in self._encoders if e.device.type == "cuda"
+        }
         self._queues = {device: Queues(made) for device, made in cards.items()}
         on = (cards.get(e.device) for e in self._encoders)
         self._halving = [Halving(made.free_unused) if made else None for made in on]
@@ -213,20 +239,29 @@ class BatchEncoder:
         self._under_way: deque[Any] = deque()
         self._copying: deque[tuple[TileBatch, list[Sent]]] = deque()
 
-    def submit(self, batch: TileBatch, wanted: Sequence[Wanted] | None = None) -> Iterator[Any]:
+    def submit(
+        self, batch: TileBatch, wanted: Sequence[Wanted] | None = None
+    ) -> Iterator[Any]:
         """Encodes a batch as `wanted` of each encoder (None: embeddings); yields what is ready.
         The batch's buffer is released when all have taken it; at most this one is kept longer."""
         asked: Sequence[Wanted] = wanted or ["embeddings"] * len(self._encoders)
         with self._clock.timed("transfer_busy"):
             host = torch.from_numpy(batch.tiles)
-            sent = {device: queues.send(host) for device, queues in self._queues.items()}
+            sent = {
+                device: queues.send(host) for device, queues in self._queues.items()
+            }
         self._copying.append((batch, list(sent.values())))
         with self._clock.timed("encode_busy"):
-            found = [self._answer(i, sent, host, w) if w else None for i, w in enumerate(asked)]
+            found = [
+                self._answer(i, sent, host, w) if w else None
+                for i, w in enumerate(asked)
+            ]
         self.release(leave=1 if sent else 0)
         halved = zip(self._encoders, self._halving, strict=True)
         told = [(e.label, h.at_once) for e, h in halved if h and h.at_once]
-        notes = tuple(f"{label}: out of GPU memory, {n} tiles at once" for label, n in told)
+        notes = tuple(
+            f"{label}: out of GPU memory, {n} tiles at once" for label, n in told
+        )
         self._under_way.append(partial(self._fetch, batch, found, notes))
         yield from self._drain(self._leave)
 
@@ -256,7 +291,11 @@ class BatchEncoder:
     ) -> Answer | Arrays:
         encoder, halving = self._encoders[place], self._halving[place]
         both = what == "tokens"
-        encode = encoder.encode_with_tokens if both else lambda tiles: (encoder.encode(tiles),)
+        encode = (
+            encoder.encode_with_tokens
+            if both
+            else lambda tiles: (encoder.encode(tiles),)
+        )
         if halving is None:
             return tuple(found.float().cpu().numpy() for found in encode(host))
         device = encoder.device
@@ -271,20 +310,31 @@ class BatchEncoder:
             yield item() if isinstance(item, partial) else item
 
     def _fetch(
-        self, batch: TileBatch, answers: list[Answer | Arrays | None], notes: tuple[str, ...]
+        self,
+        batch: TileBatch,
+        answers: list[Answer | Arrays | None],
+        notes: tuple[str, ...],
     ) -> EmbeddedBatch:
         """What the encoders answered, on the host."""
         with self._clock.timed("encode_busy"):
             on_host = [
-                self._queues[encoder.device].fetch(found) if isinstance(found, Answer) else found
+                self._queues[encoder.device].fetch(found)
+                if isinstance(found, Answer)
+                else found
                 for encoder, found in zip(self._encoders, answers, strict=True)
             ]
         first = tuple(found[0] if found else None for found in on_host)
-        tokens = tuple(found[1] if found and len(found) > 1 else None for found in on_host)
-        return EmbeddedBatch(batch.key, batch.indices, batch.coords_l0, first, tokens, notes)
+        tokens = tuple(
+            found[1] if found and len(found) > 1 else None for found in on_host
+        )
+        return EmbeddedBatch(
+            batch.key, batch.indices, batch.coords_l0, first, tokens, notes
+        )
 
 
-def pinned_allocator(encoders: Sequence[TileEncoder]) -> Callable[[tuple[int, ...]], RgbArray]:
+def pinned_allocator(
+    encoders: Sequence[TileEncoder],
+) -> Callable[[tuple[int, ...]], RgbArray]:
     """Allocates batch buffers: page-locked where a device of the encoders copies asynchronously."""
     pin = any(encoder.device.type == "cuda" for encoder in encoders)
     empty = partial(torch.empty, dtype=torch.uint8, pin_memory=pin)
@@ -312,7 +362,9 @@ def embed_tiles(
     """
     worker = BatchEncoder([encoder])
     made: list[EmbeddedBatch] = []
-    for batch in iter_tiles(slide, tiles, batch_size=batch_size, filters=filters, config=config):
+    for batch in iter_tiles(
+        slide, tiles, batch_size=batch_size, filters=filters, config=config
+    ):
         made += worker.submit(batch)
         worker.release()  # the stream takes each buffer back before it gives the next one
     made += worker.flush()

@@ -65,7 +65,9 @@ class TileEncoder(ABC):
         Tokens are patch tokens in row-major order, without prefix tokens, or the positions of a
         feature map; an InvalidInputError where the encoder has no dense map.
         """
-        names = ", ".join(n for n, spec in declared_encoders().items() if spec.supports_tokens)
+        names = ", ".join(
+            n for n, spec in declared_encoders().items() if spec.supports_tokens
+        )
         got = f"{self.spec.name!r}; these have: {names}"
         raise InvalidInputError(f"encoder must have patch tokens, got {got}")
 
@@ -83,8 +85,12 @@ class TileEncoder(ABC):
         """What decides an embedding: name, weights_hash, precision, preprocessing as JSON; and the
         hub's `revision`. A checkpoint's folder says its preprocessing, whatever it is called."""
         name, weights = self.spec.name, self.weights_hash
-        found = self.origin.identity(name, precision=self.precision, weights_hash=weights)
-        return found | {"preprocessing": json.dumps(self.spec.preprocessing, sort_keys=True)}
+        found = self.origin.identity(
+            name, precision=self.precision, weights_hash=weights
+        )
+        return found | {
+            "preprocessing": json.dumps(self.spec.preprocessing, sort_keys=True)
+        }
 
     @property
     def provenance(self) -> dict[str, str]:
@@ -94,15 +100,23 @@ class TileEncoder(ABC):
     @property
     def label(self) -> str:
         """A readable name for a folder of results: 'uni2_h', 'uni2_h_bf16', 'uni_w1a2b3c'."""
-        own = self.weights_hash if self.origin.own_weights else None  # hashing takes its time
-        return self.origin.label(self.spec.name, precision=self.precision, weights_hash=own)
+        own = (
+            self.weights_hash if self.origin.own_weights else None
+        )  # hashing takes its time
+        return self.origin.label(
+            self.spec.name, precision=self.precision, weights_hash=own
+        )
 
 
 class NetworkTileEncoder(TileEncoder):
     """A `Backbone` with its preprocessing, on one device, in one precision."""
 
     def __init__(
-        self, spec: EncoderSpec, backbone: Backbone, placement: Placement, origin: Origin
+        self,
+        spec: EncoderSpec,
+        backbone: Backbone,
+        placement: Placement,
+        origin: Origin,
     ) -> None:
         self.spec, self.origin = spec, origin
         self.device, self.precision = placement
@@ -128,7 +142,9 @@ class NetworkTileEncoder(TileEncoder):
         where it does not compute in this precision, or cannot take this network.
         """
         pixels = preprocess(_seeded_tiles(self.spec.tile_px), self.spec)
-        own = partial(converted_network, weights_hash=self.weights_hash, cache_dir=cache_dir)
+        own = partial(
+            converted_network, weights_hash=self.weights_hash, cache_dir=cache_dir
+        )
         network, check = own(self.backbone, pixels, self.precision)
         self._network, self.engine = network, network.engine
         return check
@@ -166,7 +182,9 @@ class NetworkTileEncoder(TileEncoder):
                 parts = [out.float() for out in answer[wanted]]
                 if len(batch) <= step:
                     return parts
-                found = found or [out.new_empty((len(batch), *out.shape[1:])) for out in parts]
+                found = found or [
+                    out.new_empty((len(batch), *out.shape[1:])) for out in parts
+                ]
                 for whole, part in zip(found, parts, strict=True):
                     whole[start : start + step] = part
         return found
@@ -197,7 +215,9 @@ def as_uint8_batch(tiles_u8: TileBatch) -> Tensor:
         # a tensor cannot be read-only: torch would warn and let it be written
         writable = tiles_u8 if tiles_u8.flags.writeable else tiles_u8.copy()
         tiles_u8 = torch.from_numpy(np.ascontiguousarray(writable))
-    fits = tiles_u8.dtype == torch.uint8 and tiles_u8.ndim == 4 and tiles_u8.shape[-1] == 3
+    fits = (
+        tiles_u8.dtype == torch.uint8 and tiles_u8.ndim == 4 and tiles_u8.shape[-1] == 3
+    )
     got = f"{str(tiles_u8.dtype).removeprefix('torch.')} {tuple(tiles_u8.shape)}"
     require(fits, "tiles_u8 must be uint8 of shape (B, H, W, 3)", got)
     return tiles_u8
@@ -216,13 +236,19 @@ def resize(pixels: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
         return pixels
     if pixels.device.type != "cpu":
         return resize_in_float(pixels, size, interpolation)
-    return F.interpolate(pixels, size=size, mode=interpolation, align_corners=False, antialias=True)
+    return F.interpolate(
+        pixels, size=size, mode=interpolation, align_corners=False, antialias=True
+    )
 
 
-def resize_in_float(pixels: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
+def resize_in_float(
+    pixels: Tensor, size: tuple[int, int], interpolation: str
+) -> Tensor:
     """The resize where uint8 kernels are missing: float32, then rounded back to uint8."""
     wide = pixels.float()
-    out = F.interpolate(wide, size=size, mode=interpolation, align_corners=False, antialias=True)
+    out = F.interpolate(
+        wide, size=size, mode=interpolation, align_corners=False, antialias=True
+    )
     return out.clamp_(0, 255).round_().to(torch.uint8)
 
 
@@ -230,12 +256,16 @@ def centre_crop(pixels: Tensor, input_px: int) -> Tensor:
     """The middle `input_px` square of [B, 3, H, W], which must not be smaller."""
     height, width = pixels.shape[-2:]
     rule = f"tiles_u8 must be at least {input_px} px a side for this encoder"
-    require(min(height, width) >= input_px, rule, f"{width} x {height}; use larger tiles")
+    require(
+        min(height, width) >= input_px, rule, f"{width} x {height}; use larger tiles"
+    )
     top, left = round((height - input_px) / 2.0), round((width - input_px) / 2.0)
     return pixels[..., top : top + input_px, left : left + input_px]
 
 
-def preprocess(tiles_u8: TileBatch, spec: EncoderSpec, *, out: Tensor | None = None) -> Tensor:
+def preprocess(
+    tiles_u8: TileBatch, spec: EncoderSpec, *, out: Tensor | None = None
+) -> Tensor:
     """Tiles resized, cropped, normalised: float32 [B, 3, input_px, input_px], channels last.
 
     Args:
@@ -251,7 +281,9 @@ def preprocess(tiles_u8: TileBatch, spec: EncoderSpec, *, out: Tensor | None = N
     last = torch.channels_last
     if out is None:
         out = torch.empty((count, 3, edge, edge), device=where, memory_format=last)
-    fits = out.shape[1:] == (3, edge, edge) and len(out) >= count and out.device == where
+    fits = (
+        out.shape[1:] == (3, edge, edge) and len(out) >= count and out.device == where
+    )
     fits = fits and out.is_contiguous(memory_format=last)
     require(fits, "out must be of an earlier call for as many tiles", tuple(out.shape))
     out = out[:count]
@@ -275,7 +307,9 @@ def _cropped(tiles: Tensor, spec: EncoderSpec) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _rows_of(mean: Rgb, std: Rgb, edge: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _rows_of(
+    mean: Rgb, std: Rgb, edge: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """[3 edge] each, there once: to send them with each batch makes a GPU's host wait."""
     first, second = torch.tensor((mean, std), device=device).repeat(1, edge)
     return first, second

@@ -24,7 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from thinsection.config import user_cache_dir
-from thinsection.errors import InvalidInputError, MissingDependencyError, StoreError, require
+from thinsection.errors import (
+    InvalidInputError,
+    MissingDependencyError,
+    StoreError,
+    require,
+)
 from thinsection.files.atomic import TMP_MARK, write_json
 from thinsection.files.lock import hold
 from thinsection.machine import cpu_model
@@ -36,15 +41,22 @@ Shape = tuple[int, int, int, int]
 
 MAX_ERROR = 1e-5  # fp32: of the range of the embeddings
 MAX_ANGLE = 5e-3  # bf16: 1 - cosine of an embedding
-PRECISIONS = {"fp32": "f32", "bf16": "bf16"}  # that it computes in on CPUs, in its words
-_MADV_DONTNEED = 4  # of madvise(2): pages of a shared mapping are read again when asked for
+PRECISIONS = {
+    "fp32": "f32",
+    "bf16": "bf16",
+}  # that it computes in on CPUs, in its words
+_MADV_DONTNEED = (
+    4  # of madvise(2): pages of a shared mapping are read again when asked for
+)
 _MODEL, _WEIGHTS, _MANIFEST = "model.xml", "model.bin", "manifest.json"
 
 
 def why_torch(engine: EngineChoice, device: torch.device, *, is_random: bool) -> str:
     """Why torch computes without a try of OpenVINO; '' where that is tried, on a CPU only."""
     choices = get_args(EngineChoice)
-    require(engine in choices, f"engine must be one of {', '.join(choices)}", repr(engine))
+    require(
+        engine in choices, f"engine must be one of {', '.join(choices)}", repr(engine)
+    )
     on_cpu = device.type == "cpu"
     if engine == "openvino":
         got = f"{engine!r} on {device}; pass --device cpu"
@@ -66,7 +78,9 @@ class SelfCheck:
 
     def passes(self, precision: str) -> bool:
         """Whether that is within what the precision may differ by."""
-        return self.error <= MAX_ERROR if precision == "fp32" else self.angle <= MAX_ANGLE
+        return (
+            self.error <= MAX_ERROR if precision == "fp32" else self.angle <= MAX_ANGLE
+        )
 
 
 class OpenVinoNetwork:
@@ -78,9 +92,14 @@ class OpenVinoNetwork:
 
     def __init__(self, model: Path, shape: Shape, precision: str) -> None:
         self.engine, self._rows = engine_version("openvino"), shape[0]
-        options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
+        options = {
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "PERFORMANCE_HINT": "LATENCY",
+        }
         options["INFERENCE_PRECISION_HINT"] = PRECISIONS[precision]
-        options["ENABLE_CPU_PINNING"] = False  # processes of a machine would share the first cores
+        options["ENABLE_CPU_PINNING"] = (
+            False  # processes of a machine would share the first cores
+        )
         compiled = _openvino().Core().compile_model(model, "CPU", options)
         self._request, self._lock = compiled.create_infer_request(), threading.Lock()
         _forget_pages(model.with_name(_WEIGHTS))
@@ -88,11 +107,15 @@ class OpenVinoNetwork:
     def __call__(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         rows = len(pixels)
         if rows < self._rows:
-            pixels = torch.cat([pixels, pixels.new_zeros(self._rows - rows, *pixels.shape[1:])])
+            pixels = torch.cat(
+                [pixels, pixels.new_zeros(self._rows - rows, *pixels.shape[1:])]
+            )
         with self._lock:
             given = [pixels.contiguous().numpy()]
             found = self._request.infer(given, share_inputs=True, share_outputs=True)
-            pooled, tokens = (torch.from_numpy(part[:rows].copy()) for part in found.values())
+            pooled, tokens = (
+                torch.from_numpy(part[:rows].copy()) for part in found.values()
+            )
         return pooled, tokens
 
 
@@ -115,11 +138,19 @@ def converted_network(
     Memory: converting, a half of the weights beside them, and their size on disk; compiling, twice
     the weights. Raises InvalidInputError for a precision or a network that it cannot take.
     """
-    require(precision in PRECISIONS, "precision must be fp32 or bf16 in OpenVINO", repr(precision))
+    require(
+        precision in PRECISIONS,
+        "precision must be fp32 or bf16 in OpenVINO",
+        repr(precision),
+    )
     _openvino()
     shape: Shape = tuple(pixels.shape)  # type: ignore[assignment]
     key = f"{weights_hash}|{shape}|{version('openvino')}|{torch.__version__}"
-    folder = (cache_dir or user_cache_dir()) / "openvino" / sha256(key.encode()).hexdigest()[:32]
+    folder = (
+        (cache_dir or user_cache_dir())
+        / "openvino"
+        / sha256(key.encode()).hexdigest()[:32]
+    )
     if not _is_whole(folder):
         with hold(folder.with_suffix(".lock")):
             if not _is_whole(folder):  # else another process made it meanwhile
@@ -138,7 +169,9 @@ def _is_whole(folder: Path) -> bool:
     """Whether a graph is there with the bytes that were written."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        return bool(manifest == {name: _digest(folder / name) for name in (_MODEL, _WEIGHTS)})
+        return bool(
+            manifest == {name: _digest(folder / name) for name in (_MODEL, _WEIGHTS)}
+        )
     except (OSError, ValueError):
         return False
 
@@ -156,7 +189,10 @@ def _convert(network: nn.Module, pixels: Tensor, folder: Path) -> None:
     try:
         made.mkdir(parents=True)
         _write_graph(network, pixels, made / _MODEL)
-        write_json(made / _MANIFEST, {name: _digest(made / name) for name in (_MODEL, _WEIGHTS)})
+        write_json(
+            made / _MANIFEST,
+            {name: _digest(made / name) for name in (_MODEL, _WEIGHTS)},
+        )
         made.rename(folder)
     except OSError as error:
         got = f"got {error}; free some space, or pass --engine torch"
@@ -173,9 +209,15 @@ def _write_graph(network: nn.Module, pixels: Tensor, path: Path) -> None:
     frontend = FrontEndManager().load_by_framework("pytorch")
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of shapes that tracing fixes: they are fixed here
-            once = {"check_trace": False}  # the self-check is ours, and of the whole way
-            traced = TorchScriptPythonDecoder(network, example_input=pixels, trace_kwargs=once)
+            warnings.simplefilter(
+                "ignore"
+            )  # of shapes that tracing fixes: they are fixed here
+            once = {
+                "check_trace": False
+            }  # the self-check is ours, and of the whole way
+            traced = TorchScriptPythonDecoder(
+                network, example_input=pixels, trace_kwargs=once
+            )
             graph = frontend.convert(frontend.load(traced))
         graph.reshape(list(pixels.shape))
         openvino.save_model(graph, path, compress_to_fp16=False)
@@ -183,14 +225,18 @@ def _write_graph(network: nn.Module, pixels: Tensor, path: Path) -> None:
         raise
     except Exception as error:  # tracing and converting raise what they like
         why = next(iter(str(error).splitlines()), type(error).__name__)
-        raise InvalidInputError(f"network must convert for OpenVINO, got {why}") from error
+        raise InvalidInputError(
+            f"network must convert for OpenVINO, got {why}"
+        ) from error
 
 
 def _compared(got: Tensor, wanted: Tensor) -> SelfCheck:
     got, wanted = got.double(), wanted.double()
     error = (got - wanted).abs().max() / (wanted.max() - wanted.min()).clamp_min(1e-12)
     angle = 1 - torch.nn.functional.cosine_similarity(got, wanted).min()
-    return SelfCheck(error=float(error.nan_to_num(1.0)), angle=float(angle.nan_to_num(1.0)))
+    return SelfCheck(
+        error=float(error.nan_to_num(1.0)), angle=float(angle.nan_to_num(1.0))
+    )
 
 
 def _forget_pages(path: Path) -> None:
@@ -201,7 +247,9 @@ def _forget_pages(path: Path) -> None:
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         if line.endswith(str(path.resolve())):
             start, end = (int(address, 16) for address in line.split()[0].split("-"))
-            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
+            libc.madvise(
+                ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED
+            )
 
 
 def _openvino() -> Any:

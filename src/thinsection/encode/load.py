@@ -5,7 +5,6 @@ normalisation in a config; dimensions come from a forward pass on the meta devic
 """
 
 import difflib
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,16 +16,32 @@ import torch
 
 from thinsection import errors
 from thinsection.encode import registry
-from thinsection.encode.backbone import CONFIG_NAME, Backbone, build_backbone, pretrained_backbone
+from thinsection.encode.backbone import (
+    CONFIG_NAME,
+    Backbone,
+    build_backbone,
+    pretrained_backbone,
+)
 from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
 from thinsection.encode.engine import EngineChoice, why_torch
-from thinsection.encode.registry import ENCODERS, EncoderSpec, declared_encoders, encoder_spec
+from thinsection.encode.registry import (
+    ENCODERS,
+    EncoderSpec,
+    declared_encoders,
+    encoder_spec,
+)
 from thinsection.errors import require
+from thinsection.files.json_text import read_json
 from thinsection.types import format_bytes
 from thinsection.weights import hub
 from thinsection.weights.files import WEIGHTS_FILES, files_of
 from thinsection.weights.origin import Origin
-from thinsection.weights.placement import is_installed, optional_package, place, resolve_device
+from thinsection.weights.placement import (
+    is_installed,
+    optional_package,
+    place,
+    resolve_device,
+)
 
 PREPROCESSOR_NAME = "preprocessor_config.json"
 _PIL_BICUBIC = 3  # transformers writes Pillow's enum
@@ -69,7 +84,10 @@ def load_encoder(
         require(engine != "openvino", rule, repr(engine))
         options = {"weights": weights, "pretrained": pretrained, "seed": seed}
         brought = ENCODERS.load(name)(**place(device, precision)._asdict(), **options)
-        rule, got = f"entry point {name!r} must give a TileEncoder", type(brought).__name__
+        rule, got = (
+            f"entry point {name!r} must give a TileEncoder",
+            type(brought).__name__,
+        )
         require(isinstance(brought, TileEncoder), rule, f"{got}; subclass TileEncoder")
         brought.origin = replace(origin, name=name)
         return cast(TileEncoder, brought)
@@ -83,9 +101,13 @@ def load_encoder(
         if not pretrained:
             fixed = not local and not name.startswith(registry.HUB_PREFIX)
             random = replace(origin, files=() if fixed else None)
-            return NetworkTileEncoder(spec, build_backbone(spec, seed=seed), placement, random)
+            return NetworkTileEncoder(
+                spec, build_backbone(spec, seed=seed), placement, random
+            )
         source = local if weights is None else weights
-        backbone, read = _pretrained(spec, name, source, allow_remote_code=allow_remote_code)
+        backbone, read = _pretrained(
+            spec, name, source, allow_remote_code=allow_remote_code
+        )
         return NetworkTileEncoder(spec, backbone, placement, replace(origin, **read))
 
     return _on_engine(on_torch, engine, is_random=not pretrained)
@@ -95,12 +117,19 @@ def _pretrained(
     spec: EncoderSpec, name: str, source: str | Path | None, *, allow_remote_code: bool
 ) -> tuple[Backbone, dict[str, Any]]:
     """The network with its weights; their commit, and their files where these alone decide."""
-    given = None if source is None else hub.find_weights(source, files=spec.weights_files)
-    backbone, path = pretrained_backbone(spec, given, allow_remote_code=allow_remote_code)
+    given = (
+        None if source is None else hub.find_weights(source, files=spec.weights_files)
+    )
+    backbone, path = pretrained_backbone(
+        spec, given, allow_remote_code=allow_remote_code
+    )
     commit = spec.revision if path is None else None if given else hub.commit_of(path)
     moves = name.startswith(registry.HUB_PREFIX) and str(commit) not in name
     pinned = given or (spec.revision == commit and not moves)
-    return backbone, {"revision": commit, "files": files_of(path) if path and pinned else None}
+    return backbone, {
+        "revision": commit,
+        "files": files_of(path) if path and pinned else None,
+    }
 
 
 def _on_engine(
@@ -117,11 +146,18 @@ def _on_engine(
             if check.passes(encoder.precision):
                 return encoder
             refused = f"too far from torch: {check}"
-        except (errors.InvalidInputError, errors.StoreError, OSError, RuntimeError) as error:
+        except (
+            errors.InvalidInputError,
+            errors.StoreError,
+            OSError,
+            RuntimeError,
+        ) as error:
             refused = str(error).splitlines()[0]
         if engine == "openvino":
             got = f"openvino for {encoder.spec.name!r} in {encoder.precision}"
-            raise errors.InvalidInputError(f"engine must be torch here, got {got}: {refused}")
+            raise errors.InvalidInputError(
+                f"engine must be torch here, got {got}: {refused}"
+            )
         encoder = on_torch()  # its weights were let go of
     encoder.engine += f" (not openvino: {refused})"
     return encoder
@@ -138,7 +174,9 @@ def find_spec(name: str) -> EncoderSpec:
         repo, _, revision = name.removeprefix(registry.HUB_PREFIX).partition("@")
         config = hub.hub_file(repo, (CONFIG_NAME,), revision=revision or None)
         commit = hub.commit_of(config) or revision or None
-        if _is_transformers(_read_json(config)):  # it says nothing of pixels: another file does
+        if _is_transformers(
+            _read_json(config)
+        ):  # it says nothing of pixels: another file does
             hub.hub_file(repo, (PREPROCESSOR_NAME,), revision=commit)
         return replace(_folder_spec(name, config), repo=repo, revision=commit)
     if not path.exists():
@@ -155,7 +193,9 @@ def _timm_spec(name: str) -> EncoderSpec:
     if not timm.is_model(model):
         near = difflib.get_close_matches(model, timm.list_models(), n=1, cutoff=0.4)
         hint = f"; did you mean 'timm:{near[0]}'?" if near else ""
-        raise errors.UnknownEncoderError(f"encoder must be a timm model, got {name!r}{hint}")
+        raise errors.UnknownEncoderError(
+            f"encoder must be a timm model, got {name!r}{hint}"
+        )
     published = timm.get_pretrained_cfg(model)
     return _from_timm(name, model, {}, published.to_dict() if published else {})
 
@@ -168,7 +208,10 @@ def _folder_spec(name: str, config_path: Path) -> EncoderSpec:
     rule = "config must be of timm's or transformers' form"
     got = f"{str(config_path)!r} without 'architecture' or 'model_type'"
     require("architecture" in config, rule, got, error=errors.WeightsError)
-    options, published = dict(config.get("model_args", {})), config.get("pretrained_cfg", {})
+    options, published = (
+        dict(config.get("model_args", {})),
+        config.get("pretrained_cfg", {}),
+    )
     return _from_timm(name, config["architecture"], options, published)
 
 
@@ -178,11 +221,18 @@ def _is_transformers(config: Mapping[str, Any]) -> bool:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise errors.WeightsError(f"config must be JSON, got {str(path)!r}: {error}") from error
+        loaded = read_json(path)
+    except ValueError as error:
+        raise errors.WeightsError(
+            f"config must be JSON, got {str(path)!r}: {error}"
+        ) from error
     is_object = isinstance(loaded, dict)
-    require(is_object, "config must be a JSON object", repr(str(path)), error=errors.WeightsError)
+    require(
+        is_object,
+        "config must be a JSON object",
+        repr(str(path)),
+        error=errors.WeightsError,
+    )
     return cast(dict[str, Any], loaded)
 
 
@@ -195,12 +245,23 @@ def _from_timm(
     if hub_id and hub_id.endswith("/"):
         hub_id += published["architecture"] + (f".{tag}" if tag else "")
     known: dict[str, Any] = {"name": name, "input_px": input_px, "tile_mpp": None}
-    known |= {"tile_px": resize_px, "resize_px": resize_px, "weights_files": WEIGHTS_FILES}
-    known |= {"dim": 0, "pooling": "head", "source": f"timm {model}", "repo": hub_id or None}
+    known |= {
+        "tile_px": resize_px,
+        "resize_px": resize_px,
+        "weights_files": WEIGHTS_FILES,
+    }
+    known |= {
+        "dim": 0,
+        "pooling": "head",
+        "source": f"timm {model}",
+        "repo": hub_id or None,
+    }
     spec = EncoderSpec(
         **known,
         architecture=registry.Architecture(kind="timm", model=model, options=options),
-        interpolation="bilinear" if published.get("interpolation") == "bilinear" else "bicubic",
+        interpolation="bilinear"
+        if published.get("interpolation") == "bilinear"
+        else "bicubic",
         mean=_rgb(published.get("mean") or registry.IMAGENET_MEAN),
         std=_rgb(published.get("std") or registry.IMAGENET_STD),
         licence=str(published.get("license") or "unknown"),
@@ -208,32 +269,52 @@ def _from_timm(
     # the dimension and the kind of features that the network really has
     backbone = build_backbone(spec, device="meta").eval()
     with torch.no_grad():
-        features = backbone.features(torch.empty(1, 3, input_px, input_px, device="meta"))
+        features = backbone.features(
+            torch.empty(1, 3, input_px, input_px, device="meta")
+        )
         dim = backbone.head(features).shape[1]
     tokens = features.ndim in (3, 4)
     # half precision: transformers keep a cosine >= 0.9999, batch norm does not
-    return replace(spec, dim=dim, supports_tokens=tokens, half_precision=features.ndim == 3)
+    return replace(
+        spec, dim=dim, supports_tokens=tokens, half_precision=features.ndim == 3
+    )
 
 
-def _from_transformers(name: str, config: Mapping[str, Any], folder: Path) -> EncoderSpec:
+def _from_transformers(
+    name: str, config: Mapping[str, Any], folder: Path
+) -> EncoderSpec:
     path = folder / PREPROCESSOR_NAME
     shown = _read_json(path) if path.is_file() else {}
-    said = shown.get("image_mean") and shown.get("image_std") and "hidden_size" in config
+    said = (
+        shown.get("image_mean") and shown.get("image_std") and "hidden_size" in config
+    )
     rule = "checkpoint must say its hidden_size, image_mean and image_std in config.json and "
     got = f"{name!r} without; add them as its publisher used them"
     require(said, rule + PREPROCESSOR_NAME, got, error=errors.WeightsError)
     size = shown.get("size", config.get("image_size", 224))
-    resize_px = size if isinstance(size, int) else size.get("shortest_edge", size.get("height"))
-    crop = shown.get("crop_size", resize_px) if shown.get("do_center_crop") else resize_px
+    resize_px = (
+        size if isinstance(size, int) else size.get("shortest_edge", size.get("height"))
+    )
+    crop = (
+        shown.get("crop_size", resize_px) if shown.get("do_center_crop") else resize_px
+    )
     options = {"runs_own_code": "auto_map" in config}
-    known: dict[str, Any] = {"name": name, "tile_mpp": None, "weights_files": WEIGHTS_FILES}
+    known: dict[str, Any] = {
+        "name": name,
+        "tile_mpp": None,
+        "weights_files": WEIGHTS_FILES,
+    }
     known |= {"tile_px": int(resize_px), "resize_px": int(resize_px)}
     known |= {"input_px": int(crop if isinstance(crop, int) else crop["height"])}
     return EncoderSpec(
         **known,
         dim=int(config["hidden_size"]),
-        architecture=registry.Architecture(kind="auto", model=str(folder), options=options),
-        interpolation="bicubic" if shown.get("resample") == _PIL_BICUBIC else "bilinear",
+        architecture=registry.Architecture(
+            kind="auto", model=str(folder), options=options
+        ),
+        interpolation="bicubic"
+        if shown.get("resample") == _PIL_BICUBIC
+        else "bilinear",
         mean=_rgb(shown["image_mean"]),
         std=_rgb(shown["image_std"]),
         source=f"transformers {config['model_type']}",
@@ -266,13 +347,19 @@ def check_encoder(name: str, *, device: str = "auto") -> tuple[Check, ...]:
     if missing := [package for package in spec.needs if not is_installed(package)]:
         detail = f"not installed: {', '.join(missing)}; pip install 'thinsection[hub]'"
         return (found, Check("packages", False, detail))
-    packages = Check("packages", True, ", ".join(spec.needs) or "none beyond thinsection's")
+    packages = Check(
+        "packages", True, ", ".join(spec.needs) or "none beyond thinsection's"
+    )
     checks = (found, packages, Check("weights", *_weights(spec)))
     try:
         where = resolve_device(device)
     except errors.DeviceError as error:
         return (*checks, Check("device", False, str(error)))
-    return (*checks, Check("device", True, str(where)), Check("memory", *_memory(spec, where)))
+    return (
+        *checks,
+        Check("device", True, str(where)),
+        Check("memory", *_memory(spec, where)),
+    )
 
 
 def _brought(name: str) -> Check:
@@ -298,9 +385,15 @@ def _weights(spec: EncoderSpec) -> tuple[bool, str]:
     page = f"{constants.ENDPOINT}/{spec.repo}"
     fetch = hub.fetch_command(spec.repo, spec.weights_files[0], spec.revision)
     if constants.HF_HUB_OFFLINE:
-        return False, f"not cached, and HF_HUB_OFFLINE is set; fetch them elsewhere: {fetch}"
+        return (
+            False,
+            f"not cached, and HF_HUB_OFFLINE is set; fetch them elsewhere: {fetch}",
+        )
     if spec.gated and not hub.has_token():
-        return False, f"gated: accept the terms at {page}, then set HF_TOKEN or run: hf auth login"
+        return (
+            False,
+            f"gated: accept the terms at {page}, then set HF_TOKEN or run: hf auth login",
+        )
     if not hub.is_reachable(constants.ENDPOINT):
         why = f"not cached, and {constants.ENDPOINT} does not answer"
         return False, f"{why}; fetch elsewhere: {fetch}"
@@ -310,9 +403,15 @@ def _weights(spec: EncoderSpec) -> tuple[bool, str]:
 
 def _memory(spec: EncoderSpec, where: torch.device) -> tuple[bool, str]:
     on_cuda = where.type == "cuda"
-    free = torch.cuda.mem_get_info(where)[0] if on_cuda else psutil.virtual_memory().available
+    free = (
+        torch.cuda.mem_get_info(where)[0]
+        if on_cuda
+        else psutil.virtual_memory().available
+    )
     if spec.num_params is None:
         return True, f"{format_bytes(free)} free on {where}"
     needed = 4 * spec.num_params  # float32
-    detail = f"weights take {format_bytes(needed)}, {format_bytes(free)} are free on {where}"
+    detail = (
+        f"weights take {format_bytes(needed)}, {format_bytes(free)} are free on {where}"
+    )
     return needed <= free, detail

@@ -47,7 +47,9 @@ class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live = {t.untyped_storage()._cdata: 0 for t in weights}
         self.peak_bytes: int = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(tensor, Tensor):
@@ -65,11 +67,15 @@ class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _FusedAttention(TorchFunctionMode):
     """Attention that holds its output only, as the fused kernels of CPUs and GPUs do."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         given = dict(zip(("query", "key", "value"), args)) | (kwargs or {})
-        return given["query"].new_empty((*given["query"].shape[:-1], given["value"].shape[-1]))
+        return given["query"].new_empty(
+            (*given["query"].shape[:-1], given["value"].shape[-1])
+        )
 
 
 def weights_bytes(encoder: NetworkTileEncoder, *, engine: str | None = None) -> int:
@@ -110,19 +116,27 @@ def batch_bytes(
     if not waiting:
         return held
     # on a CPU the tokens of all tiles lie beside those of the part that is in the network
-    return int(held * HOLES_MARGIN) + waiting * (edge * edge * 3 + encoder.dim * 4 + found)
+    return int(held * HOLES_MARGIN) + waiting * (
+        edge * edge * 3 + encoder.dim * 4 + found
+    )
 
 
-def dry_pass(encoder: NetworkTileEncoder, num_tiles: int, edge: int) -> tuple[int, int, int]:
+def dry_pass(
+    encoder: NetworkTileEncoder, num_tiles: int, edge: int
+) -> tuple[int, int, int]:
     """Peak bytes of so many tiles in the network together, and a tile's tokens (T, C)."""
     backbone = encoder.backbone
     weights = (*backbone.named_parameters(), *backbone.named_buffers())
     kinds = (torch.float32 if t.is_floating_point() else t.dtype for _, t in weights)
     counted = zip(weights, kinds)  # in float32 also where they are stored narrower
-    state = {n: torch.empty_like(t, device="meta", dtype=kind) for (n, t), kind in counted}
+    state = {
+        n: torch.empty_like(t, device="meta", dtype=kind) for (n, t), kind in counted
+    }
     counter = _LiveStorages(state.values())
     with torch.no_grad(), counter, _FusedAttention():
-        tiles = torch.empty((num_tiles, edge, edge, 3), dtype=torch.uint8, device="meta")
+        tiles = torch.empty(
+            (num_tiles, edge, edge, 3), dtype=torch.uint8, device="meta"
+        )
         _, tokens = functional_call(backbone, state, (preprocess(tiles, encoder.spec),))
     margin = TOKEN_MARGIN if backbone.num_prefix_tokens else 1.0
     return int(counter.peak_bytes * margin) + SCRATCH_BYTES, *tokens.shape[1:]
@@ -136,7 +150,10 @@ def largest_batch_size(
     one, got = bytes_of(batch_size=1), f"{format_bytes(budget_bytes)}; raise --memory"
     rule = f"memory budget must hold one tile of {encoder.spec.name!r}, {format_bytes(one)}"
     require(one <= budget_bytes, rule, got, error=BudgetError)
-    on_cpu, knee = encoder.device.type == "cpu", CPU_TILES + 1  # from there on a tile costs less
+    on_cpu, knee = (
+        encoder.device.type == "cpu",
+        CPU_TILES + 1,
+    )  # from there on a tile costs less
     in_parts = on_cpu and bytes_of(batch_size=knee) <= budget_bytes
     start = knee if in_parts else 1
     held, next_held = (bytes_of(batch_size=n) for n in (start, start + 1))

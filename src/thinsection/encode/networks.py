@@ -52,7 +52,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         b, n, c = x.shape
-        q, k, v = self.qkv(x).view(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(x)
+            .view(b, n, 3, self.heads, c // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, c)
         return cast(Tensor, self.proj(mixed))
 
@@ -64,8 +68,13 @@ class Block(nn.Module):
         super().__init__()
         width, scale = config.width, torch.full((config.width,), config.init_values)
         self.norm1, self.norm2 = (nn.LayerNorm(width, eps=TRUNK_EPS) for _ in range(2))
-        self.attn, self.mlp = Attention(width, config.heads), mlp(width, MLP_RATIO * width)
-        self.ls1, self.ls2 = (nn.ParameterDict({"gamma": scale.clone()}) for _ in range(2))
+        self.attn, self.mlp = (
+            Attention(width, config.heads),
+            mlp(width, MLP_RATIO * width),
+        )
+        self.ls1, self.ls2 = (
+            nn.ParameterDict({"gamma": scale.clone()}) for _ in range(2)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x)) * self.ls1["gamma"]
@@ -78,9 +87,13 @@ class Trunk(nn.Module):
     def __init__(self, config: ConchConfig) -> None:
         super().__init__()
         width, self.table_edge = config.width, config.table_px // PATCH_PX
-        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, width, PATCH_PX, PATCH_PX)})
+        self.patch_embed = nn.ModuleDict(
+            {"proj": nn.Conv2d(3, width, PATCH_PX, PATCH_PX)}
+        )
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.pos_embed = nn.Parameter(torch.randn(1, 1 + self.table_edge**2, width) * 0.02)
+        self.pos_embed = nn.Parameter(
+            torch.randn(1, 1 + self.table_edge**2, width) * 0.02
+        )
         self.blocks = nn.Sequential(*(Block(config) for _ in range(config.depth)))
         self.norm = nn.LayerNorm(width, eps=TRUNK_EPS)
 
@@ -92,11 +105,15 @@ class Trunk(nn.Module):
         table = self.pos_embed[:, 1:].reshape(1, edge, edge, -1).permute(0, 3, 1, 2)
         scale = tuple((n + INTERPOLATION_OFFSET) / edge for n in (rows, columns))
         grid = F.interpolate(table, scale_factor=scale, mode="bicubic")
-        return torch.cat([self.pos_embed[:, :1], grid.flatten(2).transpose(1, 2)], dim=1)
+        return torch.cat(
+            [self.pos_embed[:, :1], grid.flatten(2).transpose(1, 2)], dim=1
+        )
 
     def forward(self, pixels: Tensor) -> Tensor:
         rows, columns = (n // PATCH_PX for n in pixels.shape[-2:])
-        patches = self.patch_embed["proj"](pixels).flatten(2).transpose(1, 2)  # row-major
+        patches = (
+            self.patch_embed["proj"](pixels).flatten(2).transpose(1, 2)
+        )  # row-major
         x = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1)
         return cast(Tensor, self.norm(self.blocks(x + self.positions(rows, columns))))
 
@@ -117,8 +134,12 @@ class AttentionalPooler(nn.Module):
         b, dim = len(tokens), self.query.shape[1]
         q = self.to_q(self.ln_q(self.query)).expand(b, -1, -1)
         k, v = self.to_kv(self.ln_k(tokens)).chunk(2, dim=-1)
-        q, k, v = (t.unflatten(-1, (POOLER_HEADS, -1)).transpose(1, 2) for t in (q, k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, -1, dim)
+        q, k, v = (
+            t.unflatten(-1, (POOLER_HEADS, -1)).transpose(1, 2) for t in (q, k, v)
+        )
+        mixed = (
+            F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, -1, dim)
+        )
         return cast(Tensor, self.to_out(mixed))
 
 
@@ -151,22 +172,30 @@ class SameConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         kernel, stride = self.kernel_size[0], self.stride[0]
-        pads = [max((-(-n // stride) - 1) * stride + kernel - n, 0) for n in x.shape[-2:]]
+        pads = [
+            max((-(-n // stride) - 1) * stride + kernel - n, 0) for n in x.shape[-2:]
+        ]
         (top, left), (height, width) = [p // 2 for p in pads], pads
         x = F.pad(x, (left, width - left, top, height - top))
         return F.conv2d(x, self.weight, self.bias, self.stride, 0, 1, self.groups)
 
 
-def _conv(c_in: int, c_out: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+def _conv(
+    c_in: int, c_out: int, kernel: int, *, stride: int = 1, groups: int = 1
+) -> nn.Conv2d:
     if stride > 1:
         return SameConv2d(c_in, c_out, kernel, stride, groups=groups, bias=False)
-    return nn.Conv2d(c_in, c_out, kernel, padding=kernel // 2, groups=groups, bias=False)
+    return nn.Conv2d(
+        c_in, c_out, kernel, padding=kernel // 2, groups=groups, bias=False
+    )
 
 
 class InvertedBottleneck(nn.Module):
     """Expand (where the factor is above 1), depthwise, project; residual where the shape stays."""
 
-    def __init__(self, c_in: int, c_out: int, expansion: int, kernel: int, stride: int) -> None:
+    def __init__(
+        self, c_in: int, c_out: int, expansion: int, kernel: int, stride: int
+    ) -> None:
         super().__init__()
         mid = c_in * expansion
         self.expands, self.residual = expansion > 1, stride == 1 and c_in == c_out
@@ -198,7 +227,9 @@ class EfficientNetLite0(nn.Module):
         channels = STEM_CHANNELS
         for expansion, kernel, stride, c_out, count in STAGES:
             for step in (stride, *[1] * (count - 1)):
-                self._blocks.append(InvertedBottleneck(channels, c_out, expansion, kernel, step))
+                self._blocks.append(
+                    InvertedBottleneck(channels, c_out, expansion, kernel, step)
+                )
                 channels = c_out
         self._conv_head = _conv(channels, HEAD_CHANNELS, 1)
         self._bn1 = nn.BatchNorm2d(HEAD_CHANNELS, eps=BN_EPS)

@@ -20,13 +20,19 @@ Interpolation = Literal["bilinear", "bicubic"]
 # how tokens become one vector. cls: the class token; cls_mean: it and the mean of the patch tokens,
 # concatenated; mean: of the patch tokens or the feature map; head: the architecture's own pooling
 Pooling = Literal["cls", "cls_mean", "mean", "head"]
-ArchitectureKind = Literal["lite0", "timm", "transformers", "conch_v15", "auto", "custom"]
+ArchitectureKind = Literal[
+    "lite0", "timm", "transformers", "conch_v15", "auto", "custom"
+]
 Rgb = tuple[float, float, float]
 
 IMAGENET_MEAN: Rgb = (0.485, 0.456, 0.406)
 IMAGENET_STD: Rgb = (0.229, 0.224, 0.225)
 DEFAULT_ENCODER = "efficientnet_lite0"
-_PACKAGE_OF = {"timm": ("timm",), "transformers": ("transformers",), "auto": ("transformers",)}
+_PACKAGE_OF = {
+    "timm": ("timm",),
+    "transformers": ("transformers",),
+    "auto": ("transformers",),
+}
 _TABLES = ("encoders_own.toml", "encoders_timm.toml")
 TIMM_PREFIX, HUB_PREFIX = "timm:", "hf:"
 
@@ -50,7 +56,11 @@ _NAMES = {
     "virchow2": ("virchow2", "", "virchow2"),
 }
 # slide encoders
-_POOLERS = {"gigapath_slide": "gigapath", "prov_gigapath": "gigapath", "titan_slide": "titan"}
+_POOLERS = {
+    "gigapath_slide": "gigapath",
+    "prov_gigapath": "gigapath",
+    "titan_slide": "titan",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +69,9 @@ class Architecture:
 
     kind: ArchitectureKind  # which builder of `thinsection.encode.backbone` understands the rest
     model: str  # a timm name, a class of transformers, or the folder with a config.json (auto)
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)  # layers by name
+    options: Mapping[str, Any] = field(
+        default_factory=dict, hash=False
+    )  # layers by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +82,13 @@ class EncoderSpec:
     dim: int  # length D of an embedding
     architecture: Architecture
     tile_px: int = 224  # edge of the tiles that it was made for, px at `tile_mpp`
-    tile_mpp: float | None = 0.5  # µm/px of those tiles; None where the model states none
+    tile_mpp: float | None = (
+        0.5  # µm/px of those tiles; None where the model states none
+    )
     input_px: int = 224  # edge of what the network sees, after resizing and centre crop
-    resize_px: int | None = 224  # of the tile's shorter side after resizing; None: not resized
+    resize_px: int | None = (
+        224  # of the tile's shorter side after resizing; None: not resized
+    )
     interpolation: Interpolation = "bilinear"  # always antialiased
     mean: Rgb = IMAGENET_MEAN  # per channel, applied to values in [0, 1], like std
     std: Rgb = IMAGENET_STD
@@ -81,14 +97,21 @@ class EncoderSpec:
     # whether `precision='auto'` may take bf16 or fp16: true where embeddings keep a cosine
     # >= 0.9999 to float32's, as those of vision transformers do
     half_precision: bool = True
-    num_params: int | None = None  # of the network as built here; None for what is not declared
+    num_params: int | None = (
+        None  # of the network as built here; None for what is not declared
+    )
     licence: str = "unknown"  # SPDX identifier, or what the publisher calls it
     source: str = ""  # paper or project
     repo: str | None = None  # on the Hugging Face hub
     # pinned commit of `repo`; None: none is known, main is taken, with a warning that names it
     revision: str | None = None
-    weights_files: tuple[str, ...] = ("model.safetensors", "pytorch_model.bin")  # the first found
-    gated: bool = False  # whether the hub wants a token of an account that accepted the terms
+    weights_files: tuple[str, ...] = (
+        "model.safetensors",
+        "pytorch_model.bin",
+    )  # the first found
+    gated: bool = (
+        False  # whether the hub wants a token of an account that accepted the terms
+    )
 
     @property
     def preprocessing(self) -> dict[str, Any]:
@@ -116,8 +139,12 @@ def declared_encoders() -> Mapping[str, EncoderSpec]:
 
 
 def _spec(row: dict[str, Any]) -> EncoderSpec:
-    declared: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
-    network = {k: declared.pop(k) for k in ("kind", "model", "options") if k in declared}
+    declared: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in row.items()
+    }
+    network = {
+        k: declared.pop(k) for k in ("kind", "model", "options") if k in declared
+    }
     if declared.get("tile_mpp") == "any":
         declared["tile_mpp"] = None
     return EncoderSpec(**declared, architecture=Architecture(**network))
@@ -127,7 +154,9 @@ def _entries() -> Iterator[Entry]:
     for spec in declared_encoders().values():
         at = f" at {spec.tile_mpp:g} µm/px" if spec.tile_mpp else ""
         line = f"{spec.dim}-d, tiles of {spec.tile_px} px{at}; {spec.licence}; {spec.source}"
-        yield Entry(name=spec.name, help=line, target=spec, needs=spec.needs, extra="hub")
+        yield Entry(
+            name=spec.name, help=line, target=spec, needs=spec.needs, extra="hub"
+        )
 
 
 # ours are specs; another package's is called with device, precision, weights, pretrained and seed,
@@ -183,4 +212,5 @@ def our_name(name: str) -> str:
 
 def our_slide_encoder(name: str) -> str:
     """Our name of a slide encoder that a tool calls so; the name itself where none does."""
-    return _POOLERS.get(_plain(name), name)
+    model, colon, output = name.partition(":")
+    return _POOLERS.get(_plain(model), model) + colon + output

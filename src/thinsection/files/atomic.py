@@ -19,17 +19,41 @@ from thinsection.errors import OutputError, ThinsectionError
 
 # the name of a file may be no text at all; it is told in escapes
 _UTF8: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
+_MAX_NAME_BYTES = 255  # of a file's name, on the usual file systems
 TMP_MARK = ".tmp-"  # every unfinished file carries it; readers and clean-up know it
 # A spreadsheet takes text that begins so for a formula and may run it. One apostrophe before it
 # says "text"; text that already has apostrophes there gets one more, so that it can be read back.
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 # what a file system answers when no file of it can be written: another slide would fare the same
 _LOST = (
-    *("ENOSPC", "EDQUOT", "EROFS", "EIO", "ESTALE", "ENOTCONN", "ENODEV", "ENXIO", "ETIMEDOUT"),
-    *("EHOSTDOWN", "EHOSTUNREACH", "EREMOTEIO", "ECONNABORTED", "ECONNRESET", "ESHUTDOWN"),
+    *(
+        "ENOSPC",
+        "EDQUOT",
+        "EROFS",
+        "EIO",
+        "ESTALE",
+        "ENOTCONN",
+        "ENODEV",
+        "ENXIO",
+        "ETIMEDOUT",
+    ),
+    *(
+        "EHOSTDOWN",
+        "EHOSTUNREACH",
+        "EREMOTEIO",
+        "ECONNABORTED",
+        "ECONNRESET",
+        "ESHUTDOWN",
+    ),
 )
-_LOST_NUMBERS = frozenset(getattr(errno, name) for name in _LOST if hasattr(errno, name))
-_HDF5_ERRNO = re.compile(r"errno = (\d+)")  # in the words of HDF5, which raises what it likes
+_LOST_NUMBERS = frozenset(
+    getattr(errno, name) for name in _LOST if hasattr(errno, name)
+)
+# the same where it is about the output itself, deleted or forbidden: not of another file
+_GONE_NUMBERS = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM))
+_HDF5_ERRNO = re.compile(
+    r"errno = (\d+)"
+)  # in the words of HDF5, which raises what it likes
 
 Row = Mapping[str, Any] | Sequence[Any]
 
@@ -38,7 +62,8 @@ Row = Mapping[str, Any] | Sequence[Any]
 def writing(path: Path | str) -> Iterator[None]:
     """Turns what the block raises because nothing can be written into an OutputError.
 
-    A full disk or quota, no inodes, a read-only, stale or lost file system. Other errors pass.
+    A full disk or quota, no inodes, a read-only, stale or lost file system; an output that was
+    deleted or forbidden since. Other errors pass.
     """
     try:
         yield
@@ -47,12 +72,27 @@ def writing(path: Path | str) -> Iterator[None]:
     except (OSError, RuntimeError) as error:
         told = _HDF5_ERRNO.search(str(error))
         number = getattr(error, "errno", None) or (int(told[1]) if told else 0)
-        if number not in _LOST_NUMBERS:
-            raise
         name = getattr(error, "filename", None) or path
+        is_gone = number in _GONE_NUMBERS and _is_output(error, Path(path))
+        if number not in _LOST_NUMBERS and not is_gone:
+            raise
         got = f"got {os.strerror(number)!r} for {str(name)!r}"
-        remedy = "free some space, or bring the file system back, and run the same command again"
-        raise OutputError(f"output must be writable, {got}; {remedy}") from error
+        remedy = "free some space, or bring the file system back"
+        if is_gone:
+            remedy = "bring the folder and its permissions back"
+        raise OutputError(
+            f"output must be writable, {got}; {remedy}, and run the same command again"
+        ) from error
+
+
+def _is_output(error: OSError | RuntimeError, path: Path) -> bool:
+    """Whether an error is about this output: itself, what lies in it, or its unfinished file."""
+    named = getattr(error, "filename", None)
+    if named is None:  # HDF5 tells the name in its words only
+        return str(path.parent) in str(error)
+    file = Path(os.fsdecode(named))
+    is_unfinished = file.parent == path.parent and TMP_MARK in file.name
+    return is_unfinished or file in (path, path.parent) or path in file.parents
 
 
 class KeepingFile(io.FileIO):
@@ -102,7 +142,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     # other tools list every *.h5 of a folder, hidden ones too
     suffix = "" if path.suffix == ".h5" else path.suffix
     mark = f"{TMP_MARK}{os.getpid()}-{secrets.token_hex(4)}"
-    tmp = path.with_name(f".{path.stem}{mark}{suffix}")
+    tmp = path.with_name(f".{_cut(path.stem, mark + suffix)}{mark}{suffix}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -111,14 +151,27 @@ def atomic_path(path: Path) -> Iterator[Path]:
             tmp.replace(path)
             _fsync(path.parent)
         finally:
-            with contextlib.suppress(OSError):  # of a file system that is lost: swept later
+            with contextlib.suppress(
+                OSError
+            ):  # of a file system that is lost: swept later
                 tmp.unlink(missing_ok=True)
+
+
+def _cut(stem: str, rest: str) -> str:
+    """The stem, or as much of it as leaves room for the rest in the name of a file."""
+    room = _MAX_NAME_BYTES - len(f".{rest}".encode(errors="surrogateescape"))
+    data = stem.encode(errors="surrogateescape")
+    if len(data) <= room:
+        return stem
+    return data[:room].decode(errors="ignore")
 
 
 def link_or_copy(source: Path, target: Path, *, copy: bool = False) -> None:
     """Makes `target` a hard link of the file, or a copy: if asked, or where no link can be."""
     if not copy:
-        with contextlib.suppress(OSError):  # another file system, or one without hard links
+        with contextlib.suppress(
+            OSError
+        ):  # another file system, or one without hard links
             os.link(source, target)
             return
     shutil.copyfile(source, target)
@@ -142,7 +195,9 @@ def write_json(path: Path, data: Any) -> None:
     write_bytes(path, (text + "\n").encode(**_UTF8))
 
 
-def write_table(path: Path, rows: Iterable[Row], columns: Sequence[str] | None = None) -> None:
+def write_table(
+    path: Path, rows: Iterable[Row], columns: Sequence[str] | None = None
+) -> None:
     """Writes a UTF-8 table with a header, atomically; `.tsv` has tabs between cells, others commas.
 
     Numbers are written as they are. Text that a spreadsheet would run as a formula gets a leading
@@ -154,7 +209,11 @@ def write_table(path: Path, rows: Iterable[Row], columns: Sequence[str] | None =
     """
     if columns is None:
         rows = list(rows)
-        columns = [*dict.fromkeys(name for row in rows if isinstance(row, Mapping) for name in row)]
+        columns = [
+            *dict.fromkeys(
+                name for row in rows if isinstance(row, Mapping) for name in row
+            )
+        ]
     line, delimiter = io.StringIO(newline=""), "\t" if path.suffix == ".tsv" else ","
     # a lone \r is quoted, before Python 3.13, only by a writer that ends its lines with one
     writer = csv.writer(line, delimiter=delimiter, lineterminator="\r\n")

@@ -1,11 +1,13 @@
 """Locks between processes and nodes on a shared file system; what killed processes left is swept.
 
 A lock is a file made with O_EXCL that names host, process and a random token; its owner touches it
-while it lives. It goes stale when its process is gone (same host) or it was not touched for
-`STALE_AFTER_S` (another host), measured against the file system's own clock.
+while it lives. It goes stale when its process is gone, where that can be seen (the same host since
+its last start, and the same PID namespace: a container has its own), else when it was not touched
+for `STALE_AFTER_S`: by the file system's own clock, or as seen by the process that waits.
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -15,7 +17,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -25,11 +27,13 @@ import psutil
 
 from thinsection.errors import StoreError, rewording
 from thinsection.files.atomic import TMP_MARK, writing
+from thinsection.files.json_text import read_json
 
 LOCK_NAME = ".lock"  # in the folder of a slide or of a job
 STALE_AFTER_S = 60.0
 _HEARTBEAT_S = 10.0
 _POLL_S = 0.5
+_TELL_AFTER_S = 5.0  # of waiting without a word
 _PREFIX = "thinsection"  # of scratch folders
 
 
@@ -41,6 +45,11 @@ class LockOwner:
     pid: int
     started: float
     token: str
+    boot: str = ""  # which start of the host it was; '' where that is not known
+    namespace: str = ""  # in which process numbers count; '' where there is one
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host!r}"
 
 
 class FileLock:
@@ -49,6 +58,8 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._token: str | None = None
+        # its time stamp when it was looked at, and when that began to be so (monotonic)
+        self._seen: tuple[int, float] | None = None
 
     def acquire(self) -> bool:
         """Takes the lock if it is free or stale; never waits. StoreError: an unwritable folder."""
@@ -73,13 +84,21 @@ class FileLock:
     def owner(self) -> LockOwner | None:
         """Who holds it; None where there is no lock or it is not readable (yet)."""
         try:
-            return LockOwner(**json.loads(self.path.read_text()))
+            return LockOwner(**read_json(self.path))
         except (OSError, ValueError, TypeError):
             return None
 
     def _create(self) -> bool:
-        process, token = psutil.Process(), secrets.token_hex(8)
-        owner = LockOwner(socket.gethostname(), process.pid, process.create_time(), token)
+        process = psutil.Process()
+        token = secrets.token_hex(8)
+        owner = LockOwner(
+            host=socket.gethostname(),
+            pid=process.pid,
+            started=process.create_time(),
+            token=token,
+            boot=_boot_id(),
+            namespace=_pid_namespace(),
+        )
         folder = self.path.parent
         rule = "output folder must be writable"
         with rewording(rule, folder, OSError, error=StoreError), writing(self.path):
@@ -99,18 +118,46 @@ class FileLock:
         return True
 
     def _is_stale(self, owner: LockOwner | None) -> bool:
-        if owner is not None and owner.host == socket.gethostname():
+        if owner is not None and _is_visible(owner):
             return is_gone(owner)
+        if self._unchanged_s() >= STALE_AFTER_S:
+            return True
         probe = self.path.with_name(f"{self.path.name}.now-{secrets.token_hex(4)}")
         try:
             with writing(probe):
                 probe.touch()  # tells the time of the file system that holds both
             return probe.stat().st_mtime - self.path.stat().st_mtime >= STALE_AFTER_S
-        except FileNotFoundError:  # removed in between: whoever did so may make the next one now
+        except (
+            FileNotFoundError
+        ):  # removed in between: whoever did so may make the next one now
             return False
         finally:
             with contextlib.suppress(OSError):
                 probe.unlink(missing_ok=True)
+
+    def _unchanged_s(self) -> float:
+        """For how long this object has seen the same time stamp, whatever its date is."""
+        now = time.monotonic()
+        try:
+            stamp = self.path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0.0
+        if self._seen is None or self._seen[0] != stamp:
+            self._seen = (stamp, now)
+        return now - self._seen[1]
+
+    def describe(self) -> str:
+        """Who holds it, with the file and its age: for who waits for it."""
+        owner = self.owner()
+        holder = str(owner) if owner else "a process that is not named"
+        try:
+            age_s = time.time() - self.path.stat().st_mtime
+        except OSError:
+            return f"{holder} holds {str(self.path)!r}"
+        when = f"touched {age_s:.0f} s ago"
+        if age_s < -1:
+            when = f"dated {-age_s:.0f} s ahead of this clock"
+        return f"{holder} holds {str(self.path)!r}, {when}"
 
     def _steal(self, stale: LockOwner | None) -> bool:
         """Removes this owner's stale lock; of several processes exactly one succeeds.
@@ -123,7 +170,9 @@ class FileLock:
         try:
             marker.touch(exist_ok=False)
         except FileExistsError:
-            with contextlib.suppress(FileNotFoundError):  # its maker died in these few lines
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # its maker died in these few lines
                 if time.time() - marker.stat().st_mtime > STALE_AFTER_S:
                     marker.unlink()
             return False
@@ -137,13 +186,46 @@ class FileLock:
 
 
 def is_gone(owner: LockOwner) -> bool:
-    """Whether a process of this host has ended; of another host's that is not known: False."""
-    if owner.host != socket.gethostname():
+    """Whether a process that can be seen from here has ended; of any other that is not known."""
+    if not _is_visible(owner):
         return False
     try:
         return bool(abs(psutil.Process(owner.pid).create_time() - owner.started) > 1.0)
     except psutil.NoSuchProcess:
         return True
+
+
+def _is_before_boot(owner: LockOwner, folder: Path) -> bool:
+    """Whether a folder of this host has not changed since the host was started."""
+    is_here = owner.host == socket.gethostname()
+    return is_here and folder.stat().st_mtime < psutil.boot_time()
+
+
+def _is_visible(owner: LockOwner) -> bool:
+    """Whether a process of this owner would be found under its number from here.
+
+    A container may have the host's name and process numbers of its own.
+    """
+    if owner.host != socket.gethostname():
+        return False
+    return owner.namespace == _pid_namespace() and owner.boot == _boot_id()
+
+
+@functools.cache
+def _boot_id() -> str:
+    """A name of this start of the host; '' where the system tells none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _pid_namespace() -> str:
+    """A name of the namespace of process numbers; '' where the system has none."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
 
 
 @contextmanager
@@ -172,11 +254,21 @@ def heartbeat(locks: Collection[FileLock]) -> Iterator[None]:
 
 
 @contextmanager
-def hold(path: Path) -> Iterator[None]:
-    """Waits until nobody else holds the lock, and holds it while the block runs."""
+def hold(
+    path: Path, *, on_wait: Callable[[str], None] = lambda text: None
+) -> Iterator[None]:
+    """Waits until nobody else holds the lock, and holds it while the block runs.
+
+    `on_wait` is told, once, who holds it where that takes longer than some seconds.
+    """
     lock = FileLock(path)
+    begun = time.monotonic()
+    is_told = False
     while not lock.acquire():
         threading.Event().wait(_POLL_S)
+        if not is_told and time.monotonic() - begun > _TELL_AFTER_S:
+            is_told = True
+            on_wait(f"waiting: {lock.describe()}")
     with heartbeat({lock}):
         yield
 
@@ -198,7 +290,9 @@ def sweep_slide(slide_id: str, folder: Path, others: dict[str, list[Path]]) -> N
 
     The lock guards all of `folder`; `others` is `unfinished` of those with a file of each slide.
     """
-    inner = [Path(e.path) for e in os.scandir(folder) if e.is_dir(follow_symlinks=False)]
+    inner = [
+        Path(e.path) for e in os.scandir(folder) if e.is_dir(follow_symlinks=False)
+    ]
     files = [path for paths in unfinished([folder, *inner]).values() for path in paths]
     for stem in [s for s in others if s == slide_id or PurePath(s).stem == slide_id]:
         files += others.pop(stem)  # 'ID' of ID.h5, 'ID.zarr' of ID.zarr.zip
@@ -212,7 +306,10 @@ def sweep_old(folder: Path) -> None:
     """Removes unfinished files that nobody writes any more, after ten times a stale lock's age."""
     for path in chain.from_iterable(unfinished([folder]).values()):
         with contextlib.suppress(OSError):
-            if path.is_file() and time.time() - path.stat().st_mtime > 10 * STALE_AFTER_S:
+            if (
+                path.is_file()
+                and time.time() - path.stat().st_mtime > 10 * STALE_AFTER_S
+            ):
                 path.unlink()
 
 
@@ -235,7 +332,10 @@ def scratch_bytes(kind: str) -> int:
         owner = FileLock(path / LOCK_NAME).owner()
         with contextlib.suppress(FileNotFoundError):  # its process removes it
             age_s = time.time() - path.stat().st_mtime
-            if is_gone(owner) if owner else age_s > STALE_AFTER_S:
+            is_old = age_s > STALE_AFTER_S
+            if owner:
+                is_old = is_gone(owner) or _is_before_boot(owner, path)
+            if is_old:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 total += int(match[1])

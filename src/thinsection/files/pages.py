@@ -51,6 +51,8 @@ def _environment(room: str) -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
     escaped = select_autoescape(disabled_extensions=("md.j2",), default=True)
-    found = Environment(loader=PackageLoader(room), autoescape=escaped, undefined=StrictUndefined)
+    found = Environment(
+        loader=PackageLoader(room), autoescape=escaped, undefined=StrictUndefined
+    )
     found.trim_blocks = found.lstrip_blocks = True
     return found

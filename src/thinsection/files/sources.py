@@ -37,7 +37,9 @@ class FileSource:
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes; SlideReadError where the source ends before."""
-        if (descriptor := self._descriptor) is None:  # kept alive here while `close` runs elsewhere
+        if (
+            descriptor := self._descriptor
+        ) is None:  # kept alive here while `close` runs elsewhere
             raise closed_error(self.name)
         data = os.pread(descriptor, length, offset)
         _check_whole(len(data), length, self._file, offset)
@@ -63,18 +65,28 @@ class FsspecSource:
         self._fs, self._path = filesystem(url)
         try:
             self.size = int(self._fs.size(self._path))
-        except (OSError, ValueError, TypeError) as error:  # TypeError: a server without a size
-            raise SlideOpenError(f"slide must be reachable, got {error!r} for {url!r}") from None
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+        ) as error:  # TypeError: a server without a size
+            raise SlideOpenError(
+                f"slide must be reachable, got {error!r} for {url!r}"
+            ) from None
         self._lock = threading.Lock()
         self.fetched_bytes = self.requests = 0
 
     def read_at(self, offset: int, length: int) -> bytes:
         """See `FileSource.read_at`."""
         try:
-            data: bytes = self._fs.cat_file(self._path, start=offset, end=offset + length)
+            data: bytes = self._fs.cat_file(
+                self._path, start=offset, end=offset + length
+            )
         except (OSError, ValueError) as error:
             name = self.name
-            raise SlideReadError(f"range of {name!r} must be readable, got {error!r}") from error
+            raise SlideReadError(
+                f"range of {name!r} must be readable, got {error!r}"
+            ) from error
         with self._lock:
             self.fetched_bytes += len(data)
             self.requests += 1
@@ -85,7 +97,10 @@ class FsspecSource:
         """See `FileSource.read_into`; here the bytes are copied."""
         data = memoryview(self.read_at(offset, sum(array.nbytes for array in arrays)))
         for array in arrays:
-            memoryview(array).cast("B")[:], data = data[: array.nbytes], data[array.nbytes :]
+            memoryview(array).cast("B")[:], data = (
+                data[: array.nbytes],
+                data[array.nbytes :],
+            )
 
     def close(self) -> None:
         """Nothing is held open between requests."""
@@ -103,7 +118,9 @@ def metadata_file(source: FsspecSource) -> Any:
             return source.read_at(start, min(end, source.size) - start)
 
     options = {"block_size": 64 * KIB, "cache_options": {"maxblocks": 64}}
-    return RangeFile(None, source.name, size=source.size, cache_type="blockcache", **options)
+    return RangeFile(
+        None, source.name, size=source.size, cache_type="blockcache", **options
+    )
 
 
 def filesystem(url: str) -> tuple[Any, str]:
@@ -114,9 +131,13 @@ def filesystem(url: str) -> tuple[Any, str]:
         found, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
         protocol = url.partition(URL_MARK)[0]
-        raise errors.MissingDependencyError(f"{protocol}:// needs a package: {error}") from None
+        raise errors.MissingDependencyError(
+            f"{protocol}:// needs a package: {error}"
+        ) from None
     except ValueError as error:
-        raise SlideOpenError(f"URL must have a known protocol, got {url!r}: {error}") from None
+        raise SlideOpenError(
+            f"URL must have a known protocol, got {url!r}: {error}"
+        ) from None
     return found, str(path)
 
 
@@ -129,7 +150,9 @@ def _check_whole(found: int, length: int, name: str, offset: int) -> None:
 def closed_error(slide_path: str) -> SlideReadError:
     """What a read after `close` raises."""
     name = Path(slide_path).name
-    return SlideReadError(f"slide must be open, got a closed one in {name!r}; open it again")
+    return SlideReadError(
+        f"slide must be open, got a closed one in {name!r}; open it again"
+    )
 
 
 class RemoteFolder:
@@ -152,8 +175,12 @@ class RemoteFolder:
             self._make_parent(path)
             self._fs.pipe_file(path, b"\0")
             self._fs.rm_file(path)
-        except Exception as error:  # each store has its own errors, credentials' among them
-            raise StoreError(f"out must be writable, got {error!r} for {self.url!r}") from error
+        except (
+            Exception
+        ) as error:  # each store has its own errors, credentials' among them
+            raise StoreError(
+                f"out must be writable, got {error!r} for {self.url!r}"
+            ) from error
 
     def sizes(self) -> dict[str, int]:
         """Relative name -> bytes of every file. Memory: about 200 bytes per file."""
@@ -162,7 +189,9 @@ class RemoteFolder:
             found = self._fs.find(self._root, detail=True)
         except FileNotFoundError:
             return {}
-        return {p.removeprefix(f"{self._root}/"): int(f["size"]) for p, f in found.items()}
+        return {
+            p.removeprefix(f"{self._root}/"): int(f["size"]) for p, f in found.items()
+        }
 
     def read(self, name: str) -> bytes:
         """The bytes of a small file."""

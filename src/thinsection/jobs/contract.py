@@ -32,7 +32,9 @@ class Report(Generic[Result]):
     """What a task says of its entries; plain values."""
 
     results: tuple[Result, ...]  # one per entry, in its order
-    stage_seconds: Mapping[str, float] = field(default_factory=dict)  # as `StageClock.seconds()`
+    stage_seconds: Mapping[str, float] = field(
+        default_factory=dict
+    )  # as `StageClock.seconds()`
     facts: Mapping[str, Any] = field(default_factory=dict)  # which models did it
 
 
@@ -53,7 +55,9 @@ class Task(ABC, Generic[Entry, Result]):
     kind: ClassVar[str]  # its name, by which a Slurm array finds the class again
     entry_type: ClassVar[type[Any]]
     result_type: ClassVar[type[Any]]
-    event_type: ClassVar[type[Any] | None] = None  # of what it says on the way, if anything
+    event_type: ClassVar[type[Any] | None] = (
+        None  # of what it says on the way, if anything
+    )
     # a chunk goes through one process without a pause between its entries, so that a single
     # process gets them all at once; other tasks are called entry by entry
     streams: ClassVar[bool] = False
@@ -63,7 +67,9 @@ class Task(ABC, Generic[Entry, Result]):
     threads: int = 0
 
     @abstractmethod
-    def __call__(self, entries: Sequence[Entry], *, on_event: OnEvent) -> Report[Result]:
+    def __call__(
+        self, entries: Sequence[Entry], *, on_event: OnEvent
+    ) -> Report[Result]:
         """Works on the entries. A bad entry is a failed result; an exception is the worker's.
 
         `on_event` is told of progress, from any thread. Raises ThinsectionError: settings, weights
@@ -108,7 +114,9 @@ class Task(ABC, Generic[Entry, Result]):
         """The event that tells of a result whose worker could send none; None for no event."""
         return None
 
-    def request(self, chunks: Sequence[Sequence[Any]], config: ExecutorConfig) -> JobRequest | None:
+    def request(
+        self, chunks: Sequence[Sequence[Any]], config: ExecutorConfig
+    ) -> JobRequest | None:
         """Resources of a batch job for one of these chunks; None takes flags, else defaults."""
         return None
 
@@ -128,10 +136,14 @@ class Try:
         """Whether each entry is a job of its own, because the job that had it died."""
         return self.number > 1
 
-    def again(self, entries: Sequence[Any], rung: Rung, before: Request | None) -> "Try":
+    def again(
+        self, entries: Sequence[Any], rung: Rung, before: Request | None
+    ) -> "Try":
         """The next try of some entries: each alone, in less memory than the first."""
         task, number = self.task if self.alone else self.task.smaller(), self.number + 1
-        return Try(entries=tuple(entries), task=task, number=number, rung=rung, before=before)
+        return Try(
+            entries=tuple(entries), task=task, number=number, rung=rung, before=before
+        )
 
 
 @dataclass(frozen=True)
@@ -142,7 +154,9 @@ class Site:
     attempt: Try
     folder: Path  # of the invocation's records; every worker sees it
     on_event: OnEvent = lambda event: None  # takes what tasks emit, from any thread
-    on_message: Callable[[str], None] = lambda text: None  # takes lines for the person who waits
+    on_message: Callable[[str], None] = lambda text: (
+        None
+    )  # takes lines for the person who waits
     cluster: Any = None  # of the backend's own kind, handed in from Python
 
 
@@ -168,8 +182,12 @@ class Ended:
     how: Literal["reported", "died", "failed", "over"]
     report: Report[Any] | None = None  # of its first entries, as far as there is one
     reason: str = ""  # of an end without a whole report, for a person
-    error: BaseException | None = None  # one of ours (settings, weights) ends the whole execution
-    want: Want | None = None  # what it died for want of, as far as that is known or likely
+    error: BaseException | None = (
+        None  # one of ours (settings, weights) ends the whole execution
+    )
+    want: Want | None = (
+        None  # what it died for want of, as far as that is known or likely
+    )
     granted: Request | None = None  # resources of a batch job
 
     @classmethod
@@ -193,17 +211,23 @@ class Backend(ABC):
     # each entry is told, by the driver
     carries_events: ClassVar[bool] = True
     asks_finished: ClassVar[bool] = True  # entries known to be done are not sent
-    climbs: tuple[Want, ...] = ("memory",)  # what the next rung of the settings gives more of
+    climbs: tuple[Want, ...] = (
+        "memory",
+    )  # what the next rung of the settings gives more of
     workers: int = 1  # jobs at once, known once it is open; decides the size of chunks
     threads: int | None = None  # CPUs of a worker; None leaves tasks as they are
-    monitored: bool = True  # workers record what they use: they are no children of this process
+    monitored: bool = (
+        True  # workers record what they use: they are no children of this process
+    )
 
     def __init__(self, site: Site) -> None:
         """Keeps what it is opened with; starts nothing yet."""
         self.site = site
         self.config = site.config.at(site.attempt.rung)  # with one memory and one card
         self.stack = ExitStack()  # ends all that it has started
-        self.sent: dict[Any, Job] = {}  # what has not ended, by what the backend knows it by
+        self.sent: dict[
+            Any, Job
+        ] = {}  # what has not ended, by what the backend knows it by
 
     def __enter__(self) -> Self:
         """Opens it; what was started before an error is ended."""
@@ -251,13 +275,17 @@ class Backend(ABC):
 def connecting(address: Any) -> AbstractContextManager[None]:
     """Says of any failure to connect that nothing runs at the address."""
     rule = "scheduler must be the address of a running one"
-    return rewording(rule, address, OSError, RuntimeError, ValueError, error=ClusterError)
+    return rewording(
+        rule, address, OSError, RuntimeError, ValueError, error=ClusterError
+    )
 
 
 class InlineBackend(Backend):
     """This process: works when it is polled; an error of a task is the caller's."""
 
-    asks_finished: ClassVar[bool] = False  # tasks find out by themselves, better than by files
+    asks_finished: ClassVar[bool] = (
+        False  # tasks find out by themselves, better than by files
+    )
     climbs: tuple[Want, ...] = ()
 
     def open(self) -> None:
@@ -272,5 +300,9 @@ class InlineBackend(Backend):
 
     def poll(self, *, waiting: int) -> Sequence[Ended]:
         jobs, self.sent = self.sent.values(), {}
-        reports = [(job, job.task(job.entries, on_event=self.site.on_event)) for job in jobs]
-        return [Ended(job=job, how="reported", report=report) for job, report in reports]
+        reports = [
+            (job, job.task(job.entries, on_event=self.site.on_event)) for job in jobs
+        ]
+        return [
+            Ended(job=job, how="reported", report=report) for job, report in reports
+        ]

@@ -15,7 +15,12 @@ from contextlib import suppress
 from typing import Any, cast
 
 from thinsection.config import as_mapping, from_mapping
-from thinsection.errors import ClusterError, ConfigError, MissingDependencyError, importing
+from thinsection.errors import (
+    ClusterError,
+    ConfigError,
+    MissingDependencyError,
+    importing,
+)
 from thinsection.files.atomic import write_text
 from thinsection.files.lock import scratch_folder
 from thinsection.jobs.contract import Backend, Ended, Job, Report, Task, connecting
@@ -24,7 +29,9 @@ from thinsection.types import MIB, parse_bytes
 
 LOG_NAME = "dask-workers.log"
 _POLL_S = 2.0
-_RESTART_POLL_S = 0.2  # while no worker lives: the nanny starts a new one in about a second
+_RESTART_POLL_S = (
+    0.2  # while no worker lives: the nanny starts a new one in about a second
+)
 _NO_WORKERS_S = 300.0  # a cluster without a worker for so long is lost
 _WAIT_S = 300.0  # for the first worker: a job may have to start
 _CONNECT_S = 10.0  # to a scheduler that must be there already
@@ -58,7 +65,9 @@ class DaskBackend(Backend):
         self._topic = f"thinsection-{secrets.token_hex(4)}"
         self._logs = self.site.folder / LOGS
         self.stack.enter_context(dask.config.set(_SETTINGS))
-        self._foreign = self.site.cluster is not None or self.config.scheduler is not None
+        self._foreign = (
+            self.site.cluster is not None or self.config.scheduler is not None
+        )
         self._client = self._connect() if self._foreign else self._start()
         self.stack.callback(self._save_logs)
         if self._client.dashboard_link:
@@ -78,7 +87,9 @@ class DaskBackend(Backend):
         """
         for job, address in zip(jobs, self._idle()):
             work = (run_job, job.task, job.entries, self._topic)
-            future = self._client.submit(*work, workers=[address], pure=False, retries=0)
+            future = self._client.submit(
+                *work, workers=[address], pure=False, retries=0
+            )
             self.sent[future], self._worker_of[future] = job, address
 
     def poll(self, *, waiting: int) -> Sequence[Ended]:
@@ -89,7 +100,9 @@ class DaskBackend(Backend):
             self._seen = time.monotonic()
         elif time.monotonic() - self._seen > _NO_WORKERS_S:
             rule = f"the cluster must have a worker, got none for {_NO_WORKERS_S:.0f} s"
-            raise ClusterError(f"{rule}; what is done stays: run the same command again")
+            raise ClusterError(
+                f"{rule}; what is done stays: run the same command again"
+            )
         found = []
         for future in ended or self._stranded(before):
             del self._worker_of[future]
@@ -121,7 +134,9 @@ class DaskBackend(Backend):
     def _stranded(self, before: set[str]) -> list[Any]:
         """Jobs whose worker left without dying at work (scaled down, out of time), cancelled."""
         gone = set(self._worker_of.values()) - before - self._addresses()
-        found = [f for f, a in self._worker_of.items() if a in gone and f.status == "pending"]
+        found = [
+            f for f, a in self._worker_of.items() if a in gone and f.status == "pending"
+        ]
         if found:
             self._client.cancel(found)
         return found
@@ -147,7 +162,9 @@ class DaskBackend(Backend):
             with connecting(where):
                 client = self.stack.enter_context(make(where, timeout=_CONNECT_S))
         client.wait_for_workers(1, timeout=_WAIT_S)
-        self.workers = self.config.workers or len(client.scheduler_info(n_workers=-1)["workers"])
+        self.workers = self.config.workers or len(
+            client.scheduler_info(n_workers=-1)["workers"]
+        )
         return client
 
     def _start(self) -> Any:
@@ -156,7 +173,11 @@ class DaskBackend(Backend):
         self.monitored = config.jobqueue is not None
         self.workers, self.threads = local_shape(config)
         scratch = str(self.stack.enter_context(scratch_folder("dask")))
-        local: dict[str, Any] = {"threads_per_worker": 1, "local_directory": scratch, **_ANY_PORT}
+        local: dict[str, Any] = {
+            "threads_per_worker": 1,
+            "local_directory": scratch,
+            **_ANY_PORT,
+        }
         local["memory_limit"] = local_memory(config, self.workers)
         if config.jobqueue is not None:
             self.workers = config.workers or 1
@@ -181,7 +202,11 @@ class DaskBackend(Backend):
     def _resize(self, wanted: int) -> None:
         """Keeps as many jobs in the queue as have work; lost ones are replaced, idle ones end."""
         jobs = max(1, min(self.workers, wanted))
-        if self.config.jobqueue is not None and not self._foreign and jobs != self._asked:
+        if (
+            self.config.jobqueue is not None
+            and not self._foreign
+            and jobs != self._asked
+        ):
             self._cluster.adapt(minimum_jobs=jobs, maximum_jobs=jobs)
             self._asked = jobs
 
@@ -191,10 +216,14 @@ class DaskBackend(Backend):
         except ImportError as error:
             need = f"--gpus needs dask-cuda with executor 'dask', got {error}"
             remedy = "pip install dask-cuda, or use --executor pool, or start one run per GPU on "
-            remedy += "the same --out with CUDA_VISIBLE_DEVICES set: they share the work"
+            remedy += (
+                "the same --out with CUDA_VISIBLE_DEVICES set: they share the work"
+            )
             raise MissingDependencyError(f"{need}; {remedy}") from None
         gpus = list(self.config.gpu_ids)
-        return LocalCUDACluster(CUDA_VISIBLE_DEVICES=gpus, device_memory_limit=0, **local)
+        return LocalCUDACluster(
+            CUDA_VISIBLE_DEVICES=gpus, device_memory_limit=0, **local
+        )
 
     def _slurm_cluster(self) -> Any:
         with importing("--jobqueue slurm needs dask-jobqueue", "cluster"):
@@ -202,7 +231,9 @@ class DaskBackend(Backend):
         config = self.config
         if shlex.quote(str(self._logs)) != str(self._logs):
             got = f"{str(self._logs)!r}; dask-jobqueue does not quote it: use --executor slurm"
-            raise ConfigError(f"out must be a path without spaces for --jobqueue, got {got}")
+            raise ConfigError(
+                f"out must be a path without spaces for --jobqueue, got {got}"
+            )
         self._logs.mkdir(parents=True, exist_ok=True)
         memory = parse_bytes(config.job_memory or config.worker_memory or "8GiB") // MIB
         gres = [f"--gres={config.gres}"] if config.gres else []
@@ -227,11 +258,17 @@ class DaskBackend(Backend):
         for nanny in (True, False):
             try:
                 logs: Mapping[str, Any] = self._client.get_worker_logs(nanny=nanny)
-            except (OSError, ValueError, TimeoutError) as error:  # workers that are gone
+            except (
+                OSError,
+                ValueError,
+                TimeoutError,
+            ) as error:  # workers that are gone
                 _log.warning("worker logs could not be fetched: %s", error)
                 continue
             for worker, records in logs.items():
-                lines += [f"{worker} {level} {text}" for level, text in reversed(records)]
+                lines += [
+                    f"{worker} {level} {text}" for level, text in reversed(records)
+                ]
         write_text(self._logs / LOG_NAME, "\n".join(lines) + "\n")
 
 

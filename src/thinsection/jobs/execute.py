@@ -18,10 +18,29 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.errors import ClusterError, ThinsectionError
-from thinsection.jobs.contract import Backend, Ended, Job, OnEvent, Report, Result, Site, Task, Try
-from thinsection.jobs.executor import EXECUTORS, Entry, ExecutorConfig, Rung, Want, chosen_executor
+from thinsection.jobs.contract import (
+    Backend,
+    Ended,
+    Job,
+    OnEvent,
+    Report,
+    Result,
+    Site,
+    Task,
+    Try,
+)
+from thinsection.jobs.executor import (
+    EXECUTORS,
+    Entry,
+    ExecutorConfig,
+    Rung,
+    Want,
+    chosen_executor,
+)
 
-Tell = Callable[[Report[Any], Sequence[Any]], None]  # a report, and its results without an event
+Tell = Callable[
+    [Report[Any], Sequence[Any]], None
+]  # a report, and its results without an event
 
 
 def execute(
@@ -71,7 +90,11 @@ def _work(backend: Backend, tell: Tell) -> list[Try]:
     """Sends all jobs of a try, reports what ended, returns what must be tried again."""
     site, attempt = backend.site, backend.site.attempt
     task = backend.fit(attempt.task)
-    chunks = [(e,) for e in attempt.entries] if attempt.alone else backend.chunks(attempt.entries)
+    chunks = (
+        [(e,) for e in attempt.entries]
+        if attempt.alone
+        else backend.chunks(attempt.entries)
+    )
     jobs = deque(Job(entries=tuple(chunk), task=task) for chunk in chunks)
     running = 0
     again: list[Try] = []
@@ -83,7 +106,9 @@ def _work(backend: Backend, tell: Tell) -> list[Try]:
         for ended in backend.poll(waiting=len(jobs)):
             running -= 1
             error = ended.error
-            if isinstance(error, ThinsectionError) and not isinstance(error, ClusterError):
+            if isinstance(error, ThinsectionError) and not isinstance(
+                error, ClusterError
+            ):
                 raise error  # it would be the same for every chunk
             if ended.how == "failed" and ended.job.failures < site.config.retries:
                 site.on_message(f"a task failed ({ended.reason}): sent again")
@@ -91,7 +116,10 @@ def _work(backend: Backend, tell: Tell) -> list[Try]:
                 continue
             settled = settle(ended, site, backend.climbs)
             results = settled.report.results
-            tell(settled.report, results[settled.num_told if backend.carries_events else 0 :])
+            tell(
+                settled.report,
+                results[settled.num_told if backend.carries_events else 0 :],
+            )
             again += settled.again
     return again
 
@@ -101,7 +129,9 @@ class Settled:
     """What is made of the end of a job."""
 
     entries: tuple[Any, ...]  # of which there is a last word
-    report: Report[Any]  # theirs: what the worker told, then what was found or recorded here
+    report: Report[
+        Any
+    ]  # theirs: what the worker told, then what was found or recorded here
     num_told: int  # results that the worker has told
     again: tuple[Try, ...]
 
@@ -111,7 +141,9 @@ def settle(
     site: Site,
     climbs: Collection[Want],  # what a next try can have more of
     *,
-    skip: Callable[[Any], bool] = lambda entry: False,  # not this job's business any more
+    skip: Callable[[Any], bool] = lambda entry: (
+        False
+    ),  # not this job's business any more
 ) -> Settled:
     """What becomes of each entry of a job that ended: the policy of deaths, written here only.
 
@@ -122,7 +154,9 @@ def settle(
     attempt, task = site.attempt, site.attempt.task
 
     def above(want: Want | None) -> Rung | None:
-        return site.config.above(attempt.rung, want) if want and want in climbs else None
+        return (
+            site.config.above(attempt.rung, want) if want and want in climbs else None
+        )
 
     report = ended.report or Report(results=())
     again: list[Try] = []
@@ -133,7 +167,10 @@ def settle(
         else:
             again.append(attempt.again([entry], rung, ended.granted))
     num_told = len(ends)
-    rest = [(entry, task.finished(entry)) for entry in ended.job.entries[len(report.results) :]]
+    rest = [
+        (entry, task.finished(entry))
+        for entry in ended.job.entries[len(report.results) :]
+    ]
     ends += [(entry, done) for entry, done in rest if done is not None]
     left = [entry for entry, done in rest if done is None and not skip(entry)]
     rung = above(ended.want)
@@ -148,7 +185,9 @@ def settle(
         ends += [(entry, task.lost(entry, reason)) for entry in left]
     entries, results = zip(*ends, strict=True) if ends else ((), ())
     report = replace(report, results=results)
-    return Settled(entries=entries, report=report, num_told=num_told, again=tuple(again))
+    return Settled(
+        entries=entries, report=report, num_told=num_told, again=tuple(again)
+    )
 
 
 def together(tries: Sequence[Try]) -> list[Try]:
@@ -156,5 +195,7 @@ def together(tries: Sequence[Try]) -> list[Try]:
     found: dict[Rung, Try] = {}
     for one in tries:
         known = found.get(one.rung)
-        found[one.rung] = replace(one, entries=(*known.entries, *one.entries)) if known else one
+        found[one.rung] = (
+            replace(one, entries=(*known.entries, *one.entries)) if known else one
+        )
     return list(found.values())

@@ -26,11 +26,17 @@ Want = Literal["memory", "gpu"]  # what a worker or an entry may die for want of
 
 LOGS = "logs"  # folder of the workers' logs below that of an invocation's records
 MAX_CHUNK_ENTRIES = 16
-MAX_ARRAY = 1000  # Slurm's default MaxArraySize is 1001, the first index that is refused
+MAX_ARRAY = (
+    1000  # Slurm's default MaxArraySize is 1001, the first index that is refused
+)
 CPUS_PER_WORKER = 4
 ARRAY_WORKERS = 8  # of a batch system, where --workers does not say it
-_CHUNKS_PER_WORKER = 4  # enough that a slow one at the end does not leave the others idle
-_WORD = re.compile(r"[^\s\"'\\#\x00-\x1f\x7f]+")  # what a scheduler's directive takes unquoted
+_CHUNKS_PER_WORKER = (
+    4  # enough that a slow one at the end does not leave the others idle
+)
+_WORD = re.compile(
+    r"[^\s\"'\\#\x00-\x1f\x7f]+"
+)  # what a scheduler's directive takes unquoted
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 _INLINE = "This process, one entry or stream after the other."
@@ -39,14 +45,22 @@ _OURS: tuple[tuple[str, str, str, tuple[str, ...], str | None], ...] = (
     ("inline", "contract:InlineBackend", _INLINE, (), None),
     ("pool", "pool:PoolBackend", "Worker processes on this node.", (), None),
     ("dask", "dask:DaskBackend", _DASK, ("dask", "distributed"), "cluster"),
-    ("ray", "ray:RayBackend", "Tasks on a local Ray or a running cluster.", ("ray",), "ray"),
+    (
+        "ray",
+        "ray:RayBackend",
+        "Tasks on a local Ray or a running cluster.",
+        ("ray",),
+        "ray",
+    ),
     ("slurm", "slurm:SlurmBackend", "A job array of Slurm.", (), None),
 )
 _BUILT_IN = [
     Named(name=n, help=h, target=f"thinsection.jobs.{t}", needs=needs, extra=extra)
     for n, t, h, needs, extra in _OURS
 ]
-EXECUTORS: "Registry[type[Backend]]" = Registry("executor", "thinsection.executors", _BUILT_IN)
+EXECUTORS: "Registry[type[Backend]]" = Registry(
+    "executor", "thinsection.executors", _BUILT_IN
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,50 +81,71 @@ class ExecutorConfig:
         choices=lambda: ("auto", *EXECUTORS.names()),
     )
     workers: int = option(
-        0, "Worker processes, or jobs at once; 0: one per GPU, else one per 4 CPUs; Slurm: all."
+        0,
+        "Worker processes, or jobs at once; 0: one per GPU, else one per 4 CPUs; Slurm: all.",
     )
-    threads: int = option(0, "CPU threads of each worker's encoder; 0: its share of the CPUs.")
+    threads: int = option(
+        0, "CPU threads of each worker's encoder; 0: its share of the CPUs."
+    )
     worker_memory: str | None = option(
         None,
         "Host memory of a worker process, which is ended where it exceeds it; None: an equal "
         "share. Of a list (16G,32G) what dies for want of memory gets the next.",
     )
-    chunk_slides: int = option(0, "Slides per task, streamed without a pause; 0: by the number.")
-    retries: int = option(2, "Times that a chunk is sent again after an error of the cluster.")
+    chunk_slides: int = option(
+        0, "Slides per task, streamed without a pause; 0: by the number."
+    )
+    retries: int = option(
+        2, "Times that a chunk is sent again after an error of the cluster."
+    )
     scheduler: str | None = option(
-        None, "Address of a running Dask scheduler (tcp://HOST:8786) or Ray (ray://HOST:10001)."
+        None,
+        "Address of a running Dask scheduler (tcp://HOST:8786) or Ray (ray://HOST:10001).",
     )
     gpus: str | None = option(None, "GPUs of this node, for one worker each: 0,1.")
-    jobqueue: str | None = option(None, "Start Dask workers as jobs of this batch system: slurm.")
+    jobqueue: str | None = option(
+        None, "Start Dask workers as jobs of this batch system: slurm."
+    )
     partition: str | None = option(None, "Slurm partition.")
     account: str | None = option(None, "Slurm account.")
     gres: str | None = option(
-        None, "Slurm generic resources of a job: gpu:1; {gpu} stands for the card of --gpu."
+        None,
+        "Slurm generic resources of a job: gpu:1; {gpu} stands for the card of --gpu.",
     )
     walltime: str | None = option(
-        None, "Time limit of a job, HH:MM:SS or D-HH:MM:SS; None: as planned for an array."
+        None,
+        "Time limit of a job, HH:MM:SS or D-HH:MM:SS; None: as planned for an array.",
     )
     gpu: str | None = option(
         None,
         "Card that a job will get: t4, v100, a40, a100-40, a100-80, h100. Of a list "
         "(a40,a100-80) what dies for want of GPU memory gets the next.",
     )
-    job_cpus: int = option(0, "CPUs of a job; 0: as planned for an array, 4 for Dask's.")
+    job_cpus: int = option(
+        0, "CPUs of a job; 0: as planned for an array, 4 for Dask's."
+    )
     job_memory: str | None = option(
         None,
         "Memory of a job, or of a worker; None: as planned for an array, 8 GiB for Dask's. Of a "
         "list (16G,32G) what dies for want of memory gets the next.",
         flag=("--job-memory", "--mem"),
     )
-    directive: tuple[str, ...] = option((), "Further #SBATCH directive; repeat: --qos=long.")
+    directive: tuple[str, ...] = option(
+        (), "Further #SBATCH directive; repeat: --qos=long."
+    )
     queue: Literal["wait", "submit", "script"] = option(
-        "wait", "What is done with a Slurm array: wait for it, only submit it, or only write it."
+        "wait",
+        "What is done with a Slurm array: wait for it, only submit it, or only write it.",
     )
 
     def __post_init__(self) -> None:
         check = partial(require, error=ConfigError)
         for name in ("workers", "threads", "chunk_slides", "retries", "job_cpus"):
-            check(getattr(self, name) >= 0, f"executor.{name} must be >= 0", getattr(self, name))
+            check(
+                getattr(self, name) >= 0,
+                f"executor.{name} must be >= 0",
+                getattr(self, name),
+            )
         for name in ("worker_memory", "job_memory"):
             for size in _listed(getattr(self, name)):
                 parse_bytes(size, name=f"executor.{name}")
@@ -125,7 +160,11 @@ class ExecutorConfig:
             plain = line.startswith("-") and not CONTROL.search(line)
             check(plain, "executor.directive must start with '-'", repr(line))
         places = sum(x is not None for x in (self.scheduler, self.gpus, self.jobqueue))
-        check(places < 2, "executor must have one of scheduler, gpus and jobqueue", "several")
+        check(
+            places < 2,
+            "executor must have one of scheduler, gpus and jobqueue",
+            "several",
+        )
 
     @property
     def in_process(self) -> bool:
@@ -144,7 +183,9 @@ class ExecutorConfig:
 
     def above(self, rung: Rung, want: Want) -> Rung | None:
         """The next rung for what died for want of something; None where the list ends."""
-        lists = {"memory": (self.worker_memory, self.job_memory), "gpu": (self.gpu,)}[want]
+        lists = {"memory": (self.worker_memory, self.job_memory), "gpu": (self.gpu,)}[
+            want
+        ]
         above: int = getattr(rung, want) + 1
         longest = max(len(_listed(text)) for text in lists)
         return replace(rung, **{want: above}) if above < longest else None
@@ -157,9 +198,14 @@ class ExecutorConfig:
         """
         gpu = _pick(self.gpu, rung.gpu)
         gres, directive = self.gres, self.directive
-        if len(_listed(self.gpu)) > 1 and "{gpu}" not in " ".join((gres or "", *directive)):
+        if len(_listed(self.gpu)) > 1 and "{gpu}" not in " ".join(
+            (gres or "", *directive)
+        ):
             gres = f"gpu:{{gpu}}:{(gres or 'gpu:1').rpartition(':')[2]}"
-        sizes = {n: _pick(getattr(self, n), rung.memory) for n in ("worker_memory", "job_memory")}
+        sizes = {
+            n: _pick(getattr(self, n), rung.memory)
+            for n in ("worker_memory", "job_memory")
+        }
         directive = tuple(line.replace("{gpu}", gpu or "") for line in directive)
         gres = gres and gres.replace("{gpu}", gpu or "")
         return replace(self, gpu=gpu, gres=gres, directive=directive, **sizes)  # type: ignore[arg-type]
@@ -187,7 +233,11 @@ def local_shape(config: ExecutorConfig) -> tuple[int, int]:
 
 def local_memory(config: ExecutorConfig, workers: int) -> int:
     """Bytes at which a worker on this node is ended: what was asked for, or an equal share."""
-    return parse_bytes(config.memory) if config.memory else read_limits().memory_bytes // workers
+    return (
+        parse_bytes(config.memory)
+        if config.memory
+        else read_limits().memory_bytes // workers
+    )
 
 
 def chunked(entries: Sequence[Entry], size: int) -> list[tuple[Entry, ...]]:
@@ -220,8 +270,14 @@ def parse_walltime(text: str) -> int:
     """
     days, dash, rest = text.rpartition("-")
     parts = rest.split(":")
-    if not all(p.isdigit() for p in parts) or len(parts) > 3 or (dash and not days.isdigit()):
-        raise ConfigError(f"executor.walltime must be 'HH:MM:SS' or 'D-HH:MM:SS', got {text!r}")
+    if (
+        not all(p.isdigit() for p in parts)
+        or len(parts) > 3
+        or (dash and not days.isdigit())
+    ):
+        raise ConfigError(
+            f"executor.walltime must be 'HH:MM:SS' or 'D-HH:MM:SS', got {text!r}"
+        )
     no_hours = not dash and len(parts) < 3
     hours, minutes, seconds, *_ = map(int, [*["0"] * no_hours, *parts, "0", "0"])
     total = int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds

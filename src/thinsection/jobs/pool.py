@@ -20,7 +20,9 @@ from thinsection.jobs.executor import Want, local_memory, local_shape
 from thinsection.types import format_bytes
 
 _POLL_S = 0.5
-_GRACE_S = 5.0  # for a worker to let go of its slide; Docker gives the whole process ten
+_GRACE_S = (
+    5.0  # for a worker to let go of its slide; Docker gives the whole process ten
+)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -56,7 +58,10 @@ class PoolBackend(Backend):
 
     def send(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            idle = next((w for w in self._pool if w not in self.sent), None) or self._start()
+            idle = (
+                next((w for w in self._pool if w not in self.sent), None)
+                or self._start()
+            )
             idle.reports = []
             self.sent[idle] = job
             idle.pipe.send((job.task, job.entries))
@@ -75,7 +80,9 @@ class PoolBackend(Backend):
                 worker.process.terminate()
         deadline = time.monotonic() + _GRACE_S
         for worker in self._pool:
-            worker.process.join(max(0.0, deadline - time.monotonic()) if self.sent else None)
+            worker.process.join(
+                max(0.0, deadline - time.monotonic()) if self.sent else None
+            )
             if worker.process.exitcode is None:
                 worker.process.kill()
                 worker.process.join()
@@ -86,7 +93,9 @@ class PoolBackend(Backend):
         name = next(n for n in map(str, range(len(taken) + 1)) if n not in taken)
         gpus = self.config.gpu_ids
         gpu = gpus[int(name) % len(gpus)] if gpus else None
-        process = self._context.Process(target=_serve, args=(theirs, self.threads, gpu), name=name)
+        process = self._context.Process(
+            target=_serve, args=(theirs, self.threads, gpu), name=name
+        )
         process.start()
         theirs.close()
         self._pool.append(_Worker(process=process, pipe=ours))
@@ -98,7 +107,9 @@ class PoolBackend(Backend):
             kind, content = worker.pipe.recv()
         except (EOFError, OSError):
             return self._bury(worker)
-        if take := {"event": self.site.on_event, "report": worker.reports.append}.get(kind):
+        if take := {"event": self.site.on_event, "report": worker.reports.append}.get(
+            kind
+        ):
             take(content)
             return None
         job, report = self.sent.pop(worker), merged(worker.reports)
@@ -115,9 +126,18 @@ class PoolBackend(Backend):
         self._pool.remove(worker)
         code = worker.process.exitcode
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        report, reason = merged(worker.reports), f"its worker died ({worker.ended_for or how})"
+        report, reason = (
+            merged(worker.reports),
+            f"its worker died ({worker.ended_for or how})",
+        )
         want: Want | None = "memory" if code == -signal.SIGKILL else None
-        return Ended(job=self.sent.pop(worker), how="died", report=report, reason=reason, want=want)
+        return Ended(
+            job=self.sent.pop(worker),
+            how="died",
+            report=report,
+            reason=reason,
+            want=want,
+        )
 
     def _look_at_memory(self) -> None:
         """Ends workers that hold more than they may, before the machine does."""

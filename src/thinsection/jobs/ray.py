@@ -65,7 +65,9 @@ class RayBackend(Backend):
             return Ended(job=job, how="reported", report=self._ray.get(reference))
         except (exceptions.WorkerCrashedError, exceptions.OutOfMemoryError) as error:
             line = str(error).strip().splitlines()[0]
-            return Ended(job=job, how="died", reason=f"its worker died ({line})", want="memory")
+            return Ended(
+                job=job, how="died", reason=f"its worker died ({line})", want="memory"
+            )
         except exceptions.RayTaskError as error:
             cause = error.cause
         except exceptions.RayError as error:  # a node or its store was lost
@@ -83,7 +85,9 @@ class RayBackend(Backend):
         before = signal.getsignal(signal.SIGTERM)
         try:
             if address is None:
-                self._ray.init(address="local", num_cpus=self.workers, log_to_driver=False, **local)
+                self._ray.init(
+                    address="local", num_cpus=self.workers, log_to_driver=False, **local
+                )
                 return
             with connecting(address):
                 self._ray.init(address=address, log_to_driver=False)
@@ -108,4 +112,6 @@ class RayBackend(Backend):
 
 def run_job(task: Task[Any, Any], entries: tuple[Any, ...], events: Any) -> Report[Any]:
     """Runs on the worker: the task, with its events put on the driver's queue."""
-    return task(entries, on_event=events.put if events is not None else lambda event: None)
+    return task(
+        entries, on_event=events.put if events is not None else lambda event: None
+    )

@@ -9,16 +9,28 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from thinsection.errors import ConfigError
-from thinsection.jobs.executor import CONTROL, MAX_ARRAY, ExecutorConfig, Rung, parse_walltime
+from thinsection.jobs.executor import (
+    CONTROL,
+    MAX_ARRAY,
+    ExecutorConfig,
+    Rung,
+    parse_walltime,
+)
 from thinsection.types import GIB, MIB, format_bytes, parse_bytes
 from thinsection.usage.analysis import Request, format_walltime
 from thinsection.usage.monitor import TIME_LIMIT_VARIABLE
 
 DEFAULT = Request(cpus=4, memory_bytes=8 * GIB, gpus=0, walltime_s=4 * 3600)
-SINFO = ("sinfo", "--noheader", "--format=%P|%D|%t|%c|%m|%l|%G")  # a row per kind of node and state
+SINFO = (
+    "sinfo",
+    "--noheader",
+    "--format=%P|%D|%t|%c|%m|%l|%G",
+)  # a row per kind of node and state
 _PLAIN = re.compile(r"[\w@%+=:,./-]+")
 
-Numbers = dict[str, tuple[int, str]]  # field of `Request` -> value, and where it comes from
+Numbers = dict[
+    str, tuple[int, str]
+]  # field of `Request` -> value, and where it comes from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +52,9 @@ def job_request(
     """The flags that were given (of lists the first), else what is predicted, else defaults."""
     config = config.at(Rung())
     gpus = 1 if (config.gres or "").startswith("gpu") else 0
-    numbers: Numbers = {f.name: (getattr(DEFAULT, f.name), "default") for f in fields(Request)}
+    numbers: Numbers = {
+        f.name: (getattr(DEFAULT, f.name), "default") for f in fields(Request)
+    }
     numbers |= {"gpus": (gpus, "the settings name one"), **(predicted or {})}
     if config.job_cpus:
         numbers["cpus"] = (config.job_cpus, "--job-cpus")
@@ -49,7 +63,10 @@ def job_request(
     if config.walltime:
         numbers["walltime_s"] = (parse_walltime(config.walltime), "--walltime")
     request = Request(**{name: value for name, (value, _) in numbers.items()})
-    shown = {"cpus": f"{request.cpus} CPUs", "memory_bytes": format_bytes(request.memory_bytes)}
+    shown = {
+        "cpus": f"{request.cpus} CPUs",
+        "memory_bytes": format_bytes(request.memory_bytes),
+    }
     shown["walltime_s"] = format_walltime(request.walltime_s)
     if request.gpus:
         shown["gpus"] = f"{request.gpus} GPU"
@@ -99,13 +116,17 @@ def batch_script(
 
 def resource_directives(request: Request, config: ExecutorConfig) -> list[str]:
     """CPUs, memory, time and GPU as directives; `--gres` of the settings wins."""
-    return request.directives(gres=_quoted(config.gres, "gres") if config.gres else None)
+    return request.directives(
+        gres=_quoted(config.gres, "gres") if config.gres else None
+    )
 
 
 def _quoted(text: str, name: str) -> str:
     """The text as one value of a directive, as sbatch reads its lines."""
     if CONTROL.search(text):
-        raise ConfigError(f"{name} must hold no line break or control character, got {text!r}")
+        raise ConfigError(
+            f"{name} must hold no line break or control character, got {text!r}"
+        )
     if _PLAIN.fullmatch(text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -128,8 +149,17 @@ def fitting_nodes(
         if small or short or state not in ("idle", "mix", "alloc", "comp"):
             continue
         cards = re.findall(r"gpu:(?:([^:,()]+):)?(\d+)", gres)
-        fit = [f" gpu:{n}".rstrip(":") for n, k in cards if int(k) >= request.gpus and suits(n)]
+        fit = [
+            f" gpu:{n}".rstrip(":")
+            for n, k in cards
+            if int(k) >= request.gpus and suits(n)
+        ]
         for kind in fit if request.gpus else [""]:
             counted.setdefault(partition + kind, Counter())[state] += int(nodes)
-    told = ((kind, sum(of.values()), of["idle"], of["mix"]) for kind, of in counted.items())
-    return [f"{n}: fits {k} nodes, now {idle} idle, {mix} partly free" for n, k, idle, mix in told]
+    told = (
+        (kind, sum(of.values()), of["idle"], of["mix"]) for kind, of in counted.items()
+    )
+    return [
+        f"{n}: fits {k} nodes, now {idle} idle, {mix} partly free"
+        for n, k, idle, mix in told
+    ]

@@ -14,7 +14,13 @@ from typing import Any, ClassVar
 from thinsection.errors import ClusterError, StoreError, require
 from thinsection.jobs.contract import Backend, Ended, Job, Site, Task, Try
 from thinsection.jobs.execute import settle, together
-from thinsection.jobs.executor import ARRAY_WORKERS, MAX_ARRAY, ExecutorConfig, Want, chunked
+from thinsection.jobs.executor import (
+    ARRAY_WORKERS,
+    MAX_ARRAY,
+    ExecutorConfig,
+    Want,
+    chunked,
+)
 from thinsection.jobs.request import JobRequest, job_request
 from thinsection.jobs.slurm_array import FOLDER, Array, array_folders, load_array
 from thinsection.registry import Registry
@@ -66,7 +72,9 @@ class SlurmBackend(Backend):
         found = self._array.ended(among=self.sent)
         if not found:
             threading.Event().wait(self.poll_s)
-        return [replace(ended, job=self.sent.pop(index)) for index, ended in found.items()]
+        return [
+            replace(ended, job=self.sent.pop(index)) for index, ended in found.items()
+        ]
 
 
 def write_array(site: Site, chunk_size: int, *, submit: bool = True) -> Array:
@@ -83,7 +91,9 @@ def write_array(site: Site, chunk_size: int, *, submit: bool = True) -> Array:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]  # to the millisecond
         folder = site.folder / FOLDER / f"{stamp}-{secrets.token_hex(2)}"
         fitted = replace(attempt, task=task)
-        array = Array(folder, fitted, chunk_size, request=job.request, config=site.config)
+        array = Array(
+            folder, fitted, chunk_size, request=job.request, config=site.config
+        )
         array.save(job.origins)
         return array
 
@@ -102,7 +112,9 @@ def write_array(site: Site, chunk_size: int, *, submit: bool = True) -> Array:
         on_message(f"more memory is refused, so the same is asked for: {error}")
         array = write(JobRequest(request=attempt.before, origins=("as before",)))
         number = array.submit()
-    on_message(f"slurm job {number}: {len(array.chunks)} array tasks, logs in {array.folder}/logs")
+    on_message(
+        f"slurm job {number}: {len(array.chunks)} array tasks, logs in {array.folder}/logs"
+    )
     return array
 
 
@@ -114,7 +126,10 @@ def _request(attempt: Try, chunk_size: int, config: ExecutorConfig) -> JobReques
         return attempt.task.request(chunks, here) or job_request(here)
     listed = here.job_memory or here.worker_memory
     if attempt.rung.memory and listed:
-        memory, why = parse_bytes(listed), "the next of --job-memory, because tasks died"
+        memory, why = (
+            parse_bytes(listed),
+            "the next of --job-memory, because tasks died",
+        )
     elif config.above(attempt.rung, "memory") is None and not attempt.rung.gpu:
         memory, why = _MORE * before.memory_bytes, f"{_MORE} times that of what died"
     else:
@@ -129,7 +144,9 @@ def array_status(array: Array) -> tuple[Counter[str], Counter[str]]:
     for index, chunk in enumerate(array.chunks, start=1):
         told = [r for report in array.reports(index) for r in report.results]
         for entry, before in zip_longest(chunk, told):
-            result = array.attempt.task.finished(entry) or before  # a later try may have done it
+            result = (
+                array.attempt.task.finished(entry) or before
+            )  # a later try may have done it
             entries[getattr(result, "status", "done") if result else "missing"] += 1
     return Counter(array.states().values()), entries
 
@@ -139,8 +156,12 @@ class Collected:
     """All arrays of one kind in an output folder, merged; the newest word on an entry counts."""
 
     task: Task[Any, Any]  # of the newest array
-    entries: dict[str, Any] = field(default_factory=dict)  # of every array, once, by name
-    results: dict[str, Any] = field(default_factory=dict)  # of those that ended, by name
+    entries: dict[str, Any] = field(
+        default_factory=dict
+    )  # of every array, once, by name
+    results: dict[str, Any] = field(
+        default_factory=dict
+    )  # of those that ended, by name
     waiting: int = 0  # array tasks that still wait or run
     stage_seconds: Counter[str] = field(default_factory=Counter)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -148,13 +169,21 @@ class Collected:
     def add(self, array: Array, site: Site, *, retry: bool) -> list[Try]:
         """Takes what an older array says of entries that no newer one has; what to try again."""
         newer, name = set(self.entries), self.task.name
-        self.entries |= {name(e): e for e in site.attempt.entries if name(e) not in newer}
-        self.waiting += sum(s not in ("DONE", "LOST", "WRITTEN") for s in array.states().values())
+        self.entries |= {
+            name(e): e for e in site.attempt.entries if name(e) not in newer
+        }
+        self.waiting += sum(
+            s not in ("DONE", "LOST", "WRITTEN") for s in array.states().values()
+        )
         again: list[Try] = []
         for ended in array.ended().values():
-            final = ended if retry or ended.how != "died" else replace(ended, how="over")
+            final = (
+                ended if retry or ended.how != "died" else replace(ended, how="over")
+            )
             climbs = CLIMBS if retry else ()
-            settled = settle(final, site, climbs, skip=lambda entry: name(entry) in newer)
+            settled = settle(
+                final, site, climbs, skip=lambda entry: name(entry) in newer
+            )
             ends = zip(settled.entries, settled.report.results, strict=True)
             self.results |= {name(e): r for e, r in ends if name(e) not in newer}
             self.stage_seconds.update(settled.report.stage_seconds)
@@ -177,18 +206,25 @@ def collect(
     `retry` is False. Raises StoreError: no array was ever written there.
     """
     folders = array_folders(out)
-    rule, got = "out must hold an array of 'thinsection slurm submit'", f"none in {str(out)!r}"
+    rule, got = (
+        "out must hold an array of 'thinsection slurm submit'",
+        f"none in {str(out)!r}",
+    )
     require(folders, rule, got, error=StoreError)
     merged: dict[str, Collected] = {}
     again: list[Site] = []
     for folder in reversed(folders):
         array = load_array(folder, kinds)
-        site = Site(array.config, array.attempt, folder.parents[1], on_message=on_message)
+        site = Site(
+            array.config, array.attempt, folder.parents[1], on_message=on_message
+        )
         task = array.attempt.task
         mine = merged.setdefault(task.kind, Collected(task=task))
         again += [replace(site, attempt=t) for t in mine.add(array, site, retry=retry)]
     for site in again:
         for entries in chunked(site.attempt.entries, MAX_ARRAY):
-            write_array(replace(site, attempt=replace(site.attempt, entries=entries)), 1)
+            write_array(
+                replace(site, attempt=replace(site.attempt, entries=entries)), 1
+            )
             merged[site.attempt.task.kind].waiting += len(entries)
     return list(merged.values())

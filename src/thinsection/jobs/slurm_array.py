@@ -35,7 +35,9 @@ FOLDER, DOCUMENT_NAME = "slurm", "tasks.json"
 _PLACES = (f"{FOLDER}/*/{DOCUMENT_NAME}", f"records/*/{FOLDER}/*/{DOCUMENT_NAME}")
 _WAIT_S = 60
 _TASK = re.compile(r"^\d+_(\d+)$")
-_FORMAT = "JobArrayID:|,State:|,exit_code:|"  # exit_code is the status that wait() gives
+_FORMAT = (
+    "JobArrayID:|,State:|,exit_code:|"  # exit_code is the status that wait() gives
+)
 _DEATHS = frozenset(("OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "TIMEOUT"))
 _ENDED = _DEATHS | {"COMPLETED", "FAILED", "CANCELLED", "DEADLINE", "REVOKED"}
 
@@ -46,7 +48,12 @@ def sbatch(script: Path) -> int:
     """Submits a script and returns the job's id; ClusterError: no sbatch, or what it refuses."""
     text = _call(["sbatch", "--parsable", str(script)])
     number = text.strip().split(";")[0]  # 'ID' or 'ID;CLUSTER'
-    require(number.isdigit(), "sbatch must answer with a job id", repr(text), error=ClusterError)
+    require(
+        number.isdigit(),
+        "sbatch must answer with a job id",
+        repr(text),
+        error=ClusterError,
+    )
     return int(number)
 
 
@@ -104,7 +111,9 @@ def task_states(job_id: int, num_tasks: int) -> dict[int, TaskState]:
     for line in text.splitlines():
         name, state, status = (part.strip() for part in f"{line}||".split("|")[:3])
         wait_status = int(status) if status.isdigit() else 0
-        here = TaskState(state=state, exit_code=wait_status >> 8, signal=wait_status & 0x7F)
+        here = TaskState(
+            state=state, exit_code=wait_status >> 8, signal=wait_status & 0x7F
+        )
         if match := _TASK.match(name):
             found[int(match.group(1))] = here
         elif here.ended:
@@ -114,7 +123,13 @@ def task_states(job_id: int, num_tasks: int) -> dict[int, TaskState]:
 
 def accounted_states(job_id: int) -> dict[int, TaskState]:
     """The same from Slurm's accounting, which does not forget; empty where it is not kept."""
-    command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job_id}"]
+    command = [
+        "sacct",
+        "--noheader",
+        "--parsable2",
+        "--allocations",
+        f"--jobs={job_id}",
+    ]
     try:
         text = _call([*command, "--format=JobID,State,ExitCode"])
     except ClusterError as error:
@@ -126,7 +141,9 @@ def accounted_states(job_id: int) -> dict[int, TaskState]:
         if match := _TASK.match(name):
             code, number = (int(part or 0) for part in f"{codes}:".split(":")[:2])
             word = state.partition(" ")[0]  # 'CANCELLED by 1000'
-            found[int(match.group(1))] = TaskState(state=word, exit_code=code, signal=number)
+            found[int(match.group(1))] = TaskState(
+                state=word, exit_code=code, signal=number
+            )
     return found
 
 
@@ -136,9 +153,13 @@ def _call(command: list[str]) -> str:
         remedy = "run this on a node that submits to Slurm, or use another --executor"
         raise ClusterError(f"{name} must be on the PATH, got none; {remedy}")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_WAIT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_WAIT_S, check=False
+        )
     except subprocess.TimeoutExpired:
-        raise ClusterError(f"{name} must answer within {_WAIT_S} s, got nothing") from None
+        raise ClusterError(
+            f"{name} must answer within {_WAIT_S} s, got nothing"
+        ) from None
     if done.returncode != 0:
         raise ClusterError(f"{name} failed ({done.returncode}): {done.stderr.strip()}")
     return done.stdout
@@ -174,7 +195,9 @@ class Array:
         """Writes tasks.json, the script, the folder of logs. Memory: some 200 bytes an entry."""
         config = self.config.at(self.attempt.rung)
         count = len(self.chunks)
-        text = batch_script(self.folder, config, num_tasks=count, request=self.request, notes=notes)
+        text = batch_script(
+            self.folder, config, num_tasks=count, request=self.request, notes=notes
+        )
         (self.folder / "logs").mkdir(parents=True)
         write_text(self.script, text)
         document = as_mapping(self) | {"kind": self.attempt.task.kind}
@@ -184,12 +207,16 @@ class Array:
     def submit(self) -> int:
         """Hands the script to sbatch and keeps the number."""
         if self.job_id is not None:
-            raise ClusterError(f"array must not be submitted yet, got job {self.job_id}")
+            raise ClusterError(
+                f"array must not be submitted yet, got job {self.job_id}"
+            )
         number = sbatch(self.script)
         write_text(self.folder / "job_id", f"{number}\n")
         return number
 
-    def run_index(self, index: int, *, on_report: Callable[[Report[Any]], None]) -> None:
+    def run_index(
+        self, index: int, *, on_report: Callable[[Report[Any]], None]
+    ) -> None:
         """Works on the entries of one array index, in this process, and keeps what came of them."""
         if not 1 <= index <= len(self.chunks):
             raise ClusterError(f"index must be in [1, {len(self.chunks)}], got {index}")
@@ -201,7 +228,9 @@ class Array:
                 write_json(self._result(index, "json"), reports)
                 on_report(report)
         except Exception as error:  # kept for who collects, who does not read logs
-            write_text(self._result(index, "error"), f"{type(error).__name__}: {error}\n")
+            write_text(
+                self._result(index, "error"), f"{type(error).__name__}: {error}\n"
+            )
             raise
 
     def reports(self, index: int) -> list[Report[Any]]:
@@ -209,12 +238,21 @@ class Array:
         path, kind = self._result(index, "json"), self.attempt.task.result_type
         damaged = (ValueError, TypeError, KeyError, AttributeError)
         try:
-            documents = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-            results = [tuple(from_mapping(kind, r) for r in d.pop("results")) for d in documents]
-            return [Report(results=r, **d) for r, d in zip(results, documents, strict=True)]
+            documents = (
+                json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+            )
+            results = [
+                tuple(from_mapping(kind, r) for r in d.pop("results"))
+                for d in documents
+            ]
+            return [
+                Report(results=r, **d) for r, d in zip(results, documents, strict=True)
+            ]
         except damaged as error:
             rule = "report of an array task must be whole"
-            raise StoreError(f"{rule}, got {str(path)!r}: {error!r}; remove it") from error
+            raise StoreError(
+                f"{rule}, got {str(path)!r}: {error!r}; remove it"
+            ) from error
 
     def states(self, *, among: Collection[int] | None = None) -> dict[int, str]:
         """Array index -> 'DONE' (it reported), Slurm's state while it is there, or 'LOST'."""
@@ -230,13 +268,17 @@ class Array:
         how = {index: known.get(index, TaskState()) for index in lost}
         return {index: self._end(index, how.get(index)) for index in ended}
 
-    def _look(self, among: Collection[int] | None) -> tuple[dict[int, str], dict[int, TaskState]]:
+    def _look(
+        self, among: Collection[int] | None
+    ) -> tuple[dict[int, str], dict[int, TaskState]]:
         """The states of these indices (None: of all), and what squeue said of them."""
         indices = range(1, len(self.chunks) + 1) if among is None else among
         number = self.job_id
         if number is None:
             return dict.fromkeys(indices, "WRITTEN"), {}
-        listed = task_states(number, len(self.chunks))  # asked first: a task reports, then leaves
+        listed = task_states(
+            number, len(self.chunks)
+        )  # asked first: a task reports, then leaves
         states = {}
         for index in indices:
             reported = sum(len(report.results) for report in self.reports(index))
@@ -277,13 +319,19 @@ def load_array(folder: Path, kinds: Registry[Any]) -> Array:
     try:
         document = json.loads((folder / DOCUMENT_NAME).read_text(encoding="utf-8"))
         kind, tried = kinds.load(document["kind"]), document["attempt"]
-        entries = tuple(from_mapping(kind.entry_type, entry) for entry in tried["entries"])
+        entries = tuple(
+            from_mapping(kind.entry_type, entry) for entry in tried["entries"]
+        )
         task, rung = from_mapping(kind, tried["task"]), Rung(**tried["rung"])
         before = Request(**tried["before"]) if tried["before"] else None
-        attempt = Try(entries=entries, task=task, number=tried["number"], rung=rung, before=before)
+        attempt = Try(
+            entries=entries, task=task, number=tried["number"], rung=rung, before=before
+        )
         request = Request(**document["request"])
         config = from_mapping(ExecutorConfig, document["config"])
-        return Array(folder, attempt, document["chunk_size"], request=request, config=config)
+        return Array(
+            folder, attempt, document["chunk_size"], request=request, config=config
+        )
     except (OSError, ValueError, KeyError, TypeError, ThinsectionError) as error:
         rule = f"array folder must hold {DOCUMENT_NAME} of this version"
         raise StoreError(f"{rule}, got {error!r} in {str(folder)!r}") from None

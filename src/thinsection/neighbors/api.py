@@ -12,7 +12,12 @@ from torch import Tensor
 from thinsection.config import nearest
 from thinsection.errors import InvalidInputError, require
 from thinsection.neighbors import reference, search
-from thinsection.neighbors.reference import NO_SELF, Found, NeighborQuery, order_by_group
+from thinsection.neighbors.reference import (
+    NO_SELF,
+    Found,
+    NeighborQuery,
+    order_by_group,
+)
 from thinsection.types import MIB, format_bytes
 
 DEFAULT_BUDGET_BYTES = 256 * MIB
@@ -23,7 +28,11 @@ _SECONDS_PER_PAIR = 4e-9
 _SECONDS_PER_TREE_POINT = 4e-7
 _SECONDS_PER_QUERY_AND_NEIGHBOR = 3e-7
 
-_SEARCHES = {"blocks": search.in_blocks, "kdtree": search.by_tree, "reference": reference.search}
+_SEARCHES = {
+    "blocks": search.in_blocks,
+    "kdtree": search.by_tree,
+    "reference": reference.search,
+}
 _ROWS = 1 << 14  # rows put in place at a time, to keep the temporaries small
 
 Array = Tensor | npt.NDArray[Any]
@@ -34,7 +43,9 @@ class Neighbors(NamedTuple):
     """Neighbours (..., Q, k) of each query, nearest first."""
 
     distances: Any
-    indices: Any  # int64, points of the same batch element; -1, at inf, where there is none
+    indices: (
+        Any  # int64, points of the same batch element; -1, at inf, where there is none
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +82,9 @@ class SearchChoice:
     impl: str
     reason: str
 
-    def search(self, query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int) -> Found:
+    def search(
+        self, query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int
+    ) -> Found:
         return _SEARCHES[self.impl](query, k, eps=eps, budget_bytes=budget_bytes)
 
 
@@ -127,7 +140,9 @@ def explain(
     return choose(query, k, impl=impl, budget_bytes=budget_bytes)
 
 
-def choose(query: NeighborQuery, k: int, *, impl: str, budget_bytes: int) -> SearchChoice:
+def choose(
+    query: NeighborQuery, k: int, *, impl: str, budget_bytes: int
+) -> SearchChoice:
     """The implementation for this query; never replaced later, whatever happens."""
     known = get_args(Impl)
     rule = f"impl must be one of {', '.join(known)}"
@@ -137,14 +152,23 @@ def choose(query: NeighborQuery, k: int, *, impl: str, budget_bytes: int) -> Sea
     if (device := query.points.device).type != "cpu":
         return SearchChoice("blocks", f"points are on {device}, the tree is for a cpu")
     first, last = query.ranges()
-    pairs, points, queries = int((last - first).sum()), len(query.points), len(query.queries)
+    pairs, points, queries = (
+        int((last - first).sum()),
+        len(query.points),
+        len(query.queries),
+    )
     by_pairs = pairs * _SECONDS_PER_PAIR
-    by_tree = points * _SECONDS_PER_TREE_POINT + queries * (k + 4) * _SECONDS_PER_QUERY_AND_NEIGHBOR
+    by_tree = (
+        points * _SECONDS_PER_TREE_POINT
+        + queries * (k + 4) * _SECONDS_PER_QUERY_AND_NEIGHBOR
+    )
     estimate = f"{pairs} pairs, estimated {by_pairs:.2g} s in blocks and {by_tree:.2g} s by a tree"
     if by_pairs <= by_tree:
         return SearchChoice("blocks", estimate)
     if (tree := search.least_tree_bytes(query.points, k)) > budget_bytes:
-        needs = f"needs {format_bytes(tree)} of a budget of {format_bytes(budget_bytes)}"
+        needs = (
+            f"needs {format_bytes(tree)} of a budget of {format_bytes(budget_bytes)}"
+        )
         return SearchChoice("blocks", f"{estimate}; the tree {needs}")
     return SearchChoice("kdtree", estimate)
 
@@ -160,7 +184,9 @@ def flat_query(
     require(counted, f"k must be an int from 1 to the {num_points} points", repr(k))
     asked = None if queries is None else _coordinates(queries, "queries")
     if asked is not None:
-        ours, theirs = ((x.dtype, x.device, x.shape[:-2], x.shape[-1]) for x in (asked, places))
+        ours, theirs = (
+            (x.dtype, x.device, x.shape[:-2], x.shape[-1]) for x in (asked, places)
+        )
         rule = "queries must have the batch shape, dimensions, dtype and device of the points"
         require(ours == theirs, f"{rule} {_describe(places)}", _describe(asked))
         _check_finite(asked, None, "queries")
@@ -170,7 +196,9 @@ def flat_query(
     query_shape = shape if asked is None else tuple(asked.shape[:-1])
     present = None if mask is None else _per_point(mask, shape, "mask", device).bool()
     both = group if isinstance(group, tuple) else () if group is None else (group,)
-    ids = [_per_point(x, s, "group", device) for x, s in zip(both, (shape, query_shape))]
+    ids = [
+        _per_point(x, s, "group", device) for x, s in zip(both, (shape, query_shape))
+    ]
     for each in ids:
         require(not each.is_floating_point(), "group must be integer ids", each.dtype)
     _check_finite(places, present, "points")
@@ -188,7 +216,9 @@ def flat_query(
         flat_queries = asked.reshape(-1, num_dims)[query_order]
         query_group = query_group[query_order]
         query_self = torch.full_like(query_order, NO_SELF)
-    query = NeighborQuery(flat_points, point_group, flat_queries, query_group, query_self)
+    query = NeighborQuery(
+        flat_points, point_group, flat_queries, query_group, query_self
+    )
     is_numpy = isinstance(points, np.ndarray)
     return FlatQuery(query, order, query_order, num_points, query_shape, is_numpy)
 
@@ -196,7 +226,9 @@ def flat_query(
 def _coordinates(values: Array, name: str) -> Tensor:
     tensor = _tensor(values, name)
     shaped = tensor.ndim >= 2 and tensor.shape[-1] in (2, 3)
-    require(shaped, f"{name} must be of shape (..., N, 2) or (..., N, 3)", _describe(tensor))
+    require(
+        shaped, f"{name} must be of shape (..., N, 2) or (..., N, 3)", _describe(tensor)
+    )
     real = tensor.dtype != torch.bool and not tensor.is_complex()
     require(real, f"{name} must be real numbers", tensor.dtype)
     if not tensor.is_floating_point():
@@ -205,14 +237,21 @@ def _coordinates(values: Array, name: str) -> Tensor:
 
 
 def _dense_groups(
-    shape: tuple[int, ...], query_shape: tuple[int, ...], ids: list[Tensor], device: torch.device
+    shape: tuple[int, ...],
+    query_shape: tuple[int, ...],
+    ids: list[Tensor],
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """One id per pair (batch element, group), for points (B*N,) and queries (B*Q,)."""
     batch = torch.arange(math.prod(shape[:-1]), device=device)
-    of_points, of_queries = (batch.repeat_interleave(s[-1]) for s in (shape, query_shape))
+    of_points, of_queries = (
+        batch.repeat_interleave(s[-1]) for s in (shape, query_shape)
+    )
     if not ids:
         return of_points, of_queries
-    _, dense = torch.unique(torch.cat([x.reshape(-1).long() for x in ids]), return_inverse=True)
+    _, dense = torch.unique(
+        torch.cat([x.reshape(-1).long() for x in ids]), return_inverse=True
+    )
     count = int(dense.max()) + 1 if dense.numel() else 1
     of_points = of_points * count + dense[: of_points.numel()]
     if len(ids) == 1:
@@ -224,20 +263,32 @@ def _tensor(values: Array, name: str) -> Tensor:
     if isinstance(values, Tensor):
         return values.detach()
     kind = type(values).__name__
-    require(isinstance(values, np.ndarray), f"{name} must be a NumPy array or a torch tensor", kind)
+    require(
+        isinstance(values, np.ndarray),
+        f"{name} must be a NumPy array or a torch tensor",
+        kind,
+    )
     require(values.dtype.kind in "fiub", f"{name} must be numbers", values.dtype)
     native = values.astype(values.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(np.require(native, requirements=["C", "W"]))
 
 
-def _per_point(values: Array, shape: tuple[int, ...], name: str, device: torch.device) -> Tensor:
+def _per_point(
+    values: Array, shape: tuple[int, ...], name: str, device: torch.device
+) -> Tensor:
     tensor = _tensor(values, name)
-    require(tuple(tensor.shape) == shape, f"{name} must be of shape {shape}", tuple(tensor.shape))
+    require(
+        tuple(tensor.shape) == shape,
+        f"{name} must be of shape {shape}",
+        tuple(tensor.shape),
+    )
     return tensor.to(device)
 
 
 def _check_finite(coordinates: Tensor, mask: Tensor | None, name: str) -> None:
-    limit = torch.finfo(coordinates.dtype).max ** 0.5 / 1e3  # squares and their sum stay finite
+    limit = (
+        torch.finfo(coordinates.dtype).max ** 0.5 / 1e3
+    )  # squares and their sum stay finite
     wrong = ~(coordinates.abs() <= limit).all(dim=-1)
     if mask is not None:
         wrong &= mask

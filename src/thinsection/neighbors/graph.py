@@ -20,7 +20,9 @@ class TileGraph(NamedTuple):
     # (2, E): [0] the neighbour (source), [1] the tile it belongs to (target), as messages flow in
     # PyTorch Geometric
     edge_index: npt.NDArray[np.int64]
-    distances: npt.NDArray[np.float64]  # (E,), µm where the mpp was given, else level-0 px
+    distances: npt.NDArray[
+        np.float64
+    ]  # (E,), µm where the mpp was given, else level-0 px
 
 
 def tile_graph(
@@ -51,11 +53,22 @@ def tile_graph(
     """
     coords = np.asarray(coords_l0)
     fits = coords.ndim == 2 and coords.shape[1] == 2 and coords.dtype.kind in "iu"
-    require(fits, "coords_l0 must be int64 of shape (N, 2)", f"{coords.dtype} {coords.shape}")
-    mpp = np.broadcast_to(np.asarray(1.0 if slide_mpp is None else slide_mpp, np.float64), (2,))
-    require(np.isfinite(mpp).all() and (mpp > 0).all(), "slide_mpp must be > 0", slide_mpp)
+    require(
+        fits,
+        "coords_l0 must be int64 of shape (N, 2)",
+        f"{coords.dtype} {coords.shape}",
+    )
+    mpp = np.broadcast_to(
+        np.asarray(1.0 if slide_mpp is None else slide_mpp, np.float64), (2,)
+    )
+    require(
+        np.isfinite(mpp).all() and (mpp > 0).all(), "slide_mpp must be > 0", slide_mpp
+    )
     scaled = np.asarray(coords * mpp)
-    rule, got = "tile_graph must get exactly one of k and radius_um", f"{k=}, {radius_um=}"
+    rule, got = (
+        "tile_graph must get exactly one of k and radius_um",
+        f"{k=}, {radius_um=}",
+    )
     require((k is None) != (radius_um is None), rule, got)
     shape = (len(scaled),) if group is None else np.shape(group)
     require(shape == (len(scaled),), f"group must be of shape ({len(scaled)},)", shape)
@@ -63,11 +76,15 @@ def tile_graph(
         return _by_count(scaled, k, group, budget_bytes)
     remedy = "None; pass --slide-mpp or use k"
     require(slide_mpp is not None, "slide_mpp must be given with radius_um", remedy)
-    require(np.isfinite(radius_um) and radius_um > 0, "radius_um must be > 0", radius_um)
+    require(
+        np.isfinite(radius_um) and radius_um > 0, "radius_um must be > 0", radius_um
+    )
     return _by_radius(scaled, float(radius_um), group, budget_bytes)
 
 
-def _by_count(points: Points, k: Any, group: npt.NDArray | None, budget_bytes: int) -> TileGraph:
+def _by_count(
+    points: Points, k: Any, group: npt.NDArray | None, budget_bytes: int
+) -> TileGraph:
     counted = isinstance(k, int | np.integer) and not isinstance(k, bool) and k >= 1
     require(counted, "k must be an int >= 1", repr(k))
     if len(points) < 2:
@@ -83,7 +100,9 @@ def _by_radius(
     points: Points, radius_um: float, group: npt.NDArray | None, budget_bytes: int
 ) -> TileGraph:
     tree = cKDTree(points)
-    reach = radius_um * (1 + 1e-9)  # the tree proposes, the distance from differences decides
+    reach = radius_um * (
+        1 + 1e-9
+    )  # the tree proposes, the distance from differences decides
     num_edges = int(tree.count_neighbors(tree, reach)) - len(points)
     most = budget_bytes // _BYTES_PER_EDGE
     rule = f"radius_um must leave at most {most} edges in a budget of {format_bytes(budget_bytes)}"

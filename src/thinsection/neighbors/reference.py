@@ -29,8 +29,12 @@ class NeighborQuery:
     points: Tensor  # (P, D) coordinates of the present points
     point_group: Tensor  # (P,) int64, ascending
     queries: Tensor  # (Q, D), the same dtype and device as the points
-    query_group: Tensor  # (Q,) int64, ascending; neighbours of a query are points of its group
-    query_self: Tensor  # (Q,) int64 position of the point that it is, left out, or NO_SELF
+    query_group: (
+        Tensor  # (Q,) int64, ascending; neighbours of a query are points of its group
+    )
+    query_self: (
+        Tensor  # (Q,) int64 position of the point that it is, left out, or NO_SELF
+    )
 
     def ranges(self) -> tuple[Tensor, Tensor]:
         """First and one-past-last point of each query's group, (Q,) int64 each."""
@@ -54,7 +58,9 @@ class Found(NamedTuple):
     def nothing(cls, query: NeighborQuery, k: int) -> "Found":
         """No neighbour for any query yet; distances in float32 or wider."""
         dtype = torch.promote_types(query.points.dtype, torch.float32)
-        distances = query.points.new_full((len(query.queries), k), torch.inf, dtype=dtype)
+        distances = query.points.new_full(
+            (len(query.queries), k), torch.inf, dtype=dtype
+        )
         return cls(distances, torch.full_like(distances, -1, dtype=torch.int64))
 
 
@@ -86,7 +92,9 @@ def relative_error(dtype: torch.dtype) -> float:
     return 4 * torch.finfo(dtype).eps
 
 
-def search(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int) -> Found:
+def search(
+    query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int
+) -> Found:
     """The k nearest of each query's group. Memory: Q P (2 D + 6) numbers, within the budget."""
     num_points = len(query.points)
     numbers = len(query.queries) * num_points * (2 * query.points.shape[1] + 6)
@@ -94,15 +102,23 @@ def search(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int)
     if need > budget_bytes:
         needs = f"{format_bytes(need)} for {len(query.queries)} queries and {num_points} points"
         budget = format_bytes(budget_bytes)
-        raise BudgetError(f"impl 'reference' needs {needs}, the budget is {budget}; use 'blocks'")
+        raise BudgetError(
+            f"impl 'reference' needs {needs}, the budget is {budget}; use 'blocks'"
+        )
     difference = query.queries[:, None, :] - query.points[None, :, :]
     distance = torch.sum(eps + difference**2, dim=-1) ** 0.5
     distance = distance.to(torch.promote_types(distance.dtype, torch.float32))
     other_group = query.query_group[:, None] != query.point_group[None, :]
-    itself = query.query_self[:, None] == torch.arange(num_points, device=distance.device)
+    itself = query.query_self[:, None] == torch.arange(
+        num_points, device=distance.device
+    )
     distance[other_group | itself] = torch.inf
     missing = (0, max(0, k - num_points))
     distance = torch.nn.functional.pad(distance, missing, value=torch.inf)
-    distance, position = torch.sort(distance, dim=1, stable=True)  # ties: the lower position first
+    distance, position = torch.sort(
+        distance, dim=1, stable=True
+    )  # ties: the lower position first
     distance, position = distance[:, :k], position[:, :k]
-    return Found(distances=distance, positions=position.masked_fill(distance.isinf(), -1))
+    return Found(
+        distances=distance, positions=position.masked_fill(distance.isinf(), -1)
+    )

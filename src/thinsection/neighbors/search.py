@@ -15,16 +15,26 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from thinsection.errors import BudgetError, DeviceError, require
-from thinsection.neighbors.reference import Found, NeighborQuery, distances_between, relative_error
+from thinsection.neighbors.reference import (
+    Found,
+    NeighborQuery,
+    distances_between,
+    relative_error,
+)
 from thinsection.types import format_bytes
 
 _COLUMNS = 4096  # points of a block: a row of float32 distances is 16 KiB
-_MAX_PAIRS = {"cpu": 1 << 17, "cuda": 1 << 26}  # a block of 0.5 MiB stays in the cache of a core
+_MAX_PAIRS = {
+    "cpu": 1 << 17,
+    "cuda": 1 << 26,
+}  # a block of 0.5 MiB stays in the cache of a core
 _SPARE = 4  # candidates beyond k in the first round: itself, and ties at the boundary
 _GROWTH = 4  # factor of each further round
 _MAX_CANDIDATES = 512  # beyond it a row has that many ties and is searched in blocks
 _MAX_ROWS = 8192
-_PAIR_BYTES = 160  # of a pair in a radius: indices twice, coordinates, differences, distances
+_PAIR_BYTES = (
+    160  # of a pair in a radius: indices twice, coordinates, differences, distances
+)
 _MIN_ROWS = 64
 Pair = tuple[Tensor, Tensor]  # distances, and columns or positions, (R, k) each
 
@@ -40,7 +50,9 @@ def least_block_bytes(points: Tensor) -> int:
     return columns * bytes_per_pair(points)
 
 
-def in_blocks(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int) -> Found:
+def in_blocks(
+    query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int
+) -> Found:
     """The k nearest of each query's group. Memory: budget_bytes, at most 4 MiB on a CPU."""
     need = least_block_bytes(query.points)
     got = f"{budget_bytes}; it holds not even one row of distances"
@@ -65,7 +77,9 @@ def in_blocks(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: i
     return found
 
 
-def _block(query: NeighborQuery, rows: slice, columns: slice, k: int, eps: float) -> Pair:
+def _block(
+    query: NeighborQuery, rows: slice, columns: slice, k: int, eps: float
+) -> Pair:
     points = query.points[columns].T.contiguous().T
     values = distances_between(query.queries[rows, None], points, eps=eps)
     group, wanted = query.point_group[columns], query.query_group[rows]
@@ -85,7 +99,9 @@ def smallest_k(distances: Tensor, k: int) -> Pair:
     inf are arbitrary. Memory: a bool per entry, 16 bytes per one that equals its row's k-th.
     """
     num_columns = distances.shape[1]
-    values, columns = torch.topk(distances, min(k + 1, num_columns), largest=False, sorted=True)
+    values, columns = torch.topk(
+        distances, min(k + 1, num_columns), largest=False, sorted=True
+    )
     tied = ((values[:, 1:] == values[:, :-1]) & values[:, 1:].isfinite()).any(dim=1)
     values, columns = values[:, :k], columns[:, :k]
     rows = tied.nonzero()[:, 0]
@@ -107,8 +123,12 @@ def _settled(distances: Tensor, values: Tensor, columns: Tensor) -> Tensor:
     (num_rows, k), last = values.shape, values[:, -1:]
     row, column = ((distances == last) & last.isfinite()).nonzero(as_tuple=True)
     counts = torch.bincount(row, minlength=num_rows)
-    rank = torch.arange(row.numel(), device=row.device) - (counts.cumsum(0) - counts)[row]
-    places = (values == last).sum(dim=1)[row]  # the last slots of a row hold its k-th value
+    rank = (
+        torch.arange(row.numel(), device=row.device) - (counts.cumsum(0) - counts)[row]
+    )
+    places = (values == last).sum(dim=1)[
+        row
+    ]  # the last slots of a row hold its k-th value
     taken = rank < places
     columns[row[taken], (k - places + rank)[taken]] = column[taken]
     columns, order = columns.sort(dim=1)
@@ -128,7 +148,9 @@ def least_tree_bytes(points: Tensor, k: int) -> int:
     return tree_bytes(num_points, num_dims) + max(rows, least_block_bytes(points))
 
 
-def by_tree(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int) -> Found:
+def by_tree(
+    query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int
+) -> Found:
     """The k nearest of each query's group. Memory: `tree_bytes`, and rows within budget_bytes."""
     device, remedy = query.points.device, "use impl 'blocks' or move them"
     rule = "points must be on the cpu for impl 'kdtree'"
@@ -139,7 +161,10 @@ def by_tree(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int
         return found
     candidates, need = k + _SPARE, least_tree_bytes(query.points, k)
     what = f"({format_bytes(need)}) for impl 'kdtree' and {len(query.points)} points"
-    rule, got = f"budget_bytes must be >= {need} {what}", f"{budget_bytes}; use impl 'blocks'"
+    rule, got = (
+        f"budget_bytes must be >= {need} {what}",
+        f"{budget_bytes}; use impl 'blocks'",
+    )
     require(budget_bytes >= need, rule, got, error=BudgetError)
     tree = _Tree(query)
     room = budget_bytes - tree_bytes(len(query.points), num_dims)
@@ -148,7 +173,9 @@ def by_tree(query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int
         rows = min(_MAX_ROWS, max(1, room // _row_bytes(candidates, num_dims)))
         unfinished = []
         for block in torch.split(pending, rows):
-            near, index, done = tree.nearest(block, k, min(candidates, len(query.points)), eps)
+            near, index, done = tree.nearest(
+                block, k, min(candidates, len(query.points)), eps
+            )
             distances[block], positions[block] = near, index
             unfinished.append(block[~done])
         pending = torch.cat(unfinished)
@@ -175,7 +202,9 @@ def pairs_within(
     ends, stop = np.cumsum(counts), 0
     while stop < len(places):
         start, before = stop, ends[stop - 1] if stop else 0
-        stop = int(np.searchsorted(ends, before + budget_bytes // _PAIR_BYTES, side="right"))
+        stop = int(
+            np.searchsorted(ends, before + budget_bytes // _PAIR_BYTES, side="right")
+        )
         stop = max(stop, start + 1)
         block = cKDTree(places[start:stop])
         near = block.sparse_distance_matrix(tree, reach, output_type="ndarray")
@@ -198,7 +227,9 @@ class _Tree:
         diameter = float((high - low).norm())
         self._reach = 2 * diameter if diameter > 0 else 1.0
         groups = (query.point_group, query.query_group)
-        self._lifted = bool(torch.any(torch.cat([ids[[0, -1]] for ids in groups]) != groups[0][0]))
+        self._lifted = bool(
+            torch.any(torch.cat([ids[[0, -1]] for ids in groups]) != groups[0][0])
+        )
         lifted = self._lift(query.points, query.point_group)
         self._tree = cKDTree(lifted.numpy(), balanced_tree=False, copy_data=False)
         # squares below the smallest normal number vanish in the shared distances, not in the tree's
@@ -212,19 +243,31 @@ class _Tree:
         queries = query.queries[rows]
         places = self._lift(queries, query.query_group[rows]).numpy()
         how = {"distance_upper_bound": self._reach, "workers": torch.get_num_threads()}
-        listed, found = self._tree.query(places, k=list(range(1, candidates + 1)), **how)
-        index = torch.from_numpy(found).sort(dim=1).values  # ties go to the lower position
+        listed, found = self._tree.query(
+            places, k=list(range(1, candidates + 1)), **how
+        )
+        index = (
+            torch.from_numpy(found).sort(dim=1).values
+        )  # ties go to the lower position
         absent = (index == len(query.points)) | (index == query.query_self[rows, None])
         gathered = query.points[index.clamp_(max=len(query.points) - 1)]
         exact = distances_between(queries[:, None], gathered, eps=eps)
-        exact, order = torch.sort(exact.masked_fill_(absent, torch.inf), dim=1, stable=True)
+        exact, order = torch.sort(
+            exact.masked_fill_(absent, torch.inf), dim=1, stable=True
+        )
         short = max(0, k - exact.shape[1])
         exact = pad(exact[:, :k], (0, short), value=torch.inf)
         index = pad(index.gather(1, order[:, :k]), (0, short), value=-1)
         farthest = torch.from_numpy(listed[:, -1])
         slack = 1 - 2 * relative_error(query.points.dtype)
-        unlisted = (farthest.square() + eps * queries.shape[1]).sqrt() * slack - self._absolute
-        done = (candidates >= len(query.points)) | farthest.isinf() | (unlisted > exact[:, -1])
+        unlisted = (
+            farthest.square() + eps * queries.shape[1]
+        ).sqrt() * slack - self._absolute
+        done = (
+            (candidates >= len(query.points))
+            | farthest.isinf()
+            | (unlisted > exact[:, -1])
+        )
         return exact, index, done
 
     def _lift(self, coordinates: Tensor, group: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """A results folder as Python sees it: slides, tables, embeddings; and as AnnData."""
 
-import base64
 import csv
 import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,16 +12,35 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from thinsection.config import nearest
-from thinsection.errors import InvalidInputError, StoreError, importing, require, rewording
+from thinsection.errors import (
+    InvalidInputError,
+    StoreError,
+    importing,
+    require,
+    rewording,
+)
 from thinsection.files.atomic import atomic_path, read_table
+from thinsection.files.pages import data_uri
 from thinsection.pipeline.records import Record, read_records
+from thinsection.report.draw import thumbnail_file
 from thinsection.stages.stage import OF_COHORTS
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledgers
-from thinsection.store.tile_tables import TILES, EmbeddingRows, TileTableFile, tile_table_files
-from thinsection.store.tiles_h5 import TilesFile, damaged_datasets, read_slide_embedding, read_tiles
+from thinsection.store.tile_tables import (
+    TILES,
+    EmbeddingRows,
+    TileTableFile,
+    tile_table_files,
+)
+from thinsection.store.tiles_h5 import (
+    TilesFile,
+    damaged_datasets,
+    read_slide_embedding,
+    read_tiles,
+)
 from thinsection.types import format_bytes
 
 if TYPE_CHECKING:
@@ -30,6 +48,7 @@ if TYPE_CHECKING:
 
 Listener = Callable[[str], None]  # is told a line of text
 _SHOWN_SLIDES = 8  # thumbnails of `_repr_html_`
+_SHOWN_PX = 96  # their height
 
 
 def open_results(out: str | Path) -> "Results":
@@ -40,7 +59,9 @@ def open_results(out: str | Path) -> "Results":
     folder = Path(out)
     rule = f"results must be a folder of `thinsection run` with {SLIDES}/ in it"
     require((folder / SLIDES).is_dir(), rule, repr(str(folder)), error=StoreError)
-    return Results(folder=folder, ledgers={lg.slide_id: lg for lg in load_ledgers(folder)})
+    return Results(
+        folder=folder, ledgers={lg.slide_id: lg for lg in load_ledgers(folder)}
+    )
 
 
 @dataclass(frozen=True)
@@ -69,11 +90,20 @@ class Results:
     def folders(self) -> tuple[FolderRow, ...]:
         """Every folder of results: masks, grids, embeddings, slide embeddings, pictures."""
         found: dict[str, list[StageRecord]] = {}
-        for address, record in (item for lg in self.ledgers.values() for item in lg.stages.items()):
+        for address, record in (
+            item for lg in self.ledgers.values() for item in lg.stages.items()
+        ):
             found.setdefault(address, []).append(record)
-        sizes = {name: sum(sum(r.files.values()) for r in of) for name, of in found.items()}
-        rows = [FolderRow(name, len(of), sizes[name], of[-1].facts) for name, of in found.items()]
-        in_order = sorted(rows, key=lambda r: (not r.address.startswith(f"{SLIDES}/"), r.address))
+        sizes = {
+            name: sum(sum(r.files.values()) for r in of) for name, of in found.items()
+        }
+        rows = [
+            FolderRow(name, len(of), sizes[name], of[-1].facts)
+            for name, of in found.items()
+        ]
+        in_order = sorted(
+            rows, key=lambda r: (not r.address.startswith(f"{SLIDES}/"), r.address)
+        )
         return tuple(in_order)
 
     @property
@@ -104,10 +134,16 @@ class Results:
 
         Raises StoreError: the labels cannot be read.
         """
-        from thinsection.pipeline.results import grid_rows  # a run is made of it: not for a listing
+        from thinsection.pipeline.results import (
+            grid_rows,
+        )  # a run is made of it: not for a listing
 
         joined = {} if labels is None else _labels(Path(labels))
-        rows = ((name, row) for name, ledger in self.ledgers.items() for row in grid_rows(ledger))
+        rows = (
+            (name, row)
+            for name, ledger in self.ledgers.items()
+            for row in grid_rows(ledger)
+        )
         return [{"slide_id": name} | row | joined.get(name, {}) for name, row in rows]
 
     def table(self, labels: str | Path | None = None) -> "pandas.DataFrame":
@@ -128,10 +164,14 @@ class Results:
         columns = dict(found.columns)
         for other, more in ((other, other.read()) for other in others):
             if np.array_equal(more.coords_l0, found.coords_l0):
-                columns |= {other.label(name): values for name, values in more.columns.items()}
+                columns |= {
+                    other.label(name): values for name, values in more.columns.items()
+                }
         return replace(found, columns=columns)
 
-    def tile_tables(self, slide_id: str, grid: str | None = None) -> tuple[TileTableFile, ...]:
+    def tile_tables(
+        self, slide_id: str, grid: str | None = None
+    ) -> tuple[TileTableFile, ...]:
         """The per-tile tables of a slide: tiles, measures, heatmaps; no values are read.
 
         Raises StoreError: the slide has no such grid.
@@ -149,11 +189,17 @@ class Results:
 
         Memory: 4 N D bytes.
         """
-        return read_tiles(self.file(slide_id, one_address(self.features, features, "features")))
+        return read_tiles(
+            self.file(slide_id, one_address(self.features, features, "features"))
+        )
 
-    def embedding_rows(self, slide_id: str, features: str | None = None) -> EmbeddingRows:
+    def embedding_rows(
+        self, slide_id: str, features: str | None = None
+    ) -> EmbeddingRows:
         """The same embeddings, rows of which are read from the file when they are asked for."""
-        return EmbeddingRows(self.file(slide_id, one_address(self.features, features, "features")))
+        return EmbeddingRows(
+            self.file(slide_id, one_address(self.features, features, "features"))
+        )
 
     def slide_embeddings(
         self, name: str | None = None
@@ -165,8 +211,15 @@ class Results:
         Memory: 4 S D bytes.
         """
         address = one_address(self.slide_features, name, "slide features")
-        stages = {name: ledger.stages.get(address) for name, ledger in self.ledgers.items()}
-        files = {name: self.folder / file for name, r in stages.items() if r for file in r.files}
+        stages = {
+            name: ledger.stages.get(address) for name, ledger in self.ledgers.items()
+        }
+        files = {
+            name: self.folder / file
+            for name, r in stages.items()
+            if r
+            for file in r.files
+        }
         found = [read_slide_embedding(path).slide_embedding for path in files.values()]
         return tuple(files), np.stack(found) if found else np.empty((0, 0), "f4")
 
@@ -174,14 +227,22 @@ class Results:
         """Slide id -> message of each slide whose last run failed, or whose ledger is damaged."""
         from thinsection.pipeline.results import read_failure
 
-        names = [path.name for path in sorted((self.folder / SLIDES).iterdir()) if path.is_dir()]
+        names = [
+            path.name
+            for path in sorted((self.folder / SLIDES).iterdir())
+            if path.is_dir()
+        ]
         found = ((name, read_failure(self.folder, name)) for name in names)
         damaged = {name: lg.damage for name, lg in self.ledgers.items() if lg.damage}
-        return damaged | {name: result.error for name, result in found if result is not None}
+        return damaged | {
+            name: result.error for name, result in found if result is not None
+        }
 
     def view(self, **settings: object) -> Any:
         """A `thinsection.view.Viewer` of the folder; as `Slide.view`."""
-        return import_module("thinsection.view").Viewer(self, **settings)  # a room above
+        return import_module("thinsection.view").Viewer(
+            self, **settings
+        )  # a room above
 
     def __repr__(self) -> str:
         lines = [f"<Results {str(self.folder)!r}: {len(self.slides)} slides>"]
@@ -193,11 +254,20 @@ class Results:
     def _repr_html_(self) -> str:
         pictures, rows = "", ""
         for slide_id in self.slides[:_SHOWN_SLIDES]:
-            for path in sorted((self.folder / SLIDES / slide_id).glob("thumbnail*.jpg"))[:1]:
-                source = "data:image/jpeg;base64," + base64.b64encode(path.read_bytes()).decode()
-                pictures += f'<img height="96" title="{html.escape(slide_id)}" src="{source}"> '
+            path = thumbnail_file(self.folder / SLIDES / slide_id)
+            if path is not None:
+                with Image.open(path) as picture:
+                    source = data_uri(picture, 2 * _SHOWN_PX)
+                title = html.escape(slide_id)
+                pictures += (
+                    f'<img height="{_SHOWN_PX}" title="{title}" src="{source}"> '
+                )
         for row in self.folders:
-            cells = (html.escape(row.address), row.num_slides, format_bytes(row.num_bytes))
+            cells = (
+                html.escape(row.address),
+                row.num_slides,
+                format_bytes(row.num_bytes),
+            )
             rows += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
         return (
             f"<b>{html.escape(str(self.folder))}</b>: {len(self.slides)} slides"
@@ -207,13 +277,17 @@ class Results:
 
     def _addresses(self, prefix: str) -> tuple[str, ...]:
         named = [row.address for row in self.folders]
-        return tuple(name for name in named if name.rpartition("/")[2].startswith(prefix))
+        return tuple(
+            name for name in named if name.rpartition("/")[2].startswith(prefix)
+        )
 
     def file(self, slide_id: str, address: str) -> Path:
         """The file of a slide in a folder of results. Raises StoreError: there is none."""
         record = self.ledger(slide_id).stages.get(address)
         if record is None or not record.files:
-            raise StoreError(f"{address} of {slide_id!r} must be there, got none; run it first")
+            raise StoreError(
+                f"{address} of {slide_id!r} must be there, got none; run it first"
+            )
         return self.folder / next(iter(record.files))
 
     def ledger(self, slide_id: str) -> SlideLedger:
@@ -245,7 +319,9 @@ def _labels(path: Path) -> dict[str, dict[str, str]]:
         rows = read_table(path)
     named = {row["slide_id"]: row for row in rows if "slide_id" in row}
     got = f"{list(rows[0]) if rows else []} in {str(path)!r}"
-    require(named or not rows, "labels must have a column slide_id", got, error=StoreError)
+    require(
+        named or not rows, "labels must have a column slide_id", got, error=StoreError
+    )
     return named
 
 
@@ -263,7 +339,9 @@ def verify(folder: Path) -> tuple[int, list[str]]:
         found = [damaged_datasets(path) for path in sorted(folder.rglob("*.h5"))]
         rule = "folder must hold results, or .h5 files"
         require(found, rule, f"none in {str(folder)!r}", error=StoreError)
-        return sum(count for count, _ in found), [line for _, lines in found for line in lines]
+        return sum(count for count, _ in found), [
+            line for _, lines in found for line in lines
+        ]
     checked, wrong = 0, []
     for slide_id, ledger in open_results(folder).ledgers.items():
         wrong += [f"{slide_id}: {ledger.damage}"] * bool(ledger.damage)
@@ -274,14 +352,18 @@ def verify(folder: Path) -> tuple[int, list[str]]:
                 if not path.is_file():
                     wrong += [f"{name}: missing"] * (name not in ledger.elsewhere.files)
                 elif path.stat().st_size != size:
-                    wrong.append(f"{name}: {path.stat().st_size} bytes, {size} were written")
+                    wrong.append(
+                        f"{name}: {path.stat().st_size} bytes, {size} were written"
+                    )
                 elif name in record.sums and file_sum(path) != record.sums[name]:
                     wrong.append(f"{name}: other bytes than were written")
     return checked, wrong
 
 
 @contextmanager
-def leaving_out(slide_id: str, told: Listener | None, *errors: type[Exception]) -> Iterator[None]:
+def leaving_out(
+    slide_id: str, told: Listener | None, *errors: type[Exception]
+) -> Iterator[None]:
     """Tells of an error with a slide, which is left out; where nobody is told, it is raised."""
     try:
         yield
@@ -292,7 +374,11 @@ def leaving_out(slide_id: str, told: Listener | None, *errors: type[Exception]) 
 
 
 def export_anndata(
-    folder: Path, target: Path, *, features: str | None = None, on_damage: Listener | None = None
+    folder: Path,
+    target: Path,
+    *,
+    features: str | None = None,
+    on_damage: Listener | None = None,
 ) -> int:
     """Number of tiles written to an .h5ad: X = embeddings, obsm['spatial'] = level-0 coordinates.
 
@@ -308,15 +394,24 @@ def export_anndata(
         import anndata
         import pandas as pd
     results = open_results(folder)
-    address = one_address(results.features, features, "features") if results.features else ""
+    address = (
+        one_address(results.features, features, "features") if results.features else ""
+    )
     tables, arrays = [], []
     for slide_id, ledger in results.ledgers.items():
         with leaving_out(slide_id, on_damage, StoreError, InvalidInputError):
-            require(not ledger.damage, "ledger must be whole", ledger.damage, error=StoreError)
+            require(
+                not ledger.damage,
+                "ledger must be whole",
+                ledger.damage,
+                error=StoreError,
+            )
             if address not in ledger.stages:
                 continue
             stored = results.tile_embeddings(slide_id, address)
-            columns = {"slide_id": slide_id} | {n: ledger.slide.get(n) for n in OF_COHORTS}
+            columns = {"slide_id": slide_id} | {
+                n: ledger.slide.get(n) for n in OF_COHORTS
+            }
             columns |= results.tiles(slide_id, address.split("/")[0]).columns
             if names := [f"{slide_id}:{x}x{y}" for x, y in stored.coords_l0.tolist()]:
                 tables.append(pd.DataFrame(columns, index=names))
@@ -330,5 +425,7 @@ def export_anndata(
     embeddings, coords_l0 = map(np.concatenate, zip(*arrays))
     uns = {"encoder": encoder, "features": address}
     with atomic_path(target) as tmp:
-        anndata.AnnData(X=embeddings, obs=obs, obsm={"spatial": coords_l0}, uns=uns).write_h5ad(tmp)
+        anndata.AnnData(
+            X=embeddings, obs=obs, obsm={"spatial": coords_l0}, uns=uns
+        ).write_h5ad(tmp)
     return len(obs)

@@ -57,7 +57,11 @@ def recorded(models: Models, config: RunConfig) -> dict[str, Any]:
 
 
 def known_report(
-    out: Path, record: Record, entries: Sequence[SlideEntry], config: RunConfig, goal: Goal
+    out: Path,
+    record: Record,
+    entries: Sequence[SlideEntry],
+    config: RunConfig,
+    goal: Goal,
 ) -> Report[SlideResult] | None:
     """The report of a run that has nothing to do; None where there is something, or may be.
 
@@ -68,13 +72,24 @@ def known_report(
     for earlier in same_settings(out, record):
         told = earlier.document.get("models", {})
         models = None
-        with suppress(AttributeError, KeyError, TypeError):  # it was changed, or is of before
+        with suppress(
+            AttributeError, KeyError, TypeError
+        ):  # it was changed, or is of before
             models = _models(told, config)
         if models is not None:
-            how: dict[str, Any] = {"out": out, "config": config, "goal": goal, "models": models}
+            how: dict[str, Any] = {
+                "out": out,
+                "config": config,
+                "goal": goal,
+                "models": models,
+            }
             found = takewhile(bool, (skipped_result(entry, **how) for entry in entries))
             results = tuple(result for result in found if result)
-            return Report(results=results, facts=told) if len(results) == len(entries) else None
+            return (
+                Report(results=results, facts=told)
+                if len(results) == len(entries)
+                else None
+            )
     return None
 
 
@@ -101,7 +116,9 @@ def _models(told: Mapping[str, Any], config: RunConfig) -> Models | None:
         return None
     target = None if config.stain.stain_norm == "none" else stain_target(config.stain)
     ours = cast(Any, tuple(encoders))
-    return Models(encoders=ours, slide_encoders=tuple(slide_encoders), stain_target=target)
+    return Models(
+        encoders=ours, slide_encoders=tuple(slide_encoders), stain_target=target
+    )
 
 
 def stamps(files: Sequence[str]) -> Stamps | None:
@@ -116,9 +133,18 @@ def stamps(files: Sequence[str]) -> Stamps | None:
 def _where(config: RunConfig) -> str:
     """A hash of what decides, beside files, which encoder a name and 'auto' mean."""
     named = (*config.encode.encoders, config.encode.weights)
-    parts: list[Any] = [cpu_model(), sorted(map(str, Path("/dev").glob("nvidia*"))), sys.platform]
-    parts += [os.environ.get("CUDA_VISIBLE_DEVICES"), [_version(name) for name in _PACKAGES]]
-    parts += [str(Path(name).resolve()) for name in named if name and Path(name).exists()]
+    parts: list[Any] = [
+        cpu_model(),
+        sorted(map(str, Path("/dev").glob("nvidia*"))),
+        sys.platform,
+    ]
+    parts += [
+        os.environ.get("CUDA_VISIBLE_DEVICES"),
+        [_version(name) for name in _PACKAGES],
+    ]
+    parts += [
+        str(Path(name).resolve()) for name in named if name and Path(name).exists()
+    ]
     return sha256(json.dumps(parts).encode()).hexdigest()
 
 

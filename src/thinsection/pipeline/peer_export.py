@@ -16,11 +16,23 @@ import numpy.typing as npt
 from thinsection.encode.registry import peer_encoder
 from thinsection.errors import InvalidInputError, StoreError, require
 from thinsection.files.atomic import atomic_path, link_or_copy, read_table, write_table
-from thinsection.pipeline.folder import Listener, Results, leaving_out, one_address, open_results
+from thinsection.pipeline.folder import (
+    Listener,
+    Results,
+    leaving_out,
+    one_address,
+    open_results,
+)
 from thinsection.registry import Entry, Registry
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SlideLedger
-from thinsection.store.tiles_h5 import TilesFile, TilesWriter, add_dataset, new_h5, read_tiles
+from thinsection.store.tiles_h5 import (
+    TilesFile,
+    TilesWriter,
+    add_dataset,
+    new_h5,
+    read_tiles,
+)
 
 _COMPOUND = (".ome.tif", ".ome.tiff", ".ome.zarr")  # suffixes that TRIDENT takes as one
 
@@ -65,7 +77,9 @@ class PeerSlide:
     @property
     def size(self) -> tuple[int, int]:
         """Px of level 0."""
-        width, height = self._known("size", ("width", "height"), "import it with --slides")
+        width, height = self._known(
+            "size", ("width", "height"), "import it with --slides"
+        )
         return int(width), int(height)
 
     @property
@@ -86,12 +100,16 @@ class PeerSlide:
         assert there is not None
         return there
 
-    def write_pt(self, path: Path, order: npt.NDArray[np.intp] | slice = slice(None)) -> None:
+    def write_pt(
+        self, path: Path, order: npt.NDArray[np.intp] | slice = slice(None)
+    ) -> None:
         """Writes the embeddings as one tensor, float32 (N, D); `order` is of its rows."""
         import torch
 
         tensor = torch.from_numpy(self.features()[order]).float()
-        with path.open("wb") as file:  # by a name, the archive would hold the temporary file's
+        with path.open(
+            "wb"
+        ) as file:  # by a name, the archive would hold the temporary file's
             torch.save(tensor, file)
 
     def check_embedded(self, tool: str) -> None:
@@ -105,12 +123,16 @@ class PeerSlide:
 class Layout:
     """How a tool lays out its folder."""
 
-    files: Callable[[PeerSlide], Iterator[tuple[str, Source]]]  # relative name, what is there
+    files: Callable[
+        [PeerSlide], Iterator[tuple[str, Source]]
+    ]  # relative name, what is there
     tables: Callable[[Sequence[PeerSlide]], Tables]
 
 
 def _tool(name: str, help: str, module: str = "peer_export") -> Entry:
-    return Entry(name=name, help=help, target=f"thinsection.pipeline.{module}:{name.upper()}")
+    return Entry(
+        name=name, help=help, target=f"thinsection.pipeline.{module}:{name.upper()}"
+    )
 
 
 LAYOUTS: Registry[Layout] = Registry(
@@ -119,8 +141,14 @@ LAYOUTS: Registry[Layout] = Registry(
     (
         _tool("trident", "TRIDENT's job_dir: coordinates, features, slide features."),
         _tool("clam", "CLAM's patches, h5_files, pt_files and its lists."),
-        _tool("stamp", "STAMP's feature_dir, coordinates in µm, clini and slide tables."),
-        _tool("slide2vec", "slide2vec's tilings, tile embeddings and lists.", "peer_slide2vec"),
+        _tool(
+            "stamp", "STAMP's feature_dir, coordinates in µm, clini and slide tables."
+        ),
+        _tool(
+            "slide2vec",
+            "slide2vec's tilings, tile embeddings and lists.",
+            "peer_slide2vec",
+        ),
     ),
 )
 
@@ -152,13 +180,27 @@ def export_peer(
     layout, results, done = LAYOUTS.load(tool), open_results(folder), list[PeerSlide]()
     known = results.features
     address = one_address(known, features, "features") if known or features else ""
-    grid = address.split("/")[0] if address else one_address(results.grids, None, "grid")
+    grid = (
+        address.split("/")[0] if address else one_address(results.grids, None, "grid")
+    )
     slides, stems = dict[str, PeerSlide](), dict[str, str]()
-    how: dict[str, Any] = {"out": out.absolute(), "grid": grid, "address": address, "tool": tool}
+    how: dict[str, Any] = {
+        "out": out.absolute(),
+        "grid": grid,
+        "address": address,
+        "tool": tool,
+    }
     for slide_id, ledger in results.ledgers.items():
         with leaving_out(slide_id, on_left_out, StoreError, InvalidInputError):
-            require(not ledger.damage, "ledger must be whole", ledger.damage, error=StoreError)
-            if f"{grid}/tiles" in ledger.stages and (not address or address in ledger.stages):
+            require(
+                not ledger.damage,
+                "ledger must be whole",
+                ledger.damage,
+                error=StoreError,
+            )
+            if f"{grid}/tiles" in ledger.stages and (
+                not address or address in ledger.stages
+            ):
                 slides[slide_id] = _slide(results, ledger, **how)
     for slide_id, slide in slides.items():
         other = stems.setdefault(slide.file_stem, slide_id)
@@ -170,17 +212,27 @@ def export_peer(
             for name, source in layout.files(slide):
                 _place(out / name, source, copy=copy)
             done.append(slide)
-    require(done, "folder must hold tiles", f"none in {str(folder)!r}", error=StoreError)
+    require(
+        done, "folder must hold tiles", f"none in {str(folder)!r}", error=StoreError
+    )
     for name, rows in layout.tables(done).items():
         _place_table(out / name, rows)
     return len(done)
 
 
 def _slide(
-    results: Results, ledger: SlideLedger, *, out: Path, grid: str, address: str, tool: str
+    results: Results,
+    ledger: SlideLedger,
+    *,
+    out: Path,
+    grid: str,
+    address: str,
+    tool: str,
 ) -> PeerSlide:
     stages, prefix = ledger.stages, f"{grid}/slide_features_"
-    files = {a: results.folder / next(iter(r.files)) for a, r in stages.items() if r.files}
+    files = {
+        a: results.folder / next(iter(r.files)) for a, r in stages.items() if r.files
+    }
     pooled = [a for a in files if a.startswith(prefix) and address in stages[a].needs]
     told = stages[address].facts if address else {}
     label = address.rpartition("/")[2].removeprefix("features_")
@@ -189,7 +241,11 @@ def _slide(
     named = {a.removeprefix(prefix).replace(label, encoder): files[a] for a in pooled}
     embedded: dict[str, Any] = {"encoder": encoder, "dim": int(told.get("dim", 0))}
     embedded |= {"features_path": files.get(address), "slide_features": named}
-    known: dict[str, Any] = {"facts": ledger.slide, "tiles": read_tiles(tiles), **embedded}
+    known: dict[str, Any] = {
+        "facts": ledger.slide,
+        "tiles": read_tiles(tiles),
+        **embedded,
+    }
     return PeerSlide(slide_id=ledger.slide_id, out=out, tiles_path=tiles, **known)
 
 
@@ -226,14 +282,20 @@ def _trident(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
     grid = f"{power:g}x_{int(said['patch_size'])}px_{int(said['overlap'])}px_overlap"
     yield f"{grid}/patches/{slide.file_stem}_patches.h5", slide.tiles_path
     if slide.features_path is not None:
-        yield f"{grid}/features_{slide.encoder}/{slide.file_stem}.h5", slide.features_path
+        yield (
+            f"{grid}/features_{slide.encoder}/{slide.file_stem}.h5",
+            slide.features_path,
+        )
     for name, path in slide.slide_features.items():
         yield f"{grid}/slide_features_{name}/{slide.file_stem}.h5", path
 
 
 def _trident_tables(slides: Sequence[PeerSlide]) -> Tables:
     """`--custom_list_of_wsis`: an absolute path wins over its --wsi_dir."""
-    rows = [{"wsi": str(Path(s.path).absolute()), "mpp": s.facts.get("mpp_x")} for s in slides]
+    rows = [
+        {"wsi": str(Path(s.path).absolute()), "mpp": s.facts.get("mpp_x")}
+        for s in slides
+    ]
     return {"slides.csv": rows}
 
 
@@ -260,12 +322,17 @@ def _clam(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
 
 def _clam_tables(slides: Sequence[PeerSlide]) -> Tables:
     """What `extract_features_fp.py --csv_path` and its dataset classes read."""
-    files = [{"slide_id": Path(s.path).name, "process": 0, "status": "processed"} for s in slides]
+    files = [
+        {"slide_id": Path(s.path).name, "process": 0, "status": "processed"}
+        for s in slides
+    ]
     labels = []
     for name, facts in ((s.file_stem, s.facts) for s in slides if s.facts.get("label")):
         case = facts.get("patient_id") or name
         labels.append({"case_id": case, "slide_id": name, "label": facts["label"]})
-    return {"process_list_autogen.csv": files} | ({"dataset.csv": labels} if labels else {})
+    return {"process_list_autogen.csv": files} | (
+        {"dataset.csv": labels} if labels else {}
+    )
 
 
 def _stamp(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
@@ -288,9 +355,16 @@ def _stamp(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
 def _stamp_tables(slides: Sequence[PeerSlide]) -> Tables:
     """Its `clini_table` and `slide_table`; the ground truth's column is LABEL."""
     patients = {s.slide_id: s.facts.get("patient_id") or s.slide_id for s in slides}
-    labels = {patients[s.slide_id]: s.facts["label"] for s in slides if s.facts.get("label")}
-    files = [{"PATIENT": patients[s.slide_id], "FILENAME": f"{s.slide_id}.h5"} for s in slides]
-    clinical = [{"PATIENT": patient, "LABEL": label} for patient, label in labels.items()]
+    labels = {
+        patients[s.slide_id]: s.facts["label"] for s in slides if s.facts.get("label")
+    }
+    files = [
+        {"PATIENT": patients[s.slide_id], "FILENAME": f"{s.slide_id}.h5"}
+        for s in slides
+    ]
+    clinical = [
+        {"PATIENT": patient, "LABEL": label} for patient, label in labels.items()
+    ]
     return {"slide.csv": files} | ({"clini.csv": clinical} if clinical else {})
 
 

@@ -6,7 +6,6 @@ that no run of ours has, so that none takes it for its own. `ls`, `verify`, `agg
 """
 
 import csv
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,24 +17,45 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.encode.registry import our_name
-from thinsection.errors import InvalidInputError, StoreError, ThinsectionError, require, rewording
+from thinsection.errors import (
+    InvalidInputError,
+    StoreError,
+    ThinsectionError,
+    require,
+    rewording,
+)
 from thinsection.files.atomic import atomic_path, read_table
+from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.pipeline.folder import Listener, leaving_out
 from thinsection.pipeline.records import begin_record, end_record
-from thinsection.pipeline.results import write_tables
+from thinsection.pipeline.results import known_slides, write_tables
 from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry, load_cohort, named_columns, parse_mpp
 from thinsection.slide.readers import slide_suffixes
 from thinsection.stages.labels import slug
 from thinsection.stages.stage import OF_COHORTS
 from thinsection.store.identity import file_sum
-from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledger, stage_key
+from thinsection.store.ledger import (
+    SLIDES,
+    SlideLedger,
+    StageRecord,
+    load_ledger,
+    stage_key,
+)
 from thinsection.store.tiles_h5 import TilesWriter, open_h5, read_tiles, stored_dataset
 from thinsection.types import CoordsL0, Size
 
 # what Python raises of a file that is not what it should be; UnpicklingError is a PickleError
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError, PickleError, BadZipFile)
+_DAMAGE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+    PickleError,
+    BadZipFile,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +91,9 @@ def _trident(path: Path, told: Mapping[str, Any]) -> Iterator[Found]:
         power=power,
         size=_size(said.get("level0_width"), said.get("level0_height")),
     )
-    embedded = sorted(grid.glob(f"features_*/{path.name.removesuffix('_patches.h5')}.h5"))
+    embedded = sorted(
+        grid.glob(f"features_*/{path.name.removesuffix('_patches.h5')}.h5")
+    )
     if not embedded:
         yield bare
     for file in embedded:
@@ -93,7 +115,9 @@ def _clam(path: Path, told: Mapping[str, Any]) -> Iterator[Found]:
     said, edge = tiles.attributes, tiles.tile_px_l0
     missing = edge is None or "patch_level" not in said
     got = f"attributes {sorted(said)} in {str(path)!r}"
-    require(not missing, "coords must say patch_size and patch_level", got, error=StoreError)
+    require(
+        not missing, "coords must say patch_size and patch_level", got, error=StoreError
+    )
     size = _size(*np.ravel(said.get("level_dim", (0, 0))).tolist())
     yield Found(
         grid="patches",  # a folder is one run: sizes in px may differ by scanner
@@ -113,7 +137,9 @@ def _stamp(path: Path, told: Mapping[str, Any]) -> Iterator[Found]:
         raise InvalidInputError(f"slide_mpp is missing for {str(path)!r}; {remedy}")
     with open_h5(path) as file:
         features = np.asarray(stored_dataset(file, "feats", path)[...])
-        coords_um = np.asarray(stored_dataset(file, "coords", path)[...], dtype=np.float64)
+        coords_um = np.asarray(
+            stored_dataset(file, "coords", path)[...], dtype=np.float64
+        )
         said = dict(file.attrs)
     edge_um = float(said.get("tile_size_um", 0) or said.get("tile_size", 0))
     known = said.get("unit") == "um" and edge_um > 0
@@ -131,15 +157,20 @@ def _stamp(path: Path, told: Mapping[str, Any]) -> Iterator[Found]:
 
 def _slide2vec(path: Path, told: Mapping[str, Any]) -> Iterator[Found]:
     """Of its output folder. Source: clemsgrs/slide2vec 7cfa6bf, artifacts.py; hs2p 6.1.0."""
-    slide_id, home = path.name.removesuffix(_TILING), path.parent.parent / "tile_embeddings"
+    slide_id, home = (
+        path.name.removesuffix(_TILING),
+        path.parent.parent / "tile_embeddings",
+    )
     meta = home / f"{slide_id}.meta.json"
     with rewording("tiling must be one of hs2p's", path, *_DAMAGE, error=StoreError):
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
         tiling, embedded = document["tiling"], {"encoder_name": ""}
-        with np.load(path.with_name(f"{slide_id}.coordinates.npz"), allow_pickle=False) as file:
+        with np.load(
+            path.with_name(f"{slide_id}.coordinates.npz"), allow_pickle=False
+        ) as file:
             coords = np.stack([file["x"], file["y"]], axis=1).astype(np.int64)
         if meta.exists():
-            embedded = json.loads(meta.read_text(encoding="utf-8"))
+            embedded = read_json(meta)
         px = int(tiling["requested_tile_size_px"])
         found = Found(
             grid=f"{px}px_{float(tiling['requested_spacing_um']):.6g}mpp",
@@ -163,7 +194,9 @@ def _array(home: Path, slide_id: str) -> npt.NDArray[Any]:
             return np.asarray(file["features"])
     tensor = torch.load(home / f"{slide_id}.pt", map_location="cpu", weights_only=True)
     if not isinstance(tensor, torch.Tensor) or tensor.ndim != 2:
-        raise ValueError(f"{type(tensor).__name__} in {slide_id}.pt is not a tensor (N, D)")
+        raise ValueError(
+            f"{type(tensor).__name__} in {slide_id}.pt is not a tensor (N, D)"
+        )
     return np.asarray(tensor if tensor.dtype == torch.float16 else tensor.float())
 
 
@@ -210,20 +243,26 @@ def import_peer(
     require(tool in _SOURCES, f"tool must be one of {', '.join(_SOURCES)}", repr(tool))
     patterns, end, read = _SOURCES[tool]
     listings = (sorted(folder.glob(pattern)) for pattern in patterns)
-    found = [path for path in next(filter(None, listings), []) if not path.name.startswith(".")]
+    found = [
+        path
+        for path in next(filter(None, listings), [])
+        if not path.name.startswith(".")
+    ]
     rule = f"folder must hold features or coordinates of {tool}"
     require(found, rule, f"none in {str(folder)!r}", error=StoreError)
     entries = {entry.slide_id: entry for entry in load_cohort(slides)} if slides else {}
     entries |= {Path(entry.slide_path).stem: entry for entry in entries.values()}
     listed, done = _listed(folder), set[str]()
-    record = begin_record(out, "import", {"import": {"tool": tool, "folder": str(folder)}})
+    record = begin_record(
+        out, "import", {"import": {"tool": tool, "folder": str(folder)}}
+    )
     for slide_id, path in ((path.name.removesuffix(end), path) for path in found):
         with leaving_out(slide_id, on_left_out, ThinsectionError):
             told = _told(slide_id, listed.get(slide_id, {}), entries.get(slide_id))
             _take(out, tool, told, read(path, told), encoder)
             done.add(slide_id)
     require(done, rule, f"none that can be read in {str(folder)!r}", error=StoreError)
-    write_tables(out, (), ())
+    write_tables(out, known_slides(out))
     end_record(record, {"counts": {"imported": len(done)}})
     write_index(out)
     return len(done)
@@ -233,17 +272,24 @@ def _listed(folder: Path) -> dict[str, dict[str, str]]:
     """What the tables of a folder say of each slide, under our names."""
     slides, patients = dict[str, dict[str, str]](), dict[str, dict[str, str]]()
     for path in sorted(folder.glob("*.csv")):
-        with rewording("table must be a UTF-8 CSV", path, ValueError, csv.Error, error=StoreError):
+        with rewording(
+            "table must be a UTF-8 CSV", path, ValueError, csv.Error, error=StoreError
+        ):
             rows = read_table(path)
         for row in rows:
             known = {name: value for name, value in named_columns(row).items() if value}
-            if "slide_path" in known:  # TRIDENT's and STAMP's name of the file is all there is
+            if (
+                "slide_path" in known
+            ):  # TRIDENT's and STAMP's name of the file is all there is
                 known.setdefault("slide_id", known["slide_path"])
             if "slide_id" in known:
                 slides.setdefault(_plain(known.pop("slide_id")), {}).update(known)
             elif "patient_id" in known:
                 patients.setdefault(known["patient_id"], {}).update(known)
-    return {name: patients.get(row.get("patient_id", ""), {}) | row for name, row in slides.items()}
+    return {
+        name: patients.get(row.get("patient_id", ""), {}) | row
+        for name, row in slides.items()
+    }
 
 
 def _plain(name: str) -> str:
@@ -253,9 +299,14 @@ def _plain(name: str) -> str:
     return last[: len(last) - len(cut)]
 
 
-def _told(slide_id: str, row: Mapping[str, str], entry: SlideEntry | None) -> dict[str, Any]:
+def _told(
+    slide_id: str, row: Mapping[str, str], entry: SlideEntry | None
+) -> dict[str, Any]:
     """Facts of a slide for its ledger; of the opened slide where one is given."""
-    facts: dict[str, Any] = {"slide_id": slide_id, "slide_path": row.get("slide_path", "")}
+    facts: dict[str, Any] = {
+        "slide_id": slide_id,
+        "slide_path": row.get("slide_path", ""),
+    }
     facts |= {name: row.get(name) for name in OF_COHORTS}
     if row.get("slide_mpp"):
         where = f"the table's row of {slide_id!r}"
@@ -267,13 +318,19 @@ def _told(slide_id: str, row: Mapping[str, str], entry: SlideEntry | None) -> di
     mpp = (facts["mpp_x"], facts["mpp_y"]) if "mpp_x" in facts else None
     with replace(entry, slide_mpp=entry.slide_mpp or mpp).open("auto") as slide:
         facts["mpp_x"], facts["mpp_y"] = slide.slide_mpp or (None, None)
-        facts["levels"] = [{"size": list(v.size), "downsample": v.downsample} for v in slide.levels]
+        facts["levels"] = [
+            {"size": list(v.size), "downsample": v.downsample} for v in slide.levels
+        ]
         size = {"width": slide.size[0], "height": slide.size[1]}
         return facts | {"slide_path": entry.slide_path, "reader": slide.reader, **size}
 
 
 def _take(
-    out: Path, tool: str, told: Mapping[str, Any], found: Iterator[Found], encoder: str | None
+    out: Path,
+    tool: str,
+    told: Mapping[str, Any],
+    found: Iterator[Found],
+    encoder: str | None,
 ) -> None:
     """Writes a slide's grids and features, then its ledger."""
     slide_id = told["slide_id"]
@@ -284,7 +341,9 @@ def _take(
             size = {"width": one.size[0], "height": one.size[1]} if one.size else {}
             known = {name: value for name, value in told.items() if value is not None}
             ledger = replace(ledger, slide=size | ledger.slide | known)
-            ledger = _write(ledger, f"{grid}/tiles", replace(one, features=None), attributes)
+            ledger = _write(
+                ledger, f"{grid}/tiles", replace(one, features=None), attributes
+            )
             if one.features is not None:
                 name = our_name(one.encoder) or encoder or tool
                 more = attributes | {"encoder": name}
@@ -307,13 +366,21 @@ def _attributes(tool: str, one: Found, told: Mapping[str, Any]) -> dict[str, Any
     return {name: value for name, value in known.items() if value is not None}
 
 
-def _write(ledger: SlideLedger, address: str, one: Found, said: Mapping[str, Any]) -> SlideLedger:
+def _write(
+    ledger: SlideLedger, address: str, one: Found, said: Mapping[str, Any]
+) -> SlideLedger:
     """The ledger with the file of a stage, which is written where it is not there yet."""
     name, tool = f"{address}/{ledger.slide_id}.h5", said["imported_from"]
-    target, facts = ledger.out / name, {"num_tiles": len(one.coords_l0), "imported_from": tool}
+    target, facts = (
+        ledger.out / name,
+        {"num_tiles": len(one.coords_l0), "imported_from": tool},
+    )
     needs, how = tuple[str, ...](), dict[str, Any](dim=0)
     if (features := one.features) is not None:
-        needs, how = (f"{address.rpartition('/')[0]}/tiles",), {"dim": features.shape[1]}
+        needs, how = (
+            (f"{address.rpartition('/')[0]}/tiles",),
+            {"dim": features.shape[1]},
+        )
         facts |= {"encoder": said["encoder"], **how}
         how |= {"dtype": "float16"} if features.dtype == np.float16 else {}
     with atomic_path(target) as tmp:

@@ -47,11 +47,17 @@ def _slide2vec(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
         index = np.arange(len(order), dtype=np.int32)
         columns = {"x": x[order], "y": y[order], "tile_index": index}
         with path.open("wb") as file:
-            np.savez_compressed(file, **columns, tissue_fractions=fractions.astype(np.float32))
+            np.savez_compressed(
+                file, **columns, tissue_fractions=fractions.astype(np.float32)
+            )
 
     edge, px = slide.edge_l0, int(slide.tiles.attributes["patch_size"])
     embedded = {
-        **{"sample_id": slide.slide_id, "artifact_type": "tile_embeddings", "format": "pt"},
+        **{
+            "sample_id": slide.slide_id,
+            "artifact_type": "tile_embeddings",
+            "format": "pt",
+        },
         **{"feature_dim": slide.dim, "num_tiles": len(order)},
         **{"encoder_name": slide.encoder, "encoder_level": "tile"},
         **_paths(slide, f"{slide.out}/"),
@@ -71,7 +77,10 @@ def _slide2vec(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
 def _paths(slide: PeerSlide, folder: str) -> dict[str, str]:
     """The files of its tiles."""
     stem = f"{folder}tiles/{slide.slide_id}.coordinates"
-    return {"coordinates_npz_path": f"{stem}.npz", "coordinates_meta_path": f"{stem}.meta.json"}
+    return {
+        "coordinates_npz_path": f"{stem}.npz",
+        "coordinates_meta_path": f"{stem}.meta.json",
+    }
 
 
 def _asked_mpp(slide: PeerSlide) -> float:
@@ -85,8 +94,15 @@ def _asked_mpp(slide: PeerSlide) -> float:
 def _hs2p_meta(slide: PeerSlide) -> dict[str, Any]:
     """What hs2p asks of a tiling; every key must be there, and what does not apply is None."""
     said, edge, mpp = slide.tiles.attributes, slide.edge_l0, slide.mpp[0]
-    px, levels = int(said["patch_size"]), slide.facts.get("levels") or [{"downsample": 1}]
-    read = {"backend": "openslide", "requested_backend": "openslide", "spacing_at_level_0": mpp}
+    px, levels = (
+        int(said["patch_size"]),
+        slide.facts.get("levels") or [{"downsample": 1}],
+    )
+    read = {
+        "backend": "openslide",
+        "requested_backend": "openslide",
+        "spacing_at_level_0": mpp,
+    }
     known: dict[str, dict[str, Any]] = {
         "provenance": {"sample_id": slide.slide_id, "image_path": slide.path, **read},
         "slide": {
@@ -96,9 +112,16 @@ def _hs2p_meta(slide: PeerSlide) -> dict[str, Any]:
         "tiling": {
             **{"requested_tile_size_px": px, "requested_spacing_um": _asked_mpp(slide)},
             "read_level": 0,  # the field of view in px of level 0: exact, whatever the levels are
-            **{"read_tile_size_px": edge, "read_spacing_um": mpp, "tile_size_lv0": edge},
+            **{
+                "read_tile_size_px": edge,
+                "read_spacing_um": mpp,
+                "tile_size_lv0": edge,
+            },
             "tolerance": float(said.get("mpp_tolerance", 0)),
-            **{"step_px_lv0": int(said["stride_l0"][0]), "overlap": int(said["overlap"]) / px},
+            **{
+                "step_px_lv0": int(said["stride_l0"][0]),
+                "overlap": int(said["overlap"]) / px,
+            },
             **{"min_tissue_fraction": 0.0, "is_within_tolerance": edge == px},
             "n_tiles": len(slide.tiles.coords_l0),
         },
@@ -106,14 +129,20 @@ def _hs2p_meta(slide: PeerSlide) -> dict[str, Any]:
         "filtering": {},
         "artifact": {"coordinate_space": "level0_px", "tile_order": "x_then_y"},
     }
-    return {name: dict.fromkeys(keys.split()) | known[name] for name, keys in _HS2P.items()}
+    return {
+        name: dict.fromkeys(keys.split()) | known[name] for name, keys in _HS2P.items()
+    }
 
 
 def _slide2vec_tables(slides: Sequence[PeerSlide]) -> Tables:
     """The list that its pipeline goes on from, and the manifest of slides."""
     lists, manifest = [], []
     for s in slides:
-        known = {"sample_id": s.slide_id, "image_path": s.path, "spacing_at_level_0": s.mpp[0]}
+        known = {
+            "sample_id": s.slide_id,
+            "image_path": s.path,
+            "spacing_at_level_0": s.mpp[0],
+        }
         manifest.append(known)
         lists.append(
             dict.fromkeys(_PROCESS.split())

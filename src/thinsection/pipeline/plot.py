@@ -29,11 +29,17 @@ def tissue(results: Results, slide_id: str, *, ax: "Axes | None" = None) -> "Axe
 
 
 def tiles(
-    results: Results, slide_id: str, grid: str | None = None, *, ax: "Axes | None" = None
+    results: Results,
+    slide_id: str,
+    grid: str | None = None,
+    *,
+    ax: "Axes | None" = None,
 ) -> "Axes":
     """The slide with its tissue and the tiles of a grid; `grid` as of `results.tiles`."""
     table = results.tiles(slide_id, grid)
-    layer = draw.Tiles(table.coords_l0, table.size_l0, f"{len(table.coords_l0):,} tiles")
+    layer = draw.Tiles(
+        table.coords_l0, table.size_l0, f"{len(table.coords_l0):,} tiles"
+    )
     return _draw(results, slide_id, [layer], ax)
 
 
@@ -56,7 +62,9 @@ def heatmap(
     table = results.tiles(slide_id, grid)
     numbers = _column(table, values) if isinstance(values, str) else np.asarray(values)
     shape = (len(table.coords_l0),)
-    require(numbers.shape == shape, f"values must be of shape {shape}", str(numbers.shape))
+    require(
+        numbers.shape == shape, f"values must be of shape {shape}", str(numbers.shape)
+    )
     label = values if isinstance(values, str) else "value"
     layer = draw.Values(table.coords_l0, table.size_l0, numbers, label, colormap)
     return _draw(results, slide_id, [layer], ax)
@@ -86,14 +94,21 @@ def embedding(
     """
     rows, colors = _sampled(results, features, color, max_tiles)
     centred = rows - rows.mean(axis=0)
-    _, vectors = np.linalg.eigh(centred.T @ centred)  # the last one is the first component
-    points = centred @ vectors[:, : -1 - (_UMAP_COMPONENTS if method == "umap" else 2) : -1]
+    _, vectors = np.linalg.eigh(
+        centred.T @ centred
+    )  # the last one is the first component
+    points = (
+        centred @ vectors[:, : -1 - (_UMAP_COMPONENTS if method == "umap" else 2) : -1]
+    )
     if method == "umap":
         with importing("method 'umap' must have umap-learn", "plot"):
             from umap import UMAP
         points = UMAP(random_state=0, n_jobs=1).fit_transform(points)
     ax = _axes(ax)
     dots: dict[str, Any] = {"s": 9.0, "linewidths": 0}
+    if colors.dtype.kind == "f" and len(np.unique(colors)) == 1:
+        # a number that all tiles share has no scale; it is named like a word
+        colors = np.full(len(colors), f"{colors[0]:.3g}")
     if colors.dtype.kind == "f":
         drawn = ax.scatter(points[:, 0], points[:, 1], c=colors, cmap="viridis", **dots)
         ax.figure.colorbar(drawn, ax=ax, label=color)
@@ -142,11 +157,15 @@ def _axes(ax: "Axes | None") -> "Axes":
     return pyplot.subplots(layout="constrained")[1] if ax is None else ax
 
 
-def _draw(results: Results, slide_id: str, over: Sequence[draw.Layer], ax: "Axes | None") -> "Axes":
+def _draw(
+    results: Results, slide_id: str, over: Sequence[draw.Layer], ax: "Axes | None"
+) -> "Axes":
     """The slide with layers and its tissue's outline, a legend and a colour bar."""
     ledger, ax, layers = results.ledger(slide_id), _axes(ax), [*over]
     picture, files = draw.open_picture(ledger), draw.picture_files(ledger.path.parent)
-    layers += [draw.Outline(draw.read_mask(path), "tissue", width=5.0) for path in files[1:]]
+    layers += [
+        draw.Outline(draw.read_mask(path), "tissue", width=5.0) for path in files[1:]
+    ]
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.patches import Patch
@@ -157,9 +176,15 @@ def _draw(results: Results, slide_id: str, over: Sequence[draw.Layer], ax: "Axes
     ax.imshow(draw.paint(picture, layers), extent=(0, width, height, 0))
     ax.set(title=slide_id, xlabel=unit, ylabel=unit)
     for layer in layers:
-        if isinstance(layer, draw.Values):
+        if isinstance(layer, draw.Values) and layer.only_value:
+            (color,) = draw.colorize(np.zeros(1), layer.colormap) / 255
+            words = f"{layer.label}: {layer.only_value}"
+            signs.append(Patch(facecolor=color, label=words))
+        elif isinstance(layer, draw.Values):
             scale = ScalarMappable(Normalize(*layer.shown_limits), layer.colormap)
-            ax.figure.colorbar(scale, ax=ax, label=layer.label, alpha=layer.opacity, shrink=0.7)
+            ax.figure.colorbar(
+                scale, ax=ax, label=layer.label, alpha=layer.opacity, shrink=0.7
+            )
         else:
             edge = [value / 255 for value in layer.color]
             signs.append(Patch(edgecolor=edge, facecolor="none", label=layer.label))

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -18,17 +19,24 @@ from thinsection.files.lock import LOCK_NAME, hold, sweep_slide, unfinished
 from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.execute import execute
 from thinsection.pipeline.folder import open_results
-from thinsection.pipeline.records import begin_record, end_record
-from thinsection.pipeline.results import LOST_STAGE, SlideResult, Status, write_tables
+from thinsection.pipeline.records import recording
+from thinsection.pipeline.results import (
+    LOST_STAGE,
+    SlideResult,
+    Status,
+    known_slides,
+    write_tables,
+)
 from thinsection.pipeline.task import set_threads
-from thinsection.pool import SlideEncoder, check_fit, load_slide_encoder
-from thinsection.pool.encoder import SLIDE_ENCODERS
+from thinsection.pool import SlideEncoder, TileLayout, check_fit, load_slide_encoder
+from thinsection.pool.encoder import check_slide_encoder
 from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import AggregateRunConfig, PoolingConfig
-from thinsection.stages.leaves import PoolingStage, pool_tiles
+from thinsection.stages.leaves import PoolingStage, pool_tiles, tile_layout
 from thinsection.stages.stage import RecordedStage, SlideWork
+from thinsection.stages.tiles import deciding
 from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.tiles_h5 import TilesFile, read_slide_embedding, read_tiles
 from thinsection.types import parse_bytes
@@ -41,11 +49,15 @@ class FeaturesFile:
     slide_id: str
     path: Path  # the HDF5 file
     out: Path  # where slide embeddings go: `OUT/slide_features_NAME/ID.h5`
-    results: Path | None = None  # folder whose ledger knows the file; None for files of others
+    results: Path | None = (
+        None  # folder whose ledger knows the file; None for files of others
+    )
 
     def ended(self, status: Status, **more: Any) -> SlideResult:
         """The end of this slide."""
-        return SlideResult(slide_id=self.slide_id, slide_path=str(self.path), status=status, **more)
+        return SlideResult(
+            slide_id=self.slide_id, slide_path=str(self.path), status=status, **more
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +84,14 @@ class PoolingTask(Task[FeaturesFile, SlideResult]):
                 if file.results is not None:
                     results.append(_pool_recorded(file, file.results, encoder))
                 else:
-                    results.append(_pool_foreign(file, encoder, self.pooling.tile_px_l0))
+                    results.append(_pool_foreign(file, encoder, self.pooling))
             except OutputError:  # no slide's own
                 raise
             except Exception as error:  # noqa: BLE001 - the per-slide boundary of pooling
                 message = f"{type(error).__name__}: {error}"
-                results.append(file.ended("failed", stage=PoolingStage.title, error=message))
+                results.append(
+                    file.ended("failed", stage=PoolingStage.title, error=message)
+                )
         return Report(results=tuple(results))
 
     def lost(self, entry: FeaturesFile, reason: str) -> SlideResult:
@@ -106,7 +120,7 @@ def aggregate_folder(
     """
     config = config or AggregateRunConfig()
     require(folder.exists(), "folder must exist", repr(str(folder)), error=StoreError)
-    SLIDE_ENCODERS.entry(config.pooling.slide_encoder)  # refuses a name before any worker starts
+    check_slide_encoder(config.pooling.slide_encoder)  # before any worker starts
     folder, out = folder.absolute(), out and out.absolute()
     files = find_features(folder, out=out, wanted=config.pooling.features)
     results: dict[Path, SlideResult] = {}
@@ -117,21 +131,23 @@ def aggregate_folder(
             on_result(result)
 
     home = files[0].results or out or (folder.parent if folder.is_file() else folder)
-    record = begin_record(home, "aggregate", as_mapping(config))
     task = PoolingTask(pooling=config.pooling, threads=config.executor.threads)
     told: dict[str, Any] = {"on_report": take, "on_message": on_message}
     try:
-        with writing(home):
+        with (
+            writing(home),
+            recording(home, "aggregate", as_mapping(config)) as record,
+        ):
             execute(files, task, config.executor, folder=record.folder, **told)
+            ended = [results[file.path] for file in files]
+            for status in ("done", "skipped"):
+                record.counts[status] = sum(r.status == status for r in ended)
     except BaseException as error:
         done = f"{len(results)} of {len(files)} slides are done"
         error.add_note(f"{done}; run the same command again to go on")
         raise
-    ended = [results[file.path] for file in files]
-    counts = {status: sum(r.status == status for r in ended) for status in ("done", "skipped")}
-    end_record(record, {"counts": counts})
     if files[0].results is not None:
-        write_tables(files[0].results, (), ())
+        write_tables(files[0].results, known_slides(files[0].results))
         write_index(files[0].results)
     return ended
 
@@ -159,14 +175,20 @@ def find_features(
     return found
 
 
-def _of_results(folder: Path, out: Path | None, wanted: str | None) -> list[FeaturesFile]:
+def _of_results(
+    folder: Path, out: Path | None, wanted: str | None
+) -> list[FeaturesFile]:
     results = open_results(folder)
     known = [name for name in results.features if wanted is None or wanted in name]
     found = []
     for slide_id, address in product(results.slides, known):
         if address in results.ledgers[slide_id].stages:
             path, grid = results.file(slide_id, address), address.split("/")[0]
-            where = {"out": out / grid} if out else {"out": folder / grid, "results": folder}
+            where = (
+                {"out": out / grid}
+                if out
+                else {"out": folder / grid, "results": folder}
+            )
             found.append(FeaturesFile(slide_id=slide_id, path=path, **where))
     got = f"{[*results.features] or 'none'}{f' for --features {wanted!r}' if wanted else ''}"
     got += f" in {str(folder)!r}; run `thinsection embed` first"
@@ -174,22 +196,32 @@ def _of_results(folder: Path, out: Path | None, wanted: str | None) -> list[Feat
     return found
 
 
-def _pool_recorded(file: FeaturesFile, results: Path, slide_encoder: SlideEncoder) -> SlideResult:
+def _pool_recorded(
+    file: FeaturesFile, results: Path, slide_encoder: SlideEncoder
+) -> SlideResult:
     """Of a results folder: by the same stage as a run, in the slide's ledger."""
     lock = results / SLIDES / file.slide_id / LOCK_NAME
     with hold(lock):
         ledger = load_ledger(results, file.slide_id)
         address = str(file.path.parent.relative_to(results))
         if address not in ledger.stages:
-            raise StoreError(f"embeddings must be in the ledger, got {address!r} of another run")
-        features = RecordedStage(recorded_address=address, recorded_key=ledger.stages[address].key)
+            raise StoreError(
+                f"embeddings must be in the ledger, got {address!r} of another run"
+            )
+        features = RecordedStage(
+            recorded_address=address, recorded_key=ledger.stages[address].key
+        )
         tiles = read_tiles(file.path)
         warnings = fit_warnings(tiles, slide_encoder)
-        stage = PoolingStage(features=features, slide_encoder=slide_encoder, warnings=warnings)
+        stage = PoolingStage(
+            features=features, slide_encoder=slide_encoder, warnings=warnings
+        )
         sweep_slide(file.slide_id, lock.parent, unfinished([results / stage.address]))
         facts = {**ledger.slide, **_facts(tiles, warnings)}
         entry = SlideEntry(slide_id=file.slide_id, slide_path=str(file.path))
-        work = SlideWork(entry=entry, out=results, source="", ledger=ledger, stages=(stage,))
+        work = SlideWork(
+            entry=entry, out=results, source="", ledger=ledger, stages=(stage,)
+        )
         if work.done(stage):
             return file.ended("skipped", facts=facts)
         work.missing = [stage]
@@ -198,27 +230,31 @@ def _pool_recorded(file: FeaturesFile, results: Path, slide_encoder: SlideEncode
     return file.ended("done", facts=facts)
 
 
-def _pool_foreign(file: FeaturesFile, encoder: SlideEncoder, tile_px_l0: int | None) -> SlideResult:
+def _pool_foreign(
+    file: FeaturesFile, encoder: SlideEncoder, pooling: PoolingConfig
+) -> SlideResult:
     """Of others: the key stands in the slide embedding itself."""
     tiles = read_tiles(file.path)
     got = f"none in {str(file.path)!r}; run `thinsection embed` first"
     there = tiles.features is not None and len(tiles.features)
     require(there, "features file must hold embeddings", got, error=StoreError)
-    edge = tiles.tile_px_l0 or tile_px_l0
-    if edge is None:
-        remedy = "pass --tile-px-l0 (512 for 512 px tiles of a 20x slide)"
-        raise StoreError(f"tile_px_l0 is missing in {str(file.path)!r}; {remedy}")
+    layout = tile_layout(
+        tiles, file.path, tile_px_l0=pooling.tile_px_l0, stride_l0=pooling.stride_l0
+    )
     facts = _facts(tiles, fit_warnings(tiles, encoder))
     name = encoder.label(file.path.parent.name.removeprefix("features_"))
     folder = file.out / f"slide_features_{name}"
-    target, key = folder / f"{file.slide_id}.h5", _content_key(tiles, encoder)
-    with hold(folder / f"{LOCK_NAME}-{file.slide_id}"):  # another process may have been at it
+    target = folder / f"{file.slide_id}.h5"
+    key = _content_key(tiles, encoder, layout)
+    with hold(
+        folder / f"{LOCK_NAME}-{file.slide_id}"
+    ):  # another process may have been at it
         for left in unfinished([folder]).get(file.slide_id, []):
             left.unlink(missing_ok=True)
         with contextlib.suppress(StoreError):  # none is there
             if read_slide_embedding(target).attributes.get("key") == key:
                 return file.ended("skipped", facts=facts)
-        pool_tiles(tiles, encoder, target, edge, key=key)
+        pool_tiles(tiles, encoder, target, layout, key=key)
     return file.ended("done", facts=facts)
 
 
@@ -237,11 +273,21 @@ def fit_warnings(tiles: TilesFile, slide_encoder: SlideEncoder) -> tuple[str, ..
         mpp = nominal_mpp(float(power))
     px, name = attributes.get("patch_size"), attributes.get("encoder")
     asked: list[tuple[Any, Any]] = [(str, name), (int, px), (float, mpp)]
-    return check_fit(slide_encoder, *(None if v is None else kind(v) for kind, v in asked))
+    return check_fit(
+        slide_encoder, *(None if v is None else kind(v) for kind, v in asked)
+    )
 
 
-def _content_key(tiles: TilesFile, slide_encoder: SlideEncoder) -> str:
-    digest = hashlib.sha256(f"{slide_encoder.name} {slide_encoder.weights_hash}".encode())
+def _content_key(
+    tiles: TilesFile, slide_encoder: SlideEncoder, layout: TileLayout
+) -> str:
+    """Hash of all that the slide embedding depends on: encoder, layout, embeddings, places."""
+    deciding_values = {
+        "slide_encoder": deciding(slide_encoder.identity),
+        "size_l0": layout.size_l0,
+        "stride_l0": layout.stride_l0,
+    }
+    digest = hashlib.sha256(json.dumps(deciding_values, sort_keys=True).encode())
     for array in (tiles.features, tiles.coords_l0):
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
     return digest.hexdigest()
@@ -252,4 +298,6 @@ def loaded_encoder(pooling: PoolingConfig) -> SlideEncoder:
     """The slide encoder, loaded once per process and settings."""
     name, weights, device = pooling.slide_encoder, pooling.slide_weights, pooling.device
     budget_bytes = parse_bytes(pooling.memory, name="memory")
-    return load_slide_encoder(name, weights=weights, device=device, budget_bytes=budget_bytes)
+    return load_slide_encoder(
+        name, weights=weights, device=device, budget_bytes=budget_bytes
+    )

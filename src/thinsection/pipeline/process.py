@@ -9,9 +9,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinsection.errors import BudgetError, InvalidInputError, OutputError, StoreError, require
+from thinsection.errors import (
+    BudgetError,
+    InvalidInputError,
+    OutputError,
+    StoreError,
+    require,
+)
 from thinsection.files.atomic import writing
-from thinsection.files.lock import LOCK_NAME, FileLock, heartbeat, sweep_slide, unfinished
+from thinsection.files.lock import (
+    LOCK_NAME,
+    FileLock,
+    heartbeat,
+    sweep_slide,
+    unfinished,
+)
 from thinsection.pipeline import results as tables
 from thinsection.pipeline.records import RECORDS
 from thinsection.pipeline.results import SlideResult, Status, record_failure
@@ -23,12 +35,23 @@ from thinsection.stages.masks import QcStage
 from thinsection.stages.regions import drawn_sums
 from thinsection.stages.request import Models, stages_of
 from thinsection.stages.stage import SlideWork, Stage, source_key
-from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage, unknown_tiles
-from thinsection.store.identity import Identity, WholeSum
+from thinsection.stages.tiles import (
+    FeaturesStage,
+    TilesStage,
+    TokensStage,
+    unknown_tiles,
+)
+from thinsection.store.identity import Identity, WholeSum, file_times
 from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.tiles_h5 import tile_attributes
 from thinsection.stream import StageClock, TileBatch, TileStream
-from thinsection.stream.batches import Scratch, SlideFailed, SlideFinished, SlideStarted, SlideTiles
+from thinsection.stream.batches import (
+    Scratch,
+    SlideFailed,
+    SlideFinished,
+    SlideStarted,
+    SlideTiles,
+)
 from thinsection.tiles import TileTable, load_filters
 from thinsection.tiles.transforms import StainLook, fit_stain
 from thinsection.types import format_bytes, parse_bytes
@@ -45,10 +68,14 @@ _POLL_S = 1.0  # how often a slide that another process holds is looked at again
 class RunEvent:
     """Progress of a run; may be emitted from any thread."""
 
-    kind: str  # opening, started, tiles, ended; waiting: another process holds the slide
+    kind: (
+        str  # opening, started, tiles, ended; waiting: another process holds the slide
+    )
     slide_id: str
     num_tiles: int = 0  # of 'started': to come; of 'tiles': done
-    text: str = ""  # of 'opening': what is done before tiles are; of 'tiles': what sets their pace
+    # of 'opening': what is done before tiles are; of 'tiles': what sets their pace;
+    # of 'waiting': who holds the slide
+    text: str = ""
     result: SlideResult | None = None  # of 'ended'
 
 
@@ -66,14 +93,22 @@ class SlideJob:
     config: RunConfig
     models: Models
     goal: Goal = "aggregate"
-    clock: StageClock = field(default_factory=StageClock)  # where busy and waiting time is added up
+    clock: StageClock = field(
+        default_factory=StageClock
+    )  # where busy and waiting time is added up
     on_event: OnEvent = lambda event: None  # progress, from any thread
     stages: tuple[Stage, ...] = field(init=False)
     results: dict[str, SlideResult] = field(default_factory=dict, init=False)
     locks: dict[str, FileLock] = field(default_factory=dict, init=False)
     held_elsewhere: list[SlideEntry] = field(default_factory=list, init=False)
+    foreign_locks: dict[str, FileLock] = field(
+        default_factory=dict, init=False
+    )  # of slides that others hold: each watches whether its lock is touched
+    told_holders: dict[str, str] = field(default_factory=dict, init=False)
     ending: bool = field(default=False, init=False)  # no further slide is begun
-    claimed: dict[str, float] = field(default_factory=dict, init=False)  # when slides were begun
+    claimed: dict[str, float] = field(
+        default_factory=dict, init=False
+    )  # when slides were begun
     ended_at: float = field(default=0.0, init=False)  # when the last one ended
 
     def __post_init__(self) -> None:
@@ -85,10 +120,21 @@ class SlideJob:
             self._pass(entries)
             while waiting := self.held_elsewhere:
                 for entry in waiting:
-                    self.on_event(RunEvent(kind="waiting", slide_id=entry.slide_id))
+                    self._tell_waiting(entry)
                 threading.Event().wait(_POLL_S)
                 self._pass(waiting)
         return [self.results[entry.slide_id] for entry in entries]
+
+    def _tell_waiting(self, entry: SlideEntry) -> None:
+        """Says who holds a slide, once for each slide and holder."""
+        lock = self.foreign_locks[entry.slide_id]
+        holder = str(lock.owner())
+        if self.told_holders.get(entry.slide_id) == holder:
+            return
+        self.told_holders[entry.slide_id] = holder
+        self.on_event(
+            RunEvent(kind="waiting", slide_id=entry.slide_id, text=lock.describe())
+        )
 
     def _pass(self, entries: Sequence[SlideEntry]) -> None:
         """One pass over slides; those that others hold are left in `held_elsewhere`."""
@@ -106,7 +152,12 @@ class SlideJob:
         wholes = Scratch(parse_bytes(self.config.stream.memory) - taken)
         stream = TileStream(
             self._claim(entries),
-            partial(prepare, config=self.config, wholes=wholes, target=self.models.stain_target),
+            partial(
+                prepare,
+                config=self.config,
+                wholes=wholes,
+                target=self.models.stain_target,
+            ),
             budget=budget,
             batch_size=batch_size,
             allocate=allocate,
@@ -115,14 +166,19 @@ class SlideJob:
             clock=self.clock,
         )
         dims = {encoder.label: encoder.dim for encoder in encoders}
-        with ResultSink(dims=dims, on_end=self._ended, clock=self.clock) as sink, stream:
+        with (
+            ResultSink(dims=dims, on_end=self._ended, clock=self.clock) as sink,
+            stream,
+        ):
             try:
                 self._pump(stream, batches, sink)
             except BaseException:
                 self.ending = True
                 raise
 
-    def _pump(self, stream: TileStream, batches: "BatchEncoder | None", sink: ResultSink) -> None:
+    def _pump(
+        self, stream: TileStream, batches: "BatchEncoder | None", sink: ResultSink
+    ) -> None:
         """Hands the stream's events on, with embeddings in the place of the tiles they are of."""
         for event in stream:
             if isinstance(event, SlideStarted):
@@ -141,30 +197,44 @@ class SlideJob:
     def _hand_over(self, items: Iterable[Item], sink: ResultSink) -> None:
         for item in items:
             if not isinstance(item, TileBatch | SlideFinished | SlideFailed):
-                self._tell("tiles", item.key, len(item.indices), held_up(self.clock.seconds()))
-                item.key.warnings += [n for n in item.notes if n not in item.key.warnings]
+                self._tell(
+                    "tiles", item.key, len(item.indices), held_up(self.clock.seconds())
+                )
+                item.key.warnings += [
+                    n for n in item.notes if n not in item.key.warnings
+                ]
             sink.put(item)
 
     def _tell(self, kind: str, work: SlideWork, num_tiles: int, text: str = "") -> None:
         slide_id = work.entry.slide_id
-        self.on_event(RunEvent(kind=kind, slide_id=slide_id, num_tiles=num_tiles, text=text))
+        self.on_event(
+            RunEvent(kind=kind, slide_id=slide_id, num_tiles=num_tiles, text=text)
+        )
 
     def _claim(self, entries: Sequence[SlideEntry]) -> Iterator[SlideWork]:
         """Slides that are not done and that nobody else holds; runs in the prepare thread."""
-        left: dict[str, list[Path]] | None = None  # what killed processes left in shared folders
+        left: dict[str, list[Path]] | None = (
+            None  # what killed processes left in shared folders
+        )
         for entry in entries:
             if self.ending:
                 return
-            lock = FileLock(self.out / SLIDES / entry.slide_id / LOCK_NAME)
+            path = self.out / SLIDES / entry.slide_id / LOCK_NAME
+            lock = self.foreign_locks.pop(entry.slide_id, FileLock(path))
             try:
                 if not lock.acquire():
+                    self.foreign_locks[entry.slide_id] = lock
                     self.held_elsewhere.append(entry)
                     continue
                 self.locks[entry.slide_id] = lock
                 self.claimed[entry.slide_id] = time.monotonic()
                 if left is None:
-                    grids = [p for p in self.out.glob("*") if p.name not in (SLIDES, RECORDS)]
-                    left = unfinished([folder for grid in grids for folder in grid.glob("*")])
+                    grids = [
+                        p for p in self.out.glob("*") if p.name not in (SLIDES, RECORDS)
+                    ]
+                    left = unfinished(
+                        [folder for grid in grids for folder in grid.glob("*")]
+                    )
                 with writing(lock.path):
                     sweep_slide(entry.slide_id, lock.path.parent, left)
                 work = slide_work(entry, self.stages, self.out, self.config)
@@ -174,13 +244,15 @@ class SlideJob:
                 self._end(entry, record_failure(self.out, entry, "open", error))
                 continue
             if work.missing:
-                titles = dict.fromkeys(s.title for s in work.missing if s.reads == "slide")
+                titles = dict.fromkeys(
+                    s.title for s in work.missing if s.reads == "slide"
+                )
                 self._tell("opening", work, 0, ", ".join(titles) or "what is stored")
                 yield work
                 continue
             failure: Exception | None = None
             try:
-                if work.source_is_new:  # so that every byte is compared once only
+                if work.ledger_is_old:  # so that every byte is compared once only
                     work.ledger.save(keep_time=work.ledger.path.exists())
                 check_quality(work)
             except OutputError:
@@ -190,7 +262,12 @@ class SlideJob:
             self._ended(work, work.at, failure, status="skipped")
 
     def _ended(
-        self, work: SlideWork, stage: str, error: Exception | None, *, status: Status = "done"
+        self,
+        work: SlideWork,
+        stage: str,
+        error: Exception | None,
+        *,
+        status: Status = "done",
     ) -> None:
         entry = work.entry
         work.drop_kept()
@@ -200,13 +277,17 @@ class SlideJob:
             return
         with writing(self.out):  # one of an earlier run
             tables.failure_path(self.out, entry.slide_id).unlink(missing_ok=True)
-        self._end(entry, SlideResult.of(entry, status, facts=work.facts() | work.fetched()))
+        self._end(
+            entry, SlideResult.of(entry, status, facts=work.facts() | work.fetched())
+        )
 
     def _end(self, entry: SlideEntry, result: SlideResult) -> None:
         if lock := self.locks.pop(entry.slide_id, None):
             lock.release()
         now = time.monotonic()
-        if result.status != "skipped":  # slides overlap: what this one took beyond the one before
+        if (
+            result.status != "skipped"
+        ):  # slides overlap: what this one took beyond the one before
             begun = max(self.ended_at, self.claimed.get(entry.slide_id, now))
             result = replace(result, seconds=round(now - begun, 2))
         self.ended_at, self.results[entry.slide_id] = now, result
@@ -239,7 +320,9 @@ def prepare(
     except Exception as error:  # noqa: BLE001 - the per-slide boundary; recorded with its traceback
         return SlideFailed(key=work, stage=work.at, error=error)
     finally:
-        if work.slide is not None and tiles is None:  # nobody needs its tiles: closed at once
+        if (
+            work.slide is not None and tiles is None
+        ):  # nobody needs its tiles: closed at once
             work.slide.close()
 
 
@@ -251,7 +334,9 @@ def check_quality(work: SlideWork) -> None:
             stage.check_rules(work)
 
 
-def _open(work: SlideWork, config: RunConfig, grid: TilesStage | None, wholes: Scratch) -> None:
+def _open(
+    work: SlideWork, config: RunConfig, grid: TilesStage | None, wholes: Scratch
+) -> None:
     """Opens the slide, finds its tissue. BudgetError: decoded whole it would exceed the memory."""
     slide = work.entry.open(config.slides.reader)
     work.opened(slide)
@@ -276,12 +361,16 @@ def _tiles(
     assert slide is not None
     streamed = missing and grid.reads == "tiles"
     table: TileTable = grid.candidates(work) if missing else work.value(grid)
-    work.attributes = tile_attributes(work.entry.slide_id, slide, table, config=grid.config)
+    work.attributes = tile_attributes(
+        work.entry.slide_id, slide, table, config=grid.config
+    )
     if streamed:
         work.values["candidates"] = table
     elif missing:
         work.record(grid, lambda: grid.write(work, table))
-    for stage in [s for s in work.missing if isinstance(s, FeaturesStage) and not streamed]:
+    for stage in [
+        s for s in work.missing if isinstance(s, FeaturesStage) and not streamed
+    ]:
         if (found := stage.reuse(work, table)) is not None:
             work.finish(stage, found)
     wanting = [stage for stage in work.missing if stage.reads == "tiles"]
@@ -299,7 +388,9 @@ def _tiles(
         work.hashing = None if work.remote else WholeSum(work.entry.slide_path)
     measures = next((s for s in work.missing if isinstance(s, MeasuresStage)), None)
     measure = measures.begin(work, table) if measures else None
-    return SlideTiles(key=work, slide=slide, table=table, transform=transform, measure=measure)
+    return SlideTiles(
+        key=work, slide=slide, table=table, transform=transform, measure=measure
+    )
 
 
 def slide_work(
@@ -310,17 +401,32 @@ def slide_work(
     Raises StoreError: the slide's file cannot be read; InvalidInputError: nobody drew on it.
     """
     ledger, options = load_ledger(out, entry.slide_id), config.output
+    compares_times = config.slides.fingerprint != "samples"
+    times = file_times(entry.slide_path) if compares_times else ""
     identity = Identity.of(entry.slide_path, ledger.source, config.slides.fingerprint)
     source = source_key(identity.source, entry, drawn_sums(config.regions, entry))
     work = SlideWork(entry=entry, out=out, source=source, ledger=ledger, stages=stages)
-    work.source_is_new = bool(ledger.stages) and ledger.source != asdict(identity)
-    work.ledger, work.overwrite = replace(work.ledger, source=asdict(identity)), options.overwrite
-    work.missing = [stage for stage in stages if not options.resume or not work.done(stage)]
+    work.times = times
+    known_source = ledger.source == asdict(identity)
+    known_cohort = ledger.slide == work.ledger.slide
+    work.ledger_is_old = bool(ledger.stages) and not (known_source and known_cohort)
+    work.ledger, work.overwrite = (
+        replace(work.ledger, source=asdict(identity)),
+        options.overwrite,
+    )
+    work.missing = [
+        stage for stage in stages if not options.resume or not work.done(stage)
+    ]
     return work
 
 
 def skipped_result(
-    entry: SlideEntry, *, out: Path, config: RunConfig, goal: Goal, models: Models | None = None
+    entry: SlideEntry,
+    *,
+    out: Path,
+    config: RunConfig,
+    goal: Goal,
+    models: Models | None = None,
 ) -> SlideResult | None:
     """The result of a slide that is done with the same settings and file; None where it is not.
 
@@ -329,13 +435,19 @@ def skipped_result(
     """
     if not config.qc.qc_fail and tables.read_failure(out, entry.slide_id) is None:
         with suppress(StoreError, InvalidInputError):
-            work = slide_work(entry, stages_of(config, goal, models or Models()), out, config)
-            if not (work.missing or work.source_is_new):
+            work = slide_work(
+                entry, stages_of(config, goal, models or Models()), out, config
+            )
+            if not (work.missing or work.ledger_is_old):
                 return SlideResult.of(entry, "skipped", facts=work.facts())
     return None
 
 
 def wanted_of(work: SlideWork, encoders: Sequence["TileEncoder"]) -> list["Wanted"]:
     """What a slide lacks of each encoder: '' nothing, 'embeddings', or 'tokens' for both."""
-    lacks = [{type(s) for s in work.missing if encoder_of(s) == e.label} for e in encoders]
-    return ["tokens" if TokensStage in of else "embeddings" if of else "" for of in lacks]
+    lacks = [
+        {type(s) for s in work.missing if encoder_of(s) == e.label} for e in encoders
+    ]
+    return [
+        "tokens" if TokensStage in of else "embeddings" if of else "" for of in lacks
+    ]

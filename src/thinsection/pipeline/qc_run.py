@@ -12,13 +12,19 @@ from thinsection.files.atomic import write_text
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.pipeline.process import OnEvent
 from thinsection.pipeline.records import RECORDS
-from thinsection.pipeline.results import SlideResult, failing_rules, qc_rows, qc_stage
+from thinsection.pipeline.results import (
+    SlideResult,
+    failing_rules,
+    known_slides,
+    qc_rows,
+    qc_stage,
+    qc_table_name,
+)
 from thinsection.pipeline.run import run
 from thinsection.qc import Pipeline, load_pipeline
 from thinsection.qc.engine import QcRule
 from thinsection.qc.pipeline import dump_pipeline, pipeline_from_ini
 from thinsection.report.qc_files import write_histoqc, write_qc_parquet
-from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import OutputConfig, QcConfig, RunConfig, SlidesConfig
 from thinsection.stages.labels import short_hash
 
@@ -37,7 +43,9 @@ class ChecksConfig:
     """Which checks, and when a slide fails them."""
 
     pipeline: str = option("auto", _PIPELINES)
-    from_histoqc: Path | None = option(None, "Take the pipeline from HistoQC's config.ini.")
+    from_histoqc: Path | None = option(
+        None, "Take the pipeline from HistoQC's config.ini."
+    )
     qc_fail: tuple[str, ...] = _same(QcConfig, "qc_fail")
     qc_rules: Path | None = _same(QcConfig, "qc_rules")
     qc_strict: bool = _same(QcConfig, "qc_strict")
@@ -50,7 +58,9 @@ class WorkConfig:
     device: str = _same(QcConfig, "qc_device")
     resume: bool = _same(OutputConfig, "resume")
     overwrite: bool = _same(OutputConfig, "overwrite")
-    write: tuple[str, ...] = option((), _FURTHER, choices=lambda: ("histoqc", "parquet"))
+    write: tuple[str, ...] = option(
+        (), _FURTHER, choices=lambda: ("histoqc", "parquet")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +93,11 @@ def chosen_pipeline(config: QcRunConfig) -> tuple[Pipeline, list[str]]:
     Raises ConfigError: no such pipeline, or an unknown key.
     """
     ini = config.checks.from_histoqc
-    return (load_pipeline(config.checks.pipeline), []) if ini is None else pipeline_from_ini(ini)
+    return (
+        (load_pipeline(config.checks.pipeline), [])
+        if ini is None
+        else pipeline_from_ini(ini)
+    )
 
 
 def check_slides(
@@ -110,16 +124,18 @@ def check_slides(
         name = f"{checks.from_histoqc.stem}-{short_hash(pipeline.as_mapping())}.toml"
         source = str(out.resolve() / RECORDS / "pipelines" / name)
         write_text(Path(source), dump_pipeline(pipeline))
-    how: dict[str, Any] = {n: getattr(checks, n) for n in ("qc_fail", "qc_rules", "qc_strict")}
+    how: dict[str, Any] = {
+        n: getattr(checks, n) for n in ("qc_fail", "qc_rules", "qc_strict")
+    }
     qc = QcConfig(qc=source, qc_device=work.device, **how)
     output = OutputConfig(resume=work.resume, overwrite=work.overwrite)
     rest: dict[str, Any] = {"slides": config.slides, "executor": config.executor}
     settings = RunConfig(qc=qc, output=output, **rest)
     told: dict[str, Any] = {"on_event": on_event, "on_message": on_message}
     summary = run(slides, out=out, config=settings, stage="qc", **told)
-    entries = [SlideEntry(slide_id=r.slide_id, slide_path=r.slide_path) for r in summary.results]
     stage = qc_stage(settings)
-    rows, name = qc_rows(out, entries, stage), f"qc_{stage.name}"
+    rows = qc_rows(known_slides(out), stage)
+    name = qc_table_name(stage)
     if "parquet" in work.write:
         write_qc_parquet(out / f"{name}.parquet", rows)
     if "histoqc" in work.write:
@@ -131,5 +147,9 @@ def check_slides(
             "command_line_args": " ".join(sys.argv[1:]),
         }
         write_histoqc(out, rows, headers)
+    looked_at = {result.slide_id for result in summary.results}
+    rows = [row for row in rows if row["slide_id"] in looked_at]
     failing = tuple(failing_rules(rows, checks.qc_fail))
-    return QcSummary(results=summary.results, failing=failing, page=out / f"{name}.html")
+    return QcSummary(
+        results=summary.results, failing=failing, page=out / f"{name}.html"
+    )

@@ -4,7 +4,6 @@ A QuPath project keeps its objects in Java's serialised form (`data.qpdata`), wh
 write; a script imports the files into whatever project the slides are in.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,14 @@ import numpy.typing as npt
 
 from thinsection.errors import StoreError, require
 from thinsection.files.atomic import write_text
-from thinsection.pipeline.folder import Listener, Results, leaving_out, one_address, open_results
+from thinsection.files.json_text import read_json
+from thinsection.pipeline.folder import (
+    Listener,
+    Results,
+    leaving_out,
+    one_address,
+    open_results,
+)
 from thinsection.store.geojson import tile_features, write_features
 
 # families of columns of which the largest names a tile, and how large it must be
@@ -32,7 +38,11 @@ else print 'nothing of ' + getProjectEntry().getImageName()
 
 
 def export_qupath(
-    folder: Path, out: Path, *, grid: str | None = None, on_left_out: Listener | None = None
+    folder: Path,
+    out: Path,
+    *,
+    grid: str | None = None,
+    on_left_out: Listener | None = None,
 ) -> int:
     """Number of slides whose `ID.geojson` is now in a folder, beside a script that imports them.
 
@@ -49,28 +59,40 @@ def export_qupath(
     named = one_address(results.grids, grid, "grid") if results.grids or grid else None
     for slide_id, ledger in results.ledgers.items():
         with leaving_out(slide_id, on_left_out, StoreError, ValueError):
-            write_features(out / f"{slide_id}.geojson", _features(results, slide_id, named))
+            write_features(
+                out / f"{slide_id}.geojson", _features(results, slide_id, named)
+            )
             image = Path(str(ledger.slide.get("slide_path", slide_id))).name
             files[image] = f"{slide_id}.geojson"
     rule = "folder must hold slides with results"
     require(files, rule, f"none in {str(folder)!r}", error=StoreError)
-    pairs = ",\n".join(f"    {_groovy(image)}: {_groovy(name)}" for image, name in files.items())
+    pairs = ",\n".join(
+        f"    {_groovy(image)}: {_groovy(name)}" for image, name in files.items()
+    )
     write_text(out / SCRIPT, _GROOVY % (pairs, _groovy(str(out.resolve()))))
     return len(files)
 
 
 def _groovy(text: str) -> str:
     """The text as a string of Groovy, in which nothing is replaced."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
+    return (
+        "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
+    )
 
 
-def _features(results: Results, slide_id: str, grid: str | None) -> list[dict[str, Any]]:
+def _features(
+    results: Results, slide_id: str, grid: str | None
+) -> list[dict[str, Any]]:
     stages, features = results.ledgers[slide_id].stages, list[dict[str, Any]]()
     tiles = stages.get(f"{grid}/tiles")
-    of_grid = [a for need in tiles.needs for a in (*stages[need].needs, need)] if tiles else stages
+    of_grid = (
+        [a for need in tiles.needs for a in (*stages[need].needs, need)]
+        if tiles
+        else stages
+    )
     for name in [name for address in of_grid for name in stages[address].files]:
         if name.endswith(".geojson"):
-            features += json.loads((results.folder / name).read_text(encoding="utf-8"))["features"]
+            features += read_json(results.folder / name)["features"]
     if tiles:
         table = results.tiles(slide_id, grid)
         classes = _classes(table.columns)

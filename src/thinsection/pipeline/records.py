@@ -8,9 +8,9 @@ records/20261121-231430-host-4711/run.json      config, versions, counts, second
 
 import contextlib
 import itertools
-import json
 import os
 import platform
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ import thinsection
 from thinsection.config import coerce
 from thinsection.errors import StoreError, require
 from thinsection.files.atomic import write_json, write_text, writing
+from thinsection.files.json_text import parse_json
 from thinsection.store.ledger import check_kinds
 from thinsection.usage.analysis import Efficiency, analyse, efficiency_page
 from thinsection.usage.monitor import read_usage
@@ -29,7 +30,10 @@ RECORDS = "records"
 RECORD_NAME = "run.json"
 PAGE_NAME = "efficiency.html"
 LOG_NAME = "run.log"
-_WHERE = ("executor", "stream")  # settings that decide where work happens, not what comes out
+_WHERE = (
+    "executor",
+    "stream",
+)  # settings that decide where work happens, not what comes out
 _KINDS = {
     **dict.fromkeys(("started", "command", "host"), str),
     **{"config": dict[str, Any], "counts": dict[str, int], "models": dict[str, Any]},
@@ -49,10 +53,12 @@ class Record:
         path = folder / RECORD_NAME
         try:
             text = path.read_text(encoding="utf-8")
-            document = coerce(json.loads(text), dict[str, Any], RECORD_NAME)
+            document = coerce(parse_json(text), dict[str, Any], RECORD_NAME)
             check_kinds(document, _KINDS, RECORD_NAME)
         except (OSError, ValueError) as error:
-            raise StoreError(f"record must be readable, got {error} in {str(path)!r}") from None
+            raise StoreError(
+                f"record must be readable, got {error} in {str(path)!r}"
+            ) from None
         return cls(folder, document)
 
 
@@ -73,7 +79,10 @@ def begin_record(out: Path, command: str, config: Mapping[str, Any]) -> Record:
 def log(folder: Path, text: str) -> None:
     """Adds lines with the time (UTC) to the `run.log` of a record; any thread, any process."""
     now, path = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}", folder / LOG_NAME
-    with writing(path), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+    with (
+        writing(path),
+        path.open("a", encoding="utf-8", errors="backslashreplace") as file,
+    ):
         file.write("".join(f"{now} {line}\n" for line in text.splitlines()))
 
 
@@ -82,6 +91,33 @@ def end_record(record: Record, facts: Mapping[str, Any]) -> Record:
     ended = Record(record.folder, {**record.document, **facts})
     write_json(record.folder / RECORD_NAME, ended.document)
     return ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """An invocation that is under way."""
+
+    folder: Path  # of its record
+    counts: dict[str, int]  # what came of it; whoever does the work fills it
+
+
+@contextlib.contextmanager
+def recording(
+    out: Path, command: str, config: Mapping[str, Any]
+) -> Iterator[Recording]:
+    """Records an invocation: how it began, and how it ended, well or early."""
+    began = time.monotonic()
+    record = begin_record(out, command, config)
+    under_way = Recording(folder=record.folder, counts={})
+    try:
+        yield under_way
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # the error of the work is the one to tell
+            why = str(error) or type(error).__name__
+            end_record(record, {"ended_by": why})
+        raise
+    seconds = round(time.monotonic() - began, 3)
+    end_record(record, {"seconds": seconds, "counts": under_way.counts})
 
 
 def read_records(out: Path) -> list[Record]:
@@ -98,7 +134,9 @@ def same_settings(out: Path, record: Record) -> Iterator[Record]:
     """Earlier records with the settings that decide the results, newest first."""
 
     def deciding(one: Record) -> dict[str, Any]:
-        return {k: v for k, v in one.document.get("config", {}).items() if k not in _WHERE}
+        return {
+            k: v for k, v in one.document.get("config", {}).items() if k not in _WHERE
+        }
 
     resumes = record.document["config"]["output"]["resume"]
     for one in reversed(read_records(out)) if resumes else ():
@@ -113,7 +151,9 @@ def efficiency(out: Path) -> tuple[Efficiency, Path]:
     """
     worked = [r for r in read_records(out) if r.document.get("counts", {}).get("done")]
     got = f"none in {str(out / RECORDS)!r}"
-    require(worked, "out must hold records of a run that did work", got, error=StoreError)
+    require(
+        worked, "out must hold records of a run that did work", got, error=StoreError
+    )
     return write_efficiency(worked[-1].folder), worked[-1].folder / PAGE_NAME
 
 

@@ -9,7 +9,7 @@ a new stage reads of earlier runs is fetched.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from thinsection.errors import ConfigError, StoreError, require
@@ -18,19 +18,25 @@ from thinsection.files.lock import LOCK_NAME, scratch_folder
 from thinsection.files.sources import RemoteFolder
 from thinsection.pipeline.process import OnEvent, RunEvent
 from thinsection.pipeline.records import RECORD_NAME, RECORDS
-from thinsection.pipeline.results import FAILURE_NAME, SlideResult, record_failure
+from thinsection.pipeline.results import SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
-from thinsection.store.ledger import ELSEWHERE_NAME, LEDGER_NAME, SLIDES, Elsewhere, load_ledger
+from thinsection.store.claims import CLAIMS_NAME
+from thinsection.store.ledger import (
+    ELSEWHERE_NAME,
+    FAILURE_NAME,
+    LEDGER_NAME,
+    SLIDES,
+    Elsewhere,
+    load_ledger,
+)
 
 _KEPT = (LEDGER_NAME, FAILURE_NAME)  # what the tables of a run are made from
 _LOCAL = (LOCK_NAME, ELSEWHERE_NAME)
 
 
 @contextmanager
-def uploads_to(
-    out: str, entries: Sequence[SlideEntry], config: RunConfig, executor: Any
-) -> Iterator["Uploads"]:
+def uploads_to(out: str, config: RunConfig, executor: Any) -> Iterator["Uploads"]:
     """A local folder that looks like what is at a URL, and what moves finished slides there.
 
     One run at a time may write to a URL, since object stores have no locks.
@@ -45,12 +51,41 @@ def uploads_to(
     rule = f"out must be a folder for --executor {config.executor.executor}"
     require(inline, rule, got, error=ConfigError)
     got = f"{out!r}; its contact sheet needs all pictures"
-    require(config.qc.qc == "off", "out must be a folder with --qc", got, error=ConfigError)
+    require(
+        config.qc.qc == "off", "out must be a folder with --qc", got, error=ConfigError
+    )
     target = RemoteFolder(out)
     target.check()
-    by_id = {entry.slide_id: entry for entry in entries}
     with scratch_folder("out") as folder:
-        yield Uploads(target=target, folder=folder.resolve(), entries=by_id)
+        yield Uploads(target=target, folder=folder.resolve())
+
+
+@contextmanager
+def listing_of(url: str) -> Iterator[Path]:
+    """A local folder with what tells of the results at a URL: ledgers, failures, records.
+
+    Disk (TMPDIR): some kB per slide.
+
+    Raises StoreError: there are no results.
+    """
+    target = RemoteFolder(url)
+    names = [name for name in target.sizes() if _tells(PurePath(name))]
+    if not any(name.startswith(f"{SLIDES}/") for name in names):
+        rule = f"results must be a folder of `thinsection run` with {SLIDES}/ in it"
+        raise StoreError(f"{rule}, got {url!r}")
+    with scratch_folder("listing") as folder:
+        for name in names:
+            target.get(name, folder / name)
+        yield folder
+
+
+def _tells(name: PurePath) -> bool:
+    """Whether a file of a results folder is one of those that `listing_of` fetches."""
+    if ".." in name.parts:
+        return False
+    if name.parts[0] == SLIDES:
+        return name.name in _KEPT
+    return name.parts[0] == RECORDS and name.name == RECORD_NAME
 
 
 @dataclass(kw_only=True)
@@ -59,15 +94,24 @@ class Uploads:
 
     target: RemoteFolder
     folder: Path  # the local one
-    entries: dict[str, SlideEntry]  # of the run, by slide id
+    entries: dict[str, SlideEntry] = field(
+        default_factory=dict
+    )  # of the run, by slide id
     there: dict[str, int] = field(init=False)  # name -> bytes of what the target holds
-    recorded: dict[str, set[str]] = field(default_factory=dict)  # what its ledgers name, by slide
-    failed: dict[str, SlideResult] = field(default_factory=dict)  # whose files did not arrive
+    recorded: dict[str, set[str]] = field(
+        default_factory=dict
+    )  # what its ledgers name, by slide
+    failed: dict[str, SlideResult] = field(
+        default_factory=dict
+    )  # whose files did not arrive
 
-    def __post_init__(self) -> None:  # what the target says of its slides: the run resumes from it
+    def __post_init__(
+        self,
+    ) -> None:  # what the target says of its slides: the run resumes from it
         self.there = self.target.sizes()
         for name in self.there:
-            if name.startswith(f"{SLIDES}/") and name.rpartition("/")[2] in _KEPT:
+            is_kept = name.startswith(f"{SLIDES}/") and PurePath(name).name in _KEPT
+            if is_kept or name == CLAIMS_NAME:
                 local = self.folder / name
                 local.parent.mkdir(parents=True, exist_ok=True)
                 local.write_bytes(self.target.read(name))
@@ -76,6 +120,10 @@ class Uploads:
             self.recorded[slide_id] = names = self._recorded_here(slide_id)
             sizes = {name: self.there[name] for name in names if name in self.there}
             Elsewhere(url=self.target.url, files=sizes).save(path.parent)
+
+    def expect(self, entries: Sequence[SlideEntry]) -> None:
+        """Takes the slides of the run."""
+        self.entries = {entry.slide_id: entry for entry in entries}
 
     def watch(self, on_event: OnEvent) -> OnEvent:
         """The listener that also moves the files of each slide that ends.
@@ -124,7 +172,9 @@ class Uploads:
         except Exception as error:  # noqa: BLE001 - the per-slide boundary of uploading
             result = record_failure(self.folder, entry, "upload", error)
             self.failed[entry.slide_id] = result
-        for name in self._recorded_here(entry.slide_id):  # the tables need none of these
+        for name in self._recorded_here(
+            entry.slide_id
+        ):  # the tables need none of these
             (self.folder / name).unlink(missing_ok=True)
         return result
 
@@ -135,7 +185,11 @@ class Uploads:
         # what was fetched to be read is there as it was
         candidates = [*sorted(wanted - set(ledger.elsewhere.brought)), failure_name]
         here = [name for name in candidates if (self.folder / name).is_file()]
-        for name in (ledger_name, failure_name, *self.recorded.get(slide_id, set()) - wanted):
+        for name in (
+            ledger_name,
+            failure_name,
+            *self.recorded.get(slide_id, set()) - wanted,
+        ):
             if self.there.pop(name, None) is not None:
                 self.target.delete(name)
         for name in [*here, *([ledger_name] if ledger.stages else [])]:

@@ -1,7 +1,6 @@
 """`run`: slides in, results out; every invocation leaves a record of its own."""
 
 import contextlib
-import functools
 import html
 import shutil
 from collections import Counter
@@ -33,11 +32,13 @@ from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import ENCODING, Goal, RunConfig
 from thinsection.stages.request import check_settings, cohort_of
+from thinsection.store.claims import claim_ids
 from thinsection.store.ledger import SLIDES
 from thinsection.types import MIB, format_bytes
 from thinsection.usage.monitor import resource_monitor
 
 MIN_FREE_BYTES = 256 * MIB
+_SHOWN_GROUPS = 5  # of slides of equal content that are named in full
 EXIT_OK, EXIT_SOME_FAILED = 0, 3
 
 
@@ -51,6 +52,8 @@ class RunSummary:
     stage_seconds: dict[str, float]  # busy and waiting seconds by stage
     seconds: float  # wall-clock time
     allow_empty: bool = False  # a slide without any tile is no failure
+    # slides of the folder whose files have the same content, each group by slide id
+    equal_slides: tuple[tuple[str, ...], ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -113,19 +116,37 @@ def run(
     entries = cohort_of(slides, config, on_message)
     check_settings(config, goal)
     tables.check_reference(config)
-    said: dict[str, Any] = {"config": config, "goal": goal, "on_message": on_message}
-    work = functools.partial(_run_in_folder, entries, **said)
     if not is_url(str(out)):
         with writing(str(out)):
-            return work(out=check_folder(Path(out)), executor=executor, on_event=on_event)
+            folder = check_folder(Path(out))
+            return _run_in_folder(
+                claim_ids(folder, entries, on_message),
+                out=folder,
+                config=config,
+                goal=goal,
+                executor=executor,
+                on_event=on_event,
+                on_message=on_message,
+            )
     from thinsection.pipeline.remote_out import uploads_to
 
-    with uploads_to(str(out), entries, config, executor) as uploads:
-        on_event = uploads.watch(on_event)
+    with uploads_to(str(out), config, executor) as uploads:
+        entries = claim_ids(uploads.folder, entries, on_message)
+        uploads.expect(entries)
         try:
-            summary = work(out=uploads.folder, on_event=on_event, settle=uploads.settle)
+            summary = _run_in_folder(
+                entries,
+                out=uploads.folder,
+                config=config,
+                goal=goal,
+                on_event=uploads.watch(on_event),
+                on_message=on_message,
+                settle=uploads.settle,
+            )
         except BaseException:
-            with contextlib.suppress(StoreError):  # the tables, where the target takes them
+            with contextlib.suppress(
+                StoreError
+            ):  # the tables, where the target takes them
                 uploads.put_rest("")
             raise
         uploads.put_rest(summary.record.name)
@@ -155,7 +176,9 @@ def _run_in_folder(
             if known is None and executor is None and config.executor.in_process:
                 if goal in ENCODING:
                     on_message(f"loading {', '.join(config.encode.encoders)}")
-                facts = task.facts(task.models())  # errors of settings and weights come first
+                facts = task.facts(
+                    task.models()
+                )  # errors of settings and weights come first
             begun = True
             if known is None:
 
@@ -171,13 +194,28 @@ def _run_in_folder(
             report = merged(reports)
             ended = {result.slide_id: settle(result) for result in report.results}
             results = tuple(ended[entry.slide_id] for entry in entries)
-            return finish_run(task, entries, replace(report, results=results))
+            summary = finish_run(task, entries, replace(report, results=results))
+            for line in _equal_lines(summary.equal_slides):
+                on_message(line)
+            return summary
     except Submitted:  # no end: the work goes on elsewhere
         raise
     except BaseException as error:
         if begun or not isinstance(error, ThinsectionError):
             end_early(task, entries, merged(reports), error)
         raise
+
+
+def _equal_lines(groups: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each of the first groups of slides of equal content, and how many follow."""
+    lines = []
+    for ids in groups[:_SHOWN_GROUPS]:
+        names = ", ".join(map(repr, ids))
+        lines.append(f"warning: {names} have the same content: is it one slide?")
+    if len(groups) > _SHOWN_GROUPS:
+        rest = len(groups) - _SHOWN_GROUPS
+        lines.append(f"warning: {rest} more groups of slides have the same content")
+    return lines
 
 
 def _logged(
@@ -189,7 +227,8 @@ def _logged(
         if one.result is not None:
             log(record, tables.describe(one.result))
         elif one.kind in ("opening", "waiting"):
-            log(record, f"{one.slide_id}: {', then '.join(filter(None, (one.kind, one.text)))}")
+            then = ", then " if one.kind == "opening" and one.text else " "
+            log(record, f"{one.slide_id}: {one.kind}{then}{one.text}".rstrip())
         on_event(one)
 
     def message(text: str) -> None:
@@ -204,10 +243,20 @@ def make_task(out: Path, config: RunConfig, goal: Goal) -> RunTask:
     folder = out.resolve()
     command = "run" if goal == "aggregate" else goal  # each goal is a subcommand
     record = records.begin_record(folder, command, as_mapping(config) | {"stage": goal})
-    log(record.folder, f"thinsection {thinsection.__version__}: {command} into {folder}")
+    log(
+        record.folder, f"thinsection {thinsection.__version__}: {command} into {folder}"
+    )
     by_slurm = chosen_executor(config.executor) == "slurm"
-    kept = tuple(one.folder for one in records.same_settings(folder, record)) if by_slurm else ()
-    how: dict[str, Any] = {"config": config, "goal": goal, "threads": config.executor.threads}
+    kept = (
+        tuple(one.folder for one in records.same_settings(folder, record))
+        if by_slurm
+        else ()
+    )
+    how: dict[str, Any] = {
+        "config": config,
+        "goal": goal,
+        "threads": config.executor.threads,
+    }
     how |= {"started": filesystem_now(folder), "kept": kept}
     return RunTask(out=folder, record=record.folder, **how)
 
@@ -222,17 +271,24 @@ def finish_run(
     record = Record.read(task.record)
     spent = datetime.now(UTC) - datetime.fromisoformat(record.document["started"])
     output, busy = task.config.output, dict(sorted(report.stage_seconds.items()))
-    told: dict[str, Any] = {"seconds": spent.total_seconds(), "allow_empty": output.allow_empty}
+    told: dict[str, Any] = {
+        "seconds": spent.total_seconds(),
+        "allow_empty": output.allow_empty,
+    }
     told |= {"results": report.results, "stage_seconds": busy}
+    slides = tables.known_slides(task.out)
+    equal = tables.write_tables(task.out, slides, _not_ended(entries, report.results))
+    told |= {"equal_slides": tuple(equal)}
     summary = RunSummary(out=task.out, record=task.record, **told)
-    tables.write_tables(task.out, entries, report.results)
-    measures = output.measures and task.goal in ("tile", *ENCODING)
-    measured = tables.write_measures(task.out, entries, task.config) if measures else {}
+    if output.measures and task.goal in ("tile", *ENCODING):
+        tables.write_measures(task.out, slides, task.config)
     if task.config.qc.qc != "off":
-        tables.write_qc_tables(task.out, entries, task.config, measured)
+        tables.write_qc_tables(task.out, slides, task.config)
     facts = {"seconds": round(summary.seconds, 3), "counts": summary.counts}
     rounded = {name: round(seconds, 3) for name, seconds in busy.items()}
-    records.end_record(record, facts | {"models": dict(report.facts), "stage_seconds": rounded})
+    records.end_record(
+        record, facts | {"models": dict(report.facts), "stage_seconds": rounded}
+    )
     if summary.counts["done"]:
         records.write_efficiency(task.record)
     log(task.record, f"ended: {summary!r}")
@@ -241,7 +297,10 @@ def finish_run(
 
 
 def end_early(
-    task: RunTask, entries: Sequence[SlideEntry], report: Report[SlideResult], error: BaseException
+    task: RunTask,
+    entries: Sequence[SlideEntry],
+    report: Report[SlideResult],
+    error: BaseException,
 ) -> None:
     """Writes the tables of what is done, where there is room, and notes on the error how to go on.
 
@@ -253,15 +312,24 @@ def end_early(
     told = f"tables are in {task.out}"
     try:
         with writing(task.out):
-            tables.write_tables(task.out, entries, results)
+            slides = tables.known_slides(task.out)
+            tables.write_tables(task.out, slides, _not_ended(entries, results))
             why = str(error) or type(error).__name__
             records.end_record(Record.read(task.record), {"ended_by": why})
             log(task.record, f"ended early: {why}; {done} slides are done")
-            write_index(task.out)
+            write_index(task.out, draw_thumbnails=False)
     except OSError as full:
         told = f"the tables could not be written ({full})"
     go_on = "what is done stays: run the same command again to go on"
     error.add_note(f"{done} of {len(entries)} slides are done, {told}; {go_on}")
+
+
+def _not_ended(
+    entries: Sequence[SlideEntry], results: Sequence[SlideResult]
+) -> list[SlideEntry]:
+    """The slides of an invocation that have no result yet."""
+    ended = {result.slide_id for result in results}
+    return [entry for entry in entries if entry.slide_id not in ended]
 
 
 def check_folder(out: Path) -> Path:
@@ -276,8 +344,12 @@ def check_folder(out: Path) -> Path:
         (out / "writable").unlink(missing_ok=True)  # another run may have taken it
         free = shutil.disk_usage(out).free
     except OSError as error:
-        raise StoreError(f"out must be a writable folder, got {str(out)!r}: {error}") from None
-    got = f"{format_bytes(free)} in {str(out)!r}; free some space or choose another disk"
+        raise StoreError(
+            f"out must be a writable folder, got {str(out)!r}: {error}"
+        ) from None
+    got = (
+        f"{format_bytes(free)} in {str(out)!r}; free some space or choose another disk"
+    )
     rule = f"out must have {format_bytes(MIN_FREE_BYTES)} free"
     require(free >= MIN_FREE_BYTES, rule, got, error=DiskSpaceError)
     for folder in (out, *out.glob(f"{RECORDS}/*")):

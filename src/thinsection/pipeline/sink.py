@@ -13,7 +13,12 @@ from thinsection.stages.leaves import MeasuresStage
 from thinsection.stages.stage import SlideWork, Stage
 from thinsection.stages.tiles import FeaturesStage, OpenResult, TilesStage, TokensStage
 from thinsection.stream import StageClock, TileBatch
-from thinsection.stream.batches import Channel, ChannelClosed, SlideFailed, SlideFinished
+from thinsection.stream.batches import (
+    Channel,
+    ChannelClosed,
+    SlideFailed,
+    SlideFinished,
+)
 
 if TYPE_CHECKING:
     from thinsection.encode.embed import EmbeddedBatch
@@ -40,7 +45,9 @@ class ResultSink:
     Memory: `_QUEUED` batches of embeddings; while one slide is pooled its (N, D) embeddings.
     """
 
-    def __init__(self, *, dims: dict[str, int], on_end: OnEnd, clock: StageClock) -> None:
+    def __init__(
+        self, *, dims: dict[str, int], on_end: OnEnd, clock: StageClock
+    ) -> None:
         self._dims, self._on_end, self._clock = dims, on_end, clock
         self._channel: Channel[Item] = Channel(_QUEUED)
         # of the slide at work: its files with their encoders' labels, and the tiles that were kept
@@ -130,7 +137,9 @@ class ResultSink:
             return
         for label, file in files:
             tokens = isinstance(file.stage, TokensStage)
-            values = (item.tokens if tokens else item.tile_embeddings)[labels.index(label)]
+            values = (item.tokens if tokens else item.tile_embeddings)[
+                labels.index(label)
+            ]
             assert values is not None
             file.append(item.coords_l0, values)
 
@@ -139,6 +148,7 @@ class ResultSink:
         with self._clock.timed("write_busy"):
             files = self._growing(work)
             work.settle_source()
+            work.check_unchanged()
             kept = np.concatenate(self._kept or [np.empty(0, dtype=np.int64)])
             for stage in [s for s in work.missing if isinstance(s, TilesStage)]:
                 table = work.values["candidates"].select(kept)
@@ -149,7 +159,9 @@ class ResultSink:
                 work.at = file.stage.title
                 work.finish(file.stage, file.close((self._dims[label],)))
             self._files = None
-        for stored in [s for s in work.stages if s.reads == "store" and s in work.missing]:
+        for stored in [
+            s for s in work.stages if s.reads == "store" and s in work.missing
+        ]:
             pooling = stored.title == "aggregate"
             with self._clock.timed("aggregate_busy" if pooling else "write_busy"):
                 work.perform(stored)

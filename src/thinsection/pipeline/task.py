@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from thinsection.config import from_mapping
 from thinsection.errors import ClusterError
 from thinsection.files.atomic import TMP_MARK, writing
+from thinsection.files.json_text import parse_json
 from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.machine import cpu_count
@@ -71,7 +72,9 @@ class RunTask(Task[SlideEntry, SlideResult]):
             path.parent.mkdir(parents=True, exist_ok=True)
             if self.monitored:
                 facts = self.facts(models)
-                monitor = resource_monitor(self.record, facts=facts, stage_seconds=clock.seconds)
+                monitor = resource_monitor(
+                    self.record, facts=facts, stage_seconds=clock.seconds
+                )
                 stack.enter_context(monitor)
             log = stack.enter_context(path.open("ab", buffering=0))
 
@@ -82,7 +85,11 @@ class RunTask(Task[SlideEntry, SlideResult]):
                         log.write(line.encode())
                 on_event(event)
 
-            how: dict[str, Any] = {"out": self.out, "config": self.config, "goal": self.goal}
+            how: dict[str, Any] = {
+                "out": self.out,
+                "config": self.config,
+                "goal": self.goal,
+            }
             job = SlideJob(models=models, clock=clock, on_event=note, **how)
             results = tuple(map(self._truly, job.process(entries)))
         facts = recorded(models, self.config)
@@ -91,22 +98,36 @@ class RunTask(Task[SlideEntry, SlideResult]):
     def models(self) -> Models:
         """The encoders, loaded once per process, settings and files that these name."""
         plain = RunConfig()  # settings that change nothing about the encoders
-        config = replace(self.config, qc=plain.qc, stream=plain.stream, executor=plain.executor)
-        named = [*config.encode.encoders, config.encode.weights, config.aggregate.slide_weights]
+        config = replace(
+            self.config, qc=plain.qc, stream=plain.stream, executor=plain.executor
+        )
+        named = [
+            *config.encode.encoders,
+            config.encode.weights,
+            config.aggregate.slide_weights,
+        ]
         files = [str(name) for name in (*named, config.stain.stain_reference) if name]
-        return load_models(config, self.goal, stamps([f for f in files if Path(f).is_file()]))
+        return load_models(
+            config, self.goal, stamps([f for f in files if Path(f).is_file()])
+        )
 
     def facts(self, models: Models) -> dict[str, Any]:
         """Settings that explain a resource record."""
         facts: dict[str, Any] = {"device": "cpu", "precision": None, "engine": None}
         for e in models.encoders[:1]:
-            facts = {"device": str(e.device), "precision": str(e.precision), "engine": e.engine}
+            facts = {
+                "device": str(e.device),
+                "precision": str(e.precision),
+                "engine": e.engine,
+            }
         workers = self.config.stream.decode_workers or cpu_count()
         return facts | {"reader": self.config.slides.reader, "decode_workers": workers}
 
     def on_worker(self, *, threads: int, monitored: bool) -> Self:
         """See `Task.on_worker`; 0 threads leave everything as it is."""
-        decoding = self._streaming(decode_workers=self.config.stream.decode_workers or threads)
+        decoding = self._streaming(
+            decode_workers=self.config.stream.decode_workers or threads
+        )
         return replace(decoding, threads=threads, monitored=monitored)
 
     def smaller(self) -> Self:
@@ -115,7 +136,9 @@ class RunTask(Task[SlideEntry, SlideResult]):
         Batches keep their size: what a batch holds may show in the last bit of its embeddings.
         """
         batch = self.config.encode.batch_size or GPU_BATCH
-        least = MIN_SLOTS * batch * self.config.tiles.tile_px**2 * CHANNELS + MAX_SCRATCH
+        least = (
+            MIN_SLOTS * batch * self.config.tiles.tile_px**2 * CHANNELS + MAX_SCRATCH
+        )
         given = parse_bytes(self.config.stream.memory)
         memory = str(min(given, max(least, given // 2)))
         return self._streaming(memory=memory, decode_workers=1, prefetch_slides=1)
@@ -142,11 +165,17 @@ class RunTask(Task[SlideEntry, SlideResult]):
         if done is not None:
             return done
         if self.goal not in ENCODING:
-            return skipped_result(entry, out=self.out, config=self.config, goal=self.goal)
+            return skipped_result(
+                entry, out=self.out, config=self.config, goal=self.goal
+            )
         for record in self.kept if self.config.slides.fingerprint != "full" else ():
             found = ended_slides(record).get(entry.slide_id)
             if found is not None and self._untouched(entry, record):
-                return replace(found, status="skipped") if found.status == "done" else found
+                return (
+                    replace(found, status="skipped")
+                    if found.status == "done"
+                    else found
+                )
         return None
 
     def _untouched(self, entry: SlideEntry, record: Path) -> bool:
@@ -168,7 +197,9 @@ class RunTask(Task[SlideEntry, SlideResult]):
         """See `Task.request`: what the plan predicts."""
         from thinsection.planning.plan import run_request
 
-        return run_request(chunks, replace(self.config, executor=config), stage=self.goal)
+        return run_request(
+            chunks, replace(self.config, executor=config), stage=self.goal
+        )
 
     def _truly(self, result: SlideResult) -> SlideResult:
         """A slide that a dead worker of this very run finished was done, not skipped."""
@@ -190,8 +221,10 @@ def _ended_slides(logs: tuple[tuple[Path, int], ...]) -> dict[str, SlideResult]:
     found = {}
     for path, _ in logs:
         for line in path.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # the torn last line of a killed process
-                result = from_mapping(SlideResult, json.loads(line))
+            with contextlib.suppress(
+                ValueError
+            ):  # the torn last line of a killed process
+                result = from_mapping(SlideResult, parse_json(line))
                 found[result.slide_id] = result
     return found
 
@@ -234,13 +267,25 @@ def load_models(config: RunConfig, goal: Goal, stamped: Stamps | None = ()) -> M
     from thinsection.pool import load_slide_encoder
 
     options, pooling = config.encode, config.aggregate
-    names = ("device", "precision", "weights", "pretrained", "allow_remote_code", "seed", "engine")
+    names = (
+        "device",
+        "precision",
+        "weights",
+        "pretrained",
+        "allow_remote_code",
+        "seed",
+        "engine",
+    )
     how = {name: getattr(options, name) for name in names}
     encoders = tuple(load_encoder(name, **how) for name in options.encoders)
     if any(encoder.device.type == "cpu" for encoder in encoders):
         keep_freed_memory()
     budget_bytes = parse_bytes(pooling.aggregate_memory)
-    how = {"weights": pooling.slide_weights, "device": options.device, "budget_bytes": budget_bytes}
+    how = {
+        "weights": pooling.slide_weights,
+        "device": options.device,
+        "budget_bytes": budget_bytes,
+    }
     wanted = pooling.slide_encoders if goal == "aggregate" else ()
     loaded = tuple(load_slide_encoder(name, **how) for name in wanted)
     target = None if config.stain.stain_norm == "none" else stain_target(config.stain)

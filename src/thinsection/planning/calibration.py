@@ -49,9 +49,15 @@ class Calibration:
     process_bytes: int  # resident memory of a process that has loaded the libraries
     start_s: float  # CPU-seconds until it has
     decode_px_per_s: float  # JPEG px decoded per CPU-second
-    slide_s: float = 0.35  # CPU-seconds of a slide's tissue, polygons, pictures and files
-    maps_s_per_px: float = 2e-6  # CPU-seconds of quality control's nets for a px of tissue
-    encoders: dict[str, float] = field(default_factory=dict)  # key -> tiles per CPU-second
+    slide_s: float = (
+        0.35  # CPU-seconds of a slide's tissue, polygons, pictures and files
+    )
+    maps_s_per_px: float = (
+        2e-6  # CPU-seconds of quality control's nets for a px of tissue
+    )
+    encoders: dict[str, float] = field(
+        default_factory=dict
+    )  # key -> tiles per CPU-second
     # key and batch size -> peak bytes of a process that encodes such batches
     peaks: dict[str, int] = field(default_factory=dict)
 
@@ -64,7 +70,9 @@ class EncoderSize:
     batch_bytes: int  # of one batch in work, weights not counted
     dim: int  # of an embedding
     flops_per_tile: float  # multiply-adds count as two
-    cpu_peak_bytes: int | None = None  # measured, of a process with libraries and weights
+    cpu_peak_bytes: int | None = (
+        None  # measured, of a process with libraries and weights
+    )
 
 
 def machine_key() -> str:
@@ -115,7 +123,10 @@ def _kept() -> dict[str, Any]:
 def measure_machine() -> Calibration:
     """Measures in a fresh process (memory) and in this one (decoding, nets); about 10 s."""
     seconds, peak = _run_probe(_START_PROBE)
-    rates: dict[str, Any] = {"decode_px_per_s": measure_decoding(), "maps_s_per_px": measure_maps()}
+    rates: dict[str, Any] = {
+        "decode_px_per_s": measure_decoding(),
+        "maps_s_per_px": measure_maps(),
+    }
     return Calibration(process_bytes=int(peak), start_s=seconds, **rates)
 
 
@@ -147,7 +158,9 @@ def measure_decoding() -> float:
 
 def measure_maps() -> float:
     """CPU-seconds of the nets that quality control asks, for a px of tissue."""
-    rgb = np.random.default_rng(0).integers(90, 230, (_MAPS_PX, _MAPS_PX, 3), dtype=np.uint8)
+    rgb = np.random.default_rng(0).integers(
+        90, 230, (_MAPS_PX, _MAPS_PX, 3), dtype=np.uint8
+    )
     start = time.process_time()
     artefact_maps(get_namespace(), rgb, 4.0)
     return (time.process_time() - start) / _MAPS_PX**2
@@ -172,14 +185,23 @@ def encoder_size(
         got = f"{encoder.spec.name!r}; {remedy}"
         raise InvalidInputError(f"encoder must be one of ours to be planned, got {got}")
     at_once = batch_size if on_gpu else None
-    batch = batch_bytes(encoder, batch_size=batch_size, tile_px=tile_px, at_once=at_once)
+    batch = batch_bytes(
+        encoder, batch_size=batch_size, tile_px=tile_px, at_once=at_once
+    )
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         encoder.encode(torch.zeros((1, tile_px, tile_px, 3), dtype=torch.uint8))
-    held, flops = weights_bytes(encoder, engine=engine), float(counter.get_total_flops())
-    return EncoderSize(weights_bytes=held, batch_bytes=batch, dim=encoder.dim, flops_per_tile=flops)
+    held, flops = (
+        weights_bytes(encoder, engine=engine),
+        float(counter.get_total_flops()),
+    )
+    return EncoderSize(
+        weights_bytes=held, batch_bytes=batch, dim=encoder.dim, flops_per_tile=flops
+    )
 
 
-def measure_rate(encoder: TileEncoder, *, tile_px: int, engine: Engine = "torch") -> float:
+def measure_rate(
+    encoder: TileEncoder, *, tile_px: int, engine: Engine = "torch"
+) -> float:
     """Tiles per CPU-second, over all threads, after a warm-up; memory is kept as in a run.
 
     For OpenVINO the encoder, which has random weights, is converted and the graph not kept.
@@ -206,9 +228,18 @@ def measure_cpu_peak(
     The mean of a few: where small objects end up in the heap is chance, and moves the peak.
     """
     with _graphs() as folder:
-        arguments = (name, precision, str(tile_px), str(batch_size), engine, str(folder))
+        arguments = (
+            name,
+            precision,
+            str(tile_px),
+            str(batch_size),
+            engine,
+            str(folder),
+        )
         if engine == "openvino":
-            _run_probe(_PEAK_PROBE, *arguments)  # converts, as only the first run of all does
+            _run_probe(
+                _PEAK_PROBE, *arguments
+            )  # converts, as only the first run of all does
         peaks = [_run_probe(_PEAK_PROBE, *arguments)[0] for _ in range(_PEAK_TIMES)]
     return int(statistics.mean(peaks))
 

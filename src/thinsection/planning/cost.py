@@ -34,7 +34,9 @@ OTHER_BYTES = 72 * MIB
 # over the parts: peaks of equal runs differ, as the heap falls; see benchmarks/bench_plan.py
 MARGIN = 1.06
 CUDA_CONTEXT_BYTES = 600 * MIB
-CUDA_HOST_BYTES = 2 * GIB  # of the driver and kernels in a process; a bound, not measured here
+CUDA_HOST_BYTES = (
+    2 * GIB
+)  # of the driver and kernels in a process; a bound, not measured here
 _RESULT_COPIES = 3
 # share of the data sheet's matrix rate that a vision transformer's forward pass reaches; an
 # assumption, not a measurement: replace it by a calibration on the card
@@ -92,7 +94,9 @@ class QcSize:
 
     def run_s(self, maps_s_per_px: float) -> float:
         """CPU-seconds in a run, where the nets take that for a px of tissue."""
-        per_px = _RUN_S_PER_PX + self.maps * maps_s_per_px / 2  # half of a slide is tissue
+        per_px = (
+            _RUN_S_PER_PX + self.maps * maps_s_per_px / 2
+        )  # half of a slide is tissue
         return _RUN_S + per_px * self._work_px + _RUN_S_PER_L0_PX * self.num_px_l0
 
     @property
@@ -117,7 +121,9 @@ class MemoryPlan:
     """Predicted peaks and what they are made of."""
 
     host: dict[str, int]  # name of a part -> bytes of host memory
-    gpu: dict[str, int] = field(default_factory=dict)  # the same on the GPU; empty without one
+    gpu: dict[str, int] = field(
+        default_factory=dict
+    )  # the same on the GPU; empty without one
 
     @property
     def host_bytes(self) -> int:
@@ -156,10 +162,23 @@ class Gpu:
 
 
 _CARDS = (  # name, GiB, teraflops
-    *(("t4", 16, 65.0), ("v100", 16, 125.0), ("v100-32", 32, 125.0), ("a40", 48, 149.7)),
-    *(("l40s", 48, 362.0), ("a100-40", 40, 312.0), ("a100-80", 80, 312.0), ("h100", 80, 989.0)),
+    *(
+        ("t4", 16, 65.0),
+        ("v100", 16, 125.0),
+        ("v100-32", 32, 125.0),
+        ("a40", 48, 149.7),
+    ),
+    *(
+        ("l40s", 48, 362.0),
+        ("a100-40", 40, 312.0),
+        ("a100-80", 80, 312.0),
+        ("h100", 80, 989.0),
+    ),
 )
-GPUS = {n: Gpu(name=n, memory_bytes=gib * GIB, half_flops=tera * 1e12) for n, gib, tera in _CARDS}
+GPUS = {
+    n: Gpu(name=n, memory_bytes=gib * GIB, half_flops=tera * 1e12)
+    for n, gib, tera in _CARDS
+}
 
 
 def find_gpu(name: str) -> Gpu:
@@ -195,12 +214,19 @@ class Planner:
         if encoder is None:
             return MemoryPlan(host={"process": self.machine.process_bytes, **parts})
         workers = self.config.stream.decode_workers or cpus
-        config = replace(self.config, stream=replace(self.config.stream, decode_workers=workers))
+        config = replace(
+            self.config, stream=replace(self.config.stream, decode_workers=workers)
+        )
         stream = budget_of(config, batch_size)
         batches = sum(-(-s.num_tiles // batch_size) for s in slides)
-        num_tiles, largest = sum(s.num_tiles for s in slides), max(s.num_tiles for s in slides)
+        num_tiles, largest = (
+            sum(s.num_tiles for s in slides),
+            max(s.num_tiles for s in slides),
+        )
         tile_bytes = stream.batch_bytes // batch_size
-        scratch = max(s.read_px for s in slides) * CHANNELS  # of a worker: one tile as it is read
+        scratch = (
+            max(s.read_px for s in slides) * CHANNELS
+        )  # of a worker: one tile as it is read
         decoded = max(s.num_tiles * s.read_px * CHANNELS for s in slides)
         parts |= {
             "batch buffers": min(stream.slots * batch_size, num_tiles) * tile_bytes,
@@ -210,11 +236,19 @@ class Planner:
         }
         held = {"weights": encoder.weights_bytes, "batch": encoder.batch_bytes}
         if self.gpu is None and encoder.cpu_peak_bytes is not None:
-            return MemoryPlan(host={"process and encoder": encoder.cpu_peak_bytes, **parts})
+            return MemoryPlan(
+                host={"process and encoder": encoder.cpu_peak_bytes, **parts}
+            )
         parts = {"process": self.machine.process_bytes, **parts}
         if self.gpu is None:
-            return MemoryPlan(host=parts | held | {"weights": 2 * encoder.weights_bytes})
-        moved = {"context": CUDA_CONTEXT_BYTES, **held, "transfer": 2 * batch_size * tile_bytes}
+            return MemoryPlan(
+                host=parts | held | {"weights": 2 * encoder.weights_bytes}
+            )
+        moved = {
+            "context": CUDA_CONTEXT_BYTES,
+            **held,
+            "transfer": 2 * batch_size * tile_bytes,
+        }
         cuda = {"CUDA": CUDA_HOST_BYTES, "weights while loading": held["weights"]}
         return MemoryPlan(host={**parts, **cuda}, gpu=moved)
 

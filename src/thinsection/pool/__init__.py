@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from thinsection.pool.encoder import LoadOptions as LoadOptions
     from thinsection.pool.encoder import SlideEmbedding as SlideEmbedding
     from thinsection.pool.encoder import SlideEncoder as SlideEncoder
+    from thinsection.pool.encoder import TileLayout as TileLayout
     from thinsection.pool.encoder import check_fit as check_fit
     from thinsection.pool.encoder import load_slide_encoder as load_slide_encoder
     from thinsection.pool.gigapath import GigaPathSlideEncoder as GigaPathSlideEncoder
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 # torch is imported with what needs it, not with the names
 _NAMES_OF = {
     "api": "aggregate patient_embedding",
-    "encoder": "Expects LoadOptions SlideEmbedding SlideEncoder check_fit load_slide_encoder",
+    "encoder": (
+        "Expects LoadOptions SlideEmbedding SlideEncoder TileLayout check_fit "
+        "load_slide_encoder"
+    ),
     "gigapath": "GigaPathSlideEncoder",
     "pooling": "AbmilSlideEncoder MaxSlideEncoder MeanSlideEncoder",
     "titan": "TitanSlideEncoder",

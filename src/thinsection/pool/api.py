@@ -2,13 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError, require
 from thinsection.pool import encoder as slide_encoders
-from thinsection.pool.encoder import SlideEmbedding, SlideEncoder, TileEmbeddings
+from thinsection.pool.encoder import (
+    SlideEmbedding,
+    SlideEncoder,
+    TileEmbeddings,
+    TileLayout,
+)
 from thinsection.pool.pooling import checked_slide
 from thinsection.tiles import TileTable
 from thinsection.types import CoordsL0
@@ -24,6 +30,7 @@ def aggregate(
     tiles: TileTable | None = None,
     slide_encoder: str | SlideEncoder = "mean",
     tile_px_l0: int | None = None,
+    stride_l0: int | None = None,
     **options: Any,
 ) -> SlideEmbedding:
     """Slide embedding (D',) of one slide.
@@ -31,22 +38,41 @@ def aggregate(
     Args:
         tile_embeddings: (N, D) float, N >= 1.
         coords_l0: int64 (N, 2), top-left corners, level-0 px; left out with `tiles`.
-        tiles: the table of these N tiles, as `embed_tiles` gives it back: coordinates and size.
+        tiles: the table of these N tiles, as `embed_tiles` gives it back: coordinates and layout.
         slide_encoder: a name or a loaded slide encoder.
         tile_px_l0: edge of a tile, level-0 px; left out with `tiles`.
+        stride_l0: step from one tile to the next, level-0 px; needed where tiles overlap, left
+            out with `tiles`.
         options: of `load_slide_encoder`, where `slide_encoder` is a name.
 
     Raises InvalidInputError: shapes, dtypes, values do not fit; neither tiles nor coordinates.
     """
-    arguments = {"tiles": tiles, "coords_l0": coords_l0, "tile_px_l0": tile_px_l0}
+    arguments = {
+        "tiles": tiles,
+        "coords_l0": coords_l0,
+        "tile_px_l0": tile_px_l0,
+        "stride_l0": stride_l0,
+    }
     given = [name for name, value in arguments.items() if value is not None]
-    rule, got = "get tiles, or coords_l0 with tile_px_l0", " and ".join(given) or "none of them"
-    require(given in (["tiles"], ["coords_l0", "tile_px_l0"]), f"aggregate must {rule}", got)
+    complete = (
+        ["tiles"],
+        ["coords_l0", "tile_px_l0"],
+        ["coords_l0", "tile_px_l0", "stride_l0"],
+    )
+    if given not in complete:
+        got = " and ".join(given) or "none of them"
+        raise InvalidInputError(
+            "aggregate must get tiles, or coords_l0 with tile_px_l0 (and stride_l0 where "
+            f"tiles overlap), got {got}"
+        )
     if tiles is not None:
-        coords_l0, tile_px_l0 = tiles.coords_l0, tiles.plan.size_l0[0]
-    assert coords_l0 is not None and tile_px_l0 is not None
+        coords_l0 = tiles.coords_l0
+        layout = TileLayout(tiles.plan.size_l0, tiles.plan.stride_l0)
+    else:
+        assert coords_l0 is not None and tile_px_l0 is not None
+        layout = TileLayout.square(tile_px_l0, stride_l0)
     encoder = _loaded(slide_encoder, options)
-    return encoder.encode(tile_embeddings, coords_l0, tile_px_l0=tile_px_l0)
+    return encoder.encode_tiles(tile_embeddings, coords_l0, layout)
 
 
 def patient_embedding(
@@ -54,6 +80,7 @@ def patient_embedding(
     *,
     slide_encoder: str | SlideEncoder = "mean",
     tile_px_l0: int | Sequence[int],
+    stride_l0: int | Sequence[int] | None = None,
     fusion: Fusion = "late",
     **options: Any,
 ) -> SlideEmbedding:
@@ -61,47 +88,115 @@ def patient_embedding(
 
     'late' takes the mean of the slide embeddings: every slide counts the same. 'early' encodes all
     tiles as one slide, the slides side by side along x with GAP_TILES empty tiles between them:
-    every tile counts the same, and slides attend to each other.
+    every tile counts the same, and slides attend to each other. With one slide both are equal.
 
     Args:
         slides: (tile_embeddings, coords_l0) of each slide, at least one.
         tile_px_l0: edge of a tile, level-0 px; one, or one per slide.
+        stride_l0: step between tiles, level-0 px, where tiles overlap; one, or one per slide.
 
     Memory: 'early' holds a float32 copy of all tile embeddings of the patient.
     Raises InvalidInputError: no slides, another fusion, a slide that does not fit (named by index).
     """
-    require(slides, "slides must hold at least one slide", "none")
-    require(fusion in get_args(Fusion), "fusion must be 'early' or 'late'", repr(fusion))
-    edges = [tile_px_l0] * len(slides) if isinstance(tile_px_l0, int) else list(tile_px_l0)
-    rule = f"tile_px_l0 must be one int or one per slide ({len(slides)})"
-    require(len(edges) == len(slides), rule, len(edges))
+    if not slides:
+        raise InvalidInputError("slides must hold at least one slide, got none")
+    if fusion not in get_args(Fusion):
+        raise InvalidInputError(f"fusion must be 'early' or 'late', got {fusion!r}")
+    layouts = _layouts(len(slides), tile_px_l0, stride_l0)
     encoder = _loaded(slide_encoder, options)
     if fusion == "early":
-        tiles, coords = _side_by_side(slides, edges)
-        return encoder.encode(tiles, coords, tile_px_l0=1)
+        return _early(encoder, slides, layouts)
     embeddings = []
-    for index, ((tiles, coords), edge) in enumerate(zip(slides, edges, strict=True)):
+    for index, (tiles, coords) in enumerate(slides):
         with _naming(index):
-            embeddings.append(encoder.encode(tiles, coords, tile_px_l0=edge))
-    mean: SlideEmbedding = np.stack(embeddings).mean(0, dtype=np.float64).astype(np.float32)
-    return mean
+            embeddings.append(encoder.encode_tiles(tiles, coords, layouts[index]))
+    mean = np.stack(embeddings).mean(0, dtype=np.float64).astype(np.float32)
+    return cast(SlideEmbedding, mean)
+
+
+def _layouts(
+    count: int,
+    tile_px_l0: int | Sequence[int],
+    stride_l0: int | Sequence[int] | None,
+) -> list[TileLayout]:
+    """Layout of each slide of a patient."""
+    edges = _per_slide("tile_px_l0", tile_px_l0, count)
+    if stride_l0 is None:
+        return [TileLayout.square(edge) for edge in edges]
+    strides = _per_slide("stride_l0", stride_l0, count)
+    return [
+        TileLayout.square(edge, stride)
+        for edge, stride in zip(edges, strides, strict=True)
+    ]
+
+
+def _per_slide(name: str, lengths: int | Sequence[int], count: int) -> list[int]:
+    if isinstance(lengths, int | np.integer):
+        return [int(lengths)] * count
+    if len(lengths) != count:
+        raise InvalidInputError(
+            f"{name} must be one int or one per slide ({count}), got {len(lengths)}"
+        )
+    return list(lengths)
+
+
+def _early(
+    encoder: SlideEncoder,
+    slides: Sequence[tuple[TileEmbeddings, CoordsL0]],
+    layouts: Sequence[TileLayout],
+) -> SlideEmbedding:
+    """Slide embedding of all tiles as those of one slide."""
+    tiles, coords, columns = _side_by_side(slides, layouts)
+    try:
+        return encoder.encode_tiles(tiles, coords, layouts[0])
+    except InvalidInputError as error:
+        error.add_note(
+            f"{len(slides)} slides side by side, up to column {columns} in tiles; "
+            "fusion='late' encodes them one by one"
+        )
+        raise
 
 
 def _side_by_side(
-    slides: Sequence[tuple[TileEmbeddings, CoordsL0]], edges: Sequence[int]
-) -> tuple[Any, CoordsL0]:
-    """All tiles with coordinates in tiles (so that slides of other magnification line up)."""
-    all_tiles, all_cells, right = [], [], 0
-    for index, ((tiles, coords), edge) in enumerate(zip(slides, edges, strict=True)):
+    slides: Sequence[tuple[TileEmbeddings, CoordsL0]], layouts: Sequence[TileLayout]
+) -> tuple[npt.NDArray[np.float32], CoordsL0, int]:
+    """All tiles; their corners in level-0 px of the first slide, which stays where it is; the
+    last column, in tiles. The others keep their rows, and move to the right by whole tiles."""
+    frame = layouts[0]
+    edge = frame.size_l0[0]
+    all_tiles = []
+    all_coords = []
+    next_column = 0
+    for index, (tiles, coords_l0) in enumerate(slides):
+        own = layouts[index]
         with _naming(index):
-            checked, places, edge_l0 = checked_slide(tiles, coords, edge)
-        cells = (places - places.min(0)) // edge_l0
+            checked, coords, own_edge = checked_slide(tiles, coords_l0, own.size_l0[0])
+            _check_same_overlap(own, frame)
+        scaled = coords * edge // own_edge
+        columns = scaled[:, 0] // edge
+        shift = 0 if index == 0 else next_column - int(columns.min())
         all_tiles.append(checked.detach().float().cpu().numpy())
-        all_cells.append(cells + np.array([right, 0]))
-        right += int(cells[:, 0].max()) + 1 + GAP_TILES
-    widths = sorted({t.shape[1] for t in all_tiles})
-    require(len(widths) == 1, "tile_embeddings must have one D over all slides", widths)
-    return np.concatenate(all_tiles), np.concatenate(all_cells)
+        all_coords.append(scaled + np.array([shift * edge, 0]))
+        next_column = int(columns.max()) + shift + 1 + GAP_TILES
+    widths = sorted({tiles.shape[1] for tiles in all_tiles})
+    if len(widths) != 1:
+        raise InvalidInputError(
+            f"tile_embeddings must have one D over all slides, got {widths}"
+        )
+    last_column = next_column - 1 - GAP_TILES
+    return np.concatenate(all_tiles), np.concatenate(all_coords), last_column
+
+
+def _check_same_overlap(own: TileLayout, frame: TileLayout) -> None:
+    """Raises InvalidInputError: tiles overlap by another share than those of the first slide."""
+    if own.stride_l0 is None or frame.stride_l0 is None:
+        return
+    if own.stride_l0[0] * frame.size_l0[0] != frame.stride_l0[0] * own.size_l0[0]:
+        raise InvalidInputError(
+            f"stride_l0 must be the same share of tile_px_l0 in all slides, got "
+            f"{own.stride_l0[0]} of {own.size_l0[0]} px and {frame.stride_l0[0]} of "
+            f"{frame.size_l0[0]} px in slide 0; take fusion='late'"
+        )
 
 
 @contextmanager

@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import ConfigError, UnknownEncoderError, WeightsError, require
+from thinsection.errors import (
+    ConfigError,
+    InvalidInputError,
+    UnknownEncoderError,
+    WeightsError,
+    require,
+)
 from thinsection.registry import Entry, Registry
-from thinsection.types import GIB, CoordsL0
+from thinsection.types import GIB, CoordsL0, Size
 from thinsection.weights.origin import Origin
 
 if TYPE_CHECKING:
@@ -40,13 +46,43 @@ class LoadOptions:
     precision: Precision = "auto"
     budget_bytes: int = DEFAULT_BUDGET_BYTES
     pretrained: bool = True
+    output: str = ""  # which of its outputs, where it has several; "": its first
+
+
+@dataclass(frozen=True, slots=True)
+class TileLayout:
+    """Size of a slide's tiles and the step from one to the next: (width, height), level-0 px."""
+
+    size_l0: Size
+    stride_l0: Size | None = None  # None where nobody says
+
+    def __post_init__(self) -> None:
+        _check_pixels("tile_px_l0", self.size_l0)
+        if self.stride_l0 is not None:
+            _check_pixels("stride_l0", self.stride_l0)
+
+    @classmethod
+    def square(cls, tile_px_l0: int, stride_l0: int | None = None) -> "TileLayout":
+        """Layout of square tiles with the same step along x and y."""
+        if stride_l0 is None:
+            return cls((tile_px_l0, tile_px_l0))
+        return cls((tile_px_l0, tile_px_l0), (stride_l0, stride_l0))
+
+
+def _check_pixels(name: str, lengths: Size) -> None:
+    for length in lengths:
+        is_int = isinstance(length, int | np.integer) and not isinstance(length, bool)
+        if not is_int or length <= 0:
+            raise InvalidInputError(f"{name} must be an int > 0, got {length!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expects:
     """The tiles and the tile encoder that a slide encoder was trained on; None = any."""
 
-    tile_encoders: tuple[str, ...] | None = None  # names of those whose embeddings it takes
+    tile_encoders: tuple[str, ...] | None = (
+        None  # names of those whose embeddings it takes
+    )
     tile_dim: int | None = None  # channels D of a tile embedding
     tile_px: int | None = None  # edge of a tile, px at `tile_mpp`
     tile_mpp: float | None = None  # µm/px
@@ -56,11 +92,16 @@ class SlideEncoder(ABC):
     """Tile embeddings and coordinates in, one embedding per slide out."""
 
     name: str  # in the registry
-    dim: int | None = None  # channels D' of the slide embedding; None: the tile embedding's D
+    dim: int | None = (
+        None  # channels D' of the slide embedding; None: the tile embedding's D
+    )
     expects: Expects = Expects()
     weights_hash: str | None = None  # in hex; None where it has no weights
     precision: str = "fp32"  # or bf16: what matrix products are computed in
     origin: Origin = Origin()  # of the weights; `load_slide_encoder` sets it
+    # raised where the same tiles and weights give another embedding than in earlier releases
+    version: int = 1
+    has_outputs: bool = False  # whether 'NAME:OUTPUT' chooses one of several embeddings
 
     @abstractmethod
     def encode(
@@ -74,22 +115,48 @@ class SlideEncoder(ABC):
             tile_px_l0: edge of a tile, level-0 px.
         """
 
+    def encode_tiles(
+        self,
+        tile_embeddings: TileEmbeddings,
+        coords_l0: CoordsL0,
+        layout: TileLayout,
+    ) -> SlideEmbedding:
+        """Slide embedding (D',), as `encode`, of tiles whose layout is known.
+
+        An encoder that needs the step between tiles, or tiles that are not square, overrides this.
+        """
+        return self.encode(tile_embeddings, coords_l0, tile_px_l0=layout.size_l0[0])
+
     @classmethod
     def load(cls, options: LoadOptions) -> "SlideEncoder":
         """The encoder for `load_slide_encoder`; this is for one that has no weights."""
-        rule, got = f"slide encoder {cls.name!r} has no weights", repr(str(options.weights))
-        require(options.weights is None, rule, f"{got}; leave weights out", error=WeightsError)
+        rule, got = (
+            f"slide encoder {cls.name!r} has no weights",
+            repr(str(options.weights)),
+        )
+        require(
+            options.weights is None,
+            rule,
+            f"{got}; leave weights out",
+            error=WeightsError,
+        )
         return cls()
 
     @property
     def identity(self) -> dict[str, str]:
         """What decides a slide embedding beside its tiles; and the hub's `revision`."""
-        weights = self.weights_hash
-        return self.origin.identity(self.name, precision=self.precision, weights_hash=weights)
+        identity = self.origin.identity(
+            self.name, precision=self.precision, weights_hash=self.weights_hash
+        )
+        if self.version > 1:
+            identity["version"] = str(self.version)
+        return identity
 
     def label(self, features_label: str) -> str:
         """A folder's name: 'mean-uni2_h', or bare 'titan' on the tiles that it was trained on."""
-        own = self.origin.label(self.name, precision=self.precision, weights_hash=self.weights_hash)
+        own = self.origin.label(
+            self.name, precision=self.precision, weights_hash=self.weights_hash
+        )
         made_for = features_label in (self.expects.tile_encoders or ())
         return own if made_for else f"{own}-{features_label}"
 
@@ -109,7 +176,9 @@ def check_fit(
     warnings, known = list[str](), wants.tile_encoders or ()
     takes = " or ".join(known)
     if known and tile_encoder_name is None:
-        warnings.append(f"slide encoder {name!r} takes embeddings of {takes}; theirs is unknown")
+        warnings.append(
+            f"slide encoder {name!r} takes embeddings of {takes}; theirs is unknown"
+        )
     elif known:
         taken = _plain(str(tile_encoder_name)) in map(_plain, known)
         remedy = f"embed the tiles with {takes}, or choose another slide encoder"
@@ -136,20 +205,34 @@ _OURS = {
     "pooling:Max": "Largest value of each channel.",
     "pooling:Abmil": "Attention pooling with your own weights=FILE.",
     "titan:Titan": "TITAN, 768-d, on tiles of conch_v15; CC-BY-NC-ND-4.0.",
-    "gigapath:GigaPath": "Prov-GigaPath's LongNet, 768-d, on tiles of gigapath; Apache-2.0.",
+    "gigapath:GigaPath": (
+        "Prov-GigaPath's LongNet, mean over tiles, 768-d, on tiles of gigapath; "
+        "gigapath:cls for the class token, gigapath:mean-5-11 for layers; Apache-2.0."
+    ),
 }
 
 
 def _entries() -> Iterator[Entry]:
     for place, line in _OURS.items():
         module, _, kind = place.partition(":")
-        target, extra = f"thinsection.pool.{place}SlideEncoder", "hub" * (module != "pooling")
+        target, extra = (
+            f"thinsection.pool.{place}SlideEncoder",
+            "hub" * (module != "pooling"),
+        )
         yield Entry(name=kind.lower(), help=line, target=target, extra=extra or None)
 
 
 SLIDE_ENCODERS: Registry[type[SlideEncoder]] = Registry(
     "slide encoder", "thinsection.slide_encoders", _entries, error=UnknownEncoderError
 )
+
+
+def check_slide_encoder(name: str) -> None:
+    """Looks a name up, without importing the slide encoder.
+
+    Raises UnknownEncoderError: no slide encoder is called so.
+    """
+    SLIDE_ENCODERS.entry(name.partition(":")[0])
 
 
 def load_slide_encoder(
@@ -164,7 +247,8 @@ def load_slide_encoder(
     """The slide encoder of that name, ready to encode.
 
     Args:
-        name: of ours or of another package's; `thinsection models` lists them.
+        name: of ours or of another package's; `thinsection models` lists them. 'NAME:OUTPUT'
+            takes another output than the first: 'gigapath:cls' (see `GigaPathSlideEncoder`).
         weights: file, folder, or hub repository `owner/name@COMMIT`; None takes the published
             repository at the pinned commit, where there is one (titan, gigapath).
         device: 'auto' (CUDA where there is one, else the CPU) or a torch device.
@@ -174,17 +258,33 @@ def load_slide_encoder(
 
     Raises UnknownEncoderError, ConfigError, DeviceError, WeightsError, MissingDependencyError.
     """
-    from thinsection.weights.placement import resolve_device  # torch, which names do not need
+    from thinsection.weights.placement import (
+        resolve_device,
+    )  # torch, which names do not need
 
     allowed = get_args(Precision)
     rule = f"precision must be one of {', '.join(allowed)}"
     require(precision in allowed, rule, repr(precision), error=ConfigError)
-    require(budget_bytes > 0, "budget_bytes must be > 0", budget_bytes, error=ConfigError)
-    encoder_class = SLIDE_ENCODERS.load(name)
+    require(
+        budget_bytes > 0, "budget_bytes must be > 0", budget_bytes, error=ConfigError
+    )
+    registered_name, _, output = name.partition(":")
+    encoder_class = SLIDE_ENCODERS.load(registered_name)
     fits = isinstance(encoder_class, type) and issubclass(encoder_class, SlideEncoder)
-    require(fits, f"slide encoder {name!r} must be a subclass of SlideEncoder", encoder_class)
+    require(
+        fits,
+        f"slide encoder {registered_name!r} must be a subclass of SlideEncoder",
+        encoder_class,
+    )
+    if output and not encoder_class.has_outputs:
+        raise ConfigError(
+            f"slide encoder {registered_name!r} must be named without an output, "
+            f"got {name!r}; it has one only"
+        )
     where = str(resolve_device(device, mps=False))
-    encoder = encoder_class.load(LoadOptions(weights, where, precision, budget_bytes, pretrained))
+    encoder = encoder_class.load(
+        LoadOptions(weights, where, precision, budget_bytes, pretrained, output)
+    )
     seed = 0 if not pretrained and encoder.weights_hash is not None else None
     encoder.origin = replace(encoder.origin, own_weights=weights is not None, seed=seed)
     return encoder

@@ -6,9 +6,10 @@ Source: Xu et al., "A whole-slide foundation model for digital pathology from re
 2024; the architecture (LongNet) is written from its description.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +20,66 @@ from torch.nn import functional as F
 from thinsection.attention.dilated import Branch, dilated_attention
 from thinsection.attention.products import fast_products
 from thinsection.attention.reach import blocks_of
-from thinsection.errors import require
+from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.pool import pooling
-from thinsection.pool.encoder import Expects, LoadOptions, SlideEmbedding, TileEmbeddings
-from thinsection.pool.pooling import ATTENTION_BYTES, TOKEN_BLOCK, checked_slide, plan_heads
-from thinsection.types import CoordsL0
+from thinsection.pool.encoder import (
+    Expects,
+    LoadOptions,
+    SlideEmbedding,
+    TileEmbeddings,
+    TileLayout,
+)
+from thinsection.pool.pooling import (
+    ATTENTION_BYTES,
+    TOKEN_BLOCK,
+    checked_slide,
+    plan_heads,
+)
+from thinsection.types import CoordsL0, Size
 
-TILE_PX_L0, GRID = 256, 1000  # of the published position table: px a cell, cells an axis
+GRID_CELLS = 1000  # along each axis of the published position table; a cell is a tile
+LAST = "last"  # the state after the last layer
+FINAL = "final"  # that state after the encoder's own layer norm: their `encoder_out`
 # tokens a segment, and which of them attend: every r-th
 _BRANCHES = ((1024, 1), (5792, 2), (32768, 4), (185363, 8), (1048576, 16))
+
+
+@dataclass(frozen=True, slots=True)
+class SlideOutput:
+    """Tokens and states that make up the slide embedding: 'mean', 'cls', 'mean-5-11'."""
+
+    tokens: Literal["mean", "cls"] = "mean"  # mean over tiles, or the class token
+    # number of a layer (0 is the embedding), LAST or FINAL; several are concatenated
+    states: tuple[int | str, ...] = (LAST,)
+
+    @classmethod
+    def parse(cls, text: str, *, num_layers: int) -> "SlideOutput":
+        """Output that a name's second part asks for; '' is the authors' default, 'mean'.
+
+        Raises ConfigError: there is no such output.
+        """
+        match = re.fullmatch(rf"(mean|cls)((?:-(?:\d+|{FINAL}))*)", text or "mean")
+        remedy = "mean, cls, or one of them with layers: mean-11, cls-5-11, mean-final"
+        if match is None:
+            raise ConfigError(
+                f"output of slide encoder 'gigapath' must be {remedy}, got {text!r}"
+            )
+        tokens: Literal["mean", "cls"] = "cls" if match[1] == "cls" else "mean"
+        named = [name for name in match[2].split("-") if name]
+        states = tuple(name if name == FINAL else int(name) for name in named)
+        for state in states:
+            if isinstance(state, int) and state > num_layers:
+                raise ConfigError(
+                    f"layer of slide encoder 'gigapath' must be in 0..{num_layers}, "
+                    f"got {state} in {text!r}"
+                )
+        return cls(tokens, states or (LAST,))
+
+    def __str__(self) -> str:
+        """Text that `parse` understands."""
+        if self.states == (LAST,):
+            return self.tokens
+        return "-".join([self.tokens, *map(str, self.states)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +91,9 @@ class LongNetConfig:
     num_layers: int = 12
     num_heads: int = 16
     mlp_dim: int = 3072
-    branches: tuple[Branch, ...] = tuple(Branch(length=s, dilation=r) for s, r in _BRANCHES)
+    branches: tuple[Branch, ...] = tuple(
+        Branch(length=s, dilation=r) for s, r in _BRANCHES
+    )
 
 
 class _SelfAttention(nn.Module):
@@ -85,15 +139,24 @@ class LongNetLayer(nn.Module):
         """Attention output (L, C) before the sub-LayerNorm."""
         attn, total, tokens = self.self_attn, self._config.num_heads, x.shape[0]
         width, dtype = self._config.dim // total, attn.q_proj.weight.dtype
-        attended, qkv = torch.empty_like(x), x.new_empty(3, tokens, step * width, dtype=dtype)
+        attended, qkv = (
+            torch.empty_like(x),
+            x.new_empty(3, tokens, step * width, dtype=dtype),
+        )
         for first in range(0, total, step):
             channels = slice(first * width, (first + step) * width)
             for rows in blocks_of(tokens, TOKEN_BLOCK):
                 normed = self.self_attn_layer_norm(x[rows]).to(dtype)
                 for i, proj in enumerate((attn.q_proj, attn.k_proj, attn.v_proj)):
-                    qkv[i, rows] = F.linear(normed, proj.weight[channels], proj.bias[channels])
+                    qkv[i, rows] = F.linear(
+                        normed, proj.weight[channels], proj.bias[channels]
+                    )
             q, k, v = qkv.view(3, tokens, step, width).transpose(1, 2)
-            how = {"first_head": first, "num_heads": total, "budget_bytes": ATTENTION_BYTES}
+            how = {
+                "first_head": first,
+                "num_heads": total,
+                "budget_bytes": ATTENTION_BYTES,
+            }
             out = dilated_attention((q, k, v), self._config.branches, **how)
             attended[:, channels] = out.transpose(0, 1).flatten(1)
         return attended
@@ -105,24 +168,31 @@ class GigaPathNet(nn.Module):
     def __init__(self, config: LongNetConfig) -> None:
         super().__init__()
         self.config = config
-        self.patch_embed = nn.ModuleDict({"proj": nn.Linear(config.tile_dim, config.dim)})
+        self.patch_embed = nn.ModuleDict(
+            {"proj": nn.Linear(config.tile_dim, config.dim)}
+        )
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.dim))
         self.encoder = nn.Module()
-        self.encoder.layers = nn.ModuleList(LongNetLayer(config) for _ in range(config.num_layers))
+        self.encoder.layers = nn.ModuleList(
+            LongNetLayer(config) for _ in range(config.num_layers)
+        )
         self.encoder.layer_norm = nn.LayerNorm(config.dim)
         self.norm = nn.LayerNorm(config.dim, eps=1e-6)
 
-    def states_(self, tiles: Tensor, coords_l0: CoordsL0, *, budget_bytes: int) -> Iterator[Tensor]:
+    def states_(
+        self, tiles: Tensor, cells: CoordsL0, *, budget_bytes: int
+    ) -> Iterator[Tensor]:
         """The hidden states (L, C): embedding, then after each layer; one tensor, overwritten.
         Memory: states, attention output, q, k, v: 2.4 to 8 times L C floats, by the budget."""
         device, dtype = self.cls_token.device, self.cls_token.dtype
-        step = heads_at_a_time(tiles.shape[0] + 1, self.config, budget_bytes=budget_bytes)
-        positions = position_cells(coords_l0)
+        step = heads_at_a_time(
+            tiles.shape[0] + 1, self.config, budget_bytes=budget_bytes
+        )
         x = self.cls_token.new_empty(tiles.shape[0] + 1, self.config.dim)
         x[0] = self.cls_token[0, 0]
         for rows in blocks_of(tiles.shape[0], TOKEN_BLOCK):
             embedded = self.patch_embed["proj"](tiles[rows].to(device, dtype))
-            table = position_embedding(positions[rows], self.config.dim)
+            table = position_embedding(cells[rows], self.config.dim)
             x[1 + rows.start : 1 + rows.stop] = embedded + table.to(device, dtype)
         yield x
         for layer in self.encoder.layers:  # type: ignore[union-attr]
@@ -130,25 +200,38 @@ class GigaPathNet(nn.Module):
             yield x
 
 
-def heads_at_a_time(num_tokens: int, config: LongNetConfig, *, budget_bytes: int) -> int:
+def heads_at_a_time(
+    num_tokens: int, config: LongNetConfig, *, budget_bytes: int
+) -> int:
     """As many heads at a time as the budget allows; a BudgetError where not even one fits."""
-    state, fixed = 4 * num_tokens * config.dim, ATTENTION_BYTES + 16 * TOKEN_BLOCK * config.mlp_dim
+    state, fixed = (
+        4 * num_tokens * config.dim,
+        ATTENTION_BYTES + 16 * TOKEN_BLOCK * config.mlp_dim,
+    )
 
     def peak(heads: int) -> int:
         # q, k, v, their attention's output and its copy, two sums of log-sum-exps, one head more
         return int(state * (2 + (6 * heads + 2) / config.num_heads)) + fixed
 
-    return plan_heads("gigapath", num_tokens, config.num_heads, peak, budget_bytes).heads_at_a_time
+    return plan_heads(
+        "gigapath", num_tokens, config.num_heads, peak, budget_bytes
+    ).heads_at_a_time
 
 
-def position_cells(coords_l0: CoordsL0) -> CoordsL0:
-    """Cells (N, 2) of the position table, floor(x / 256) and floor(y / 256), of 1000 x 1000."""
-    cells, limit = coords_l0 // TILE_PX_L0, TILE_PX_L0 * GRID
-    if cells.size:
-        got = f"{int(coords_l0.min())}..{int(coords_l0.max())}"
-        remedy = "its position table ends there; scale coords_l0 to 0.5 µm/px"
-        rule = f"coords_l0 must be in 0..{limit - 1} for slide encoder 'gigapath'"
-        require(cells.min() >= 0 and cells.max() < GRID, rule, f"{got}; {remedy}")
+def position_cells(coords_l0: CoordsL0, size_l0: Size) -> CoordsL0:
+    """Cells (N, 2) of the position table: the tile's column and row, counted in tiles.
+
+    A tile is the unit, so that the same tissue has the same cells at every magnification.
+
+    Raises InvalidInputError: a tile lies outside of the table's 1000 x 1000 cells.
+    """
+    cells: CoordsL0 = coords_l0 // np.array(size_l0)
+    if cells.min() < 0 or cells.max() >= GRID_CELLS:
+        raise InvalidInputError(
+            f"coords_l0 must be in 0..{GRID_CELLS - 1} tiles for slide encoder 'gigapath', "
+            f"got {int(cells.min())}..{int(cells.max())} tiles of {size_l0[0]} x {size_l0[1]} px; "
+            "its position table ends there, so check tile_px_l0"
+        )
     return cells
 
 
@@ -156,16 +239,26 @@ def position_embedding(cells: CoordsL0, dim: int) -> Tensor:
     """Rows (n, dim) float32 of the fixed 2-D sin-cos table: of y, then x, [sin, cos] each."""
     omega = 10000.0 ** (-np.arange(dim // 4) / (dim / 4))
     halves = [cells[:, axis, None] * omega for axis in (1, 0)]
-    table = np.concatenate([f(half) for half in halves for f in (np.sin, np.cos)], axis=1)
+    table = np.concatenate(
+        [f(half) for half in halves for f in (np.sin, np.cos)], axis=1
+    )
     return torch.from_numpy(table.astype(np.float32))
 
 
 class GigaPathSlideEncoder(pooling.PublishedSlideEncoder):
-    """Prov-GigaPath's slide embedding (768,): the normed cls token after the last layer."""
+    """Prov-GigaPath's slide embedding, by default as its authors' notebook takes it.
+
+    'gigapath' is the mean over tiles of the last state, normed (their `global_pool`);
+    'gigapath:cls' the class token, which pretraining never trained; 'gigapath:mean-11' takes
+    layer 11, as TRIDENT does; 'gigapath:mean-5-11' concatenates layers; 'gigapath:mean-final'
+    takes what their forward returns without `all_layer_embed`.
+    """
 
     name = "gigapath"
     made_of = ("gigapath", "prov_gigapath")
     expects = Expects(tile_encoders=made_of, tile_dim=1536, tile_px=256, tile_mpp=0.5)
+    version = 2  # positions count in tiles, no longer in 256 px of level 0
+    has_outputs = True
     repository = "prov-gigapath/prov-gigapath"
     revision = "64f9e26c15019f2d4f6d9113c6822f88bb16b01b"
     files = ("slide_encoder.safetensors", "slide_encoder.pth")
@@ -175,7 +268,10 @@ class GigaPathSlideEncoder(pooling.PublishedSlideEncoder):
 
     def __init__(self, net: GigaPathNet, *, options: LoadOptions) -> None:
         super().__init__(net, options=options)
-        self.dim = net.config.dim
+        num_layers = net.config.num_layers
+        self.output = SlideOutput.parse(options.output, num_layers=num_layers)
+        self.name = f"{type(self).name}:{self.output}"
+        self.dim = net.config.dim * len(self.output.states)
 
     @classmethod
     def build(cls, config: Any = None) -> GigaPathNet:
@@ -184,18 +280,67 @@ class GigaPathSlideEncoder(pooling.PublishedSlideEncoder):
     def encode(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> SlideEmbedding:
-        """Slide embedding (768,) float32 from embeddings (N, 1536), in the order as given.
+        """Slide embedding (D',) float32 from embeddings (N, 1536), in the order as given.
         Memory: 7 to 25 KiB per tile, as the budget allows; BudgetError for too many tiles."""
-        layers = self.encode_layers(tile_embeddings, coords_l0, tile_px_l0=tile_px_l0)
-        return cast(SlideEmbedding, layers[-1])
+        layout = TileLayout.square(tile_px_l0)
+        return self.encode_tiles(tile_embeddings, coords_l0, layout)
 
-    @torch.inference_mode()
-    @fast_products()
+    def encode_tiles(
+        self,
+        tile_embeddings: TileEmbeddings,
+        coords_l0: CoordsL0,
+        layout: TileLayout,
+    ) -> SlideEmbedding:
+        """Slide embedding (D',), see `encode`; overlapping tiles may share a position."""
+        vectors = self._vectors(tile_embeddings, coords_l0, layout)
+        parts = []
+        for state in self.output.states:
+            if state == FINAL:
+                parts.append(vectors[-1])
+            elif state == LAST:
+                parts.append(vectors[-2])
+            else:
+                parts.append(vectors[int(state)])
+        return np.concatenate(parts)
+
     def encode_layers(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> npt.NDArray[np.float32]:
-        """Slide embeddings (13, 768): of the embedding layer and of each layer after it."""
-        dim = self.net.config.tile_dim
-        tiles, coords, _ = checked_slide(tile_embeddings, coords_l0, tile_px_l0, tile_dim=dim)
-        layers = self.net.states_(tiles, coords, budget_bytes=self._budget_bytes)
-        return np.stack([self.net.norm(states[0]).cpu().numpy() for states in layers])
+        """Embeddings (13, 768) of the embedding layer and of each layer after it: means over
+        tiles, or class tokens, as the encoder's output is."""
+        layout = TileLayout.square(tile_px_l0)
+        return self._vectors(tile_embeddings, coords_l0, layout)[:-1]
+
+    @torch.inference_mode()
+    @fast_products()
+    def _vectors(
+        self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, layout: TileLayout
+    ) -> npt.NDArray[np.float32]:
+        """Pooled states (14, 768): the embedding layer's, each layer's, and the final one."""
+        tiles, coords, _ = checked_slide(
+            tile_embeddings,
+            coords_l0,
+            layout.size_l0[0],
+            tile_dim=self.net.config.tile_dim,
+        )
+        cells = position_cells(coords, layout.size_l0)
+        pooled = []
+        for states in self.net.states_(tiles, cells, budget_bytes=self._budget_bytes):
+            pooled.append(self._pooled(states))
+        for rows in blocks_of(len(states), TOKEN_BLOCK):
+            states[rows] = self.net.encoder.layer_norm(states[rows])  # type: ignore[operator]
+        pooled.append(self._pooled(states))
+        return np.stack(pooled)
+
+    def _pooled(self, states: Tensor) -> npt.NDArray[np.float32]:
+        """One vector (C,) of the states (L, C), normed after pooling."""
+        if self.output.tokens == "cls":
+            vector = states[0]
+        else:
+            total = torch.zeros(
+                states.shape[1], dtype=torch.float64, device=states.device
+            )
+            for rows in blocks_of(len(states) - 1, TOKEN_BLOCK):
+                total += states[1:][rows].double().sum(0)
+            vector = (total / (len(states) - 1)).to(states.dtype)
+        return cast(npt.NDArray[np.float32], self.net.norm(vector).cpu().numpy())

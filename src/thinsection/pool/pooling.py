@@ -21,7 +21,13 @@ from torch import Tensor, nn
 from thinsection.attention.products import fast_products
 from thinsection.attention.reach import blocks_of
 from thinsection.config import from_mapping
-from thinsection.errors import BudgetError, InvalidInputError, WeightsError, require, rewording
+from thinsection.errors import (
+    BudgetError,
+    InvalidInputError,
+    WeightsError,
+    require,
+    rewording,
+)
 from thinsection.pool.encoder import (
     Expects,
     LoadOptions,
@@ -30,37 +36,60 @@ from thinsection.pool.encoder import (
     TileEmbeddings,
 )
 from thinsection.types import MIB, CoordsL0, format_bytes
-from thinsection.weights.files import MODEL_KEY, SAFETENSORS, load_strictly, read_state_dict
+from thinsection.weights.files import (
+    MODEL_KEY,
+    SAFETENSORS,
+    load_strictly,
+    read_state_dict,
+)
 from thinsection.weights.hub import commit_of, find_weights
 from thinsection.weights.placement import resolve_device
 
 CHECK_ROWS = 2048  # rows a block of the finiteness check: its copies stay below 16 MiB
 BLOCK_ROWS = 8192  # tiles a block: a float32 copy of 8192 x 1536 is 48 MiB
-TOKEN_BLOCK = 1024  # tokens a block of the MLP: hidden states of 1024 x 3072 float32 are 12 MiB
-ATTENTION_BYTES = 64 * MIB  # block buffers of the attention; its preferred CPU blocks take 20 MiB
+TOKEN_BLOCK = (
+    1024  # tokens a block of the MLP: hidden states of 1024 x 3072 float32 are 12 MiB
+)
+ATTENTION_BYTES = (
+    64 * MIB
+)  # block buffers of the attention; its preferred CPU blocks take 20 MiB
 _PLAIN = LoadOptions()
 
 
 def checked_slide(
-    tile_embeddings: Any, coords_l0: Any, tile_px_l0: Any, *, tile_dim: int | None = None
+    tile_embeddings: Any,
+    coords_l0: Any,
+    tile_px_l0: Any,
+    *,
+    tile_dim: int | None = None,
 ) -> tuple[Tensor, CoordsL0, int]:
     """Embeddings (N, D), which share memory with the input, int64 (N, 2) on the host, the edge."""
     tiles = _checked_embeddings(tile_embeddings, tile_dim)
     array = coords_l0.cpu().numpy() if isinstance(coords_l0, Tensor) else coords_l0
     array = np.asarray(array)
     paired = array.dtype.kind in "iu" and array.ndim == 2 and array.shape[1] == 2
-    require(paired, "coords_l0 must be int64 of shape (N, 2)", f"{array.dtype} {array.shape}")
+    require(
+        paired,
+        "coords_l0 must be int64 of shape (N, 2)",
+        f"{array.dtype} {array.shape}",
+    )
     rule = f"coords_l0 must have one row per tile embedding ({len(tiles)})"
     require(len(array) == len(tiles), rule, len(array))
-    is_int = isinstance(tile_px_l0, int | np.integer) and not isinstance(tile_px_l0, bool)
-    require(is_int and tile_px_l0 > 0, "tile_px_l0 must be an int > 0", repr(tile_px_l0))
+    is_int = isinstance(tile_px_l0, int | np.integer) and not isinstance(
+        tile_px_l0, bool
+    )
+    require(
+        is_int and tile_px_l0 > 0, "tile_px_l0 must be an int > 0", repr(tile_px_l0)
+    )
     return tiles, array.astype(np.int64), int(tile_px_l0)
 
 
 def _checked_embeddings(found: Any, tile_dim: int | None) -> Tensor:
     if isinstance(found, np.ndarray):
         got = f"{found.dtype} {found.shape}"
-        real = found.dtype.kind in "fiub" and found.dtype.itemsize <= 8  # what torch takes
+        real = (
+            found.dtype.kind in "fiub" and found.dtype.itemsize <= 8
+        )  # what torch takes
         require(real, "tile_embeddings must be float of shape (N, D)", got)
         # torch would warn of a view of foreign memory that is not writeable
         found = torch.from_numpy(found if found.flags.writeable else found.copy())
@@ -76,7 +105,9 @@ def _checked_embeddings(found: Any, tile_dim: int | None) -> Tensor:
         wrong = (~found[rows].isfinite().all(1)).nonzero()
         if len(wrong):
             row = rows.start + int(wrong[0, 0])
-            raise InvalidInputError(f"tile_embeddings must be finite, got NaN or inf in row {row}")
+            raise InvalidInputError(
+                f"tile_embeddings must be finite, got NaN or inf in row {row}"
+            )
     return cast(Tensor, found)
 
 
@@ -115,10 +146,19 @@ class GatedAttention(nn.Module):
     """
 
     def __init__(
-        self, dim: int, hidden: int, outputs: int = 1, *, gated: bool = True, dropout: float = 0.0
+        self,
+        dim: int,
+        hidden: int,
+        outputs: int = 1,
+        *,
+        gated: bool = True,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.V, self.U = nn.Linear(dim, hidden), nn.Linear(dim, hidden) if gated else None
+        self.V, self.U = (
+            nn.Linear(dim, hidden),
+            nn.Linear(dim, hidden) if gated else None,
+        )
         self.w, self.drop = nn.Linear(hidden, outputs), nn.Dropout(dropout)
 
     def forward(self, tiles: Tensor) -> Tensor:
@@ -135,7 +175,10 @@ class _Attention(nn.Module):
         super().__init__()
         shapes = {name: value.shape for name, value in state.items()}
         hidden, width = shapes["attention.V.weight"]
-        outputs, gated = shapes.get("attention.w.bias", [1])[0], "attention.U.weight" in state
+        outputs, gated = (
+            shapes.get("attention.w.bias", [1])[0],
+            "attention.U.weight" in state,
+        )
         self.attention = GatedAttention(width, hidden, outputs, gated=gated)
         self.embed: nn.Module = nn.Identity()
         self.tile_dim, self.dim = width, width * outputs
@@ -155,17 +198,32 @@ class AbmilSlideEncoder(SlideEncoder):
 
     name = "abmil"
 
-    def __init__(self, state_dict: Mapping[str, Tensor], *, device: str = "cpu") -> None:
+    def __init__(
+        self, state_dict: Mapping[str, Tensor], *, device: str = "cpu"
+    ) -> None:
         bare = "V.weight" in state_dict
-        state = {f"0.attention.{k}": v for k, v in state_dict.items()} if bare else state_dict
-        state = {k: v for k, v in state.items() if k.split(".")[1:2] in (["attention"], ["embed"])}
-        firsts = [state.get(f"{i}.attention.V.weight", torch.empty(0)) for i in range(len(state))]
+        state = (
+            {f"0.attention.{k}": v for k, v in state_dict.items()}
+            if bare
+            else state_dict
+        )
+        state = {
+            k: v
+            for k, v in state.items()
+            if k.split(".")[1:2] in (["attention"], ["embed"])
+        }
+        firsts = [
+            state.get(f"{i}.attention.V.weight", torch.empty(0))
+            for i in range(len(state))
+        ]
         members = [i for i, first in enumerate(firsts) if first.ndim == 2]
         got = f"{sorted(state_dict)[:4]}; give a state dict of V, U and w, or such a model"
         rule = "abmil weights must hold V.weight of shape (K, D)"
         require(members, rule, got, error=WeightsError)
         split = [k.partition(".") for k in state]
-        parts = ({n: state[f"{m}.{n}"] for m, _, n in split if m == str(i)} for i in members)
+        parts = (
+            {n: state[f"{m}.{n}"] for m, _, n in split if m == str(i)} for i in members
+        )
         self._nets = list(map(_Attention, parts))
         both = nn.ModuleList(self._nets)
         self.weights_hash = load_strictly(both, state, source="abmil state dict")
@@ -178,8 +236,12 @@ class AbmilSlideEncoder(SlideEncoder):
     def load(cls, options: LoadOptions) -> "AbmilSlideEncoder":
         """With the weights that the options name; none are published."""
         if options.weights is None:
-            remedy = "pass weights=FILE (a model of `thinsection train`, or a state dict)"
-            raise WeightsError(f"slide encoder 'abmil' has no published weights; {remedy}")
+            remedy = (
+                "pass weights=FILE (a model of `thinsection train`, or a state dict)"
+            )
+            raise WeightsError(
+                f"slide encoder 'abmil' has no published weights; {remedy}"
+            )
         path = find_weights(options.weights, files=("abmil.safetensors",))
         encoder = cls(read_state_dict(path), device=options.device)
         if path.suffix == SAFETENSORS:
@@ -212,11 +274,16 @@ def _trained_on(path: Path) -> dict[str, Any]:
     """What the header of a model of `thinsection train` says of its tiles, as `Expects` has it."""
     errors = (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError)
     rule = "header of a model must say what it was trained on"
-    with rewording(rule, path, *errors, error=WeightsError), safe_open(path, "pt") as file:
+    with (
+        rewording(rule, path, *errors, error=WeightsError),
+        safe_open(path, "pt") as file,
+    ):
         told = (file.metadata() or {}).get(MODEL_KEY)
         inputs = json.loads(told)["inputs"] if told else {}
         names = {"tile_encoders": [inputs["encoder"]]} if inputs.get("encoder") else {}
-        names |= {name: inputs[name] for name in ("tile_px", "tile_mpp") if name in inputs}
+        names |= {
+            name: inputs[name] for name in ("tile_px", "tile_mpp") if name in inputs
+        }
         wants = from_mapping(Expects, names)
     return {name: getattr(wants, name) for name in names}
 
@@ -230,9 +297,15 @@ class PublishedSlideEncoder(SlideEncoder):
 
     repository: ClassVar[str]  # on the hub
     revision: ClassVar[str]  # a commit
-    files: ClassVar[tuple[str, ...]]  # names of the weights file, the preferred one first
-    prefix: ClassVar[str] = ""  # of the weights' names; outside of it lies another model
-    large: ClassVar[str]  # pattern of the names of the layers whose products bfloat16 is for
+    files: ClassVar[
+        tuple[str, ...]
+    ]  # names of the weights file, the preferred one first
+    prefix: ClassVar[str] = (
+        ""  # of the weights' names; outside of it lies another model
+    )
+    large: ClassVar[
+        str
+    ]  # pattern of the names of the layers whose products bfloat16 is for
 
     def __init__(self, net: nn.Module, *, options: LoadOptions) -> None:
         self._device = resolve_device(options.device, mps=False)
@@ -251,20 +324,29 @@ class PublishedSlideEncoder(SlideEncoder):
 
     @classmethod
     def from_state_dict(
-        cls, state_dict: Mapping[str, Tensor], *, config: Any = None, options: LoadOptions = _PLAIN
+        cls,
+        state_dict: Mapping[str, Tensor],
+        *,
+        config: Any = None,
+        options: LoadOptions = _PLAIN,
     ) -> Self:
         """The encoder with published weights; a WeightsError where a name or shape does not fit."""
         with torch.device("meta"):
             net = cls.build(config)
         own_names = [name for name in state_dict if name.startswith(cls.prefix)]
-        weights = {n.removeprefix(cls.prefix): state_dict[n].detach().clone() for n in own_names}
+        weights = {
+            n.removeprefix(cls.prefix): state_dict[n].detach().clone()
+            for n in own_names
+        }
         digest = load_strictly(net, weights, source=cls.name)
         encoder = cls(net, options=options)
         encoder.weights_hash = digest
         return encoder
 
     @classmethod
-    def from_pretrained(cls, path_or_repo: str | Path | None = None, **how: Any) -> Self:
+    def from_pretrained(
+        cls, path_or_repo: str | Path | None = None, **how: Any
+    ) -> Self:
         """The encoder from a file, a folder, or the hub: as published, or `owner/name@COMMIT`.
 
         `how` is as of `from_state_dict`. Raises WeightsError: nothing is there, or it does not fit;
@@ -298,7 +380,9 @@ class PublishedSlideEncoder(SlideEncoder):
                 noise = 1 + 0.1 * noise
             elif name.endswith("bias"):
                 noise = 0.05 * noise
-            elif not name.endswith(("query", "cls_token")):  # so that every layer matters
+            elif not name.endswith(
+                ("query", "cls_token")
+            ):  # so that every layer matters
                 noise = noise * value.shape[-1] ** -0.5
             weights[cls.prefix + name] = noise
         return weights
@@ -312,11 +396,17 @@ class HeadPlan(NamedTuple):
 
 
 def plan_heads(
-    name: str, num_tokens: int, num_heads: int, peak: Callable[[int], int], budget_bytes: int
+    name: str,
+    num_tokens: int,
+    num_heads: int,
+    peak: Callable[[int], int],
+    budget_bytes: int,
 ) -> HeadPlan:
     """As many heads at a time as the budget allows, by the `peak` bytes of so many; or an error."""
     for heads in (n for n in range(num_heads, 0, -1) if num_heads % n == 0):
         if peak(heads) <= budget_bytes:
             return HeadPlan(heads, peak(heads))
     needs = f"{name} needs {format_bytes(peak(1))} for {num_tokens} tokens"
-    raise BudgetError(f"{needs}, the budget is {format_bytes(budget_bytes)}; raise budget_bytes")
+    raise BudgetError(
+        f"{needs}, the budget is {format_bytes(budget_bytes)}; raise budget_bytes"
+    )

@@ -16,10 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import DatasetError, require
-from thinsection.probe.data.files import read_embeddings
-from thinsection.probe.data.sets import check_finite
+from thinsection.evaluation.embeddings import check_finite, open_embeddings
 from thinsection.store.tile_tables import EmbeddingRows
-from thinsection.store.tiles_h5 import TilesFile, open_h5, stored_dataset
+from thinsection.store.tiles_h5 import (
+    TilesFile,
+    check_numbers,
+    open_h5,
+    stored_dataset,
+)
 from thinsection.types import Closing, CoordsL0
 
 PREFETCH = 1  # bags that are read ahead
@@ -49,7 +53,11 @@ class Bags(Closing):
     """
 
     def __init__(
-        self, files: Sequence[Sequence[Path]], *, budget_bytes: int = 0, cells: bool = False
+        self,
+        files: Sequence[Sequence[Path]],
+        *,
+        budget_bytes: int = 0,
+        cells: bool = False,
     ) -> None:
         self._files, self._left, self.cells = files, budget_bytes, cells
         self._kept: dict[int, Sequence[Stored]] = {}
@@ -58,7 +66,9 @@ class Bags(Closing):
     def __len__(self) -> int:
         return len(self._files)
 
-    def read(self, case: int, *, most: int = 0, rng: np.random.Generator | None = None) -> Bag:
+    def read(
+        self, case: int, *, most: int = 0, rng: np.random.Generator | None = None
+    ) -> Bag:
         """The bag of a case: all tiles, or with `rng` a draw of at most `most`, in their order.
 
         Raises DatasetError: no tiles, slides of several encoders, values that are not finite.
@@ -66,28 +76,44 @@ class Bags(Closing):
         paths = self._files[case]
         slides = self._kept.get(case) or self._opened(case)
         names = ", ".join(repr(str(path)) for path in paths)
-        total, widths = sum(len(s) for s in slides), sorted({s.shape[1] for s in slides})
+        total, widths = (
+            sum(len(s) for s in slides),
+            sorted({s.shape[1] for s in slides}),
+        )
         require(total, "a bag must hold tiles", f"none in {names}", error=DatasetError)
         rule = "slides of a case must have embeddings of one encoder"
         require(len(widths) == 1, rule, f"D of {widths} in {names}", error=DatasetError)
         rows = None
         if rng is not None and 0 < most < total:
             rows = np.sort(rng.choice(total, most, replace=False))
-        edges = np.cumsum([0, *(len(slide) for slide in slides)])  # rows count through all slides
+        edges = np.cumsum(
+            [0, *(len(slide) for slide in slides)]
+        )  # rows count through all slides
         parts = [
-            slide[:] if rows is None else slide[rows[(rows >= first) & (rows < last)] - first]
+            slide[:]
+            if rows is None
+            else slide[rows[(rows >= first) & (rows < last)] - first]
             for slide, first, last in zip(slides, edges, edges[1:], strict=False)
         ]
         joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
         features = np.ascontiguousarray(joined, dtype=np.float32)
-        if not np.isfinite(features.sum()):  # in float32 also where the sum alone overflows
-            check_finite(features, [f"row {i} of {paths[0].name}" for i in range(len(features))])
-        cells = _cells(paths)[slice(None) if rows is None else rows] if self.cells else None
+        if not np.isfinite(
+            features.sum()
+        ):  # in float32 also where the sum alone overflows
+            check_finite(
+                features, [f"row {i} of {paths[0].name}" for i in range(len(features))]
+            )
+        cells = (
+            _cells(paths)[slice(None) if rows is None else rows] if self.cells else None
+        )
         return Bag(features, cells)
 
+    def count(self, case: int) -> int:
+        """Number of tiles of a case."""
+        return sum(len(slide) for slide in self._kept.get(case) or self._opened(case))
+
     def _opened(self, case: int) -> Sequence[Stored]:
-        paths, h5 = self._files[case], (".h5", ".hdf5")
-        slides = [EmbeddingRows(p) if p.suffix.lower() in h5 else read_embeddings(p) for p in paths]
+        slides: list[Stored] = [open_embeddings(p) for p in self._files[case]]
         size = sum(len(s) * s.shape[1] * s.dtype.itemsize for s in slides)
         if size <= self._left:
             self._left -= size
@@ -104,7 +130,9 @@ class Bags(Closing):
         while True:
             for case in islice(todo, PREFETCH + 1 - len(waiting)):
                 rng = np.random.default_rng([*seed, case]) if most else None
-                waiting.append((case, self._thread.submit(self.read, case, most=most, rng=rng)))
+                waiting.append(
+                    (case, self._thread.submit(self.read, case, most=most, rng=rng))
+                )
             if not waiting:
                 return
             case, future = waiting.popleft()
@@ -124,6 +152,7 @@ def _cells(paths: Sequence[Path]) -> Rows:
             coords = stored_dataset(file, "coords", path)
             said = dict(file.attrs) | dict(coords.attrs)
             at = np.asarray(coords[...], np.int64).reshape(-1, 2)
+        check_numbers(said, path)
         edge = TilesFile(coords_l0=at, features=None, attributes=said).tile_px_l0
         rule, got = "coords must say their patch_size_level0", f"none in {str(path)!r}"
         require(edge, rule, f"{got}; take a head without places", error=DatasetError)

@@ -1,125 +1,45 @@
-"""Which cases train, say when to stop, and test; and each such fold as a job of an executor.
+"""Each fold as a job of an executor, and the file that it leaves.
 
 OUT/cohort.json            cases, files, labels, folds: what every worker reads
-OUT/folds/<job>.safetensors    weights `head.*`; `logits` (n, K) of the test cases, `means`
-                           (n, D) of their embeddings, `slides` (m, K) of slides of cases that
-                           have several; metadata `told`: key, losses, best epoch, ...
+OUT/folds/<job>.safetensors    weights `head.*`; `logits` (n, K) of the test cases, `stop` (m, K)
+                           of the inner ones, `slides` (l, K) of slides of cases that have
+                           several; metadata `told`: key, losses, best epoch, target
     <job>.checkpoint       of one that is on its way
 """
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
-import numpy as np
-import numpy.typing as npt
 import psutil
 from safetensors import SafetensorError
 
 from thinsection.config import as_mapping, from_mapping
-from thinsection.errors import DatasetError, rewording
+from thinsection.evaluation.labels import Cohort, Floats, Target
+from thinsection.evaluation.parts import Part
 from thinsection.files.atomic import write_json
+from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.contract import OnEvent, Report, Task
 from thinsection.pipeline.task import set_threads
 from thinsection.predict.bags import Bags
 from thinsection.predict.heads.config import HEADS, HeadConfig
-from thinsection.predict.labels import Cohort, Floats
-from thinsection.predict.training import FitConfig, Losses, Part, State, Trainer, read_told
-from thinsection.probe.data.cases import PATHOBENCH_TABLE
-from thinsection.probe.data.files import TEST, TRAIN, VAL, check, read_rows, split_name
-from thinsection.probe.groups import CASE_COLUMNS
-from thinsection.probe.statistics import IndexArray, stratified_folds
+from thinsection.predict.training import (
+    FitConfig,
+    Losses,
+    State,
+    Trainer,
+    read_told,
+)
 from thinsection.store.ledger import stage_key
 from thinsection.types import parse_bytes
 
 COHORT_NAME, FOLDS = "cohort.json", "folds"
-SIDES = (TRAIN, VAL, TEST)
-_BAGS_AT_WORK = 9  # of the largest bag: two that are read, what one takes in a head of 512 channels
-_CLAM = re.compile(r"splits_\d+\.csv")  # and not splits_0_bool.csv beside it
-_IDS = ("cases", "case_ids", "slides", "slide_ids", "ids")  # nanopath's words for them
-
-
-def make_parts(
-    cohort: Cohort, splits: Path | None = None, *, folds: int, inner: int, seed: int
-) -> tuple[Part, ...]:
-    """The folds of a file, else `folds` stratified ones.
-
-    Where a fold has nobody to stop by, every `inner`-th of its training cases is, stratified.
-
-    Raises DatasetError, InvalidInputError: a case on two sides, a side without cases, a class with
-    fewer cases than folds.
-    """
-    strata, target = cohort.strata, cohort.target
-    names = target.names if target.exclusive else ()
-    if splits is not None:
-        triples = [_sides(cohort, words, splits) for words in _read_splits(splits)]
-    else:
-        drawn = stratified_folds(strata, folds=folds, seed=seed, class_names=names)
-        triples = [(train, train[:0], test) for train, test in drawn]
-    parts = []
-    for fold, (train, stop, test) in enumerate(triples):
-        if not len(stop):
-            own = strata[train]
-            most = max(2, min(inner, int(np.unique(own, return_counts=True)[1].min())))
-            held = stratified_folds(own, folds=most, seed=seed + fold + 1, class_names=names)
-            train, stop = (train[part] for part in held[0])  # noqa: PLW2901
-        sides = {"train": train, "stop": stop, "test": test}
-        parts.append(Part(**{side: tuple(rows.tolist()) for side, rows in sides.items()}))
-    return tuple(parts)
-
-
-def _sides(cohort: Cohort, words: Mapping[str, str], path: Path) -> tuple[IndexArray, ...]:
-    """Cases that train, stop and test; where nobody tests, those that stop do."""
-    sides: dict[str, list[int]] = {side: [] for side in SIDES}
-    for i, (case, slides) in enumerate(zip(cohort.cases, cohort.slides, strict=True)):
-        found = sorted({words[name] for name in (case, *slides) if name in words})
-        check(len(found) < 2, "a case must be on one side of a split", f"{case!r} in {found}")
-        for side in found:
-            sides[side].append(i)
-    if not sides[TEST]:
-        sides[TEST], sides[VAL] = sides[VAL], []
-    got = f"{len(sides[TRAIN])} and {len(sides[TEST])} of {len(cohort.cases)} in {str(path)!r}"
-    check(sides[TRAIN] and sides[TEST], "a split must have cases to train and to test", got)
-    return tuple(np.array(sides[name], dtype=np.int64) for name in SIDES)
-
-
-def _read_splits(path: Path) -> Iterator[dict[str, str]]:
-    """For each fold: id of a case or slide -> train, val or test.
-
-    A folder of CLAM's splits_0.csv, ...; Patho-Bench's k=all.tsv or its folder; nanopath's JSON; a
-    table with the columns fold_0, ... or split, beside case_id or slide_id.
-    """
-    file = path / PATHOBENCH_TABLE if path.is_dir() else path
-    if path.is_dir() and not file.exists():
-        files = sorted(p for p in path.iterdir() if _CLAM.fullmatch(p.name))
-        rule = f"splits must hold {PATHOBENCH_TABLE} or splits_0.csv"
-        check(files, rule, f"none in {str(path)!r}")
-        for rows in (read_rows(file, (TRAIN, TEST)) for file in files):
-            yield {row[side]: side for row in rows for side in SIDES if row.get(side)}
-    elif path.suffix == ".json":
-        with rewording("splits must be JSON", path, OSError, ValueError, error=DatasetError):
-            document = json.loads(path.read_text(encoding="utf-8"))
-        for fold in document.get("folds", [document]):
-            yield {str(i): side for side in SIDES if side in fold for i in _listed(fold[side])}
-    else:
-        rows = read_rows(file, ())
-        key = next((c for c in (*CASE_COLUMNS, "slide_id") if c in rows[0]), "")
-        columns = [c for c in rows[0] if c.startswith("fold_") or c == "split"]
-        got = f"{', '.join(rows[0])} in {str(file)!r}"
-        check(key and columns, "splits must have case_id or slide_id, and fold_0 or split", got)
-        for column in columns:
-            yield {r[key]: split_name(r[column], str(file)) for r in rows if r[column]}
-
-
-def _listed(ids: Any) -> list[Any]:
-    """The ids of a side: a list, or under one of nanopath's words."""
-    found = next((ids[w] for w in _IDS if w in ids), []) if isinstance(ids, dict) else ids
-    check(isinstance(found, list), "a side of a split must be a list of ids", repr(found))
-    return [*found]
+FORMAT = 2  # of a fold's file
+_BAGS_AT_WORK = (
+    9  # of the largest bag: two that are read, what one takes in a head of 512 channels
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +48,13 @@ class Study:
 
     cohort: Cohort
     parts: tuple[Part, ...]
-    sums: tuple[str, ...] = ()  # `fingerprint` of each file of embeddings
+    digests: tuple[str, ...] = ()  # `content_digest` of each file of embeddings
+    warnings: tuple[str, ...] = ()  # leaks that are likely, or allowed
 
     @classmethod
     def load(cls, out: Path) -> Self:
         """What `save` wrote."""
-        return from_mapping(cls, json.loads((out / COHORT_NAME).read_text(encoding="utf-8")))
+        return from_mapping(cls, read_json(out / COHORT_NAME))
 
     def save(self, out: Path) -> None:
         """Writes OUT/cohort.json."""
@@ -171,10 +92,10 @@ class FoldResult(NamedTuple):
     state: State  # of its head
     losses: Losses
     best: int  # epoch, from 1
-    temperature: float
+    target: Target  # with centre, spread and edges of the fold's training cases
     logits: Floats  # (n, K) of the test cases
+    stop: Floats  # (m, K) of the inner cases
     slides: Floats  # (m, K)
-    means: npt.NDArray[np.float32]  # (n, D)
 
     @property
     def stop_loss(self) -> float:
@@ -195,7 +116,9 @@ class TrainTask(Task[FoldJob, FoldDone]):
     out: Path  # absolute, seen by every worker
     memory: str
 
-    def __call__(self, entries: Sequence[FoldJob], *, on_event: OnEvent) -> Report[FoldDone]:
+    def __call__(
+        self, entries: Sequence[FoldJob], *, on_event: OnEvent
+    ) -> Report[FoldDone]:
         """See `Task.__call__`. Memory: `memory`, of the whole process."""
         set_threads(self.threads, torch_too=True)
         study, results = Study.load(self.out), []
@@ -203,7 +126,9 @@ class TrainTask(Task[FoldJob, FoldDone]):
         largest = max(sum(path.stat().st_size for path in paths) for paths in files)
         rest = parse_bytes(self.memory) - psutil.Process().memory_info().rss
         cells = any(HEADS.load(job.head.head).needs_cells for job in entries)
-        with Bags(files, budget_bytes=rest - _BAGS_AT_WORK * largest, cells=cells) as bags:
+        with Bags(
+            files, budget_bytes=rest - _BAGS_AT_WORK * largest, cells=cells
+        ) as bags:
             for job in entries:
                 results.append(self._run(job, study, bags))
                 on_event(results[-1])
@@ -224,7 +149,9 @@ class TrainTask(Task[FoldJob, FoldDone]):
 
     def _run(self, job: FoldJob, study: Study, bags: Bags) -> FoldDone:
         key, home = fold_key(job, study), self.out / FOLDS
-        with hold(home / job.name / LOCK_NAME):  # another process at the same fold is waited for
+        with hold(
+            home / job.name / LOCK_NAME
+        ):  # another process at the same fold is waited for
             if (result := read_fold(self.out, job.name, key)) is None:
                 part = study.parts[job.fold]
                 trainer = Trainer(bags, study.cohort, part, fold=job.fold, fit=job.fit)
@@ -240,12 +167,18 @@ class TrainTask(Task[FoldJob, FoldDone]):
 
 
 def fold_key(job: FoldJob, study: Study) -> str:
-    """Hash of all that decides a fold's bytes; of embeddings 8 samples of each file."""
+    """Hash of all that decides a fold's bytes: embeddings, labels, part, settings."""
     cohort, part = study.cohort, study.parts[job.fold]
     fit = replace(job.fit, checkpoint_s=0.0)
     known = {"cases": cohort.cases, "slides": cohort.slides, "values": cohort.values}
-    told = {"target": as_mapping(cohort.target), "part": as_mapping(part), "sums": study.sums}
-    return stage_key(head=as_mapping(job.head), fit=as_mapping(fit), **known, **told)
+    told = {
+        "target": as_mapping(cohort.target),
+        "part": as_mapping(part),
+        "digests": study.digests,
+    }
+    return stage_key(
+        format=FORMAT, head=as_mapping(job.head), fit=as_mapping(fit), **known, **told
+    )
 
 
 def read_fold(out: Path, name: str, key: str | None = None) -> FoldResult | None:
@@ -254,9 +187,20 @@ def read_fold(out: Path, name: str, key: str | None = None) -> FoldResult | None
         said, tensors = read_told(out / FOLDS / f"{name}.safetensors")
     except (OSError, SafetensorError):
         return None
-    own: dict[str, Any] = {k: tensors.pop(k).numpy() for k in ("logits", "slides", "means")}
-    own |= {"best": said["best"], "temperature": said["temperature"]}
+    logits = tensors.pop("logits").numpy()
+    stop = tensors.pop("stop").numpy()
+    slides = tensors.pop("slides").numpy()
     state = {k.removeprefix("head."): v for k, v in tensors.items()}
     losses = [(train, stop) for train, stop in said["losses"]]
-    fits = key is None or said["key"] == key
-    return FoldResult(name=name, state=state, losses=losses, **own) if fits else None
+    if key is not None and said["key"] != key:
+        return None
+    return FoldResult(
+        name=name,
+        state=state,
+        losses=losses,
+        best=said["best"],
+        target=from_mapping(Target, said["target"]),
+        logits=logits,
+        stop=stop,
+        slides=slides,
+    )

@@ -4,24 +4,35 @@ GRID/heatmap_MODEL/ID.h5           `tiles/attention`, `tiles/score_NAME`, see `p
                    ID.COLUMN.png   the slide with a column over it
                    ID.geojson      tiles with all columns as measurements
                    ID.top.png      the tiles of highest score, a row for each column
+                   scale.json      the values of the first and last colour, for all slides
 Of a column of any other per-tile table the same lies in GRID/heatmap_COLUMN.
+
+One scale holds for all slides of a folder, so that a colour means the same on each. Where a new
+slide changes the scale, the pictures of the others are drawn again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from thinsection.config import from_mapping, option, replace_flat, section
-from thinsection.errors import require
-from thinsection.files.atomic import atomic_path
+from thinsection.config import from_mapping, nearest, option, replace_flat, section
+from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.evaluation.labels import Target
+from thinsection.files.atomic import atomic_path, write_json
+from thinsection.files.json_text import read_json
+from thinsection.files.lock import LOCK_NAME, hold, sweep_slide, unfinished
 from thinsection.pipeline.folder import Results, one_address, open_results
+from thinsection.predict.heatmap_links import refresh_heatmap_links
 from thinsection.predict.model_file import read_card
 from thinsection.predict.predicting import PredictRunConfig, predict
 from thinsection.report.draw import Values, open_picture, write_drawing
+from thinsection.report.index import write_index
 from thinsection.slide import open_slide
 from thinsection.slide.geometry import ReadPlan
 from thinsection.slide.resize import read_tiles
@@ -31,17 +42,31 @@ from thinsection.store.tiles_h5 import TilesFile
 from thinsection.store.tiles_h5 import read_tiles as read_tiles_file
 from thinsection.weights.origin import slug
 
-_SHOWN_PX, _GAP, _TEXT = 192, 6, 18  # of a tile on the sheet, between tiles, of the text
-Names = tuple[Sequence[str], Sequence[str]]  # of columns: those that are shown, and scores
-_MOST = 4  # pictures of scores where classes do not exclude each other
+SCALE_NAME = "scale.json"
+TILE_PX = 192  # edge of a tile on the sheet
+GAP_PX = 6  # between tiles of the sheet
+TEXT_PX = 18  # height of the sheet's text
+MAX_SCORES = 4  # pictures of scores where classes do not exclude each other
+QUANTILES = 512  # values that stand for a larger slide when the cohort's scale is made
+Numbers = npt.NDArray[np.floating]
+Limits = tuple[float, float]  # values of the first and of the last colour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeatmapConfig:
     """What is drawn."""
 
-    top_tiles: int = option(8, "tiles of highest score on the sheet, of each class; 0: no sheet")
-    clip: float = option(99.0, "percentile of values that gets the last colour")
+    positive: str | None = option(
+        None,
+        "class whose score is drawn on every slide. Default: of two classes the second in "
+        "alphabetical order, of more the class predicted for the slide",
+    )
+    top_tiles: int = option(
+        8, "tiles of highest score on the sheet, of each class; 0: no sheet"
+    )
+    clip: float = option(
+        99.0, "percentile of all slides' values that gets the last colour"
+    )
     geojson: bool = option(True, "write tiles and values for QuPath")
 
 
@@ -50,6 +75,18 @@ class HeatmapRunConfig(PredictRunConfig):
     """All settings of `thinsection heatmap`, by section."""
 
     heatmap: HeatmapConfig = section(HeatmapConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """What the pictures of one folder share."""
+
+    results: Results
+    home: Path  # GRID/heatmap_NAME
+    load: Callable[[str], TilesFile]  # slide_id -> its table
+    sheet_columns: tuple[str, ...]  # a row of top tiles each
+    model_name: str  # in the caption; '' for a column
+    config: HeatmapConfig
 
 
 def heatmap(
@@ -68,91 +105,307 @@ def heatmap(
         slides, out: as of `predict`; with a column `slides` is a results folder.
         config: all settings; other keywords are those of `predict`, and single settings.
 
-    Memory: that of `predict`; to draw, 100 bytes a tile and the picture, the GeoJSON in pieces.
+    Memory: that of `predict`; to draw, 100 bytes a tile of one slide, 16 kB a slide for the scale,
+    and the picture. The GeoJSON is written in pieces.
 
-    Raises ThinsectionError: as of `predict`; no such column, a head without evidence.
+    Raises ThinsectionError: as of `predict`; no such column or class, a head without attention.
     """
-    told = {name: settings.pop(name) for name in ("on_event", "on_message") if name in settings}
+    listeners = {}
+    for name in ("on_event", "on_message"):
+        if name in settings:
+            listeners[name] = settings.pop(name)
     config = replace_flat(config or HeatmapRunConfig(), settings)
     if not Path(source).is_file():
-        return _of_column(open_results(Path(str(slides))), str(source), config.heatmap)
-    found = predict(source, slides, out=out, config=config, heatmaps=True, **told)
-    results, name = open_results(found.results), found.table.stem.replace("predictions", "heatmap")
-    home, drawn = results.folder / found.address.split("/")[0] / name, list[Path]()
-    target = read_card(Path(source)).target
-    scores = [f"score_{slug(label)}" for label in target.names]
-    for row in found.rows:
-        if row.level == "slide" and row.answers:
-            table = read_tiles_file(home / f"{row.name}.h5")
-            best = [scores[int(np.argmax(row.answers))]] if target.exclusive else scores[:_MOST]
-            ledger, shown = results.ledgers[row.name], ["attention", *best]
-            drawn += _write(home, table, (shown, scores), ledger=ledger, config=config.heatmap)
-    return drawn
+        return _draw_column(
+            open_results(Path(str(slides))), str(source), config.heatmap
+        )
+    card = read_card(Path(source))
+    _check_positive(config.heatmap.positive, card.target)
+    predictions = predict(
+        source, slides, out=out, config=config, heatmaps=True, **listeners
+    )
+    results = open_results(predictions.results)
+    folder_name = predictions.table.stem.replace("predictions", "heatmap")
+    home = results.folder / predictions.address.split("/")[0] / folder_name
+    drawing = Drawing(
+        results=results,
+        home=home,
+        load=lambda slide_id: read_tiles_file(home / f"{slide_id}.h5"),
+        sheet_columns=tuple(_score_column(name) for name in card.target.names),
+        model_name=card.name,
+        config=config.heatmap,
+    )
+    columns_by_slide = {
+        row.name: (
+            "attention",
+            *_drawn_scores(row.answers, card.target, config.heatmap),
+        )
+        for row in predictions.rows
+        if row.level == "slide" and row.answers
+    }
+    written = _draw_folder(drawing, columns_by_slide)
+    refresh_heatmap_links(Path(source), home)
+    write_index(results.folder)
+    return written
 
 
-def _of_column(results: Results, column: str, config: HeatmapConfig) -> list[Path]:
-    """The same of a stored column, of all slides that have it."""
+def _draw_column(results: Results, column: str, config: HeatmapConfig) -> list[Path]:
+    """Pictures of a stored column, of all slides that have it."""
     grid = one_address(results.grids, None, "grid")
-    drawn, known, home = list[Path](), set[str](), results.folder / grid / f"heatmap_{slug(column)}"
-    for slide_id, ledger in results.ledgers.items():
-        table = results.tiles(slide_id, grid) if f"{grid}/tiles" in ledger.stages else None
-        known |= set(table.columns if table else ())
-        if table is not None and column in table.columns:
-            table = replace(table, columns={column: table.columns[column]})
-            drawn += _write(home, table, ([column], [column]), ledger=ledger, config=config)
-    require(drawn, f"source must be a model file or one of {sorted(known)}", repr(column))
-    return drawn
+    slides = [
+        s for s, ledger in results.ledgers.items() if f"{grid}/tiles" in ledger.stages
+    ]
+    known: set[str] = set()
+    having = []
+    for slide_id in slides:
+        columns = results.tiles(slide_id, grid).columns
+        known |= set(columns)
+        if column in columns:
+            having.append(slide_id)
+    if not having:
+        raise InvalidInputError(
+            f"source must be a model file or one of {sorted(known)}, got {column!r}"
+        )
+
+    def load(slide_id: str) -> TilesFile:
+        table = results.tiles(slide_id, grid)
+        return replace(table, columns={column: table.columns[column]})
+
+    drawing = Drawing(
+        results=results,
+        home=results.folder / grid / f"heatmap_{slug(column)}",
+        load=load,
+        sheet_columns=(column,),
+        model_name="",
+        config=config,
+    )
+    written = _draw_folder(drawing, dict.fromkeys(having, (column,)))
+    write_index(results.folder)
+    return written
 
 
-def _write(
-    home: Path, table: TilesFile, names: Names, *, ledger: SlideLedger, config: HeatmapConfig
+def _check_positive(positive: str | None, target: Target) -> None:
+    """Raises ConfigError: the model has no such class."""
+    if positive is not None and positive not in target.names:
+        raise ConfigError(
+            f"positive must be one of {', '.join(target.names)}, got {positive!r}"
+            f"{nearest(positive, target.names)}"
+        )
+
+
+def _score_column(name: str) -> str:
+    """Column of a class's or an output's score."""
+    return f"score_{slug(name)}"
+
+
+def _drawn_scores(
+    answers: Sequence[float], target: Target, config: HeatmapConfig
+) -> list[str]:
+    """Columns of scores that are drawn of a slide with these answers (K,)."""
+    if config.positive is not None:
+        return [_score_column(config.positive)]
+    if not target.exclusive:
+        return [_score_column(name) for name in target.names[:MAX_SCORES]]
+    if len(target.names) == 2:
+        return [_score_column(target.names[1])]
+    return [_score_column(target.names[int(np.argmax(answers))])]
+
+
+def _draw_folder(
+    drawing: Drawing, columns_by_slide: Mapping[str, Sequence[str]]
 ) -> list[Path]:
-    """Pictures of the shown columns, GeoJSON of all, and the sheet of top tiles of scores."""
-    shown, scores = names
-    if not len(table.coords_l0):
-        return []
-    width, height = map(int, table.attributes["tile_size_l0"])
-    picture, slide_id = open_picture(ledger), ledger.slide_id
-    drawn = [home / f"{slide_id}.{slug(name)}.png" for name in shown]
-    for path, name in zip(drawn, shown, strict=True):
-        values, colors = table.columns[name], "turbo"
-        most = float(np.nanpercentile(np.abs(values), config.clip))
-        limits = (float(np.nanmin(values)), most)
-        if name.startswith("score_"):
-            colors, limits = "coolwarm", (-most, most)
-        layer = Values(table.coords_l0, (width, height), values, name, colors, limits)
-        write_drawing(path, picture, [layer])
-    if config.geojson:
-        drawn.append(home / f"{slide_id}.geojson")
-        write_tiles_geojson(drawn[-1], table)
-    if config.top_tiles:
-        drawn.append(home / f"{slide_id}.top.png")
-        facts = ledger.stages[f"{home.parent.name}/tiles"].facts["plan"]
-        sheet = _sheet(ledger, from_mapping(ReadPlan, facts), table, scores, config.top_tiles)
-        with atomic_path(drawn[-1]) as tmp:
+    """Draws the slides; of the folder's other slides those whose scale has changed.
+
+    Returns the files of the slides that were asked for.
+    """
+    record = _read_record(drawing.home)
+    earlier = {
+        slide_id: columns
+        for slide_id, columns in record.get("pictures", {}).items()
+        if slide_id in drawing.results.ledgers and slide_id not in columns_by_slide
+    }
+    limits = _shared_limits(drawing, {**earlier, **columns_by_slide})
+    for slide_id, columns in earlier.items():
+        changed = [
+            c for c in columns if [*limits.get(c, ())] != record["limits"].get(c)
+        ]
+        with _own_pictures(drawing, slide_id):
+            _write_pictures(drawing, slide_id, drawing.load(slide_id), changed, limits)
+    written = []
+    for slide_id, columns in columns_by_slide.items():
+        table = drawing.load(slide_id)
+        if len(table.coords_l0):
+            with _own_pictures(drawing, slide_id):
+                written += _write_pictures(drawing, slide_id, table, columns, limits)
+                written += _write_tables(drawing, slide_id, table)
+    if written:
+        pictures = {**earlier, **columns_by_slide}
+        write_json(drawing.home / SCALE_NAME, {"limits": limits, "pictures": pictures})
+    return written
+
+
+@contextmanager
+def _own_pictures(drawing: Drawing, slide_id: str) -> Iterator[None]:
+    """Holds the slide's lock; what a killed process left of its pictures goes first."""
+    folder = drawing.results.ledgers[slide_id].path.parent
+    with hold(folder / LOCK_NAME):
+        sweep_slide(slide_id, folder, unfinished([drawing.home]))
+        yield
+
+
+def _read_record(home: Path) -> dict[str, Any]:
+    """What `_draw_folder` wrote last; {} where it is missing or damaged."""
+    try:
+        record = read_json(home / SCALE_NAME)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    is_record = isinstance(record, dict) and {"limits", "pictures"} <= record.keys()
+    return record if is_record else {}
+
+
+def _shown_values(name: str, table: TilesFile) -> Numbers:
+    """Values (N,) as they are drawn: attention as multiples of the slide's mean, 1 / N."""
+    values = table.columns[name]
+    return values * len(values) if name == "attention" else values
+
+
+def _shared_limits(
+    drawing: Drawing, columns_by_slide: Mapping[str, Sequence[str]]
+) -> dict[str, Limits]:
+    """Values of the first and the last colour of each column, over all slides.
+
+    Each slide counts by its tiles. Memory: 16 QUANTILES bytes a slide and column.
+    """
+    samples: dict[str, list[Numbers]] = {}
+    weights: dict[str, list[Numbers]] = {}
+    lowest: dict[str, float] = {}
+    for slide_id, columns in columns_by_slide.items():
+        table = drawing.load(slide_id)
+        for name in (name for name in columns if name in table.columns):
+            values = _shown_values(name, table)
+            values = values[np.isfinite(values)]
+            if not len(values):
+                continue
+            known = np.sort(np.abs(values))
+            if len(known) > QUANTILES:
+                known = np.quantile(known, np.linspace(0, 1, QUANTILES))
+            samples.setdefault(name, []).append(known)
+            shares = np.full(len(known), len(values) / len(known))
+            weights.setdefault(name, []).append(shares)
+            lowest[name] = min(lowest.get(name, np.inf), float(values.min()))
+    limits: dict[str, Limits] = {}
+    for name, of_slides in samples.items():
+        values = np.concatenate(of_slides)
+        share = np.concatenate(weights[name])
+        highest = _weighted_quantile(values, share, drawing.config.clip / 100)
+        low = -highest if _is_score(name) else lowest[name]
+        limits[name] = (low, highest)
+    return limits
+
+
+def _weighted_quantile(values: Numbers, weights: Numbers, level: float) -> float:
+    """The least value that at least `level` of the weight does not exceed."""
+    order = np.argsort(values, kind="stable")
+    share = np.cumsum(weights[order])
+    place = int(np.searchsorted(share, level * share[-1] * (1 - 1e-12)))
+    return float(values[order[min(place, len(values) - 1)]])
+
+
+def _is_score(name: str) -> bool:
+    """Whether a column has a sign, so that its colours run from -x to x."""
+    return name.startswith("score_")
+
+
+def _write_pictures(
+    drawing: Drawing,
+    slide_id: str,
+    table: TilesFile,
+    columns: Iterable[str],
+    limits: Mapping[str, Limits],
+) -> list[Path]:
+    """The slide with each column over it."""
+    written = []
+    for name in (name for name in columns if name in table.columns):
+        path = drawing.home / f"{slide_id}.{slug(name)}.png"
+        width, height = map(int, table.attributes["tile_size_l0"])
+        layer = Values(
+            table.coords_l0,
+            (width, height),
+            _shown_values(name, table),
+            "attention (1: the slide's mean)" if name == "attention" else name,
+            "coolwarm" if _is_score(name) else "turbo",
+            limits.get(name),
+        )
+        words = [slide_id]
+        if drawing.model_name:
+            words.append(f"model {drawing.model_name}")
+        if _is_score(name):
+            words.append(f"red speaks for {name.removeprefix('score_')}")
+        picture = open_picture(drawing.results.ledgers[slide_id])
+        write_drawing(path, picture, [layer], caption=" | ".join(words))
+        written.append(path)
+    return written
+
+
+def _write_tables(drawing: Drawing, slide_id: str, table: TilesFile) -> list[Path]:
+    """GeoJSON of all columns, and the sheet of top tiles."""
+    written = []
+    if drawing.config.geojson:
+        path = drawing.home / f"{slide_id}.geojson"
+        write_tiles_geojson(path, table)
+        written.append(path)
+    columns = [name for name in drawing.sheet_columns if name in table.columns]
+    columns = columns or [*table.columns]  # a head without scores: by attention
+    if drawing.config.top_tiles:
+        path = drawing.home / f"{slide_id}.top.png"
+        ledger = drawing.results.ledgers[slide_id]
+        facts = ledger.stages[f"{drawing.home.parent.name}/tiles"].facts["plan"]
+        plan = from_mapping(ReadPlan, facts)
+        sheet = draw_top_tiles(ledger, plan, table, columns, drawing.config.top_tiles)
+        with atomic_path(path) as tmp:
             sheet.save(tmp, format="PNG")
-    return drawn
+        written.append(path)
+    return written
 
 
-def _sheet(
-    ledger: SlideLedger, plan: ReadPlan, table: TilesFile, scores: Sequence[str], most: int
+def draw_top_tiles(
+    ledger: SlideLedger,
+    plan: ReadPlan,
+    table: TilesFile,
+    columns: Sequence[str],
+    num_tiles: int,
 ) -> Image.Image:
-    """The tiles of highest score, best first, a row for each column, read from the slide."""
-    said, coords = ledger.slide, table.coords_l0
-    mpp = (said["mpp_x"], said["mpp_y"]) if said.get("mpp_x") else None
-    count, row_px = min(most, len(coords)), _SHOWN_PX + 2 * _TEXT + 3 * _GAP
-    sheet = Image.new("RGB", (count * (_SHOWN_PX + _GAP) + _GAP, row_px * len(scores)), "white")
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(_TEXT)
-    px = np.empty((count, plan.tile_px, plan.tile_px, 3), np.uint8)
-    with open_slide(said["slide_path"], slide_mpp=mpp) as slide:
-        for top, name in zip(range(0, sheet.height, row_px), scores, strict=True):
+    """The tiles of highest value, best first, a row for each column, read from the slide.
+
+    Tiles with a negative score are left out where others have a positive one. Memory: the tiles of
+    one row, and the sheet.
+    """
+    slide_facts = ledger.slide
+    slide_mpp = None
+    if slide_facts.get("mpp_x"):
+        slide_mpp = (slide_facts["mpp_x"], slide_facts["mpp_y"])
+    count = min(num_tiles, len(table.coords_l0))
+    row_px = TILE_PX + 2 * TEXT_PX + 3 * GAP_PX
+    sheet_size = (count * (TILE_PX + GAP_PX) + GAP_PX, row_px * len(columns))
+    sheet = Image.new("RGB", sheet_size, "white")
+    pen = ImageDraw.Draw(sheet)
+    font = ImageFont.load_default(TEXT_PX)
+    tiles = np.empty((count, plan.tile_px, plan.tile_px, 3), np.uint8)
+    with open_slide(slide_facts["slide_path"], slide_mpp=slide_mpp) as slide:
+        for row, name in enumerate(columns):
+            top = row * row_px
             values = table.columns[name]
             best = np.argsort(-values, kind="stable")[:count]
-            best = best[(values[best] > 0) | (values.max() <= 0)]  # what speaks against is none
-            read_tiles(slide, plan, coords[best], px[: len(best)])
-            pen.text((_GAP, top + _GAP), f"{name}: {ledger.slide_id}", "black", font)
+            if values.max() > 0:
+                best = best[values[best] > 0]
+            read_tiles(slide, plan, table.coords_l0[best], tiles[: len(best)])
+            pen.text(
+                (GAP_PX, top + GAP_PX), f"{name}: {ledger.slide_id}", "black", font
+            )
             for i, value in enumerate(values[best].tolist()):
-                x, y = _GAP + i * (_SHOWN_PX + _GAP), top + _TEXT + 2 * _GAP
-                sheet.paste(Image.fromarray(px[i]).resize((_SHOWN_PX, _SHOWN_PX)), (x, y))
-                pen.text((x, y + _SHOWN_PX), f"{value:.3g}", "black", font)
+                left = GAP_PX + i * (TILE_PX + GAP_PX)
+                tile_top = top + TEXT_PX + 2 * GAP_PX
+                tile = Image.fromarray(tiles[i]).resize((TILE_PX, TILE_PX))
+                sheet.paste(tile, (left, tile_top))
+                pen.text((left, tile_top + TILE_PX), f"{value:.3g}", "black", font)
     return sheet

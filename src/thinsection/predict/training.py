@@ -8,7 +8,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -17,47 +17,44 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch.nn import functional as F
 
-from thinsection.config import option
+from thinsection.config import as_mapping, option
 from thinsection.errors import InvalidInputError
-from thinsection.files.atomic import atomic_path
+from thinsection.evaluation.labels import Cohort, Floats, Target, several
+from thinsection.evaluation.parts import Part
+from thinsection.files.json_text import parse_json
 from thinsection.predict.bags import Bag, Bags
-from thinsection.predict.heads.config import HeadConfig, build_head
+from thinsection.predict.heads.config import HEADS, HeadConfig, build_head
 from thinsection.predict.heads.head import Criterion, HeadOutput
-from thinsection.predict.labels import Cohort, Floats, Target, several
+from thinsection.weights.files import write_tensors
 from thinsection.weights.placement import resolve_device
 
 State = dict[str, torch.Tensor]
 Losses = list[tuple[float, float]]  # of training and of the stop part, by epoch
 TOLD = "told"  # all metadata are one value: several have no order of their own
 _STOP = 1 << 30  # in place of an epoch, in seeds
-TEMPERATURES = (0.2, 8.0)  # few inner cases would else ask for 0 or infinity
 COX_CASES = 16  # whose risks are compared in a step
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """A fold, as indices of cases."""
-
-    train: tuple[int, ...]
-    stop: tuple[int, ...]  # inner: they choose the epoch, the settings, the temperature
-    test: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitConfig:
     """How a head is trained."""
 
-    epochs: int = option(50, "most passes over the training cases")
-    patience: int = option(10, "epochs without a better inner loss after which training ends")
-    lr: float = option(5e-4, "learning rate of AdamW")
+    epochs: int = option(0, "most passes over the training cases; 0: the head's own")
+    patience: int = option(
+        0,
+        "epochs without a lower validation loss after which training ends; 0: the head's own",
+    )
+    lr: float = option(0.0, "learning rate of AdamW; 0: the head's own")
     weight_decay: float = option(1e-3, "decoupled weight decay of AdamW")
     bag_size: int = option(2048, "tiles drawn of a case and epoch; 0: all")
-    batch_cases: int = option(0, "cases a step; 0: 16 for cox, whose loss compares cases, else 1")
+    batch_cases: int = option(
+        0, "cases a step; 0: 16 for cox, whose loss compares cases, else 1"
+    )
     class_weights: bool = option(
-        False, "rare classes weigh more; probabilities are then of classes of equal size"
+        False,
+        "rare classes weigh more; probabilities are then of classes of equal size",
     )
     seed: int = option(0, "seed of folds, order, tiles, weights and dropout")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
@@ -65,6 +62,17 @@ class FitConfig:
         "auto", "of products while training; auto: bf16 on CUDA, else fp32"
     )
     checkpoint_s: float = option(20.0, "seconds between checkpoints, at ends of epochs")
+
+
+def with_recipe(fit: FitConfig, head: str) -> FitConfig:
+    """The settings with the head's own learning rate, epochs and patience where they are 0."""
+    recipe = HEADS.load(head).recipe
+    return replace(
+        fit,
+        lr=fit.lr or recipe.lr,
+        epochs=fit.epochs or recipe.epochs,
+        patience=fit.patience or recipe.patience,
+    )
 
 
 def targets_of(target: Target, values: Floats) -> torch.Tensor:
@@ -83,7 +91,9 @@ def criterion_of(target: Target, train: torch.Tensor, *, weighted: bool) -> Crit
     """The loss of one case, logits (K,) and its target; 'cox' has none, see `cox_loss`."""
     if target.exclusive:
         counts = torch.bincount(train, minlength=len(target.names))
-        share = len(train) / (len(counts) * counts) if weighted else torch.ones(len(counts))
+        share = (
+            len(train) / (len(counts) * counts) if weighted else torch.ones(len(counts))
+        )
         return lambda z, y: F.cross_entropy(z.float(), y) * share.to(z.device)[y]
     if target.kind == "multilabel":
         up, loss = train.sum(0), F.binary_cross_entropy_with_logits
@@ -123,14 +133,28 @@ class Trainer:
     def __init__(
         self, bags: Bags, cohort: Cohort, part: Part, *, fold: int, fit: FitConfig
     ) -> None:
-        self.bags, self.cohort, self.part, self.fold, self.fit = bags, cohort, part, fold, fit
-        self.target = target = cohort.target
+        self.bags, self.cohort, self.part, self.fold, self.fit = (
+            bags,
+            cohort,
+            part,
+            fold,
+            fit,
+        )
+        for name in ("lr", "epochs", "patience"):
+            if not getattr(fit, name) > 0:
+                raise InvalidInputError(
+                    f"{name} must be > 0, got {getattr(fit, name)}; see with_recipe"
+                )
+        target = cohort.target.fitted(cohort.array[list(part.train)])
+        self.target = target
         self.device = resolve_device(fit.device, mps=False)
         auto = fit.precision == "auto" and self.device.type == "cuda"
         self.bf16 = auto or fit.precision == "bf16"
         y = targets_of(target, cohort.array)
         self.y, self.cox = y.to(self.device), target.kind == "cox"
-        self.criterion = criterion_of(target, y[list(part.train)], weighted=fit.class_weights)
+        self.criterion = criterion_of(
+            target, y[list(part.train)], weighted=fit.class_weights
+        )
 
     def run(self, config: HeadConfig, checkpoint: Path, key: str) -> None:
         """Trains from the checkpoint of this key, if there is one, to the end of patience.
@@ -144,17 +168,23 @@ class Trainer:
             self._seed(_STOP, 0)
             self.head = build_head(config, dim, outputs).to(self.device)
             fit, parameters = self.fit, self.head.parameters()
-            self.optimizer = torch.optim.AdamW(parameters, fit.lr, weight_decay=fit.weight_decay)
+            self.optimizer = torch.optim.AdamW(
+                parameters, fit.lr, weight_decay=fit.weight_decay
+            )
             losses, best = self._restore(checkpoint, key)
             self.losses = losses
             saved = time.monotonic()
-            while len(losses) < fit.epochs and len(losses) - _best(losses) < fit.patience:
+            while (
+                len(losses) < fit.epochs and len(losses) - _best(losses) < fit.patience
+            ):
                 losses.append((self._epoch(len(losses) + 1), self._stop_loss()))
                 rule = f"loss must stay finite, got {losses[-1]} in epoch {len(losses)}"
                 if not np.isfinite(losses[-1]).all():
                     raise InvalidInputError(f"{rule} of fold {self.fold}; lower --lr")
                 if _best(losses) == len(losses):
-                    best = {k: v.detach().clone() for k, v in self.head.state_dict().items()}
+                    best = {
+                        k: v.detach().clone() for k, v in self.head.state_dict().items()
+                    }
                 if time.monotonic() - saved >= fit.checkpoint_s:
                     self._save(best, losses, checkpoint, key)
                     saved = time.monotonic()
@@ -162,12 +192,17 @@ class Trainer:
         self.head.eval()
 
     def _seed(self, epoch: int, case: int) -> None:
-        words = np.random.SeedSequence([self.fit.seed, self.fold, epoch, case]).generate_state(1)
+        words = np.random.SeedSequence(
+            [self.fit.seed, self.fold, epoch, case]
+        ).generate_state(1)
         torch.manual_seed(int(words[0]))
 
     def _put(self, bag: Bag) -> list[torch.Tensor | None]:
         """The bag on the device: features, cells."""
-        return [None if part is None else torch.from_numpy(part).to(self.device) for part in bag]
+        return [
+            None if part is None else torch.from_numpy(part).to(self.device)
+            for part in bag
+        ]
 
     def _forward(self, bag: Bag, epoch: int, case: int) -> HeadOutput:
         """The bag through the head, with the dropout of this epoch and case."""
@@ -185,9 +220,15 @@ class Trainer:
         self.head.train()
         while batch := list(islice(stream, size)):
             self.optimizer.zero_grad(set_to_none=True)
-            criteria = self._slopes(batch, epoch) if self.cox else [self.criterion] * len(batch)
+            criteria = (
+                self._slopes(batch, epoch)
+                if self.cox
+                else [self.criterion] * len(batch)
+            )
             for (case, bag), criterion in zip(batch, criteria, strict=True):
-                loss = self.head.loss(self._forward(bag, epoch, case), self.y[case], criterion)
+                loss = self.head.loss(
+                    self._forward(bag, epoch, case), self.y[case], criterion
+                )
                 total += float(loss.detach())
                 (loss if self.cox else loss / len(batch)).backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
@@ -196,7 +237,9 @@ class Trainer:
     def _slopes(self, batch: Sequence[tuple[int, Bag]], epoch: int) -> list[Criterion]:
         """Of each case z times d loss / d risk: so one bag at a time is held with its gradients."""
         with torch.no_grad():
-            risks = [self._forward(bag, epoch, case).logits[0].float() for case, bag in batch]
+            risks = [
+                self._forward(bag, epoch, case).logits[0].float() for case, bag in batch
+            ]
         risk = torch.stack(risks).requires_grad_()
         loss = self._loss_of(risk[:, None], [case for case, _ in batch])
         return [partial(_times, slope) for slope in torch.autograd.grad(loss, risk)[0]]
@@ -207,7 +250,9 @@ class Trainer:
         bags = self.bags.stream(rows, most=self.fit.bag_size, seed=seed)
         self.head.eval()
         with torch.no_grad():
-            logits = torch.stack([self._forward(bag, _STOP, case).logits for case, bag in bags])
+            logits = torch.stack(
+                [self._forward(bag, _STOP, case).logits for case, bag in bags]
+            )
             return float(self._loss_of(logits, rows))
 
     def _loss_of(self, logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
@@ -215,55 +260,50 @@ class Trainer:
         y = self.y[list(rows)]
         if self.cox:
             return cox_loss(logits[:, 0], y)
-        return torch.stack([self.criterion(z, t) for z, t in zip(logits, y, strict=True)]).mean()
+        return torch.stack(
+            [self.criterion(z, t) for z, t in zip(logits, y, strict=True)]
+        ).mean()
 
-    def whole(self, bags: Bags, cases: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (n, K) float64 and mean embeddings (n, D) of whole bags, in fp32."""
-        logits, means = [], []
+    def whole(self, bags: Bags, cases: Sequence[int]) -> torch.Tensor:
+        """Logits (n, K) float64 of whole bags, in fp32."""
+        logits = []
         self.head.eval()
         with torch.inference_mode():
             for _, bag in bags.stream(cases):
                 logits.append(self.head(*self._put(bag)).logits.double().cpu())
-                mean = bag.features.mean(axis=0, dtype=np.float64).astype(np.float32)
-                means.append(torch.from_numpy(mean))
-        none = [torch.zeros(0)]
-        return torch.stack(logits or none), torch.stack(means or none)
-
-    def temperature(self, stop: torch.Tensor) -> float:
-        """What logits (n, K) of the inner cases are divided by, for probabilities that hold.
-
-        Source: Guo et al., "On calibration of modern neural networks", 2017.
-        """
-        if self.target.kind in ("cox", "regression"):
-            return 1.0
-        plain = criterion_of(self.target, self.y.cpu(), weighted=False)
-        y, tried = self.y[list(self.part.stop)].cpu(), np.geomspace(*TEMPERATURES, 121)
-
-        def loss(t: float) -> float:
-            return float(sum(plain(z / t, row) for z, row in zip(stop, y, strict=True)))
-
-        return float(min(tried, key=loss))
+        return torch.stack(logits or [torch.zeros(0)])
 
     def write(self, path: Path, key: str) -> None:
-        """Writes the head, and what it says of the test cases and their slides, whole, in fp32."""
+        """Writes the head, and its logits of inner and test cases and their slides, in fp32."""
         files = self.cohort.files
-        stop, _ = self.whole(self.bags, self.part.stop)
-        logits, means = self.whole(self.bags, self.part.test)
-        single = [[Path(file)] for case in self.part.test for file in several(files[case])]
+        stop = self.whole(self.bags, self.part.stop)
+        logits = self.whole(self.bags, self.part.test)
+        single = [
+            [Path(file)] for case in self.part.test for file in several(files[case])
+        ]
         with Bags(single, cells=self.bags.cells) as bags:
-            slides, _ = self.whole(bags, range(len(bags)))
+            slides = self.whole(bags, range(len(bags)))
         said = {"key": key, "losses": self.losses, "best": _best(self.losses)}
-        told = {TOLD: json.dumps(said | {"temperature": self.temperature(stop)})}
-        tensors = {f"head.{k}": v.cpu().contiguous() for k, v in self.head.state_dict().items()}
-        with atomic_path(path) as tmp:
-            save_file({**tensors, "logits": logits, "slides": slides, "means": means}, tmp, told)
+        said |= {"target": as_mapping(self.target)}
+        told = {TOLD: json.dumps(said)}
+        tensors = {
+            f"head.{k}": v.cpu().contiguous() for k, v in self.head.state_dict().items()
+        }
+        tensors |= {"logits": logits, "stop": stop, "slides": slides}
+        write_tensors(path, tensors, told)
 
     def _save(self, best: State, losses: Losses, path: Path, key: str) -> None:
-        states = {f"adam{i}": own for i, own in self.optimizer.state_dict()["state"].items()}
+        states = {
+            f"adam{i}": own for i, own in self.optimizer.state_dict()["state"].items()
+        }
         states = {"head": self.head.state_dict(), "best": best, **states}
-        flat = {f"{n}.{k}": v.contiguous() for n, own in states.items() for k, v in own.items()}
-        with atomic_path(path) as tmp:
-            save_file(flat, tmp, {TOLD: json.dumps({"key": key, "losses": losses})})
+        flat = {
+            f"{n}.{k}": v.contiguous()
+            for n, own in states.items()
+            for k, v in own.items()
+        }
+        said = {"key": key, "losses": losses}
+        write_tensors(path, flat, {TOLD: json.dumps(said)})
 
     def _restore(self, path: Path, key: str) -> tuple[Losses, State]:
         """The history and the best weights so far; head and optimiser are put where they were."""
@@ -276,7 +316,9 @@ class Trainer:
             states[part][rest] = value
         self.head.load_state_dict(states.pop("head"))
         best, told = states.pop("best"), self.optimizer.state_dict()
-        told["state"] = {int(part.removeprefix("adam")): own for part, own in states.items()}
+        told["state"] = {
+            int(part.removeprefix("adam")): own for part, own in states.items()
+        }
         self.optimizer.load_state_dict(told)
         return [(train, stop) for train, stop in said["losses"]], best
 
@@ -289,7 +331,7 @@ def read_told(path: Path) -> tuple[dict[str, Any], State]:
     """What a file of ours tells in its metadata, and its tensors."""
     with safe_open(path, framework="pt") as file:
         tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 - no mapping
-        return json.loads(file.metadata()[TOLD]), tensors
+        return parse_json(file.metadata()[TOLD]), tensors
 
 
 def _best(losses: Losses) -> int:

@@ -5,6 +5,7 @@ Every default lives in a frozen protocol (`NANOPATH`, `EVA`, `PATHOBENCH`); ever
 
 from typing import TYPE_CHECKING
 
+from thinsection.evaluation.cases import Groups, group_rows, table_groups
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data.sets import (
     CaseSet,
@@ -14,10 +15,22 @@ from thinsection.probe.data.sets import (
     TileSet,
     make_split,
 )
-from thinsection.probe.groups import Groups, group_rows, table_groups
-from thinsection.probe.protocol import EVA, HONEST, NANOPATH, PATHOBENCH, Protocol, get_protocol
+from thinsection.probe.protocol import (
+    EVA,
+    HONEST,
+    NANOPATH,
+    PATHOBENCH,
+    Protocol,
+    get_protocol,
+)
 from thinsection.probe.registry import PROBES
-from thinsection.probe.result import Predictions, ProbeResult, Risks, classified, tileset_result
+from thinsection.probe.result import (
+    Predictions,
+    ProbeResult,
+    Risks,
+    classified,
+    tileset_result,
+)
 from thinsection.registry import lazy_names
 
 if TYPE_CHECKING:
@@ -33,8 +46,24 @@ _LAZY = {
 }
 __getattr__ = lazy_names(__name__, _LAZY)
 
-__all__ = ["EVA", "HONEST", "NANOPATH", "PATHOBENCH", "PROBES", "CaseSet", "Groups", "Predictions"]
+__all__ = [
+    "EVA",
+    "HONEST",
+    "NANOPATH",
+    "PATHOBENCH",
+    "PROBES",
+    "CaseSet",
+    "Groups",
+    "Predictions",
+]
 __all__ += ["ProbeConfig", "ProbeResult", "Protocol", "Risks", "RobustnessSet", "Split"]
-__all__ += ["SurvivalSet", "TileSet", "abmil_probe", "classified", "fewshot_probe", "get_protocol"]
+__all__ += [
+    "SurvivalSet",
+    "TileSet",
+    "abmil_probe",
+    "classified",
+    "fewshot_probe",
+    "get_protocol",
+]
 __all__ += ["group_rows", "knn_probe", "linear_probe", "make_split", "robustness_probe"]
 __all__ += ["slide_probe", "survival_probe", "table_groups", "tileset_result"]

@@ -8,7 +8,6 @@ set and probe) are compared where rows, folds and protocol are the same, each on
 
 import base64
 import csv
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
@@ -19,13 +18,15 @@ import numpy as np
 from scipy import stats
 
 from thinsection.errors import DatasetError, require
+from thinsection.evaluation import comparison
+from thinsection.evaluation.cases import Groups
+from thinsection.evaluation.intervals import LEVEL
+from thinsection.evaluation.metrics import LOWER_IS_BETTER
 from thinsection.files.atomic import write_bytes, write_json, write_table, write_text
+from thinsection.files.json_text import read_json
 from thinsection.files.pages import render_page
-from thinsection.probe import intervals, plots
-from thinsection.probe.groups import Groups
-from thinsection.probe.intervals import LEVEL
+from thinsection.probe import plots
 from thinsection.probe.result import Predictions, Ratios, Risks, Rows, Values, strict
-from thinsection.probe.statistics import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +52,7 @@ def compare(folders: Sequence[Path], out: Path, *, metric: str | None = None) ->
     A model is named by the encoder that its results name, else by its folder; `metric` is taken in
     every task instead of each probe's own.
 
-    Memory: the rows of one task for every model, and `intervals.resample`. Raises DatasetError: no
+    Memory: the rows of one task for every model, and `comparison.resample`. Raises DatasetError: no
     task with two models, or results of other rows or protocols.
     """
     by_task: dict[str, dict[str, Scored]] = {}
@@ -59,28 +60,45 @@ def compare(folders: Sequence[Path], out: Path, *, metric: str | None = None) ->
         task = f"{scored.document['dataset']}, {scored.document['probe']}"
         models = by_task.setdefault(task, {})
         twice = f"{scored.model!r} twice for {task!r}"
-        require(scored.model not in models, "models must differ", twice, error=DatasetError)
+        require(
+            scored.model not in models, "models must differ", twice, error=DatasetError
+        )
         models[scored.model] = scored
     several = {task: models for task, models in by_task.items() if len(models) > 1}
     rule = "results must hold a task of two models or more"
     require(several, rule, sorted(by_task) or "no result", error=DatasetError)
-    tasks = [_compare_task(name, [*models.values()], metric) for name, models in several.items()]
+    tasks = [
+        _compare_task(name, [*models.values()], metric)
+        for name, models in several.items()
+    ]
     pairs = [pair for found in tasks for pair in found["pairs"]]
     p_values = [pair["p_value"] for pair in pairs]
     rates = stats.false_discovery_control(p_values)  # Benjamini and Hochberg's
-    for pair, holm, fdr in zip(pairs, intervals.holm(p_values), rates, strict=True):
-        pair |= {"p_holm": float(holm), "p_bh": float(fdr), "different": bool(holm < 1 - LEVEL)}
+    for pair, holm, fdr in zip(pairs, comparison.holm(p_values), rates, strict=True):
+        pair |= {
+            "p_holm": float(holm),
+            "p_bh": float(fdr),
+            "different": bool(holm < 1 - LEVEL),
+        }
     for found in tasks:
         _rank(found)
     return _write({"tasks": tasks, "models": _overall(tasks)}, out)
 
 
-def _compare_task(task: str, models: list[Scored], metric: str | None) -> dict[str, Any]:
+def _compare_task(
+    task: str, models: list[Scored], metric: str | None
+) -> dict[str, Any]:
     """Scores of every model by every metric, and each pair's difference, not yet corrected."""
     first = models[0]
     for other in models[1:]:
-        said = [(m.document["data"].get("rows_sha256"), _key(m.rows)) for m in (first, other)]
-        same = said[0] == said[1], first.document["protocol"] == other.document["protocol"]
+        said = [
+            (m.document["data"].get("rows_sha256"), _key(m.rows))
+            for m in (first, other)
+        ]
+        same = (
+            said[0] == said[1],
+            first.document["protocol"] == other.document["protocol"],
+        )
         what = "settings" if same[0] else "rows"
         found = f"{first.model!r} and {other.model!r} with other {what}"
         rule = f"results of {task!r} must be of the same rows, folds and protocol"
@@ -88,19 +106,36 @@ def _compare_task(task: str, models: list[Scored], metric: str | None) -> dict[s
     metric, groups = metric or first.document["metric"], first.rows.groups
     for model in models:
         known = ", ".join(model.rows.scorers)
-        require(metric in model.rows.scorers, f"metric of {task!r} must be one of {known}", metric)
+        require(
+            metric in model.rows.scorers,
+            f"metric of {task!r} must be one of {known}",
+            metric,
+        )
     ids, scorers = first.rows.ids, [model.rows.scorers[metric] for model in models]
-    # a row that several folds hold out is one
-    units = groups.of_row if groups else ids
-    drawn = intervals.resample(scorers, len(ids), groups=units, seed=SEED)
+    drawn = comparison.resample(scorers, first.rows.sampling, seed=SEED)
     pairs = []
     for a, b in combinations(range(len(models)), 2):
-        difference = _delong(models[a].rows, models[b].rows, metric) or drawn.difference(a, b)
-        named = {"a": models[a].model, "b": models[b].model, "difference": difference.value}
+        difference = _delong(
+            models[a].rows, models[b].rows, metric
+        ) or drawn.difference(a, b)
+        named = {
+            "a": models[a].model,
+            "b": models[b].model,
+            "difference": difference.value,
+        }
         pairs.append(named | asdict(difference) | {"detectable": difference.detectable})
-    told = {"task": task, "metric": metric, "rows": len(ids), "groups": drawn.groups}
+    told = {
+        "task": task,
+        "metric": metric,
+        "rows": len(ids),
+        "groups": drawn.sampling.units,
+    }
     shown = [_model(m, float(s)) for m, s in zip(models, drawn.observed, strict=True)]
-    return told | {"unit": groups.unit if groups else "rows", "models": shown, "pairs": pairs}
+    return told | {
+        "unit": groups.unit if groups else "rows",
+        "models": shown,
+        "pairs": pairs,
+    }
 
 
 def _model(scored: Scored, score: float) -> dict[str, Any]:
@@ -118,15 +153,19 @@ def _key(rows: Rows) -> list[Any]:
     return [type(rows), rows.ids, *parts]  # training rows: the facts' rows_sha256
 
 
-def _delong(a: Rows, b: Rows, metric: str) -> intervals.Difference | None:
+def _delong(a: Rows, b: Rows, metric: str) -> comparison.Difference | None:
     """DeLong's test, where the score is one area under one curve of two classes."""
-    if metric != "auroc" or not isinstance(a, Predictions) or not isinstance(b, Predictions):
+    if (
+        metric != "auroc"
+        or not isinstance(a, Predictions)
+        or not isinstance(b, Predictions)
+    ):
         return None
-    if a.fold is not None or len(a.class_names) > 2 or a.probability is None:
+    if len(a.class_names) > 2 or a.probability is None or b.probability is None:
         return None
-    units = None if a.groups is None else a.groups.of_row
-    shares = [p[:, 1] for p in (a.probability, b.probability) if p is not None]
-    return intervals.delong(shares, a.truth == 1, groups=units)
+    shares = [a.probability[:, 1], b.probability[:, 1]]
+    folds = (a.fold, b.fold)
+    return comparison.delong(shares, a.truth == 1, a.sampling, folds=folds)
 
 
 def _rank(task: dict[str, Any]) -> None:
@@ -138,19 +177,29 @@ def _rank(task: dict[str, Any]) -> None:
             a, b = names.index(pair["a"]), names.index(pair["b"])
             wins = (pair["difference"] > 0) != (task["metric"] in LOWER_IS_BETTER)
             better[(a, b) if wins else (b, a)] = True
-    for model, rank in zip(task["models"], intervals.tied_ranks(better), strict=True):
+    for model, rank in zip(task["models"], comparison.tied_ranks(better), strict=True):
         model["rank"] = int(rank)
 
 
 def _overall(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of each model the mean rank and the mean score over its tasks, best first."""
-    names = [*dict.fromkeys(model["model"] for task in tasks for model in task["models"])]
-    found = [{model["model"]: model["score"] for model in task["models"]} for task in tasks]
+    names = [
+        *dict.fromkeys(model["model"] for task in tasks for model in task["models"])
+    ]
+    found = [
+        {model["model"]: model["score"] for model in task["models"]} for task in tasks
+    ]
     scores = np.array([[of.get(name, np.nan) for name in names] for of in found])
     lower = [task["metric"] in LOWER_IS_BETTER for task in tasks]
-    ranks, means = intervals.mean_ranks(scores, lower=lower), np.nanmean(scores, axis=0)
+    ranks, means = (
+        comparison.mean_ranks(scores, lower=lower),
+        np.nanmean(scores, axis=0),
+    )
     rows = zip(names, ranks.tolist(), means.tolist(), strict=True)
-    overall = [{"model": name, "mean_rank": rank, "mean_score": mean} for name, rank, mean in rows]
+    overall = [
+        {"model": name, "mean_rank": rank, "mean_score": mean}
+        for name, rank, mean in rows
+    ]
     return sorted(overall, key=lambda model: model["mean_rank"])
 
 
@@ -159,11 +208,16 @@ def find_results(folders: Sequence[Path]) -> list[Scored]:
     found = []
     for folder in folders:
         for path in sorted(Path(folder).rglob("*.json")):
-            document = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(document, dict) or not {"probe", "metrics"} <= document.keys():
+            document = read_json(path)
+            if (
+                not isinstance(document, dict)
+                or not {"probe", "metrics"} <= document.keys()
+            ):
                 continue
             model = document["data"].get("encoder") or Path(folder).name
-            found.append(Scored(model=model, document=document, rows=read_rows(path, document)))
+            found.append(
+                Scored(model=model, document=document, rows=read_rows(path, document))
+            )
     return found
 
 
@@ -186,7 +240,12 @@ def read_rows(path: Path, document: dict[str, Any]) -> Rows:
         return Ratios(metric=document["metric"], top=top, bottom=bottom, **known)
     if "risk" in table[0]:
         event, high = (numbers(name) > 0 for name in ("event", "above_fold_median"))
-        values = {"risk": numbers("risk"), "time": numbers("time"), "event": event, "high": high}
+        values = {
+            "risk": numbers("risk"),
+            "time": numbers("time"),
+            "event": event,
+            "high": high,
+        }
         return Risks(**values, **known, **fold)
     if "classes" in document:
         names = tuple(entry["name"] for entry in document["classes"])
@@ -195,26 +254,55 @@ def read_rows(path: Path, document: dict[str, Any]) -> Rows:
         labels = np.array([[names.index(r[k]) for r in table] for k in columns])
         known["repeats"] = labels[2:] if seeds else None
         shares = [numbers(f"p_{name}") for name in names if f"p_{name}" in table[0]]
-        known |= {"class_names": names, "truth": labels[0], "prediction": labels[1], **fold}
-        return Predictions(probability=np.stack(shares, axis=1) if shares else None, **known)
-    names = tuple(name.removeprefix("true ") for name in table[0] if name.startswith("true "))
-    both = [[numbers(f"{kind} {name}") for name in names] for kind in ("true", "predicted")]
+        known |= {
+            "class_names": names,
+            "truth": labels[0],
+            "prediction": labels[1],
+            **fold,
+        }
+        return Predictions(
+            probability=np.stack(shares, axis=1) if shares else None, **known
+        )
+    names = tuple(
+        name.removeprefix("true ") for name in table[0] if name.startswith("true ")
+    )
+    both = [
+        [numbers(f"{kind} {name}") for name in names] for kind in ("true", "predicted")
+    ]
     truth, guess = (np.stack(of_kind, axis=1) for of_kind in both)
     return Values(target_names=names, truth=truth, prediction=guess, **known, **fold)
 
 
 def _write(found: dict[str, Any], out: Path) -> Path:
-    pairs = [{"task": task["task"], **pair} for task in found["tasks"] for pair in task["pairs"]]
+    pairs = [
+        {"task": task["task"], **pair}
+        for task in found["tasks"]
+        for pair in task["pairs"]
+    ]
     write_table(out / "comparison.csv", pairs, list(pairs[0]))
-    draws = {"ranks": (found["models"], _draw_ranks), "differences": (pairs, _draw_differences)}
-    pictures = [plots.draw_picture(name, source, draw) for name, (source, draw) in draws.items()]
+    draws = {
+        "ranks": (found["models"], _draw_ranks),
+        "differences": (pairs, _draw_differences),
+    }
+    pictures = [
+        plots.draw_picture(name, source, draw) for name, (source, draw) in draws.items()
+    ]
     for picture in pictures:
         write_bytes(out / f"comparison_{picture.name}.png", picture.png)
-    shown = [(p.title, p.caption, base64.b64encode(p.png).decode("ascii")) for p in pictures]
+    shown = [
+        (p.title, p.caption, base64.b64encode(p.png).decode("ascii")) for p in pictures
+    ]
     names = [model["model"] for model in found["models"]]
     page = out / "comparison.html"
-    values = {"names": names, "pictures": shown, "lower": LOWER_IS_BETTER, "level": LEVEL}
-    write_text(page, render_page("thinsection.probe", "compare.html.j2", **found, **values))
+    values = {
+        "names": names,
+        "pictures": shown,
+        "lower": LOWER_IS_BETTER,
+        "level": LEVEL,
+    }
+    write_text(
+        page, render_page("thinsection.probe", "compare.html.j2", **found, **values)
+    )
     write_json(page.with_suffix(".json"), strict(found))
     return page
 

@@ -1,4 +1,4 @@
-"""What probes compute with: the device, blocks within a budget, and the nearest rows by cosine.
+"""What probes compute with: the device, blocks within a budget, and the nearest rows.
 
 Neighbours are exact, found in blocks of bounded memory, ties by lowest index: a float top-k leaves
 the order of ties open, on sortable 64-bit keys it does not. Their upper half has a similarity's
@@ -11,7 +11,8 @@ import torch
 
 from thinsection.attention.products import fast_products
 from thinsection.errors import BudgetError, require
-from thinsection.probe.data.sets import Embeddings
+from thinsection.evaluation.embeddings import Embeddings
+from thinsection.probe.protocol import Similarity
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.types import GIB, format_bytes
 from thinsection.weights.placement import resolve_device
@@ -29,11 +30,18 @@ def to_device(array: npt.NDArray, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
 
 
-def rows_within(budget_bytes: int, per_row: int, *, name: str, most: int, fixed: int = 0) -> int:
+def rows_within(
+    budget_bytes: int, per_row: int, *, name: str, most: int, fixed: int = 0
+) -> int:
     """How many rows of a block fit beside `fixed` bytes into the budget: between 1 and `most`."""
     rows = (budget_bytes - fixed) // per_row
     needed, given = map(format_bytes, (fixed + per_row, budget_bytes))
-    require(rows >= 1, f"budget_bytes must hold one {name} ({needed})", given, error=BudgetError)
+    require(
+        rows >= 1,
+        f"budget_bytes must hold one {name} ({needed})",
+        given,
+        error=BudgetError,
+    )
     return min(rows, max(1, most))
 
 
@@ -42,16 +50,20 @@ def unit_rows(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.normalize(x, dim=1, eps=float(np.float32(1e-12)))
 
 
-def cosine_neighbours(
+def nearest_rows(
     queries: Embeddings,
     bank: Bank,
     k: int,
     *,
+    similarity: Similarity = "cosine",
     groups: npt.NDArray[np.int64] | None = None,
     device: str = "cpu",
     budget_bytes: int = GIB,
 ) -> npt.NDArray[np.int64]:
     """Indices (Nq, k) into `bank` (N, D) of the k most similar rows, the nearest first.
+
+    Similarity 'cosine' compares unit rows in float32; 'l2' compares squared Euclidean
+    distances, which are computed in float64 and ranked in float32.
 
     Rows on disk are read block by block. `groups` (N,), only where queries and bank are the same
     rows, leaves out those of a query's own group; -1 then fills the places of one with fewer than k
@@ -65,20 +77,33 @@ def cosine_neighbours(
     where = resolve_device(device, mps=False)
     columns, name = min(COLUMN_BLOCK, len(bank)), "query against one block"
     # similarities, the two inputs' unit rows, and the running best
-    per_row, fixed = columns * KEY_BYTES + dim * 8 + k * 48, columns * dim * 8
+    wide = 2 if similarity == "l2" else 1  # float64 inputs and products
+    per_row = columns * (KEY_BYTES + 16 * (wide - 1)) + dim * 8 * wide + k * 48
+    fixed = columns * dim * 8 * wide
     rows = rows_within(budget_bytes, per_row, name=name, most=QUERY_BLOCK, fixed=fixed)
     found = np.empty((len(queries), k), dtype=np.int64)
     with torch.inference_mode(), fast_products():
         for start in range(0, len(queries), rows):
             part = slice(start, start + rows)
-            q = unit_rows(to_device(queries[part], where))
+            q = to_device(queries[part], where)
             best = torch.empty((len(q), 0), dtype=torch.int64, device=where)
             for left in range(0, len(bank), columns):
-                keys = _block_keys(q, bank, left, columns)
+                block = to_device(bank[left : left + columns], where)
+                scores = (
+                    _cosine(q, block)
+                    if similarity == "cosine"
+                    else _closeness(q, block)
+                )
+                keys = _sortable_keys(scores, first_column=left)
                 if groups is not None:
-                    of_query, of_bank = groups[part, None], groups[left : left + columns]
+                    of_query, of_bank = (
+                        groups[part, None],
+                        groups[left : left + columns],
+                    )
                     keys.masked_fill_(to_device(of_query == of_bank, where), NO_KEY)
-                best = torch.cat([best, keys.topk(min(k, keys.shape[1]), dim=1).values], dim=1)
+                best = torch.cat(
+                    [best, keys.topk(min(k, keys.shape[1]), dim=1).values], dim=1
+                )
                 del keys  # before the next block is built
                 best = best.topk(min(k, best.shape[1]), dim=1).values
             index = LOW_HALF - (best & LOW_HALF)
@@ -86,12 +111,26 @@ def cosine_neighbours(
     return found
 
 
-def _block_keys(q: torch.Tensor, bank: Bank, left: int, columns: int) -> torch.Tensor:
-    """Sortable int64 keys (rows, block) of the similarities to bank[left : left + columns]."""
-    block = unit_rows(to_device(bank[left : left + columns], q.device).float())
-    bits = (q @ block.T).add_(0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0
+def _cosine(queries: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+    """Cosine (rows, block) of each query with each row of the block, float32."""
+    return unit_rows(queries) @ unit_rows(block.float()).T
+
+
+def _closeness(queries: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+    """Minus the squared Euclidean distance (rows, block), summed in float64, as float32."""
+    q = queries.double()
+    b = block.double()
+    squared = (q * q).sum(dim=1)[:, None] + (b * b).sum(dim=1)
+    squared.addmm_(q, b.T, alpha=-2)
+    return squared.clamp_(min=0).neg_().float()
+
+
+def _sortable_keys(scores: torch.Tensor, *, first_column: int) -> torch.Tensor:
+    """Int64 keys of the shape of `scores`: a larger key is a better score, ties by column."""
+    bits = scores.add_(0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0
     keys = bits.to(torch.int64)
     keys ^= (bits >> 31) & 0x7FFF_FFFF  # negative floats: larger magnitude, smaller key
     keys <<= 32
-    keys |= LOW_HALF - torch.arange(left, left + len(block), device=q.device)
+    last_column = first_column + scores.shape[1]
+    keys |= LOW_HALF - torch.arange(first_column, last_column, device=scores.device)
     return keys

@@ -25,24 +25,32 @@ class DataSection:
 
     layout: str = option("auto", "how DATA is laid out on disk", choices=layouts)
     labels: Path | None = option(
-        None, "GeoJSON of labelled regions, or a table slide_id,x,y,label; none: drawn classes"
+        None,
+        "GeoJSON of labelled regions, or a table slide_id,x,y,label; none: drawn classes",
     )
     embeddings: Path | None = option(
-        None, "embeddings: a file for a manifest's rows, a folder of slides for a case table"
+        None,
+        "embeddings: a file for a manifest's rows, a folder of slides for a case table",
     )
     encoder: str | None = option(None, "tile encoder, where DATA holds images")
-    root: Path | None = option(None, "folder of the paths in a manifest or list; none: its own")
+    root: Path | None = option(
+        None, "folder of the paths in a manifest or list; none: its own"
+    )
     allow_leakage: bool = option(
-        False, "go on where train and validation share patients, slides or identical rows"
+        False,
+        "go on where train and validation share patients, slides or identical rows",
     )
     test: Path | None = option(
-        None, "another cohort, named as DATA is, that is looked at once: all of DATA then trains"
+        None,
+        "another cohort, named as DATA is, that is looked at once: all of DATA then trains",
     )
     held_out: Literal["val", "test"] = option(
-        "val", "rows of a table's split that are scored; with test, train and val both train"
+        "val",
+        "rows of a table's split that are scored; with test, train and val both train",
     )
     sample: Literal["case", "slide"] = option(
-        "case", "of a table of slides: a case is the mean of its slides, or each slide stands alone"
+        "case",
+        "of a table of slides: a case is the mean of its slides, or each slide stands alone",
     )
     max_per_class: int | None = option(
         None, "at most so many rows of a class in train and in val, drawn with the seed"
@@ -55,7 +63,9 @@ class EngineSection:
 
     seed: int | None = option(None, "base seed instead of the protocol's")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    precision: str = option("auto", "of the encoder: auto, fp32, fp16 or bf16 (probes are fp32)")
+    precision: str = option(
+        "auto", "of the encoder: auto, fp32, fp16 or bf16 (probes are fp32)"
+    )
     engine: Literal["auto", "torch", "openvino"] = option(
         "auto", "of the encoder on a CPU: auto, torch or openvino"
     )
@@ -66,7 +76,9 @@ class EngineSection:
 class ComputeSection(EngineSection):
     """How it is computed."""
 
-    protocol: ProtocolName = option("honest", "frozen hyper-parameters, folds and metrics")
+    protocol: ProtocolName = option(
+        "honest", "frozen hyper-parameters, folds and metrics"
+    )
     memory: str = option("1GiB", "memory of the blocks of kNN, few-shot and robustness")
 
 
@@ -82,7 +94,10 @@ class ProbeConfig:
         """The protocol that is named, with the seed."""
         found = get_protocol(self.compute.protocol, seed=self.compute.seed)
         untouched = self.data.test is None and self.data.held_out == "val"
-        rule, got = "protocol must select nothing on a test set", f"{found.name!r}; use 'honest'"
+        rule, got = (
+            "protocol must select nothing on a test set",
+            f"{found.name!r}; use 'honest'",
+        )
         require(untouched or found.inner_folds, rule, got, error=ConfigError)
         return found
 
@@ -94,7 +109,10 @@ class ProbeConfig:
     @property
     def blockwise(self) -> dict[str, Any]:
         """Arguments of a probe that works in blocks on a device."""
-        return {**self.seeded, "budget_bytes": parse_bytes(self.compute.memory, name="memory")}
+        return {
+            **self.seeded,
+            "budget_bytes": parse_bytes(self.compute.memory, name="memory"),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +120,9 @@ class RobustnessSection:
     """Of the robustness probe."""
 
     k: int | None = option(None, "neighbours, instead of the subset's published number")
-    choose_k: bool = option(False, "the k whose vote names biology best, as PathoROB can choose it")
+    choose_k: bool = option(
+        False, "the k whose vote names biology best, as PathoROB can choose it"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +140,8 @@ class SegmentSection(EngineSection):
         "pannuke", "layout of the dataset's folder"
     )
     encoder: str | None = option(
-        None, "tile encoder with patch tokens (see `thinsection models`); none: the default one"
+        None,
+        "tile encoder with patch tokens (see `thinsection models`); none: the default one",
     )
     geometry: Geometry = option(
         "compatible",
@@ -128,7 +149,8 @@ class SegmentSection(EngineSection):
         "(up to 16 px apart); correct: against the label of the crop",
     )
     epochs: int | None = option(
-        None, "epochs instead of the protocol's; the score is then not comparable with others'"
+        None,
+        "epochs instead of the protocol's; the score is then not comparable with others'",
     )
     batch_size: int = option(16, "images a batch of the encoder")
 
@@ -137,10 +159,13 @@ class SegmentSection(EngineSection):
 class CacheSection:
     """Where features are kept."""
 
-    cache_dir: Path | None = option(None, "folder of caches; none: the user's cache folder")
+    cache_dir: Path | None = option(
+        None, "folder of caches; none: the user's cache folder"
+    )
     cache_memory: str = option("1GiB", "memory of the features, whatever their number")
     cache_dtype: Literal["lossless", "fp32", "bf16", "fp16"] = option(
-        "lossless", "lossless: the narrowest exact one of each chunk; another one is forced"
+        "lossless",
+        "lossless: the narrowest exact one of each chunk; another one is forced",
     )
 
 

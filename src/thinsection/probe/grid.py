@@ -11,7 +11,6 @@ JSON, one page; its paths are relative to its file, settings of a task go before
 
 import hashlib
 import itertools
-import json
 import math
 import re
 import traceback
@@ -24,7 +23,10 @@ from typing import Any, ClassVar, Literal
 import thinsection
 from thinsection.config import as_mapping, option, read_toml, replace_flat, section
 from thinsection.errors import ConfigError, ThinsectionError, require
+from thinsection.evaluation.parts import PATHOBENCH_TABLE
+from thinsection.evaluation.tables import TABLE_SUFFIXES
 from thinsection.files.atomic import write_json, write_table, write_text
+from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.execute import execute
@@ -32,15 +34,17 @@ from thinsection.jobs.executor import ExecutorConfig
 from thinsection.pipeline.task import set_threads
 from thinsection.probe.compare import compare
 from thinsection.probe.config import ProbeConfig
-from thinsection.probe.data.cases import PATHOBENCH_TABLE
-from thinsection.probe.data.files import TABLE_SUFFIXES
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.page import write_probe_report
 from thinsection.probe.registry import PROBES, load_probe
 from thinsection.store.ledger import stage_key
 
 TABLE_NAME, JOB_NAME, TRACEBACK_NAME = "probes.csv", "job.json", "traceback.txt"
-BY_KIND = {"tiles": ("knn", "linear", "fewshot"), "slide": ("slide",), "survival": ("survival",)}
+BY_KIND = {
+    "tiles": ("knn", "linear", "fewshot"),
+    "slide": ("slide",),
+    "survival": ("survival",),
+}
 _KEYS, _TASK_KEYS = ("name", "encoders", "tasks"), ("data", "probes", "name")
 _PATHS = ("root", "embeddings", "labels", "test")
 OnMessage = Callable[[str], None]
@@ -52,7 +56,9 @@ def grid_probes() -> tuple[str, ...]:
     def fits(name: str) -> bool:
         try:
             return issubclass(load_probe(name).config_type, ProbeConfig)
-        except ThinsectionError:  # one that cannot be loaded says why when it is asked for
+        except (
+            ThinsectionError
+        ):  # one that cannot be loaded says why when it is asked for
             return True
 
     return tuple(filter(fits, PROBES.names()))
@@ -62,8 +68,12 @@ def grid_probes() -> tuple[str, ...]:
 class GridSection:
     """Which jobs."""
 
-    probe: tuple[str, ...] = option(("linear",), "probe; repeat for more", choices=grid_probes)
-    encoders: tuple[str, ...] = option((), "tile encoders to compare, where DATA holds images")
+    probe: tuple[str, ...] = option(
+        ("linear",), "probe; repeat for more", choices=grid_probes
+    )
+    encoders: tuple[str, ...] = option(
+        (), "tile encoders to compare, where DATA holds images"
+    )
     seeds: tuple[str, ...] = option((), "base seeds, instead of the protocol's")
     resume: bool = option(True, "skip jobs that are done with the same settings")
 
@@ -113,7 +123,9 @@ class ProbeJob:
     @property
     def key(self) -> str:
         """Hash of the path and the settings, not of what the files hold."""
-        return stage_key(probe=self.probe, data=self.data, settings=as_mapping(self.config))
+        return stage_key(
+            probe=self.probe, data=self.data, settings=as_mapping(self.config)
+        )
 
     def row(self, **values: Any) -> ProbeRow:
         """A row of the table."""
@@ -149,7 +161,9 @@ def run_probes(
     """
     config = config or ProbeGridConfig()
     jobs = probe_jobs(data, config)
-    return _run_jobs(jobs, out, config.executor, resume=config.grid.resume, tell=on_message)
+    return _run_jobs(
+        jobs, out, config.executor, resume=config.grid.resume, tell=on_message
+    )
 
 
 def run_suite(
@@ -172,7 +186,7 @@ def run_suite(
     done = [row for row in rows if row.status != "failed"]
     if len({row.encoder for row in done}) > 1:
         on_message(str(compare([out], out)))
-    results = [json.loads((out / r.job / f"{r.probe}.json").read_text()) for r in done]
+    results = [read_json(out / r.job / f"{r.probe}.json") for r in done]
     version = {"thinsection": thinsection.__version__, "suite": document}
     shown = [asdict(row) for row in rows]
     write_json(out / "suite.json", {**version, "rows": shown, "results": results})
@@ -180,10 +194,18 @@ def run_suite(
 
 
 def _run_jobs(
-    jobs: list[ProbeJob], out: Path, executor: ExecutorConfig, *, resume: bool, tell: OnMessage
+    jobs: list[ProbeJob],
+    out: Path,
+    executor: ExecutorConfig,
+    *,
+    resume: bool,
+    tell: OnMessage,
 ) -> list[ProbeRow]:
     (out := Path(out).resolve()).mkdir(parents=True, exist_ok=True)
-    task, rows = ProbeTask(out=out, threads=executor.threads, resume=resume), list[ProbeRow]()
+    task, rows = (
+        ProbeTask(out=out, threads=executor.threads, resume=resume),
+        list[ProbeRow](),
+    )
 
     def keep(report: Report[ProbeDone]) -> None:
         rows.extend(row for job in report.results for row in job.rows)
@@ -192,7 +214,9 @@ def _run_jobs(
     executor = replace(executor, chunk_slides=executor.chunk_slides or 1)
     execute(jobs, task, executor, folder=out, on_report=keep, on_message=tell)
     order = {job.name: number for number, job in enumerate(jobs)}
-    rows.sort(key=lambda row: order[row.job])  # stable: the four of a tile set stay in order
+    rows.sort(
+        key=lambda row: order[row.job]
+    )  # stable: the four of a tile set stay in order
     write_table(out / TABLE_NAME, map(asdict, rows), [f.name for f in fields(ProbeRow)])
     return rows
 
@@ -203,7 +227,9 @@ def probe_jobs(data: Sequence[Path], config: ProbeGridConfig) -> list[ProbeJob]:
     Jobs of equal names (data of one stem) get a hash of their data's path.
     """
     grid, base = config.grid, ProbeConfig(data=config.data, compute=config.compute)
-    other = [p for p in grid.probe if not issubclass(load_probe(p).config_type, ProbeConfig)]
+    other = [
+        p for p in grid.probe if not issubclass(load_probe(p).config_type, ProbeConfig)
+    ]
     rule, fits = "probe must be one with a `ProbeConfig`", grid.probe and not other
     require(fits, rule, other or "none", error=ConfigError)
     require(data, "data must name at least one path", "none", error=ConfigError)
@@ -213,15 +239,23 @@ def probe_jobs(data: Sequence[Path], config: ProbeGridConfig) -> list[ProbeJob]:
     encoders = grid.encoders or (base.data.encoder,)
     seeds: Sequence[int | None] = [*map(int, grid.seeds)] or [base.compute.seed]
     jobs = []
-    for path, encoder, seed, probe in itertools.product(data, encoders, seeds, grid.probe):
+    for path, encoder, seed, probe in itertools.product(
+        data, encoders, seeds, grid.probe
+    ):
         parts = (path.stem, encoder, None if seed is None else f"seed{seed}", probe)
         name = re.sub(r"[^\w.=-]+", "_", "-".join(filter(None, parts)))
         settings = replace_flat(base, {"encoder": encoder, "seed": seed})
-        jobs.append(ProbeJob(name=name, probe=probe, data=str(path.resolve()), config=settings))
+        jobs.append(
+            ProbeJob(name=name, probe=probe, data=str(path.resolve()), config=settings)
+        )
     counts = Counter(job.name for job in jobs)
     marks = [f"-{hashlib.sha256(job.data.encode()).hexdigest()[:6]}" for job in jobs]
-    marked = [m if counts[job.name] > 1 else "" for job, m in zip(jobs, marks, strict=True)]
-    return [replace(job, name=job.name + m) for job, m in zip(jobs, marked, strict=True)]
+    marked = [
+        m if counts[job.name] > 1 else "" for job, m in zip(jobs, marks, strict=True)
+    ]
+    return [
+        replace(job, name=job.name + m) for job, m in zip(jobs, marked, strict=True)
+    ]
 
 
 def suite_jobs(path: Path, document: Mapping[str, Any]) -> list[ProbeJob]:
@@ -232,17 +266,32 @@ def suite_jobs(path: Path, document: Mapping[str, Any]) -> list[ProbeJob]:
     shared = {k: v for k, v in document.items() if k not in _KEYS}
     jobs = []
     for given in tasks or ():
-        require("data" in given, "each task must have data", sorted(given), error=ConfigError)
+        require(
+            "data" in given,
+            "each task must have data",
+            sorted(given),
+            error=ConfigError,
+        )
         own = shared | {k: v for k, v in given.items() if k not in _TASK_KEYS}
         tasks_found = find_tasks(path.parent / given["data"])
-        for (task, data, kind), encoder in itertools.product(tasks_found, encoders or ()):
+        for (task, data, kind), encoder in itertools.product(
+            tasks_found, encoders or ()
+        ):
             name, words = given.get("name", task), {"encoder": encoder, "task": task}
-            paths = {k: path.parent / str(own[k]).format(**words) for k in _PATHS if k in own}
+            paths = {
+                k: path.parent / str(own[k]).format(**words) for k in _PATHS if k in own
+            }
             config = replace_flat(ProbeConfig(), {**own, **paths, "encoder": encoder})
             for probe in given.get("probes", BY_KIND[kind]):
                 load_probe(probe)  # its name is right before anything runs
-                job = {"probe": probe, "data": str(data).format(**words), "config": config}
-                jobs.append(ProbeJob(name=f"{name}-{encoder}-{probe}", dataset=name, **job))
+                job = {
+                    "probe": probe,
+                    "data": str(data).format(**words),
+                    "config": config,
+                }
+                jobs.append(
+                    ProbeJob(name=f"{name}-{encoder}-{probe}", dataset=name, **job)
+                )
     return jobs
 
 
@@ -251,16 +300,31 @@ def find_tasks(path: Path) -> Iterator[tuple[str, Path, str]]:
 
     A path with {encoder} in it is taken as it stands.
     """
-    later, suffix, table = "{" in str(path), path.suffix.lower(), path / PATHOBENCH_TABLE
+    later, suffix, table = (
+        "{" in str(path),
+        path.suffix.lower(),
+        path / PATHOBENCH_TABLE,
+    )
     if later or suffix in TABLE_SUFFIXES:
-        words = path.read_text(encoding="utf-8") if suffix == ".json" and not later else ""
+        words = (
+            path.read_text(encoding="utf-8") if suffix == ".json" and not later else ""
+        )
         slides = '"slides"' in words or '"slide_ids"' in words
-        yield path.stem, path, "survival" if '"events"' in words else "slide" if slides else "tiles"
+        yield (
+            path.stem,
+            path,
+            "survival" if '"events"' in words else "slide" if slides else "tiles",
+        )
     elif table.is_file():
         survival = "_days" in table.read_text(encoding="utf-8").split("\n")[0]
         yield path.name, path, "survival" if survival else "slide"
     else:
-        names = ("*.json", f"*/*/{PATHOBENCH_TABLE}", f"*/{PATHOBENCH_TABLE}", "*/manifest.csv")
+        names = (
+            "*.json",
+            f"*/*/{PATHOBENCH_TABLE}",
+            f"*/{PATHOBENCH_TABLE}",
+            "*/manifest.csv",
+        )
         found = sorted(p for name in names for p in path.glob(name))
         if not found:
             yield path.name, path, "tiles"  # a folder of images
@@ -268,7 +332,9 @@ def find_tasks(path: Path) -> Iterator[tuple[str, Path, str]]:
             if task.name == "manifest.csv":
                 yield task.parent.name, task, "tiles"
             else:
-                yield from find_tasks(task.parent if task.name == PATHOBENCH_TABLE else task)
+                yield from find_tasks(
+                    task.parent if task.name == PATHOBENCH_TABLE else task
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,27 +362,43 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
     def finished(self, entry: ProbeJob) -> ProbeDone | None:
         """The rows of a job that was done with the same settings."""
         try:
-            document = json.loads((self.out / entry.name / JOB_NAME).read_text(encoding="utf-8"))
+            document = read_json(self.out / entry.name / JOB_NAME)
             if not self.resume or document["key"] != entry.key:
                 return None
-            rows = (ProbeRow(**{**row, "status": "skipped"}) for row in document["rows"])
+            rows = (
+                ProbeRow(**{**row, "status": "skipped"}) for row in document["rows"]
+            )
             return ProbeDone(rows=tuple(rows))
-        except (FileNotFoundError, ValueError, TypeError, KeyError):  # damaged counts as none
+        except (
+            FileNotFoundError,
+            ValueError,
+            TypeError,
+            KeyError,
+        ):  # damaged counts as none
             return None
 
     def _run(self, job: ProbeJob) -> ProbeDone:
         folder = self.out / job.name
-        with hold(folder / LOCK_NAME):  # another process that is at the same job is waited for
+        with hold(
+            folder / LOCK_NAME
+        ):  # another process that is at the same job is waited for
             if done := self.finished(job):
                 return done
             (folder / JOB_NAME).unlink(missing_ok=True)
             try:
                 rows = _probe_rows(job, folder)
             except Exception as error:  # noqa: BLE001 - the per-job boundary; its traceback is kept
-                write_text(folder / TRACEBACK_NAME, "".join(traceback.format_exception(error)))
-                return self.lost(job, f"{type(error).__name__}: {error}".replace("\n", " "))
+                write_text(
+                    folder / TRACEBACK_NAME, "".join(traceback.format_exception(error))
+                )
+                return self.lost(
+                    job, f"{type(error).__name__}: {error}".replace("\n", " ")
+                )
             (folder / TRACEBACK_NAME).unlink(missing_ok=True)
-            write_json(folder / JOB_NAME, {"key": job.key, "rows": [asdict(row) for row in rows]})
+            write_json(
+                folder / JOB_NAME,
+                {"key": job.key, "rows": [asdict(row) for row in rows]},
+            )
             return ProbeDone(rows=rows)
 
 
@@ -328,9 +410,16 @@ def _probe_rows(job: ProbeJob, folder: Path) -> tuple[ProbeRow, ...]:
     for found in probe.run(data, config):
         facts = {"encoder": encoder, **found.facts}
         result = replace(found, dataset=job.dataset or found.dataset, facts=facts)
-        write_probe_report(result, folder, tiles=data if isinstance(data, TileSet) else None)
+        write_probe_report(
+            result, folder, tiles=data if isinstance(data, TileSet) else None
+        )
         values = {"metric": result.metric, "score": float(result.score)}
-        if result.interval is not None and math.isfinite(result.interval.low):  # not of one slide
-            values |= {"low": float(result.interval.low), "high": float(result.interval.high)}
+        if result.interval is not None and math.isfinite(
+            result.interval.low
+        ):  # not of one slide
+            values |= {
+                "low": float(result.interval.low),
+                "high": float(result.interval.high),
+            }
         rows.append(job.row(probe=result.probe, status="done", **values))
     return tuple(rows)

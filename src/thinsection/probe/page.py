@@ -2,7 +2,6 @@
 
 import base64
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,9 @@ PROBE_WORDS = {
 LONG_DETAILS = ("curve", "selected_on", *LOSSES[:2])
 
 
-def write_probe_report(result: ProbeResult, out_dir: Path, *, tiles: TileSet | None = None) -> Path:
+def write_probe_report(
+    result: ProbeResult, out_dir: Path, *, tiles: TileSet | None = None
+) -> Path:
     """Writes <probe>.json, .csv, .md, .html and <probe>_<picture>.png, each atomically.
 
     Returns the page, <probe>.html, where nothing is fetched. `tiles`: what was probed, for the map.
@@ -46,7 +47,9 @@ def write_probe_report(result: ProbeResult, out_dir: Path, *, tiles: TileSet | N
     for picture in pictures:
         write_bytes(out_dir / f"{result.probe}_{picture.name}.png", picture.png)
     columns = _columns(result)
-    write_table(page.with_suffix(".csv"), zip(*columns.values(), strict=True), list(columns))
+    write_table(
+        page.with_suffix(".csv"), zip(*columns.values(), strict=True), list(columns)
+    )
     words = PROBE_WORDS.get(result.probe, f"Probe {result.probe}")
     shown: dict[str, Any] = {
         "title": f"{words} on {result.dataset}",
@@ -54,12 +57,19 @@ def write_probe_report(result: ProbeResult, out_dir: Path, *, tiles: TileSet | N
         "metric": result.metric_words,
         "interval": interval_words(result),
         "settings": selection_words(result),
-        "classes": [] if result.predictions is None else per_class_rows(result.predictions),
+        "classes": []
+        if result.predictions is None
+        else per_class_rows(result.predictions),
         "facts": _facts(result),
     }
     write_text(page.with_suffix(".md"), _markdown(shown, pictures, result.probe))
-    inside = [(p.title, p.caption, base64.b64encode(p.png).decode("ascii")) for p in pictures]
-    shown |= {"pictures": inside, "protocol": json.dumps(as_mapping(result.protocol), indent=2)}
+    inside = [
+        (p.title, p.caption, base64.b64encode(p.png).decode("ascii")) for p in pictures
+    ]
+    shown |= {
+        "pictures": inside,
+        "protocol": json.dumps(as_mapping(result.protocol), indent=2),
+    }
     write_text(page, render_page("thinsection.probe", "probe.html.j2", **shown))
     document = {**result.as_mapping(), "settings_chosen": shown["settings"]}
     write_json(page.with_suffix(".json"), document)  # last: where it is, the rest is
@@ -81,15 +91,35 @@ def _columns(result: ProbeResult) -> dict[str, Iterable[Any]]:
 def _markdown(shown: Mapping[str, Any], pictures: Sequence[Picture], probe: str) -> str:
     """The page as Markdown beside its pictures."""
     score = "{metric} {score} ({interval})".format_map(shown)
-    lines = [f"# {shown['title']}", "", f"**{score}**", "", f"Settings: {shown['settings']}", ""]
+    lines = [
+        f"# {shown['title']}",
+        "",
+        f"**{score}**",
+        "",
+        f"Settings: {shown['settings']}",
+        "",
+    ]
     if shown["classes"]:
-        lines += ["| class | rows | precision | recall | F1 |", "|---|---:|---:|---:|---:|"]
+        lines += [
+            "| class | rows | precision | recall | F1 |",
+            "|---|---:|---:|---:|---:|",
+        ]
         line = "| {} | {rows} | {precision:.4f} | {recall:.4f} | {f1:.4f} |"
-        lines += [*(line.format(_pipe(row["name"]), **row) for row in shown["classes"]), ""]
+        lines += [
+            *(line.format(_pipe(row["name"]), **row) for row in shown["classes"]),
+            "",
+        ]
     lines += ["| setting | value |", "|---|---|"]
     lines += [f"| {_pipe(k)} | {_pipe(v)} |" for k, v in shown["facts"]]
     for p in pictures:
-        lines += ["", f"## {p.title}", "", f"![{p.title}]({probe}_{p.name}.png)", "", p.caption]
+        lines += [
+            "",
+            f"## {p.title}",
+            "",
+            f"![{p.title}]({probe}_{p.name}.png)",
+            "",
+            p.caption,
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -98,12 +128,14 @@ def interval_words(result: ProbeResult) -> str:
     interval = result.interval
     if interval is None:
         return "no interval"
-    if math.isnan(interval.low):  # one unit, or no draw gave a number
-        return f"no interval: {interval.units} {interval.unit} cannot say how others would differ"
+    if interval.missing:
+        return f"no interval: {interval.missing}"
     ends = f"{interval.low:.4f} to {interval.high:.4f}"
-    drawn = f"{interval.draws} bootstrap draws of {interval.units} {interval.unit}"
+    drawn = f"{interval.draws} resamples of {interval.units} {interval.unit}"
     null = result.details.get("null_score")
     beside = "" if null is None else f"; permuted labels score {null:.4f}"
+    if (p_value := result.details.get("null_p")) is not None:
+        beside += f", p {p_value:.3g}"
     return f"{interval.level:.0%} interval {ends}, {drawn}{beside}"
 
 

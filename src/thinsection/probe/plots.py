@@ -19,7 +19,16 @@ Words = tuple[str, str]  # title of a picture, and what to see in it
 Draw = Callable[["Axes", Any, Any], Words]  # the second is what it is drawn from
 
 # Okabe and Ito's colours, which the colour-blind tell apart; classes take them in order
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#555555")
+COLORS = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#F0E442",
+    "#555555",
+)
 DPI, SIZE_IN = 120, (5.4, 4.2)  # width, height
 MIN_ROWS_FOR_MAP, MAX_POINTS = 4, 4000  # of a scatter
 OVERLAY = 0.55  # opacity of a class over the image
@@ -57,7 +66,10 @@ def probe_pictures(result: ProbeResult, tiles: TileSet | None = None) -> list[Pi
         "losses": (details if set(LOSSES) <= details.keys() else None, _losses),
     }
     drawn = {name: drawing for name, drawing in draws.items() if drawing[0] is not None}
-    return [draw_picture(name, source, draw, result) for name, (source, draw) in drawn.items()]
+    return [
+        draw_picture(name, source, draw, result)
+        for name, (source, draw) in drawn.items()
+    ]
 
 
 def draw_picture(name: str, source: Any, draw: Draw, result: Any = None) -> Picture:
@@ -72,7 +84,9 @@ def draw_picture(name: str, source: Any, draw: Draw, result: Any = None) -> Pict
         axes.legend(fontsize=8)
     buffer = io.BytesIO()
     # without the version in the metadata the bytes depend on the data alone
-    figure.savefig(buffer, format="png", bbox_inches="tight", metadata={"Software": None})
+    figure.savefig(
+        buffer, format="png", bbox_inches="tight", metadata={"Software": None}
+    )
     return Picture(name, title, caption, buffer.getvalue())
 
 
@@ -89,7 +103,9 @@ def _confusion(axes: "Axes", rows: Predictions, result: ProbeResult) -> Words:
     axes.set_xticks(range(len(names)), names, rotation=40, ha="right")
     axes.set_yticks(range(len(names)), names)
     axes.set(xlabel="predicted", ylabel="truth")
-    axes.figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046)
+    axes.figure.colorbar(
+        image, ax=axes, label="share of the true class", fraction=0.046
+    )
     caption = "Counts of validation rows; the shade is the share of the true class."
     if rows.repeats is not None:
         caption += " Of the first seed; the score is the mean over seeds."
@@ -113,7 +129,12 @@ def _roc(axes: "Axes", rows: Predictions, result: ProbeResult) -> Words:
     axes.plot([0, 1], [0, 1], color="#999999", linestyle=":", linewidth=1)
     axes.set(xlabel="false positive rate", ylabel="true positive rate", aspect="equal")
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(title="area under the curve", loc="lower right", fontsize=8, title_fontsize=8)
+        axes.legend(
+            title="area under the curve",
+            loc="lower right",
+            fontsize=8,
+            title_fontsize=8,
+        )
     caption = "Each class against the rest, over all validation rows; dotted: chance."
     if result.metric == "auroc":  # one model a fold
         caption += " Folds are pooled here; the score is the mean of their own areas."
@@ -145,7 +166,9 @@ def _learning(axes: "Axes", curve: dict[str, float], result: ProbeResult) -> Wor
     """The score with more and more training rows, and what permuted labels score."""
     axes.plot([*curve], [*curve.values()], marker="o", color=_color(0), linewidth=1.5)
     null = result.details["null_score"]
-    axes.axhline(null, color="#999999", linestyle=":", label=f"permuted labels: {null:.3f}")
+    axes.axhline(
+        null, color="#999999", linestyle=":", label=f"permuted labels: {null:.3f}"
+    )
     axes.set(xlabel="training rows a class", ylabel=result.metric_words)
     return "Learning curve", "Means over draws, with the settings that all rows chose."
 
@@ -167,7 +190,9 @@ def _survival(axes: "Axes", risks: Risks, result: ProbeResult) -> Words:
         axes.step(time, share, where="post", color=color, label=label, linewidth=1.8)
         at = share[np.searchsorted(time, times[~event], side="right") - 1]
         axes.plot(times[~event], at, "|", color=color, markersize=7)
-    axes.set(xlabel="time (the dataset's unit)", ylabel="share without event", ylim=(0, 1.03))
+    axes.set(
+        xlabel="time (the dataset's unit)", ylabel="share without event", ylim=(0, 1.03)
+    )
     caption = "Split at the median risk of each fold; ticks: cases censored there."
     caption += "" if first.all() else " Folds of the first seed."
     return "Survival by predicted risk", caption
@@ -185,7 +210,9 @@ def _map(axes: "Axes", tiles: TileSet, result: ProbeResult) -> Words:
         axes.scatter(x, y, s=14, color=_color(c), label=_short(name), linewidths=0)
     if result.predictions is not None:
         x, y = points[result.predictions.prediction[rows] != labels].T
-        axes.scatter(x, y, s=26, marker="x", color="black", linewidths=0.9, label="wrong")
+        axes.scatter(
+            x, y, s=26, marker="x", color="black", linewidths=0.9, label="wrong"
+        )
     axes.set(xlabel=axis_names[0], ylabel=axis_names[1], xticks=[], yticks=[])
     shown = f"{most} of {n} validation rows" if most < n else f"All {n} validation rows"
     return f"Embeddings ({method})", f"{shown}, coloured by their true class."
@@ -217,7 +244,9 @@ def _examples(axes: "Axes", shown: Examples, result: ProbeResult) -> Words:
     from matplotlib.colors import ListedColormap
 
     count, height, edge = shown.truth.shape
-    labels = np.concatenate([np.zeros_like(shown.truth), shown.truth, shown.prediction], axis=2)
+    labels = np.concatenate(
+        [np.zeros_like(shown.truth), shown.truth, shown.prediction], axis=2
+    )
     labels = labels.reshape(count * height, 3 * edge)
     images = np.tile(shown.images, (1, 1, 3, 1)).reshape(count * height, 3 * edge, 3)
     names = shown.class_names[1:]
@@ -225,14 +254,22 @@ def _examples(axes: "Axes", shown: Examples, result: ProbeResult) -> Words:
     axes.imshow(images)
     palette = ListedColormap(["#FFFFFF", *(_color(c) for c in range(len(names)))])
     over = np.ma.masked_equal(labels, 0)
-    axes.imshow(over, palette, alpha=OVERLAY, vmin=0, vmax=len(names), interpolation="nearest")
-    axes.set_xticks([edge * (k + 0.5) for k in range(3)], ["image", "truth", "prediction"])
+    axes.imshow(
+        over, palette, alpha=OVERLAY, vmin=0, vmax=len(names), interpolation="nearest"
+    )
+    axes.set_xticks(
+        [edge * (k + 0.5) for k in range(3)], ["image", "truth", "prediction"]
+    )
     axes.set_yticks([])
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     for c, name in enumerate(names):
         axes.plot([], [], marker="s", linestyle="none", color=_color(c), label=name)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3, fontsize=8, frameon=False)
-    caption = "Validation images of the first fold, evenly spaced; background is left clear."
+    axes.legend(
+        loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3, fontsize=8, frameon=False
+    )
+    caption = (
+        "Validation images of the first fold, evenly spaced; background is left clear."
+    )
     return "Predicted masks beside truth", caption
 
 
@@ -244,12 +281,22 @@ def _losses(axes: "Axes", details: dict[str, Any], result: ProbeResult) -> Words
         axes.plot(epochs, val, color=_color(i), label=f"fold {i + 1}", linewidth=1.6)
         _circle(axes, best, val[best - 1])
     axes.set(xlabel="epoch", ylabel="dice loss")
-    caption = "Solid: validation; dashed: training. The circle is the epoch that is scored."
+    caption = (
+        "Solid: validation; dashed: training. The circle is the epoch that is scored."
+    )
     return "Loss over epochs", caption
 
 
 def _circle(axes: "Axes", x: float, y: float) -> None:
-    axes.plot(x, y, marker="o", color="black", fillstyle="none", markersize=11, linestyle="none")
+    axes.plot(
+        x,
+        y,
+        marker="o",
+        color="black",
+        fillstyle="none",
+        markersize=11,
+        linestyle="none",
+    )
 
 
 def _color(index: int) -> str:

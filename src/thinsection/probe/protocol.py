@@ -12,7 +12,10 @@ from thinsection.config import from_mapping, nearest, read_toml
 from thinsection.errors import ConfigError
 
 Metric = Literal["macro_f1", "balanced_accuracy"]
-Geometry = Literal["compatible", "correct"]  # of a segmentation: see `segment.probe.upsampled`
+Similarity = Literal["cosine", "l2"]
+Geometry = Literal[
+    "compatible", "correct"
+]  # of a segmentation: see `segment.probe.upsampled`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +24,14 @@ class LinearSettings:
 
     lrs: tuple[float, ...] = (1e-3, 1e-4, 1e-5)  # tried; head i is seeded with seed + i
     weight_decay: float = 1e-4  # AdamW's, decoupled
-    epochs: int | None = None  # passes over the training set; None where `max_steps` decides
+    epochs: int | None = (
+        None  # passes over the training set; None where `max_steps` decides
+    )
     max_steps: int | None = None  # optimiser steps; None where `epochs` decides
     batch_size: int = 64  # rows a step; the last partial batch is kept
-    metric: Metric = "macro_f1"  # after each epoch; the best over learning rate x epoch counts
+    metric: Metric = (
+        "macro_f1"  # after each epoch; the best over learning rate x epoch counts
+    )
     last_epoch: bool = False  # the last epoch counts instead
 
 
@@ -51,8 +58,12 @@ class LogisticSettings:
 
     cs: tuple[float, ...]
     max_iter: int = 5000
-    double: bool = False  # float64; the suites fit float32, where lbfgs may stop for rounding
-    liblinear_tasks: tuple[str, ...] = ()  # solved so, by the dual where rows < D; others by lbfgs
+    # fit in float64, as Patho-Bench does: scikit-learn converts its torch tensors so;
+    # nanopath fits NumPy's float32, where lbfgs may stop earlier for rounding
+    double: bool = False
+    liblinear_tasks: tuple[
+        str, ...
+    ] = ()  # solved so, by the dual where rows < D; others by lbfgs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +71,12 @@ class AbmilSettings:
     """Gated attention over a bag of tile embeddings (Ilse et al. 2018), trained with AdamW."""
 
     hidden: int = 128  # width of the projection and of the attention
-    bag_size: int = 2048  # tiles drawn per slide and step; all tiles where a slide has fewer
-    epochs: int = 20  # passes over the slides; the last epoch counts, nothing is selected
+    bag_size: int = (
+        2048  # tiles drawn per slide and step; all tiles where a slide has fewer
+    )
+    epochs: int = (
+        20  # passes over the slides; the last epoch counts, nothing is selected
+    )
     lr: float = 3e-4
     weight_decay: float = 1e-5
 
@@ -70,9 +85,13 @@ class AbmilSettings:
 class SurvivalSettings:
     """Cox regression on slide (case) vectors; without given folds they are stratified by event."""
 
-    model: Literal["cox", "coxnet"] = "cox"  # ridge with Breslow ties, or the elastic net
+    model: Literal["cox", "coxnet"] = (
+        "cox"  # ridge with Breslow ties, or the elastic net
+    )
     alphas: tuple[float, ...]  # penalties that are tried
-    rotate: bool = False  # onto the training cases' span first: the same model but for rounding
+    rotate: bool = (
+        False  # onto the training cases' span first: the same model but for rounding
+    )
     l1_ratio: float | None = None  # elastic net only
     z_scores: bool = True  # of the training fold, before the fit
     max_iter: int = 1000
@@ -82,9 +101,20 @@ class SurvivalSettings:
 class RobustnessSettings:
     """PathoROB's robustness index: k other-slide neighbours, SO / (SO + OS)."""
 
-    k_by_subset: tuple[tuple[str, int], ...] = (("camelyon", 11), ("tolkach_esca", 46))  # published
+    k_by_subset: tuple[tuple[str, int], ...] = (
+        ("camelyon", 11),
+        ("tcga", 61),
+        ("tcga_2x2", 61),
+        ("tolkach_esca", 46),
+    )  # published
+    paired_subsets: tuple[str, ...] = ("tcga", "tcga_2x2")  # scored by `subset`
     default_k: int = 11  # of a set that is none of these
-    max_k: int = 600  # where k is chosen
+    max_k: int = 600  # where k is chosen, as the next
+    max_k_by_subset: tuple[tuple[str, int], ...] = (
+        ("tcga", 1200),
+        ("tcga_2x2", 1200),
+        ("tolkach_esca", 1000),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +127,10 @@ class RegressionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrievalSettings:
-    """Nearest training rows by cosine; the score is mean average precision at the largest k."""
+    """Nearest training rows; the score is mean average precision at the largest k."""
 
     ks: tuple[int, ...] = (1, 3, 5, 10)
+    similarity: Similarity = "cosine"  # THUNDER's; Patho-Bench configures l2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +154,9 @@ class SegmentSettings:
     mlp: int = 3072
     lr: float = 1e-3  # Adam's
     weight_decay: float = 1e-4  # Adam's L2 term, not decoupled
-    epochs: int = 30  # passes over the training images; the best validation loss is restored
+    epochs: int = (
+        30  # passes over the training images; the best validation loss is restored
+    )
     batch_size: int = 64  # images a step; the last partial batch is kept
     dice_smooth: float = 1.0  # added to intersection and union
     folds: int = 3  # where the dataset brings no split
@@ -158,7 +191,9 @@ class Protocol:
     # folds of the training rows on which settings are chosen; 0: the best on the scored rows counts
     inner_folds: int = 0
     repeats: int = 1  # seeds, with inner folds
-    null_draws: int = 3  # permutations of the training labels, and draws of each number of shots
+    null_draws: int = (
+        3  # permutations of the training labels, and draws of each number of shots
+    )
     shots: tuple[int, ...] = (1, 4, 16, 64, 256)  # rows a class of the learning curve
     notes: tuple[str, ...] = ()
 
@@ -166,14 +201,20 @@ class Protocol:
         """The settings of a probe. Raises ConfigError: this protocol defines no such probe."""
         settings = getattr(self, probe)
         if settings is None:
-            others = [repr(p.name) for p in PROTOCOLS.values() if getattr(p, probe) is not None]
+            others = [
+                repr(p.name)
+                for p in PROTOCOLS.values()
+                if getattr(p, probe) is not None
+            ]
             found = f"{self.name!r}; use {' or '.join(others)}"
             raise ConfigError(f"protocol must define the {probe} probe, got {found}")
         return settings
 
 
 _TABLES = read_toml(Path(__file__).with_name("protocols.toml"))
-PROTOCOLS = {name: from_mapping(Protocol, {"name": name, **t}) for name, t in _TABLES.items()}
+PROTOCOLS = {
+    name: from_mapping(Protocol, {"name": name, **t}) for name, t in _TABLES.items()
+}
 HONEST, NANOPATH, EVA, PATHOBENCH = PROTOCOLS.values()
 
 
@@ -183,6 +224,8 @@ def get_protocol(name: str, *, seed: int | None = None) -> Protocol:
     Raises ConfigError: no such protocol.
     """
     if name not in PROTOCOLS:
-        raise ConfigError(f"protocol must be a known name, got {name!r}{nearest(name, PROTOCOLS)}")
+        raise ConfigError(
+            f"protocol must be a known name, got {name!r}{nearest(name, PROTOCOLS)}"
+        )
     protocol = PROTOCOLS[name]
     return protocol if seed is None else replace(protocol, seed=seed)

@@ -16,7 +16,13 @@ from thinsection.errors import InvalidInputError, require
 from thinsection.probe.config import ProbeConfig, RobustnessConfig, SegmentConfig
 from thinsection.probe.data.cases import load_cases, load_survival
 from thinsection.probe.data.load import load_robustness, load_tiles, load_values
-from thinsection.probe.data.sets import CaseSet, RobustnessSet, SurvivalSet, TileSet, ValueSet
+from thinsection.probe.data.sets import (
+    CaseSet,
+    RobustnessSet,
+    SurvivalSet,
+    TileSet,
+    ValueSet,
+)
 from thinsection.probe.result import ProbeResult, tileset_result
 from thinsection.registry import Entry, Registry
 
@@ -34,7 +40,9 @@ class DataKind(NamedTuple):
 _TILES = "A manifest, a dataset folder, tile embeddings, or a results folder."
 _CASES = "A table of slides, or a Patho-Bench task folder (k=all.tsv and config.yaml)."
 _VALUES = "A table of tiles: path or row, numbers to predict[, slide_id, split or fold_0 ...]."
-_CENTRES = "A table of tiles: slide_id, biological_class, medical_center[, path or row]."
+_CENTRES = (
+    "A table of tiles: slide_id, biological_class, medical_center[, path or row]."
+)
 DATA_KINDS: dict[type, DataKind] = {
     TileSet: DataKind("DATA", _TILES, load_tiles),
     CaseSet: DataKind("TABLE", _CASES, load_cases),
@@ -59,7 +67,11 @@ class Probe:
         found = self.function(data, config)
         results = found if isinstance(found, tuple) else (found,)
         rule = f"probe {self.name!r} must return a ProbeResult or a tuple of them"
-        require(results and all(isinstance(r, ProbeResult) for r in results), rule, repr(found))
+        require(
+            results and all(isinstance(r, ProbeResult) for r in results),
+            rule,
+            repr(found),
+        )
         return results
 
 
@@ -74,7 +86,9 @@ def load_probe(name: str) -> Probe:
     data, config_type = hints.get("data"), hints.get("config")
     if data not in DATA_KINDS or not isinstance(config_type, type):
         known = ", ".join(kind.__name__ for kind in DATA_KINDS)
-        rule = f"must declare data as one of {known} and config as a dataclass of sections"
+        rule = (
+            f"must declare data as one of {known} and config as a dataclass of sections"
+        )
         raise InvalidInputError(f"probe {name!r} {rule}, got {data} and {config_type}")
     return Probe(name, function, DATA_KINDS[data], config_type)
 
@@ -82,7 +96,9 @@ def load_probe(name: str) -> Probe:
 def _call(place: str, data: Any, *more: Any, **given: Any) -> ProbeResult:
     """A probe by its file and name: torch and scikit-learn are imported with what needs them."""
     file, name = place.split(":")
-    found = getattr(import_module(f"thinsection.probe.{file}"), name)(data, *more, **given)
+    found = getattr(import_module(f"thinsection.probe.{file}"), name)(
+        data, *more, **given
+    )
     return cast(ProbeResult, found)
 
 
@@ -110,7 +126,9 @@ def fewshot(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
 def tileset(data: TileSet, config: ProbeConfig) -> tuple[ProbeResult, ...]:
     """Linear, kNN and few-shot on the same tiles, and their mean."""
-    data = import_module("thinsection.probe.probes.tiles").check_all(data, config.protocol)
+    data = import_module("thinsection.probe.probes.tiles").check_all(
+        data, config.protocol
+    )
     three = [probe(data, config) for probe in (linear, knn, fewshot)]
     return (*three, tileset_result(three))
 
@@ -192,4 +210,6 @@ _OWN = (
     *(linear, knn, fewshot, tileset, slide, abmil, survival, robustness, segment),
     *(regression, retrieval, calibration, invariance, clustering, apd),
 )
-PROBES: Registry[ProbeFunction] = Registry("probe", "thinsection.probes", tuple(map(_entry, _OWN)))
+PROBES: Registry[ProbeFunction] = Registry(
+    "probe", "thinsection.probes", tuple(map(_entry, _OWN))
+)

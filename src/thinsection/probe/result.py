@@ -9,14 +9,17 @@ import numpy.typing as npt
 
 from thinsection.config import as_mapping
 from thinsection.errors import require
-from thinsection.probe import intervals, statistics
+from thinsection.evaluation import intervals, metrics
+from thinsection.evaluation.cases import Groups
+from thinsection.evaluation.comparison import permutation_p, permuted_rows
+from thinsection.evaluation.intervals import Interval, Sampling
+from thinsection.evaluation.metrics import Counts, FloatVector, IndexArray, Scorers
+from thinsection.evaluation.survival import concordance
 from thinsection.probe.data.sets import TileSet
-from thinsection.probe.groups import Groups
-from thinsection.probe.intervals import Bounds, Interval
 from thinsection.probe.protocol import Metric, Protocol
-from thinsection.probe.statistics import METRICS, Counts, FloatVector, IndexArray, Scorers
 
 FORMAT_VERSION = 1
+PERMUTATIONS = 199  # of the truth, for a p value
 SWEPT = ("score_by_k", "score_by_c", "score_by_alpha")  # details
 Choice = tuple[Any, ...]  # of settings
 METRIC_WORDS = {
@@ -26,7 +29,13 @@ METRIC_WORDS = {
     "c_index": "Harrell's c-index",
     "robustness_index": "robustness index",
     "weighted_jaccard": "weighted Jaccard",
+    "weighted_kappa": "quadratically weighted kappa",
+    "auprc": "AUPRC",
+    "brier": "Brier score",
     "pearson": "Pearson correlation",
+    "spearman": "Spearman correlation",
+    "r2": "R²",
+    "mae": "mean absolute error",
     "map": "mean average precision",
     "ece": "expected calibration error",
     "cosine": "mean cosine",
@@ -40,17 +49,72 @@ class _Rows:
     """What a probe says row by row: `scorers` and `columns` (for the table, by header) of it."""
 
     ids: tuple[str, ...]  # (N,) names of the rows
-    groups: Groups | None = None  # of the rows: what is resampled; None: the rows themselves
-    fold: IndexArray | None = None  # (N,) of the model that predicted a row; None: one model
+    groups: Groups | None = (
+        None  # of the rows: what is resampled; None: the rows themselves
+    )
+    fold: IndexArray | None = (
+        None  # (N,) of the model that predicted a row; None: one model
+    )
 
     @property
     def scorers(self) -> Scorers:
-        """Every metric, its mean over folds."""
-        return statistics.over_folds(self.fold, len(self.ids), self._scorers)
-
-    def _scorers(self, rows: IndexArray) -> Scorers:
-        """Of the rows of one fold."""
+        """Every metric as a function of row weights."""
         raise NotImplementedError
+
+    @property
+    def sampling(self) -> Sampling:
+        """What an interval resamples, and how many of each class there are."""
+        runs = len(self.ids) // len(set(self.ids))  # of a repeated cross-validation
+        return Sampling.of_rows(
+            len(self.ids),
+            self.groups or self.ids,
+            unit="rows" if self.fold is None else "cases",
+            classes=getattr(self, "truth", None) if self.classed else None,
+            events=getattr(self, "event", None),
+            fold=self.fold,
+            folds=None if self.fold is None else len(np.unique(self.fold)) // runs,
+        )
+
+    @property
+    def classed(self) -> bool:
+        """Whether `truth` are classes."""
+        return False
+
+    def value(self, metric: str) -> float:
+        """One metric with every row counted once."""
+        return float(self.scorers[metric](np.ones((1, len(self.ids))))[0])
+
+    def interval(self, metric: str, *, seed: int) -> Interval:
+        """The 95 % confidence interval of one metric."""
+        return intervals.interval(
+            self.sampling, self.scorers[metric], metric, seed=seed
+        )
+
+
+def label_permutation_p(
+    rows: "Predictions | Risks", metric: str, *, seed: int
+) -> float | None:
+    """p value of a score, by PERMUTATIONS of the truth over units within each fold.
+
+    Of a repeated cross-validation the first run counts. None where a unit has several labels:
+    units cannot exchange them then. Memory: that of one scorer.
+    """
+    if rows.fold is not None:
+        first_run = np.sort(np.unique(rows.ids, return_index=True)[1])
+        rows = rows.take(first_run)
+    truth = rows.outcome
+    rng = np.random.default_rng(seed)
+    codes = rows.sampling.codes
+    null = []
+    for _ in range(PERMUTATIONS):
+        order = np.arange(len(rows.ids))
+        for part in metrics.folds_of(rows.fold, len(order)):
+            permuted = permuted_rows(truth[part], codes[part], rng)
+            if permuted is None:
+                return None
+            order[part] = part[permuted]
+        null.append(rows.relabelled(order).value(metric))
+    return permutation_p(rows.value(metric), null)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +125,52 @@ class Predictions(_Rows):
     truth: IndexArray  # (N,)
     prediction: IndexArray  # (N,)
     probability: FloatVector | None = None  # (N, K) class scores that sum to 1
-    repeats: IndexArray | None = None  # (R, N) predictions of each seed, where they are scored
+    repeats: IndexArray | None = (
+        None  # (R, N) predictions of each seed, where they are scored
+    )
 
-    def _scorers(self, rows: IndexArray) -> Scorers:  # of labels over seeds, their mean
-        truth, k, p = self.truth[rows], len(self.class_names), self.probability
-        seeds = [statistics.class_scorers(truth, guess[rows], k) for guess in self.each]
-        labels = {name: statistics.mean_of([s[name] for s in seeds]) for name in seeds[0]}
-        share = None if p is None else p[rows]
-        return statistics.class_scorers(truth, self.prediction[rows], k, share) | labels
+    @property
+    def classed(self) -> bool:
+        """`truth` are classes."""
+        return True
+
+    @property
+    def outcome(self) -> npt.NDArray:
+        """(N, 1), what is predicted."""
+        return self.truth[:, None]
+
+    def take(self, rows: IndexArray) -> "Predictions":
+        """Some of the rows."""
+        return replace(
+            self,
+            ids=tuple(self.ids[i] for i in rows),
+            groups=self.groups and self.groups.take(rows),
+            fold=None if self.fold is None else self.fold[rows],
+            truth=self.truth[rows],
+            prediction=self.prediction[rows],
+            probability=None if self.probability is None else self.probability[rows],
+            repeats=None if self.repeats is None else self.repeats[:, rows],
+        )
+
+    def relabelled(self, order: IndexArray) -> "Predictions":
+        """The rows with the truth of others."""
+        return replace(self, truth=self.truth[order])
+
+    @property
+    def scorers(self) -> Scorers:
+        """Every metric; of labels the mean over seeds."""
+        k = len(self.class_names)
+        scorers = metrics.class_scorers(
+            self.truth, self.prediction, k, self.probability, self.fold
+        )
+        if self.repeats is None:
+            return scorers
+        seeds = [metrics.class_scorers(self.truth, of, k) for of in self.repeats]
+        means: Scorers = {
+            name: metrics.MeanScorer([seed[name] for seed in seeds])
+            for name in seeds[0]
+        }
+        return scorers | means
 
     @property
     def columns(self) -> dict[str, Iterable[Any]]:
@@ -88,18 +190,14 @@ class Predictions(_Rows):
     @property
     def counts(self) -> Counts:
         """The confusion matrix, (K, K), rows truth."""
-        return statistics.confusion_matrix(self.truth, self.prediction, len(self.class_names))
+        return metrics.confusion_matrix(
+            self.truth, self.prediction, len(self.class_names)
+        )
 
     @property
     def each(self) -> IndexArray:
         """(R, N): what is scored, one row of it a seed."""
         return self.prediction[None] if self.repeats is None else self.repeats
-
-    def score(self, metric: str, *, seed: int) -> tuple[float, Interval]:
-        """The mean over the seeds, with an interval over groups (rows)."""
-        known: dict[str, Any] = {"num_classes": len(self.class_names), "groups": self.groups}
-        score = METRICS[metric]
-        return intervals.bootstrap_predictions(self.truth, self.each, score, seed=seed, **known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,14 +209,40 @@ class Risks(_Rows):
     event: npt.NDArray[np.bool_]  # the follow-up, as the next
     time: FloatVector
 
-    def _scorers(self, rows: IndexArray) -> Scorers:
-        event, time, risk = self.event[rows], self.time[rows], self.risk[rows]
-        return {"c_index": statistics.concordance(event, time, risk)}
+    @property
+    def outcome(self) -> npt.NDArray:
+        """(n, 2), what is predicted."""
+        return np.stack([self.event, self.time], axis=1)
+
+    def take(self, rows: IndexArray) -> "Risks":
+        """Some of the rows."""
+        return replace(
+            self,
+            ids=tuple(self.ids[i] for i in rows),
+            groups=self.groups and self.groups.take(rows),
+            fold=None if self.fold is None else self.fold[rows],
+            risk=self.risk[rows],
+            high=self.high[rows],
+            event=self.event[rows],
+            time=self.time[rows],
+        )
+
+    def relabelled(self, order: IndexArray) -> "Risks":
+        """The rows with the follow-up of others."""
+        return replace(self, event=self.event[order], time=self.time[order])
+
+    @property
+    def scorers(self) -> Scorers:
+        """The c-index."""
+        return {"c_index": concordance(self.event, self.time, self.risk, self.fold)}
 
     @property
     def columns(self) -> dict[str, Iterable[Any]]:
         """For the table of rows, by header."""
-        flags = {"above_fold_median": self.high.astype(int), "event": self.event.astype(int)}
+        flags = {
+            "above_fold_median": self.high.astype(int),
+            "event": self.event.astype(int),
+        }
         return {"risk": self.risk.tolist(), **flags, "time": self.time.tolist()}
 
 
@@ -130,15 +254,19 @@ class Values(_Rows):
     truth: FloatVector  # (N, T)
     prediction: FloatVector
 
-    def _scorers(self, rows: IndexArray) -> Scorers:
-        return statistics.value_scorers(self.truth[rows], self.prediction[rows])
+    @property
+    def scorers(self) -> Scorers:
+        """Correlations, R² and absolute error."""
+        return metrics.value_scorers(self.truth, self.prediction, self.fold)
 
     @property
     def columns(self) -> dict[str, Iterable[Any]]:
         """For the table of rows, by header."""
         kinds = {"true": self.truth, "predicted": self.prediction}
         of_target = [(k, n, t) for t, n in enumerate(self.target_names) for k in kinds]
-        return {f"{kind} {name}": kinds[kind][:, t].tolist() for kind, name, t in of_target}
+        return {
+            f"{kind} {name}": kinds[kind][:, t].tolist() for kind, name, t in of_target
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +277,14 @@ class Ratios(_Rows):
     top: FloatVector  # (N,)
     bottom: FloatVector  # (N,), ones where the score is a mean
 
-    def _scorers(self, rows: IndexArray) -> Scorers:
-        t, b = self.top[rows], self.bottom[rows]
-        return {self.metric: lambda w: statistics.ratio(w @ t, w @ b, empty=np.nan)}
+    @property
+    def scorers(self) -> Scorers:
+        """The one metric."""
+        return {
+            self.metric: lambda w: metrics.ratio(
+                w @ self.top, w @ self.bottom, empty=np.nan
+            )
+        }
 
     @property
     def columns(self) -> dict[str, Iterable[Any]]:
@@ -191,7 +324,9 @@ class ProbeResult:
     values: Values | None = None  # row by row, where it predicts numbers
     ratios: Ratios | None = None  # row by row, where the score is a ratio of sums
     examples: Examples | None = None  # images with masks, where it segments
-    remarks: tuple[str, ...] = ()  # what a person should read beside the score, line by line
+    remarks: tuple[
+        str, ...
+    ] = ()  # what a person should read beside the score, line by line
 
     @property
     def metric_words(self) -> str:
@@ -210,7 +345,12 @@ class ProbeResult:
         mapping = {"format_version": FORMAT_VERSION, **own}
         mapping |= {"data": self.facts, "protocol": self.protocol}
         if self.rows is not None:
-            mapping["metrics"] = statistics.all_scores(self.rows.scorers, len(self.rows.ids))
+            mapping["metrics"] = metrics.all_scores(
+                self.rows.scorers, len(self.rows.ids)
+            )
+            mapping["pooled_over"] = {
+                name: metrics.pooled_over(name) for name in self.rows.scorers
+            }
         if self.predictions is not None:
             mapping["classes"] = per_class_rows(self.predictions)
             mapping["confusion_matrix"] = self.predictions.counts.tolist()
@@ -220,8 +360,10 @@ class ProbeResult:
 def per_class_rows(predictions: Predictions) -> list[dict[str, Any]]:
     """One mapping a class: name, rows, precision, recall, F1."""
     counts = predictions.counts
-    columns = {"rows": counts.sum(axis=1), **statistics.per_class_scores(counts)}
-    rows = zip(predictions.class_names, *(v.tolist() for v in columns.values()), strict=True)
+    columns = {"rows": counts.sum(axis=1), **metrics.per_class_scores(counts)}
+    rows = zip(
+        predictions.class_names, *(v.tolist() for v in columns.values()), strict=True
+    )
     return [dict(zip(("name", *columns), row, strict=True)) for row in rows]
 
 
@@ -239,34 +381,48 @@ def classified(
 
     `more` may hold `probability` and `repeats`, see `Predictions`.
     """
-    more |= {"class_names": data.class_names, "groups": data.val.groups, "ids": data.val.ids}
+    more |= {
+        "class_names": data.class_names,
+        "groups": data.val.groups,
+        "ids": data.val.ids,
+    }
     rows = Predictions(truth=data.val.labels, prediction=prediction, **more)
     sizes = {"train_rows": len(data.train), "val_rows": len(data.val)}
-    facts = {**sizes, "dim": int(data.train.embeddings.shape[1]), **data.facts, **data.hashes}
-    score, interval = rows.score(metric, seed=protocol.seed)
-    known: dict[str, Any] = {"protocol": protocol, "details": details, "facts": facts}
-    return scored(probe, data, rows, metric, score=score, interval=interval, **known)
+    facts = {
+        **sizes,
+        "dim": int(data.train.embeddings.shape[1]),
+        **data.facts,
+        **data.hashes,
+    }
+    if protocol.inner_folds and "null_score" in details:
+        null_p = label_permutation_p(rows, metric, seed=protocol.seed)
+        details = {**details, "null_p": null_p}
+    return scored(
+        probe, data, rows, metric, protocol=protocol, details=details, facts=facts
+    )
 
 
 def scored(
-    probe: str, data: Any, rows: Rows, metric: str, *, bounds: Bounds = (0.0, 1.0), **known: Any
+    probe: str, data: Any, rows: Rows, metric: str, *, protocol: Protocol, **known: Any
 ) -> ProbeResult:
     """The result whose score is a metric of its rows, with its interval, where none are given."""
-    scorer, n = rows.scorers[metric], len(rows.ids)
     if "score" not in known:
-        known["score"] = statistics.all_scores({metric: scorer}, n)[metric]
+        known["score"] = rows.value(metric)
     if "interval" not in known:
-        drawn: dict[str, Any] = {"seed": known["protocol"].seed, "groups": rows.groups}
-        known["interval"] = intervals.bootstrap_rows(n, scorer, bounds=bounds, **drawn)
+        known["interval"] = rows.interval(metric, seed=protocol.seed)
     known[type(rows).__name__.lower()] = rows  # its field: `values`, say
-    return ProbeResult(probe=probe, dataset=data.name, metric=metric, **known)
+    return ProbeResult(
+        probe=probe, dataset=data.name, metric=metric, protocol=protocol, **known
+    )
 
 
 def choices(result: ProbeResult) -> dict[Choice, float]:
     """The score of each setting that a probe tried."""
     d = result.details
     if curve := d.get("curve"):
-        return {(lr, e): s for lr, scores in curve.items() for e, s in enumerate(scores, 1)}
+        return {
+            (lr, e): s for lr, scores in curve.items() for e, s in enumerate(scores, 1)
+        }
     swept: dict[Any, float] = next((d[key] for key in SWEPT if key in d), {})
     return {(value,): score for value, score in swept.items()} or {(): result.score}
 
@@ -293,16 +449,22 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
     """
     rows = [r.predictions for r in results if r.predictions is not None]
     metrics = {r.metric for r in results}
-    alike = len(rows) == len(results) and len({p.ids for p in rows}) == len(metrics) == 1
+    alike = (
+        len(rows) == len(results) and len({p.ids for p in rows}) == len(metrics) == 1
+    )
     found = f"{sorted(metrics)} of {[r.dataset for r in results]}"
     require(alike, "results must be probes of the same rows with one metric", found)
     first, size = results[0], (max(len(p.each) for p in rows), len(rows[0].truth))
     # a probe of one seed stands beside each seed of the others
-    every = replace(rows[0], repeats=np.concatenate([np.resize(p.each, size) for p in rows]))
-    _, interval = every.score(first.metric, seed=first.protocol.seed)
+    every = replace(
+        rows[0], repeats=np.concatenate([np.resize(p.each, size) for p in rows])
+    )
+    interval = every.interval(first.metric, seed=first.protocol.seed)
     details: dict[str, Any] = {r.probe: r.score for r in results}
     score = float(np.mean([*details.values()]))
-    details["selected_on"] = "; ".join(f"{r.probe}: {selection_words(r)}" for r in results)
+    details["selected_on"] = "; ".join(
+        f"{r.probe}: {selection_words(r)}" for r in results
+    )
     if nulls := [r.details["null_score"] for r in results if "null_score" in r.details]:
         details["null_score"] = float(np.mean(nulls))
     first = replace(first, probe="tileset", predictions=None)

@@ -1,5 +1,6 @@
 """Runs a pipeline on one slide, says what was found, of its tiles too, and judges it by rules."""
 
+import math
 import operator
 import re
 import time
@@ -9,7 +10,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from thinsection.arrays import Array, ArrayNamespace, filters, get_namespace
@@ -17,13 +17,31 @@ from thinsection.config import nearest, user_cache_dir
 from thinsection.errors import ConfigError, require
 from thinsection.files.pages import notebook_html
 from thinsection.qc.checks.artefact_maps import artefact_maps
-from thinsection.qc.checks.by_example import ByExample, PixelModel, probabilities, trained_model
+from thinsection.qc.checks.by_example import (
+    ByExample,
+    PixelModel,
+    probabilities,
+    trained_model,
+)
 from thinsection.qc.checks.check import Outcome, QcView, Score
 from thinsection.qc.pipeline import Pipeline, load_pipeline
-from thinsection.qc.tissue import Color, Shares, TissueMask, box_fractions, hues, overlay
-from thinsection.qc.work_image import read_work_images, regions_at, scale_of, suspicions
+from thinsection.qc.tissue import (
+    Color,
+    Shares,
+    TissueMask,
+    box_fractions,
+    hues,
+    overlay,
+)
+from thinsection.qc.work_image import (
+    Scale,
+    read_images,
+    regions_at,
+    scale_of,
+    suspicions,
+)
 from thinsection.slide import Slide
-from thinsection.types import CoordsL0, MaskArray, MaskFrame, RgbArray
+from thinsection.types import CoordsL0, MaskArray, MaskFrame, RgbArray, Size
 
 Seconds = dict[str, float]
 _Images = Mapping[float, RgbArray]  # by nominal µm/px, the work image first
@@ -31,7 +49,9 @@ _GUARDED_SHARE = 0.5  # of the tissue: a check that takes more of it is not beli
 _GLASS_COLOR: Color = (222, 226, 231)
 _OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 _OPERATORS |= {"==": operator.eq, "!=": operator.ne}
-_RULE = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(<=|>=|==|!=|<|>)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*")
+_RULE = re.compile(
+    r"\s*([A-Za-z_][\w.]*)\s*(<=|>=|==|!=|<|>)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -41,16 +61,24 @@ class QcResult:
     mask_use: MaskArray  # bool (H, W), True = tissue that passed every check
     frame: MaskFrame  # where the masks lie on the slide
     masks: Mapping[str, MaskArray]  # by check, what it removed (or filled), bool (H, W)
-    scores: Mapping[str, Score]  # columns of the slide's row, in the order of the checks
+    scores: Mapping[
+        str, Score
+    ]  # columns of the slide's row, in the order of the checks
     warnings: tuple[str, ...]  # sentences about the slide
     pipeline: Pipeline  # the pipeline that ran
     rgb: RgbArray  # the work image, uint8 (H, W, 3)
     mpp_th: float  # µm per px of it
     facts: Mapping[str, Score]  # what the file says of itself, for the row
-    tables: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)  # for the report, by check
+    tables: Mapping[str, npt.NDArray[Any]] = field(
+        default_factory=dict
+    )  # for the report, by check
     seconds: Seconds = field(default_factory=dict)  # per check, and of reading
-    crossings: Mapping[str, int] = field(default_factory=dict)  # of host and device, by reason
-    kept: MaskArray | None = None  # what the guard leaves to tile, where that is not `mask_use`
+    crossings: Mapping[str, int] = field(
+        default_factory=dict
+    )  # of host and device, by reason
+    kept: MaskArray | None = (
+        None  # what the guard leaves to tile, where that is not `mask_use`
+    )
 
     @property
     def row(self) -> dict[str, Score]:
@@ -63,36 +91,59 @@ class QcResult:
         mpp, rgb = (self.mpp_th, self.mpp_th), self.rgb
         mask, frame = self.mask_use if self.kept is None else self.kept, self.frame
         stain = str(self.scores.get("stain", ""))
-        return TissueMask(mask=mask, frame=frame, mask_mpp=mpp, thumbnail=rgb, stain=stain)
+        return TissueMask(
+            mask=mask, frame=frame, mask_mpp=mpp, thumbnail=rgb, stain=stain
+        )
 
     @property
     def colors(self) -> dict[str, Color]:
         """A colour per check with a mask: gray for glass, else spread over the hues."""
         glass = {check.name for check in self.pipeline.checks if check.removes_glass}
         others = [name for name in self.masks if name not in glass]
-        return dict.fromkeys(self.masks, _GLASS_COLOR) | dict(zip(others, hues(len(others))))
+        return dict.fromkeys(self.masks, _GLASS_COLOR) | dict(
+            zip(others, hues(len(others)))
+        )
 
     def overlay(self) -> RgbArray:
         """The work image with what each check took tinted, and what is left outlined."""
         colors = self.colors
-        return overlay(self.rgb, self.mask_use, [(m, colors[n]) for n, m in self.masks.items()])
+        return overlay(
+            self.rgb, self.mask_use, [(m, colors[n]) for n, m in self.masks.items()]
+        )
 
     def __repr__(self) -> str:
-        (height, width), used = self.mask_use.shape, f"{self.mask_use.mean():.1%} to use"
+        (height, width), used = (
+            self.mask_use.shape,
+            f"{self.mask_use.mean():.1%} to use",
+        )
         size = f"{width} x {height} px, {self.mpp_th:.4g} µm/px"
         parts = f"{len(self.masks)} masks, {len(self.scores)} scores, {len(self.warnings)} warnings"
         return f"QcResult(pipeline {self.pipeline.name!r}, {size}, {used}, {parts})"
 
     def _repr_html_(self) -> str:
-        took = [f"{name}: {mask.mean():.1%}" for name, mask in self.masks.items() if mask.any()]
-        lines = [f"to use: {self.mask_use.mean():.1%} of the image", *took, *self.warnings]
-        return notebook_html(self.overlay(), f"Quality control: {self.pipeline.name}", lines)
+        took = [
+            f"{name}: {mask.mean():.1%}"
+            for name, mask in self.masks.items()
+            if mask.any()
+        ]
+        lines = [
+            f"to use: {self.mask_use.mean():.1%} of the image",
+            *took,
+            *self.warnings,
+        ]
+        return notebook_html(
+            self.overlay(), f"Quality control: {self.pipeline.name}", lines
+        )
 
 
-def prepare_models(pipeline: Pipeline, *, cache_dir: Path | None = None) -> dict[Any, PixelModel]:
+def prepare_models(
+    pipeline: Pipeline, *, cache_dir: Path | None = None
+) -> dict[Any, PixelModel]:
     """The pipeline's pixel models; those of own examples are trained into the cache, once."""
     checks = [check for check in pipeline.checks if isinstance(check, ByExample)]
-    return {check: trained_model(check, cache_dir or user_cache_dir()) for check in checks}
+    return {
+        check: trained_model(check, cache_dir or user_cache_dir()) for check in checks
+    }
 
 
 def run_qc(
@@ -124,23 +175,33 @@ def run_qc(
         pipeline = load_pipeline(pipeline)
     ns, scale = get_namespace(device), scale_of(slide, pipeline, slide_mpp)
     started = time.perf_counter()
-    long_side = max(slide.size) * scale.work_mpp  # µm; edges are rounded half to even
-    edges = [max(1, int(np.rint(long_side / mpp))) for mpp in pipeline.image_mpps]
-    images = dict(zip(pipeline.image_mpps, read_work_images(slide, edges), strict=True))
+    images = read_images(slide, pipeline, scale)
     read_s = time.perf_counter() - started
     models = partial(prepare_models, pipeline, cache_dir=cache_dir)
-    view = _view(ns, slide, scale.slide_mpp, images, models)
+    view = _view(ns, slide, scale, images, models)
     left, kept, outcomes, seconds = _narrow(view, pipeline, strict=strict)
-    mask_use, rgb, found = ns.download(left), images[pipeline.work_mpp], outcomes.values()
+    mask_use, rgb, found = (
+        ns.download(left),
+        images[pipeline.work_mpp],
+        outcomes.values(),
+    )
     absolute = pipeline.pixels_to_use == "absolute"
     usable = float(mask_use.sum() if absolute else mask_use.mean())
     scores = {column: value for o in found for column, value in o.scores.items()}
     return QcResult(
         mask_use=mask_use,
         frame=MaskFrame(size_th=rgb.shape[1::-1], size_l0=slide.size),
-        masks={n: ns.download(o.touched) for n, o in outcomes.items() if o.touched is not None},
+        masks={
+            n: ns.download(o.touched)
+            for n, o in outcomes.items()
+            if o.touched is not None
+        },
         scores={**scores, "pixels_to_use": usable},
-        warnings=(*scale.warnings, *suspicions(rgb), *(w for o in found for w in o.warnings)),
+        warnings=(
+            *scale.warnings,
+            *suspicions(rgb),
+            *(w for o in found for w in o.warnings),
+        ),
         pipeline=pipeline,
         rgb=rgb,
         mpp_th=view.mpp_th,
@@ -153,25 +214,41 @@ def run_qc(
 
 
 def _view(
-    ns: ArrayNamespace, slide: Slide, slide_mpp: float, images: _Images, models: Callable[[], Any]
+    ns: ArrayNamespace,
+    slide: Slide,
+    scale: Scale,
+    images: _Images,
+    models: Callable[[], Any],
 ) -> QcView:
     """The view before any check: all px are in use."""
     rgb = ns.upload(next(iter(images.values())))
     # the first check that asks computes all, as they share features
     found = cache(lambda: probabilities(ns, rgb, models()))
-    mpp_th = slide_mpp * max(slide.size) / max(rgb.shape[:2])
+    mpp_th = _mpp_th(slide.size, rgb.shape[1::-1], scale)
     return QcView(
         ns=ns,
         rgb=rgb,
         gray=filters.gray_from_rgb(ns, rgb),
         mask_use=ns.xp.ones(rgb.shape[:2], dtype=bool),
         mpp_th=mpp_th,
-        gray_at=lambda nominal_mpp: filters.gray32_from_rgb(ns, ns.upload(images[nominal_mpp])),
-        regions_at=partial(regions_at, slide, slide_mpp),
+        gray_at=lambda nominal_mpp: filters.gray32_from_rgb(
+            ns, ns.upload(images[nominal_mpp])
+        ),
+        regions_at=partial(regions_at, slide, scale.slide_mpp),
         probability_of=lambda check: found()[check],
         artefact_maps=cache(partial(artefact_maps, ns, rgb, mpp_th)),
-        associated=lambda n: slide.associated_image(n) if n in slide.associated_names else None,
+        associated=lambda n: (
+            slide.associated_image(n) if n in slide.associated_names else None
+        ),
     )
+
+
+def _mpp_th(size_l0: Size, size_th: Size, scale: Scale) -> float:
+    """µm per px of the work image: HistoQC's by the long side, else the mean of both sides."""
+    if scale.by_long_side:
+        return scale.slide_mpp * max(size_l0) / max(size_th)
+    area_um2 = math.prod(size_l0) * math.prod(scale.mpp_xy)
+    return math.sqrt(area_um2 / math.prod(size_th))
 
 
 def _narrow(
@@ -183,13 +260,26 @@ def _narrow(
     stain, kept, tissue_px = "", view.mask_use, 0
     for planned in pipeline.checks:
         check, started = pipeline.variant(planned, stain), time.perf_counter()
-        touched = {name: o.touched for name, o in outcomes.items() if o.touched is not None}
+        touched = {
+            name: o.touched for name, o in outcomes.items() if o.touched is not None
+        }
         written = check.statistics or pipeline.statistics
-        name, outcome = check.name, check(replace(view, statistics=written, touched=touched))
-        twice = [c for c in outcome.scores if any(c in other.scores for other in outcomes.values())]
-        said = [f"{name} writes the column {column} of an earlier check" for column in twice]
+        name, outcome = (
+            check.name,
+            check(replace(view, statistics=written, touched=touched)),
+        )
+        twice = [
+            c
+            for c in outcome.scores
+            if any(c in other.scores for other in outcomes.values())
+        ]
+        said = [
+            f"{name} writes the column {column} of an earlier check" for column in twice
+        ]
         left = view.mask_use if outcome.mask_use is None else outcome.mask_use
-        before, after = (int(view.ns.xp.count_nonzero(m)) for m in (view.mask_use, left))
+        before, after = (
+            int(view.ns.xp.count_nonzero(m)) for m in (view.mask_use, left)
+        )
         most = tissue_px > 0 and before - after > tissue_px * _GUARDED_SHARE
         most |= before > 0 and after == 0
         guards = most and tissue_px > 0 and check.guarded and not strict
@@ -213,9 +303,15 @@ def _narrow(
 
 def _took_most(name: str, px: int, tissue_px: int, *, kept: bool) -> str:
     """The warning of a check that took most of the tissue."""
-    share = f"{px / tissue_px:.0%} of the tissue" if px < tissue_px else "all that was left"
+    share = (
+        f"{px / tissue_px:.0%} of the tissue" if px < tissue_px else "all that was left"
+    )
     kept_too = f"would take {share}, which is kept: look at its picture, or --qc-strict"
-    took = f"took {share}: look at its picture" if tissue_px else "left no tissue: look at it"
+    took = (
+        f"took {share}: look at its picture"
+        if tissue_px
+        else "left no tissue: look at it"
+    )
     return f"{name} {kept_too if kept else took}"
 
 
@@ -223,17 +319,33 @@ def _facts(slide: Slide) -> dict[str, Score]:
     """What HistoQC writes about the file itself."""
     width, height = slide.size
     mpp_x, mpp_y = slide.slide_mpp or ("NA", "NA")
-    comments = ("openslide.comment", "tiff.ImageDescription")  # equal where both readers open it
-    comment = next((text for key in comments if (text := slide.properties.get(key))), None)
+    comments = (
+        "openslide.comment",
+        "tiff.ImageDescription",
+    )  # equal where both readers open it
+    comment = next(
+        (text for key in comments if (text := slide.properties.get(key))), None
+    )
     power = "NA" if slide.objective_power is None else slide.objective_power
     return {
-        **{"base_mag": power, "type": slide.vendor or "NA", "levels": float(len(slide.levels))},
-        **{"height": float(height), "width": float(width), "mpp_x": mpp_x, "mpp_y": mpp_y},
+        **{
+            "base_mag": power,
+            "type": slide.vendor or "NA",
+            "levels": float(len(slide.levels)),
+        },
+        **{
+            "height": float(height),
+            "width": float(width),
+            "mpp_x": mpp_x,
+            "mpp_y": mpp_y,
+        },
         "comment": re.sub(r"[\r\n]", " ", comment or "NA"),
     }
 
 
-def tile_qc_columns(result: QcResult, coords_l0: CoordsL0, tile_px_l0: int) -> dict[str, Shares]:
+def tile_qc_columns(
+    result: QcResult, coords_l0: CoordsL0, tile_px_l0: int
+) -> dict[str, Shares]:
     """Per check, the share of each tile's area that it touched, float32 (N,) in [0, 1].
 
     Tiles of tile_px_l0 have their top-left corners at coords_l0, (N, 2). Checks that only measure,
@@ -250,7 +362,9 @@ def tile_qc_columns(result: QcResult, coords_l0: CoordsL0, tile_px_l0: int) -> d
     filling = {check.name for check in result.pipeline.checks if check.fills}
     share_of = partial(box_fractions, frame=result.frame, coords_l0=coords_l0)
     size_l0, masks = (tile_px_l0, tile_px_l0), result.masks.items()
-    return {name: share_of(m, size_l0=size_l0) for name, m in masks if name not in filling}
+    return {
+        name: share_of(m, size_l0=size_l0) for name, m in masks if name not in filling
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +394,11 @@ def qc_fail(row: Mapping[str, Score], rule: QcRule | str) -> bool:
     """Whether the rule holds for the row of a `QcResult`; ConfigError without such a number."""
     rule = parse_rule(rule) if isinstance(rule, str) else rule
     if (name := rule.column) not in row:
-        raise ConfigError(f"qc rule must name a column, got {name!r}{nearest(name, row)}")
+        raise ConfigError(
+            f"qc rule must name a column, got {name!r}{nearest(name, row)}"
+        )
     if isinstance(value := row[name], str):
-        raise ConfigError(f"qc rule must name a column of numbers, got {name!r} = {value!r}")
+        raise ConfigError(
+            f"qc rule must name a column of numbers, got {name!r} = {value!r}"
+        )
     return bool(rule.holds(value))

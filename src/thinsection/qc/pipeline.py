@@ -9,7 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from thinsection.config import coerce, field_types, from_mapping, nearest, read_toml, toml_value
+from thinsection.config import (
+    coerce,
+    field_types,
+    from_mapping,
+    nearest,
+    read_toml,
+    toml_value,
+)
 from thinsection.errors import ConfigError, InvalidInputError, require, rewording
 from thinsection.qc.checks import artefacts, by_example, masking, measures, tissue
 from thinsection.qc.checks.check import QcCheck, Statistics
@@ -22,7 +29,13 @@ WorkFrom = Literal["objective_power", "mpp"]
 Usable = Literal["absolute", "relative2image"]
 _BUILT_IN: tuple[type[QcCheck], ...] = (
     *(by_example.ByExample, masking.Intensity, masking.Otsu, masking.BrightestCluster),
-    *(masking.LocalMinimum, masking.Flat, masking.Blurry, measures.Equalised, masking.Fat),
+    *(
+        masking.LocalMinimum,
+        masking.Flat,
+        masking.Blurry,
+        measures.Equalised,
+        masking.Fat,
+    ),
     *(masking.FillHoles, masking.DropSpecks, masking.Spurs, masking.Fragments),
     *(measures.CountPieces, measures.Contrast, measures.Brightness, measures.Stains),
     *(measures.Histogram, measures.Texture, measures.SavedMask, measures.SavedMacro),
@@ -33,14 +46,27 @@ _HISTOQC = "histoqc-"  # before HistoQC's own names of its pipelines
 _PRESETS = Path(__file__).parent / "presets"
 # of files that are no check's
 _RESERVED_NAMES = ("mask_use", "mask_kept", "overlay", "thumbnail", "qc")
-_VERSION = 10  # of the checks: raise it when one answers differently
-_ENTRIES = [Entry(name=c.kind, help=str(c.__doc__).splitlines()[0], target=c) for c in _BUILT_IN]
-CHECKS: Registry[type[QcCheck]] = Registry("qc check", "thinsection.qc_checks", _ENTRIES)
+_VERSION = 11  # of the checks: raise it when one answers differently
+_ENTRIES = [
+    Entry(name=c.kind, help=str(c.__doc__).splitlines()[0], target=c) for c in _BUILT_IN
+]
+CHECKS: Registry[type[QcCheck]] = Registry(
+    "qc check", "thinsection.qc_checks", _ENTRIES
+)
 _BASE, _FINAL = "BaseImage.BaseImage", "BasicModule.finalComputations"
-_STATISTICS = {"mask_statistics": ["statistics", "text"]}  # a key of every step's section
+_STATISTICS = {
+    "mask_statistics": ["statistics", "text"]
+}  # a key of every step's section
 _MASKS = {  # HistoQC's name -> the check that makes it (two of its names are swapped)
-    **{"img_mask_use": "", "img_mask_flat": "flat_areas", "img_mask_fatlike": "fatlike"},
-    **{"img_mask_small_filled": "small_removed", "img_mask_small_removed": "small_filled"},
+    **{
+        "img_mask_use": "",
+        "img_mask_flat": "flat_areas",
+        "img_mask_fatlike": "fatlike",
+    },
+    **{
+        "img_mask_small_filled": "small_removed",
+        "img_mask_small_removed": "small_filled",
+    },
     "img_mask_blurry": "blurry",
 }
 # pictures that come with HistoQC: not ours to ship, our generated ones stand in for them
@@ -56,12 +82,16 @@ class Pipeline:
     """Checks in the order in which they narrow the mask."""
 
     name: str  # of the preset or the file's own
-    work_mpp: float = 8.0  # of the work image, µm/px; HistoQC's "1.25x" is 8 nominal µm/px
+    work_mpp: float = (
+        8.0  # of the work image, µm/px; HistoQC's "1.25x" is 8 nominal µm/px
+    )
     # the nominal mpp of the objective power (10 / power), as HistoQC takes it, or the slide's mpp;
     # where a slide lacks the one, the other is taken and a warning says so
     work_from: WorkFrom = "objective_power"
     statistics: Statistics = "relative2mask"  # how a check's share is written
-    pixels_to_use: Usable = "absolute"  # how that column is written: px, or a share of the image
+    pixels_to_use: Usable = (
+        "absolute"  # how that column is written: px, or a share of the image
+    )
     # checks after one that would take most of the tissue see that tissue again; HistoQC's do not
     guard: bool = True
     checks: tuple[QcCheck, ...] = ()  # in order; names are unique
@@ -77,7 +107,9 @@ class Pipeline:
     @property
     def asks_nets(self) -> bool:
         """Whether a check looks at `artefact_maps`."""
-        return any(check.kind in ("bubbles", "dirt", "folds", "ink") for check in self.checks)
+        return any(
+            check.kind in ("bubbles", "dirt", "folds", "ink") for check in self.checks
+        )
 
     def variant(self, check: QcCheck, stain: str) -> QcCheck:
         """The check with its settings for a stain."""
@@ -131,24 +163,46 @@ def pipeline_from_mapping(data: Mapping[str, Any]) -> Pipeline:
     known = (*kinds, "check", "variant")
     if unknown := [key for key in data if key not in known]:
         raise ConfigError(f"unknown qc key {unknown[0]!r}{nearest(unknown[0], known)}")
-    values = {key: coerce(data[key], kind, key) for key, kind in kinds.items() if key in data}
+    values = {
+        key: coerce(data[key], kind, key) for key, kind in kinds.items() if key in data
+    }
     if "name" not in values or not isinstance(checks, list) or not checks:
-        raise ConfigError("qc pipeline must have a name and at least one [[check]] table")
+        raise ConfigError(
+            "qc pipeline must have a name and at least one [[check]] table"
+        )
     variants = coerce(data.get("variant", {}), dict[str, dict[str, Table]], "variant")
     built = tuple(check_from_mapping(c) for c in checks)
     pipeline = Pipeline(**values, checks=built, variants=variants)
-    require(pipeline.work_mpp > 0, "work_mpp must be > 0", pipeline.work_mpp, error=ConfigError)
-    names, by_name = [check.name for check in built], {check.name: check for check in built}
-    for stain, name in [(stain, name) for stain, tables in variants.items() for name in tables]:
+    require(
+        pipeline.work_mpp > 0,
+        "work_mpp must be > 0",
+        pipeline.work_mpp,
+        error=ConfigError,
+    )
+    names, by_name = (
+        [check.name for check in built],
+        {check.name: check for check in built},
+    )
+    for stain, name in [
+        (stain, name) for stain, tables in variants.items() for name in tables
+    ]:
         where, check = f"variant.{stain}.{name}", by_name.get(name)
         if check is None or isinstance(check, by_example.ByExample):
             allowed = "one of the pipeline's that is not by example"
-            raise ConfigError(f"{where} must be {allowed}, got {name!r}{nearest(name, by_name)}")
-        from_mapping(type(check), asdict(check) | variants[stain][name], where=f"{where}.")
+            raise ConfigError(
+                f"{where} must be {allowed}, got {name!r}{nearest(name, by_name)}"
+            )
+        from_mapping(
+            type(check), asdict(check) | variants[stain][name], where=f"{where}."
+        )
     if taken := sorted(set(names) & set(_RESERVED_NAMES)):
-        raise ConfigError(f"check names must not be {', '.join(_RESERVED_NAMES)}, got {taken[0]!r}")
+        raise ConfigError(
+            f"check names must not be {', '.join(_RESERVED_NAMES)}, got {taken[0]!r}"
+        )
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"check names must be unique, got {twice[0]!r} twice; set its `name`")
+        raise ConfigError(
+            f"check names must be unique, got {twice[0]!r} twice; set its `name`"
+        )
     return pipeline
 
 
@@ -166,9 +220,15 @@ def check_from_mapping(data: Mapping[str, Any]) -> QcCheck:
 def pipeline_identity(pipeline: Pipeline) -> dict[str, Any]:
     """Plain values that decide what it says of a slide; pictures by size and modification time."""
     files = [Path(name) for check in pipeline.checks for name in check.files]
-    stats = [[path.stat()] if path.is_file() else [] for path in files]  # the run says what is gone
+    stats = [
+        [path.stat()] if path.is_file() else [] for path in files
+    ]  # the run says what is gone
     pictures = [[n for s in stat for n in (s.st_size, s.st_mtime_ns)] for stat in stats]
-    return {"version": _VERSION, "pipeline": pipeline.as_mapping(), "pictures": pictures}
+    return {
+        "version": _VERSION,
+        "pipeline": pipeline.as_mapping(),
+        "pictures": pictures,
+    }
 
 
 @cache
@@ -193,7 +253,13 @@ def _read(text: str, reading: str) -> Any:
             raise ValueError(f"must be one of {', '.join(_MASKS)}")
         case "px":
             return f"{float(text):g} px"
-    plain: Any = {"float": float, "int": int, "text": str, "words": str.split, "mask": _MASKS.get}
+    plain: Any = {
+        "float": float,
+        "int": int,
+        "text": str,
+        "words": str.split,
+        "mask": _MASKS.get,
+    }
     return plain[reading](text)
 
 
@@ -212,17 +278,25 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
     with rewording("config must be an .ini file", path, *not_ini, error=ConfigError):
         parser.read_string(path.read_text(encoding="utf-8"), str(path))
     there = parser.has_option("pipeline", "steps")
-    require(there, "config must have [pipeline] steps", f"none in {got}", error=ConfigError)
+    require(
+        there, "config must have [pipeline] steps", f"none in {got}", error=ConfigError
+    )
     sections = {name: dict(parser[name]) for name in parser.sections()}
     notes: list[str] = []
     checks: dict[str, Table] = {}
     for step in parser.get("pipeline", "steps").split():
-        if (check := _check(step, sections.get(step, {}), path.parent, notes)) is not None:
+        if (
+            check := _check(step, sections.get(step, {}), path.parent, notes)
+        ) is not None:
             while check["name"] in checks:
                 check["name"] += "_again"
             checks[check["name"]] = check
-    base, final = (_settings(s, sections.get(s, {}), _steps()[s]) for s in (_BASE, _FINAL))
-    if final["pixels_to_use"] == "relative2mask":  # HistoQC takes px in its place, and says so
+    base, final = (
+        _settings(s, sections.get(s, {}), _steps()[s]) for s in (_BASE, _FINAL)
+    )
+    if (
+        final["pixels_to_use"] == "relative2mask"
+    ):  # HistoQC takes px in its place, and says so
         final["pixels_to_use"] = "absolute"
     base |= final | {"name": path.stem, "work_from": "objective_power", "guard": False}
     return pipeline_from_mapping(base | {"check": list(checks.values())}), notes
@@ -246,10 +320,16 @@ def _check(step: str, section: Texts, folder: Path, notes: list[str]) -> Table |
         values |= _examples(values.pop("examples"), values, folder, notes)
     if paths := {text: _find(text, folder) for text in values.get("templates", ())}:
         values["templates"] = [str(path) for path in paths.values() if path is not None]
-        values["absent"] = [Path(text).stem for text, path in paths.items() if path is None]
+        values["absent"] = [
+            Path(text).stem for text, path in paths.items() if path is None
+        ]
         if missing := len(values["absent"]):
-            what = f"templates: {missing} of {len(paths)} template pictures are not here"
-            notes.append(f"{what}; their columns are NA. Name your own, or install HistoQC")
+            what = (
+                f"templates: {missing} of {len(paths)} template pictures are not here"
+            )
+            notes.append(
+                f"{what}; their columns are NA. Name your own, or install HistoQC"
+            )
     return {"kind": table["kind"], **values}
 
 
@@ -260,9 +340,13 @@ def _settings(step: str, section: Texts, table: Table) -> Table:
     known = (*keys, *fixed, *table["ignored"])
     for key, text in section.items():
         if key in fixed and not _same(text, fixed[key]):
-            raise ConfigError(f"{step}.{key} must be {fixed[key]} to be carried over, got {text!r}")
+            raise ConfigError(
+                f"{step}.{key} must be {fixed[key]} to be carried over, got {text!r}"
+            )
         if key in refused:
-            raise ConfigError(f"{step}.{key} must be left out, got {text!r}: {refused[key]}")
+            raise ConfigError(
+                f"{step}.{key} must be left out, got {text!r}: {refused[key]}"
+            )
         if key not in known:
             raise ConfigError(f"unknown key {key!r} in [{step}]{nearest(key, known)}")
     values: Table = {}
@@ -290,11 +374,15 @@ def _examples(texts: list[str], values: Table, folder: Path, notes: list[str]) -
     by_example.check_features(values["features"])
     pairs = [re.split(r"(?<!\W[A-Za-z]):", text) for text in texts]
     if not pairs or any(len(pair) != 2 for pair in pairs):
-        raise ConfigError(f"{values['name']} must have examples as image:mask, got {pairs}")
+        raise ConfigError(
+            f"{values['name']} must have examples as image:mask, got {pairs}"
+        )
     found = {text: _find(text, folder) for pair in pairs for text in pair}
     missing = [text for text, path in found.items() if path is None]
     if not missing:
-        images, masks = ([str(found[text]) for text in side] for side in zip(*pairs, strict=True))
+        images, masks = (
+            [str(found[text]) for text in side] for side in zip(*pairs, strict=True)
+        )
         return {"model": "own", "example_images": images, "example_masks": masks}
     first = pairs[0][0].removeprefix("./")
     model = next((m for start, m in _OWN_MODELS.items() if first.startswith(start)), "")
@@ -303,7 +391,11 @@ def _examples(texts: list[str], values: Table, folder: Path, notes: list[str]) -
     ours = f"the built-in model {model!r}, trained on generated pictures, takes their place"
     notes.append(f"{values['name']}: HistoQC's example pictures are not here; {ours}")
     limits = {"threshold": 0.8, "min_elongation": 8.0} if model == "coverslip" else {}
-    return {"model": model, "features": [], **limits}  # its own, whatever HistoQC's were
+    return {
+        "model": model,
+        "features": [],
+        **limits,
+    }  # its own, whatever HistoQC's were
 
 
 def _find(text: str, folder: Path) -> Path | None:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +17,23 @@ from thinsection.errors import InvalidInputError
 from thinsection.files.pages import notebook_html
 from thinsection.qc.checks.by_example import ByExample, probabilities, trained_model
 from thinsection.qc.checks.tissue import Tissue, detect_tissue
+from thinsection.qc.work_image import resolution_of, work_size
 from thinsection.slide import Slide, read_resized
-from thinsection.types import CoordsL0, MaskArray, MaskFrame, Mpp, RgbArray, Size, format_mpp
+from thinsection.types import (
+    CoordsL0,
+    MaskArray,
+    MaskFrame,
+    Mpp,
+    RgbArray,
+    Size,
+    format_mpp,
+)
 
-_BLIND_LONG_SIDE_TH = 2048  # px of the thumbnail's long side without an mpp
-_INK_UM, _INK_GAP_UM, _MIN_INK_UM2 = 16.0, 64.0, 6400.0  # px looked at; gaps in ink; least spot
+_INK_UM, _INK_GAP_UM, _MIN_INK_UM2 = (
+    16.0,
+    64.0,
+    6400.0,
+)  # px looked at; gaps in ink; least spot
 Color = tuple[int, int, int]  # RGB, 0 to 255
 Tints = Iterable[tuple[MaskArray, Color]]
 Shares = npt.NDArray[np.float32]  # (N,), in [0, 1]
@@ -35,15 +46,20 @@ class TissueConfig:
     """Settings of the default tissue mask."""
 
     mask_mpp: float = option(8.0, "Resolution of the tissue mask in µm/px.")
-    min_speck_um2: float = option(20_000.0, "Tissue pieces smaller than this are dropped, µm².")
+    min_speck_um2: float = option(
+        20_000.0, "Tissue pieces smaller than this are dropped, µm²."
+    )
     min_hole_um2: float = option(10_000.0, "Holes smaller than this are filled, µm².")
     black_level: int = option(
-        Tissue.black_level, "Px whose brightest channel is below this are not tissue, 0-255."
+        Tissue.black_level,
+        "Px whose brightest channel is below this are not tissue, 0-255.",
     )
 
     def __post_init__(self) -> None:
         if not 0 < self.mask_mpp < math.inf:
-            raise InvalidInputError(f"mask_mpp must be > 0 and finite, got {self.mask_mpp}")
+            raise InvalidInputError(
+                f"mask_mpp must be > 0 and finite, got {self.mask_mpp}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -54,8 +70,11 @@ class TissueMask:
     frame: MaskFrame  # how its px map to level 0
     mask_mpp: Mpp | None  # (x, y) µm per mask px, or None where the slide has no mpp
     thumbnail: RgbArray  # uint8 (H, W, 3), the image that it was made from
-    stain: str = ""  # that was measured: 'H&E', 'IHC', 'grey' or 'dark'; '' where it was not
-    pen_fraction: float = 0.0  # share of the slide that would be tissue but for ink, [0, 1]
+    # that was measured: 'H&E', 'IHC', 'unsure' (of the two), 'grey' or 'dark'; '' where none was
+    stain: str = ""
+    pen_fraction: float = (
+        0.0  # share of the slide that would be tissue but for ink, [0, 1]
+    )
 
     @property
     def tissue_fraction(self) -> float:
@@ -73,7 +92,9 @@ class TissueMask:
 
     def _repr_html_(self) -> str:
         picture = overlay(self.thumbnail, self.mask)
-        return notebook_html(picture, f"{self.tissue_fraction:.1%} tissue", [repr(self)])
+        return notebook_html(
+            picture, f"{self.tissue_fraction:.1%} tissue", [repr(self)]
+        )
 
 
 def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
@@ -90,32 +111,51 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     """
     config = config or TissueConfig()
     where = work_frame(slide, config.mask_mpp)
-    rgb, mask_mpp = where["thumbnail"], where["mask_mpp"]
-    px_um = math.sqrt(math.prod(mask_mpp)) if mask_mpp else config.mask_mpp
-    found, stain = segment_tissue(rgb, config, px_um=px_um)
-    mask = found & ~_ink(rgb, px_um) if found.any() else found
+    rgb = where.thumbnail
+    found, stain = segment_tissue(rgb, config, px_um=where.px_um)
+    mask = found & ~_ink(rgb, where.px_um) if found.any() else found
     pen_fraction = float((found & ~mask).mean())
     if pen_fraction:  # what is left of a piece between two strokes
-        mask = drop_small(get_namespace("cpu"), mask, config.min_speck_um2 / px_um**2)
-    return TissueMask(mask=mask, stain=stain, pen_fraction=pen_fraction, **where)
+        least_px = config.min_speck_um2 / where.px_um**2
+        mask = drop_small(get_namespace("cpu"), mask, least_px)
+    return TissueMask(
+        mask=mask,
+        frame=where.frame,
+        mask_mpp=where.mask_mpp,
+        thumbnail=rgb,
+        stain=stain,
+        pen_fraction=pen_fraction,
+    )
 
 
-def work_frame(slide: Slide, mask_mpp: float) -> dict[str, Any]:
-    """Frame, true resolution and thumbnail of a `TissueMask` at about `mask_mpp`."""
-    size_th = thumbnail_size(slide.size, slide.slide_mpp, mask_mpp)
-    frame, mpp = MaskFrame(size_th=size_th, size_l0=slide.size), slide.slide_mpp
-    true = tuple(np.multiply(mpp, frame.downsample_xy).tolist()) if mpp else None
-    return {"frame": frame, "mask_mpp": true, "thumbnail": read_resized(slide, size_th)}
+@dataclass(frozen=True, kw_only=True)
+class WorkFrame:
+    """The picture of a slide on which tissue is found, and where it lies."""
+
+    thumbnail: RgbArray  # uint8 (H, W, 3)
+    frame: MaskFrame  # how its px map to level 0
+    mask_mpp: Mpp | None  # (x, y) µm per px, or None where the slide has no mpp
+    px_um: float  # µm per px, assumed where the slide has no mpp
 
 
-def thumbnail_size(size_l0: Size, slide_mpp: Mpp | None, mask_mpp: float) -> Size:
-    """(width, height) of a thumbnail at `mask_mpp`, never larger than the slide, at least 1 px."""
-    blind = _BLIND_LONG_SIDE_TH / max(size_l0)
-    x, y = (mpp / mask_mpp for mpp in slide_mpp) if slide_mpp else (blind, blind)
-    return max(1, round(size_l0[0] * min(1.0, x))), max(1, round(size_l0[1] * min(1.0, y)))
+def work_frame(slide: Slide, mask_mpp: float) -> WorkFrame:
+    """The picture of a slide at about `mask_mpp`: that of quality control in µm, px by px."""
+    mpp_xy = resolution_of(slide, mask_mpp, slide.slide_mpp)
+    frame = MaskFrame(
+        size_th=work_size(slide.size, mpp_xy, mask_mpp), size_l0=slide.size
+    )
+    x, y = np.multiply(mpp_xy, frame.downsample_xy).tolist()
+    return WorkFrame(
+        thumbnail=read_resized(slide, frame.size_th),
+        frame=frame,
+        mask_mpp=(x, y) if slide.slide_mpp else None,
+        px_um=math.sqrt(x * y),
+    )
 
 
-def segment_tissue(rgb: RgbArray, config: TissueConfig, *, px_um: float) -> tuple[MaskArray, str]:
+def segment_tissue(
+    rgb: RgbArray, config: TissueConfig, *, px_um: float
+) -> tuple[MaskArray, str]:
     """Mask (H, W) and measured stain of an RGB thumbnail (H, W, 3) of px of px_um µm."""
     areas_px = config.min_speck_um2 / px_um**2, config.min_hole_um2 / px_um**2
     return detect_tissue(get_namespace("cpu"), rgb, px_um, areas_px, config.black_level)
@@ -137,7 +177,9 @@ def _ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
 
 def hues(num: int) -> list[Color]:
     """So many colours, spread over the hues."""
-    spread = [colorsys.hsv_to_rgb((0.02 + n * 0.618) % 1.0, 0.85, 0.9) for n in range(num)]
+    spread = [
+        colorsys.hsv_to_rgb((0.02 + n * 0.618) % 1.0, 0.85, 0.9) for n in range(num)
+    ]
     return [(round(r * 255), round(g * 255), round(b * 255)) for r, g, b in spread]
 
 
@@ -154,7 +196,9 @@ def overlay(rgb: RgbArray, mask_use: MaskArray, tints: Tints = ()) -> RgbArray:
     return np.clip(picture, 0, 255).astype(np.uint8)
 
 
-def box_fractions(mask: MaskArray, frame: MaskFrame, coords_l0: CoordsL0, size_l0: Size) -> Shares:
+def box_fractions(
+    mask: MaskArray, frame: MaskFrame, coords_l0: CoordsL0, size_l0: Size
+) -> Shares:
     """The area-weighted share of each box that lies on True mask px, float32 (N,).
 
     Boxes of one size (width, height) have their top-left corners at coords_l0, (N, 2). Mask px that
@@ -179,6 +223,11 @@ def box_fractions(mask: MaskArray, frame: MaskFrame, coords_l0: CoordsL0, size_l
         return np.asarray(upper * (1 - fr) + lower * fr)
 
     # so and not by SciPy's map_coordinates, which makes 1e-17 of nothing
-    covered = up_to(bottom, right) - up_to(top, right) - up_to(bottom, left) + up_to(top, left)
+    covered = (
+        up_to(bottom, right)
+        - up_to(top, right)
+        - up_to(bottom, left)
+        + up_to(top, left)
+    )
     shares = covered / np.prod(size_l0 / downsample)
     return np.asarray(np.clip(shares, 0.0, 1.0), dtype=np.float32)

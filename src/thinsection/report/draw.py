@@ -24,6 +24,7 @@ from thinsection.store.ledger import SlideLedger
 from thinsection.types import CoordsL0, MaskArray, Mpp, RgbArray, Size
 
 Numbers = npt.NDArray[np.floating]
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 Boxes = npt.NDArray[np.int64]  # (N, 4): left, top, right, bottom, px
 LONG_SIDE = 1600  # px of a picture, never more than the slide has
 PICTURE = "picture"  # how the names of stored pictures begin
@@ -76,7 +77,10 @@ def slide_picture(slide: Slide, thumbnail: RgbArray | None = None) -> RgbArray:
         made_of = best_level(slide.levels, max(slide.size) / max(thumbnail.shape[:2]))
         shrink = max(shrink, made_of.downsample)
         enough = enough if made_of.index else 0
-    size = (max(1, round(slide.size[0] / shrink)), max(1, round(slide.size[1] / shrink)))
+    size = (
+        max(1, round(slide.size[0] / shrink)),
+        max(1, round(slide.size[1] / shrink)),
+    )
     if thumbnail is None or max(thumbnail.shape[:2]) < min(enough, max(size)):
         return read_resized(slide, size)
     image = Image.fromarray(thumbnail)
@@ -97,11 +101,25 @@ def picture_files(folder: Path) -> tuple[Path, ...]:
     """
     places = [folder, *sorted(folder.glob("qc_*"))]
     for kind in (PICTURE, "thumbnail"):
-        for path in (path for place in places for path in sorted(place.glob(f"{kind}*.jpg"))):
+        for path in (
+            path for place in places for path in sorted(place.glob(f"{kind}*.jpg"))
+        ):
             tissue = path.with_name(path.stem.replace(kind, "tissue") + ".png")
-            masks = (tissue, *(path.with_name(f"mask_{name}.png") for name in ("kept", "use")))
+            masks = (
+                tissue,
+                *(path.with_name(f"mask_{name}.png") for name in ("kept", "use")),
+            )
             return (path, *[mask for mask in masks if mask.is_file()][:1])
     return ()
+
+
+def thumbnail_file(folder: Path) -> Path | None:
+    """The smallest picture of the whole slide in its folder, whichever stage left it; or None."""
+    for pattern in ("thumbnail*.jpg", f"{PICTURE}*.jpg", f"qc_*/{PICTURE}*.jpg"):
+        found = sorted(folder.glob(pattern))
+        if found:
+            return found[0]
+    return None
 
 
 def open_picture(ledger: SlideLedger) -> Picture:
@@ -111,8 +129,12 @@ def open_picture(ledger: SlideLedger) -> Picture:
     """
     slide, files = ledger.slide, picture_files(ledger.path.parent)
     if not files or not slide.get("width"):
-        raise StoreError(f"picture of {ledger.slide_id!r} must be there, got none; run it first")
-    readable = rewording("picture must be readable", files[0], OSError, error=StoreError)
+        raise StoreError(
+            f"picture of {ledger.slide_id!r} must be there, got none; run it first"
+        )
+    readable = rewording(
+        "picture must be readable", files[0], OSError, error=StoreError
+    )
     with readable, Image.open(files[0]) as file:
         rgb = np.array(file.convert("RGB"))
     mpp = (slide["mpp_x"], slide["mpp_y"]) if slide.get("mpp_x") else None
@@ -138,14 +160,21 @@ class Outline:
         """Draws it, with a light rim so that it is seen on any stain."""
         if not self.mask.any():
             return
-        field = np.pad(_smooth(self.mask, image.size), 1)  # tissue at the edge has a border too
+        field = np.pad(
+            _smooth(self.mask, image.size), 1
+        )  # tissue at the edge has a border too
         for top in range(0, image.height, _BAND_ROWS):
             band = field[top : top + _BAND_ROWS + 2].astype(np.float32)
             slope = np.hypot(*np.gradient(band))[1:-1, 1:-1]
             distance = np.abs(band[1:-1, 1:-1] - 127.5) / np.maximum(slope, 1e-3)
             rim = _PAPER, self.width + 2, 0.7
             for color, width, opacity in rim, (self.color, self.width, 1.0):
-                _blend(image, color, np.clip(width / 2 + 0.5 - distance, 0, 1) * opacity, top)
+                _blend(
+                    image,
+                    color,
+                    np.clip(width / 2 + 0.5 - distance, 0, 1) * opacity,
+                    top,
+                )
 
 
 @dataclass(frozen=True)
@@ -195,37 +224,61 @@ class Values:
     values: Numbers  # (N,)
     label: str = ""
     colormap: str = "turbo"  # of `COLORMAPS`
-    limits: tuple[float, float] | None = None  # values of the first and last colour; None: theirs
+    limits: tuple[float, float] | None = (
+        None  # values of the first and last colour; None: theirs
+    )
     opacity: float = 0.5
 
     @property
     def shown_limits(self) -> tuple[float, float]:
         """`limits`, or the least and the greatest value."""
         known = self.values[np.isfinite(self.values)]
-        return self.limits or ((float(known.min()), float(known.max())) if len(known) else (0, 1))
+        return self.limits or (
+            (float(known.min()), float(known.max())) if len(known) else (0, 1)
+        )
+
+    @property
+    def only_value(self) -> str:
+        """What all tiles have in common, where there is no scale to show; '' where there is one."""
+        if not np.isfinite(self.values).any():
+            return "no value"
+        low, high = self.shown_limits
+        return f"{low:.3g}" if low == high else ""
 
     def paint(self, image: Image.Image, size_l0: Size) -> None:
         """Draws them. Memory: 40 bytes a px, and 100 a tile."""
         known = np.isfinite(self.values)
         boxes = _boxes(self.coords_l0[known], self.tile_size_l0, image.size, size_l0)
-        total, count = (_box_sums(boxes, v, image.size) for v in (self.values[known], 1.0))
+        total, count = (
+            _box_sums(boxes, v, image.size) for v in (self.values[known], 1.0)
+        )
         low, high = self.shown_limits
         mean = total / np.maximum(count, 1)
         colors = colorize((mean - low) / ((high - low) or 1.0), self.colormap)
-        alpha = Image.fromarray(np.where(count > 0.5, round(255 * self.opacity), 0).astype("u1"))
+        alpha = Image.fromarray(
+            np.where(count > 0.5, round(255 * self.opacity), 0).astype("u1")
+        )
         image.paste(Image.fromarray(colors), (0, 0), alpha)
 
 
-Layer = Outline | Tint | Tiles | Values  # what is drawn over a picture; the first one lowest
-Part = tuple[str, int, str, Layer | None]  # of the strip below: words, width of a sign, words
+Layer = (
+    Outline | Tint | Tiles | Values
+)  # what is drawn over a picture; the first one lowest
+Part = tuple[
+    str, int, str, Layer | None
+]  # of the strip below: words, width of a sign, words
 
 
 def colorize(shares: Numbers, colormap: str) -> npt.NDArray[np.uint8]:
     """Colours, uint8 (..., 3), of numbers in [0, 1]; what lies outside has the end's colour."""
-    table = np.array([list(bytes.fromhex(color)) for color in _COLORMAPS[colormap].split()])
+    table = np.array(
+        [list(bytes.fromhex(color)) for color in _COLORMAPS[colormap].split()]
+    )
     at, all_256 = np.linspace(0, 1, len(table)), np.linspace(0, 1, 256)
     fine = np.stack([np.interp(all_256, at, column) for column in table.T], axis=1)
-    return np.asarray(fine.round().astype(np.uint8)[(np.clip(shares, 0, 1) * 255).astype(np.uint8)])
+    return np.asarray(
+        fine.round().astype(np.uint8)[(np.clip(shares, 0, 1) * 255).astype(np.uint8)]
+    )
 
 
 def paint(picture: Picture, layers: Sequence[Layer]) -> RgbArray:
@@ -239,16 +292,26 @@ def paint(picture: Picture, layers: Sequence[Layer]) -> RgbArray:
     return np.asarray(image)
 
 
-def draw(picture: Picture, layers: Sequence[Layer]) -> RgbArray:
-    """`paint`, and below it a strip with scale bar, legend and colour bars.
+def draw(picture: Picture, layers: Sequence[Layer], *, caption: str = "") -> RgbArray:
+    """`paint`, and below it a strip with caption, scale bar, legend and colour bars.
 
     The strip's height depends on what it says; px above it are at their place on the slide.
     """
     painted, (width, height) = paint(picture, layers), picture.size
     size = min(26, max(12, round(max(width, height) / 60)))
-    font, gap, line, x, y = ImageFont.load_default(size), round(0.4 * size), 2 * size, 0, 0
-    strip = Image.new("RGB", (width, line * (1 + len(layers))), _PAPER)
+    font, gap, line, x, y = (
+        ImageFont.load_default(size),
+        round(0.4 * size),
+        2 * size,
+        0,
+        0,
+    )
+    strip = Image.new("RGB", (width, line * (2 + len(layers))), _PAPER)
     pen, parts = ImageDraw.Draw(strip), _strip_parts(picture, layers, size)
+    if caption:
+        text = _shortened(_ascii(caption), font, width - 4 * gap)
+        pen.text((2 * gap, size // 2), text, fill=_INK, font=font)
+        y = line
     for left, sign, right, layer in parts:
         first = round(font.getlength(left)) + gap * bool(left)
         wide = first + sign + gap + round(font.getlength(right)) + 3 * gap
@@ -259,13 +322,30 @@ def draw(picture: Picture, layers: Sequence[Layer]) -> RgbArray:
         _sign(pen, (at + first, top + size // 6, at + first + sign, top + size), layer)
         pen.text((at + first + sign + gap, top), right, fill=_INK, font=font)
         x += wide
-    return np.concatenate([painted, np.asarray(strip)[: y + line if parts else 0]])
+    return np.concatenate([painted, np.asarray(strip)[: y + line if parts else y]])
 
 
-def write_drawing(path: Path, picture: Picture, layers: Sequence[Layer]) -> None:
+def write_drawing(
+    path: Path, picture: Picture, layers: Sequence[Layer], *, caption: str = ""
+) -> None:
     """Writes `draw` as a PNG, atomically."""
+    image = Image.fromarray(draw(picture, layers, caption=caption))
     with atomic_path(path) as tmp:
-        Image.fromarray(draw(picture, layers)).save(tmp, format="PNG", compress_level=4)
+        image.save(tmp, format="PNG", compress_level=4)
+
+
+def _ascii(text: str) -> str:
+    """Text without accents and other signs: the font that comes with Pillow knows ASCII."""
+    return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+
+
+def _shortened(text: str, font: Font, width: int) -> str:
+    """Text that is at most `width` px long; a longer one ends in dots."""
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(text + "...") > width:
+        text = text[:-1]
+    return text + "..."
 
 
 def _strip_parts(picture: Picture, layers: Sequence[Layer], size: int) -> list[Part]:
@@ -276,9 +356,11 @@ def _strip_parts(picture: Picture, layers: Sequence[Layer], size: int) -> list[P
         length = nice_length(0.18 * picture.size[0] / px_mm)
         parts.append(("", round(length * px_mm), f"{length:g} mm", None))
     for layer in (one for one in layers if one.label):
-        # the font that comes with Pillow knows ASCII
-        label = unicodedata.normalize("NFKD", layer.label).encode("ascii", "ignore").decode()
-        if isinstance(layer, Values):
+        label = _ascii(layer.label)
+        if isinstance(layer, Values) and layer.only_value:
+            words = f"{label}: {layer.only_value}"
+            parts.append(("", round(1.1 * size), words, layer))
+        elif isinstance(layer, Values):
             low, high = layer.shown_limits
             parts.append((f"{label}  {low:.3g}", 7 * size, f"{high:.3g}", layer))
         else:
@@ -286,7 +368,9 @@ def _strip_parts(picture: Picture, layers: Sequence[Layer], size: int) -> list[P
     return parts
 
 
-def _sign(pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], layer: Layer | None) -> None:
+def _sign(
+    pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], layer: Layer | None
+) -> None:
     """The sign of a layer in the legend; without one the scale bar."""
     x0, y0, x1, y1 = box
     if layer is None:
@@ -294,19 +378,24 @@ def _sign(pen: ImageDraw.ImageDraw, box: tuple[int, int, int, int], layer: Layer
         for x in (x0, x1):
             pen.line((x, y0 + 2, x, y1), fill=_INK, width=2)
     elif isinstance(layer, Values):
-        colors = colorize(np.linspace(0, 1, x1 - x0), layer.colormap).tolist()
+        shares = np.linspace(0, 0 if layer.only_value else 1, x1 - x0)
+        colors = colorize(shares, layer.colormap).tolist()
         for x, color in enumerate(colors, x0):
             pen.line((x, y0, x, y1), fill=_over_white(color, max(layer.opacity, 0.8)))
     else:
         fill = layer.opacity if isinstance(layer, Tint) else 0.1
         width = 3 if isinstance(layer, Outline) else int(isinstance(layer, Tiles))
-        pen.rectangle(box, fill=_over_white(layer.color, fill), outline=layer.color, width=width)
+        pen.rectangle(
+            box, fill=_over_white(layer.color, fill), outline=layer.color, width=width
+        )
 
 
 def nice_length(most: float) -> float:
     """The largest 1, 2 or 5 times a power of ten that is not more."""
     power = 10.0 ** np.floor(np.log10(most))
-    return float(round(max(f for f in (1, 2, 5) if f * power <= most * (1 + 1e-9)) * power, 12))
+    return float(
+        round(max(f for f in (1, 2, 5) if f * power <= most * (1 + 1e-9)) * power, 12)
+    )
 
 
 def _smooth(mask: MaskArray, size: Size) -> npt.NDArray[np.uint8]:
@@ -335,7 +424,9 @@ def _boxes(coords_l0: CoordsL0, tile_size_l0: Size, size: Size, size_l0: Size) -
     return np.hstack([first, end]).astype(np.int64)
 
 
-def _box_sums(boxes: Boxes, values: Numbers | float, size: Size) -> npt.NDArray[np.float64]:
+def _box_sums(
+    boxes: Boxes, values: Numbers | float, size: Size
+) -> npt.NDArray[np.float64]:
     """Per px, the sum of the values of the boxes that it lies in: an integral of their corners."""
     width, height = size
     corners = np.zeros((height + 1, width + 1))

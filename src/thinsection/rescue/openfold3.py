@@ -22,7 +22,11 @@ from torch import Tensor
 from thinsection.errors import MissingDependencyError, RescueError
 from thinsection.neighbors.reference import distances_between
 from thinsection.neighbors.search import pairs_within
-from thinsection.structures.frames import FrameOptions, backbone_offsets, token_frame_atoms
+from thinsection.structures.frames import (
+    FrameOptions,
+    backbone_offsets,
+    token_frame_atoms,
+)
 
 VERSIONS = ("0.4.5", "0.5.0")  # whose functions were compared with ours
 _Function = Callable[..., Any]
@@ -46,11 +50,19 @@ def has_clash(given: Any, options: FrameOptions) -> Tensor:
     clashing: Tensor = positions.new_zeros(len(positions))
     for s, x in enumerate(positions[:, atoms]):
         counts = torch.zeros(num * num, dtype=torch.int64, device=x.device)
-        for i, j in pairs_within(x, x, given.threshold, budget_bytes=options.budget_bytes):
-            near = (chain[i] < chain[j]) & (distances_between(x[i], x[j]) < given.threshold)
-            counts += torch.bincount(chain[i[near]] * num + chain[j[near]], minlength=num * num)
+        for i, j in pairs_within(
+            x, x, given.threshold, budget_bytes=options.budget_bytes
+        ):
+            near = (chain[i] < chain[j]) & (
+                distances_between(x[i], x[j]) < given.threshold
+            )
+            counts += torch.bincount(
+                chain[i[near]] * num + chain[j[near]], minlength=num * num
+            )
         fraction = counts / torch.minimum(sizes[:, None], sizes).flatten().clamp(min=1)
-        clashing[s] = ((counts > given.violation_abs) | (fraction > given.violation_frac)).any()
+        clashing[s] = (
+            (counts > given.violation_abs) | (fraction > given.violation_frac)
+        ).any()
     return clashing
 
 
@@ -60,10 +72,14 @@ def plddt_loss(given: Any, options: FrameOptions) -> Tensor:
     lddt = _atom_lddt(given, options)
     bin_size = (given.bin_max - given.bin_min) / given.no_bins
     steps = torch.arange(given.no_bins, device=lddt.device) * bin_size
-    labels = theirs.binned_one_hot(lddt, given.bin_min + bin_size / 2 + steps).to(given.x.dtype)
+    labels = theirs.binned_one_hot(lddt, given.bin_min + bin_size / 2 + steps).to(
+        given.x.dtype
+    )
     errors = theirs.softmax_cross_entropy(given.logits, labels)
     resolved = given.batch["ground_truth"]["atom_resolved_mask"].bool()
-    loss: Tensor = torch.sum(errors * resolved, -1) / (torch.sum(resolved, -1) + given.eps)
+    loss: Tensor = torch.sum(errors * resolved, -1) / (
+        torch.sum(resolved, -1) + given.eps
+    )
     return loss
 
 
@@ -102,8 +118,12 @@ class _Slope(torch.autograd.Function):
         return value
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():  # so it is under create_graph alone
+            raise RescueError(
+                "smooth_lddt_loss must be differentiated once in the rescue, got "
+                "create_graph=True; compute a gradient of the gradient outside of it"
+            )
         return grad * ctx.saved_tensors[0], None, None
 
 
@@ -113,14 +133,21 @@ def smooth_lddt_loss(given: Any, options: FrameOptions) -> Tensor:
     truth = batch["ground_truth"]["atom_positions"].expand(x.shape)
     resolved = batch["ground_truth"]["atom_resolved_mask"]
     nucleic = _of_atoms(batch, batch["is_dna"] + batch["is_rna"], x).bool()
-    kept = (_of_atoms(batch, given.loss_token_mask, x) * resolved.expand(x.shape[:-1])).bool()
+    kept = (
+        _of_atoms(batch, given.loss_token_mask, x) * resolved.expand(x.shape[:-1])
+    ).bool()
     losses = []
     for at in product(*map(range, lead)):
         value, slope = x.new_zeros((), dtype=torch.float64), torch.zeros_like(x[at])
         count = 0
         ends = kept[at].nonzero()[:, 0]
-        for rows, radius in ((ends[nucleic[at][ends]], 30), (ends[~nucleic[at][ends]], 15)):
-            for i, j, d_true in _near(truth[at], (rows, ends), radius, given.eps, options):
+        for rows, radius in (
+            (ends[nucleic[at][ends]], 30),
+            (ends[~nucleic[at][ends]], 15),
+        ):
+            for i, j, d_true in _near(
+                truth[at], (rows, ends), radius, given.eps, options
+            ):
                 count += len(i)
                 part, rise = _smooth_sum(x[at], i, j, d_true, given.eps)
                 value += part
@@ -132,7 +159,11 @@ def smooth_lddt_loss(given: Any, options: FrameOptions) -> Tensor:
 
 
 def _near(
-    truth: Tensor, atoms: tuple[Tensor, Tensor], radius: float, eps: float, options: FrameOptions
+    truth: Tensor,
+    atoms: tuple[Tensor, Tensor],
+    radius: float,
+    eps: float,
+    options: FrameOptions,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Blocks of pairs, one of each atoms, not the same, nearer than the radius; their distances."""
     rows, ends = atoms
@@ -148,12 +179,16 @@ def _distances(x: Tensor, i: Tensor, j: Tensor, eps: float) -> Tensor:
     return torch.sqrt(eps + torch.sum((x[i] - x[j]) ** 2, -1))
 
 
-def _smooth_sum(x: Tensor, i: Tensor, j: Tensor, d_true: Tensor, eps: float) -> tuple[Tensor, ...]:
+def _smooth_sum(
+    x: Tensor, i: Tensor, j: Tensor, d_true: Tensor, eps: float
+) -> tuple[Tensor, ...]:
     """The sum of the smooth hits of pairs, and its gradient to x."""
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         error = (d_true - _distances(leaf, i, j, eps)).abs()
-        hits = torch.stack([torch.sigmoid(threshold - error) for threshold in _THRESHOLDS])
+        hits = torch.stack(
+            [torch.sigmoid(threshold - error) for threshold in _THRESHOLDS]
+        )
         total = 0.25 * torch.sum(hits, dtype=torch.float64)
         return total.detach(), torch.autograd.grad(total, leaf)[0]
 
@@ -173,10 +208,16 @@ def bond_loss(given: Any, options: FrameOptions) -> Tensor:
     truth = batch["ground_truth"]["atom_positions"].expand(x.shape)
     resolved = batch["ground_truth"]["atom_resolved_mask"].expand(x.shape[:-1]).bool()
     tokens = batch["token_mask"].shape[-1]
-    polymer = (batch["is_protein"] + batch["is_dna"] + batch["is_rna"]).expand(*lead, tokens)
+    polymer = (batch["is_protein"] + batch["is_dna"] + batch["is_rna"]).expand(
+        *lead, tokens
+    )
     ligand = batch["is_ligand"].expand(*lead, tokens)
     bonds = batch["token_bonds"].expand(*lead, tokens, tokens)
-    sizes = (batch["num_atoms_per_token"] * batch["token_mask"].int()).expand(*lead, tokens).long()
+    sizes = (
+        (batch["num_atoms_per_token"] * batch["token_mask"].int())
+        .expand(*lead, tokens)
+        .long()
+    )
     losses = []
     for at in product(*map(range, lead)):
         row, column = bonds[at].nonzero().unbind(-1)
@@ -184,7 +225,9 @@ def bond_loss(given: Any, options: FrameOptions) -> Tensor:
         i, j = _atom_pairs(sizes[at], row[bonded], column[bonded])
         both = resolved[at][i] & resolved[at][j]
         i, j = i[both], j[both]
-        error = _distances(x[at], i, j, given.eps) - _distances(truth[at], i, j, given.eps)
+        error = _distances(x[at], i, j, given.eps) - _distances(
+            truth[at], i, j, given.eps
+        )
         losses.append(torch.sum(error**2) / (len(i) + given.eps))
     return torch.stack(losses).view(lead)
 
@@ -194,7 +237,10 @@ def _atom_pairs(sizes: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, Ten
     starts = torch.cumsum(sizes, 0) - sizes
     counts = sizes[row] * sizes[column]
     bond = torch.repeat_interleave(counts)
-    place = torch.arange(len(bond), device=bond.device) - (torch.cumsum(counts, 0) - counts)[bond]
+    place = (
+        torch.arange(len(bond), device=bond.device)
+        - (torch.cumsum(counts, 0) - counts)[bond]
+    )
     width = sizes[column][bond]
     first = starts[row][bond] + torch.div(place, width, rounding_mode="floor")
     return first, starts[column][bond] + place % width
@@ -231,7 +277,9 @@ def interface_clash(given: Any, options: FrameOptions) -> Tensor | None:
         return None
     overlap = torch.zeros_like(pairs)
     for at in product(*map(range, lead)):
-        for i, j in pairs_within(b[at], a[at], given.threshold, budget_bytes=options.budget_bytes):
+        for i, j in pairs_within(
+            b[at], a[at], given.threshold, budget_bytes=options.budget_bytes
+        ):
             d = torch.sqrt(given.eps + torch.sum((a[at][i] - b[at][j]) ** 2, -1))
             weight = weight_a[at][i] * weight_b[at][j]
             overlap[at] += torch.sum(weight * torch.relu(given.threshold - d))
@@ -281,15 +329,21 @@ def openfold3(options: FrameOptions | None = None) -> Iterator[None]:
             _swap(name, ours, original)
     if not calls:
         names = ", ".join(name for name, *_ in swaps)
-        raise RescueError(f"one of {names} must be called within the block, got no call")
+        raise RescueError(
+            f"one of {names} must be called within the block, got no call"
+        )
 
 
-def _recognised(options: FrameOptions, calls: list[str]) -> list[tuple[str, _Function, _Function]]:
+def _recognised(
+    options: FrameOptions, calls: list[str]
+) -> list[tuple[str, _Function, _Function]]:
     """Names, originals of a version that we know and ours, or the errors of `openfold3`."""
     try:
         installed = version("openfold3")
     except PackageNotFoundError:
-        raise MissingDependencyError("rescue.openfold3 needs openfold3, which is absent") from None
+        raise MissingDependencyError(
+            "rescue.openfold3 needs openfold3, which is absent"
+        ) from None
     if installed not in VERSIONS:
         rule = f"openfold3 must be of version {' or '.join(VERSIONS)}"
         raise RescueError(f"{rule}, got {installed}; nothing was replaced")
@@ -301,18 +355,27 @@ def _recognised(options: FrameOptions, calls: list[str]) -> list[tuple[str, _Fun
         home, _, name = f"openfold3.{place}".rpartition(".")
         function = getattr(importlib.import_module(home), name, None)
         if function is None or function.__module__ != home:
-            raise RescueError(f"{home}.{name} must be the original function, got {function!r}")
+            raise RescueError(
+                f"{home}.{name} must be the original function, got {function!r}"
+            )
         signature = inspect.signature(function)
         known = ((p.name, p.default) for p in signature.parameters.values())
-        got = ", ".join(n if d is inspect.Parameter.empty else f"{n}={d}" for n, d in known)
+        got = ", ".join(
+            n if d is inspect.Parameter.empty else f"{n}={d}" for n, d in known
+        )
         if got != parameters:
-            raise RescueError(f"{name} must take ({parameters}), got ({got}); nothing was replaced")
+            raise RescueError(
+                f"{name} must take ({parameters}), got ({got}); nothing was replaced"
+            )
         swaps.append((name, function, _bound(ours, signature, options, calls)))
     return swaps
 
 
 def _bound(
-    ours: _Function, signature: inspect.Signature, options: FrameOptions, calls: list[str]
+    ours: _Function,
+    signature: inspect.Signature,
+    options: FrameOptions,
+    calls: list[str],
 ) -> _Function:
     """Ours, called as the original is."""
 
@@ -327,5 +390,8 @@ def _bound(
 
 def _swap(name: str, old: _Function, new: _Function) -> None:
     for place, module in list(sys.modules.items()):
-        if place.partition(".")[0] == "openfold3" and getattr(module, name, None) is old:
+        if (
+            place.partition(".")[0] == "openfold3"
+            and getattr(module, name, None) is old
+        ):
             setattr(module, name, new)

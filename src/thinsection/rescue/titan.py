@@ -22,11 +22,22 @@ _ENTRY = "encode_slide_from_patch_features"
 # where each peer's encoder keeps the hub's model, by its package
 _PEERS = {"slide2vec": "_model", "mussel": "obj", "trident": "model"}
 _ENCODER = (
-    *("blocks", "forward_features", "masked_im_modeling", "norm", "norm_pre", "num_heads"),
+    *(
+        "blocks",
+        "forward_features",
+        "masked_im_modeling",
+        "norm",
+        "norm_pre",
+        "num_heads",
+    ),
     *("patch_embed", "_pos_embed", "pos_encode_type"),
 )
-_ATTENTION = "attn_drop_prob head_dim k_norm num_heads pos_encode proj proj_drop q_norm qkv"
-_TOLERANCE = 1e-4  # the float32 states of 15 tokens differ by 1e-6; with a wrong bias by 1e-1
+_ATTENTION = (
+    "attn_drop_prob head_dim k_norm num_heads pos_encode proj proj_drop q_norm qkv"
+)
+_TOLERANCE = (
+    1e-4  # the float32 states of 15 tokens differ by 1e-6; with a wrong bias by 1e-1
+)
 _ABSENT = object()
 
 
@@ -47,7 +58,9 @@ def titan(model: Any, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[A
     not finite, or its states differ from ours on a probe: nothing is changed then; or our attention
     was not called once within the block.
     """
-    hub = getattr(model, _PEERS.get(type(model).__module__.partition(".")[0], ""), model)
+    hub = getattr(
+        model, _PEERS.get(type(model).__module__.partition(".")[0], ""), model
+    )
     encoder = _recognise(hub)
     calls: list[int] = []
     ours = _Placed(hub, encoder, calls, budget_bytes)
@@ -60,7 +73,9 @@ def titan(model: Any, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[A
     finally:
         ours.take_back()
     got = f"no call, so nothing was rescued; use {_ENTRY} of this model, one slide at a time"
-    require(calls, "our attention must be called within the block", got, error=RescueError)
+    require(
+        calls, "our attention must be called within the block", got, error=RescueError
+    )
 
 
 class _Cells(NamedTuple):
@@ -72,7 +87,9 @@ class _Cells(NamedTuple):
 class _Placed:
     """Our methods on the model's instances, above what was found there."""
 
-    def __init__(self, hub: Any, encoder: Any, calls: list[int], budget_bytes: int) -> None:
+    def __init__(
+        self, hub: Any, encoder: Any, calls: list[int], budget_bytes: int
+    ) -> None:
         entry = getattr(hub, _ENTRY)
 
         def encode(*args: Any, **kwargs: Any) -> Any:
@@ -83,7 +100,10 @@ class _Placed:
         self._ours = [
             (hub, _ENTRY, encode),
             (encoder, "forward_features", _forward_features_of(encoder)),
-            *((each, "forward", _forward_of(each, calls, budget_bytes)) for each in attentions),
+            *(
+                (each, "forward", _forward_of(each, calls, budget_bytes))
+                for each in attentions
+            ),
         ]
         self._found: dict[tuple[int, str], Any] = {}
 
@@ -99,7 +119,9 @@ class _Placed:
             if owner.__dict__.get(name) is function:
                 owner.__dict__[name] = self._found[id(owner), name]
                 if owner.__dict__[name] is _ABSENT:
-                    del owner.__dict__[name]  # the class's own method shows through again
+                    del owner.__dict__[
+                        name
+                    ]  # the class's own method shows through again
 
 
 def _recognise(hub: Any) -> Any:
@@ -110,19 +132,33 @@ def _recognise(hub: Any) -> Any:
         got = f"a {type(hub).__name__} without {', '.join(missing)}"
         raise RescueError(f"model must be a loaded TITAN, got {got}")
     if encoder.pos_encode_type != "alibi":
-        raise RescueError(f"pos_encode_type must be 'alibi', got {encoder.pos_encode_type!r}")
-    _check_signature(encoder.forward_features, "x, coords, mask, bg_mask", "forward_features")
+        raise RescueError(
+            f"pos_encode_type must be 'alibi', got {encoder.pos_encode_type!r}"
+        )
+    _check_signature(
+        encoder.forward_features, "x, coords, mask, bg_mask", "forward_features"
+    )
     attentions = [block.attn for block in getattr(encoder.blocks, "modules_list", ())]
     if not attentions:
         raise RescueError("vision_encoder.blocks must hold modules_list, got none")
     for attention in attentions:
-        if absent := [name for name in _ATTENTION.split() if not hasattr(attention, name)]:
-            raise RescueError(f"attention must have {', '.join(absent)}, got {type(attention)}")
+        if absent := [
+            name for name in _ATTENTION.split() if not hasattr(attention, name)
+        ]:
+            raise RescueError(
+                f"attention must have {', '.join(absent)}, got {type(attention)}"
+            )
         if got := attention.attn_drop_prob:
-            raise RescueError(f"attn_drop_prob must be 0, got {got}; ours has no dropout")
-        _check_signature(attention.forward, "x, attn_bias, bg_mask", "attention forward")
+            raise RescueError(
+                f"attn_drop_prob must be 0, got {got}; ours has no dropout"
+            )
+        _check_signature(
+            attention.forward, "x, attn_bias, bg_mask", "attention forward"
+        )
     if any("forward" in attention.__dict__ for attention in attentions):
-        raise RescueError("model must not be changed by another rescue, got one in place")
+        raise RescueError(
+            "model must not be changed by another rescue, got one in place"
+        )
     for name, weight in encoder.named_parameters():
         if not bool(weight.isfinite().all()):
             raise RescueError(f"weights must be finite, got NaN or infinity in {name}")
@@ -140,7 +176,9 @@ def _states_of_probe(encoder: Any) -> Tensor:
     weight = next(encoder.patch_embed.parameters())
     mask = torch.ones(1, 3, 5, dtype=torch.bool)
     mask[0, 1, 2] = False
-    x = torch.randn(1, weight.shape[-1], 3, 5, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(
+        1, weight.shape[-1], 3, 5, generator=torch.Generator().manual_seed(0)
+    )
     x = (x * mask[:, None]).to(weight.device, weight.dtype)
     states: Tensor = encoder.forward_features(x, bg_mask=mask.to(weight.device))
     return states
@@ -158,7 +196,9 @@ def _forward_features_of(encoder: Any) -> Callable[..., Any]:
     """The published steps for a single slide; the bias is not among them."""
     found = encoder.forward_features
 
-    def forward_features(x: Any, coords: Any = None, mask: Any = None, bg_mask: Any = None) -> Any:
+    def forward_features(
+        x: Any, coords: Any = None, mask: Any = None, bg_mask: Any = None
+    ) -> Any:
         batch, _, w, h = x.shape
         if batch != 1 or encoder.masked_im_modeling:
             return found(x, coords=coords, mask=mask, bg_mask=bg_mask)
@@ -166,12 +206,16 @@ def _forward_features_of(encoder: Any) -> Callable[..., Any]:
         tokens = encoder.norm_pre(encoder._pos_embed(tokens, coords, w, h))
         shown = x.new_ones(w, h) if bg_mask is None else bg_mask.view(w, h).to(x.device)
         kept = torch.cat([shown.new_ones(1), shown.flatten()]).bool()
-        return encoder.norm(encoder.blocks(tokens[:, kept], _Cells(shown.nonzero()), bg_mask))
+        return encoder.norm(
+            encoder.blocks(tokens[:, kept], _Cells(shown.nonzero()), bg_mask)
+        )
 
     return forward_features
 
 
-def _forward_of(attention: Any, calls: list[int], budget_bytes: int) -> Callable[..., Any]:
+def _forward_of(
+    attention: Any, calls: list[int], budget_bytes: int
+) -> Callable[..., Any]:
     original, slopes = attention.forward, alibi_slopes(attention.num_heads)
 
     def forward(x: Tensor, attn_bias: Any, bg_mask: Tensor | None = None) -> Any:
@@ -179,11 +223,17 @@ def _forward_of(attention: Any, calls: list[int], budget_bytes: int) -> Callable
             return original(x, attn_bias, bg_mask)
         calls.append(1)
         batch, tokens, channels = x.shape
-        qkv = attention.qkv(x).view(batch, tokens, 3, attention.num_heads, attention.head_dim)
+        qkv = attention.qkv(x).view(
+            batch, tokens, 3, attention.num_heads, attention.head_dim
+        )
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         q, k = attention.q_norm(q).to(v.dtype), attention.k_norm(k).to(v.dtype)
-        with torch.autocast(x.device.type, enabled=False):  # blocks are multiplied into buffers
-            out = alibi2d_attention(q, k, v, attn_bias.cells, slopes, budget_bytes=budget_bytes)
+        with torch.autocast(
+            x.device.type, enabled=False
+        ):  # blocks are multiplied into buffers
+            out = alibi2d_attention(
+                q, k, v, attn_bias.cells, slopes, budget_bytes=budget_bytes
+            )
         merged = out.transpose(1, 2).reshape(batch, tokens, channels)
         return attention.proj_drop(attention.proj(merged))
 

@@ -22,7 +22,10 @@ _EOSIN = np.divide((0.07, 0.99, 0.11), np.linalg.norm((0.07, 0.99, 0.11)))
 _MIN_MAGNITUDE = 16.0  # of density, scaled so that black has 255; below it is glass
 _LOWEST_WHITE, _USUAL_WHITE = 200.0, 240.0
 _BLACK = 1e-10  # where a channel is 0 its density is as good as unbounded
-_GLASS_VALUE, _GLASS_SATURATION = 0.83 * 255, 0.12  # px that are brighter and paler are glass
+_GLASS_VALUE, _GLASS_SATURATION = (
+    0.83 * 255,
+    0.12,
+)  # px that are brighter and paler are glass
 _MIN_PX = 100  # of glass to measure its brightness, and of tissue to find stains in
 
 
@@ -74,9 +77,13 @@ class StainChannels:
         white = _white(rgb, glass)
         vectors = stain_vectors(_density(rgb[~glass], white, _BLACK), white, where)
         third = np.cross(vectors[0], vectors[1])
-        inverse = np.linalg.inv(np.stack([*vectors, third / np.linalg.norm(third)], axis=1))
+        inverse = np.linalg.inv(
+            np.stack([*vectors, third / np.linalg.norm(third)], axis=1)
+        )
         rows = np.stack([inverse[0], inverse[1], np.full(3, 1 / 3)])
-        low, high = np.percentile(_density(rgb, white).reshape(-1, 3) @ rows.T, (1, 99), axis=0)
+        low, high = np.percentile(
+            _density(rgb, white).reshape(-1, 3) @ rows.T, (1, 99), axis=0
+        )
         flat = high <= low + 1e-8
         low, high = np.where(flat, 0.0, low), np.where(flat, 1.0, high)
         return cls(white=white, rows=rows, low=tuple(low), high=tuple(high))
@@ -96,9 +103,13 @@ def stain_vectors(density: Matrix, white: float, where: str) -> tuple[Matrix, Ma
     require(len(plane) >= _MIN_PX, rule, f"{len(plane)} in {where!r}")
     # from the mean direction, which no angle is far from, so that none wraps around
     centre = plane.mean(axis=0)
-    angles = np.arctan2(plane[:, 1] * centre[0] - plane[:, 0] * centre[1], plane @ centre)
+    angles = np.arctan2(
+        plane[:, 1] * centre[0] - plane[:, 0] * centre[1], plane @ centre
+    )
     order = np.argsort(angles, kind="stable")
-    ends = [axes @ plane[order[int(share * len(order) + 0.5)]] for share in (0.01, 0.99)]
+    ends = [
+        axes @ plane[order[int(share * len(order) + 0.5)]] for share in (0.01, 0.99)
+    ]
     first, second = (end / np.linalg.norm(end) for end in ends)
     one, other = (end @ _EOSIN - end @ _HEMATOXYLIN for end in (first, second))
     return (first, second) if one >= other else (second, first)
@@ -106,7 +117,9 @@ def stain_vectors(density: Matrix, white: float, where: str) -> tuple[Matrix, Ma
 
 def _density(values: npt.NDArray, white: float, darkest: float = 1.0) -> Matrix:
     """Optical density, log10, of px values; what is brighter than glass has none."""
-    return np.asarray(-np.log10(np.clip(values.astype(np.float64), darkest, white) / white))
+    return np.asarray(
+        -np.log10(np.clip(values.astype(np.float64), darkest, white) / white)
+    )
 
 
 def _white(rgb: RgbArray, glass: MaskArray) -> float:

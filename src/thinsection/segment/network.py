@@ -26,10 +26,14 @@ Network = Callable[[Planes], Planes]
 _NONE = "none"  # TOML has no null
 
 
-def load_network(spec: "SegmenterSpec", weights: Path | None, device: str, seed: int) -> Network:
+def load_network(
+    spec: "SegmenterSpec", weights: Path | None, device: str, seed: int
+) -> Network:
     """The network of an entry, on its device."""
     if spec.architecture is not None:
-        return _on_torch(_module(spec, weights, seed), resolve_device(device), spec.output)
+        return _on_torch(
+            _module(spec, weights, seed), resolve_device(device), spec.output
+        )
     assert weights is not None  # ONNX has no random ones
     return _on_onnx(weights, resolve_device(device, mps=False))
 
@@ -44,7 +48,9 @@ def _on_onnx(path: Path, device: torch.device) -> Network:
     there = provider in onnxruntime.get_available_providers()
     rule = f"onnxruntime must be a build for {device.type}"
     require(there, rule, onnxruntime.__version__, error=errors.DeviceError)
-    with rewording("weights must be readable ONNX", path, Exception, error=errors.WeightsError):
+    with rewording(
+        "weights must be readable ONNX", path, Exception, error=errors.WeightsError
+    ):
         session = onnxruntime.InferenceSession(str(path), options, providers=[provider])
     name = session.get_inputs()[0].name
 
@@ -60,7 +66,9 @@ def _module(spec: "SegmenterSpec", weights: Path | None, seed: int) -> torch.nn.
     importable_torchvision()
     with importing(f"architecture {spec.architecture!r} must be importable", "segment"):
         make: Any = getattr(import_module(name), attribute, None)
-    plain = {key: None if value == _NONE else value for key, value in spec.options.items()}
+    plain = {
+        key: None if value == _NONE else value for key, value in spec.options.items()
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = make(**plain) if callable(make) else None
@@ -68,7 +76,9 @@ def _module(spec: "SegmenterSpec", weights: Path | None, seed: int) -> torch.nn.
         rule = "architecture must be 'module:callable' of a torch module"
         raise errors.ConfigError(f"{rule}, got {spec.architecture!r}")
     if weights is not None:
-        load_strictly(module, read_state_dict(weights), source=str(weights), unused=spec.unused)
+        load_strictly(
+            module, read_state_dict(weights), source=str(weights), unused=spec.unused
+        )
     return module.eval()
 
 
@@ -81,7 +91,9 @@ def _on_torch(module: torch.nn.Module, device: torch.device, output: str) -> Net
         found = found[output] if isinstance(found, dict) else found
         if not isinstance(found, torch.Tensor) or found.ndim != 4:
             got = getattr(found, "shape", type(found).__name__)
-            raise errors.InvalidInputError(f"segmenter must give (B, K, H, W), got {got}")
+            raise errors.InvalidInputError(
+                f"segmenter must give (B, K, H, W), got {got}"
+            )
         return np.asarray(found.float().cpu().numpy())
 
     return run

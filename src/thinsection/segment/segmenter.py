@@ -36,23 +36,39 @@ class SegmenterSpec:
     name: str  # in the registry, and of its folder of results
     help: str = ""
     outputs: tuple[str, ...]  # what the output channels stand for, in order
-    background: str | None = None  # the one of them that is no class; None: all are classes
+    background: str | None = (
+        None  # the one of them that is no class; None: all are classes
+    )
     # largest: of the outputs the largest one. threshold: the first class above `threshold` and
     # above the background; a px without is background
     rule: Literal["largest", "threshold"] = "largest"
-    threshold: float = 0.0  # of the network's outputs; 0 for logits is a probability of a half
+    threshold: float = (
+        0.0  # of the network's outputs; 0 for logits is a probability of a half
+    )
     mpp: float  # µm/px of its windows
     px: int = 512  # edge of a window
-    overlap: float = 0.25  # least share of a window's edge that neighbours share, [0, 0.5]
+    overlap: float = (
+        0.25  # least share of a window's edge that neighbours share, [0, 0.5]
+    )
     channels: Literal["rgb", "eosin_hematoxylin_density"] = "rgb"
-    mean: tuple[float, ...] = IMAGENET_MEAN  # per channel, applied to values in [0, 1], like std
+    mean: tuple[float, ...] = (
+        IMAGENET_MEAN  # per channel, applied to values in [0, 1], like std
+    )
     std: tuple[float, ...] = IMAGENET_STD  # both of "rgb" alone
-    weights: str | None = None  # a path, beside the TOML file if relative, or 'package:PATH'
+    weights: str | None = (
+        None  # a path, beside the TOML file if relative, or 'package:PATH'
+    )
     sha256: str | None = None  # of the weights' file: another one is refused
-    architecture: str | None = None  # 'module:callable' that makes a torch module; None: ONNX
-    options: dict[str, Any] = field(default_factory=dict)  # of that callable; "none" is None
+    architecture: str | None = (
+        None  # 'module:callable' that makes a torch module; None: ONNX
+    )
+    options: dict[str, Any] = field(
+        default_factory=dict
+    )  # of that callable; "none" is None
     output: str = "out"  # which of the network's outputs, where it gives a dict
-    unused: tuple[str, ...] = ()  # beginnings of names that a weights file may have left over
+    unused: tuple[
+        str, ...
+    ] = ()  # beginnings of names that a weights file may have left over
     licence: str = "unknown"
     source: str = ""
 
@@ -64,7 +80,9 @@ class SegmenterSpec:
         rules |= {"mpp must be > 0 and px >= 8": self.mpp > 0 and self.px >= 8}
         rules |= {"overlap must be in [0, 0.5]": 0 <= self.overlap <= 0.5}
         for rule, ok in rules.items():
-            require(ok, f"segmenter {self.name!r}: {rule}", asdict(self), error=ConfigError)
+            require(
+                ok, f"segmenter {self.name!r}: {rule}", asdict(self), error=ConfigError
+            )
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -78,12 +96,20 @@ def _entries() -> tuple[Entry, ...]:
     rows = read_toml(Path(__file__).with_name("segmenters.toml"))[_TEXT]
     made = partial(Entry, extra="segment")
     needs = {True: ("onnxruntime",), False: ("timm",)}
-    specs = [(s := from_mapping(SegmenterSpec, row), needs[s.architecture is None]) for row in rows]
-    return tuple(made(name=s.name, help=s.help, target=s, needs=packages) for s, packages in specs)
+    specs = [
+        (s := from_mapping(SegmenterSpec, row), needs[s.architecture is None])
+        for row in rows
+    ]
+    return tuple(
+        made(name=s.name, help=s.help, target=s, needs=packages)
+        for s, packages in specs
+    )
 
 
 # another package's entry point names a SegmenterSpec, or an Entry with one
-SEGMENTERS: Registry[SegmenterSpec] = Registry("segmenter", "thinsection.segmenters", _entries)
+SEGMENTERS: Registry[SegmenterSpec] = Registry(
+    "segmenter", "thinsection.segmenters", _entries
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,19 +121,30 @@ class SegmentConfig:
         "Segmenter; repeat for several: lavlab-shell, hest-tissue, grandqc-tissue, a .toml file.",
         flag="--segmenter",
     )
-    segment_weights: str | None = option(None, "Local weights of the segmenter: ONNX, .pth, ...")
-    segment_mpp: float = option(4.0, "Resolution of the classes' shares and outlines, µm/px.")
-    segment_memory: str = option("512MiB", "Memory of the strip of windows that is blended.")
+    segment_weights: str | None = option(
+        None, "Local weights of the segmenter: ONNX, .pth, ..."
+    )
+    segment_mpp: float = option(
+        4.0, "Resolution of the classes' shares and outlines, µm/px."
+    )
+    segment_memory: str = option(
+        "512MiB", "Memory of the strip of windows that is blended."
+    )
     tissue_segmenter: bool = option(
-        False, "Take the classes of the one segmenter for the tissue, in place of our detector."
+        False,
+        "Take the classes of the one segmenter for the tissue, in place of our detector.",
     )
 
     def __post_init__(self) -> None:
         count = len(self.segmenters)
         for name in ("segment_weights", "tissue_segmenter"):
             rule = f"segment.{name} must go with one segmenter"
-            require(count == 1 or not getattr(self, name), rule, count, error=ConfigError)
-        require(self.segment_mpp > 0, "segment.segment_mpp must be > 0", self.segment_mpp)
+            require(
+                count == 1 or not getattr(self, name), rule, count, error=ConfigError
+            )
+        require(
+            self.segment_mpp > 0, "segment.segment_mpp must be > 0", self.segment_mpp
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +193,9 @@ class Segmenter:
     def labels(self, outputs: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:
         """(K, H, W) to (H, W): 0 for no class, 1 for the first of `spec.classes`, ..."""
         spec, largest = self.spec, self.spec.rule == "largest"
-        least = np.full(outputs.shape[1:], -np.inf if largest else spec.threshold, dtype=np.float32)
+        least = np.full(
+            outputs.shape[1:], -np.inf if largest else spec.threshold, dtype=np.float32
+        )
         if spec.background is not None:
             least = np.maximum(least, outputs[spec.outputs.index(spec.background)])
         labels = np.zeros(outputs.shape[1:], dtype=np.uint8)
@@ -187,14 +226,18 @@ def load_segmenter(
     """
     if str(name).endswith(".toml"):
         path = Path(name)
-        spec = from_mapping(SegmenterSpec, read_toml(path).get(_TEXT, {}), where=f"{_TEXT}.")
+        spec = from_mapping(
+            SegmenterSpec, read_toml(path).get(_TEXT, {}), where=f"{_TEXT}."
+        )
     else:
         path, spec = Path(), SEGMENTERS.load(str(name))
     if seed is not None:
         return Segmenter(spec=spec, weights=None, device=device, seed=seed)
     if weights is not None:
         spec = replace(spec, weights=None, sha256=None)
-        return Segmenter(spec=spec, weights=_existing(Path(weights), spec), device=device)
+        return Segmenter(
+            spec=spec, weights=_existing(Path(weights), spec), device=device
+        )
     got = f"none for {spec.name!r}; pass --segment-weights FILE ({spec.source})"
     require(spec.weights, "weights must be given", got, error=WeightsError)
     found = _existing(_declared_path(spec, path.parent), spec)
@@ -212,7 +255,9 @@ def _declared_path(spec: SegmenterSpec, folder: Path) -> Path:
     package, _, rest = spec.weights.removeprefix(PACKAGE).partition("/")
     places = getattr(util.find_spec(package), "submodule_search_locations", None)
     got = f"package {package!r}, which is not installed; {spec.help}"
-    require(places, f"weights of {spec.name!r} must be installed", got, error=WeightsError)
+    require(
+        places, f"weights of {spec.name!r} must be installed", got, error=WeightsError
+    )
     return Path((places or [""])[0]) / rest
 
 
@@ -220,7 +265,9 @@ def _existing(path: Path, spec: SegmenterSpec) -> Path:
     rule = f"weights of {spec.name!r} must be an existing file"
     require(path.is_file(), rule, repr(str(path)), error=WeightsError)
     fits = (spec.architecture is None) == (path.suffix == ".onnx")
-    rule = f"weights of {spec.name!r} must be " + ("ONNX" if not spec.architecture else "torch's")
+    rule = f"weights of {spec.name!r} must be " + (
+        "ONNX" if not spec.architecture else "torch's"
+    )
     require(fits, rule, repr(path.name), error=InvalidInputError)
     return path
 

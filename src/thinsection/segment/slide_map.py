@@ -27,7 +27,14 @@ from thinsection.slide.geometry import ReadPlan, plan_read
 from thinsection.stream import StreamConfig, iter_tiles
 from thinsection.tiles import TileTable
 from thinsection.tiles.grid import Tissue, mask_and_frame
-from thinsection.types import CoordsL0, MaskArray, MaskFrame, Size, format_bytes, parse_bytes
+from thinsection.types import (
+    CoordsL0,
+    MaskArray,
+    MaskFrame,
+    Size,
+    format_bytes,
+    parse_bytes,
+)
 
 _FIT_EDGE_PX = 2048  # long side of the picture that channels are fitted to
 _TIFF_TILE_PX = 512
@@ -42,20 +49,27 @@ class Segmentation:
     """What a segmenter says of one slide."""
 
     classes: tuple[str, ...]
-    shares: npt.NDArray[np.uint8]  # (K, H, W), of each class in 255 steps, by px of the frame
+    shares: npt.NDArray[
+        np.uint8
+    ]  # (K, H, W), of each class in 255 steps, by px of the frame
     frame: MaskFrame
     size: Size  # (width, height) of the map at the network's resolution
     mpp: float  # µm/px of that map
     num_windows: int  # that were computed
 
     def __repr__(self) -> str:
-        size, found = f"{self.size[0]} x {self.size[1]} px at {self.mpp:g} µm/px", self.fractions
+        size, found = (
+            f"{self.size[0]} x {self.size[1]} px at {self.mpp:g} µm/px",
+            self.fractions,
+        )
         return f"Segmentation({size}, {', '.join(f'{n} {s:.1%}' for n, s in found.items())})"
 
     @property
     def fractions(self) -> dict[str, float]:
         """The share of the slide's area that each class has, [0, 1]."""
-        return {name: float(s.mean()) / 255 for name, s in zip(self.classes, self.shares)}
+        return {
+            name: float(s.mean()) / 255 for name, s in zip(self.classes, self.shares)
+        }
 
     @cached_property
     def labels(self) -> Labels:
@@ -74,7 +88,9 @@ class Segmentation:
 
     def tile_columns(self, coords_l0: CoordsL0, size_l0: Size) -> dict[str, Shares]:
         """Per class the share of each tile's area, float32 (N,); tiles have corners coords_l0."""
-        shares = [box_fractions(s / 255, self.frame, coords_l0, size_l0) for s in self.shares]
+        shares = [
+            box_fractions(s / 255, self.frame, coords_l0, size_l0) for s in self.shares
+        ]
         return dict(zip(self.classes, shares))
 
 
@@ -125,17 +141,23 @@ def segment(
                 strip.add(places[int(batch.indices[0])], outputs[0])
             strip.emit()
             num_windows += len(places)
-        shares, frame = _shares(file, grid, len(spec.classes), max(1, round(share_mpp / spec.mpp)))
+        shares, frame = _shares(
+            file, grid, len(spec.classes), max(1, round(share_mpp / spec.mpp))
+        )
         if labels_path is not None:
             _write_tiff(labels_path, file, grid.size, spec.mpp)
     where: dict[str, Any] = {"frame": frame, "size": grid.size, "mpp": spec.mpp}
-    return Segmentation(classes=spec.classes, shares=shares, num_windows=num_windows, **where)
+    return Segmentation(
+        classes=spec.classes, shares=shares, num_windows=num_windows, **where
+    )
 
 
 def _picture(slide: Slide, size: Size) -> npt.NDArray[np.uint8]:
     """A small picture of the slide, for what is fitted once per slide."""
     factor = min(1.0, _FIT_EDGE_PX / max(size))
-    width, height = (min(max(1, round(n * factor)), full) for n, full in zip(size, slide.size))
+    width, height = (
+        min(max(1, round(n * factor)), full) for n, full in zip(size, slide.size)
+    )
     return read_resized(slide, (width, height))
 
 
@@ -152,7 +174,11 @@ class WindowGrid:
     def of(cls, slide: Slide, spec: SegmenterSpec) -> "WindowGrid":
         """Windows that cover the slide, the last ones end with it; small slides are centred."""
         px, step = spec.px, spec.px - round(spec.overlap * spec.px)
-        what: dict[str, Any] = {"tile_px": px, "tile_mpp": spec.mpp, "slide": slide.slide_path}
+        what: dict[str, Any] = {
+            "tile_px": px,
+            "tile_mpp": spec.mpp,
+            "slide": slide.slide_path,
+        }
         plan = plan_read(slide.levels, slide.slide_mpp, **what)
         x, y = (edge * plan.downsample / px for edge in plan.size_lv)
         width, height = (max(1, round(n / s)) for n, s in zip(slide.size, (x, y)))
@@ -171,7 +197,9 @@ class WindowGrid:
         if width <= max(fit, px):
             return [(0, width)]
         least, got = format_bytes(8 * (num_outputs + 1) * px * px), format_bytes(memory)
-        require(fit >= 2 * px, f"segment_memory must be >= {least}", got, error=BudgetError)
+        require(
+            fit >= 2 * px, f"segment_memory must be >= {least}", got, error=BudgetError
+        )
         return [(x, min(x + fit, width)) for x in range(0, width, fit)]
 
     def places(self, tissue: Tissue, first: int, last: int) -> Places:
@@ -179,7 +207,9 @@ class WindowGrid:
         px, (columns, rows) = self.plan.tile_px, self.starts
         columns = columns[(columns < last) & (columns + px > first)]
         places = np.stack(np.meshgrid(columns, rows), axis=-1).reshape(-1, 2)
-        shares = box_fractions(*mask_and_frame(tissue), self.coords_l0(places), self.plan.size_l0)
+        shares = box_fractions(
+            *mask_and_frame(tissue), self.coords_l0(places), self.plan.size_l0
+        )
         return np.asarray(places[shares > 0])
 
     def coords_l0(self, places: Places) -> CoordsL0:
@@ -191,15 +221,30 @@ class _Strip:
     """Sums of the outputs of windows, weighted, over the rows that more windows will touch."""
 
     def __init__(
-        self, grid: WindowGrid, segmenter: Segmenter, columns: Range, tissue: Tissue, file: BinaryIO
+        self,
+        grid: WindowGrid,
+        segmenter: Segmenter,
+        columns: Range,
+        tissue: Tissue,
+        file: BinaryIO,
     ) -> None:
         self._grid, self._segmenter, self._file = grid, segmenter, file
         (self._first, self._last), self._tissue = columns, mask_and_frame(tissue)
-        px, width, self._y = grid.plan.tile_px, self._last - self._first, int(grid.starts[1][0])
-        self._sums = np.zeros((len(segmenter.spec.outputs), px, width), dtype=np.float32)
+        px, width, self._y = (
+            grid.plan.tile_px,
+            self._last - self._first,
+            int(grid.starts[1][0]),
+        )
+        self._sums = np.zeros(
+            (len(segmenter.spec.outputs), px, width), dtype=np.float32
+        )
         self._weights = np.zeros((px, width), dtype=np.float32)
-        bell = np.exp(-0.5 * ((np.arange(px) - (px - 1) / 2) / (px / 8)) ** 2)  # as MONAI's
-        self._weight = np.maximum(np.outer(bell, bell), _LEAST_WEIGHT).astype(np.float32)
+        bell = np.exp(
+            -0.5 * ((np.arange(px) - (px - 1) / 2) / (px / 8)) ** 2
+        )  # as MONAI's
+        self._weight = np.maximum(np.outer(bell, bell), _LEAST_WEIGHT).astype(
+            np.float32
+        )
 
     def add(self, place: Places, outputs: npt.NDArray[np.float32]) -> None:
         """Adds the outputs (K, px, px) of the window at (x, y); rows come in order."""
@@ -209,7 +254,10 @@ class _Strip:
         require(outputs.shape == wanted, f"segmenter must give {wanted}", got)
         self.emit(y)
         left, right = max(x, self._first), min(x + px, self._last)
-        theirs, ours = slice(left - x, right - x), slice(left - self._first, right - self._first)
+        theirs, ours = (
+            slice(left - x, right - x),
+            slice(left - self._first, right - self._first),
+        )
         weight = self._weight[:, theirs]
         self._sums[:, :, ours] += outputs[:, :, theirs] * weight
         self._weights[:, ours] += weight
@@ -221,7 +269,9 @@ class _Strip:
         rows = min(y - self._y, len(self._weights))
         weights = self._weights[:rows]
         if weights.any():
-            labels = self._segmenter.labels(self._sums[:, :rows] / np.maximum(weights, 1e-30))
+            labels = self._segmenter.labels(
+                self._sums[:, :rows] / np.maximum(weights, 1e-30)
+            )
             labels[(weights == 0) | ~self._tissue_at(rows)] = 0
             shown = slice(max(0, -self._y), max(0, height - self._y))
             for row, line in enumerate(labels[shown], start=self._y + shown.start):
@@ -238,7 +288,9 @@ class _Strip:
         mask, frame = self._tissue
         axes = (np.arange(self._first, self._last), np.arange(self._y, self._y + rows))
         scales = zip(axes, self._grid.scale, frame.downsample_xy, frame.size_th)
-        x, y = (((a + 0.5) * s / d).astype(np.int64).clip(0, n - 1) for a, s, d, n in scales)
+        x, y = (
+            ((a + 0.5) * s / d).astype(np.int64).clip(0, n - 1) for a, s, d, n in scales
+        )
         return np.asarray(mask[np.ix_(y, x)])
 
 
@@ -248,7 +300,9 @@ def _strips(file: BinaryIO, size: Size, rows: int) -> Iterator[Labels]:
     file.seek(0)
     for y in range(0, height, rows):
         count = min(rows, height - y)
-        yield np.frombuffer(file.read(count * width), dtype=np.uint8).reshape(count, width)
+        yield np.frombuffer(file.read(count * width), dtype=np.uint8).reshape(
+            count, width
+        )
 
 
 def _shares(
@@ -271,13 +325,19 @@ def _write_tiff(path: Path, file: BinaryIO, size: Size, mpp: float) -> None:
     import tifffile
 
     edge, per_cm = _TIFF_TILE_PX, (1e4 / mpp, 1e4 / mpp)
-    options: dict[str, Any] = {"tile": (edge, edge), "compression": "deflate", "bigtiff": True}
+    options: dict[str, Any] = {
+        "tile": (edge, edge),
+        "compression": "deflate",
+        "bigtiff": True,
+    }
     options |= {"resolution": per_cm, "resolutionunit": "CENTIMETER", "dtype": np.uint8}
 
     def tiles() -> Iterator[Labels]:
         for strip in _strips(file, size, edge):
             for x in range(0, size[0], edge):
                 part = strip[:, x : x + edge]
-                yield np.pad(part, ((0, edge - part.shape[0]), (0, edge - part.shape[1])))
+                yield np.pad(
+                    part, ((0, edge - part.shape[0]), (0, edge - part.shape[1]))
+                )
 
     tifffile.imwrite(path, tiles(), shape=size[::-1], **options)

@@ -6,7 +6,6 @@ XML without entities, finite numbers, valid polygons; an error names the file an
 """
 
 import csv
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from thinsection.arrays.polygons import mask_outlines
 from thinsection.config import option
 from thinsection.errors import ConfigError, InvalidInputError, require, rewording
 from thinsection.files.atomic import read_table
+from thinsection.files.json_text import parse_json
 from thinsection.slide.cohort import SlideEntry
 from thinsection.types import MaskFrame, Size
 
@@ -47,11 +47,15 @@ class RegionsConfig:
         "folder with one a slide (SLIDE_ID.geojson), or the cohort's column of such paths.",
     )
     roi: str | None = option(
-        None, "Regions in the same forms: tiles in them are kept, their classes are columns."
+        None,
+        "Regions in the same forms: tiles in them are kept, their classes are columns.",
     )
-    include_class: tuple[str, ...] = option((), "Only areas of this class; repeat for several.")
+    include_class: tuple[str, ...] = option(
+        (), "Only areas of this class; repeat for several."
+    )
     exclude_class: tuple[str, ...] = option(
-        ("Ignore*", "exclusion"), "Areas of this class are taken away; repeat for several."
+        ("Ignore*", "exclusion"),
+        "Areas of this class are taken away; repeat for several.",
     )
     mend_regions: bool = option(False, "Make polygons that cross themselves valid.")
 
@@ -77,10 +81,15 @@ class RegionsConfig:
         for role in ROLES:
             if (given := getattr(self, role)) is None:
                 continue
-            path, rule = Path(given), f"{role} must be a file, a folder, or a column of the cohort"
+            path, rule = (
+                Path(given),
+                f"{role} must be a file, a folder, or a column of the cohort",
+            )
             known = path.exists() or any(given in e.more for e in entries)
             require(known, rule, repr(given), error=ConfigError)
-            alone = path.is_file() and path.suffix.lower() != ".csv" and len(entries) > 1
+            alone = (
+                path.is_file() and path.suffix.lower() != ".csv" and len(entries) > 1
+            )
             got = f"one file for {len(entries)} slides; pass a folder of SLIDE_ID{path.suffix}"
             require(not alone, f"{role} must be of one slide", got, error=ConfigError)
 
@@ -89,7 +98,9 @@ class RegionsConfig:
 class Regions:
     """Areas of a slide by class; '' is of no class."""
 
-    classes: Mapping[str, Any] = field(default_factory=dict)  # shapely's polygons, level-0 px
+    classes: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # shapely's polygons, level-0 px
     notes: tuple[str, ...] = ()  # what was left out, in words
 
     def area(self, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Any:
@@ -108,7 +119,9 @@ class Regions:
         return shapely.difference(union(include or tuple(self.classes)), union(exclude))
 
 
-def read_regions(path: Path, size_l0: Size, *, slide_id: str = "", mend: bool = False) -> Regions:
+def read_regions(
+    path: Path, size_l0: Size, *, slide_id: str = "", mend: bool = False
+) -> Regions:
     """What a file says of a slide of that size; the suffix says how to read it.
 
     Points, lines and what lies off the slide are left out with a word, as are QuPath's detections.
@@ -123,18 +136,30 @@ def read_regions(path: Path, size_l0: Size, *, slide_id: str = "", mend: bool = 
     rule = f"regions must be readable {path.suffix}"
     with rewording(rule, path, *_DAMAGE, error=InvalidInputError):
         shapes = list(read(path, size_l0, slide_id)) if read else []
-    slide, left, areas = shapely.box(0, 0, *size_l0), Counter[str](), dict[str, list[list[Any]]]()
+    slide, left, areas = (
+        shapely.box(0, 0, *size_l0),
+        Counter[str](),
+        dict[str, list[list[Any]]](),
+    )
     for what, name, polygons, away in shapes:
         if polygons is None:
             left[f"{what.split()[0]}s ignored"] += 1
             continue
-        where = f"{what} {name!r} of {str(path)!r}" if name else f"{what} of {str(path)!r}"
-        made = [p if isinstance(p, shapely.Polygon) else _polygon(p, where, mend) for p in polygons]
+        where = (
+            f"{what} {name!r} of {str(path)!r}" if name else f"{what} of {str(path)!r}"
+        )
+        made = [
+            p if isinstance(p, shapely.Polygon) else _polygon(p, where, mend)
+            for p in polygons
+        ]
         if not shapely.intersects(shapely.union_all(made), slide):
             left["areas off the slide ignored"] += 1
             continue
         areas.setdefault(name, [[], []])[away] += made
-    classes = {n: shapely.difference(*map(shapely.union_all, both)) for n, both in areas.items()}
+    classes = {
+        n: shapely.difference(*map(shapely.union_all, both))
+        for n, both in areas.items()
+    }
     notes = tuple(f"{count} {what} in {path.name}" for what, count in left.items())
     return Regions(classes=classes, notes=notes)
 
@@ -146,7 +171,9 @@ def _polygon(rings: Sequence[Any], where: str, mend: bool) -> Any:
     lines = []
     for ring in rings if isinstance(rings, list) else [rings]:
         try:
-            points = np.array([point[:2] for point in ring], dtype=np.float64).reshape(-1, 2)
+            points = np.array([point[:2] for point in ring], dtype=np.float64).reshape(
+                -1, 2
+            )
         except (TypeError, ValueError, LookupError, OverflowError) as error:
             what = f"ring must be [x, y] numbers, got {error} in {where}"
             raise InvalidInputError(what) from None
@@ -154,7 +181,9 @@ def _polygon(rings: Sequence[Any], where: str, mend: bool) -> Any:
         rule = f"coordinates must be finite and within {_FARTHEST:,.0f} px"
         require(near.all(), rule, f"{points[~near][:1].tolist()} in {where}")
         distinct = len(np.unique(points, axis=0))
-        require(distinct > 2, "ring must have 3 different points", f"{distinct} in {where}")
+        require(
+            distinct > 2, "ring must have 3 different points", f"{distinct} in {where}"
+        )
         lines.append(points)
     polygon = shapely.Polygon(lines[0], lines[1:])
     if not polygon.is_valid and mend:
@@ -165,8 +194,10 @@ def _polygon(rings: Sequence[Any], where: str, mend: bool) -> Any:
 
 
 def _geojson(path: Path, size_l0: Size, slide_id: str) -> Iterator[_Shape]:
-    document = json.loads(path.read_text(encoding="utf-8-sig"))
-    features = document.get("features", [document]) if isinstance(document, dict) else document
+    document = parse_json(path.read_text(encoding="utf-8-sig"))
+    features = (
+        document.get("features", [document]) if isinstance(document, dict) else document
+    )
     got = f"{type(features).__name__} in {str(path)!r}"
     require(isinstance(features, list), "GeoJSON must hold a list of features", got)
     for number, feature in enumerate(features):
@@ -178,23 +209,35 @@ def _feature(feature: Any, what: str, path: Path) -> Iterator[_Shape]:
 
     def table(of: Any, key: str) -> Any:
         found = of.get(key) if isinstance(of, dict) else of
-        require(isinstance(found or {}, dict), f"{key} must be a table", f"{found!r:.60} {place}")
+        require(
+            isinstance(found or {}, dict),
+            f"{key} must be a table",
+            f"{found!r:.60} {place}",
+        )
         return found or {}
 
-    bare = isinstance(feature, dict) and "geometry" not in feature and "coordinates" in feature
+    bare = (
+        isinstance(feature, dict)
+        and "geometry" not in feature
+        and "coordinates" in feature
+    )
     properties = {} if bare else table(feature, "properties")
     geometry = feature if bare else table(feature, "geometry")
     named = properties.get("classification")
     if isinstance(named, dict):
         names = named.get("names")  # of a derived class
-        named = ": ".join(map(str, names)) if isinstance(names, list) else named.get("name")
+        named = (
+            ": ".join(map(str, names)) if isinstance(names, list) else named.get("name")
+        )
     kind, parts = geometry.get("type"), geometry.get("coordinates")
     plain = str(kind).removeprefix("Multi").removesuffix("String")
     if properties.get("objectType", "annotation") not in ("annotation", "unknown"):
         yield f"{properties['objectType']} {what}", "", None, False
     elif kind == "GeometryCollection":
         for part in geometry.get("geometries") or ():
-            yield from _feature({"properties": properties, "geometry": part}, what, path)
+            yield from _feature(
+                {"properties": properties, "geometry": part}, what, path
+            )
     elif kind in ("Polygon", "MultiPolygon"):
         parts = [parts] if kind == "Polygon" else parts
         whole = isinstance(parts, list) and all(parts)
@@ -246,7 +289,10 @@ def _asap(root: Any) -> Iterator[_Shape]:
 def _imagescope(root: Any) -> Iterator[_Shape]:
     for layer in root.iter("Annotation"):
         for number, region in enumerate(layer.iter("Region")):
-            kind, name = region.get("Type", "0"), layer.get("Name") or region.get("Text") or ""
+            kind, name = (
+                region.get("Type", "0"),
+                layer.get("Name") or region.get("Text") or "",
+            )
             what = f"region {region.get('Id', number)} of layer {layer.get('Id', '?')}"
             ring = [[v.get("X"), v.get("Y")] for v in region.iter("Vertex")]
             if kind not in ("0", "1", "2"):  # an arrow, a ruler
@@ -254,7 +300,9 @@ def _imagescope(root: Any) -> Iterator[_Shape]:
                 continue
             if kind == "2":  # two corners of its box
                 corners = np.array(ring, dtype=np.float64).reshape(2, 2)
-                ring = (corners.mean(axis=0) + np.ptp(corners, axis=0) / 2 * _CIRCLE).tolist()
+                ring = (
+                    corners.mean(axis=0) + np.ptp(corners, axis=0) / 2 * _CIRCLE
+                ).tolist()
             yield what, name, [[ring]], region.get("NegativeROA") == "1"
 
 
@@ -262,15 +310,26 @@ def _boxes(path: Path, size_l0: Size, slide_id: str) -> Iterator[_Shape]:
     rows = read_table(path)
     columns = next((c for c in _BOXES if rows and set(c) <= set(rows[0])), None)
     rule = f"boxes must have columns {' or '.join(','.join(c) for c in _BOXES)}"
-    require(columns or not rows, rule, f"{list(rows[0]) if rows else []} in {str(path)!r}")
+    require(
+        columns or not rows, rule, f"{list(rows[0]) if rows else []} in {str(path)!r}"
+    )
     for number, row in enumerate(rows, start=2):
         if row.get("slide_id", slide_id) != slide_id:
             continue
-        with rewording(f"line {number} must hold numbers", path, *_DAMAGE, error=InvalidInputError):
+        with rewording(
+            f"line {number} must hold numbers", path, *_DAMAGE, error=InvalidInputError
+        ):
             x, y, right, bottom = (float(row[name]) for name in columns or ())
-        right, bottom = (x + right, y + bottom) if columns == _BOXES[0] else (right, bottom)
+        right, bottom = (
+            (x + right, y + bottom) if columns == _BOXES[0] else (right, bottom)
+        )
         name = next((row[c] for c in _OF_CLASS if row.get(c)), "")
-        yield f"line {number}", name, [[[[x, y], [right, y], [right, bottom], [x, bottom]]]], False
+        yield (
+            f"line {number}",
+            name,
+            [[[[x, y], [right, y], [right, bottom], [x, bottom]]]],
+            False,
+        )
 
 
 def _mask(path: Path, size_l0: Size, slide_id: str) -> Iterator[_Shape]:
@@ -288,7 +347,12 @@ def _mask(path: Path, size_l0: Size, slide_id: str) -> Iterator[_Shape]:
     found = [value for value in np.unique(values).tolist() if value]
     for value in found:
         outlines = mask_outlines(values == value, frame, least_iou=1.0)
-        yield f"value {value}", str(value) if len(found) > 1 else "", list(outlines.geoms), False
+        yield (
+            f"value {value}",
+            str(value) if len(found) > 1 else "",
+            list(outlines.geoms),
+            False,
+        )
 
 
 _Reader = Callable[[Path, Size, str], Iterator[_Shape]]

@@ -9,12 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from thinsection.errors import InvalidInputError, SlideReadError, ThinsectionError, require
+from thinsection.errors import (
+    InvalidInputError,
+    SlideOpenError,
+    SlideReadError,
+    ThinsectionError,
+    require,
+)
 from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.files.sources import FsspecSource, closed_error
-from thinsection.slide.geometry import ReadPlan, lv_from_l0
+from thinsection.slide.geometry import MAX_PX, MAX_SIDE_PX, ReadPlan, lv_from_l0
 from thinsection.slide.resize import read_resized
-from thinsection.types import Closing, CoordsL0, Level, Mpp, RgbArray, Size, TileArray, format_mpp
+from thinsection.types import (
+    Closing,
+    CoordsL0,
+    Level,
+    Mpp,
+    RgbArray,
+    Size,
+    TileArray,
+    format_mpp,
+)
 
 WHITE = 255
 GRAY = "gray: one channel, shown as red, green and blue"  # a note
@@ -46,6 +61,8 @@ class Slide(Closing):
             parts.
         on_close: what is closed with it.
         checked: whether a C library may see the file, because our own parser found its sizes sound.
+        orientation: TIFF's number for how the px must be turned to be upright; 1 for those that
+            are, as of every slide that `open_slide` gives.
     """
 
     reader: str = ""
@@ -62,14 +79,21 @@ class Slide(Closing):
         objective_power: float | None = None,
         vendor: str | None = None,
         properties: Mapping[str, str] | None = None,
+        orientation: int = 1,
     ) -> None:
+        _check_sizes(levels, slide_path)
         self.slide_path, self.levels = slide_path, tuple(levels)
         self.size: Size = self.levels[0].size
-        self.slide_mpp, self.objective_power, self.vendor = slide_mpp, objective_power, vendor
+        self.slide_mpp, self.objective_power, self.vendor = (
+            slide_mpp,
+            objective_power,
+            vendor,
+        )
         self.properties: Mapping[str, str] = dict(properties or {})
         self.source: FsspecSource | None = None
         self.recolor: Callable[[RgbArray], None] = lambda pixels: None
         self.on_close = ExitStack()
+        self.orientation = orientation
         self.choice, self.rendering, self._closed = "", "", False
         self.notes: tuple[str, ...] = ()
 
@@ -78,22 +102,39 @@ class Slide(Closing):
 
     def _repr_html_(self) -> str:
         """The same with a thumbnail, which is made now; a closed slide has none."""
-        picture = None if self._closed else self.thumbnail((NOTEBOOK_EDGE_PX, NOTEBOOK_EDGE_PX))
+        picture = (
+            None
+            if self._closed
+            else self.thumbnail((NOTEBOOK_EDGE_PX, NOTEBOOK_EDGE_PX))
+        )
         return notebook_html(picture, Path(self.slide_path).name, self._facts())
 
     def _facts(self) -> list[str]:
         levels = f"{len(self.levels)} level{'s' * (len(self.levels) > 1)}"
         size, mpp = f"{self.size[0]} x {self.size[1]} px", format_mpp(self.slide_mpp)
-        return [size, levels, mpp, f"reader {self.reader!r}", *["closed"] * self._closed]
+        return [
+            size,
+            levels,
+            mpp,
+            f"reader {self.reader!r}",
+            *["closed"] * self._closed,
+        ]
 
     @abstractmethod
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
         """Fills `out` (h, w, 3), perhaps strided, with px that all lie inside the level."""
 
-    def _fill_all(self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray) -> None:
+    def _fill_all(
+        self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray
+    ) -> None:
         """Fills `out` (B, h, w, 3) with regions that all lie inside the level."""
         for origin, region in zip(origins_lv, out):
             self._fill(origin, level, region)
+
+    @property
+    def stored(self) -> "Slide":
+        """The slide in the frame of its file: itself, unless it was turned to be upright."""
+        return self
 
     @property
     def reduced(self) -> tuple[Level, ...]:
@@ -130,7 +171,12 @@ class Slide(Closing):
         return None
 
     def read_region(
-        self, origin_l0: tuple[int, int], level: int, size: Size, *, out: RgbArray | None = None
+        self,
+        origin_l0: tuple[int, int],
+        level: int,
+        size: Size,
+        *,
+        out: RgbArray | None = None,
     ) -> RgbArray:
         """Pixels of one level as uint8 (size[1], size[0], 3), RGB.
 
@@ -153,7 +199,11 @@ class Slide(Closing):
         require(min(size) >= 1, "size must be >= (1, 1)", f"{size}")
         region = np.empty(shape, dtype=np.uint8) if out is None else out
         fits = region.shape == shape and region.dtype == np.uint8
-        require(fits, f"out must be uint8 of shape {shape}", f"{region.dtype} {region.shape}")
+        require(
+            fits,
+            f"out must be uint8 of shape {shape}",
+            f"{region.dtype} {region.shape}",
+        )
         down, (level_width, level_height) = found.downsample, found.size
         x, y = lv_from_l0(origin_l0[0], down), lv_from_l0(origin_l0[1], down)
         x0, y0 = max(x, 0), max(y, 0)
@@ -239,14 +289,18 @@ class Slide(Closing):
             with self._reading(f"associated image {name!r}"):
                 return self._associated(name)
         known = f"{', '.join(self.associated_names) or 'none'}; got {name!r}"
-        raise InvalidInputError(f"associated image must be one of: {known} in {self.slide_path!r}")
+        raise InvalidInputError(
+            f"associated image must be one of: {known} in {self.slide_path!r}"
+        )
 
     def view(self, **settings: object) -> Any:
         """A `thinsection.view.Viewer`, which a notebook shows; close it before the slide.
 
         Settings are those of `thinsection view`: port, memory, annotations, show_label.
         """
-        return import_module("thinsection.view").Viewer(self, **settings)  # a room above
+        return import_module("thinsection.view").Viewer(
+            self, **settings
+        )  # a room above
 
     def close(self) -> None:
         """Lets go of the file. Reads that threads have begun end well, later ones raise."""
@@ -255,15 +309,14 @@ class Slide(Closing):
             self.on_close.close()
 
 
-def on_white(pixels: np.ndarray) -> np.ndarray:
-    """Gray or RGB without their alpha, (H, W, 1 or 3); what is transparent shows white."""
-    colours = (pixels.shape[2] - 1) // 2 * 2 + 1
-    colour, alpha = pixels[..., :colours], pixels[..., colours:]
-    if alpha.size == 0 or alpha.min() == WHITE:
-        return colour
-    # of 255 * 255 at most: to the nearest 255th as real numbers would be, in 16 bits
-    blended = colour.astype(np.uint16) * alpha
-    blended += (WHITE - alpha).astype(np.uint16) * WHITE + 128
-    blended += blended >> 8
-    blended >>= 8
-    return np.asarray(blended.astype(np.uint8))
+def _check_sizes(levels: Sequence[Level], slide_path: str) -> None:
+    """Refuses sizes that no slide has: memory and time follow from what a file declares."""
+    for level in levels:
+        width, height = level.size
+        if max(width, height) <= MAX_SIDE_PX and width * height <= MAX_PX:
+            continue
+        rule = f"level must have <= {MAX_SIDE_PX} px a side and <= {MAX_PX} px"
+        name = Path(slide_path).name
+        raise SlideOpenError(
+            f"{rule}, got {width} x {height} in {name!r}; the file is damaged"
+        )

@@ -26,7 +26,9 @@ Values = npt.NDArray[np.float32]
 class ScaledDecoder(Decoder):
     """Segments of one to three channels of a level, scaled. Memory: one segment of one channel."""
 
-    limits: Sequence[tuple[float, float]] = ()  # of each channel: what becomes 0 and what 255
+    limits: Sequence[
+        tuple[float, float]
+    ] = ()  # of each channel: what becomes 0 and what 255
 
     def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
         """See `Decoder.decode`."""
@@ -40,10 +42,14 @@ class ScaledDecoder(Decoder):
             if len(scales) == 1:
                 out[..., 1:] = out[..., :1]
 
-    def percentiles(self, n: int, percentiles: tuple[float, float]) -> tuple[float, float]:
+    def percentiles(
+        self, n: int, percentiles: tuple[float, float]
+    ) -> tuple[float, float]:
         """Two percentiles of a channel, of segments spread over the level."""
         (width, height), values = self.size, []
-        for index in range(0, self.columns * self.rows, math.ceil(width * height / _SAMPLED_PX)):
+        for index in range(
+            0, self.columns * self.rows, math.ceil(width * height / _SAMPLED_PX)
+        ):
             row, column = divmod(index, self.columns)
             inside = height - row * self.segment[1], width - column * self.segment[0]
             values.append(self._stored(n, index)[: inside[0], : inside[1]].ravel())
@@ -55,9 +61,15 @@ class ScaledDecoder(Decoder):
         """A segment of the n-th channel that was picked, (height, width)."""
 
 
-def scale_channels(decoders: Sequence[ScaledDecoder], names: Sequence[str], look: Look) -> str:
+def scale_channels(
+    decoders: Sequence[ScaledDecoder], names: Sequence[str], look: Look
+) -> str:
     """Gives all levels the same limits, and says so for `Slide.rendering`. Memory: 32 MiB."""
-    large = [n for n, decoder in enumerate(decoders) if math.prod(decoder.size) >= _SAMPLED_PX]
+    large = [
+        n
+        for n, decoder in enumerate(decoders)
+        if math.prod(decoder.size) >= _SAMPLED_PX
+    ]
     sampled, (low, high) = decoders[max(large, default=0)], look.percentiles
     limits = [sampled.percentiles(n, look.percentiles) for n in range(len(names))]
     for decoder in decoders:
@@ -79,7 +91,9 @@ class ChannelSlide(TiffSlide):
         super().__init__(path, layout=layout)
         chosen = [found.index(name) for name in look.channels]
         planes = [[level[channel] for channel in chosen] for level in found.planes]
-        decoders = [_PlaneDecoder(*pair, self._source) for pair in zip(self.levels, planes)]
+        decoders = [
+            _PlaneDecoder(*pair, self._source) for pair in zip(self.levels, planes)
+        ]
         names = [found.names[channel] for channel in chosen]
         self.rendering = scale_channels(decoders, names, look)
         self._decoders = [*decoders]
@@ -88,7 +102,9 @@ class ChannelSlide(TiffSlide):
 class _PlaneDecoder(ScaledDecoder):
     """Segments of planes of a TIFF."""
 
-    def __init__(self, level: Level, planes: Sequence[Plane], source: ByteSource) -> None:
+    def __init__(
+        self, level: Level, planes: Sequence[Plane], source: ByteSource
+    ) -> None:
         super().__init__(level, source.name)
         self._source, self._planes = source, planes
 

@@ -77,7 +77,11 @@ class _Child:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        command = [sys.executable, "-c", "from thinsection.slide import child; child.serve()"]
+        command = [
+            sys.executable,
+            "-c",
+            "from thinsection.slide import child; child.serve()",
+        ]
         pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=env, **pipes)
         weakref.finalize(self, _ended, process)  # at the latest when this process ends
@@ -121,18 +125,27 @@ def serve() -> None:
 def _attempt(reader: str, path: str, whole: bool, channels: list[str]) -> str:
     """Opens and reads what the parent will; damage that is said in time is not the child's."""
     try:
-        look: dict[str, Any] = {"look": Look(channels=tuple(channels))} if channels else {}
+        look: dict[str, Any] = (
+            {"look": Look(channels=tuple(channels))} if channels else {}
+        )
         with load_slide(reader, path, **look) as slide:
             size, reads = (_PROBE_PX, _PROBE_PX), list[Callable[[], Any]]()
             for level, share in product(slide.levels, _PLACES):
                 origin = corner_l0(level, *(int(share * (px - 1)) for px in level.size))
                 reads.append(partial(slide.read_region, origin, level.index, size))
             reads += [partial(slide.thumbnail, size)] * whole
-            reads += [partial(slide.associated_image, name) for name in slide.associated_names]
+            reads += [
+                partial(slide.associated_image, name) for name in slide.associated_names
+            ]
             for read in reads:
-                with suppress(errors.SlideReadError):  # said again when the place is asked for
+                with suppress(
+                    errors.SlideReadError
+                ):  # said again when the place is asked for
                     read()
-    except (errors.ChannelsError, errors.ConfigError):  # the parent meets them too, and says them
+    except (
+        errors.ChannelsError,
+        errors.ConfigError,
+    ):  # the parent meets them too, and says them
         return ""
     except errors.ThinsectionError as error:
         return str(error)

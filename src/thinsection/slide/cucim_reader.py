@@ -12,7 +12,7 @@ from cucim.clara import CuImage
 from thinsection.errors import SlideOpenError
 from thinsection.files.sources import closed_error
 from thinsection.slide.base import Slide
-from thinsection.slide.tiff_layout import read_layout
+from thinsection.slide.tiff_layout import library_objection, read_layout
 from thinsection.types import Mpp, RgbArray
 
 
@@ -26,13 +26,21 @@ class CucimSlide(Slide):
 
     reader = "cucim"
 
-    def __init__(self, path: str, *, slide_mpp: Mpp | None = None, device: str = "cpu") -> None:
+    def __init__(
+        self, path: str, *, slide_mpp: Mpp | None = None, device: str = "cpu"
+    ) -> None:
         layout = read_layout(path, slide_mpp)
+        if objection := library_objection(path, alpha_too=True):
+            raise SlideOpenError(f"cucim: left to reader 'tiff': {objection}")
         try:
             with _native_stderr_silenced():
                 self._image: Any = CuImage(path)
-            sizes = [tuple(size) for size in self._image.resolutions["level_dimensions"]]
-            self._downsamples = tuple(map(float, self._image.resolutions["level_downsamples"]))
+            sizes = [
+                tuple(size) for size in self._image.resolutions["level_dimensions"]
+            ]
+            self._downsamples = tuple(
+                map(float, self._image.resolutions["level_downsamples"])
+            )
         except (RuntimeError, ValueError) as error:
             raise SlideOpenError(f"cucim: {str(error).splitlines()[0]}") from None
         if sizes != (ours := [level.size for level in layout.levels]):
@@ -42,7 +50,9 @@ class CucimSlide(Slide):
         self.associated_names = tuple(sorted(self._image.associated_images))
 
     def _associated(self, name: str) -> RgbArray:
-        return np.ascontiguousarray(np.asarray(self._image.associated_image(name))[..., :3])
+        return np.ascontiguousarray(
+            np.asarray(self._image.associated_image(name))[..., :3]
+        )
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
         down = self._downsamples[level]
@@ -51,8 +61,12 @@ class CucimSlide(Slide):
         if image is None:
             raise closed_error(self.slide_path)
         try:
-            region = image.read_region(location=origin_l0, size=size, level=level, device=device)
-            if device != "cpu":  # a CUDA region speaks CuPy's protocol, a host region NumPy's
+            region = image.read_region(
+                location=origin_l0, size=size, level=level, device=device
+            )
+            if (
+                device != "cpu"
+            ):  # a CUDA region speaks CuPy's protocol, a host region NumPy's
                 import cupy
 
                 region = cupy.asnumpy(cupy.asarray(region))
@@ -64,7 +78,9 @@ class CucimSlide(Slide):
     def close(self) -> None:
         """Lets go of the file; reads that other threads have begun end well."""
         super().close()
-        self._image = None  # not CuImage.close(), which pulls the file from under other threads
+        self._image = (
+            None  # not CuImage.close(), which pulls the file from under other threads
+        )
 
 
 def _l0_within(value_lv: int, downsample: float) -> int:

@@ -12,6 +12,10 @@ from thinsection.types import CoordsL0, CoordsLv, Level, Mpp, PointL0, Size
 # What differs by less is the same number, written otherwise: 0.2498 for 0.25 µm/px, a level of 1999
 # px for one of 2000. 0.5 % of a 256 px tile is 1.3 px.
 ROUNDING = 0.005
+# A level may have 2 m along a side and 26 x 26 cm in all, at 0.25 µm/px. A file that declares more
+# is damaged, and would ask for memory and time without end.
+MAX_SIDE_PX = 1 << 23
+MAX_PX = 1 << 40
 MAX_MPP = 20.0  # µm/px; the macro of a slide has about 25
 _UM_PER_INCH = 25_400.0
 _UM_PX_TIMES_POWER = 10.0  # 10x is 1 µm/px by the convention of most scanners
@@ -30,9 +34,12 @@ def nominal_power(mpp: float) -> float:
 
 
 def positive_number(text: str | None) -> float | None:
-    """The number that a file's metadata hold; None where it is none, or not positive and finite."""
+    """The number that a file's metadata hold; None where it is none, or not positive and finite.
+
+    Scanners in some countries write a decimal comma: '0,4990'.
+    """
     try:
-        value = float(text) if text else 0.0
+        value = float(text.replace(",", ".")) if text else 0.0
     except ValueError:
         return None
     return value if 0 < value < math.inf else None
@@ -81,7 +88,9 @@ class ReadPlan:
     """How each tile of one slide is read; made once, before any work."""
 
     tile_px: int  # edge of a finished tile, px
-    tile_mpp: float | None  # its true resolution, µm/px; None: 'native' of a slide without one
+    tile_mpp: (
+        float | None
+    )  # its true resolution, µm/px; None: 'native' of a slide without one
     level: int  # of the pyramid, that is read
     downsample: float  # level-0 px per px of that level
     size_lv: Size  # to read on that level; (tile_px, tile_px) without resampling
@@ -148,7 +157,9 @@ def plan_read(
     level, step, mpp = best_level(levels, min(x, y)), tile_px - overlap, None
     if slide_mpp is not None:
         mpp = (x * slide_mpp[0] + y * slide_mpp[1]) / 2
-        mpp = tile_mpp if tile_mpp and math.isclose(mpp, tile_mpp, rel_tol=1e-9) else mpp
+        mpp = (
+            tile_mpp if tile_mpp and math.isclose(mpp, tile_mpp, rel_tol=1e-9) else mpp
+        )
     return ReadPlan(
         tile_px=tile_px,
         tile_mpp=mpp,
@@ -161,10 +172,16 @@ def plan_read(
 
 
 def _ratios(
-    levels: Sequence[Level], slide_mpp: Mpp, tile_mpp: float, tolerance: float, slide: str
+    levels: Sequence[Level],
+    slide_mpp: Mpp,
+    tile_mpp: float,
+    tolerance: float,
+    slide: str,
 ) -> tuple[float, float]:
     """Level-0 px per tile px along x and y: a level's own where one is near enough."""
-    off = [max(abs(m * lv.downsample / tile_mpp - 1) for m in slide_mpp) for lv in levels]
+    off = [
+        max(abs(m * lv.downsample / tile_mpp - 1) for m in slide_mpp) for lv in levels
+    ]
     nearest = min(range(len(levels)), key=off.__getitem__)
     if off[nearest] <= tolerance:
         down = _whole(levels[nearest].downsample)
@@ -172,7 +189,9 @@ def _ratios(
     if (coarsest := max(slide_mpp)) > tile_mpp * (1 + tolerance):
         rule = f">= {coarsest:.4g}, got {tile_mpp:g} in {slide!r}"
         remedy = f"ask for --tile-mpp {coarsest:.4g} or native, or for a higher --mpp-tolerance"
-        raise UpsamplingError(f"tile_mpp must be {rule}; upsampling is not supported: {remedy}")
+        raise UpsamplingError(
+            f"tile_mpp must be {rule}; upsampling is not supported: {remedy}"
+        )
     x, y = (_whole(max(1.0, tile_mpp / mpp)) for mpp in slide_mpp)
     return x, y
 

@@ -20,16 +20,26 @@ _RGB, _BARE = 2, (0, 1)  # photometric interpretations that say no colour
 class Look:
     """How px become RGB; the default leaves them as they are."""
 
-    channels: tuple[str, ...] = ()  # names or numbers from 0, shown as red, green and blue
-    percentiles: tuple[float, float] = (0.5, 99.5)  # of a channel's px that become 0 and 255
+    channels: tuple[
+        str, ...
+    ] = ()  # names or numbers from 0, shown as red, green and blue
+    percentiles: tuple[float, float] = (
+        0.5,
+        99.5,
+    )  # of a channel's px that become 0 and 255
     icc: bool = False  # whether the file's colour profile is applied
 
     def __post_init__(self) -> None:
         count, (low, high), error = len(self.channels), self.percentiles, ConfigError
-        require(count <= MOST, f"slides.channels must be 1 to {MOST}", count, error=error)
+        require(
+            count <= MOST, f"slides.channels must be 1 to {MOST}", count, error=error
+        )
         rule, got = "slides.icc must be off with channels", "both; leave one out"
         require(not (count and self.icc), rule, got, error=error)
-        rule, got = "slides.channel_range must rise within [0, 100]", f"{low:g},{high:g}"
+        rule, got = (
+            "slides.channel_range must rise within [0, 100]",
+            f"{low:g},{high:g}",
+        )
         require(0 <= low < high <= 100, rule, got, error=error)
 
 
@@ -39,7 +49,9 @@ class Plane:
 
     page: Any  # tifffile's
     sample: int = 0
-    first: int = 0  # of its segments, where the planes of a page lie one after the other
+    first: int = (
+        0  # of its segments, where the planes of a page lie one after the other
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,27 +74,38 @@ class Channels:
             return names.index(wanted.lower())
         if wanted.isdigit() and int(wanted) < len(names):
             return int(wanted)
-        raise ConfigError(f"slides.channels must be of the file's, got {wanted!r}; it has {self}")
+        raise ConfigError(
+            f"slides.channels must be of the file's, got {wanted!r}; it has {self}"
+        )
 
 
 def find_channels(file: Any) -> Channels | None:
     """Of a TIFF that is no picture of 8 bits, else None; ChannelsError: not planes of channels."""
     base = file.pages[0]
     colours, bits = base.samplesperpixel, base.bitspersample
-    picture = int(base.photometric) not in _BARE or (colours == 1 and len(file.pages) == 1)
+    picture = int(base.photometric) not in _BARE or (
+        colours == 1 and len(file.pages) == 1
+    )
     if bits < 8 or (bits == 8 and picture):
         return None
     series = file.series[0]
     axes = dict(zip(series.axes, series.shape, strict=True))
-    samples, depth = axes.get("S", 1), math.prod(n for axis, n in axes.items() if axis not in "YXS")
+    samples, depth = (
+        axes.get("S", 1),
+        math.prod(n for axis, n in axes.items() if axis not in "YXS"),
+    )
     if bits == 8 and samples == depth == 1:
         return None  # one plane, and pictures of other sizes
     kinds = {axis for axis, n in axes.items() if n > 1} - set("YXS")
     if len(kinds) > 1 or kinds & set("ZT"):
         what = ", ".join(f"{axes[axis]} along {axis}" for axis in sorted(kinds))
-        raise ChannelsError(f"planes must differ by channel only, got {what}; split the file")
+        raise ChannelsError(
+            f"planes must differ by channel only, got {what}; split the file"
+        )
     planes = tuple(_planes(level, depth, samples) for level in series.levels)
-    return Channels(names=_names(file, depth * samples), dtype=series.dtype, planes=planes)
+    return Channels(
+        names=_names(file, depth * samples), dtype=series.dtype, planes=planes
+    )
 
 
 def _planes(level: Any, depth: int, samples: int) -> tuple[Plane, ...]:
@@ -95,7 +118,9 @@ def _planes(level: Any, depth: int, samples: int) -> tuple[Plane, ...]:
         apart = page.keyframe.planarconfig == _SEPARATE and samples > 1
         per_plane = len(page.dataoffsets) // samples if apart else 0
         for s in range(samples):
-            found.append(Plane(page=page, sample=0 if apart else s, first=s * per_plane))
+            found.append(
+                Plane(page=page, sample=0 if apart else s, first=s * per_plane)
+            )
     return tuple(found)
 
 
@@ -104,7 +129,10 @@ def _names(file: Any, count: int) -> tuple[str, ...]:
     if int(file.pages[0].photometric) == _RGB and count == MOST:
         return ("red", "green", "blue")
     if file.ome_metadata:
-        first, name = html.unescape(file.ome_metadata).split("</Pixels>")[0], r'\bName="([^"]*)"'
+        first, name = (
+            html.unescape(file.ome_metadata).split("</Pixels>")[0],
+            r'\bName="([^"]*)"',
+        )
         texts = re.findall(r"<(?:\w+:)?Channel\b[^>]*>", first)
     else:
         name = r"<(?:Name|Biomarker)>([^<]+)</"
@@ -115,12 +143,16 @@ def _names(file: Any, count: int) -> tuple[str, ...]:
 
 def numbered(names: list[str], count: int) -> tuple[str, ...]:
     """So many names of channels; those without are numbered."""
-    return tuple(n or f"channel {i}" for i, n in enumerate([*names, *[""] * count][:count]))
+    return tuple(
+        n or f"channel {i}" for i, n in enumerate([*names, *[""] * count][:count])
+    )
 
 
 def refusal(channels: Channels, path: str) -> ChannelsError:
     """The error for a file whose channels nobody picked."""
-    pick = ",".join(name if "," not in name else str(n) for n, name in enumerate(channels.names))
+    pick = ",".join(
+        name if "," not in name else str(n) for n, name in enumerate(channels.names)
+    )
     example = ",".join(pick.split(",")[:MOST])
     what = f"slide must be RGB or gray of 8 bits, got {channels} in {Path(path).name!r}"
     return ChannelsError(f"{what}; pick one to three: --channels {example!r}")

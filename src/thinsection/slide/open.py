@@ -3,7 +3,6 @@
 import io
 import os
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -21,10 +20,28 @@ from thinsection.slide.base import Slide
 from thinsection.slide.child import try_in_child
 from thinsection.slide.geometry import believed_mpp, corner_l0
 from thinsection.slide.look import Look
-from thinsection.slide.readers import AUTO, READERS, is_folder_slide, load_slide, reader_choices
-from thinsection.types import MIB, Mpp, PointL0, RgbArray, Size, format_bytes, parse_bytes
+from thinsection.slide.orientation import turn_mpp
+from thinsection.slide.readers import (
+    AUTO,
+    READERS,
+    is_folder_slide,
+    load_slide,
+    reader_choices,
+)
+from thinsection.slide.upright import upright
+from thinsection.types import (
+    MIB,
+    Mpp,
+    PointL0,
+    RgbArray,
+    Size,
+    format_bytes,
+    parse_bytes,
+)
 
-CACHE_VARIABLE = "THINSECTION_STAGING_BYTES"  # how much staged slides may take, by default 20GiB
+CACHE_VARIABLE = (
+    "THINSECTION_STAGING_BYTES"  # how much staged slides may take, by default 20GiB
+)
 _CHUNK = 8 * MIB  # that staging copies at once
 # What 'auto' prefers to OpenSlide. Not cuCIM: of a tile that it cannot decode it returns memory
 # that nobody wrote, without an error, and no probe can find every such tile.
@@ -32,7 +49,15 @@ _FASTEST = "tiff"
 _NO_VENDOR = (None, "generic-tiff")  # of a slide that OpenSlide opens as any TIFF
 _PLAIN = (".png", ".jpg", ".jpeg")  # what OpenSlide never opens
 # where 'auto' compares px: shares of a level's width and height, its border included
-_PROBES = ((0.5, 0.5), (0.31, 0.23), (0.23, 0.71), (0.77, 0.42), (0.62, 0.83), (0, 0), (1, 1))
+_PROBES = (
+    (0.5, 0.5),
+    (0.31, 0.23),
+    (0.23, 0.71),
+    (0.77, 0.42),
+    (0.62, 0.83),
+    (0, 0),
+    (1, 1),
+)
 _PROBE_PX = 48
 # Lower levels are interpolated as OpenSlide does it; its arithmetic has 8 bits. Allowed absolute
 # difference, of 255: largest and mean. White noise, the worst case, gave 3.4 and .35; levels that
@@ -41,7 +66,11 @@ _LEVEL_MAX, _LEVEL_MEAN = 4.0, 0.75
 
 
 def open_slide(
-    path: str | Path, *, reader: str = AUTO, slide_mpp: Mpp | None = None, look: Look | None = None
+    path: str | Path,
+    *,
+    reader: str = AUTO,
+    slide_mpp: Mpp | None = None,
+    look: Look | None = None,
 ) -> Slide:
     """Opens a slide.
 
@@ -50,7 +79,8 @@ def open_slide(
     bit; lower levels to OpenSlide's interpolation). `slide.choice` says which it took and why.
     By URL a TIFF is streamed by range requests, its segments as tiles need them, so that of a
     pyramid only the levels which a run reads are fetched; so are the chunks of a folder by URL.
-    Other files are staged while in use.
+    Other files are staged while in use. What is stored mirrored or turned (TIFF's tag 274, EXIF) is
+    shown upright; `slide.stored` is the slide as its file has it.
 
     Args:
         path: file, or a URL that fsspec knows.
@@ -79,7 +109,9 @@ def open_slide(
     if slide_mpp is None:
         slide.slide_mpp, doubt = believed_mpp(slide.slide_mpp)
         slide.notes = (*slide.notes, *[doubt] * bool(doubt))
-    return slide
+    else:  # a person says it of the upright picture
+        slide.slide_mpp = turn_mpp(slide_mpp, slide.orientation)
+    return upright(slide)
 
 
 def _in_srgb(slide: Slide) -> None:
@@ -90,9 +122,14 @@ def _in_srgb(slide: Slide) -> None:
         return
     try:
         own = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-        name, intent = ImageCms.getProfileDescription(own), ImageCms.Intent.RELATIVE_COLORIMETRIC
+        name, intent = (
+            ImageCms.getProfileDescription(own),
+            ImageCms.Intent.RELATIVE_COLORIMETRIC,
+        )
         srgb = ImageCms.createProfile("sRGB")
-        slide.recolor = partial(_convert, ImageCms.buildTransform(own, srgb, "RGB", "RGB", intent))
+        slide.recolor = partial(
+            _convert, ImageCms.buildTransform(own, srgb, "RGB", "RGB", intent)
+        )
     except (ImageCms.PyCMSError, OSError) as error:
         what = f"icc profile must be of RGB and readable, got {error} in {slide.slide_path!r}"
         raise SlideOpenError(f"{what}; leave --icc out") from None
@@ -110,12 +147,18 @@ def _open_file(name: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Sli
     there = folder or path.is_file()
     require(there, "slide must be an existing file", repr(name), error=SlideOpenError)
     if not folder and path.stat().st_size == 0:
-        raise SlideOpenError(f"slide must not be empty, got 0 bytes in {name!r}; copy it again")
-    own = [n for n in readers.WITH_LOOK if path.suffix.lower() in READERS.entry(n).suffixes]
+        raise SlideOpenError(
+            f"slide must not be empty, got 0 bytes in {name!r}; copy it again"
+        )
+    own = [
+        n for n in readers.WITH_LOOK if path.suffix.lower() in READERS.entry(n).suffixes
+    ]
     if look.channels and own:
         return _load(own[0], name, slide_mpp, checked=False, look=look)
     if look.channels:
-        from thinsection.slide.channels import ChannelSlide  # parses TIFFs: slow to import
+        from thinsection.slide.channels import (
+            ChannelSlide,
+        )  # parses TIFFs: slow to import
 
         return ChannelSlide(name, look, slide_mpp=slide_mpp)
     if reader == AUTO:
@@ -138,13 +181,23 @@ def _open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
         folder.choice = f"{folder.reader}: the folder's suffix"
         return folder
     ours = _try(path, _FASTEST, slide_mpp, answers)
-    plain = Path(path).suffix.lower() in _PLAIN and _try(path, "image", slide_mpp, answers)
+    plain = Path(path).suffix.lower() in _PLAIN and _try(
+        path, "image", slide_mpp, answers
+    )
     checked = bool(ours and ours.checked)
-    reference = None if plain else _try(path, "openslide", slide_mpp, answers, checked=checked)
+    reference = (
+        None if plain else _try(path, "openslide", slide_mpp, answers, checked=checked)
+    )
     if reference is None:
         slide = ours or plain or _try_others(path, slide_mpp, answers)
-        unknown = plain or checked or any(answer.startswith(readers.UNKNOWN) for answer in answers)
+        unknown = (
+            plain
+            or checked
+            or any(answer.startswith(readers.UNKNOWN) for answer in answers)
+        )
         why = "OpenSlide does not know the format" if unknown else "; ".join(answers)
+        left = [answer for answer in answers if answer.startswith(readers.LEFT)]
+        why = left[0] if left else why
         slide.choice = f"{slide.reader}: {why}"
         return slide
     if ours is not None:
@@ -168,7 +221,10 @@ def _try_others(path: str, slide_mpp: Mpp | None, answers: list[str]) -> Slide:
     """By what is tried last; SlideOpenError with every answer."""
     # where it is no file, or plain, that has been tried
     more = Path(path).is_file() and Path(path).suffix.lower() not in _PLAIN
-    for name in (*["image"] * more, *(n for n in READERS.names() if n not in readers.OURS)):
+    for name in (
+        *["image"] * more,
+        *(n for n in READERS.names() if n not in readers.OURS),
+    ):
         if slide := _try(path, name, slide_mpp, answers):
             slide.reader = slide.reader or name
             return slide
@@ -178,11 +234,19 @@ def _try_others(path: str, slide_mpp: Mpp | None, answers: list[str]) -> Slide:
 
 
 def _try(
-    path: str, name: str, slide_mpp: Mpp | None, answers: list[str], *, checked: bool = False
+    path: str,
+    name: str,
+    slide_mpp: Mpp | None,
+    answers: list[str],
+    *,
+    checked: bool = False,
 ) -> Slide | None:
     """The slide; else None, and what the reader answered. Others say which suffixes they open."""
     try:
-        if name in readers.OURS or Path(path).suffix.lower() in READERS.entry(name).suffixes:
+        if (
+            name in readers.OURS
+            or Path(path).suffix.lower() in READERS.entry(name).suffixes
+        ):
             return _load(name, path, slide_mpp, checked=checked)
     except ChannelsError:  # no other reader may show one channel of many
         raise
@@ -194,7 +258,12 @@ def _try(
 
 
 def _load(
-    name: str, path: str, slide_mpp: Mpp | None, *, checked: bool, look: Look | None = None
+    name: str,
+    path: str,
+    slide_mpp: Mpp | None,
+    *,
+    checked: bool,
+    look: Look | None = None,
 ) -> Slide:
     """The slide by one reader, which another process tries first where nobody checked the file."""
     READERS.load(name)  # what is missing is said here, not by the child
@@ -245,7 +314,9 @@ def compare(slide: Slide, reference: Slide) -> str:
     return ""
 
 
-def interpolated(slide: Slide, origin_l0: PointL0, level: int, size: Size) -> np.ndarray:
+def interpolated(
+    slide: Slide, origin_l0: PointL0, level: int, size: Size
+) -> np.ndarray:
     """A region as OpenSlide paints it, float (height, width, 3).
 
     OpenSlide puts px (0, 0) at origin_l0 / downsample of the level, not rounded, and cairo
@@ -255,7 +326,9 @@ def interpolated(slide: Slide, origin_l0: PointL0, level: int, size: Size) -> np
     found = slide.levels[level]
     (x, right), (y, below) = (divmod(px / found.downsample, 1) for px in origin_l0)
     corner = corner_l0(found, x, y)
-    pixels = slide.read_region(corner, level, (size[0] + 1, size[1] + 1)).astype(np.float64)
+    pixels = slide.read_region(corner, level, (size[0] + 1, size[1] + 1)).astype(
+        np.float64
+    )
     rows = pixels[:-1] * (1 - below) + pixels[1:] * below
     return np.asarray(rows[:, :-1] * (1 - right) + rows[:, 1:] * right)
 
@@ -275,7 +348,9 @@ def _open_url(url: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Slide
     return _open_copy(source, reader, slide_mpp, look)
 
 
-def _open_copy(source: FsspecSource, reader: str, slide_mpp: Mpp | None, look: Look) -> Slide:
+def _open_copy(
+    source: FsspecSource, reader: str, slide_mpp: Mpp | None, look: Look
+) -> Slide:
     """A local copy, gone when it is closed. Memory: 8 MiB. DiskSpaceError: too many of them."""
     limit = parse_bytes(os.environ.get(CACHE_VARIABLE, "20GiB"), name=CACHE_VARIABLE)
     fits = (held := scratch_bytes("staged")) + source.size <= limit
@@ -289,8 +364,7 @@ def _open_copy(source: FsspecSource, reader: str, slide_mpp: Mpp | None, look: L
         with local.open("wb") as file:
             for start in range(0, source.size, _CHUNK):
                 file.write(source.read_at(start, min(_CHUNK, source.size - start)))
-        # a profile is applied to what this returns
-        slide = open_slide(local, reader=reader, slide_mpp=slide_mpp, look=replace(look, icc=False))
+        slide = _open_file(str(local), reader, slide_mpp, look)
         slide.slide_path, slide.source = source.name, source
         slide.on_close.push(stack.pop_all())
     return slide

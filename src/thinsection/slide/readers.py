@@ -26,14 +26,28 @@ _HELP = {
     "zarr": "OME-Zarr 0.4 and 0.5: a folder of chunks, or its URL.",
 }
 _TARGETS = {  # what of which module, its suffixes, the packages that it needs
-    "tiff": ("tiff_reader:TiffSlide", ".tif .tiff .svs", "tifffile imagecodecs simplejpeg"),
+    "tiff": (
+        "tiff_reader:TiffSlide",
+        ".tif .tiff .svs",
+        "tifffile imagecodecs simplejpeg",
+    ),
     "cucim": ("cucim_reader:CucimSlide", ".tif .tiff .svs", "cucim"),
-    "openslide": ("openslide_reader:OpenSlideSlide", f".tif .tiff .svs {_OPENSLIDE}", "openslide"),
-    "image": ("image_reader:open_image", ".png .jpg .jpeg .tif .tiff", "imagecodecs simplejpeg"),
+    "openslide": (
+        "openslide_reader:OpenSlideSlide",
+        f".tif .tiff .svs {_OPENSLIDE}",
+        "openslide",
+    ),
+    "image": (
+        "image_reader:open_image",
+        ".png .jpg .jpeg .tif .tiff",
+        "imagecodecs simplejpeg",
+    ),
     "zarr": ("zarr_reader:ZarrSlide", ".zarr", "zarr"),
 }
 ALL = tuple(_HELP)
-OURS = ALL[:-1]  # any file may be one of these; others are tried where the suffix is theirs
+OURS = ALL[
+    :-1
+]  # any file may be one of these; others are tried where the suffix is theirs
 _OPTIONAL = ("cucim", "zarr")  # extras of their own name
 WITH_LOOK = ("zarr",)  # which pick channels themselves, and are told which
 
@@ -43,13 +57,19 @@ def _entry(name: str) -> Entry:
     target, extra = f"thinsection.slide.{target}", name if name in _OPTIONAL else None
     suffixes, needs = (tuple(words.split()) for words in lists)
     opens: dict[str, Any] = {"suffixes": suffixes, "folders": name == "zarr"}
-    return Entry(name=name, help=_HELP[name], target=target, needs=needs, extra=extra, **opens)
+    return Entry(
+        name=name, help=_HELP[name], target=target, needs=needs, extra=extra, **opens
+    )
 
 
 # a class or function called with the path and `slide_mpp`; SlideOpenError where a file is not its
 _OWN = [_entry(name) for name in ALL]
-READERS: Registry[Callable[..., Slide]] = Registry("reader", "thinsection.readers", _OWN)
+READERS: Registry[Callable[..., Slide]] = Registry(
+    "reader", "thinsection.readers", _OWN
+)
 UNKNOWN = "openslide: not a format that it knows"
+# begins the answer where OpenSlide's library would show other px than a TIFF describes
+LEFT = "openslide: left to reader 'tiff'"
 # parsed by our own code, which checks sizes before a C library sees the file
 OWN_PARSERS = ("tiff", "image")
 NEVER_TRUSTED = ("cucim",)  # ends the process over damage that no check of sizes finds
@@ -68,7 +88,9 @@ def slide_suffixes() -> tuple[str, ...]:
 def is_folder_slide(path: str | Path) -> bool:
     """Whether a folder, or a URL, is by its name a slide of many files."""
     found, suffix = is_url(str(path)) or Path(path).is_dir(), Path(path).suffix.lower()
-    return found and any(entry.folders and suffix in entry.suffixes for entry in READERS)
+    return found and any(
+        entry.folders and suffix in entry.suffixes for entry in READERS
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +114,15 @@ def _status(name: str) -> ReaderStatus:
         packages = [import_module(package) for package in entry.needs]
     except (ImportError, InvalidInputError) as error:
         return ReaderStatus(name, False, str(error))
-    versions = [f"{p.__name__} {getattr(p, '__version__', '')}".strip() for p in packages]
+    versions = [
+        f"{p.__name__} {getattr(p, '__version__', '')}".strip() for p in packages
+    ]
     return ReaderStatus(name, True, ", ".join(versions) or entry.help)
 
 
-def load_slide(name: str, path: str, slide_mpp: Mpp | None = None, **more: Any) -> Slide:
+def load_slide(
+    name: str, path: str, slide_mpp: Mpp | None = None, **more: Any
+) -> Slide:
     """The slide by one reader, in this process: the boundary of every reader's parser.
 
     SlideOpenError also for whatever else its parser raises, as the cause.
@@ -107,4 +133,6 @@ def load_slide(name: str, path: str, slide_mpp: Mpp | None = None, **more: Any) 
     except (ThinsectionError, MemoryError):
         raise
     except Exception as error:
-        raise SlideOpenError(f"{name}: the file must be sound, got {error!r}") from error
+        raise SlideOpenError(
+            f"{name}: the file must be sound, got {error!r}"
+        ) from error

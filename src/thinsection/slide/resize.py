@@ -16,8 +16,13 @@ from thinsection.types import MIB, CoordsL0, Level, RgbArray, Size, TileArray
 if TYPE_CHECKING:
     from thinsection.slide.base import Slide
 
-_STRIP_BYTES, _SEGMENTS_BYTES = 8 * MIB, 128 * MIB  # of source rows; of a whole row of segments
-_EXACT_BYTES = 128 * MIB  # of rows that were reduced along x and wait to be reduced along y
+_STRIP_BYTES, _SEGMENTS_BYTES = (
+    8 * MIB,
+    128 * MIB,
+)  # of source rows; of a whole row of segments
+_EXACT_BYTES = (
+    128 * MIB
+)  # of rows that were reduced along x and wait to be reduced along y
 _LANCZOS_SUPPORT = 3.0
 _GIANT_PX = 100_000_000  # of a level; reading them all takes seconds to minutes
 _COARSE = (8, 4, 2)  # what a JPEG can be decoded at; twice the px remain for the filter
@@ -45,18 +50,29 @@ def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
     level = best_level(slide.levels, min(width / width_th, height / height_th))
     if math.prod(level.size) >= _GIANT_PX:
         shrink = min(level.size[0] / width_th, level.size[1] / height_th)
-        coarse = (slide.coarse(level.index, factor) for factor in _COARSE if shrink >= 2 * factor)
+        coarse = (
+            slide.coarse(level.index, factor)
+            for factor in _COARSE
+            if shrink >= 2 * factor
+        )
         level = next(filter(None, coarse), level)
     rows_at_once = height_th
     if level.size[1] * width_th * 3 > _EXACT_BYTES:
         scale = level.size[1] / height_th
-        rows_at_once = max(1, int((_EXACT_BYTES / (3 * width_th) - 2 * _reach(scale)) / scale))
+        rows_at_once = max(
+            1, int((_EXACT_BYTES / (3 * width_th) - 2 * _reach(scale)) / scale)
+        )
     starts = range(0, height_th, rows_at_once)
-    parts = [_rows(slide, level, size_th, y, min(height_th, y + rows_at_once)) for y in starts]
+    parts = [
+        _rows(slide, level, size_th, y, min(height_th, y + rows_at_once))
+        for y in starts
+    ]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _rows(slide: "Slide", level: Level, size_th: Size, first: int, last: int) -> RgbArray:
+def _rows(
+    slide: "Slide", level: Level, size_th: Size, first: int, last: int
+) -> RgbArray:
     """Rows [first, last) of the result, from the source rows that their filter reaches."""
     (width_th, height_th), (width, height) = size_th, level.size
     scale = height / height_th
@@ -70,7 +86,9 @@ def _rows(slide: "Slide", level: Level, size_th: Size, first: int, last: int) ->
         strip = slide.read_region(origin_l0, level.index, (width, end - y))
         rows[y - top : end - top] = _resize(strip, (width_th, end - y))
     box = (0.0, first * scale - top, float(width_th), last * scale - top)
-    return _resize(rows, (width_th, last - first), None if last - first == height_th else box)
+    return _resize(
+        rows, (width_th, last - first), None if last - first == height_th else box
+    )
 
 
 def _reach(scale: float) -> float:
@@ -80,16 +98,24 @@ def _reach(scale: float) -> float:
 
 def _strip_rows(level: Level) -> int:
     """Rows of a level that are read at once; strips of them end where the file's segments end."""
-    row_bytes, unit = 3 * level.size[0], level.segment[1] if level.segment else 1
-    rows = max(1, _STRIP_BYTES // row_bytes)
-    return max(unit, rows // unit * unit) if unit * row_bytes <= _SEGMENTS_BYTES else rows
+    row_bytes = 3 * level.size[0]
+    segment_rows = level.segment[1] if level.segment else 1
+    if segment_rows * row_bytes > _SEGMENTS_BYTES:
+        # each strip decodes these segments anew: as few strips as may be
+        return max(1, _SEGMENTS_BYTES // row_bytes)
+    rows = _STRIP_BYTES // row_bytes
+    return max(segment_rows, rows // segment_rows * segment_rows)
 
 
 def _resize(pixels: RgbArray, size: Size, box: Box | None = None) -> RgbArray:
-    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS, box=box))
+    return np.asarray(
+        Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS, box=box)
+    )
 
 
-def read_tiles(slide: "Slide", plan: ReadPlan, coords_l0: CoordsL0, out: TileArray) -> None:
+def read_tiles(
+    slide: "Slide", plan: ReadPlan, coords_l0: CoordsL0, out: TileArray
+) -> None:
     """Reads tiles by their corners one by one into `out`, uint8 (b, tile_px, tile_px, 3).
 
     Memory: one tile of the level where tiles are resampled, else none.
@@ -111,7 +137,9 @@ def resample(pixels: RgbArray, out: RgbArray) -> None:
     """
     import torch  # takes a second, and tiles as they are do not need it
 
-    source, target = (torch.from_numpy(part)[None].permute(0, 3, 1, 2) for part in (pixels, out))
+    source, target = (
+        torch.from_numpy(part)[None].permute(0, 3, 1, 2) for part in (pixels, out)
+    )
     lanczos = torch.ops.aten._upsample_lanczos2d_aa.out
     lanczos(source, list(out.shape[:2]), False, None, None, out=target)
 

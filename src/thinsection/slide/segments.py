@@ -24,11 +24,15 @@ from thinsection.types import MIB, CoordsL0, Level, RgbArray, TileArray
 CACHE_BYTES = 64 * MIB  # of decoded segments that a region cut, per slide
 # a segment must fit a budget that the user never sees; larger ones are refused
 MAX_SEGMENT_BYTES = 128 * MIB
-_TOGETHER_BYTES = 4 * MIB  # of decoded segments before regions are cut from them, or a larger one
+_TOGETHER_BYTES = (
+    4 * MIB
+)  # of decoded segments before regions are cut from them, or a larger one
 _TILES_AT_ONCE = 1 << 16  # whose corners are looked at together
 # along one axis: a segment, what is taken of it, where it goes, whether that is all of it
 _Cut = tuple[int, slice, slice, bool]
-_Piece = tuple[tuple[int, slice, slice], tuple[slice, slice]]  # of `out`, and of a segment
+_Piece = tuple[
+    tuple[int, slice, slice], tuple[slice, slice]
+]  # of `out`, and of a segment
 
 
 class Decoder:
@@ -36,8 +40,15 @@ class Decoder:
 
     def __init__(self, level: Level, name: str) -> None:
         assert level.segment is not None
-        self.size, self.segment, self._name, self.sparse = level.size, level.segment, name, False
-        self.columns, self.rows = (-(-px // edge) for px, edge in zip(self.size, self.segment))
+        self.size, self.segment, self._name, self.sparse = (
+            level.size,
+            level.segment,
+            name,
+            False,
+        )
+        self.columns, self.rows = (
+            -(-px // edge) for px, edge in zip(self.size, self.segment)
+        )
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -100,7 +111,9 @@ class SegmentCache:
             self._expected[decoder] = counts.data
 
     @contextmanager
-    def taken(self, decoder: Decoder, uses: Mapping[int, int]) -> Iterator[list[RgbArray]]:
+    def taken(
+        self, decoder: Decoder, uses: Mapping[int, int]
+    ) -> Iterator[list[RgbArray]]:
         """The px of some segments, to be read within the block.
 
         Args:
@@ -112,7 +125,9 @@ class SegmentCache:
             for index in uses:
                 held = self._held.get((decoder, index))
                 if held is None:
-                    held = self._held[decoder, index] = _Held(index, self._array(decoder.shape))
+                    held = self._held[decoder, index] = _Held(
+                        index, self._array(decoder.shape)
+                    )
                 held.readers += 1
                 found.append(held)
         try:
@@ -130,7 +145,9 @@ class SegmentCache:
             idle = (key for key, held in self._held.items() if not held.readers)
             if self._spare:
                 pixels = self._spare.pop()
-            elif self._used + num_bytes <= self._total or not (oldest := next(idle, None)):
+            elif self._used + num_bytes <= self._total or not (
+                oldest := next(idle, None)
+            ):
                 self._used += num_bytes
                 return np.empty(shape, dtype=np.uint8)
             else:
@@ -151,7 +168,9 @@ class SegmentCache:
                     continue
             ready = False
             try:
-                decoder.decode([held.index for held in mine], [held.pixels for held in mine])
+                decoder.decode(
+                    [held.index for held in mine], [held.pixels for held in mine]
+                )
                 ready = True
             finally:
                 with self._changed:
@@ -186,7 +205,11 @@ class SegmentedSlide(Slide):
     """
 
     def __init__(
-        self, path: str, levels: Sequence[Level], decoders: Iterable[Decoder], **facts: Any
+        self,
+        path: str,
+        levels: Sequence[Level],
+        decoders: Iterable[Decoder],
+        **facts: Any,
     ) -> None:
         super().__init__(path, levels, **facts)
         self._decoders, self._cut = list(decoders), SegmentCache(CACHE_BYTES)
@@ -198,10 +221,17 @@ class SegmentedSlide(Slide):
         """
         self._check(plan.level)
         decoder, size = self._decoders[plan.level], np.array(plan.size_lv)
-        grid, edge = np.array((decoder.columns, decoder.rows)), np.array(decoder.segment)
-        changes = np.zeros(grid[::-1] + 1, dtype=np.int64)  # of the count, from place to place
+        grid, edge = (
+            np.array((decoder.columns, decoder.rows)),
+            np.array(decoder.segment),
+        )
+        changes = np.zeros(
+            grid[::-1] + 1, dtype=np.int64
+        )  # of the count, from place to place
         for start in range(0, len(coords_l0), _TILES_AT_ONCE):
-            origins = origins_lv(coords_l0[start : start + _TILES_AT_ONCE], plan.downsample)
+            origins = origins_lv(
+                coords_l0[start : start + _TILES_AT_ONCE], plan.downsample
+            )
             if plan.size_lv == decoder.segment and not (origins % edge).any():
                 continue  # decoded straight into place
             x0, y0 = np.clip(origins // edge, 0, grid).T
@@ -217,9 +247,13 @@ class SegmentedSlide(Slide):
         self._check(level)
         decoder = self._decoders[level]
         with self._reading(f"segment {column}, {row} of level {level}"):
-            return None if self.rendering else decoder.jpeg(row * decoder.columns + column)
+            return (
+                None if self.rendering else decoder.jpeg(row * decoder.columns + column)
+            )
 
-    def _fill_all(self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray) -> None:
+    def _fill_all(
+        self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray
+    ) -> None:
         decoder = self._decoders[level]
         width, height = decoder.segment
         aligned = out.shape[1:3] == (height, width)
@@ -232,7 +266,9 @@ class SegmentedSlide(Slide):
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
         self._gather(self._decoders[level], [origin_lv], out[None])
 
-    def _gather(self, decoder: Decoder, origins: Sequence[tuple[int, int]], out: TileArray) -> None:
+    def _gather(
+        self, decoder: Decoder, origins: Sequence[tuple[int, int]], out: TileArray
+    ) -> None:
         """Fills regions from the segments that they touch, each of which is looked up once."""
         columns, edges, size = decoder.columns, decoder.segment, decoder.size
         sparse, (height, width) = decoder.sparse, out.shape[1:3]
@@ -248,10 +284,15 @@ class SegmentedSlide(Slide):
                     pieces[index].append((target, (taken_y, taken_x)))
                     if all_y and all_x:
                         whole.add(index)
-        indices, at_once = sorted(pieces), max(1, _TOGETHER_BYTES // math.prod(decoder.shape))
+        indices, at_once = (
+            sorted(pieces),
+            max(1, _TOGETHER_BYTES // math.prod(decoder.shape)),
+        )
         for start in range(0, len(indices), at_once):
             together = indices[start : start + at_once]
-            uses = {index: 0 if index in whole else len(pieces[index]) for index in together}
+            uses = {
+                index: 0 if index in whole else len(pieces[index]) for index in together
+            }
             with self._cut.taken(decoder, uses) as arrays:
                 for index, pixels in zip(together, arrays):
                     for target, source in pieces[index]:

@@ -17,7 +17,9 @@ from PIL import Image
 
 from thinsection.files.sources import ByteSource, FileSource
 from thinsection.slide import tiff_layout as tiff
+from thinsection.slide.alpha import on_white
 from thinsection.slide.base import GRAY, WHITE
+from thinsection.slide.orientation import turn_pixels
 from thinsection.slide.segments import Decoder, SegmentedSlide
 from thinsection.slide.tiff_layout import TiffLayout, read_layout
 from thinsection.types import MIB, Level, Mpp, RgbArray, Size
@@ -54,15 +56,29 @@ class SegmentDecoder(Decoder):
     decoded, which takes the memory of a whole segment.
     """
 
-    def __init__(self, level: Level, page: Any, source: ByteSource, factor: int = 1) -> None:
+    def __init__(
+        self, level: Level, page: Any, source: ByteSource, factor: int = 1
+    ) -> None:
         super().__init__(level, source.name)
-        self._source, self._page, self._factor, whole = source, page, factor, self.segment
-        self._offsets, self._counts = tuple(page.dataoffsets), tuple(page.databytecounts)
+        self._source, self._page, self._factor, whole = (
+            source,
+            page,
+            factor,
+            self.segment,
+        )
+        self._offsets, self._counts = (
+            tuple(page.dataoffsets),
+            tuple(page.databytecounts),
+        )
         self.sparse, code = 0 in self._counts, int(page.compression)
         self._fill_segment = _fill_of(page, whole)
+        self._alpha = tiff.alpha_of(page)
         plain = factor == 1 and code in tiff.RAW and page.predictor == 1
         self._raw = plain and self._fill_segment is not None
-        self._only_here = code in (*tiff.JPEG, *tiff.APERIO_YCBCR)  # tifffile would give other px
+        self._only_here = code in (
+            *tiff.JPEG,
+            *tiff.APERIO_YCBCR,
+        )  # tifffile would give other px
         if factor > 1:
             width, height = self.size
             self.size = (width // factor, height // factor)
@@ -76,7 +92,9 @@ class SegmentDecoder(Decoder):
     def jpeg(self, index: int) -> bytes | None:
         """As of the base class; colours that stand apart are none."""
         page, count = self._page, (*self._counts[index : index + 1], 0)[0]
-        is_jpeg = int(page.compression) in tiff.JPEG and page.planarconfig != tiff.SEPARATE
+        is_jpeg = (
+            int(page.compression) in tiff.JPEG and page.planarconfig != tiff.SEPARATE
+        )
         if not (count and is_jpeg and self._fill_segment):
             return None
         data = memoryview(self._source.read_at(self._offsets[index], count))
@@ -106,7 +124,9 @@ class SegmentDecoder(Decoder):
         """Whether the file's bytes of these segments, without a gap, are those of the arrays."""
         if not self._raw or length != sum(out.nbytes for _, out in together):
             return False
-        return all(o.flags.c_contiguous and self._counts[i] == o.nbytes for i, o in together)
+        return all(
+            o.flags.c_contiguous and self._counts[i] == o.nbytes for i, o in together
+        )
 
     def _requests(self, stored: Iterable[_Target]) -> list[list[_Target]]:
         """Segments, in order, in the groups that one request fetches."""
@@ -133,18 +153,29 @@ class SegmentDecoder(Decoder):
         except _REFUSALS as error:
             raise self._error(index, str(error)) from None
         if pixels is not into:
-            rows, columns = min(len(pixels), len(into)), min(pixels.shape[1], into.shape[1])
+            rows, columns = (
+                min(len(pixels), len(into)),
+                min(pixels.shape[1], into.shape[1]),
+            )
             if not np.may_share_memory(pixels, into):
-                into[:rows, :columns] = pixels[:rows, :columns, :3]
+                into[:rows, :columns] = self._colours(pixels[:rows, :columns])
             into[rows:] = WHITE  # this is the last strip
             into[:rows, columns:] = WHITE
         if into is not out:
             out[:] = np.asarray(Image.fromarray(into).reduce(self._factor))
 
+    def _colours(self, pixels: np.ndarray) -> np.ndarray:
+        """Decoded px without their fourth sample; on white where it is alpha."""
+        if self._alpha is None:
+            return pixels[..., :3]
+        return on_white(pixels, premultiplied=self._alpha == "premultiplied")
+
     def _pixels(self, index: int, data: memoryview, out: RgbArray) -> np.ndarray:
         """(height, width, samples), one of them or RGB(A); in `out` where it can be."""
         if self._fill_segment is not None:
-            contiguous = out if out.flags.c_contiguous else np.empty(out.shape, dtype=np.uint8)
+            contiguous = (
+                out if out.flags.c_contiguous else np.empty(out.shape, dtype=np.uint8)
+            )
             try:
                 return self._fill_segment(data, contiguous)
             except _REFUSALS:
@@ -193,21 +224,28 @@ class TiffSlide(SegmentedSlide):
     ) -> None:
         layout = self._layout = layout or read_layout(path, slide_mpp, handle)
         self._source = source or FileSource(path)
-        decoders = [_decoder(*pair, self._source) for pair in zip(layout.levels, layout.pages)]
+        decoders = [
+            _decoder(*pair, self._source) for pair in zip(layout.levels, layout.pages)
+        ]
         super().__init__(path, layout.levels, decoders, **layout.facts)
         if any(page.samplesperpixel == 1 for page in layout.pages):
             self.notes = (GRAY,)
-        self.checked, self.associated_names = layout.checked, tuple(sorted(layout.associated))
+        self.checked, self.associated_names = (
+            layout.checked,
+            tuple(sorted(layout.associated)),
+        )
 
     def icc_profile(self) -> bytes | None:
         """As of the base class."""
         return self._layout.icc_profile
 
     def _associated(self, name: str) -> RgbArray:
-        decoder = _decoder(*self._layout.associated[name], self._source)
+        level, page = self._layout.associated[name]
+        decoder = _decoder(level, page, self._source)
         image = np.empty((*decoder.size[::-1], 3), dtype=np.uint8)
         self._gather(decoder, [(0, 0)], image[None])
-        return image
+        turned = turn_pixels(image, tiff.orientation_of(page))
+        return np.ascontiguousarray(turned)
 
     def coarse(self, level: int, factor: int) -> Level | None:
         """See `Slide.coarse`: where segments can be divided by the factor."""
@@ -217,7 +255,9 @@ class TiffSlide(SegmentedSlide):
     @property
     def reduced(self) -> tuple[Level, ...]:
         """JPEG segments at the fractions of their DCT."""
-        return tuple(made for (level, _), made in self._fractions.items() if self._is_jpeg(level))
+        return tuple(
+            made for (level, _), made in self._fractions.items() if self._is_jpeg(level)
+        )
 
     @property
     def _further(self) -> tuple[Level, ...]:
@@ -229,16 +269,28 @@ class TiffSlide(SegmentedSlide):
     @cached_property
     def _fractions(self) -> dict[tuple[int, int], Level]:
         """Levels at a fraction by level and factor, JPEGs first; made when one is asked for."""
-        pages, decoders, found = self._layout.pages, self._decoders[: len(self.levels)], {}
-        each = product(range(len(pages))[::-1], _BY_DCT)  # the least to read comes first
+        pages, decoders, found = (
+            self._layout.pages,
+            self._decoders[: len(self.levels)],
+            {},
+        )
+        each = product(
+            range(len(pages))[::-1], _BY_DCT
+        )  # the least to read comes first
         for index, factor in sorted(each, key=lambda pair: not self._is_jpeg(pair[0])):
-            level, planar = self.levels[index], isinstance(decoders[index], _PlanarDecoder)
+            level, planar = (
+                self.levels[index],
+                isinstance(decoders[index], _PlanarDecoder),
+            )
             rest = any(px % factor for px in decoders[index].segment)
             if not (rest or planar or min(level.size) < factor):
                 made = SegmentDecoder(level, pages[index], self._source, factor)
                 down = level.downsample * factor
                 found[index, factor] = Level(
-                    index=len(decoders), size=made.size, downsample=down, segment=made.segment
+                    index=len(decoders),
+                    size=made.size,
+                    downsample=down,
+                    segment=made.segment,
                 )
                 decoders.append(made)
         self._decoders = decoders
@@ -252,29 +304,48 @@ class TiffSlide(SegmentedSlide):
 
 def _fill_of(page: Any, segment: Size) -> _Fill | None:
     """The function that decodes a page's segments of (width, height); None: tifffile does."""
-    code, predictor, samples = int(page.compression), page.predictor, page.samplesperpixel
+    code, predictor, samples = (
+        int(page.compression),
+        page.predictor,
+        page.samplesperpixel,
+    )
     if samples in (1, 3) and code in tiff.JPEG:
-        return partial(_jpeg, _jpeg_head(page), "GRAY" if samples == 1 else "RGB", segment[0])
-    usual = page.planarconfig != tiff.SEPARATE and page.fillorder == 1 and predictor in (1, 2)
+        return partial(
+            _jpeg, _jpeg_head(page), "GRAY" if samples == 1 else "RGB", segment[0]
+        )
+    usual = (
+        page.planarconfig != tiff.SEPARATE
+        and page.fillorder == 1
+        and predictor in (1, 2)
+    )
     if samples != 3 or not usual:
         return None
     if code in tiff.LZW:
         return partial(_lzw, segment, predictor)
     if code in tiff.BYTES:
         return partial(_bytes, code, predictor == 2)
-    return _aperio_ycbcr if code in tiff.APERIO_YCBCR else partial(_unpacked, tiff.PICTURES[code])
+    return (
+        _aperio_ycbcr
+        if code in tiff.APERIO_YCBCR
+        else partial(_unpacked, tiff.PICTURES[code])
+    )
 
 
 def _jpeg_head(page: Any) -> bytes:
     """What makes a JPEG of its own of a segment of the page, in the place of its first 2 bytes."""
     app14 = _APP14_RGB if int(page.photometric) == tiff.RGB else b""
-    return b"\xff\xd8" + app14 + (page.jpegtables or b"")[2:-2]  # without its own SOI and EOI
+    return (
+        b"\xff\xd8" + app14 + (page.jpegtables or b"")[2:-2]
+    )  # without its own SOI and EOI
 
 
-def _jpeg(head: bytes, colours: str, width: int, data: Any, out: RgbArray) -> np.ndarray:
+def _jpeg(
+    head: bytes, colours: str, width: int, data: Any, out: RgbArray
+) -> np.ndarray:
     # a smaller `out` takes the coarser px of a smaller DCT: a half, a quarter or an eighth
     least = out.shape[1] if out.shape[1] < width else 0
-    into = out if colours == "RGB" else None
+    # a JPEG that is larger than this memory is refused before it is decoded
+    into = out if colours == "RGB" else np.empty((*out.shape[:2], 1), dtype=np.uint8)
     whole = b"".join((head, data[2:]))
     pixels = simplejpeg.decode_jpeg(whole, colours, min_width=least, buffer=into)
     if pixels.shape[1] != out.shape[1] or len(pixels) > len(out):
@@ -287,7 +358,11 @@ def _bytes(code: int, differences: bool, data: Any, out: RgbArray) -> np.ndarray
     """Of a compression of bytes, perhaps of each px's difference from the one to its left."""
     flat = out.reshape(-1)
     decode = "deflate" if code in tiff.DEFLATE else "zstd"
-    found = np.frombuffer(data, np.uint8) if code in tiff.RAW else _unpacked(decode, data, flat)
+    found = (
+        np.frombuffer(data, np.uint8)
+        if code in tiff.RAW
+        else _unpacked(decode, data, flat)
+    )
     if len(found) != len(flat):
         raise ValueError(f"{len(found)} bytes, expected {len(flat)}")
     if code in tiff.RAW:
@@ -299,9 +374,23 @@ def _bytes(code: int, differences: bool, data: Any, out: RgbArray) -> np.ndarray
 
 def _lzw(segment: Size, predictor: int, data: Any, out: RgbArray) -> np.ndarray:
     """By libtiff, as a TIFF of one strip in memory: about 1.5 times as fast as imagecodecs' own."""
-    (width, height), number, bits_at = segment, (4, 1), _LZW_HEAD.size - 6  # of the three samples
+    (width, height), number, bits_at = (
+        segment,
+        (4, 1),
+        _LZW_HEAD.size - 6,
+    )  # of the three samples
     size = (256, *number, width, 257, *number, height, 258, 3, 3, bits_at)
-    kind = (259, *number, *tiff.LZW, 262, *number, tiff.RGB, 273, *number, _LZW_HEAD.size)
+    kind = (
+        259,
+        *number,
+        *tiff.LZW,
+        262,
+        *number,
+        tiff.RGB,
+        273,
+        *number,
+        _LZW_HEAD.size,
+    )
     strip = (277, *number, 3, 278, *number, height, 279, *number, len(data))
     tags = (*size, *kind, *strip, 317, *number, predictor)
     stored = _LZW_HEAD.pack(b"II", 42, 8, 10, *tags, 0, 8, 8, 8) + data

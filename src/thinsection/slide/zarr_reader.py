@@ -22,9 +22,16 @@ from thinsection.types import Level, Mpp, RgbArray
 
 _VERSIONS = ("0.4", "0.5")
 _UM_PER_UNIT = {"meter": 1e6, "decimeter": 1e5, "centimeter": 1e4, "millimeter": 1e3}
-_UM_PER_UNIT |= {"micrometer": 1.0, "nanometer": 1e-3, "angstrom": 1e-4, "inch": 25_400.0}
+_UM_PER_UNIT |= {
+    "micrometer": 1.0,
+    "nanometer": 1e-3,
+    "angstrom": 1e-4,
+    "inch": 25_400.0,
+}
 _RGB_COLOURS = ["FF0000", "00FF00", "0000FF"]
-_MAX_ASPECT = 1.1  # by which a level may differ from level 0 in its shape; tiny ones are rounded
+_MAX_ASPECT = (
+    1.1  # by which a level may differ from level 0 in its shape; tiny ones are rounded
+)
 
 
 class _ChunkDecoder(ScaledDecoder):
@@ -53,7 +60,9 @@ class _ChunkDecoder(ScaledDecoder):
         for axis, place in (("y", row), ("x", column)):
             edge = self._array.chunks[self._axes.index(axis)]
             taken[axis] = slice(place * edge, (place + 1) * edge)
-        found = np.asarray(self._array[tuple(taken.get(axis, 0) for axis in self._axes)])
+        found = np.asarray(
+            self._array[tuple(taken.get(axis, 0) for axis in self._axes)]
+        )
         kept = [axis for axis in self._axes if axis in taken]
         if "c" not in kept:
             found, kept = found[..., None], [*kept, "c"]
@@ -100,23 +109,35 @@ class ZarrSlide(SegmentedSlide):
 
 def _image(path: str) -> tuple[Any, Mapping[str, Any]]:
     """The group of the (first) image, and what it says of itself; SlideOpenError: none, or many."""
-    store = zarr.storage.FsspecStore.from_url(path, read_only=True) if is_url(path) else path
+    store = (
+        zarr.storage.FsspecStore.from_url(path, read_only=True)
+        if is_url(path)
+        else path
+    )
     try:
         group = zarr.open_group(store, mode="r")
     except FileNotFoundError:
-        raise SlideOpenError("zarr: not a folder of zarr, its metadata are missing") from None
+        raise SlideOpenError(
+            "zarr: not a folder of zarr, its metadata are missing"
+        ) from None
     said = group.attrs.get("ome", group.attrs)
     if "plate" in said or "well" in said:
-        raise SlideOpenError("zarr: a plate of many images is no slide; name one of its images")
+        raise SlideOpenError(
+            "zarr: a plate of many images is no slide; name one of its images"
+        )
     if "multiscales" not in said and "bioformats2raw.layout" in said:
         group = group["0"]  # the first of its images: that of the slide
         said = group.attrs.get("ome", group.attrs)
     if "multiscales" not in said:
-        raise SlideOpenError("zarr: no OME-Zarr image, its metadata have no 'multiscales'")
+        raise SlideOpenError(
+            "zarr: no OME-Zarr image, its metadata have no 'multiscales'"
+        )
     version = said.get("version") or said["multiscales"][0].get("version")
     if version not in _VERSIONS:
         known = " or ".join(_VERSIONS)
-        raise SlideOpenError(f"zarr: OME-Zarr must be of version {known}, got {version!r}")
+        raise SlideOpenError(
+            f"zarr: OME-Zarr must be of version {known}, got {version!r}"
+        )
     return group, said
 
 
@@ -134,12 +155,18 @@ def _array(group: Any, name: str, axes: str) -> Any:
     if array.dtype.kind not in "uif" or min(array.shape) < 1:
         got = f"{array.dtype} {array.shape} in level {name!r}"
         raise SlideOpenError(f"zarr: px must be numbers, got {got}")
-    if (num_bytes := math.prod(array.chunks) * array.dtype.itemsize) > MAX_SEGMENT_BYTES:
+    if (
+        num_bytes := math.prod(array.chunks) * array.dtype.itemsize
+    ) > MAX_SEGMENT_BYTES:
         got = f"{num_bytes >> 20} MiB in level {name!r}"
-        raise SlideOpenError(f"zarr: chunks must have <= 128 MiB, got {got}; chunk it anew")
+        raise SlideOpenError(
+            f"zarr: chunks must have <= 128 MiB, got {got}; chunk it anew"
+        )
     if extra := {axis: n for axis in "zt" if (n := _length(array, axes, axis)) > 1}:
         got = ", ".join(f"{n} along {axis.upper()}" for axis, n in extra.items())
-        raise ChannelsError(f"planes must differ by channel only, got {got}; split the file")
+        raise ChannelsError(
+            f"planes must differ by channel only, got {got}; split the file"
+        )
     return array
 
 
@@ -148,19 +175,29 @@ def _levels(arrays: Sequence[Any], axes: str) -> list[Level]:
     sizes = [(_length(array, axes, "x"), _length(array, axes, "y")) for array in arrays]
     same = len({_length(array, axes, "c") for array in arrays}) == 1
     if not same or any(a <= b for a, b in pairwise(math.prod(size) for size in sizes)):
-        raise SlideOpenError(f"zarr: levels must shrink and keep their channels, got {sizes}")
+        raise SlideOpenError(
+            f"zarr: levels must shrink and keep their channels, got {sizes}"
+        )
     levels: list[Level] = []
     for size, array in zip(sizes, arrays):
         x, y = (whole / part for whole, part in zip(sizes[0], size))
         if max(x, y) / min(x, y) > _MAX_ASPECT + 1 / min(size):
             raise SlideOpenError(f"zarr: levels must be of one shape, got {sizes}")
-        width, height = (min(int(array.chunks[axes.index(a)]), n) for a, n in zip("xy", size))
+        width, height = (
+            min(int(array.chunks[axes.index(a)]), n) for a, n in zip("xy", size)
+        )
         index, downsample = len(levels), (x + y) / 2
-        levels.append(Level(index=index, size=size, downsample=downsample, segment=(width, height)))
+        levels.append(
+            Level(
+                index=index, size=size, downsample=downsample, segment=(width, height)
+            )
+        )
     return levels
 
 
-def _channels(omero: Mapping[str, Any], count: int, dtype: np.dtype[Any]) -> Channels | None:
+def _channels(
+    omero: Mapping[str, Any], count: int, dtype: np.dtype[Any]
+) -> Channels | None:
     """The channels of what is no picture of 8 bits; None of RGB and of grey."""
     told = omero.get("channels") or []
     colours = [str(channel.get("color", "")).upper() for channel in told]
@@ -172,10 +209,16 @@ def _channels(omero: Mapping[str, Any], count: int, dtype: np.dtype[Any]) -> Cha
 
 
 def _mpp(
-    described: Sequence[Mapping[str, Any]], axes: str, transforms: Iterable[Mapping[str, Any]]
+    described: Sequence[Mapping[str, Any]],
+    axes: str,
+    transforms: Iterable[Mapping[str, Any]],
 ) -> Mpp | None:
     """µm per px of level 0; None where a unit or a scale is missing."""
-    steps = [step for part in transforms for step in part.get("coordinateTransformations") or ()]
+    steps = [
+        step
+        for part in transforms
+        for step in part.get("coordinateTransformations") or ()
+    ]
     sides = []
     for axis in "xy":
         place = axes.index(axis)

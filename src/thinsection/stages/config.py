@@ -21,7 +21,9 @@ from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
 from thinsection.types import parse_bytes
 
-Goal = Literal["tissue", "qc", "segment", "tile", "embed", "aggregate"]  # the last stage of a run
+Goal = Literal[
+    "tissue", "qc", "segment", "tile", "embed", "aggregate"
+]  # the last stage of a run
 ENCODING = ("embed", "aggregate")  # goals that load encoders
 CPU_BATCH, GPU_BATCH = 32, 256  # tiles
 
@@ -31,14 +33,18 @@ class SlidesConfig:
     """How slides are opened."""
 
     reader: str = option(
-        AUTO, "'auto' takes the fastest that agrees with OpenSlide's px.", choices=reader_choices
+        AUTO,
+        "'auto' takes the fastest that agrees with OpenSlide's px.",
+        choices=reader_choices,
     )
     fingerprint: How = option(
         "times",
         "How a slide's file is known again; times: size, samples and time stamps, every byte where "
         "only the time differs; full: every byte; samples: size and 8 samples.",
     )
-    slide_mpp: str | None = option(None, "µm/px of level 0 where files lack it: 0.25, 0.25x0.26.")
+    slide_mpp: str | None = option(
+        None, "µm/px of level 0 where files lack it: 0.25, 0.25x0.26."
+    )
     channels: str | None = option(
         None,
         "One to three channels, shown as RGB, of files with more or 16 bit: 'DAPI,CD3', '0,2'.",
@@ -64,7 +70,9 @@ class SlidesConfig:
         """How px become RGB; None as they are."""
         if self.channels is None and not self.icc:
             return None
-        names = tuple(name.strip() for name in (self.channels or "").split(",") if name.strip())
+        names = tuple(
+            name.strip() for name in (self.channels or "").split(",") if name.strip()
+        )
         try:
             low, high = map(float, self.channel_range.split(","))
         except ValueError:
@@ -83,14 +91,23 @@ class EncodeConfig:
         "`thinsection models`, timm:NAME, hf:REPO, a file.",
         flag="--encoder",
     )
-    tokens: bool = option(False, "Also store the dense token grid of encoders that have one.")
-    weights: str | None = option(None, "Local weights of the encoder: safetensors, or safe .pth.")
-    pretrained: bool = option(True, "Load weights; --no-pretrained takes seeded random ones.")
+    tokens: bool = option(
+        False, "Also store the dense token grid of encoders that have one."
+    )
+    weights: str | None = option(
+        None, "Local weights of the encoder: safetensors, or safe .pth."
+    )
+    pretrained: bool = option(
+        True, "Load weights; --no-pretrained takes seeded random ones."
+    )
     allow_remote_code: bool = option(False, "Let a hub repository run its own code.")
     device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps.")
-    precision: Literal["auto", "fp32", "fp16", "bf16"] = option("auto", "Encoder's arithmetic.")
+    precision: Literal["auto", "fp32", "fp16", "bf16"] = option(
+        "auto", "Encoder's arithmetic."
+    )
     engine: Literal["auto", "torch", "openvino"] = option(
-        "auto", "What computes on a CPU; auto: openvino if it is installed and agrees with torch."
+        "auto",
+        "What computes on a CPU; auto: openvino if it is installed and agrees with torch.",
     )
     batch_size: int = option(0, "Tiles per batch; 0: 32 on a CPU, 256 on a GPU.")
     seed: int = option(0, "Seed of random weights.")
@@ -100,8 +117,16 @@ class EncodeConfig:
         count, size, wrong = len(self.encoders), self.batch_size, ConfigError
         require(size >= 0, "encode.batch_size must be >= 0", size, error=wrong)
         differ = 0 < count == len(set(self.encoders))
-        require(differ, "encode.encoders must be different names", self.encoders, error=wrong)
-        got, one = f"{count}; run them one after the other into the same --out", count < 2
+        require(
+            differ,
+            "encode.encoders must be different names",
+            self.encoders,
+            error=wrong,
+        )
+        got, one = (
+            f"{count}; run them one after the other into the same --out",
+            count < 2,
+        )
         rule = "encode.weights must go with one encoder"
         require(one or self.weights is None, rule, got, error=wrong)
 
@@ -112,10 +137,13 @@ class AggregateConfig:
 
     slide_encoders: tuple[str, ...] = option(
         ("mean",),
-        "Slide encoder; repeat for several: mean, max, abmil, titan, gigapath, another's.",
+        "Slide encoder; repeat for several: mean, max, abmil, titan, gigapath, another's. "
+        "gigapath:cls and gigapath:mean-11 take its class token and a layer.",
         flag="--slide-encoder",
     )
-    slide_weights: str | None = option(None, "The slide encoder's weights: local, or on the hub.")
+    slide_weights: str | None = option(
+        None, "The slide encoder's weights: local, or on the hub."
+    )
     aggregate_memory: str = option("1GiB", "Memory of the slide encoder's attention.")
 
     def __post_init__(self) -> None:
@@ -128,11 +156,18 @@ class QcConfig:
     """Quality control inside a run."""
 
     qc: str = option(
-        "off", "QC of the tiles: off, auto, histoqc-default (-light, -ihc, ...), or a .toml file."
+        "off",
+        "QC of the tiles: off, auto, histoqc-default (-light, -ihc, ...), or a .toml file.",
     )
-    qc_fail: tuple[str, ...] = option((), "Leave out slides by rule: 'pixels_to_use<1000'; repeat.")
-    qc_rules: Path | None = option(None, "TOML of the page's verdicts in place of the ready rules.")
-    qc_strict: bool = option(False, "Let a check take most of a slide's tissue, as HistoQC does.")
+    qc_fail: tuple[str, ...] = option(
+        (), "Leave out slides by rule: 'pixels_to_use<1000'; repeat."
+    )
+    qc_rules: Path | None = option(
+        None, "TOML of the page's verdicts in place of the ready rules."
+    )
+    qc_strict: bool = option(
+        False, "Let a check take most of a slide's tissue, as HistoQC does."
+    )
     qc_device: str = option("cpu", "Where the checks are computed: cpu or cuda.")
 
 
@@ -140,19 +175,33 @@ class QcConfig:
 class OutputConfig:
     """What is written beside the embeddings, and what becomes of what is there."""
 
-    write: tuple[str, ...] = option((), "Further formats; repeat.", choices=FORMATS.names)
-    embedding_dtype: Literal["float32", "float16"] = option("float32", "Type of stored embeddings.")
-    graph: str | None = option(None, "Spatial graph of the tiles: knn:8 or radius:100 (µm).")
+    write: tuple[str, ...] = option(
+        (), "Further formats; repeat.", choices=FORMATS.names
+    )
+    embedding_dtype: Literal["float32", "float16"] = option(
+        "float32", "Type of stored embeddings."
+    )
+    graph: str | None = option(
+        None, "Spatial graph of the tiles: knn:8 or radius:100 (µm)."
+    )
     measures: bool = option(
-        False, "Per tile colours, extremes, focus and stains; per slide stain vectors, distance."
+        False,
+        "Per tile colours, extremes, focus and stains; per slide stain vectors, distance.",
     )
     measures_reference: Path | None = option(
-        None, "Results folder whose slides are the usual; without one, those of the run."
+        None,
+        "Results folder whose slides are the usual; without one, those of the run.",
     )
-    overview: bool = option(True, "One PNG per slide: thumbnail, tissue outline, tiles.")
-    allow_empty: bool = option(False, "Exit with 0 although slides end without any tile.")
+    overview: bool = option(
+        True, "One PNG per slide: thumbnail, tissue outline, tiles."
+    )
+    allow_empty: bool = option(
+        False, "Exit with 0 although slides end without any tile."
+    )
     resume: bool = option(True, "Skip what is done with the same settings and input.")
-    overwrite: bool = option(False, "Replace results of another slide file, and all made of them.")
+    overwrite: bool = option(
+        False, "Replace results of another slide file, and all made of them."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,12 +226,27 @@ class RunConfig:
 class PoolingConfig:
     """Which slide encoder pools tiles files that are there, and what these may leave open."""
 
-    slide_encoder: str = option("mean", "mean, max, abmil, titan, gigapath, or an entry point's.")
-    features: str | None = option(None, "Only these embeddings: GRID/features_NAME, or a part.")
-    slide_weights: str | None = option(None, "The slide encoder's weights: local, or on the hub.")
-    tile_px_l0: int | None = option(None, "Tile edge in level-0 px where files do not say.")
+    slide_encoder: str = option(
+        "mean",
+        "mean, max, abmil, titan, gigapath (gigapath:cls, gigapath:mean-11), or an entry point's.",
+    )
+    features: str | None = option(
+        None, "Only these embeddings: GRID/features_NAME, or a part."
+    )
+    slide_weights: str | None = option(
+        None, "The slide encoder's weights: local, or on the hub."
+    )
+    tile_px_l0: int | None = option(
+        None, "Tile edge in level-0 px where files do not say."
+    )
+    stride_l0: int | None = option(
+        None,
+        "Step between tiles in level-0 px where files do not say and tiles overlap.",
+    )
     device: str = option("auto", "auto, cpu, cuda or cuda:1.")
-    memory: str = option(AggregateConfig().aggregate_memory, "Memory of the encoder's attention.")
+    memory: str = option(
+        AggregateConfig().aggregate_memory, "Memory of the encoder's attention."
+    )
 
     def __post_init__(self) -> None:
         parse_bytes(self.memory, name="pooling.memory")
@@ -198,7 +262,9 @@ class AggregateRunConfig:
 
 def batch_size_of(config: RunConfig, *, on_gpu: bool) -> int:
     """The batch size that was asked for, or the default of the device, less where memory ends."""
-    fits = config.stream.largest_batch(tile_px=config.tiles.tile_px, tile_bytes=MAX_SCRATCH)
+    fits = config.stream.largest_batch(
+        tile_px=config.tiles.tile_px, tile_bytes=MAX_SCRATCH
+    )
     return config.encode.batch_size or min(GPU_BATCH if on_gpu else CPU_BATCH, fits)
 
 
@@ -210,9 +276,9 @@ def budget_of(config: RunConfig, batch_size: int) -> StreamBudget:
 
 def check_encoder_names(config: RunConfig, goal: str) -> None:
     """Raises UnknownEncoderError, before torch, a network or a slide is touched."""
-    from thinsection.pool.encoder import SLIDE_ENCODERS
+    from thinsection.pool.encoder import check_slide_encoder
 
     for name in config.encode.encoders if goal in ENCODING else ():
         check_encoder_name(name)
     for name in config.aggregate.slide_encoders if goal == "aggregate" else ():
-        SLIDE_ENCODERS.entry(name)
+        check_slide_encoder(name)

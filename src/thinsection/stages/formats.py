@@ -58,8 +58,15 @@ def write_parquet(table: EmbeddingTable, path: Path) -> None:
 
     values = np.ascontiguousarray(table.tile_embeddings, dtype=np.float32)
     x, y = table.coords_l0.T
-    columns = {"slide_id": [table.slide_id] * len(x), "x_l0": x, "y_l0": y, **table.columns}
-    embedding = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+    columns = {
+        "slide_id": [table.slide_id] * len(x),
+        "x_l0": x,
+        "y_l0": y,
+        **table.columns,
+    }
+    embedding = pa.FixedSizeListArray.from_arrays(
+        pa.array(values.ravel()), values.shape[1]
+    )
     arrays = {name: pa.array(column) for name, column in columns.items()}
     pq.write_table(pa.table(arrays | {"embedding": embedding}), path)
 
@@ -85,8 +92,15 @@ FORMATS: Registry[Format] = Registry(
     "output format",
     "thinsection.formats",
     (
-        Entry(name="tsv", help="A row per tile, as text.", target=write_tsv, suffixes=(".tsv",)),
-        _exported("parquet", "Columns of Apache Arrow.", write_parquet, ".parquet", "pyarrow"),
+        Entry(
+            name="tsv",
+            help="A row per tile, as text.",
+            target=write_tsv,
+            suffixes=(".tsv",),
+        ),
+        _exported(
+            "parquet", "Columns of Apache Arrow.", write_parquet, ".parquet", "pyarrow"
+        ),
         _exported("zarr", "A zipped zarr v3 group.", write_zarr, ".zarr.zip", "zarr"),
     ),
 )

@@ -37,10 +37,14 @@ def join_label(*parts: str) -> str:
 def variant(section: Any, *, leave_out: tuple[str, ...] = ()) -> str:
     """The settings of a section that differ from their defaults, as part of a name; '' for none."""
     default, changed = type(section)(), dict[str, Any]()
-    for name in (f.name for f in dataclasses.fields(section) if f.name not in leave_out):
+    for name in (
+        f.name for f in dataclasses.fields(section) if f.name not in leave_out
+    ):
         value, usual = getattr(section, name), getattr(default, name)
         if value != usual:
-            changed[name] = float(value) if isinstance(usual, float) else value  # 1 is 1.0
+            changed[name] = (
+                float(value) if isinstance(usual, float) else value
+            )  # 1 is 1.0
     name = join_label(*(f"{key}-{slug(value)}" for key, value in changed.items()))
     if len(name) > _MAX_PART:
         return short_hash(changed)

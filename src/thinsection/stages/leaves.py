@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import ConfigError, InvalidInputError, require
+from thinsection.errors import ConfigError, InvalidInputError, StoreError, require
 from thinsection.files.atomic import atomic_path, write_table
 from thinsection.report.draw import Outline, Tiles, open_picture, write_drawing
 from thinsection.stages.formats import FORMATS, EmbeddingTable
@@ -24,14 +24,20 @@ from thinsection.tiles.transforms import StainVectors
 from thinsection.types import TileArray
 
 if TYPE_CHECKING:
-    from thinsection.pool import SlideEncoder
+    from thinsection.pool import SlideEncoder, TileLayout
 
 _SPEC = re.compile(r"\s*(knn|radius)\s*:\s*(\d+(?:\.\d+)?)\s*(?:um|µm)?\s*")
-_SAMPLED = 256  # tiles, spread evenly over the table, from which stain vectors are estimated
+_SAMPLED = (
+    256  # tiles, spread evenly over the table, from which stain vectors are estimated
+)
 _SAMPLE_PX = 32  # of each, at least so many rows and columns, spread evenly
 _PARTS = ("hematoxylin", "eosin")
 STAIN_COLUMNS = (
-    *(f"macenko_{stain}_{channel}" for stain in _PARTS for channel in ("red", "green", "blue")),
+    *(
+        f"macenko_{stain}_{channel}"
+        for stain in _PARTS
+        for channel in ("red", "green", "blue")
+    ),
     *(f"macenko_{stain}_strength" for stain in _PARTS),
 )
 
@@ -49,8 +55,13 @@ class TileMeasures:
 
     def __post_init__(self) -> None:
         self.values = np.full((self.num_tiles, len(MEASURES)), np.nan, dtype=np.float32)
-        count, self._step = min(self.num_tiles, _SAMPLED), max(1, self.tile_px // _SAMPLE_PX)
-        self._places = np.linspace(0, self.num_tiles - 1, count).round().astype(np.int64)
+        count, self._step = (
+            min(self.num_tiles, _SAMPLED),
+            max(1, self.tile_px // _SAMPLE_PX),
+        )
+        self._places = (
+            np.linspace(0, self.num_tiles - 1, count).round().astype(np.int64)
+        )
         edge = len(range(0, self.tile_px, self._step))
         self._sample = np.empty((count, edge, edge, 3), dtype=np.uint8)
 
@@ -98,14 +109,20 @@ class MeasuresStage(Stage):
         table: TileTable = work.value(self.tiles)
         made: TileMeasures = work.values.pop(f"{self.address}, of all tiles")
         columns = dict(zip(MEASURES, np.ascontiguousarray(made.values[kept].T)))
-        name, text = (self.file(work.entry.slide_id, suffix) for suffix in (".h5", ".tsv"))
+        name, text = (
+            self.file(work.entry.slide_id, suffix) for suffix in (".h5", ".tsv")
+        )
         write_columns(work.path(name), table.coords_l0, columns, work.attributes)
         shown = dict(zip(("x_l0", "y_l0"), table.coords_l0.T))
-        shown |= dict(sorted(table.columns.items())) | columns  # as a table that was read back
+        shown |= (
+            dict(sorted(table.columns.items())) | columns
+        )  # as a table that was read back
         write_table(work.path(text), zip(*shown.values()), tuple(shown))
         facts: dict[str, Any] = {"warnings": ""}
         if len(kept):
-            facts |= {column: float(np.median(values)) for column, values in columns.items()}
+            facts |= {
+                column: float(np.median(values)) for column, values in columns.items()
+            }
             facts |= _stains(made.sampled(kept), work.entry.slide_id)
         return Output(files=(name, text), facts=facts, value=columns)
 
@@ -120,21 +137,65 @@ def _stains(px: npt.NDArray[np.uint8], slide_id: str) -> dict[str, Any]:
     try:
         found = StainVectors.of(px, slide_id)
     except InvalidInputError as error:
-        reason = str(error).partition("; ")[0].replace("stain normalisation", "stain vectors")
+        reason = (
+            str(error)
+            .partition("; ")[0]
+            .replace("stain normalisation", "stain vectors")
+        )
         return {"warnings": reason}
-    return dict(zip(STAIN_COLUMNS, (*found.hematoxylin, *found.eosin, *found.strengths)))
+    return dict(
+        zip(STAIN_COLUMNS, (*found.hematoxylin, *found.eosin, *found.strengths))
+    )
 
 
 def pool_tiles(
-    tiles: tiles_h5.TilesFile, encoder: "SlideEncoder", path: Path, edge_l0: int, **key: str
+    tiles: tiles_h5.TilesFile,
+    encoder: "SlideEncoder",
+    path: Path,
+    layout: "TileLayout",
+    **key: str,
 ) -> int:
     """Writes the embedding (D,) of the slide that the path is named by, and what it is of; D."""
     assert tiles.features is not None
-    embedding = encoder.encode(tiles.features, tiles.coords_l0, tile_px_l0=edge_l0)
-    weights, num_tiles = encoder.weights_hash or "", len(tiles.coords_l0)
-    of = {"slide_encoder": encoder.name, "weights_hash": weights, "num_tiles": num_tiles}
-    tiles_h5.write_slide_embedding(path, embedding, {"name": path.stem, **of, **key})
+    embedding = encoder.encode_tiles(tiles.features, tiles.coords_l0, layout)
+    attributes = {
+        "name": path.stem,
+        "slide_encoder": encoder.name,
+        "weights_hash": encoder.weights_hash or "",
+        "num_tiles": len(tiles.coords_l0),
+        **key,
+    }
+    tiles_h5.write_slide_embedding(path, embedding, attributes)
     return len(embedding)
+
+
+def tile_layout(
+    tiles: tiles_h5.TilesFile,
+    path: Path,
+    *,
+    tile_px_l0: int | None = None,
+    stride_l0: int | None = None,
+) -> "TileLayout":
+    """Layout that the tiles file of this path says; the arguments count where it is silent.
+
+    Raises StoreError: nobody says the size of a tile.
+    """
+    from thinsection.pool import TileLayout
+
+    if tiles.tile_px_l0 is not None:
+        size_l0 = tiles.size_l0
+    elif tile_px_l0 is not None:
+        size_l0 = (tile_px_l0, tile_px_l0)
+    else:
+        raise StoreError(
+            f"tile_px_l0 is missing in {str(path)!r}; pass --tile-px-l0 "
+            "(512 for 512 px tiles of a 20x slide)"
+        )
+    if tiles.stride_l0 is not None:
+        return TileLayout(size_l0, tiles.stride_l0)
+    if stride_l0 is not None:
+        return TileLayout(size_l0, (stride_l0, stride_l0))
+    return TileLayout(size_l0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,10 +223,12 @@ class PoolingStage(Stage):
         Memory: 4 N D bytes and the slide encoder's own bound.
         """
         encoder, slide_id = self.slide_encoder, work.entry.slide_id
-        tiles = tiles_h5.read_tiles(work.path(self.features.file(slide_id)))
+        source = work.path(self.features.file(slide_id))
+        tiles = tiles_h5.read_tiles(source)
         if tiles.features is None or len(tiles.features) == 0:
             return Output(files=(), facts={"slide_dim": 0})
-        dim = pool_tiles(tiles, encoder, work.path(self.file(slide_id)), tiles.tile_px_l0 or 1)
+        layout = tile_layout(tiles, source)
+        dim = pool_tiles(tiles, encoder, work.path(self.file(slide_id)), layout)
         warnings = "; ".join(self.warnings)
         facts = {"slide_encoder": encoder.name, "slide_dim": dim, "warnings": warnings}
         return Output(files=(self.file(slide_id),), facts=facts)
@@ -190,8 +253,13 @@ class OverviewStage(Stage):
     def run(self, work: SlideWork) -> Output:
         """Draws what is stored, so that the picture is the same at any time."""
         name, table = self.file(work.entry.slide_id, ".png"), work.value(self.tiles)
-        tissue, told = work.value(self.tiles.mask), f"{len(table):,} tile{'s' * (len(table) != 1)}"
-        outline = Outline(tissue.mask, f"tissue, {tissue.tissue_fraction:.1%} of the slide")
+        tissue, told = (
+            work.value(self.tiles.mask),
+            f"{len(table):,} tile{'s' * (len(table) != 1)}",
+        )
+        outline = Outline(
+            tissue.mask, f"tissue, {tissue.tissue_fraction:.1%} of the slide"
+        )
         layers = (outline, Tiles(table.coords_l0, table.plan.size_l0, told))
         write_drawing(work.path(name), open_picture(work.ledger), layers)
         return Output(files=(name,))
@@ -253,7 +321,9 @@ class FormatStage(Stage):
 
     features: FeaturesStage
     format: str  # name of `FORMATS`
-    measures: MeasuresStage | None = None  # whose columns go beside those of the tile table
+    measures: MeasuresStage | None = (
+        None  # whose columns go beside those of the tile table
+    )
 
     @property
     def address(self) -> str:
@@ -273,11 +343,15 @@ class FormatStage(Stage):
         name = self.file(work.entry.slide_id, FORMATS.entry(self.format).suffixes[0])
         stored = self.features.load(work)
         assert stored.features is not None
-        columns = dict(sorted(work.value(self.features.tiles).columns.items()))  # as read back
+        columns = dict(
+            sorted(work.value(self.features.tiles).columns.items())
+        )  # as read back
         columns |= work.value(self.measures) if self.measures else {}
         known: dict[str, Any] = {n: work.ledger.slide.get(n) for n in self.told}
         known |= {"slide_id": work.entry.slide_id, "coords_l0": stored.coords_l0}
-        table = EmbeddingTable(tile_embeddings=stored.features, columns=columns, **known)
+        table = EmbeddingTable(
+            tile_embeddings=stored.features, columns=columns, **known
+        )
         with atomic_path(work.path(name)) as tmp:
             FORMATS.load(self.format)(table, tmp)
         return Output(files=(name,))

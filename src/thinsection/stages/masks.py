@@ -11,7 +11,14 @@ from PIL import Image
 
 from thinsection.errors import QcExclusion
 from thinsection.files.atomic import TMP_MARK, atomic_path
-from thinsection.qc import Pipeline, QcResult, pipeline_identity, qc_fail, run_qc, tile_qc_columns
+from thinsection.qc import (
+    Pipeline,
+    QcResult,
+    pipeline_identity,
+    qc_fail,
+    run_qc,
+    tile_qc_columns,
+)
 from thinsection.qc.engine import parse_rule
 from thinsection.qc.pipeline import preset_names
 from thinsection.qc.tissue import TISSUE_COLOR, TissueConfig, TissueMask, tissue_mask
@@ -82,9 +89,13 @@ class TissueStage(Stage):
         frame = MaskFrame(size_th=mask.shape[::-1], size_l0=tuple(facts["size_l0"]))
         told = {name: facts[name] for name in ("stain", "pen_fraction")}
         mpp = facts["mask_mpp"] and tuple(facts["mask_mpp"])
-        return TissueMask(mask=mask, frame=frame, mask_mpp=mpp, thumbnail=thumbnail, **told)
+        return TissueMask(
+            mask=mask, frame=frame, mask_mpp=mpp, thumbnail=thumbnail, **told
+        )
 
-    def tile_columns(self, work: SlideWork, table: TileTable) -> Mapping[str, npt.NDArray]:
+    def tile_columns(
+        self, work: SlideWork, table: TileTable
+    ) -> Mapping[str, npt.NDArray]:
         """Further columns of the tile table: none."""
         return {}
 
@@ -113,14 +124,18 @@ class QcStage(Stage):
     pipeline: Pipeline
     source: str  # the preset's name, or the TOML file that it came from
     strict: bool = False  # no guard: a check may take most of the tissue
-    rules: tuple[str, ...] = ()  # where one holds the slide is left out; no part of the result
+    rules: tuple[
+        str, ...
+    ] = ()  # where one holds the slide is left out; no part of the result
     reader: str = AUTO  # that was asked for
     device: str = "cpu"  # where the checks are computed
 
     @property
     def name(self) -> str:
         """The preset's name, or that of the file with a hash of what it says."""
-        hashed = f"{slug(Path(self.source).stem)}-{short_hash(self.pipeline.as_mapping())}"
+        hashed = (
+            f"{slug(Path(self.source).stem)}-{short_hash(self.pipeline.as_mapping())}"
+        )
         name = self.source if self.source in preset_names() else hashed
         return join_label(name, "strict" if self.strict else "")
 
@@ -146,10 +161,15 @@ class QcStage(Stage):
         result = run_qc(work.slide, self.pipeline, slide_mpp=mpp, **how)
         picture = slide_picture(work.slide, result.rgb)
         write_qc(result, work.path(folder), key=work.key(self), picture=picture)
-        names = sorted(p.name for p in work.path(folder).iterdir() if TMP_MARK not in p.name)
+        names = sorted(
+            p.name for p in work.path(folder).iterdir() if TMP_MARK not in p.name
+        )
         scores, share = result.scores, round(float(result.tissue.mask.mean()), 6)
         facts = {"tissue_fraction": share, "pixels_to_use": scores["pixels_to_use"]}
-        facts |= {"stain": scores.get("stain", ""), "warnings": "; ".join(result.warnings)}
+        facts |= {
+            "stain": scores.get("stain", ""),
+            "warnings": "; ".join(result.warnings),
+        }
         files = tuple(f"{folder}/{name}" for name in names)
         return Output(files=files, facts=facts, value=_checked(result))
 
@@ -165,7 +185,9 @@ class QcStage(Stage):
                 column = parse_rule(rule).column
                 raise QcExclusion(f"left out by {rule!r}: {column} is {row[column]}")
 
-    def tile_columns(self, work: SlideWork, table: TileTable) -> Mapping[str, npt.NDArray]:
+    def tile_columns(
+        self, work: SlideWork, table: TileTable
+    ) -> Mapping[str, npt.NDArray]:
         """Per check, the share of each tile that it took."""
         found: CheckedTissue = work.value(self)
         columns = tile_qc_columns(found.qc, table.coords_l0, table.plan.size_l0[0])

@@ -38,7 +38,11 @@ _NOT_RESULTS = ("segmenters", "segment_weights", "segment_memory", "tissue_segme
 
 def drawn_sums(config: RegionsConfig, entry: SlideEntry) -> dict[str, str]:
     """Hash of what was drawn on a slide, by role. Raises InvalidInputError: nothing was."""
-    return {role: file_sum(config.file(role, entry)) for role in ROLES if getattr(config, role)}
+    return {
+        role: file_sum(config.file(role, entry))
+        for role in ROLES
+        if getattr(config, role)
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +70,9 @@ class RegionsStage(Stage):
     def label(self) -> str:
         """What of a grid's name says what was drawn: 'roi-drawn-1a2b3c'."""
         given = getattr(self.config, self.role)
-        return f"{self.role}-{slug(Path(given).stem)}-{short_hash([given, self.settings])}"
+        return (
+            f"{self.role}-{slug(Path(given).stem)}-{short_hash([given, self.settings])}"
+        )
 
     @property
     def address(self) -> str:
@@ -77,7 +83,9 @@ class RegionsStage(Stage):
         name = f"{SLIDES}/{work.entry.slide_id}/{self.label}.geojson"
         found = self._read(work, self.config.file(self.role, work.entry))
         drawn = zip(found.classes.items(), cycle(_COLORS))
-        write_features(work.path(name), [annotation(g, n, color) for (n, g), color in drawn])
+        write_features(
+            work.path(name), [annotation(g, n, color) for (n, g), color in drawn]
+        )
         # the pixels tell an edit from another slide
         facts = {"pixels": str(work.source), "warnings": "; ".join(found.notes)}
         return Output(files=(name,), facts=facts, value=found)
@@ -99,10 +107,16 @@ class RegionsStage(Stage):
         config, found = self.config, work.value(self)
         return found.area(config.include_class, config.exclude_class)
 
-    def tile_columns(self, work: SlideWork, table: TileTable) -> Mapping[str, npt.NDArray]:
+    def tile_columns(
+        self, work: SlideWork, table: TileTable
+    ) -> Mapping[str, npt.NDArray]:
         """The share of each tile in each class, and of `--roi` in all that is included."""
         boxes, classes = (table.coords_l0, table.plan.size_l0), work.value(self).classes
-        named = {f"class_{slug(name)}": area for name, area in classes.items() if name != self.role}
+        named = {
+            f"class_{slug(name)}": area
+            for name, area in classes.items()
+            if name != self.role
+        }
         got = f"{', '.join(map(repr, classes))} in {work.entry.slide_id!r}"
         differ = len(named) == len(classes.keys() - {self.role})
         require(differ, "classes must differ as names", got)
@@ -133,14 +147,23 @@ class DrawnTissueStage(TissueStage):
     def find(self, work: SlideWork) -> DrawnTissue:
         """The polygons and their px."""
         assert work.slide is not None
-        area, where = self.regions.area(work), work_frame(work.slide, self.config.mask_mpp)
-        return DrawnTissue(mask=rasterised(area, where["frame"]), area=area, **where)
+        area = self.regions.area(work)
+        where = work_frame(work.slide, self.config.mask_mpp)
+        return DrawnTissue(
+            mask=rasterised(area, where.frame),
+            frame=where.frame,
+            mask_mpp=where.mask_mpp,
+            thumbnail=where.thumbnail,
+            area=area,
+        )
 
     def load(self, work: SlideWork) -> DrawnTissue:
         """The stored polygons and mask."""
         return DrawnTissue(**vars(super().load(work)), area=self.regions.area(work))
 
-    def tile_columns(self, work: SlideWork, table: TileTable) -> Mapping[str, npt.NDArray]:
+    def tile_columns(
+        self, work: SlideWork, table: TileTable
+    ) -> Mapping[str, npt.NDArray]:
         """Each class's share of each tile."""
         return self.regions.tile_columns(work, table)
 
@@ -172,7 +195,10 @@ class SegmentStage(Stage):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        found = {"segmenter": self.segmenter.identity, "share_mpp": self.config.segment_mpp}
+        found = {
+            "segmenter": self.segmenter.identity,
+            "share_mpp": self.config.segment_mpp,
+        }
         return found | {"reader": self.reader}
 
     def run(self, work: SlideWork) -> Output:
@@ -181,8 +207,14 @@ class SegmentStage(Stage):
         everywhere = MaskFrame(size_th=(1, 1), size_l0=work.slide.size)
         whole = (np.ones((1, 1), dtype=np.bool_), everywhere)
         labels, config = f"{self.folder(work.entry.slide_id)}/labels.tif", self.config
-        how: dict[str, Any] = {"share_mpp": config.segment_mpp, "memory": config.segment_memory}
-        how |= {"tissue": work.value(self.mask) if self.mask else whole, "stream": self.stream}
+        how: dict[str, Any] = {
+            "share_mpp": config.segment_mpp,
+            "memory": config.segment_memory,
+        }
+        how |= {
+            "tissue": work.value(self.mask) if self.mask else whole,
+            "stream": self.stream,
+        }
         with atomic_path(work.path(labels)) as tmp:
             found = segment(work.slide, self.segmenter, labels_path=tmp, **how)
         names = (labels, *self._write(work, found))
@@ -194,7 +226,9 @@ class SegmentStage(Stage):
         """A picture, outlines, and each class's share as grey values; their names."""
         folder, colors = self.folder(work.entry.slide_id), found.colors
         assert work.slide is not None
-        ends = zip(work.slide.size, found.frame.downsample_xy)  # the frame may reach beyond
+        ends = zip(
+            work.slide.size, found.frame.downsample_xy
+        )  # the frame may reach beyond
         width, height = (math.ceil(end / down) for end, down in ends)
         parts = {name: found.mask(name)[:height, :width] for name in colors}
         rgb, mpp = slide_picture(work.slide), work.slide.slide_mpp
@@ -221,10 +255,16 @@ class SegmentStage(Stage):
                 shares.append(np.array(picture))
         stack = np.stack(shares)
         frame = MaskFrame(size_th=stack.shape[:0:-1], size_l0=tuple(facts["size_l0"]))
-        values: dict[str, Any] = {"size": tuple(facts["size"]), "mpp": spec.mpp, "num_windows": 0}
+        values: dict[str, Any] = {
+            "size": tuple(facts["size"]),
+            "mpp": spec.mpp,
+            "num_windows": 0,
+        }
         return Segmentation(classes=spec.classes, shares=stack, frame=frame, **values)
 
-    def tile_columns(self, work: SlideWork, table: TileTable) -> Mapping[str, npt.NDArray]:
+    def tile_columns(
+        self, work: SlideWork, table: TileTable
+    ) -> Mapping[str, npt.NDArray]:
         """Per class, the share of each tile."""
         found: Segmentation = work.value(self)
         return found.tile_columns(table.coords_l0, table.plan.size_l0)
@@ -245,8 +285,16 @@ class SegmentedTissueStage(TissueStage):
         slide, found = work.slide, work.value(self.segments)
         assert slide is not None
         where = work_frame(slide, self.config.mask_mpp)
-        ours, theirs = where["frame"], found.frame
+        ours, theirs = where.frame, found.frame
         axes = zip(ours.size_th, ours.downsample_xy, theirs.downsample_xy)
-        centres = [((np.arange(n) + 0.5) * own / down).astype(np.int64) for n, own, down in axes]
+        centres = [
+            ((np.arange(n) + 0.5) * own / down).astype(np.int64)
+            for n, own, down in axes
+        ]
         x, y = (np.minimum(c, n - 1) for c, n in zip(centres, theirs.size_th))
-        return TissueMask(mask=np.asarray(found.labels[y[:, None], x] > 0), **where)
+        return TissueMask(
+            mask=np.asarray(found.labels[y[:, None], x] > 0),
+            frame=where.frame,
+            mask_mpp=where.mask_mpp,
+            thumbnail=where.thumbnail,
+        )

@@ -6,14 +6,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinsection.errors import ConfigError, InvalidInputError, MissingDependencyError, require
+from thinsection.errors import (
+    ConfigError,
+    InvalidInputError,
+    MissingDependencyError,
+    require,
+)
 from thinsection.qc import load_pipeline, prepare_models
 from thinsection.qc.engine import parse_rule
 from thinsection.report.verdict import load_rules
 from thinsection.segment import load_segmenter
 from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
 from thinsection.stages import leaves, regions
-from thinsection.stages.config import Goal, RunConfig, batch_size_of, budget_of, check_encoder_names
+from thinsection.stages.config import (
+    Goal,
+    RunConfig,
+    batch_size_of,
+    budget_of,
+    check_encoder_names,
+)
 from thinsection.stages.formats import FORMATS, PLAIN
 from thinsection.stages.masks import QcStage, TissueStage
 from thinsection.stages.stage import Stage
@@ -34,7 +45,10 @@ def cohort_of(
     """`load_cohort` with the resolution that the settings give to slides without one."""
     given = config.slides.slide_mpp
     mpp = parse_mpp(given, where="slides.slide_mpp") if given else None
-    how: dict[str, Any] = {"look": config.slides.look, "name_pattern": config.slides.name_pattern}
+    how: dict[str, Any] = {
+        "look": config.slides.look,
+        "name_pattern": config.slides.name_pattern,
+    }
     entries = load_cohort(slides, slide_mpp=mpp, on_message=on_message, **how)
     config.regions.check(entries)
     if config.regions.tissue:
@@ -55,7 +69,9 @@ def check_settings(config: RunConfig, goal: Goal) -> None:
     load_filters(config.tiles.tile_filter)
     named = segment_stages(config, None)
     rule = "goal 'segment' must have a segmenter"
-    require(named or goal != "segment", rule, "none; pass --segmenter", error=ConfigError)
+    require(
+        named or goal != "segment", rule, "none; pass --segmenter", error=ConfigError
+    )
     load_rules(config.qc.qc_rules)
     for rule in config.qc.qc_fail:
         parse_rule(rule)
@@ -69,7 +85,9 @@ def check_settings(config: RunConfig, goal: Goal) -> None:
         if entry.missing:
             needs = f"--write {entry.name} needs {', '.join(entry.missing)}"
             raise MissingDependencyError(f"{needs}; {entry.remedy}")
-    budget_of(config, batch_size_of(config, on_gpu=False) if config.encode.batch_size else 1)
+    budget_of(
+        config, batch_size_of(config, on_gpu=False) if config.encode.batch_size else 1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +96,17 @@ class Models:
 
     encoders: tuple["TileEncoder", ...] = ()
     slide_encoders: tuple["SlideEncoder", ...] = ()
-    stain_target: StainLook | None = None  # what tiles are normalised to; None where that is off
+    stain_target: StainLook | None = (
+        None  # what tiles are normalised to; None where that is off
+    )
 
     @property
     def identities(self) -> dict[str, Any]:
         """What made a result, by label."""
         tiles = {encoder.label: encoder.provenance for encoder in self.encoders}
-        return tiles | {encoder.name: encoder.identity for encoder in self.slide_encoders}
+        return tiles | {
+            encoder.name: encoder.identity for encoder in self.slide_encoders
+        }
 
 
 def stages_of(config: RunConfig, goal: Goal, models: Models) -> tuple[Stage, ...]:
@@ -98,14 +120,23 @@ def stages_of(config: RunConfig, goal: Goal, models: Models) -> tuple[Stage, ...
         return tuple(first)
     by_network = isinstance(mask, regions.SegmentedTissueStage)
     segments = () if by_network else segment_stages(config, mask)
-    roi = regions.RegionsStage(config=config.regions, role="roi") if config.regions.roi else None
+    roi = (
+        regions.RegionsStage(config=config.regions, role="roi")
+        if config.regions.roi
+        else None
+    )
     if goal == "segment":
         return (*first, *segments)
     tiles = TilesStage(config=config.tiles, mask=mask, segments=segments, roi=roi)
     first, output = [*first, *([roi] if roi else [])], config.output
-    how: dict[str, Any] = {"target": models.stain_target, "dtype": output.embedding_dtype}
+    how: dict[str, Any] = {
+        "target": models.stain_target,
+        "dtype": output.embedding_dtype,
+    }
     of_grid = partial(FeaturesStage, tiles=tiles, stain=config.stain, **how)
-    features = [of_grid(encoder=e.label, identity=e.provenance) for e in models.encoders]
+    features = [
+        of_grid(encoder=e.label, identity=e.provenance) for e in models.encoders
+    ]
     stages: list[Stage] = [*first, *segments, tiles, *features]
     if config.encode.tokens:
         pairs = zip(features, models.encoders)
@@ -118,27 +149,44 @@ def stages_of(config: RunConfig, goal: Goal, models: Models) -> tuple[Stage, ...
         stages.append(leaves.GraphStage(tiles=tiles, spec=output.graph))
     for name in output.write:
         known = None if name in PLAIN else measures
-        stages += [leaves.FormatStage(features=f, format=name, measures=known) for f in features]
+        stages += [
+            leaves.FormatStage(features=f, format=name, measures=known)
+            for f in features
+        ]
     return (*stages, *_pooling(config, features, models))
 
 
 def mask_stage(config: RunConfig) -> TissueStage | QcStage:
     """What says where the tissue is; quality control by its preset or file as that is now."""
-    reader, qc, network = config.slides.reader, config.qc, config.segment.tissue_segmenter
+    reader, qc, network = (
+        config.slides.reader,
+        config.qc,
+        config.segment.tissue_segmenter,
+    )
     origins = {"tissue": config.regions.tissue, "tissue_segmenter": network}
     given = [name for name, wanted in origins.items() if wanted]
     rule = f"{' and '.join(given)} must go without qc and each other"
     got = f"{qc.qc!r}; pass --qc off"
-    require(len(given) + (qc.qc != "off") < 2 or not given, rule, got, error=ConfigError)
+    require(
+        len(given) + (qc.qc != "off") < 2 or not given, rule, got, error=ConfigError
+    )
     if config.regions.tissue:
         drawn = regions.RegionsStage(config=config.regions, role="tissue")
-        return regions.DrawnTissueStage(config=config.tissue, reader=reader, regions=drawn)
+        return regions.DrawnTissueStage(
+            config=config.tissue, reader=reader, regions=drawn
+        )
     if network:
         (segments,) = segment_stages(config, None)
-        return regions.SegmentedTissueStage(config=config.tissue, reader=reader, segments=segments)
+        return regions.SegmentedTissueStage(
+            config=config.tissue, reader=reader, segments=segments
+        )
     if qc.qc == "off":
         return TissueStage(config=config.tissue, reader=reader)
-    how: dict[str, Any] = {"strict": qc.qc_strict, "rules": qc.qc_fail, "device": qc.qc_device}
+    how: dict[str, Any] = {
+        "strict": qc.qc_strict,
+        "rules": qc.qc_fail,
+        "device": qc.qc_device,
+    }
     return QcStage(pipeline=load_pipeline(qc.qc), source=qc.qc, reader=reader, **how)
 
 
@@ -150,12 +198,16 @@ def segment_stages(
     Raises ConfigError: no such one, or two with a class of one name; WeightsError: no weights.
     """
     wanted, reader, stream = config.segment, config.slides.reader, config.stream
-    load = partial(load_segmenter, weights=wanted.segment_weights, device=config.encode.device)
+    load = partial(
+        load_segmenter, weights=wanted.segment_weights, device=config.encode.device
+    )
     found = list(map(load, wanted.segmenters))
     names = [name for one in found for name in one.spec.classes]
     rule = "classes of a run's segmenters must have different names"
     require(len(set(names)) == len(names), rule, ", ".join(names), error=ConfigError)
-    of_run = partial(regions.SegmentStage, config=wanted, mask=mask, reader=reader, stream=stream)
+    of_run = partial(
+        regions.SegmentStage, config=wanted, mask=mask, reader=reader, stream=stream
+    )
     return tuple(of_run(segmenter=one) for one in found)
 
 
@@ -174,6 +226,8 @@ def _pooling(
             except InvalidInputError as error:
                 refused.append(error)
                 continue
-            yield leaves.PoolingStage(features=stage, slide_encoder=slide_encoder, warnings=fit)
+            yield leaves.PoolingStage(
+                features=stage, slide_encoder=slide_encoder, warnings=fit
+            )
         if len(refused) == len(features):
             raise refused[0]

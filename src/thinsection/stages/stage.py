@@ -13,12 +13,18 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from thinsection.errors import StaleResultError, require
+from thinsection.errors import StaleResultError, StoreError, require
 from thinsection.files.atomic import TMP_MARK, link_or_copy
 from thinsection.files.sources import FsspecSource
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
-from thinsection.store.identity import WholeSum, file_sum, fingerprint_reads
+from thinsection.store.identity import (
+    WholeSum,
+    file_sum,
+    file_times,
+    fingerprint,
+    fingerprint_reads,
+)
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, stage_key
 
 OF_COHORTS = ("patient_id", "label", "split")
@@ -31,8 +37,12 @@ class Output:
     """What a stage left."""
 
     files: tuple[str, ...]  # relative to the results folder
-    facts: Mapping[str, Any] = field(default_factory=dict)  # for ledger and summary: plain values
-    value: Any = None  # what later stages of this run take, in place of reading the files
+    facts: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # for ledger and summary: plain values
+    value: Any = (
+        None  # what later stages of this run take, in place of reading the files
+    )
 
 
 class Stage(ABC):
@@ -41,8 +51,12 @@ class Stage(ABC):
     Class attributes say what all of a kind have in common; the rest follows from the settings.
     """
 
-    title: ClassVar[str]  # what a person calls it in failures: tissue, qc, tile, embed, ...
-    told: ClassVar[tuple[str, ...]] = ()  # words of the cohort that its result repeats: 'label'
+    title: ClassVar[
+        str
+    ]  # what a person calls it in failures: tissue, qc, tile, embed, ...
+    told: ClassVar[
+        tuple[str, ...]
+    ] = ()  # words of the cohort that its result repeats: 'label'
 
     @property
     def reads(self) -> Reads:
@@ -83,7 +97,11 @@ class Stage(ABC):
     def key(self, source: str) -> str:
         """Hash of all that the result depends on but the cohort's words; `source_key`'s source."""
         of = [need.key(source) for need in self.needs] or [source]
-        drawn = {"drawn": getattr(source, "drawn", {}).get(self.drawn)} if self.drawn else {}
+        drawn = (
+            {"drawn": getattr(source, "drawn", {}).get(self.drawn)}
+            if self.drawn
+            else {}
+        )
         return stage_key(of=of, settings=dict(self.settings), **drawn)
 
     def folder(self, slide_id: str) -> str:
@@ -105,16 +123,29 @@ class SlideWork:
     ledger: SlideLedger  # as it stands, with what this run's cohort says of the slide
     stages: tuple[Stage, ...]  # of the run, each after what it needs
     missing: list[Stage] = field(default_factory=list)  # those that are not done
-    overwrite: bool = False  # whether results made from another file or setting may be replaced
-    source_is_new: bool = False  # whether the ledger says less of the slide's file than is known
+    overwrite: bool = (
+        False  # whether results made from another file or setting may be replaced
+    )
+    # whether the stored ledger says less of the slide's file or of its row in the cohort
+    ledger_is_old: bool = False
     slide: Slide | None = None  # while it is open
     warnings: list[str] = field(default_factory=list)  # of this run
+    times: str = ""  # `file_times` before anything was read; '' where they do not count
+    finished: list[str] = field(default_factory=list)  # addresses done by this work
     at: str = "open"  # title of the stage at work, for failures
     values: dict[str, Any] = field(default_factory=dict)  # what stages gave, by address
-    attributes: dict[str, Any] = field(default_factory=dict)  # of the files of its tiles
-    remote: FsspecSource | None = None  # of a slide by URL, which counts what is fetched
-    kept: list[tuple[str, Path]] = field(default_factory=list)  # rows of before an edit: what, file
-    taken: dict[str, Any] = field(default_factory=dict)  # rows that need no encoder, by address
+    attributes: dict[str, Any] = field(
+        default_factory=dict
+    )  # of the files of its tiles
+    remote: FsspecSource | None = (
+        None  # of a slide by URL, which counts what is fetched
+    )
+    kept: list[tuple[str, Path]] = field(
+        default_factory=list
+    )  # rows of before an edit: what, file
+    taken: dict[str, Any] = field(
+        default_factory=dict
+    )  # rows that need no encoder, by address
     hashing: WholeSum | None = None  # while nobody has read every byte of its file
 
     def __post_init__(self) -> None:
@@ -125,16 +156,25 @@ class SlideWork:
         self.ledger = replace(self.ledger, slide=self.ledger.slide | known)
 
     def fetched(self) -> dict[str, int]:
-        """Bytes and requests of a slide by URL so far, its fingerprint's too; none of a file."""
+        """Bytes and requests of a slide by URL so far; none of a file.
+
+        Its fingerprint counts twice: it is taken before the slide is read and after.
+        """
         if self.remote is None:
             return {}
-        source, (sampled, requests) = self.remote, fingerprint_reads(self.remote.size)
-        known = {"fetched_bytes": source.fetched_bytes + sampled, "file_bytes": source.size}
-        return known | {"requests": source.requests + requests}
+        sampled, requests = fingerprint_reads(self.remote.size)
+        return {
+            "fetched_bytes": self.remote.fetched_bytes + 2 * sampled,
+            "file_bytes": self.remote.size,
+            "requests": self.remote.requests + 2 * requests,
+        }
 
     def key(self, stage: Stage) -> str:
         """Hash of all that the stage's result of this slide depends on."""
-        key, said = stage.key(self.source), {n: self.ledger.slide.get(n) for n in stage.told}
+        key, said = (
+            stage.key(self.source),
+            {n: self.ledger.slide.get(n) for n in stage.told},
+        )
         return stage_key(of=key, said=said) if said else key
 
     def done(self, stage: Stage) -> bool:
@@ -174,7 +214,30 @@ class SlideWork:
         """Adds the hash of every byte to what the ledger knows of the file, once."""
         if self.hashing is not None:
             whole, self.hashing = self.hashing.result(), None
-            self.ledger = replace(self.ledger, source=self.ledger.source | {"whole": whole})
+            self.ledger = replace(
+                self.ledger, source=self.ledger.source | {"whole": whole}
+            )
+
+    def check_unchanged(self) -> None:
+        """Raises StoreError: the slide's file was written while it was read.
+
+        What this work has made of it is removed: nobody knows which bytes it shows.
+        """
+        if self.slide is None:
+            return
+        path = self.entry.slide_path
+        is_same = not self.times or file_times(path) == self.times
+        if is_same and fingerprint(path) == self.ledger.source["samples"]:
+            return
+        for address in self.finished:
+            record = self.ledger.stages.get(address)
+            for name in record.files if record else ():
+                self.path(name).unlink(missing_ok=True)
+        self.ledger = self.ledger.without(self.finished)
+        self.ledger.save()
+        rule = "slide must stay as it is while it is read"
+        remedy = "run the same command again when it is complete"
+        raise StoreError(f"{rule}, got other bytes in {path!r}; {remedy}")
 
     def check_stale(self) -> None:
         """StaleResultError where another file or other settings made what is there.
@@ -183,7 +246,12 @@ class SlideWork:
         is what somebody drew, which costs the tiles that changed.
         """
         for stage in self.missing:
-            free = self.overwrite or stage.told or not self._is_other(stage) or self._edited(stage)
+            free = (
+                self.overwrite
+                or stage.told
+                or not self._is_other(stage)
+                or self._edited(stage)
+            )
             name = f"{stage.address} of {self.entry.slide_id!r}"
             rule = f"{name} must be of the same file and settings"
             got = "one of another slide file, mpp, weights or version; pass --overwrite to replace "
@@ -198,7 +266,10 @@ class SlideWork:
         if not self._is_other(stage):
             return
         gone = (stage.address, *self.ledger.derived(stage.address))
-        records, edited = [self.ledger.stages[address] for address in gone], self._edited(stage)
+        records, edited = (
+            [self.ledger.stages[address] for address in gone],
+            self._edited(stage),
+        )
         for record, path in ((r, self.path(name)) for r in records for name in r.files):
             if edited and (rows := record.facts.get("rows")):
                 kept = path.with_name(f".{path.name}{TMP_MARK}kept")
@@ -216,10 +287,15 @@ class SlideWork:
         key, needs = self.key(stage), tuple(need.address for need in stage.needs)
         files = {name: self.path(name).stat().st_size for name in output.files}
         sums = {name: file_sum(self.path(name)) for name in output.files}
-        record = StageRecord(key=key, files=files, needs=needs, facts={**output.facts}, sums=sums)
+        record = StageRecord(
+            key=key, files=files, needs=needs, facts={**output.facts}, sums=sums
+        )
         self.ledger = self.ledger.with_stage(stage.address, record)
         self.ledger.save()
-        self.missing = [other for other in self.missing if other.address != stage.address]
+        self.finished.append(stage.address)
+        self.missing = [
+            other for other in self.missing if other.address != stage.address
+        ]
         if output.value is not None:
             self.values[stage.address] = output.value
 
@@ -227,7 +303,9 @@ class SlideWork:
         """Takes the opened slide and what it says of itself."""
         self.slide, self.remote = slide, getattr(slide, "source", None)
         mpp_x, mpp_y = slide.slide_mpp or (None, None)
-        levels = [{"size": list(lv.size), "downsample": lv.downsample} for lv in slide.levels]
+        levels = [
+            {"size": list(lv.size), "downsample": lv.downsample} for lv in slide.levels
+        ]
         facts: dict[str, Any] = {
             **{"slide_id": self.entry.slide_id, "slide_path": self.entry.slide_path},
             **{"reader": slide.reader, "width": slide.size[0], "height": slide.size[1]},
@@ -244,7 +322,10 @@ class SlideWork:
 
     def _edited(self, stage: Stage) -> bool:
         """Whether what the stage is made of was drawn on the same pixels, and drawn anew."""
-        if stage.drawn and (record := self.ledger.stages.get(stage.address)) is not None:
+        if (
+            stage.drawn
+            and (record := self.ledger.stages.get(stage.address)) is not None
+        ):
             return record.facts.get("pixels") == self.source and self._is_other(stage)
         return any(map(self._edited, stage.needs))
 
@@ -261,10 +342,16 @@ class SlideWork:
 
 def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> dict[str, Any]:
     """The slide's facts and those of the stages, later ones winning; warnings joined."""
-    found = [ledger.stages[address].facts for address in addresses if address in ledger.stages]
+    found = [
+        ledger.stages[address].facts
+        for address in addresses
+        if address in ledger.stages
+    ]
     told = [ledger.damage, *(facts.get("warnings") for facts in (ledger.slide, *found))]
     warnings = dict.fromkeys(text for text in told if text)
-    merged = {name: value for facts in (ledger.slide, *found) for name, value in facts.items()}
+    merged = {
+        name: value for facts in (ledger.slide, *found) for name, value in facts.items()
+    }
     return merged | {"warnings": "; ".join(warnings)}
 
 
@@ -274,7 +361,9 @@ class Source(str):
     drawn: Mapping[str, str]
 
 
-def source_key(content: str, entry: SlideEntry, drawn: Mapping[str, str] | None = None) -> Source:
+def source_key(
+    content: str, entry: SlideEntry, drawn: Mapping[str, str] | None = None
+) -> Source:
     """Identity of a slide's pixels: its file, and the resolution that was said of it."""
     look = {} if entry.look is None else {"look": asdict(entry.look)}
     source = Source(stage_key(slide=content, mpp=entry.slide_mpp, **look))

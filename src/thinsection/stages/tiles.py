@@ -21,7 +21,13 @@ from thinsection.stages.masks import QcStage, TissueStage
 from thinsection.stages.regions import ROI_SHARE, RegionsStage, SegmentStage
 from thinsection.stages.stage import Output, Reads, SlideWork, Stage
 from thinsection.store.tile_tables import EmbeddingRows
-from thinsection.store.tiles_h5 import TilesFile, TilesWriter, open_h5, read_tiles, stored_dataset
+from thinsection.store.tiles_h5 import (
+    TilesFile,
+    TilesWriter,
+    open_h5,
+    read_tiles,
+    stored_dataset,
+)
 from thinsection.stream.tile_stream import MAX_SCRATCH, read_bytes
 from thinsection.tiles import TileTable, load_filters, tile_grid
 from thinsection.tiles.grid import MASK_FILTER, TilesConfig, kept_by_rules
@@ -67,7 +73,9 @@ class TilesStage(Stage):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        return {"tiles": asdict(self.config) | {"tile_mpp": self.config.mpp}}  # '0.50' is '0.5'
+        return {
+            "tiles": asdict(self.config) | {"tile_mpp": self.config.mpp}
+        }  # '0.50' is '0.5'
 
     def candidates(self, work: SlideWork) -> TileTable:
         """The tiles that hold enough tissue, before any pixel filter.
@@ -88,7 +96,9 @@ class TilesStage(Stage):
         table = table.select(kept_by_rules(table, self.config.tile_filter))
         if read_bytes(table.plan) > MAX_SCRATCH:
             rule = f"one tile must be read from at most {format_bytes(MAX_SCRATCH)}"
-            remedy = "the slide lacks pyramid levels near this tile_mpp: ask for a finer one"
+            remedy = (
+                "the slide lacks pyramid levels near this tile_mpp: ask for a finer one"
+            )
             raise BudgetError(f"{rule}, got {table.plan.size_lv} px; {remedy}")
         return table
 
@@ -114,7 +124,10 @@ class TilesStage(Stage):
 
 
 def write_columns(
-    path: Path, coords_l0: CoordsL0, columns: Mapping[str, npt.NDArray], said: Mapping[str, Any]
+    path: Path,
+    coords_l0: CoordsL0,
+    columns: Mapping[str, npt.NDArray],
+    said: Mapping[str, Any],
 ) -> None:
     """Writes a per-tile table with what is said of it, atomically."""
     with atomic_path(path) as tmp, TilesWriter(tmp, dim=0, attributes=said) as writer:
@@ -137,7 +150,9 @@ class FeaturesStage(Stage):
     encoder: str  # its label, as part of the folder's name
     identity: Mapping[str, Any]  # `TileEncoder.provenance`; see `deciding`
     dtype: str = "float32"  # of the stored embeddings
-    stain: StainConfig = field(default_factory=StainConfig)  # normalisation before the encoder
+    stain: StainConfig = field(
+        default_factory=StainConfig
+    )  # normalisation before the encoder
     target: StainLook | None = None  # the look that it aims at
 
     @property
@@ -145,7 +160,10 @@ class FeaturesStage(Stage):
         """Name of the embeddings: encoder, stored type, stain normalisation."""
         named = [self.encoder, "" if self.dtype == "float32" else self.dtype]
         if self.target is not None:
-            named += [self.stain.stain_norm, variant(self.stain, leave_out=("stain_norm",))]
+            named += [
+                self.stain.stain_norm,
+                variant(self.stain, leave_out=("stain_norm",)),
+            ]
         return join_label(*named)
 
     @property
@@ -172,7 +190,13 @@ class FeaturesStage(Stage):
         Of one row, `rows`, that is all but which tiles there are.
         """
         tissue = None if self.target is None else self.tiles.mask.key(work.source)
-        parts = [work.source, self.tiles.mask.reader, tissue, asdict(table.plan), self.settings]
+        parts = [
+            work.source,
+            self.tiles.mask.reader,
+            tissue,
+            asdict(table.plan),
+            self.settings,
+        ]
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
         if not rows:
             digest.update(np.ascontiguousarray(table.coords_l0).tobytes())
@@ -197,9 +221,16 @@ class FeaturesStage(Stage):
         Memory: 200 bytes a tile of the table and of each file.
         """
         content = self.content(work, table, rows=True)
-        records = [r for r in work.ledger.stages.values() if r.facts.get("rows") == content]
+        records = [
+            r for r in work.ledger.stages.values() if r.facts.get("rows") == content
+        ]
         paths = [path for rows, path in work.kept if rows == content]
-        paths += [work.path(name) for r in records if work.ledger.complete(r) for name in r.files]
+        paths += [
+            work.path(name)
+            for r in records
+            if work.ledger.complete(r)
+            for name in r.files
+        ]
         found = (KnownRows.of(path, table.coords_l0) for path in paths)
         return min(found, key=lambda known: known.lacking.sum(), default=None)
 
@@ -211,7 +242,9 @@ class FeaturesStage(Stage):
 def deciding(identity: Mapping[str, Any]) -> dict[str, Any]:
     """What of an encoder's identity decides a result: the hash sees every weight, and the revision
     that brought them is for the record; so is the engine, which sums in an order of its own."""
-    return {k: value for k, value in identity.items() if k not in ("revision", "engine")}
+    return {
+        k: value for k, value in identity.items() if k not in ("revision", "engine")
+    }
 
 
 @dataclass(kw_only=True, eq=False)
@@ -249,7 +282,9 @@ class KnownRows:
         self.done = max(self.done, place)
 
 
-def unknown_tiles(work: SlideWork, stages: Sequence[FeaturesStage], table: TileTable) -> TileTable:
+def unknown_tiles(
+    work: SlideWork, stages: Sequence[FeaturesStage], table: TileTable
+) -> TileTable:
     """The tiles that an encoder is to see; embeddings of the others are taken from their files."""
     found = [known for stage in stages if (known := stage.known_rows(work, table))]
     if len(found) < len(stages):
@@ -306,7 +341,9 @@ class OpenResult:
             writer.append(coords_l0, values)
             return
         ahead = np.flatnonzero(known.lacking[known.done :])[: len(values)] + known.done
-        for run in np.split(np.arange(len(values)), np.flatnonzero(np.diff(ahead) > 1) + 1):
+        for run in np.split(
+            np.arange(len(values)), np.flatnonzero(np.diff(ahead) > 1) + 1
+        ):
             for block in known.until(int(ahead[run[0]])):
                 writer.append(*block)
             writer.append(coords_l0[run], values[run])
@@ -342,5 +379,7 @@ class OpenResult:
             if self.stage is features:
                 how = {"dtype": features.dtype}
             attributes = self._work.attributes | features.attributes
-            self._writer = TilesWriter(self._tmp, dim=shape, attributes=attributes, **how)
+            self._writer = TilesWriter(
+                self._tmp, dim=shape, attributes=attributes, **how
+            )
         return self._writer

@@ -22,7 +22,9 @@ def write_masks_geojson(
     A mask is its name (of annotation and class), bool (H, W), and color; its pieces are polygons of
     one MultiPolygon. Memory: O(H * W + corners of all masks), the text included.
     """
-    drawn = ((mask_outlines(m, frame), name, color) for name, m, color in masks if m.any())
+    drawn = (
+        (mask_outlines(m, frame), name, color) for name, m, color in masks if m.any()
+    )
     write_features(path, [annotation(*each) for each in drawn])
 
 
@@ -37,7 +39,9 @@ def annotation(polygons: Any, name: str, color: Color) -> dict[str, Any]:
     import shapely
 
     parts = list(shapely.get_parts(polygons))
-    shape = shapely.geometry.mapping(parts[0] if len(parts) == 1 else shapely.MultiPolygon(parts))
+    shape = shapely.geometry.mapping(
+        parts[0] if len(parts) == 1 else shapely.MultiPolygon(parts)
+    )
     kind = {"name": name, "color": list(color)}
     properties = {"objectType": "annotation", "name": name, "classification": kind}
     return {"type": "Feature", "geometry": shape, "properties": properties}
@@ -51,8 +55,12 @@ def tile_features(
     corners = [(0, 0), (width, 0), (width, height), (0, height), (0, 0)]
     for i, (x, y) in enumerate(table.coords_l0.tolist()):
         ring = [[x + dx, y + dy] for dx, dy in corners]
-        known = {n: float(f"{v[i]:.{digits}g}") for n, v in columns if np.isfinite(v[i])}
-        named = {"classification": {"name": classes[i]}} if classes and classes[i] else {}
+        known = {
+            n: float(f"{v[i]:.{digits}g}") for n, v in columns if np.isfinite(v[i])
+        }
+        named = (
+            {"classification": {"name": classes[i]}} if classes and classes[i] else {}
+        )
         properties = {"objectType": kind, **named, "measurements": known}
         shape = {"type": "Polygon", "coordinates": [ring]}
         yield {"type": "Feature", "geometry": shape, "properties": properties}

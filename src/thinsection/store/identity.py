@@ -40,7 +40,7 @@ class Identity:
         `how`: 'times' as above; 'samples' never reads every byte; 'full' always does. StoreError
         where it cannot be read.
         """
-        samples, times = fingerprint(path), _times(path)
+        samples, times = fingerprint(path), file_times(path)
         new, same = cls(samples, samples, times), known.get("samples") == samples
         if how != "full" and not same:
             return new
@@ -86,7 +86,8 @@ def whole_sum(path: Path | str) -> str:
     return digest.hexdigest()
 
 
-def _times(path: Path | str) -> str:
+def file_times(path: Path | str) -> str:
+    """A hash of the time stamps of a slide's files; '' by URL, or where one is not there."""
     if is_url(str(path)):
         return ""
     with suppress(FileNotFoundError):
@@ -100,7 +101,9 @@ def _source(path: Path | str) -> FileSource | FsspecSource:
 
 
 def _size(source: FileSource | FsspecSource, path: Path | str) -> int:
-    return source.size if isinstance(source, FsspecSource) else Path(path).stat().st_size
+    return (
+        source.size if isinstance(source, FsspecSource) else Path(path).stat().st_size
+    )
 
 
 def _unreadable(path: Path | str, error: OSError) -> StoreError:
@@ -175,8 +178,12 @@ def _folder_sizes(slide: Path | str) -> dict[str, int] | None:
             if not (found := RemoteFolder(str(slide)).sizes()):
                 raise FileNotFoundError("none")
         except (OSError, TypeError) as error:  # TypeError: a server that tells no sizes
-            rule = f"files of a slide by URL must be listed by its server, got {error!r}"
-            raise StoreError(f"{rule} for {str(slide)!r}; copy it here, or use s3://") from None
+            rule = (
+                f"files of a slide by URL must be listed by its server, got {error!r}"
+            )
+            raise StoreError(
+                f"{rule} for {str(slide)!r}; copy it here, or use s3://"
+            ) from None
     else:
         files = (path for path in Path(slide).rglob("*") if path.is_file())
         found = {str(path.relative_to(slide)): path.stat().st_size for path in files}
@@ -186,7 +193,14 @@ def _folder_sizes(slide: Path | str) -> dict[str, int] | None:
 def _companions(slide: Path | str) -> list[Path]:
     """Files beside a local slide that belong to it."""
     path = Path(slide)
-    suffix, folder = "" if is_url(str(slide)) else path.suffix.lower(), path.with_suffix("")
+    suffix, folder = (
+        "" if is_url(str(slide)) else path.suffix.lower(),
+        path.with_suffix(""),
+    )
     if suffix == ".mrxs" and folder.is_dir():
         return sorted(p for p in folder.iterdir() if p.is_file())
-    return sorted(p for p in path.parent.glob("*.dcm") if p != path) if suffix == ".dcm" else []
+    return (
+        sorted(p for p in path.parent.glob("*.dcm") if p != path)
+        if suffix == ".dcm"
+        else []
+    )

@@ -16,16 +16,24 @@ from typing import Any, Self
 
 from thinsection.config import coerce
 from thinsection.files.atomic import write_json
+from thinsection.files.json_text import parse_json, read_json
 from thinsection.files.sources import RemoteFolder
 
 SLIDES = "slides"  # OUT/slides/ID: what belongs to a slide and to no tile grid
 LEDGER_NAME = "slide.json"
+FAILURE_NAME = "failure.json"  # beside it, of a slide that failed
 ELSEWHERE_NAME = ".elsewhere.json"  # of a slide whose files were moved to a URL
 FORMAT = 2
 _OF_SLIDE: dict[str, Any] = {  # what somebody computes with or joins
     **dict.fromkeys(("slide_id", "slide_path", "reader", "vendor"), str),
     **dict.fromkeys(("patient_id", "label", "split"), str),
-    **{"more": dict[str, str], "width": int, "height": int, "mpp_x": float, "mpp_y": float},
+    **{
+        "more": dict[str, str],
+        "width": int,
+        "height": int,
+        "mpp_x": float,
+        "mpp_y": float,
+    },
     "levels": tuple[Any, ...],
 }
 _FACTS: dict[str, Any] = {
@@ -43,8 +51,12 @@ class StageRecord:
     key: str  # hash of everything that its result depends on
     files: dict[str, int]  # name, relative to the results folder -> size in bytes
     needs: tuple[str, ...] = ()  # addresses of the stages that it was made from
-    facts: dict[str, Any] = field(default_factory=dict)  # for a summary: counts, encoder, ...
-    sums: dict[str, str] = field(default_factory=dict)  # name -> SHA-256 of the file's bytes
+    facts: dict[str, Any] = field(
+        default_factory=dict
+    )  # for a summary: counts, encoder, ...
+    sums: dict[str, str] = field(
+        default_factory=dict
+    )  # name -> SHA-256 of the file's bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +74,12 @@ class Elsewhere:
     @classmethod
     def load(cls, folder: Path) -> Self:
         """What `save` wrote; empty where nothing was."""
-        text = path.read_text("utf-8") if (path := folder / ELSEWHERE_NAME).exists() else "{}"
-        found: Self = coerce(json.loads(text), cls, ELSEWHERE_NAME)
+        text = (
+            path.read_text("utf-8")
+            if (path := folder / ELSEWHERE_NAME).exists()
+            else "{}"
+        )
+        found: Self = coerce(parse_json(text), cls, ELSEWHERE_NAME)
         return found
 
 
@@ -73,11 +89,19 @@ class SlideLedger:
 
     out: Path  # the results folder
     slide_id: str
-    slide: dict[str, Any] = field(default_factory=dict)  # path, reader, size, mpp, ...: plain
+    slide: dict[str, Any] = field(
+        default_factory=dict
+    )  # path, reader, size, mpp, ...: plain
     source: dict[str, str] = field(default_factory=dict)  # the `Identity` of its file
-    stages: dict[str, StageRecord] = field(default_factory=dict)  # by address, first done first
-    elsewhere: Elsewhere = field(default_factory=Elsewhere)  # files at the URL of the run only
-    damage: str = field(default="", compare=False)  # why what was written counts as none
+    stages: dict[str, StageRecord] = field(
+        default_factory=dict
+    )  # by address, first done first
+    elsewhere: Elsewhere = field(
+        default_factory=Elsewhere
+    )  # files at the URL of the run only
+    damage: str = field(
+        default="", compare=False
+    )  # why what was written counts as none
 
     @property
     def path(self) -> Path:
@@ -91,14 +115,22 @@ class SlideLedger:
 
     def complete(self, record: StageRecord) -> bool:
         """Whether every file of a record is there with its size."""
-        paths, there = {name: self.out / name for name in record.files}, self.elsewhere.files
-        found = {n: p.stat().st_size if p.is_file() else there.get(n) for n, p in paths.items()}
+        paths, there = (
+            {name: self.out / name for name in record.files},
+            self.elsewhere.files,
+        )
+        found = {
+            n: p.stat().st_size if p.is_file() else there.get(n)
+            for n, p in paths.items()
+        }
         return found == record.files
 
     def bring(self, record: StageRecord) -> "SlideLedger":
         """The ledger of a slide whose files of a record are here, fetched where they were not."""
         there = self.elsewhere
-        missing = [n for n in record.files if n in there.files and not (self.out / n).is_file()]
+        missing = [
+            n for n in record.files if n in there.files and not (self.out / n).is_file()
+        ]
         if not missing:
             return self
         source = RemoteFolder(there.url)
@@ -111,14 +143,18 @@ class SlideLedger:
     def derived(self, address: str) -> tuple[str, ...]:
         """Addresses of the recorded stages that were made from this one, and from those."""
         found: set[str] = {address}
-        while more := {n for n, r in self.stages.items() if found & set(r.needs)} - found:
+        while (
+            more := {n for n, r in self.stages.items() if found & set(r.needs)} - found
+        ):
             found |= more
         return tuple(name for name in self.stages if name in found - {address})
 
     def without(self, addresses: Iterable[str]) -> "SlideLedger":
         """The ledger that knows nothing of these stages."""
         gone = set(addresses)
-        return replace(self, stages={k: r for k, r in self.stages.items() if k not in gone})
+        return replace(
+            self, stages={k: r for k, r in self.stages.items() if k not in gone}
+        )
 
     def with_stage(self, address: str, record: StageRecord) -> "SlideLedger":
         """The ledger with a stage added; one that is done again keeps its place."""
@@ -142,7 +178,7 @@ def load_ledger(out: Path, slide_id: str) -> SlideLedger:
     """
     ledger = SlideLedger(out=out, slide_id=slide_id)
     try:
-        document = json.loads(ledger.path.read_text(encoding="utf-8"))
+        document = read_json(ledger.path)
         if isinstance(document, dict) and document.get("format", FORMAT) != FORMAT:
             return ledger
         found = coerce(document, _Document, "document")
@@ -154,7 +190,9 @@ def load_ledger(out: Path, slide_id: str) -> SlideLedger:
     except FileNotFoundError:
         return ledger
     except (OSError, ValueError) as error:
-        return replace(ledger, damage=f"{LEDGER_NAME} is damaged and counts as none: {error}")
+        return replace(
+            ledger, damage=f"{LEDGER_NAME} is damaged and counts as none: {error}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +205,9 @@ class _Document:
     stages: dict[str, StageRecord]
 
 
-def check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> None:
+def check_kinds(
+    values: Mapping[str, Any], kinds: Mapping[str, Any], where: str
+) -> None:
     """ConfigError where a value has another type than is due; None and what is absent may be."""
     for name, kind in kinds.items():
         if values.get(name) is not None:

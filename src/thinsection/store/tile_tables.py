@@ -10,12 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import StoreError, require
-from thinsection.store.tiles_h5 import TilesFile, column_names, open_h5, read_tiles, stored_dataset
+from thinsection.store.tiles_h5 import (
+    TilesFile,
+    column_names,
+    open_h5,
+    read_tiles,
+    stored_dataset,
+)
 
 if TYPE_CHECKING:
     import h5py
 
-TILES, MEASURED = _FIRST = ("tiles", "measures")  # folders whose columns need no other name
+TILES, MEASURED = _FIRST = (
+    "tiles",
+    "measures",
+)  # folders whose columns need no other name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +54,14 @@ def tile_table_files(
     such as a heatmap's, counts where its file has `coords` and a group `tiles`.
     """
     first = [f"{grid}/{name}" for name in _FIRST]
-    there = {a: p for a, p in recorded.items() if a.startswith(f"{grid}/") and p.suffix == ".h5"}
-    found = {a: p for a, p in there.items() if a in first or p.is_file()}  # else it lies at a URL
+    there = {
+        a: p
+        for a, p in recorded.items()
+        if a.startswith(f"{grid}/") and p.suffix == ".h5"
+    }
+    found = {
+        a: p for a, p in there.items() if a in first or p.is_file()
+    }  # else it lies at a URL
     for path in sorted((folder / grid).glob("*/")):
         address, file = f"{grid}/{path.name}", path / f"{slide_id}.h5"
         if address not in recorded and address not in first and file.is_file():
@@ -68,7 +83,9 @@ class EmbeddingRows:
         with open_h5(path) as file:
             data = self._data(file)
             stored = data.shape
-            fits = len(stored) in (1, 2) or (len(stored) == 3 and stored[0] == 1)  # a batch of one
+            fits = len(stored) in (1, 2) or (
+                len(stored) == 3 and stored[0] == 1
+            )  # a batch of one
             found = f"{data.dtype} {stored} in {str(path)!r}"
             rule = "embeddings must be floats (N, D)"
             require(fits and data.dtype.kind == "f", rule, found, error=StoreError)
@@ -91,12 +108,20 @@ class EmbeddingRows:
         """The tiles that the rows are of, without their embeddings."""
         return read_tiles(self._path, embeddings=False)
 
-    def __getitem__(self, rows: slice | int | Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[Any]:
-        wanted = np.arange(len(self))[rows]  # slices, masks and negative numbers as NumPy has them
+    def __getitem__(
+        self, rows: slice | int | Sequence[int] | npt.NDArray[Any]
+    ) -> npt.NDArray[Any]:
+        wanted = np.arange(len(self))[
+            rows
+        ]  # slices, masks and negative numbers as NumPy has them
         if isinstance(rows, slice) or self._starts is None:
             with open_h5(self._path) as file:
                 data = self._data(file)
-                if len(data.shape) == 2 and isinstance(rows, slice) and rows.step in (None, 1):
+                if (
+                    len(data.shape) == 2
+                    and isinstance(rows, slice)
+                    and rows.step in (None, 1)
+                ):
                     return np.asarray(data[rows])
                 return np.asarray(data[...]).reshape(self.shape)[rows]
         out = np.empty((wanted.size, self.shape[1]), self.dtype)
@@ -113,7 +138,9 @@ class EmbeddingRows:
         return out.reshape(*wanted.shape, self.shape[1])
 
     def _data(self, file: "h5py.File") -> "h5py.Dataset":
-        name = "feats" if "feats" in file and "features" not in file else "features"  # STAMP's
+        name = (
+            "feats" if "feats" in file and "features" not in file else "features"
+        )  # STAMP's
         return stored_dataset(file, name, self._path)
 
     def __repr__(self) -> str:
@@ -129,6 +156,11 @@ def _starts(data: "h5py.Dataset") -> npt.NDArray[np.int64] | None:
         return None if start is None else np.array([start])
     if data.chunks[-1] != data.shape[-1]:
         return None
-    size, starts = data.chunks[-2], np.zeros(-(-data.shape[-2] // data.chunks[-2]), np.int64)
-    data.id.chunk_iter(lambda c: starts.__setitem__(c.chunk_offset[-2] // size, c.byte_offset))
+    size, starts = (
+        data.chunks[-2],
+        np.zeros(-(-data.shape[-2] // data.chunks[-2]), np.int64),
+    )
+    data.id.chunk_iter(
+        lambda c: starts.__setitem__(c.chunk_offset[-2] // size, c.byte_offset)
+    )
     return starts if starts.all() else None

@@ -29,7 +29,7 @@ from thinsection.slide import Slide
 from thinsection.slide.geometry import best_level, nominal_power
 from thinsection.tiles import TileTable
 from thinsection.tiles.grid import TilesConfig, check_coords
-from thinsection.types import KIB, Closing, CoordsL0, Size
+from thinsection.types import KIB, Closing, CoordsL0, Size, format_bytes
 
 if TYPE_CHECKING:
     import h5py
@@ -38,6 +38,8 @@ _CHUNK_BYTES = 256 * KIB  # about: embeddings are read whole or in runs
 _DTYPES = ("float32", "float16")
 CHECKSUM = "thinsection_sha256"  # attribute of a dataset
 # attributes that somebody computes with
+# Bytes of values for each byte of a file: deflate gives 1,032 of one repeated value
+_MAX_UNPACKED = 4096
 _NUMBERS = ("patch_size", "patch_size_level0", "patch_level", "downsample", "tile_mpp")
 
 
@@ -51,11 +53,17 @@ def tile_attributes(
     are the objective's power, or 0, without an mpp. `tile_mpp` is the true one.
     """
     plan = table.plan
-    level = best_level(slide.levels, plan.downsample)  # of the file, also where a part was decoded
+    level = best_level(
+        slide.levels, plan.downsample
+    )  # of the file, also where a part was decoded
     mpp = config.mpp or plan.tile_mpp
     power = nominal_power(mpp) if mpp else slide.objective_power or 0.0
     attributes = {
-        **{"name": slide_id, "patch_size": plan.tile_px, "patch_size_level0": plan.size_l0[0]},
+        **{
+            "name": slide_id,
+            "patch_size": plan.tile_px,
+            "patch_size_level0": plan.size_l0[0],
+        },
         "level0_magnification": power * plan.size_l0[0] / plan.tile_px,
         **{"target_magnification": power, "overlap": config.overlap},
         **{"level0_width": slide.size[0], "level0_height": slide.size[1]},
@@ -77,22 +85,46 @@ class TilesFile:
     features: npt.NDArray[np.floating] | None  # (N, D)
     # of the file, its coords and its features, merged in that order
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    columns: Mapping[str, npt.NDArray] = field(default_factory=dict)  # per-tile values by name
+    columns: Mapping[str, npt.NDArray] = field(
+        default_factory=dict
+    )  # per-tile values by name
 
     @property
     def tile_px_l0(self) -> int | None:
         """Edge of a tile in level-0 px, where the file says."""
         value = self.attributes.get("patch_size_level0")
-        if value is None and {"patch_size", "patch_level", "downsample"} <= set(self.attributes):
-            down = np.ravel(self.attributes["downsample"])[0]  # CLAM: one value per axis
+        if value is None and {"patch_size", "patch_level", "downsample"} <= set(
+            self.attributes
+        ):
+            down = np.ravel(self.attributes["downsample"])[
+                0
+            ]  # CLAM: one value per axis
             value = float(self.attributes["patch_size"]) * float(down)
         return None if value is None else round(float(value))
+
+    @property
+    def stride_l0(self) -> Size | None:
+        """Step from one tile to the next in level-0 px, where the file says.
+
+        TRIDENT says the overlap in px of a tile, CLAM nothing.
+        """
+        if "stride_l0" in self.attributes:
+            width, height = np.ravel(self.attributes["stride_l0"]).tolist()
+            return int(width), int(height)
+        edge = self.tile_px_l0
+        if edge is None or not {"overlap", "patch_size"} <= set(self.attributes):
+            return None
+        downsample = edge / float(self.attributes["patch_size"])
+        step = edge - round(float(self.attributes["overlap"]) * downsample)
+        return step, step
 
     @property
     def size_l0(self) -> Size:
         """Width and height of a tile in level-0 px; (1, 1) where the file does not say."""
         edge = self.tile_px_l0 or 1
-        width, height = np.ravel(self.attributes.get("tile_size_l0", (edge, edge))).tolist()
+        width, height = np.ravel(
+            self.attributes.get("tile_size_l0", (edge, edge))
+        ).tolist()
         return int(width), int(height)
 
 
@@ -115,38 +147,60 @@ class TilesWriter(Closing):
     ) -> None:
         import h5py  # slow to import: a run that finds everything done needs none
 
-        require(dtype in _DTYPES, f"dtype must be one of {', '.join(_DTYPES)}", repr(dtype))
+        require(
+            dtype in _DTYPES, f"dtype must be one of {', '.join(_DTYPES)}", repr(dtype)
+        )
         self._path = path
         self.shape = (dim,) if isinstance(dim, int) else dim
         with ExitStack() as stack:
             self._raw = stack.enter_context(KeepingFile(path, "w+"))
             self._file = stack.enter_context(h5py.File(self._raw, "w"))
-            self._coords, self._features = self._growing("coords", (2,), np.int64, 4096), None
+            self._coords, self._features = (
+                self._growing("coords", (2,), np.int64, 4096),
+                None,
+            )
             if dim:
-                rows = max(1, _CHUNK_BYTES // (math.prod(self.shape) * np.dtype(dtype).itemsize))
+                rows = max(
+                    1,
+                    _CHUNK_BYTES // (math.prod(self.shape) * np.dtype(dtype).itemsize),
+                )
                 self._features = self._growing(dataset, self.shape, dtype, rows)
             self._coords.attrs.update(attributes)
             self._file.attrs.update(attributes)
             self._closing = stack.pop_all()
         self._hashes = hashlib.sha256(), hashlib.sha256()
 
-    def _growing(self, name: str, shape: tuple[int, ...], kind: Any, rows: int) -> "h5py.Dataset":
+    def _growing(
+        self, name: str, shape: tuple[int, ...], kind: Any, rows: int
+    ) -> "h5py.Dataset":
         how = {"maxshape": (None, *shape), "chunks": (rows, *shape)}
         return self._file.create_dataset(name, (0, *shape), kind, **how)
 
-    def append(self, coords_l0: CoordsL0, features: npt.NDArray[np.floating] | None) -> None:
+    def append(
+        self, coords_l0: CoordsL0, features: npt.NDArray[np.floating] | None
+    ) -> None:
         """Adds tiles; InvalidInputError: coords not int64 (b, 2), other rows, non-finite values."""
         check_coords(coords_l0)
         if features is not None and self._features is not None:
             shape, kind = (len(coords_l0), *self.shape), self._features.dtype
-            require(features.shape == shape, f"features must have shape {shape}", features.shape)
+            require(
+                features.shape == shape,
+                f"features must have shape {shape}",
+                features.shape,
+            )
             with np.errstate(over="ignore"):
                 stored = features.astype(kind)
-            finite = np.isfinite(stored).reshape(len(stored), math.prod(self.shape)).all(axis=1)
+            finite = (
+                np.isfinite(stored)
+                .reshape(len(stored), math.prod(self.shape))
+                .all(axis=1)
+            )
             if not finite.all():
                 bad = f"a value that is not for the tile at {coords_l0[~finite][0].tolist()}"
                 remedy = "check the encoder's precision"
-                raise InvalidInputError(f"features must be finite in {kind}, got {bad}; {remedy}")
+                raise InvalidInputError(
+                    f"features must be finite in {kind}, got {bad}; {remedy}"
+                )
             self._extend(1, self._features, stored)
         self._extend(0, self._coords, coords_l0)
 
@@ -180,7 +234,10 @@ def new_h5(path: Path) -> "Iterator[h5py.File]":
 
 
 def add_dataset(
-    file: "h5py.File", name: str, values: npt.NDArray, attributes: Mapping[str, Any] | None = None
+    file: "h5py.File",
+    name: str,
+    values: npt.NDArray,
+    attributes: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a dataset with its attributes and its checksum."""
     dataset = file.create_dataset(name, data=values)
@@ -193,11 +250,15 @@ def _checksum(dataset: "h5py.Dataset", of_values: "hashlib._Hash") -> str:
     """Hash of a dataset's values, type, shape and attributes."""
     named = sorted((n, v) for n, v in dataset.attrs.items() if n != CHECKSUM)
     attributes, digest = {n: np.asarray(v).tolist() for n, v in named}, of_values.copy()
-    digest.update(json.dumps([dataset.dtype.str, dataset.shape, attributes], default=str).encode())
+    digest.update(
+        json.dumps([dataset.dtype.str, dataset.shape, attributes], default=str).encode()
+    )
     return digest.hexdigest()
 
 
-def read_tiles(path: Path, *, verify: bool = True, embeddings: bool = True) -> TilesFile:
+def read_tiles(
+    path: Path, *, verify: bool = True, embeddings: bool = True
+) -> TilesFile:
     """A tiles file of ours, of TRIDENT's or of CLAM's. Memory: the file's content.
 
     `verify` compares each dataset with its checksum, where it has one; without `embeddings` these
@@ -214,19 +275,38 @@ def read_tiles(path: Path, *, verify: bool = True, embeddings: bool = True) -> T
         features = None
         if embeddings and "features" in file:
             features = _values(file, "features", path, verify=verify)
-            if features.ndim == 3 and features.shape[0] == 1:  # a leading batch axis occurs
+            if (
+                features.ndim == 3 and features.shape[0] == 1
+            ):  # a leading batch axis occurs
                 features = features[0]
             fits = features.ndim == 2 and len(features) == len(coords)
             rule = f"features must have shape ({len(coords)}, D)"
             require(fits, rule, f"{features.shape} in {str(path)!r}")
             attrs = dict(file["features"].attrs) | attrs
-        for name in _NUMBERS:
-            number = np.asarray(attrs.get(name, 0)).dtype.kind in "iuf"
-            got = f"{attrs.get(name)!r} in {str(path)!r}"
-            require(number, f"attribute {name!r} must be a number", got, error=StoreError)
+        check_numbers(attrs, path)
         names = list(_group(file, "tiles", path)) if "tiles" in file else []
-        columns = {name: _values(file, f"tiles/{name}", path, verify=verify) for name in names}
-        return TilesFile(coords_l0=coords, features=features, attributes=attrs, columns=columns)
+        columns = {
+            name: _values(file, f"tiles/{name}", path, verify=verify) for name in names
+        }
+        return TilesFile(
+            coords_l0=coords, features=features, attributes=attrs, columns=columns
+        )
+
+
+def check_numbers(attributes: Mapping[str, Any], path: Path) -> None:
+    """Refuses what a tiles file says of its tiles where that is no finite number.
+
+    Raises:
+        StoreError: with the attribute's name and value.
+    """
+    for name in _NUMBERS:
+        values = np.asarray(attributes.get(name, 0))
+        if values.dtype.kind in "iuf" and np.isfinite(values).all():
+            continue
+        raise StoreError(
+            f"attribute {name!r} must be a finite number, got {attributes[name]!r} in "
+            f"{str(path)!r}; make the file anew"
+        )
 
 
 def column_names(path: Path) -> tuple[str, ...] | None:
@@ -261,7 +341,9 @@ def open_h5(path: Path) -> "h5py.File":
         return h5py.File(path, "r", locking="best-effort")
     except OSError as error:
         why = "no such file" if not Path(path).exists() else str(error)
-        raise StoreError(f"tiles file must be readable HDF5, got {str(path)!r}: {why}") from None
+        raise StoreError(
+            f"tiles file must be readable HDF5, got {str(path)!r}: {why}"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,16 +367,26 @@ def read_slide_embedding(path: Path) -> SlideEmbeddingFile:
     with open_h5(path) as file:
         values = _values(file, "features", path)
         if values.size != max(values.shape, default=0):
-            raise StoreError(f"slide embedding must hold a vector 'features' in {str(path)!r}")
+            raise StoreError(
+                f"slide embedding must hold a vector 'features' in {str(path)!r}"
+            )
         vector = np.ravel(values).astype(np.float32, copy=False)
-        return SlideEmbeddingFile(slide_embedding=vector, attributes=dict(file["features"].attrs))
+        return SlideEmbeddingFile(
+            slide_embedding=vector, attributes=dict(file["features"].attrs)
+        )
 
 
 def stored_dataset(file: "h5py.File", name: str, path: Path) -> "h5py.Dataset":
-    """A dataset of numbers that lies in the file itself; else a StoreError."""
+    """A dataset of numbers that lies in the file itself; else a StoreError.
+
+    A file of a few bytes may declare any size, for which nothing is stored: more than
+    `_MAX_UNPACKED` bytes for each one of the file is refused.
+    """
     import h5py
 
-    expected = "expected a tiles.h5 of thinsection, or a features file of TRIDENT or CLAM"
+    expected = (
+        "expected a tiles.h5 of thinsection, or a features file of TRIDENT or CLAM"
+    )
     got = f"{sorted(file)} in {str(path)!r}; {expected}"
     require(name in file, f"tiles file must hold {name!r}", got, error=StoreError)
     found = _inside(file, name, path)
@@ -303,6 +395,13 @@ def stored_dataset(file: "h5py.File", name: str, path: Path) -> "h5py.Dataset":
     require(numbers, f"{name!r} must be a dataset of numbers", got, error=StoreError)
     outside = found.is_virtual or found.external
     require(not outside, f"{name!r} must lie in its own file", got, error=StoreError)
+    declared_bytes = found.dtype.itemsize * math.prod(found.shape)
+    if declared_bytes > _MAX_UNPACKED * Path(path).stat().st_size:
+        raise StoreError(
+            f"{name!r} must have as many values as its file can hold, got "
+            f"{format_bytes(declared_bytes)} of shape {found.shape} in {str(path)!r}; "
+            "the file is damaged"
+        )
     return found
 
 
@@ -314,7 +413,12 @@ def _inside(file: "h5py.File", name: str, path: Path) -> Any:
     for way in ("/".join(parts[: n + 1]) for n in range(len(parts))):
         link = file.get(way, getlink=True)
         got = f"a link {vars(link)} in {str(path)!r}"
-        require(isinstance(link, h5py.HardLink), f"{way!r} must be no link", got, error=StoreError)
+        require(
+            isinstance(link, h5py.HardLink),
+            f"{way!r} must be no link",
+            got,
+            error=StoreError,
+        )
     return file[name]
 
 
@@ -323,18 +427,29 @@ def _group(file: "h5py.File", name: str, path: Path) -> Any:
 
     found = _inside(file, name, path)
     got = f"{found!r} in {str(path)!r}"
-    require(isinstance(found, h5py.Group), f"{name!r} must be a group", got, error=StoreError)
+    require(
+        isinstance(found, h5py.Group),
+        f"{name!r} must be a group",
+        got,
+        error=StoreError,
+    )
     return found
 
 
-def _values(file: "h5py.File", name: str, path: Path, *, verify: bool = True) -> npt.NDArray:
+def _values(
+    file: "h5py.File", name: str, path: Path, *, verify: bool = True
+) -> npt.NDArray:
     dataset = stored_dataset(file, name, path)
     try:
         values = np.asarray(dataset[...])
     except (OSError, RuntimeError) as error:
-        raise StoreError(f"{name!r} must be readable, got {error} in {str(path)!r}") from None
+        raise StoreError(
+            f"{name!r} must be readable, got {error} in {str(path)!r}"
+        ) from None
     written = dataset.attrs.get(CHECKSUM) if verify else None
-    digest = None if written is None else hashlib.sha256(np.ascontiguousarray(values).data)
+    digest = (
+        None if written is None else hashlib.sha256(np.ascontiguousarray(values).data)
+    )
     if digest and written != _checksum(dataset, digest):
         got = f"others in {str(path)!r}; remove the file and run the same command again"
         raise StoreError(f"{name!r} must hold the bytes that were written, got {got}")

@@ -33,7 +33,9 @@ class SlideTiles:
     # told of kept tiles before `transform`, with their places in the table, in the decode workers
     measure: Callable[[Indices, TileArray], None] | None = None
     owned: bool = True  # whether the stream closes the slide when it is done with it
-    error: Exception | None = field(default=None, init=False)  # that decoding met: it is given up
+    error: Exception | None = field(
+        default=None, init=False
+    )  # that decoding met: it is given up
 
     @property
     def num_tiles(self) -> int:
@@ -101,7 +103,9 @@ class DecodedBatch:
     filter refused the tile, `done` is set when none of the tasks is left.
     """
 
-    def __init__(self, source: SlideTiles, indices: Indices, buffer: TileArray, tasks: int) -> None:
+    def __init__(
+        self, source: SlideTiles, indices: Indices, buffer: TileArray, tasks: int
+    ) -> None:
         self.source, self.indices, self.buffer = source, indices, buffer
         self.keep = np.ones(len(indices), dtype=np.bool_)
         self.done, self._lock, self._tasks = threading.Event(), threading.Lock(), tasks
@@ -125,7 +129,9 @@ class Scratch:
     def taken(self, num_bytes: int) -> Iterator[None]:
         """Holds so many bytes within the block; waits until they are free."""
         with self._freed:
-            self._freed.wait_for(lambda: not self._used or self._used + num_bytes <= self.total)
+            self._freed.wait_for(
+                lambda: not self._used or self._used + num_bytes <= self.total
+            )
             self._used += num_bytes
         try:
             yield
@@ -144,7 +150,9 @@ class BatchPacker:
 
     def __init__(self, give_back: Callable[[TileArray], None]) -> None:
         self._give_back = give_back
-        self._filling: DecodedBatch | None = None  # its indices: of the buffer's first rows
+        self._filling: DecodedBatch | None = (
+            None  # its indices: of the buffer's first rows
+        )
 
     def add(self, batch: DecodedBatch) -> Iterator[TileBatch]:
         """Takes a decoded batch and its buffer; yields what is full."""
@@ -177,7 +185,9 @@ class BatchPacker:
         yield TileBatch(source.key, indices, coords_l0, tiles, _release=release)
 
     def _full(self) -> Iterator[TileBatch]:
-        if self._filling is not None and len(self._filling.indices) == len(self._filling.buffer):
+        if self._filling is not None and len(self._filling.indices) == len(
+            self._filling.buffer
+        ):
             yield from self.finish()
 
 
@@ -199,11 +209,16 @@ class Channel(Generic[T]):
     sides, so that no thread of a stopped stream waits for ever. Iteration ends in either case.
     """
 
-    def __init__(self, capacity: float = math.inf, *, newest_first: bool = False) -> None:
+    def __init__(
+        self, capacity: float = math.inf, *, newest_first: bool = False
+    ) -> None:
         self._capacity, self._newest_first = capacity, newest_first
         self._items: deque[T] = deque()
         lock = threading.Lock()
-        self._filled, self._drained = threading.Condition(lock), threading.Condition(lock)
+        self._filled, self._drained = (
+            threading.Condition(lock),
+            threading.Condition(lock),
+        )
         self._closed = self._finished = False
 
     def __iter__(self) -> Iterator[T]:

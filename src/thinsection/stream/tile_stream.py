@@ -31,7 +31,13 @@ from thinsection.slide import Slide
 from thinsection.slide.geometry import ReadPlan
 from thinsection.slide.resize import read_tiles
 from thinsection.stream import batches
-from thinsection.stream.batches import Channel, ChannelClosed, DecodedBatch, SlideTiles, TileBatch
+from thinsection.stream.batches import (
+    Channel,
+    ChannelClosed,
+    DecodedBatch,
+    SlideTiles,
+    TileBatch,
+)
 from thinsection.tiles import TileFilter, TileTable
 from thinsection.tiles.transforms import TileTransform
 from thinsection.types import MIB, TileArray, format_bytes, parse_bytes
@@ -45,7 +51,9 @@ _MOST_TILES = 32  # so that a large batch is not one thread's alone for long
 
 _Task = tuple[DecodedBatch, slice]
 _Prepared = SlideTiles | batches.SlideFailed
-_Ordered = _Prepared | batches.SlideStarted | DecodedBatch  # `SlideTiles`: the end of a slide
+_Ordered = (
+    _Prepared | batches.SlideStarted | DecodedBatch
+)  # `SlideTiles`: the end of a slide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +70,12 @@ class StreamBudget:
 class StreamConfig:
     """Settings of the stream from slides to batches."""
 
-    memory: str = option("2GiB", "Host memory for decoded tiles, whatever the slides' size.")
-    decode_workers: int = option(0, "Threads that decode tiles; 0: one per CPU of this process.")
+    memory: str = option(
+        "2GiB", "Host memory for decoded tiles, whatever the slides' size."
+    )
+    decode_workers: int = option(
+        0, "Threads that decode tiles; 0: one per CPU of this process."
+    )
     prefetch_slides: int = option(2, "Slides that are opened and tiled ahead.")
 
     def __post_init__(self) -> None:
@@ -80,17 +92,26 @@ class StreamConfig:
         tile is made of on the level that is read. Raises BudgetError: not even `MIN_SLOTS` batches
         and one such tile fit; says what would.
         """
-        memory, batch_bytes = parse_bytes(self.memory), batch_size * tile_px * tile_px * CHANNELS
+        memory, batch_bytes = (
+            parse_bytes(self.memory),
+            batch_size * tile_px * tile_px * CHANNELS,
+        )
         slots = min(MAX_SLOTS, (memory - tile_bytes) // batch_bytes)
         if slots < MIN_SLOTS:
             least = format_bytes(MIN_SLOTS * batch_bytes + tile_bytes)
-            rule = f"must be >= {least} for batches of {batch_size} tiles of {tile_px} px"
+            rule = (
+                f"must be >= {least} for batches of {batch_size} tiles of {tile_px} px"
+            )
             remedy = "raise --memory or lower --batch-size"
             raise BudgetError(f"memory {rule}, got {format_bytes(memory)}; {remedy}")
         tasks = slots * -(-batch_size // _TASK_TILES)
         workers = self.decode_workers or min(cpu_count(), tasks)
         scratch = min(workers * tile_bytes, memory - slots * batch_bytes)
-        sizes = {"batch_bytes": batch_bytes, "scratch_bytes": scratch, "workers": workers}
+        sizes = {
+            "batch_bytes": batch_bytes,
+            "scratch_bytes": scratch,
+            "workers": workers,
+        }
         return StreamBudget(slots=slots, **sizes)
 
     def largest_batch(self, *, tile_px: int, tile_bytes: int) -> int:
@@ -107,7 +128,10 @@ def read_bytes(plan: ReadPlan) -> int:
 def tasks_of(num_tiles: int, workers: int) -> list[slice]:
     """A batch's tiles, in order, in parts as threads take them: a part for each, if not too few."""
     step = max(_TASK_TILES, min(_MOST_TILES, -(-num_tiles // workers)))
-    return [slice(start, min(start + step, num_tiles)) for start in range(0, num_tiles, step)]
+    return [
+        slice(start, min(start + step, num_tiles))
+        for start in range(0, num_tiles, step)
+    ]
 
 
 class TileStream:
@@ -151,7 +175,9 @@ class TileStream:
         self._workers = budget.workers
         targets = [self._run_prepare, *[self._run_worker] * budget.workers]
         guarded = [partial(self._guard, target) for target in targets]
-        self._threads = [threading.Thread(target=target, daemon=True) for target in guarded]
+        self._threads = [
+            threading.Thread(target=target, daemon=True) for target in guarded
+        ]
 
     def __enter__(self) -> "TileStream":
         for thread in self._threads:
@@ -192,7 +218,9 @@ class TileStream:
             if item.error is None:
                 yield batches.SlideFinished(key=item.key)
             else:
-                yield batches.SlideFailed(key=item.key, stage="decode", error=item.error)
+                yield batches.SlideFailed(
+                    key=item.key, stage="decode", error=item.error
+                )
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -234,7 +262,9 @@ class TileStream:
                 self._ordered.put(source)
                 continue
             self._opened.append(source)
-            self._ordered.put(batches.SlideStarted(key=source.key, num_tiles=source.num_tiles))
+            self._ordered.put(
+                batches.SlideStarted(key=source.key, num_tiles=source.num_tiles)
+            )
             if source.slide is not None and source.table is not None:
                 source.slide.expect(source.table.coords_l0, source.table.plan)
             for start in range(0, source.num_tiles, self._batch_size):
@@ -276,7 +306,10 @@ class TileStream:
         source, out = batch.source, batch.buffer[rows]
         slide, table = source.slide, source.table
         assert slide is not None and table is not None
-        with self._scratch.taken(read_bytes(table.plan)), self.clock.timed("decode_busy"):
+        with (
+            self._scratch.taken(read_bytes(table.plan)),
+            self.clock.timed("decode_busy"),
+        ):
             read_tiles(slide, table.plan, table.coords_l0[batch.indices[rows]], out)
             for tile_filter in self._filters:
                 batch.keep[rows] &= tile_filter(out)
@@ -321,8 +354,14 @@ def iter_tiles(
     sizes = {"tile_px": tiles.plan.tile_px, "tile_bytes": read_bytes(tiles.plan)}
     budget = (config or StreamConfig()).budget(batch_size, **sizes)
     key = slide.slide_path
-    source = SlideTiles(key=key, slide=slide, table=tiles, transform=transform, owned=False)
-    options: dict[str, Any] = {"budget": budget, "batch_size": batch_size, "filters": filters}
+    source = SlideTiles(
+        key=key, slide=slide, table=tiles, transform=transform, owned=False
+    )
+    options: dict[str, Any] = {
+        "budget": budget,
+        "batch_size": batch_size,
+        "filters": filters,
+    }
     with TileStream([source], lambda given: given, **options) as stream:
         for event in stream:
             if isinstance(event, batches.SlideFailed):

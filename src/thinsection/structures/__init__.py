@@ -1,6 +1,11 @@
 """Token frames of structures in O(N) memory, and structure files (mmCIF)."""
 
-from thinsection.structures.frames import FrameAtoms, FrameOptions, frame_atoms, token_frame_atoms
+from thinsection.structures.frames import (
+    FrameAtoms,
+    FrameOptions,
+    frame_atoms,
+    token_frame_atoms,
+)
 from thinsection.structures.structure import (
     FrameSummary,
     Structure,
@@ -9,5 +14,12 @@ from thinsection.structures.structure import (
     write_frames,
 )
 
-__all__ = ["FrameAtoms", "FrameOptions", "FrameSummary", "Structure", "frame_atoms", "frame_table"]
+__all__ = [
+    "FrameAtoms",
+    "FrameOptions",
+    "FrameSummary",
+    "Structure",
+    "frame_atoms",
+    "frame_table",
+]
 __all__ += ["read_structure", "token_frame_atoms", "write_frames"]

@@ -39,7 +39,9 @@ Coordinates = tuple[Tensor, Tensor, Tensor]
 _Sample = tuple[Tensor, ...]
 _Pair = tuple[Tensor, Tensor]
 _Nearest = Callable[[_Sample], _Pair]
-_NUMBERS_PER_PAIR = 10  # differences, their squares (3 each), their sum, the mask, both masked
+_NUMBERS_PER_PAIR = (
+    10  # differences, their squares (3 each), their sum, the mask, both masked
+)
 _require = partial(require, error=StructureError)
 
 
@@ -137,13 +139,17 @@ def frame_atoms(
     ends, found = _two_nearest(x, columns, partial(nearest_two, options=options))
     indices, usable = _frames(batch, ends, atom_mask, chains)
     cos_angle = _cos_angle(*(_gather_positions(x, index) for index in indices), eps=eps)
-    low, high = (math.cos(d * math.pi / 180) for d in (180 - angle_threshold, angle_threshold))
+    low, high = (
+        math.cos(d * math.pi / 180) for d in (180 - angle_threshold, angle_threshold)
+    )
     wide = (cos_angle < high) * (cos_angle > low)  # of atomised tokens only
     valid = (wide * atomized + (1 - atomized)) * usable * (found | (atomized == 0))
     return FrameAtoms(indices, valid, cos_angle)
 
 
-def _two_nearest(x: Tensor, columns: _Sample, nearest_two: _Nearest) -> tuple[Tensor, Tensor]:
+def _two_nearest(
+    x: Tensor, columns: _Sample, nearest_two: _Nearest
+) -> tuple[Tensor, Tensor]:
     """Second and third (2, *, T) of each start atom's row of distances, itself where there is none.
     The start atom counts. And (*, T) whether both exist."""
     lead = x.shape[:-2]
@@ -174,12 +180,16 @@ def _nearest_in_chain(sample: _Sample, *, eps: float, options: FrameOptions) -> 
     of_tokens = (x[start[tokens]], token_chain[token_order], no_self)
     query = NeighborQuery(x[atoms], atom_chain[order], *of_tokens)
     choice = choose(query, 3, impl=options.search, budget_bytes=options.budget_bytes)
-    positions = choice.search(query, 3, eps=eps, budget_bytes=options.budget_bytes).positions
+    positions = choice.search(
+        query, 3, eps=eps, budget_bytes=options.budget_bytes
+    ).positions
     found = positions[:, 1:].T
     return tokens, torch.where(found < 0, -1, atoms[found.clamp(min=0)])
 
 
-def _nearest_in_rows(sample: _Sample, *, eps: float, inf: float, options: FrameOptions) -> _Pair:
+def _nearest_in_rows(
+    sample: _Sample, *, eps: float, inf: float, options: FrameOptions
+) -> _Pair:
     """As above, by torch.topk over whole rows, so that its choice among ties is the original's.
     Masks and chains decide later what is valid. Memory: A * 10 numbers a row, in the budget."""
     x, mask, chains, start, wanted = sample
@@ -191,14 +201,22 @@ def _nearest_in_rows(sample: _Sample, *, eps: float, inf: float, options: FrameO
     require(options.budget_bytes >= need, rule, options.budget_bytes, error=BudgetError)
     ends = []
     for atom in torch.split(start[tokens], options.budget_bytes // need):
-        allowed = mask[atom][:, None] * mask[None, :] * (chains[atom][:, None] == chains[None, :])
-        distance = torch.sum(eps + (x[atom][:, None, :] - x[None, :, :]) ** 2, dim=-1) ** 0.5
+        allowed = (
+            mask[atom][:, None]
+            * mask[None, :]
+            * (chains[atom][:, None] == chains[None, :])
+        )
+        distance = (
+            torch.sum(eps + (x[atom][:, None, :] - x[None, :, :]) ** 2, dim=-1) ** 0.5
+        )
         distance = distance * allowed + inf * (1 - allowed)
         ends.append(torch.topk(distance, k=3, dim=-1, largest=False).indices[:, 1:])
     return tokens, torch.cat(ends).T
 
 
-def _frames(batch: Mapping[str, Tensor], ends: Tensor, atom_mask: Tensor, chains: Tensor) -> _Pair:
+def _frames(
+    batch: Mapping[str, Tensor], ends: Tensor, atom_mask: Tensor, chains: Tensor
+) -> _Pair:
     """Atoms (3, *, T) by kind of token, and (*, T) 0/1 whether all exist, present, in one chain."""
     atomized, usable = batch["is_atomized"], batch["token_mask"]
     protein = batch["is_protein"] * (1 - atomized)
@@ -232,10 +250,16 @@ def _gather_positions(x: Tensor, index: Tensor) -> Tensor:
 def check_shapes(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> None:
     """Raises StructureError where keys, dtypes or shapes do not fit; looks at no value."""
     missing, shape = [key for key in KEYS if key not in batch], tuple(x.shape)
-    _require(not missing, f"batch must have {', '.join(KEYS)}", f"none of {', '.join(missing)}")
+    _require(
+        not missing,
+        f"batch must have {', '.join(KEYS)}",
+        f"none of {', '.join(missing)}",
+    )
     placed = x.ndim >= 2 and x.shape[-1] == 3 and x.shape[-2] > 0
     _require(placed, "x must be of shape (..., N_atom >= 1, 3)", shape)
-    _require(x.dtype in _DTYPES, "x must be float64, float32, bfloat16 or float16", x.dtype)
+    _require(
+        x.dtype in _DTYPES, "x must be float64, float32, bfloat16 or float16", x.dtype
+    )
     tokens = tuple(batch["token_mask"].shape)
     for key in KEYS:
         expected = (*tokens, _NUM_RESTYPES) if key == "restype" else tokens
@@ -246,7 +270,11 @@ def check_shapes(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> N
     for name, lead in (("token_mask", tokens[:-1]), ("atom_mask", atoms[:-1])):
         rule = f"{name} must spread over the batch dimensions {shape[:-2]} of x"
         _require(_spreads(lead, shape[:-2]), rule, lead)
-    _require(atoms[-1] == shape[-2], f"atom_mask must cover the {shape[-2]} atoms of x", atoms)
+    _require(
+        atoms[-1] == shape[-2],
+        f"atom_mask must cover the {shape[-2]} atoms of x",
+        atoms,
+    )
 
 
 def _spreads(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:

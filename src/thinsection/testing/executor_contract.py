@@ -58,15 +58,23 @@ class SquareTask(Task[Number, Squared]):
     event_type: ClassVar[type[Any] | None] = Step
 
     folder: Path  # where it keeps count, seen by all workers
-    killed: dict[str, int] = field(default_factory=dict)  # number -> how often it gets SIGKILL
-    raised: dict[str, int] = field(default_factory=dict)  # how often no entry is to blame
-    hungry: dict[str, int] = field(default_factory=dict)  # how often GPU memory does not suffice
+    killed: dict[str, int] = field(
+        default_factory=dict
+    )  # number -> how often it gets SIGKILL
+    raised: dict[str, int] = field(
+        default_factory=dict
+    )  # how often no entry is to blame
+    hungry: dict[str, int] = field(
+        default_factory=dict
+    )  # how often GPU memory does not suffice
     refused: tuple[int, ...] = ()  # numbers at which the settings are found to be wrong
     small: bool = False
 
     def __call__(self, entries: Sequence[Number], *, on_event: Any) -> Report[Squared]:
         results = tuple(self._square(entry.value, on_event) for entry in entries)
-        return Report(results=results, stage_seconds={"square_busy": float(len(entries))})
+        return Report(
+            results=results, stage_seconds={"square_busy": float(len(entries))}
+        )
 
     def smaller(self) -> Self:
         return replace(self, small=True)
@@ -143,7 +151,9 @@ class ExecutorContract:
         return told
 
     @pytest.mark.parametrize("kind", [SquareTask, StreamedSquares])
-    def test_every_entry_is_reported_once_by_a_whole_task(self, tmp_path: Path, kind: Any) -> None:
+    def test_every_entry_is_reported_once_by_a_whole_task(
+        self, tmp_path: Path, kind: Any
+    ) -> None:
         told = self.run(kind(folder=tmp_path), chunk_slides=2)
         assert {v: r.square for v, r in told.results.items()} == SQUARES
         assert not any(result.small for result in told.results.values())
@@ -151,19 +161,28 @@ class ExecutorContract:
 
     def test_the_events_of_an_entry_come_in_their_order(self, tmp_path: Path) -> None:
         told = self.run(SquareTask(folder=tmp_path))
-        steps = [[e.step for e in told.events if e.value == value] for value in range(6)]
+        steps = [
+            [e.step for e in told.events if e.value == value] for value in range(6)
+        ]
         assert steps == [[1, 2] if self.carries_events else []] * 6
 
-    def test_what_is_finished_is_not_done_again_by_another_process(self, tmp_path: Path) -> None:
+    def test_what_is_finished_is_not_done_again_by_another_process(
+        self, tmp_path: Path
+    ) -> None:
         told = self.run(KnowsFinished(folder=tmp_path))
-        assert told.results[3].square in (9, -3)  # in this process the task itself would know
+        assert told.results[3].square in (
+            9,
+            -3,
+        )  # in this process the task itself would know
         assert told.results[2].square == 4
 
     def test_an_error_of_the_settings_ends_everything(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="value must not be 1"):
             self.run(SquareTask(folder=tmp_path, refused=(1,)), chunk_slides=1)
 
-    def test_want_of_gpu_memory_is_final_without_a_larger_card(self, tmp_path: Path) -> None:
+    def test_want_of_gpu_memory_is_final_without_a_larger_card(
+        self, tmp_path: Path
+    ) -> None:
         told = self.run(SquareTask(folder=tmp_path, hungry={"1": 1}), chunk_slides=2)
         assert told.results[1].status == "failed"
 
@@ -185,7 +204,9 @@ class WorkerContract(ExecutorContract):
         assert told.results[2].error.endswith("twice, the second time alone")
         assert len(list(tmp_path.glob("killed-2-*"))) == 2
 
-    def test_what_dies_for_want_of_memory_climbs_the_whole_list(self, tmp_path: Path) -> None:
+    def test_what_dies_for_want_of_memory_climbs_the_whole_list(
+        self, tmp_path: Path
+    ) -> None:
         task = SquareTask(folder=tmp_path, killed={"2": 9, "4": 2})
         told = self.run(task, chunk_slides=3, job_memory="2GiB,3GiB,4GiB")
         assert told.results[4].square == 16
@@ -193,7 +214,9 @@ class WorkerContract(ExecutorContract):
         assert told.results[2].error.endswith("3 times, at last alone")
         assert len(list(tmp_path.glob("killed-2-*"))) == 3
 
-    def test_nobodys_error_is_tried_again_and_then_recorded(self, tmp_path: Path) -> None:
+    def test_nobodys_error_is_tried_again_and_then_recorded(
+        self, tmp_path: Path
+    ) -> None:
         task = SquareTask(folder=tmp_path, raised={"1": 1, "3": 9})
         told = self.run(task, chunk_slides=1, retries=1)
         assert told.results[1].square == 1

@@ -44,7 +44,12 @@ print('\\n@measured ' + json.dumps({**found, 'baseline_bytes': rss, 'peak_bytes'
 
 
 def run_and_measure(
-    module: str, function: str, *, setup: str | None = None, timeout_s: float = 3600, **kwargs: Any
+    module: str,
+    function: str,
+    *,
+    setup: str | None = None,
+    timeout_s: float = 3600,
+    **kwargs: Any,
 ) -> Measured:
     """Runs `module.function(**kwargs)` in a fresh interpreter and measures time and peak memory.
 
@@ -52,11 +57,23 @@ def run_and_measure(
     first argument. Arguments and the result must be JSON. Linux only (VmHWM of /proc/self/status).
     A child that fails raises RuntimeError with its standard error.
     """
-    command = [sys.executable, "-c", _CHILD, json.dumps([module, function, setup, kwargs])]
+    command = [
+        sys.executable,
+        "-c",
+        _CHILD,
+        json.dumps([module, function, setup, kwargs]),
+    ]
     told: dict[str, Any] = {"capture_output": True, "text": True}
-    told["env"] = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    told["env"] = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
     child = subprocess.run(command, check=False, timeout=timeout_s, **told)
-    marked = [line for line in child.stdout.splitlines() if line.startswith("@measured ")]
+    marked = [
+        line for line in child.stdout.splitlines() if line.startswith("@measured ")
+    ]
     if child.returncode != 0 or not marked:
-        raise RuntimeError(f"{module}.{function} failed ({child.returncode}):\n{child.stderr}")
+        raise RuntimeError(
+            f"{module}.{function} failed ({child.returncode}):\n{child.stderr}"
+        )
     return Measured(**json.loads(marked[-1].removeprefix("@measured ")))

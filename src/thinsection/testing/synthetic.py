@@ -23,9 +23,16 @@ _UM_PER_CM = 10_000.0
 _STRIP_ROWS = 32
 _APERIO = "Aperio Image Library v12.0.0"
 _QUALITY = 80  # of JPEG
-_LOSSLESS = ("webp", 34927, "jpegxl", 52546)  # are written so; by number: older codes of these
+_LOSSLESS = (
+    "webp",
+    34927,
+    "jpegxl",
+    52546,
+)  # are written so; by number: older codes of these
 _TEXTURE_PX = 1024  # period of the H&E-like texture
-_MASK_PX = 16  # level-0 px of one px of the tissue mask: borders are whole px down to 16x
+_MASK_PX = (
+    16  # level-0 px of one px of the tissue mask: borders are whole px down to 16x
+)
 _WHITE = (243, 242, 244)
 
 
@@ -49,7 +56,9 @@ class ArraySlide(Slide):
         described = []
         for index, (h, w) in enumerate(pixels.shape[:2] for pixels in levels):
             down = (width / w + height / h) / 2
-            described.append(Level(index=index, size=(w, h), downsample=down, segment=segment))
+            described.append(
+                Level(index=index, size=(w, h), downsample=down, segment=segment)
+            )
         super().__init__(name, described, slide_mpp=slide_mpp)
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
@@ -60,7 +69,9 @@ class ArraySlide(Slide):
 def position_pixels(size: Size) -> RgbArray:
     """An image (H, W, 3) whose value is a function of (x, y): every misplaced px shows."""
     y, x = np.mgrid[0 : size[1], 0 : size[0]]
-    return np.stack([x % 251, y % 241, (x // 16 * 7 + y // 16 * 13) % 256], axis=2).astype(np.uint8)
+    return np.stack(
+        [x % 251, y % 241, (x // 16 * 7 + y // 16 * 13) % 256], axis=2
+    ).astype(np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +84,35 @@ class PyramidKind:
     """
 
     downsamples: tuple[int, ...] = (1, 4)
-    tile: tuple[int, int] | None = (256, 256)  # (height, width), multiples of 16; None: strips
+    tile: tuple[int, int] | None = (
+        256,
+        256,
+    )  # (height, width), multiples of 16; None: strips
     compression: str | int | None = "jpeg"
     ycbcr: bool = True  # JPEG as YCbCr 4:2:0 in place of RGB
     ycbcr_2000: bool = False  # Aperio's code 33003 in place of 33005
     differences: bool = False  # of neighbours are stored: TIFF's predictor 2
-    jpeg_tables: bool = False  # once per level, and abbreviated YCbCr tiles, as scanners write them
-    mpp: Mpp | None = (0.5, 0.5)  # (x, y) µm/px, in the resolution tags; None writes none
-    aperio: bool = False  # an Aperio description in place of the tags (its one MPP is mpp[0])
+    jpeg_tables: bool = (
+        False  # once per level, and abbreviated YCbCr tiles, as scanners write them
+    )
+    mpp: Mpp | None = (
+        0.5,
+        0.5,
+    )  # (x, y) µm/px, in the resolution tags; None writes none
+    orientation: int = 1  # of TIFF's tag 274, in every page; 1 writes none
+    aperio: bool = (
+        False  # an Aperio description in place of the tags (its one MPP is mpp[0])
+    )
 
 
-def write_pyramid(path: Path, size: Size, kind: PyramidKind | None = None) -> list[RgbArray]:
+def write_pyramid(
+    path: Path, size: Size, kind: PyramidKind | None = None
+) -> list[RgbArray]:
     """Writes levels of `position_pixels` and returns them. Memory: all; for small slides."""
     kind = kind or PyramidKind()
-    sizes = [(max(1, size[0] // down), max(1, size[1] // down)) for down in kind.downsamples]
+    sizes = [
+        (max(1, size[0] // down), max(1, size[1] // down)) for down in kind.downsamples
+    ]
     levels = [position_pixels(level_size) for level_size in sizes]
     write_levels(path, levels, kind)
     return levels
@@ -117,10 +143,16 @@ def _tiles(pixels: RgbArray, tile: tuple[int, int]) -> Iterator[RgbArray]:
         yield np.ascontiguousarray(padded[top : top + rows, left : left + columns])
 
 
-def _jpeg2000_segments(pixels: RgbArray, tile: tuple[int, int] | None) -> Iterator[bytes]:
-    strips = (pixels[top : top + _STRIP_ROWS] for top in range(0, len(pixels), _STRIP_ROWS))
+def _jpeg2000_segments(
+    pixels: RgbArray, tile: tuple[int, int] | None
+) -> Iterator[bytes]:
+    strips = (
+        pixels[top : top + _STRIP_ROWS] for top in range(0, len(pixels), _STRIP_ROWS)
+    )
     for block in strips if tile is None else _tiles(pixels, tile):
-        yield bytes(imagecodecs.jpeg2k_encode(block, level=0, codecformat="j2k", mct=False))
+        yield bytes(
+            imagecodecs.jpeg2k_encode(block, level=0, codecformat="j2k", mct=False)
+        )
 
 
 def _split_jpeg(pixels: RgbArray) -> tuple[bytes, bytes]:
@@ -130,7 +162,10 @@ def _split_jpeg(pixels: RgbArray) -> tuple[bytes, bytes]:
     while data[at + 1] != 0xDA:  # SOS: entropy-coded data follow
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
         is_table = data[at + 1] in (0xDB, 0xC4)
-        tables, rest = tables + data[at:end] * is_table, rest + data[at:end] * (not is_table)
+        tables, rest = (
+            tables + data[at:end] * is_table,
+            rest + data[at:end] * (not is_table),
+        )
         at = end
     return tables + b"\xff\xd9", rest + data[at:]
 
@@ -143,9 +178,15 @@ def _to_ycbcr(pixels: RgbArray) -> RgbArray:
 def _options(kind: PyramidKind, size: Size, index: int) -> dict[str, Any]:
     """Of `TiffWriter.write`, for the level of that index."""
     compression = {"jpeg2000": 33003 if kind.ycbcr_2000 else 33005}  # Aperio's codes
-    options: dict[str, Any] = {"metadata": None, "software": False, "photometric": "rgb"}
+    options: dict[str, Any] = {
+        "metadata": None,
+        "software": False,
+        "photometric": "rgb",
+    }
     options |= {"compression": compression.get(str(kind.compression), kind.compression)}
     options |= {"subfiletype": int(index > 0), "predictor": kind.differences or None}
+    if kind.orientation != 1:
+        options["extratags"] = [(274, "H", 1, kind.orientation, True)]
     if kind.compression in _LOSSLESS:
         options["compressionargs"] = {"lossless": True}
     if kind.compression == "jpeg":
@@ -197,7 +238,9 @@ def write_he_slide(
 
 def he_texture(rng: np.random.Generator) -> RgbArray:
     """A periodic H&E-like texture, uint8 (1024, 1024, 3): stroma, epithelium, nuclei."""
-    stroma, epithelium, nucleus = np.array([(219, 150, 190), (176, 112, 176), (88, 58, 130)])
+    stroma, epithelium, nucleus = np.array(
+        [(219, 150, 190), (176, 112, 176), (88, 58, 130)]
+    )
     zones, fibres = _smooth(rng, 60.0), _smooth(rng, 3.0)
     mix = np.clip(zones * 0.8 + 0.5, 0, 1)[..., None]
     color = stroma * (1 - mix) + epithelium * mix
@@ -224,27 +267,44 @@ def tissue_fragments(size: Size, rng: np.random.Generator) -> np.ndarray:
     """Bool (ceil(H / 16), ceil(W / 16)): a few ragged fragments with holes, about a third of it."""
     height, width = -(-size[1] // _MASK_PX), -(-size[0] // _MASK_PX)
     y, x = np.mgrid[0:height, 0:width]
-    rough = ndimage.gaussian_filter(rng.normal(size=(height, width)), max(height, width) / 60)
+    rough = ndimage.gaussian_filter(
+        rng.normal(size=(height, width)), max(height, width) / 60
+    )
     rough = rough / (rough.std() or 1.0)
     mask = np.zeros((height, width), dtype=bool)
-    for center_x, center_y, radius in ((0.3, 0.35, 0.26), (0.7, 0.6, 0.28), (0.72, 0.2, 0.12)):
+    for center_x, center_y, radius in (
+        (0.3, 0.35, 0.26),
+        (0.7, 0.6, 0.28),
+        (0.72, 0.2, 0.12),
+    ):
         dx, dy = (x - center_x * width) / width, (y - center_y * height) / height
         mask |= np.hypot(dx, dy) + rough * 0.035 < radius
-    holes = ndimage.gaussian_filter(rng.normal(size=(height, width)), max(height, width) / 90)
+    holes = ndimage.gaussian_filter(
+        rng.normal(size=(height, width)), max(height, width) / 90
+    )
     return np.asarray(mask & (holes < 1.6 * holes.std()))
 
 
 def _he_tiles(
-    texture: RgbArray, mask: np.ndarray, down: int, level_size: Size, background: tuple[int, ...]
+    texture: RgbArray,
+    mask: np.ndarray,
+    down: int,
+    level_size: Size,
+    background: tuple[int, ...],
 ) -> Iterator[RgbArray]:
     """Tiles of one level, row by row, padded to 256 px."""
     edge, cell = _TEXTURE_PX // down, _MASK_PX // down
-    small = texture.reshape(edge, down, edge, down, 3).mean(axis=(1, 3)).astype(np.uint8)
+    small = (
+        texture.reshape(edge, down, edge, down, 3).mean(axis=(1, 3)).astype(np.uint8)
+    )
     period = np.tile(small, (256 // edge + 2, 256 // edge + 2, 1))
     for y, x in product(range(0, level_size[1], 256), range(0, level_size[0], 256)):
         piece = mask[y // cell :, x // cell :][: -(-256 // cell), : -(-256 // cell)]
         inside = piece.repeat(cell, axis=0).repeat(cell, axis=1)[:256, :256]
-        tile, (rows, columns) = np.full((256, 256, 3), background, dtype=np.uint8), inside.shape
+        tile, (rows, columns) = (
+            np.full((256, 256, 3), background, dtype=np.uint8),
+            inside.shape,
+        )
         source = period[y % edge :, x % edge :][:rows, :columns]
         np.copyto(tile[:rows, :columns], source, where=inside[..., None])
         yield _to_ycbcr(tile)

@@ -21,7 +21,14 @@ from thinsection.registry import Entry, Registry
 from thinsection.slide import Slide
 from thinsection.slide.geometry import ReadPlan, nominal_mpp, plan_read, positive_number
 from thinsection.slide.resize import Resample
-from thinsection.types import CoordsL0, MaskArray, MaskFrame, Size, TileArray, format_mpp
+from thinsection.types import (
+    CoordsL0,
+    MaskArray,
+    MaskFrame,
+    Size,
+    TileArray,
+    format_mpp,
+)
 
 # Tiles are ordered in blocks of this many columns and rows, so that segments of the file which
 # several tiles share are still in the reader's cache when the next tile cuts them.
@@ -29,16 +36,22 @@ BLOCK_TILES = 8
 _MAX_TOLERANCE = 0.3  # of resolution: more is another one
 
 Tissue = TissueMask | tuple[MaskArray, MaskFrame]  # what says where tissue is
-TileFilter = Callable[[TileArray], npt.NDArray[np.bool_]]  # (B, H, W, 3) -> (B,), True = keep
+TileFilter = Callable[
+    [TileArray], npt.NDArray[np.bool_]
+]  # (B, H, W, 3) -> (B,), True = keep
 
 _CHANNELS = ("red", "green", "blue")
-_COLOURS = tuple(f"px_{what}_{c}" for what in ("mean", "std", "min", "max") for c in _CHANNELS)
+_COLOURS = tuple(
+    f"px_{what}_{c}" for what in ("mean", "std", "min", "max") for c in _CHANNELS
+)
 _STAINS = ("px_hematoxylin", "px_eosin", "px_dab")
 FOCUS = "px_focus"
 MEASURES = (*_COLOURS, *_STAINS, FOCUS)  # columns of the tile table, float32
 
 
-def measure_tiles(tiles: TileArray, names: Sequence[str] = MEASURES) -> npt.NDArray[np.float32]:
+def measure_tiles(
+    tiles: TileArray, names: Sequence[str] = MEASURES
+) -> npt.NDArray[np.float32]:
     """Measures of tiles uint8 (B, H, W, 3) by name, float32 (B, names), in the order of `names`.
 
     `px_mean_*`, `px_std_*` (of the population), `px_min_*`, `px_max_*`: of a channel, 0 to 255.
@@ -54,7 +67,9 @@ def measure_tiles(tiles: TileArray, names: Sequence[str] = MEASURES) -> npt.NDAr
     if FOCUS in names:
         focus, ns = Focus(), get_namespace()
         bands = (detail_bands(ns, tile, focus.block_px) for tile in tiles)
-        found[FOCUS] = np.array([np.median(one / (two + focus.floor)) for one, two in bands])
+        found[FOCUS] = np.array(
+            [np.median(one / (two + focus.floor)) for one, two in bands]
+        )
     return np.stack([found[name] for name in names], axis=1).astype(np.float32)
 
 
@@ -66,7 +81,9 @@ def rule_filter(rule: QcRule, tiles: TileArray) -> npt.NDArray[np.bool_]:
 def _of_histograms(tiles: TileArray) -> dict[str, npt.NDArray[np.floating]]:
     """Colours and stains: a histogram has all that they depend on."""
     histograms = [Image.fromarray(tile).histogram() for tile in tiles]
-    counts = np.array(histograms, dtype=np.int64).reshape(-1, 3, 256)  # (B, channel, value)
+    counts = np.array(histograms, dtype=np.int64).reshape(
+        -1, 3, 256
+    )  # (B, channel, value)
     values, num_px = np.arange(256), tiles.shape[1] * tiles.shape[2]
     mean = counts @ values / num_px
     # sums of whole numbers are exact: equal px have a deviation of 0
@@ -75,7 +92,9 @@ def _of_histograms(tiles: TileArray) -> dict[str, npt.NDArray[np.floating]]:
     lowest, highest = there.argmax(axis=2), 255 - there[:, :, ::-1].argmax(axis=2)
     densities, unmixing = filters.stain_tables("hed_from_rgb")
     amounts = (counts @ densities / num_px) @ unmixing
-    columns = np.concatenate([mean, np.sqrt(variance), lowest, highest, amounts], axis=1)
+    columns = np.concatenate(
+        [mean, np.sqrt(variance), lowest, highest, amounts], axis=1
+    )
     return dict(zip((*_COLOURS, *_STAINS), columns.T))
 
 
@@ -94,7 +113,9 @@ def contrast(tiles: TileArray) -> npt.NDArray[np.bool_]:
     return np.asarray(dark & white & (low < 162) & (middle < 225))
 
 
-def _percentile(cumulative: npt.NDArray[np.int64], percent: float) -> npt.NDArray[np.float64]:
+def _percentile(
+    cumulative: npt.NDArray[np.int64], percent: float
+) -> npt.NDArray[np.float64]:
     """NumPy's default percentile of each row's values, from cumulative histograms (B, 256)."""
     last = int(cumulative[0, -1]) - 1
     position = percent / 100 * last
@@ -103,17 +124,23 @@ def _percentile(cumulative: npt.NDArray[np.int64], percent: float) -> npt.NDArra
     return np.asarray(low + (position - below) * (high - low), dtype=np.float64)
 
 
-MASK_FILTER = "tissue"  # needs no px: it is applied to the grid, before anything is read
+MASK_FILTER = (
+    "tissue"  # needs no px: it is applied to the grid, before anything is read
+)
 _OURS = (
     Entry(name=MASK_FILTER, help="Tiles that hold enough tissue.", target=None),
     Entry(name="contrast", help="Tiles with both dark and white px.", target=contrast),
 )
-FILTERS: Registry[TileFilter] = Registry("tile filter", "thinsection.tile_filters", _OURS)
+FILTERS: Registry[TileFilter] = Registry(
+    "tile filter", "thinsection.tile_filters", _OURS
+)
 
 
 def load_filters(names: Sequence[str]) -> tuple[TileFilter, ...]:
     """The pixel filters of these names, rules on px last; 'tissue' and other rules are skipped."""
-    rules = [parse_rule(name) for name in filter(is_rule, names)]  # said before any work
+    rules = [
+        parse_rule(name) for name in filter(is_rule, names)
+    ]  # said before any work
     of_px = (partial(rule_filter, rule) for rule in rules if rule.column in MEASURES)
     own = (name for name in names if name != MASK_FILTER and not is_rule(name))
     return (*(FILTERS.load(name) for name in own), *of_px)
@@ -132,7 +159,9 @@ def kept_by_rules(table: "TileTable", names: Sequence[str]) -> npt.NDArray[np.bo
             continue
         if rule.column not in table.columns:
             hint = nearest(rule.column, (*table.columns, *MEASURES))
-            raise ConfigError(f"tile_filter must name a column, got {rule.column!r}{hint}")
+            raise ConfigError(
+                f"tile_filter must name a column, got {rule.column!r}{hint}"
+            )
         keep &= rule.holds(table.columns[rule.column])
     return keep
 
@@ -143,14 +172,19 @@ def magnification(text: str) -> tuple[str, str]:
     if power is None:
         raise ConfigError(f"mag must be a magnification such as 20, got {text!r}")
     mpp = f"{nominal_mpp(power):g}"
-    return mpp, f"--mag {text} is taken as --tile-mpp {mpp} (µm/px), whatever the objective was"
+    return (
+        mpp,
+        f"--mag {text} is taken as --tile-mpp {mpp} (µm/px), whatever the objective was",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TilesConfig:
     """Settings of the tile grid and of the filters on it."""
 
-    tile_px: int = option(256, "Edge of a tile (patch), px.", flag=("--tile-px", "--patch-size"))
+    tile_px: int = option(
+        256, "Edge of a tile (patch), px.", flag=("--tile-px", "--patch-size")
+    )
     tile_mpp: str = option(
         "0.5",
         "Resolution of a tile, µm/px, or 'native' for level 0 as it is.",
@@ -160,7 +194,8 @@ class TilesConfig:
         0.05, "Relative difference up to which a level counts as of that resolution."
     )
     resample: Resample = option(
-        "exact", "'fast' decodes JPEG at 1/2, 1/4 or 1/8 where that is not coarser than the tiles."
+        "exact",
+        "'fast' decodes JPEG at 1/2, 1/4 or 1/8 where that is not coarser than the tiles.",
     )
     overlap: int = option(0, "Px that neighbouring tiles share.")
     min_tissue_fraction: float = option(0.5, "Least share of tissue in a tile, [0, 1].")
@@ -169,7 +204,8 @@ class TilesConfig:
         "Tile filter; repeat for several: tissue, contrast, a rule on a column: 'stroma>0.3'.",
     )
     edge: Literal["drop", "pad"] = option(
-        "drop", "Tiles that the slide's border cuts: 'drop' them or 'pad' them with white."
+        "drop",
+        "Tiles that the slide's border cuts: 'drop' them or 'pad' them with white.",
     )
 
     def __post_init__(self) -> None:
@@ -178,7 +214,11 @@ class TilesConfig:
         for name, ok, rule in (
             ("tile_px", self.tile_px >= 1, ">= 1"),
             ("overlap", 0 <= self.overlap < self.tile_px, "in [0, tile_px)"),
-            ("mpp_tolerance", 0 <= tolerance <= _MAX_TOLERANCE, f"in [0, {_MAX_TOLERANCE}]"),
+            (
+                "mpp_tolerance",
+                0 <= tolerance <= _MAX_TOLERANCE,
+                f"in [0, {_MAX_TOLERANCE}]",
+            ),
             ("min_tissue_fraction", 0 <= fraction <= 1, "in [0, 1]"),
             ("tile_mpp", known, "a number > 0 or 'native'"),
         ):
@@ -219,7 +259,11 @@ class TileTable:
         check_coords(self.coords_l0)
         for name, column in self.columns.items():
             shape = (len(self),)
-            require(column.shape == shape, f"column {name!r} must have shape {shape}", column.shape)
+            require(
+                column.shape == shape,
+                f"column {name!r} must have shape {shape}",
+                column.shape,
+            )
 
     def __len__(self) -> int:
         return int(self.coords_l0.shape[0])
@@ -235,7 +279,10 @@ class TileTable:
         size = f"{self.plan.tile_px} px at {format_mpp(None if mpp is None else (mpp, mpp))}"
         facts = [f"{len(self)} tiles of {size}"]
         if len(self):
-            low, high = self.coords_l0.min(axis=0), self.coords_l0.max(axis=0) + self.plan.size_l0
+            low, high = (
+                self.coords_l0.min(axis=0),
+                self.coords_l0.max(axis=0) + self.plan.size_l0,
+            )
             spans = [f"{a} to {b}" for a, b in zip(low.tolist(), high.tolist())]
             facts.append(f"x {spans[0]} and y {spans[1]} in level-0 px")
         return [*facts, f"columns: {', '.join(self.columns) or 'none'}"]
@@ -252,7 +299,9 @@ class TileTable:
 
 def check_coords(coords_l0: npt.NDArray) -> None:
     """Raises InvalidInputError for what is not int64 (N, 2)."""
-    fits = coords_l0.dtype == np.int64 and coords_l0.ndim == 2 and coords_l0.shape[1] == 2
+    fits = (
+        coords_l0.dtype == np.int64 and coords_l0.ndim == 2 and coords_l0.shape[1] == 2
+    )
     got = f"{coords_l0.dtype} {tuple(coords_l0.shape)}"
     require(fits, "coords_l0 must be int64 of shape (N, 2)", got)
 
@@ -282,10 +331,18 @@ def tile_grid(
     fraction = np.full(len(coords_l0), np.nan, dtype=np.float32)
     if tissue is not None:
         given = mask_and_frame(tissue)
-        share_of = partial(box_fractions, *given) if isinstance(tissue, tuple) else tissue.fractions
+        share_of = (
+            partial(box_fractions, *given)
+            if isinstance(tissue, tuple)
+            else tissue.fractions
+        )
         fraction = share_of(coords_l0, plan.size_l0)
-    table = TileTable(coords_l0=coords_l0, plan=plan, columns={"tissue_fraction": fraction})
-    least = max(config.min_tissue_fraction, 1e-30)  # 0 still needs some tissue where it is given
+    table = TileTable(
+        coords_l0=coords_l0, plan=plan, columns={"tissue_fraction": fraction}
+    )
+    least = max(
+        config.min_tissue_fraction, 1e-30
+    )  # 0 still needs some tissue where it is given
     return table if tissue is None else table.select(fraction >= least)
 
 

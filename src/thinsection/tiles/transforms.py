@@ -27,11 +27,17 @@ TileTransform = Callable[[TileArray], TileArray]  # uint8 (B, H, W, 3), changed 
 
 _SAMPLE_PX = 256  # edge of one place that is read to estimate a look
 _MAX_PX = 1 << 20  # that a look is estimated from, spread over all places
-_CHUNK_PX = 1 << 15  # mapped at once: the float32 values in between stay in a core's cache
-_MAX_LOG = 12.0  # far above the brightest px: what a map of two very near stains may exceed
+_CHUNK_PX = (
+    1 << 15
+)  # mapped at once: the float32 values in between stay in a core's cache
+_MAX_LOG = (
+    12.0  # far above the brightest px: what a map of two very near stains may exceed
+)
 _WHITE = 240.0  # what glass without tissue transmits, of 255
 _MIN_DENSITY = 0.15  # px that absorb less in some channel are glass
-_MIN_ANGLE_DEG = 4.0  # between two stains; H&E has about 20, the noise of one stain 1 to 3
+_MIN_ANGLE_DEG = (
+    4.0  # between two stains; H&E has about 20, the noise of one stain 1 to 3
+)
 _MIN_PX = 256  # of tissue, for a look
 _MIN_SPREAD = 1e-3  # of a colour axis; real slides have 0.02 to 0.6
 
@@ -47,15 +53,24 @@ class StainConfig:
         "none", "Stain normalisation of tiles before they are encoded."
     )
     stain_reference: str | None = option(
-        None, "Picture or slide whose look is the target; without one, a published standard."
+        None,
+        "Picture or slide whose look is the target; without one, a published standard.",
     )
-    stain_mpp: float = option(1.0, "Resolution at which a slide's look is estimated, µm/px.")
-    stain_places: int = option(64, "Places of 256 x 256 px over the tissue that are read for it.")
+    stain_mpp: float = option(
+        1.0, "Resolution at which a slide's look is estimated, µm/px."
+    )
+    stain_places: int = option(
+        64, "Places of 256 x 256 px over the tissue that are read for it."
+    )
 
     def __post_init__(self) -> None:
         check = partial(require, error=ConfigError)
-        check(0 < self.stain_mpp < math.inf, "stain.stain_mpp must be > 0", self.stain_mpp)
-        check(self.stain_places >= 1, "stain.stain_places must be >= 1", self.stain_places)
+        check(
+            0 < self.stain_mpp < math.inf, "stain.stain_mpp must be > 0", self.stain_mpp
+        )
+        check(
+            self.stain_places >= 1, "stain.stain_places must be >= 1", self.stain_places
+        )
         fits = self.stain_norm != "none" or self.stain_reference is None
         got = f"{self.stain_reference!r} and 'none'; set stain.stain_norm"
         check(fits, "stain.stain_reference must go with a method", got)
@@ -65,12 +80,22 @@ class StainConfig:
 class StainTransform:
     """Maps px I of uint8 tiles in place to M⁻¹ exp(A log(M (I + offset)) + b). Thread-safe."""
 
-    matrix: npt.NDArray[np.float64] | None = None  # A, (3, 3); None leaves tiles as they are
-    shift: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(3))  # b, (3,)
-    offset: float = 0.0  # added to a channel before its logarithm; what stays below 1 counts as 1
+    matrix: npt.NDArray[np.float64] | None = (
+        None  # A, (3, 3); None leaves tiles as they are
+    )
+    shift: npt.NDArray[np.float64] = field(
+        default_factory=lambda: np.zeros(3)
+    )  # b, (3,)
+    offset: float = (
+        0.0  # added to a channel before its logarithm; what stays below 1 counts as 1
+    )
     mix: npt.NDArray[np.float64] | None = None  # M, (3, 3); None for the identity
-    warning: str | None = None  # why tiles are left as they are; None where they are not
-    ns: ArrayNamespace = field(default_factory=get_namespace)  # of another device: `replace` it
+    warning: str | None = (
+        None  # why tiles are left as they are; None where they are not
+    )
+    ns: ArrayNamespace = field(
+        default_factory=get_namespace
+    )  # of another device: `replace` it
 
     def __call__(self, tiles: TileArray) -> TileArray:
         """The same array, (B, H, W, 3), with other colours.
@@ -78,13 +103,21 @@ class StainTransform:
         Equal to float64 arithmetic, but px within 1e-3 of the middle of two values may differ by 1.
         Memory: 1.5 MiB a thread, whatever the tiles' size.
         """
-        if tiles.dtype != np.uint8 or tiles.shape[-1] != 3 or not tiles.flags.c_contiguous:
+        if (
+            tiles.dtype != np.uint8
+            or tiles.shape[-1] != 3
+            or not tiles.flags.c_contiguous
+        ):
             rule = "contiguous uint8 (B, H, W, 3)"
-            raise InvalidInputError(f"tiles must be {rule}, got {tiles.dtype} {tiles.shape}")
+            raise InvalidInputError(
+                f"tiles must be {rule}, got {tiles.dtype} {tiles.shape}"
+            )
         if self.matrix is None:
             return tiles
         xp = self.ns.xp
-        matrix, shift = (xp.asarray(a, dtype=xp.float32) for a in (self.matrix.T, self.shift))
+        matrix, shift = (
+            xp.asarray(a, dtype=xp.float32) for a in (self.matrix.T, self.shift)
+        )
         mix = None if self.mix is None else xp.asarray(self.mix.T, dtype=xp.float32)
         unmix = None if mix is None else xp.linalg.inv(mix)
         px = tiles.reshape(-1, 3)
@@ -94,7 +127,9 @@ class StainTransform:
             values += shift
             xp.exp(xp.minimum(values, _MAX_LOG, out=values), out=values)
             values = values if unmix is None else values @ unmix
-            part[...] = xp.clip(xp.rint(values, out=values), 0, 255, out=values).astype(xp.uint8)
+            part[...] = xp.clip(xp.rint(values, out=values), 0, 255, out=values).astype(
+                xp.uint8
+            )
         return tiles
 
 
@@ -124,20 +159,30 @@ class StainVectors:
         density = -np.log((px.astype(np.float64) + 1.0) / _WHITE)
         density = density[(density >= _MIN_DENSITY).all(axis=1)]
         if len(density) < _MIN_PX:
-            raise _degenerate(where, f"{len(density)} px that absorb light", f">= {_MIN_PX} of")
+            raise _degenerate(
+                where, f"{len(density)} px that absorb light", f">= {_MIN_PX} of"
+            )
         _, axes = np.linalg.eigh(np.cov(density.T))
         plane = axes[:, :0:-1]  # the two of largest variance, the larger one first
-        plane = plane * np.where(plane.sum(axis=0) < 0, -1.0, 1.0)  # their sign is arbitrary
+        plane = plane * np.where(
+            plane.sum(axis=0) < 0, -1.0, 1.0
+        )  # their sign is arbitrary
         angles = np.arctan2(*(density @ plane).T[::-1])
         low, high = np.percentile(angles, (1, 99))
         if math.degrees(high - low) < _MIN_ANGLE_DEG:
-            raise _degenerate(where, f"hues {math.degrees(high - low):.1f}° apart", "two stains in")
+            raise _degenerate(
+                where, f"hues {math.degrees(high - low):.1f}° apart", "two stains in"
+            )
         ends = [plane @ (math.cos(angle), math.sin(angle)) for angle in (low, high)]
-        first, second = sorted(ends, key=lambda v: -v[0])  # hematoxylin absorbs more red
+        first, second = sorted(
+            ends, key=lambda v: -v[0]
+        )  # hematoxylin absorbs more red
         amounts = density @ np.linalg.pinv(np.stack([first, second], axis=1)).T
         strengths = np.percentile(amounts, 99, axis=0)
         if strengths.min() <= 0:
-            raise _degenerate(where, f"amounts of {strengths.tolist()}", "two stains in")
+            raise _degenerate(
+                where, f"amounts of {strengths.tolist()}", "two stains in"
+            )
         return cls(*(tuple(values.tolist()) for values in (first, second, strengths)))
 
     def to(self, target: "StainLook") -> StainTransform:
@@ -170,13 +215,18 @@ class ColourMoments:
         axes = _log(np, px.astype(np.float64), 0.0, _LMS_FROM_RGB.T) @ _AXES_FROM_LMS.T
         mean, spread = axes.mean(axis=0), axes.std(axis=0)
         if spread.min() < _MIN_SPREAD:
-            raise _degenerate(where, f"spreads of {spread.round(5).tolist()}", "several colours in")
+            raise _degenerate(
+                where, f"spreads of {spread.round(5).tolist()}", "several colours in"
+            )
         return cls(mean=tuple(mean.tolist()), spread=tuple(spread.tolist()))
 
     def to(self, target: "StainLook") -> StainTransform:
         """What gives tiles of this look the target's."""
         assert isinstance(target, ColourMoments)
-        ratio, back = np.divide(target.spread, self.spread), np.linalg.inv(_AXES_FROM_LMS)
+        ratio, back = (
+            np.divide(target.spread, self.spread),
+            np.linalg.inv(_AXES_FROM_LMS),
+        )
         matrix = back @ (ratio[:, None] * _AXES_FROM_LMS)
         shift = back @ (np.array(target.mean) - ratio * self.mean)
         return StainTransform(matrix=matrix, shift=shift, mix=_LMS_FROM_RGB)
@@ -186,19 +236,27 @@ StainLook = StainVectors | ColourMoments
 
 _LMS = [[0.3811, 0.5783, 0.0402], [0.1967, 0.7244, 0.0782], [0.0241, 0.1288, 0.8444]]
 _LMS_FROM_RGB = np.array(_LMS)
-_AXES_FROM_LMS = np.array([[1, 1, 1], [1, 1, -2], [1, -1, 0]]) / np.sqrt([[3], [6], [2]])
+_AXES_FROM_LMS = np.array([[1, 1, 1], [1, 1, -2], [1, -1, 0]]) / np.sqrt(
+    [[3], [6], [2]]
+)
 
 # Macenko: the reference of mitkovetta/staining-normalization, which its Python ports share.
 # Reinhard: TCGA-A2-A3XS-DX1 of Amgad et al. 2019, the standard of HistomicsTK's tests.
 _LIGHT = (8.74108109, -0.12440419, 0.0444982)
 STANDARDS: dict[str, StainLook] = {
-    "macenko": StainVectors((0.5626, 0.7201, 0.4062), (0.2159, 0.8012, 0.5581), (1.9705, 1.0308)),
+    "macenko": StainVectors(
+        (0.5626, 0.7201, 0.4062), (0.2159, 0.8012, 0.5581), (1.9705, 1.0308)
+    ),
     "reinhard": ColourMoments(mean=_LIGHT, spread=(0.6135447, 0.10989545, 0.0286032)),
 }
 
 
 def fit_stain(
-    slide: Slide, tissue: Tissue | None, config: StainConfig, *, target: StainLook | None = None
+    slide: Slide,
+    tissue: Tissue | None,
+    config: StainConfig,
+    *,
+    target: StainLook | None = None,
 ) -> StainTransform:
     """What gives the tiles of a slide the target's look, the same to the bit each time.
 
@@ -232,7 +290,9 @@ def stain_target(config: StainConfig) -> StainLook:
     Raises SlideOpenError (the reference), InvalidInputError (no method; it has not two stains).
     """
     if (standard := STANDARDS.get(config.stain_norm)) is None:
-        raise InvalidInputError(f"stain_norm must be a method, got {config.stain_norm!r}")
+        raise InvalidInputError(
+            f"stain_norm must be a method, got {config.stain_norm!r}"
+        )
     if config.stain_reference is None:
         return standard
     with open_slide(config.stain_reference) as slide:
@@ -249,7 +309,10 @@ def sample_px(slide: Slide, tissue: Tissue | None, config: StainConfig) -> Px:
     mpp = config.stain_mpp if config.stain_mpp >= finest else None
     plan = plan_read(slide.levels, slide.slide_mpp, tile_px=_SAMPLE_PX, tile_mpp=mpp)
     if tissue is None:
-        tissue = (np.ones((1, 1), dtype=bool), MaskFrame(size_th=(1, 1), size_l0=slide.size))
+        tissue = (
+            np.ones((1, 1), dtype=bool),
+            MaskFrame(size_th=(1, 1), size_l0=slide.size),
+        )
     mask, frame = mask_and_frame(tissue)
     places = grid_coords(slide.size, plan, pad=True)
     shares = box_fractions(mask, frame, places, plan.size_l0)
@@ -272,4 +335,6 @@ def sample_px(slide: Slide, tissue: Tissue | None, config: StainConfig) -> Px:
 def _degenerate(where: str, got: str, rule: str) -> InvalidInputError:
     remedy = "leave the slide out, or set stain.stain_norm to 'none'"
     got = f"{got} in {where!r}; {remedy}"
-    return InvalidInputError(f"stain normalisation must have {rule} the tissue, got {got}")
+    return InvalidInputError(
+        f"stain normalisation must have {rule} the tissue, got {got}"
+    )

@@ -61,7 +61,10 @@ class Request:
     def directives(self, *, gres: str | None = None) -> list[str]:
         """The request as sbatch takes it; `gres` stands in place of the number of GPUs."""
         gres = gres or (f"gpu:{self.gpus}" if self.gpus else None)
-        memory, time = math.ceil(self.memory_bytes / MIB), format_walltime(self.walltime_s)
+        memory, time = (
+            math.ceil(self.memory_bytes / MIB),
+            format_walltime(self.walltime_s),
+        )
         asked = [f"--cpus-per-task={self.cpus}", f"--mem={memory}M", f"--time={time}"]
         return [*asked, f"--gres={gres}"] if gres else asked
 
@@ -93,11 +96,16 @@ def analyse(usages: Sequence[ProcessUsage]) -> Efficiency:
     if not sampled:
         raise ValueError("usages must hold at least one sample, got none")
     worked = [usage for usage in sampled if not usage.idle]
-    records = [usage for usage in worked if "device" in usage.facts] or worked or sampled
+    records = (
+        [usage for usage in worked if "device" in usage.facts] or worked or sampled
+    )
     stages: Counter[str] = Counter()
     for usage in records:
         stages.update(usage.stage_seconds)
-    advice, cpus = "nothing was left to do, so there is no advice", records[-1].requested.cpus
+    advice, cpus = (
+        "nothing was left to do, so there is no advice",
+        records[-1].requested.cpus,
+    )
     if worked:
         advice = starvation(records) or bottleneck(stages, _facts(records), cpus=cpus)
     return Efficiency(
@@ -113,7 +121,9 @@ def analyse(usages: Sequence[ProcessUsage]) -> Efficiency:
 def recommend(usages: Sequence[ProcessUsage]) -> Request:
     """The request that would have held every one of these processes, with the stated margins."""
     cpus = max(u.cpu_s / max(u.wall_s, 1e-9) for u in usages)
-    memory, seconds = with_margins(max(u.peak_bytes for u in usages), max(u.wall_s for u in usages))
+    memory, seconds = with_margins(
+        max(u.peak_bytes for u in usages), max(u.wall_s for u in usages)
+    )
     memory, asked = max(GIB // 2, memory), max(1, round(cpus * CPU_MARGIN))
     gpus = max((u.requested.gpus for u in usages if not _gpu_idle(u)), default=0)
     return Request(cpus=asked, memory_bytes=memory, gpus=gpus, walltime_s=seconds)
@@ -130,7 +140,9 @@ def starvation(usages: Sequence[ProcessUsage]) -> str:
 
     No setting of the run helps then, and how its stages waited for each other says little.
     """
-    worst = max(usages, key=lambda u: max(u.stalled_s.values(), default=0) / max(u.wall_s, 1e-9))
+    worst = max(
+        usages, key=lambda u: max(u.stalled_s.values(), default=0) / max(u.wall_s, 1e-9)
+    )
     got = worst.cpu_s / max(worst.wall_s * worst.requested.cpus, 1e-9)
     cause = max(worst.stalled_s, key=lambda name: worst.stalled_s[name], default="")
     lost = min(1.0, worst.stalled_s.get(cause, 0.0) / max(worst.wall_s, 1e-9))
@@ -148,7 +160,9 @@ def held_up(stages: Mapping[str, float]) -> str:
     return f"bottleneck: {'decode' if wait / (wait + busy) >= _WAITS else 'encode'}"
 
 
-def bottleneck(stages: Mapping[str, float], facts: Mapping[str, Any], *, cpus: float) -> str:
+def bottleneck(
+    stages: Mapping[str, float], facts: Mapping[str, Any], *, cpus: float
+) -> str:
     """One sentence: which stage held the others up, and the flag that changes it."""
     wait = stages.get("encode_wait", 0.0)
     busy = stages.get("encode_busy", 0.0) + stages.get("transfer_busy", 0.0)
@@ -196,7 +210,9 @@ def _shares(usages: Sequence[ProcessUsage]) -> tuple[Share, ...]:
         held = max(s.gpu_bytes or 0 for u in with_gpu for s in u.samples)
         gpus = max(u.requested.gpus for u in with_gpu)
         asked = f"{gpus} GPU{'s' * (gpus > 1)}, {sum(u.wall_s for u in usages):.0f} s"
-        rows.append(Share("GPU", asked, f"{util:.0%} busy, peak {format_bytes(held)}", util))
+        rows.append(
+            Share("GPU", asked, f"{util:.0%} busy, peak {format_bytes(held)}", util)
+        )
     return tuple(rows)
 
 
@@ -215,7 +231,9 @@ def _warnings(usages: Sequence[ProcessUsage]) -> Iterator[str]:
         name = f"job {u.requested.job}" if u.requested.job else f"process {u.pid}"
         memory, limit = u.peak_bytes / u.requested.memory_bytes, u.requested.walltime_s
         if memory > _NEAR:
-            end = f"{name} used {memory:.0%} of its memory and was close to being killed"
+            end = (
+                f"{name} used {memory:.0%} of its memory and was close to being killed"
+            )
             yield f"{end}: raise --job-memory or lower --memory"
         if limit and u.wall_s > _NEAR * limit:
             yield f"{name} used {u.wall_s / limit:.0%} of its time: raise --walltime"
@@ -227,7 +245,9 @@ def _facts(usages: Sequence[ProcessUsage]) -> dict[str, Any]:
 
 def _gpu_idle(usage: ProcessUsage) -> bool:
     """No look ever saw this process's memory on a GPU, nor the GPU at work."""
-    return all(not s.gpu_bytes and (s.gpu_util or 0.0) < GPU_IDLE_UTIL for s in usage.samples)
+    return all(
+        not s.gpu_bytes and (s.gpu_util or 0.0) < GPU_IDLE_UTIL for s in usage.samples
+    )
 
 
 def rates(samples: Sequence[Sample], *names: str) -> list[float]:
@@ -257,8 +277,15 @@ def efficiency_page(analysis: Efficiency, usages: Sequence[ProcessUsage]) -> str
     ]
     request, wall = analysis.next_request, format_walltime(analysis.wall_s)
     sbatch = "\n".join(request.sbatch_lines()) if request else ""
-    shown = {"wall": wall, "sbatch": sbatch, "timeline": timeline_svg(usages), "stages": stages}
-    return render_page(_ROOM, "efficiency.html", analysis=analysis, processes=usages, **shown)
+    shown = {
+        "wall": wall,
+        "sbatch": sbatch,
+        "timeline": timeline_svg(usages),
+        "stages": stages,
+    }
+    return render_page(
+        _ROOM, "efficiency.html", analysis=analysis, processes=usages, **shown
+    )
 
 
 def timeline_svg(usages: Sequence[ProcessUsage]) -> str:
@@ -271,8 +298,16 @@ def timeline_svg(usages: Sequence[ProcessUsage]) -> str:
     length = max((u.started - begin + u.wall_s for u in records), default=1.0) or 1.0
     kinds: list[tuple[str, list[list[float]], Callable[[float], str]]] = [
         ("CPUs", [rates(u.samples, "cpu_s") for u in records], "{:.1f}".format),
-        ("memory", [[float(s.rss_bytes) for s in u.samples] for u in records], format_bytes),
-        ("disk /s", [rates(u.samples, "read_bytes", "write_bytes") for u in records], format_bytes),
+        (
+            "memory",
+            [[float(s.rss_bytes) for s in u.samples] for u in records],
+            format_bytes,
+        ),
+        (
+            "disk /s",
+            [rates(u.samples, "read_bytes", "write_bytes") for u in records],
+            format_bytes,
+        ),
     ]
     if any(s.gpu_util is not None for u in records for s in u.samples):
         busy = [[s.gpu_util or 0.0 for s in u.samples] for u in records]
@@ -287,7 +322,11 @@ def timeline_svg(usages: Sequence[ProcessUsage]) -> str:
             points = _points(times, [value / highest for value in line], top=top)
             drawn.append((_COLOURS[number % len(_COLOURS)], points))
         rows.append({"label": label, "peak": show(highest), "top": top, "lines": drawn})
-    shown = {"height": len(rows) * _ROW_STEP + 24, "length": format_walltime(length), **_FRAME}
+    shown = {
+        "height": len(rows) * _ROW_STEP + 24,
+        "length": format_walltime(length),
+        **_FRAME,
+    }
     return render_page(_ROOM, "timeline.svg", rows=rows, **shown).strip()
 
 
@@ -298,5 +337,7 @@ def _points(times: Sequence[float], values: Sequence[float], *, top: int) -> str
         column = round(t * _MAX_POINTS)
         columns[column] = max(value, columns.get(column, 0.0))
     step = (_WIDTH - _LABEL_WIDTH - 4) / _MAX_POINTS
-    places = ((_LABEL_WIDTH + x * step, top + _ROW_HEIGHT * (1 - columns[x])) for x in columns)
+    places = (
+        (_LABEL_WIDTH + x * step, top + _ROW_HEIGHT * (1 - columns[x])) for x in columns
+    )
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in sorted(places))

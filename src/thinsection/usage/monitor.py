@@ -23,10 +23,24 @@ from thinsection.types import MIB
 
 USAGE_FOLDER = "usage"
 _REFRESH_SAMPLES = 5  # walking the whole process table costs the most
-TIME_LIMIT_VARIABLE = "THINSECTION_TIME_LIMIT_S"  # Slurm before 23.02 does not tell its jobs
+TIME_LIMIT_VARIABLE = (
+    "THINSECTION_TIME_LIMIT_S"  # Slurm before 23.02 does not tell its jobs
+)
 # file systems that are reached over a network: opening weights from them is slow at every start
 NETWORK_FILESYSTEMS = frozenset(
-    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "9p")
+    (
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "fuse.sshfs",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "ceph",
+        "9p",
+    )
 )
 
 
@@ -42,11 +56,16 @@ class Requested:
     job: str | None = None  # Slurm's job (and array task) id
 
 
-def read_limits(*, env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Requested:
+def read_limits(
+    *, env: Mapping[str, str] = os.environ, root: Path = Path("/")
+) -> Requested:
     """The tightest of what Slurm, cgroups and the machine allow; `root` holds /proc and /sys."""
     whole = float(affinity_count()), int(psutil.virtual_memory().total)
     cgroup_cpus, cgroup_memory = cgroup_limits(root)
-    cpus, memory = min(whole[0], cgroup_cpus or whole[0]), min(whole[1], cgroup_memory or whole[1])
+    cpus, memory = (
+        min(whole[0], cgroup_cpus or whole[0]),
+        min(whole[1], cgroup_memory or whole[1]),
+    )
     source = "machine" if (cpus, memory) == whole else "cgroup"
     job = env.get("SLURM_JOB_ID")
     if job is None:
@@ -59,7 +78,10 @@ def read_limits(*, env: Mapping[str, str] = os.environ, root: Path = Path("/")) 
     per_cpu = (_number(env.get("SLURM_MEM_PER_CPU")) or 0) * (allocated or cpus)
     asked = int((_number(env.get("SLURM_MEM_PER_NODE")) or per_cpu) * MIB)
     cpus, memory = min(cpus, allocated or cpus), min(memory, asked or memory)
-    told: dict[str, Any] = {"gpus": _slurm_gpus(env), "walltime_s": _slurm_walltime(env)}
+    told: dict[str, Any] = {
+        "gpus": _slurm_gpus(env),
+        "walltime_s": _slurm_walltime(env),
+    }
     return Requested(cpus=cpus, memory_bytes=memory, source="slurm", job=job, **told)
 
 
@@ -72,7 +94,11 @@ def _number(text: str | None) -> float | None:
 def _slurm_gpus(env: Mapping[str, str]) -> int:
     named = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS")
     count = None if named else _number(env.get("SLURM_GPUS_ON_NODE"))
-    return int(count) if count is not None else _visible(named or env.get("CUDA_VISIBLE_DEVICES"))
+    return (
+        int(count)
+        if count is not None
+        else _visible(named or env.get("CUDA_VISIBLE_DEVICES"))
+    )
 
 
 def _visible(text: str | None) -> int:
@@ -84,7 +110,10 @@ def _visible(text: str | None) -> int:
 
 def _slurm_walltime(env: Mapping[str, str]) -> float | None:
     told = _number(env.get(TIME_LIMIT_VARIABLE))  # by our own batch script
-    end, start = _number(env.get("SLURM_JOB_END_TIME")), _number(env.get("SLURM_JOB_START_TIME"))
+    end, start = (
+        _number(env.get("SLURM_JOB_END_TIME")),
+        _number(env.get("SLURM_JOB_START_TIME")),
+    )
     if told is not None or end is None:
         return told
     return end - (time.time() if start is None else start)
@@ -102,9 +131,16 @@ def environment_facts(*, gpus_visible: int) -> dict[str, Any]:
 def filesystem_of(path: Path, mounts: str | None = None) -> str:
     """Type of the file system that holds a path, by /proc/mounts; '' where that does not say."""
     target = path.resolve()
-    rows = [line.split() for line in (mounts or file_text(Path("/proc/mounts"))).splitlines()]
-    found = [(Path(row[1].replace("\\040", " ")), row[2]) for row in rows if len(row) > 2]
-    holding = [(len(p.parts), kind) for p, kind in found if p == target or p in target.parents]
+    rows = [
+        line.split()
+        for line in (mounts or file_text(Path("/proc/mounts"))).splitlines()
+    ]
+    found = [
+        (Path(row[1].replace("\\040", " ")), row[2]) for row in rows if len(row) > 2
+    ]
+    holding = [
+        (len(p.parts), kind) for p, kind in found if p == target or p in target.parents
+    ]
     # of mounts on the same point the last one shows
     return max(reversed(holding), key=lambda pair: pair[0], default=(0, ""))[1]
 
@@ -133,10 +169,14 @@ class ProcessUsage:
     started: float  # seconds since 1970
     requested: Requested
     samples: tuple[Sample, ...]  # in order of time
-    stage_seconds: Mapping[str, float] = field(default_factory=dict)  # as the stream counted them
+    stage_seconds: Mapping[str, float] = field(
+        default_factory=dict
+    )  # as the stream counted them
     # device, decode_workers, reader, torch_cuda_build, gpus_visible, cache_filesystem
     facts: Mapping[str, Any] = field(default_factory=dict)
-    stalled_s: Mapping[str, float] = field(default_factory=dict)  # see `machine.stalled_s`
+    stalled_s: Mapping[str, float] = field(
+        default_factory=dict
+    )  # see `machine.stalled_s`
     idle: bool = False  # the block ended and no stage had done anything
 
     @property
@@ -223,7 +263,12 @@ def _parse(lines: list[str]) -> ProcessUsage | None:
     header, *rows = values
     samples = tuple(Sample(*row) for row in rows if isinstance(row, list))
     ends = [row for row in rows if isinstance(row, dict)][-1:]
-    busy = [v for end in ends for k, v in end["stage_seconds"].items() if k.endswith("_busy")]
+    busy = [
+        v
+        for end in ends
+        for k, v in end["stage_seconds"].items()
+        if k.endswith("_busy")
+    ]
     told = {k: v for row in (header, *ends) for k, v in row.items()}
     told["requested"] = Requested(**header["requested"])
     return ProcessUsage(**told, samples=samples, idle=bool(ends) and not any(busy))
@@ -280,7 +325,9 @@ class TreeSampler:
         self._gpu = gpu
         self._tree: list[psutil.Process] = [self._root]
         self._looks = 0
-        self._last: dict[int, list[float]] = {}  # pid -> CPU seconds, bytes read and written
+        self._last: dict[
+            int, list[float]
+        ] = {}  # pid -> CPU seconds, bytes read and written
         self._gone = [0.0, 0, 0]
         self._start_net = _net_bytes()
         self._start = self._totals()[0]
@@ -289,9 +336,13 @@ class TreeSampler:
         """The state of the tree, counted from when the sampler was made."""
         totals, rss = self._totals()
         cpu_s, read, written = (now - then for now, then in zip(totals, self._start))
-        gpu = self._gpu.sample({p.pid for p in self._tree}) if self._gpu else (None, None)
+        gpu = (
+            self._gpu.sample({p.pid for p in self._tree}) if self._gpu else (None, None)
+        )
         moved = int(read), int(written), _net_bytes() - self._start_net
-        return Sample(round(t_s, 2), round(cpu_s, 2), rss, len(self._tree), *moved, *gpu)
+        return Sample(
+            round(t_s, 2), round(cpu_s, 2), rss, len(self._tree), *moved, *gpu
+        )
 
     def _totals(self) -> tuple[list[float], int]:
         """CPU seconds and I/O so far, and resident bytes; what ended processes used is kept."""
@@ -301,7 +352,10 @@ class TreeSampler:
         seen: dict[int, list[float]] = {}
         rss = 0
         for process in self._tree:
-            with suppress(psutil.Error), process.oneshot():  # it may end between two looks
+            with (
+                suppress(psutil.Error),
+                process.oneshot(),
+            ):  # it may end between two looks
                 times = process.cpu_times()
                 rss += process.memory_info().rss
                 seen[process.pid] = [times.user + times.system, *_io(process)]

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import StoreError, require, rewording
+from thinsection.files.json_text import read_json
 from thinsection.pipeline.folder import Results
 from thinsection.store.ledger import SLIDES
 from thinsection.store.tile_tables import TILES, EmbeddingRows
@@ -18,11 +19,22 @@ from thinsection.store.tiles_h5 import TilesFile, open_h5, read_tiles, stored_da
 from thinsection.types import PointL0
 
 # kinds of layers whose tiles have values, and how these are sent
-_DTYPES = {"grid": "u1", "values": "<f4", "colours": "u1", "classes": "u1", "edges": "<i4"}
-_FIT_ROWS, _BLOCK_ROWS = 8192, 4096  # from which components are found; projected at a time
+_DTYPES = {
+    "grid": "u1",
+    "values": "<f4",
+    "colours": "u1",
+    "classes": "u1",
+    "edges": "<i4",
+}
+_FIT_ROWS, _BLOCK_ROWS = (
+    8192,
+    4096,
+)  # from which components are found; projected at a time
 _COMPONENTS = 32  # by which tiles are clustered; the first three are shown
 _UNNAMED = (90, 90, 90)
-_CANDIDATES = 4  # times as many tiles as wanted are found in float32, and ordered in float64
+_CANDIDATES = (
+    4  # times as many tiles as wanted are found in float32, and ordered in float64
+)
 _Values = Callable[[TilesFile], npt.NDArray[Any]]
 
 
@@ -42,29 +54,47 @@ class Layer:
     read: Callable[[], bytes]
 
 
-def layers_of(results: Results, slide_id: str, clusters: int, budget_bytes: int) -> Iterator[Layer]:
+def layers_of(
+    results: Results, slide_id: str, clusters: int, budget_bytes: int
+) -> Iterator[Layer]:
     """The layers of a slide of a results folder. Memory: the text of its outlines."""
     stages = results.ledgers[slide_id].stages
     for address, record in stages.items():
-        for path in (results.folder / name for name in record.files if name.endswith(".geojson")):
+        for path in (
+            results.folder / name for name in record.files if name.endswith(".geojson")
+        ):
             if path.is_file():
                 yield from outline_layers(path, address.removeprefix(f"{SLIDES}/"))
-    for grid in [address.partition("/")[0] for address in stages if address.endswith(f"/{TILES}")]:
+    for grid in [
+        address.partition("/")[0] for address in stages if address.endswith(f"/{TILES}")
+    ]:
         tiles, *others = results.tile_tables(slide_id, grid)
         yield _tile_layer(grid, "tiles", "grid", tiles.path, lambda _: np.empty(0))
         for address in (a for a in stages if a.startswith(f"{grid}/graph_")):
             edges = partial(_edges, results.file(slide_id, address))
-            yield _tile_layer(grid, address.partition("/")[2], "edges", tiles.path, edges)
+            yield _tile_layer(
+                grid, address.partition("/")[2], "edges", tiles.path, edges
+            )
         for table in (tiles, *others):
             for name in table.columns:
                 column = partial(lambda tiles, name: tiles.columns[name], name=name)
-                yield _tile_layer(table.address, table.label(name), "values", table.path, column)
+                yield _tile_layer(
+                    table.address, table.label(name), "values", table.path, column
+                )
     for address in (address for address in results.features if address in stages):
         path = results.file(slide_id, address)
         scores = partial(_scores, EmbeddingRows(path), budget_bytes)
         for name, kind, values in (
-            ("principal components", "colours", lambda _, scores=scores: _colours(scores())),
-            (f"{clusters} clusters", "classes", lambda _, s=scores: _clusters(s(), clusters)),
+            (
+                "principal components",
+                "colours",
+                lambda _, scores=scores: _colours(scores()),
+            ),
+            (
+                f"{clusters} clusters",
+                "classes",
+                lambda _, s=scores: _clusters(s(), clusters),
+            ),
         ):
             yield _tile_layer(address, name, kind, path, values)
 
@@ -74,7 +104,11 @@ def _tile_layer(group: str, name: str, kind: str, path: Path, values: _Values) -
         tiles = read_tiles(path, embeddings=False)
         stride = np.ravel(tiles.attributes.get("stride_l0", tiles.size_l0))
         head = np.array([len(tiles.coords_l0), *tiles.size_l0, *stride], dtype="<u4")
-        parts = (head, tiles.coords_l0.astype("<i4"), values(tiles).astype(_DTYPES[kind]))
+        parts = (
+            head,
+            tiles.coords_l0.astype("<i4"),
+            values(tiles).astype(_DTYPES[kind]),
+        )
         return b"".join(part.tobytes() for part in parts)
 
     return Layer(group=group, name=name, kind=kind, read=read)
@@ -85,7 +119,7 @@ def outline_layers(path: Path, group: str) -> Iterator[Layer]:
     found: dict[str, tuple[str, list[Any]]] = {}
     damaged = (OSError, ValueError, AttributeError, KeyError, TypeError)
     with rewording("outlines must be GeoJSON", path, *damaged, error=StoreError):
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
         for feature in document.get("features", [document]):
             told = feature.get("properties") or {}
             kind = told.get("classification") or {}
@@ -95,13 +129,23 @@ def outline_layers(path: Path, group: str) -> Iterator[Layer]:
             found.setdefault(name, (color, []))[1].append(feature["geometry"])
     for name, (color, shapes) in found.items():
         text = json.dumps(shapes).encode()
-        yield Layer(group=group, name=name, kind="outlines", color=color, read=partial(bytes, text))
+        yield Layer(
+            group=group,
+            name=name,
+            kind="outlines",
+            color=color,
+            read=partial(bytes, text),
+        )
 
 
 def _edges(path: Path, tiles: TilesFile) -> npt.NDArray[Any]:
     """(E, 2) rows of the tiles, each pair once; of a slide without tiles there are none."""
     with open_h5(path) as file:
-        found = stored_dataset(file, "edge_index", path)[...] if len(file) else np.empty((2, 0))
+        found = (
+            stored_dataset(file, "edge_index", path)[...]
+            if len(file)
+            else np.empty((2, 0))
+        )
     return np.asarray(found[:, found[0] < found[1]].T)
 
 
@@ -120,7 +164,9 @@ def _scores(rows: EmbeddingRows, budget_bytes: int) -> npt.NDArray[np.float32]:
     axes = vectors[:, ::-1][:, :_COMPONENTS].astype(np.float32)
     axes *= np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])])
     starts = range(0, count, _BLOCK_ROWS)
-    parts = [(rows[s : s + _BLOCK_ROWS].astype(np.float32) - mean) @ axes for s in starts]
+    parts = [
+        (rows[s : s + _BLOCK_ROWS].astype(np.float32) - mean) @ axes for s in starts
+    ]
     return np.concatenate([*parts, np.empty((0, axes.shape[1]), dtype=np.float32)])
 
 
@@ -129,7 +175,9 @@ def _colours(scores: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
     first = np.zeros((len(scores), 3), dtype=np.float32)
     first[:, : scores.shape[1]] = scores[:, :3]
     low, high = np.percentile(first, (1, 99), axis=0) if len(first) else (0, 1)
-    return np.asarray(np.clip((first - low) / np.where(high > low, high - low, 1.0) * 255, 0, 255))
+    return np.asarray(
+        np.clip((first - low) / np.where(high > low, high - low, 1.0) * 255, 0, 255)
+    )
 
 
 def _clusters(scores: npt.NDArray[np.float32], count: int) -> npt.NDArray[Any]:
@@ -144,7 +192,13 @@ def _clusters(scores: npt.NDArray[np.float32], count: int) -> npt.NDArray[Any]:
 
 
 def similar_tiles(
-    results: Results, slide_id: str, features: str, point_l0: PointL0, *, count: int, budget: int
+    results: Results,
+    slide_id: str,
+    features: str,
+    point_l0: PointL0,
+    *,
+    count: int,
+    budget: int,
 ) -> Iterator[dict[str, Any]]:
     """The tiles whose embeddings have the largest cosine to one tile's: exact, slide by slide.
 
@@ -156,14 +210,18 @@ def similar_tiles(
 
     Raises InvalidInputError: no tile is there.
     """
-    from thinsection.probe.compute import cosine_neighbours  # with PyTorch: when asked first
+    from thinsection.probe.compute import (
+        nearest_rows,
+    )  # with PyTorch: when asked first
 
     rows = results.embedding_rows(slide_id, features)
     offset = np.array(point_l0) - rows.tiles.coords_l0
     inside = ((offset >= 0) & (offset < rows.tiles.size_l0)).all(axis=1)
     require(inside.any(), "point must lie in a tile", point_l0)
     far = np.abs(offset - np.array(rows.tiles.size_l0) / 2).max(axis=1)
-    row = int(np.where(inside, far, np.inf).argmin())  # of tiles that overlap the nearest centre
+    row = int(
+        np.where(inside, far, np.inf).argmin()
+    )  # of tiles that overlap the nearest centre
     query = rows[[row]].astype(np.float32)
     names = [n for n, ledger in results.ledgers.items() if features in ledger.stages]
     told = {"tile": _described(slide_id, rows, query, [row])[0], "of": len(names)}
@@ -171,20 +229,29 @@ def similar_tiles(
     for done, name in enumerate(sorted(names, key=lambda name: name != slide_id), 1):
         rows, own = results.embedding_rows(name, features), name == slide_id
         if k := min(_CANDIDATES * count + own, len(rows)):
-            (found,) = cosine_neighbours(query, rows, k, budget_bytes=budget)
+            (found,) = nearest_rows(query, rows, k, budget_bytes=budget)
             found = np.sort(found[(found != row) | (not own)])
             kind = "slide" if own else "cohort"
             best[kind] += _described(name, rows, query, found.tolist())
-            best[kind] = sorted(best[kind], key=lambda tile: -tile["similarity"])[:count]
+            best[kind] = sorted(best[kind], key=lambda tile: -tile["similarity"])[
+                :count
+            ]
         yield told | best | {"done": done}
 
 
 def _described(
     slide_id: str, rows: EmbeddingRows, query: npt.NDArray[np.float32], found: list[int]
 ) -> list[dict[str, Any]]:
-    tiles, near, one = rows.tiles, rows[found].astype(np.float64), query[0].astype(np.float64)
+    tiles, near, one = (
+        rows.tiles,
+        rows[found].astype(np.float64),
+        query[0].astype(np.float64),
+    )
     lengths = np.linalg.norm(near, axis=1) * np.linalg.norm(one)
     cosines = near @ one / np.where(lengths > 0, lengths, 1.0)
     names = ("slide", "row", "x", "y", "width", "height", "similarity")
     places = zip(found, tiles.coords_l0[found].tolist(), cosines.tolist())
-    return [dict(zip(names, (slide_id, row, *xy, *tiles.size_l0, c))) for row, xy, c in places]
+    return [
+        dict(zip(names, (slide_id, row, *xy, *tiles.size_l0, c)))
+        for row, xy, c in places
+    ]

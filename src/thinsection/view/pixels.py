@@ -93,7 +93,10 @@ class DeepZoom:
         """A region at any downsample, reduced in parts from the best level."""
         own = [level for level in self.slide.levels if level.downsample == downsample]
         level = own[0] if own else best_level(self._sources, downsample)
-        ratio, out = downsample / level.downsample, np.empty((*size[::-1], 3), dtype=np.uint8)
+        ratio, out = (
+            downsample / level.downsample,
+            np.empty((*size[::-1], 3), dtype=np.uint8),
+        )
         step = max(1, int(_READ_PX / ratio))
         for top, left in product(range(0, size[1], step), range(0, size[0], step)):
             part = out[top : top + step, left : left + step]
@@ -102,7 +105,9 @@ class DeepZoom:
             read = math.ceil(part.shape[1] * ratio), math.ceil(part.shape[0] * ratio)
             pixels = self.slide.read_region(origin, level.index, read)
             if pixels.shape != part.shape:
-                reduced = Image.fromarray(pixels).resize(part.shape[1::-1], Image.Resampling.BOX)
+                reduced = Image.fromarray(pixels).resize(
+                    part.shape[1::-1], Image.Resampling.BOX
+                )
                 pixels = np.asarray(reduced)
             part[:] = pixels
         return out
@@ -119,7 +124,11 @@ def _zoom_levels(slide: Slide) -> Iterator[ZoomLevel]:
     ends = [level.downsample for level in slide.levels[1:]]
     for level, end in zip(slide.levels, [*ends, math.inf]):
         down, size, edges = level.downsample, level.size, level.segment
-        if edges and set(edges) <= set(_SEGMENT_PX) and slide.stored_jpeg(level.index, 0, 0):
+        if (
+            edges
+            and set(edges) <= set(_SEGMENT_PX)
+            and slide.stored_jpeg(level.index, 0, 0)
+        ):
             yield ZoomLevel(downsample=down, size=size, tile=edges, stored=level.index)
         else:
             yield ZoomLevel(downsample=down, size=size)

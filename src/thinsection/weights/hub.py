@@ -18,7 +18,9 @@ from thinsection.errors import WeightsError
 from thinsection.weights.files import INDEX, shard_names
 from thinsection.weights.placement import optional_package
 
-PROBE_TIMEOUT_S = 5.0  # the library itself retries for 23 s before it says that there is no network
+PROBE_TIMEOUT_S = (
+    5.0  # the library itself retries for 23 s before it says that there is no network
+)
 _COMMIT = re.compile("[0-9a-f]{40}")
 
 
@@ -57,7 +59,9 @@ def commit_of(path: Path) -> str | None:
     return folders[0] if folders and _COMMIT.fullmatch(folders[0]) else None
 
 
-def find_weights(source: str | Path, *, files: Sequence[str], revision: str | None = None) -> Path:
+def find_weights(
+    source: str | Path, *, files: Sequence[str], revision: str | None = None
+) -> Path:
     """A local weights file: `source` itself, the first of `files` in that folder, or from the hub.
 
     A hub repository is `owner/name@COMMIT`, or `owner/name` at the commit `revision`: nothing comes
@@ -68,9 +72,13 @@ def find_weights(source: str | Path, *, files: Sequence[str], revision: str | No
     if path.is_file():
         return path
     if path.is_dir():
-        if found := next((path / name for name in files if (path / name).is_file()), None):
+        if found := next(
+            (path / name for name in files if (path / name).is_file()), None
+        ):
             return found
-        raise WeightsError(f"weights folder must hold {' or '.join(files)}, got {str(source)!r}")
+        raise WeightsError(
+            f"weights folder must hold {' or '.join(files)}, got {str(source)!r}"
+        )
     if path.is_absolute() or str(source).count("/") != 1 or str(source).startswith("."):
         rule = "be an existing file or folder, or a hub repository 'owner/name'"
         raise WeightsError(f"weights must {rule}, got {str(source)!r}")
@@ -82,18 +90,24 @@ def find_weights(source: str | Path, *, files: Sequence[str], revision: str | No
     return hub_file(repo, files, revision=commit)
 
 
-def hub_file(repo: str, filenames: Sequence[str], *, revision: str | None = None) -> Path:
+def hub_file(
+    repo: str, filenames: Sequence[str], *, revision: str | None = None
+) -> Path:
     """The first of these files that the repository has, as a local path; with an index, its shards.
 
     Warns (UserWarning) where `revision` is not a commit, and says which one it is today. Raises
     WeightsError: offline, gated, no such repository or file; the message says what to do.
     """
-    cached = filter(None, (cached_file(repo, filename, revision) for filename in filenames))
+    cached = filter(
+        None, (cached_file(repo, filename, revision) for filename in filenames)
+    )
     path = next(cached, None) or _any_downloaded(repo, filenames, revision)
     commit = commit_of(path)
     if not _COMMIT.fullmatch(revision or ""):
         now = f"{revision or 'main'!r} is {commit or 'of an unknown commit'} now"
-        warnings.warn(f"{repo!r} is not pinned to a commit and may change; {now}", stacklevel=2)
+        warnings.warn(
+            f"{repo!r} is not pinned to a commit and may change; {now}", stacklevel=2
+        )
     if path.name.endswith(INDEX):
         for shard in shard_names(path):
             hub_file(repo, (shard,), revision=commit or revision)
@@ -108,17 +122,25 @@ def _any_downloaded(repo: str, filenames: Sequence[str], revision: str | None) -
     if hub.constants.HF_HUB_OFFLINE:
         raise WeightsError(f"{needed} while HF_HUB_OFFLINE is set, got none; {remedy}")
     if not is_reachable(endpoint):
-        raise WeightsError(f"{needed} or downloadable, got no answer from {endpoint}; {remedy}")
-    found = filter(None, (_download(hub, repo, filename, revision) for filename in filenames))
+        raise WeightsError(
+            f"{needed} or downloadable, got no answer from {endpoint}; {remedy}"
+        )
+    found = filter(
+        None, (_download(hub, repo, filename, revision) for filename in filenames)
+    )
     if path := next(found, None):
         return path
     names = ", ".join(filenames)
-    raise WeightsError(f"repository {repo!r} must have one of {names}, got none of them")
+    raise WeightsError(
+        f"repository {repo!r} must have one of {names}, got none of them"
+    )
 
 
 def fetch_command(repo: str, filename: str, revision: str | None) -> str:
     """What fetches the file into the hub's cache, on this or another machine."""
-    return f"hf download {repo} {filename}" + (f" --revision {revision}" if revision else "")
+    return f"hf download {repo} {filename}" + (
+        f" --revision {revision}" if revision else ""
+    )
 
 
 def _download(hub: Any, repo: str, filename: str, revision: str | None) -> Path | None:
@@ -127,10 +149,15 @@ def _download(hub: Any, repo: str, filename: str, revision: str | None) -> Path 
     weights = f"weights of {repo!r} must be"
     try:
         return Path(hub.hf_hub_download(repo, filename, revision=revision))
-    except (errors.EntryNotFoundError, OSError) as error:  # the hub's HTTP errors are OSErrors
+    except (
+        errors.EntryNotFoundError,
+        OSError,
+    ) as error:  # the hub's HTTP errors are OSErrors
         match error:
             case errors.GatedRepoError():
-                remedy = f"accept the terms at {page} and set HF_TOKEN (or: hf auth login)"
+                remedy = (
+                    f"accept the terms at {page} and set HF_TOKEN (or: hf auth login)"
+                )
                 message = f"{weights} granted to your account, got a refusal; {remedy}"
             case errors.RepositoryNotFoundError() | errors.RevisionNotFoundError():
                 got = f"got {repo!r} at revision {revision or 'main'!r}"
@@ -141,5 +168,7 @@ def _download(hub: Any, repo: str, filename: str, revision: str | None) -> Path 
             case errors.EntryNotFoundError():
                 return None
             case _:
-                message = f"{weights} downloadable, got {error}; try again, or check {page}"
+                message = (
+                    f"{weights} downloadable, got {error}; try again, or check {page}"
+                )
         raise WeightsError(message) from error

@@ -50,13 +50,17 @@ def resolve_device(device: str | torch.device, *, mps: bool = True) -> torch.dev
         raise unknown
     if wanted.type == "cuda":
         index = wanted.index or 0
-        if index < (count := torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        if index < (
+            count := torch.cuda.device_count() if torch.cuda.is_available() else 0
+        ):
             return torch.device("cuda", index)
         got = f"{str(device)!r} with {f'{count} CUDA devices' if count else 'no CUDA device'}"
         remedy = "use --device cpu, or install a CUDA build of torch"
         raise DeviceError(f"device must be one that is there, got {got}; {remedy}")
     if wanted.type == "mps" and not mps_is_there:
-        raise DeviceError("device must be one that is there, got 'mps' without MPS; use cpu")
+        raise DeviceError(
+            "device must be one that is there, got 'mps' without MPS; use cpu"
+        )
     return wanted
 
 
@@ -66,10 +70,14 @@ def cpu_has_bf16() -> bool:
     return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
 
 
-def place(device: str | torch.device, precision: str, *, half_precision: bool = True) -> Placement:
+def place(
+    device: str | torch.device, precision: str, *, half_precision: bool = True
+) -> Placement:
     """Device and precision of an encoder; `half_precision`: whether `auto` may go below fp32."""
     if precision not in get_args(PrecisionChoice):
-        raise InvalidInputError(f"precision must be auto, fp32, fp16 or bf16, got {precision!r}")
+        raise InvalidInputError(
+            f"precision must be auto, fp32, fp16 or bf16, got {precision!r}"
+        )
     where = resolve_device(device)
     if precision == "auto":
         precision = _fastest_sound(where) if half_precision else "fp32"
@@ -78,7 +86,11 @@ def place(device: str | torch.device, precision: str, *, half_precision: bool = 
 
 def _fastest_sound(device: torch.device) -> Precision:
     if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+        return (
+            "bf16"
+            if torch.cuda.is_bf16_supported(including_emulation=False)
+            else "fp16"
+        )
     # ViT-S/16, tiles per CPU-second: 1.7 times fp32's with AVX-512 BF16, 3 times with AMX
     return "bf16" if device.type == "cpu" and cpu_has_bf16() else "fp32"
 
@@ -94,7 +106,9 @@ def optional_package(package: str) -> ModuleType:
         needed = f"package {package!r} must be installed for this encoder"
         raise MissingDependencyError(f"{needed}; pip install 'thinsection[hub]'")
     # transformers falls back to Pillow without torchvision; timm cannot be imported then
-    if package in _NEED_TORCHVISION and (package == "timm" or is_installed("torchvision")):
+    if package in _NEED_TORCHVISION and (
+        package == "timm" or is_installed("torchvision")
+    ):
         importable_torchvision()
     return import_module(package)
 

@@ -17,7 +17,7 @@ modules with the same weights, see docs/predictions.md.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from thinsection.errors import ConfigError, require
 from thinsection.pool.pooling import GatedAttention
-from thinsection.predict.heads.config import HeadConfig
+from thinsection.predict.heads.config import HeadConfig, Recipe
 
 QUERY_DIM = 128  # channels of a query of DSMIL, as published
 Criterion = Callable[[Tensor, Tensor], Tensor]  # logits (K,), target -> loss
@@ -43,6 +43,7 @@ class HeadOutput(NamedTuple):
 class Head(nn.Module, ABC):
     """One bag in, its logits out; a bag is a batch of its own."""
 
+    recipe: ClassVar[Recipe] = Recipe()
     bag_weight = 1.0  # of the bag's loss; the rest is of `extra_loss`
     needs_cells = False  # whether `forward` reads where tiles lie
 
@@ -62,7 +63,9 @@ class Head(nn.Module, ABC):
         Memory: 4 N (D + H + 3 attention_dim) bytes in inference unless the head says otherwise.
         """
 
-    def extra_loss(self, output: HeadOutput, target: Tensor, criterion: Criterion) -> Tensor:
+    def extra_loss(
+        self, output: HeadOutput, target: Tensor, criterion: Criterion
+    ) -> Tensor:
         """What the method's authors add to the bag's loss; weighs 1 - `bag_weight`."""
         return output.logits.new_zeros(())
 
@@ -80,7 +83,9 @@ def projection(dim: int, settings: HeadConfig) -> tuple[nn.Module, int]:
     hidden = settings.hidden_dim
     if not hidden:
         return nn.Identity(), dim
-    return nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Dropout(settings.dropout)), hidden
+    return nn.Sequential(
+        nn.Linear(dim, hidden), nn.ReLU(), nn.Dropout(settings.dropout)
+    ), hidden
 
 
 class LinearHead(Head):
@@ -96,7 +101,9 @@ class LinearHead(Head):
         if self.training:
             return HeadOutput(logits)
         share = features.new_full((len(features), 1), 1 / len(features))
-        return HeadOutput(logits, share, features @ self.classifier.weight.T / len(features))
+        return HeadOutput(
+            logits, share, features @ self.classifier.weight.T / len(features)
+        )
 
 
 class MlpHead(Head):
@@ -149,14 +156,20 @@ class ClamHead(AbmilHead):
         super().__init__(dim, outputs, settings)
         self.bag_weight = 1 - settings.instance_weight
         hidden = self.classifier.in_features
-        self.instance_classifiers = nn.ModuleList(nn.Linear(hidden, 2) for _ in range(outputs))
+        self.instance_classifiers = nn.ModuleList(
+            nn.Linear(hidden, 2) for _ in range(outputs)
+        )
 
-    def extra_loss(self, output: HeadOutput, target: Tensor, criterion: Criterion) -> Tensor:
+    def extra_loss(
+        self, output: HeadOutput, target: Tensor, criterion: Criterion
+    ) -> Tensor:
         """CLAM's instance loss (cross-entropy); raises ConfigError where targets are no classes."""
         _, attention, _, hidden = output
         assert attention is not None and hidden is not None
         hot = F.one_hot(target, self.outputs) if target.ndim == 0 else target.long()
-        classes = tuple(hot.shape) == (self.outputs,) and torch.equal(hot, target.expand_as(hot))
+        classes = tuple(hot.shape) == (self.outputs,) and torch.equal(
+            hot, target.expand_as(hot)
+        )
         classes = classes or (target.ndim == 0 and not target.is_floating_point())
         rule = "targets of CLAM's instance loss must be classes"
         require(classes, rule, f"{target}; take head 'abmil'", error=ConfigError)
@@ -187,6 +200,7 @@ class DsmilHead(Head):
     sum over j of a_nj w_kj . x_n. The loss is half the bag's and half that of max over n of c_n.
     """
 
+    recipe = Recipe(lr=1e-3)
     bag_weight = 0.5
 
     def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
@@ -205,9 +219,13 @@ class DsmilHead(Head):
         weight = self.classifier.weight.flatten(0, 1)
         votes = (features @ weight.T).view(-1, self.outputs, self.outputs)
         evidence = (votes * attention[:, None]).sum(2)
-        return HeadOutput(evidence.sum(0) + self.classifier.bias, attention, evidence, instances)
+        return HeadOutput(
+            evidence.sum(0) + self.classifier.bias, attention, evidence, instances
+        )
 
-    def extra_loss(self, output: HeadOutput, target: Tensor, criterion: Criterion) -> Tensor:
+    def extra_loss(
+        self, output: HeadOutput, target: Tensor, criterion: Criterion
+    ) -> Tensor:
         """The criterion on the highest logit of any tile."""
         assert output.instances is not None
         return criterion(output.instances.amax(0), target)

@@ -36,7 +36,9 @@ class NystromAttention(nn.Module):
         self.to_qkv = nn.Linear(width, 3 * width, bias=False)
         self.to_out = nn.Sequential(nn.Linear(width, width), nn.Dropout(dropout))
         kernel, padding = (RESIDUAL_KERNEL, 1), (RESIDUAL_KERNEL // 2, 0)
-        self.res_conv = nn.Conv2d(heads, heads, kernel, padding=padding, groups=heads, bias=False)
+        self.res_conv = nn.Conv2d(
+            heads, heads, kernel, padding=padding, groups=heads, bias=False
+        )
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """States (T, C), and by head (h, T) the attention of the first token to each.
@@ -70,9 +72,8 @@ def _pseudo_inverse(x: torch.Tensor) -> torch.Tensor:
 class TransmilHead(Head):
     """A class token over tiles in the order that they come in, wrapped into a square.
 
-    No sum over tiles. Attention: of the class token in the last layer, mean over heads, which
-    Nyström's approximation can make slightly negative. Evidence: that attention times the
-    classifier on the tile's own state, w_k . norm(h_n) + b_k.
+    Its logits are no sum over tiles, so there is no evidence. Attention: of the class token in the
+    last layer, mean over heads, which Nyström's approximation can make slightly negative.
     """
 
     def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
@@ -83,11 +84,15 @@ class TransmilHead(Head):
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
         self.layers = nn.ModuleList(NystromAttention(width, heads) for _ in range(2))
         kernels = (7, 5, 3)
-        convolutions = (nn.Conv2d(width, width, k, 1, k // 2, groups=width) for k in kernels)
+        convolutions = (
+            nn.Conv2d(width, width, k, 1, k // 2, groups=width) for k in kernels
+        )
         self.places = nn.ModuleList(convolutions)
         self.classifier = nn.Linear(width, outputs)
 
-    def forward(self, features: torch.Tensor, coords: torch.Tensor | None = None) -> HeadOutput:
+    def forward(
+        self, features: torch.Tensor, coords: torch.Tensor | None = None
+    ) -> HeadOutput:
         """See `Head.forward`. Memory: 4 N (D + 10 H + 2 num_heads H) bytes."""
         h, count = self.embed(features), len(features)
         side = math.isqrt(count - 1) + 1
@@ -101,10 +106,11 @@ class TransmilHead(Head):
         logits = self.classifier(states[0])
         if self.training:
             return HeadOutput(logits)
-        attention = first.mean(0)[1:]
-        attention, again = attention[:count, None].clone(), attention[count:, None]
-        attention[: len(again)] += again  # tiles that fill up the square are there twice
-        return HeadOutput(logits, attention, attention * self.classifier(states[1 : 1 + count]))
+        # the first tiles fill up the square, so they are there twice
+        by_place = first.mean(0)[1:]
+        attention = by_place[:count, None].clone()
+        attention[: len(by_place) - count] += by_place[count:, None]
+        return HeadOutput(logits, attention)
 
 
 class _AlibiBlock(nn.Module):
@@ -141,10 +147,16 @@ class TransformerHead(AbmilHead):
         blocks = (_AlibiBlock(width, heads, drop) for _ in range(settings.num_layers))
         self.blocks, self.norm = nn.ModuleList(blocks), nn.LayerNorm(width)
 
-    def forward(self, features: torch.Tensor, coords: torch.Tensor | None = None) -> HeadOutput:
+    def forward(
+        self, features: torch.Tensor, coords: torch.Tensor | None = None
+    ) -> HeadOutput:
         """See `Head.forward`. Memory: 4 N (D + 8 H) bytes and the attention's 512 MiB."""
         got = None if coords is None else tuple(coords.shape)
-        require(got == (len(features), 2), f"coords must be of shape ({len(features)}, 2)", got)
+        require(
+            got == (len(features), 2),
+            f"coords must be of shape ({len(features)}, 2)",
+            got,
+        )
         h = self.embed(features)
         for block in self.blocks:
             h = block(h, coords)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from thinsection.errors import DatasetError, rewording
-from thinsection.probe.data import files
-from thinsection.probe.data.files import SPLITS, TRAIN, VAL, TextRow, check, label_rows, read_rows
-from thinsection.probe.data.sets import Embeddings, ImageRef, LabelledRows, TileSet
-from thinsection.probe.statistics import IndexArray
+from thinsection.evaluation import tables
+from thinsection.evaluation.embeddings import Embeddings
+from thinsection.evaluation.metrics import IndexArray
+from thinsection.evaluation.tables import SPLITS, TRAIN, VAL, TextRow, check, read_rows
+from thinsection.probe.data.sets import ImageRef, LabelledRows, TileSet, label_rows
 from thinsection.types import MIB, RgbArray
 
 if TYPE_CHECKING:
@@ -52,10 +53,16 @@ def load_images(layout: str, root: Path, *, seed: int = 1337) -> LabelledRows:
     Raises DatasetError: it shows what is there and what was looked for.
     """
     known = LAYOUTS[layout]
-    places = [p for place in known.places for p in (sorted(root.glob(place)) if place else [root])]
-    whole = (p for p in places if all(any(p.glob(pattern)) for pattern in known.looked_for))
+    places = [
+        p
+        for place in known.places
+        for p in (sorted(root.glob(place)) if place else [root])
+    ]
+    whole = (
+        p for p in places if all(any(p.glob(pattern)) for pattern in known.looked_for)
+    )
     if (base := next(whole, None)) is None:
-        raise files.unexpected(root, known.kind, known.looked_for)
+        raise tables.unexpected(root, known.kind, known.looked_for)
     found = [*_READERS.get(layout, _told)(base, known)]
     rows, images = [row for _, row in found], [image for image, _ in found]
     names = known.class_names or sorted({row["label"] for row in rows})
@@ -66,7 +73,9 @@ def load_images(layout: str, root: Path, *, seed: int = 1337) -> LabelledRows:
 
 def _told(base: Path, layout: Layout) -> Iterator[LabelledImage]:
     """Images whose paths say what they are."""
-    for path in (path for pattern in layout.looked_for for path in sorted(base.glob(pattern))):
+    for path in (
+        path for pattern in layout.looked_for for path in sorted(base.glob(pattern))
+    ):
         found = re.match(layout.form, place := path.relative_to(base).as_posix())
         rule = f"{layout.kind} file must be named as {layout.form}"
         row = {k: v or "" for k, v in found.groupdict().items()} if found else {}
@@ -82,7 +91,9 @@ def _folders(base: Path, layout: Layout) -> Iterator[LabelledImage]:
     """Images in one folder per class, with or without split folders above."""
 
     def by_class(folder: Path) -> dict[str, list[Path]]:
-        paths = [p for p in sorted(folder.glob("*/*")) if p.suffix.lower() in IMAGE_SUFFIXES]
+        paths = [
+            p for p in sorted(folder.glob("*/*")) if p.suffix.lower() in IMAGE_SUFFIXES
+        ]
         return {name: [*of] for name, of in groupby(paths, key=lambda p: p.parent.name)}
 
     splits = {SPLITS.get(p.name.lower(), ""): p for p in sorted(base.glob("*/"))}
@@ -90,24 +101,37 @@ def _folders(base: Path, layout: Layout) -> Iterator[LabelledImage]:
         found = {split: by_class(splits[split]) for split in (TRAIN, VAL)}
         train, val = ([*of_split] for of_split in found.values())
         rule = "train and val must hold the same >= 2 class folders"
-        check(train == val and len(train) >= 2, rule, f"{train} and {val} in {str(base)!r}")
+        check(
+            train == val and len(train) >= 2,
+            rule,
+            f"{train} and {val} in {str(base)!r}",
+        )
     else:
         found = {"": by_class(base)}
         if splits.keys() - {""} or len(found[""]) < 2:
-            looked_for = ["train/<class>/* and val/<class>/*", "<class>/* (at least two classes)"]
-            raise files.unexpected(base, layout.kind, looked_for)
+            looked_for = [
+                "train/<class>/* and val/<class>/*",
+                "<class>/* (at least two classes)",
+            ]
+            raise tables.unexpected(base, layout.kind, looked_for)
     for split, classes in found.items():
         for label, paths in classes.items():
-            yield from ((ImageRef(path), {"label": label, "split": split}) for path in paths)
+            yield from (
+                (ImageRef(path), {"label": label, "split": split}) for path in paths
+            )
 
 
 def _mhist(base: Path, layout: Layout) -> Iterator[LabelledImage]:
     """Only rows of its 'train' partition."""
     table, label = base / "annotations.csv", "Majority Vote Label"
     for row in read_rows(table, ("Image Name", label, "Partition")):
-        if files.split_name(row["Partition"], str(table)) == TRAIN:
+        if tables.split_name(row["Partition"], str(table)) == TRAIN:
             path = base / "images" / row["Image Name"]
-            check(path.is_file(), "image must exist", f"{str(path)!r}, named in {str(table)!r}")
+            check(
+                path.is_file(),
+                "image must exist",
+                f"{str(path)!r}, named in {str(table)!r}",
+            )
             yield ImageRef(path), {"label": row[label]}
 
 
@@ -121,7 +145,9 @@ def _unitopatho(base: Path, layout: Layout) -> Iterator[LabelledImage]:
     paths = sorted(base.glob(layout.looked_for[0]))
     absent = sorted(rows.keys() - {path.name for path in paths})
     check(not absent, "image must exist", f"{absent[:1]}, named in its tables")
-    yield from ((ImageRef(path), rows[path.name]) for path in paths if path.name in rows)
+    yield from (
+        (ImageRef(path), rows[path.name]) for path in paths if path.name in rows
+    )
 
 
 def _pcam(base: Path, layout: Layout) -> Iterator[LabelledImage]:
@@ -143,7 +169,9 @@ def _pcam(base: Path, layout: Layout) -> Iterator[LabelledImage]:
 def _bach(base: Path, layout: Layout) -> Iterator[LabelledImage]:
     """400 microscopy images, split by patient as eva does."""
     found, val = [*_told(base, layout)], {i for span in BACH_VAL for i in range(*span)}
-    check(len(found) == 400, "BACH must be 400 images", f"{len(found)} in {str(base)!r}")
+    check(
+        len(found) == 400, "BACH must be 400 images", f"{len(found)} in {str(base)!r}"
+    )
     for i, (image, row) in enumerate(found):
         yield image, {**row, "split": VAL if i in val else TRAIN}
 
@@ -154,7 +182,10 @@ _BRACS = ("0_N", "1_PB", "2_UDH", "3_FEA", "4_ADH", "5_DCIS", "6_IC")
 _BREAKHIS, _ZOOM = "histology_slides/breast", "/*/40X/*.png"
 _FOUR = ["benign/SOB/fibroadenoma", "benign/SOB/tubular_adenoma"]
 _FOUR += ["malignant/SOB/ductal_carcinoma", "malignant/SOB/mucinous_carcinoma"]
-_MHIST, _PCAM = "published train partition, {} validates", "camelyonpatch_level_2_split_"
+_MHIST, _PCAM = (
+    "published train partition, {} validates",
+    "camelyonpatch_level_2_split_",
+)
 LAYOUTS = {
     "folder": Layout("one folder per class", (), rule="folders"),
     "bracs": Layout(
@@ -174,12 +205,16 @@ LAYOUTS = {
     "mhist": Layout("MHIST", ("annotations.csv", "images"), rule=_MHIST),
     "pcam": Layout(
         "PatchCamelyon (unzip *.h5.gz first)",
-        tuple(f"{_PCAM}{part}.h5" for part in ("train_x", "train_y", "valid_x", "valid_y")),
+        tuple(
+            f"{_PCAM}{part}.h5" for part in ("train_x", "train_y", "valid_x", "valid_y")
+        ),
         rule="published train and valid",
         class_names=("normal", "metastasis"),
     ),
     "bach": Layout("BACH", ("Photos/*/*.tif",), "Photos/(?P<label>[^/]+)"),
-    "crc": Layout("CRC", ("NCT-CRC-HE-100K/*/*.tif", "CRC-VAL-HE-7K/*/*.tif"), val="CRC-VAL-HE-7K"),
+    "crc": Layout(
+        "CRC", ("NCT-CRC-HE-100K/*/*.tif", "CRC-VAL-HE-7K/*/*.tif"), val="CRC-VAL-HE-7K"
+    ),
     "unitopatho": Layout(
         "UniToPatho at 800 µm",
         ("800/**/*.png", "800/train.csv", "800/test.csv"),
@@ -195,14 +230,18 @@ LAYOUTS = {
 }
 
 
-def embed_rows(data: LabelledRows, encoder: "TileEncoder", *, batch_size: int = 64) -> TileSet:
+def embed_rows(
+    data: LabelledRows, encoder: "TileEncoder", *, batch_size: int = 64
+) -> TileSet:
     """The set with embeddings in place of images; the encoder does its own preprocessing.
 
     Memory: 4 N D + 2 BATCH_BYTES (or two images) + the encoder.
     """
 
     def embed(rows: IndexArray) -> Embeddings:
-        return embed_images([data.images[i] for i in rows], encoder.encode, batch_size=batch_size)
+        return embed_images(
+            [data.images[i] for i in rows], encoder.encode, batch_size=batch_size
+        )
 
     return data.tile_set(embed, **encoder_facts(encoder))
 
@@ -214,7 +253,9 @@ def encoder_facts(encoder: "TileEncoder") -> dict[str, Any]:
     return facts | {"encoder_commit": encoder.spec.revision or "none"}
 
 
-def embed_images(images: Sequence[ImageRef], encode: Encode, *, batch_size: int = 64) -> Embeddings:
+def embed_images(
+    images: Sequence[ImageRef], encode: Encode, *, batch_size: int = 64
+) -> Embeddings:
     """Embeddings (N, D) of images, in their order; raises DatasetError where one cannot be read.
 
     Memory: 4 N D + 2 BATCH_BYTES (or two images) + the encoder.
@@ -226,7 +267,7 @@ def embed_images(images: Sequence[ImageRef], encode: Encode, *, batch_size: int 
             out = np.empty((len(images), vectors.shape[1]), dtype=np.float32)
         out[done : done + len(batch)] = vectors
         done += len(batch)
-    files.check(done, "images must be given to embed", "none")
+    tables.check(done, "images must be given to embed", "none")
     return out
 
 
@@ -241,7 +282,9 @@ def class_and_mean(encoder: "TileEncoder") -> tuple[Encode, str]:
         return encoder.encode, f"the encoder's own ({encoder.spec.pooling})"
 
     def encode(batch: RgbArray) -> torch.Tensor:
-        return torch.cat([encoder.encode(batch), encoder.encode_tokens(batch).mean(dim=1)], dim=1)
+        return torch.cat(
+            [encoder.encode(batch), encoder.encode_tokens(batch).mean(dim=1)], dim=1
+        )
 
     return encode, "class token and mean of the patch tokens"
 
@@ -253,7 +296,9 @@ def image_batches(images: Sequence[ImageRef], batch_size: int) -> Iterator[RgbAr
     """
     pending: list[RgbArray] = []
     for image in read_images(images):
-        full = len(pending) == batch_size or sum(i.nbytes for i in pending) >= BATCH_BYTES
+        full = (
+            len(pending) == batch_size or sum(i.nbytes for i in pending) >= BATCH_BYTES
+        )
         if pending and (full or pending[0].shape != image.shape):
             yield np.stack(pending)
             pending = []
@@ -271,11 +316,16 @@ def read_images(refs: Iterable[ImageRef]) -> Iterator[RgbArray]:
     from PIL import Image
 
     for path, run in groupby(refs, key=lambda ref: ref.path):
-        rows, errors = [ref.row for ref in run], (OSError, KeyError, Image.DecompressionBombError)
+        rows, errors = (
+            [ref.row for ref in run],
+            (OSError, KeyError, Image.DecompressionBombError),
+        )
         with rewording("image must be readable", path, *errors, error=DatasetError):
             if rows[0] is not None:
                 with h5py.File(path, "r") as file:
-                    yield from (np.asarray(file["x"][row], dtype=np.uint8) for row in rows)
+                    yield from (
+                        np.asarray(file["x"][row], dtype=np.uint8) for row in rows
+                    )
                 continue
             with Image.open(path) as image:
                 pixels = np.asarray(image.convert("RGB"))

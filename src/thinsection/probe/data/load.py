@@ -5,7 +5,6 @@ stand in docs/probes.md. Labels by region are polygons (QuPath's GeoJSON) or a t
 the class of the polygon that holds its centre, level-0 px. Test rows are never opened.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import ConfigError, DatasetError, rewording
+from thinsection.evaluation import embeddings, tables
+from thinsection.evaluation.cases import CASE_COLUMNS, table_groups
+from thinsection.evaluation.splits import grouped_folds
+from thinsection.evaluation.tables import TEST, TextRow, check, split_name
+from thinsection.files.json_text import read_json
 from thinsection.probe.config import DataSection, ProbeConfig
-from thinsection.probe.data import files, images, sets
-from thinsection.probe.data.files import FOLDS, TEST, TextRow, check, split_name
+from thinsection.probe.data import images, sets
 from thinsection.probe.data.sets import LabelledRows, RobustnessSet, TileSet, ValueSet
-from thinsection.probe.groups import CASE_COLUMNS, table_groups
-from thinsection.probe.statistics import grouped_folds
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.types import CoordsL0
 
@@ -31,11 +32,15 @@ PATH_COLUMNS = ("embeddings", "path", "image")
 LABEL_COLUMNS = ("label", "target")
 ROBUSTNESS_COLUMNS = ("slide_id", "biological_class", "medical_center")
 
-Rings = Sequence[npt.NDArray[np.float64]]  # (M, 2) each, outer ones and holes; level-0 px
+Rings = Sequence[
+    npt.NDArray[np.float64]
+]  # (M, 2) each, outer ones and holes; level-0 px
 # what is said of tiles (label, split where there is one, case_id): by place, or by row of the file
 Places = dict[tuple[int, int], TextRow]
 Picked = Mapping[int, TextRow]
-LabelledSlide = tuple[str, str, Sequence[TextRow], sets.Embeddings]  # its name, encoder and tiles
+LabelledSlide = tuple[
+    str, str, Sequence[TextRow], embeddings.Embeddings
+]  # its name, encoder and tiles
 
 
 def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
@@ -48,7 +53,9 @@ def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
     if rows.embeddings is not None:
         data = rows.tile_set(rows.embeddings.__getitem__)
     else:
-        data = images.embed_rows(rows, _encoder(config), batch_size=config.compute.batch_size)
+        data = images.embed_rows(
+            rows, _encoder(config), batch_size=config.compute.batch_size
+        )
     data = replace(data, allow_leakage=config.data.allow_leakage)
     if config.data.test is not None:
         seen = replace(config, data=replace(config.data, test=None, allow_leakage=True))
@@ -67,16 +74,26 @@ def _labelled_rows(path: Path, config: ProbeConfig) -> LabelledRows:
     layout, most = str(data.layout), data.max_per_class
     if layout == "auto":
         check(path.exists(), "data must exist", repr(str(path)))
-        tiles = data.labels is not None or suffix in files.H5_SUFFIXES or any(path.glob("*.h5"))
-        table = suffix in files.TABLE_SUFFIXES
+        tiles = (
+            data.labels is not None
+            or suffix in embeddings.H5_SUFFIXES
+            or any(path.glob("*.h5"))
+        )
+        table = suffix in tables.TABLE_SUFFIXES
         layout = "tiles" if tiles else "manifest" if table else "folder"
     if layout == "manifest":
         rows = load_manifest(path, data, seed=seed)
     else:
         got = f"{data.held_out!r} for {str(path)!r}"
-        check(data.held_out == files.VAL, "held_out test must be of a table with a split", got)
-        if layout == "tiles" or files.is_results(path):
-            rows = load_regions(files.find_tile_files(path), data.labels, seed=seed)
+        check(
+            data.held_out == tables.VAL,
+            "held_out test must be of a table with a split",
+            got,
+        )
+        if layout == "tiles" or embeddings.is_results(path):
+            rows = load_regions(
+                embeddings.find_tile_files(path), data.labels, seed=seed
+            )
         else:
             rows = images.load_images(layout, path, seed=seed)
     return rows if most is None else rows.at_most_per_class(most, seed=seed)
@@ -90,14 +107,24 @@ def _sources(
     given = [r.get("row", "") for r in rows]
     files_of = [table.stem if data.embeddings else p.name for p in paths]
     # the same, whichever encoder's file holds it
-    names = [f"{name}:{row}" if row else name for name, row in zip(files_of, given, strict=True)]
+    names = [
+        f"{name}:{row}" if row else name
+        for name, row in zip(files_of, given, strict=True)
+    ]
     return paths, given, names
 
 
 def _present(row: TextRow, names: Sequence[str], table: Path) -> str:
     """The first of some columns that a table has."""
-    found, wanted = [name for name in names if name in row], " or ".join(map(repr, names))
-    check(found, f"manifest must have a column {wanted}", f"{', '.join(row)} in {str(table)!r}")
+    found, wanted = (
+        [name for name in names if name in row],
+        " or ".join(map(repr, names)),
+    )
+    check(
+        found,
+        f"manifest must have a column {wanted}",
+        f"{', '.join(row)} in {str(table)!r}",
+    )
     return found[0]
 
 
@@ -105,23 +132,42 @@ def load_manifest(
     table: Path, data: DataSection | None = None, *, seed: int = 1337
 ) -> LabelledRows:
     """The tiles that a manifest lists: paths below `root`, or rows of `embeddings`, one by one."""
-    data, listed, where = data or DataSection(), files.read_rows(table, ()), repr(str(table))
+    data, listed, where = (
+        data or DataSection(),
+        tables.read_rows(table, ()),
+        repr(str(table)),
+    )
     label = _present(listed[0], LABEL_COLUMNS, table)
     column = "" if data.embeddings else _present(listed[0], PATH_COLUMNS, table)
-    rows = files.open_rows([{**r, "label": r[label]} for r in listed], where, data.held_out)
+    rows = tables.open_rows(
+        [{**r, "label": r[label]} for r in listed], where, data.held_out
+    )
     paths, given, names = _sources(rows, column, table, data)
-    known: dict[str, Any] = {"where": where, "seed": seed, "facts": {"manifest": table.name}}
-    known["rule"] = "split column" + (", test is scored" if data.held_out == TEST else "")
+    known: dict[str, Any] = {
+        "where": where,
+        "seed": seed,
+        "facts": {"manifest": table.name},
+    }
+    known["rule"] = "split column" + (
+        ", test is scored" if data.held_out == TEST else ""
+    )
     suffixes = {p.suffix.lower() for p in paths}
     if suffixes <= {*images.IMAGE_SUFFIXES}:
-        return files.label_rows(rows, table.stem, images=[*map(sets.ImageRef, paths)], **known)
-    of_images, of_tiles = ", ".join(images.IMAGE_SUFFIXES), ", ".join(files.EMBEDDING_SUFFIXES)
+        return sets.label_rows(
+            rows, table.stem, images=[*map(sets.ImageRef, paths)], **known
+        )
+    of_images, of_tiles = (
+        ", ".join(images.IMAGE_SUFFIXES),
+        ", ".join(embeddings.EMBEDDING_SUFFIXES),
+    )
     rule = f"files must be all images ({of_images}) or all embeddings ({of_tiles})"
     found = f"{', '.join(sorted(suffixes))} in {where}"
-    check(suffixes <= {*files.EMBEDDING_SUFFIXES}, rule, found)
-    known["ids"] = [r.get("origin") or name for r, name in zip(rows, names, strict=True)]
-    vectors = files.gather_rows(paths, given, table)
-    return files.label_rows(rows, table.stem, embeddings=vectors, **known)
+    check(suffixes <= {*embeddings.EMBEDDING_SUFFIXES}, rule, found)
+    known["ids"] = [
+        r.get("origin") or name for r, name in zip(rows, names, strict=True)
+    ]
+    vectors = embeddings.gather_rows(paths, given, table)
+    return sets.label_rows(rows, table.stem, embeddings=vectors, **known)
 
 
 def load_regions(
@@ -135,7 +181,7 @@ def load_regions(
 
     Memory: 8 N D for N labelled tiles; one slide's file.
     """
-    if labels is None and not any(map(files.drawn_classes, tile_files)):
+    if labels is None and not any(map(drawn_classes, tile_files)):
         got = f"none for {str(tile_files[0].parent)!r}; pass --labels regions.geojson"
         raise ConfigError(f"labels must be given for tile embeddings, got {got}")
     said, source = _read_labels(labels), labels or Path("classes drawn")
@@ -155,10 +201,16 @@ def load_regions(
     found = f"{classes} for {len(rows)} tiles of {len(slides)} slides in {where!r}"
     check(len(classes) > 1, "labels must put tiles into at least two classes", found)
     facts = {"labels": source.name, "slides": len({row["slide_id"] for row in rows})}
-    known: dict[str, Any] = {"facts": facts | files.probed(tile_files[0]), "seed": seed}
-    known |= {"ids": [row["origin"] for row in rows], "embeddings": np.concatenate(vectors)}
+    known: dict[str, Any] = {
+        "facts": facts | embeddings.probed(tile_files[0]),
+        "seed": seed,
+    }
+    known |= {
+        "ids": [row["origin"] for row in rows],
+        "embeddings": np.concatenate(vectors),
+    }
     rule = "split of the labels"
-    return files.label_rows(rows, source.stem, where=repr(where), rule=rule, **known)
+    return sets.label_rows(rows, source.stem, where=repr(where), rule=rule, **known)
 
 
 def _labelled_tiles(path: Path, said: "_Said | None") -> LabelledSlide:
@@ -179,21 +231,32 @@ def _labelled_tiles(path: Path, said: "_Said | None") -> LabelledSlide:
         got = f"{sorted(tiles.attributes)} in {str(path)!r}"
         check(edge_l0, "coords must have the attribute 'patch_size_level0'", got)
         picked = _by_region(said, coords, (edge_l0 or 0) / 2, name)
-    chosen, patient = sorted(picked), files.known_patient(path, name)
+    chosen, patient = sorted(picked), embeddings.known_patient(path, name)
     origins = [f"{name}:{x}x{y}" for x, y in coords[chosen].tolist()]
     pairs, whose = zip(chosen, origins, strict=True), {"case_id": patient}
-    rows = [whose | {**picked[i], "slide_id": name, "origin": origin} for i, origin in pairs]
+    rows = [
+        whose | {**picked[i], "slide_id": name, "origin": origin} for i, origin in pairs
+    ]
     encoder = f"{encoder or 'unnamed'} ({features.shape[1]}-d)"
     return name, encoder, rows, features[chosen].astype(np.float32)
 
 
 def drawn_labels(path: Path) -> Picked:
     """By row of a file of embeddings the class that covers more than half of the tile."""
-    if not (classes := files.drawn_classes(path)):
+    if not (classes := drawn_classes(path)):
         return {}
     names, shares = [*classes], np.stack([*classes.values()])
     rows = np.flatnonzero(shares.max(axis=0) > 0.5).tolist()
     return {row: {"label": names[shares[:, row].argmax()]} for row in rows}
+
+
+def drawn_classes(path: Path) -> dict[str, npt.NDArray]:
+    """Columns `class_NAME` of the tile table beside a file of embeddings: what was drawn."""
+    tiles, prefix = path.parent.parent / "tiles" / path.name, "class_"
+    columns = read_tiles(tiles).columns if tiles.is_file() else {}
+    return {
+        n.removeprefix(prefix): c for n, c in columns.items() if n.startswith(prefix)
+    }
 
 
 def _by_region(
@@ -204,11 +267,15 @@ def _by_region(
     for region in regions:
         if region.slide_id not in (None, name) or region.row.get("split") == TEST:
             continue
-        for i in np.flatnonzero(inside(region.rings, coords_l0 + np.float64(half_l0))).tolist():
+        for i in np.flatnonzero(
+            inside(region.rings, coords_l0 + np.float64(half_l0))
+        ).tolist():
             if (other := picked.setdefault(i, region.row)) != region.row:
                 both = f"{other['label']!r} and {region.row['label']!r}"
                 found = f"{both} at {coords_l0[i].tolist()} in {name!r}"
-                raise DatasetError(f"a tile must lie in one class and split, got {found}")
+                raise DatasetError(
+                    f"a tile must lie in one class and split, got {found}"
+                )
     return picked
 
 
@@ -218,7 +285,9 @@ def inside(rings: Rings, points: npt.NDArray[np.float64]) -> npt.NDArray[np.bool
     for ring in rings:
         for (x0, y0), (x1, y1) in zip(ring, np.roll(ring, -1, axis=0), strict=True):
             if y0 != y1:
-                found ^= ((y0 <= y) != (y1 <= y)) & (x < x0 + (y - y0) * (x1 - x0) / (y1 - y0))
+                found ^= ((y0 <= y) != (y1 <= y)) & (
+                    x < x0 + (y - y0) * (x1 - x0) / (y1 - y0)
+                )
     return found
 
 
@@ -243,10 +312,10 @@ _Said = dict[str, Places] | list[LabelledRegion]  # by slide
 
 def _read_labels(labels: Path | None) -> _Said:
     """Of a table, or of GeoJSON; test rows of a table are left out."""
-    if labels is None or labels.suffix.lower() not in files.TABLE_SUFFIXES:
+    if labels is None or labels.suffix.lower() not in tables.TABLE_SUFFIXES:
         return read_regions(labels) if labels else {}
     by_slide: dict[str, Places] = {}
-    for row in files.read_rows(labels, ("slide_id", "x", "y", "label")):
+    for row in tables.read_rows(labels, ("slide_id", "x", "y", "label")):
         said = _said(row, labels)
         if said.get("split") == TEST:
             continue
@@ -254,22 +323,29 @@ def _read_labels(labels: Path | None) -> _Said:
             place = (int(row["x"]), int(row["y"]))
         except ValueError:
             found = f"{row['x']!r}, {row['y']!r} in {str(labels)!r}"
-            raise DatasetError(f"x and y must be whole level-0 px, got {found}") from None
+            raise DatasetError(
+                f"x and y must be whole level-0 px, got {found}"
+            ) from None
         by_slide.setdefault(row["slide_id"], {})[place] = said
     return by_slide
 
 
 def _said(given: Mapping[str, Any], path: Path) -> TextRow:
     """Of a row or of a region's properties: label, and split and case where they are there."""
-    split, case = given.get("split"), next((given[n] for n in CASE_COLUMNS if given.get(n)), "")
+    split, case = (
+        given.get("split"),
+        next((given[n] for n in CASE_COLUMNS if given.get(n)), ""),
+    )
     row = {"label": str(given["label"])} | ({"case_id": str(case)} if case else {})
     return row | ({"split": split_name(str(split), str(path))} if split else {})
 
 
 def read_regions(path: Path) -> list[LabelledRegion]:
     """Labelled polygons of a GeoJSON file; the label is QuPath's classification name."""
-    with rewording("labels must be GeoJSON", path, OSError, ValueError, error=DatasetError):
-        document = json.loads(path.read_text(encoding="utf-8"))
+    with rewording(
+        "labels must be GeoJSON", path, OSError, ValueError, error=DatasetError
+    ):
+        document = read_json(path)
     features: Any = document.get("features") if isinstance(document, dict) else document
     some = isinstance(features, list) and features
     check(some, "labels must be a FeatureCollection with features", repr(str(path)))
@@ -277,7 +353,9 @@ def read_regions(path: Path) -> list[LabelledRegion]:
 
 
 def _region(feature: Any, number: int, path: Path) -> LabelledRegion:
-    properties, geometry = (feature.get(key) or {} for key in ("properties", "geometry"))
+    properties, geometry = (
+        feature.get(key) or {} for key in ("properties", "geometry")
+    )
     of_class = (properties.get("classification") or {}).get("name")
     label = properties.get("label") or of_class or properties.get("name")
     kind, remedy = geometry.get("type"), "set properties.classification.name"
@@ -285,8 +363,14 @@ def _region(feature: Any, number: int, path: Path) -> LabelledRegion:
     rule = "each feature must be a labelled Polygon or MultiPolygon"
     fits = label and kind in ("Polygon", "MultiPolygon")
     check(fits, rule, f"{found}; name a class in QuPath or {remedy}")
-    polygons = [geometry["coordinates"]] if kind == "Polygon" else geometry["coordinates"]
-    rings = [np.asarray(ring, dtype=np.float64)[:, :2] for polygon in polygons for ring in polygon]
+    polygons = (
+        [geometry["coordinates"]] if kind == "Polygon" else geometry["coordinates"]
+    )
+    rings = [
+        np.asarray(ring, dtype=np.float64)[:, :2]
+        for polygon in polygons
+        for ring in polygon
+    ]
     row = _said({**properties, "label": label}, path)
     return LabelledRegion(rings, row, properties.get("slide_id"))
 
@@ -297,32 +381,46 @@ def load_values(path: Path, config: ProbeConfig) -> ValueSet:
     Folds are its columns fold_*, or its split, else one of three over groups (rows). Memory: 4 N D
     + 8 N T.
     """
-    where, data, listed = repr(str(path)), config.data, files.read_rows(path, ())
+    where, data, listed = repr(str(path)), config.data, tables.read_rows(path, ())
     of_file = data.embeddings is not None
     column = "" if of_file else _present(listed[0], PATH_COLUMNS, path)
     listed = [({"row": str(i)} if of_file else {}) | r for i, r in enumerate(listed)]
-    rows = files.open_rows(listed, where)
+    rows = tables.open_rows(listed, where)
     own = {*PATH_COLUMNS, "row", "slide_id", "split", "x", "y", "origin", *CASE_COLUMNS}
     names = tuple(c for c in listed[0] if c not in own and not c.startswith("fold_"))
     check(names, "table must have a column of numbers to predict", f"none in {where}")
     with rewording("targets must be numbers", path, ValueError, error=DatasetError):
         targets = np.array([[float(r[name]) for name in names] for r in rows])
-    check(np.isfinite(targets).all(), "targets must be finite", f"NaN or inf in {where}")
-    groups, (paths, given, ids) = table_groups(rows, where), _sources(rows, column, path, data)
-    splits = [c for c in listed[0] if c.startswith("fold_")] or [c for c in rows[0] if c == "split"]
-    folds = [files.split_fold([split_name(r[c], where) for r in rows], where) for c in splits]
+    check(
+        np.isfinite(targets).all(), "targets must be finite", f"NaN or inf in {where}"
+    )
+    groups, (paths, given, ids) = (
+        table_groups(rows, where),
+        _sources(rows, column, path, data),
+    )
+    splits = [c for c in listed[0] if c.startswith("fold_")] or [
+        c for c in rows[0] if c == "split"
+    ]
+    folds = [
+        tables.split_fold([split_name(r[c], where) for r in rows], where)
+        for c in splits
+    ]
     if not folds:
         whose, none = groups.of_row if groups else given, np.zeros(len(rows), np.int64)
-        folds = grouped_folds(none, whose, folds=FOLDS, seed=config.protocol.seed)
+        folds = grouped_folds(none, whose, folds=sets.FOLDS, seed=config.protocol.seed)
     return ValueSet(
         name=path.stem,
         ids=tuple(ids),
-        embeddings=files.gather_rows(paths, given, path),
+        embeddings=embeddings.gather_rows(paths, given, path),
         target_names=names,
         targets=targets,
         folds=tuple(folds),
         groups=groups,
-        facts={"table": path.name, "targets": len(names), **files.probed(paths[0])},
+        facts={
+            "table": path.name,
+            "targets": len(names),
+            **embeddings.probed(paths[0]),
+        },
     )
 
 
@@ -331,23 +429,37 @@ def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:
 
     Memory: 4 N D + what embeds the images.
     """
-    rows, file = files.read_rows(path, ROBUSTNESS_COLUMNS), config.data.embeddings
+    rows, file = tables.read_rows(path, ROBUSTNESS_COLUMNS), config.data.embeddings
     if file is None and "path" in rows[0]:
         encoder = _encoder(config)
         encode, words = images.class_and_mean(encoder)
         refs = [sets.ImageRef(path.parent / r["path"]) for r in rows]
-        vectors = images.embed_images(refs, encode, batch_size=config.compute.batch_size)
+        vectors = images.embed_images(
+            refs, encode, batch_size=config.compute.batch_size
+        )
         facts = {"embedding": words, **images.encoder_facts(encoder)}
     elif file is None or not file.is_file():
         remedy = "pass --embeddings FILE, or give the table a column 'path' of images"
         raise ConfigError(f"embeddings must be a file, got {file}; {remedy}")
     else:
         index = [r.get("row") or str(i) for i, r in enumerate(rows)]
-        vectors = files.gather_rows([file] * len(rows), index, path)
+        vectors = embeddings.gather_rows([file] * len(rows), index, path)
         facts = {"embedding": file.name}
-    known: dict[str, Any] = {name: tuple(r[name] for r in rows) for name in ROBUSTNESS_COLUMNS}
-    known |= {"facts": {"table": path.name, **facts}, "embeddings": vectors}
-    return RobustnessSet(name=path.stem, groups=table_groups(rows, repr(str(path))), **known)
+    settings = config.protocol.robustness
+    in_pairs = settings is not None and path.stem in settings.paired_subsets
+    pairs: tuple[str, ...] = ()
+    if in_pairs and "subset" in rows[0]:
+        pairs = tuple(row["subset"] for row in rows)
+    return RobustnessSet(
+        name=path.stem,
+        embeddings=vectors,
+        biological_class=tuple(row["biological_class"] for row in rows),
+        medical_center=tuple(row["medical_center"] for row in rows),
+        slide_id=tuple(row["slide_id"] for row in rows),
+        pair=pairs,
+        groups=table_groups(rows, repr(str(path))),
+        facts={"table": path.name, **facts},
+    )
 
 
 def _encoder(config: ProbeConfig) -> "TileEncoder":

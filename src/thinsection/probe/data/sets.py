@@ -8,20 +8,28 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import DatasetError, InvalidInputError, require
-from thinsection.probe.groups import Groups
-from thinsection.probe.statistics import Fold, IndexArray, draw_rows
+from thinsection.errors import require
+from thinsection.evaluation.cases import (
+    CASE_COLUMNS,
+    Groups,
+    spelling_notes,
+    table_groups,
+)
+from thinsection.evaluation.embeddings import Embeddings, check_finite, check_vectors
+from thinsection.evaluation.labels import encode_labels
+from thinsection.evaluation.leaks import check_leakage, near_cases
+from thinsection.evaluation.metrics import Fold, IndexArray
+from thinsection.evaluation.splits import draw_rows, drawn_folds
+from thinsection.evaluation.tables import TextRow, check, split_fold
 
-Embeddings = npt.NDArray[np.float32]  # (N, D)
 Labels = npt.NDArray[np.int64]  # (N,), 0..K-1
-_check = partial(require, error=DatasetError)
+FOLDS = 3  # where data bring no split: one of so many validates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +46,10 @@ class Split:
 
     def take(self, rows: IndexArray) -> "Split":
         """Those of some rows."""
-        groups, ids = self.groups and self.groups.take(rows), tuple(self.ids[i] for i in rows)
+        groups, ids = (
+            self.groups and self.groups.take(rows),
+            tuple(self.ids[i] for i in rows),
+        )
         x, labels = self.embeddings[rows], self.labels[rows]
         return Split(embeddings=x, labels=labels, ids=ids, groups=groups)
 
@@ -54,8 +65,12 @@ class TileSet:
     class_names: tuple[str, ...]  # of labels 0..K-1
     train: Split
     val: Split
-    facts: dict[str, Any] = field(default_factory=dict)  # for the result file: source, split, ...
-    allow_leakage: bool = False  # whether train and val may share patients, slides or rows
+    facts: dict[str, Any] = field(
+        default_factory=dict
+    )  # for the result file: source, split, ...
+    allow_leakage: bool = (
+        False  # whether train and val may share patients, slides or rows
+    )
 
     def tested_on(self, other: "TileSet") -> "TileSet":
         """All rows train, and all rows of the other set are scored.
@@ -64,9 +79,15 @@ class TileSet:
         """
         names, rule = self.class_names, "test must have the classes of the data"
         found = f"{', '.join(other.class_names)} for {', '.join(names)}"
-        _check(other.class_names == names, rule, found)
-        facts = {**self.facts, "split_rule": f"all rows train, all of {other.name!r} are scored"}
-        train, val = join_splits(self.train, self.val), join_splits(other.train, other.val)
+        check(other.class_names == names, rule, found)
+        facts = {
+            **self.facts,
+            "split_rule": f"all rows train, all of {other.name!r} are scored",
+        }
+        train, val = (
+            join_splits(self.train, self.val),
+            join_splits(other.train, other.val),
+        )
         return replace(self, train=train, val=val, facts=facts)
 
     @property
@@ -79,7 +100,9 @@ class TileSet:
         """See `data_hashes`."""
         parts = (self.train, self.val)
         rows = [(part.ids, part.labels.tolist()) for part in parts]
-        return data_hashes([part.embeddings for part in parts], (self.class_names, rows))
+        return data_hashes(
+            [part.embeddings for part in parts], (self.class_names, rows)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,23 +137,31 @@ class LabelledRows:
         if self.embeddings is not None:
             check_finite(self.embeddings, self.ids)
 
-    def tile_set(self, read: Callable[[IndexArray], Embeddings], **facts: Any) -> TileSet:
+    def tile_set(
+        self, read: Callable[[IndexArray], Embeddings], **facts: Any
+    ) -> TileSet:
         """The embeddings that `read` gives of the fold's rows, with further facts."""
         ids = self.ids or [image.name for image in self.images]
 
         def part(rows: IndexArray) -> Split:
             groups = self.groups and self.groups.take(rows)
-            return make_split(read(rows), self.labels[rows], [ids[i] for i in rows], groups=groups)
+            return make_split(
+                read(rows), self.labels[rows], [ids[i] for i in rows], groups=groups
+            )
 
         train, val = map(part, self.fold)
         facts, names = {**self.facts, **facts}, self.class_names
-        return TileSet(name=self.name, class_names=names, train=train, val=val, facts=facts)
+        return TileSet(
+            name=self.name, class_names=names, train=train, val=val, facts=facts
+        )
 
     def at_most_per_class(self, most: int, *, seed: int) -> "LabelledRows":
         """With at most `most` rows of each class in train and in val; the facts say so."""
         require(most >= 1, "max_per_class must be >= 1", most)
         train, val = (r[draw_rows(self.labels[r], most, seed=seed)] for r in self.fold)
-        return replace(self, fold=(train, val), facts={**self.facts, "max_per_class": most})
+        return replace(
+            self, fold=(train, val), facts={**self.facts, "max_per_class": most}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,13 +171,23 @@ class _Cases:
     name: str
     ids: tuple[str, ...]  # (n,)
     vectors: Embeddings  # (n, D)
-    files: tuple[tuple[Path, ...], ...] = ()  # of each case's embeddings; () for given vectors
-    folds: tuple[Fold, ...] | None = None  # the dataset's own; None lets the protocol draw them
-    groups: Groups | None = None  # the patients of the cases; None: each case is its own
-    allow_leakage: bool = False  # whether the parts of a fold may share patients or vectors
+    files: tuple[
+        tuple[Path, ...], ...
+    ] = ()  # of each case's embeddings; () for given vectors
+    folds: tuple[Fold, ...] | None = (
+        None  # the dataset's own; None lets the protocol draw them
+    )
+    groups: Groups | None = (
+        None  # the patients of the cases; None: each case is its own
+    )
+    allow_leakage: bool = (
+        False  # whether the parts of a fold may share patients or vectors
+    )
     facts: dict[str, Any] = field(default_factory=dict)  # for the result file
 
-    _columns: ClassVar[tuple[str, ...]]  # of a case, beside its vector; the first makes the strata
+    _columns: ClassVar[
+        tuple[str, ...]
+    ]  # of a case, beside its vector; the first makes the strata
 
     def __post_init__(self) -> None:
         """Vectors must be finite (n, D), columns (n,), ids distinct."""
@@ -158,7 +199,11 @@ class _Cases:
         check_vectors(self.vectors, self.ids)
         shapes = [getattr(self, name).shape for name in self._columns]
         found = f"{' and '.join(map(str, shapes))} for {n} cases"
-        require({*shapes} == {(n,)}, f"{' and '.join(self._columns)} must be one a case", found)
+        require(
+            {*shapes} == {(n,)},
+            f"{' and '.join(self._columns)} must be one a case",
+            found,
+        )
 
     def hashes(self, folds: Sequence[Fold]) -> dict[str, str]:
         """See `data_hashes`."""
@@ -169,14 +214,20 @@ class _Cases:
 
     def take(self, rows: IndexArray) -> Self:
         """Some of the cases, without the dataset's folds."""
-        kept: dict[str, Any] = {n: getattr(self, n)[rows] for n in ("vectors", *self._columns)}
+        kept: dict[str, Any] = {
+            n: getattr(self, n)[rows] for n in ("vectors", *self._columns)
+        }
         kept["ids"] = tuple(self.ids[i] for i in rows)
         kept["files"] = tuple(self.files[i] for i in rows if self.files)
-        return replace(self, folds=None, groups=self.groups and self.groups.take(rows), **kept)
+        return replace(
+            self, folds=None, groups=self.groups and self.groups.take(rows), **kept
+        )
 
     def relabelled(self, order: IndexArray) -> Self:
         """Each case with the label, or the follow-up, of another."""
-        return replace(self, **{name: getattr(self, name)[order] for name in self._columns})
+        return replace(
+            self, **{name: getattr(self, name)[order] for name in self._columns}
+        )
 
     @property
     def strata(self) -> Labels:
@@ -191,10 +242,16 @@ class _Cases:
 
     def leakage(self, folds: Sequence[Fold]) -> str:
         """What the parts of any fold share; raises DatasetError where that is not allowed."""
-        known: dict[str, Any] = {"embeddings": self.vectors, "labels": self.strata, "ids": self.ids}
+        known: dict[str, Any] = {
+            "embeddings": self.vectors,
+            "labels": self.strata,
+            "ids": self.ids,
+        }
         whole = Split(**known, groups=self.groups)
         parts = [(whole.take(train), whole.take(val)) for train, val in folds]
-        return check_leakage(parts, self.name, allowed=self.allow_leakage, rows="cases")
+        allowed = self.allow_leakage
+        said = check_leakage(parts, self.name, allowed=allowed, rows="cases")
+        return said + near_cases(self.vectors, self.ids, folds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,15 +267,23 @@ class CaseSet(_Cases):
 class SurvivalSet(_Cases):
     """Cases with a follow-up."""
 
-    event: npt.NDArray[np.bool_]  # (n,): True where it was seen, False where the case was censored
+    event: npt.NDArray[
+        np.bool_
+    ]  # (n,): True where it was seen, False where the case was censored
     time: npt.NDArray[np.float64]  # (n,), > 0, in the dataset's own unit
     _columns: ClassVar[tuple[str, ...]] = ("event", "time")
 
     def __post_init__(self) -> None:
         _Cases.__post_init__(self)
         for name, time in zip(self.ids, self.time, strict=True):
-            require(0 < time < np.inf, "time must be finite and > 0", f"{time} for case {name!r}")
-        require(self.event.any(), "event must be seen in some case", "only censored cases")
+            require(
+                0 < time < np.inf,
+                "time must be finite and > 0",
+                f"{time} for case {name!r}",
+            )
+        require(
+            self.event.any(), "event must be seen in some case", "only censored cases"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +295,8 @@ class RobustnessSet:
     biological_class: tuple[str, ...]
     medical_center: tuple[str, ...]
     slide_id: tuple[str, ...]
+    # the 2 x 2 pair of classes and centres that scores the tile (PathoROB's subset); () for none
+    pair: tuple[str, ...] = ()
     groups: Groups | None = None  # None: the slides
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -260,7 +327,10 @@ def make_split(
     Raises InvalidInputError: shapes do not fit, nothing is there, or a value is not finite.
     """
     x, y = np.ascontiguousarray(embeddings, dtype=np.float32), np.asarray(labels)
-    shaped, whole = x.ndim == 2 and x.size, y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
+    shaped, whole = (
+        x.ndim == 2 and x.size,
+        y.ndim == 1 and np.issubdtype(y.dtype, np.integer),
+    )
     require(shaped, "embeddings must be (N, D) with N, D >= 1", f"shape {x.shape}")
     require(whole, "labels must be integers (N,)", f"{y.dtype} {y.shape}")
     n, found = len(y), f"{len(x)} and {len(y)}"
@@ -268,19 +338,27 @@ def make_split(
     names = tuple(map(str, range(n)) if ids is None else ids)
     require(len(names) == n, "ids must be one a row", f"{len(names)} for {n} rows")
     found = f"{len(groups.of_row) if groups else n} for {n} rows"
-    require(groups is None or len(groups.of_row) == n, "groups must be one a row", found)
+    require(
+        groups is None or len(groups.of_row) == n, "groups must be one a row", found
+    )
     check_finite(x, names)
     return Split(embeddings=x, labels=y.astype(np.int64), ids=names, groups=groups)
 
 
 def join_splits(*parts: Split) -> Split:
     """The rows of several splits. Memory: all of them."""
-    x, labels = (np.concatenate(v) for v in zip(*((p.embeddings, p.labels) for p in parts)))
+    x, labels = (
+        np.concatenate(v) for v in zip(*((p.embeddings, p.labels) for p in parts))
+    )
     known, groups = [p.groups for p in parts if p.groups], None
     if len(known) == len(parts):
-        of_row, slides = (sum(v, ()) for v in zip(*((g.of_row, g.slide_ids) for g in known)))
+        of_row, slides = (
+            sum(v, ()) for v in zip(*((g.of_row, g.slide_ids) for g in known))
+        )
         groups = Groups(known[0].unit, of_row, slides)
-    return Split(embeddings=x, labels=labels, ids=sum((p.ids for p in parts), ()), groups=groups)
+    return Split(
+        embeddings=x, labels=labels, ids=sum((p.ids for p in parts), ()), groups=groups
+    )
 
 
 def data_hashes(embeddings: Sequence[npt.NDArray], rows: Any) -> dict[str, str]:
@@ -292,29 +370,6 @@ def data_hashes(embeddings: Sequence[npt.NDArray], rows: Any) -> dict[str, str]:
     return {"rows_sha256": asked, "embeddings_sha256": digest.hexdigest()}
 
 
-def check_finite(embeddings: Embeddings, ids: Sequence[str]) -> None:
-    """Raises InvalidInputError naming the rows with NaN or inf.
-
-    Memory: O(N); a row's sum is non-finite where a value is (float64, so nothing overflows).
-    """
-    bad = np.flatnonzero(~np.isfinite(embeddings.sum(axis=1, dtype=np.float64)))
-    if len(bad):
-        shown = _some([ids[i] for i in bad.tolist()])
-        found = f"NaN or inf in {len(bad)} of {len(ids)} rows ({shown}); embed these again, in fp32"
-        raise InvalidInputError(f"embeddings must be finite, got {found}")
-
-
-def check_vectors(embeddings: Embeddings, ids: Sequence[str]) -> None:
-    """Raises InvalidInputError: not finite, all rows alike, or rows of zeros. Memory: N D bytes."""
-    check_finite(embeddings, ids)
-    alike = len(embeddings) > 1 and bool((embeddings == embeddings[0]).all())
-    remedy = f"{len(embeddings)} times the same; see what the encoder was given"
-    require(not alike, "embeddings must differ between rows", remedy)
-    zero = np.flatnonzero(~embeddings.any(axis=1))
-    found = f"zeros in {len(zero)} of {len(ids)} rows ({_some([ids[i] for i in zero.tolist()])})"
-    require(not len(zero), "embeddings must not be zero", found)
-
-
 def check_tile_set(data: TileSet) -> TileSet:
     """The set with what its parts share among the facts.
 
@@ -324,54 +379,67 @@ def check_tile_set(data: TileSet) -> TileSet:
     """
     if "leakage" in data.facts:  # checked before
         return data
-    k, where, parts = data.num_classes, f"in {data.name!r}", {"train": data.train, "val": data.val}
+    k, where, parts = (
+        data.num_classes,
+        f"in {data.name!r}",
+        {"train": data.train, "val": data.val},
+    )
     widths = [str(split.embeddings.shape[1]) for split in parts.values()]
     rule = "embeddings of train and val must have the same D"
-    _check(widths[0] == widths[1], rule, f"{' and '.join(widths)} {where}")
+    check(widths[0] == widths[1], rule, f"{' and '.join(widths)} {where}")
     for name, split in parts.items():
         low, high = split.labels.min(), split.labels.max()
         rule = f"labels of {name} must lie in 0..{k - 1}"
-        _check(low >= 0 and high < k, rule, f"{low}..{high} {where}")
+        check(low >= 0 and high < k, rule, f"{low}..{high} {where}")
         check_vectors(split.embeddings, split.ids)
     absent = sorted({*range(k)} - {*data.train.labels.tolist()})
-    missing = f" (none of {', '.join(data.class_names[c] for c in absent)})" if absent else ""
+    missing = (
+        f" (none of {', '.join(data.class_names[c] for c in absent)})" if absent else ""
+    )
     rule = "train must hold at least two classes, each with rows"
-    _check(k >= 2 and not absent, rule, f"{k - len(absent)} of {k}{missing} {where}")
+    check(k >= 2 and not absent, rule, f"{k - len(absent)} of {k}{missing} {where}")
     only = f"only {data.class_names[data.val.labels[0]]!r} {where}"
-    several, rule = len({*data.val.labels.tolist()}) > 1, "val must hold at least two classes"
-    _check(several, rule, f"{only}; split by patients of every class")
-    said = check_leakage([(data.train, data.val)], data.name, allowed=data.allow_leakage)
+    several, rule = (
+        len({*data.val.labels.tolist()}) > 1,
+        "val must hold at least two classes",
+    )
+    check(several, rule, f"{only}; split by patients of every class")
+    said = check_leakage(
+        [(data.train, data.val)], data.name, allowed=data.allow_leakage
+    )
     return replace(data, facts={**data.facts, "leakage": said})
 
 
-def check_leakage(parts: Sequence[Pair], name: str, *, allowed: bool, rows: str = "rows") -> str:
-    """What train and validation share, in words; of several folds the first that shares anything.
+def label_rows(
+    rows: Sequence[TextRow],
+    name: str,
+    *,
+    where: str,
+    seed: int,
+    class_names: Sequence[str] = (),
+    rule: str = "split column",
+    **content: Any,
+) -> LabelledRows:
+    """The one way from rows (label[, split, case_id, slide_id]) to classes, groups and a fold.
 
-    Memory: 24 N, and the rows whose sums are equal. Raises DatasetError: they share patients,
-    slides or identical rows, and that is not allowed.
+    Without a split one of FOLDS validates; `rule` tells of what is given, {} of what is drawn.
     """
-    for train, val in parts:
-        shared = train.groups.shared(val.groups) if train.groups and val.groups else {}
-        shared[f"identical {rows}"] = [val.ids[i] for i in identical_rows(train, val)]
-        told = [f"{len(ids)} {kind} ({_some(ids)})" for kind, ids in shared.items() if ids]
-        rule = "train and validation must share no patient, slide or row"
-        remedy = f"in {name!r}; split by patient, or pass --allow-leakage"
-        _check(allowed or not told, rule, f"{', '.join(told)} {remedy}")
-        if told:
-            return f"train and validation share {', '.join(told)}: the score flatters; allowed"
-    units = {train.groups.unit if train.groups else None for train, _ in parts}
-    known = f"no {' or '.join(map(str, units))} and no identical {rows}"
-    unknown = f"no identical {rows}; whose they are is not known (no case_id, no slide_id)"
-    return f"train and validation share {unknown if None in units else known}"
-
-
-def identical_rows(train: Split, val: Split) -> IndexArray:
-    """Rows of val whose embeddings occur in train, bit for bit."""
-    sums = [split.embeddings.sum(axis=1, dtype=np.float64) for split in (train, val)]
-    near = [np.flatnonzero(np.isin(a, b)) for a, b in (sums, sums[::-1])]
-    there = {train.embeddings[i].tobytes() for i in near[0]}
-    return np.array([i for i in near[1] if val.embeddings[i].tobytes() in there], dtype=np.int64)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
+    names, labels = encode_labels([r["label"] for r in rows], where, class_names)
+    groups, splits = table_groups(rows, where), [r.get("split", "") for r in rows]
+    if not rows or any(splits):
+        every = "split must be given for every labelled region or tile, or for none"
+        check(all(splits), every, f"some in {where}")
+        remedy = f"; leave the column out to have one of {FOLDS} folds validate"
+        fold = split_fold(splits, where, remedy)
+    else:
+        folds, over = drawn_folds(
+            labels, groups, folds=FOLDS, seed=seed, class_names=names
+        )
+        drawn = f"fold 0 of {FOLDS} {over}" if over else f"stratified fold 0 of {FOLDS}"
+        drawn, fold = f"{drawn}, seed {seed}", folds[0]
+        rule = rule.format(drawn) if "{}" in rule else drawn
+    columns = ("slide_id", *CASE_COLUMNS)
+    notes = spelling_notes(*([row.get(name, "") for row in rows] for name in columns))
+    told = {"ids": notes[0]} if notes else {}
+    content["facts"] = {"split_rule": rule, **told, **content.get("facts", {})}
+    return LabelledRows(name, names, labels, fold, groups=groups, **content)

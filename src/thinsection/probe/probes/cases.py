@@ -14,22 +14,34 @@ from sklearn.preprocessing import StandardScaler
 from torch.nn.functional import cross_entropy, linear
 
 from thinsection.errors import DatasetError, importing, require
-from thinsection.probe import intervals, statistics
+from thinsection.evaluation import metrics
+from thinsection.evaluation.embeddings import check_finite, read_embeddings
+from thinsection.evaluation.intervals import interval
+from thinsection.evaluation.metrics import FloatVector, Fold, IndexArray, Scorer
+from thinsection.evaluation.splits import grouped_folds, stratified_folds
+from thinsection.evaluation.survival import concordance
 from thinsection.probe import protocol as suites
 from thinsection.probe.data.cases import ReadEmbeddings
-from thinsection.probe.data.files import read_embeddings
-from thinsection.probe.data.sets import CaseSet, SurvivalSet, ValueSet, check_finite, data_hashes
+from thinsection.probe.data.sets import CaseSet, SurvivalSet, ValueSet, data_hashes
 from thinsection.probe.honest import honest_cases
 from thinsection.probe.probes.tiles import initial_head
 from thinsection.probe.protocol import NANOPATH, Protocol
-from thinsection.probe.result import Predictions, ProbeResult, Risks, Values, scored
-from thinsection.probe.statistics import FloatVector, Fold, IndexArray, Scorer
+from thinsection.probe.result import (
+    Predictions,
+    ProbeResult,
+    Risks,
+    Values,
+    label_permutation_p,
+    scored,
+)
 from thinsection.weights.placement import resolve_device
 
 Cases = CaseSet | SurvivalSet
 Folds = Sequence[Fold]
 Parts = Sequence[Any]  # what the model of each fold answers of its validation rows
-_Bag = Callable[[int, np.random.Generator | None], torch.Tensor]  # a case's tiles (n, D)
+_Bag = Callable[
+    [int, np.random.Generator | None], torch.Tensor
+]  # a case's tiles (n, D)
 _Layers = dict[str, tuple[torch.Tensor, torch.Tensor]]  # weight and bias of each
 
 
@@ -47,7 +59,12 @@ def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult
     solver: dict[str, Any] = {"solver": "lbfgs"}
     if cases.name in settings.liblinear_tasks:
         solver = {"solver": "liblinear", "dual": len(x) < x.shape[1]}
-    given = {"class_weight": "balanced", "max_iter": settings.max_iter, "random_state": 0, **solver}
+    given = {
+        "class_weight": "balanced",
+        "max_iter": settings.max_iter,
+        "random_state": 0,
+        **solver,
+    }
 
     def fit(c: float, train: IndexArray, val: IndexArray) -> FloatVector:
         model = LogisticRegression(C=c, **given).fit(x[train], cases.labels[train])
@@ -55,7 +72,10 @@ def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult
 
     folds = _folds(cases, protocol)
     best, parts, scores = _swept(cases, folds, settings.cs, fit)
-    by_c = {f"{c:g}": float(np.mean(of_folds)) for c, of_folds in scores.items()}
+    by_c = {
+        f"{c:g}": float(metrics.mean_with_value(of_folds))
+        for c, of_folds in scores.items()
+    }
     details = {"best_c": best, "score_by_c": by_c, "fold_scores": scores[best]}
     return _result("slide", cases, folds, parts, protocol=protocol, details=details)
 
@@ -64,21 +84,32 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
     """Mean Harrell's c-index over folds of a Cox model.
 
     Memory: 8 (n D + D²) of the solver, and n² of the bootstrap per fold. Raises
-    MissingDependencyError: scikit-survival is not installed; InvalidInputError: a fold without
-    comparable pairs; ConfigError: the protocol defines no survival probe.
+    MissingDependencyError: scikit-survival is not installed; ConfigError: the protocol defines no
+    survival probe.
     """
     settings: suites.SurvivalSettings = protocol.require("survival")
     if protocol.inner_folds:
         return _nested("survival", survival_probe, cases, protocol)
     folds = _folds(cases, protocol)
-    best, parts, scores = _swept(cases, folds, settings.alphas, partial(_risk, cases, settings))
-    means = {a: float(np.mean(of_folds)) for a, of_folds in scores.items()}
-    details = {"fold_scores": scores[best], "model": settings.model, "score_by_alpha": means}
+    best, parts, scores = _swept(
+        cases, folds, settings.alphas, partial(_risk, cases, settings)
+    )
+    means = {
+        a: float(metrics.mean_with_value(of_folds)) for a, of_folds in scores.items()
+    }
+    details = {
+        "fold_scores": scores[best],
+        "model": settings.model,
+        "score_by_alpha": means,
+    }
     return _result("survival", cases, folds, parts, protocol=protocol, details=details)
 
 
 def _risk(
-    cases: SurvivalSet, settings: suites.SurvivalSettings, alpha: float, *fold: IndexArray
+    cases: SurvivalSet,
+    settings: suites.SurvivalSettings,
+    alpha: float,
+    *fold: IndexArray,
 ) -> FloatVector:
     """Risk scores of the validation cases."""
     train, val = fold
@@ -94,7 +125,9 @@ def _risk(
     if settings.model == "cox":
         model = CoxPHSurvivalAnalysis(alpha=alpha, ties="breslow", n_iter=steps)
     else:
-        model = CoxnetSurvivalAnalysis(alphas=[alpha], l1_ratio=settings.l1_ratio, max_iter=steps)
+        model = CoxnetSurvivalAnalysis(
+            alphas=[alpha], l1_ratio=settings.l1_ratio, max_iter=steps
+        )
     model.fit(x[train], Surv.from_arrays(cases.event[train], cases.time[train]))
     return np.asarray(model.predict(x[val]), dtype=np.float64)
 
@@ -105,15 +138,24 @@ def _swept(
     """The best value of a sweep, what its folds answer, and the scores of each value's folds."""
     answers = {value: [fit(value, *fold) for fold in folds] for value in values}
     scorers = {value: _scorers(cases, folds, parts) for value, parts in answers.items()}
-    scores = {value: _fold_scores(folds, of_folds) for value, of_folds in scorers.items()}
-    best = max(scores, key=lambda value: np.mean(scores[value]))  # max keeps the first of equals
+    scores = {
+        value: _fold_scores(folds, of_folds) for value, of_folds in scorers.items()
+    }
+    best = max(
+        scores, key=lambda value: float(metrics.mean_with_value(scores[value]))
+    )  # max keeps the first of equals
     return best, answers[best], scores
 
 
-def _nested(name: str, run: Callable[..., Any], cases: Cases, protocol: Protocol) -> ProbeResult:
+def _nested(
+    name: str, run: Callable[..., Any], cases: Cases, protocol: Protocol
+) -> ProbeResult:
     """Under a protocol with inner folds."""
     folds, found, beside = honest_cases(run, cases, protocol, _folds)
-    known = [(r.predictions and r.predictions.probability, r.risks and r.risks.risk) for r in found]
+    known = [
+        (r.predictions and r.predictions.probability, r.risks and r.risks.risk)
+        for r in found
+    ]
     parts = [risk if share is None else share for share, risk in known]
     return _result(name, cases, folds, parts, protocol=protocol, details=beside)
 
@@ -129,9 +171,9 @@ def _folds(cases: Cases, protocol: Protocol) -> Folds:
     if cases.folds:
         folds: Folds = cases.folds
     elif cases.together:
-        folds = statistics.grouped_folds(strata, cases.together, **drawn)
+        folds = grouped_folds(strata, cases.together, **drawn)
     else:
-        folds = statistics.stratified_folds(strata, class_names=names, **drawn)
+        folds = stratified_folds(strata, class_names=names, **drawn)
     cases.leakage(folds)
     for i, fold in enumerate(folds):
         for part, rows in zip(("train", "validation"), fold, strict=True):
@@ -147,9 +189,11 @@ def _scorers(cases: Cases, folds: Folds, parts: Parts) -> list[Scorer]:
     """By fold: the score of its validation rows, AUROC or Harrell's c-index, under weights."""
     pairs = [(part, val) for part, (_, val) in zip(parts, folds, strict=True)]
     if isinstance(cases, CaseSet):
-        return [partial(statistics.macro_auroc, part, cases.labels[val]) for part, val in pairs]
+        return [
+            partial(metrics.macro_auroc, part, cases.labels[val]) for part, val in pairs
+        ]
     event, time = cases.event, cases.time
-    return [statistics.concordance(event[val], time[val], risk) for risk, val in pairs]
+    return [concordance(event[val], time[val], risk) for risk, val in pairs]
 
 
 def _fold_scores(folds: Folds, scorers: list[Scorer]) -> list[float]:
@@ -160,31 +204,72 @@ def _fold_scores(folds: Folds, scorers: list[Scorer]) -> list[float]:
 
 def _rows(data: Cases | ValueSet, folds: Folds) -> tuple[IndexArray, dict[str, Any]]:
     """All validation rows, fold after fold, and whose they are."""
-    rows, sizes = np.concatenate([val for _, val in folds]), [len(val) for _, val in folds]
-    ids, groups = tuple(data.ids[i] for i in rows), data.groups and data.groups.take(rows)
-    return rows, {"ids": ids, "groups": groups, "fold": np.repeat(np.arange(len(folds)), sizes)}
+    rows, sizes = (
+        np.concatenate([val for _, val in folds]),
+        [len(val) for _, val in folds],
+    )
+    ids, groups = (
+        tuple(data.ids[i] for i in rows),
+        data.groups and data.groups.take(rows),
+    )
+    return rows, {
+        "ids": ids,
+        "groups": groups,
+        "fold": np.repeat(np.arange(len(folds)), sizes),
+    }
 
 
-def _result(probe: str, cases: Cases, folds: Folds, parts: Parts, **known: Any) -> ProbeResult:
-    """The mean of the folds' scores of their answers, with an interval over cases in the folds."""
+def _result(
+    probe: str,
+    cases: Cases,
+    folds: Folds,
+    parts: Parts,
+    *,
+    protocol: Protocol,
+    **known: Any,
+) -> ProbeResult:
+    """The score of what the folds answer, with an interval over cases."""
     (rows, said), answers = _rows(cases, folds), np.concatenate(parts)
     facts: dict[str, Any] = {"cases": len(cases.ids)}
     if isinstance(cases, CaseSet):
         said |= {"class_names": cases.class_names, "truth": cases.labels[rows]}
         said |= {"prediction": answers.argmax(axis=1), "probability": answers}
-        known |= {"metric": "auroc", "predictions": Predictions(**said)}
+        metric = "auroc"
+        known["predictions"] = Predictions(**said)
     else:
         high = np.concatenate([risk > np.median(risk) for risk in parts])
         said |= {"event": cases.event[rows], "time": cases.time[rows], "risk": answers}
-        known |= {"metric": "c_index", "risks": Risks(high=high, **said)}
+        metric = "c_index"
+        known["risks"] = Risks(high=high, **said)
         facts["events"] = int(cases.event.sum())
-    sizes, scorers = [[len(a), len(b)] for a, b in folds], _scorers(cases, folds, parts)
-    facts |= {"dim": cases.vectors.shape[1], "fold_sizes": sizes, **cases.facts}
-    facts |= {**cases.hashes(folds), "leakage": cases.leakage(folds)}
-    seeded = {"seed": known["protocol"].seed, "groups": cases.groups}
-    known["interval"] = intervals.bootstrap_folds(folds, scorers, **seeded)
-    score = float(np.mean(_fold_scores(folds, scorers)))
-    return ProbeResult(probe=probe, dataset=cases.name, score=score, facts=facts, **known)
+    facts |= {
+        "dim": cases.vectors.shape[1],
+        "fold_sizes": [[len(train), len(val)] for train, val in folds],
+        **cases.facts,
+        **cases.hashes(folds),
+        "leakage": cases.leakage(folds),
+    }
+    said_rows = known.get("predictions") or known["risks"]
+    if protocol.inner_folds:  # one score of pairs of the same fold
+        score = said_rows.value(metric)
+        found = said_rows.interval(metric, seed=protocol.seed)
+        null_p = label_permutation_p(said_rows, metric, seed=protocol.seed)
+        known["details"] = {**known["details"], "null_p": null_p}
+    else:  # the suite's own: a mean over folds
+        scorers = _scorers(cases, folds, parts)
+        score = float(metrics.mean_with_value(_fold_scores(folds, scorers)))
+        mean = metrics.fold_mean(scorers, metrics.folds_of(said["fold"], len(rows)))
+        found = interval(said_rows.sampling, mean, metric, seed=protocol.seed)
+    return ProbeResult(
+        probe=probe,
+        dataset=cases.name,
+        metric=metric,
+        score=score,
+        interval=found,
+        facts=facts,
+        protocol=protocol,
+        **known,
+    )
 
 
 def abmil_probe(
@@ -207,21 +292,33 @@ def abmil_probe(
     """
     settings: suites.AbmilSettings = protocol.require("abmil")
     sizes = (len(cases.files), len(cases.ids))
-    require(sizes[0] == sizes[1], "files must be one list a case", f"{sizes[0]} for {sizes[1]}")
+    require(
+        sizes[0] == sizes[1],
+        "files must be one list a case",
+        f"{sizes[0]} for {sizes[1]}",
+    )
     folds, where = _folds(cases, protocol), resolve_device(device, mps=False)
 
     def bag(case: int, rng: np.random.Generator | None) -> torch.Tensor:
-        return torch.from_numpy(_tiles(cases.files[case], read, settings.bag_size, rng)).to(where)
+        return torch.from_numpy(
+            _tiles(cases.files[case], read, settings.bag_size, rng)
+        ).to(where)
 
     seeds = range(protocol.seed, protocol.seed + len(folds))
-    trained = (_train_fold(cases, bag, *pair, settings) for pair in zip(folds, seeds, strict=True))
+    trained = (
+        _train_fold(cases, bag, *pair, settings)
+        for pair in zip(folds, seeds, strict=True)
+    )
     parts, losses = zip(*trained, strict=True)
     details = {"first_loss": losses[0][0], "last_loss": losses[0][-1]}
     return _result("abmil", cases, folds, parts, protocol=protocol, details=details)
 
 
 def _tiles(
-    files: Sequence[Path], read: ReadEmbeddings, bag_size: int, rng: np.random.Generator | None
+    files: Sequence[Path],
+    read: ReadEmbeddings,
+    bag_size: int,
+    rng: np.random.Generator | None,
 ) -> npt.NDArray[np.float32]:
     """Tiles (n, D) of a case: all of them, or where rng is given at most `bag_size`, in order."""
     tiles = np.concatenate([read(path) for path in files])
@@ -247,31 +344,53 @@ def _train_fold(
     cases: CaseSet, bag: _Bag, fold: Fold, seed: int, settings: suites.AbmilSettings
 ) -> tuple[FloatVector, list[float]]:
     """Probabilities (n_val, K) after the last epoch, and the mean loss of each epoch."""
-    rng, (train, val), first = np.random.default_rng(seed), fold, bag(int(fold[0][0]), None)
+    rng, (train, val), first = (
+        np.random.default_rng(seed),
+        fold,
+        bag(int(fold[0][0]), None),
+    )
     device, k, h = first.device, len(cases.class_names), settings.hidden
-    widths = {"project": (h, first.shape[1]), "value": (h, h), "gate": (h, h), "weight": (1, h)}
+    widths = {
+        "project": (h, first.shape[1]),
+        "value": (h, h),
+        "gate": (h, h),
+        "weight": (1, h),
+    }
     generator, layers = torch.Generator().manual_seed(seed), _Layers()
     for name, width in {**widths, "classify": (k, h)}.items():
         weight, bias = initial_head(*width, generator)
-        layers[name] = weight.to(device).requires_grad_(), bias.to(device).requires_grad_()
-    decay, parameters = settings.weight_decay, [p for pair in layers.values() for p in pair]
+        layers[name] = (
+            weight.to(device).requires_grad_(),
+            bias.to(device).requires_grad_(),
+        )
+    decay, parameters = (
+        settings.weight_decay,
+        [p for pair in layers.values() for p in pair],
+    )
     optimizer = torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=decay)
     counts = np.bincount(cases.labels[train], minlength=k)
-    balance = torch.tensor(len(train) / (k * counts), dtype=torch.float32, device=device)
+    balance = torch.tensor(
+        len(train) / (k * counts), dtype=torch.float32, device=device
+    )
     losses = []
     for _ in range(settings.epochs):
         total = 0.0
         for case in rng.permutation(train):
             target = torch.tensor(int(cases.labels[case]), device=device)
             # one bag a step: `weight=` would cancel under mean reduction, so it is applied here
-            loss = balance[target] * cross_entropy(_attend(layers, bag(int(case), rng)), target)
+            loss = balance[target] * cross_entropy(
+                _attend(layers, bag(int(case), rng)), target
+            )
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total += float(loss.detach())
         losses.append(total / len(train))
     with torch.inference_mode():
-        rows = [torch.softmax(_attend(layers, bag(int(case), None)).double(), 0) for case in val]
+        rows = [
+            torch.softmax(_attend(layers, bag(int(case), None)).double(), 0)
+            for case in val
+        ]
     return torch.stack(rows).cpu().numpy(), losses
 
 
@@ -287,28 +406,60 @@ def regression_probe(data: ValueSet, *, protocol: Protocol = NANOPATH) -> ProbeR
     rows, known = _rows(data, data.folds)
     guesses = [_ridge(data, *fold, protocol) for fold in data.folds]
     pairs = zip(guesses, (val for _, val in data.folds), strict=True)
-    by_target = [statistics.pearson(data.targets[v], g, np.ones((1, len(v))))[0] for g, v in pairs]
+    by_target = [
+        metrics.pearson(data.targets[v], g, np.ones((1, len(v))))[0] for g, v in pairs
+    ]
     known |= {"truth": data.targets[rows], "prediction": np.concatenate(guesses)}
     scores = [float(np.nanmean(found)) for found in by_target]
-    means = dict(zip(data.target_names, np.nanmean(by_target, axis=0).tolist(), strict=True))
+    means = dict(
+        zip(data.target_names, np.nanmean(by_target, axis=0).tolist(), strict=True)
+    )
     details = {"fold_scores": scores, "pearson_by_target": means}
-    asked = (data.ids, data.targets.tolist(), [(t.tolist(), v.tolist()) for t, v in data.folds])
+    asked = (
+        data.ids,
+        data.targets.tolist(),
+        [(t.tolist(), v.tolist()) for t, v in data.folds],
+    )
     facts = {"rows": len(data.ids), "dim": data.embeddings.shape[1], **data.facts}
     facts |= data_hashes([data.embeddings], asked)
-    values, bounds = Values(target_names=data.target_names, **known), (-1.0, 1.0)
-    beside: dict[str, Any] = {"protocol": protocol, "details": details, "facts": facts}
-    return scored("regression", data, values, "pearson", bounds=bounds, **beside)
+    values = Values(target_names=data.target_names, **known)
+    parts = metrics.folds_of(known["fold"], len(rows))
+    by_fold = [
+        metrics.value_scorers(values.truth[part], values.prediction[part])["pearson"]
+        for part in parts
+    ]
+    mean = metrics.fold_mean(by_fold, parts)
+    return scored(
+        "regression",
+        data,
+        values,
+        "pearson",
+        protocol=protocol,
+        details=details,
+        facts=facts,
+        score=float(np.nanmean(scores)),
+        interval=interval(values.sampling, mean, "pearson", seed=protocol.seed),
+    )
 
 
-def _ridge(data: ValueSet, train: IndexArray, val: IndexArray, protocol: Protocol) -> FloatVector:
-    """Predictions (n_val, T); components are rounded to float32, as HEST hands them on."""
+def _ridge(
+    data: ValueSet, train: IndexArray, val: IndexArray, protocol: Protocol
+) -> FloatVector:
+    """Predictions (n_val, T) by HEST's rule.
+
+    HEST hands the components on as torch tensors: they are rounded to float32, and
+    scikit-learn converts them to float64 for the fit.
+    """
     settings = protocol.regression
     scaler = StandardScaler().fit(data.embeddings[train])
     x = [scaler.transform(data.embeddings[rows]) for rows in (train, val)]
     most = min(settings.components, *x[0].shape)
     pca = PCA(n_components=most, random_state=settings.seed)
     # `fit_transform`, as HEST has it: of a randomised decomposition it is not `transform` of `fit`
-    x = [part.astype(np.float32) for part in (pca.fit_transform(x[0]), pca.transform(x[1]))]
+    x = [
+        part.astype(np.float32).astype(np.float64)
+        for part in (pca.fit_transform(x[0]), pca.transform(x[1]))
+    ]
     alpha = 100 / (most * data.targets.shape[1])
     known = {"random_state": settings.seed, "fit_intercept": False, "max_iter": 1000}
     model = Ridge(solver="lsqr", alpha=alpha, **known).fit(x[0], data.targets[train])

@@ -12,15 +12,19 @@ from scipy.ndimage import gaussian_filter
 from skimage.color import hed2rgb, rgb2hed
 
 from thinsection.errors import require
+from thinsection.evaluation.embeddings import Embeddings
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data import images
 from thinsection.probe.data.load import image_rows
-from thinsection.probe.data.sets import Embeddings
 from thinsection.probe.probes.tiles import knn_probe
 from thinsection.probe.result import ProbeResult, Ratios, scored
 from thinsection.types import RgbArray
 
-STAIN, BLUR_PX, JPEG_QUALITY = (1.3, 0.75, 1.0), 1.0, 40  # of H, E and rest; sigma; of 1..95
+STAIN, BLUR_PX, JPEG_QUALITY = (
+    (1.3, 0.75, 1.0),
+    1.0,
+    40,
+)  # of H, E and rest; sigma; of 1..95
 
 
 def stained(tile: RgbArray) -> RgbArray:
@@ -72,8 +76,14 @@ def invariance_probe(path: Path, config: ProbeConfig) -> ProbeResult:
     means = {name: float(found.mean()) for name, found in cosines.items()}
     details = {"cosine": means, "score_drop": drops, "knn_score": before.score}
     rows = Ratios(metric="cosine", ids=val.ids, **share)
-    known: dict[str, Any] = {"protocol": config.protocol, "details": details, "facts": before.facts}
-    return scored("invariance", tiles, rows, "cosine", score=float(mean.mean()), **known)
+    known: dict[str, Any] = {
+        "protocol": config.protocol,
+        "details": details,
+        "facts": before.facts,
+    }
+    return scored(
+        "invariance", tiles, rows, "cosine", score=float(mean.mean()), **known
+    )
 
 
 def _unit(x: Embeddings) -> Embeddings:

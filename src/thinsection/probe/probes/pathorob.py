@@ -4,6 +4,7 @@ Source: PathoROB (bifold-pathomics), `robustness_index`, `clustering_score` and 
 """
 
 import random
+from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any
 
@@ -11,18 +12,23 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import adjusted_rand_score, balanced_accuracy_score, silhouette_score
+from sklearn.metrics import (
+    adjusted_rand_score,
+    balanced_accuracy_score,
+    silhouette_score,
+)
 
-from thinsection.errors import require
+from thinsection.errors import InvalidInputError, require
+from thinsection.evaluation import metrics
+from thinsection.evaluation.cases import group_rows
+from thinsection.evaluation.embeddings import check_finite, check_vectors
+from thinsection.evaluation.metrics import IndexArray
 from thinsection.probe import protocol as suites
-from thinsection.probe import statistics
-from thinsection.probe.compute import cosine_neighbours
-from thinsection.probe.data.sets import RobustnessSet, check_finite, check_vectors, data_hashes
-from thinsection.probe.groups import group_rows
+from thinsection.probe.compute import nearest_rows
+from thinsection.probe.data.sets import RobustnessSet, data_hashes
 from thinsection.probe.probes.tiles import count_votes
 from thinsection.probe.protocol import NANOPATH, Protocol
 from thinsection.probe.result import ProbeResult, Ratios, scored
-from thinsection.probe.statistics import IndexArray
 from thinsection.types import GIB
 
 APD_CS = 10 ** np.linspace(-8, 4, 15)  # of the logistic regressions
@@ -44,54 +50,161 @@ def robustness_probe(
     centre, OS another class and the same centre. The index is SO / (SO + OS): 1 follows biology
     only, 0 the centre only. Without `k` the protocol decides it by the subset's name; `choose_k`
     takes the one whose majority vote names the biological class with the best balanced accuracy.
+    Where the data have pairs (`pair`, TCGA's 2 x 2 of classes and centres), neighbours are sought
+    within each pair, and a tile that several pairs list counts in each.
 
-    Memory: budget_bytes + 10 N k. Raises InvalidInputError: columns of different lengths, NaN, or
-    no SO and no OS neighbour.
+    Memory: budget_bytes + 20 N k. Raises InvalidInputError: columns of different lengths, NaN, no
+    pairs in a set that PathoROB scores by pairs, or no SO and no OS neighbour.
     """
     settings: suites.RobustnessSettings = protocol.require("robustness")
-    x, columns = data.embeddings, _columns(data)
-    found = f"{[len(column) for column in columns]} for {len(x)} tiles"
-    require({*map(len, columns)} == {len(x)}, "columns must be one entry a tile", found)
-    check_vectors(x, data.slide_id)
-    biology, centre, slide = (np.unique(c, return_inverse=True)[1] for c in columns)
-    k = k or dict(settings.k_by_subset).get(data.name, settings.default_k)
-    most = min(settings.max_k, len(x)) if choose_k else k
-    near = cosine_neighbours(x, x, most, groups=slide, device=device, budget_bytes=budget_bytes)
-    by_k = _vote_by_k(near, biology) if choose_k else {}
-    k = max(by_k, key=lambda k: by_k[k]) if by_k else k  # max keeps the first of equals
-    near = near[:, :k]
-    there, kin, home = near >= 0, *(of[near] == of[:, None] for of in (biology, centre))
-    # neighbours that share biology (s, else o), then centre (s, else o)
-    kinds = {"so": kin & ~home, "os": ~kin & home, "ss": kin & home, "oo": ~kin & ~home}
-    counts = {name: (there & kind).sum(axis=1) for name, kind in kinds.items()}
-    either = counts["so"] + counts["os"]
-    rule = "neighbours must include same-class other-centre or other-class same-centre tiles"
-    found = f"neither in {data.name!r}; the index needs two classes and two centres"
-    require(either.any(), rule, found)
+    _check_columns(data, settings)
+    pairs = _rows_by_pair(data)
+    if k is None:
+        k = dict(settings.k_by_subset).get(data.name, settings.default_k)
+    most = dict(settings.max_k_by_subset).get(data.name, settings.max_k)
+    width = most if choose_k else k
+    near_of_pair = [
+        _other_slides(data, rows, width, device, budget_bytes) for rows in pairs
+    ]
+    biology = np.unique(data.biological_class, return_inverse=True)[1]
+    accuracy_by_k: dict[int, float] = {}
+    if choose_k:
+        of_pairs = [
+            _vote_by_k(near, biology[rows])
+            for near, rows in zip(near_of_pair, pairs, strict=True)
+        ]
+        shared = [k for k in of_pairs[0] if all(k in votes for votes in of_pairs)]
+        accuracy_by_k = {
+            k: float(np.mean([votes[k] for votes in of_pairs])) for k in shared
+        }
+        k = max(shared, key=accuracy_by_k.__getitem__)  # max keeps the first of equals
+    counts = NeighbourCounts.zeros(len(data.slide_id))
+    for near, rows in zip(near_of_pair, pairs, strict=True):
+        counts.put(rows, near[:, :k], data)
+    either = counts.so + counts.os
+    if not either.any():
+        raise InvalidInputError(
+            "neighbours must include same-class other-centre or other-class same-centre "
+            f"tiles, got neither in {data.name!r}; the index needs two classes and two centres"
+        )
     groups = data.groups or group_rows(data.slide_id, where=repr(data.name))
-    ids = tuple(f"{name}:{i}" for i, name in enumerate(data.slide_id))
-    parts = {"top": counts["so"].astype(np.float64), "bottom": either.astype(np.float64)}
-    rows = Ratios(metric="robustness_index", ids=ids, groups=groups, **parts)
-    details = {
+    ratios = Ratios(
+        metric="robustness_index",
+        ids=tuple(f"{slide}:{i}" for i, slide in enumerate(data.slide_id)),
+        groups=groups,
+        top=counts.so.astype(np.float64),
+        bottom=either.astype(np.float64),
+    )
+    details: dict[str, Any] = {
         "k": k,
-        **({"selected_on": "k by the vote for biology on the same tiles"} if choose_k else {}),
-        **{name: int(of_tile.sum()) for name, of_tile in counts.items()},
-        "biology_by_k": {str(k): v for k, v in by_k.items()},
-        "tiles_with_fewer_neighbours": int((~there).any(axis=1).sum()),
+        "so": int(counts.so.sum()),
+        "os": int(counts.os.sum()),
+        "ss": int(counts.ss.sum()),
+        "oo": int(counts.oo.sum()),
+        "biology_by_k": {str(k): v for k, v in accuracy_by_k.items()},
+        "tiles_with_fewer_neighbours": int((counts.total < k).sum()),
     }
-    known: dict[str, Any] = {"details": details, "facts": _facts(data, dim=x.shape[1])}
-    return scored("robustness", data, rows, rows.metric, protocol=protocol, **known)
+    if choose_k:
+        details["selected_on"] = "k by the vote for biology on the same tiles"
+    if data.pair:
+        details["pairs"] = len(pairs)
+    return scored(
+        "robustness",
+        data,
+        ratios,
+        ratios.metric,
+        protocol=protocol,
+        details=details,
+        facts=_facts(data, dim=data.embeddings.shape[1]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourCounts:
+    """Neighbours of N tiles that share biology (s, else o), then the centre (s, else o)."""
+
+    so: IndexArray  # (N,), as the others
+    os: IndexArray
+    ss: IndexArray
+    oo: IndexArray
+
+    @classmethod
+    def zeros(cls, num_tiles: int) -> "NeighbourCounts":
+        """Counts before any neighbour was seen."""
+        return cls(*np.zeros((4, num_tiles), dtype=np.int64))
+
+    @property
+    def total(self) -> IndexArray:
+        """Neighbours of each tile, (N,)."""
+        return self.so + self.os + self.ss + self.oo
+
+    def put(self, rows: IndexArray, near: IndexArray, data: RobustnessSet) -> None:
+        """Sets the counts of `rows` from their neighbours (n, k), -1 for none."""
+        biology = np.array(data.biological_class)[rows]
+        centre = np.array(data.medical_center)[rows]
+        there = near >= 0
+        kin = biology[near] == biology[:, None]
+        home = centre[near] == centre[:, None]
+        self.so[rows] = (there & kin & ~home).sum(axis=1)
+        self.os[rows] = (there & ~kin & home).sum(axis=1)
+        self.ss[rows] = (there & kin & home).sum(axis=1)
+        self.oo[rows] = (there & ~kin & ~home).sum(axis=1)
+
+
+def _check_columns(data: RobustnessSet, settings: suites.RobustnessSettings) -> None:
+    """Raises InvalidInputError: see `robustness_probe`."""
+    columns = [*_columns(data)]
+    if data.pair:
+        columns.append(data.pair)
+    lengths = [len(column) for column in columns]
+    if {*lengths} != {len(data.embeddings)}:
+        raise InvalidInputError(
+            f"columns must be one entry a tile, got {lengths} for {len(data.embeddings)} tiles"
+        )
+    check_vectors(data.embeddings, data.slide_id)
+    if data.name in settings.paired_subsets and not data.pair:
+        raise InvalidInputError(
+            f"{data.name!r} must have the column subset, got none; PathoROB scores its pairs of "
+            "classes and centres one by one; use its table of 2 x 2 pairs, or rename the table"
+        )
+
+
+def _rows_by_pair(data: RobustnessSet) -> list[IndexArray]:
+    """Rows of each pair, in the order of the pairs' names; all rows where there is none."""
+    if not data.pair:
+        return [np.arange(len(data.slide_id))]
+    pair = np.array(data.pair)
+    return [np.flatnonzero(pair == name) for name in np.unique(pair)]
+
+
+def _other_slides(
+    data: RobustnessSet, rows: IndexArray, k: int, device: str, budget_bytes: int
+) -> IndexArray:
+    """Neighbours (n, k) of other slides among `rows`, as places in `rows`; -1 for none."""
+    x = data.embeddings if len(rows) == len(data.embeddings) else data.embeddings[rows]
+    slide = np.unique(np.array(data.slide_id)[rows], return_inverse=True)[1]
+    return nearest_rows(
+        x,
+        x,
+        min(k, len(rows)),
+        groups=slide,
+        device=device,
+        budget_bytes=budget_bytes,
+    )
 
 
 def _vote_by_k(near: IndexArray, biology: IndexArray) -> dict[int, float]:
     """Balanced accuracy of the vote of the first k neighbours, where every tile has so many."""
-    full, num_classes = int((near >= 0).all(axis=0).sum()), int(biology.max()) + 1
-    found = {}
-    for k in (k for k in (1, 3, 5, 7, 9, *range(11, full + 1, 10)) if k <= full):
+    full = int((near >= 0).all(axis=0).sum())
+    num_classes = int(biology.max()) + 1
+    accuracy: dict[int, float] = {}
+    for k in (1, 3, 5, 7, 9, *range(11, full + 1, 10)):
+        if k > full:
+            break
         guess = count_votes(biology[near[:, :k]], num_classes).argmax(axis=1)
-        counts = statistics.confusion_matrix(biology, guess, num_classes)
-        found[k] = float(statistics.balanced_accuracy(counts))
-    return found
+        counts = metrics.confusion_matrix(biology, guess, num_classes)
+        accuracy[k] = float(metrics.balanced_accuracy(counts))
+    return accuracy
 
 
 def _columns(data: RobustnessSet) -> tuple[tuple[str, ...], ...]:
@@ -103,7 +216,9 @@ def _facts(data: RobustnessSet, **more: int) -> dict[str, Any]:
     return {**sizes, **data.facts, **data_hashes([data.embeddings], _columns(data))}
 
 
-def clustering_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeResult:
+def clustering_probe(
+    data: RobustnessSet, *, protocol: Protocol = NANOPATH
+) -> ProbeResult:
     """Adjusted Rand index of clusters with biology minus that with the centre.
 
     For each two classes and two centres: k-means on unit vectors, the number of clusters by the
@@ -113,7 +228,9 @@ def clustering_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> P
     InvalidInputError: no two classes at two centres.
     """
     settings = protocol.pathorob
-    biology, centre = (np.array(c) for c in (data.biological_class, data.medical_center))
+    biology, centre = (
+        np.array(c) for c in (data.biological_class, data.medical_center)
+    )
     check_finite(data.embeddings, data.slide_id)
     by_combination: dict[str, list[float]] = {}
     found_k = []
@@ -130,16 +247,26 @@ def clustering_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> P
         trials = by_combination[f"{'-'.join(classes)} at {'-'.join(centres)}"] = []
         for trial in range(settings.trials):
             labels = _clusters(x, found_k[-1], 1337 + trial, 5)
-            bio, where = (adjusted_rand_score(of[rows], labels) for of in (biology, centre))
+            bio, where = (
+                adjusted_rand_score(of[rows], labels) for of in (biology, centre)
+            )
             trials.append(bio - where)
     rule = "tiles must come of two classes at two centres"
     require(by_combination, rule, f"no such four groups in {data.name!r}")
     means = {name: float(np.mean(trials)) for name, trials in by_combination.items()}
-    spread = [np.std(trials, ddof=1) for trials in by_combination.values() if len(trials) > 1]
+    spread = [
+        np.std(trials, ddof=1) for trials in by_combination.values() if len(trials) > 1
+    ]
     std = float(np.mean(spread)) if spread else 0.0
-    details = {"score_by_combination": means, "mean_std_over_trials": std, "clusters": found_k}
+    details = {
+        "score_by_combination": means,
+        "mean_std_over_trials": std,
+        "clusters": found_k,
+    }
     known = {"metric": "clustering_score", "protocol": protocol, "details": details}
-    return _unresampled("clustering", data, score=float(np.mean([*means.values()])), **known)
+    return _unresampled(
+        "clustering", data, score=float(np.mean([*means.values()])), **known
+    )
 
 
 def _clusters(x: npt.NDArray, k: int, seed: int, starts: int) -> npt.NDArray[np.int32]:
@@ -151,7 +278,9 @@ def _best_k(x: npt.NDArray, settings: suites.PathorobSettings) -> int:
     """The number of clusters with the best silhouette by cosine, the first of equals."""
     ks = range(2, min(settings.max_clusters, len(x) - 1) + 1)
     labels = [_clusters(x, k, 1337, 20) for k in ks]
-    return ks[int(np.argmax([silhouette_score(x, of, metric="cosine") for of in labels]))]
+    return ks[
+        int(np.argmax([silhouette_score(x, of, metric="cosine") for of in labels]))
+    ]
 
 
 def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeResult:
@@ -164,27 +293,34 @@ def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeRes
     splits of accuracy over that of split 0, minus 1: 0 loses nothing. As PathoROB has it for
     camelyon and tolkach_esca, without the latter's list of feasible splits.
 
-    Memory: 16 n D. Raises InvalidInputError: fewer than 2 centres, or fewer than 5 slides of a
+    Memory: 24 n D. Raises InvalidInputError: fewer than 2 centres, or fewer than 5 slides of a
     class at a centre.
     """
     check_finite(data.embeddings, data.slide_id)
-    centre, classes = np.array(data.medical_center), [*dict.fromkeys(data.biological_class)]
+    centre, classes = (
+        np.array(data.medical_center),
+        [*dict.fromkeys(data.biological_class)],
+    )
     inside = [*dict.fromkeys(data.medical_center)][:2]
     require(len(inside) == 2, "apd needs two centres to train on", inside)
     y = np.array([classes.index(name) for name in data.biological_class])
     of_class = [y == k for k in range(len(classes))]
     chunks = [[_slides(data, (centre == c) & of) for of in of_class] for c in inside]
     least = min(len(of) for row in chunks for of in row)
-    require(least >= 5, "each class must have >= 5 slides at each of the two centres", least)
+    require(
+        least >= 5, "each class must have >= 5 slides at each of the two centres", least
+    )
     base = (least - 3) // 2  # slides of a class and centre in split 0
     outside = np.flatnonzero(~np.isin(centre, inside))
+    # PathoROB hands scikit-learn tuples of rows, which it converts to float64
+    x = data.embeddings.astype(np.float64)
     scores = []  # by iteration: splits x (in, out of domain)
     for seed in random.Random(1000).sample(range(10_000), protocol.pathorob.iterations):
         rng = random.Random(seed)
         for of in (of for row in chunks for of in row):
             rng.shuffle(of)
         splits = ([*_split(chunks, base, s), outside] for s in range(base + 1))
-        scores.append([_accuracies(data.embeddings, y, parts) for parts in splits])
+        scores.append([_accuracies(x, y, parts) for parts in splits])
     accuracy = np.array(scores)  # (iterations, splits, 2)
     drops = (accuracy[:, 1:] / accuracy[:, :1]).mean(axis=1).mean(axis=0) - 1
     details = {
@@ -207,12 +343,16 @@ def _slides(data: RobustnessSet, of: npt.NDArray[np.bool_]) -> _Chunks:
 def _accuracies(x: npt.NDArray, y: IndexArray, parts: list[IndexArray]) -> list[float]:
     """Balanced accuracies of the last two parts (NaN for none), by the C best on the second."""
     train, val, *tests = parts
-    models = [LogisticRegression(C=c, random_state=0).fit(x[train], y[train]) for c in APD_CS]
+    models = [
+        LogisticRegression(C=c, random_state=0).fit(x[train], y[train]) for c in APD_CS
+    ]
 
     def accuracy(model: LogisticRegression, rows: IndexArray) -> float:
         return float(balanced_accuracy_score(y[rows], model.predict(x[rows])))
 
-    best = max(models, key=lambda model: accuracy(model, val))  # max keeps the first of equals
+    best = max(
+        models, key=lambda model: accuracy(model, val)
+    )  # max keeps the first of equals
     return [accuracy(best, rows) if len(rows) else np.nan for rows in tests]
 
 
@@ -224,7 +364,10 @@ def _split(chunks: list[list[_Chunks]], base: int, split: int) -> list[IndexArra
         rows = np.concatenate(row[k])
         each = len(rows) // len(row[k])
         used = count * each
-        held_out, test = rows[used : used + used // (2 * base)], rows[(2 * base + 1) * each :]
+        held_out, test = (
+            rows[used : used + used // (2 * base)],
+            rows[(2 * base + 1) * each :],
+        )
         for part, of in zip(parts, (rows[:used], held_out, test), strict=True):
             part.append(of)
     return [np.concatenate(part) for part in parts]
@@ -232,4 +375,6 @@ def _split(chunks: list[list[_Chunks]], base: int, split: int) -> list[IndexArra
 
 def _unresampled(probe: str, data: RobustnessSet, **known: Any) -> ProbeResult:
     """A score without an interval: it is one number of all tiles."""
-    return ProbeResult(probe=probe, dataset=data.name, interval=None, facts=_facts(data), **known)
+    return ProbeResult(
+        probe=probe, dataset=data.name, interval=None, facts=_facts(data), **known
+    )

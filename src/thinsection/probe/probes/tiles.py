@@ -16,14 +16,22 @@ from torch.nn.functional import cross_entropy, linear
 
 from thinsection.attention.products import fast_products
 from thinsection.errors import DatasetError, InvalidInputError, require
+from thinsection.evaluation import metrics
+from thinsection.evaluation.calibration import calibration_bins
+from thinsection.evaluation.embeddings import Embeddings
+from thinsection.evaluation.metrics import IndexArray
 from thinsection.probe import protocol as suites
-from thinsection.probe import statistics
-from thinsection.probe.compute import cosine_neighbours, rows_within, to_device, unit_rows
-from thinsection.probe.data.sets import Embeddings, Labels, TileSet, check_tile_set
+from thinsection.probe.compute import (
+    nearest_rows,
+    rows_within,
+    to_device,
+    unit_rows,
+)
+from thinsection.probe.data.sets import Labels, TileSet, check_tile_set
 from thinsection.probe.honest import Guess, tile_probe
-from thinsection.probe.protocol import NANOPATH, Protocol
+from thinsection.probe.probes.suite_calibration import thunder_calibration
+from thinsection.probe.protocol import NANOPATH, Protocol, Similarity
 from thinsection.probe.result import ProbeResult, Ratios, scored, selection_words
-from thinsection.probe.statistics import IndexArray
 from thinsection.types import GIB
 from thinsection.weights.placement import resolve_device
 
@@ -58,8 +66,12 @@ def linear_probe(
 
     def guess(data: TileSet, settings: suites.LinearSettings, seed: int) -> Guess:
         train = partial(train_head, data, settings, device=device)
-        heads = {f"{lr:g}": train(lr=lr, seed=seed + i) for i, lr in enumerate(settings.lrs)}
-        best = max(heads.values(), key=lambda head: head.score)  # max keeps the first of equals
+        heads = {
+            f"{lr:g}": train(lr=lr, seed=seed + i) for i, lr in enumerate(settings.lrs)
+        }
+        best = max(
+            heads.values(), key=lambda head: head.score
+        )  # max keeps the first of equals
         weight = best.weight.T.astype(np.float64)
         details = {
             "best_lr": best.lr,
@@ -80,27 +92,42 @@ def calibration_probe(
 ) -> ProbeResult:
     """Expected calibration error of the linear probe, with its reliability by confidence.
 
-    Memory and Raises: as of `linear_probe`. Source: Guo et al., On calibration of modern neural
-    networks, ICML 2017.
+    The score has 15 bins (Guo et al.); `details["thunder"]` has THUNDER's five figures, which
+    take 5 bins.
+
+    Memory and Raises: as of `linear_probe`. Source: Guo et al., On calibration of modern
+    neural networks, ICML 2017.
     """
     result = linear_probe(data, protocol=protocol, device=device)
     rows = result.predictions
-    assert rows is not None and rows.probability is not None  # a linear probe classifies
-    bins = statistics.calibration_bins(rows.probability, rows.truth, np.ones((1, len(rows.ids))))
+    assert (
+        rows is not None and rows.probability is not None
+    )  # a linear probe classifies
+    bins = calibration_bins(rows.probability, rows.truth, np.ones((1, len(rows.ids))))
     count, sure, right = (part[0][bins[0][0] > 0] for part in bins)
     shares = (count.tolist(), (sure / count).tolist(), (right / count).tolist())
     details = {
         "linear_score": result.score,
         "selected_on": selection_words(result),
         "largest_gap": float((np.abs(sure - right) / count).max()),
+        "thunder": thunder_calibration(rows.probability, rows.truth),
         "reliability": dict(zip(("rows", "confidence", "right"), shares, strict=True)),
     }
-    known: dict[str, Any] = {"protocol": protocol, "details": details, "facts": result.facts}
+    known: dict[str, Any] = {
+        "protocol": protocol,
+        "details": details,
+        "facts": result.facts,
+    }
     return scored("calibration", data, rows, "ece", **known)
 
 
 def train_head(
-    data: TileSet, settings: suites.LinearSettings, *, lr: float, seed: int, device: str = "cpu"
+    data: TileSet,
+    settings: suites.LinearSettings,
+    *,
+    lr: float,
+    seed: int,
+    device: str = "cpu",
 ) -> LinearHead:
     """Trains one head; the same seed gives the same bits on the same device and thread count.
 
@@ -113,7 +140,9 @@ def train_head(
     val = to_device(data.val.embeddings, where)
     start = initial_head(data.num_classes, x.shape[1], generator)
     weight, bias = (p.to(where).requires_grad_() for p in start)
-    optimizer = torch.optim.AdamW([weight, bias], lr=lr, weight_decay=settings.weight_decay)
+    optimizer = torch.optim.AdamW(
+        [weight, bias], lr=lr, weight_decay=settings.weight_decay
+    )
     per_epoch = math.ceil(len(x) / settings.batch_size)
     steps_left = settings.max_steps or (settings.epochs or 0) * per_epoch
     best: LinearHead | None = None
@@ -143,7 +172,9 @@ def train_head(
     return replace(best, scores=tuple(scores), losses=tuple(losses))
 
 
-def initial_head(num_classes: int, dim: int, generator: torch.Generator) -> list[torch.Tensor]:
+def initial_head(
+    num_classes: int, dim: int, generator: torch.Generator
+) -> list[torch.Tensor]:
     """nn.Linear's own start, uniform in ±1/sqrt(D), from a generator of its own."""
     bound = 1 / math.sqrt(dim)
     shapes = ((num_classes, dim), (num_classes,))
@@ -151,12 +182,16 @@ def initial_head(num_classes: int, dim: int, generator: torch.Generator) -> list
 
 
 def _score(data: TileSet, prediction: Labels, metric: str) -> float:
-    counts = statistics.confusion_matrix(data.val.labels, prediction, data.num_classes)
-    return float(statistics.METRICS[metric](counts))
+    counts = metrics.confusion_matrix(data.val.labels, prediction, data.num_classes)
+    return float(metrics.METRICS[metric](counts))
 
 
 def knn_probe(
-    data: TileSet, *, protocol: Protocol = NANOPATH, device: str = "cpu", budget_bytes: int = GIB
+    data: TileSet,
+    *,
+    protocol: Protocol = NANOPATH,
+    device: str = "cpu",
+    budget_bytes: int = GIB,
 ) -> ProbeResult:
     """Cosine neighbours vote, no training: the best score over k, ties to the smallest k.
 
@@ -167,8 +202,10 @@ def knn_probe(
 
     def guess(data: TileSet, settings: suites.KnnSettings, seed: int) -> Guess:
         ks = sorted(k for k in settings.ks if k <= len(data.train))
-        voted = _neighbour_labels(data, max(ks), device, budget_bytes)
-        guesses = ((k, count_votes(voted[:, :k], data.num_classes).argmax(axis=1)) for k in ks)
+        voted = _neighbour_labels(data, max(ks), "cosine", device, budget_bytes)
+        guesses = (
+            (k, count_votes(voted[:, :k], data.num_classes).argmax(axis=1)) for k in ks
+        )
         scores = {k: _score(data, found, settings.metric) for k, found in guesses}
         best = max(scores, key=scores.__getitem__)  # max keeps the first of equals
         votes = count_votes(voted[:, :best], data.num_classes)
@@ -180,30 +217,46 @@ def knn_probe(
     return tile_probe("knn", guess, data, protocol)
 
 
-def _neighbour_labels(data: TileSet, k: int, device: str, budget_bytes: int) -> Labels:
+def _neighbour_labels(
+    data: TileSet, k: int, similarity: Similarity, device: str, budget_bytes: int
+) -> Labels:
     """Labels (Nq, k) of the training rows nearest to each validation row."""
-    rows, bank = data.val.embeddings, data.train.embeddings
-    found = cosine_neighbours(rows, bank, k, device=device, budget_bytes=budget_bytes)
-    return data.train.labels[found]
+    nearest = nearest_rows(
+        data.val.embeddings,
+        data.train.embeddings,
+        k,
+        similarity=similarity,
+        device=device,
+        budget_bytes=budget_bytes,
+    )
+    return data.train.labels[nearest]
 
 
 def retrieval_probe(
-    data: TileSet, *, protocol: Protocol = NANOPATH, device: str = "cpu", budget_bytes: int = GIB
+    data: TileSet,
+    *,
+    protocol: Protocol = NANOPATH,
+    device: str = "cpu",
+    budget_bytes: int = GIB,
 ) -> ProbeResult:
     """Mean average precision at the largest k; recall and majority vote at each.
 
     A query's average precision at k is the sum, over its hits among the k nearest, of the
     precision at their rank, divided by k; recall at k asks for one hit.
 
-    Memory: budget_bytes + 24 Nq k. Source: Patho-Bench (by cosine here, as in THUNDER).
+    Neighbours are by cosine, as in THUNDER; under the protocol `pathobench` by l2, as in
+    Patho-Bench's configuration.
+
+    Memory: budget_bytes + 24 Nq k. Source: Patho-Bench, RetrievalExperiment.
     """
     check_tile_set(data)
     train, val = data.train, data.val
-    ks = [k for k in protocol.retrieval.ks if k <= len(train)]
-    voted = _neighbour_labels(data, ks[-1], device, budget_bytes)
+    settings = protocol.retrieval
+    ks = [k for k in settings.ks if k <= len(train)]
+    voted = _neighbour_labels(data, ks[-1], settings.similarity, device, budget_bytes)
     hit = voted == val.labels[:, None]
     precision = hit * (hit.cumsum(axis=1) / np.arange(1, ks[-1] + 1))
-    details: dict[str, float] = {"k": ks[-1]}
+    details: dict[str, Any] = {"k": ks[-1], "similarity": settings.similarity}
     for k in ks:
         votes = count_votes(voted[:, :k], data.num_classes)
         own = votes[np.arange(len(votes)), val.labels]
@@ -212,9 +265,16 @@ def retrieval_probe(
         details[f"map_at_{k}"] = float(precision[:, :k].sum(axis=1).mean() / k)
     of_row = {"top": precision.mean(axis=1), "bottom": np.ones(len(val))}
     rows = Ratios(metric="map", ids=val.ids, groups=val.groups, **of_row)
-    facts = {"train_rows": len(train), "val_rows": len(val), **data.facts, **data.hashes}
+    facts = {
+        "train_rows": len(train),
+        "val_rows": len(val),
+        **data.facts,
+        **data.hashes,
+    }
     known: dict[str, Any] = {"protocol": protocol, "details": details, "facts": facts}
-    return scored("retrieval", data, rows, "map", score=details[f"map_at_{ks[-1]}"], **known)
+    return scored(
+        "retrieval", data, rows, "map", score=details[f"map_at_{ks[-1]}"], **known
+    )
 
 
 def check_all(data: TileSet, protocol: Protocol) -> TileSet:
@@ -243,7 +303,11 @@ def count_votes(voted: Labels, num_classes: int) -> IndexArray:
 
 
 def fewshot_probe(
-    data: TileSet, *, protocol: Protocol = NANOPATH, device: str = "cpu", budget_bytes: int = GIB
+    data: TileSet,
+    *,
+    protocol: Protocol = NANOPATH,
+    device: str = "cpu",
+    budget_bytes: int = GIB,
 ) -> ProbeResult:
     """SimpleShot: class means of small random support sets vote, ties to the lowest label.
 
@@ -253,10 +317,16 @@ def fewshot_probe(
     """
 
     def guess(data: TileSet, settings: suites.FewshotSettings, seed: int) -> Guess:
-        num_sets, bank, rows = settings.support_sets, data.train.embeddings, data.val.embeddings
+        num_sets, bank, rows = (
+            settings.support_sets,
+            data.train.embeddings,
+            data.val.embeddings,
+        )
         drawn = {"shots": settings.shots, "num_sets": num_sets, "seed": seed}
         support = draw_support_sets(data.train.labels, data.class_names, **drawn)
-        votes = simpleshot_votes(bank, rows, support, device=device, budget_bytes=budget_bytes)
+        votes = simpleshot_votes(
+            bank, rows, support, device=device, budget_bytes=budget_bytes
+        )
         details = {"shots": settings.shots, "support_sets": num_sets}
         return votes.argmax(axis=1), votes / num_sets, details
 
@@ -264,7 +334,12 @@ def fewshot_probe(
 
 
 def draw_support_sets(
-    labels: Labels, class_names: tuple[str, ...], *, shots: int, num_sets: int, seed: int
+    labels: Labels,
+    class_names: tuple[str, ...],
+    *,
+    shots: int,
+    num_sets: int,
+    seed: int,
 ) -> IndexArray:
     """Row indices (num_sets, K, shots), drawn without replacement within a set and class.
 
@@ -276,7 +351,9 @@ def draw_support_sets(
         found = f"{len(rows)} of class {name!r}; label more tiles or drop the class"
         require(len(rows) >= shots, rule, found, error=DatasetError)
     draw = np.random.default_rng(seed).choice
-    return np.array([[draw(r, shots, replace=False) for r in rows_of] for _ in range(num_sets)])
+    return np.array(
+        [[draw(r, shots, replace=False) for r in rows_of] for _ in range(num_sets)]
+    )
 
 
 def simpleshot_votes(
@@ -297,7 +374,10 @@ def simpleshot_votes(
     """
     where = resolve_device(device, mps=False)
     _, num_classes, shots = support.shape
-    half, dim = budget_bytes // 2, train.shape[1]  # half of the budget for sets, half for queries
+    half, dim = (
+        budget_bytes // 2,
+        train.shape[1],
+    )  # half of the budget for sets, half for queries
     per_set = num_classes * dim * 4 * (2 * shots + 4)
     block = rows_within(half, per_set, name="support set", most=SET_BLOCK)
     per_query = 8 * dim + block * num_classes * 8 + block * 24
@@ -308,12 +388,20 @@ def simpleshot_votes(
         for first in range(0, len(support), block):
             chosen = to_device(train[support[first : first + block]], where) - shift
             class_means = chosen.mean(dim=2)  # of (sets, K, shots, D)
-            means = class_means.mean(dim=1, keepdim=True)  # classes have equally many shots
+            means = class_means.mean(
+                dim=1, keepdim=True
+            )  # classes have equally many shots
             prototypes = unit_rows((class_means - means).flatten(0, 1))
-            offsets = (prototypes.view_as(class_means) * means).sum(dim=2).flatten()  # m . p
+            offsets = (
+                (prototypes.view_as(class_means) * means).sum(dim=2).flatten()
+            )  # m . p
             for start in range(0, len(queries), rows):
                 part = slice(start, start + rows)
-                cosine = ((to_device(queries[part], where) - shift) @ prototypes.T).sub_(offsets)
-                winner = cosine.view(len(cosine), len(chosen), num_classes).argmax(dim=2)
+                cosine = (
+                    (to_device(queries[part], where) - shift) @ prototypes.T
+                ).sub_(offsets)
+                winner = cosine.view(len(cosine), len(chosen), num_classes).argmax(
+                    dim=2
+                )
                 votes[part] += count_votes(winner.cpu().numpy(), num_classes)
     return votes

@@ -17,25 +17,38 @@ from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
 from thinsection.errors import DatasetError, rewording
-from thinsection.probe.data.files import check, unexpected
+from thinsection.evaluation.cases import Groups, group_rows
+from thinsection.evaluation.metrics import Fold
+from thinsection.evaluation.splits import shuffled_folds
+from thinsection.evaluation.tables import check, unexpected
 from thinsection.probe.data.images import read_images
 from thinsection.probe.data.sets import ImageRef
-from thinsection.probe.groups import Groups, group_rows
-from thinsection.probe.statistics import Fold, shuffled_folds
 from thinsection.types import RgbArray
 
 PX, FOLDS, SEED = 256, 3, 1337
 LabelImage = npt.NDArray[np.uint8]  # (256, 256)
 
-PANNUKE_CLASSES = ("background", "neoplastic", "inflammatory", "connective", "dead", "epithelial")
+PANNUKE_CLASSES = (
+    "background",
+    "neoplastic",
+    "inflammatory",
+    "connective",
+    "dead",
+    "epithelial",
+)
 MONUSAC_CLASSES = ("background", "epithelial", "lymphocyte", "neutrophil", "macrophage")
 CONSEP_CLASSES = ("background", "other", "inflammatory", "epithelial", "spindle-shaped")
 CONSEP_REMAP = np.array((0, 1, 2, 3, 3, 4, 4, 4), dtype=np.uint8)
 BCSS_CLASSES = ("outside", "tumor", "stroma", "inflammatory", "necrosis", "other")
-BCSS_REMAP = np.full(256, 5, dtype=np.uint8)  # of its 22 classes; what is not named here is other
+BCSS_REMAP = np.full(
+    256, 5, dtype=np.uint8
+)  # of its 22 classes; what is not named here is other
 BCSS_REMAP[[0, 1, 19, 20, 2, 3, 10, 11, 4]] = (0, 1, 1, 1, 2, 3, 3, 3, 4)
 BCSS_PX = 512  # edge of a square, px at 0.25 µm/px
-BCSS_VAL, BCSS_TEST = {"BH", "C8", "A8", "A1", "E9"}, {"OL", "LL", "E2", "EW", "GM", "S3"}
+BCSS_VAL, BCSS_TEST = (
+    {"BH", "C8", "A8", "A1", "E9"},
+    {"OL", "LL", "E2", "EW", "GM", "S3"},
+)
 MONUSAC_FOLDER = "MoNuSAC_images_and_annotations"
 
 
@@ -60,7 +73,9 @@ class SegmentSet:
         """sha256 over the name and the files' contents in their order. Memory: 256 KiB."""
         whole = hashlib.sha256(self.name.encode())
         for path in self.files:
-            told = rewording("data file must be readable", path, OSError, error=DatasetError)
+            told = rewording(
+                "data file must be readable", path, OSError, error=DatasetError
+            )
             with told, path.open("rb") as file:
                 whole.update(hashlib.file_digest(file, "sha256").digest())
         return whole.hexdigest()
@@ -73,7 +88,10 @@ class SegmentSet:
 
     def labels(self) -> npt.NDArray[np.uint8]:
         """uint8 (N, 256, 256), checked to be classes. Memory: 65,536 N bytes."""
-        out, top = np.empty((len(self), PX, PX), dtype=np.uint8), len(self.class_names) - 1
+        out, top = (
+            np.empty((len(self), PX, PX), dtype=np.uint8),
+            len(self.class_names) - 1,
+        )
         for i, name in enumerate(self.ids):
             out[i] = self.label(i)
             found = f"{out[i].max()} in {name!r} of {self.name}"
@@ -102,10 +120,14 @@ def load_pannuke(root: Path) -> SegmentSet:
     return SegmentSet(
         name="pannuke",
         class_names=PANNUKE_CLASSES,
-        ids=tuple(f"fold{k}:{i}" for k, size in enumerate(sizes, 1) for i in range(size)),
+        ids=tuple(
+            f"fold{k}:{i}" for k, size in enumerate(sizes, 1) for i in range(size)
+        ),
         folds=((first, second),),
         files=tuple(paths[::2]),
-        image=lambda i: np.array(row(0, i), np.uint8),  # published as float64 of whole numbers
+        image=lambda i: np.array(
+            row(0, i), np.uint8
+        ),  # published as float64 of whole numbers
         label=lambda i: pannuke_label(row(1, i)),
         split_rule="Fold1 train, Fold2 validation",
     )
@@ -113,9 +135,15 @@ def load_pannuke(root: Path) -> SegmentSet:
 
 def _mapped(path: Path) -> npt.NDArray:
     """The array of a .npy, mapped. For one row: pages that stay mapped count as our memory."""
-    with rewording("array must be a whole .npy", path, OSError, ValueError, error=DatasetError):
+    with rewording(
+        "array must be a whole .npy", path, OSError, ValueError, error=DatasetError
+    ):
         array: npt.NDArray = np.load(path, mmap_mode="r", allow_pickle=False)
-    check(array.flags.c_contiguous, "array must be in C order", f"Fortran's in {str(path)!r}")
+    check(
+        array.flags.c_contiguous,
+        "array must be in C order",
+        f"Fortran's in {str(path)!r}",
+    )
     return array
 
 
@@ -137,10 +165,16 @@ def load_monusac(root: Path) -> SegmentSet:
         wanted = f"the label image (H, W), values 0..{len(MONUSAC_CLASSES) - 1}"
         looked_for = [f"{MONUSAC_FOLDER}/<slide>/<x>.tif", f"<x>.npy{lost}: {wanted}"]
         raise unexpected(root, "MoNuSAC", looked_for)
-    labels, slide_of = [p.with_suffix(".npy") for p in images], [p.parent.name for p in images]
+    labels, slide_of = (
+        [p.with_suffix(".npy") for p in images],
+        [p.parent.name for p in images],
+    )
     slides, of_image = np.unique(slide_of, return_inverse=True)
     drawn = shuffled_folds(len(slides), folds=FOLDS, seed=SEED)
-    folds = tuple(tuple(np.flatnonzero(np.isin(of_image, part)) for part in fold) for fold in drawn)
+    folds = tuple(
+        tuple(np.flatnonzero(np.isin(of_image, part)) for part in fold)
+        for fold in drawn
+    )
     rule = f"{FOLDS} folds over {len(slides)} slides, seed {SEED}"
     known = {"split_rule": rule, "groups": group_rows(slide_of, where=repr(str(base)))}
     return _from_files("monusac", MONUSAC_CLASSES, images, labels, folds=folds, **known)
@@ -153,10 +187,14 @@ def load_consep(root: Path) -> SegmentSet:
     without = [p for p in labels if not p.is_file()]
     if not images or without:
         wanted = without[0].name if without else "*.mat"
-        raise unexpected(root, "CoNSeP", ["Train/Images/*.png", f"Train/Labels/{wanted}"])
+        raise unexpected(
+            root, "CoNSeP", ["Train/Images/*.png", f"Train/Labels/{wanted}"]
+        )
     folds = tuple(shuffled_folds(len(images), folds=FOLDS, seed=SEED))
     rule = f"{FOLDS} folds over images, seed {SEED}"
-    return _from_files("consep", CONSEP_CLASSES, images, labels, folds=folds, split_rule=rule)
+    return _from_files(
+        "consep", CONSEP_CLASSES, images, labels, folds=folds, split_rule=rule
+    )
 
 
 def load_bcss(root: Path) -> SegmentSet:
@@ -168,7 +206,9 @@ def load_bcss(root: Path) -> SegmentSet:
     images = sorted((root / "rgbs_colorNormalized").glob("*.png"))
     masks = [root / "masks" / path.name for path in images]
     if not images or not all(mask.is_file() for mask in masks):
-        raise unexpected(root, "BCSS", ["rgbs_colorNormalized/*.png", "masks/<the same>.png"])
+        raise unexpected(
+            root, "BCSS", ["rgbs_colorNormalized/*.png", "masks/<the same>.png"]
+        )
     places: list[tuple[int, int, int]] = []
     whose = [path.stem.split("-")[1] for path in images]
     for i, mask in enumerate(masks):
@@ -176,11 +216,17 @@ def load_bcss(root: Path) -> SegmentSet:
             inside = _picture(mask) > 0
             h, w = (n // BCSS_PX for n in inside.shape)
             spans = inside[: h * BCSS_PX, : w * BCSS_PX].reshape(h, BCSS_PX, w, BCSS_PX)
-            places += [(i, y, x) for y, x in np.argwhere(spans.mean(axis=(1, 3)) >= 0.5)]
+            places += [
+                (i, y, x) for y, x in np.argwhere(spans.mean(axis=(1, 3)) >= 0.5)
+            ]
     of_val = np.array([whose[i] in BCSS_VAL for i, _, _ in places])
-    check(of_val.any() and not of_val.all(), "BCSS must hold both splits", f"{set(whose)}")
+    check(
+        of_val.any() and not of_val.all(), "BCSS must hold both splits", f"{set(whose)}"
+    )
 
-    def square(paths: list[Path], row: int, how: Image.Resampling) -> npt.NDArray[np.uint8]:
+    def square(
+        paths: list[Path], row: int, how: Image.Resampling
+    ) -> npt.NDArray[np.uint8]:
         i, y, x = places[row]
         part = (slice(n * BCSS_PX, (n + 1) * BCSS_PX) for n in (y, x))
         picture = Image.fromarray(np.ascontiguousarray(_picture(paths[i])[tuple(part)]))
@@ -213,9 +259,15 @@ def read_label(path: Path) -> npt.NDArray[np.uint8]:
     is_mat = path.suffix == ".mat"
     errors = (OSError, ValueError, KeyError, MatReadError, NotImplementedError)
     with rewording("label must be readable", path, *errors, error=DatasetError):
-        label = loadmat(path, variable_names=["type_map"])["type_map"] if is_mat else np.load(path)
+        label = (
+            loadmat(path, variable_names=["type_map"])["type_map"]
+            if is_mat
+            else np.load(path)
+        )
     top, low, high = len(CONSEP_REMAP) - 1 if is_mat else 255, label.min(), label.max()
-    fits = label.ndim == 2 and low >= 0 and high <= top and (label == label.round()).all()
+    fits = (
+        label.ndim == 2 and low >= 0 and high <= top and (label == label.round()).all()
+    )
     rule = f"label must be whole numbers 0..{top} of shape (H, W)"
     check(fits, rule, f"{label.dtype} {label.shape}, {low}..{high} in {str(path)!r}")
     whole: npt.NDArray[np.uint8] = label.astype(np.uint8)
@@ -223,7 +275,11 @@ def read_label(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def _from_files(
-    name: str, class_names: tuple[str, ...], images: list[Path], labels: list[Path], **known: Any
+    name: str,
+    class_names: tuple[str, ...],
+    images: list[Path],
+    labels: list[Path],
+    **known: Any,
 ) -> SegmentSet:
     """Images of any size with their labels; `known`: the folds, and their rule in words."""
 
@@ -237,7 +293,14 @@ def _from_files(
             size = (picture.height, picture.width)
         rule, got = f"label must be of its image's size {size}", str(labels[i])
         check(found.shape == size, rule, f"{found.shape} in {got!r}")
-        return np.asarray(Image.fromarray(found).resize((PX, PX), Image.Resampling.NEAREST))
+        return np.asarray(
+            Image.fromarray(found).resize((PX, PX), Image.Resampling.NEAREST)
+        )
 
-    known |= {"ids": tuple(f"{p.parent.name}/{p.stem}" for p in images), "files": tuple(images)}
-    return SegmentSet(name=name, class_names=class_names, image=image, label=label, **known)
+    known |= {
+        "ids": tuple(f"{p.parent.name}/{p.stem}" for p in images),
+        "files": tuple(images),
+    }
+    return SegmentSet(
+        name=name, class_names=class_names, image=image, label=label, **known
+    )

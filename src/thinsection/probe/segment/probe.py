@@ -24,14 +24,26 @@ from torch.optim import Optimizer
 
 from thinsection.encode import DEFAULT_ENCODER, TileEncoder, load_encoder
 from thinsection.errors import ConfigError, require
-from thinsection.probe import statistics as metrics
+from thinsection.evaluation import metrics
+from thinsection.evaluation.intervals import Sampling, interval
+from thinsection.evaluation.metrics import Counts, IndexArray, image_counts
 from thinsection.probe.config import SegmentConfig
-from thinsection.probe.intervals import bootstrap_rows
-from thinsection.probe.protocol import NANOPATH, Geometry, Protocol, SegmentSettings, get_protocol
+from thinsection.probe.protocol import (
+    NANOPATH,
+    Geometry,
+    Protocol,
+    SegmentSettings,
+    get_protocol,
+)
 from thinsection.probe.result import Examples, ProbeResult
 from thinsection.probe.segment.data import SEGMENT_DATASETS, SegmentSet
-from thinsection.probe.statistics import Counts, IndexArray, image_counts
-from thinsection.store.cache import CacheKey, FeatureCache, Storage, default_root, open_or_write
+from thinsection.store.cache import (
+    CacheKey,
+    FeatureCache,
+    Storage,
+    default_root,
+    open_or_write,
+)
 from thinsection.types import GIB, RgbArray, parse_bytes
 from thinsection.weights.placement import resolve_device
 
@@ -49,14 +61,18 @@ def run_segment_probe(root: Path, config: SegmentConfig) -> ProbeResult:
     protocol = get_protocol(NANOPATH.name, seed=chosen.seed)
     settings: SegmentSettings = protocol.require("segment")
     if chosen.epochs is not None:
-        require(chosen.epochs >= 1, "epochs must be >= 1", chosen.epochs, error=ConfigError)
+        require(
+            chosen.epochs >= 1, "epochs must be >= 1", chosen.epochs, error=ConfigError
+        )
         settings = replace(settings, epochs=chosen.epochs)
         protocol = replace(protocol, segment=settings)
     data = SEGMENT_DATASETS[chosen.dataset](root)
     how: dict[str, Any] = {"device": chosen.device, "precision": chosen.precision}
     with segment_features(
         data,
-        load_encoder(chosen.encoder or DEFAULT_ENCODER, engine=chosen.engine, **how),  # let go then
+        load_encoder(
+            chosen.encoder or DEFAULT_ENCODER, engine=chosen.engine, **how
+        ),  # let go then
         settings,
         root=cached.cache_dir or default_root(),
         budget_bytes=parse_bytes(cached.cache_memory, name="cache_memory"),
@@ -64,7 +80,9 @@ def run_segment_probe(root: Path, config: SegmentConfig) -> ProbeResult:
         batch_size=chosen.batch_size,
     ) as cache:
         how = {"geometry": chosen.geometry, "device": chosen.device}
-        return with_cache_facts(segment_probe(data, cache, protocol=protocol, **how), cache)
+        return with_cache_facts(
+            segment_probe(data, cache, protocol=protocol, **how), cache
+        )
 
 
 def segment_features(
@@ -90,11 +108,15 @@ def segment_features(
 
     sizes = {"image_px": settings.image_px, "crop_px": settings.crop_px}
     how = {"precision": encoder.precision, "device": encoder.device.type}
-    how["engine"] = encoder.engine.partition(" (")[0]  # its sums are in an order of their own
+    how["engine"] = encoder.engine.partition(" (")[
+        0
+    ]  # its sums are in an order of their own
     key = CacheKey(
         encoder=encoder.spec.name,
         weights_hash=encoder.weights_hash,
-        preprocessing=json.dumps(sizes | {**encoder.spec.preprocessing} | how, sort_keys=True),
+        preprocessing=json.dumps(
+            sizes | {**encoder.spec.preprocessing} | how, sort_keys=True
+        ),
         data_hash=data.contents_hash(),
         storage=storage,
     )
@@ -124,8 +146,12 @@ def segment_probe(
     """
     settings: SegmentSettings = protocol.require("segment")
     where, num_classes = resolve_device(device, mps=False), len(data.class_names)
-    trainer = SegmentTrainer(features, data.labels(), num_classes, settings, geometry, where)
-    fits = [trainer.fit(*fold, seed=protocol.seed + i) for i, fold in enumerate(data.folds)]
+    trainer = SegmentTrainer(
+        features, data.labels(), num_classes, settings, geometry, where
+    )
+    fits = [
+        trainer.fit(*fold, seed=protocol.seed + i) for i, fold in enumerate(data.folds)
+    ]
     (head, *_), counts, told = zip(*fits, strict=True)
     losses = {name: [of[name] for of in told] for name in told[0]}
     weight = settings.background_weight
@@ -136,13 +162,20 @@ def segment_probe(
         return draws @ (weights * jaccard) / (draws @ weights)  # type: ignore[no-any-return]
 
     rows = np.concatenate([val for _, val in data.folds])
-    whose: dict[str, Any] = {"groups": data.groups and data.groups.take(rows), "unit": "images"}
+    groups = data.groups and data.groups.take(rows)
+    whose = Sampling.of_rows(len(rows), groups, unit="images")
     background = float(np.mean([metrics.background_score(c, weight) for c in counts]))
     per_class = metrics.class_jaccard(np.concatenate(counts).sum(axis=0)).tolist()
     scores = [metrics.weighted_jaccard(c, weight) for c in counts]
     by_class = dict(zip(data.class_names, per_class, strict=True))
-    details: dict[str, Any] = {"fold_scores": scores, "all_background_score": background}
-    details |= {"best_epochs": losses.pop("best_epochs"), "class_jaccard_of_all_px": by_class}
+    details: dict[str, Any] = {
+        "fold_scores": scores,
+        "all_background_score": background,
+    }
+    details |= {
+        "best_epochs": losses.pop("best_epochs"),
+        "class_jaccard_of_all_px": by_class,
+    }
     n, tokens, dim = features.shape
     facts = {"images": n, "tokens": tokens, "dim": dim, "geometry": geometry}
     return ProbeResult(
@@ -150,7 +183,7 @@ def segment_probe(
         dataset=data.name,
         metric="weighted_jaccard",
         score=float(np.mean(scores)),
-        interval=bootstrap_rows(len(jaccard), score, seed=protocol.seed, **whose),
+        interval=interval(whose, score, "weighted_jaccard", seed=protocol.seed),
         protocol=protocol,
         details=details | losses,
         facts={**facts, "split_rule": data.split_rule},
@@ -159,14 +192,22 @@ def segment_probe(
     )
 
 
-def _examples(data: SegmentSet, trainer: "SegmentTrainer", head: "MaskTransformer") -> Examples:
+def _examples(
+    data: SegmentSet, trainer: "SegmentTrainer", head: "MaskTransformer"
+) -> Examples:
     """Evenly spaced validation images of the first fold, in the frame that is scored."""
     val = data.folds[0][1]
-    rows = val[np.linspace(0, len(val) - 1, min(NUM_EXAMPLES, len(val))).astype(np.int64)]
-    truth, prediction = map(np.concatenate, zip(*trainer.predict(head, rows), strict=True))
+    rows = val[
+        np.linspace(0, len(val) - 1, min(NUM_EXAMPLES, len(val))).astype(np.int64)
+    ]
+    truth, prediction = map(
+        np.concatenate, zip(*trainer.predict(head, rows), strict=True)
+    )
     whole = np.stack([data.image(int(i)) for i in rows])
     images = label_window(whole, trainer.settings, trainer.geometry)
-    return Examples(images=images, truth=truth, prediction=prediction, class_names=data.class_names)
+    return Examples(
+        images=images, truth=truth, prediction=prediction, class_names=data.class_names
+    )
 
 
 def with_cache_facts(result: ProbeResult, cache: FeatureCache) -> ProbeResult:
@@ -219,7 +260,9 @@ class MaskTransformer(nn.Module):
         width = settings.width
         self.project = nn.Linear(dim, width)
         self.class_tokens = nn.Parameter(torch.empty(1, num_classes, width))
-        blocks = (Block(width, settings.heads, settings.mlp) for _ in range(settings.blocks))
+        blocks = (
+            Block(width, settings.heads, settings.mlp) for _ in range(settings.blocks)
+        )
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)
         self.patch_projection = nn.Parameter(torch.empty(width, width))
@@ -228,7 +271,9 @@ class MaskTransformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         num_classes = self.class_tokens.shape[1]
-        x = torch.cat([self.project(tokens), self.class_tokens.expand(len(tokens), -1, -1)], dim=1)
+        x = torch.cat(
+            [self.project(tokens), self.class_tokens.expand(len(tokens), -1, -1)], dim=1
+        )
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)
@@ -286,15 +331,21 @@ def upsampled(scores: Tensor, settings: SegmentSettings, geometry: Geometry) -> 
     crop's own px; the label is cropped alike.
     """
     edge = settings.image_px if geometry == "compatible" else settings.crop_px
-    return F.interpolate(scores, size=(edge, edge), mode="bilinear", align_corners=False)
+    return F.interpolate(
+        scores, size=(edge, edge), mode="bilinear", align_corners=False
+    )
 
 
-def label_window(labels: LabelImages, settings: SegmentSettings, geometry: Geometry) -> LabelImages:
+def label_window(
+    labels: LabelImages, settings: SegmentSettings, geometry: Geometry
+) -> LabelImages:
     """The part of the labels that is trained on and scored; a view."""
     if geometry == "compatible":
         return labels
     margin = (settings.image_px - settings.crop_px) // 2
-    return labels[:, margin : margin + settings.crop_px, margin : margin + settings.crop_px]
+    return labels[
+        :, margin : margin + settings.crop_px, margin : margin + settings.crop_px
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,29 +371,48 @@ class SegmentTrainer:
         Also the confusion matrices (N, K, K) of these rows, and the details of a result: losses are
         means over the batches of an epoch, however small the last.
         """
-        generator, s, k = torch.Generator().manual_seed(seed), self.settings, self.num_classes
+        generator, s, k = (
+            torch.Generator().manual_seed(seed),
+            self.settings,
+            self.num_classes,
+        )
         head = initial_head(self.features.shape[2], k, s, generator).to(self.device)
-        optimizer = torch.optim.Adam(head.parameters(), lr=s.lr, weight_decay=s.weight_decay)
+        optimizer = torch.optim.Adam(
+            head.parameters(), lr=s.lr, weight_decay=s.weight_decay
+        )
         best: dict[str, Any] = {}
         first, losses, val_losses = list[float](), list[float](), list[float]()
         for epoch in range(1, s.epochs + 1):
             order = train[torch.randperm(len(train), generator=generator).numpy()]
             of_batches = self._epoch(head, order, optimizer)
-            loss, val_loss = float(of_batches.mean()), float(self._epoch(head, val).mean())
+            loss, val_loss = (
+                float(of_batches.mean()),
+                float(self._epoch(head, val).mean()),
+            )
             found = f"{loss} in epoch {epoch}; scale the features"
-            require(math.isfinite(loss + val_loss), "training loss must stay finite", found)
+            require(
+                math.isfinite(loss + val_loss), "training loss must stay finite", found
+            )
             if val_loss < min(val_losses, default=math.inf):
                 best = copy.deepcopy(head.state_dict())
             first.append(float(of_batches[0]))
             losses.append(loss)
             val_losses.append(val_loss)
         head.load_state_dict(best)
-        counts = np.concatenate([image_counts(*pair, k) for pair in self.predict(head, val)])
-        told = {"best_epochs": 1 + int(np.argmin(val_losses)), "first_batch_losses": first[0]}
+        counts = np.concatenate(
+            [image_counts(*pair, k) for pair in self.predict(head, val)]
+        )
+        told = {
+            "best_epochs": 1 + int(np.argmin(val_losses)),
+            "first_batch_losses": first[0],
+        }
         return head, counts, {**told, "train_losses": losses, "val_losses": val_losses}
 
     def _epoch(
-        self, head: MaskTransformer, rows: IndexArray, optimizer: Optimizer | None = None
+        self,
+        head: MaskTransformer,
+        rows: IndexArray,
+        optimizer: Optimizer | None = None,
     ) -> npt.NDArray[np.float64]:
         """Dice loss of each batch of rows, in their order; with an optimizer the head learns."""
         losses = []
@@ -362,14 +432,23 @@ class SegmentTrainer:
         """uint8 (truth, prediction) of rows, batch by batch, in the frame that is scored."""
         with torch.no_grad():
             for scores, labels in self._scored(head, rows):
-                yield labels.byte().cpu().numpy(), scores.argmax(dim=1).byte().cpu().numpy()
+                yield (
+                    labels.byte().cpu().numpy(),
+                    scores.argmax(dim=1).byte().cpu().numpy(),
+                )
 
-    def _scored(self, head: MaskTransformer, rows: IndexArray) -> Iterator[tuple[Tensor, Tensor]]:
+    def _scored(
+        self, head: MaskTransformer, rows: IndexArray
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """(scores, labels) of each batch on the device."""
         done = 0
-        for tokens in self.features.batches(rows, self.settings.batch_size, device=self.device):
+        for tokens in self.features.batches(
+            rows, self.settings.batch_size, device=self.device
+        ):
             truth = self.labels[rows[done : done + len(tokens)]]
-            truth = np.ascontiguousarray(label_window(truth, self.settings, self.geometry))
+            truth = np.ascontiguousarray(
+                label_window(truth, self.settings, self.geometry)
+            )
             labels = torch.from_numpy(truth).to(self.device).long()
             yield upsampled(head(tokens), self.settings, self.geometry), labels
             done += len(tokens)

@@ -23,19 +23,30 @@ INKS = ("blue", "green", "red", "black", "brown")
 _OTHERS = ("glass", "tissue", "fold", "bubble", "coverslip", "dust", "edge")
 CLASSES = (*_OTHERS, *(f"pen_{ink}" for ink in INKS))
 _EDGE, _INKS = CLASSES.index("edge"), slice(-len(INKS), None)  # side by side
-_MODEL = Path(__file__).parent / "models" / "artefacts.npz"  # by tests/support/artefact_training.py
+_MODEL = (
+    Path(__file__).parent / "models" / "artefacts.npz"
+)  # by tests/support/artefact_training.py
 _UM = 8.0  # of the features' px: sigmas below are in px of this size
 _WHITE_PERCENTILE = 97
 _COARSE = 4  # px of 8 µm per px of the grid on which surroundings are measured
-_GLASS_DENSITY = 0.03  # below which, a little smoothed, a px is glass and the net is not asked
+_GLASS_DENSITY = (
+    0.03  # below which, a little smoothed, a px is glass and the net is not asked
+)
 _TISSUE_DENSITY = 0.1  # from which on a px counts for what the slide's tissue is like
 _BAND_PX = 1 << 17  # px of a band of rows
 _BLOCK_PX = 1 << 15  # px that the nets look at at once
 _TEAL = 1.05  # times its density in blue light is the most that teal has in green light
-_DARK_TISSUE, _INK_AGAINST_DARK = 0.7, 1.5  # usual density, natural log; times that of ink
+_DARK_TISSUE, _INK_AGAINST_DARK = (
+    0.7,
+    1.5,
+)  # usual density, natural log; times that of ink
 _AGAINST_USUAL = 33  # which plane is the log of `near` over the usual density
 _NEAR = slice(3, 6)  # which planes are the smoothed densities of red, green and blue
-_SHARES = {"bubble": 0.0, "coverslip": 0.0, "fold": 0.7}  # of the small net in the mean; else half
+_SHARES = {
+    "bubble": 0.0,
+    "coverslip": 0.0,
+    "fold": 0.7,
+}  # of the small net in the mean; else half
 
 
 def artefact_maps(ns: ArrayNamespace, rgb: Array, mpp_th: float) -> Mapping[str, Array]:
@@ -49,7 +60,9 @@ def artefact_maps(ns: ArrayNamespace, rgb: Array, mpp_th: float) -> Mapping[str,
     xp, edge, size = ns.xp, max(1, round(_UM / mpp_th)), rgb.shape[:2]
     features = Features(ns, rgb, mpp_th)
     density = features.densities()
-    coarse = density if edge == 1 else (filters.block_means(ns, p, edge) for p in density)
+    coarse = (
+        density if edge == 1 else (filters.block_means(ns, p, edge) for p in density)
+    )
     squares, place = convnet_squares(ns, list(coarse))
     out = xp.zeros((len(CLASSES), math.prod(size)), dtype=xp.uint8)
     out[0] = 255
@@ -97,15 +110,21 @@ class Features:
         xp, scale, (height, width, _) = ns.xp, _UM / mpp_th, rgb.shape
         self._ns, self._rgb, self._mpp_th, self._scale = ns, rgb, mpp_th, scale
         some = [rgb[::4, ::4, c] for c in range(3)]
-        white = [max(float(xp.percentile(plane, _WHITE_PERCENTILE)), 60.0) for plane in some]
+        white = [
+            max(float(xp.percentile(plane, _WHITE_PERCENTILE)), 60.0) for plane in some
+        ]
         tables = [-xp.log(xp.maximum(xp.arange(256), 4) / level) for level in white]
         self._tables = [table.astype(xp.float32).clip(-0.1, 4) for table in tables]
         self._edges = [max(1, round(px * scale)) for px in (2, 4)]
         step = math.lcm(*self._edges)
         step *= max(1, _BAND_PX // (width * step))
-        self.bands = [slice(top, min(top + step, height)) for top in range(0, height, step)]
+        self.bands = [
+            slice(top, min(top + step, height)) for top in range(0, height, step)
+        ]
         some = [table[plane] for table, plane in zip(self._tables, some, strict=True)]
-        tissue = (_sum(some) / 3 > _TISSUE_DENSITY) & (_sum(some) / 3 < 1.2)  # no glass, not black
+        tissue = (_sum(some) / 3 > _TISSUE_DENSITY) & (
+            _sum(some) / 3 < 1.2
+        )  # no glass, not black
         known = bool(tissue.any())
         self._usual = [xp.median(p[tissue]) if known else xp.float32(0.3) for p in some]
 
@@ -124,7 +143,10 @@ class Features:
         some += [fine[3].band(width) for width in (5, 9, 16)]
         yy, xx, xy = (grid.smooth(6).means for grid in wide[5:])
         # how coherent the gradients around a px are, [0, 1], and how strong
-        flow = (xp.sqrt((yy - xx) ** 2 + 4 * xy * xy) / (yy + xx + 1e-4), xp.sqrt(yy + xx))
+        flow = (
+            xp.sqrt((yy - xx) ** 2 + 4 * xy * xy) / (yy + xx + 1e-4),
+            xp.sqrt(yy + xx),
+        )
         return near, around, [*some, *(cover._replace(means=plane) for plane in flow)]
 
     def densities(self, rows: slice = slice(None)) -> Iterator[Array]:
@@ -147,24 +169,39 @@ class Features:
         density, total, log, inside = self._around_band(rows, 12 * scale)
         near = [filters.gaussian(ns, plane, 1.5 * scale)[inside] for plane in density]
         shape = (rows, near[0].shape[1])
-        yield from (*(plane[inside] for plane in density), *near)  # `_NEAR` says where `near` is
+        yield from (
+            *(plane[inside] for plane in density),
+            *near,
+        )  # `_NEAR` says where `near` is
         yield from (plane.spread(*shape) for plane in smooth)
         around = [plane.spread(*shape) for plane in wide]
-        near_total, around_total, usual_total = (_sum(p) / 3 for p in (near, around, usual))
-        yield xp.log((near_total + 0.04).clip(0.005) / (around_total + 0.04).clip(0.005))
+        near_total, around_total, usual_total = (
+            _sum(p) / 3 for p in (near, around, usual)
+        )
+        yield xp.log(
+            (near_total + 0.04).clip(0.005) / (around_total + 0.04).clip(0.005)
+        )
         for planes in (around, usual):
-            yield from (share - other for share, other in zip(_shares(near), _shares(planes)))
+            yield from (
+                share - other for share, other in zip(_shares(near), _shares(planes))
+            )
         yield from (_balance(ns, near), _balance(ns, around))
         texture = filters.box_deviation(ns, total, 5)[inside]
         yield from (texture, texture / (near_total + 0.05).clip(0.02))
         for sigma in (1.2, 3):
-            yield from (plane[inside] for plane in filters.ridges(ns, log, sigma * scale))
+            yield from (
+                plane[inside] for plane in filters.ridges(ns, log, sigma * scale)
+            )
         yield from (plane.spread(*shape) for plane in others)
         yield _from_border(ns, self._rgb.shape[:2], self._mpp_th, rows)
-        yield xp.log((near_total + 0.04).clip(0.005) / (usual_total + 0.04))  # `_AGAINST_USUAL`
+        yield xp.log(
+            (near_total + 0.04).clip(0.005) / (usual_total + 0.04)
+        )  # `_AGAINST_USUAL`
         yield xp.log((around_total + 0.04).clip(0.005) / (usual_total + 0.04))
 
-    def _around_band(self, rows: slice, reach: float) -> tuple[list[Array], Array, Array, slice]:
+    def _around_band(
+        self, rows: slice, reach: float
+    ) -> tuple[list[Array], Array, Array, slice]:
         """Densities, their mean and its logarithm of a band and px around it; which are its own."""
         first = max(0, rows.start - math.ceil(reach) - 1)
         density = [*self.densities(slice(first, rows.stop + math.ceil(reach) + 1))]
@@ -183,7 +220,10 @@ class Features:
         planes += [log, down * down, along * along, down * along]
         edges = self._edges[:1] * 4 + self._edges[1:] * 8
         means = partial(filters.block_means, self._ns)
-        return [means(plane[inside], edge) for plane, edge in zip(planes, edges, strict=True)]
+        return [
+            means(plane[inside], edge)
+            for plane, edge in zip(planes, edges, strict=True)
+        ]
 
 
 def _sum(planes: list[Array]) -> Array:
@@ -202,7 +242,9 @@ def _balance(ns: ArrayNamespace, planes: list[Array]) -> Array:
     return (high - low) / (_sum(planes) + 0.1).clip(0.02)
 
 
-def _from_border(ns: ArrayNamespace, shape: tuple[int, int], mpp_th: float, rows: slice) -> Array:
+def _from_border(
+    ns: ArrayNamespace, shape: tuple[int, int], mpp_th: float, rows: slice
+) -> Array:
     """mm to the image's border, at most 1, of some rows."""
     down, along = (ns.xp.arange(edge, dtype=ns.xp.float32) for edge in shape)
     down, along = ns.xp.minimum(down, down[::-1]), ns.xp.minimum(along, along[::-1])
@@ -237,7 +279,10 @@ class _Grid(NamedTuple):
         best = xp.full_like(grid, -10)
         for dy, dx in ((0, 1), (1, 0), (0.7, 0.7), (0.7, -0.7)):
             y, x = round(dy * reach), round(dx * reach)
-            sides = [padded[reach + s * y :, reach + s * x :][:height, :breadth] for s in (-1, 1)]
+            sides = [
+                padded[reach + s * y :, reach + s * x :][:height, :breadth]
+                for s in (-1, 1)
+            ]
             best = xp.maximum(best, grid - xp.maximum(*sides))
         return self._replace(means=best)
 

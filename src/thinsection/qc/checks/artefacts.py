@@ -14,7 +14,10 @@ from thinsection.qc.checks.artefact_maps import INKS
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 
 _WHITE_PERCENTILE = 97  # of a slide's gray: glass, or the lightest tissue
-_GLASS_GRAY, _GREY_GLASS_GRAY = 0.03, 0.09  # that glass may lie below it; if it has no colour:
+_GLASS_GRAY, _GREY_GLASS_GRAY = (
+    0.03,
+    0.09,
+)  # that glass may lie below it; if it has no colour:
 _GLASS_COLOUR = 0.03  # less than this between channels, [0, 1]
 _SQUARE_BLOCKS = 8  # along the edge of a square
 _FEW_SQUARES = 400  # all are looked at
@@ -25,29 +28,47 @@ class Focus(QcCheck, kind="focus"):
     """Removes blurred tissue; `<name>_median_ratio` says how sharp the slide is as a whole."""
 
     name: str = "focus"
-    image_mpp: float = 0.5  # where detail is measured, µm/px; a slide of less is taken as it is
+    image_mpp: float = (
+        0.5  # where detail is measured, µm/px; a slide of less is taken as it is
+    )
     block_px: int = 32  # edge of the blocks in which it is averaged, px of that image
-    floor: float = 0.006  # gray, [0, 1], added to the coarse band: noise does not decide
+    floor: float = (
+        0.006  # gray, [0, 1], added to the coarse band: noise does not decide
+    )
     # blurred where the ratio is below this share of the slide's 75th percentile (sharp tissue) ...
     relative: float = 0.55
     min_ratio: float = 0.27  # ... or below this, for a slide that is blurred as a whole
-    min_area: str = area("0.004 mm2")  # smaller blurred areas, and holes in them, do not count
+    min_area: str = area(
+        "0.004 mm2"
+    )  # smaller blurred areas, and holes in them, do not count
 
     def __call__(self, view: QcView) -> Outcome:
         ns, tissue, glass = view.ns, view.mask_use, _empty(view)
         # a block that glass is part of has a border in it, which is detail of its own
-        judged = tissue & ~morphology.dilated_by_disk(ns, glass, view.length_px("12 um"))
+        judged = tissue & ~morphology.dilated_by_disk(
+            ns, glass, view.length_px("12 um")
+        )
         if not bool(judged.any()):
             return Outcome(warnings=(f"{self.name}: no tissue to judge the focus of",))
         blocks = self._sharpness(view, judged, glass)
-        smooth = ns.ndimage.median_filter(blocks, size=3, mode="nearest")  # borders, not specks
+        smooth = ns.ndimage.median_filter(
+            blocks, size=3, mode="nearest"
+        )  # borders, not specks
         ratio = filters.resized_nearest(ns, smooth, view.gray.shape)
         measured, least = ratio[tissue & ~glass], view.area_px(self.min_area)
-        limit = max(self.min_ratio, self.relative * float(ns.xp.percentile(measured, 75)))
+        limit = max(
+            self.min_ratio, self.relative * float(ns.xp.percentile(measured, 75))
+        )
         blurred = (ratio < limit) & tissue & ~glass
-        blurred = morphology.drop_small(ns, morphology.fill_small(ns, blurred, least), least)
+        blurred = morphology.drop_small(
+            ns, morphology.fill_small(ns, blurred, least), least
+        )
         # a block that is sharp in part looks sharp
-        blurred = morphology.dilated_by_disk(ns, blurred, view.length_px("8 um")) & tissue & ~glass
+        blurred = (
+            morphology.dilated_by_disk(ns, blurred, view.length_px("8 um"))
+            & tissue
+            & ~glass
+        )
         outcome = view.left_regions(tissue & ~blurred, f"{self.name}_removed")
         median = {f"{self.name}_median_ratio": float(ns.xp.median(measured))}
         return replace(outcome, scores={**outcome.scores, **median})
@@ -62,9 +83,17 @@ class Focus(QcCheck, kind="focus"):
         Memory: O(one square + blocks).
         """
         (width, height), read = view.regions_at(self.image_mpp)
-        ns, xp, edge, size = view.ns, view.ns.xp, self.block_px, _SQUARE_BLOCKS * self.block_px
+        ns, xp, edge, size = (
+            view.ns,
+            view.ns.xp,
+            self.block_px,
+            _SQUARE_BLOCKS * self.block_px,
+        )
         shape = (math.ceil(height / edge), math.ceil(width / edge))
-        bands, known = xp.zeros((2, *shape), dtype=xp.float32), xp.zeros(shape, dtype=bool)
+        bands, known = (
+            xp.zeros((2, *shape), dtype=xp.float32),
+            xp.zeros(shape, dtype=bool),
+        )
         planes = (judged, glass, view.gray)
         inside, plain, gray = (filters.resized_nearest(ns, p, shape) for p in planes)
         rows, columns = math.ceil(height / size), math.ceil(width / size)
@@ -73,8 +102,15 @@ class Focus(QcCheck, kind="focus"):
         todo = {(r, c) for r, c in squares if r % step == c % step == 0}
         while todo:
             for r, c in sorted(todo):
-                part = (c * size, r * size, min((c + 1) * size, width), min((r + 1) * size, height))
-                at = tuple(slice(n * _SQUARE_BLOCKS, (n + 1) * _SQUARE_BLOCKS) for n in (r, c))
+                part = (
+                    c * size,
+                    r * size,
+                    min((c + 1) * size, width),
+                    min((r + 1) * size, height),
+                )
+                at = tuple(
+                    slice(n * _SQUARE_BLOCKS, (n + 1) * _SQUARE_BLOCKS) for n in (r, c)
+                )
                 if bool(inside[at].any()):
                     square = ns.upload(read(*part), reason="square")
                     bands[(slice(None), *at)] = detail_bands(ns, square, edge)
@@ -83,24 +119,40 @@ class Focus(QcCheck, kind="focus"):
             tissue = known & inside
             for noise in (known & plain, plain & False):
                 ratio = self._ratio(ns, bands, noise, gray)
-                sharp = float(xp.percentile(ratio[tissue], 75)) if bool(tissue.any()) else 0.0
-                if sharp > 1.5 * self.min_ratio:  # else this tissue has less noise than the glass
+                sharp = (
+                    float(xp.percentile(ratio[tissue], 75))
+                    if bool(tissue.any())
+                    else 0.0
+                )
+                if (
+                    sharp > 1.5 * self.min_ratio
+                ):  # else this tissue has less noise than the glass
                     break
-            low = tissue & (ratio < max(self.min_ratio, _SUSPECT * self.relative * sharp))
-            shares = [filters.block_means(ns, m * 1.0, _SQUARE_BLOCKS) for m in (low, tissue)]
+            low = tissue & (
+                ratio < max(self.min_ratio, _SUSPECT * self.relative * sharp)
+            )
+            shares = [
+                filters.block_means(ns, m * 1.0, _SQUARE_BLOCKS) for m in (low, tissue)
+            ]
             suspects = ns.download(xp.argwhere(shares[0] > shares[1] / 2)).tolist()
             around = product((-1, 0, 1), repeat=2)
-            todo = squares & {(r + y, c + x) for (r, c), (y, x) in product(suspects, around)}
+            todo = squares & {
+                (r + y, c + x) for (r, c), (y, x) in product(suspects, around)
+            }
         weights = (tissue * ratio, tissue * xp.float32(1))
         sums = [filters.gaussian(ns, a, _SQUARE_BLOCKS / 3) for a in weights]
         return xp.where(tissue, ratio, sums[0] / xp.maximum(sums[1], 1e-6))
 
-    def _ratio(self, ns: ArrayNamespace, bands: Array, glass: Array, gray: Array) -> Array:
+    def _ratio(
+        self, ns: ArrayNamespace, bands: Array, glass: Array, gray: Array
+    ) -> Array:
         """The finest band over the next, without the noise of light that blocks of glass have."""
         xp, noise = ns.xp, [0.0, 0.0]
         if bool(glass.any()):  # of as much light: its square is as the light
             noise = [float(xp.median((b**2 / (gray + 0.01))[glass])) for b in bands]
-        fine, coarse = (xp.sqrt((b**2 - n * gray).clip(0)) for b, n in zip(bands, noise))
+        fine, coarse = (
+            xp.sqrt((b**2 - n * gray).clip(0)) for b, n in zip(bands, noise)
+        )
         return fine / (coarse + self.floor)
 
 
@@ -118,7 +170,9 @@ def _empty(view: QcView) -> Array:
     near = white - filters.gaussian(view.ns, view.gray, 0.7)
     lowest, highest = filters.extremes(view.ns, view.rgb.transpose(2, 0, 1))
     colour = (highest - lowest) / view.ns.xp.float32(255)
-    grey = filters.gaussian(view.ns, colour, 0.7) < _GLASS_COLOUR  # there the lamp may vary
+    grey = (
+        filters.gaussian(view.ns, colour, 0.7) < _GLASS_COLOUR
+    )  # there the lamp may vary
     return near < view.ns.xp.where(grey, _GREY_GLASS_GRAY, _GLASS_GRAY)
 
 
@@ -129,13 +183,17 @@ class Folds(QcCheck, kind="folds"):
     smooth: str = length("16 um")  # sigma over which P of the small net is averaged
     threshold: float = 0.6  # on it, somewhere in a fold ...
     lower_threshold: float = 0.25  # ... and everywhere in it
-    min_elongation: float = 1.5  # squared length over area from which on a region is a fold
+    min_elongation: float = (
+        1.5  # squared length over area from which on a region is a fold
+    )
     min_area: str = area("0.003 mm2")  # smaller regions are no folds
 
     def __call__(self, view: QcView) -> Outcome:
         least, sigma = view.area_px(self.min_area), view.length_px(self.smooth)
         p = filters.gaussian(view.ns, view.shown("fold"), sigma)
-        found = morphology.mostly(view.ns, p > self.lower_threshold, p > self.threshold, 0.0)
+        found = morphology.mostly(
+            view.ns, p > self.lower_threshold, p > self.threshold, 0.0
+        )
         folds, tissue = morphology.keep_elongated, view.mask_use
         found = folds(view.ns, found & tissue, self.min_elongation, least)
         return view.left_regions(view.mask_use & ~found, f"{self.name}_removed")
@@ -148,7 +206,9 @@ class Ink(QcCheck, kind="ink"):
     color: Literal["any", "blue", "green", "red", "black", "brown"] = "any"
     threshold: float = 0.5  # on P of ink, whatever its colour
     around: str = length("32 um")  # within which px of ink agree on a colour
-    min_area: str = area("6400 um2")  # smaller spots of ink, of all colours together, are dropped
+    min_area: str = area(
+        "6400 um2"
+    )  # smaller spots of ink, of all colours together, are dropped
 
     def __call__(self, view: QcView) -> Outcome:
         ns, inks = view.ns, [view.shown(f"pen_{name}") for name in INKS]
@@ -171,7 +231,9 @@ class Bubbles(QcCheck, kind="bubbles"):
     threshold: float = 0.6  # on P of a bubble's rim, somewhere ...
     lower_threshold: float = 0.4  # ... and on P of a thin dark line, all around
     gap: str = length("64 um")  # in a ring that still counts as closed
-    max_elongation: float = 1.6  # of what a ring holds: squared length over area, 0.95 of a disc
+    max_elongation: float = (
+        1.6  # of what a ring holds: squared length over area, 0.95 of a disc
+    )
     max_area: str = area("2.5 mm2")  # of what a ring holds
     min_share: float = 0.03  # of ring and inside that is surely rim
     min_area: str = area("6400 um2")  # smaller finds are dropped
@@ -179,11 +241,17 @@ class Bubbles(QcCheck, kind="bubbles"):
     def __call__(self, view: QcView) -> Outcome:
         ns, rim, gap = view.ns, view.shown("bubble"), view.length_px(self.gap)
         lines = rim + view.shown("coverslip") > self.lower_threshold
-        holes = morphology.dilated_by_disk(ns, ~morphology.dilated_by_disk(ns, lines, gap), gap)
+        holes = morphology.dilated_by_disk(
+            ns, ~morphology.dilated_by_disk(ns, lines, gap), gap
+        )
         held = holes & ~morphology.keep_elongated(ns, holes, self.max_elongation, 0)
         held &= ~morphology.drop_small(ns, held, view.area_px(self.max_area))
-        found = morphology.mostly(ns, lines | held, rim > self.threshold, self.min_share)
-        return view.found(morphology.drop_small(ns, found, view.area_px(self.min_area)), self.name)
+        found = morphology.mostly(
+            ns, lines | held, rim > self.threshold, self.min_share
+        )
+        return view.found(
+            morphology.drop_small(ns, found, view.area_px(self.min_area)), self.name
+        )
 
 
 class Dirt(QcCheck, kind="dirt"):
@@ -197,5 +265,10 @@ class Dirt(QcCheck, kind="dirt"):
 
     def __call__(self, view: QcView) -> Outcome:
         found = view.shown(self.shows) > self.threshold
-        long, least = self.min_elongation * (self.shows == "coverslip"), view.area_px(self.min_area)
-        return view.found(morphology.keep_elongated(view.ns, found, long, least), self.name)
+        long, least = (
+            self.min_elongation * (self.shows == "coverslip"),
+            view.area_px(self.min_area),
+        )
+        return view.found(
+            morphology.keep_elongated(view.ns, found, long, least), self.name
+        )

@@ -24,17 +24,35 @@ from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 from thinsection.qc.checks.measures import read_rgb
 from thinsection.types import MaskArray, RgbArray
 
-Example = tuple[RgbArray, MaskArray]  # a picture, and where it shows what is to be found
-WEIGHTS = ("w1", "b1", "w2", "b2", "w3", "b3")  # of the three layers: (in, out), (out,), ...
-_NETWORK = {"hidden_layer_sizes": (32, 32), "batch_size": 512, "learning_rate_init": 1e-3}
+Example = tuple[
+    RgbArray, MaskArray
+]  # a picture, and where it shows what is to be found
+WEIGHTS = (
+    "w1",
+    "b1",
+    "w2",
+    "b2",
+    "w3",
+    "b3",
+)  # of the three layers: (in, out), (out,), ...
+_NETWORK = {
+    "hidden_layer_sizes": (32, 32),
+    "batch_size": 512,
+    "learning_rate_init": 1e-3,
+}
 _NUM_EPOCHS, _POSITIVE_SHARE = 12, 0.3
 _MODELS = Path(__file__).parent / "models"
 BUILT_IN = ("coverslip", "pen")  # made by tests/support/pixel_examples.py
 _FEATURES = ("rgb", "smooth", "laplace", "texture", "ridge", "frangi")
 _DEFAULT_FEATURES = ("rgb", "smooth", "laplace", "texture")
-_TEXTURE_EDGE_PX, _REACH_PX = 7, 36  # no feature looks farther: 4 times the widest sigma
+_TEXTURE_EDGE_PX, _REACH_PX = (
+    7,
+    36,
+)  # no feature looks farther: 4 times the widest sigma
 _BAND_PX = 1 << 20  # of the image at once: a band and its features take some 100 MB
-_BLOCK_PX = 1 << 13  # px per matrix product: features and hidden layers stay in the CPU's cache
+_BLOCK_PX = (
+    1 << 13
+)  # px per matrix product: features and hidden layers stay in the CPU's cache
 
 
 class ByExample(QcCheck, kind="by_example", guarded=False):
@@ -42,13 +60,21 @@ class ByExample(QcCheck, kind="by_example", guarded=False):
 
     name: str = "pen_markings"
     model: str = "pen"  # or 'coverslip', trained on generated examples; or 'own', trained on yours
-    example_images: tuple[str, ...] = ()  # picture files at the work resolution, for model 'own'
-    example_masks: tuple[str, ...] = ()  # one for each, bright where the picture shows it
+    example_images: tuple[
+        str, ...
+    ] = ()  # picture files at the work resolution, for model 'own'
+    example_masks: tuple[
+        str, ...
+    ] = ()  # one for each, bright where the picture shows it
     features: tuple[str, ...] = ()  # of `pixel_features`, for model 'own'
     threshold: float = 0.5  # on P
     min_area: str = area("100 px")  # smaller finds are dropped
-    min_elongation: float = 0.0  # so are finds whose squared length over area is less; 0 keeps all
-    dilate: str = length("0 px")  # edge of the square by which finds grow; '0 px' leaves them
+    min_elongation: float = (
+        0.0  # so are finds whose squared length over area is less; 0 keeps all
+    )
+    dilate: str = length(
+        "0 px"
+    )  # edge of the square by which finds grow; '0 px' leaves them
     seed: int = 0  # of the training of model 'own'
     num_samples: int = 120_000  # px drawn from the examples for it
 
@@ -92,7 +118,14 @@ def trained_model(check: ByExample, cache_dir: Path) -> PixelModel:
         content.update(rgb.tobytes() + mask.tobytes() + repr(rgb.shape).encode())
     features = check.features or _DEFAULT_FEATURES
     settings = {"seed": check.seed, "num_samples": check.num_samples}
-    recipe = [content.hexdigest(), features, settings, _NETWORK, _NUM_EPOCHS, _POSITIVE_SHARE]
+    recipe = [
+        content.hexdigest(),
+        features,
+        settings,
+        _NETWORK,
+        _NUM_EPOCHS,
+        _POSITIVE_SHARE,
+    ]
     key = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:16]
     path = cache_dir / "qc-models" / f"own-{key}.npz"
     if (model := load_model(path)) is None:
@@ -103,10 +136,14 @@ def trained_model(check: ByExample, cache_dir: Path) -> PixelModel:
 
 
 def _built_in(check: ByExample) -> PixelModel:
-    model = load_model(_MODELS / f"{check.model}.npz") if check.model in BUILT_IN else None
+    model = (
+        load_model(_MODELS / f"{check.model}.npz") if check.model in BUILT_IN else None
+    )
     if model is None:
         names = ", ".join((*BUILT_IN, "own"))
-        raise ConfigError(f"model must be one of {names}, got {check.model!r} in {check.name!r}")
+        raise ConfigError(
+            f"model must be one of {names}, got {check.model!r} in {check.name!r}"
+        )
     own, got = ", ".join(model.features), ", ".join(check.features)
     rule = f"{check.name}.features must be those of the model {check.model!r} ({own})"
     got += "; leave them out, or train model 'own'"
@@ -116,9 +153,19 @@ def _built_in(check: ByExample) -> PixelModel:
 
 def _own_examples(check: ByExample) -> list[Example]:
     images, masks = check.example_images, check.example_masks
-    paired, got = len(images) == len(masks) > 0, f"{len(images)} images and {len(masks)} masks"
-    require(paired, f"{check.name} must have one example mask per image", got, error=ConfigError)
-    pairs = [(read_rgb(i), read_rgb(m).max(axis=2) > 127) for i, m in zip(images, masks)]
+    paired, got = (
+        len(images) == len(masks) > 0,
+        f"{len(images)} images and {len(masks)} masks",
+    )
+    require(
+        paired,
+        f"{check.name} must have one example mask per image",
+        got,
+        error=ConfigError,
+    )
+    pairs = [
+        (read_rgb(i), read_rgb(m).max(axis=2) > 127) for i, m in zip(images, masks)
+    ]
     for image, path, (rgb, mask) in zip(images, masks, pairs):
         got = f"{mask.shape[::-1]} and {rgb.shape[1::-1]}"
         rule = f"example mask {path!r} must have the size of {image!r}"
@@ -129,10 +176,14 @@ def _own_examples(check: ByExample) -> list[Example]:
 def check_features(names: Iterable[str]) -> None:
     """Raises ConfigError where a name is of no feature."""
     if unknown := [name for name in names if name not in _FEATURES]:
-        raise ConfigError(f"features must be of {', '.join(_FEATURES)}, got {unknown[0]!r}")
+        raise ConfigError(
+            f"features must be of {', '.join(_FEATURES)}, got {unknown[0]!r}"
+        )
 
 
-def pixel_features(ns: ArrayNamespace, rgb: Array, names: Sequence[str]) -> dict[str, list[Array]]:
+def pixel_features(
+    ns: ArrayNamespace, rgb: Array, names: Sequence[str]
+) -> dict[str, list[Array]]:
     """Feature name -> its planes, float32 (H, W) each, of uint8 (H, W, 3).
 
     Memory: O(H * W * planes).
@@ -143,17 +194,23 @@ def pixel_features(ns: ArrayNamespace, rgb: Array, names: Sequence[str]) -> dict
 
     planes: dict[str, Callable[[], list[Array]]] = {
         "rgb": lambda: channels,
-        "smooth": lambda: [filters.gaussian(ns, c, s) for s in (2.0, 8.0) for c in channels],
+        "smooth": lambda: [
+            filters.gaussian(ns, c, s) for s in (2.0, 8.0) for c in channels
+        ],
         "laplace": lambda: [filters.laplacian(ns, gray)],
         "texture": lambda: [filters.box_deviation(ns, gray, _TEXTURE_EDGE_PX)],
         # both eigenvalues of the Hessian at each scale
-        "ridge": lambda: [v for sigma in (1.0, 2.0, 4.0) for v in filters.ridges(ns, gray, sigma)],
+        "ridge": lambda: [
+            v for sigma in (1.0, 2.0, 4.0) for v in filters.ridges(ns, gray, sigma)
+        ],
         "frangi": lambda: [_frangi(ns, gray)],
     }
     return {name: planes[name]() for name in names}
 
 
-def _frangi(ns: ArrayNamespace, gray: Array, beta: float = 0.5, gamma: float = 15.0) -> Array:
+def _frangi(
+    ns: ArrayNamespace, gray: Array, beta: float = 0.5, gamma: float = 15.0
+) -> Array:
     """Largest response over the scales to a dark line. Source: Frangi et al. 1998."""
     xp, best = ns.xp, ns.xp.zeros_like(gray)
     for sigma in (1.0, 3.0, 5.0, 7.0, 9.0):
@@ -165,7 +222,11 @@ def _frangi(ns: ArrayNamespace, gray: Array, beta: float = 0.5, gamma: float = 1
 
 
 def train(
-    examples: Sequence[Example], features: tuple[str, ...], *, seed: int, num_samples: int
+    examples: Sequence[Example],
+    features: tuple[str, ...],
+    *,
+    seed: int,
+    num_samples: int,
 ) -> PixelModel:
     """A model of the examples, on the CPU; the same inputs and seed give the same model.
 
@@ -177,14 +238,22 @@ def train(
     from sklearn.neural_network import MLPClassifier
 
     found = [pixel_features(get_namespace("cpu"), rgb, features) for rgb, _ in examples]
-    columns = [np.stack([p.ravel() for n in features for p in f[n]], axis=1) for f in found]
-    y, rng = np.concatenate([mask.ravel() for _, mask in examples]), np.random.default_rng(seed)
+    columns = [
+        np.stack([p.ravel() for n in features for p in f[n]], axis=1) for f in found
+    ]
+    y, rng = (
+        np.concatenate([mask.ravel() for _, mask in examples]),
+        np.random.default_rng(seed),
+    )
     inside, outside = np.flatnonzero(y), np.flatnonzero(~y)
     for what, places in (("inside", inside), ("outside", outside)):
         rule = "examples must have px of both classes"
         require(len(places), rule, f"none {what} the masks")
     num_inside = int(num_samples * _POSITIVE_SHARE)
-    drawn = rng.choice(inside, num_inside), rng.choice(outside, num_samples - num_inside)
+    drawn = (
+        rng.choice(inside, num_inside),
+        rng.choice(outside, num_samples - num_inside),
+    )
     chosen = np.concatenate(drawn)
     x = np.concatenate(columns)[chosen]
     shift, scale = x.mean(axis=0), x.std(axis=0) + 1e-6
@@ -195,7 +264,9 @@ def train(
     b1, b2, b3 = network.intercepts_
     w1 = w1 / scale[:, None]  # the standardisation, folded in
     weights = (w1, b1 - shift @ w1, w2, b2, w3, b3)
-    return PixelModel(features=features, weights=tuple(v.astype(np.float32) for v in weights))
+    return PixelModel(
+        features=features, weights=tuple(v.astype(np.float32) for v in weights)
+    )
 
 
 def probabilities(
@@ -209,14 +280,18 @@ def probabilities(
     """
     height, width = rgb.shape[:2]
     rows = max(_REACH_PX, _BAND_PX // width)
-    names = list(dict.fromkeys(name for model in models.values() for name in model.features))
+    names = list(
+        dict.fromkeys(name for model in models.values() for name in model.features)
+    )
     found = {key: ns.xp.empty((height, width), dtype=ns.xp.float32) for key in models}
     for top in range(0, height, rows):
         bottom = min(height, top + rows)
         low, high = max(0, top - _REACH_PX), min(height, bottom + _REACH_PX)
         features = pixel_features(ns, rgb[low:high], names)
         for key, model in models.items():
-            planes = [p[top - low : bottom - low] for n in model.features for p in features[n]]
+            planes = [
+                p[top - low : bottom - low] for n in model.features for p in features[n]
+            ]
             found[key][top:bottom] = predict(ns, model, planes)
     return found
 
@@ -236,7 +311,9 @@ def layers(ns: ArrayNamespace, model: PixelModel, flat: Sequence[Array]) -> Arra
     Memory: O(px * outputs + 8,192 * (features + hidden)).
     """
     xp = ns.xp
-    w1, b1, w2, b2, w3, b3 = (ns.upload(value, reason="model") for value in model.weights)
+    w1, b1, w2, b2, w3, b3 = (
+        ns.upload(value, reason="model") for value in model.weights
+    )
     # relu(h + b) = max(h, -b) + b; that b goes into the next layer's: one write of px per layer
     b2 = b2 + b1 @ w2
     b3 = b3 + b2 @ w3

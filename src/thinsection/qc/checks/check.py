@@ -43,14 +43,24 @@ def area(default: str) -> Any:
 class Outcome:
     """What one check answers."""
 
-    mask_use: Array | None = None  # bool (H, W), the mask after it; None leaves it as it was
-    touched: Array | None = None  # bool (H, W), what it found (or filled); None if it only measures
-    scores: Mapping[str, Score] = field(default_factory=dict)  # columns of the slide's row
+    mask_use: Array | None = (
+        None  # bool (H, W), the mask after it; None leaves it as it was
+    )
+    touched: Array | None = (
+        None  # bool (H, W), what it found (or filled); None if it only measures
+    )
+    scores: Mapping[str, Score] = field(
+        default_factory=dict
+    )  # columns of the slide's row
     # on the host: a picture, uint8 (H, W), or densities of R, G and B, float64 (bins, 3)
     tables: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    enforce: bool = False  # takes `touched` out of the final mask again, whatever filled it since
+    enforce: bool = (
+        False  # takes `touched` out of the final mask again, whatever filled it since
+    )
     warnings: tuple[str, ...] = ()  # sentences for the slide's row
-    stain: str = ""  # that was measured; the checks after it may have other settings for it
+    stain: str = (
+        ""  # that was measured; the checks after it may have other settings for it
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +73,21 @@ class QcView:
     mask_use: Array  # bool (H, W), what the checks before this one have left
     mpp_th: float  # µm per px of the work image
     statistics: Statistics = "relative2mask"  # how a share is written
-    gray_at: Callable[[float], Array]  # nominal mpp -> gray, float32, from the same pass
-    regions_at: Callable[[float], Regions]  # mpp -> what reads parts of the slide at about that mpp
-    probability_of: Callable[[Any], Array]  # by-example check -> P of each px, float32 (H, W)
-    artefact_maps: Callable[[], Mapping[str, Array]]  # class -> P in 255ths, uint8 (H, W)
-    touched: Mapping[str, Array] = field(default_factory=dict)  # by earlier checks, bool (H, W)
+    gray_at: Callable[
+        [float], Array
+    ]  # nominal mpp -> gray, float32, from the same pass
+    regions_at: Callable[
+        [float], Regions
+    ]  # mpp -> what reads parts of the slide at about that mpp
+    probability_of: Callable[
+        [Any], Array
+    ]  # by-example check -> P of each px, float32 (H, W)
+    artefact_maps: Callable[
+        [], Mapping[str, Array]
+    ]  # class -> P in 255ths, uint8 (H, W)
+    touched: Mapping[str, Array] = field(
+        default_factory=dict
+    )  # by earlier checks, bool (H, W)
     # an associated image of the slide by name ('macro'), on the host; None where it has none
     associated: Callable[[str], RgbArray | None] = lambda name: None
 
@@ -90,10 +110,16 @@ class QcView:
 
     def share(self, new_mask: Array) -> float:
         """What a step took from `mask_use`, in the view's statistics."""
-        left, before = (int(self.ns.xp.count_nonzero(m)) for m in (new_mask, self.mask_use))
+        left, before = (
+            int(self.ns.xp.count_nonzero(m)) for m in (new_mask, self.mask_use)
+        )
         if self.statistics == "relative2mask":
             return EMPTY_SCORE if before == 0 else 1.0 - left / before
-        return float(left) if self.statistics == "absolute" else left / float(new_mask.size)
+        return (
+            float(left)
+            if self.statistics == "absolute"
+            else left / float(new_mask.size)
+        )
 
     def left(self, new: Array, column: str, *, enforce: bool = False) -> Outcome:
         """The outcome of a check that leaves `new` of the mask; its share is one column."""
@@ -103,9 +129,13 @@ class QcView:
 
     def found(self, found: Array, column: str) -> Outcome:
         """The outcome of a check that takes what it found, and shows what of it is on glass too."""
-        return replace(self.left(self.mask_use & ~found, column, enforce=True), touched=found)
+        return replace(
+            self.left(self.mask_use & ~found, column, enforce=True), touched=found
+        )
 
-    def left_regions(self, new: Array, prefix: str, touched: Array | None = None) -> Outcome:
+    def left_regions(
+        self, new: Array, prefix: str, touched: Array | None = None
+    ) -> Outcome:
         """The same with four columns, of the regions that it touched (else what it took)."""
         touched = self.mask_use & ~new if touched is None else touched
         scores = self.region_scores(prefix, touched, self.share(new))
@@ -130,12 +160,22 @@ class QcCheck(ABC):
     The first line of a subclass's docstring is its help.
     """
 
-    kind: ClassVar[str]  # of the table; the entry point's name, where another package brings it
-    needs: ClassVar[tuple[str, ...]] = ()  # packages beyond ours that it imports, by import name
-    guarded: ClassVar[bool] = True  # False if taking most of a slide's tissue is no mistake: ink
-    fills: ClassVar[bool] = False  # True if what it touches is given to the mask, not taken from it
+    kind: ClassVar[
+        str
+    ]  # of the table; the entry point's name, where another package brings it
+    needs: ClassVar[
+        tuple[str, ...]
+    ] = ()  # packages beyond ours that it imports, by import name
+    guarded: ClassVar[bool] = (
+        True  # False if taking most of a slide's tissue is no mistake: ink
+    )
+    fills: ClassVar[bool] = (
+        False  # True if what it touches is given to the mask, not taken from it
+    )
     name: str = ""  # unique in a pipeline: of the mask, its picture and, in most checks, the column
-    statistics: Statistics | None = None  # how its share is written; None as the pipeline says
+    statistics: Statistics | None = (
+        None  # how its share is written; None as the pipeline says
+    )
 
     def __init_subclass__(cls, kind: str = "", **attributes: bool) -> None:
         """`class Flat(QcCheck, kind="flat")` is a frozen dataclass; attributes are those above."""
@@ -148,9 +188,16 @@ class QcCheck(ABC):
         """Lengths and areas are parsed once, so that a wrong one fails before any slide is read."""
         for f in fields(self):
             if "size" in f.metadata:
-                _size_px(getattr(self, f.name), 1.0, f.metadata["size"], f"{self.kind}.{f.name}")
+                _size_px(
+                    getattr(self, f.name),
+                    1.0,
+                    f.metadata["size"],
+                    f"{self.kind}.{f.name}",
+                )
         if not self.name or "/" in self.name:
-            raise ConfigError(f"{self.kind}.name must be a file name, got {self.name!r}")
+            raise ConfigError(
+                f"{self.kind}.name must be a file name, got {self.name!r}"
+            )
 
     @abstractmethod
     def __call__(self, view: QcView) -> Outcome:

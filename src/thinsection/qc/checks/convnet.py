@@ -37,7 +37,9 @@ class _Grid(NamedTuple):
     def of(cls, ns: ArrayNamespace, asked: Array) -> "_Grid":
         """Of a mask; nothing is known yet."""
         at = ns.xp.flatnonzero(ns.xp.pad(asked, 1))
-        row = ns.xp.zeros((asked.shape[0] + 2) * (asked.shape[1] + 2), dtype=ns.xp.int32)
+        row = ns.xp.zeros(
+            (asked.shape[0] + 2) * (asked.shape[1] + 2), dtype=ns.xp.int32
+        )
         row[at] = ns.xp.arange(1, len(at) + 1)
         return cls(ns.xp.zeros((1, 0), dtype=ns.xp.float32), at, row, *asked.shape)
 
@@ -64,21 +66,30 @@ def convnet_squares(
     first one, zeros. Memory: 45 bytes a px that is not plain glass, 10 of another.
     """
     xp, (height, width) = ns.xp, density[0].shape
-    weights = {name: ns.upload(value, reason="model") for name, value in (net or _net()).items()}
+    weights = {
+        name: ns.upload(value, reason="model")
+        for name, value in (net or _net()).items()
+    }
     even = partial(xp.pad, pad_width=[(0, height % 2), (0, width % 2)], mode="edge")
     near = sum(filters.block_means(ns, even(plane), 2) for plane in density) / 3
-    grid = _Grid.of(ns, ns.ndimage.uniform_filter(near, 3, mode="nearest") > GLASS_DENSITY)
+    grid = _Grid.of(
+        ns, ns.ndimage.uniform_filter(near, 3, mode="nearest") > GLASS_DENSITY
+    )
     x = xp.zeros((1 + len(grid.at), 12), dtype=xp.float32)
     for n, plane in enumerate(map(even, density)):
         some = [plane[top::2, left::2].reshape(-1) for top in (0, 1) for left in (0, 1)]
         for rows, _, down, along in grid.blocks():
             at = down * grid.width + along
-            x[rows, 4 * n : 4 * n + 4] = xp.stack([quarter[at] for quarter in some], axis=1)
+            x[rows, 4 * n : 4 * n + 4] = xp.stack(
+                [quarter[at] for quarter in some], axis=1
+            )
     grid, kept = grid._replace(x=x), list[_Grid]()
     del density, plane, some, x  # the caller has none of them either
     for n in range(GRIDS):
         grid = _halved(ns, grid) if n else grid
-        grid = _convolved(ns, weights, f"down{n}b", _convolved(ns, weights, f"down{n}a", grid))
+        grid = _convolved(
+            ns, weights, f"down{n}b", _convolved(ns, weights, f"down{n}a", grid)
+        )
         kept.append(grid)
     kept.pop()
     for n in reversed(range(GRIDS - 1)):
@@ -96,7 +107,9 @@ def convnet_squares(
 
 def _convolved(ns: ArrayNamespace, weights: Net, layer: str, grid: _Grid) -> _Grid:
     """The planes under 3 x 3 weights, where it is asked for; what is below 0 is 0."""
-    out = ns.xp.zeros((len(grid.x), weights[f"{layer}_w"].shape[1]), dtype=ns.xp.float32)
+    out = ns.xp.zeros(
+        (len(grid.x), weights[f"{layer}_w"].shape[1]), dtype=ns.xp.float32
+    )
     for rows, near in _blocks_convolved(ns, weights, layer, grid):
         out[rows] = near
     return grid._replace(x=out)
@@ -107,7 +120,9 @@ def _blocks_convolved(
 ) -> Iterator[tuple[slice, Array]]:
     """Rows of x, and what `_convolved` makes of them."""
     xp, w, b = ns.xp, weights[f"{layer}_w"], weights[f"{layer}_b"]
-    around = xp.asarray([dy * (grid.width + 2) + dx for dy in (-1, 0, 1) for dx in (-1, 0, 1)])
+    around = xp.asarray(
+        [dy * (grid.width + 2) + dx for dy in (-1, 0, 1) for dx in (-1, 0, 1)]
+    )
     for rows, part, *_ in grid.blocks():
         near = xp.take(grid.x, grid.row[part[:, None] + around], axis=0)
         near = near.reshape(len(part), -1) @ w
@@ -120,7 +135,9 @@ def _halved(ns: ArrayNamespace, grid: _Grid) -> _Grid:
     xp, (height, width) = ns.xp, (grid.height, grid.width)
     inner = grid.row.reshape(height + 2, width + 2)[1:-1, 1:-1]
     inner = xp.pad(inner, [(0, height % 2), (0, width % 2)])
-    four = xp.stack([inner[top::2, left::2] for top in (0, 1) for left in (0, 1)], axis=2)
+    four = xp.stack(
+        [inner[top::2, left::2] for top in (0, 1) for left in (0, 1)], axis=2
+    )
     half = _Grid.of(ns, four.any(axis=2))
     out = xp.zeros((1 + len(half.at), grid.x.shape[1]), dtype=xp.float32)
     for rows, _, down, along in half.blocks():

@@ -21,7 +21,9 @@ class Intensity(QcCheck, kind="intensity"):
     def __call__(self, view: QcView) -> Outcome:
         kept = _between(view.gray, self.lower_gray, self.upper_gray)
         if self.lower_std is not None or self.upper_std is not None:
-            kept &= _between(filters.channel_std(view.ns, view.rgb), self.lower_std, self.upper_std)
+            kept &= _between(
+                filters.channel_std(view.ns, view.rgb), self.lower_std, self.upper_std
+            )
         return view.left(view.mask_use & (kept ^ self.invert), self.name)
 
     @property
@@ -55,10 +57,14 @@ class BrightestCluster(QcCheck, kind="brightest_cluster", removes_glass=True):
     """Removes the brightest cluster of gray values, by k-means on a 256-bin histogram: no seed."""
 
     name: str = "brightest_cluster"
-    num_clusters: int = 3  # the mask keeps what is darker than half-way between the brightest two
+    num_clusters: int = (
+        3  # the mask keeps what is darker than half-way between the brightest two
+    )
 
     def __call__(self, view: QcView) -> Outcome:
-        counts = view.ns.download(view.ns.xp.bincount(view.gray8.ravel(), minlength=256))
+        counts = view.ns.download(
+            view.ns.xp.bincount(view.gray8.ravel(), minlength=256)
+        )
         values = np.arange(256) / 255.0
         present = values[counts > 0]
         centers = np.linspace(present[0], present[-1], self.num_clusters)
@@ -81,7 +87,9 @@ class LocalMinimum(QcCheck, kind="local_minimum", removes_glass=True):
     column: str = "brightestPixels"  # of its share; HistoQC's name for it
     radius: str = length("5 px")  # of the disk in which the darkest px counts
     upper_gray: int = 210  # the darkest px must be at most this, 0 to 255
-    invert: bool = True  # False keeps the others (HistoQC's own default is True, as here)
+    invert: bool = (
+        True  # False keeps the others (HistoQC's own default is True, as here)
+    )
 
     def __call__(self, view: QcView) -> Outcome:
         disk = morphology.disk_footprint(view.length_px(self.radius))
@@ -94,14 +102,24 @@ class Flat(QcCheck, kind="flat"):
 
     name: str = "flat_areas"
     kernel: str = length("10 px")  # edge of the square whose mean is taken
-    max_difference: float = 0.01  # a px is flat if it is closer to that mean, gray in [0, 1]
-    min_area: str = area("500 px")  # smaller flat areas, and holes in them, do not count
+    max_difference: float = (
+        0.01  # a px is flat if it is closer to that mean, gray in [0, 1]
+    )
+    min_area: str = area(
+        "500 px"
+    )  # smaller flat areas, and holes in them, do not count
 
     def __call__(self, view: QcView) -> Outcome:
         ns, least = view.ns, view.area_px(self.min_area)
-        mean = filters.box_mean(ns, view.gray, max(1, round(view.length_px(self.kernel))))
-        found = morphology.drop_small(ns, abs(mean - view.gray) < self.max_difference, least)
-        return view.left(view.mask_use & morphology.drop_small(ns, ~found, least), self.name)
+        mean = filters.box_mean(
+            ns, view.gray, max(1, round(view.length_px(self.kernel)))
+        )
+        found = morphology.drop_small(
+            ns, abs(mean - view.gray) < self.max_difference, least
+        )
+        return view.left(
+            view.mask_use & morphology.drop_small(ns, ~found, least), self.name
+        )
 
 
 class Blurry(QcCheck, kind="blurry"):
@@ -116,7 +134,9 @@ class Blurry(QcCheck, kind="blurry"):
         edges = filters.laplacian(view.ns, view.gray_at(self.image_mpp))
         view.ns.xp.abs(edges, out=edges)
         near = filters.gaussian(view.ns, edges, self.sigma, shape=view.gray.shape)
-        return view.left_regions(view.mask_use & (near > self.max_edge), f"{self.name}_removed")
+        return view.left_regions(
+            view.mask_use & (near > self.max_edge), f"{self.name}_removed"
+        )
 
     @property
     def image_mpps(self) -> tuple[float, ...]:
@@ -136,7 +156,9 @@ class Fat(QcCheck, kind="fat"):
         ns, mask = view.ns, view.mask_use
         holes = morphology.fill_small(ns, mask, view.area_px(self.max_cell)) & ~mask
         cells = morphology.drop_small(ns, holes, view.area_px(self.min_cell))
-        joined = morphology.dilated_by_square(ns, cells, max(1, round(view.length_px(self.kernel))))
+        joined = morphology.dilated_by_square(
+            ns, cells, max(1, round(view.length_px(self.kernel)))
+        )
         found = morphology.drop_small(ns, joined, int(view.area_px(self.min_area)) + 1)
         return view.left_regions(mask & ~found, "fatlike_tissue_removed", found)
 
@@ -181,5 +203,7 @@ class Spurs(QcCheck, kind="spurs"):
     radius: str = length("5 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        new = morphology.opened_by_disk(view.ns, view.mask_use, view.length_px(self.radius))
+        new = morphology.opened_by_disk(
+            view.ns, view.mask_use, view.length_px(self.radius)
+        )
         return view.left(new, "spur_pixels")

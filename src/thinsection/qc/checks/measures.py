@@ -23,27 +23,38 @@ class Contrast(QcCheck, kind="contrast"):
     name: str = "contrast"
     prefix: str = ""  # put before the column names, with an underscore
     limit_to_mask: bool = True  # False measures the whole image
-    invert: bool = False  # takes the gradient outside the mask, gray inside, as HistoQC does
+    invert: bool = (
+        False  # takes the gradient outside the mask, gray inside, as HistoQC does
+    )
 
     def __call__(self, view: QcView) -> Outcome:
         inside = view.mask_use if self.limit_to_mask else ...
         where = view.mask_use ^ self.invert if self.limit_to_mask else ...
         energy = float(filters.sobel_energy(view.ns, view.gray)[where].sum())
         gray = view.gray[inside]
-        names = [_prefixed(self.prefix, f"{s}_contrast") for s in ("tenenGrad", "michelson", "rms")]
+        names = [
+            _prefixed(self.prefix, f"{s}_contrast")
+            for s in ("tenenGrad", "michelson", "rms")
+        ]
         if gray.size == 0:
             return _no_tissue(self.name, names)
         highest, lowest = float(gray.max()), float(gray.min())
         tenengrad = energy**0.5 / gray.size  # sqrt(sum of squared gradients) / N
-        michelson = (highest - lowest) / (highest + lowest) if highest + lowest > 0 else 0.0
-        return Outcome(scores=dict(zip(names, (tenengrad, michelson, float(gray.std())))))
+        michelson = (
+            (highest - lowest) / (highest + lowest) if highest + lowest > 0 else 0.0
+        )
+        return Outcome(
+            scores=dict(zip(names, (tenengrad, michelson, float(gray.std()))))
+        )
 
 
 class Brightness(QcCheck, kind="brightness"):
     """Mean and population standard deviation of gray or of each channel; -100 and 0 of no px."""
 
     name: str = "brightness"
-    space: Literal["gray", "RGB", "YUV"] = "gray"  # gray is [0, 1], RGB 0 to 255, YUV of [0, 1]
+    space: Literal["gray", "RGB", "YUV"] = (
+        "gray"  # gray is [0, 1], RGB 0 to 255, YUV of [0, 1]
+    )
     prefix: str = ""  # put before the column names, with an underscore
     limit_to_mask: bool = True  # False measures the whole image
     invert: bool = False  # True measures outside the mask
@@ -55,7 +66,9 @@ class Brightness(QcCheck, kind="brightness"):
         suffix = "_YUV" if self.space == "YUV" else ""
         scores: dict[str, Score] = {}
         for c, stem in enumerate(stems):  # one at a time: a third of the memory
-            values = filters.gray_from_rgb(view.ns, px, filters.YUV[c]) if suffix else px
+            values = (
+                filters.gray_from_rgb(view.ns, px, filters.YUV[c]) if suffix else px
+            )
             values = px[..., c].astype(float) if self.space == "RGB" else values
             key = _prefixed(self.prefix, f"{stem}_brightness")
             scores[key + suffix] = float(values.mean()) if values.size else EMPTY_SCORE
@@ -72,9 +85,15 @@ class Stains(QcCheck, kind="stains"):
 
     def __call__(self, view: QcView) -> Outcome:
         ns, xp = view.ns, view.ns.xp
-        names = [f"deconv_c{c}_{statistic}" for c in range(3) for statistic in ("mean", "std")]
+        names = [
+            f"deconv_c{c}_{statistic}"
+            for c in range(3)
+            for statistic in ("mean", "std")
+        ]
         if self.use_mask and not bool(view.mask_use.any()):
-            drawn = {f"deconv_c{c}": np.zeros(view.rgb.shape[:2], np.uint8) for c in range(3)}
+            drawn = {
+                f"deconv_c{c}": np.zeros(view.rgb.shape[:2], np.uint8) for c in range(3)
+            }
             return replace(_no_tissue(self.name, names), tables=drawn)
         found: list[float] = []
         pictures: dict[str, npt.NDArray[Any]] = {}
@@ -94,7 +113,9 @@ class Stains(QcCheck, kind="stains"):
             amount /= max(high - low, 1e-12)
             amount *= view.mask_use | (not self.use_mask)
             amount *= 255
-            pictures[f"deconv_c{c}"] = ns.download(xp.rint(amount, out=amount).astype(xp.uint8))
+            pictures[f"deconv_c{c}"] = ns.download(
+                xp.rint(amount, out=amount).astype(xp.uint8)
+            )
         return Outcome(scores=dict(zip(names, found, strict=True)), tables=pictures)
 
 
@@ -105,16 +126,22 @@ class Histogram(QcCheck, kind="histogram"):
     bins: int = 20  # over 0 to 255
     limit_to_mask: bool = True  # False measures the whole image
     templates: tuple[str, ...] = ()  # image files; each adds a column `<stem>_MSE_hist`
-    absent: tuple[str, ...] = ()  # stems of templates that are not at hand: their columns are NA
+    absent: tuple[
+        str, ...
+    ] = ()  # stems of templates that are not at hand: their columns are NA
 
     def __call__(self, view: QcView) -> Outcome:
-        pixels = view.rgb[view.mask_use] if self.limit_to_mask else view.rgb.reshape(-1, 3)
+        pixels = (
+            view.rgb[view.mask_use] if self.limit_to_mask else view.rgb.reshape(-1, 3)
+        )
         own = self._density(view.ns, pixels)
         scores: dict[str, Score] = {f"{stem}_MSE_hist": "NA" for stem in self.absent}
         for path in self.templates:
             rgb = view.ns.upload(read_rgb(path).reshape(-1, 3), reason="template")
             stem = PurePath(path.replace("\\", "/")).stem
-            scores[f"{stem}_MSE_hist"] = float(((own - self._density(view.ns, rgb)) ** 2).sum())
+            scores[f"{stem}_MSE_hist"] = float(
+                ((own - self._density(view.ns, rgb)) ** 2).sum()
+            )
         return Outcome(scores=scores, tables={self.name: own})
 
     @property
@@ -125,7 +152,9 @@ class Histogram(QcCheck, kind="histogram"):
         """Density of each channel over 0 to 255, (bins, 3) on the host; zeros without px."""
         counts = [ns.xp.bincount(rgb[:, c], minlength=256) for c in range(3)]
         host = ns.download(ns.xp.stack(counts, axis=1)).astype(np.float64)
-        index = np.minimum((np.arange(256) * self.bins) // 255, self.bins - 1)  # as numpy's bins
+        index = np.minimum(
+            (np.arange(256) * self.bins) // 255, self.bins - 1
+        )  # as numpy's bins
         binned = [np.bincount(index, host[:, c], minlength=self.bins) for c in range(3)]
         total = np.maximum(host.sum(axis=0), 1)
         return np.asarray(np.stack(binned, axis=1) / total / (255 / self.bins))
@@ -148,7 +177,9 @@ class Texture(QcCheck, kind="texture"):
         places = np.flatnonzero(mask)
         if not len(places):
             where = "outside" if self.invert else "in"
-            return Outcome(warnings=(f"{self.name}: no px {where} the mask to measure texture at",))
+            return Outcome(
+                warnings=(f"{self.name}: no px {where} the mask to measure texture at",)
+            )
         rng = np.random.RandomState(self.seed)  # HistoQC's: the same squares
         chosen = places[rng.choice(len(places), self.num_squares)]
         rows, columns = np.divmod(chosen, mask.shape[1])
@@ -156,15 +187,23 @@ class Texture(QcCheck, kind="texture"):
         scores: dict[str, Score] = {}
         for measure, values in self.measured(gray, rows, columns).items():
             column = _prefixed(self.prefix, measure)
-            scores |= {column: float(values.mean()), f"{column}_std": float(values.std())}
+            scores |= {
+                column: float(values.mean()),
+                f"{column}_std": float(values.std()),
+            }
         return Outcome(scores=scores)
 
-    def measured(self, gray: _Floats, rows: _Indices, columns: _Indices) -> dict[str, _Floats]:
+    def measured(
+        self, gray: _Floats, rows: _Indices, columns: _Indices
+    ) -> dict[str, _Floats]:
         """Each measure of each square, (squares,), cut at the border; on the host, as skimage.
 
         Source: Haralick et al., Textural features for image classification, 1973.
         """
-        from skimage.feature import graycomatrix, graycoprops  # half a second, for this check only
+        from skimage.feature import (
+            graycomatrix,
+            graycoprops,
+        )  # half a second, for this check only
 
         edge, limits = self.square_px, np.linspace(0, 1, self.num_levels)
         settings: dict[str, Any] = {"levels": self.num_levels, "symmetric": True}
@@ -172,8 +211,12 @@ class Texture(QcCheck, kind="texture"):
         for r, c in zip(rows, columns, strict=True):
             # a gray value v lies in level ceil(v * (num_levels - 1))
             square = np.digitize(gray[r : r + edge, c : c + edge], limits, right=True)
-            counts.append(graycomatrix(square, [self.distance_px], [0], **settings)[:, :, 0, 0])
-        stacked = np.stack(counts, axis=2)[..., None]  # squares in the place of distances
+            counts.append(
+                graycomatrix(square, [self.distance_px], [0], **settings)[:, :, 0, 0]
+            )
+        stacked = np.stack(counts, axis=2)[
+            ..., None
+        ]  # squares in the place of distances
         return {name: graycoprops(stacked, name)[:, 0] for name in _TEXTURE}
 
 
@@ -194,7 +237,9 @@ class Equalised(QcCheck, kind="equalised"):
 
     def __call__(self, view: QcView) -> Outcome:
         xp, share = view.ns.xp, filters.equalised(view.ns, view.gray8)
-        return Outcome(tables={self.name: view.ns.download(xp.rint(share * 255).astype(xp.uint8))})
+        return Outcome(
+            tables={self.name: view.ns.download(xp.rint(share * 255).astype(xp.uint8))}
+        )
 
 
 class SavedMask(QcCheck, kind="saved_mask"):
@@ -207,8 +252,12 @@ class SavedMask(QcCheck, kind="saved_mask"):
     def __call__(self, view: QcView) -> Outcome:
         mask = view.touched.get(self.of) if self.of else view.mask_use
         if mask is None:
-            return Outcome(warnings=(f"{self.name}: no earlier check {self.of!r} left a mask",))
-        return Outcome(tables={self.name: view.ns.download(mask).astype(np.uint8) * 255})
+            return Outcome(
+                warnings=(f"{self.name}: no earlier check {self.of!r} left a mask",)
+            )
+        return Outcome(
+            tables={self.name: view.ns.download(mask).astype(np.uint8) * 255}
+        )
 
 
 class SavedMacro(QcCheck, kind="saved_macro"):
@@ -221,8 +270,13 @@ class SavedMacro(QcCheck, kind="saved_macro"):
         if (rgb := view.associated("macro")) is None:
             return Outcome(warnings=("the slide has no macro picture",))
         height, width = rgb.shape[:2]
-        x, y = (max(1, round(self.edge_px * px / max(rgb.shape[:2]))) for px in (width, height))
-        return Outcome(tables={self.name: np.asarray(Image.fromarray(rgb).resize((x, y)))})
+        x, y = (
+            max(1, round(self.edge_px * px / max(rgb.shape[:2])))
+            for px in (width, height)
+        )
+        return Outcome(
+            tables={self.name: np.asarray(Image.fromarray(rgb).resize((x, y)))}
+        )
 
 
 def read_rgb(path: str) -> npt.NDArray[np.uint8]:

@@ -14,22 +14,50 @@ from thinsection.arrays.filters import block_means, extremes
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area
 
 Px = Callable[[float], float]  # px in a length of so many µm
-Stain = Literal["H&E", "IHC", "grey", "dark", ""]  # dark: frozen or thick; '' where nothing is
+# dark: frozen or thick; unsure: H&E or IHC, and treated as H&E; '' where nothing is
+Stain = Literal["H&E", "IHC", "unsure", "grey", "dark", ""]
 _PX_UM = 16.0  # of the px that are looked at; borders are found to half of it
-_BLACK = 30  # of 255: darker in all channels is no tissue but what the scanner did not see
+_BLACK = (
+    30  # of 255: darker in all channels is no tissue but what the scanner did not see
+)
 # optical density, against the glass: no slide is so even that less than this says anything ...
 _COLOUR, _DENSITY, _TEXTURE, _LINE = 0.025, 0.035, 0.0025, 0.006
 _FAINT = 0.008  # ... what is textured must absorb as much
 _PALE = 0.35  # what absorbs more is no glass, even under a dim lamp
+# texture that glass may have: that of real slides and of noisy scans ends at 0.009, and the
+# smooth parts of tissue that fills a field begin at 0.015
+_GLASS_TEXTURE = 0.012
+# an estimate of glass that is as dense or as coloured as tissue, and as textured, is tissue
+_TISSUE_DENSITY = 0.06
+_TISSUE_COLOUR = 0.025
+_TISSUE_TEXTURE = 0.005
+# share of brown tissue: more is IHC, less than the second is none
+_IHC_BROWN = 0.08
+_NO_BROWN = 0.02
+_DAB_DENSITY = (
+    1.2  # over three channels; up to it brown is DAB however pale the rest is
+)
+# balance of green: below it there is too little eosin to tell H&E from haematoxylin alone
+_LEAST_GREEN = 0.42
+_GREY_BALANCE = (
+    0.06  # channels that differ by less in their share of density have no colour
+)
 # the slide's edge: dark, with little colour for its density, flat, at the border
 _SHADE, _SHADE_COLOUR, _SHADE_TINT = 0.1, 0.04, 0.15
 _TYPICAL_GLASS = (0.02, 0.022, 0.02)  # where a slide shows none
 # µm: gaps closed in solid tissue and in the net of fat cells, what is too thin for tissue
 _GAP_UM, _CELL_UM, _THIN_UM, _SHADE_REACH_UM = 32.0, 176.0, 40.0, 80.0
 _NET_HOLE_UM2 = 60_000.0
-_MIN_LINE_PX, _NET_WINDOW_PX, _NET_SHARE = 6, 21, 0.03  # a net has many long lines in a window
+_MIN_LINE_PX, _NET_WINDOW_PX, _NET_SHARE = (
+    6,
+    21,
+    0.03,
+)  # a net has many long lines in a window
 _STRAIGHT_PX = 75  # no fibre runs straight for so long
-_RIM_UM, _RIM_SHARE = 40.0, 0.4  # tissue ends where this share of its own density is reached
+_RIM_UM, _RIM_SHARE = (
+    40.0,
+    0.4,
+)  # tissue ends where this share of its own density is reached
 
 
 class Tissue(QcCheck, kind="tissue", removes_glass=True):
@@ -38,17 +66,25 @@ class Tissue(QcCheck, kind="tissue", removes_glass=True):
     name: str = "glass"
     min_piece: str = area("20000 um2")  # smaller pieces are dropped
     min_hole: str = area("10000 um2")  # smaller holes are filled
-    black_level: int = _BLACK  # px darker than this in all channels, 0 to 255, are no tissue
+    black_level: int = (
+        _BLACK  # px darker than this in all channels, 0 to 255, are no tissue
+    )
 
     def __call__(self, view: QcView) -> Outcome:
         areas = view.area_px(self.min_piece), view.area_px(self.min_hole)
-        mask, stain = detect_tissue(view.ns, view.rgb, view.mpp_th, areas, self.black_level)
+        mask, stain = detect_tissue(
+            view.ns, view.rgb, view.mpp_th, areas, self.black_level
+        )
         outcome = view.left(view.mask_use & mask, self.name)
         return replace(outcome, scores={**outcome.scores, "stain": stain}, stain=stain)
 
 
 def detect_tissue(
-    ns: ArrayNamespace, rgb: Array, px_um: float, areas_px: tuple[float, float], black_level: int
+    ns: ArrayNamespace,
+    rgb: Array,
+    px_um: float,
+    areas_px: tuple[float, float],
+    black_level: int,
 ) -> tuple[Array, Stain]:
     """The tissue of a thumbnail, bool (H, W), and its stain.
 
@@ -69,7 +105,9 @@ def detect_tissue(
     net = _net(ns, light, lines & ~morphology.dilated_by_disk(ns, solid, px(32.0)), px)
     mask = morphology.opened_by_disk(ns, _closed(ns, mask | net, px(_GAP_UM)), px(32.0))
     mask = morphology.fill_small(ns, mask, max(areas_px[1] / area, 1.0))
-    mask = morphology.drop_small(ns, mask, areas_px[0] / area)
+    # in a field that is smaller than the least piece, a piece that fills it is kept
+    least_piece = min(areas_px[0] / area, mask.size / 2)
+    mask = morphology.drop_small(ns, mask, least_piece)
     whole = mask.repeat(factor, axis=0).repeat(factor, axis=1)
     return whole[: rgb.shape[0], : rgb.shape[1]], _stain(ns, light, mask)
 
@@ -99,35 +137,58 @@ def _measured(ns: ArrayNamespace, rgb: Array, black_level: int) -> _Light:
     lowest, highest = extremes(ns, rgb.transpose(2, 0, 1))
     seen = (lowest < 255) & (highest >= max(black_level, 1))
     thin, thick = extremes(ns, density.transpose(2, 0, 1))
-    flat_limit = max(3 * float(xp.quantile(texture[seen], 0.05)), 0.004) if seen.any() else 0.0
+    flat_limit = 0.0
+    if bool(seen.any()):
+        smoothest = float(xp.quantile(texture[seen], 0.05))
+        flat_limit = min(max(3 * smoothest, 0.004), _GLASS_TEXTURE)
     flat = seen & (texture < flat_limit) & (thick - thin < 0.06) & (total < _PALE)
-    glass, where = _glass(ns, density, total, flat, int(seen.sum()))
+    glass, where = _glass(ns, density, texture, flat, int(seen.sum()))
     against = density - xp.asarray(glass, dtype=xp.float32)
     mean, (thin, thick) = against.mean(axis=2), extremes(ns, against.transpose(2, 0, 1))
     near, colour = box(mean, 3), box(thick - thin, 3)
-    return _Light(against, mean, near, colour, line, texture, seen, where, sum(glass) / 3)
+    return _Light(
+        against, mean, near, colour, line, texture, seen, where, sum(glass) / 3
+    )
 
 
 def _glass(
-    ns: ArrayNamespace, density: Array, total: Array, flat: Array, num_seen: int
+    ns: ArrayNamespace, density: Array, texture: Array, flat: Array, num_seen: int
 ) -> tuple[tuple[float, ...], Array]:
-    """Density of the glass, and where it is: the brightest large peak among flat, pale px."""
-    xp, values = ns.xp, total[flat]
+    """Density of the glass, and where it is: the brightest large peak among flat, pale px.
+
+    A field that tissue fills has no glass: its palest tissue is not taken for it.
+    """
+    xp = ns.xp
+    nowhere = xp.zeros_like(flat)
+    total = density.mean(axis=2)
+    values = total[flat]
     if values.size < max(50, 0.002 * num_seen):
-        return _TYPICAL_GLASS, xp.zeros_like(flat)
+        return _TYPICAL_GLASS, nowhere
     counts = ns.download(xp.histogram(values, bins=140, range=(0.0, _PALE))[0])
     smooth = [int(counts[max(0, n - 3) : n + 4].sum()) for n in range(140)]
     peak = next(n for n, count in enumerate(smooth) if count >= 0.25 * max(smooth))
     while peak < 139 and smooth[peak + 1] >= smooth[peak]:
         peak += 1
     where = flat & (abs(total - (peak + 0.5) * _PALE / 140) < 0.04)
-    return tuple(float(xp.median(density[..., c][where])) for c in range(3)), where
+    glass = tuple(float(xp.median(density[..., c][where])) for c in range(3))
+    if _is_tissue(glass, float(xp.median(texture[where]))):
+        return _TYPICAL_GLASS, nowhere
+    return glass, where
+
+
+def _is_tissue(glass: tuple[float, ...], texture: float) -> bool:
+    """Whether an estimate of the glass has the density or colour, and the texture, of tissue."""
+    dense = sum(glass) / 3 > _TISSUE_DENSITY
+    coloured = max(glass) - min(glass) > _TISSUE_COLOUR
+    return (dense or coloured) and texture > _TISSUE_TEXTURE
 
 
 def _evidence(ns: ArrayNamespace, light: _Light, px: Px) -> tuple[Array, Array, Array]:
     """Px that are tissue by themselves, those of solid tissue, and thin dark lines."""
 
-    def limit(least: float, values: Array, low: float, high: float, times: float) -> float:
+    def limit(
+        least: float, values: Array, low: float, high: float, times: float
+    ) -> float:
         if not (found := values[light.glass]).size:
             return least
         lower, upper = (float(ns.xp.quantile(found, q)) for q in (low, high))
@@ -148,7 +209,11 @@ def _evidence(ns: ArrayNamespace, light: _Light, px: Px) -> tuple[Array, Array, 
         gone |= morphology.dilated_by_disk(ns, edge, px(_SHADE_REACH_UM))
     body &= ~gone
     closed = morphology.opened_by_disk(ns, _closed(ns, body, px(_GAP_UM)), px(_THIN_UM))
-    return closed, morphology.opened_by_disk(ns, body, px(64.0)), (light.line > thin) & ~gone
+    return (
+        closed,
+        morphology.opened_by_disk(ns, body, px(64.0)),
+        (light.line > thin) & ~gone,
+    )
 
 
 def _net(ns: ArrayNamespace, light: _Light, lines: Array, px: Px) -> Array:
@@ -166,10 +231,14 @@ def _net(ns: ArrayNamespace, light: _Light, lines: Array, px: Px) -> Array:
     return morphology.dilated_by_disk(ns, net, px(32.0))
 
 
-def _beyond_rim(ns: ArrayNamespace, light: _Light, body: Array, mask: Array, px: Px) -> Array:
+def _beyond_rim(
+    ns: ArrayNamespace, light: _Light, body: Array, mask: Array, px: Px
+) -> Array:
     """Px at the mask's border that have less than a share of the density of the tissue by them."""
     xp, box = ns.xp, ns.ndimage.uniform_filter
-    own = xp.maximum(light.total, extremes(ns, light.density.transpose(2, 0, 1))[1] * 0.5)
+    own = xp.maximum(
+        light.total, extremes(ns, light.density.transpose(2, 0, 1))[1] * 0.5
+    )
     inside = body.astype(xp.float32)
     usual = box(own * inside, 9) / xp.maximum(box(inside, 9), 0.02)
     border = morphology.dilated_by_disk(ns, ~mask, px(_RIM_UM))
@@ -177,28 +246,41 @@ def _beyond_rim(ns: ArrayNamespace, light: _Light, body: Array, mask: Array, px:
 
 
 def _stain(ns: ArrayNamespace, light: _Light, mask: Array) -> Stain:
-    """By the balance of density over red, green and blue: eosin takes green, DAB takes blue."""
-    xp, inside = ns.xp, light.density[mask].clip(0.0)
-    total = inside.sum(axis=1)
-    inside, total = inside[total > 0.1], total[total > 0.1]
+    """The stain by the balance of density over red, green and blue.
+
+    Eosin takes green and DAB takes blue: without brown tissue there is no IHC. The balance of green
+    alone does not tell them apart, as purple H&E has as little of it as IHC has.
+    """
+    xp = ns.xp
+    density = light.density[mask].clip(0.0)
+    total = density.sum(axis=1)
+    density = density[total > 0.1]
+    total = total[total > 0.1]
     if total.size < 50:
         return ""
-    pale = total <= xp.median(total)  # ink and folds are denser than most tissue
-    balance = inside[pale] / total[pale][:, None]
-    if float(xp.median(balance.max(axis=1) - balance.min(axis=1))) < 0.06:
-        return "grey"
-    usual = inside[total <= 2 * xp.median(total)]
-    brown = (usual[:, 2] > usual[:, 1]) & (usual[:, 2] > 1.3 * usual[:, 0])
-    if float(brown.mean()) > 0.08 or float(xp.median(balance[:, 1])) < 0.455:
+    middle = float(xp.median(total))
+    # ink and folds are denser than most tissue, and DAB is denser than a pale counterstain
+    usual = density[total <= max(2 * middle, _DAB_DENSITY)]
+    red, green, blue = usual.T
+    brown = float(((blue > green) & (blue > 1.3 * red)).mean())
+    if brown > _IHC_BROWN:
         return "IHC"
-    dark = light.glass_density > 0.1 or float(xp.median(total)) > 1.1
+    pale = total <= middle
+    balance = density[pale] / total[pale][:, None]
+    if float(xp.median(balance.max(axis=1) - balance.min(axis=1))) < _GREY_BALANCE:
+        return "grey"
+    if brown > _NO_BROWN or float(xp.median(balance[:, 1])) < _LEAST_GREEN:
+        return "unsure"
+    dark = light.glass_density > 0.1 or middle > 1.1
     return "dark" if dark else "H&E"
 
 
 def _closed(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:
     """Closed by a disk, as if the picture went on mirrored beyond its border."""
     reach = min(int(radius_px), *mask.shape)
-    wide = ~morphology.opened_by_disk(ns, ~ns.xp.pad(mask, reach, mode="symmetric"), radius_px)
+    wide = ~morphology.opened_by_disk(
+        ns, ~ns.xp.pad(mask, reach, mode="symmetric"), radius_px
+    )
     return wide[reach : reach + mask.shape[0], reach : reach + mask.shape[1]]
 
 
@@ -213,5 +295,7 @@ def _reduced(ns: ArrayNamespace, rgb: Array, factor: int) -> Array:
     """Means of factor x factor px, uint8; the last ones may have fewer."""
     if factor == 1:
         return rgb
-    means = [block_means(ns, rgb[..., c].astype(ns.xp.float32), factor) for c in range(3)]
+    means = [
+        block_means(ns, rgb[..., c].astype(ns.xp.float32), factor) for c in range(3)
+    ]
     return (ns.xp.stack(means, axis=2) + 0.5).astype(ns.xp.uint8)

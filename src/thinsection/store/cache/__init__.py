@@ -11,5 +11,12 @@ from thinsection.store.cache.writer import (
     verify_cache,
 )
 
-__all__ = ["CacheKey", "CacheWriter", "FeatureCache", "Storage", "default_root", "list_caches"]
+__all__ = [
+    "CacheKey",
+    "CacheWriter",
+    "FeatureCache",
+    "Storage",
+    "default_root",
+    "list_caches",
+]
 __all__ += ["open_or_write", "remove_cache", "verify_cache"]

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError, StoreError, rewording
+from thinsection.files.json_text import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,12 @@ Shape = tuple[int, ...]
 F32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-DATA, JOURNAL, MANIFEST, LOCK = "features.bin", "chunks.jsonl", "manifest.json", "write.lock"
+DATA, JOURNAL, MANIFEST, LOCK = (
+    "features.bin",
+    "chunks.jsonl",
+    "manifest.json",
+    "write.lock",
+)
 FORMAT, VERSION = "thinsection feature cache", 1
 ALIGN = 4096  # bytes; a page
 ITEM_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "lossless": 4}
@@ -50,15 +56,23 @@ class CacheKey:
 
     encoder: str  # its name, for people and for the folder's name
     weights_hash: str
-    preprocessing: str  # of the images, with the precision and device of the encoder, as text
+    preprocessing: (
+        str  # of the images, with the precision and device of the encoder, as text
+    )
     data_hash: str  # of the images and their order
-    storage: Storage = "lossless"  # or the dtype that was forced; a lossy cache never stands in
+    storage: Storage = (
+        "lossless"  # or the dtype that was forced; a lossy cache never stands in
+    )
 
     @property
     def folder_name(self) -> str:
         """Encoder's name for people, the key's digest for programs."""
-        slug = re.sub(r"[^A-Za-z0-9.]+", "-", self.encoder).strip("-.")[:40] or "encoder"
-        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        slug = (
+            re.sub(r"[^A-Za-z0-9.]+", "-", self.encoder).strip("-.")[:40] or "encoder"
+        )
+        digest = hashlib.sha256(
+            json.dumps(asdict(self), sort_keys=True).encode()
+        ).hexdigest()
         return f"{slug}-{digest[:16]}"
 
 
@@ -111,13 +125,20 @@ class Manifest:
     @property
     def dtype_rows(self) -> dict[str, int]:
         """How many rows are stored in each dtype."""
-        counts = {d: sum(c.rows for c in self.chunks if c.dtype == d) for d in ITEM_BYTES}
+        counts = {
+            d: sum(c.rows for c in self.chunks if c.dtype == d) for d in ITEM_BYTES
+        }
         return {d: n for d, n in counts.items() if n}
 
     def as_mapping(self) -> dict[str, Any]:
         """Plain values with a checksum over them."""
         body = asdict(self) | {"dtype_rows": self.dtype_rows}
-        return {"format": FORMAT, "version": VERSION, "crc32": _body_checksum(body), **body}
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "crc32": _body_checksum(body),
+            **body,
+        }
 
 
 def row_checksum(stored: Bytes) -> str:
@@ -140,7 +161,7 @@ def read_journal(folder: Path) -> list[Chunk]:
         check, _, text = line.partition(b" ")
         if check != b"%08x" % zlib.crc32(text):
             break
-        chunks.append(Chunk(**json.loads(text)))
+        chunks.append(Chunk(**parse_json(text)))
     return chunks
 
 
@@ -150,18 +171,32 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.exists():
         got = f"{str(folder)!r} without {MANIFEST}; run again to continue"
         raise StoreError(f"cache must be finished, got {got}")
-    with rewording(rule, path, ValueError, OSError, error=StoreError, more=f"; {remedy(folder)}"):
-        document = json.loads(path.read_bytes())
+    with rewording(
+        rule, path, ValueError, OSError, error=StoreError, more=f"; {remedy(folder)}"
+    ):
+        document = parse_json(path.read_bytes())
         if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise StoreError(f"cache manifest must be one of a {FORMAT}, got {str(path)!r}")
+            raise StoreError(
+                f"cache manifest must be one of a {FORMAT}, got {str(path)!r}"
+            )
         if (version := document.get("version")) != VERSION:
-            raise StoreError(f"cache version must be {VERSION}, got {version!r} in {str(path)!r}")
-        body = {k: v for k, v in document.items() if k not in ("format", "version", "crc32")}
+            raise StoreError(
+                f"cache version must be {VERSION}, got {version!r} in {str(path)!r}"
+            )
+        body = {
+            k: v for k, v in document.items() if k not in ("format", "version", "crc32")
+        }
         if _body_checksum(body) != document.get("crc32"):
             raise ValueError("its checksum does not match")
     body.pop("dtype_rows", None)  # derived
-    body["shape"], body["loss"] = tuple(body["shape"]), body["loss"] and Loss(**body["loss"])
-    body["key"], body["chunks"] = CacheKey(**body["key"]), tuple(Chunk(**c) for c in body["chunks"])
+    body["shape"], body["loss"] = (
+        tuple(body["shape"]),
+        body["loss"] and Loss(**body["loss"]),
+    )
+    body["key"], body["chunks"] = (
+        CacheKey(**body["key"]),
+        tuple(Chunk(**c) for c in body["chunks"]),
+    )
     return Manifest(**body)
 
 
@@ -229,7 +264,9 @@ def _half(dtype: StoredDtype) -> "torch.dtype":
     return torch.bfloat16 if dtype == "bf16" else torch.float16
 
 
-def measure_loss(values: F32, stored: Bytes, dtype: StoredDtype, first: int, loss: Loss) -> Loss:
+def measure_loss(
+    values: F32, stored: Bytes, dtype: StoredDtype, first: int, loss: Loss
+) -> Loss:
     """The error of values from row `first` on, and before; InvalidInputError: one is infinite."""
     flat, item = values.reshape(-1), ITEM_BYTES[dtype]
     for i in range(0, flat.size, BLOCK):
@@ -240,11 +277,18 @@ def measure_loss(values: F32, stored: Bytes, dtype: StoredDtype, first: int, los
             row = first + (i + int(infinite.argmax())) // (flat.size // len(values))
             got_value = f"{want[infinite][0]:g} in row {row}, which becomes infinite"
             remedy = "use --cache-dtype lossless"
-            raise InvalidInputError(f"features must fit {dtype}, got {got_value}; {remedy}")
-        error, size = np.abs(got.astype(np.float64) - want), np.abs(want.astype(np.float64))
+            raise InvalidInputError(
+                f"features must fit {dtype}, got {got_value}; {remedy}"
+            )
+        error, size = (
+            np.abs(got.astype(np.float64) - want),
+            np.abs(want.astype(np.float64)),
+        )
         relative = error[size > 0] / size[size > 0]
         largest = float(error.max(initial=loss.max_abs_error))
         largest_relative = float(relative.max(initial=loss.max_rel_error))
-        changed = loss.changed + np.count_nonzero(got.view(np.uint32) != want.view(np.uint32))
+        changed = loss.changed + np.count_nonzero(
+            got.view(np.uint32) != want.view(np.uint32)
+        )
         loss = Loss(largest, largest_relative, int(changed), loss.values + want.size)
     return loss

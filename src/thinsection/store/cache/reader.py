@@ -25,13 +25,18 @@ if TYPE_CHECKING:
 DEFAULT_BUDGET_BYTES = 1 * GIB
 PREFETCH = 2  # batches ahead, where the budget holds them
 LOAD_BYTES = 64 * MIB  # of one read while the file is taken into RAM
-RUN_BYTES = 1 * MIB  # of float32: neighbouring rows are read together up to here; a row may be more
+RUN_BYTES = (
+    1 * MIB
+)  # of float32: neighbouring rows are read together up to here; a row may be more
 
 RowNumbers = npt.NDArray[np.int64]  # (B,)
 
 
 class FeatureCache(Closing):
     """A finished cache. Use as a context manager, or close it.
+
+    A forked child (a DataLoader's worker) may use the cache of its parent: it reads with a thread
+    and buffers of its own.
 
     Where the file and two batches fit into the budget, the file is read once into RAM and stays;
     else a batch is read from disk into one of a few reused buffers while the one before is in use.
@@ -40,12 +45,15 @@ class FeatureCache(Closing):
     Memory: budget_bytes, whatever N; and 9 N bytes of checksums and which were looked at.
     """
 
-    def __init__(self, folder: Path, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
+    def __init__(
+        self, folder: Path, *, budget_bytes: int = DEFAULT_BUDGET_BYTES
+    ) -> None:
         self.folder, self._budget, self._busy = Path(folder), budget_bytes, False
         self.manifest = manifest = fmt.read_manifest(self.folder)
         self.shape, size = manifest.shape, manifest.data_bytes  # (N, ...)
         self._rows = StoredRows(self.folder, manifest.chunks, self.shape, size=size)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-reader")
+        self._thread = _reading_thread()
+        self._process = os.getpid()  # that the thread runs in
         self._buffers: list[torch.Tensor] = []
 
     @classmethod
@@ -82,7 +90,11 @@ class FeatureCache(Closing):
         return out
 
     def batches(
-        self, order: npt.ArrayLike, batch_size: int, *, device: "str | torch.device" = "cpu"
+        self,
+        order: npt.ArrayLike,
+        batch_size: int,
+        *,
+        device: "str | torch.device" = "cpu",
     ) -> Iterator["torch.Tensor"]:
         """Rows in that order as float32 tensors (B, ...); the last batch may be smaller.
 
@@ -91,16 +103,22 @@ class FeatureCache(Closing):
         """
         import torch
 
+        self._renew_after_fork()
         rows, target = _as_rows(order), torch.device(device)
         require(batch_size >= 1, "batch_size must be >= 1", batch_size)
-        rule, got = "batches must be read one iteration at a time", "a second one; close the first"
+        rule, got = (
+            "batches must be read one iteration at a time",
+            "a second one; close the first",
+        )
         require(not self._busy, rule, got)
         size = min(batch_size, len(self))
         self._prepare((size, *self.shape[1:]), pinned=target.type == "cuda")
         parts = [rows[i : i + size] for i in range(0, len(rows), size)]
         self._busy = True
         try:
-            yield from prefetched(parts, self._buffers, self._rows.fill, self._thread, target)
+            yield from prefetched(
+                parts, self._buffers, self._rows.fill, self._thread, target
+            )
         finally:
             self._busy = False
 
@@ -110,9 +128,20 @@ class FeatureCache(Closing):
 
     def close(self) -> None:
         """Stops the thread, lets go of buffers and file."""
+        self._renew_after_fork()
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._buffers = []
         self._rows.close()
+
+    def _renew_after_fork(self) -> None:
+        """Replaces what a fork leaves behind: no thread lives on, nothing is under way in the
+        child, and page-locked buffers are the parent's."""
+        if self._process == os.getpid():
+            return
+        self._process = os.getpid()
+        self._thread = _reading_thread()
+        self._buffers = []
+        self._busy = False
 
     def _prepare(self, shape: Shape, *, pinned: bool) -> None:
         """Buffers of one batch each, within the budget; page-locked where they feed a GPU."""
@@ -128,9 +157,18 @@ class FeatureCache(Closing):
         count = min(1 + PREFETCH, free // batch_bytes)
         rule = f"cache_memory must hold a batch of {shape[0]} rows ({format_bytes(needed)})"
         remedy = "raise --cache-memory (twice that reads ahead)"
-        require(count >= 1, rule, f"{format_bytes(self._budget)}; {remedy}", error=BudgetError)
+        require(
+            count >= 1,
+            rule,
+            f"{format_bytes(self._budget)}; {remedy}",
+            error=BudgetError,
+        )
         empty = partial(torch.empty, shape, dtype=torch.float32, pin_memory=pinned)
         self._buffers = [empty() for _ in range(count)]
+
+
+def _reading_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="cache-reader")
 
 
 class StoredRows(Closing):
@@ -140,7 +178,9 @@ class StoredRows(Closing):
     Memory: the file's size while it is held; in `fill` `scratch_bytes`.
     """
 
-    def __init__(self, folder: Path, chunks: Sequence[Chunk], shape: Shape, *, size: int) -> None:
+    def __init__(
+        self, folder: Path, chunks: Sequence[Chunk], shape: Shape, *, size: int
+    ) -> None:
         self._folder, self._path, self._size = folder, folder / fmt.DATA, size
         self._chunks, self._starts = chunks, [chunk.first_row for chunk in chunks]
         self._row_values = math.prod(shape[1:])
@@ -161,7 +201,9 @@ class StoredRows(Closing):
 
     def scratch_bytes(self, num_rows: int) -> int:
         """What `fill` takes for so many rows: a run in two bytes a value, if not all is float32."""
-        return 2 * self._row_values * min(num_rows, self._run_rows) if self._narrow else 0
+        return (
+            2 * self._row_values * min(num_rows, self._run_rows) if self._narrow else 0
+        )
 
     def hold(self, wanted: bool) -> None:
         """Takes the file into RAM, or lets go of it; its rows are checked again then."""
@@ -178,7 +220,9 @@ class StoredRows(Closing):
         """Writes the rows to `out`, (B, ...) in their order; raises as `FeatureCache.read` does."""
         if rows.size and not 0 <= rows.min() <= rows.max() < self._num_rows:
             got = f"{rows.min()}..{rows.max()}"
-            raise InvalidInputError(f"rows must be in 0..{self._num_rows - 1}, got {got}")
+            raise InvalidInputError(
+                f"rows must be in 0..{self._num_rows - 1}, got {got}"
+            )
         held = self.held is not None
         scratch = np.empty(0 if held else self.scratch_bytes(len(rows)), dtype=np.uint8)
         values, numbers = out.reshape(-1), rows.tolist()
@@ -198,7 +242,9 @@ class StoredRows(Closing):
         """Rows whose checksum does not hold."""
         scratch = np.empty(4 * self._row_values, dtype=np.uint8)
         chunks = ((row, self._chunk_of(row)) for row in range(self._num_rows))
-        return [row for row, c in chunks if not c.has(row, self._stored(c, row, 1, scratch))]
+        return [
+            row for row, c in chunks if not c.has(row, self._stored(c, row, 1, scratch))
+        ]
 
     def close(self) -> None:
         self.held = None
@@ -228,8 +274,12 @@ class StoredRows(Closing):
         """Checksums of the rows that are read for the first time."""
         for row, place in enumerate(stored, first):
             if not self._checked[row] and not chunk.has(row, place):
-                where = f"row {row} in {self._folder.name!r}; {fmt.remedy(self._folder)}"
-                raise StoreError(f"cache row must have its checksum, got other bytes in {where}")
+                where = (
+                    f"row {row} in {self._folder.name!r}; {fmt.remedy(self._folder)}"
+                )
+                raise StoreError(
+                    f"cache row must have its checksum, got other bytes in {where}"
+                )
             self._checked[row] = True
 
     def _read(self, offset: int, out: Bytes) -> None:
@@ -242,11 +292,15 @@ class StoredRows(Closing):
                 raise self._unreadable(error) from error
             if count == 0:
                 got = f"its end before in {str(self._path)!r}; it was truncated while open"
-                raise StoreError(f"cache data must reach byte {offset + len(view)}, got {got}")
+                raise StoreError(
+                    f"cache data must reach byte {offset + len(view)}, got {got}"
+                )
             view, offset = view[count:], offset + count
 
     def _unreadable(self, error: OSError) -> StoreError:
-        return StoreError(f"cache data must be readable, got {error} in {str(self._path)!r}")
+        return StoreError(
+            f"cache data must be readable, got {error} in {str(self._path)!r}"
+        )
 
 
 def prefetched(
@@ -260,6 +314,7 @@ def prefetched(
     Memory: the buffers; on CUDA besides, a batch on the device for each that is in use."""
     import torch
 
+    process = os.getpid()
     ahead: deque[tuple[int, Future[torch.Tensor]]] = deque()
     waiting = iter(parts)
     # the copy to the device that last read a buffer: it must end before the buffer is filled
@@ -283,18 +338,28 @@ def prefetched(
             slot, future = ahead.popleft()
             batch = future.result().to(device, non_blocking=device.type == "cuda")
             if device.type == "cuda":
-                copied[slot] = torch.cuda.current_stream(device).record_event()
+                event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+                torch.cuda.current_stream(device).record_event(event)
+                copied[slot] = event
             yield batch  # on a CPU it is the buffer itself
+            if os.getpid() != process:
+                raise InvalidInputError(
+                    "batches must be read in the process that began them, got a forked child; "
+                    "call batches() there again"
+                )
             submit(slot)
     finally:
-        # nobody may write to a buffer after this
-        wait([future for _, future in ahead if not future.cancel()])
-        for event in filter(None, copied):
-            event.synchronize()
+        # nobody may write to a buffer after this; in a forked child nobody does
+        if os.getpid() == process:
+            wait([future for _, future in ahead if not future.cancel()])
+            for event in filter(None, copied):
+                event.synchronize()
 
 
 def _as_rows(rows: npt.ArrayLike) -> RowNumbers:
     wanted = np.asarray(rows)
     fits = wanted.ndim == 1 and (not wanted.size or wanted.dtype.kind in "iu")
-    require(fits, "rows must be integers of shape (B,)", f"{wanted.dtype} {wanted.shape}")
+    require(
+        fits, "rows must be integers of shape (B,)", f"{wanted.dtype} {wanted.shape}"
+    )
     return wanted.astype(np.int64)

@@ -20,7 +20,11 @@ from thinsection.errors import require
 from thinsection.files.atomic import write_json
 from thinsection.store.cache import format as fmt
 from thinsection.store.cache.format import F32, CacheKey, Chunk, Manifest, Shape
-from thinsection.store.cache.reader import DEFAULT_BUDGET_BYTES, FeatureCache, StoredRows
+from thinsection.store.cache.reader import (
+    DEFAULT_BUDGET_BYTES,
+    FeatureCache,
+    StoredRows,
+)
 from thinsection.types import GIB, MIB, Closing, format_bytes
 
 if TYPE_CHECKING:
@@ -28,7 +32,9 @@ if TYPE_CHECKING:
 
     Rows: TypeAlias = "torch.Tensor | F32"
 
-CHUNK_BYTES = 64 * MIB  # of float32 in one chunk, unless a row is larger or the budget smaller
+CHUNK_BYTES = (
+    64 * MIB
+)  # of float32 in one chunk, unless a row is larger or the budget smaller
 SPARE_DISK_BYTES = 16 * MIB  # for the journal, the manifest and the file system
 
 
@@ -43,14 +49,22 @@ class CacheWriter(Closing):
     writes it, or it exists.
     """
 
-    def __init__(self, root: Path, key: CacheKey, shape: Shape, *, budget_bytes: int = GIB) -> None:
+    def __init__(
+        self, root: Path, key: CacheKey, shape: Shape, *, budget_bytes: int = GIB
+    ) -> None:
         fits = len(shape) > 1 and min(shape) > 0
         require(fits, "shape must be (N, ...) of positive sizes", shape)
-        self.folder, self._key, self._shape = Path(root) / key.folder_name, key, tuple(shape)
+        self.folder, self._key, self._shape = (
+            Path(root) / key.folder_name,
+            key,
+            tuple(shape),
+        )
         self._count_rule = f"rows must be {shape[0]} as announced"
         self._row_values = math.prod(shape[1:])
         row_bytes = self._row_values * 4
-        rule = f"cache_memory must hold two and a half rows of {format_bytes(row_bytes)}"
+        rule = (
+            f"cache_memory must hold two and a half rows of {format_bytes(row_bytes)}"
+        )
         enough, got = row_bytes * 5 // 2 <= budget_bytes, format_bytes(budget_bytes)
         require(enough, rule, got, error=errors.BudgetError)
         self._chunk_rows = max(1, min(CHUNK_BYTES, budget_bytes // 4) // row_bytes)
@@ -73,15 +87,22 @@ class CacheWriter(Closing):
         self._check(tensor)
         while len(tensor):
             if self._buffer is None:
-                size = (min(self._chunk_rows, self._shape[0] - self._queued), *self._shape[1:])
-                self._buffer = torch.empty(size, dtype=torch.float32, pin_memory=tensor.is_cuda)
+                size = (
+                    min(self._chunk_rows, self._shape[0] - self._queued),
+                    *self._shape[1:],
+                )
+                self._buffer = torch.empty(
+                    size, dtype=torch.float32, pin_memory=tensor.is_cuda
+                )
             free = self._buffer[self._given - self._queued :][: len(tensor)]
             free.copy_(tensor[: len(free)])
             tensor = tensor[len(free) :]
             self._given += len(free)
             if self._given - self._queued == len(self._buffer):
                 self._wait()  # the thread has one chunk at a time
-                self._pending = self._thread.submit(self._write, self._buffer.numpy(), self._queued)
+                self._pending = self._thread.submit(
+                    self._write, self._buffer.numpy(), self._queued
+                )
                 self._buffer, self._queued = None, self._given
 
     def finish(self) -> Manifest:
@@ -91,7 +112,9 @@ class CacheWriter(Closing):
         self._wait()
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         size, loss = os.fstat(self._file).st_size, self._loss if self._forced else None
-        manifest = Manifest(self._key, self._shape, size, loss, now, tuple(self._chunks))
+        manifest = Manifest(
+            self._key, self._shape, size, loss, now, tuple(self._chunks)
+        )
         try:
             os.fsync(self._file)
             write_json(self.folder / fmt.MANIFEST, manifest.as_mapping())
@@ -132,7 +155,9 @@ class CacheWriter(Closing):
             self._file = os.open(self.folder / fmt.DATA, flags, 0o644)
             stack.callback(os.close, self._file)
             # the error of a forced dtype is measured over the whole: such a cache starts again
-            self._chunks = [] if self._forced else _whole_chunks(self.folder, self._shape)
+            self._chunks = (
+                [] if self._forced else _whole_chunks(self.folder, self._shape)
+            )
             os.ftruncate(self._file, self._end)
             self._check_disk()
             journal.write_text("".join(map(fmt.journal_line, self._chunks)))
@@ -145,7 +170,9 @@ class CacheWriter(Closing):
         missing = (self._shape[0] - self._rows_on_disk) * self._row_values
         need = missing * fmt.ITEM_BYTES[self._key.storage] + SPARE_DISK_BYTES
         rule = f"disk must have {format_bytes(need)} free for the feature cache"
-        remedy = "choose another --cache-dir or remove old caches ('thinsection cache ls')"
+        remedy = (
+            "choose another --cache-dir or remove old caches ('thinsection cache ls')"
+        )
         got = f"{format_bytes(free)} in {str(self.folder)!r}; {remedy}"
         require(need <= free, rule, got, error=errors.DiskSpaceError)
 
@@ -156,7 +183,9 @@ class CacheWriter(Closing):
         shape = ", ".join(["B", *map(str, self._shape[1:])])
         got = f"{str(rows.dtype).removeprefix('torch.')} {tuple(rows.shape)}"
         rule = f"features must be float32, float16 or bfloat16 of shape ({shape})"
-        require(rows.dtype in kinds and tuple(rows.shape[1:]) == self._shape[1:], rule, got)
+        require(
+            rows.dtype in kinds and tuple(rows.shape[1:]) == self._shape[1:], rule, got
+        )
         given = self._given + len(rows)
         require(given <= self._shape[0], self._count_rule, given)
 
@@ -190,14 +219,20 @@ class CacheWriter(Closing):
     def _disk_error(self, error: OSError) -> errors.StoreError:
         kept = f"rows 0 to {self._rows_on_disk} are kept in {str(self.folder)!r}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            got = f"{error.strerror!r}; {kept}, free some space and run again to continue"
-            return errors.DiskSpaceError(f"disk must have room for the cache, got {got}")
+            got = (
+                f"{error.strerror!r}; {kept}, free some space and run again to continue"
+            )
+            return errors.DiskSpaceError(
+                f"disk must have room for the cache, got {got}"
+            )
         return errors.StoreError(f"cache must be writable, got {error}; {kept}")
 
 
 def lock_folder(folder: Path) -> int:
     """Takes the folder for this process, or LockedError; the descriptor to close when done."""
-    descriptor = os.open(folder / fmt.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(
+        folder / fmt.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+    )
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -217,7 +252,9 @@ def _whole_chunks(folder: Path, shape: Shape) -> list[Chunk]:
     size, row_values = (folder / fmt.DATA).stat().st_size, math.prod(shape[1:])
 
     def fits(chunk: Chunk) -> bool:
-        return chunk.first_row + chunk.rows <= shape[0] and chunk.end(row_values) <= size
+        return (
+            chunk.first_row + chunk.rows <= shape[0] and chunk.end(row_values) <= size
+        )
 
     chunks = list(takewhile(fits, fmt.read_journal(folder)))
     with StoredRows(folder, chunks, shape, size=size) as rows:
@@ -231,7 +268,9 @@ class CacheEntry:
 
     name: str
     data_bytes: int
-    state: Literal["whole", "unfinished", "damaged"]  # of manifest and size: bytes are not read
+    state: Literal[
+        "whole", "unfinished", "damaged"
+    ]  # of manifest and size: bytes are not read
     manifest: Manifest | None = None
     rows_kept: int = 0  # of an unfinished cache: what a next run need not compute
     problem: str = ""  # of a damaged one
@@ -295,7 +334,12 @@ def remove_cache(root: Path, name: str) -> int:
 def _folder(root: Path, name: str) -> Path:
     known = [entry.name for entry in list_caches(root)]
     got = f"{name!r}; there: {', '.join(known) or 'none'}"
-    require(name in known, f"cache must be one in {str(root)!r}", got, error=errors.StoreError)
+    require(
+        name in known,
+        f"cache must be one in {str(root)!r}",
+        got,
+        error=errors.StoreError,
+    )
     return root / name
 
 

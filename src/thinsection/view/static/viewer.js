@@ -89,7 +89,7 @@ function painter(kind, data) {  // the colour of a tile
   if (kind === "classes") return i => colors[values[i] % CLASSES.length];
   if (kind !== "values") return null;
   const sorted = values.filter(Number.isFinite).sort(), [low, high] = [0.01, 0.99].map(share => sorted[Math.round(share * (sorted.length - 1))] || 0);
-  Object.assign(data, { low, high });
+  Object.assign(data, { low, high, constant: sorted.length > 0 && sorted[0] === sorted.at(-1) });
   return i => Number.isFinite(values[i]) ? viridis((values[i] - low) / (high - low || 1)) : [200, 200, 200];
 }
 function raster(data, paint) {  // a px for each tile, and which tile it is
@@ -140,7 +140,8 @@ function legend() {
   const number = value => Math.abs(value) >= 1000 || value === 0 ? value.toFixed(0) : value.toPrecision(3);
   const boxes = (slide && !hidden ? slide.layers : []).filter(layer => layer.on && layer.data).map(layer => {
     const { data } = layer, box = make("div", {}, ...layer.color ? [swatch(layer.color)] : [], layer.name);
-    if (layer.kind === "values") box.append(make("i", { className: "bar", style: `background:linear-gradient(90deg,${VIRIDIS})` }),
+    if (layer.kind === "values" && data.constant) box.append(": ", swatch(VIRIDIS[0]), number(data.low));
+    else if (layer.kind === "values") box.append(make("i", { className: "bar", style: `background:linear-gradient(90deg,${VIRIDIS})` }),
       make("span", { className: "ends" }, make("span", {}, `≤ ${number(data.low)}`), make("span", {}, `≥ ${number(data.high)}`)));
     if (layer.kind === "colours") box.append(" 1, 2, 3 as red, green, blue");
     if (layer.kind === "edges") box.append(`, drawn where at most ${MOST_EDGES} edges are in sight`);

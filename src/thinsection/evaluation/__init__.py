@@ -1,0 +1,1 @@
+"""One evaluation engine: cases, splits, metrics, intervals and tests, for every command."""

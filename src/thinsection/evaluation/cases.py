@@ -1,0 +1,173 @@
+"""Whose a row is: its case, its patient, its site. A patient is split and resampled whole."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.errors import DatasetError, InvalidInputError
+
+CASE_COLUMNS = ("case_id", "patient_id")
+MOST_ALIKE = 10  # names that begin alike and may still be slides of one patient
+# (?i) project, site and patient of TCGA: TCGA-3C-AALI-01Z-00-DX1.F6E9A5DF -> TCGA-3C-AALI;
+# case of CPTAC: C3L-00081-21 -> C3L-00081, 01BR001-6e8ec -> 01BR001;
+# donor of GTEx: GTEX-1117F-0126 -> GTEX-1117F
+_BARCODE = re.compile(
+    r"(?<![A-Z0-9])(?:TCGA-[A-Z0-9]{2}-[A-Z0-9]{4}|C3[LN]-\d{5}|\d{2}(?:BR|CO|OV)\d{3}"
+    r"|GTEX-[A-Z0-9]{4,5})(?![A-Z0-9])",
+    re.IGNORECASE,
+)
+_TCGA_SITE = re.compile(r"(?<![A-Z0-9])TCGA-[A-Z0-9]{2}(?=-[A-Z0-9]{4})", re.IGNORECASE)
+_LEADING_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
+# the last part of P001_A, P001-2, P001_HE, P001B
+_LAST_PART = re.compile(r"(?:[_\-. ][A-Za-z]*\d{0,2}|(?<=\d)[A-Za-z])$")
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The patient of each of N rows."""
+
+    unit: Literal["patients", "slides"]  # what a group is: named beside each interval
+    of_row: tuple[str, ...]  # (N,)
+    slide_ids: tuple[str, ...] = ()  # (N,), '' where unknown
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "Groups":
+        """Groups of some rows."""
+        slide_ids = tuple(self.slide_ids[i] for i in rows) if self.slide_ids else ()
+        return Groups(self.unit, tuple(self.of_row[i] for i in rows), slide_ids)
+
+    def shared(self, other: "Groups") -> dict[str, list[str]]:
+        """Groups, and slides, that occur in both."""
+        slides = {*self.slide_ids} & {*other.slide_ids} - {""}
+        return {
+            self.unit: sorted({*self.of_row} & {*other.of_row}),
+            "slides": sorted(slides),
+        }
+
+    @property
+    def codes(self) -> npt.NDArray[np.int64]:
+        """(N,) ranks 0..G-1 of the groups' names."""
+        return np.unique(self.of_row, return_inverse=True)[1].astype(np.int64)
+
+
+def plain_id(text: str) -> str:
+    """An id without outer spaces, capitals and leading zeros: 'Pat01 ' and 'pat1' are one."""
+    return _LEADING_ZEROS.sub("", text.strip().casefold())
+
+
+def one_spelling(ids: Iterable[str]) -> tuple[str, ...]:
+    """Each id as it was written first; see `plain_id`."""
+    first: dict[str, str] = {}
+    return tuple(first.setdefault(plain_id(text), text) for text in ids)
+
+
+def spelling_notes(*columns: Iterable[str]) -> list[str]:
+    """A sentence where the ids of a column of a table are one but for their spelling."""
+    differing: dict[str, str] = {}
+    for ids in columns:
+        there = [text for text in ids if text]
+        pairs = zip(there, one_spelling(there), strict=True)
+        differing |= {text: first for text, first in pairs if text != first}
+    if not differing:
+        return []
+    shown = [f"{text!r} as {first!r}" for text, first in differing.items()]
+    return [
+        "ids are compared without spaces, capitals and leading zeros: "
+        f"{len(differing)} taken as another, {listed_names(shown)}"
+    ]
+
+
+def listed_names(names: Sequence[str]) -> str:
+    """The first three names, and dots where there are more."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def patient_of(slide_id: str) -> str:
+    """The patient that a TCGA, CPTAC or GTEx barcode names, in capitals; else the id itself."""
+    found = _BARCODE.search(slide_id)
+    return found[0].upper() if found else slide_id
+
+
+def site_of(slide_id: str) -> str:
+    """The tissue source site of a TCGA barcode, 'TCGA-3C'; '' of any other id."""
+    found = _TCGA_SITE.search(slide_id)
+    return found[0].upper() if found else ""
+
+
+def alike_names(slide_ids: Iterable[str]) -> list[list[str]]:
+    """Slides whose names differ in the last part alone, as slides of one patient often do.
+
+    A guess for a warning: P001_A and P001_B; not slide_1 and slide_2, whose beginning has no
+    number.
+    """
+    by_start = defaultdict[str, list[str]](list)
+    for name in dict.fromkeys(slide_ids):
+        start = _LAST_PART.sub("", name)
+        if start != name and any(c.isdigit() for c in start):
+            by_start[plain_id(start)].append(name)
+    return [own for own in by_start.values() if 2 <= len(own) <= MOST_ALIKE]
+
+
+def case_rows(slide_ids: Sequence[str], case_ids: Sequence[str]) -> tuple[str, ...]:
+    """The case of each row: its case_id, else the patient of its slide's barcode, else its slide.
+
+    Cases are spelled as they were first. () is a column that is not there.
+    """
+    slides = tuple(slide_ids) or ("",) * len(case_ids)
+    cases = tuple(case_ids) or ("",) * len(slides)
+    pairs = zip(slides, cases, strict=True)
+    return one_spelling(case or patient_of(slide) for slide, case in pairs)
+
+
+def group_rows(
+    slide_ids: Sequence[str],
+    case_ids: Sequence[str] = (),
+    patient_ids: Sequence[str] = (),
+    *,
+    where: str,
+) -> Groups:
+    """The patient of each row: patient_id, else case_id, else that of a barcode, else slide_id.
+
+    '' is unknown; () is a column that is not there. Ids that differ in spaces, capitals and leading
+    zeros are one.
+
+    Raises DatasetError: a row without any id, or one slide under two patients.
+    """
+    n = max(len(slide_ids), len(case_ids), len(patient_ids))
+    columns = [tuple(ids) or ("",) * n for ids in (slide_ids, case_ids, patient_ids)]
+    lengths = [len(ids) for ids in columns]
+    if lengths != [n, n, n]:
+        rule = "slide_ids, case_ids and patient_ids must be one a row"
+        raise InvalidInputError(f"{rule}, got {lengths} in {where}")
+    names = []
+    for row, (slide, case, patient) in enumerate(zip(*columns, strict=True)):
+        name = patient or patient_of(case or slide)
+        if not name:
+            rule = "each row must have a case_id or a slide_id"
+            raise DatasetError(f"{rule}, got neither in row {row} of {where}")
+        names.append(name)
+    of_row = one_spelling(names)
+    patient_by_slide: dict[str, str] = {}
+    for slide, patient in zip(columns[0], of_row, strict=True):
+        other = patient_by_slide.setdefault(slide, patient) if slide else patient
+        if other != patient:
+            found = f"{other!r} and {patient!r} for {slide!r} in {where}"
+            raise DatasetError(f"a slide must be of one case, got {found}")
+    unit: Literal["patients", "slides"] = (
+        "slides" if of_row == columns[0] else "patients"
+    )
+    return Groups(unit, of_row, columns[0])
+
+
+def table_groups(rows: Sequence[Mapping[str, str]], where: str) -> Groups | None:
+    """The patients of a table's rows; None where it has no column that says whose they are."""
+    if not rows or not {"slide_id", *CASE_COLUMNS} & rows[0].keys():
+        return None
+    slides, cases, patients = (
+        [row.get(name, "") for row in rows] for name in ("slide_id", *CASE_COLUMNS)
+    )
+    return group_rows(slides, cases, patients, where=where)

@@ -1,0 +1,148 @@
+"""95 % confidence bands of ROC, precision-recall and calibration curves.
+
+The bands come from the weights of `intervals.Sampling`, as the intervals of the scores do: at each
+place of the curve the resamples give a variance, and `intervals.bounds_of` the bounds of a share.
+A band holds for each place by itself, not for the whole curve at once.
+
+Shapes: n rows, G places of a grid, B resamples.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.evaluation.intervals import Sampling, bounds_of, why_missing
+from thinsection.evaluation.metrics import Flags, FloatVector, ratio
+
+DRAWS = 500
+GRID = np.linspace(0.0, 1.0, 51)
+MIN_IN_BIN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """A curve with its pointwise bounds, all arrays (G,); NaN bounds where there are none."""
+
+    x: FloatVector
+    y: FloatVector
+    low: FloatVector
+    high: FloatVector
+
+
+def roc_band(
+    truth: Flags, probability: FloatVector, sampling: Sampling, *, seed: int
+) -> Band:
+    """True positive rate at each false positive rate of GRID; all rows are pooled."""
+    return _band(truth, probability, sampling, seed=seed, precision=False)
+
+
+def precision_band(
+    truth: Flags, probability: FloatVector, sampling: Sampling, *, seed: int
+) -> Band:
+    """Precision at each recall of GRID; all rows are pooled."""
+    return _band(truth, probability, sampling, seed=seed, precision=True)
+
+
+def _band(
+    truth: Flags,
+    probability: FloatVector,
+    sampling: Sampling,
+    *,
+    seed: int,
+    precision: bool,
+) -> Band:
+    ones = np.ones((1, len(truth)))
+    points = _curves(truth, probability, ones, precision=precision)[0]
+    low = np.full(len(GRID), np.nan)
+    high = low.copy()
+    if not why_missing(sampling):
+        drawn = np.concatenate(
+            [
+                _curves(truth, probability, weights, precision=precision)
+                for weights in sampling.weights(seed, DRAWS)
+            ]
+        )
+        for place, point in enumerate(points):
+            bounds = bounds_of(float(point), drawn[:, place], sampling, "share")
+            low[place], high[place] = bounds
+    return Band(x=GRID, y=points, low=low, high=high)
+
+
+def _curves(
+    truth: Flags,
+    probability: FloatVector,
+    weights: npt.NDArray[np.float64],
+    *,
+    precision: bool,
+) -> npt.NDArray[np.float64]:
+    """Curves (B, G) under weights (B, n)."""
+    order = np.argsort(-probability, kind="stable")
+    last_of_tie = np.flatnonzero(np.r_[np.diff(probability[order]) != 0, True])
+    ordered = weights[:, order]
+    hits = np.cumsum(ordered * truth[order], axis=1)[:, last_of_tie]
+    alarms = np.cumsum(ordered * ~truth[order], axis=1)[:, last_of_tie]
+    recall = ratio(hits, hits[:, -1:])
+    if not precision:
+        x = np.c_[np.zeros(len(weights)), ratio(alarms, alarms[:, -1:])]
+        y = np.c_[np.zeros(len(weights)), recall]
+        # at a step the curve has its upper end, as has a threshold that reaches it
+        return np.stack([_upper(a, b) for a, b in zip(x, y, strict=True)])
+    share = ratio(hits, hits + alarms)
+    places = [np.searchsorted(own, GRID - 1e-12, side="left") for own in recall]
+    return np.stack(
+        [
+            own[np.minimum(place, len(own) - 1)]
+            for own, place in zip(share, places, strict=True)
+        ]
+    )
+
+
+def _upper(x: FloatVector, y: FloatVector) -> FloatVector:
+    """y at each place of GRID, lines between points, at a step its upper end; x ascends from 0."""
+    right = np.searchsorted(x, GRID, side="right")
+    left = right - 1
+    right = np.minimum(right, len(x) - 1)
+    share = ratio(GRID - x[left], x[right] - x[left])
+    return np.asarray(y[left] + share * (y[right] - y[left]))
+
+
+def calibration_band(
+    truth: Flags,
+    probability: FloatVector,
+    sampling: Sampling,
+    *,
+    bins: int = 10,
+    seed: int,
+) -> Band:
+    """Observed frequency by mean predicted probability, in bins of equally many rows."""
+    order = np.argsort(probability, kind="stable")
+    count = min(bins, max(2, len(order) // MIN_IN_BIN))
+    parts = np.array_split(order, count)
+    rows = [_bin(truth, probability, sampling, part, seed) for part in parts]
+    x, y, low, high = np.array(rows).T
+    return Band(x=x, y=y, low=low, high=high)
+
+
+def _bin(
+    truth: Flags,
+    probability: FloatVector,
+    sampling: Sampling,
+    part: npt.NDArray[np.int64],
+    seed: int,
+) -> tuple[float, float, float, float]:
+    """Predicted probability, observed frequency and its bounds, of the rows of a bin."""
+    codes = np.unique(sampling.codes[part], return_inverse=True)[1].astype(np.int64)
+    own = Sampling(codes=codes, unit=sampling.unit, folds=sampling.folds)
+    predicted = float(probability[part].mean())
+    observed = float(truth[part].mean())
+    if why_missing(own):
+        return predicted, observed, np.nan, np.nan
+    drawn = np.concatenate(
+        [
+            ratio(weights @ truth[part], weights.sum(axis=1))
+            for weights in own.weights(seed, DRAWS)
+        ]
+    )
+    low, high = bounds_of(observed, drawn, own, "share")
+    return predicted, observed, low, high

@@ -1,0 +1,655 @@
+"""Labels joined to stored embeddings: which cases train, on what, and why the others do not."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.config import option
+from thinsection.errors import ConfigError, DatasetError
+from thinsection.evaluation.cases import (
+    CASE_COLUMNS,
+    Groups,
+    alike_names,
+    case_rows,
+    group_rows,
+    listed_names,
+    patient_of,
+    site_of,
+    spelling_notes,
+)
+from thinsection.evaluation.embeddings import Found, feature_files
+from thinsection.evaluation.tables import TextRow, read_rows, require_columns
+from thinsection.pipeline.folder import open_results
+from thinsection.store.ledger import SLIDES
+
+Kind = Literal["binary", "multiclass", "multilabel", "regression", "cox", "discrete"]
+TaskName = Literal[
+    "auto", "binary", "multiclass", "multilabel", "regression", "cox", "discrete"
+]
+Floats = npt.NDArray[np.float64]
+INTERVALS = 4  # of time in 'discrete', with equally many training events each
+MOST_CLASSES = 10  # different numbers that are taken for classes
+# words for "no value" in a cell of a label, a time or a site, in any capitals
+MISSING = frozenset(
+    (
+        *("", "na", "n/a", "#n/a", "nan", "null", "unknown", "[unknown]"),
+        *("not available", "[not available]", "not reported", "[not applicable]"),
+    )
+)
+_NAMES = {"PATIENT": "case_id", "FILENAME": "slide_id"}  # STAMP's columns
+_FLAGS = dict.fromkeys(("1", "1.0", "true", "yes"), 1.0)
+_FLAGS |= dict.fromkeys(("0", "0.0", "false", "no"), 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelsConfig:
+    """What is learnt, and from which embeddings."""
+
+    labels: Path | None = option(
+        None, "CSV, TSV or Parquet: slide_id or case_id, and the target"
+    )
+    target: tuple[str, ...] = option(
+        (), "column that is learnt; repeat for several labels"
+    )
+    time: str | None = option(
+        None, "column of the time to the event or the end; target: the event"
+    )
+    task: TaskName = option(
+        "auto", "what the target is; auto: by its values, and it is said"
+    )
+    site: str | None = option(
+        None, "column of the hospital or centre; none: that of TCGA barcodes"
+    )
+    subgroup: tuple[str, ...] = option(
+        (), "column whose values get a score each on the page; repeat for several"
+    )
+    features: str | None = option(
+        None, "embeddings, where RESULTS has several: NAME or GRID/NAME"
+    )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the table that are learnt: the target, and the time."""
+        return (*self.target, *([self.time] if self.time else []))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a head's outputs mean."""
+
+    kind: Kind
+    columns: tuple[str, ...]  # of the table: one, several labels, or event and time
+    names: tuple[
+        str, ...
+    ]  # of the outputs: classes, labels, the value, the risk, intervals
+    # of the training cases of one fold, see `fitted`
+    edges: tuple[float, ...] = ()  # between the intervals of time
+    center: float = 0.0  # a value is learnt as (value - center) / spread
+    spread: float = 1.0
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether a case is of one class."""
+        return self.kind in ("binary", "multiclass")
+
+    def fitted(self, values: Floats) -> "Target":
+        """The target with centre, spread and edges of training cases, values (n, T)."""
+        if self.kind == "regression":
+            center = float(values.mean())
+            spread = float(values.std()) or 1.0
+            return replace(self, center=center, spread=spread)
+        if self.kind == "discrete":
+            times = values[values[:, 0] == 1, 1]
+            if len(times) == 0:
+                rule = "training cases of each fold must have an event"
+                raise DatasetError(f"{rule}, got none of {len(values)} cases")
+            cuts = np.linspace(0, 1, INTERVALS + 1)[1:-1]
+            return replace(self, edges=tuple(np.quantile(times, cuts).tolist()))
+        return self
+
+    def strata(self, values: Floats) -> npt.NDArray[np.int64]:
+        """What folds hold alike (n,): class, event, a value's quarter, number of labels."""
+        if self.kind == "regression":
+            return np.searchsorted(np.quantile(values, (0.25, 0.5, 0.75)), values[:, 0])
+        many = self.kind == "multilabel"
+        return (values.sum(axis=1) if many else values[:, 0]).astype(np.int64)
+
+    def answers(self, logits: npt.NDArray[np.floating]) -> Floats:
+        """What logits (n, K) say, (n, K), column by column as `names`.
+
+        Probabilities of classes or labels; the value; the log risk; of 'discrete' the probability
+        that the event is in an interval.
+        """
+        from scipy.special import expit, softmax  # `--help` must not wait for it
+
+        z = np.asarray(logits, dtype=np.float64)
+        if self.exclusive:
+            return np.asarray(softmax(z, axis=1))
+        if self.kind == "multilabel":
+            return np.asarray(expit(z))
+        if self.kind == "discrete":
+            hazard = np.concatenate([expit(z[:, :-1]), np.ones((len(z), 1))], axis=1)
+            before = np.cumprod(np.c_[np.ones(len(z)), 1 - hazard[:, :-1]], axis=1)
+            return np.asarray(before * hazard)
+        return self.center + self.spread * z
+
+    def risk(self, answers: Floats) -> Floats:
+        """One number (n,) that is higher the earlier the event: minus the mean interval."""
+        return (
+            answers[:, 0]
+            if self.kind == "cox"
+            else -answers @ np.arange(len(self.names))
+        )
+
+    def cells(self, answers: Sequence[float]) -> dict[str, Any]:
+        """Answers (K,) as cells of a table, empty ones for (): the class or risk, then each."""
+        said, first = np.array([answers]), dict[str, Any]()
+        if self.exclusive:
+            first["prediction"] = self.names[int(said.argmax())] if said.size else None
+        elif self.kind == "discrete":
+            first["risk"] = float(self.risk(said)[0]) if said.size else None
+        begin = "" if self.kind in ("cox", "regression") else "p_"
+        return first | self.named(begin, answers)
+
+    def named(self, begin: str, values: Sequence[float]) -> dict[str, Any]:
+        """A cell for each output, its name with `begin` before it; empty ones for ()."""
+        cells: Sequence[float | None] = values or [None for _ in self.names]
+        return {begin + name: cell for name, cell in zip(self.names, cells)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohort:
+    """Cases with their slides and labels; plain values."""
+
+    target: Target
+    place: str  # of the embeddings
+    cases: tuple[str, ...]
+    slides: tuple[tuple[str, ...], ...]  # of each case, as `files`
+    files: tuple[tuple[str, ...], ...]
+    # of each case: class; 0 or 1 a label; value; or event and time
+    values: tuple[tuple[float, ...], ...]
+    patients: tuple[str, ...]  # of each case; one may have several cases
+    unit: Literal["patients", "slides"]  # what `patients` are, as far as anybody knows
+    sites: tuple[str, ...] = ()  # of each case; () where nobody knows
+    subgroup_columns: tuple[str, ...] = ()
+    subgroups: tuple[tuple[str, ...], ...] = ()  # of each column, of each case
+    unlabelled: int = 0  # rows of the table without a label
+    without_embeddings: int = 0  # labelled rows without embeddings
+    account: tuple[str, ...] = ()  # what matched, what did not, and why
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def array(self) -> Floats:
+        """`values`, (n, T)."""
+        return np.array(self.values, dtype=np.float64)
+
+    @property
+    def paths(self) -> list[list[Path]]:
+        """`files` as paths."""
+        return [[Path(file) for file in files] for files in self.files]
+
+    @property
+    def groups(self) -> Groups:
+        """The patients of the cases, as what is resampled."""
+        return Groups(self.unit, self.patients)
+
+    @property
+    def strata(self) -> npt.NDArray[np.int64]:
+        """See `Target.strata`."""
+        return self.target.strata(self.array)
+
+
+def several(items: tuple[str, ...]) -> tuple[str, ...]:
+    """Slides (or files) of a case that has several; () of one slide, which its case tells."""
+    return items if len(items) > 1 else ()
+
+
+def read_cohort(data: Path, config: LabelsConfig) -> Cohort:
+    """The cases that have both embeddings and labels, with an account of the others.
+
+    A row is of a slide (slide_id), or of a case (case_id) with all its slides. The patient of a
+    slide is its patient_id, else its case_id, else what the results' cohort says, else that of a
+    barcode, else the slide itself.
+
+    Memory: the table, and some 100 bytes a slide.
+
+    Raises DatasetError, ConfigError: no such column, nothing matches, different labels in a case.
+    """
+    found = feature_files(data, config.features)
+    return join_labels(found, known_patients(data), config)
+
+
+def join_labels(
+    found: Found,
+    owners: Mapping[str, str],
+    config: LabelsConfig,
+    trained: Target | None = None,
+) -> Cohort:
+    """See `read_cohort`, of embeddings that were found.
+
+    Args:
+        found: files of slides, slides without a file, and the place of both.
+        owners: slide id -> patient, as far as the results know it.
+        config: the table, and its columns.
+        trained: the target of a model that is tested on these cases: its classes are taken.
+    """
+    if not config.labels or not config.target:
+        got = "none; pass --labels FILE --target COLUMN"
+        raise ConfigError(f"labels and target must be given, got {got}")
+    table = Path(config.labels)
+    files, lacking, place = found
+    rows, key = _read_label_rows(table, config)
+    labelled, blank = drop_missing(rows, config.columns, key)
+    slides_by_key = _slides_by_key(key, files, owners)
+    pairs, missing = _match(labelled, key, slides_by_key, lacking)
+    used = [slide for slide, _ in pairs]
+    lines = [
+        f"{len(rows)} rows of {table.name} by {key}, {len(files)} slides in {place}",
+        *_count_line(missing, "labelled, without embeddings"),
+        *blank,
+        *_count_line(sorted({*files} - {*used}), "with embeddings, not labelled"),
+    ]
+    if not pairs:
+        raise DatasetError(
+            f"labels must match embeddings, got none; {'; '.join(lines)}"
+        )
+
+    cases, groups = _owners_of(pairs, owners, table.name)
+    texts = _one_per_case(pairs, cases, config.columns, table.name)
+    target, values, spread = _learnt([*texts.values()], config, table.name, trained)
+    slides, patients = _slides_and_patients(used, cases, groups, table.name)
+    kind = f"{target.kind}{' (by its values)' * (config.task == 'auto')}"
+    use = "train" if trained is None else "are tested"
+    known, warnings = _owner_notes(pairs, groups)
+    sites, site_lines = _sites(pairs, cases, config.site, table.name)
+    return Cohort(
+        target=target,
+        place=place,
+        cases=tuple(texts),
+        slides=tuple(tuple(own) for own in slides.values()),
+        files=tuple(
+            tuple(str(files[slide].absolute()) for slide in own)
+            for own in slides.values()
+        ),
+        values=tuple(tuple(row) for row in values.tolist()),
+        patients=tuple(patients.values()),
+        unit=groups.unit,
+        sites=sites,
+        subgroup_columns=config.subgroup,
+        subgroups=_subgroups(pairs, cases, config.subgroup, table.name),
+        unlabelled=len(rows) - len(labelled),
+        without_embeddings=len(missing),
+        account=(
+            f"{len(set(used))} slides of {len(texts)} cases {use}",
+            *lines,
+            *known,
+            *site_lines,
+            f"{', '.join(config.columns)}: {kind}: {spread}",
+        ),
+        warnings=tuple(warnings),
+    )
+
+
+def _read_label_rows(table: Path, config: LabelsConfig) -> tuple[list[TextRow], str]:
+    """Rows under our names of columns, and the column that names a slide or a case."""
+    raw = read_rows(table, config.columns)
+    rows = [{_NAMES.get(k, k): text for k, text in row.items()} for row in raw]
+    if config.site:
+        require_columns(rows[0], (config.site,), table)
+    require_columns(rows[0], config.subgroup, table)
+    keys = [name for name in ("slide_id", *CASE_COLUMNS) if name in rows[0]]
+    if not keys:
+        found = f"{', '.join(rows[0])} in {str(table)!r}"
+        rule = "labels must have the column slide_id or case_id"
+        raise DatasetError(f"{rule}, got {found}")
+    return [*rows], keys[0]
+
+
+def is_missing(text: str) -> bool:
+    """Whether a cell holds no value: see `MISSING`."""
+    return text.strip().lower() in MISSING
+
+
+def drop_missing(
+    rows: Sequence[TextRow], columns: Sequence[str], key: str
+) -> tuple[list[TextRow], list[str]]:
+    """Rows with a value in every column, and a sentence that counts and names the others."""
+    kept, names, words = list[TextRow](), list[str](), Counter[str]()
+    for row in rows:
+        missing = [row[column] for column in columns if is_missing(row[column])]
+        if missing:
+            names.append(row.get(key, ""))
+            words.update(missing)
+        else:
+            kept.append(row)
+    counts = [f"{word!r} {count}" for word, count in words.most_common() if word]
+    written = f" ({', '.join(counts)})" if counts else ""
+    return kept, _count_line(names, f"without {' or '.join(columns)}{written}")
+
+
+def known_patients(data: Path) -> dict[str, str]:
+    """Slide id -> patient_id, as the cohort of a results folder has it; {} of other folders."""
+    if not (data / SLIDES).is_dir():
+        return {}
+    told = {
+        slide: ledger.slide.get("patient_id")
+        for slide, ledger in open_results(data).ledgers.items()
+    }
+    return {slide: str(patient) for slide, patient in told.items() if patient}
+
+
+def _slides_by_key(
+    key: str, files: Mapping[str, Path], owners: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """Slides by what a row's key names: themselves, or their patient."""
+    if key == "slide_id":
+        return {slide: [slide] for slide in files}
+    by_patient = defaultdict[str, list[str]](list)
+    for slide in files:
+        by_patient[owners.get(slide) or patient_of(slide)].append(slide)
+    return by_patient
+
+
+def _match(
+    rows: Sequence[TextRow],
+    key: str,
+    slides_by_key: Mapping[str, Sequence[str]],
+    lacking: Mapping[str, str],
+) -> tuple[list[tuple[str, TextRow]], list[str]]:
+    """Each slide with its row, and the names that have no embeddings, with the reason."""
+    pairs, missing = list[tuple[str, TextRow]](), list[str]()
+    for row in rows:
+        bare = Path(row[key]).stem  # tables often keep the suffix of a file
+        has_suffix = row[key] not in slides_by_key and bare in slides_by_key
+        name = bare if has_suffix else row[key]
+        if name not in slides_by_key:
+            missing.append(f"{name} ({lacking[name]})" if name in lacking else name)
+            continue
+        pairs += [(slide, row) for slide in slides_by_key[name]]
+    return pairs, missing
+
+
+def _owners_of(
+    pairs: Sequence[tuple[str, TextRow]], owners: Mapping[str, str], where: str
+) -> tuple[tuple[str, ...], Groups]:
+    """The case and the patient of each pair of slide and row."""
+    slides = [slide for slide, _ in pairs]
+    patients = [row.get("patient_id") or owners.get(slide, "") for slide, row in pairs]
+    cases = [row.get("case_id", "") for _, row in pairs]
+    named = [case or patient for case, patient in zip(cases, patients, strict=True)]
+    return case_rows(slides, named), group_rows(slides, cases, patients, where=where)
+
+
+def _one_per_case(
+    pairs: Sequence[tuple[str, TextRow]],
+    cases: Sequence[str],
+    columns: Sequence[str],
+    where: str,
+) -> dict[str, list[str]]:
+    """Case -> its cells of some columns, which are the same in all of its rows."""
+    texts: dict[str, list[str]] = {}
+    for (_, row), case in zip(pairs, cases, strict=True):
+        own = [row[column] for column in columns]
+        first = texts.setdefault(case, own)
+        if first != own:
+            found = f"{first} and {own} for {case!r} in {where!r}"
+            raise DatasetError(
+                f"slides of a case must have the same {', '.join(columns)}, got {found}"
+            )
+    return texts
+
+
+def _slides_and_patients(
+    slides: Sequence[str], cases: Sequence[str], groups: Groups, where: str
+) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Case -> its slides, each once, and case -> its patient."""
+    slides_by_case = defaultdict[str, list[str]](list)
+    patient_by_case: dict[str, str] = {}
+    for slide, case, patient in zip(slides, cases, groups.of_row, strict=True):
+        if slide not in slides_by_case[case]:
+            slides_by_case[case].append(slide)
+        first = patient_by_case.setdefault(case, patient)
+        if first != patient:
+            found = f"{first!r} and {patient!r} for {case!r} in {where!r}"
+            raise DatasetError(f"a case must be of one patient, got {found}")
+    return slides_by_case, patient_by_case
+
+
+def _owner_notes(
+    pairs: Sequence[tuple[str, TextRow]], groups: Groups
+) -> tuple[list[str], list[str]]:
+    """Sentences on how patients were known, and warnings where they may be wrong."""
+    slides = [slide for slide, _ in pairs]
+    given = [[row.get(name, "") for _, row in pairs] for name in CASE_COLUMNS]
+    lines = spelling_notes(slides, *given)
+    named = zip(slides, pairs, groups.of_row, strict=True)
+    unsaid = [
+        (slide, patient)
+        for slide, (_, row), patient in named
+        if not any(row.get(name) for name in CASE_COLUMNS)
+    ]
+    coded = sum(patient_of(slide) != slide for slide, _ in unsaid)
+    unknown = [slide for slide, patient in unsaid if slide == patient]
+    if coded:
+        lines.append(
+            f"no case_id: the case of {coded} slides is that of their TCGA, CPTAC or GTEx barcode"
+        )
+    warnings = []
+    if unknown:
+        sentence = (
+            f"nobody says whose {len(unknown)} slides are: each is taken as a patient of its own; "
+            "add a column case_id if a patient has several"
+        )
+        alike = alike_names(unknown)
+        if alike:
+            count = sum(map(len, alike))
+            shown = listed_names([" and ".join(own[:2]) for own in alike])
+            remedy = "slides of one patient would flatter the score"
+            warnings.append(
+                f"{sentence}; {count} names begin alike ({shown}): {remedy}"
+            )
+        else:
+            lines.append(sentence)
+    warnings += _split_barcodes(slides, groups.of_row)
+    return lines, warnings
+
+
+def _split_barcodes(slides: Sequence[str], patients: Sequence[str]) -> list[str]:
+    """A warning where the slides of one barcode are said to be of several patients."""
+    by_barcode = defaultdict[str, set[str]](set)
+    for slide, patient in zip(slides, patients, strict=True):
+        if patient_of(slide) != slide:
+            by_barcode[patient_of(slide)].add(patient)
+    parted = [name for name, own in by_barcode.items() if len(own) > 1]
+    if not parted:
+        return []
+    return [
+        f"{len(parted)} barcodes are of several patients in the table ({listed_names(parted)}): "
+        "a patient who is trained and tested on flatters the score"
+    ]
+
+
+def _sites(
+    pairs: Sequence[tuple[str, TextRow]],
+    cases: Sequence[str],
+    column: str | None,
+    where: str,
+) -> tuple[tuple[str, ...], list[str]]:
+    """The site of each case, and a sentence on where it is from; () where nobody knows."""
+    if column:
+        by_case = _one_per_case(pairs, cases, (column,), where)
+        sites = [text for (text,) in by_case.values()]
+        blank = [case for case, (text,) in by_case.items() if is_missing(text)]
+        if blank:
+            found = f"none for {len(blank)} cases ({listed_names(blank)}) in {where!r}"
+            raise DatasetError(f"{column} must name a site for each case, got {found}")
+        source = f"column {column}"
+    else:
+        by_barcode = {
+            case: site_of(slide) for (slide, _), case in zip(pairs, cases, strict=True)
+        }
+        sites = [*by_barcode.values()]
+        source = "tissue source site of TCGA barcodes"
+        if not all(sites):
+            return (), []
+    return tuple(sites), [f"{len(set(sites))} sites ({source})"]
+
+
+def _subgroups(
+    pairs: Sequence[tuple[str, TextRow]],
+    cases: Sequence[str],
+    columns: Sequence[str],
+    where: str,
+) -> tuple[tuple[str, ...], ...]:
+    """The subgroup of each case, column by column; 'missing' where the cell is."""
+    by_case = _one_per_case(pairs, cases, columns, where)
+    return tuple(
+        tuple("missing" if is_missing(own[i]) else own[i] for own in by_case.values())
+        for i in range(len(columns))
+    )
+
+
+def _count_line(names: Sequence[str], what: str) -> list[str]:
+    return [f"{len(names)} {what}: {listed_names(names)}"] if names else []
+
+
+def _learnt(
+    texts: Sequence[Sequence[str]],
+    config: LabelsConfig,
+    where: str,
+    trained: Target | None = None,
+) -> tuple[Target, Floats, str]:
+    """The target, the values (n, T) of the cases, and how these are spread, in words."""
+    kind = config.task if config.task != "auto" else _kind(texts, config)
+    columns = config.columns
+    survival = kind in ("cox", "discrete")
+    one_target = len(config.target) == 1 or kind == "multilabel"
+    if not one_target or survival != bool(config.time):
+        needs = "one target and --time" if survival else "one target, no --time"
+        raise ConfigError(f"{kind} must have {needs}, got {columns}")
+    if kind in ("binary", "multiclass"):
+        classes = trained.names if trained else ()
+        return _classes([text for (text,) in texts], kind, columns, where, classes)
+    flagged = {*columns} if kind == "multilabel" else set[str]()
+    if survival:
+        flagged = {config.target[0]}
+    numbers = []
+    for row in texts:
+        cells = zip(row, columns, strict=True)
+        numbers.append([read_number(t, c, where, flag=c in flagged) for t, c in cells])
+    values = np.array(numbers, dtype=np.float64)
+    target = Target(kind=kind, columns=columns, names=columns)
+    if kind == "multilabel":
+        sums = zip(columns, values.sum(axis=0), strict=True)
+        return target, values, ", ".join(f"{n} {count:.0f}" for n, count in sums)
+    if kind == "regression":
+        middle = f"{values.min():g} to {values.max():g}, median {np.median(values):g}"
+        return target, values, middle
+    events, times = values.T
+    if not events.any():
+        got = f"only censored cases in {where!r}"
+        raise DatasetError(f"event must be seen in some case, got {got}")
+    if times.min() <= 0:
+        raise DatasetError(f"time must be > 0, got {times.min()} in {where!r}")
+    names = tuple(f"interval_{i + 1}" for i in range(INTERVALS))
+    target = replace(target, names=("risk",) if kind == "cox" else names)
+    return (
+        target,
+        values,
+        f"{events.sum():.0f} events, median time {np.median(times):g}",
+    )
+
+
+def _classes(
+    texts: Sequence[str],
+    kind: Kind,
+    columns: tuple[str, ...],
+    where: str,
+    class_names: tuple[str, ...],
+) -> tuple[Target, Floats, str]:
+    """See `_learnt`, of classes that exclude each other."""
+    names, labels = encode_labels(texts, where, class_names)
+    if len(names) < 2 or (kind == "binary" and len(names) > 2):
+        needs = "two" if kind == "binary" else "several"
+        raise DatasetError(f"{kind} must have {needs} classes, got {names}")
+    counts = zip(names, np.bincount(labels, minlength=len(names)), strict=True)
+    spread = ", ".join(f"{name} {count}" for name, count in counts)
+    target = Target(kind=kind, columns=columns, names=names)
+    return target, labels[:, None].astype(np.float64), spread
+
+
+def class_name(text: str) -> str:
+    """A label's text; whole numbers without '.0', so that 1 and 1.0 are one class."""
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return str(int(number)) if number.is_integer() else text
+
+
+def encode_labels(
+    texts: Sequence[str], where: str, class_names: Sequence[str] = ()
+) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+    """(class names, labels): names sorted, as numbers where all are; labels are their ranks.
+
+    Raises DatasetError: a label is missing, is none of `class_names`, or two differ in capitals.
+    """
+    for row, text in enumerate(texts):
+        if is_missing(text) and text not in class_names:
+            raise DatasetError(
+                f"label must not be missing, got {text!r} in row {row} of {where}"
+            )
+    named = [text if text in class_names else class_name(text) for text in texts]
+    distinct = sorted(set(named))
+    if all(text.removeprefix("-").isdigit() for text in distinct):
+        distinct.sort(key=int)
+    names = tuple(class_names or distinct)
+    for text in distinct:
+        if text not in names:
+            rule = f"label must be one of {', '.join(names)}"
+            raise DatasetError(f"{rule}, got {text!r} in {where}")
+    by_plain: dict[str, str] = {}
+    for name in names:
+        other = by_plain.setdefault(name.casefold(), name)
+        if other != name:
+            rule = "classes must differ by more than capitals"
+            raise DatasetError(f"{rule}, got {other!r} and {name!r} in {where}")
+    index = {name: i for i, name in enumerate(names)}
+    return names, np.array([index[text] for text in named], dtype=np.int64)
+
+
+def _kind(texts: Sequence[Sequence[str]], config: LabelsConfig) -> Kind:
+    """The kind by the columns and the values: two are classes, many numbers are a measure."""
+    if config.time or len(config.target) > 1:
+        return "cox" if config.time else "multilabel"
+    values = {class_name(text) for (text,) in texts}
+    try:
+        numbers = {float(value) for value in values}
+    except ValueError:
+        numbers = set()
+    if len(numbers) > MOST_CLASSES or any(number % 1 for number in numbers):
+        return "regression"
+    return "binary" if len(values) == 2 else "multiclass"
+
+
+def read_number(text: str, column: str, where: str, *, flag: bool = False) -> float:
+    """The number of a cell; of a flag 0 or 1, also true, false, yes, no.
+
+    Raises DatasetError: it is none, or not finite.
+    """
+    if flag:
+        if text.lower() not in _FLAGS:
+            raise DatasetError(f"{column} must be 0 or 1, got {text!r} in {where!r}")
+        return _FLAGS[text.lower()]
+    try:
+        value = float(text)
+    except ValueError:
+        value = np.nan
+    if not np.isfinite(value):
+        raise DatasetError(f"{column} must be a number, got {text!r} in {where!r}")
+    return value

@@ -1,0 +1,268 @@
+"""Leaks: what training and test cases share, found before anything is trained.
+
+A leak that is certain (one patient, one slide, the same embeddings) is refused; one that is only
+likely is named in a warning. A copy is known by its content, whatever its name: embeddings that are
+equal after rounding to float16, or slides whose mean embeddings nearly coincide.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.errors import DatasetError
+from thinsection.evaluation.cases import Groups, listed_names
+from thinsection.evaluation.embeddings import (
+    Embeddings,
+    check_finite,
+    open_embeddings,
+    some_names,
+)
+from thinsection.evaluation.labels import Cohort
+from thinsection.evaluation.metrics import IndexArray
+from thinsection.evaluation.parts import Part
+
+NEAR_COSINE = 0.9999  # of two mean embeddings, less the mean of all
+CaseFold = tuple[Sequence[int] | IndexArray, Sequence[int] | IndexArray]  # train, test
+SKETCH_BITS = 256
+# of these may differ where a mean embedding is known again: angles up to some 4 degrees
+SKETCH_NEAR = 6
+_LEAST = np.float16(2**-10)  # from here on float16 has 11 bits
+_BLOCK = 1024  # rows that are compared with all others at a time
+
+
+class Rows(Protocol):
+    """Rows that train, or that are scored."""
+
+    @property
+    def embeddings(self) -> Embeddings: ...
+    @property
+    def ids(self) -> tuple[str, ...]: ...
+    @property
+    def groups(self) -> Groups | None: ...
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is known of the embeddings of n slides, whatever their names."""
+
+    digests: tuple[str, ...]  # see `content_digest`
+    means: npt.NDArray[np.float64]  # (n, D)
+    num_tiles: npt.NDArray[np.int64]  # (n,)
+
+    def case_means(self, cases: IndexArray) -> npt.NDArray[np.float64]:
+        """Mean over all tiles of each case, (C, D), of slides whose cases are 0..C-1."""
+        sums = np.zeros((int(cases.max()) + 1, self.means.shape[1]))
+        np.add.at(sums, cases, self.means * self.num_tiles[:, None])
+        return sums / np.bincount(cases, weights=self.num_tiles)[:, None]
+
+
+def read_contents(files: Sequence[Path]) -> Contents:
+    """Reads each file once.
+
+    Memory: one file's embeddings, twice, and 8 n D bytes.
+
+    Raises DatasetError, InvalidInputError: no tiles, another number of channels than the first, all
+    zero, not finite.
+    """
+    digests, means, sizes, zero = list[str](), list[npt.NDArray](), list[int](), []
+    for path in files:
+        tiles = open_embeddings(path)[:]
+        if len(tiles) == 0:
+            raise DatasetError(f"a slide must have tiles, got none in {str(path)!r}")
+        if means and tiles.shape[1] != len(means[0]):
+            found = f"{len(means[0])} in {str(files[0])!r} and {tiles.shape[1]} in {str(path)!r}"
+            rule = "embeddings must have the same number of channels"
+            raise DatasetError(f"{rule}, got {found}; keep one encoder in a folder")
+        mean = tiles.mean(axis=0, dtype=np.float64)
+        if not np.isfinite(mean).all():
+            rows = [f"row {i} of {path.name}" for i in range(len(tiles))]
+            check_finite(tiles, rows)
+        if not tiles.any():
+            zero.append(path.stem)
+        digests.append(content_digest(tiles))
+        means.append(mean)
+        sizes.append(len(tiles))
+    if zero:
+        found = f"zeros in {len(zero)} of {len(files)} slides ({listed_names(zero)})"
+        remedy = "embed these again, or take them out of the labels"
+        raise DatasetError(f"embeddings must not be all zero, got {found}; {remedy}")
+    return Contents(tuple(digests), np.stack(means), np.array(sizes, dtype=np.int64))
+
+
+def content_digest(tiles: npt.NDArray[np.floating]) -> str:
+    """Hash of embeddings (N, D), the same for float32 and for the float16 made of it."""
+    return hashlib.sha256(rounded(tiles).tobytes()).hexdigest()
+
+
+def rounded(x: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+    """Values rounded to float16; in float32 as they are, where float16 cannot hold them."""
+    with np.errstate(over="ignore"):
+        half = x.astype(np.float16) + np.float16(0)  # + 0: there is one zero
+    if np.isfinite(half).all() and np.abs(half).max(initial=0) >= _LEAST:
+        return np.ascontiguousarray(half)
+    return np.ascontiguousarray(x, dtype=np.float32)
+
+
+def check_copies(
+    cohort: Cohort, parts: Sequence[Part], contents: Contents, *, allowed: bool
+) -> list[str]:
+    """Warnings on slides of one part of a fold that are copies of slides of another.
+
+    Memory: 8 KiB a slide.
+
+    Raises DatasetError: embeddings are tested on that were trained on, and that is not allowed.
+    """
+    case_of = np.repeat(np.arange(len(cohort.cases)), [len(s) for s in cohort.slides])
+    names = [slide for slides in cohort.slides for slide in slides]
+    folds = [([*part.train, *part.stop], part.test) for part in parts]
+    equal = _parted(_equal_pairs(contents.digests), case_of, folds)
+    warnings = []
+    if equal:
+        shown = listed_names([f"{names[i]!r} and {names[j]!r}" for i, j in equal])
+        found = f"{len(equal)} pairs that are equal after float16 ({shown})"
+        rule = "test cases must not have the embeddings of training cases"
+        remedy = (
+            "remove the copies, give both slides one case_id, or pass --allow-leakage"
+        )
+        if not allowed:
+            raise DatasetError(f"{rule}, got {found}; {remedy}")
+        warnings.append(f"training and test share slides, {found}: the score flatters")
+    near = _parted(near_pairs(contents.means), case_of, folds)
+    near = [pair for pair in near if pair not in {*equal}]
+    if near:
+        shown = listed_names([f"{names[i]!r} and {names[j]!r}" for i, j in near])
+        warnings.append(
+            f"{len(near)} pairs of slides in training and test have nearly the same mean embedding "
+            f"({shown}): if they show one tissue, the score flatters; give both one case_id"
+        )
+    return warnings
+
+
+def near_cases(
+    vectors: Embeddings, ids: Sequence[str], folds: Sequence[CaseFold]
+) -> str:
+    """A sentence on cases of both parts of a fold whose vectors (n, D) nearly coincide, or ''."""
+    near = _parted(near_pairs(vectors), np.arange(len(ids)), folds)
+    if not near:
+        return ""
+    shown = listed_names([f"{ids[i]!r} and {ids[j]!r}" for i, j in near])
+    return f"; {len(near)} pairs of cases have nearly the same mean embedding ({shown})"
+
+
+def _equal_pairs(digests: Sequence[str]) -> list[tuple[int, int]]:
+    """Each slide with the first that has its digest."""
+    by_digest = defaultdict[str, list[int]](list)
+    for i, digest in enumerate(digests):
+        by_digest[digest].append(i)
+    return [
+        (i, j)
+        for same in by_digest.values()
+        for n, j in enumerate(same)
+        for i in same[:n]
+    ]
+
+
+def _parted(
+    pairs: Sequence[tuple[int, int]], case_of: IndexArray, folds: Sequence[CaseFold]
+) -> list[tuple[int, int]]:
+    """Pairs of slides of which one trains and the other is tested, in any fold."""
+    if not pairs:
+        return []
+    first, second = case_of[np.array(pairs)].T
+    crossed = np.zeros(len(pairs), dtype=bool)
+    for train, test in folds:
+        trains = np.zeros(int(case_of.max()) + 1, dtype=bool)
+        trains[np.asarray(train, dtype=np.int64)] = True
+        tests = np.zeros_like(trains)
+        tests[np.asarray(test, dtype=np.int64)] = True
+        crossed |= trains[first] & tests[second]
+        crossed |= tests[first] & trains[second]
+    return [pair for pair, crosses in zip(pairs, crossed, strict=True) if crosses]
+
+
+def near_pairs(means: npt.NDArray[np.floating]) -> list[tuple[int, int]]:
+    """Pairs of rows (n, D) that nearly coincide, once the mean of all rows is taken off.
+
+    Rows of one length whose cosine is NEAR_COSINE are so far apart. Memory: 8 KiB a row.
+    """
+    z = means - means.mean(axis=0)
+    squares = (z**2).sum(axis=1)
+    pairs = list[tuple[int, int]]()
+    for start in range(0, len(z), _BLOCK):
+        own = squares[start : start + _BLOCK, None]
+        distances = own + squares - 2 * (z[start : start + _BLOCK] @ z.T)
+        limit = 2 * (1 - NEAR_COSINE) * np.minimum(own, squares)
+        rows, columns = np.nonzero(distances <= limit)
+        for i, j in zip((rows + start).tolist(), columns.tolist(), strict=True):
+            if i < j:
+                pairs.append((i, j))
+    return pairs
+
+
+def sketches(
+    means: npt.NDArray[np.floating], center: npt.NDArray[np.floating]
+) -> tuple[str, ...]:
+    """Signs of mean embeddings (n, D) on 256 random directions, as hex; near ones differ little.
+
+    Source: Charikar, "Similarity estimation techniques from rounding algorithms", 2002.
+    """
+    # RandomState: its stream is frozen for ever, and a model file outlives a release of NumPy
+    directions = np.random.RandomState(0).standard_normal((SKETCH_BITS, len(center)))
+    signs = (np.asarray(means, np.float64) - center) @ directions.T > 0
+    return tuple(row.tobytes().hex() for row in np.packbits(signs, axis=1))
+
+
+def is_near(first: str, others: Sequence[str]) -> bool:
+    """Whether a sketch is that of nearly the same mean embedding as one of some others."""
+    number = int(first, 16)
+    return any((number ^ int(o, 16)).bit_count() <= SKETCH_NEAR for o in others)
+
+
+def check_leakage(
+    parts: Sequence[tuple[Rows, Rows]], name: str, *, allowed: bool, rows: str = "rows"
+) -> str:
+    """What train and validation share, in words; of several folds the first that shares anything.
+
+    Memory: 24 N, and the rows whose sums are equal. Raises DatasetError: they share patients,
+    slides or identical rows, and that is not allowed.
+    """
+    for train, val in parts:
+        shared = train.groups.shared(val.groups) if train.groups and val.groups else {}
+        shared[f"identical {rows}"] = [val.ids[i] for i in identical_rows(train, val)]
+        found = [
+            f"{len(ids)} {kind} ({some_names(ids)})"
+            for kind, ids in shared.items()
+            if ids
+        ]
+        if found and not allowed:
+            rule = "train and validation must share no patient, slide or row"
+            remedy = "split by patient, or pass --allow-leakage"
+            raise DatasetError(f"{rule}, got {', '.join(found)} in {name!r}; {remedy}")
+        if found:
+            return f"train and validation share {', '.join(found)}: the score flatters; allowed"
+    units = {train.groups.unit if train.groups else None for train, _ in parts}
+    if None in units:
+        unknown = "whose they are is not known (no case_id, no slide_id)"
+        return f"train and validation share no identical {rows}; {unknown}"
+    named = " or ".join(map(str, units))
+    return f"train and validation share no {named} and no identical {rows}"
+
+
+def identical_rows(train: Rows, val: Rows) -> IndexArray:
+    """Rows of val whose embeddings occur in train, after rounding to float16."""
+    halves = [rounded(part.embeddings) for part in (train, val)]
+    if halves[0].dtype != halves[1].dtype:
+        halves = [np.asarray(part.embeddings) for part in (train, val)]
+    sums = [half.sum(axis=1, dtype=np.float64) for half in halves]
+    near_train = np.flatnonzero(np.isin(sums[0], sums[1]))
+    near_val = np.flatnonzero(np.isin(sums[1], sums[0]))
+    there = {halves[0][i].tobytes() for i in near_train}
+    return np.array(
+        [i for i in near_val if halves[1][i].tobytes() in there], dtype=np.int64
+    )

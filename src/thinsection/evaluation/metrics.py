@@ -1,0 +1,431 @@
+"""Every metric, of confusion matrices or of rows under weights.
+
+A `Scorer` maps row weights (B, N), the weight of each row in each of B resamples, to the scores
+(B,) of the rows so weighted: one set of draws serves every metric and every model of the same rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.errors import InvalidInputError, require
+from thinsection.evaluation.calibration import CalibrationError
+
+Counts = npt.NDArray[np.int64]  # (..., K, K): rows truth, columns prediction
+FloatVector = npt.NDArray[np.float64]
+IndexArray = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Fold = tuple[
+    IndexArray, IndexArray
+]  # indices of the training and of the validation rows
+Scorer = Callable[
+    [npt.NDArray], FloatVector
+]  # of B confusion matrices or sets of weights, (B,)
+Scorers = dict[str, Scorer]
+
+ECE_BINS = 15  # of equal width; Guo et al. 2017
+Kind = Literal[
+    "ranking",
+    "share",
+    "agreement",
+    "correlation",
+    "loss",
+    "error",
+    "explained",
+    "distance",
+]
+_KINDS: dict[str, Kind] = {
+    "auroc": "ranking",
+    "c_index": "ranking",
+    "brier": "error",
+    "mae": "loss",
+    "ece": "distance",
+    "weighted_kappa": "agreement",
+    "pearson": "correlation",
+    "spearman": "correlation",
+    "cosine": "correlation",
+    "r2": "explained",
+}
+LOWER_IS_BETTER = frozenset({"brier", "ece", "mae"})
+_OF_PAIRS = "pairs of cases that the same model scored"
+_POOLED = {
+    "auroc": _OF_PAIRS,
+    "c_index": _OF_PAIRS,
+    "pearson": "all cases, less the mean of each fold",
+    "spearman": "ranks of all cases, less their mean in each fold",
+}
+
+
+def kind_of(metric: str) -> Kind:
+    """What a metric is a share of, and so how its interval is made; see `intervals.interval`."""
+    return _KINDS.get(metric, "share")
+
+
+def pooled_over(metric: str) -> str:
+    """What a metric of several folds is computed from, in words."""
+    return _POOLED.get(metric, "all cases")
+
+
+def ratio(
+    top: npt.ArrayLike, bottom: npt.ArrayLike, *, empty: float = 0.0
+) -> FloatVector:
+    """top / bottom in float64; `empty` where bottom is not positive."""
+    top, bottom = (
+        np.asarray(top, dtype=np.float64),
+        np.asarray(bottom, dtype=np.float64),
+    )
+    out: FloatVector = np.full(np.broadcast(top, bottom).shape, empty)
+    np.divide(top, bottom, out=out, where=bottom > 0)
+    return out
+
+
+def confusion_matrix(
+    truth: IndexArray, prediction: IndexArray, num_classes: int
+) -> Counts:
+    """(K, K) counts, rows truth, columns prediction.
+
+    Raises InvalidInputError: lengths differ or a label is outside 0..K-1.
+    """
+    rule = f"prediction must have the shape of truth {truth.shape}"
+    require(prediction.shape == truth.shape, rule, prediction.shape)
+    for name, labels in (("truth", truth), ("prediction", prediction)):
+        if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
+            found = f"{labels.min()}..{labels.max()}"
+            raise InvalidInputError(
+                f"{name} must lie in 0..{num_classes - 1}, got {found}"
+            )
+    return np.asarray(image_counts(truth[None], prediction[None], num_classes)[0])
+
+
+def image_counts(
+    truth: npt.NDArray, prediction: npt.NDArray, num_classes: int
+) -> Counts:
+    """Confusion matrices (N, K, K) of images (N, H, W). Memory: 8 N H W bytes."""
+    n, cells = len(truth), num_classes * num_classes
+    pair = truth.reshape(n, -1).astype(np.int64) * num_classes + prediction.reshape(
+        n, -1
+    )
+    pair += cells * np.arange(n)[:, None]
+    return np.bincount(pair.ravel(), minlength=n * cells).reshape(
+        n, num_classes, num_classes
+    )
+
+
+def _tallies(counts: npt.NDArray) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray]:
+    """Rows (px) of each class that are right, predicted as it, and truly of it; (..., K) each."""
+    return (
+        np.diagonal(counts, axis1=-2, axis2=-1),
+        counts.sum(axis=-2),
+        counts.sum(axis=-1),
+    )
+
+
+def per_class_scores(counts: npt.NDArray) -> dict[str, FloatVector]:
+    """Precision, recall and F1 per class, (..., K) each; 0 where a ratio is 0 / 0."""
+    hits, predicted, present = _tallies(counts)
+    f1 = ratio(2 * hits, predicted + present)
+    return {
+        "precision": ratio(hits, predicted),
+        "recall": ratio(hits, present),
+        "f1": f1,
+    }
+
+
+def macro_f1(counts: npt.NDArray) -> FloatVector:
+    """Mean F1 over the classes that occur in truth or prediction; (...,) of (..., K, K)."""
+    seen = counts.sum(axis=-2) + counts.sum(axis=-1) > 0
+    return ratio(per_class_scores(counts)["f1"].sum(axis=-1), seen.sum(axis=-1))
+
+
+def balanced_accuracy(counts: npt.NDArray) -> FloatVector:
+    """Mean recall over the classes that occur in truth; (...,) of (..., K, K)."""
+    present = counts.sum(axis=-1) > 0
+    return ratio(per_class_scores(counts)["recall"].sum(axis=-1), present.sum(axis=-1))
+
+
+def weighted_kappa(counts: npt.NDArray) -> FloatVector:
+    """Cohen's kappa with quadratic weights, (...,) of (..., K, K); 1 where all is one class."""
+    grade, both = np.arange(counts.shape[-1]), (-2, -1)
+    cost = (grade[:, None] - grade) ** 2.0
+    chance = counts.sum(axis=-1)[..., None] * counts.sum(axis=-2)[..., None, :]
+    expected = ratio((chance * cost).sum(axis=both), counts.sum(axis=both))
+    return 1 - ratio((counts * cost).sum(axis=both), expected)
+
+
+METRICS: Scorers = {"macro_f1": macro_f1, "balanced_accuracy": balanced_accuracy}
+
+
+def tied_weights(
+    scores: FloatVector, positive: Flags, weights: npt.NDArray
+) -> list[npt.NDArray]:
+    """Weights (B, ties) of positive and of negative rows at each distinct score, ascending."""
+    order = np.argsort(scores, kind="stable")
+    starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) > 0])
+    ordered = weights[:, order].astype(np.float64)
+    ends = (ordered * of[order] for of in (positive, ~positive))
+    return [np.add.reduceat(of, starts, axis=1) for of in ends]
+
+
+def folds_of(fold: IndexArray | None, num_rows: int) -> list[IndexArray]:
+    """Rows of each fold; one fold of all rows where `fold` is None."""
+    if fold is None:
+        return [np.arange(num_rows)]
+    return [np.flatnonzero(fold == f) for f in np.unique(fold)]
+
+
+def weighted_auroc(
+    scores: FloatVector,
+    positive: Flags,
+    weights: npt.NDArray,
+    fold: IndexArray | None = None,
+) -> FloatVector:
+    """Area under the ROC curve under weights (B, N), ties counted half; (B,).
+
+    The share of pairs of a positive and a negative row of the same fold in which the positive one
+    has the higher score. Rows of two models are never ranked against each other, and a fold counts
+    by its pairs. NaN where there is no pair. Memory: about 4 float64 arrays (B, N).
+    """
+    wins = np.zeros(len(weights))
+    pairs = np.zeros(len(weights))
+    for rows in folds_of(fold, len(scores)):
+        up, down = tied_weights(scores[rows], positive[rows], weights[:, rows])
+        below = np.cumsum(down, axis=1) - 0.5 * down
+        wins += (up * below).sum(axis=1)
+        pairs += up.sum(axis=1) * down.sum(axis=1)
+    return ratio(wins, pairs, empty=np.nan)
+
+
+def average_precision(
+    scores: FloatVector,
+    positive: Flags,
+    weights: npt.NDArray,
+    fold: IndexArray | None = None,
+) -> FloatVector:
+    """Mean precision at the positive rows under weights (B, N); (B,).
+
+    All rows are pooled, whatever their fold: a fold has too few positive rows for a precision of
+    its own. NaN without a positive row. Memory: as `weighted_auroc`.
+    """
+    up, down = tied_weights(-scores, positive, weights)
+    hits = up.cumsum(axis=1)
+    precision = ratio(hits, hits + down.cumsum(axis=1))
+    return ratio((up * precision).sum(axis=1), up.sum(axis=1), empty=np.nan)
+
+
+def macro_area(
+    area: Callable[..., FloatVector],
+    p: FloatVector,
+    truth: IndexArray,
+    weights: npt.NDArray,
+    fold: IndexArray | None = None,
+) -> FloatVector:
+    """Of shares p (N, K) an area for class 1 of two, else the one-versus-rest mean; (B,)."""
+    classes = [1] if p.shape[1] == 2 else range(p.shape[1])
+    of_class = [area(p[:, c], truth == c, weights, fold) for c in classes]
+    return np.mean(of_class, axis=0)  # type: ignore[no-any-return]
+
+
+macro_auroc = partial(macro_area, weighted_auroc)
+
+
+def pearson(
+    x: FloatVector, y: FloatVector, weights: npt.NDArray, fold: IndexArray | None = None
+) -> FloatVector:
+    """Correlation by column of x and y (N, T) under weights, (B, T); NaN where one is constant.
+
+    Covariances are taken within folds and summed: a model's mean prediction is lowest where its
+    test cases are highest, which correlations over folds take for a fault. Memory: 3 (B, T).
+    """
+    sums = [np.zeros((len(weights), x.shape[1])) for _ in range(3)]
+    for rows in folds_of(fold, len(x)):
+        w = weights[:, rows]
+        total = w.sum(axis=1, keepdims=True)
+        a = x[rows] - x[rows].mean(axis=0)  # nothing cancels near 0
+        b = y[rows] - y[rows].mean(axis=0)
+        for i, (u, v) in enumerate(((a, b), (a, a), (b, b))):
+            sums[i] += w @ (u * v) - (w @ u) * (w @ v) / total
+    spread = np.sqrt(np.maximum(sums[1], 0) * np.maximum(sums[2], 0))
+    tiny = 1e-12 * np.sqrt((x**2).sum(axis=0) * (y**2).sum(axis=0))
+    return ratio(sums[0], np.where(spread > tiny, spread, 0), empty=np.nan)
+
+
+def spearman(
+    x: FloatVector, y: FloatVector, weights: npt.NDArray, fold: IndexArray | None = None
+) -> FloatVector:
+    """Rank correlation by column of (N, T) under weights, ties at their mean rank; (B, T).
+
+    Ranks are those among all rows; their covariances are taken within folds, as by `pearson`.
+    Memory: 4 (B, N).
+    """
+    out = np.empty((len(weights), x.shape[1]))
+    for t in range(x.shape[1]):
+        a = _ranks(x[:, t], weights)
+        b = _ranks(y[:, t], weights)
+        sums = np.zeros((3, len(weights)))
+        for rows in folds_of(fold, len(x)):
+            w = weights[:, rows]
+            total = w.sum(axis=1, keepdims=True)
+            p = a[:, rows] - (w * a[:, rows]).sum(axis=1, keepdims=True) / total
+            q = b[:, rows] - (w * b[:, rows]).sum(axis=1, keepdims=True) / total
+            sums += [
+                (w * p * q).sum(axis=1),
+                (w * p * p).sum(axis=1),
+                (w * q * q).sum(axis=1),
+            ]
+        out[:, t] = ratio(sums[0], np.sqrt(sums[1] * sums[2]), empty=np.nan)
+    return out
+
+
+def r_squared(x: FloatVector, y: FloatVector, weights: npt.NDArray) -> FloatVector:
+    """1 - squared error over variance, of truth x and predictions y (N, T), all rows pooled."""
+    center = weights @ x / weights.sum(axis=1, keepdims=True)
+    spread = weights @ x**2 - weights.sum(axis=1, keepdims=True) * center**2
+    return 1 - ratio(weights @ (x - y) ** 2, spread, empty=np.nan)
+
+
+def absolute_error(x: FloatVector, y: FloatVector, weights: npt.NDArray) -> FloatVector:
+    """Mean absolute error of truth x and predictions y (N, T), all rows pooled; (B, T)."""
+    return ratio(weights @ np.abs(x - y), weights.sum(axis=1, keepdims=True))
+
+
+def _ranks(values: FloatVector, weights: npt.NDArray) -> FloatVector:
+    """Mean rank (B, N) that each row would have among the rows repeated by their weights."""
+    place = np.unique(values, return_inverse=True)[1]
+    of_place = np.stack([np.bincount(place, w) for w in weights])
+    return np.asarray((of_place.cumsum(axis=1) - (of_place - 1) / 2)[:, place])
+
+
+def class_scorers(
+    truth: IndexArray,
+    prediction: IndexArray,
+    num_classes: int,
+    p: FloatVector | None = None,
+    fold: IndexArray | None = None,
+) -> Scorers:
+    """Scores of a classification (N,): from the labels, and with the shares `p` (N, K) the rest.
+
+    More than two classes are averaged one against the rest; Brier sums over classes (class 1 alone
+    for two); ECE is of the class that is predicted. `fold` (N,) numbers the models that made the
+    rows: AUROC ranks within a fold, the others pool all rows. Memory: about 6 arrays of the
+    weights' shape.
+    """
+    from scipy import sparse  # here, as `probe --help` must not wait for it
+
+    n, k = len(truth), num_classes
+    cells = sparse.csr_array(
+        (np.ones(n), (np.arange(n), truth * k + prediction)), shape=(n, k**2)
+    )
+
+    def of_counts(score: Scorer, weights: npt.NDArray) -> FloatVector:
+        return score((weights @ cells).reshape(len(weights), k, k))
+
+    by_label = {**METRICS, "weighted_kappa": weighted_kappa}
+    scorers: Scorers = {
+        name: partial(of_counts, score) for name, score in by_label.items()
+    }
+    if p is None:
+        return scorers
+    off = ((p - np.eye(k)[truth]) ** 2).sum(axis=1) / (1 + (k == 2))
+    return scorers | {
+        "auroc": lambda weights: macro_auroc(p, truth, weights, fold),
+        "auprc": partial(macro_area, average_precision, p, truth),
+        "brier": lambda weights: ratio(
+            weights @ off, weights.sum(axis=1), empty=np.nan
+        ),
+        "ece": CalibrationError(p, truth),
+    }
+
+
+def value_scorers(
+    truth: FloatVector, prediction: FloatVector, fold: IndexArray | None = None
+) -> Scorers:
+    """Pearson, Spearman, R² and absolute error of values (N,), or their mean over targets (N, T).
+
+    A target that is constant in a resample does not count there. `fold` (N,) numbers the models:
+    correlations are taken within a fold. Memory: 5 arrays of the weights' shape and 6 (B, T).
+    """
+    x = np.asarray(truth, dtype=np.float64).reshape(len(truth), -1)
+    y = np.asarray(prediction, dtype=np.float64).reshape(len(truth), -1)
+
+    def mean(found: FloatVector) -> FloatVector:
+        known = np.isfinite(found).sum(axis=1)
+        return ratio(np.nansum(found, axis=1), known, empty=np.nan)
+
+    return {
+        "pearson": lambda weights: mean(pearson(x, y, weights, fold)),
+        "spearman": lambda weights: mean(spearman(x, y, weights, fold)),
+        "r2": lambda weights: mean(r_squared(x, y, weights)),
+        "mae": lambda weights: mean(absolute_error(x, y, weights)),
+    }
+
+
+def mean_with_value(scores: npt.ArrayLike) -> FloatVector:
+    """Mean over the first axis, of folds with a value; NaN where none has one."""
+    values = np.asarray(scores, dtype=np.float64)
+    known = np.isfinite(values).sum(axis=0)
+    return ratio(np.nansum(values, axis=0), known, empty=np.nan)
+
+
+def fold_mean(scorers: Sequence[Scorer], parts: Sequence[IndexArray]) -> Scorer:
+    """Mean over folds of a score of the rows of each: what the suites' protocols print."""
+    return lambda weights: mean_with_value(
+        [score(weights[:, rows]) for score, rows in zip(scorers, parts, strict=True)]
+    )
+
+
+@dataclass(frozen=True)
+class MeanScorer:
+    """The mean of several scores of the same rows; of labels, or of seeds."""
+
+    scorers: Sequence[Scorer]
+
+    def __call__(self, weights: npt.NDArray) -> FloatVector:
+        """(B,) of weights (B, N)."""
+        return np.mean([score(weights) for score in self.scorers], axis=0)  # type: ignore[no-any-return]
+
+    def spread(self, weights: npt.NDArray) -> FloatVector:
+        """(B,): of errors that have a spread, its mean (`CalibrationError.spread`)."""
+        each = [s.spread(weights) for s in self.scorers]  # type: ignore[attr-defined]
+        return np.mean(each, axis=0)  # type: ignore[no-any-return]
+
+
+def all_scores(scorers: Scorers, num_rows: int) -> dict[str, float]:
+    """Each metric with every row counted once."""
+    return {
+        name: float(score(np.ones((1, num_rows)))[0]) for name, score in scorers.items()
+    }
+
+
+def class_jaccard(counts: Counts) -> FloatVector:
+    """(..., K): intersection / union of the pixels of a class; NaN for one that is nowhere."""
+    hits, predicted, present = _tallies(counts)
+    return ratio(hits, predicted + present - hits, empty=np.nan)
+
+
+def image_jaccard(counts: Counts) -> FloatVector:
+    """(N,): the mean of `class_jaccard` over the classes of an image; 0 where there is none."""
+    each = class_jaccard(counts)
+    return ratio(np.nansum(each, axis=1), np.isfinite(each).sum(axis=1))
+
+
+def image_weights(counts: Counts, background_weight: float) -> FloatVector:
+    """(N,): 1 where the truth is background alone, else max(1, weight * their fraction)."""
+    empty = counts.sum(axis=2)[:, 1:].sum(axis=1) == 0
+    return np.where(empty, 1.0, max(1.0, background_weight * float(empty.mean())))
+
+
+def weighted_jaccard(counts: Counts, background_weight: float) -> float:
+    """The score: the weighted mean of the images' Jaccard."""
+    weights = image_weights(counts, background_weight)
+    return float(np.average(image_jaccard(counts), weights=weights))
+
+
+def background_score(counts: Counts, background_weight: float) -> float:
+    """What predicting background everywhere scores on the same truth."""
+    empty = np.zeros_like(counts)
+    empty[:, :, 0] = counts.sum(axis=2)
+    return weighted_jaccard(empty, background_weight)

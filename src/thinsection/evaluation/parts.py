@@ -1,0 +1,371 @@
+"""Which cases of a cohort train, say when to stop, and test: drawn, by site, or of a split file.
+
+Every split is checked before anything is trained: an id on one side, patients whole, every class
+in training, and test cases that can be scored.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from thinsection.errors import ConfigError, DatasetError, InvalidInputError, rewording
+from thinsection.evaluation.cases import CASE_COLUMNS, listed_names, plain_id
+from thinsection.evaluation.labels import Cohort
+from thinsection.evaluation.metrics import IndexArray
+from thinsection.evaluation.splits import grouped_folds, stratified_folds
+from thinsection.evaluation.tables import TEST, TRAIN, VAL, read_rows, split_name
+from thinsection.files.json_text import read_json
+
+FoldUnit = Literal["case", "site", "each-site"]
+PATHOBENCH_TABLE = "k=all.tsv"
+SIDES = (TRAIN, VAL, TEST)
+_CLAM = re.compile(r"splits_\d+\.csv")  # and not splits_0_bool.csv beside it
+_IDS = ("cases", "case_ids", "slides", "slide_ids", "ids")  # nanopath's words for them
+Named = tuple[tuple[str, ...], str]  # the ids of a slide or case, and its side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A fold, as indices of cases."""
+
+    train: tuple[int, ...]
+    stop: tuple[int, ...]  # inner: they choose the epoch, the settings, the temperature
+    test: tuple[int, ...]
+    repeat: int = 0  # number of the drawing, where folds are drawn several times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """How folds are drawn."""
+
+    folds: int = 5
+    inner: int = 5  # one of so many parts of the training cases stops the training
+    seed: int = 0
+    unit: FoldUnit = "case"
+    repeats: int = 1
+
+
+def make_parts(
+    cohort: Cohort,
+    drawing: Drawing,
+    splits: Path | None = None,
+    *,
+    allow_leakage: bool = False,
+) -> tuple[tuple[Part, ...], list[str]]:
+    """The folds, and sentences on how they were made.
+
+    Folds of a file are taken as they are. Where a fold has no inner cases, every `inner`-th of its
+    training cases is one, stratified.
+
+    Raises DatasetError, InvalidInputError, ConfigError: an id or a patient on two sides, a side
+    without cases, a class with fewer cases than folds, test cases that cannot be scored.
+    """
+    if splits is not None:
+        if drawing.unit != "case" or drawing.repeats != 1:
+            rule = "splits must not be given with --fold-unit or --repeats"
+            raise ConfigError(f"{rule}, got {str(splits)!r}; leave one of them out")
+        parts, lines = _file_parts(cohort, splits, allow_leakage=allow_leakage)
+    elif drawing.unit == "each-site":
+        parts, lines = _each_site(cohort)
+    else:
+        parts = [
+            part for r in range(drawing.repeats) for part in _drawn(cohort, drawing, r)
+        ]
+        lines = [_drawing_line(cohort, drawing)]
+    for fold, part in enumerate(parts):
+        why = why_unscorable(cohort, np.array(part.test))
+        if why:
+            rule = "test cases of each fold must allow a score"
+            remedy = "take fewer folds, more cases, or another split"
+            raise DatasetError(f"{rule}, got {why} in fold {fold}; {remedy}")
+    parts = [
+        part if part.stop else _with_stop(cohort, part, drawing, fold)
+        for fold, part in enumerate(parts)
+    ]
+    for fold, part in enumerate(parts):
+        _check_classes(cohort, part, fold)
+    return tuple(parts), lines
+
+
+def _drawn(cohort: Cohort, drawing: Drawing, repeat: int) -> list[Part]:
+    """Folds of one drawing: patients are kept whole, and sites where `unit` is 'site'.
+
+    Site-preserved folds (Howard et al. 2021) are balanced by scikit-learn's StratifiedGroupKFold,
+    which is greedy; the authors solve a quadratic programme.
+    """
+    whole = _required_sites(cohort) if drawing.unit == "site" else cohort.patients
+    strata = cohort.strata
+    names = cohort.target.names if cohort.target.exclusive else ()
+    seed = drawing.seed + repeat
+    if len(set(whole)) == len(whole):
+        folds = stratified_folds(
+            strata, folds=drawing.folds, seed=seed, class_names=names
+        )
+    else:
+        _check_groups(cohort, whole, drawing)
+        folds = grouped_folds(strata, whole, folds=drawing.folds, seed=seed)
+    return [
+        Part(train=_rows(train), stop=(), test=_rows(test), repeat=repeat)
+        for train, test in folds
+    ]
+
+
+def _check_groups(cohort: Cohort, whole: Sequence[str], drawing: Drawing) -> None:
+    """Refuses fewer patients, sites or cases of a class than folds."""
+    word = "sites" if drawing.unit == "site" else "patients"
+    count = len(set(whole))
+    if count < drawing.folds:
+        rule = f"{word} must be at least {drawing.folds} for {drawing.folds} folds"
+        raise InvalidInputError(f"{rule}, got {count}; pass --folds {count}")
+    strata, counts = np.unique(cohort.strata, return_counts=True)
+    least = int(counts.argmin())
+    if counts[least] < drawing.folds:
+        named = cohort.target.names if cohort.target.exclusive else ()
+        name = str(named[strata[least]] if named else strata[least])
+        rule = (
+            f"each class must have >= {drawing.folds} cases for {drawing.folds} folds"
+        )
+        raise InvalidInputError(f"{rule}, got {counts[least]} of class {name!r}")
+
+
+def _drawing_line(cohort: Cohort, drawing: Drawing) -> str:
+    """A sentence on how folds were drawn."""
+    times = f", drawn {drawing.repeats} times" if drawing.repeats > 1 else ""
+    whole = ", sites whole" if drawing.unit == "site" else ""
+    several = len(set(cohort.patients)) < len(cohort.patients)
+    patients = ", patients whole" if several else ""
+    return f"{drawing.folds} stratified folds of cases{patients}{whole}{times}, seed {drawing.seed}"
+
+
+def _required_sites(cohort: Cohort) -> tuple[str, ...]:
+    """The site of each case; refuses none, and patients of several sites."""
+    if not cohort.sites:
+        rule = "folds by site must know the site of each case"
+        raise DatasetError(f"{rule}, got none; pass --site COLUMN of the labels")
+    site_by_patient: dict[str, str] = {}
+    for patient, site in zip(cohort.patients, cohort.sites, strict=True):
+        other = site_by_patient.setdefault(patient, site)
+        if other != site:
+            found = f"{other!r} and {site!r} for {patient!r}"
+            raise DatasetError(f"a patient must be of one site, got {found}")
+    return cohort.sites
+
+
+def _each_site(cohort: Cohort) -> tuple[list[Part], list[str]]:
+    """Each site is tested by a model of all others; a site that cannot be scored only trains."""
+    sites = np.array(_required_sites(cohort))
+    parts, unscored, cases = list[Part](), list[str](), 0
+    for site in np.unique(sites):
+        test = np.flatnonzero(sites == site)
+        why = why_unscorable(cohort, test)
+        if why:
+            unscored.append(f"{site}: {why}")
+            cases += len(test)
+        else:
+            train = np.flatnonzero(sites != site)
+            parts.append(Part(train=_rows(train), stop=(), test=_rows(test)))
+    if not parts or len(parts) + len(unscored) < 2:
+        rule = "leave-one-site-out must have two sites, and one that can be scored"
+        raise DatasetError(f"{rule}, got {listed_names(unscored) or sites[0]}")
+    lines = [
+        f"leave-one-site-out: {len(parts)} sites, each tested by a model of the others"
+    ]
+    if unscored:
+        lines.append(
+            f"{len(unscored)} sites of {cases} cases only train, as they alone cannot be scored "
+            f"({listed_names(unscored)})"
+        )
+    return parts, lines
+
+
+def _with_stop(cohort: Cohort, part: Part, drawing: Drawing, fold: int) -> Part:
+    """The part with some of its training cases, of whole patients, as inner ones."""
+    train = np.array(part.train)
+    strata = cohort.target.strata(cohort.array[train])
+    patients = [cohort.patients[i] for i in part.train]
+    names = cohort.target.names if cohort.target.exclusive else ()
+    seed = drawing.seed + fold + 1
+    fewest = int(np.unique(strata, return_counts=True)[1].min())
+    folds = max(2, min(drawing.inner, fewest))
+    if len(set(patients)) == len(patients):
+        held = stratified_folds(strata, folds=folds, seed=seed, class_names=names)
+    else:
+        held = grouped_folds(strata, patients, folds=folds, seed=seed)
+    kept, stop = held[0]
+    return replace(part, train=_rows(train[kept]), stop=_rows(train[stop]))
+
+
+def _rows(rows: IndexArray) -> tuple[int, ...]:
+    return tuple(rows.tolist())
+
+
+def _check_classes(cohort: Cohort, part: Part, fold: int) -> None:
+    """Refuses a fold whose training cases lack a class."""
+    if cohort.target.exclusive:
+        there = {int(i) for i in cohort.array[list(part.train), 0]}
+        absent = [n for c, n in enumerate(cohort.target.names) if c not in there]
+        if absent:
+            found = f"none of {', '.join(absent)} in fold {fold}"
+            raise DatasetError(f"training cases must have every class, got {found}")
+
+
+def why_unscorable(cohort: Cohort, rows: IndexArray) -> str:
+    """Why some cases alone have no score; '' where they have."""
+    values = cohort.array[rows]
+    target = cohort.target
+    if target.exclusive:
+        there = np.unique(values[:, 0]).astype(int)
+        return "" if len(there) > 1 else f"only class {target.names[there[0]]!r}"
+    if target.kind == "multilabel":
+        alike = values.min(axis=0) == values.max(axis=0)
+        constant = [n for n, same in zip(target.names, alike, strict=True) if same]
+        return f"one value of {', '.join(constant)}" if constant else ""
+    if target.kind == "regression":
+        return "" if len(np.unique(values)) > 1 else "one value"
+    events, times = values.T
+    pairs = events.any() and times[events == 1].min() < times.max()
+    return "" if pairs else "no event before the end of another case's follow-up"
+
+
+def _file_parts(
+    cohort: Cohort, path: Path, *, allow_leakage: bool
+) -> tuple[list[Part], list[str]]:
+    """The folds of a file, and sentences on names that match no case, and on cases left out."""
+    known = {
+        plain_id(name)
+        for case, patient, slides in _names_of(cohort)
+        for name in (case, patient, *slides)
+    }
+    parts, unmatched, used = list[Part](), dict[str, None](), set[int]()
+    for fold, named in enumerate(read_splits(path)):
+        where = f"fold {fold} of {str(path)!r}"
+        sides = _side_by_id(named, known, where)
+        for ids, _ in named:
+            if not any(_known_id(name, known) in known for name in ids):
+                unmatched[ids[0]] = None
+        part = _part_of(cohort, sides, where, allow_leakage=allow_leakage)
+        used |= {*part.train, *part.stop, *part.test}
+        parts.append(part)
+    left_out = [case for i, case in enumerate(cohort.cases) if i not in used]
+    lines = [f"{len(parts)} folds of {path.name}"]
+    if unmatched:
+        shown = listed_names([*unmatched])
+        lines.append(f"{len(unmatched)} names of {path.name} match no case: {shown}")
+    if left_out:
+        shown = listed_names(left_out)
+        lines.append(f"{len(left_out)} cases are in no fold of {path.name}: {shown}")
+    return parts, lines
+
+
+def _names_of(cohort: Cohort) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    return zip(cohort.cases, cohort.patients, cohort.slides, strict=True)
+
+
+def _known_id(name: str, known: set[str]) -> str:
+    """An id as it is compared: without the suffix of a file, where that makes it known."""
+    plain, bare = plain_id(name), plain_id(Path(name).stem)
+    return bare if plain not in known and bare in known else plain
+
+
+def _side_by_id(named: Sequence[Named], known: set[str], where: str) -> dict[str, str]:
+    """Id -> its side; refuses an id on two sides."""
+    sides: dict[str, str] = {}
+    for ids, side in named:
+        for name in ids:
+            other = sides.setdefault(_known_id(name, known), side)
+            if other != side:
+                found = f"{name!r} in {other} and {side} in {where}"
+                remedy = "slides of a case go to one side"
+                raise DatasetError(
+                    f"an id must be on one side of a split, got {found}; {remedy}"
+                )
+    return sides
+
+
+def _part_of(
+    cohort: Cohort, side_by_id: dict[str, str], where: str, *, allow_leakage: bool
+) -> Part:
+    """Cases that train, stop and test; where nobody tests, those that stop do."""
+    sides: dict[str, list[int]] = {side: [] for side in SIDES}
+    side_by_patient: dict[str, str] = {}
+    for i, (case, patient, slides) in enumerate(_names_of(cohort)):
+        plain = {plain_id(name) for name in (case, patient, *slides)}
+        found = sorted({side_by_id[name] for name in plain if name in side_by_id})
+        if len(found) > 1:
+            raise DatasetError(
+                f"a case must be on one side of a split, got {case!r} in {found} in {where}"
+            )
+        for side in found:
+            sides[side].append(i)
+            other = side_by_patient.setdefault(patient, side)
+            if other != side and not allow_leakage:
+                rule = "a patient must be on one side of a split"
+                remedy = "split by patient, or pass --allow-leakage"
+                raise DatasetError(
+                    f"{rule}, got {patient!r} in {other} and {side} in {where}; {remedy}"
+                )
+    if not sides[TEST]:
+        sides[TEST], sides[VAL] = sides[VAL], []
+    if not sides[TRAIN] or not sides[TEST]:
+        counts = f"{len(sides[TRAIN])} and {len(sides[TEST])} of {len(cohort.cases)}"
+        raise DatasetError(
+            f"a split must have cases to train and to test, got {counts} in {where}"
+        )
+    return Part(
+        train=tuple(sides[TRAIN]), stop=tuple(sides[VAL]), test=tuple(sides[TEST])
+    )
+
+
+def read_splits(path: Path) -> Iterator[list[Named]]:
+    """For each fold: the ids of a slide or case, and train, val or test.
+
+    A folder of CLAM's splits_0.csv, ...; Patho-Bench's k=all.tsv or its folder; nanopath's JSON; a
+    table with the columns fold_0, ... or split, beside case_id or slide_id.
+    """
+    file = path / PATHOBENCH_TABLE if path.is_dir() else path
+    if path.is_dir() and not file.exists():
+        files = sorted(p for p in path.iterdir() if _CLAM.fullmatch(p.name))
+        if not files:
+            rule = f"splits must hold {PATHOBENCH_TABLE} or splits_0.csv"
+            raise DatasetError(f"{rule}, got none in {str(path)!r}")
+        for rows in (read_rows(file, (TRAIN, TEST)) for file in files):
+            yield [((r[side],), side) for r in rows for side in SIDES if r.get(side)]
+    elif path.suffix == ".json":
+        rule = "splits must be JSON"
+        with rewording(rule, path, OSError, ValueError, error=DatasetError):
+            document = read_json(path)
+        for fold in document.get("folds", [document]):
+            there = [side for side in SIDES if side in fold]
+            yield [((str(i),), side) for side in there for i in _listed(fold[side])]
+    else:
+        yield from _table_splits(file)
+
+
+def _table_splits(file: Path) -> Iterator[list[Named]]:
+    """See `read_splits`."""
+    rows = read_rows(file, ())
+    keys = [c for c in (*CASE_COLUMNS, "slide_id") if c in rows[0]]
+    columns = [c for c in rows[0] if c.startswith("fold_") or c == "split"]
+    if not keys or not columns:
+        rule = "splits must have case_id or slide_id, and fold_0 or split"
+        raise DatasetError(f"{rule}, got {', '.join(rows[0])} in {str(file)!r}")
+    for column in columns:
+        named = []
+        for row in rows:
+            if row[column]:
+                ids = tuple(row[key] for key in keys if row[key])
+                named.append((ids, split_name(row[column], str(file))))
+        yield named
+
+
+def _listed(ids: Any) -> list[Any]:
+    """The ids of a side: a list, or under one of nanopath's words."""
+    if isinstance(ids, dict):
+        ids = next((ids[word] for word in _IDS if word in ids), [])
+    if not isinstance(ids, list):
+        raise DatasetError(f"a side of a split must be a list of ids, got {ids!r}")
+    return [*ids]

@@ -1,0 +1,233 @@
+"""Linear heads on mean embeddings: what labels by chance reach, and whether sites can be told.
+
+Both are judged by permutation: labels change places between patients with equally many cases, the
+folds are those of the labels that stand, and p is the share of permutations that score as high.
+
+Shapes: n cases, D channels, K classes, P permutations.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.evaluation.intervals import Interval, Sampling, interval
+from thinsection.evaluation.metrics import (
+    FloatVector,
+    Fold,
+    IndexArray,
+    balanced_accuracy,
+    class_scorers,
+    image_counts,
+    macro_auroc,
+    pearson,
+)
+from thinsection.evaluation.splits import grouped_folds
+
+PERMUTATIONS = 199
+SITE_PERMUTATIONS = 99  # each fits a logistic regression in every fold
+SITE_FOLDS = 5
+MIN_OF_SITE = 10  # cases of a site that the probe of sites takes
+SITE_COMPONENTS = 32
+RIDGE = 1.0  # penalty, channels have unit variance over D
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permuted:
+    """The score of labels as they are beside that of permuted ones."""
+
+    metric: str
+    value: float
+    mean: float  # of the permutations
+    low: float  # 2.5th and 97.5th percentile of the permutations
+    high: float
+    p_value: float  # (1 + permutations that score as high) / (1 + permutations)
+    permutations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteProbe:
+    """Whether a linear head tells the site of a case that it has not seen."""
+
+    sites: int
+    cases: int
+    left_out: int  # cases of sites with too few
+    permuted: Permuted
+    interval: Interval
+
+
+def permute_patients(
+    patients: IndexArray, rng: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """(n,) row whose label each row takes; patients with equally many rows change places."""
+    taken = np.arange(len(patients))
+    rows = [np.flatnonzero(patients == patient) for patient in np.unique(patients)]
+    sizes = np.array([len(own) for own in rows])
+    for size in np.unique(sizes):
+        same = np.flatnonzero(sizes == size)
+        for to, source in zip(same, rng.permutation(same), strict=True):
+            taken[rows[to]] = rows[source]
+    return taken
+
+
+def permuted_labels(
+    means: npt.NDArray[np.float64],
+    values: FloatVector,
+    num_classes: int,
+    folds: Sequence[Fold],
+    patients: IndexArray,
+    *,
+    seed: int,
+) -> Permuted:
+    """A linear head's score with the labels (n,) beside that with permuted ones.
+
+    The head is a ridge regression on mean embeddings (n, D), standardised on training cases.
+    Classes (K >= 2) are scored by AUROC, values (`num_classes` 0) by Pearson's correlation; both
+    within folds, as the score of `train` is. Memory: n D + n K P floats.
+    """
+    rng = np.random.default_rng(seed)
+    orders = [permute_patients(patients, rng) for _ in range(PERMUTATIONS)]
+    sources = np.stack([np.arange(len(values)), *orders])
+    labels = values[sources]  # (1 + P, n)
+    columns = num_classes or 1
+    targets = labels[..., None]
+    if num_classes:
+        targets = (labels[..., None] == np.arange(num_classes)).astype(np.float64)
+    flat = targets.transpose(1, 0, 2).reshape(len(values), -1)  # (n, (1 + P) K)
+    said, rows, fold = [], [], []
+    for number, (train, test) in enumerate(folds):
+        said.append(_ridge(means, flat, train, test))
+        rows.append(test)
+        fold.append(np.full(len(test), number))
+    predicted = np.concatenate(said).reshape(-1, len(sources), columns)
+    tested = np.concatenate(rows)
+    fold_of_row = np.concatenate(fold)
+    ones = np.ones((1, len(tested)))
+    scores = []
+    for place in range(len(sources)):
+        truth = labels[place, tested]
+        own = predicted[:, place]
+        if num_classes:
+            classes = truth.astype(np.int64)
+            score = macro_auroc(own, classes, ones, fold_of_row)[0]
+        else:
+            score = pearson(truth[:, None], own, ones, fold_of_row)[0, 0]
+        scores.append(float(score))
+    return _permuted("auroc" if num_classes else "pearson", scores)
+
+
+def _ridge(
+    means: npt.NDArray[np.float64],
+    targets: npt.NDArray[np.float64],
+    train: IndexArray,
+    test: IndexArray,
+) -> npt.NDArray[np.float64]:
+    """Predictions (test, columns) by a ridge regression in its dual form."""
+    center = means[train].mean(axis=0)
+    spread = means[train].std(axis=0)
+    spread[spread == 0] = 1.0
+    scale = spread * means.shape[1] ** 0.5
+    x = (means[train] - center) / scale
+    gram = x @ x.T + RIDGE * np.eye(len(train))
+    middle = targets[train].mean(axis=0)
+    dual = np.linalg.solve(gram, targets[train] - middle)
+    return np.asarray((means[test] - center) / scale @ x.T @ dual + middle)
+
+
+def _permuted(metric: str, scores: Sequence[float]) -> Permuted:
+    """`scores`: that of the labels as they are, then those of the permutations."""
+    null = np.array(scores[1:])
+    null = null[np.isfinite(null)]
+    low, high = np.quantile(null, (0.025, 0.975))
+    return Permuted(
+        metric=metric,
+        value=scores[0],
+        mean=float(null.mean()),
+        low=float(low),
+        high=float(high),
+        p_value=float((1 + (null >= scores[0] - 1e-12).sum()) / (1 + len(null))),
+        permutations=len(null),
+    )
+
+
+def site_probe(
+    means: npt.NDArray[np.float64],
+    sites: Sequence[str],
+    patients: IndexArray,
+    *,
+    seed: int,
+    permutations: int = SITE_PERMUTATIONS,
+) -> SiteProbe | None:
+    """A multinomial logistic regression on mean embeddings (n, D) for the site, cross-validated.
+
+    Sites with fewer than MIN_OF_SITE cases are left out; None where fewer than two remain. The
+    means are reduced to at most SITE_COMPONENTS principal components, without the sites. Scored by
+    balanced accuracy. Memory: n D floats.
+    """
+    names, codes, counts = np.unique(sites, return_inverse=True, return_counts=True)
+    kept = np.flatnonzero(counts[codes] >= MIN_OF_SITE)
+    there = np.unique(codes[kept])
+    if len(there) < 2:
+        return None
+    labels = np.searchsorted(there, codes[kept])
+    owners = np.unique(patients[kept], return_inverse=True)[1]
+    x = _components(means[kept])
+    rng = np.random.default_rng(seed)
+    predicted, fold = _site_predictions(x, labels, owners, seed)
+    scores = [_balanced(labels, predicted, len(there))]
+    for _ in range(permutations):
+        own = labels[permute_patients(owners, rng)]
+        scores.append(
+            _balanced(own, _site_predictions(x, own, owners, seed)[0], len(there))
+        )
+    sampling = Sampling.of_rows(
+        len(labels),
+        [str(owner) for owner in owners],
+        unit="patients",
+        classes=labels,
+        fold=fold,
+    )
+    one_hot = np.eye(len(there))[predicted]
+    scorer = class_scorers(labels, predicted, len(there), one_hot, fold)[
+        "balanced_accuracy"
+    ]
+    return SiteProbe(
+        sites=len(there),
+        cases=len(kept),
+        left_out=len(names[codes]) - len(kept),
+        permuted=_permuted("balanced_accuracy", scores),
+        interval=interval(sampling, scorer, "balanced_accuracy", seed=seed),
+    )
+
+
+def _components(means: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Scores of the first principal components, of unit mean variance."""
+    centred = means - means.mean(axis=0)
+    u, size, _ = np.linalg.svd(centred, full_matrices=False)
+    x = (u * size)[:, :SITE_COMPONENTS]
+    scale = float(x.std()) or 1.0
+    return np.asarray(x / scale)
+
+
+def _site_predictions(
+    x: npt.NDArray[np.float64], labels: IndexArray, owners: IndexArray, seed: int
+) -> tuple[IndexArray, IndexArray]:
+    """Predicted site of each case by the fold that has not seen it, and its fold."""
+    from sklearn.linear_model import LogisticRegression
+
+    predicted = np.zeros(len(labels), dtype=np.int64)
+    fold = np.zeros(len(labels), dtype=np.int64)
+    names = [str(owner) for owner in owners]
+    for number, (train, test) in enumerate(
+        grouped_folds(labels, names, folds=SITE_FOLDS, seed=seed)
+    ):
+        model = LogisticRegression(class_weight="balanced", max_iter=300, tol=1e-3)
+        predicted[test] = model.fit(x[train], labels[train]).predict(x[test])
+        fold[test] = number
+    return predicted, fold
+
+
+def _balanced(truth: IndexArray, predicted: IndexArray, num_classes: int) -> float:
+    counts = image_counts(truth[None], predicted[None], num_classes)[0]
+    return float(balanced_accuracy(counts))

@@ -1,0 +1,128 @@
+"""Table 1 of a paper: who was studied, for all cases and for each class."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from thinsection.evaluation.external import survival_curve
+from thinsection.evaluation.labels import Cohort
+from thinsection.evaluation.metrics import Flags, FloatVector, IndexArray
+
+HALF = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOne:
+    """Rows of text: a name, then a cell for each column."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def table_one(cohort: Cohort, tiles_by_slide: Sequence[int]) -> TableOne:
+    """Table 1 of the cases that were used, and counts of those that were not.
+
+    Args:
+        cohort: the cases with their labels.
+        tiles_by_slide: number of tiles of each slide, case after case.
+    """
+    slides = np.array([len(own) for own in cohort.slides])
+    ends = np.cumsum(slides)[:-1]
+    parts = np.split(np.asarray(tiles_by_slide, dtype=np.int64), ends)
+    tiles = np.array([part.sum() for part in parts])
+    columns = _columns(cohort)
+    rows = list(_count_rows(cohort, slides, tiles, columns))
+    rows += _outcome_rows(cohort, columns)
+    blank = ("",) * (len(columns) - 1)
+    rows.append(("label missing, not used", str(cohort.unlabelled), *blank))
+    rows.append(("no embeddings, not used", str(cohort.without_embeddings), *blank))
+    return TableOne(columns=("", *columns), rows=tuple(rows))
+
+
+def _columns(cohort: Cohort) -> dict[str, Flags]:
+    """Name of each column and the cases that it counts: all, then each class."""
+    columns = {"all": np.ones(len(cohort.cases), dtype=bool)}
+    if cohort.target.exclusive:
+        for i, name in enumerate(cohort.target.names):
+            columns[f"{', '.join(cohort.target.columns)}: {name}"] = (
+                cohort.array[:, 0] == i
+            )
+    return columns
+
+
+def _count_rows(
+    cohort: Cohort, slides: IndexArray, tiles: IndexArray, columns: dict[str, Flags]
+) -> Iterator[tuple[str, ...]]:
+    total = len(cohort.cases)
+    yield ("cases (% of all)", *(_share(int(c.sum()), total) for c in columns.values()))
+    patients = np.array(cohort.patients)
+    if cohort.unit == "patients":
+        counts = (len(set(patients[c])) for c in columns.values())
+        yield ("patients", *(str(count) for count in counts))
+    if cohort.sites:
+        sites = np.array(cohort.sites)
+        yield ("sites", *(str(len(set(sites[c]))) for c in columns.values()))
+    yield ("slides", *(str(int(slides[c].sum())) for c in columns.values()))
+    several = slides > 1
+    yield (
+        "cases with several slides",
+        *(str(int(several[c].sum())) for c in columns.values()),
+    )
+    yield ("tiles", *(f"{int(tiles[c].sum()):,}" for c in columns.values()))
+    yield (
+        "tiles a case, median (quartiles)",
+        *(_quartiles(tiles[c]) for c in columns.values()),
+    )
+
+
+def _outcome_rows(cohort: Cohort, columns: dict[str, Flags]) -> list[tuple[str, ...]]:
+    """Rows on labels, values, or events and follow-up."""
+    kind = cohort.target.kind
+    values = cohort.array
+    if kind == "multilabel":
+        return [
+            (name, _share(int((label == 1).sum()), len(label)))
+            for name, label in zip(cohort.target.names, values.T, strict=True)
+        ]
+    if kind == "regression":
+        value = values[:, 0]
+        name = cohort.target.columns[0]
+        spread = f"{value.mean():.4g} ({value.std(ddof=1):.4g})"
+        return [
+            (f"{name}, mean (standard deviation)", spread),
+            (f"{name}, median (quartiles)", _quartiles(value)),
+            (f"{name}, range", f"{value.min():.4g} to {value.max():.4g}"),
+        ]
+    if kind in ("cox", "discrete"):
+        event = values[:, 0] == 1
+        return [
+            ("events", _share(int(event.sum()), len(event))),
+            (
+                "median follow-up (reverse Kaplan-Meier)",
+                _follow_up(event, values[:, 1]),
+            ),
+            ("time, median (quartiles)", _quartiles(values[:, 1])),
+        ]
+    return []
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count} ({100 * count / total:.0f} %)"
+
+
+def _quartiles(values: FloatVector | IndexArray) -> str:
+    if len(values) == 0:
+        return "none"
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+    return f"{middle:.4g} ({low:.4g} to {high:.4g})"
+
+
+def _follow_up(event: Flags, time: FloatVector) -> str:
+    """Time by which half of the cases would be censored if nobody had the event.
+
+    Source: Schemper and Smith, Controlled Clinical Trials 17 (1996).
+    """
+    curve = survival_curve(~event, time)
+    below = np.flatnonzero(curve.survival <= HALF)
+    return f"{curve.times[below[0]]:.4g}" if len(below) else "not reached"

@@ -1,0 +1,93 @@
+"""What training fixes for good: the threshold, the risk that is high, the baseline hazard.
+
+All of it is chosen on cases that the head in question was not fitted to, and stored in the model
+file. New cases are judged by it; nothing is chosen on them.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from thinsection.evaluation.external import breslow_baseline, youden_threshold
+from thinsection.evaluation.labels import Floats
+from thinsection.predict.folds import FoldResult, Study
+from thinsection.predict.model_file import Lock
+from thinsection.predict.tested import Tested
+
+HORIZONS = (0.25, 0.5, 0.75)  # quantiles of the times of training events
+
+
+def lock_of(
+    study: Study, results: Sequence[FoldResult], tested: Tested, temperature: float
+) -> Lock:
+    """What is fixed, by the kind of the target; of several classes and of values nothing.
+
+    Args:
+        study: the cohort and its folds.
+        results: each fold's head, with its logits of inner cases.
+        tested: out-of-fold answers.
+        temperature: of the logits of all folds.
+    """
+    kind = study.cohort.target.kind
+    if kind in ("binary", "multilabel"):
+        return _threshold_lock(study, results, temperature)
+    if kind in ("cox", "discrete"):
+        return _risk_lock(tested)
+    return Lock()
+
+
+def _threshold_lock(
+    study: Study, results: Sequence[FoldResult], temperature: float
+) -> Lock:
+    """Youden's threshold of each output on the inner cases of all folds, pooled.
+
+    An output whose inner cases are of one kind has none.
+    """
+    target = study.cohort.target
+    values = study.cohort.array
+    rows = [case for part in study.parts for case in part.stop]
+    predicted = np.concatenate(
+        [result.target.answers(result.stop / temperature) for result in results]
+    )
+    thresholds = {}
+    for k, name in enumerate(target.names):
+        if target.kind == "binary" and k == 0:
+            continue
+        truth = values[rows, 0] == k if target.exclusive else values[rows, k] == 1
+        if truth.any() and not truth.all():
+            thresholds[name] = youden_threshold(truth, predicted[:, k])
+    return Lock(thresholds=thresholds, inner_cases=len(set(rows)))
+
+
+def _risk_lock(tested: Tested) -> Lock:
+    """The median out-of-fold risk, times at which survival is scored, the baseline hazard."""
+    event, time, risk = _risk_by_case(tested)
+    horizons = tuple(np.unique(np.quantile(time[event], HORIZONS)).tolist())
+    cut = float(np.median(risk))
+    if tested.target.kind != "cox":
+        return Lock(risk_cut=cut, horizons=horizons)
+    times, hazard = breslow_baseline(event, time, risk)
+    return Lock(
+        risk_cut=cut,
+        horizons=horizons,
+        times=tuple(times.tolist()),
+        hazard=tuple(hazard.tolist()),
+    )
+
+
+def _risk_by_case(tested: Tested) -> tuple[np.ndarray, Floats, Floats]:
+    """Event, time and out-of-fold risk of each case, on the scale of all heads' mean risk.
+
+    The partial likelihood leaves each head of 'cox' a constant of its own. A head's constant is
+    taken to be its mean over the cases that it tests, and replaced by the mean over heads.
+    """
+    risk = tested.target.risk(tested.answers)
+    if tested.target.kind == "cox":
+        folds = np.unique(tested.fold)
+        centers = {f: float(risk[tested.fold == f].mean()) for f in folds}
+        shared = float(np.mean([*centers.values()]))
+        risk = risk - np.array([centers[f] for f in tested.fold]) + shared
+    _, first, place = np.unique(tested.cases, return_index=True, return_inverse=True)
+    mean = np.bincount(place, risk) / np.bincount(place)
+    truth = tested.truth[first]
+    return truth[:, 0] == 1, truth[:, 1], mean

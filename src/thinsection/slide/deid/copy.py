@@ -1,0 +1,217 @@
+"""De-identified copies of slides, and what was looked at, removed and kept."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from thinsection.errors import InvalidInputError, OutputError
+from thinsection.files.atomic import atomic_path
+from thinsection.slide.deid.dicom import (
+    DicomInstance,
+    is_dicom,
+    read_instance,
+    stored_image,
+    write_copy,
+)
+from thinsection.slide.deid.dicom_elements import UidMap
+from thinsection.slide.deid.likeness import StoredImage, unlike
+from thinsection.slide.deid.report import Report
+from thinsection.slide.deid.sheet import write_sheet
+from thinsection.slide.deid.tiff import TiffSlide
+
+
+def examine(slide_path: str | Path) -> Report:
+    """What of a slide would be removed and kept, and what cannot be looked at; nothing is written.
+
+    `removed` is empty where nothing is to be removed from the places that were looked at.
+
+    Memory: one segment, 64 MiB of decoded ones, and what the file lists of its segments.
+
+    Raises:
+        InvalidInputError: a format that is not de-identified here, or a damaged file.
+        MissingDependencyError: a DICOM file, and pydicom is not installed.
+    """
+    slide_path = Path(slide_path)
+    if is_dicom(slide_path):
+        return deidentify_dicom([slide_path], None)[slide_path]
+    with slide_path.open("rb") as handle:
+        return TiffSlide(slide_path, handle).copy(None)
+
+
+def deidentify(
+    slide_path: str | Path,
+    out: str | Path,
+    *,
+    sheet: str | Path | None = None,
+    overwrite: bool = False,
+) -> Report:
+    """Writes a TIFF or NDPI slide without what may identify a patient; pixels stay equal.
+
+    The copy is a new file into which only known structures go, each after a look at its form. It is
+    looked at again before it takes its name. For DICOM see `deidentify_dicom`.
+
+    Args:
+        slide_path: the slide.
+        out: the copy. Its name is the caller's, and may identify somebody too.
+        sheet: a PNG to write with every image of the copy, for a person to look at.
+        overwrite: replace files that exist.
+
+    Memory: one segment, 64 MiB of decoded ones, and what the file lists of its segments.
+
+    Raises:
+        InvalidInputError: a format that is not de-identified here, or a damaged file.
+        OutputError: a file exists, and not overwrite; or the copy still holds something.
+    """
+    slide_path, out = Path(slide_path), Path(out)
+    if is_dicom(slide_path):
+        read_instance(slide_path)  # raises where it is broken, or pydicom is missing
+        raise InvalidInputError(
+            f"slide must be a TIFF, got the DICOM file {slide_path.name!r}; use deidentify_dicom"
+        )
+    for path in (out, *([Path(sheet)] if sheet else [])):
+        _refuse_present(path, overwrite=overwrite)
+    with slide_path.open("rb") as handle, atomic_path(out) as unfinished:
+        with unfinished.open("wb") as file:
+            report = TiffSlide(slide_path, handle).copy(file)
+        with unfinished.open("rb") as copied:
+            copy = TiffSlide(unfinished, copied)
+            _refuse_leftovers(copy.copy(None), out)
+            if sheet is not None:
+                write_sheet(Path(sheet), out.name, copy.images)
+    return report
+
+
+def deidentify_dicom(
+    slide_paths: Sequence[str | Path],
+    folder: str | Path | None,
+    *,
+    sheet: str | Path | None = None,
+    overwrite: bool = False,
+) -> dict[Path, Report]:
+    """Writes the files of DICOM slides without what may identify a patient, under their names.
+
+    Files of label, overview and localizer images are left out, and so are levels and thumbnails
+    that do not show what the largest level of their series shows. Give all files of a study in one
+    call: UIDs are replaced by random ones, the same for the same in one call.
+
+    Args:
+        slide_paths: the files.
+        folder: where the copies go; None: only look.
+        sheet: a PNG to write with every image of the copies.
+        overwrite: replace files that exist.
+
+    Returns: a report for each file. One that says 'the whole file' under removed has no copy.
+
+    Memory: one frame, 64 MiB of decoded ones of each file, and the elements before the pixels.
+
+    Raises:
+        InvalidInputError: a file that is no whole-slide image, or a damaged one.
+        MissingDependencyError: pydicom is not installed.
+        OutputError: a file exists, and not overwrite; or a copy still holds something.
+    """
+    instances = [read_instance(path) for path in slide_paths]
+    targets = {} if folder is None else _targets(instances, Path(folder))
+    for target in (*targets.values(), *([Path(sheet)] if sheet else [])):
+        _refuse_present(target, overwrite=overwrite)
+    uids = UidMap()
+    reports: dict[Path, Report] = {}
+    for series in _by_series(instances):
+        for instance, why in _judged(series):
+            reports[instance.path] = instance.report
+            if why:
+                instance.report.looked_at.append("the type of the image and its pixels")
+                instance.report.remove(f"the whole file: {why}")
+                continue
+            _copy_instance(instance, targets.get(instance.path), uids)
+    if sheet is not None and targets:
+        written = [target for target in targets.values() if target.exists()]
+        _write_dicom_sheet(Path(sheet), written)
+    return reports
+
+
+def _targets(instances: Iterable[DicomInstance], folder: Path) -> dict[Path, Path]:
+    """Where each file's copy goes; InvalidInputError: two files have one name."""
+    targets: dict[Path, Path] = {}
+    for instance in instances:
+        target = folder / instance.path.name
+        if target in targets.values():
+            raise InvalidInputError(
+                f"names of DICOM files must differ, got {instance.path.name!r} twice; rename one"
+            )
+        targets[instance.path] = target
+    return targets
+
+
+def _by_series(instances: Iterable[DicomInstance]) -> Iterable[list[DicomInstance]]:
+    """The files of each slide, the largest image first."""
+    series: dict[str, list[DicomInstance]] = {}
+    for instance in instances:
+        series.setdefault(instance.series, []).append(instance)
+    for files in series.values():
+        yield sorted(files, key=lambda file: (-file.num_pixels, not file.is_volume))
+
+
+def _judged(series: Sequence[DicomInstance]) -> list[tuple[DicomInstance, str]]:
+    """Each file of a slide with why it is left out, '' where it is kept."""
+    judged: list[tuple[DicomInstance, str]] = []
+    with ExitStack() as stack:
+        slide: StoredImage | None = None
+        for instance in series:
+            file = stack.enter_context(instance.path.open("rb"))
+            image = stored_image(instance, file)
+            why = instance.why_dropped()
+            if not why and slide is None and not instance.is_volume:
+                why = "there is no level of the same series in this call to compare it with"
+            if not why and slide is not None:
+                why = unlike(image, slide)
+            if not why:
+                relation = (
+                    "it is the largest"
+                    if slide is None
+                    else "it shows what the largest shows"
+                )
+                instance.report.kept.append(f"{image.name}: {relation}")
+                slide = slide or image
+            judged.append((instance, why))
+    return judged
+
+
+def _copy_instance(instance: DicomInstance, target: Path | None, uids: UidMap) -> None:
+    """Writes one file and looks at the copy, or only looks."""
+    with instance.path.open("rb") as source:
+        if target is None:
+            write_copy(instance, uids, source, None)
+            return
+        with atomic_path(target) as unfinished:
+            with unfinished.open("wb") as file:
+                write_copy(instance, uids, source, file)
+            copy = read_instance(unfinished)
+            with unfinished.open("rb") as copied:
+                _refuse_leftovers(write_copy(copy, uids, copied, None), target)
+
+
+def _write_dicom_sheet(path: Path, copies: Sequence[Path]) -> None:
+    with ExitStack() as stack:
+        images: list[StoredImage] = []
+        for copy in copies:
+            file = stack.enter_context(copy.open("rb"))
+            images.append(stored_image(read_instance(copy), file))
+        if images:
+            write_sheet(path, f"{len(images)} DICOM files", images)
+
+
+def _refuse_present(out: Path, *, overwrite: bool) -> None:
+    """OutputError: the file exists."""
+    if out.exists() and not overwrite:
+        raise OutputError(
+            f"out must not exist, got {str(out)!r}; pass --overwrite, or another name"
+        )
+
+
+def _refuse_leftovers(report: Report, out: Path) -> None:
+    """OutputError: a copy that was looked at again still has something to remove."""
+    if report.removed:
+        raise OutputError(
+            f"copy must not hold what is removed, got {report.removed} in {str(out)!r}; "
+            "nothing was written; please report it"
+        )

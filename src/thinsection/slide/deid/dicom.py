@@ -1,0 +1,471 @@
+"""DICOM whole-slide instances without what may identify a patient; frames are not encoded anew.
+
+An instance is written anew from the elements that `dicom_elements` keeps. Frames go from file to
+file one by one, each looked into.
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import imagecodecs
+import numpy as np
+
+from thinsection.errors import InvalidInputError
+from thinsection.slide.deid.dicom_elements import (
+    DUMMIES,
+    EMPTY,
+    WRITER,
+    KeptElements,
+    UidMap,
+    pydicom_package,
+)
+from thinsection.slide.deid.likeness import Segment, StoredImage
+from thinsection.slide.deid.report import Report
+from thinsection.slide.deid.streams import (
+    Cleaned,
+    StreamError,
+    clean_jpeg,
+    clean_jpeg2000,
+)
+from thinsection.types import MIB
+
+_SLIDE_CLASS = (
+    "1.2.840.10008.5.1.4.1.1.77.1.6"  # VL Whole Slide Microscopy Image Storage
+)
+_NATIVE = (
+    "1.2.840.10008.1.2",
+    "1.2.840.10008.1.2.1",
+)  # little endian, implicit and explicit
+_JPEG_SYNTAXES = tuple(f"1.2.840.10008.1.2.4.{n}" for n in (50, 51))
+_JPEG2000_SYNTAXES = tuple(f"1.2.840.10008.1.2.4.{n}" for n in (90, 91, 201, 202, 203))
+_PIXEL_DATA = (0x7FE0, 0x0010)
+_ITEM = 0xFFFEE000
+_SEQUENCE_END = 0xFFFEE0DD
+_UNDEFINED = 0xFFFFFFFF
+_MAX_FRAME_BYTES = 128 * MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class DicomInstance:
+    """A file of a DICOM slide.
+
+    Attributes:
+        path: of the file.
+        dataset: pydicom's, without the pixel data.
+        pixel_place: where the pixel data element begins in the file; -1: there is none.
+    """
+
+    path: Path
+    dataset: Any
+    pixel_place: int
+    report: Report = field(default_factory=Report)
+
+    @property
+    def syntax(self) -> str:
+        """UID of the transfer syntax."""
+        return str(self.dataset.file_meta.TransferSyntaxUID)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether frames are stored as plain numbers."""
+        return self.syntax in _NATIVE
+
+    @property
+    def series(self) -> str:
+        """UID of the slide that the file is a part of."""
+        return str(self.dataset.get("SeriesInstanceUID", ""))
+
+    @property
+    def num_pixels(self) -> int:
+        """Of the whole image."""
+        width, height = _image_size(self.dataset)
+        return width * height
+
+    @property
+    def is_volume(self) -> bool:
+        """Whether it calls itself a level of the slide."""
+        return "VOLUME" in self.dataset.get("ImageType", [])
+
+    def why_dropped(self) -> str:
+        """Why the file is left out whatever it shows; '' where its pixels decide."""
+        kinds = [str(kind).upper() for kind in self.dataset.get("ImageType", [])]
+        flavor = kinds[2] if len(kinds) > 2 else "unknown"
+        if flavor not in ("VOLUME", "THUMBNAIL"):
+            return f"its image type is {flavor}"
+        for keyword in ("SpecimenLabelInImage", "BurnedInAnnotation"):
+            if str(self.dataset.get(keyword, "NO")).upper() != "NO":
+                return f"it says that {keyword} is not NO"
+        return ""
+
+
+def is_dicom(path: str | Path) -> bool:
+    """Whether a file has DICOM's prefix."""
+    with Path(path).open("rb") as file:
+        return file.read(132)[128:] == b"DICM"
+
+
+def read_instance(path: str | Path) -> DicomInstance:
+    """The file without its pixels.
+
+    Raises:
+        MissingDependencyError: pydicom is not installed.
+        InvalidInputError: not a whole-slide image, or of a transfer syntax that is not known here.
+    """
+    pydicom = pydicom_package()
+    name = Path(path).name
+    try:
+        with Path(path).open("rb") as file:
+            dataset = pydicom.dcmread(file, stop_before_pixels=True)
+            dataset = _with_values(dataset)
+            place = file.tell()
+            has_pixels = _is_pixel_data(file.read(4))
+    except Exception as error:
+        raise InvalidInputError(
+            f"DICOM file must be readable, got {error!r} in {name!r}; the file is damaged"
+        ) from error
+    sop_class = str(dataset.get("SOPClassUID", ""))
+    if sop_class != _SLIDE_CLASS:
+        raise InvalidInputError(
+            f"SOP class must be VL Whole Slide Microscopy Image Storage, got {sop_class!r} in "
+            f"{name!r}; other DICOM objects are not de-identified here"
+        )
+    instance = DicomInstance(
+        path=Path(path), dataset=dataset, pixel_place=place if has_pixels else -1
+    )
+    known = (*_NATIVE, *_JPEG_SYNTAXES, *_JPEG2000_SYNTAXES)
+    if instance.syntax not in known or not has_pixels:
+        raise InvalidInputError(
+            f"transfer syntax must be native, JPEG or JPEG 2000, with pixels, got "
+            f"{instance.syntax!r} in {name!r}; such frames are not looked into here"
+        )
+    return instance
+
+
+def _with_values(dataset: Any) -> Any:
+    """The same with all elements parsed: pydicom does that late."""
+    dataset.walk(lambda _, element: element.value)
+    return dataset
+
+
+def _is_pixel_data(tag: bytes) -> bool:
+    return len(tag) == 4 and struct.unpack("<HH", tag) == _PIXEL_DATA
+
+
+def _image_size(dataset: Any) -> tuple[int, int]:
+    width = int(dataset.get("TotalPixelMatrixColumns", dataset.Columns))
+    height = int(dataset.get("TotalPixelMatrixRows", dataset.Rows))
+    return width, height
+
+
+# pixels
+
+
+def stored_image(instance: DicomInstance, file: BinaryIO) -> StoredImage:
+    """The image of an instance, whose frames are decoded one by one from the opened file."""
+    dataset = instance.dataset
+    size = _image_size(dataset)
+    tile = (int(dataset.Columns), int(dataset.Rows))
+    if min(*size, *tile) < 1 or tile[0] * tile[1] * 8 > _MAX_FRAME_BYTES:
+        raise InvalidInputError(
+            f"frames must have at most {_MAX_FRAME_BYTES >> 20} MiB, got {tile} px in "
+            f"{instance.path.name!r}; the file is damaged"
+        )
+    places = list(_frame_places(instance, file))
+    columns = -(-size[0] // tile[0])
+    frames = _frame_numbers(dataset, columns, tile)
+
+    def decode(index: int) -> Segment | None:
+        frame = index if frames is None else frames.get(index)
+        if frame is None or frame >= len(places):
+            return None
+        start, count = places[frame]
+        file.seek(start)
+        return _decoded(instance, file.read(count))
+
+    kinds = dataset.get("ImageType", [])
+    flavor = str(kinds[2]).lower() if len(kinds) > 2 else "image"
+    return StoredImage(
+        name=f"{flavor} of {size[0]} x {size[1]} px",
+        size=size,
+        segment=tile,
+        decode=decode,
+    )
+
+
+def _frame_numbers(
+    dataset: Any, columns: int, tile: tuple[int, int]
+) -> dict[int, int] | None:
+    """Place in the grid to frame, where the file lists positions; None: in order."""
+    groups = dataset.get("PerFrameFunctionalGroupsSequence")
+    if not groups:
+        return None
+    numbers: dict[int, int] = {}
+    for frame, group in enumerate(groups):
+        positions = group.get("PlanePositionSlideSequence")
+        if not positions:
+            return None
+        x = int(positions[0].ColumnPositionInTotalImagePixelMatrix) - 1
+        y = int(positions[0].RowPositionInTotalImagePixelMatrix) - 1
+        numbers.setdefault(y // tile[1] * columns + x // tile[0], frame)
+    return numbers
+
+
+def _frame_places(instance: DicomInstance, file: BinaryIO) -> Iterator[tuple[int, int]]:
+    """(offset, byte count) in the file of each frame; a frame must be one fragment."""
+    header = _pixel_header(instance, file)
+    if instance.is_native:
+        num_bytes = _native_frame_bytes(instance.dataset)
+        for frame in range(int(instance.dataset.get("NumberOfFrames", 1) or 1)):
+            yield header.end + frame * num_bytes, num_bytes
+        return
+    for index, (start, count) in enumerate(
+        _items(file, header.end, instance.path.name)
+    ):
+        if index:  # the first item is the table of offsets
+            yield start, count
+
+
+@dataclass(frozen=True)
+class _PixelHeader:
+    vr: bytes  # b"" where it is implicit
+    length: int
+    end: int
+
+
+def _pixel_header(instance: DicomInstance, file: BinaryIO) -> _PixelHeader:
+    """The head of the pixel data element."""
+    file.seek(instance.pixel_place + 4)
+    if instance.syntax == _NATIVE[0]:
+        (length,) = struct.unpack("<I", file.read(4))
+        return _PixelHeader(b"", length, instance.pixel_place + 8)
+    vr, _, length = struct.unpack("<2sHI", file.read(8))
+    return _PixelHeader(vr, length, instance.pixel_place + 12)
+
+
+def _native_frame_bytes(dataset: Any) -> int:
+    samples = int(dataset.SamplesPerPixel) * int(dataset.BitsAllocated) // 8
+    return int(dataset.Rows) * int(dataset.Columns) * samples
+
+
+def _items(file: BinaryIO, start: int, name: str) -> Iterator[tuple[int, int]]:
+    """(offset, byte count) of the items of encapsulated pixel data."""
+    place = start
+    while True:
+        file.seek(place)
+        head = file.read(8)
+        if len(head) < 8:
+            raise InvalidInputError(
+                f"pixel data must end in a sequence delimiter in {name!r}; the file is truncated"
+            )
+        group, element, count = struct.unpack("<HHI", head)
+        tag = group << 16 | element
+        if tag == _SEQUENCE_END:
+            return
+        if tag != _ITEM or count > _MAX_FRAME_BYTES:
+            raise InvalidInputError(
+                f"pixel data must be items of at most {_MAX_FRAME_BYTES >> 20} MiB, got tag "
+                f"{tag:08x} of {count} bytes in {name!r}; the file is damaged"
+            )
+        yield place + 8, count
+        place += 8 + count
+
+
+def _decoded(instance: DicomInstance, data: bytes) -> Segment:
+    """The pixels of a frame."""
+    dataset = instance.dataset
+    try:
+        if instance.syntax in _JPEG_SYNTAXES:
+            is_rgb = str(dataset.PhotometricInterpretation) == "RGB"
+            space = "RGB" if is_rgb else None
+            return np.asarray(
+                imagecodecs.jpeg_decode(data, colorspace=space, outcolorspace=space)
+            )
+        if instance.syntax in _JPEG2000_SYNTAXES:
+            return np.asarray(imagecodecs.jpeg2k_decode(data))
+        samples = int(dataset.SamplesPerPixel)
+        kind = np.uint8 if int(dataset.BitsAllocated) == 8 else np.uint16
+        pixels = np.frombuffer(data, kind)
+        rows, columns = int(dataset.Rows), int(dataset.Columns)
+        if samples > 1 and int(dataset.get("PlanarConfiguration", 0)):
+            return pixels.reshape(samples, rows, columns).transpose(1, 2, 0)
+        return pixels.reshape(rows, columns, samples)
+    except Exception as error:
+        raise StreamError(
+            f"a frame must be decodable, got {error!r} in {instance.path.name!r}; "
+            "the file is damaged"
+        ) from error
+
+
+# the copy
+
+
+def write_copy(
+    instance: DicomInstance, uids: UidMap, source: BinaryIO, out: BinaryIO | None
+) -> Report:
+    """Writes an instance without what may identify somebody, or only looks where `out` is None.
+
+    Memory: one frame, and the elements before the pixels.
+    """
+    report = instance.report
+    pydicom = pydicom_package()
+    kept = KeptElements(uids, report, pydicom).kept(instance.dataset)
+    for keyword in EMPTY:
+        setattr(kept, keyword, "")
+    for keyword, value in DUMMIES.items():
+        setattr(kept, keyword, value)
+    _keep_extended_offsets(instance, source, kept)
+    kept.file_meta = _file_meta(instance, kept.SOPInstanceUID, pydicom)
+    report.looked_at.append(f"{sum(1 for _ in instance.dataset.iterall())} elements")
+    for keyword in (
+        "SourceApplicationEntityTitle",
+        "PrivateInformation",
+        "ImplementationVersionName",
+    ):
+        if instance.dataset.file_meta.get(keyword, WRITER) != WRITER:
+            report.remove(f"{keyword} of the file's head")
+    if (instance.dataset.preamble or b"").strip(b"\0"):
+        report.remove("the 128 bytes before the file's head")
+    if out is not None:
+        pydicom.dcmwrite(out, kept, enforce_file_format=True)
+    _copy_pixels(instance, source, out)
+    return report
+
+
+def _keep_extended_offsets(
+    instance: DicomInstance, source: BinaryIO, kept: Any
+) -> None:
+    """Keeps the extended table of offsets where it tells the places and sizes of the frames."""
+    stored = instance.dataset.get("ExtendedOffsetTable")
+    if stored is None or instance.is_native:
+        return
+    places = list(_frame_places(instance, source))
+    first = places[0][0] if places else 0
+    offsets = struct.pack(f"<{len(places)}Q", *(start - first for start, _ in places))
+    lengths = struct.pack(f"<{len(places)}Q", *(count for _, count in places))
+    if (stored, instance.dataset.get("ExtendedOffsetTableLengths")) == (
+        offsets,
+        lengths,
+    ):
+        kept.ExtendedOffsetTable = offsets
+        kept.ExtendedOffsetTableLengths = lengths
+
+
+def _file_meta(instance: DicomInstance, instance_uid: str, pydicom: Any) -> Any:
+    meta = pydicom.dataset.FileMetaDataset()
+    meta.MediaStorageSOPClassUID = _SLIDE_CLASS
+    meta.MediaStorageSOPInstanceUID = instance_uid
+    meta.TransferSyntaxUID = instance.syntax
+    meta.ImplementationVersionName = WRITER
+    return meta
+
+
+def _copy_pixels(
+    instance: DicomInstance, source: BinaryIO, out: BinaryIO | None
+) -> None:
+    """Frames as they are stored, cleaned; what follows the pixel data is left out."""
+    header = _pixel_header(instance, source)
+    write: Callable[[bytes], Any] = out.write if out is not None else _nothing
+    if instance.is_native:
+        end = _copy_native(instance, header, source, write)
+    else:
+        end = _copy_items(instance, header, source, write)
+    source.seek(end)
+    has_more = any(block.strip(b"\0") for block in iter(partial(source.read, MIB), b""))
+    instance.report.looked_at.append("the bytes after the pixels")
+    if has_more:
+        instance.report.remove("elements and bytes after the pixels")
+
+
+def _nothing(data: bytes) -> None:
+    """Takes what is not written."""
+
+
+def _copy_native(
+    instance: DicomInstance,
+    header: _PixelHeader,
+    source: BinaryIO,
+    write: Callable[[bytes], Any],
+) -> int:
+    """Plain frames; returns where the pixel data ends in the source."""
+    frames = list(_frame_places(instance, source))
+    num_bytes = sum(count for _, count in frames)
+    if num_bytes > header.length:
+        raise InvalidInputError(
+            f"pixel data must have {num_bytes} bytes, got {header.length} in "
+            f"{instance.path.name!r}; the file is damaged"
+        )
+    padded = num_bytes + num_bytes % 2
+    head = struct.pack("<HH", *_PIXEL_DATA)
+    write(
+        head + (header.vr + b"\0\0" if header.vr else b"") + struct.pack("<I", padded)
+    )
+    for start, count in frames:
+        source.seek(start)
+        write(source.read(count))
+    write(b"\0" * (padded - num_bytes))
+    source.seek(header.end + num_bytes)
+    if source.read(header.length - num_bytes).strip(b"\0"):
+        instance.report.remove("bytes after the last frame")
+    instance.report.looked_at.append(f"the ends of {len(frames)} frames")
+    return header.end + header.length
+
+
+def _copy_items(
+    instance: DicomInstance,
+    header: _PixelHeader,
+    source: BinaryIO,
+    write: Callable[[bytes], Any],
+) -> int:
+    """Compressed frames, each cleaned at its length; returns where the pixel data ends."""
+    name = instance.path.name
+    items = list(_items(source, header.end, name))
+    table, *frames = items
+    num_frames = int(instance.dataset.get("NumberOfFrames", 1) or 1)
+    if len(frames) != num_frames:
+        raise InvalidInputError(
+            f"each of {num_frames} frames must be one fragment, got {len(frames)} in {name!r}; "
+            "frames in several fragments are not looked into here"
+        )
+    write(struct.pack("<HH", *_PIXEL_DATA) + b"OB\0\0" + struct.pack("<I", _UNDEFINED))
+    offsets = _sound_offsets(source, table, frames)
+    if offsets is None:
+        instance.report.remove("a table of offsets that are none")
+    _write_item(write, offsets or b"")
+    clean = clean_jpeg if instance.syntax in _JPEG_SYNTAXES else clean_jpeg2000
+    for start, count in frames:
+        source.seek(start)
+        try:
+            cleaned: Cleaned = clean(source.read(count))
+        except StreamError as error:
+            raise StreamError(
+                f"{error} in {name!r}; such a file is not copied"
+            ) from error
+        for kind in sorted(cleaned.removed):
+            instance.report.remove(f"{kind}, in frames")
+        for kind in sorted(cleaned.unread - set(instance.report.not_looked_at)):
+            instance.report.not_looked_at.append(kind)
+        _write_item(write, cleaned.data.ljust(count, b"\0"))
+    write(struct.pack("<HHI", _SEQUENCE_END >> 16, _SEQUENCE_END & 0xFFFF, 0))
+    instance.report.looked_at.append(f"{len(frames)} frames")
+    return items[-1][0] + items[-1][1] + 8
+
+
+def _write_item(write: Callable[[bytes], Any], data: bytes) -> None:
+    write(struct.pack("<HHI", _ITEM >> 16, _ITEM & 0xFFFF, len(data)) + data)
+
+
+def _sound_offsets(
+    source: BinaryIO, table: tuple[int, int], frames: list[tuple[int, int]]
+) -> bytes | None:
+    """The table of offsets, b'' where it is empty; None where it is not that of the frames."""
+    source.seek(table[0])
+    data = source.read(table[1])
+    if not data:
+        return b""
+    expected = [start - 8 - (table[0] + table[1]) for start, _ in frames]
+    stored = struct.unpack(f"<{len(data) // 4}I", data) if len(data) % 4 == 0 else ()
+    return data if [n % 2**32 for n in expected] == list(stored) else None

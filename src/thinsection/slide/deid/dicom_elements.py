@@ -1,0 +1,298 @@
+"""Which elements of a DICOM slide are kept, and with what values.
+
+Kept are numbers that say how pixels are to be read, words of the standard, codes of the standard's
+own tables and UIDs, which are replaced. Every other element is left out, private ones too.
+Source: DICOM PS3.15, annex E (Basic Profile), names what must go; here only what is named stays.
+"""
+
+import re
+import secrets
+from collections.abc import Mapping
+from functools import cache
+from hashlib import sha256
+from importlib import import_module
+from typing import Any
+
+from thinsection.errors import importing
+from thinsection.slide.deid.profile import clean_profile
+from thinsection.slide.deid.report import Report
+
+
+def _names(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+_STANDARD_ROOT = "1.2.840.10008."
+# Numbers, by keyword.
+_NUMBERS = _names(
+    """
+    SamplesPerPixel PlanarConfiguration NumberOfFrames Rows Columns BitsAllocated
+    BitsStored HighBit PixelRepresentation PixelSpacing SliceThickness
+    SpacingBetweenSlices ImagedVolumeWidth ImagedVolumeHeight ImagedVolumeDepth
+    TotalPixelMatrixColumns TotalPixelMatrixRows TotalPixelMatrixFocalPlanes
+    XOffsetInSlideCoordinateSystem YOffsetInSlideCoordinateSystem
+    ZOffsetInSlideCoordinateSystem ImageOrientationSlide NumberOfOpticalPaths
+    ObjectiveLensPower RecommendedAbsentPixelCIELabValue
+    ObjectiveLensNumericalAperture CondenserLensPower IlluminationWaveLength
+    SeriesNumber InstanceNumber LossyImageCompressionRatio RescaleSlope
+    RescaleIntercept DistanceBetweenFocalPlanes NumberOfFocalPlanes
+    DimensionIndexValues InConcatenationNumber InConcatenationTotalNumber
+    ConcatenationFrameOffsetNumber ColumnPositionInTotalImagePixelMatrix
+    RowPositionInTotalImagePixelMatrix RepresentativeFrameNumber
+    FrameAcquisitionNumber StackID InStackPositionNumber ExposureTime
+    DimensionIndexPointer FunctionalGroupPointer AxialOffsetInSlideCoordinateSystem
+    """
+)
+_MAX_VALUES = 9  # of an element of numbers
+_TEXT_NUMBER = re.compile(r"[+-]?\d{0,12}(\.\d{0,12})?([eE][+-]?\d{1,3})?")
+_IMAGE_TYPES = _names(
+    "ORIGINAL DERIVED PRIMARY VOLUME THUMBNAIL NONE RESAMPLED"
+)  # label, overview and localizer are left out as a whole
+_YES_NO = frozenset({"YES", "NO"})
+# Words of the standard, by keyword.
+_WORDS: dict[str, frozenset[str]] = {
+    "ImageType": _IMAGE_TYPES,
+    "FrameType": _IMAGE_TYPES,
+    "Modality": frozenset({"SM"}),
+    "PhotometricInterpretation": _names(
+        "MONOCHROME1 MONOCHROME2 RGB YBR_FULL YBR_FULL_422 YBR_ICT YBR_RCT"
+    ),
+    "VolumetricProperties": frozenset({"VOLUME", "SAMPLED", "DISTORTED", "MIXED"}),
+    "LossyImageCompression": frozenset({"00", "01"}),
+    "LossyImageCompressionMethod": _names(
+        "ISO_10918_1 ISO_14495_1 ISO_15444_1 ISO_15444_15 ISO_13818_2"
+    ),
+    "BurnedInAnnotation": _YES_NO,
+    "RecognizableVisualFeatures": _YES_NO,
+    "SpecimenLabelInImage": _YES_NO,
+    "ExtendedDepthOfField": _YES_NO,
+    "FocusMethod": frozenset({"AUTO", "MANUAL"}),
+    "DimensionOrganizationType": frozenset(
+        {"TILED_FULL", "TILED_SPARSE", "3D", "3D_TEMPORAL"}
+    ),
+    "PresentationLUTShape": frozenset({"IDENTITY", "INVERSE"}),
+    "ContentQualification": frozenset({"PRODUCT", "RESEARCH", "SERVICE"}),
+    "ColorSpace": frozenset({"SRGB", "ADOBERGB", "ROMMRGB", "DISPLAYP3"}),
+}
+# Sequences that are gone through by the same rules.
+_SEQUENCES = _names(
+    """
+    SharedFunctionalGroupsSequence PerFrameFunctionalGroupsSequence
+    PixelMeasuresSequence WholeSlideMicroscopyImageFrameTypeSequence
+    OpticalPathIdentificationSequence PlanePositionSlideSequence
+    FrameContentSequence DimensionOrganizationSequence DimensionIndexSequence
+    TotalPixelMatrixOriginSequence OpticalPathSequence SpecimenDescriptionSequence
+    """
+)
+# Sequences of codes, whose meaning is taken from the standard's tables.
+_CODES = _names(
+    """
+    ContainerTypeCodeSequence IlluminationTypeCodeSequence
+    IlluminationColorCodeSequence IlluminatorTypeCodeSequence LensesCodeSequence
+    LightPathFilterTypeStackCodeSequence ImagePathFilterTypeStackCodeSequence
+    ChannelDescriptionCodeSequence PrimaryAnatomicStructureSequence
+    SpecimenTypeCodeSequence
+    """
+)
+_KEPT_UIDS = frozenset({"SOPClassUID"})
+_REPLACED_UIDS = _names(
+    """
+    SOPInstanceUID StudyInstanceUID SeriesInstanceUID FrameOfReferenceUID PyramidUID
+    AcquisitionUID DimensionOrganizationUID SpecimenUID ConcatenationUID
+    SOPInstanceUIDOfConcatenationSource MultiFrameSourceSOPInstanceUID
+    """
+)
+# What the standard asks for, with values that say nothing. Source: PS3.3, A.32.8; PS3.15, E.1-1.
+EMPTY = (
+    "PatientName",
+    "PatientID",
+    "PatientBirthDate",
+    "PatientSex",
+    "StudyDate",
+    "StudyTime",
+    "AccessionNumber",
+    "ReferringPhysicianName",
+    "StudyID",
+    "PositionReferenceIndicator",
+    "Manufacturer",
+)
+DUMMIES = {
+    "SpecificCharacterSet": "ISO_IR 192",
+    "ContentDate": "20000101",
+    "ContentTime": "000000",
+    "AcquisitionDateTime": "20000101000000",
+    "ContainerIdentifier": "slide",
+    "ManufacturerModelName": "unknown",
+    "DeviceSerialNumber": "unknown",
+    "SoftwareVersions": "unknown",
+    "PatientIdentityRemoved": "YES",
+    "LongitudinalTemporalInformationModified": "REMOVED",
+    "DeidentificationMethod": "thinsection deid: allow-list of elements, see docs/convert.md",
+}
+_SPECIMEN = "specimen"  # in place of its identifier
+WRITER = "THINSECTION"  # in the head of each file
+_OFFSET_TABLES = ("ExtendedOffsetTable", "ExtendedOffsetTableLengths")
+_PATH_NAMES = "OpticalPathIdentifier"
+
+
+@cache
+def pydicom_package() -> Any:
+    """The package; MissingDependencyError: it is not installed."""
+    with importing("de-identification of DICOM needs pydicom", "dicom"):
+        return import_module("pydicom")
+
+
+class UidMap:
+    """New UIDs for old ones: the same one each time, and not to be computed without the secret.
+
+    Keep one map for all files of a study, so that their references stay whole.
+    """
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+
+    def new(self, uid: str) -> str:
+        """The UID that takes the place of another. Source: PS3.5, B.2 (UUIDs under 2.25)."""
+        digest = sha256(self._secret + uid.encode()).digest()
+        number = int.from_bytes(digest[:16], "big")
+        number &= ~(0xF << 76)
+        number |= 4 << 76  # version 4
+        number &= ~(3 << 62)
+        number |= 2 << 62  # variant of RFC 4122
+        return f"2.25.{number}"
+
+
+class KeptElements:
+    """The rules that decide which elements of one file are kept."""
+
+    def __init__(self, uids: UidMap, report: Report, pydicom: Any) -> None:
+        self._uids = uids
+        self._report = report
+        self._pydicom = pydicom
+        self._path_names: dict[
+            str, str
+        ] = {}  # of optical paths, in the order of their first use
+
+    def kept(self, dataset: Any) -> Any:
+        """A new data set of the elements that are kept."""
+        out = self._pydicom.dataset.Dataset()
+        for element in dataset:
+            value = self._kept_value(element)
+            if value is None:
+                self._report_element(element)
+            else:
+                out.add_new(element.tag, element.VR, value)
+        return out
+
+    def _report_element(self, element: Any) -> None:
+        is_blank = element.VR != "SQ" and not str(element.value or "").strip("\0 ^")
+        if element.keyword in _OFFSET_TABLES:
+            return
+        is_dummy = str(element.value) in (DUMMIES.get(element.keyword), _SPECIMEN)
+        if is_blank or is_dummy or (element.VR == "SQ" and not element.value):
+            return
+        name = element.keyword or "private or unknown element"
+        self._report.remove(f"{name} {element.tag}")
+
+    def _kept_value(self, element: Any) -> Any:
+        """The value in the copy; None where the element is left out."""
+        keyword = element.keyword
+        value = element.value
+        if keyword in _SEQUENCES and element.VR == "SQ":
+            return self._pydicom.sequence.Sequence(
+                [self._item(keyword, item) for item in value]
+            )
+        if keyword in _CODES and element.VR == "SQ":
+            return self._codes(keyword, value)
+        if keyword in _NUMBERS:
+            return self._number(element)
+        if keyword in _WORDS:
+            words = [value] if isinstance(value, str) else list(value or [])
+            return value if set(map(str, words)) <= _WORDS[keyword] else None
+        if keyword in _KEPT_UIDS:
+            return value
+        if keyword in _REPLACED_UIDS:
+            is_standard = str(value).startswith(_STANDARD_ROOT)
+            return value if is_standard else self._uids.new(str(value))
+        if keyword == _PATH_NAMES:
+            names = self._path_names
+            return names.setdefault(str(value), str(len(names) + 1))
+        if keyword == "ICCProfile":
+            return self._profile(value)
+        return None
+
+    def _item(self, keyword: str, item: Any) -> Any:
+        kept = self.kept(item)
+        if keyword == "SpecimenDescriptionSequence":
+            kept.SpecimenIdentifier = _SPECIMEN
+        return kept
+
+    def _number(self, element: Any) -> Any:
+        """A number, or a few; None where a text says something else."""
+        if element.VM > _MAX_VALUES:
+            return None
+        if element.VR in ("IS", "DS", "SH", "LO"):
+            value = element.value
+            values = [value] if element.VM <= 1 else list(value)
+            texts = [
+                "" if v is None else str(getattr(v, "original_string", v))
+                for v in values
+            ]
+            is_number = all(_TEXT_NUMBER.fullmatch(text.strip(" \0")) for text in texts)
+            return value if is_number else None
+        if element.VR in ("US", "UL", "SS", "SL", "FL", "FD", "SV", "UV", "AT"):
+            return element.value
+        return None
+
+    def _codes(self, keyword: str, items: Any) -> Any:
+        """Codes that the standard's tables know, with the tables' meaning."""
+        kept = []
+        for item in items:
+            scheme = str(item.get("CodingSchemeDesignator", ""))
+            code = str(item.get("CodeValue", ""))
+            meaning = _meanings().get((scheme, code))
+            if meaning is None:
+                self._report.remove(
+                    f"a code in {keyword} that no table of the standard has"
+                )
+                continue
+            clean = self._pydicom.dataset.Dataset()
+            clean.CodeValue = code
+            clean.CodingSchemeDesignator = scheme
+            clean.CodeMeaning = meaning
+            if {e.keyword for e in item} - {
+                "CodeValue",
+                "CodingSchemeDesignator",
+                "CodeMeaning",
+            }:
+                self._report.remove(f"words beside a code in {keyword}")
+            elif str(item.get("CodeMeaning", "")) != meaning:
+                self._report.remove(
+                    f"the meaning of a code in {keyword}, which has the table's now"
+                )
+            kept.append(clean)
+        return self._pydicom.sequence.Sequence(kept) if kept else None
+
+    def _profile(self, value: bytes) -> bytes | None:
+        cleaned = clean_profile(bytes(value))
+        if cleaned is None:
+            return None
+        for kind in sorted(cleaned.removed):
+            self._report.remove(kind)
+        return cleaned.data + b"\0" * (len(cleaned.data) % 2)
+
+
+@cache
+def _meanings() -> Mapping[tuple[str, str], str]:
+    """(coding scheme, code) -> meaning, from pydicom's copy of PS3.16."""
+    concepts = import_module("pydicom.sr._concepts_dict").concepts
+    old_codes = import_module("pydicom.sr._snomed_dict").mapping["SCT"]
+    found: dict[tuple[str, str], str] = {}
+    for scheme, names in concepts.items():
+        for codes in names.values():
+            for code, (meaning, *_) in codes.items():
+                found[scheme, code] = meaning
+                if scheme == "SCT" and code in old_codes:
+                    found["SRT", old_codes[code]] = meaning
+    return found

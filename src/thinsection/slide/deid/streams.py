@@ -1,0 +1,570 @@
+"""Compressed streams without what is no picture: comments, EXIF, bytes after the end.
+
+A cleaner takes the bytes of one tile, strip, frame or table. Entropy-coded data is never changed.
+A JPEG or JPEG 2000 stream keeps its length up to its end, because other structures of a file may
+point into it: a segment that is removed becomes a comment of zeros.
+"""
+
+import re
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import simplejpeg
+
+from thinsection.errors import InvalidInputError
+
+# marker codes of JPEG, without the leading 0xFF
+_SOI = b"\xff\xd8"
+_EOI = 0xD9
+_SOS = 0xDA
+_COM = 0xFE
+_APP0 = 0xE0
+_APP14 = 0xEE
+_DQT = 0xDB
+_DHT = 0xC4
+_FRAME_HEADERS = bytes.fromhex("c0c1c2c3c5c6c7c9cacbcdcecf")
+_LENGTHS = {0xDD: 4, 0xDC: 4}  # DRI and DNL, with their two bytes of length
+_ALONE = (0x01, *range(0xD0, 0xD8))  # markers without a length
+# within entropy-coded data 0xFF is followed by 0x00, a restart marker or another 0xFF
+_NEXT_MARKER = re.compile(rb"\xff(?![\x00\xd0-\xd7\xff])", re.DOTALL)
+_MARKER_NAMES = {
+    _COM: "comment (COM)",
+    0xE1: "EXIF or XMP (APP1)",
+    0xE2: "profile (APP2)",
+    0xED: "IPTC (APP13)",
+}
+
+# version 100 or 101, flags in their upper bits, colour transform
+_ADOBE_NUMBERS = re.compile(
+    rb"\0[\x64\x65][\0\x40\x80\xc0]\0[\0\x40\x80\xc0]\0[\0-\2]", re.DOTALL
+)
+_EXTRANEOUS = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
+_READ_AHEAD_BYTES = 8  # that libjpeg takes after the last pixel without a word, at most
+_AFTER_LAST_PIXEL = "bytes after the last pixel of a JPEG"
+_END_UNREAD = "bytes after the last pixel of JPEGs that libjpeg does not decode"
+
+# marker codes of a JPEG 2000 codestream
+_J2K_START = b"\xff\x4f\xff\x51"
+_J2K_COM = 0x64
+_J2K_SOT = 0x90
+_J2K_SOD = 0x93
+_J2K_EOC = 0xD9
+_J2K_KNOWN = bytes.fromhex("505152535557 58595c5d5e5f606163")
+_JP2_START = b"\x00\x00\x00\x0cjP  "
+_JP2_HEADER_BOXES = (b"ihdr", b"bpcc", b"pclr", b"cmap", b"cdef")
+_JP2_BRANDS = (b"jp2 ", b"jpx ", b"jpxb", b"J2P0", b"J2P1", b"\0\0\0\0")
+
+_JXL_BOXES = b"\x00\x00\x00\x0cJXL "
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+JPEG_CODES = (7,)
+JPEG2000_CODES = (33003, 33005, 34712)
+WEBP_CODES = (34927, 50001)
+JPEGXL_CODES = (50002, 52546)
+RAW_CODES = (1,)
+LZW_CODES = (5,)
+DEFLATE_CODES = (8, 32946)
+ZSTD_CODES = (34926, 50000)
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """A stream as it is written to the copy."""
+
+    data: bytes
+    removed: frozenset[str] = frozenset()  # kinds of what was in it besides the picture
+    unread: frozenset[str] = frozenset()  # what could not be looked at
+
+
+class StreamError(InvalidInputError):
+    """A stream whose parts cannot be told apart, so that nobody can say what it holds."""
+
+
+def clean_page_segment(page: Any, index: int, data: bytes) -> Cleaned:
+    """A tile or strip of one of tifffile's pages without what is no picture."""
+    is_planar = int(page.planarconfig) == 2 and int(page.samplesperpixel) > 1
+    samples = 1 if is_planar else int(page.samplesperpixel)
+    if page.is_tiled:
+        width, rows = int(page.tilewidth), int(page.tilelength)
+    else:
+        width = int(page.imagewidth)
+        rows_of_strip = min(
+            int(page.rowsperstrip or page.imagelength), page.imagelength
+        )
+        strips_of_plane = -(-page.imagelength // rows_of_strip)
+        above = index % strips_of_plane * rows_of_strip
+        rows = min(rows_of_strip, page.imagelength - above)
+    row_bytes = -(-width * samples * int(page.bitspersample) // 8)
+    tables = page.jpegtables or b""
+    return clean_segment(data, int(page.compression), rows * row_bytes, tables)
+
+
+def clean_segment(
+    data: bytes, compression: int, num_bytes: int, tables: bytes = b""
+) -> Cleaned:
+    """A TIFF's tile or strip without what is no picture.
+
+    Args:
+        data: the bytes as they are stored.
+        compression: TIFF's code.
+        num_bytes: bytes of the decoded segment; only for streams without a size of their own.
+        tables: what JPEG segments share.
+
+    Raises StreamError: the stream is damaged, or of a kind that is not known here.
+    """
+    if not data:
+        return Cleaned(data)
+    if compression in JPEG_CODES:
+        return clean_jpeg(data, tables)
+    if compression in JPEG2000_CODES:
+        return clean_jpeg2000(data)
+    if compression in WEBP_CODES:
+        return clean_webp(data)
+    if compression in JPEGXL_CODES:
+        return clean_jpegxl(data)
+    if compression in RAW_CODES:
+        return _cut(data, num_bytes)
+    if compression in DEFLATE_CODES:
+        return _clean_deflate(data, num_bytes)
+    if compression in ZSTD_CODES:
+        return _clean_zstd(data, num_bytes)
+    if compression in LZW_CODES:
+        return _clean_lzw(data, num_bytes)
+    raise StreamError(f"compression must be one that is known here, got {compression}")
+
+
+def _cut(data: bytes, end: int, removed: set[str] | None = None) -> Cleaned:
+    """The stream up to its end; zeros after it are no finding."""
+    kinds = set(removed or ())
+    if data[end:].strip(b"\0"):
+        kinds.add("bytes after the end of the image data")
+    return Cleaned(data[:end], frozenset(kinds))
+
+
+def clean_jpeg(data: bytes, tables: bytes = b"") -> Cleaned:
+    """A JPEG, or JPEG tables, with comments and application segments zeroed, cut at its end.
+
+    Kept are tables, frame and scan headers, and what says the colours: JFIF without its thumbnail,
+    and Adobe's transform. Bytes between the last pixel and the end mark become fill bytes.
+    Source: ITU-T T.81, annex B.
+
+    Args:
+        data: the stream.
+        tables: JPEG tables that it shares with others.
+    """
+    if data[:2] != _SOI:
+        raise StreamError(f"a JPEG must begin with ff d8, got {data[:2].hex(' ')}")
+    out = bytearray(data)
+    removed: set[str] = set()
+    place = 2
+    scan_start = 0
+    while place < len(data):
+        marker_place = data.find(b"\xff", place)
+        while 0 <= marker_place < len(data) - 1 and data[marker_place + 1] == 0xFF:
+            marker_place += 1
+        if marker_place < 0 or marker_place + 1 >= len(data):
+            _blank(out, data, place, len(data), removed)
+            break
+        _blank(out, data, place, marker_place, removed)
+        marker = data[marker_place + 1]
+        if marker == _EOI:
+            unread = _fill_after_last_pixel(out, scan_start, place, tables, removed)
+            cleaned = _cut(bytes(out), marker_place + 2, removed)
+            return Cleaned(cleaned.data, cleaned.removed, unread)
+        if marker in _ALONE:
+            place = marker_place + 2
+            continue
+        start = marker_place + 4
+        (length,) = struct.unpack(">H", data[start - 2 : start].rjust(2, b"\0"))
+        end = marker_place + 2 + length
+        if length < 2 or end > len(data):
+            raise StreamError(
+                f"a JPEG segment must end in its stream, got {length} bytes"
+            )
+        kept = _jpeg_payload(marker, data[start:end])
+        if kept is None:
+            out[marker_place + 1] = _COM
+            kept = bytes(end - start)
+        if kept != data[start:end]:
+            removed.add(f"JPEG {_MARKER_NAMES.get(marker, f'segment ff {marker:02x}')}")
+        out[start:end] = kept
+        place = end
+        if marker == _SOS:
+            scan_start = end
+            found = _NEXT_MARKER.search(data, end)
+            place = found.start() if found else len(data)
+    unread = _fill_after_last_pixel(out, scan_start, len(data), tables, removed)
+    return Cleaned(bytes(out), frozenset(removed), unread)
+
+
+def _fill_after_last_pixel(
+    out: bytearray, scan_start: int, scan_end: int, tables: bytes, removed: set[str]
+) -> frozenset[str]:
+    """Makes bytes after the last pixel of the last scan fill bytes; returns what is unread."""
+    if not scan_start:
+        return frozenset()
+    header = tables.removesuffix(b"\xff\xd9") + bytes(
+        out[2 if tables else 0 : scan_start]
+    )
+    needed = pixel_bytes(header, bytes(out[scan_start:scan_end]))
+    if needed is None:
+        return frozenset({_END_UNREAD})
+    if scan_start + needed < scan_end:
+        removed.add(_AFTER_LAST_PIXEL)
+        out[scan_start + needed : scan_end] = b"\xff" * (scan_end - scan_start - needed)
+    return frozenset()
+
+
+def pixel_bytes(header: bytes, entropy: bytes) -> int | None:
+    """How many of a scan's bytes its pixels take, as libjpeg decodes them; None: it does not.
+
+    Fill bytes (0xff) at the end count as pixels: they hold nothing.
+    """
+    surplus = _surplus_bytes(header, entropy)
+    if surplus is None:
+        return None
+    if surplus <= 0:
+        return len(entropy)
+    needed = len(entropy) - surplus
+    for length in range(needed - 1, max(0, needed - _READ_AHEAD_BYTES), -1):
+        if _surplus_bytes(header, entropy[:length]) != 0:
+            break
+        needed = length
+    return needed
+
+
+def _surplus_bytes(header: bytes, entropy: bytes) -> int | None:
+    """Bytes that libjpeg skips before the end mark; -1: there are too few; None: not decodable."""
+    stream = header + entropy + b"\xff\xd9"
+    try:
+        simplejpeg.decode_jpeg(stream, min_height=1, min_width=1, strict=True)
+    except ValueError as error:
+        found = _EXTRANEOUS.search(str(error))
+        if found and found[2] == "d9":
+            return int(found[1])
+        if found:
+            raise StreamError(
+                f"a JPEG must hold nothing but pixels, got {found[0]}"
+            ) from error
+        is_short = "premature end" in str(error).lower()
+        return -1 if is_short else None
+    return 0
+
+
+def _blank(
+    out: bytearray, data: bytes, start: int, end: int, removed: set[str]
+) -> None:
+    """Makes bytes between two segments fill bytes (0xFF), which decoders skip."""
+    if data[start:end].strip(b"\xff"):
+        removed.add("bytes between JPEG segments")
+    out[start:end] = b"\xff" * (end - start)
+
+
+def _jpeg_payload(marker: int, payload: bytes) -> bytes | None:
+    """What stays of a segment, of the same length; None where nothing does."""
+    if marker in _FRAME_HEADERS:
+        well_formed = len(payload) >= 6 and len(payload) == 6 + 3 * payload[5]
+    elif marker == _SOS:
+        well_formed = bool(payload) and len(payload) == 4 + 2 * payload[0]
+    elif marker == _DQT:
+        well_formed = _ends_with_tables(payload, _quantization_bytes)
+    elif marker == _DHT:
+        well_formed = _ends_with_tables(payload, _huffman_bytes)
+    elif marker in _LENGTHS:
+        well_formed = len(payload) + 2 == _LENGTHS[marker]
+    elif marker == 0xCC:  # arithmetic conditioning: pairs
+        well_formed = len(payload) % 2 == 0 and len(payload) <= 32
+    elif marker == _APP0 and payload[:5] == b"JFIF\0" and len(payload) >= 14:
+        return payload[:12] + bytes(len(payload) - 12)  # no thumbnail
+    elif marker == _APP14 and payload[:5] == b"Adobe" and len(payload) >= 12:
+        numbers = payload[5:12] if _ADOBE_NUMBERS.fullmatch(payload[5:12]) else b""
+        plain = numbers or b"\0\x64\0\0\0\0" + payload[11:12]
+        return b"Adobe" + plain + bytes(len(payload) - 12)
+    else:
+        return None
+    if not well_formed:
+        raise StreamError(f"JPEG segment ff {marker:02x} must be well formed")
+    return payload
+
+
+def _ends_with_tables(payload: bytes, table_bytes: Any) -> bool:
+    """Whether the payload is tables and nothing after them."""
+    place = 0
+    while place < len(payload):
+        place += table_bytes(payload[place:])
+    return place == len(payload)
+
+
+def _quantization_bytes(table: bytes) -> int:
+    return 129 if table[0] >> 4 else 65
+
+
+def _huffman_bytes(table: bytes) -> int:
+    return 17 + sum(table[1:17])
+
+
+def clean_entropy(data: bytes, header: bytes) -> Cleaned:
+    """Entropy-coded JPEG data up to a restart marker, or up to the end of its stream.
+
+    Args:
+        data: the bytes, with the marker at their end.
+        header: a JPEG header for just these pixels.
+    """
+    found = re.search(rb"\xff[^\x00\xff]", data, re.DOTALL)
+    scan_end = found.start() if found else len(data)
+    end = found.end() if found else len(data)
+    if found and found[0][1] == _EOI:
+        cleaned = _cut(data, end)
+    elif found and (found[0][1] not in _ALONE or end != len(data)):
+        raise StreamError("a restart interval must hold pixels and one restart marker")
+    else:
+        cleaned = Cleaned(data)
+    needed = pixel_bytes(header, data[:scan_end])
+    if needed is None:
+        return Cleaned(cleaned.data, cleaned.removed, frozenset({_END_UNREAD}))
+    if needed == scan_end:
+        return cleaned
+    filled = data[:needed] + b"\xff" * (scan_end - needed) + cleaned.data[scan_end:]
+    return Cleaned(filled, cleaned.removed | {_AFTER_LAST_PIXEL})
+
+
+def clean_jpeg2000(data: bytes) -> Cleaned:
+    """A JPEG 2000 codestream or JP2 file with comments and foreign boxes zeroed, cut at its end.
+
+    Source: ITU-T T.800, annexes A and I.
+    """
+    if data[:4] == _J2K_START:
+        return _clean_codestream(data)
+    if data[:8] != _JP2_START:
+        raise StreamError(f"JPEG 2000 must begin with ff 4f, got {data[:4].hex(' ')}")
+    out = bytearray(data)
+    removed: set[str] = set()
+    for kind, box, start, end in _boxes(data):
+        kept = _jp2_payload(kind, data[start:end], removed)
+        if kept is None:
+            out[box + 4 : box + 8] = b"free"
+            kept = bytes(end - start)
+        if kept != data[start:end] and kind != b"jp2c":
+            removed.add(f"JPEG 2000 box {kind.decode('latin-1')!r}")
+        out[start:end] = kept
+    return Cleaned(bytes(out), frozenset(removed))
+
+
+def _boxes(data: bytes) -> Any:
+    """(type, first byte of the box, of its payload, end) of each box; StreamError: damaged."""
+    place = 0
+    while place < len(data):
+        if not data[place:].strip(b"\0"):
+            return
+        if len(data) - place < 8:
+            raise StreamError("a box must have a header of 8 bytes, got fewer")
+        length, kind = struct.unpack(">I4s", data[place : place + 8])
+        start = place + 8
+        if length == 1 and len(data) >= start + 8:
+            (length,) = struct.unpack(">Q", data[start : start + 8])
+            start += 8
+        end = len(data) if length == 0 else place + length
+        if not start <= end <= len(data):
+            raise StreamError(f"a box must end in its stream, got {length} bytes")
+        yield kind, place, start, end
+        place = end
+
+
+def _jp2_payload(kind: bytes, payload: bytes, removed: set[str]) -> bytes | None:
+    """What stays of a JP2 box, of the same length; None where nothing does."""
+    if kind == b"jp2c":
+        cleaned = _clean_codestream(payload)
+        removed |= cleaned.removed
+        return cleaned.data.ljust(len(payload), b"\0")
+    if kind == b"jP  ":
+        return b"\r\n\x87\n".ljust(len(payload), b"\0")
+    if kind == b"ftyp":
+        words = [payload[at : at + 4] for at in range(0, len(payload), 4)]
+        return b"".join(w if w in _JP2_BRANDS else bytes(len(w)) for w in words)
+    if kind == b"jp2h":
+        out = bytearray(payload)
+        for inner, box, start, end in _boxes(payload):
+            colours = inner == b"colr" and payload[start : start + 1] == b"\x01"
+            if colours:
+                out[start + 7 : end] = bytes(max(0, end - start - 7))
+            elif inner not in _JP2_HEADER_BOXES:
+                out[box + 4 : box + 8] = b"free"
+                out[start:end] = bytes(end - start)
+        return bytes(out)
+    return None
+
+
+def _clean_codestream(data: bytes) -> Cleaned:
+    """A codestream with comments zeroed, cut after its end-of-codestream marker."""
+    if data[:4] != _J2K_START:
+        raise StreamError("a JPEG 2000 codestream must begin with ff 4f ff 51")
+    out = bytearray(data)
+    removed: set[str] = set()
+    place = 2
+    tile_part_end = 0  # 0: in the main header
+    while place + 2 <= len(data):
+        if data[place] != 0xFF:
+            raise StreamError(f"JPEG 2000 must have a marker at byte {place}")
+        marker = data[place + 1]
+        if marker == _J2K_EOC:
+            return _cut(bytes(out), place + 2, removed)
+        if marker == _J2K_SOD:
+            place = tile_part_end or data.find(b"\xff\xd9", place)
+            if place < 0:
+                break
+            continue
+        if place + 4 > len(data):
+            break
+        (length,) = struct.unpack(">H", data[place + 2 : place + 4])
+        end = place + 2 + length
+        if length < 2 or end > len(data):
+            raise StreamError("a JPEG 2000 segment must end in its stream")
+        if marker == _J2K_SOT:
+            (part_bytes,) = struct.unpack(">I", data[place + 6 : place + 10])
+            tile_part_end = place + part_bytes if part_bytes else 0
+            if part_bytes and tile_part_end < end:
+                raise StreamError("a JPEG 2000 tile part must have a length")
+        elif marker == _J2K_COM:
+            if data[place + 4 : end].strip(b"\0"):
+                removed.add("JPEG 2000 comment (COM)")
+            out[place + 4 : end] = bytes(end - place - 4)
+        elif marker not in _J2K_KNOWN:
+            raise StreamError(f"JPEG 2000 marker ff {marker:02x} is not known")
+        place = end
+    return Cleaned(bytes(out), frozenset(removed))
+
+
+def clean_webp(data: bytes) -> Cleaned:
+    """A WebP with every chunk but the picture's zeroed, cut at its end."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP":
+        raise StreamError("a WebP must begin with RIFF and WEBP")
+    end_of_file = 8 + struct.unpack("<I", data[4:8])[0]
+    out = bytearray(data)
+    removed: set[str] = set()
+    place = 12
+    while place + 8 <= min(end_of_file, len(data)):
+        kind, length = struct.unpack("<4sI", data[place : place + 8])
+        end = place + 8 + length
+        if end > len(data):
+            raise StreamError("a WebP chunk must end in its stream")
+        if kind not in (b"VP8 ", b"VP8L", b"VP8X", b"ALPH"):
+            if data[place + 8 : end].strip(b"\0"):
+                removed.add(f"WebP chunk {kind.decode('latin-1')!r}")
+            out[place + 8 : end] = bytes(length)
+        place = end + length % 2
+        out[end:place] = bytes(len(out[end:place]))
+    return _cut(bytes(out), end_of_file, removed)
+
+
+def clean_jpegxl(data: bytes) -> Cleaned:
+    """A JPEG XL with foreign boxes zeroed; the end of a bare codestream cannot be seen."""
+    if data[:8] != _JXL_BOXES:
+        return Cleaned(data, unread=frozenset({"JPEG XL codestreams"}))
+    out = bytearray(data)
+    removed: set[str] = set()
+    for kind, box, start, end in _boxes(data):
+        if kind in (b"jxlc", b"jxlp", b"JXL ", b"ftyp"):
+            continue
+        if kind != b"free":
+            removed.add(f"JPEG XL box {kind.decode('latin-1')!r}")
+        out[box + 4 : box + 8] = b"free"
+        out[start:end] = bytes(end - start)
+    return Cleaned(bytes(out), frozenset(removed), frozenset({"JPEG XL codestreams"}))
+
+
+def _clean_deflate(data: bytes, num_bytes: int) -> Cleaned:
+    """A zlib stream of exactly so many bytes."""
+    decoder = zlib.decompressobj()
+    try:
+        decoded = decoder.decompress(data, num_bytes + 1)
+    except zlib.error as error:
+        raise StreamError(
+            f"a deflate segment must be decodable, got {error}"
+        ) from error
+    if len(decoded) <= num_bytes and not decoder.eof:
+        decoder.decompress(decoder.unconsumed_tail, 1)
+    if len(decoded) > num_bytes:
+        kinds = frozenset({"bytes after the last pixel, compressed"})
+        return Cleaned(zlib.compress(decoded[:num_bytes]), kinds)
+    return _cut(data, len(data) - len(decoder.unused_data))
+
+
+def _clean_zstd(data: bytes, num_bytes: int) -> Cleaned:
+    """One zstd frame of exactly so many bytes. Source: RFC 8878."""
+    import imagecodecs
+
+    cleaned = _cut(data, _zstd_end(data))
+    try:
+        decoded = imagecodecs.zstd_decode(cleaned.data)
+    except imagecodecs.ZstdError as error:
+        raise StreamError(f"a zstd segment must be decodable, got {error}") from error
+    if len(decoded) <= num_bytes:
+        return cleaned
+    kinds = {*cleaned.removed, "bytes after the last pixel, compressed"}
+    return Cleaned(
+        bytes(imagecodecs.zstd_encode(decoded[:num_bytes])), frozenset(kinds)
+    )
+
+
+def _zstd_end(data: bytes) -> int:
+    """Where the first frame of a zstd stream ends."""
+    if data[:4] != _ZSTD_MAGIC or len(data) < 6:
+        raise StreamError("a zstd segment must begin with 28 b5 2f fd")
+    descriptor = data[4]
+    single = descriptor >> 5 & 1
+    dictionary_bytes = (0, 1, 2, 4)[descriptor & 3]
+    size_bytes = (single, 2, 4, 8)[descriptor >> 6]
+    place = 5 + (1 - single) + dictionary_bytes + size_bytes
+    while place + 3 <= len(data):
+        header = int.from_bytes(data[place : place + 3], "little")
+        kind = header >> 1 & 3
+        place += 3 + (1 if kind == 1 else header >> 3)
+        if header & 1:
+            return place + 4 * (descriptor >> 2 & 1)
+    raise StreamError("a zstd segment must have a last block")
+
+
+def _clean_lzw(data: bytes, num_bytes: int) -> Cleaned:
+    """An LZW stream of exactly so many bytes, cut after its end code."""
+    import imagecodecs
+
+    cleaned = _cut(data, _lzw_end(data))
+    try:
+        decoded = bytes(imagecodecs.lzw_decode(cleaned.data))
+    except imagecodecs.LzwError as error:
+        raise StreamError(f"an LZW segment must be decodable, got {error}") from error
+    if len(decoded) <= num_bytes:
+        return cleaned
+    kinds = {*cleaned.removed, "bytes after the last pixel, compressed"}
+    return Cleaned(bytes(imagecodecs.lzw_encode(decoded[:num_bytes])), frozenset(kinds))
+
+
+def _lzw_end(data: bytes) -> int:
+    """Where a TIFF LZW stream ends: after code 257, or where its bytes do. Source: TIFF 6.0, 13."""
+    clear, end = 256, 257
+    bits = 0
+    num_bits = 0
+    width = 9
+    next_code = 258
+    first = True
+    for place, byte in enumerate(data):
+        bits = (bits << 8 | byte) & 0xFFFFFF
+        num_bits += 8
+        if num_bits < width:
+            continue
+        num_bits -= width
+        code = bits >> num_bits & (1 << width) - 1
+        if code == end:
+            return place + 1
+        if code == clear:
+            width = 9
+            next_code = 258
+            first = True
+            continue
+        next_code += 0 if first else 1
+        first = False
+        if next_code + 1 >= 1 << width and width < 12:
+            width += 1
+    return len(data)

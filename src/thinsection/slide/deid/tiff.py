@@ -1,0 +1,673 @@
+"""TIFF slides without what may identify a patient: Aperio, generic TIFF, BigTIFF and NDPI.
+
+The copy begins as an empty file of zeros. Into it go, each at its old place, only structures that
+were read and found to have the form that they should have: directories with known tags, cleaned
+image data, colour profiles of numbers. What nobody asked for is therefore not in the copy, whatever
+it is. Image data that grows by cleaning goes to the end of the file.
+"""
+
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import openslide
+import tifffile
+
+from thinsection.errors import InvalidInputError, OutputError, SlideOpenError
+from thinsection.slide.deid.likeness import StoredImage, unlike
+from thinsection.slide.deid.profile import clean_profile
+from thinsection.slide.deid.report import Report
+from thinsection.slide.deid.streams import (
+    JPEG_CODES,
+    JPEGXL_CODES,
+    Cleaned,
+    StreamError,
+    clean_entropy,
+    clean_jpeg,
+    clean_page_segment,
+)
+from thinsection.slide.deid.words import kept_description
+from thinsection.slide.segments import MAX_SEGMENT_BYTES
+from thinsection.slide.tiff_layout import read_layout
+from thinsection.types import MIB, Size
+
+_GAP_BYTES = 4 * MIB  # read at once between structures
+# tags
+_DESCRIPTION = 270
+_STRIP_OFFSETS = 273
+_STRIP_COUNTS = 279
+_TILE_OFFSETS = 324
+_TILE_COUNTS = 325
+_SUB_IFDS = 330
+_JPEG_TABLES = 347
+_ICC = 34675
+_NDPI_FORMAT = 65420
+_NDPI_LENS = 65421  # magnification; < 0 of macro and map
+_NDPI_MCU_STARTS = 65426
+_NDPI_MCU_STARTS_HIGH = 65432
+_OFFSETS = (_STRIP_OFFSETS, _TILE_OFFSETS)
+_COUNTS = (_STRIP_COUNTS, _TILE_COUNTS)
+# Tags of whole numbers that lay out pixels: how many there are at most, and how large they may be.
+# Every other tag is left out, unless it is named below.
+_ANY = 2**32 - 1
+_NUMBERS = {
+    254: (1, 15), 255: (1, 3), 256: (1, 2**31), 257: (1, 2**31), 258: (8, 64), 259: (1, 2**16),
+    262: (1, 2**16), 266: (1, 2), 274: (1, 8), 277: (1, 8), 278: (1, _ANY), 284: (1, 2),
+    296: (1, 3), 317: (1, 2**16), 322: (1, 2**31), 323: (1, 2**31), 338: (8, 2), 339: (8, 6),
+    530: (2, 4), 531: (1, 2), 532: (6, 2**16), 32997: (1, 2**16), 32998: (1, 2**16),
+}  # fmt: skip
+_WHOLE_TYPES = (3, 4, 16)
+_FRACTIONS = {282: 1, 283: 1, 532: 6}  # resolution, reference black and white
+_FRACTION_TYPE = 5
+# NDPI: format, lens, offsets from the centre, tissue, exposure and colours, capture mode, JPEG
+# quality, refocus, blank lines, wavelength, exposure time; one number of 4 bytes each.
+_NDPI_NUMBERS = frozenset(
+    (65420, 65421, 65422, 65423, 65424, 65425, 65435, 65436, 65437, 65438, 65441, 65444, 65445,
+     65446, 65447, 65451, 65454)
+)  # fmt: skip
+_NDPI_NUMBER_TYPES = (3, 4, 9, 11)
+_TEXT_RUN = re.compile(rb"[ -~]{5,}")  # numbers that read as text are none
+_NDPI_MAKE = (271, b"Hamamatsu")  # OpenSlide and tifffile know the format by it
+_TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4,
+               16: 8, 17: 8, 18: 8}  # fmt: skip
+_NAMED = ("label", "macro", "thumbnail")
+# vendors whose tiles are placed by words that are removed here
+_READ_BY_WORDS = {
+    "philips": "the XML of its description holds barcode, label and macro beside the places of its "
+    "tiles, and no rule here tells them apart",
+    "leica": "the XML of its description holds names beside the places of its images",
+    "ventana": "its XMP holds names and barcode beside the places of its tiles",
+    "trestle": "its description holds the overlaps of its tiles",
+    "mirax": "it is a folder of files",
+    "zeiss": "it is no TIFF",
+}  # fmt: skip
+
+
+@dataclass
+class _Copy:
+    """The copy as it is written, or only counted where there is no file.
+
+    Attributes:
+        file: the copy; None: only look.
+        end: where the slide ends, so that more can be appended.
+        pieces: (start, end) of everything in the slide that has a place in the copy.
+    """
+
+    file: BinaryIO | None
+    end: int
+    max_offset: int
+    pieces: list[tuple[int, int]] = field(default_factory=list)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Writes at a place of the slide's own structure."""
+        if data:
+            self.pieces.append((offset, offset + len(data)))
+        if self.file is not None:
+            self.file.seek(offset)
+            self.file.write(data)
+
+    def place(self, data: bytes, offset: int, room: int) -> int:
+        """Writes where the slide had it if it fits, else at the end; returns where."""
+        if len(data) <= room:
+            self.write(offset, data)
+            return offset
+        start = self.end + self.end % 2
+        self.end = start + len(data)
+        if self.end > self.max_offset:
+            raise OutputError(
+                f"a copy of a TIFF must stay below {self.max_offset} bytes, got {self.end}; "
+                "convert the slide to BigTIFF first"
+            )
+        self.write(start, data)
+        return start
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A tag as it is written."""
+
+    code: int
+    dtype: int
+    value: bytes
+    old_place: int
+    high_word: int = 0  # of an NDPI's offset or count beyond 4 GiB
+
+    @property
+    def count(self) -> int:
+        """How many numbers or characters the value has."""
+        return len(self.value) // _TYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Page:
+    """A page of the slide that is in the copy, with its pages below."""
+
+    page: Any
+    name: str
+    below: tuple["_Page", ...] = ()
+
+
+class TiffSlide:
+    """A TIFF slide that is looked at, and copied without what may identify somebody.
+
+    Raises InvalidInputError: not a TIFF of a kind that can be copied so.
+    """
+
+    def __init__(self, slide_path: str | Path, handle: BinaryIO) -> None:
+        self.slide_path = Path(slide_path)
+        self.report = Report()
+        self._handle = handle
+        self._file = _opened(self.slide_path, handle)
+        self.is_ndpi = bool(self._file.is_ndpi)
+        self._size = self._file.filehandle.size
+        self._dropped: list[tuple[int, int]] = []
+        self.images: list[StoredImage] = []  # that are kept, in the order of the file
+        self._pages = self._judged_pages()
+
+    def copy(self, out: BinaryIO | None) -> Report:
+        """Writes the copy, or only looks, and says what was found.
+
+        Memory: one segment, and what the file lists of its segments.
+        """
+        max_offset = 2**63 if self._file.is_bigtiff or self.is_ndpi else 2**32 - 1
+        copy = _Copy(out, self._size, max_offset)
+        start = self._write_directories(copy, self._pages)
+        copy.write(0, self._header(start))
+        self._check_pieces(copy)
+        self._count_rest(copy)
+        pages = sum(1 + len(page.below) for page in self._pages)
+        self.report.looked_at.insert(
+            0, f"{pages + self._num_dropped} directories and their tags"
+        )
+        return self.report
+
+    def _header(self, first: int) -> bytes:
+        """The file's header, with the place of the first directory."""
+        order = self._file.byteorder
+        magic = b"II" if order == "<" else b"MM"
+        if self._file.is_bigtiff:
+            return magic + struct.pack(f"{order}HHHQ", 43, 8, 0, first)
+        form = "Q" if self.is_ndpi else "I"
+        return magic + struct.pack(f"{order}H{form}", 42, first)
+
+    # which images are kept
+
+    def _judged_pages(self) -> list[_Page]:
+        """Pages that show the slide, in their order; the others are reported and left out."""
+        self._num_dropped = 0
+        chain = list(self._file.pages)
+        every_page = [
+            (page, below) for page in chain for below in (None, *(page.pages or ()))
+        ]
+        candidates = [
+            below if below is not None else page for page, below in every_page
+        ]
+        slide_page = max(
+            candidates, key=lambda page: page.imagewidth * page.imagelength
+        )
+        images = {id(page): self._image(page) for page in candidates}
+        shown = [images[id(slide_page)]]  # known to show the slide, finest first
+        kept: set[int] = {id(slide_page)}
+        for page in sorted(
+            candidates, key=lambda page: -page.imagewidth * page.imagelength
+        ):
+            if page is slide_page:
+                continue
+            image = images[id(page)]
+            why = self._why_dropped(page) or _unlike(image, shown[-1])
+            if why:
+                self._drop(page, image.name, why)
+                continue
+            kept.add(id(page))
+            shown.append(image)
+        self.images = [images[id(page)] for page in candidates if id(page) in kept]
+        for image in self.images:
+            why = (
+                "it is the largest"
+                if image is shown[0]
+                else "it shows what the largest shows"
+            )
+            self.report.kept.append(f"{image.name}: {why}")
+        return self._tree(chain, kept, images)
+
+    def _tree(
+        self, chain: Sequence[Any], kept: set[int], images: dict[int, StoredImage]
+    ) -> list[_Page]:
+        """The kept pages of the chain, each with its kept pages below."""
+        tree: list[_Page] = []
+        for page in chain:
+            below = tuple(
+                _Page(page=sub, name=images[id(sub)].name)
+                for sub in page.pages or ()
+                if id(sub) in kept
+            )
+            if id(page) in kept:
+                tree.append(_Page(page=page, name=images[id(page)].name, below=below))
+            elif below:
+                raise InvalidInputError(
+                    f"page {page.index} must show the slide, because pages below it do, in "
+                    f"{self.slide_path.name!r}; convert the slide first"
+                )
+        return tree
+
+    def _why_dropped(self, page: Any) -> str:
+        """Why an image goes whatever it shows; '' where its pixels decide."""
+        name = _own_name(page)
+        if name in ("label", "macro"):
+            return f"it is named a {name}"
+        if self.is_ndpi and float(page.tags.valueof(_NDPI_LENS) or 0) < 0:
+            return "it is a macro or a map"
+        return ""
+
+    def _drop(self, page: Any, name: str, why: str) -> None:
+        self._num_dropped += 1
+        self.report.remove(f"{name}: {why}")
+        self._dropped.extend(self._extents(page))
+
+    def _extents(self, page: Any) -> Iterator[tuple[int, int]]:
+        """(start, end) of all bytes of a page that is left out."""
+        yield page.offset, page.offset + self._directory_bytes(page)
+        for tag in page.tags:
+            yield tag.valueoffset, tag.valueoffset + _value_bytes(tag)
+        yield from _data_extents(page)
+
+    def _directory_bytes(self, page: Any) -> int:
+        form = self._file.tiff
+        self._handle.seek(page.offset)
+        count = struct.unpack(form.tagnoformat, self._handle.read(form.tagnosize))[0]
+        high_words = 4 * count if self.is_ndpi else 0
+        return int(form.tagnosize + count * form.tagsize + form.offsetsize + high_words)
+
+    def _image(self, page: Any) -> StoredImage:
+        """A page whose segments can be decoded one by one."""
+        segment = _segment_size(page)
+        num_bytes = segment[0] * segment[1] * int(page.samplesperpixel)
+        if num_bytes > MAX_SEGMENT_BYTES:
+            raise InvalidInputError(
+                f"a strip or tile must have at most {MAX_SEGMENT_BYTES >> 20} MiB, got "
+                f"{num_bytes >> 20} in {self.slide_path.name!r}; convert it to a tiled TIFF"
+            )
+        own_name = _own_name(page)
+        what = f"{own_name} image" if own_name else "image"
+        size: Size = (int(page.imagewidth), int(page.imagelength))
+        place = ".".join(map(str, _index(page)))
+
+        def decode(index: int) -> Any:
+            data = self._read(page.dataoffsets[index], page.databytecounts[index])
+            if not data:
+                return None
+            try:
+                if page.jpegheader is None:  # else it is a restart interval
+                    data = clean_page_segment(page, index, data).data
+                return _decoded(page, data, index)
+            except Exception as error:
+                raise StreamError(
+                    f"segment {index} of page {place} must be decodable, got {error!r} in "
+                    f"{self.slide_path.name!r}; the file is damaged"
+                ) from error
+
+        return StoredImage(
+            name=f"{what} of {size[0]} x {size[1]} px (page {place})",
+            size=size,
+            segment=segment,
+            decode=decode,
+        )
+
+    def _read(self, offset: int, count: int) -> bytes:
+        if count > self._size:
+            raise InvalidInputError(
+                f"a structure must lie in the file, got {count} bytes in "
+                f"{self.slide_path.name!r}; the file is damaged"
+            )
+        self._handle.seek(offset)
+        return self._handle.read(count)
+
+    # directories
+
+    def _write_directories(self, copy: _Copy, pages: Sequence[_Page]) -> int:
+        """Writes the chain of pages; returns where it begins."""
+        following = [*(page.page.offset for page in pages[1:]), 0]
+        for page, next_offset in zip(pages, following):
+            for below in page.below:
+                self._write_page(copy, below, 0)
+            self._write_page(copy, page, next_offset)
+        return int(pages[0].page.offset)
+
+    def _write_page(self, copy: _Copy, kept: _Page, next_offset: int) -> None:
+        """Image data, values of tags and directory of one page."""
+        page = kept.page
+        offsets, counts = self._write_data(copy, page)
+        entries: list[_Entry] = []
+        seen: set[int] = set()
+        for tag in page.tags:
+            if tag.code in seen:
+                self.report.remove(f"tag {tag.code} ({tag.name}) that is there twice")
+                continue
+            seen.add(tag.code)
+            dtype = int(tag.dtype)
+            high_word = 0
+            if tag.code in _OFFSETS or tag.code in _COUNTS:
+                numbers = offsets if tag.code in _OFFSETS else counts
+                value = _packed(self._file, dtype, numbers)
+                high_word = numbers[0] >> 32 if self.is_ndpi else 0
+            elif tag.code == _SUB_IFDS:
+                dtype = 16 if self._file.is_bigtiff else 4
+                value = _packed(self._file, dtype, [p.page.offset for p in kept.below])
+            else:
+                value = self._kept_value(page, tag) or b""
+            if value:
+                entries.append(
+                    _Entry(tag.code, dtype, value, tag.valueoffset, high_word)
+                )
+            elif tag.code not in (_SUB_IFDS, _DESCRIPTION):
+                self.report.remove(f"tag {tag.code} ({tag.name})")
+        entries.sort(key=lambda entry: entry.code)
+        self._write_directory(copy, page, entries, next_offset)
+
+    def _raw(self, tag: Any) -> bytes:
+        """The bytes of a tag's value as they are stored."""
+        return self._read(tag.valueoffset, _value_bytes(tag))
+
+    def _kept_value(self, page: Any, tag: Any) -> bytes | None:
+        """The bytes of a tag's value in the copy; None where the tag is left out."""
+        dtype = int(tag.dtype)
+        if tag.code in _NUMBERS or tag.code in _FRACTIONS:
+            return self._kept_numbers(tag)
+        if tag.code == _DESCRIPTION and dtype == 2:
+            return self._description(tag)
+        if tag.code == _JPEG_TABLES and int(page.compression) in JPEG_CODES:
+            return self._noted(clean_jpeg(self._raw(tag)))
+        if tag.code == _ICC:
+            cleaned = clean_profile(self._raw(tag))
+            return None if cleaned is None else self._noted(cleaned)
+        if not self.is_ndpi:
+            return None
+        make_code, make = _NDPI_MAKE
+        if tag.code == make_code and self._raw(tag).rstrip(b"\0 ") == make:
+            return make + b"\0"
+        if tag.code in _NDPI_NUMBERS:
+            is_number = dtype in _NDPI_NUMBER_TYPES and tag.count == 1
+            return self._raw(tag) if is_number else None
+        if tag.code in (_NDPI_MCU_STARTS, _NDPI_MCU_STARTS_HIGH):
+            fits = dtype == 4 and tag.count == len(page.dataoffsets)
+            return self._raw(tag) if fits else None
+        return None
+
+    def _kept_numbers(self, tag: Any) -> bytes | None:
+        """The bytes of whole numbers or fractions; None where they are not what they should be."""
+        dtype = int(tag.dtype)
+        raw = self._raw(tag)
+        if tag.code in _FRACTIONS and dtype == _FRACTION_TYPE:
+            is_number = tag.count == _FRACTIONS[tag.code] and not _TEXT_RUN.search(raw)
+            return raw if is_number else None
+        if tag.code not in _NUMBERS:
+            return None
+        max_count, top = _NUMBERS[tag.code]
+        if dtype not in _WHOLE_TYPES or not 1 <= tag.count <= max_count:
+            return None
+        form = {3: "H", 4: "I", 16: "Q"}[dtype]
+        numbers = struct.unpack(f"{self._file.byteorder}{tag.count}{form}", raw)
+        return raw if max(numbers) <= top else None
+
+    def _description(self, tag: Any) -> bytes:
+        text = self._raw(tag).decode("latin-1")
+        if self._file.is_ndpi:
+            kept, removed = (
+                "",
+                ["ImageDescription: free text"] * bool(text.strip("\0 ")),
+            )
+        else:
+            kept, removed = kept_description(text)
+        for line in removed:
+            self.report.remove(line)
+        if kept:
+            values = kept.replace("\r\n", " ").replace("|", "; ")
+            self.report.kept.append(f"of Aperio's description: {values}")
+        return kept.encode("ascii") + b"\0" if kept else b""
+
+    def _noted(self, cleaned: Cleaned) -> bytes:
+        """The bytes of what was cleaned; the report says what was in it."""
+        for kind in sorted(cleaned.removed):
+            self.report.remove(kind)
+        for kind in sorted(cleaned.unread - set(self.report.not_looked_at)):
+            self.report.not_looked_at.append(kind)
+        return cleaned.data
+
+    def _write_directory(
+        self, copy: _Copy, page: Any, entries: Sequence[_Entry], next_offset: int
+    ) -> None:
+        """The directory at its old place, with fewer entries; unused bytes of values are zero."""
+        form, order = self._file.tiff, self._file.byteorder
+        word = "Q" if self._file.is_bigtiff else "I"
+        word_bytes = struct.calcsize(word)
+        directory_end = page.offset + self._directory_bytes(page)
+        whole = struct.pack(form.tagnoformat, len(entries))
+        high_words = b""
+        for entry in entries:
+            high_word = entry.high_word
+            stored = entry.value.ljust(word_bytes, b"\0")
+            if len(entry.value) > word_bytes:
+                was_inline = page.offset <= entry.old_place < directory_end
+                room = 0 if was_inline else _value_bytes(page.tags[entry.code])
+                place = copy.place(entry.value, entry.old_place, room)
+                high_word = place >> 32
+                stored = struct.pack(f"{order}{word}", place % 2 ** (8 * word_bytes))
+            head = struct.pack(f"{order}HH{word}", entry.code, entry.dtype, entry.count)
+            whole += head + stored
+            high_words += struct.pack(f"{order}I", high_word if self.is_ndpi else 0)
+        whole += struct.pack(form.offsetformat, next_offset)
+        copy.write(page.offset, whole + (high_words if self.is_ndpi else b""))
+
+    # image data
+
+    def _write_data(self, copy: _Copy, page: Any) -> tuple[list[int], list[int]]:
+        """Cleans and writes a page's segments; returns their offsets and byte counts."""
+        where = (
+            f"in page {'.'.join(map(str, _index(page)))} of {self.slide_path.name!r}"
+        )
+        try:
+            if self.is_ndpi and len(page.dataoffsets) > 1:
+                return self._write_restarts(copy, page)
+            return self._write_segments(copy, page)
+        except StreamError as error:
+            raise StreamError(
+                f"{error} {where}; a slide whose streams cannot be read is not copied"
+            ) from error
+
+    def _write_segments(self, copy: _Copy, page: Any) -> tuple[list[int], list[int]]:
+        """Tiles or strips, each a stream of its own."""
+        compression = int(page.compression)
+        offsets: list[int] = []
+        counts: list[int] = []
+        kinds: Counter[str] = Counter()
+        for index, (offset, count) in enumerate(
+            zip(page.dataoffsets, page.databytecounts)
+        ):
+            cleaned = clean_page_segment(page, index, self._read(offset, count))
+            if compression in JPEGXL_CODES and cleaned.unread:
+                raise StreamError("the end of a JPEG XL stream cannot be found")
+            kinds.update(cleaned.removed)
+            self._noted(Cleaned(b"", unread=cleaned.unread))
+            # an empty segment has no place, so that its offset could say anything
+            place = copy.place(cleaned.data, offset, count) if cleaned.data else 0
+            offsets.append(place)
+            counts.append(len(cleaned.data))
+        self._note_streams(page, len(offsets), kinds)
+        return offsets, counts
+
+    def _write_restarts(self, copy: _Copy, page: Any) -> tuple[list[int], list[int]]:
+        """NDPI's one JPEG of a level, which tifffile splits at its restart markers."""
+        start = int(page.tags[_STRIP_OFFSETS].value[0])
+        length = int(page.tags[_STRIP_COUNTS].value[0])
+        kinds: Counter[str] = Counter()
+        head = clean_jpeg(self._read(start, int(page.dataoffsets[0]) - start))
+        kinds.update(head.removed)
+        copy.write(start, head.data)
+        place = int(page.dataoffsets[0])
+        for offset, count in zip(page.dataoffsets, page.databytecounts):
+            if offset != place or offset + count > start + length:
+                raise StreamError("restart intervals must follow each other")
+            place = offset + count
+            cleaned = clean_entropy(self._read(offset, count), page.jpegheader or b"")
+            kinds.update(cleaned.removed)
+            self._noted(Cleaned(b"", unread=cleaned.unread))
+            copy.write(offset, cleaned.data)
+        self._note_streams(page, len(page.dataoffsets), kinds)
+        return [start], [length]
+
+    def _note_streams(self, page: Any, count: int, kinds: Counter[str]) -> None:
+        place = ".".join(map(str, _index(page)))
+        self.report.looked_at.append(f"{count} segments of page {place}")
+        for kind, times in sorted(kinds.items()):
+            self.report.remove(
+                f"{kind}, in {times} of {count} segments of page {place}"
+            )
+
+    # what belongs to nothing
+
+    def _check_pieces(self, copy: _Copy) -> None:
+        """Refuses a file whose structures overlap: one of them could hold another's bytes."""
+        end = 0
+        previous = (0, 0)
+        for piece in sorted(set(copy.pieces)):
+            if piece[0] < end:
+                raise InvalidInputError(
+                    f"structures must not overlap, got bytes {previous} and {piece} in "
+                    f"{self.slide_path.name!r}; the file is damaged"
+                )
+            previous = piece
+            end = piece[1]
+
+    def _count_rest(self, copy: _Copy) -> None:
+        """Reports bytes between and after the structures that are not zero."""
+        known = [*copy.pieces, *self._dropped]
+        for kept in self._pages:
+            for page in (kept.page, *(below.page for below in kept.below)):
+                known += self._extents(page)
+        count = 0
+        place = 0
+        for start, end in [*sorted(known), (self._size, self._size)]:
+            while place < min(start, self._size):
+                num_bytes = min(_GAP_BYTES, min(start, self._size) - place)
+                data = self._read(place, num_bytes)
+                count += len(data) - data.count(0)
+                place += num_bytes
+            place = max(place, end)
+        self.report.looked_at.append("the bytes between and after all structures")
+        if count:
+            self.report.remove(f"{count} bytes that belong to no structure of the file")
+
+
+def _opened(slide_path: Path, handle: BinaryIO) -> tifffile.TiffFile:
+    """The file by tifffile; InvalidInputError: not a TIFF, or of a kind that is refused."""
+    name = slide_path.name
+    _refuse_vendor(slide_path)
+    try:
+        file = tifffile.TiffFile(handle, name=name)
+        if _NDPI_FORMAT in file.pages.first.tags:
+            handle.seek(0)
+            return tifffile.TiffFile(handle, name=name, is_ndpi=True)
+    except Exception as error:
+        what = f"slide {name!r} is not a TIFF that can be copied"
+        remedy = "`thinsection convert` encodes its pixels anew, without metadata"
+        raise InvalidInputError(f"{what}: {error or repr(error)}; {remedy}") from error
+    if file.is_ome:
+        raise InvalidInputError(
+            f"slide must not be an OME-TIFF, got {name!r}; `thinsection convert` writes one "
+            "without other metadata, and copies its tiles without encoding them"
+        )
+    try:
+        handle.seek(0)
+        read_layout(str(slide_path), None, handle)
+    except SlideOpenError as error:
+        what = f"slide {name!r} is not a TIFF that can be copied"
+        remedy = "`thinsection convert` encodes its pixels anew, without metadata"
+        raise InvalidInputError(f"{what}: {error}; {remedy}") from error
+    return file
+
+
+def _refuse_vendor(slide_path: Path) -> None:
+    """InvalidInputError: a format whose pixels cannot be read without words that are removed."""
+    vendor = None
+    with suppress(openslide.OpenSlideError):
+        vendor = openslide.OpenSlide.detect_format(slide_path)
+    why = _READ_BY_WORDS.get(vendor or "")
+    if why:
+        raise InvalidInputError(
+            f"slide must be an Aperio, generic TIFF, NDPI or DICOM file, got {vendor} in "
+            f"{slide_path.name!r}: {why}; use the maker's own tool, or `thinsection convert`, "
+            "which leaves label, macro and metadata out but encodes the pixels anew as JPEG, "
+            "which loses some of them"
+        )
+
+
+def _index(page: Any) -> tuple[int, ...]:
+    index = page.index
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _own_name(page: Any) -> str:
+    """'label', 'macro' or 'thumbnail', where a page's description says so."""
+    for line in str(page.description or "").splitlines()[:2]:
+        word = line.strip().split(" ", 1)[0].lower()
+        if word in _NAMED:
+            return word
+    return ""
+
+
+def _unlike(image: StoredImage, slide: StoredImage) -> str:
+    """As `unlike`; an image that cannot be decoded shows nothing that could be compared."""
+    try:
+        return unlike(image, slide)
+    except StreamError as error:
+        return f"it cannot be compared with the slide ({error})"
+
+
+def _segment_size(page: Any) -> Size:
+    """(width, height) of a page's segments, also of NDPI's restart intervals."""
+    if page.tilewidth and page.tilelength:
+        return (int(page.tilewidth), int(page.tilelength))
+    rows = int(page.rowsperstrip or page.imagelength)
+    return (int(page.imagewidth), min(rows, int(page.imagelength)))
+
+
+def _decoded(page: Any, data: bytes, index: int) -> Any:
+    """A segment's pixels by tifffile."""
+    if page.jpegheader is not None:
+        return page.decode(
+            data, index, jpegtables=page.jpegtables, jpegheader=page.jpegheader
+        )[0]
+    if page.jpegtables is not None:
+        return page.decode(data, index, jpegtables=page.jpegtables)[0]
+    return page.decode(data, index)[0]
+
+
+def _value_bytes(tag: Any) -> int:
+    return int(tag.count) * _TYPE_BYTES.get(int(tag.dtype), 1)
+
+
+def _data_extents(page: Any) -> Iterator[tuple[int, int]]:
+    for offset, count in zip(page.dataoffsets, page.databytecounts):
+        yield int(offset), int(offset + count)
+
+
+def _packed(file: tifffile.TiffFile, dtype: int, numbers: Sequence[int]) -> bytes:
+    """Numbers as the value of a tag; those of NDPI beyond 4 GiB have their high words apart."""
+    form = {3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}.get(dtype)
+    if form is None:
+        raise InvalidInputError(
+            f"offsets must be of TIFF's type 3, 4 or 16, got {dtype}"
+        )
+    top = 2 ** (8 * _TYPE_BYTES[dtype])
+    if any(number >= top for number in numbers) and not file.is_ndpi:
+        raise OutputError(
+            f"offsets must be below {top}; convert the slide to BigTIFF first"
+        )
+    return struct.pack(
+        f"{file.byteorder}{len(numbers)}{form}", *(n % top for n in numbers)
+    )

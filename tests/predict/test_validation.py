@@ -1,0 +1,528 @@
+"""A locked model on new cases: figures of other packages, training cases named, same bytes."""
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+from sklearn import metrics as judge
+from sklearn.calibration import calibration_curve
+from sklearn.linear_model import LogisticRegression
+from tests.predict.planted import write_embeddings
+from typer.testing import CliRunner
+
+import thinsection as ts
+from thinsection.cli.main import build_app
+from thinsection.errors import ConfigError, DatasetError, WeightsError
+from thinsection.evaluation.external import breslow_baseline
+from thinsection.predict.model_file import Lock, load_model, read_card, save_model
+from thinsection.predict.predicting import predict
+
+DIM = 8
+CLASSES = ("a", "b", "c")
+EXACT = {"abs": 1e-9, "rel": 0}
+
+
+def cohort(root: Path, *, cases: int, seed: int, name: str) -> Path:
+    """A folder of embeddings with one mark a case, and labels of every kind that follow it.
+
+    Every fifth case has two slides.
+    """
+    root.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    rows = []
+    for i in range(cases):
+        mark = rng.normal()
+        slides = [f"{name}{i:03}", f"{name}{i:03}-2"][: 2 if i % 5 == 0 else 1]
+        death = rng.exponential(np.exp(-mark) * 60)
+        censored = rng.uniform(20, 120)
+        row = {
+            "case_id": f"{name}case{i:03}",
+            "grade": "high" if rng.random() < 1 / (1 + np.exp(-2 * mark)) else "low",
+            "type": CLASSES[int(np.searchsorted([-0.4, 0.4], mark + rng.normal() / 2))],
+            "one": int(rng.random() < 1 / (1 + np.exp(-2 * mark))),
+            "two": int(rng.random() < 1 / (1 + np.exp(2 * mark))),
+            "value": f"{10 + 3 * mark + rng.normal():.6f}",
+            "dead": int(death <= censored),
+            "days": int(np.ceil(min(death, censored))),
+        }
+        for slide in slides:
+            tiles = rng.normal(size=(30, DIM))
+            tiles[:, 0] += 1.5 * mark
+            write_embeddings(root / f"{slide}.h5", tiles)
+            rows.append({"slide_id": slide, **row})
+    with (root.parent / f"{root.name}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0]])
+        writer.writeheader()
+        writer.writerows(rows)
+    return root
+
+
+TASKS: dict[str, dict[str, Any]] = {
+    "binary": {"target": ("grade",)},
+    "multiclass": {"target": ("type",)},
+    "multilabel": {"target": ("one", "two")},
+    "regression": {"target": ("value",)},
+    "cox": {"target": ("dead",), "time": "days"},
+    "discrete": {"target": ("dead",), "time": "days", "task": "discrete"},
+}
+
+
+class Study:
+    """Training and external cohorts, and a model of each task, made when first asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.training = cohort(root / "training", cases=45, seed=0, name="t")
+        self.external = cohort(root / "external", cases=70, seed=1, name="e")
+        self.experiments: dict[str, Path] = {}
+
+    def experiment(self, task: str) -> Path:
+        if task not in self.experiments:
+            out = self.root / "experiments" / task
+            config = ts.TrainConfig()
+            config = replace(
+                config,
+                labels=replace(
+                    config.labels, labels=self.root / "training.csv", **TASKS[task]
+                ),
+                head=replace(config.head, head="linear"),
+                fit=replace(config.fit, epochs=3, lr=0.05, device="cpu"),
+                cross=replace(config.cross, folds=3),
+            )
+            ts.train(self.training, out=out, config=config)
+            self.experiments[task] = out
+        return self.experiments[task]
+
+    def model(self, task: str) -> Path:
+        return self.experiment(task) / "model.safetensors"
+
+    def validate(self, task: str, out: Path) -> tuple[dict[str, Any], Any]:
+        """What the model says of the external cohort, and the arrays that it was judged on."""
+        labels = self.root / "external.csv"
+        predictions = predict(
+            self.model(task), self.external, out=out, labels=labels, device="cpu"
+        )
+        assert predictions.validation is not None and predictions.page is not None
+        told = json.loads((predictions.page.parent / "validation.json").read_text())
+        assert told == predictions.validation
+        return told, case_table(predictions.page.parent)
+
+
+def case_table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "cases.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def column(rows: list[dict[str, str]], name: str) -> np.ndarray:
+    return np.array([float(row[name]) for row in rows])
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return Study(tmp_path_factory.mktemp("locked"))
+
+
+def test_figures_of_two_classes_are_scikit_learns(study: Study, tmp_path: Path) -> None:
+    told, rows = study.validate("binary", tmp_path)
+    assert told["validation"] == "external" and told["left_out"] == []
+    assert (told["cases"], told["slides"], told["patients"]) == (70, 84, 70)
+    truth = np.array([row["truth"] for row in rows]) == "low"
+    share = column(rows, "p_low")
+    (outcome,) = told["outcomes"]
+    assert outcome["name"] == "low" and outcome["positive"] == truth.sum()
+    expected = {
+        "auroc": judge.roc_auc_score(truth, share),
+        "auprc": judge.average_precision_score(truth, share),
+        "brier": judge.brier_score_loss(truth, share),
+    }
+    for name, value in expected.items():
+        score = outcome["scores"][name]
+        assert score["value"] == pytest.approx(value, **EXACT)
+        assert score["low"] < value < score["high"]
+    threshold = read_card(study.model("binary")).lock.thresholds["low"]
+    assert outcome["threshold"] == threshold
+    called = share >= threshold
+    tn, fp, fn, tp = judge.confusion_matrix(truth, called).ravel().tolist()
+    calls = {
+        "accuracy": (tp + tn, 70),
+        "sensitivity": (tp, tp + fn),
+        "specificity": (tn, tn + fp),
+        "ppv": (tp, tp + fp),
+        "npv": (tn, tn + fn),
+    }
+    for name, (hits, n) in calls.items():
+        exact = binomtest(hits, n).proportion_ci(0.95, method="exact")
+        found = outcome["calls"][name]
+        assert [found["value"], found["low"], found["high"]] == pytest.approx(
+            [hits / n, exact.low, exact.high], **EXACT
+        )
+    observed, predicted = calibration_curve(
+        truth, share, n_bins=10, strategy="quantile"
+    )
+    bins = outcome["calibration_curve"]
+    assert [b["observed"]["value"] for b in bins] == pytest.approx(observed, **EXACT)
+    assert [b["predicted"] for b in bins] == pytest.approx(predicted, **EXACT)
+    logit = np.log(share / (1 - share))[:, None]
+    fitted = LogisticRegression(
+        C=np.inf, tol=1e-13, max_iter=10_000, solver="newton-cholesky"
+    ).fit(logit, truth)
+    assert outcome["calibration"]["slope"]["value"] == pytest.approx(
+        fitted.coef_[0, 0], abs=1e-9
+    )
+    curve = outcome["decision_curve"]
+    at = curve["thresholds"].index(0.3)
+    _, fp, _, tp = judge.confusion_matrix(truth, share >= 0.3).ravel()
+    assert curve["model"][at] == pytest.approx(tp / 70 - fp / 70 * 0.3 / 0.7, **EXACT)
+
+
+def test_the_threshold_is_youdens_on_the_inner_cases_of_all_folds(study: Study) -> None:
+    from safetensors.numpy import load_file
+
+    out = study.experiment("binary")
+    document = json.loads((out / "experiment.json").read_text())
+    parts = json.loads((out / "cohort.json").read_text())
+    truth, share = [], []
+    for part, name in zip(parts["parts"], document["heads"], strict=True):
+        logits = load_file(out / "folds" / f"{name}.safetensors")["stop"]
+        z = logits / document["temperature"]
+        share += (1 / (1 + np.exp(z[:, 0] - z[:, 1]))).tolist()
+        truth += [parts["cohort"]["values"][i][0] == 1 for i in part["stop"]]
+    false, true, _ = judge.roc_curve(truth, share)
+    lock = read_card(out / "model.safetensors").lock
+    called = np.array(share) >= lock.thresholds["low"]
+    gain = judge.balanced_accuracy_score(truth, called)
+    assert 2 * gain - 1 == pytest.approx((true - false).max(), abs=1e-12)
+    assert lock.inner_cases == len({i for p in parts["parts"] for i in p["stop"]})
+
+
+def test_figures_of_several_classes_are_scikit_learns(
+    study: Study, tmp_path: Path
+) -> None:
+    told, rows = study.validate("multiclass", tmp_path)
+    truth = np.array([row["truth"] for row in rows])
+    shares = np.stack([column(rows, f"p_{name}") for name in CLASSES], axis=1)
+    said = np.array(CLASSES)[shares.argmax(axis=1)]
+    assert told["value"] == pytest.approx(
+        judge.roc_auc_score(truth, shares, multi_class="ovr"), **EXACT
+    )
+    assert told["scores"]["balanced_accuracy"]["value"] == pytest.approx(
+        judge.balanced_accuracy_score(truth, said), **EXACT
+    )
+    matrix = judge.confusion_matrix(truth, said, labels=CLASSES)
+    assert told["classes"]["counts"] == matrix.tolist()
+    exact = binomtest(int(matrix[0, 0]), int(matrix[0].sum())).proportion_ci(0.95)
+    found = told["classes"]["shares"][0][0]
+    assert (found["low"], found["high"]) == pytest.approx(
+        (exact.low, exact.high), **EXACT
+    )
+    for k, outcome in enumerate(told["outcomes"]):
+        positive = truth == CLASSES[k]
+        assert outcome["scores"]["auroc"]["value"] == pytest.approx(
+            judge.roc_auc_score(positive, shares[:, k]), **EXACT
+        )
+        assert outcome["calls"]["sensitivity"]["value"] == pytest.approx(
+            judge.recall_score(positive, said == CLASSES[k]), **EXACT
+        )
+
+
+def test_each_label_of_several_has_its_threshold_and_figures(
+    study: Study, tmp_path: Path
+) -> None:
+    told, rows = study.validate("multilabel", tmp_path)
+    assert [outcome["name"] for outcome in told["outcomes"]] == ["one", "two"]
+    for outcome in told["outcomes"]:
+        truth = column(rows, f"truth_{outcome['name']}") == 1
+        share = column(rows, f"p_{outcome['name']}")
+        assert outcome["scores"]["auroc"]["value"] == pytest.approx(
+            judge.roc_auc_score(truth, share), **EXACT
+        )
+        called = share >= outcome["threshold"]
+        assert outcome["calls"]["ppv"]["value"] == pytest.approx(
+            judge.precision_score(truth, called), **EXACT
+        )
+
+
+def test_figures_of_values_are_scikit_learns(study: Study, tmp_path: Path) -> None:
+    told, rows = study.validate("regression", tmp_path)
+    truth = column(rows, "truth_value")
+    said = column(rows, "value")
+    expected = {
+        "r2": judge.r2_score(truth, said),
+        "mae": judge.mean_absolute_error(truth, said),
+        "pearson": np.corrcoef(truth, said)[0, 1],
+    }
+    for name, value in expected.items():
+        assert told["scores"][name]["value"] == pytest.approx(value, **EXACT)
+        assert told["scores"][name]["low"] < value < told["scores"][name]["high"]
+    slope, intercept = np.polyfit(said, truth, 1)
+    assert told["values"]["slope"]["value"] == pytest.approx(slope, abs=1e-9)
+    assert told["values"]["intercept"]["value"] == pytest.approx(intercept, abs=1e-9)
+
+
+def test_figures_of_survival_are_lifelines_and_scikit_survivals(
+    study: Study, tmp_path: Path
+) -> None:
+    lifelines = pytest.importorskip("lifelines")
+    sksurv = pytest.importorskip("sksurv.metrics")
+    import pandas
+    from sksurv.util import Surv
+
+    told, rows = study.validate("cox", tmp_path)
+    event, time = column(rows, "truth_dead") == 1, column(rows, "truth_days")
+    risk = column(rows, "risk")
+    assert told["value"] == pytest.approx(
+        lifelines.utils.concordance_index(time, -risk, event), **EXACT
+    )
+    survival = told["survival"]
+    lock = read_card(study.model("cox")).lock
+    assert survival["risk_cut"] == lock.risk_cut
+    high = risk > lock.risk_cut
+    for group, of_group in zip(survival["groups"], (~high, high), strict=True):
+        fitted = lifelines.KaplanMeierFitter().fit(time[of_group], event[of_group])
+        ours = np.array(group["survival"])
+        theirs = fitted.predict(group["times"]).to_numpy()
+        np.testing.assert_allclose(ours, theirs, atol=1e-12)
+        bounds = fitted.confidence_interval_.loc[group["times"]].to_numpy()
+        inside = (ours > 0) & (ours < 1)
+        np.testing.assert_allclose(
+            np.stack([group["low"], group["high"]], axis=1)[inside],
+            bounds[inside],
+            atol=1e-9,
+        )
+        assert group["at_risk"] == [
+            int((time[of_group] >= tick).sum()) for tick in survival["ticks"]
+        ]
+    table = pandas.DataFrame({"event": event, "time": time, "x": high.astype(float)})
+    cox = lifelines.CoxPHFitter().fit(
+        table, "time", "event", fit_options={"precision": 1e-13}
+    )
+    ratio = survival["hazard_ratio"]
+    log_ends = np.log([ratio["value"], ratio["low"], ratio["high"]])
+    theirs = [cox.params_["x"], *cox.confidence_intervals_.loc["x"]]
+    np.testing.assert_allclose(log_ends, theirs, atol=1e-9)
+    times = [one["time"] for one in survival["at_times"]]
+    assert times == list(lock.horizons)
+    known = Surv.from_arrays(event, time)
+    auroc, _ = sksurv.cumulative_dynamic_auc(known, known, risk, times)
+    hazard = np.r_[0, lock.hazard][np.searchsorted(lock.times, times, side="right")]
+    predicted = np.exp(-np.exp(risk)[:, None] * hazard)
+    _, brier = sksurv.brier_score(known, known, predicted, times)
+    for k, one in enumerate(survival["at_times"]):
+        assert one["auroc"]["value"] == pytest.approx(auroc[k], **EXACT)
+        assert one["brier"]["value"] == pytest.approx(brier[k], **EXACT)
+        assert one["auroc"]["low"] < auroc[k] < one["auroc"]["high"]
+        assert one["brier"]["low"] < brier[k] < one["brier"]["high"]
+
+
+def test_the_baseline_is_of_out_of_fold_risks_centred_by_head(study: Study) -> None:
+    out = study.experiment("cox")
+    with (out / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    own: dict[str, dict[str, str]] = {}
+    for (
+        row
+    ) in rows:  # a case of several slides has its own row, before those of its slides
+        own.setdefault(row["case_id"], row)
+    cases = [*own.values()]
+    risk, fold = column(cases, "risk"), column(cases, "fold")
+    means = {f: risk[fold == f].mean() for f in np.unique(fold)}
+    centred = risk - [means[f] for f in fold] + np.mean([*means.values()])
+    event, time = column(cases, "truth_dead") == 1, column(cases, "truth_days")
+    lock = read_card(out / "model.safetensors").lock
+    times, hazard = breslow_baseline(event, time, centred)
+    np.testing.assert_array_equal(lock.times, times)
+    np.testing.assert_allclose(lock.hazard, hazard, rtol=1e-9)
+    assert lock.risk_cut == pytest.approx(np.median(centred), abs=1e-9)
+
+
+def test_risks_by_intervals_have_groups_and_no_brier_score(
+    study: Study, tmp_path: Path
+) -> None:
+    told, _ = study.validate("discrete", tmp_path)
+    assert len(told["survival"]["groups"]) == 2
+    assert all("brier" not in one for one in told["survival"]["at_times"])
+    assert any("no Brier score" in line for line in told["missing"])
+
+
+def test_a_second_run_gives_the_same_bytes(study: Study, tmp_path: Path) -> None:
+    contents = []
+    for _ in range(2):
+        study.validate("binary", tmp_path)
+        folder = tmp_path / "validation_binary"
+        contents.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert contents[0].keys() == {"validation.json", "index.html", "cases.csv"}
+    assert contents[0] == contents[1]
+
+
+def test_the_page_names_the_models_hash_and_says_external_validation(
+    study: Study, tmp_path: Path
+) -> None:
+    told, _ = study.validate("cox", tmp_path)
+    page = (tmp_path / "validation_cox" / "index.html").read_text()
+    assert "External validation of cox" in page
+    assert told["model"]["sha256"] in page and len(told["model"]["sha256"]) == 64
+    assert "nothing was fitted or chosen on these cases" in page
+    assert f"{told['survival']['hazard_ratio']['value']:.4f}" in page
+    assert "84 slides of 70 cases are tested" in page
+
+
+def test_a_copy_of_the_training_cohort_is_no_external_validation(
+    study: Study, tmp_path: Path
+) -> None:
+    found = predict(
+        study.model("binary"),
+        study.training,
+        out=tmp_path,
+        labels=study.root / "training.csv",
+        device="cpu",
+    )
+    told = found.validation
+    assert told["validation"] == "internal" and told["cases"] == 45
+    page = found.page.read_text()
+    assert "This is not an external validation." in page
+    assert "External validation" not in page
+    # each case is answered by the head that has not seen it: the scores of training again
+    with (study.experiment("binary") / "predictions.csv").open(newline="") as file:
+        out_of_fold: dict[str, float] = {}
+        for row in csv.DictReader(file):
+            out_of_fold.setdefault(row["case_id"], float(row["p_low"]))
+    for row in case_table(tmp_path / "validation_binary"):
+        assert float(row["p_low"]) == pytest.approx(
+            out_of_fold[row["case_id"]], abs=1e-6
+        )
+
+
+def test_training_cases_among_new_ones_are_left_out_and_named(
+    study: Study, tmp_path: Path
+) -> None:
+    data = tmp_path / "mixed"
+    shutil.copytree(study.external, data)
+    shutil.copy(study.training / "t001.h5", data / "renamed.h5")  # by its embeddings
+    shutil.copy(study.external / "e002.h5", data / "T003.h5")  # by its name
+    rows = (study.root / "external.csv").read_text().splitlines()
+    like = next(row for row in rows if row.startswith("e002,")).split(",")
+    rows += [",".join(["renamed", "new", *like[2:]])]
+    rows += [",".join(["T003", "other", *like[2:]])]
+    labels = tmp_path / "mixed.csv"
+    labels.write_text("\n".join(rows) + "\n")
+    told = predict(
+        study.model("binary"), data, out=tmp_path / "out", labels=labels, device="cpu"
+    ).validation
+    assert told["validation"] == "external" and told["cases"] == 70
+    why = {one["case"]: one["why"] for one in told["left_out"]}
+    assert why == {
+        "new": "the embeddings of a training slide under another name",
+        "other": "of the training set",
+    }
+    alone, _ = study.validate("binary", tmp_path / "alone")
+    assert told["outcomes"] == alone["outcomes"]
+
+
+def test_another_patient_id_of_a_training_case_is_known(
+    study: Study, tmp_path: Path
+) -> None:
+    """A new slide of a training patient: the table says whose it is."""
+    data = tmp_path / "new"
+    data.mkdir()
+    rng = np.random.default_rng(5)
+    for name in ("n1", "n2", "n3"):
+        write_embeddings(data / f"{name}.h5", rng.normal(size=(20, DIM)))
+    labels = tmp_path / "new.csv"
+    labels.write_text(
+        "slide_id,patient_id,grade\nn1,TCASE7,low\nn2,p2,high\nn3,p3,low\n"
+    )
+    told = predict(
+        study.model("binary"), data, out=tmp_path, labels=labels, device="cpu"
+    ).validation
+    assert told["left_out"] == [{"case": "TCASE7", "why": "of the training set"}]
+    assert told["cases"] == 2 and told["interval"] == [None, None]
+
+
+def test_slides_that_nobody_labelled_join_no_labelled_case(
+    study: Study, tmp_path: Path
+) -> None:
+    data = tmp_path / "new"
+    data.mkdir()
+    rng = np.random.default_rng(6)
+    names = ["TCGA-AA-0001-01", "TCGA-AA-0001-02", "x1", "x2", "x3"]
+    for name in names:
+        write_embeddings(data / f"{name}.h5", rng.normal(size=(20, DIM)))
+    labels = tmp_path / "new.csv"
+    labels.write_text(
+        "slide_id,grade\nTCGA-AA-0001-01,low\nx1,high\nx2,low\ngone,low\n"
+    )
+    found = predict(
+        study.model("binary"), data, out=tmp_path, labels=labels, device="cpu"
+    )
+    assert found.validation["slides"] == 3
+    assert not [row for row in found.rows if row.level == "case"]
+    account = " ".join(found.validation["account"])
+    assert "1 labelled, without embeddings: gone" in account
+    assert "2 with embeddings, not labelled: TCGA-AA-0001-02, x3" in account
+
+
+def test_a_model_without_a_lock_says_what_is_missing(
+    study: Study, tmp_path: Path
+) -> None:
+    model = load_model(study.model("binary"))
+    path = tmp_path / "old.safetensors"
+    save_model(path, replace(model, card=replace(model.card, lock=None)))
+    told = predict(
+        path,
+        study.external,
+        out=tmp_path,
+        labels=study.root / "external.csv",
+        device="cpu",
+    ).validation
+    (outcome,) = told["outcomes"]
+    assert outcome["calls"] is None and outcome["scores"]["auroc"]["value"] > 0.5
+    assert "fixes no threshold" in told["missing"][0]
+
+
+@pytest.mark.parametrize(
+    ("lock", "message"),
+    [
+        (Lock(thresholds={"low": 1.5}), "thresholds must be in 0..1"),
+        (Lock(times=(1.0, 2.0), hazard=(0.2, 0.1)), "baseline hazard must rise"),
+        (Lock(times=(1.0,), hazard=()), "got 0 values at 1 times"),
+    ],
+)
+def test_a_lock_that_makes_no_sense_is_refused(
+    study: Study, tmp_path: Path, lock: Lock, message: str
+) -> None:
+    model = load_model(study.model("binary"))
+    path = tmp_path / "bad.safetensors"
+    save_model(path, replace(model, card=replace(model.card, lock=lock)))
+    with pytest.raises(WeightsError, match=message):
+        read_card(path)
+
+
+def test_labels_that_do_not_fit_are_refused(study: Study, tmp_path: Path) -> None:
+    labels = tmp_path / "labels.csv"
+    labels.write_text("slide_id,grade\ne001,medium\ne002,low\n")
+    model = study.model("binary")
+    with pytest.raises(DatasetError, match="one of high, low, got 'medium'"):
+        predict(model, study.external, out=tmp_path, labels=labels)
+    with pytest.raises(ConfigError, match="target and time must be of labels"):
+        predict(model, study.external, out=tmp_path, target=("grade",))
+    labels.write_text("slide_id,dead,days\ne001,0,5\ne002,1,9\n")
+    with pytest.raises(DatasetError, match="two cases whose times can be compared"):
+        predict(study.model("cox"), study.external, out=tmp_path, labels=labels)
+
+
+def test_the_command_prints_the_headline_and_the_page(
+    study: Study, tmp_path: Path
+) -> None:
+    words = ["predict", str(study.model("binary")), str(study.external)]
+    words += ["--out", str(tmp_path), "--labels", str(study.root / "external.csv")]
+    words += ["--target", "grade", "--device", "cpu"]
+    done = CliRunner().invoke(build_app(["predict"]), words)
+    assert done.exit_code == 0, done.output
+    assert "external validation on 70 cases: AUROC 0." in done.output
+    assert str(tmp_path / "validation_binary" / "index.html") in done.output
