@@ -24,7 +24,8 @@ from thinsection.store.tiles_h5 import TilesWriter
 from thinsection.stream import iter_tiles
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TileTable
-from thinsection.tiles.grid import MEASURES, TilesConfig, measure_tiles
+from thinsection.tiles.grid import TilesConfig
+from thinsection.tiles.measures import MEASURES, measure_tiles
 from thinsection.tiles.transforms import StainVectors
 
 GRID = "256px_0.5mpp"
@@ -150,7 +151,7 @@ def test_stain_vectors_are_those_of_a_sample_of_every_tile(
         coords_l0 = open_results(tmp_path).tiles("he", GRID).coords_l0
         table = TileTable(coords_l0=coords_l0, plan=TilesConfig().plan(slide))
         px = [b.tiles[:, ::8, ::8].reshape(-1, 3) for b in iter_tiles(slide, table)]
-    found = StainVectors.of(np.concatenate(px), "he")
+    found = StainVectors.estimate(np.concatenate(px), "he")
     want = [*found.hematoxylin, *found.eosin, *found.strengths]
     assert [float(row[name]) for name in STAIN_COLUMNS] == want
     assert row["measures_distance"] == ""  # one slide says nothing of what is usual

@@ -30,7 +30,7 @@ from thinsection.store.tiles_h5 import TilesFile, read_slide_embedding, read_til
 from thinsection.stream import iter_tiles
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TilesConfig, tile_grid
-from thinsection.tiles.grid import contrast
+from thinsection.tiles.filters import contrast
 from thinsection.types import MaskFrame
 
 GRID = "256px_0.5mpp"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from thinsection.errors import ConfigError
-from thinsection.tiles.grid import contrast, load_filters
+from thinsection.tiles.filters import contrast, load_filters
 
 
 def plain_rule(tile: np.ndarray) -> bool:

@@ -97,7 +97,7 @@ KINDS = {"macenko": StainVectors, "reinhard": ColourMoments}
 def test_a_transform_is_the_plain_formula_in_place_but_for_ties(method: str) -> None:
     slide, tiles = ArraySlide([stained()]), every_colour()
     config = StainConfig(stain_norm=method)
-    look = KINDS[method].of(sample_px(slide, None, config), "here")
+    look = KINDS[method].estimate(sample_px(slide, None, config), "here")
     plain = PLAIN[method](tiles, look, STANDARDS[method])
     given = tiles.copy()
     made = fit_stain(slide, None, config)(given)
@@ -123,12 +123,12 @@ def test_maps_far_beyond_the_brightest_px_end_at_white_without_a_warning(
     if method == "reinhard":
         look = ColourMoments(mean=(-90.0, 0.0, 0.0), spread=(1e-3, 1e-3, 1e-3))
     target = stain_target(config)
-    made = look.to(target)(tiles)
+    made = look.transform_to(target)(tiles)
     assert set(np.unique(made)) & {0, 255}
 
 
 def test_macenko_finds_the_two_stains_that_made_the_px() -> None:
-    look = StainVectors.of(stained().reshape(-1, 3), "here")
+    look = StainVectors.estimate(stained().reshape(-1, 3), "here")
     for found, true in ((look.hematoxylin, HEMATOXYLIN), (look.eosin, EOSIN)):
         cosine = np.dot(found, true) / np.linalg.norm(found) / np.linalg.norm(true)
         assert np.degrees(np.arccos(min(1.0, cosine))) < 5
@@ -141,7 +141,9 @@ def test_normalised_px_have_the_targets_look(method: str) -> None:
     slide = ArraySlide([stained()])
     config = StainConfig(stain_norm=method, stain_mpp=0.5)
     px = stained().reshape(1, 430, 700, 3)
-    made = KINDS[method].of(fit_stain(slide, None, config)(px).reshape(-1, 3), "made")
+    made = KINDS[method].estimate(
+        fit_stain(slide, None, config)(px).reshape(-1, 3), "made"
+    )
     target = STANDARDS[method]
     if isinstance(made, StainVectors) and isinstance(target, StainVectors):
         np.testing.assert_allclose(made.hematoxylin, target.hematoxylin, atol=0.05)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # what other packages may add to; each registry says itself what its entries are
 REGISTRIES = (
     "thinsection.slide.readers:READERS",
-    "thinsection.tiles.grid:FILTERS",
+    "thinsection.tiles.filters:FILTERS",
     "thinsection.qc.pipeline:CHECKS",
     "thinsection.encode.registry:ENCODERS",
     "thinsection.pool.encoder:SLIDE_ENCODERS",

@@ -31,7 +31,7 @@ from thinsection.store.ledger import (
     load_ledgers,
 )
 from thinsection.store.tile_tables import MEASURED, TILES
-from thinsection.tiles.grid import MEASURES
+from thinsection.tiles.measures import MEASURES
 
 SUMMARY_COLUMNS = (
     *("slide_id", "slide_path", "status", "patient_id", "label", "split"),

@@ -19,7 +19,7 @@ from thinsection.stages.tiles import FeaturesStage, TilesStage, deciding, write_
 from thinsection.store import tiles_h5
 from thinsection.store.tile_tables import MEASURED
 from thinsection.tiles import TileTable
-from thinsection.tiles.grid import MEASURES, measure_tiles
+from thinsection.tiles.measures import MEASURES, measure_tiles
 from thinsection.tiles.transforms import StainVectors
 from thinsection.types import TileArray
 
@@ -135,7 +135,7 @@ class MeasuresStage(Stage):
 def _stains(px: npt.NDArray[np.uint8], slide_id: str) -> dict[str, Any]:
     """Macenko's stain vectors and strengths; none, and why, where there are not two stains."""
     try:
-        found = StainVectors.of(px, slide_id)
+        found = StainVectors.estimate(px, slide_id)
     except InvalidInputError as error:
         reason = (
             str(error)

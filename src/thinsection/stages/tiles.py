@@ -30,7 +30,8 @@ from thinsection.store.tiles_h5 import (
 )
 from thinsection.stream.tile_stream import MAX_SCRATCH, read_bytes
 from thinsection.tiles import TileTable, load_filters, tile_grid
-from thinsection.tiles.grid import MASK_FILTER, TilesConfig, kept_by_rules
+from thinsection.tiles.filters import MASK_FILTER, kept_by_rules
+from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig, StainLook
 from thinsection.types import CoordsL0, format_bytes
 

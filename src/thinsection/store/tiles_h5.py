@@ -28,7 +28,8 @@ from thinsection.files.atomic import KeepingFile, atomic_path, writing
 from thinsection.slide import Slide
 from thinsection.slide.geometry import best_level, nominal_power
 from thinsection.tiles import TileTable
-from thinsection.tiles.grid import TilesConfig, check_coords
+from thinsection.tiles.grid import TilesConfig
+from thinsection.tiles.table import check_coords
 from thinsection.types import KIB, Closing, CoordsL0, Size, format_bytes
 
 if TYPE_CHECKING:

@@ -1,12 +1,8 @@
-"""The tile grid, the tile table, tile filters and tile transforms."""
+"""The tile grid, the tile table, measures, filters and transforms of tiles."""
 
-from thinsection.tiles.grid import (
-    TileFilter,
-    TilesConfig,
-    TileTable,
-    load_filters,
-    tile_grid,
-)
+from thinsection.tiles.filters import TileFilter, load_filters
+from thinsection.tiles.grid import TilesConfig, tile_grid
+from thinsection.tiles.table import TileTable
 from thinsection.tiles.transforms import fit_stain
 
 __all__ = [

@@ -1,0 +1,77 @@
+"""The tile table: positions of one slide's tiles and values that are stored with them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.errors import InvalidInputError
+from thinsection.files.pages import notebook_html
+from thinsection.slide.geometry import ReadPlan
+from thinsection.types import CoordsL0, format_mpp
+
+Column = npt.NDArray[Any]  # (N,), numbers of any type
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileTable:
+    """Tiles of one slide, in the order in which they are read and stored.
+
+    `columns` holds values per tile ('tissue_fraction', QC checks): name -> (N,) array.
+    Memory: 16 bytes per tile and the columns' items.
+    """
+
+    coords_l0: CoordsL0  # int64 (N, 2), x and y of top-left corners in level-0 px
+    plan: ReadPlan
+    columns: Mapping[str, Column] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_coords(self.coords_l0)
+        shape = (len(self),)
+        for name, column in self.columns.items():
+            if column.shape != shape:
+                raise InvalidInputError(
+                    f"column {name!r} must have shape {shape}, got {column.shape}"
+                )
+
+    def __len__(self) -> int:
+        return int(self.coords_l0.shape[0])
+
+    def __repr__(self) -> str:
+        return f"TileTable({', '.join(self._facts())})"
+
+    def _repr_html_(self) -> str:
+        return notebook_html(None, "TileTable", self._facts())
+
+    def _facts(self) -> list[str]:
+        mpp = self.plan.tile_mpp
+        resolution = format_mpp(None if mpp is None else (mpp, mpp))
+        facts = [f"{len(self)} tiles of {self.plan.tile_px} px at {resolution}"]
+        if len(self):
+            left, top = self.coords_l0.min(axis=0).tolist()
+            right, bottom = (self.coords_l0.max(axis=0) + self.plan.size_l0).tolist()
+            facts.append(f"x {left} to {right} and y {top} to {bottom} in level-0 px")
+        facts.append(f"columns: {', '.join(self.columns) or 'none'}")
+        return facts
+
+    def select(
+        self, keep: npt.NDArray[np.bool_] | npt.NDArray[np.integer]
+    ) -> "TileTable":
+        """Returns the table of the tiles that a mask (N,) or an array of rows picks."""
+        columns = {name: column[keep] for name, column in self.columns.items()}
+        return replace(self, coords_l0=self.coords_l0[keep], columns=columns)
+
+    def with_columns(self, columns: Mapping[str, Column]) -> "TileTable":
+        """Returns the table with further columns."""
+        return replace(self, columns={**self.columns, **columns})
+
+
+def check_coords(coords_l0: np.ndarray[Any, Any]) -> None:
+    """Raises InvalidInputError unless the array is int64 of shape (N, 2)."""
+    if coords_l0.dtype != np.int64 or coords_l0.ndim != 2 or coords_l0.shape[1] != 2:
+        raise InvalidInputError(
+            "coords_l0 must be int64 of shape (N, 2), "
+            f"got {coords_l0.dtype} {tuple(coords_l0.shape)}"
+        )
