@@ -471,6 +471,11 @@ def test_what_cannot_be_copied_is_refused_with_the_reason(tmp_path: Path) -> Non
     convert(tmp_path / "a.tif", tmp_path / "a.ome.tif")
     with pytest.raises(InvalidInputError, match="must not be an OME-TIFF"):
         deidentify(tmp_path / "a.ome.tif", tmp_path / "b.tif")
+    ndpi_format = (65420, 2, 9, b"no NDPI!\0", True)
+    tifffile.imwrite(tmp_path / "n.tif", pixels, tile=(128, 128), metadata=None,
+                     extratags=[ndpi_format])  # fmt: skip
+    with pytest.raises(InvalidInputError, match=r"'n\.tif' is not a TIFF that can"):
+        deidentify(tmp_path / "n.tif", tmp_path / "b.tif")
     philips = '<?xml version="1.0"?><DataObject ObjectType="DPUfsImport"></DataObject>'
     tifffile.imwrite(tmp_path / "p.tiff", pixels, tile=(128, 128), metadata=None,
                      description=philips, software="Philips DP v1.0")  # fmt: skip

@@ -571,7 +571,10 @@ def _opened(slide_path: Path, handle: BinaryIO) -> tifffile.TiffFile:
         file = tifffile.TiffFile(handle, name=name)
         if _NDPI_FORMAT in file.pages.first.tags:
             handle.seek(0)
-            return tifffile.TiffFile(handle, name=name, is_ndpi=True)
+            file = tifffile.TiffFile(handle, name=name, is_ndpi=True)
+            if len(file.pages) == 0:
+                raise tifffile.TiffFileError("the offsets of an NDPI lead to no page")
+            return file
     except Exception as error:
         what = f"slide {name!r} is not a TIFF that can be copied"
         remedy = "`thinsection convert` encodes its pixels anew, without metadata"
