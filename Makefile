@@ -1,4 +1,5 @@
-# Two commands for a newcomer: `make demo` and `make test`. Both set up first.
+# Two commands for a newcomer: `make demo` and `make test`. Both set up first. `make check` is the
+# longer half of the tests.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +9,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 # what they depend on is several GB of CUDA packages, not needed on a CPU; openfold3 is for tests only
 NO_DEPS := cucim-cu12 lazy-loader triton openfold3 lavlab-shell
 
-.PHONY: demo test setup wheel lint types bench-smoke docs pictures fuzz gpu-proof faults clean
+.PHONY: demo test check setup wheel lint types bench-smoke docs pictures fuzz gpu-proof faults clean
 
 setup: $(STAMP)
 
@@ -58,12 +59,18 @@ docs: setup
 gpu-proof: setup
 	$(BIN)/python -m benchmarks.gpu_proof
 
-# two processes of one thread per operation; Slurm and Chromium are installed first where
-# THINSECTION_INSTALL_SLURM=1
+# Every test runs in one of the two: `make test` leaves out those that are marked `check`, which are
+# simulations, signals and kills, clusters, the browser, fuzz and long subprocess work.
+# Two processes of one thread per operation; the slowest tests are listed at the end.
 TEST_PROCESSES ?= 2
-test: export OMP_NUM_THREADS ?= 1
+PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --durations 15
+test check: export OMP_NUM_THREADS ?= 1
 test: lint types
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+	$(PYTEST) -m "not check"
+
+# Slurm and Chromium are installed first where THINSECTION_INSTALL_SLURM=1
+check: setup
+	$(PYTEST) -m check
 	$(MAKE) --no-print-directory bench-smoke docs
 
 # twenty signals at runs, pools, Dask and Slurm, and a disk that fails at every single write: hours

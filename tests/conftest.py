@@ -20,6 +20,8 @@ REAL_SLIDES = Path(
     )
 )
 
+# fixtures that start a cluster or a browser
+STARTED_PROGRAMS = {"on_slurm", "dask_cluster", "local_ray", "chromium"}
 
 # an example may take long where other work shares the machine: no time limit for each
 hypothesis.settings.register_profile("shared machine", deadline=None)
@@ -32,6 +34,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config, "workerinput"
     ):
         debian.install()
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as `check` what starts a cluster or a browser, so that nobody forgets it."""
+    for item in items:
+        if STARTED_PROGRAMS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.check)
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.check  # a benchmark in a process of its own
+
 
 def test_each_step_survives_the_failure_of_another_and_the_exit_code_tells(
     tmp_path: Path,

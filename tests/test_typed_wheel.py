@@ -29,6 +29,8 @@ from thinsection.qc import QcResult, TissueMask
 from thinsection.slide import Slide
 from thinsection.tiles import TileTable
 
+pytestmark = pytest.mark.check  # builds a wheel and checks it with mypy
+
 with ts.open_slide("a.svs") as slide:
     assert_type(slide, Slide)
     tissue = assert_type(ts.tissue_mask(slide), TissueMask)

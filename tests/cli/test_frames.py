@@ -1,30 +1,14 @@
 """`thinsection frames` from files to a table, and its errors in one line."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.structures.structures import write_small
+from tests.support.shell import Ended, thinsection
 
-import thinsection
 
-
-def run(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "thinsection", "frames", *arguments]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(thinsection.__file__).parent.parent),
-    }
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment,
-        check=False,
-    )
+def run(*arguments: str) -> Ended:
+    return thinsection("frames", *arguments)
 
 
 def test_it_writes_the_table_and_the_summary(tmp_path: Path) -> None:

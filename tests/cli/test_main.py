@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.support.shell import thinsection
 from typer.testing import CliRunner
 
 from thinsection.cli import machine
@@ -20,13 +21,6 @@ ENVIRONMENT = {
 }
 
 
-def shell(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "thinsection", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=ENVIRONMENT, check=False
-    )
-
-
 def only(folder: Path, pattern: str) -> Path:
     (path,) = folder.glob(pattern)
     return path
@@ -36,7 +30,13 @@ def test_help_lists_every_command_and_is_quick() -> None:
     best = 10.0
     for _ in range(3):
         start = time.perf_counter()
-        found = shell("--help")
+        found = subprocess.run(
+            [sys.executable, "-m", "thinsection", "--help"],
+            capture_output=True,
+            text=True,
+            env=ENVIRONMENT,
+            check=False,
+        )
         best = min(best, time.perf_counter() - start)
     assert found.returncode == 0
     assert all(name in found.stdout for name in COMMANDS)
@@ -64,7 +64,7 @@ def test_flags_show_their_one_default_and_their_choices() -> None:
 def test_an_error_is_one_line_that_names_the_value_and_exits_with_2(
     tmp_path: Path,
 ) -> None:
-    found = shell("run", "none.svs", "--out", tmp_path)
+    found = thinsection("run", "none.svs", "--out", tmp_path)
     assert found.returncode == 2
     assert (
         "slide must be an existing file, folder or URL, got 'none.svs'" in found.stderr
@@ -79,7 +79,7 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(
 
     (tmp_path / "run.toml").write_text("[tiles]\ntile_px = 128\noverlap = 32\n")
     arguments = [he_slide, "--out", tmp_path / "o", "--config", tmp_path / "run.toml"]
-    found = shell("tile", *arguments, "--overlap", "0")
+    found = thinsection("tile", *arguments, "--overlap", "0")
     assert found.returncode == 0, found.stderr
     with h5py.File(tmp_path / "o" / "128px_0.5mpp" / "tiles" / "he.h5") as file:
         assert file["coords"].attrs["patch_size"] == 128
@@ -88,9 +88,9 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(
 
 def test_config_is_written_once_and_refused_twice(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    assert shell("config", "--write", path).returncode == 0
+    assert thinsection("config", "--write", path).returncode == 0
     assert "tile_px = 256" in path.read_text()
-    again = shell("config", "--write", path)
+    again = thinsection("config", "--write", path)
     assert again.returncode == 2
     assert "write must name a new file" in again.stderr
 
@@ -98,7 +98,7 @@ def test_config_is_written_once_and_refused_twice(tmp_path: Path) -> None:
 def test_a_folder_with_bad_slides_exits_with_3_and_names_them(
     tmp_path: Path, slide_folder: Path
 ) -> None:
-    found = shell("tile", slide_folder, "--out", tmp_path)
+    found = thinsection("tile", slide_folder, "--out", tmp_path)
     assert found.returncode == 3
     for name in ("text", "empty", "truncated"):
         assert f"{name}: failed" in found.stdout
@@ -117,11 +117,13 @@ def test_aggregate_pools_tiles_files_of_trident(tmp_path: Path) -> None:
         file["features"] = features
         file["coords"] = np.arange(40).reshape(20, 2) * 512
         file["coords"].attrs["patch_size_level0"] = 512
-    found = shell("aggregate", tmp_path, "--slide-encoder", "max")
+    found = thinsection("aggregate", tmp_path, "--slide-encoder", "max")
     assert found.returncode == 0, found.stderr
     pooled = read_slide_embedding(only(tmp_path, "slide_features_max-*/case.h5"))
     np.testing.assert_array_equal(pooled.slide_embedding, features.max(axis=0))
-    assert "skipped" in shell("aggregate", tmp_path, "--slide-encoder", "max").stdout
+    assert (
+        "skipped" in thinsection("aggregate", tmp_path, "--slide-encoder", "max").stdout
+    )
 
 
 def test_doctor_names_a_missing_extra_in_full(
@@ -138,7 +140,7 @@ def test_doctor_names_a_missing_extra_in_full(
 
 
 def test_doctor_says_what_is_here() -> None:
-    found = shell("doctor")
+    found = thinsection("doctor")
     assert found.returncode == 0
     for word in ("openslide", "tiff", "cpu", "free"):
         assert word in found.stdout

@@ -1,32 +1,16 @@
 """`thinsection qc` from slides to a contact sheet, its exit codes, and its errors in one line."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.shell import Ended, thinsection
 
-import thinsection
 from thinsection.qc import load_pipeline
 from thinsection.testing.synthetic import write_he_slide
 
 
-def run(*arguments: str, cache: Path) -> subprocess.CompletedProcess:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(thinsection.__file__).parent.parent),
-        "XDG_CACHE_HOME": str(cache),
-    }
-    command = [sys.executable, "-m", "thinsection", "qc", *arguments]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment,
-        check=False,
-    )
+def run(*arguments: str, cache: Path) -> Ended:
+    return thinsection("qc", *arguments, XDG_CACHE_HOME=str(cache))
 
 
 def test_one_good_slide_and_one_bad_end_with_code_3_and_all_the_files(

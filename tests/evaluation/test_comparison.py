@@ -58,6 +58,7 @@ def share_called_different(seeds: range, gain: float, **size: int) -> float:
     return called / len(seeds)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(("slides", "tiles"), [(10, 60), (30, 20)])
 def test_of_100_pairs_of_equal_encoders_at_most_12_percent_are_called_different(
     slides: int, tiles: int
@@ -68,6 +69,7 @@ def test_of_100_pairs_of_equal_encoders_at_most_12_percent_are_called_different(
     )
 
 
+@pytest.mark.check
 def test_a_true_difference_is_found_and_its_detectable_size_is_told() -> None:
     weak, strong = (
         share_called_different(range(100, 160), gain, slides=30, tiles=20)
@@ -194,6 +196,7 @@ def test_ranks_share_what_cannot_be_told_apart() -> None:
     )
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(("cases", "positives"), [(20, 10), (40, 5)])
 @pytest.mark.parametrize("folds", [False, True])
 def test_equal_heads_are_called_different_in_6_percent_at_most(
@@ -204,6 +207,7 @@ def test_equal_heads_are_called_different_in_6_percent_at_most(
     assert share <= 0.06 + 0.036
 
 
+@pytest.mark.check
 def test_of_one_test_set_power_is_delongs() -> None:
     """The normal law calls at most .03 more different at 40 cases."""
     rng = np.random.default_rng(5)
@@ -220,6 +224,7 @@ def test_of_one_test_set_power_is_delongs() -> None:
     assert called[0] >= called[1] - 6
 
 
+@pytest.mark.check
 def test_p_of_permuted_patients_is_uniform_where_labels_mean_nothing() -> None:
     """80 slides of 20 patients, 150 data sets: p <= .05 in .05, 3 errors of .018 allowed."""
     rng = np.random.default_rng(6)

@@ -26,6 +26,7 @@ def fewer_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.bench_coverage.TRUTHS", 20)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("kind", "share", "cases"),
     [
@@ -45,6 +46,7 @@ def test_cross_validated_scores_are_covered(
         assert cell["without_interval"] == 0
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("slides", [False, True])
 @pytest.mark.parametrize(("share", "signal"), [(0.5, 2.2), (0.1, 1.0)])
 def test_scores_of_one_test_set_are_covered(
@@ -125,6 +127,7 @@ def test_the_variance_of_a_mean_is_the_textbooks() -> None:
     assert variance == pytest.approx(values.var(ddof=1) / 30, rel=0.03)
 
 
+@pytest.mark.check
 def test_tiles_of_few_slides_are_covered_where_rows_alone_are_not() -> None:
     rng = np.random.default_rng(10)
     correlation, true = 0.2, 0.75

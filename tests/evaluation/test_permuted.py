@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from scipy.stats import kstest
 
 from thinsection.evaluation.permuted import (
@@ -19,6 +20,7 @@ def test_labels_change_places_between_patients_of_one_size() -> None:
     }
 
 
+@pytest.mark.check
 def test_permuted_labels_have_a_uniform_p_and_a_signal_is_found() -> None:
     found = []
     for seed in range(60):
@@ -58,6 +60,7 @@ def test_a_site_that_embeddings_show_is_found_and_another_is_not() -> None:
     assert site_probe(shown[:10], sites[:10], np.arange(10), seed=0) is None
 
 
+@pytest.mark.check
 def test_p_of_the_site_is_uniform_where_embeddings_do_not_show_it() -> None:
     found = []
     for seed in range(24):

@@ -21,6 +21,7 @@ class TestInline(ExecutorContract):
     config: ClassVar[ExecutorConfig] = ExecutorConfig()
 
 
+@pytest.mark.check
 class TestPool(WorkerContract):
     config: ClassVar[ExecutorConfig] = ExecutorConfig(workers=2, threads=1)
 
@@ -55,6 +56,7 @@ def dask_cluster() -> Iterator[Any]:
         yield cluster
 
 
+@pytest.mark.check
 class TestDaskClusterFromPython(WorkerContract):
     """The clusters that the settings start are in test_dask.py."""
 
@@ -98,6 +100,7 @@ def local_ray() -> Iterator[Any]:
     ray.shutdown()
 
 
+@pytest.mark.check
 class TestRay(WorkerContract):
     config: ClassVar[ExecutorConfig] = ExecutorConfig(executor="ray", threads=1)
 
@@ -115,6 +118,7 @@ class TestRay(WorkerContract):
         assert told.results[2].error.endswith("3 times, at last alone")
 
 
+@pytest.mark.check
 def test_a_ray_of_our_own_is_started_and_ended(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray", reason="ray is not installed")
     ray.shutdown()

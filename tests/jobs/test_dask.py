@@ -24,6 +24,8 @@ from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import GIB, parse_bytes
 
+pytestmark = pytest.mark.check  # Dask clusters
+
 pytest.importorskip("distributed", reason="dask is not installed")
 
 # the fault tests were made to be repeated: THINSECTION_FAULT_REPEATS=20

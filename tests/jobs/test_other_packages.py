@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from thinsection.jobs.contract import Backend, Ended
 
+pytestmark = pytest.mark.check  # processes with another package
+
 
 class ThreadBackend(Backend):
     """One thread beside the driver's."""

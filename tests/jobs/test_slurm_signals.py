@@ -21,7 +21,10 @@ from thinsection.files.lock import LOCK_NAME
 from thinsection.testing.synthetic import write_he_slide
 
 REASON = why_not()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no Slurm here: {REASON}")
+pytestmark = [
+    pytest.mark.check,
+    pytest.mark.skipif(REASON is not None, reason=f"no Slurm here: {REASON}"),
+]
 REPEATS = int(os.environ.get("THINSECTION_FAULT_REPEATS", "1"))
 COMMON = ("--memory", "256MiB", "--batch-size", "2", "--threads", "1")
 SLURM = ("--executor", "slurm", "--job-cpus", "1", "--job-memory", "1500MiB")

@@ -10,6 +10,8 @@ import pytest
 
 from thinsection.testing.synthetic import write_he_slide
 
+pytestmark = pytest.mark.check  # some seventy killed runs
+
 HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 

@@ -19,6 +19,8 @@ from thinsection.pipeline.run import run
 from thinsection.report import index
 from thinsection.testing.synthetic import write_he_slide
 
+pytestmark = pytest.mark.check  # signals, kills and failing disks
+
 HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 REPEATS = int(os.environ.get("THINSECTION_FAULT_REPEATS", "2"))

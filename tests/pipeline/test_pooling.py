@@ -59,6 +59,7 @@ def states(results: list[SlideResult]) -> Mapping[str, str]:
     return {result.slide_id: result.status for result in results}
 
 
+@pytest.mark.check
 def test_dask_workers_write_the_same_bytes_as_inline_and_a_bad_file_stays_alone(
     features: Path, tmp_path: Path
 ) -> None:
@@ -86,6 +87,7 @@ def test_several_workers_without_an_executor_are_a_pool_that_writes_the_same_byt
     assert files(tmp_path / "pool") == files(tmp_path / "inline")
 
 
+@pytest.mark.check
 def test_what_is_done_is_skipped_by_another_executor_and_a_repaired_file_is_done(
     features: Path, tmp_path: Path
 ) -> None:
@@ -98,6 +100,7 @@ def test_what_is_done_is_skipped_by_another_executor_and_a_repaired_file_is_done
     assert {name: files(features)[name] for name in before} == before
 
 
+@pytest.mark.check
 def test_a_slide_whose_worker_dies_is_recorded_and_the_others_are_done(
     features: Path, tmp_path: Path
 ) -> None:
@@ -121,6 +124,7 @@ def test_a_slide_whose_worker_dies_is_recorded_and_the_others_are_done(
     assert sorted(files(tmp_path / "out")) == ["a.h5", "c.h5", "e.h5"]
 
 
+@pytest.mark.check
 @needs_slurm
 def test_array_tasks_write_the_same_bytes_as_inline(
     features: Path, tmp_path: Path, on_slurm: dict[str, str]
@@ -148,6 +152,7 @@ def test_array_tasks_write_the_same_bytes_as_inline(
     )
 
 
+@pytest.mark.check
 def test_the_command_takes_an_executor_and_exits_with_3_where_a_file_is_bad(
     features: Path, tmp_path: Path
 ) -> None:

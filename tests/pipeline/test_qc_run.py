@@ -239,6 +239,7 @@ def test_a_failed_slide_is_tried_again(tmp_path: Path) -> None:
     assert not (out / "slides" / "a" / FAILURE_NAME).exists()
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("wide", [POOL, DASK], ids=lambda wide: str(wide["executor"]))
 def test_workers_write_the_same_files_as_one_process_and_a_bad_slide_stays_alone(
     folder: Path, tmp_path: Path, wide: dict[str, object]
@@ -270,6 +271,7 @@ def test_workers_write_the_same_files_as_one_process_and_a_bad_slide_stays_alone
     assert "no reader opens" in str(failure(tmp_path / "workers", "bad")["error"])
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("repeat", range(REPEATS))
 @pytest.mark.parametrize("wide", [POOL, DASK], ids=lambda wide: str(wide["executor"]))
 def test_a_worker_killed_in_the_middle_loses_no_slide(
@@ -311,6 +313,7 @@ def test_a_worker_killed_in_the_middle_loses_no_slide(
     assert first.stat().st_mtime < killed.stat().st_mtime < second.stat().st_mtime
 
 
+@pytest.mark.check
 @needs_slurm
 def test_array_tasks_write_the_same_files_and_what_a_killed_one_left_is_tried_alone(
     folder: Path, tmp_path: Path, on_slurm: dict[str, str]
@@ -505,6 +508,7 @@ def test_tables_go_by_column_name_and_rules_mark_slides(tmp_path: Path) -> None:
     assert (parsed[0]["bright"], parsed[1]["bright"]) == ("NA", "0.5")
 
 
+@pytest.mark.check
 def test_the_command_takes_an_executor(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("distributed", reason="dask is not installed")
     flags = [

@@ -4,8 +4,12 @@ import shutil
 import time
 from pathlib import Path
 
+import pytest
+
 from thinsection.pipeline.run import run
 from thinsection.testing.synthetic import write_he_slide
+
+pytestmark = pytest.mark.check  # a thousand slides
 
 SLIDES = 100
 

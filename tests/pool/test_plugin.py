@@ -16,6 +16,8 @@ TOY = '''
 import numpy as np
 from thinsection.pool import SlideEncoder
 
+pytestmark = pytest.mark.check  # processes with another package
+
 
 class MedianSlideEncoder(SlideEncoder):
     """The median of each channel over tiles."""

@@ -15,6 +15,8 @@ import numpy as np
 from thinsection.config import option, section
 from thinsection.probe import ProbeConfig, ProbeResult, TileSet, classified
 
+pytestmark = pytest.mark.check  # processes with another package
+
 
 @dataclass(frozen=True, kw_only=True)
 class ToySection:

@@ -174,6 +174,7 @@ def test_a_bad_job_is_a_row_with_its_traceback_and_the_others_are_unharmed(
     assert not (tmp_path / "out" / "empty-knn" / TRACEBACK_NAME).exists()
 
 
+@pytest.mark.check
 def test_dask_workers_write_the_same_bytes_as_inline(
     data: tuple[list[Path], Path], tmp_path: Path
 ) -> None:
@@ -187,6 +188,7 @@ def test_dask_workers_write_the_same_bytes_as_inline(
     assert table(tmp_path / "dask") == table(tmp_path / "inline")
 
 
+@pytest.mark.check
 @needs_slurm
 def test_slurm_jobs_write_the_same_bytes_as_inline_and_only_what_is_missing_is_submitted(
     data: tuple[list[Path], Path], tmp_path: Path, on_slurm: dict[str, str]

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tests.probe.make import rectangle
 
+pytestmark = pytest.mark.check  # a real slide, in processes of its own
+
 DEFAULT = Path(__file__).parents[3] / "shared" / "slides"
 SLIDES = Path(os.environ.get("THINSECTION_TEST_SLIDES", DEFAULT))
 REAL = SLIDES / "CMU-1-Small-Region.svs"

@@ -17,6 +17,8 @@ from typing import ClassVar
 
 from thinsection.qc import Outcome, QcCheck, QcView, length
 
+pytestmark = pytest.mark.check  # processes with another package
+
 
 @dataclass(frozen=True, kw_only=True)
 class LeftPart(QcCheck):

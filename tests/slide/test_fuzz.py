@@ -13,6 +13,7 @@ from thinsection.testing.synthetic import PyramidKind, write_pyramid
 SLIDES = os.environ.get("THINSECTION_TEST_SLIDES")
 
 
+@pytest.mark.check
 def test_two_hundred_mutants_end_in_px_or_in_an_error_that_names_them(
     tmp_path: Path,
 ) -> None:

@@ -17,6 +17,8 @@ from thinsection.pipeline.folder import Results
 from thinsection.store.tiles_h5 import TilesWriter
 from thinsection.types import MIB
 
+pytestmark = pytest.mark.check  # a server in a process of its own
+
 TILES, DIM = 40_000, 1280  # 205 MB of embeddings
 
 

@@ -3,37 +3,44 @@
 The last two are real TIFF files that every reader opens; nothing of them comes from a real slide.
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import imagecodecs
 import numpy as np
+import numpy.typing as npt
 import simplejpeg
 import tifffile
 from PIL import Image
 from scipy import ndimage
 
 from thinsection.slide import Slide
-from thinsection.types import Level, Mpp, RgbArray, Size
+from thinsection.types import Level, MaskArray, Mpp, RgbArray, Size
 
 _UM_PER_CM = 10_000.0
 _STRIP_ROWS = 32
+_TILE_PX = 256  # of the H&E-like slide
 _APERIO = "Aperio Image Library v12.0.0"
-_QUALITY = 80  # of JPEG
-_LOSSLESS = (
-    "webp",
-    34927,
-    "jpegxl",
-    52546,
-)  # are written so; by number: older codes of these
+_JPEG_QUALITY = 80
+# codecs that are told to lose nothing; 34927 and 52546 are older codes of the two
+_LOSSLESS = ("webp", 34927, "jpegxl", 52546)
+# Aperio's codes of JPEG 2000: pixels as RGB, or as Y, Cb and Cr
+_APERIO_2000_RGB = 33005
+_APERIO_2000_YCBCR = 33003
 _TEXTURE_PX = 1024  # period of the H&E-like texture
-_MASK_PX = (
-    16  # level-0 px of one px of the tissue mask: borders are whole px down to 16x
-)
+# Level-0 px of one px of the tissue mask: its borders are whole px down to downsample 16.
+_MASK_PX = 16
 _WHITE = (243, 242, 244)
+_STROMA = np.array((219, 150, 190))
+_EPITHELIUM = np.array((176, 112, 176))
+_NUCLEUS = np.array((88, 58, 130))
+# (center x, center y, radius) of the tissue fragments, as fractions of the slide
+_FRAGMENTS = ((0.3, 0.35, 0.26), (0.7, 0.6, 0.28), (0.72, 0.2, 0.12))
 
 
 class ArraySlide(Slide):
@@ -52,155 +59,190 @@ class ArraySlide(Slide):
         name: str = "array.svs",
         segment: Size | None = None,
     ) -> None:
-        self._arrays, (height, width) = tuple(levels), levels[0].shape[:2]
+        self._arrays = tuple(levels)
+        height, width = levels[0].shape[:2]
         described = []
-        for index, (h, w) in enumerate(pixels.shape[:2] for pixels in levels):
-            down = (width / w + height / h) / 2
+        for index, pixels in enumerate(levels):
+            h, w = pixels.shape[:2]
+            downsample = (width / w + height / h) / 2
             described.append(
-                Level(index=index, size=(w, h), downsample=down, segment=segment)
+                Level(index=index, size=(w, h), downsample=downsample, segment=segment)
             )
         super().__init__(name, described, slide_mpp=slide_mpp)
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
-        (x, y), (height, width) = origin_lv, out.shape[:2]
+        x, y = origin_lv
+        height, width = out.shape[:2]
         out[:] = self._arrays[level][y : y + height, x : x + width]
 
 
 def position_pixels(size: Size) -> RgbArray:
     """An image (H, W, 3) whose value is a function of (x, y): every misplaced px shows."""
     y, x = np.mgrid[0 : size[1], 0 : size[0]]
-    return np.stack(
-        [x % 251, y % 241, (x // 16 * 7 + y // 16 * 13) % 256], axis=2
-    ).astype(np.uint8)
+    blocks = (x // 16 * 7 + y // 16 * 13) % 256
+    return np.stack([x % 251, y % 241, blocks], axis=2).astype(np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PyramidKind:
     """How a synthetic pyramid is stored.
 
-    `compression` is tifffile's name or number: 'jpeg', 'lzw', 'deflate', 'zstd', 'webp', 'jpegxl'
-    (both lossless), 'jpeg2000' (lossless, with Aperio's code, which OpenSlide reads with `aperio`;
-    with `ycbcr_2000` as Y, Cb and Cr), None.
+    Attributes:
+        downsamples: of the levels, finest first.
+        tile: (height, width), multiples of 16; None: strips.
+        compression: tifffile's name or number: 'jpeg', 'lzw', 'deflate', 'zstd', 'webp', 'jpegxl'
+            (both lossless), 'jpeg2000' (lossless, with Aperio's code, which OpenSlide reads with
+            `aperio`), None.
+        ycbcr: JPEG as YCbCr 4:2:0 in place of RGB.
+        ycbcr_2000: JPEG 2000 as Y, Cb and Cr: Aperio's code 33003 in place of 33005.
+        differences: differences of neighbours are stored: TIFF's predictor 2.
+        jpeg_tables: tables once per level, and abbreviated YCbCr tiles, as scanners write them.
+        mpp: (x, y) µm/px, in the resolution tags; None writes none.
+        orientation: TIFF's tag 274, in every page; 1 writes none.
+        aperio: an Aperio description in place of the resolution tags (its one MPP is mpp[0]).
     """
 
     downsamples: tuple[int, ...] = (1, 4)
-    tile: tuple[int, int] | None = (
-        256,
-        256,
-    )  # (height, width), multiples of 16; None: strips
+    tile: tuple[int, int] | None = (256, 256)
     compression: str | int | None = "jpeg"
-    ycbcr: bool = True  # JPEG as YCbCr 4:2:0 in place of RGB
-    ycbcr_2000: bool = False  # Aperio's code 33003 in place of 33005
-    differences: bool = False  # of neighbours are stored: TIFF's predictor 2
-    jpeg_tables: bool = (
-        False  # once per level, and abbreviated YCbCr tiles, as scanners write them
-    )
-    mpp: Mpp | None = (
-        0.5,
-        0.5,
-    )  # (x, y) µm/px, in the resolution tags; None writes none
-    orientation: int = 1  # of TIFF's tag 274, in every page; 1 writes none
-    aperio: bool = (
-        False  # an Aperio description in place of the tags (its one MPP is mpp[0])
-    )
+    ycbcr: bool = True
+    ycbcr_2000: bool = False
+    differences: bool = False
+    jpeg_tables: bool = False
+    mpp: Mpp | None = (0.5, 0.5)
+    orientation: int = 1
+    aperio: bool = False
 
 
 def write_pyramid(
     path: Path, size: Size, kind: PyramidKind | None = None
 ) -> list[RgbArray]:
-    """Writes levels of `position_pixels` and returns them. Memory: all; for small slides."""
-    kind = kind or PyramidKind()
-    sizes = [
-        (max(1, size[0] // down), max(1, size[1] // down)) for down in kind.downsamples
-    ]
-    levels = [position_pixels(level_size) for level_size in sizes]
+    """Writes levels of `position_pixels` and returns them.
+
+    Memory: every level as an array; for small slides.
+    """
+    if kind is None:
+        kind = PyramidKind()
+    levels = []
+    for downsample in kind.downsamples:
+        width = max(1, size[0] // downsample)
+        height = max(1, size[1] // downsample)
+        levels.append(position_pixels((width, height)))
     write_levels(path, levels, kind)
     return levels
 
 
 def write_levels(path: Path, levels: Sequence[RgbArray], kind: PyramidKind) -> None:
     """Writes these levels, finest first, one for each downsample of the kind."""
-    size = levels[0].shape[1], levels[0].shape[0]
+    height, width = levels[0].shape[:2]
     with tifffile.TiffWriter(path, bigtiff=False) as writer:
         for index, pixels in enumerate(levels):
-            options = _options(kind, size, index)
-            is_ycbcr = kind.ycbcr if kind.compression == "jpeg" else kind.ycbcr_2000
-            stored: Any = _to_ycbcr(pixels) if is_ycbcr else pixels
+            options = _write_options(kind, (width, height), index)
+            stored: Any = pixels
             if kind.jpeg_tables and kind.tile is not None:
-                split = [_split_jpeg(tile) for tile in _tiles(pixels, kind.tile)]
-                options |= {"jpegtables": split[0][0]}
-                stored = (image for _, image in split)
-            elif kind.compression == "jpeg2000":
-                stored = _jpeg2000_segments(stored, kind.tile)
+                tables, images = _abbreviated_jpegs(_tiles(pixels, kind.tile))
+                options["jpegtables"] = tables
+                stored = iter(images)
+            else:
+                is_jpeg = kind.compression == "jpeg"
+                if kind.ycbcr if is_jpeg else kind.ycbcr_2000:
+                    stored = _to_ycbcr(pixels)
+                if kind.compression == "jpeg2000":
+                    stored = _jpeg2000_segments(stored, kind.tile)
             writer.write(stored, shape=pixels.shape, dtype=np.uint8, **options)
 
 
 def _tiles(pixels: RgbArray, tile: tuple[int, int]) -> Iterator[RgbArray]:
     """Tiles of (height, width), row by row; the border is padded with black."""
-    (rows, columns), (height, width) = tile, pixels.shape[:2]
+    rows, columns = tile
+    height, width = pixels.shape[:2]
     padded = np.pad(pixels, ((0, -height % rows), (0, -width % columns), (0, 0)))
     for top, left in product(range(0, height, rows), range(0, width, columns)):
         yield np.ascontiguousarray(padded[top : top + rows, left : left + columns])
 
 
+def _strips(pixels: RgbArray) -> Iterator[RgbArray]:
+    for top in range(0, len(pixels), _STRIP_ROWS):
+        yield pixels[top : top + _STRIP_ROWS]
+
+
 def _jpeg2000_segments(
     pixels: RgbArray, tile: tuple[int, int] | None
 ) -> Iterator[bytes]:
-    strips = (
-        pixels[top : top + _STRIP_ROWS] for top in range(0, len(pixels), _STRIP_ROWS)
-    )
-    for block in strips if tile is None else _tiles(pixels, tile):
-        yield bytes(
-            imagecodecs.jpeg2k_encode(block, level=0, codecformat="j2k", mct=False)
+    blocks = _strips(pixels) if tile is None else _tiles(pixels, tile)
+    for block in blocks:
+        encoded = imagecodecs.jpeg2k_encode(
+            block, level=0, codecformat="j2k", mct=False
         )
+        yield bytes(encoded)
+
+
+def _abbreviated_jpegs(tiles: Iterator[RgbArray]) -> tuple[bytes, list[bytes]]:
+    """The tables that JPEGs of these tiles share, and each JPEG without them."""
+    tables = b""
+    images = []
+    for tile in tiles:
+        tables, image = _split_jpeg(tile)
+        images.append(image)
+    return tables, images
 
 
 def _split_jpeg(pixels: RgbArray) -> tuple[bytes, bytes]:
-    """A JPEG as (tables, abbreviated image): the DQT and DHT segments apart from the rest."""
-    data = simplejpeg.encode_jpeg(pixels, quality=_QUALITY, colorsubsampling="420")
-    tables, rest, at = b"\xff\xd8", b"\xff\xd8", 2
-    while data[at + 1] != 0xDA:  # SOS: entropy-coded data follow
-        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-        is_table = data[at + 1] in (0xDB, 0xC4)
-        tables, rest = (
-            tables + data[at:end] * is_table,
-            rest + data[at:end] * (not is_table),
-        )
-        at = end
-    return tables + b"\xff\xd9", rest + data[at:]
+    """A JPEG as (tables, abbreviated image): the DQT and DHT segments apart from the others."""
+    data = simplejpeg.encode_jpeg(pixels, quality=_JPEG_QUALITY, colorsubsampling="420")
+    tables = b"\xff\xd8"
+    image = b"\xff\xd8"
+    start = 2
+    while data[start + 1] != 0xDA:  # SOS: entropy-coded data follow
+        end = start + 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+        if data[start + 1] in (0xDB, 0xC4):
+            tables += data[start:end]
+        else:
+            image += data[start:end]
+        start = end
+    return tables + b"\xff\xd9", image + data[start:]
 
 
 def _to_ycbcr(pixels: RgbArray) -> RgbArray:
-    """JPEG's YCbCr, which tifffile stores as it comes."""
+    """Pixels in JPEG's YCbCr, which tifffile stores as they are."""
     return np.asarray(Image.fromarray(pixels).convert("YCbCr"))
 
 
-def _options(kind: PyramidKind, size: Size, index: int) -> dict[str, Any]:
-    """Of `TiffWriter.write`, for the level of that index."""
-    compression = {"jpeg2000": 33003 if kind.ycbcr_2000 else 33005}  # Aperio's codes
+def _write_options(kind: PyramidKind, size: Size, index: int) -> dict[str, Any]:
+    """Arguments of `TiffWriter.write` for the level of that index."""
     options: dict[str, Any] = {
         "metadata": None,
         "software": False,
         "photometric": "rgb",
+        "compression": kind.compression,
+        "subfiletype": int(index > 0),
+        "predictor": kind.differences or None,
     }
-    options |= {"compression": compression.get(str(kind.compression), kind.compression)}
-    options |= {"subfiletype": int(index > 0), "predictor": kind.differences or None}
+    if kind.tile is None:
+        options["rowsperstrip"] = _STRIP_ROWS
+    else:
+        options["tile"] = kind.tile
     if kind.orientation != 1:
         options["extratags"] = [(274, "H", 1, kind.orientation, True)]
-    if kind.compression in _LOSSLESS:
+    if kind.compression == "jpeg2000":
+        code = _APERIO_2000_YCBCR if kind.ycbcr_2000 else _APERIO_2000_RGB
+        options["compression"] = code
+    elif kind.compression in _LOSSLESS:
         options["compressionargs"] = {"lossless": True}
-    if kind.compression == "jpeg":
-        options["compressionargs"] = {"level": _QUALITY}
-        options |= {"photometric": "ycbcr", "subsampling": (2, 2)} if kind.ycbcr else {}
-    options |= {"tile": kind.tile} if kind.tile else {"rowsperstrip": _STRIP_ROWS}
+    elif kind.compression == "jpeg":
+        options["compressionargs"] = {"level": _JPEG_QUALITY}
+        if kind.ycbcr:
+            options["photometric"] = "ycbcr"
+            options["subsampling"] = (2, 2)
     if kind.aperio:
         mpp = "" if kind.mpp is None else f"|MPP = {kind.mpp[0]}"
-        about = f"{size[0]}x{size[1]} synthetic|AppMag = 20{mpp}"
-        options["description"] = f"{_APERIO}\r\n{about}"
+        extent = f"{size[0]}x{size[1]}"
+        options["description"] = f"{_APERIO}\r\n{extent} synthetic|AppMag = 20{mpp}"
     elif kind.mpp is not None:
-        um = [mpp * kind.downsamples[index] for mpp in kind.mpp]
-        pixels_per_cm = (_UM_PER_CM / um[0], _UM_PER_CM / um[1])
-        options |= {"resolution": pixels_per_cm, "resolutionunit": "CENTIMETER"}
+        downsample = kind.downsamples[index]
+        x, y = (_UM_PER_CM / (mpp * downsample) for mpp in kind.mpp)
+        options["resolution"] = (x, y)
+        options["resolutionunit"] = "CENTIMETER"
     return options
 
 
@@ -216,95 +258,118 @@ def write_he_slide(
     """Writes an H&E-like slide: pink and purple tissue with nuclei in several fragments, on white.
 
     An Aperio-like pyramid (.svs or .tif) of 256 px JPEG tiles, YCbCr 4:2:0, with MPP and AppMag.
-    `seed` decides texture and fragments, `mpp` is of level 0, `downsamples` are powers of two up to
-    16, `white` is the value of the background (None: a scanner's light gray). Memory: about 150
-    MiB, whatever the size; tiles are generated while they are written.
+
+    Args:
+        path: of the file.
+        size: (width, height) of level 0.
+        seed: decides texture and fragments.
+        mpp: µm/px of level 0.
+        downsamples: powers of two up to 16.
+        white: value of the background; None: a scanner's light gray.
+
+    Memory: about 150 MiB, whatever the size; tiles are generated while they are written. The
+    textures of the last eight seeds are kept, 3 MiB each.
     """
-    rng = np.random.default_rng(seed)
-    texture, mask = he_texture(rng), tissue_fragments(size, rng)
+    texture, rng = _texture_of_seed(seed)
+    mask = tissue_fragments(size, copy.deepcopy(rng))
     background = _WHITE if white is None else (white, white, white)
     kind = PyramidKind(downsamples=tuple(downsamples), mpp=None)
     extent = f"{size[0]}x{size[1]}"
-    image = f"{extent} [0,0 {extent}] (256x256) JPEG/YCC Q={_QUALITY}"
+    image = f"{extent} [0,0 {extent}] (256x256) JPEG/YCC Q={_JPEG_QUALITY}"
     description = f"{_APERIO}\r\n{image}|AppMag = {10 / mpp:g}|MPP = {mpp:g}"
     with tifffile.TiffWriter(path, bigtiff=True) as writer:
-        for index, down in enumerate(downsamples):
-            width, height = size[0] // down, size[1] // down
-            tiles = _he_tiles(texture, mask, down, (width, height), background)
-            options = _options(kind, size, index) | {"shape": (height, width, 3)}
-            about = description if index == 0 else None
-            writer.write(tiles, dtype=np.uint8, description=about, **options)
+        for index, downsample in enumerate(downsamples):
+            width = size[0] // downsample
+            height = size[1] // downsample
+            writer.write(
+                _he_tiles(texture, mask, downsample, (width, height), background),
+                shape=(height, width, 3),
+                dtype=np.uint8,
+                description=description if index == 0 else None,
+                **_write_options(kind, size, index),
+            )
+
+
+@lru_cache(maxsize=8)
+def _texture_of_seed(seed: int) -> tuple[RgbArray, np.random.Generator]:
+    """The texture of a seed, and its generator after it: a texture takes a second to make."""
+    rng = np.random.default_rng(seed)
+    return he_texture(rng), rng
 
 
 def he_texture(rng: np.random.Generator) -> RgbArray:
     """A periodic H&E-like texture, uint8 (1024, 1024, 3): stroma, epithelium, nuclei."""
-    stroma, epithelium, nucleus = np.array(
-        [(219, 150, 190), (176, 112, 176), (88, 58, 130)]
-    )
-    zones, fibres = _smooth(rng, 60.0), _smooth(rng, 3.0)
-    mix = np.clip(zones * 0.8 + 0.5, 0, 1)[..., None]
-    color = stroma * (1 - mix) + epithelium * mix
+    zones = _smooth_noise(rng, 60.0)
+    fibres = _smooth_noise(rng, 3.0)
+    epithelium = np.clip(zones * 0.8 + 0.5, 0, 1)[..., None]
+    color = _STROMA * (1 - epithelium) + _EPITHELIUM * epithelium
     color += fibres[..., None] * np.array((9.0, 13.0, 8.0))
-    spots = np.zeros(zones.shape, dtype=np.float32)
-    chance = rng.random(spots.size // 900)
-    rows, columns = rng.integers(0, _TEXTURE_PX, (len(chance), 2)).T
-    kept = (zones[rows, columns] > 0) | (chance < 0.35)
-    spots[rows[kept], columns[kept]] = 1
-    blurred = ndimage.gaussian_filter(spots, 4.0, mode="wrap")
-    inside = np.clip((blurred * 2 * np.pi * 16 - 0.35) * 4, 0, 1)[..., None]
-    color = color * (1 - inside) + (nucleus + fibres[..., None] * 8) * inside
+    nuclei = _nuclei(zones, rng)[..., None]
+    color = color * (1 - nuclei) + (_NUCLEUS + fibres[..., None] * 8) * nuclei
     color += rng.normal(0, 3, color.shape)
     return np.asarray(np.clip(np.rint(color), 0, 255).astype(np.uint8))
 
 
-def _smooth(rng: np.random.Generator, sigma: float) -> np.ndarray:
+def _nuclei(
+    zones: npt.NDArray[np.float32], rng: np.random.Generator
+) -> npt.NDArray[np.float32]:
+    """Share of nucleus in each px, 0 to 1: many in epithelium, a third as many in stroma."""
+    centers = np.zeros(zones.shape, dtype=np.float32)
+    chance = rng.random(centers.size // 900)
+    rows, columns = rng.integers(0, _TEXTURE_PX, (len(chance), 2)).T
+    kept = (zones[rows, columns] > 0) | (chance < 0.35)
+    centers[rows[kept], columns[kept]] = 1
+    blurred = ndimage.gaussian_filter(centers, 4.0, mode="wrap")
+    return np.asarray(np.clip((blurred * 2 * np.pi * 16 - 0.35) * 4, 0, 1))
+
+
+def _smooth_noise(rng: np.random.Generator, sigma: float) -> npt.NDArray[np.float32]:
+    """Periodic noise (1024, 1024) of unit variance, smooth over `sigma` px."""
     noise = rng.normal(size=(_TEXTURE_PX, _TEXTURE_PX)).astype(np.float32)
     field = ndimage.gaussian_filter(noise, sigma, mode="wrap")
     return np.asarray(field / field.std())
 
 
-def tissue_fragments(size: Size, rng: np.random.Generator) -> np.ndarray:
+def tissue_fragments(size: Size, rng: np.random.Generator) -> MaskArray:
     """Bool (ceil(H / 16), ceil(W / 16)): a few ragged fragments with holes, about a third of it."""
-    height, width = -(-size[1] // _MASK_PX), -(-size[0] // _MASK_PX)
+    height = -(-size[1] // _MASK_PX)
+    width = -(-size[0] // _MASK_PX)
     y, x = np.mgrid[0:height, 0:width]
-    rough = ndimage.gaussian_filter(
-        rng.normal(size=(height, width)), max(height, width) / 60
-    )
+    longest = max(height, width)
+    noise = rng.normal(size=(height, width))
+    rough = ndimage.gaussian_filter(noise, longest / 60)
     rough = rough / (rough.std() or 1.0)
     mask = np.zeros((height, width), dtype=bool)
-    for center_x, center_y, radius in (
-        (0.3, 0.35, 0.26),
-        (0.7, 0.6, 0.28),
-        (0.72, 0.2, 0.12),
-    ):
-        dx, dy = (x - center_x * width) / width, (y - center_y * height) / height
+    for center_x, center_y, radius in _FRAGMENTS:
+        dx = (x - center_x * width) / width
+        dy = (y - center_y * height) / height
         mask |= np.hypot(dx, dy) + rough * 0.035 < radius
-    holes = ndimage.gaussian_filter(
-        rng.normal(size=(height, width)), max(height, width) / 90
-    )
+    holes = ndimage.gaussian_filter(rng.normal(size=(height, width)), longest / 90)
     return np.asarray(mask & (holes < 1.6 * holes.std()))
 
 
 def _he_tiles(
     texture: RgbArray,
-    mask: np.ndarray,
-    down: int,
+    mask: MaskArray,
+    downsample: int,
     level_size: Size,
-    background: tuple[int, ...],
+    background: tuple[int, int, int],
 ) -> Iterator[RgbArray]:
-    """Tiles of one level, row by row, padded to 256 px."""
-    edge, cell = _TEXTURE_PX // down, _MASK_PX // down
-    small = (
-        texture.reshape(edge, down, edge, down, 3).mean(axis=(1, 3)).astype(np.uint8)
-    )
-    period = np.tile(small, (256 // edge + 2, 256 // edge + 2, 1))
-    for y, x in product(range(0, level_size[1], 256), range(0, level_size[0], 256)):
-        piece = mask[y // cell :, x // cell :][: -(-256 // cell), : -(-256 // cell)]
-        inside = piece.repeat(cell, axis=0).repeat(cell, axis=1)[:256, :256]
-        tile, (rows, columns) = (
-            np.full((256, 256, 3), background, dtype=np.uint8),
-            inside.shape,
-        )
-        source = period[y % edge :, x % edge :][:rows, :columns]
+    """Tiles of one level in YCbCr, row by row, padded to 256 px."""
+    period_px = _TEXTURE_PX // downsample
+    cell_px = _MASK_PX // downsample
+    blocks = texture.reshape(period_px, downsample, period_px, downsample, 3)
+    small = blocks.mean(axis=(1, 3)).astype(np.uint8)
+    repeats = _TILE_PX // period_px + 2
+    periods = np.tile(small, (repeats, repeats, 1))
+    cells = -(-_TILE_PX // cell_px)
+    width, height = level_size
+    for y, x in product(range(0, height, _TILE_PX), range(0, width, _TILE_PX)):
+        piece = mask[y // cell_px :, x // cell_px :][:cells, :cells]
+        inside = piece.repeat(cell_px, axis=0).repeat(cell_px, axis=1)
+        inside = inside[:_TILE_PX, :_TILE_PX]
+        rows, columns = inside.shape
+        source = periods[y % period_px :, x % period_px :][:rows, :columns]
+        tile = np.full((_TILE_PX, _TILE_PX, 3), background, dtype=np.uint8)
         np.copyto(tile[:rows, :columns], source, where=inside[..., None])
         yield _to_ycbcr(tile)
