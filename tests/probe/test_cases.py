@@ -15,9 +15,9 @@ from thinsection.errors import DatasetError, InvalidInputError
 from thinsection.evaluation.splits import stratified_folds
 from thinsection.probe.data.cases import mean_vectors
 from thinsection.probe.data.sets import CaseSet, RobustnessSet, SurvivalSet
-from thinsection.probe.probes.cases import abmil_probe, slide_probe, survival_probe
+from thinsection.probe.probes.cases import slide_probe, survival_probe
 from thinsection.probe.probes.pathorob import robustness_probe
-from thinsection.probe.protocol import NANOPATH, PATHOBENCH
+from thinsection.probe.protocol import PATHOBENCH
 
 RNG = np.random.default_rng(4)
 
@@ -99,36 +99,6 @@ def test_cases_given_twice_are_refused() -> None:
         InvalidInputError, match="case ids must be distinct, got 'case0' twice"
     ):
         dataclasses.replace(labelled_cases(2), ids=("case0", "case0"))
-
-
-def test_abmil_finds_the_few_tiles_that_decide_and_reproduces() -> None:
-    n, bags = 36, []
-    labels = np.arange(n) % 2
-    for label in labels:
-        tiles = RNG.normal(size=(20, 5)).astype(np.float32)
-        tiles[:3, 0] += 5.0 * label  # 3 tiles of 20 carry the class
-        bags.append(tiles)
-    files = tuple((Path(str(i)),) for i in range(n))
-    cases = dataclasses.replace(labelled_cases(n), labels=labels, files=files)
-    assert NANOPATH.abmil is not None
-    settings = dataclasses.replace(
-        NANOPATH.abmil, bag_size=16, epochs=8, lr=5e-3, hidden=16
-    )
-    protocol = dataclasses.replace(NANOPATH, abmil=settings)
-    first, second = (
-        abmil_probe(cases, read=lambda p: bags[int(p.name)], protocol=protocol)
-        for _ in range(2)
-    )
-    assert first.score > 0.9
-    assert first.details["last_loss"] < 0.6 * first.details["first_loss"]
-    assert first.predictions is not None
-    assert second.predictions is not None
-    assert first.predictions.probability is not None
-    assert second.predictions.probability is not None
-    assert (
-        first.predictions.probability.tobytes()
-        == second.predictions.probability.tobytes()
-    )
 
 
 def survivors(n: int = 90) -> SurvivalSet:

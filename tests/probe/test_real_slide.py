@@ -54,4 +54,4 @@ def test_two_regions_of_the_real_slide_are_told_apart(tmp_path: Path) -> None:
         result = json.loads((out / f"{probe}.json").read_text())
         assert result["score"] > 0.55, probe  # chance is 0.5
         assert result["data"]["encoder"]
-        assert (out / f"{probe}_map.png").is_file()
+        assert (out / f"{probe}_confusion.png").is_file()

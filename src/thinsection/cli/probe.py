@@ -12,9 +12,7 @@ from thinsection.probe.data.sets import TileSet
 from thinsection.probe.registry import PROBES, Probe, load_probe
 from thinsection.probe.result import ProbeResult, selection_words
 
-Out = Annotated[
-    Path, typer.Option("--out", help="Folder for JSON, CSV, Markdown, HTML, PNG.")
-]
+Out = Annotated[Path, typer.Option("--out", help="Folder for JSON, CSV, HTML, PNG.")]
 _FOLDERS = typer.Argument(
     metavar="A B...", help="Folders of results, one an encoder, or a grid's."
 )
@@ -70,11 +68,10 @@ def _command(probe: Probe) -> Callable[..., None]:
 
     def command(path: Path, out: Path, config: Any) -> None:
         data = probe.kind.load(path, config)
-        tiles = data if isinstance(data, TileSet) else None
-        if tiles is not None:
-            typer.echo(f"split: {tiles.facts['split_rule']}")
+        if isinstance(data, TileSet):
+            typer.echo(f"split: {data.facts['split_rule']}")
         for result in probe.run(data, config):
-            _finish(result, out, tiles)
+            _finish(result, out)
 
     command.__annotations__ |= {"path": Annotated[Path, place], "out": Out}
     return with_config(probe.config_type)(command)
@@ -89,11 +86,11 @@ def _broken(error: ThinsectionError) -> Callable[[], None]:
     return command
 
 
-def _finish(result: ProbeResult, out: Path, tiles: TileSet | None) -> None:
+def _finish(result: ProbeResult, out: Path) -> None:
     """Writes the report and prints the score and where to look."""
     from thinsection.probe.page import interval_words, write_probe_report
 
-    page = write_probe_report(result, out, tiles=tiles)
+    page = write_probe_report(result, out)
     typer.echo(
         f"{result.probe} on {result.dataset}: {result.metric_words} {result.score:.4f}"
     )

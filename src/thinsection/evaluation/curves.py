@@ -31,14 +31,14 @@ class Band:
 
 
 def roc_band(
-    truth: Flags, probability: FloatVector, sampling: Sampling, *, seed: int
+    truth: Flags, probability: FloatVector, sampling: Sampling | None, *, seed: int
 ) -> Band:
     """True positive rate at each false positive rate of GRID; all rows are pooled."""
     return _band(truth, probability, sampling, seed=seed, precision=False)
 
 
 def precision_band(
-    truth: Flags, probability: FloatVector, sampling: Sampling, *, seed: int
+    truth: Flags, probability: FloatVector, sampling: Sampling | None, *, seed: int
 ) -> Band:
     """Precision at each recall of GRID; all rows are pooled."""
     return _band(truth, probability, sampling, seed=seed, precision=True)
@@ -47,7 +47,7 @@ def precision_band(
 def _band(
     truth: Flags,
     probability: FloatVector,
-    sampling: Sampling,
+    sampling: Sampling | None,
     *,
     seed: int,
     precision: bool,
@@ -56,7 +56,7 @@ def _band(
     points = _curves(truth, probability, ones, precision=precision)[0]
     low = np.full(len(GRID), np.nan)
     high = low.copy()
-    if not why_missing(sampling):
+    if sampling is not None and not why_missing(sampling):
         drawn = np.concatenate(
             [
                 _curves(truth, probability, weights, precision=precision)

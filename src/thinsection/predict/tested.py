@@ -27,22 +27,23 @@ from thinsection.files.json_text import read_json
 from thinsection.files.pages import data_uri, render_page
 from thinsection.predict.folds import FoldResult, Study, read_fold
 from thinsection.predict.heatmap_links import LINKS_NAME
-from thinsection.predict.review_plots import (
-    Column,
+from thinsection.predict.training import criterion_of, targets_of
+from thinsection.probe.curves import (
+    COLORS,
     Columns,
+    Words,
+    class_columns,
     draw_calibration,
     draw_decision,
     draw_precision,
+    draw_risks,
     draw_roc,
-    draw_survival,
+    draw_values,
 )
-from thinsection.predict.training import criterion_of, targets_of
-from thinsection.probe.plots import COLORS, Picture, Words, draw_picture, probe_pictures
-from thinsection.probe.protocol import NANOPATH
+from thinsection.probe.plots import Picture, draw_confusion, draw_picture
 from thinsection.probe.result import (
     METRIC_WORDS,
     Predictions,
-    ProbeResult,
     Risks,
     Rows,
     Values,
@@ -96,7 +97,7 @@ class Tested:
     @property
     def scorers(self) -> metrics.Scorers:
         """Every metric of all cases; of labels the mean."""
-        each = [one.scorers for one in self.said()]
+        each = [one.scorers for one in self.rows()]
         return {
             name: metrics.MeanScorer([one[name] for one in each]) for name in each[0]
         }
@@ -107,7 +108,7 @@ class Tested:
         score = metrics.all_scores(part.scorers, len(part.cases))[self.metric]
         return score if np.isfinite(score) else None
 
-    def said(self) -> list[Rows]:
+    def rows(self) -> list[Rows]:
         """The rows as a probe has them: classes, values or risks; of labels each."""
         target = self.target
         if target.exclusive:
@@ -126,12 +127,14 @@ class Tested:
                 Predictions(
                     ids=self.cases,
                     fold=self.fold,
-                    class_names=("without", "with"),
+                    class_names=(f"without {name}", name),
                     truth=(label == 1).astype(np.int64),
                     prediction=(share > 0.5).astype(np.int64),
                     probability=np.stack([1 - share, share], axis=1),
                 )
-                for label, share in zip(self.truth.T, self.answers.T, strict=True)
+                for name, label, share in zip(
+                    target.names, self.truth.T, self.answers.T, strict=True
+                )
             ]
         if target.kind == "regression":
             return [
@@ -374,46 +377,24 @@ def experiment_page(document: Mapping[str, Any], tested: Tested, slides: Path) -
 
 
 def _pictures(document: Mapping[str, Any], tested: Tested) -> list[Picture]:
-    target, truth, answers = tested.target, tested.truth, tested.answers
-    first, columns = tested.said()[0], list[Column]()
-    given: dict[str, Any] = {
-        "probe": "train",
-        "dataset": document["name"],
-        "protocol": NANOPATH,
-    }
-    given |= {"metric": tested.metric, "score": document["value"], "interval": None}
-    if target.exclusive:
-        given["predictions"], labels = first, truth[:, 0]
-        classes = [1] if len(target.names) == 2 else range(len(target.names))
-        columns = [Column(target.names[c], labels == c, answers[:, c]) for c in classes]
-    elif target.kind == "multilabel":
-        columns = [
-            Column(n, truth[:, c] == 1, answers[:, c])
-            for c, n in enumerate(target.names)
-        ]
+    rows = tested.rows()
+    first = rows[0]
+    drawn = []
+    if isinstance(first, Predictions):
+        if tested.target.exclusive:
+            drawn.append(draw_picture("confusion", first, draw_confusion))
+        columns = [column for one in rows for column in class_columns(one)]
+        curves = Columns(columns, tested.sampling)
+        drawn.append(draw_picture("roc", curves, draw_roc))
+        drawn.append(draw_picture("pr", curves, draw_precision))
+        drawn.append(draw_picture("calibration", curves, draw_calibration))
+        drawn.append(draw_picture("decision", curves, draw_decision))
     elif isinstance(first, Risks):
-        given["risks"] = first
-    found = probe_pictures(ProbeResult(**given))
-    if isinstance(first, Risks):
-        found = [draw_picture("survival", first, draw_survival)]
-    if columns:
-        drawn = Columns(columns, tested.sampling)
-        found = [picture for picture in found if picture.name != "roc"]
-        found.append(draw_picture("roc", drawn, draw_roc))
-        found.append(draw_picture("pr", drawn, draw_precision))
-        found.append(draw_picture("calibration", drawn, draw_calibration))
-        found.append(draw_picture("decision", drawn, draw_decision))
-    if target.kind == "regression":
-        found.append(draw_picture("values", (truth[:, 0], answers[:, 0]), _values))
-    return [*found, draw_picture("folds", document, _folds)]
-
-
-def _values(axes: "Axes", pair: tuple[Floats, Floats], result: Any) -> Words:
-    axes.scatter(*pair, s=14, color=COLORS[0], linewidths=0)
-    ends = [min(map(np.min, pair)), max(map(np.max, pair))]
-    axes.plot(ends, ends, color="#999999", linestyle=":", linewidth=1)
-    axes.set(xlabel="measured", ylabel="predicted")
-    return "Predicted values", "Each case by the fold that has not seen it."
+        drawn.append(draw_picture("survival", first, draw_risks))
+    elif isinstance(first, Values):
+        pair = (tested.truth[:, 0], tested.answers[:, 0])
+        drawn.append(draw_picture("values", pair, draw_values))
+    return [*drawn, draw_picture("folds", document, _folds)]
 
 
 def _folds(axes: "Axes", document: Mapping[str, Any], result: Any) -> Words:

@@ -32,11 +32,11 @@ from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.predict.model_file import Lock, ModelCard, Seen, versions
 from thinsection.predict.tested import HEADLINE, score_table
 from thinsection.predict.validation_page import validation_page
+from thinsection.probe.curves import Column, Columns, RiskGroup, risk_group, round_times
 from thinsection.store.identity import file_sum
 
 SEED = 0  # of the resamples
 FEW_INNER_CASES = 50
-TICKS = 6  # times under a survival curve
 RETRAIN = "train the model again with this version to have it"
 OLD_MODEL = "the model file fixes no threshold and no baseline hazard"
 OF_CASE = ("auroc", "auprc", "brier", "ece")
@@ -163,7 +163,9 @@ def write_validation(
     }
     write_table(out / "cases.csv", _case_lines(rows.target, cohort, answered, left_out))
     write_json(out / "validation.json", document)
-    write_text(out / "index.html", validation_page(document, rows.truth, rows.answers))
+    curves = Columns(_columns(rows), rows.sampling())
+    page = validation_page(document, curves, rows.truth, rows.answers)
+    write_text(out / "index.html", page)
     return document
 
 
@@ -283,31 +285,43 @@ def _pick(table: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: table[name] for name in names}
 
 
+def _columns(rows: Rows) -> list[Column]:
+    """Each class or label against the rest; of two classes the second alone."""
+    target = rows.target
+    if target.kind == "multilabel":
+        truths = [label == 1 for label in rows.truth.T]
+    elif target.exclusive:
+        truths = [rows.truth[:, 0] == k for k in range(len(target.names))]
+    else:
+        return []
+    columns = [
+        Column(name, truth, probability)
+        for name, truth, probability in zip(
+            target.names, truths, rows.answers.T, strict=True
+        )
+    ]
+    return columns[1:] if target.kind == "binary" else columns
+
+
 def _outcomes(rows: Rows, lock: Lock) -> list[dict[str, Any]]:
     """Figures of each class or label against the rest; of two classes the second alone."""
-    target = rows.target
+    multiclass = rows.target.kind == "multiclass"
     outcomes = []
-    for k, name in enumerate(target.names):
-        if target.kind == "binary" and k == 0:
-            continue
-        probability = rows.answers[:, k]
-        labels = rows.truth
-        truth = labels[:, 0] == k if target.exclusive else labels[:, k] == 1
-        threshold = lock.thresholds.get(name)
+    for k, column in enumerate(_columns(rows)):
+        threshold = lock.thresholds.get(column.name)
         called = None
-        if target.kind == "multiclass":
+        if multiclass:
             called = rows.answers.argmax(axis=1) == k
         elif threshold is not None:
-            called = probability >= threshold
-        outcome = _outcome(rows, truth, probability, called)
-        by = "largest probability" if target.kind == "multiclass" else "threshold"
+            called = column.probability >= threshold
+        by = "largest probability" if multiclass else "threshold"
         outcomes.append(
             {
-                "name": name,
+                "name": column.name,
                 "threshold": threshold,
                 "threshold_cases": lock.inner_cases if threshold is not None else 0,
                 "called_by": by if called is not None else None,
-                **outcome,
+                **_outcome(rows, column.truth, column.probability, called),
             }
         )
     return outcomes
@@ -435,15 +449,13 @@ def _survival(
             scorers["brier"] = horizons.brier_at(event, time, survival[:, i], t)
         at_times.append({"time": t, **score_table(scorers, sampling, seed=SEED)})
     ratio = None
-    groups: list[dict[str, Any]] = []
-    ticks = _ticks(time)
+    groups: list[RiskGroup] = []
+    ticks = round_times(float(time.max()))
     if lock.risk_cut is not None:
         high = risk > lock.risk_cut
         for name, of_group in (("low risk", ~high), ("high risk", high)):
             if of_group.any():
-                groups.append(
-                    _curve(name, event[of_group], time[of_group], ticks=ticks)
-                )
+                groups.append(risk_group(name, event[of_group], time[of_group], ticks))
         found = None
         if len(groups) == 2:
             found = external.hazard_ratio(event, time, high.astype(np.float64))
@@ -486,32 +498,6 @@ def _risk_slope(
         "high": high,
         "cases": found.cases,
         "method": found.method,
-    }
-
-
-def _ticks(time: FloatVector) -> FloatVector:
-    """Round times from 0 to the last, for the numbers at risk."""
-    last = float(time.max())
-    rough = last / (TICKS - 1)
-    size = 10 ** np.floor(np.log10(rough))
-    step = next(size * k for k in (1, 2, 2.5, 5, 10) if size * k >= rough)
-    return np.arange(0, last + step / 1e6, step)
-
-
-def _curve(
-    name: str, event: Flags, time: FloatVector, *, ticks: FloatVector
-) -> dict[str, Any]:
-    """Kaplan-Meier curve of a risk group, with the number at risk at some times."""
-    curve = external.survival_curve(event, time)
-    return {
-        "name": name,
-        "cases": curve.cases,
-        "events": curve.events,
-        "times": curve.times.tolist(),
-        "survival": curve.survival.tolist(),
-        "low": curve.low.tolist(),
-        "high": curve.high.tolist(),
-        "at_risk": [int((time >= tick).sum()) for tick in ticks],
     }
 
 

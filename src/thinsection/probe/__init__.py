@@ -34,13 +34,13 @@ from thinsection.probe.result import (
 from thinsection.registry import lazy_names
 
 if TYPE_CHECKING:
-    from thinsection.probe.probes.cases import abmil_probe, slide_probe, survival_probe
+    from thinsection.probe.probes.cases import slide_probe, survival_probe
     from thinsection.probe.probes.pathorob import robustness_probe
     from thinsection.probe.probes.tiles import fewshot_probe, knn_probe, linear_probe
 
 # torch and scikit-learn are imported with what needs them
 _LAZY = {
-    "probes.cases": "abmil_probe slide_probe survival_probe",
+    "probes.cases": "slide_probe survival_probe",
     "probes.pathorob": "robustness_probe",
     "probes.tiles": "fewshot_probe knn_probe linear_probe",
 }
@@ -60,7 +60,6 @@ __all__ += ["ProbeConfig", "ProbeResult", "Protocol", "Risks", "RobustnessSet", 
 __all__ += [
     "SurvivalSet",
     "TileSet",
-    "abmil_probe",
     "classified",
     "fewshot_probe",
     "get_protocol",

@@ -1,7 +1,7 @@
 """Many probes as jobs of an executor, one a data set, encoder, seed and probe.
 
 OUT/probes.csv                             a row per score
-    <job>/<probe>.json, .csv, .md, .html   the report of the probe
+    <job>/<probe>.json, .csv, .html   the report of the probe
           job.json                         its rows and the key of its settings, written last
           traceback.txt                    where it failed
 
@@ -34,7 +34,6 @@ from thinsection.jobs.executor import ExecutorConfig
 from thinsection.pipeline.task import set_threads
 from thinsection.probe.compare import compare
 from thinsection.probe.config import ProbeConfig
-from thinsection.probe.data.sets import TileSet
 from thinsection.probe.page import write_probe_report
 from thinsection.probe.registry import PROBES, load_probe
 from thinsection.store.ledger import stage_key
@@ -410,9 +409,7 @@ def _probe_rows(job: ProbeJob, folder: Path) -> tuple[ProbeRow, ...]:
     for found in probe.run(data, config):
         facts = {"encoder": encoder, **found.facts}
         result = replace(found, dataset=job.dataset or found.dataset, facts=facts)
-        write_probe_report(
-            result, folder, tiles=data if isinstance(data, TileSet) else None
-        )
+        write_probe_report(result, folder)
         values = {"metric": result.metric, "score": float(result.score)}
         if result.interval is not None and math.isfinite(
             result.interval.low

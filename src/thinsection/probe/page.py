@@ -1,16 +1,15 @@
-"""Files of a probe's result: JSON and CSV for programs, Markdown and HTML for people."""
+"""Files of a probe's result: JSON and CSV for programs, a page for people."""
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from thinsection.config import as_mapping
 from thinsection.files.atomic import write_bytes, write_json, write_table, write_text
 from thinsection.files.pages import render_page
-from thinsection.probe.data.sets import TileSet
-from thinsection.probe.plots import LOSSES, Picture, probe_pictures
+from thinsection.probe.plots import LOSSES, probe_pictures
 from thinsection.probe.result import ProbeResult, per_class_rows, selection_words
 
 PROBE_WORDS = {
@@ -19,7 +18,6 @@ PROBE_WORDS = {
     "fewshot": "16-shot probe (SimpleShot)",
     "tileset": "Tile-set score",
     "slide": "Slide probe (logistic regression)",
-    "abmil": "Slide probe (ABMIL)",
     "survival": "Survival probe (Cox)",
     "robustness": "Robustness index (PathoROB)",
     "segment": "Segmentation probe (MaskTransformer)",
@@ -34,16 +32,15 @@ PROBE_WORDS = {
 LONG_DETAILS = ("curve", "selected_on", *LOSSES[:2])
 
 
-def write_probe_report(
-    result: ProbeResult, out_dir: Path, *, tiles: TileSet | None = None
-) -> Path:
-    """Writes <probe>.json, .csv, .md, .html and <probe>_<picture>.png, each atomically.
+def write_probe_report(result: ProbeResult, out_dir: Path) -> Path:
+    """Writes <probe>.json, .csv, .html and <probe>_<picture>.png, each atomically.
 
-    Returns the page, <probe>.html, where nothing is fetched. `tiles`: what was probed, for the map.
+    Returns the page, <probe>.html, where nothing is fetched.
 
     Memory: the pictures and the rows as text. Raises MissingDependencyError: no matplotlib.
     """
-    pictures, page = probe_pictures(result, tiles), out_dir / f"{result.probe}.html"
+    pictures = probe_pictures(result)
+    page = out_dir / f"{result.probe}.html"
     for picture in pictures:
         write_bytes(out_dir / f"{result.probe}_{picture.name}.png", picture.png)
     columns = _columns(result)
@@ -51,27 +48,26 @@ def write_probe_report(
         page.with_suffix(".csv"), zip(*columns.values(), strict=True), list(columns)
     )
     words = PROBE_WORDS.get(result.probe, f"Probe {result.probe}")
-    shown: dict[str, Any] = {
-        "title": f"{words} on {result.dataset}",
-        "score": f"{result.score:.4f}",
-        "metric": result.metric_words,
-        "interval": interval_words(result),
-        "settings": selection_words(result),
-        "classes": []
-        if result.predictions is None
-        else per_class_rows(result.predictions),
-        "facts": _facts(result),
-    }
-    write_text(page.with_suffix(".md"), _markdown(shown, pictures, result.probe))
-    inside = [
-        (p.title, p.caption, base64.b64encode(p.png).decode("ascii")) for p in pictures
-    ]
-    shown |= {
-        "pictures": inside,
-        "protocol": json.dumps(as_mapping(result.protocol), indent=2),
-    }
-    write_text(page, render_page("thinsection.probe", "probe.html.j2", **shown))
-    document = {**result.as_mapping(), "settings_chosen": shown["settings"]}
+    settings = selection_words(result)
+    rows = result.predictions
+    html = render_page(
+        "thinsection.probe",
+        "probe.html.j2",
+        title=f"{words} on {result.dataset}",
+        score=f"{result.score:.4f}",
+        metric=result.metric_words,
+        interval=interval_words(result),
+        settings=settings,
+        classes=[] if rows is None else per_class_rows(rows),
+        facts=_facts(result),
+        pictures=[
+            (p.title, p.caption, base64.b64encode(p.png).decode("ascii"))
+            for p in pictures
+        ],
+        protocol=json.dumps(as_mapping(result.protocol), indent=2),
+    )
+    write_text(page, html)
+    document = {**result.as_mapping(), "settings_chosen": settings}
     write_json(page.with_suffix(".json"), document)  # last: where it is, the rest is
     return page
 
@@ -86,41 +82,6 @@ def _columns(result: ProbeResult) -> dict[str, Iterable[Any]]:
     if (fold := getattr(rows, "fold", None)) is not None:
         columns["fold"] = fold.tolist()
     return columns | rows.columns
-
-
-def _markdown(shown: Mapping[str, Any], pictures: Sequence[Picture], probe: str) -> str:
-    """The page as Markdown beside its pictures."""
-    score = "{metric} {score} ({interval})".format_map(shown)
-    lines = [
-        f"# {shown['title']}",
-        "",
-        f"**{score}**",
-        "",
-        f"Settings: {shown['settings']}",
-        "",
-    ]
-    if shown["classes"]:
-        lines += [
-            "| class | rows | precision | recall | F1 |",
-            "|---|---:|---:|---:|---:|",
-        ]
-        line = "| {} | {rows} | {precision:.4f} | {recall:.4f} | {f1:.4f} |"
-        lines += [
-            *(line.format(_pipe(row["name"]), **row) for row in shown["classes"]),
-            "",
-        ]
-    lines += ["| setting | value |", "|---|---|"]
-    lines += [f"| {_pipe(k)} | {_pipe(v)} |" for k, v in shown["facts"]]
-    for p in pictures:
-        lines += [
-            "",
-            f"## {p.title}",
-            "",
-            f"![{p.title}]({probe}_{p.name}.png)",
-            "",
-            p.caption,
-        ]
-    return "\n".join(lines) + "\n"
 
 
 def interval_words(result: ProbeResult) -> str:
@@ -154,9 +115,3 @@ def _words(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_words, value)) or "none"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _pipe(value: Any) -> str:
-    """Text that stays text and in one cell of a Markdown table."""
-    plain = str(value).replace("&", "&amp;").replace("<", "&lt;")
-    return plain.replace("|", "\\|").replace("\n", " ")

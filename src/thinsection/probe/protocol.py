@@ -67,21 +67,6 @@ class LogisticSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbmilSettings:
-    """Gated attention over a bag of tile embeddings (Ilse et al. 2018), trained with AdamW."""
-
-    hidden: int = 128  # width of the projection and of the attention
-    bag_size: int = (
-        2048  # tiles drawn per slide and step; all tiles where a slide has fewer
-    )
-    epochs: int = (
-        20  # passes over the slides; the last epoch counts, nothing is selected
-    )
-    lr: float = 3e-4
-    weight_decay: float = 1e-5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivalSettings:
     """Cox regression on slide (case) vectors; without given folds they are stratified by event."""
 
@@ -180,7 +165,6 @@ class Protocol:
     knn: KnnSettings | None = None
     fewshot: FewshotSettings | None = None
     logistic: LogisticSettings | None = None
-    abmil: AbmilSettings | None = None
     survival: SurvivalSettings | None = None
     robustness: RobustnessSettings | None = None
     segment: SegmentSettings | None = None

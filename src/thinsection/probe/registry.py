@@ -141,11 +141,6 @@ def slide(data: CaseSet, config: ProbeConfig) -> ProbeResult:
     return _call("probes.cases:slide_probe", data, protocol=config.protocol)
 
 
-def abmil(data: CaseSet, config: ProbeConfig) -> ProbeResult:
-    """Labels of slides or patients by attention over their tiles, AUROC over folds."""
-    return _call("probes.cases:abmil_probe", data, **config.seeded)
-
-
 def survival(data: SurvivalSet, config: ProbeConfig) -> ProbeResult:
     """Cox regression on case means, Harrell's c-index over folds."""
     return _call("probes.cases:survival_probe", data, protocol=config.protocol)
@@ -207,7 +202,7 @@ def _entry(function: Any) -> Entry:
 
 
 _OWN = (
-    *(linear, knn, fewshot, tileset, slide, abmil, survival, robustness, segment),
+    *(linear, knn, fewshot, tileset, slide, survival, robustness, segment),
     *(regression, retrieval, calibration, invariance, clustering, apd),
 )
 PROBES: Registry[ProbeFunction] = Registry(

@@ -171,9 +171,8 @@ class _Cases:
     name: str
     ids: tuple[str, ...]  # (n,)
     vectors: Embeddings  # (n, D)
-    files: tuple[
-        tuple[Path, ...], ...
-    ] = ()  # of each case's embeddings; () for given vectors
+    # files of each case's tile embeddings, for probes of other packages; () for given vectors
+    files: tuple[tuple[Path, ...], ...] = ()
     folds: tuple[Fold, ...] | None = (
         None  # the dataset's own; None lets the protocol draw them
     )

@@ -1,30 +1,24 @@
-"""Probes over folds: logistic, ABMIL and Cox regression of slides (cases); HEST's ridge."""
+"""Probes over folds: logistic and Cox regression of slides (cases); HEST's ridge."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
-from torch.nn.functional import cross_entropy, linear
 
 from thinsection.errors import DatasetError, importing, require
 from thinsection.evaluation import metrics
-from thinsection.evaluation.embeddings import check_finite, read_embeddings
+from thinsection.evaluation.embeddings import check_finite
 from thinsection.evaluation.intervals import interval
 from thinsection.evaluation.metrics import FloatVector, Fold, IndexArray, Scorer
 from thinsection.evaluation.splits import grouped_folds, stratified_folds
 from thinsection.evaluation.survival import concordance
 from thinsection.probe import protocol as suites
-from thinsection.probe.data.cases import ReadEmbeddings
 from thinsection.probe.data.sets import CaseSet, SurvivalSet, ValueSet, data_hashes
 from thinsection.probe.honest import honest_cases
-from thinsection.probe.probes.tiles import initial_head
 from thinsection.probe.protocol import NANOPATH, Protocol
 from thinsection.probe.result import (
     Predictions,
@@ -34,15 +28,10 @@ from thinsection.probe.result import (
     label_permutation_p,
     scored,
 )
-from thinsection.weights.placement import resolve_device
 
 Cases = CaseSet | SurvivalSet
 Folds = Sequence[Fold]
 Parts = Sequence[Any]  # what the model of each fold answers of its validation rows
-_Bag = Callable[
-    [int, np.random.Generator | None], torch.Tensor
-]  # a case's tiles (n, D)
-_Layers = dict[str, tuple[torch.Tensor, torch.Tensor]]  # weight and bias of each
 
 
 def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult:
@@ -270,128 +259,6 @@ def _result(
         protocol=protocol,
         **known,
     )
-
-
-def abmil_probe(
-    cases: CaseSet,
-    *,
-    protocol: Protocol = NANOPATH,
-    device: str = "cpu",
-    read: ReadEmbeddings = read_embeddings,
-) -> ProbeResult:
-    """Mean AUROC over folds of one attention model per fold, trained for a fixed number of epochs.
-
-    Labels, folds and files of tile embeddings are taken, each read by `read`, `vectors` are not;
-    fold i is seeded with seed + i.
-
-    Memory: the tiles of one case + the model; tiles are read again each epoch, never kept. Raises
-    InvalidInputError: another number of bags than cases, an empty bag, non-finite tiles;
-    DatasetError: a fold lacks a class.
-
-    Source: Ilse, Tomczak, Welling, "Attention-based deep multiple instance learning", ICML 2018.
-    """
-    settings: suites.AbmilSettings = protocol.require("abmil")
-    sizes = (len(cases.files), len(cases.ids))
-    require(
-        sizes[0] == sizes[1],
-        "files must be one list a case",
-        f"{sizes[0]} for {sizes[1]}",
-    )
-    folds, where = _folds(cases, protocol), resolve_device(device, mps=False)
-
-    def bag(case: int, rng: np.random.Generator | None) -> torch.Tensor:
-        return torch.from_numpy(
-            _tiles(cases.files[case], read, settings.bag_size, rng)
-        ).to(where)
-
-    seeds = range(protocol.seed, protocol.seed + len(folds))
-    trained = (
-        _train_fold(cases, bag, *pair, settings)
-        for pair in zip(folds, seeds, strict=True)
-    )
-    parts, losses = zip(*trained, strict=True)
-    details = {"first_loss": losses[0][0], "last_loss": losses[0][-1]}
-    return _result("abmil", cases, folds, parts, protocol=protocol, details=details)
-
-
-def _tiles(
-    files: Sequence[Path],
-    read: ReadEmbeddings,
-    bag_size: int,
-    rng: np.random.Generator | None,
-) -> npt.NDArray[np.float32]:
-    """Tiles (n, D) of a case: all of them, or where rng is given at most `bag_size`, in order."""
-    tiles = np.concatenate([read(path) for path in files])
-    require(len(tiles) > 0, "a bag must hold tiles", f"none in {files!r}")
-    if rng is not None and len(tiles) > bag_size:
-        tiles = tiles[np.sort(rng.choice(len(tiles), bag_size, replace=False))]
-    tiles = np.ascontiguousarray(tiles, dtype=np.float32)
-    if not np.isfinite(tiles).all():
-        check_finite(tiles, [f"{files[0].name}:{i}" for i in range(len(tiles))])
-    return tiles
-
-
-def _attend(layers: _Layers, tiles: torch.Tensor) -> torch.Tensor:
-    """Logits (K,) of one bag (n, D), by gated attention."""
-    hidden = torch.relu(linear(tiles, *layers["project"]))
-    value = torch.tanh(linear(hidden, *layers["value"]))
-    gated = value * torch.sigmoid(linear(hidden, *layers["gate"]))
-    share = torch.softmax(linear(gated, *layers["weight"]), dim=0)
-    return linear((share * hidden).sum(dim=0), *layers["classify"])
-
-
-def _train_fold(
-    cases: CaseSet, bag: _Bag, fold: Fold, seed: int, settings: suites.AbmilSettings
-) -> tuple[FloatVector, list[float]]:
-    """Probabilities (n_val, K) after the last epoch, and the mean loss of each epoch."""
-    rng, (train, val), first = (
-        np.random.default_rng(seed),
-        fold,
-        bag(int(fold[0][0]), None),
-    )
-    device, k, h = first.device, len(cases.class_names), settings.hidden
-    widths = {
-        "project": (h, first.shape[1]),
-        "value": (h, h),
-        "gate": (h, h),
-        "weight": (1, h),
-    }
-    generator, layers = torch.Generator().manual_seed(seed), _Layers()
-    for name, width in {**widths, "classify": (k, h)}.items():
-        weight, bias = initial_head(*width, generator)
-        layers[name] = (
-            weight.to(device).requires_grad_(),
-            bias.to(device).requires_grad_(),
-        )
-    decay, parameters = (
-        settings.weight_decay,
-        [p for pair in layers.values() for p in pair],
-    )
-    optimizer = torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=decay)
-    counts = np.bincount(cases.labels[train], minlength=k)
-    balance = torch.tensor(
-        len(train) / (k * counts), dtype=torch.float32, device=device
-    )
-    losses = []
-    for _ in range(settings.epochs):
-        total = 0.0
-        for case in rng.permutation(train):
-            target = torch.tensor(int(cases.labels[case]), device=device)
-            # one bag a step: `weight=` would cancel under mean reduction, so it is applied here
-            loss = balance[target] * cross_entropy(
-                _attend(layers, bag(int(case), rng)), target
-            )
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            total += float(loss.detach())
-        losses.append(total / len(train))
-    with torch.inference_mode():
-        rows = [
-            torch.softmax(_attend(layers, bag(int(case), None)).double(), 0)
-            for case in val
-        ]
-    return torch.stack(rows).cpu().numpy(), losses
 
 
 def regression_probe(data: ValueSet, *, protocol: Protocol = NANOPATH) -> ProbeResult:

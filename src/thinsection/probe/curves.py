@@ -1,0 +1,307 @@
+"""Curves of predictions, for the pages of probes, trainings and validations.
+
+Each function draws on axes and returns the title and the caption, see `plots.draw_picture`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+import numpy as np
+
+from thinsection.errors import importing
+from thinsection.evaluation.curves import (
+    Band,
+    calibration_band,
+    precision_band,
+    roc_band,
+)
+from thinsection.evaluation.external import (
+    decision_curve,
+    hazard_ratio,
+    survival_curve,
+)
+from thinsection.evaluation.intervals import Sampling
+from thinsection.evaluation.metrics import Flags, FloatVector
+from thinsection.probe.result import Predictions, Risks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Words = tuple[str, str]  # title of a picture, and what to see in it
+
+# Okabe and Ito's colours, which the colour-blind tell apart; classes take them in order
+COLORS = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#F0E442",
+    "#555555",
+)
+SEED = 0  # of the resamples
+TICKS = 6  # times under a survival curve
+LEAST_BENEFIT = -0.1  # treating everybody falls without end
+BAND = "Band: pointwise 95 % confidence interval, from the resamples of the scores."
+
+
+class Column(NamedTuple):
+    """A class or label: which rows have it, and the predicted probabilities, (n,) each."""
+
+    name: str
+    truth: Flags
+    probability: FloatVector
+
+
+class Columns(NamedTuple):
+    """The data that curves are drawn from."""
+
+    columns: Sequence[Column]
+    sampling: Sampling | None  # None: curves without bands
+
+    def drawable(self) -> list[tuple[Column, Sampling | None, str]]:
+        """Columns with both kinds of rows, with their sampling and colour."""
+        found = []
+        for i, column in enumerate(self.columns):
+            if column.truth.all() or not column.truth.any():
+                continue
+            sampling = self.sampling
+            if sampling is not None:
+                sampling = replace(sampling, classes=column.truth.astype(np.int64))
+            found.append((column, sampling, color_of(i)))
+        return found
+
+
+class RiskGroup(TypedDict):
+    """Kaplan-Meier curve of some cases, as JSON holds it."""
+
+    name: str
+    cases: int
+    events: int
+    times: list[float]
+    survival: list[float]
+    low: list[float]
+    high: list[float]
+    at_risk: list[int]  # at the ticks of the axis
+
+
+def color_of(index: int) -> str:
+    """Colour of a class."""
+    return COLORS[index % len(COLORS)]
+
+
+def class_columns(rows: Predictions) -> list[Column]:
+    """Each class against the rest; of two classes the second alone."""
+    assert rows.probability is not None
+    names = rows.class_names
+    classes = [1] if len(names) == 2 else range(len(names))
+    return [Column(names[c], rows.truth == c, rows.probability[:, c]) for c in classes]
+
+
+def draw_roc(axes: "Axes", columns: Columns, result: Any) -> Words:
+    """ROC curves, with bands where rows can be resampled."""
+    for column, sampling, color in columns.drawable():
+        band = roc_band(column.truth, column.probability, sampling, seed=SEED)
+        _draw_band(axes, band, column.name, color)
+    axes.plot([0, 1], [0, 1], color="#999999", linestyle=":", linewidth=1)
+    axes.set(xlabel="false positive rate", ylabel="true positive rate")
+    axes.set(xlim=(0, 1.01), ylim=(0, 1.02))
+    words = "Each class against the rest, all rows pooled; dotted: chance."
+    return "ROC", words if columns.sampling is None else f"{words} {BAND}"
+
+
+def draw_precision(axes: "Axes", columns: Columns, result: Any) -> Words:
+    """Curves of precision by recall, with bands where rows can be resampled."""
+    for column, sampling, color in columns.drawable():
+        band = precision_band(column.truth, column.probability, sampling, seed=SEED)
+        _draw_band(axes, band, column.name, color)
+        axes.axhline(column.truth.mean(), color=color, linestyle=":", linewidth=1)
+    axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1.01), ylim=(0, 1.02))
+    words = "All rows are pooled. Dotted: the share of positive cases, chance."
+    return "Precision and recall", f"{words} {BAND}"
+
+
+def _draw_band(axes: "Axes", band: Band, name: str, color: str) -> None:
+    axes.fill_between(band.x, band.low, band.high, color=color, alpha=0.18, linewidth=0)
+    axes.plot(band.x, band.y, color=color, label=name, linewidth=1.8)
+
+
+def draw_calibration(axes: "Axes", columns: Columns, result: Any) -> Words:
+    """Observed frequency by predicted probability, with a resampled interval for each bin."""
+    for column, sampling, color in columns.drawable():
+        assert sampling is not None
+        band = calibration_band(column.truth, column.probability, sampling, seed=SEED)
+        draw_frequencies(axes, band, color=color, label=column.name)
+    axes.set(xlabel="predicted probability", ylabel="observed frequency")
+    caption = (
+        "Bins of equally many cases; on the dotted line predicted probabilities are right. "
+        "Bars: 95 % confidence intervals of the observed frequency."
+    )
+    return "Calibration", caption
+
+
+def draw_frequencies(
+    axes: "Axes", bins: Band, *, color: str, label: str | None = None
+) -> None:
+    """Observed by predicted, each with its interval, beside the line of equality."""
+    axes.errorbar(
+        bins.x,
+        bins.y,
+        yerr=np.maximum([bins.y - bins.low, bins.high - bins.y], 0),
+        fmt="o-",
+        color=color,
+        label=label,
+        markersize=4,
+        linewidth=1.4,
+        elinewidth=0.8,
+        capsize=2,
+    )
+    axes.plot([0, 1], [0, 1], color="#999999", linestyle=":", linewidth=1)
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
+
+
+def draw_decision(axes: "Axes", columns: Columns, result: Any) -> Words:
+    """Net benefit by threshold probability; treating everybody is dotted, nobody is 0."""
+    highest = 0.0
+    for column, _, color in columns.drawable():
+        curve = decision_curve(column.truth, column.probability)
+        axes.plot(curve.thresholds, curve.model, color=color, label=column.name)
+        axes.plot(curve.thresholds, curve.treat_all, color=color, linestyle=":")
+        highest = max(highest, float(curve.treat_all.max()))
+    axes.axhline(0, color="#999999", linewidth=1)
+    axes.set(xlabel="threshold probability", ylabel="net benefit")
+    axes.set(xlim=(0, 1), ylim=(LEAST_BENEFIT, 1.1 * highest + 0.01))
+    caption = (
+        "Dotted: all cases are treated as positive; the line at 0: none is "
+        "(Vickers and Elkin 2006). All rows are pooled."
+    )
+    return "Decision curve", caption
+
+
+def draw_values(
+    axes: "Axes", pair: tuple[FloatVector, FloatVector], result: Any
+) -> Words:
+    """Measured (n,) by predicted values (n,)."""
+    measured, predicted = pair
+    axes.scatter(predicted, measured, s=14, color=COLORS[0], linewidths=0)
+    ends = [float(np.min(pair)), float(np.max(pair))]
+    axes.plot(ends, ends, color="#999999", linestyle=":", linewidth=1)
+    axes.set(xlabel="predicted value", ylabel="measured value")
+    return "Values", "On the dotted line predictions equal measurements."
+
+
+def draw_risks(axes: "Axes", risks: Risks, result: Any) -> Words:
+    """Kaplan-Meier curves of the halves by risk, with hazard ratio and log-rank test."""
+    first = np.zeros(len(risks.ids), dtype=bool)  # a case once, however many repeats
+    first[np.unique(risks.ids, return_index=True)[1]] = True
+    ticks = round_times(float(risks.time.max()))
+    groups = []
+    for name, members in (("lower risk", ~risks.high), ("higher risk", risks.high)):
+        rows = first & members
+        if rows.any():  # else all risks are equal
+            groups.append(risk_group(name, risks.event[rows], risks.time[rows], ticks))
+    draw_groups(axes, groups, ticks)
+    caption = (
+        "Split at the median risk of each fold. Bands: 95 % confidence intervals. "
+        f"{_hazard_words(risks)} {_log_rank_words(risks)}"
+    )
+    return "Survival by predicted risk", caption
+
+
+def round_times(last: float) -> FloatVector:
+    """Round times from 0 to the last, for the numbers at risk."""
+    rough = last / (TICKS - 1)
+    size = 10 ** np.floor(np.log10(rough))
+    step = next(size * k for k in (1, 2, 2.5, 5, 10) if size * k >= rough)
+    return np.arange(0, last + step / 1e6, step)
+
+
+def risk_group(
+    name: str, event: Flags, time: FloatVector, ticks: FloatVector
+) -> RiskGroup:
+    """Kaplan-Meier curve of a group, with the number at risk at some times."""
+    curve = survival_curve(event, time)
+    return {
+        "name": name,
+        "cases": curve.cases,
+        "events": curve.events,
+        "times": curve.times.tolist(),
+        "survival": curve.survival.tolist(),
+        "low": curve.low.tolist(),
+        "high": curve.high.tolist(),
+        "at_risk": [int((time >= tick).sum()) for tick in ticks],
+    }
+
+
+def draw_groups(
+    axes: "Axes", groups: Sequence[RiskGroup], ticks: Sequence[float] | FloatVector
+) -> None:
+    """Kaplan-Meier curves with bands, the numbers at risk below; the last group is orange."""
+    for row, group in enumerate(groups):
+        color = COLORS[5] if row == 1 else COLORS[0]
+        times = np.r_[0.0, group["times"]]
+        share = np.r_[1.0, group["survival"]]
+        low = np.r_[1.0, group["low"]]
+        high = np.r_[1.0, group["high"]]
+        label = f"{group['name']}: {group['cases']} cases, {group['events']} events"
+        axes.step(times, share, where="post", color=color, label=label, linewidth=1.8)
+        axes.fill_between(times, low, high, step="post", color=color, alpha=0.15)
+        for tick, count in zip(ticks, group["at_risk"], strict=True):
+            _write_below(axes, str(count), (tick, 0), row, color)
+    axes.annotate(
+        "at risk",
+        (0, 0),
+        xycoords="axes fraction",
+        xytext=(-42, -44),
+        textcoords="offset points",
+        ha="center",
+        fontsize=8,
+        color="#555555",
+    )
+    axes.set(xlabel="time (the table's unit)", ylabel="share without event")
+    axes.set(ylim=(0, 1.03), xticks=ticks)
+    axes.set_xlim(left=0)
+
+
+def _write_below(
+    axes: "Axes", text: str, place: tuple[float, float], row: int, color: str
+) -> None:
+    """Text below the axis, at a time."""
+    axes.annotate(
+        text,
+        place,
+        xycoords=("data", "axes fraction"),
+        xytext=(0, -44 - 13 * row),
+        textcoords="offset points",
+        ha="center",
+        fontsize=8,
+        color=color,
+    )
+
+
+def _hazard_words(risks: Risks) -> str:
+    """The hazard ratio of the half with the higher risk, in words."""
+    first = np.unique(risks.ids, return_index=True)[1]
+    found = hazard_ratio(
+        risks.event[first], risks.time[first], risks.high[first].astype(np.float64)
+    )
+    if found is None:
+        return "No hazard ratio: it is not finite."
+    return (
+        f"Hazard ratio of higher against lower risk: {found.value:.2f} "
+        f"[{found.low:.2f}, {found.high:.2f}]."
+    )
+
+
+def _log_rank_words(risks: Risks) -> str:
+    with importing("the log-rank test needs scikit-survival", "probe"):
+        from sksurv.compare import compare_survival
+        from sksurv.util import Surv
+    if risks.high.all() or not risks.high.any():
+        return "All risks are equal: no log-rank test."
+    first = np.unique(risks.ids, return_index=True)[1]
+    outcomes = Surv.from_arrays(risks.event[first], risks.time[first])
+    chi, p = compare_survival(outcomes, risks.high[first])
+    return f"Log-rank test: chi² {chi:.2f}, p {p:.2g}."
