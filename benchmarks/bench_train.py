@@ -24,7 +24,8 @@ from benchmarks.harness import arguments, finish
 from thinsection.evaluation.labels import LabelsConfig, read_cohort
 from thinsection.predict.bags import Bags
 from thinsection.predict.experiment import FoldsConfig, TrainConfig, train
-from thinsection.predict.heads.config import HeadConfig, build_head
+from thinsection.predict.heads.config import HeadConfig
+from thinsection.predict.heads.head import build_head
 from thinsection.predict.training import FitConfig, Part, Trainer
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB

@@ -26,7 +26,7 @@ import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ from thinsection.predict.bags import Bags
 from thinsection.predict.experiment import FoldsConfig, TrainConfig, plan, train
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.training import FitConfig
+from thinsection.weights.placement import importable_torchvision
 
 RESULT = Path(__file__).parent / "results" / "recipes.json"
 DIM = 16
@@ -72,6 +73,14 @@ Scores = np.ndarray  # (cases,), higher for the second class
 Loop = Callable[[Sequence[Bag], Sequence[Bag], Sequence[Bag], float], Scores]
 
 
+class Place(NamedTuple):
+    """A cell of the table."""
+
+    head: str
+    loop: str  # 'ours', or the learning rate of the authors'
+    seed: str
+
+
 def main() -> None:
     """Runs the cells of one head that the JSON lacks."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -84,23 +93,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    importable_torchvision()  # CLAM and DSMIL import it
     clone = args.authors / AUTHORS[args.head][0]
     sys.path.insert(0, str(clone.resolve()))
     sys.path.insert(0, str((args.authors / "nystrom-attention").resolve()))
-    repository = AUTHORS[args.head][1]
+    commits = {AUTHORS[args.head][1]: commit_of(clone)}
     rates = sorted({DEFAULT_RATES[args.head], *RATES})
     with tempfile.TemporaryDirectory() as name:
         for seed in args.seeds:
             root = planted(Path(name) / f"{seed}", cases=CASES, tiles=TILES, seed=seed)
             for key in args.loops or ("ours", *(f"{rate:g}" for rate in rates)):
-                if has_cell(args.out, args.head, key, seed):
+                place = Place(args.head, key, str(seed))
+                if has_cell(args.out, place):
                     continue
                 if key == "ours":
                     cell = run_ours(root, args.head, seed)
                 else:
                     cell = run_authors(LOOPS[args.head], root, float(key), seed)
-                commits = {repository: commit_of(clone)}
-                save(args.out, args.head, key, seed, cell, commits)
+                save(args.out, place, cell, commits)
 
 
 def commit_of(clone: Path) -> str:
@@ -313,8 +323,10 @@ def transmil(
 
     Its RAdam does not run with current torch: torch's stands in its place.
     """
+    _bare_package("models")
+    _bare_package("MyOptimizer")
     module = importlib.import_module("models.TransMIL")
-    lookahead = _lookahead()
+    lookahead = importlib.import_module("MyOptimizer.lookahead").Lookahead
     model = module.TransMIL(n_classes=2)
     # the published widths, 1,024 and 512, are no arguments
     model._fc1 = nn.Sequential(nn.Linear(DIM, HIDDEN_DIM), nn.ReLU())
@@ -363,13 +375,11 @@ def transmil(
             )
 
 
-def _lookahead() -> Any:
-    """The authors' wrapper; their package imports optimisers that do not run any more."""
-    package = types.ModuleType("MyOptimizer")
-    folder = next(p for p in map(Path, sys.path) if (p / "MyOptimizer").is_dir())
-    package.__path__ = [str(folder / "MyOptimizer")]
-    sys.modules["MyOptimizer"] = package
-    return importlib.import_module("MyOptimizer.lookahead").Lookahead
+def _bare_package(name: str) -> None:
+    """A package of the authors whose own __init__ imports what is not used, and not installed."""
+    package = types.ModuleType(name)
+    package.__path__ = [str(Path(folder) / name) for folder in sys.path]
+    sys.modules[name] = package
 
 
 @contextlib.contextmanager
@@ -449,26 +459,21 @@ def read_results(path: Path) -> dict[str, Any]:
     return results
 
 
-def has_cell(path: Path, head: str, loop: str, seed: int) -> bool:
+def has_cell(path: Path, place: Place) -> bool:
     """Whether an earlier call ran the cell."""
     cells = read_results(path)["cells"]
-    return str(seed) in cells.get(head, {}).get(loop, {})
+    return place.seed in cells.get(place.head, {}).get(place.loop, {})
 
 
 def save(
-    path: Path,
-    head: str,
-    loop: str,
-    seed: int,
-    cell: dict[str, Any],
-    commits: dict[str, str],
+    path: Path, place: Place, cell: dict[str, Any], commits: dict[str, str]
 ) -> None:
     """Adds a cell to the JSON; another process may add to it too."""
-    print(head, loop, seed, cell, flush=True)
+    print(*place, cell, flush=True)
     with hold(path.with_suffix(".lock")):
         results = read_results(path)
-        of_head = results["cells"].setdefault(head, {})
-        of_head.setdefault(loop, {})[str(seed)] = cell
+        of_head = results["cells"].setdefault(place.head, {})
+        of_head.setdefault(place.loop, {})[place.seed] = cell
         results["commits"] |= commits
         results["default_rates"] = {n: f"{rate:g}" for n, rate in DEFAULT_RATES.items()}
         document = {"benchmark": "recipes", **environment(), "results": results}

@@ -12,16 +12,17 @@ from thinsection.evaluation.labels import Target
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.run import run
 from thinsection.predict.bags import Bags
-from thinsection.predict.heads.config import HeadConfig, build_head
+from thinsection.predict.heads.config import HeadConfig
+from thinsection.predict.heads.head import build_head
+from thinsection.predict.inputs import training_inputs
 from thinsection.predict.model_file import (
     Member,
     Model,
     ModelCard,
-    Usual,
     case_mark,
     save_model,
-    training_inputs,
 )
+from thinsection.predict.usual import Usual
 from thinsection.slide import open_slide
 from thinsection.testing.synthetic import PyramidKind, write_levels
 

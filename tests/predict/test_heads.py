@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from thinsection.config import from_mapping
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.predict.bags import grid_cells
-from thinsection.predict.heads.config import HEADS, HeadConfig, build_head
-from thinsection.predict.heads.head import Head, HeadOutput
+from thinsection.predict.heads.config import HEADS, HeadConfig
+from thinsection.predict.heads.head import Head, HeadOutput, build_head
 
 DIM, SETTINGS = (
     12,
@@ -248,7 +248,7 @@ def test_the_transformers_attention_is_softmax_with_distance() -> None:
     mid = [linear(t, s, "blocks.0.mlp.fc1") for t in plain_norm(h, s, "blocks.0.norm2")]
     mid = [0.5 * t * (1 + erf(t / math.sqrt(2))) for t in mid]
     h = plain_norm(h + [linear(t, s, "blocks.0.mlp.fc2") for t in mid], s, "norm")
-    wanted = head.pooled(torch.from_numpy(h)).logits.detach().numpy()
+    wanted = head.pool(torch.from_numpy(h)).logits.detach().numpy()
     np.testing.assert_allclose(
         head(features, coords).logits.detach().numpy(), wanted, atol=1e-6
     )

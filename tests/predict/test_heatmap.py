@@ -17,10 +17,10 @@ from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.labels import Target
 from thinsection.files.atomic import TMP_MARK
+from thinsection.predict.answering import through, tile_scores
 from thinsection.predict.bags import Bags
 from thinsection.predict.heatmap import HeatmapRunConfig, heatmap
 from thinsection.predict.model_file import load_model
-from thinsection.predict.predicting import through, tile_scores
 from thinsection.store.geojson import write_tiles_geojson
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
 

@@ -19,19 +19,20 @@ from thinsection.errors import (
 from thinsection.evaluation.labels import Target
 from thinsection.pool import load_slide_encoder
 from thinsection.pool.encoder import Expects, check_fit
-from thinsection.predict.heads.config import HeadConfig, build_head
+from thinsection.predict.heads.config import HeadConfig
+from thinsection.predict.heads.head import build_head
+from thinsection.predict.inputs import Inputs
 from thinsection.predict.model_file import (
-    Inputs,
     Member,
     Model,
     ModelCard,
-    Usual,
     card_markdown,
     case_mark,
     load_model,
     read_card,
     save_model,
 )
+from thinsection.predict.usual import Usual
 from thinsection.weights.files import MODEL_KEY
 
 DIM = 6

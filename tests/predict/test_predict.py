@@ -67,11 +67,11 @@ def test_a_second_run_answers_from_what_is_there_and_another_model_does_not(
     first = predict(trained.model, out)
     before = first.table.read_bytes()
     asked: list[str] = []
-    from thinsection.predict import predicting
+    from thinsection.predict import answering
 
-    through = predicting.through
+    through = answering.through
     monkeypatch.setattr(
-        predicting, "through", lambda *a, **k: asked.append("bag") or through(*a, **k)
+        answering, "through", lambda *a, **k: asked.append("bag") or through(*a, **k)
     )
     assert predict(trained.model, out).rows == first.rows
     assert first.table.read_bytes() == before and not asked

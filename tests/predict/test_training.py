@@ -20,15 +20,10 @@ from thinsection.predict.bags import Bags
 from thinsection.predict.experiment import FoldsConfig, TrainConfig, train
 from thinsection.predict.folds import Study, read_fold
 from thinsection.predict.heads.config import HEADS, HeadConfig
+from thinsection.predict.losses import cox_loss, discrete_loss, targets_of
 from thinsection.predict.model_file import load_model
 from thinsection.predict.predicting import predict
-from thinsection.predict.training import (
-    FitConfig,
-    cox_loss,
-    discrete_loss,
-    targets_of,
-    with_recipe,
-)
+from thinsection.predict.training import FitConfig, with_recipe
 
 SMALL = HeadConfig(hidden_dim=32, attention_dim=16)
 FIT = FitConfig(epochs=16, patience=10, lr=3e-3, device="cpu")

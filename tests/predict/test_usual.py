@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from thinsection.predict.model_file import Usual
+from thinsection.predict.usual import Usual
 
 CASES, DIM, TILES = 200, 12, 1000
 WITHIN = 2.0  # standard deviation of a case's tiles, whose cases differ by .3

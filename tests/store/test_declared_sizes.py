@@ -9,7 +9,7 @@ import pytest
 from thinsection.errors import DatasetError, StoreError
 from thinsection.evaluation.embeddings import read_embeddings
 from thinsection.predict.bags import Bags
-from thinsection.predict.model_file import read_inputs
+from thinsection.predict.inputs import read_inputs
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import read_tiles
 

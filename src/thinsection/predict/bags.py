@@ -7,15 +7,16 @@ read from their places in the file (`EmbeddingRows`): 2,048 of 20,000 tiles are 
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from thinsection.errors import DatasetError, require
+from thinsection.errors import DatasetError
 from thinsection.evaluation.embeddings import check_finite, open_embeddings
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import (
@@ -27,7 +28,8 @@ from thinsection.store.tiles_h5 import (
 from thinsection.types import Closing, CoordsL0
 
 PREFETCH = 1  # bags that are read ahead
-_INDEX = 8192  # bytes of what is kept of a slide that is not
+INDEX_BYTES = 8192  # of the index that is kept of a slide which is not
+SLIDE_GAP = 1024  # cells between the slides of a bag
 
 Rows = npt.NDArray[np.int64]
 Stored = EmbeddingRows | npt.NDArray[Any]  # of one slide: on disk, or in memory
@@ -38,6 +40,13 @@ class Bag(NamedTuple):
 
     features: npt.NDArray[np.float32]  # (N, D)
     cells: Rows | None  # (N, 2), see `grid_cells`; None where they were not asked for
+
+    def tensors(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Features and cells on a device, as a head takes them."""
+        features = torch.from_numpy(self.features).to(device)
+        if self.cells is None:
+            return features, None
+        return features, torch.from_numpy(self.cells).to(device)
 
 
 class Bags(Closing):
@@ -59,7 +68,9 @@ class Bags(Closing):
         budget_bytes: int = 0,
         cells: bool = False,
     ) -> None:
-        self._files, self._left, self.cells = files, budget_bytes, cells
+        self._files = files
+        self._bytes_left = budget_bytes
+        self.cells = cells
         self._kept: dict[int, Sequence[Stored]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bags")
 
@@ -74,65 +85,55 @@ class Bags(Closing):
         Raises DatasetError: no tiles, slides of several encoders, values that are not finite.
         """
         paths = self._files[case]
-        slides = self._kept.get(case) or self._opened(case)
-        names = ", ".join(repr(str(path)) for path in paths)
-        total, widths = (
-            sum(len(s) for s in slides),
-            sorted({s.shape[1] for s in slides}),
-        )
-        require(total, "a bag must hold tiles", f"none in {names}", error=DatasetError)
-        rule = "slides of a case must have embeddings of one encoder"
-        require(len(widths) == 1, rule, f"D of {widths} in {names}", error=DatasetError)
+        slides = self._slides(case)
+        total = sum(len(slide) for slide in slides)
+        _check_slides(slides, paths)
         rows = None
         if rng is not None and 0 < most < total:
             rows = np.sort(rng.choice(total, most, replace=False))
-        edges = np.cumsum(
-            [0, *(len(slide) for slide in slides)]
-        )  # rows count through all slides
-        parts = [
-            slide[:]
-            if rows is None
-            else slide[rows[(rows >= first) & (rows < last)] - first]
-            for slide, first, last in zip(slides, edges, edges[1:], strict=False)
-        ]
+        parts = [slide[:] for slide in slides] if rows is None else _take(slides, rows)
         joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
         features = np.ascontiguousarray(joined, dtype=np.float32)
-        if not np.isfinite(
-            features.sum()
-        ):  # in float32 also where the sum alone overflows
-            check_finite(
-                features, [f"row {i} of {paths[0].name}" for i in range(len(features))]
-            )
-        cells = (
-            _cells(paths)[slice(None) if rows is None else rows] if self.cells else None
-        )
+        # a sum in float32 may overflow where every value is finite: look again then
+        if not np.isfinite(features.sum()):
+            ids = [f"row {i} of {paths[0].name}" for i in range(len(features))]
+            check_finite(features, ids)
+        cells = None
+        if self.cells:
+            cells = _read_cells(paths)
+            cells = cells if rows is None else cells[rows]
         return Bag(features, cells)
 
-    def count(self, case: int) -> int:
-        """Number of tiles of a case."""
-        return sum(len(slide) for slide in self._kept.get(case) or self._opened(case))
-
-    def _opened(self, case: int) -> Sequence[Stored]:
-        slides: list[Stored] = [open_embeddings(p) for p in self._files[case]]
-        size = sum(len(s) * s.shape[1] * s.dtype.itemsize for s in slides)
-        if size <= self._left:
-            self._left -= size
-            self._kept[case] = slides = [s[:] for s in slides]
-        elif all(getattr(s, "index_bytes", _INDEX + 1) <= _INDEX for s in slides):
-            self._kept[case] = slides  # open, so to say: where their rows lie
+    def _slides(self, case: int) -> Sequence[Stored]:
+        """Slides of a case, kept from the first use on where the budget allows it."""
+        if case in self._kept:
+            return self._kept[case]
+        slides: list[Stored] = [open_embeddings(path) for path in self._files[case]]
+        size = sum(
+            len(slide) * slide.shape[1] * slide.dtype.itemsize for slide in slides
+        )
+        if size <= self._bytes_left:
+            self._bytes_left -= size
+            slides = [slide[:] for slide in slides]
+            self._kept[case] = slides
+        elif all(
+            isinstance(slide, EmbeddingRows) and slide.index_bytes <= INDEX_BYTES
+            for slide in slides
+        ):
+            self._kept[case] = slides  # where their rows lie, not the rows
         return slides
 
     def stream(
         self, cases: Sequence[int], *, most: int = 0, seed: Sequence[int] = ()
     ) -> Iterator[tuple[int, Bag]]:
         """Each case with its bag, read ahead; `most` draws tiles by the seed and the case alone."""
-        todo, waiting = iter(cases), deque[Any]()
+        todo = iter(cases)
+        waiting = deque[tuple[int, Future[Bag]]]()
         while True:
             for case in islice(todo, PREFETCH + 1 - len(waiting)):
                 rng = np.random.default_rng([*seed, case]) if most else None
-                waiting.append(
-                    (case, self._thread.submit(self.read, case, most=most, rng=rng))
-                )
+                future = self._thread.submit(self.read, case, most=most, rng=rng)
+                waiting.append((case, future))
             if not waiting:
                 return
             case, future = waiting.popleft()
@@ -144,30 +145,59 @@ class Bags(Closing):
         self._kept.clear()
 
 
-def _cells(paths: Sequence[Path]) -> Rows:
+def _check_slides(slides: Sequence[Stored], paths: Sequence[Path]) -> None:
+    """Raises DatasetError: no tiles, or several encoders."""
+    names = ", ".join(repr(str(path)) for path in paths)
+    if not any(len(slide) for slide in slides):
+        raise DatasetError(f"a bag must hold tiles, got none in {names}")
+    widths = sorted({slide.shape[1] for slide in slides})
+    if len(widths) > 1:
+        raise DatasetError(
+            "slides of a case must have embeddings of one encoder, got D of "
+            f"{widths} in {names}"
+        )
+
+
+def _take(slides: Sequence[Stored], rows: Rows) -> list[npt.NDArray[Any]]:
+    """Rows of each slide; `rows` count through all slides."""
+    parts = []
+    first = 0
+    for slide in slides:
+        last = first + len(slide)
+        parts.append(slide[rows[(rows >= first) & (rows < last)] - first])
+        first = last
+    return parts
+
+
+def _read_cells(paths: Sequence[Path]) -> Rows:
     """The cells of all tiles of a case. Memory: 32 N bytes."""
-    found = []
+    slides = []
     for path in paths:
         with open_h5(path) as file:
-            coords = stored_dataset(file, "coords", path)
-            said = dict(file.attrs) | dict(coords.attrs)
-            at = np.asarray(coords[...], np.int64).reshape(-1, 2)
-        check_numbers(said, path)
-        edge = TilesFile(coords_l0=at, features=None, attributes=said).tile_px_l0
-        rule, got = "coords must say their patch_size_level0", f"none in {str(path)!r}"
-        require(edge, rule, f"{got}; take a head without places", error=DatasetError)
-        found.append((at, int(edge or 1)))
-    return grid_cells(found)
+            dataset = stored_dataset(file, "coords", path)
+            attributes = dict(file.attrs) | dict(dataset.attrs)
+            coords = np.asarray(dataset[...], np.int64).reshape(-1, 2)
+        check_numbers(attributes, path)
+        tiles = TilesFile(coords_l0=coords, features=None, attributes=attributes)
+        if not tiles.tile_px_l0:
+            raise DatasetError(
+                f"coords must say their patch_size_level0, got none in {str(path)!r}; "
+                "take a head without places"
+            )
+        slides.append((coords, int(tiles.tile_px_l0)))
+    return grid_cells(slides)
 
 
 def grid_cells(slides: Sequence[tuple[CoordsL0, int]]) -> Rows:
-    """Column and row (N, 2) of each tile of a bag; its slides lie side by side, 1,024 cells apart.
+    """Column and row (N, 2) of each tile of a bag; its slides lie side by side, SLIDE_GAP apart.
 
-    Of each slide it takes the tiles' corners and a tile's edge, level-0 px.
+    Args:
+        slides: of each slide the tiles' corners, and a tile's edge, level-0 px.
     """
-    parts, left = [], 0
+    parts = []
+    left = 0
     for coords_l0, edge in slides:
         cells = (coords_l0 - coords_l0.min(0)) // edge + np.array([left, 0])
-        left = int(cells[:, 0].max()) + 1024
+        left = int(cells[:, 0].max()) + SLIDE_GAP
         parts.append(cells)
     return np.concatenate(parts).astype(np.int64)

@@ -1,6 +1,6 @@
 """From embeddings and labels to an experiment: models of folds, honest scores, one model file.
 
-OUT/experiment.json, index.html   what was found; its page, with heatmaps.js, see `heatmap_links`
+OUT/experiment.json, index.html   all figures; their page
     model.safetensors             the ensemble of the folds, for `predict` and `heatmap`
     predictions.csv               of slides and cases, by the fold that has not seen them
     cohort.json, folds/           see `folds`
@@ -12,35 +12,54 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from thinsection.config import as_mapping, nearest, option, section
-from thinsection.errors import ClusterError, ConfigError, StoreError, require, rewording
-from thinsection.evaluation.labels import Cohort, Floats, LabelsConfig, read_cohort
+from thinsection.errors import ClusterError, ConfigError, StoreError, rewording
+from thinsection.evaluation.labels import Cohort, LabelsConfig, read_cohort
 from thinsection.evaluation.leaks import Contents, check_copies, read_contents, sketches
-from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.parts import Drawing, FoldUnit, make_parts
 from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.jobs.contract import Report
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
-from thinsection.predict import folds as studies
-from thinsection.predict import model_file, tested
+from thinsection.predict import tested
 from thinsection.predict.bags import Bags
-from thinsection.predict.folds import FoldDone, FoldJob, FoldResult, Study, TrainTask
-from thinsection.predict.heads.config import HeadConfig, build_head
-from thinsection.predict.heatmap_links import heatmap_folder, write_heatmap_links
+from thinsection.predict.experiment_page import experiment_page
+from thinsection.predict.folds import (
+    FoldDone,
+    FoldJob,
+    FoldResult,
+    Study,
+    TrainTask,
+    fold_key,
+    read_fold,
+)
+from thinsection.predict.heads.config import HeadConfig
+from thinsection.predict.heads.head import build_head
+from thinsection.predict.inputs import training_inputs
 from thinsection.predict.locking import lock_of
+from thinsection.predict.model_file import (
+    Member,
+    Model,
+    ModelCard,
+    content_mark,
+    name_marks,
+    save_model,
+    versions,
+)
 from thinsection.predict.review import ReviewSettings, review
 from thinsection.predict.tested import Tested
 from thinsection.predict.training import FitConfig, with_recipe
+from thinsection.predict.usual import Usual
 from thinsection.report.index import write_index
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
+from thinsection.weights.origin import slug
 
-GRID = ("lr", "weight_decay", "bag_size", "dropout")  # that may be tried
+GRID = ("lr", "weight_decay", "bag_size", "dropout")  # settings that may be tried
 RESIDUAL_TILES = 64  # of each case, for the variance of its tiles
 
 
@@ -88,6 +107,15 @@ class TrainConfig:
     executor: ExecutorConfig = section(ExecutorConfig)
 
 
+class Trained(NamedTuple):
+    """Folds that are trained, and the one temperature of their logits."""
+
+    study: Study
+    contents: Contents
+    results: Sequence[FoldResult]
+    temperature: float
+
+
 def train(
     data: str | Path,
     *,
@@ -96,7 +124,7 @@ def train(
     against: str | Path | None = None,
     on_message: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Trains a head on stored embeddings and says how good it is; what experiment.json holds.
+    """Trains a head on stored embeddings and scores it; the content of experiment.json.
 
     Folds that are done with the same settings and labels are not trained again; one that was killed
     goes on from its last checkpoint, to the same bytes.
@@ -112,53 +140,31 @@ def train(
 
     Raises ThinsectionError: labels that do not fit, bad settings, a damaged file, a lost cluster.
     """
-    config, out = config or TrainConfig(), Path(out).absolute()
-    cohort, cross, seed = (
-        read_cohort(Path(data), config.labels),
-        config.cross,
-        config.fit.seed,
-    )
+    config = config or TrainConfig()
+    out = Path(out).absolute()
+    folder = Path(data).absolute()
+    cohort = read_cohort(Path(data), config.labels)
     for line in cohort.account:
         on_message(line)
-    study, contents, notes = plan(cohort, cross, seed)
+    study, contents, notes = plan(cohort, config.cross, config.fit.seed)
     warnings = [f"warning: {warning}" for warning in study.warnings]
     for line in (*notes, *warnings, *tested.forecast(study)):
         on_message(line)
     study.save(out)
-    results = _train_all(study, config, out, on_message)
+    results = _train_folds(study, config, out, on_message)
     temperature = tested.ensemble_temperature(study, results)
-    told, slides = tested.tested_of(study, results, temperature)
-    lock = lock_of(study, results, told, temperature)
-    document = _document(config, study, told, results, out.name)
-    document["temperature"] = temperature
-    document["account"] += notes
-    document["warnings"] = [*study.warnings]
-    document["review"] = review(
-        study,
-        contents,
-        told,
-        results,
-        ReviewSettings(
-            head=config.head,
-            fit=config.fit,
-            fold_unit=cross.fold_unit,
-            repeats=cross.repeats,
-            splits=cross.splits,
-            grid=cross.grid,
-        ),
-    )
+    trained = Trained(study, contents, results, temperature)
+    scored, slides = tested.tested_of(study, results, temperature)
+    document = _document(config, trained, scored, notes, name=out.name)
     if against is not None:
-        document["against"] = tested.compare(told, Path(against))
-    _write_model(
-        out, config, study, results, contents=contents, document=document, lock=lock
-    )
-    write_table(out / "predictions.csv", tested.lines_of(told, slides))
-    folder = Path(data).absolute()
-    heatmaps = heatmap_folder(folder / cohort.place.split("/")[0], out.name)
+        document["against"] = tested.compare(scored, Path(against))
+    heatmaps = folder / cohort.place.split("/")[0] / f"heatmap_{slug(out.name)}"
     document["heatmaps"] = os.path.relpath(heatmaps, out)
-    page = tested.experiment_page(document, told, folder / SLIDES)
+    model = _ensemble(config, trained, scored, document["scores"], name=out.name)
+    save_model(out / "model.safetensors", model)
+    write_table(out / "predictions.csv", tested.lines_of(scored, slides))
+    page = experiment_page(document, scored, folder / SLIDES)
     write_text(out / "index.html", page)
-    write_heatmap_links(out, heatmaps)
     write_json(out / tested.EXPERIMENT_NAME, document)
     if (out.parent.parent / "summary.csv").is_file():  # RESULTS/experiments/NAME
         write_index(out.parent.parent)
@@ -168,7 +174,7 @@ def train(
 def plan(
     cohort: Cohort, cross: FoldsConfig, seed: int
 ) -> tuple[Study, Contents, list[str]]:
-    """Folds whose parts share nothing, what the slides hold, and sentences for the person.
+    """Folds whose parts share nothing, the slides' contents, and sentences for the person.
 
     Raises DatasetError, InvalidInputError, ConfigError: see `make_parts`, `read_contents` and
     `check_copies`.
@@ -186,106 +192,109 @@ def plan(
     parts, lines = make_parts(cohort, drawing, cross.splits, allow_leakage=allowed)
     contents = read_contents([path for paths in cohort.paths for path in paths])
     copies = check_copies(cohort, parts, contents, allowed=allowed)
-    warnings = (*cohort.warnings, *copies)
     study = Study(
-        cohort=cohort, parts=parts, digests=contents.digests, warnings=warnings
+        cohort=cohort,
+        parts=parts,
+        digests=contents.digests,
+        warnings=(*cohort.warnings, *copies),
     )
     return study, contents, lines
 
 
-def _train_all(
+def _train_folds(
     study: Study, config: TrainConfig, out: Path, on_message: Callable[[str], None]
 ) -> list[FoldResult]:
-    """Of each fold the head of the setting whose inner loss is lowest, the first of equals."""
-    jobs, failed = list[list[FoldJob]](), list[str]()
-    for fold in range(len(study.parts)):
-        tries = enumerate(_tries(config))
-        jobs.append(
-            [FoldJob(fold=fold, setting=i, head=h, fit=f) for i, (h, f) in tries]
-        )
-
-    def take(report: Report[FoldDone]) -> None:
-        failed.extend(done.error for done in report.results if done.error)
-
-    task = TrainTask(
-        out=out, memory=config.cross.memory, threads=config.executor.threads
-    )
-    # a fold may take long: each is a task of its own
-    executor = replace(config.executor, chunk_slides=config.executor.chunk_slides or 1)
-    told: dict[str, Any] = {"folder": out, "on_report": take, "on_message": on_message}
-    told["on_event"] = lambda done: on_message(done.words)
-    execute([job for own in jobs for job in own], task, executor, **told)
-    if failed:
-        raise ClusterError(
-            f"each fold must be trained, got {failed[0]}; run the command again"
-        )
-    best = []
-    for own in jobs:
-        found = [
-            studies.read_fold(out, job.name, studies.fold_key(job, study))
-            for job in own
+    """For each fold the head of the setting whose inner loss is lowest, the first of equals."""
+    settings = list(_settings(config))
+    jobs_by_fold = [
+        [
+            FoldJob(fold=fold, setting=i, head=head, fit=fit)
+            for i, (head, fit) in enumerate(settings)
         ]
-        whole = [result for result in found if result is not None]
-        require(
-            len(whole) == len(own),
-            "each fold must have its file",
-            "fewer",
-            error=StoreError,
+        for fold in range(len(study.parts))
+    ]
+    errors = list[str]()
+
+    def collect_errors(report: Report[FoldDone]) -> None:
+        errors.extend(done.error for done in report.results if done.error)
+
+    execute(
+        [job for jobs in jobs_by_fold for job in jobs],
+        TrainTask(out=out, memory=config.cross.memory, threads=config.executor.threads),
+        # a fold may take long: each is a task of its own
+        replace(config.executor, chunk_slides=config.executor.chunk_slides or 1),
+        folder=out,
+        on_report=collect_errors,
+        on_message=on_message,
+        on_event=lambda done: on_message(done.words),
+    )
+    if errors:
+        raise ClusterError(
+            f"each fold must be trained, got {errors[0]}; run the command again"
         )
-        best.append(min(whole, key=lambda result: result.stop_loss))
-    return best
+    return [_best_setting(out, jobs, study) for jobs in jobs_by_fold]
 
 
-def _tries(config: TrainConfig) -> Iterator[tuple[HeadConfig, FitConfig]]:
+def _best_setting(out: Path, jobs: Sequence[FoldJob], study: Study) -> FoldResult:
+    """The result of a fold whose inner loss is lowest, the first of equals."""
+    results = []
+    for job in jobs:
+        result = read_fold(out, job.name, fold_key(job, study))
+        if result is None:
+            raise StoreError("each fold must have its file, got fewer")
+        results.append(result)
+    return min(results, key=lambda result: result.stop_loss)
+
+
+def _settings(config: TrainConfig) -> Iterator[tuple[HeadConfig, FitConfig]]:
     """Every combination of the grid."""
     grid: dict[str, list[Any]] = {}
     for item in config.cross.grid:
         name, _, listed = item.partition("=")
-        rule = f"grid must name a setting as {GRID[0]}=1e-4,1e-3, got {item!r}"
         if name not in GRID or not listed:
-            raise ConfigError(f"{rule}{nearest(name, GRID)}")
+            raise ConfigError(
+                f"grid must name a setting as {GRID[0]}=1e-4,1e-3, got {item!r}"
+                f"{nearest(name, GRID)}"
+            )
         kind = int if name == "bag_size" else float
         with rewording("grid must list numbers", item, ValueError, error=ConfigError):
             grid[name] = [kind(text) for text in listed.split(",")]
-    for chosen in product(*grid.values()):
-        given = dict(zip(grid, chosen, strict=True))
-        dropout = given.pop("dropout", config.head.dropout)
-        fit = with_recipe(replace(config.fit, **given), config.head.head)
+    for values in product(*grid.values()):
+        chosen = dict(zip(grid, values, strict=True))
+        dropout = chosen.pop("dropout", config.head.dropout)
+        fit = with_recipe(replace(config.fit, **chosen), config.head.head)
         yield replace(config.head, dropout=dropout), fit
 
 
 def _document(
     config: TrainConfig,
-    study: Study,
-    told: Tested,
-    results: Sequence[FoldResult],
-    name_of_experiment: str,
+    trained: Trained,
+    scored: Tested,
+    notes: Sequence[str],
+    *,
+    name: str,
 ) -> dict[str, Any]:
-    """What experiment.json holds."""
-    sampling = told.sampling
-    scores = tested.score_table(told.scorers, sampling, seed=config.fit.seed)
-    folds = []
-    for fold, (part, result) in enumerate(zip(study.parts, results, strict=True)):
-        folds.append(
-            {
-                "repeat": part.repeat,
-                "train": len(part.train),
-                "stop": len(part.stop),
-                "test": len(part.test),
-                "epochs": len(result.losses),
-                "best_epoch": result.best,
-                "score": told.of_fold(fold),
-            }
-        )
-    headline = scores[told.metric]
+    """The content of experiment.json."""
+    study = trained.study
+    cross = config.cross
+    sampling = scored.sampling
+    scores = tested.score_table(scored.scorers, sampling, seed=config.fit.seed)
+    headline = scores[scored.metric]
     ends = None if headline["missing"] else [headline["low"], headline["high"]]
-    target = study.cohort.target
+    settings = ReviewSettings(
+        head=config.head,
+        fit=config.fit,
+        fold_unit=cross.fold_unit,
+        repeats=cross.repeats,
+        splits=cross.splits,
+        grid=cross.grid,
+    )
     return {
-        "name": name_of_experiment,
-        "task": target.kind,
-        "target": ", ".join(target.columns),
+        "name": name,
+        "task": study.cohort.target.kind,
+        "target": ", ".join(study.cohort.target.columns),
         "head": config.head.head,
-        "metric": told.metric,
+        "metric": scored.metric,
         "value": headline["value"],
         "interval": ends,
         "interval_missing": headline["missing"],
@@ -293,12 +302,32 @@ def _document(
         "pooled_over": headline["pooled_over"],
         "date": datetime.now(UTC).date().isoformat(),
         "scores": scores,
-        "folds": folds,
-        "heads": [result.name for result in results],
-        "account": list(study.cohort.account),
+        "folds": _fold_rows(trained, scored),
+        "heads": [result.name for result in trained.results],
+        "account": [*study.cohort.account, *notes],
         "settings": as_mapping(config),
-        "versions": model_file.versions(),
+        "versions": versions(),
+        "temperature": trained.temperature,
+        "warnings": [*study.warnings],
+        "review": review(study, trained.contents, scored, trained.results, settings),
     }
+
+
+def _fold_rows(trained: Trained, scored: Tested) -> list[dict[str, Any]]:
+    """Sizes, epochs and score of each fold."""
+    pairs = zip(trained.study.parts, trained.results, strict=True)
+    return [
+        {
+            "repeat": part.repeat,
+            "train": len(part.train),
+            "stop": len(part.stop),
+            "test": len(part.test),
+            "epochs": len(result.losses),
+            "best_epoch": result.best,
+            "score": scored.fold_score(fold),
+        }
+        for fold, (part, result) in enumerate(pairs)
+    ]
 
 
 def _score_words(score: dict[str, Any]) -> str:
@@ -311,49 +340,38 @@ def _score_words(score: dict[str, Any]) -> str:
     return f"{words} [{score['low']:.4f}, {score['high']:.4f}]"
 
 
-def _usual(means: Floats, bags: Bags) -> model_file.Usual:
-    """What is usual among the training cases, of means (n, D); of tiles by a draw of each case."""
-    drawn = bags.stream(list(range(len(bags))), most=RESIDUAL_TILES, seed=[1])
-    residuals = (bag.features - bag.features.mean(axis=0) for _, bag in drawn)
-    return model_file.Usual.of(
-        means, residuals, [bags.count(i) for i in range(len(bags))]
-    )
-
-
-def _write_model(
-    out: Path,
+def _ensemble(
     config: TrainConfig,
-    study: Study,
-    results: Sequence[FoldResult],
+    trained: Trained,
+    scored: Tested,
+    scores: dict[str, dict[str, Any]],
     *,
-    contents: Contents,
-    document: dict[str, Any],
-    lock: model_file.Lock,
-) -> None:
-    """The heads of all folds as one file."""
+    name: str,
+) -> Model:
+    """The heads of all folds as one model."""
+    study, contents, results, temperature = trained
     cohort = study.cohort
-    files = cohort.paths
-    inputs = model_file.training_inputs([path for paths in files for path in paths])
-    counts = [len(slides) for slides in cohort.slides]
-    case_of = np.repeat(np.arange(len(counts)), counts)
-    with Bags(files) as bags:
-        usual = _usual(contents.case_means(case_of), bags)
-    marks = _marks_by_case(cohort, contents, case_of)
-    heads, members = [], []
+    files = [path for paths in cohort.paths for path in paths]
+    inputs = training_inputs(files)
+    usual = _usual(study, contents)
+    marks_by_case = _marks_by_case(study, contents)
+    heads = []
+    members = []
     for part, result in zip(study.parts, results, strict=True):
         head = build_head(config.head, inputs.dim, len(cohort.target.names))
         head.load_state_dict(result.state)
         heads.append(head.eval())
-        held_out = dict.fromkeys(mark for i in part.test for mark in marks[i])
+        held_out = [mark for i in part.test for mark in marks_by_case[i]]
         members.append(
-            model_file.Member(
-                temperature=document["temperature"],
-                held_out=tuple(held_out),
+            Member(
+                temperature=temperature,
+                held_out=tuple(dict.fromkeys(held_out)),
                 target=result.target,
             )
         )
-    card = model_file.ModelCard(
-        name=out.name,
+    trained_marks = [mark for marks in marks_by_case for mark in marks]
+    card = ModelCard(
+        name=name,
         head=config.head,
         target=cohort.target,
         inputs=inputs,
@@ -363,29 +381,35 @@ def _write_model(
         within_floor=usual.within_floor,
         num_tiles=usual.num_tiles,
         table_sha256=file_sum(Path(config.labels.labels or "")),
-        trained=tuple(dict.fromkeys(mark for own in marks for mark in own)),
+        trained=tuple(dict.fromkeys(trained_marks)),
         sketches=sketches(contents.means, usual.center),
-        lock=lock,
+        lock=lock_of(study, results, scored, temperature),
         data={"account": "; ".join((*cohort.account, *study.warnings))},
-        scores={
-            name: _score_words(score) for name, score in document["scores"].items()
-        },
-        versions=model_file.versions(),
+        scores={metric: _score_words(score) for metric, score in scores.items()},
+        versions=versions(),
     )
-    model = model_file.Model(card=card, heads=tuple(heads), usual=usual)
-    model_file.save_model(out / "model.safetensors", model)
+    return Model(card=card, heads=tuple(heads), usual=usual)
 
 
-def _marks_by_case(
-    cohort: Cohort, contents: Contents, case_of: IndexArray
-) -> list[list[str]]:
+def _usual(study: Study, contents: Contents) -> Usual:
+    """Usual embeddings of the training cases: their means, and some tiles of each."""
+    case_of = study.case_of_slide
+    num_tiles = np.bincount(case_of, weights=contents.num_tiles)
+    with Bags(study.cohort.paths) as bags:
+        drawn = bags.stream(range(len(bags)), most=RESIDUAL_TILES, seed=[1])
+        residuals = (bag.features - bag.features.mean(axis=0) for _, bag in drawn)
+        return Usual.of(contents.case_means(case_of), residuals, num_tiles.tolist())
+
+
+def _marks_by_case(study: Study, contents: Contents) -> list[list[str]]:
     """Marks of each case in the model file: of its name, its slides' names and embeddings."""
+    cohort = study.cohort
     marks = [
-        model_file.name_marks(case, patient, *slides)
+        name_marks(case, patient, *slides)
         for case, patient, slides in zip(
             cohort.cases, cohort.patients, cohort.slides, strict=True
         )
     ]
-    for case, digest in zip(case_of.tolist(), contents.digests, strict=True):
-        marks[case].append(model_file.content_mark(digest))
+    for case, digest in zip(study.case_of_slide, contents.digests, strict=True):
+        marks[case].append(content_mark(digest))
     return marks

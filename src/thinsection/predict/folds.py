@@ -10,13 +10,15 @@ OUT/folds/<job>.safetensors    weights `head.*`; `logits` (n, K) of the test cas
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
+import numpy as np
 import psutil
 from safetensors import SafetensorError
 
 from thinsection.config import as_mapping, from_mapping
 from thinsection.evaluation.labels import Cohort, Floats, Target
+from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.parts import Part
 from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
@@ -24,27 +26,23 @@ from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.contract import OnEvent, Report, Task
 from thinsection.pipeline.task import set_threads
 from thinsection.predict.bags import Bags
-from thinsection.predict.heads.config import HEADS, HeadConfig
-from thinsection.predict.training import (
-    FitConfig,
-    Losses,
-    State,
-    Trainer,
-    read_told,
-)
+from thinsection.predict.heads.config import HeadConfig
+from thinsection.predict.heads.head import load_head
+from thinsection.predict.training import FitConfig, Losses, State, Trainer, read_state
 from thinsection.store.ledger import stage_key
 from thinsection.types import parse_bytes
 
-COHORT_NAME, FOLDS = "cohort.json", "folds"
+COHORT_NAME = "cohort.json"
+FOLDS = "folds"
 FORMAT = 2  # of a fold's file
-_BAGS_AT_WORK = (
-    9  # of the largest bag: two that are read, what one takes in a head of 512 channels
-)
+# memory beside the kept bags, in sizes of the largest bag: two that are read, and what one takes
+# in a head of 512 channels
+BAGS_AT_WORK = 9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What is trained on, in every worker."""
+    """Cases, labels and folds of a training, as every worker reads them."""
 
     cohort: Cohort
     parts: tuple[Part, ...]
@@ -53,8 +51,14 @@ class Study:
 
     @classmethod
     def load(cls, out: Path) -> Self:
-        """What `save` wrote."""
+        """Reads OUT/cohort.json."""
         return from_mapping(cls, read_json(out / COHORT_NAME))
+
+    @property
+    def case_of_slide(self) -> IndexArray:
+        """The case of each slide, (slides,), as `Contents` has them."""
+        counts = [len(slides) for slides in self.cohort.slides]
+        return np.repeat(np.arange(len(counts)), counts)
 
     def save(self, out: Path) -> None:
         """Writes OUT/cohort.json."""
@@ -72,13 +76,13 @@ class FoldJob:
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """Name of the fold's file."""
         return f"fold{self.fold}-{self.setting}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoldDone:
-    """What became of it."""
+    """Outcome of a fold job."""
 
     name: str
     words: str = ""  # for the person who waits
@@ -86,7 +90,7 @@ class FoldDone:
 
 
 class FoldResult(NamedTuple):
-    """What a fold's file holds."""
+    """Content of a fold's file."""
 
     name: str  # of its job
     state: State  # of its head
@@ -95,7 +99,7 @@ class FoldResult(NamedTuple):
     target: Target  # with centre, spread and edges of the fold's training cases
     logits: Floats  # (n, K) of the test cases
     stop: Floats  # (m, K) of the inner cases
-    slides: Floats  # (m, K)
+    slides: Floats  # (l, K)
 
     @property
     def stop_loss(self) -> float:
@@ -108,9 +112,9 @@ class TrainTask(Task[FoldJob, FoldDone]):
     """See `Task`: folds in one process, which share the bags that fit into its memory."""
 
     kind: ClassVar[str] = "train"
-    entry_type: ClassVar[type[Any]] = FoldJob
-    result_type: ClassVar[type[Any]] = FoldDone
-    event_type: ClassVar[type[Any]] = FoldDone
+    entry_type: ClassVar[type[FoldJob]] = FoldJob
+    result_type: ClassVar[type[FoldDone]] = FoldDone
+    event_type: ClassVar[type[FoldDone]] = FoldDone
     streams: ClassVar[bool] = True
 
     out: Path  # absolute, seen by every worker
@@ -121,17 +125,18 @@ class TrainTask(Task[FoldJob, FoldDone]):
     ) -> Report[FoldDone]:
         """See `Task.__call__`. Memory: `memory`, of the whole process."""
         set_threads(self.threads, torch_too=True)
-        study, results = Study.load(self.out), []
+        study = Study.load(self.out)
         files = study.cohort.paths
         largest = max(sum(path.stat().st_size for path in paths) for paths in files)
-        rest = parse_bytes(self.memory) - psutil.Process().memory_info().rss
-        cells = any(HEADS.load(job.head.head).needs_cells for job in entries)
-        with Bags(
-            files, budget_bytes=rest - _BAGS_AT_WORK * largest, cells=cells
-        ) as bags:
+        free = parse_bytes(self.memory) - psutil.Process().memory_info().rss
+        budget_bytes = free - BAGS_AT_WORK * largest
+        cells = any(load_head(job.head.head).needs_cells for job in entries)
+        results = []
+        with Bags(files, budget_bytes=budget_bytes, cells=cells) as bags:
             for job in entries:
-                results.append(self._run(job, study, bags))
-                on_event(results[-1])
+                done = self._run(job, study, bags)
+                results.append(done)
+                on_event(done)
         return Report(results=tuple(results))
 
     def lost(self, entry: FoldJob, reason: str) -> FoldDone:
@@ -139,7 +144,7 @@ class TrainTask(Task[FoldJob, FoldDone]):
         return FoldDone(name=entry.name, error=reason)
 
     def finished(self, entry: FoldJob) -> FoldDone | None:
-        """Whether the fold's file is of these settings and labels."""
+        """See `Task.finished`: the fold's file is of these settings and labels."""
         done = read_fold(self.out, entry.name, fold_key(entry, Study.load(self.out)))
         return FoldDone(name=entry.name) if done else None
 
@@ -148,59 +153,61 @@ class TrainTask(Task[FoldJob, FoldDone]):
         return result
 
     def _run(self, job: FoldJob, study: Study, bags: Bags) -> FoldDone:
-        key, home = fold_key(job, study), self.out / FOLDS
-        with hold(
-            home / job.name / LOCK_NAME
-        ):  # another process at the same fold is waited for
-            if (result := read_fold(self.out, job.name, key)) is None:
+        key = fold_key(job, study)
+        folder = self.out / FOLDS
+        # another process at the same fold is waited for
+        with hold(folder / job.name / LOCK_NAME):
+            result = read_fold(self.out, job.name, key)
+            if result is None:
                 part = study.parts[job.fold]
                 trainer = Trainer(bags, study.cohort, part, fold=job.fold, fit=job.fit)
-                checkpoint = home / job.name / "checkpoint.safetensors"
+                checkpoint = folder / job.name / "checkpoint.safetensors"
                 trainer.run(job.head, checkpoint, key)
-                trainer.write(home / f"{job.name}.safetensors", key)
+                trainer.write(folder / f"{job.name}.safetensors", key)
                 checkpoint.unlink(missing_ok=True)
                 result = read_fold(self.out, job.name, key)
                 assert result is not None
-        best = f"best epoch {result.best} of {len(result.losses)}"
-        words = f"{job.name}: {best}, inner loss {result.stop_loss:.4f}"
+        words = (
+            f"{job.name}: best epoch {result.best} of {len(result.losses)}, "
+            f"inner loss {result.stop_loss:.4f}"
+        )
         return FoldDone(name=job.name, words=words)
 
 
 def fold_key(job: FoldJob, study: Study) -> str:
     """Hash of all that decides a fold's bytes: embeddings, labels, part, settings."""
-    cohort, part = study.cohort, study.parts[job.fold]
-    fit = replace(job.fit, checkpoint_s=0.0)
-    known = {"cases": cohort.cases, "slides": cohort.slides, "values": cohort.values}
-    told = {
-        "target": as_mapping(cohort.target),
-        "part": as_mapping(part),
-        "digests": study.digests,
-    }
+    cohort = study.cohort
     return stage_key(
-        format=FORMAT, head=as_mapping(job.head), fit=as_mapping(fit), **known, **told
+        format=FORMAT,
+        head=as_mapping(job.head),
+        fit=as_mapping(replace(job.fit, checkpoint_s=0.0)),
+        cases=cohort.cases,
+        slides=cohort.slides,
+        values=cohort.values,
+        target=as_mapping(cohort.target),
+        part=as_mapping(study.parts[job.fold]),
+        digests=study.digests,
     )
 
 
 def read_fold(out: Path, name: str, key: str | None = None) -> FoldResult | None:
     """A fold's file; None where it is not there, damaged, or has another key than is asked for."""
     try:
-        said, tensors = read_told(out / FOLDS / f"{name}.safetensors")
+        header, tensors = read_state(out / FOLDS / f"{name}.safetensors")
     except (OSError, SafetensorError):
         return None
-    logits = tensors.pop("logits").numpy()
-    stop = tensors.pop("stop").numpy()
-    slides = tensors.pop("slides").numpy()
-    state = {k.removeprefix("head."): v for k, v in tensors.items()}
-    losses = [(train, stop) for train, stop in said["losses"]]
-    if key is not None and said["key"] != key:
+    if key is not None and header["key"] != key:
         return None
+    logits = tensors.pop("logits").numpy()
+    inner_logits = tensors.pop("stop").numpy()
+    slide_logits = tensors.pop("slides").numpy()
     return FoldResult(
         name=name,
-        state=state,
-        losses=losses,
-        best=said["best"],
-        target=from_mapping(Target, said["target"]),
+        state={k.removeprefix("head."): v for k, v in tensors.items()},
+        losses=[(train, inner) for train, inner in header["losses"]],
+        best=header["best"],
+        target=from_mapping(Target, header["target"]),
         logits=logits,
-        stop=stop,
-        slides=slides,
+        stop=inner_logits,
+        slides=slide_logits,
     )

@@ -28,7 +28,6 @@ from thinsection.files.atomic import atomic_path, write_json
 from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold, sweep_slide, unfinished
 from thinsection.pipeline.folder import Results, one_address, open_results
-from thinsection.predict.heatmap_links import refresh_heatmap_links
 from thinsection.predict.model_file import read_card
 from thinsection.predict.predicting import PredictRunConfig, predict
 from thinsection.report.draw import Values, open_picture, write_drawing
@@ -95,6 +94,8 @@ def heatmap(
     *,
     out: str | Path | None = None,
     config: HeatmapRunConfig | None = None,
+    on_event: Callable[[Any], None] = lambda event: None,
+    on_message: Callable[[str], None] = lambda text: None,
     **settings: Any,
 ) -> list[Path]:
     """The pictures of where a model's answer comes from, or of a per-tile column; what was written.
@@ -103,17 +104,14 @@ def heatmap(
         source: a model file; or a column of a per-tile table of a results folder: 'px_focus',
             'heatmap_grade:score_high'.
         slides, out: as of `predict`; with a column `slides` is a results folder.
-        config: all settings; other keywords are those of `predict`, and single settings.
+        config: all settings; `settings` are single ones over it.
+        on_event, on_message: as of `predict`.
 
     Memory: that of `predict`; to draw, 100 bytes a tile of one slide, 16 kB a slide for the scale,
     and the picture. The GeoJSON is written in pieces.
 
     Raises ThinsectionError: as of `predict`; no such column or class, a head without attention.
     """
-    listeners = {}
-    for name in ("on_event", "on_message"):
-        if name in settings:
-            listeners[name] = settings.pop(name)
     config = replace_flat(config or HeatmapRunConfig(), settings)
     if not Path(source).is_file():
         return _draw_column(
@@ -122,7 +120,13 @@ def heatmap(
     card = read_card(Path(source))
     _check_positive(config.heatmap.positive, card.target)
     predictions = predict(
-        source, slides, out=out, config=config, heatmaps=True, **listeners
+        source,
+        slides,
+        out=out,
+        config=config,
+        heatmaps=True,
+        on_event=on_event,
+        on_message=on_message,
     )
     results = open_results(predictions.results)
     folder_name = predictions.table.stem.replace("predictions", "heatmap")
@@ -144,7 +148,6 @@ def heatmap(
         if row.level == "slide" and row.answers
     }
     written = _draw_folder(drawing, columns_by_slide)
-    refresh_heatmap_links(Path(source), home)
     write_index(results.folder)
     return written
 

@@ -1,4 +1,4 @@
-"""What training fixes for good: the threshold, the risk that is high, the baseline hazard.
+"""Figures that training fixes for good: the threshold, the risk that is high, the baseline hazard.
 
 All of it is chosen on cases that the head in question was not fitted to, and stored in the model
 file. New cases are judged by it; nothing is chosen on them.
@@ -20,7 +20,7 @@ HORIZONS = (0.25, 0.5, 0.75)  # quantiles of the times of training events
 def lock_of(
     study: Study, results: Sequence[FoldResult], tested: Tested, temperature: float
 ) -> Lock:
-    """What is fixed, by the kind of the target; of several classes and of values nothing.
+    """The fixed figures, by the kind of the target; none for several classes and for values.
 
     Args:
         study: the cohort and its folds.

@@ -1,35 +1,23 @@
 """From slides, or from embeddings that are there, to a prediction per slide and per case.
 
 OUT/predictions_MODEL.csv        a row per slide, and per case of several slides
-OUT/predictions_MODEL/ID.json    what the row says, and a key of model and files: for a resume
+OUT/predictions_MODEL/           see `answering`
 OUT/validation_MODEL/            asked for with labels, see `validation`
-GRID/heatmap_MODEL/ID.h5         asked for: attention and contribution to each score, per tile
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
-
-import numpy as np
-import torch
+from typing import Any, NamedTuple
 
 from thinsection.config import as_mapping, from_mapping, option, replace_flat, section
-from thinsection.errors import (
-    ConfigError,
-    InvalidInputError,
-    OutputError,
-    StoreError,
-    require,
-    rewording,
-)
+from thinsection.errors import ConfigError, InvalidInputError, StoreError, rewording
 from thinsection.evaluation.cases import group_rows
 from thinsection.evaluation.embeddings import (
     EMBEDDING_SUFFIXES,
     Found,
     feature_files,
-    open_embeddings,
 )
 from thinsection.evaluation.labels import (
     Cohort,
@@ -38,32 +26,25 @@ from thinsection.evaluation.labels import (
     join_labels,
     known_patients,
 )
-from thinsection.evaluation.leaks import content_digest
-from thinsection.files.atomic import read_table, write_json, write_table, writing
+from thinsection.files.atomic import read_table, write_table, writing
 from thinsection.files.json_text import read_json
-from thinsection.jobs.contract import OnEvent, Report, Task
+from thinsection.jobs.contract import Report
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.pipeline.folder import Results, open_results
 from thinsection.pipeline.records import recording
 from thinsection.pipeline.results import grid_rows, known_slides, qc_rows, qc_stage
 from thinsection.pipeline.run import run
-from thinsection.pipeline.task import set_threads
-from thinsection.predict import model_file
-from thinsection.predict.bags import Bag, Bags
-from thinsection.predict.model_file import Inputs, Model, ModelCard, Seen
-from thinsection.predict.validation import Answered, Locked, write_validation
+from thinsection.predict.answering import Prediction, PredictTask
+from thinsection.predict.inputs import Inputs, check_inputs, read_inputs, run_config
+from thinsection.predict.model_file import ModelCard, read_card
+from thinsection.predict.validation import Locked, write_validation
 from thinsection.report.index import write_index
 from thinsection.report.verdict import GOOD, load_rules, verdict
-from thinsection.stages.tiles import write_columns
 from thinsection.store.identity import file_sum
-from thinsection.store.ledger import SLIDES, stage_key
-from thinsection.store.tiles_h5 import open_h5
+from thinsection.store.ledger import SLIDES
 from thinsection.stream.tile_stream import StreamConfig
 from thinsection.weights.origin import slug
-from thinsection.weights.placement import resolve_device
-
-FORMAT = 2  # of ID.json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +78,7 @@ class ValidationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictRunConfig:
-    """All settings of `thinsection predict`, by section; what a model was trained on it says."""
+    """All settings of `thinsection predict`, by section; the model file has those of training."""
 
     predict: PredictConfig = section(PredictConfig)
     validation: ValidationConfig = section(ValidationConfig)
@@ -105,28 +86,8 @@ class PredictRunConfig:
     executor: ExecutorConfig = section(ExecutorConfig)
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What a model says of a bag: a slide, or all slides of a case. Plain values."""
-
-    level: Literal["slide", "case"]
-    name: str
-    case_id: str
-    files: tuple[str, ...] = ()  # of embeddings, absolute
-    answers: tuple[float, ...] = ()  # see `Target.answers`; () where there are none
-    spread: tuple[
-        float, ...
-    ] = ()  # standard deviation over members; () for fewer than two
-    members: int = 0  # that were asked: of a training case those that have not seen it
-    distance: float | None = None  # of the mean embedding, see `Usual`
-    warnings: tuple[str, ...] = ()
-    error: str = ""
-    patient_id: str = ""  # '': not known
-    seen: Seen = ""
-
-
 class Predictions(NamedTuple):
-    """What `predict` left."""
+    """Results of `predict`."""
 
     table: Path
     results: Path  # the folder with the embeddings
@@ -136,196 +97,15 @@ class Predictions(NamedTuple):
     page: Path | None = None  # of the validation
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictTask(Task[Prediction, Prediction]):
-    """See `Task`: some bags in one process, which loads the model once."""
+class Source(NamedTuple):
+    """The embeddings that a model is asked about."""
 
-    kind: ClassVar[str] = "predict"
-    entry_type: ClassVar[type[Any]] = Prediction
-    result_type: ClassVar[type[Any]] = Prediction
-    streams: ClassVar[bool] = True
-
-    model: Path
-    model_sum: str
-    folder: Path  # OUT/predictions_MODEL
-    device: str
-    heatmaps: bool = False
-
-    def __call__(
-        self, entries: Sequence[Prediction], *, on_event: OnEvent
-    ) -> Report[Prediction]:
-        """See `Task.__call__`; a bad file is a prediction with an error.
-
-        Memory: the model, and one bag: its embeddings, and what the head takes (`Head.forward`).
-        """
-        set_threads(self.threads, torch_too=True)
-        model, found = model_file.load_model(self.model), []
-        for entry in entries:
-            try:
-                found.append(self.finished(entry) or self._answer(model, entry))
-            except OutputError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the per-slide boundary
-                found.append(self.lost(entry, f"{type(error).__name__}: {error}"))
-        return Report(results=tuple(found))
-
-    def lost(self, entry: Prediction, reason: str) -> Prediction:
-        """See `Task.lost`."""
-        return replace(entry, error=reason)
-
-    def name(self, entry: Prediction) -> str:
-        """See `Task.name`: also of its file; a case's name may be no file's."""
-        return (
-            entry.name
-            if entry.level == "slide"
-            else f"case-{model_file.case_mark(entry.name)}"
-        )
-
-    def finished(self, entry: Prediction) -> Prediction | None:
-        """See `Task.finished`: by the same model, of the same files."""
-        try:
-            told = read_json(self.folder / f"{self.name(entry)}.json")
-            same = told.pop("key") == self._key(entry)
-            drawn = (
-                not self.heatmaps
-                or entry.level == "case"
-                or self._heatmap(entry).is_file()
-            )
-            return from_mapping(Prediction, told) if same and drawn else None
-        except (OSError, ValueError, KeyError):
-            return None
-
-    def _heatmap(self, entry: Prediction) -> Path:
-        folder = self.folder.name.replace("predictions", "heatmap")
-        return Path(entry.files[0]).parent.parent / folder / f"{entry.name}.h5"
-
-    def _key(self, entry: Prediction) -> str:
-        stats = [
-            (path, (s := Path(path).stat()).st_size, s.st_mtime_ns)
-            for path in entry.files
-        ]
-        return stage_key(
-            format=FORMAT,
-            model=self.model_sum,
-            case=entry.case_id,
-            patient=entry.patient_id,
-            files=stats,
-        )
-
-    def _answer(self, model: Model, entry: Prediction) -> Prediction:
-        paths, key, card = (
-            [Path(path) for path in entry.files],
-            self._key(entry),
-            model.card,
-        )
-        for path in paths:
-            model_file.check_inputs(
-                card.inputs, model_file.read_inputs(path), path.stem
-            )
-        with Bags([paths], cells=model.heads[0].needs_cells) as bags:
-            bag = bags.read(0)
-        stems = [path.stem for path in paths]
-        names = model_file.name_marks(
-            entry.name, entry.case_id, entry.patient_id, *stems
-        )
-        contents = []
-        means = []
-        for path in paths:
-            tiles_of_slide = open_embeddings(path)[:]
-            contents.append(model_file.content_mark(content_digest(tiles_of_slide)))
-            means.append(tiles_of_slide.mean(axis=0, dtype=np.float64))
-        mean = bag.features.mean(0, dtype=np.float64)
-        members = model.asked([*names, *contents])
-        seen = model.seen_as(names, contents, np.stack(means))
-        warnings = model.seen_warnings(seen, [*names, *contents])
-        logits, tiles = through(model, members, bag, self.device, tiles=self.heatmaps)
-        answers = model.answers(logits, members)
-        distance = model.usual.distance(mean, len(bag.features))
-        if distance > card.threshold:
-            than = f"distance {distance:.4g}, threshold {card.threshold:.4g}"
-            warnings.append(f"unlike the training set ({than})")
-        spread = answers.std(0).tolist() if len(members) > 1 else ()
-        told: dict[str, Any] = {
-            "answers": tuple(answers.mean(0).tolist()),
-            "spread": tuple(spread),
-        }
-        told |= {
-            "members": len(members),
-            "distance": distance,
-            "warnings": tuple(warnings),
-            "seen": seen,
-        }
-        if self.heatmaps and entry.level == "slide":
-            with open_h5(paths[0]) as file:
-                coords, said = file["coords"][:], dict(file["coords"].attrs)
-            said = {k: v for k, v in said.items() if not k.startswith("thinsection_")}
-            columns = {
-                name: values.astype(np.float32) for name, values in tiles.items()
-            }
-            write_columns(self._heatmap(entry), coords, columns, said)
-        found = replace(entry, **told)
-        write_json(
-            self.folder / f"{self.name(entry)}.json", asdict(found) | {"key": key}
-        )
-        return found
-
-
-@torch.inference_mode()
-def through(
-    model: Model, members: Sequence[int], bag: Bag, device: str, *, tiles: bool
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Logits (M, K) of some members, and columns of the tiles (their mean over members).
-
-    `attention` is the mean over a head's attentions. `score_NAME` is what the tile adds to the
-    answer, at the member's temperature: of two classes to the log-odds of NAME, of more classes
-    to the logit of NAME less the mean logit of the others, else to the logit itself. A head whose
-    logits are no sum over tiles has attention alone.
-
-    Raises InvalidInputError: `tiles` of a head that has neither attention nor evidence.
-    """
-    target = model.card.target
-    where = resolve_device(device, mps=False)
-    inputs = [
-        None if part is None else torch.from_numpy(part).to(where) for part in bag
-    ]
-    logits = []
-    sums: dict[str, np.ndarray] = {}
-    for member in members:
-        output = model.heads[member].to(where)(*inputs)
-        logits.append(output.logits.double().cpu().numpy())
-        if not tiles:
-            continue
-        if output.attention is None:
-            raise InvalidInputError(
-                f"head {model.card.head.head!r} must have attention for heatmaps, got none; "
-                "train another head, for example abmil"
-            )
-        columns = {"attention": output.attention.mean(1).cpu().numpy()}
-        if output.evidence is not None:
-            evidence = output.evidence.cpu().numpy()
-            scores = tile_scores(
-                evidence / model.card.members[member].temperature, target
-            )
-            columns |= {
-                f"score_{slug(name)}": scores[:, k]
-                for k, name in enumerate(target.names)
-            }
-        for name, values in columns.items():
-            sums[name] = sums.get(name, 0) + values
-    means = {name: values / len(members) for name, values in sums.items()}
-    return np.stack(logits), means
-
-
-def tile_scores(evidence: np.ndarray, target: Target) -> np.ndarray:
-    """Scores (N, K) of tiles by their evidence (N, K), see `through`.
-
-    Where classes exclude each other, the mean evidence for the other classes is taken off.
-    """
-    if not target.exclusive:
-        return evidence
-    num_classes = evidence.shape[1]
-    others = (evidence.sum(axis=1, keepdims=True) - evidence) / (num_classes - 1)
-    return np.asarray(evidence - others)
+    data: Path  # folder with the embeddings
+    home: Path  # folder of what is written
+    asked: set[str] | None  # slides that this call names; None: all of the folder
+    files: dict[str, Path]  # slide id -> file of embeddings
+    lacking: dict[str, str]  # slide id -> why it has none
+    address: str
 
 
 def predict(
@@ -349,6 +129,8 @@ def predict(
         config: all settings; `settings` are single ones over it: device="cuda". With
             labels="external.csv" the model is also tested on these, see `validation`.
         heatmaps: also write `GRID/heatmap_MODEL/ID.h5`.
+        on_event: progress of slides that are embedded.
+        on_message: lines for the person who waits.
 
     Memory: of the run, then in each worker one bag, 4 N D bytes, and what the head takes.
 
@@ -357,86 +139,110 @@ def predict(
         ThinsectionError: bad settings, no model, no slides. A bad slide is a row with its error.
     """
     config = replace_flat(config or PredictRunConfig(), settings)
-    model, card = Path(model).absolute(), model_file.read_card(Path(model))
+    path = Path(model).absolute()
+    card = read_card(Path(model))
     labels = _labels_config(config.validation, card.target)
     given = [slides] if isinstance(slides, str | Path) else list(slides)
-    data, wanted = Path(given[0]).absolute(), None
-    name = f"predictions_{slug(card.name)}"
+    asked = None
+    data = Path(given[0]).absolute()
     if len(given) > 1 or not _has_embeddings(data):
-        require(out is not None, "out must be given with slides", None)
-        data = Path(str(out)).absolute()
-        told: dict[str, Any] = {"on_event": on_event, "on_message": on_message}
-        wanted = _embed(given, card, config, out=str(out), **told)
+        if out is None:
+            raise InvalidInputError("out must be given with slides, got None")
+        data = Path(out).absolute()
+        asked = _embed(
+            given,
+            card,
+            config,
+            out=str(out),
+            on_event=on_event,
+            on_message=on_message,
+        )
+    name = f"predictions_{slug(card.name)}"
     home = Path(out).absolute() if out else data
     table = home / f"{name}.csv"
-    kept = None if wanted is None else wanted | _slides_in_table(table)
-    files, lacking, address = _embeddings(
-        data, card.inputs, config.predict.features, kept
-    )
-    results = open_results(data) if (data / SLIDES).is_dir() else None
+    kept = None if asked is None else asked | _slides_in_table(table)
+    found = _embeddings(data, card.inputs, config.predict.features, kept)
+    source = Source(data, home, asked, *found)
     owners = known_patients(data)
     cohort = None
     if labels is not None:
-        tested = {s: f for s, f in files.items() if wanted is None or s in wanted}
-        cohort = join_labels((tested, lacking, address), owners, labels, card.target)
-    entries = list(_bags(files, owners, cohort))
-    asked: dict[str, Any] = {"device": config.predict.device, "heatmaps": heatmaps}
+        tested = {
+            slide: file
+            for slide, file in source.files.items()
+            if asked is None or slide in asked
+        }
+        joined = (tested, source.lacking, source.address)
+        cohort = join_labels(joined, owners, labels, card.target)
     task = PredictTask(
-        model=model, model_sum=file_sum(model), folder=home / name, **asked
+        model=path,
+        model_sum=file_sum(path),
+        folder=home / name,
+        device=config.predict.device,
+        heatmaps=heatmaps,
     )
-    plain = replace(task, heatmaps=False)
-    done: dict[str, Prediction] = {}
-    for entry in entries:  # asked about earlier, and not now: no heatmap is due
-        if wanted is not None and entry.level == "slide" and entry.name not in wanted:
-            found = plain.finished(entry)
-            done |= {} if found is None else {task.name(entry): found}
+    entries = list(_bags(source.files, owners, cohort))
+    rows = _answers(entries, task, source, config, on_message)
+    rows = _with_slide_warnings(rows, source, card.inputs)
+    elsewhere = [] if home == data else _rows_of_other_data(task, rows)
+    write_table(table, [_line(row, card.target) for row in (*rows, *elsewhere)])
+    document = None
+    page = None
+    if cohort is not None and labels is not None:
+        page = home / f"validation_{slug(card.name)}" / "index.html"
+        locked = Locked(card=card, file=path.name, sha256=task.model_sum)
+        answered = _rows_of_cases(rows, cohort)
+        document = write_validation(
+            page.parent, locked, cohort, answered, table=Path(labels.labels or "")
+        )
+    if home == data and (data / SLIDES).is_dir():
+        write_index(home)
+    if asked is not None:
+        asked_files = {str(source.files[s]) for s in asked if s in source.files}
+        rows = [row for row in rows if row.name in asked or asked_files & {*row.files}]
+    return Predictions(table, data, source.address, rows, document, page)
 
-    def take(report: Report[Prediction]) -> None:
+
+def _answers(
+    entries: Sequence[Prediction],
+    task: PredictTask,
+    source: Source,
+    config: PredictRunConfig,
+    on_message: Callable[[str], None],
+) -> list[Prediction]:
+    """A row for each bag, and for each slide without embeddings."""
+    done: dict[str, Prediction] = {}
+    # slides of earlier calls that this one does not name get no heatmap now
+    plain = replace(task, heatmaps=False)
+    for entry in entries:
+        asked = source.asked is None or entry.name in source.asked
+        earlier = None if asked or entry.level == "case" else plain.finished(entry)
+        if earlier is not None:
+            done[task.name(entry)] = earlier
+
+    def collect(report: Report[Prediction]) -> None:
         done.update({task.name(row): row for row in report.results})
 
-    command = "heatmap" if heatmaps else "predict"
-    settings = as_mapping(config) | {"model": str(model)}
+    command = "heatmap" if task.heatmaps else "predict"
+    settings = as_mapping(config) | {"model": str(task.model)}
     waiting = [entry for entry in entries if task.name(entry) not in done]
+    home = source.home
     with writing(home), recording(home, command, settings) as record:
         execute(
             waiting,
             task,
             config.executor,
             folder=record.folder,
-            on_report=take,
+            on_report=collect,
             on_message=on_message,
         )
         answered = [entry for entry in waiting if done[task.name(entry)].answers]
         record.counts["predicted"] = len(answered)
         record.counts["failed"] = len(waiting) - len(answered)
     rows = [done[task.name(entry)] for entry in entries]
-    rows += [
-        Prediction("slide", s, "", error=lacking[s]) for s in lacking if s not in files
-    ]
-    said = (
-        _slide_warnings(results, address.split("/")[0], card.inputs) if results else {}
-    )
-    rows = [replace(r, warnings=(*r.warnings, *said.get(r.name, ()))) for r in rows]
-    elsewhere = _rows_of_other_data(plain, rows) if home != data else []
-    lines = [_line(row, card.target) for row in (*rows, *elsewhere)]
-    write_table(table, lines)
-    validated = None
-    page = None
-    if cohort is not None and labels is not None:
-        page = home / f"validation_{slug(card.name)}" / "index.html"
-        validated = write_validation(
-            page.parent,
-            Locked(card=card, file=model.name, sha256=task.model_sum),
-            cohort,
-            _answered(rows, cohort),
-            table=Path(labels.labels or ""),
-        )
-    if results and home == data:
-        write_index(home)
-    if wanted is not None:
-        asked_files = {str(files[slide]) for slide in wanted if slide in files}
-        rows = [r for r in rows if r.name in wanted or asked_files & {*r.files}]
-    return Predictions(table, data, address, rows, validated, page)
+    for slide, error in source.lacking.items():
+        if slide not in source.files:
+            rows.append(Prediction("slide", slide, "", error=error))
+    return rows
 
 
 def _slides_in_table(table: Path) -> set[str]:
@@ -450,17 +256,18 @@ def _slides_in_table(table: Path) -> set[str]:
 def _rows_of_other_data(
     task: PredictTask, rows: Sequence[Prediction]
 ) -> list[Prediction]:
-    """What the same model said earlier, in the same folder, of embeddings that lie elsewhere."""
+    """Earlier answers of the same model, in the same folder, for embeddings that lie elsewhere."""
+    plain = replace(task, heatmaps=False)
     names = {task.name(row) for row in rows}
-    found = list[Prediction]()
+    others = list[Prediction]()
     for path in sorted(task.folder.glob("*.json")):
         with suppress(OSError, ValueError, KeyError):
             document = read_json(path)
             document.pop("key")
-            earlier = task.finished(from_mapping(Prediction, document))
+            earlier = plain.finished(from_mapping(Prediction, document))
             if earlier is not None and task.name(earlier) not in names:
-                found.append(earlier)
-    return found
+                others.append(earlier)
+    return others
 
 
 def _labels_config(config: ValidationConfig, target: Target) -> LabelsConfig | None:
@@ -470,8 +277,10 @@ def _labels_config(config: ValidationConfig, target: Target) -> LabelsConfig | N
     """
     if config.labels is None:
         if config.target or config.time:
-            got = f"{config.target or config.time} alone; pass --labels FILE too"
-            raise ConfigError(f"target and time must be of labels, got {got}")
+            raise ConfigError(
+                "target and time must be of labels, got "
+                f"{config.target or config.time} alone; pass --labels FILE too"
+            )
         return None
     survival = target.kind in ("cox", "discrete")
     trained = target.columns[:1] if survival else target.columns
@@ -483,74 +292,79 @@ def _labels_config(config: ValidationConfig, target: Target) -> LabelsConfig | N
     )
 
 
-def _answered(rows: Sequence[Prediction], cohort: Cohort) -> list[Answered]:
-    """What the model says of each labelled case: of its one slide, or of all its slides."""
-    by_files = {row.files: row for row in rows}
-    answered = []
-    for files in cohort.files:
-        row = by_files[files]
-        answered.append(
-            Answered(
-                answers=row.answers,
-                members=row.members,
-                seen=row.seen,
-                warnings=row.warnings,
-                error=row.error,
-            )
-        )
-    return answered
+def _rows_of_cases(rows: Sequence[Prediction], cohort: Cohort) -> list[Prediction]:
+    """The row of each labelled case: of its one slide, or of all its slides."""
+    row_by_files = {row.files: row for row in rows}
+    return [row_by_files[files] for files in cohort.files]
 
 
 def _embed(
-    slides: Any, card: ModelCard, config: PredictRunConfig, **how: Any
+    slides: Sequence[str | Path],
+    card: ModelCard,
+    config: PredictRunConfig,
+    *,
+    out: str,
+    on_event: Callable[[Any], None],
+    on_message: Callable[[str], None],
 ) -> set[str]:
     """Embeds slides as the model says; their ids."""
-    made = model_file.run_config(card.inputs, card.name)
-    encode = replace(made.encode, device=config.predict.device)
-    made = replace(made, encode=encode, stream=config.stream, executor=config.executor)
-    stage = "aggregate" if card.inputs.level == "slide" else "embed"
-    return {
-        result.slide_id
-        for result in run(slides, config=made, stage=stage, **how).results
-    }
+    settings = run_config(card.inputs, card.name)
+    settings = replace(
+        settings,
+        encode=replace(settings.encode, device=config.predict.device),
+        stream=config.stream,
+        executor=config.executor,
+    )
+    done = run(
+        slides,
+        config=settings,
+        stage="aggregate" if card.inputs.level == "slide" else "embed",
+        out=out,
+        on_event=on_event,
+        on_message=on_message,
+    )
+    return {result.slide_id for result in done.results}
 
 
 def _has_embeddings(folder: Path) -> bool:
     """Whether it is a folder of results, or of another's embeddings."""
-    files = folder.rglob("*") if folder.is_dir() else ()
-    return (folder / SLIDES).is_dir() or any(
-        f.suffix in EMBEDDING_SUFFIXES for f in files
-    )
+    if not folder.is_dir():
+        return False
+    if (folder / SLIDES).is_dir():
+        return True
+    return any(file.suffix in EMBEDDING_SUFFIXES for file in folder.rglob("*"))
 
 
 def _embeddings(
-    data: Path, inputs: Inputs, named: str | None, wanted: set[str] | None
+    data: Path, inputs: Inputs, named: str | None, kept: set[str] | None
 ) -> Found:
-    """Those of the slides that are wanted (None: of all), as the model takes them.
+    """Those of the slides that are kept (None: of all), as the model takes them.
 
     Raises InvalidInputError: none are; says what is wrong with those that come nearest.
     """
-    known: Sequence[str | None] = [named]
+    addresses: Sequence[str | None] = [named]
     if named is None and (data / SLIDES).is_dir():
         results = open_results(data)
-        known = results.slide_features if inputs.level == "slide" else results.features
-    tried = []
-    for address in known or [None]:
-        files, lacking, place = feature_files(data, address)
-        found = model_file.read_inputs(next(iter(files.values())))
-        alike = sum(getattr(found, n) == value for n, value in asdict(inputs).items())
-        tried.append((alike, found, place, files, lacking))
-    _, found, place, files, lacking = max(tried, key=lambda one: one[0])
-    model_file.check_inputs(inputs, found, next(iter(files)))
-    kept = {*files, *lacking} if wanted is None else wanted
-    lacking = {s: why for s, why in lacking.items() if s in kept}
-    return {s: file for s, file in files.items() if s in kept}, lacking, place
+        of_slides = inputs.level == "slide"
+        addresses = results.slide_features if of_slides else results.features
+    candidates = []
+    for address in addresses or [None]:
+        found = feature_files(data, address)
+        facts = read_inputs(next(iter(found[0].values())))
+        alike = sum(getattr(facts, n) == value for n, value in asdict(inputs).items())
+        candidates.append((alike, facts, found))
+    _, facts, (files, lacking, place) = max(candidates, key=lambda one: one[0])
+    check_inputs(inputs, facts, next(iter(files)))
+    if kept is not None:
+        lacking = {slide: why for slide, why in lacking.items() if slide in kept}
+        files = {slide: file for slide, file in files.items() if slide in kept}
+    return files, lacking, place
 
 
 def _bags(
     files: Mapping[str, Path], owners: Mapping[str, str], cohort: Cohort | None
 ) -> Iterator[Prediction]:
-    """What is asked: each slide, then each case of several slides.
+    """The bags that are asked about: each slide, then each case of several slides.
 
     Args:
         files: slide id -> file of embeddings.
@@ -561,18 +375,18 @@ def _bags(
     of_row = group_rows([*files], patients, where="the results").of_row
     case_by_slide = dict(zip(files, of_row, strict=True))
     patient_by_slide = dict(owners)
-    labelled = cohort.cases if cohort else ()
-    labelled_cases = frozenset(labelled)
+    patient_by_case: dict[str, str] = {}
     paths: dict[str, list[str]] = {}
     if cohort:
-        for i, case in enumerate(labelled):
+        patient_by_case = dict(zip(cohort.cases, cohort.patients, strict=True))
+        for i, case in enumerate(cohort.cases):
             paths[case] = [*cohort.files[i]]
             for slide in cohort.slides[i]:
                 case_by_slide[slide] = case
                 patient_by_slide[slide] = cohort.patients[i]
     for slide, path in files.items():
         case = case_by_slide[slide]
-        if case not in labelled_cases:
+        if case not in patient_by_case:
             paths.setdefault(case, []).append(str(path))
         yield Prediction(
             "slide",
@@ -581,42 +395,59 @@ def _bags(
             (str(path.absolute()),),
             patient_id=patient_by_slide.get(slide, ""),
         )
-    owner_of_case = dict(zip(labelled, cohort.patients, strict=True)) if cohort else {}
-    for case, own in paths.items():
-        if len(own) > 1:
-            patient = owner_of_case.get(case, "")
-            yield Prediction("case", case, case, tuple(own), patient_id=patient)
+    for case, case_paths in paths.items():
+        if len(case_paths) > 1:
+            patient = patient_by_case.get(case, "")
+            yield Prediction("case", case, case, tuple(case_paths), patient_id=patient)
+
+
+def _with_slide_warnings(
+    rows: Sequence[Prediction], source: Source, inputs: Inputs
+) -> list[Prediction]:
+    """The rows with the warnings of the run and of quality control of their slides."""
+    if not (source.data / SLIDES).is_dir():
+        return list(rows)
+    results = open_results(source.data)
+    grid = source.address.split("/")[0]
+    warnings = _slide_warnings(results, grid, inputs)
+    return [
+        replace(row, warnings=(*row.warnings, *warnings.get(row.name, ())))
+        for row in rows
+    ]
 
 
 def _slide_warnings(
     results: Results, grid: str, inputs: Inputs
 ) -> dict[str, list[str]]:
-    """What the run and quality control say of each slide."""
-    told = [row for ledger in results.ledgers.values() for row in grid_rows(ledger)]
-    said = {
-        r["slide_id"]: [r["warnings"]]
-        for r in told
-        if r["grid"] == grid and r["warnings"]
-    }
-    config = model_file.run_config(inputs, "the model") if inputs.run else None
-    if config is not None and config.qc.qc != "off":
-        for row in qc_rows(known_slides(results.folder), qc_stage(config)):
-            judged, words = verdict(row, load_rules(config.qc.qc_rules))
-            if judged != GOOD:
-                said.setdefault(str(row["slide_id"]), []).append(
-                    f"QC: {judged}: {words}"
-                )
-    return said
+    """Warnings of the run and of quality control for each slide."""
+    warnings: dict[str, list[str]] = {}
+    for ledger in results.ledgers.values():
+        for row in grid_rows(ledger):
+            if row["grid"] == grid and row["warnings"]:
+                warnings[row["slide_id"]] = [row["warnings"]]
+    if not inputs.run:
+        return warnings
+    config = run_config(inputs, "the model")
+    if config.qc.qc == "off":
+        return warnings
+    for row in qc_rows(known_slides(results.folder), qc_stage(config)):
+        judged, words = verdict(row, load_rules(config.qc.qc_rules))
+        if judged != GOOD:
+            line = f"QC: {judged}: {words}"
+            warnings.setdefault(str(row["slide_id"]), []).append(line)
+    return warnings
 
 
 def _line(row: Prediction, target: Target) -> dict[str, Any]:
     """A row of predictions_MODEL.csv."""
-    slide = row.name if row.level == "slide" else ""
-    line: dict[str, Any] = {
+    warnings = [*row.warnings, row.error] if row.error else row.warnings
+    return {
         "level": row.level,
         "case_id": row.case_id,
-        "slide_id": slide,
+        "slide_id": row.name if row.level == "slide" else "",
+        **target.cells(row.answers),
+        **target.named("sd_", row.spread),
+        "members": row.members,
+        "distance": row.distance,
+        "warnings": "; ".join(warnings),
     }
-    line |= target.cells(row.answers) | target.named("sd_", row.spread)
-    line |= {"members": row.members, "distance": row.distance}
-    return line | {"warnings": "; ".join((*row.warnings, *filter(None, [row.error])))}

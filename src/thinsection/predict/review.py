@@ -1,4 +1,4 @@
-"""What a reviewer asks for, beside the scores: who, how, by which site and subgroup, and chance.
+"""Facts that a reviewer asks for beside the scores: cases, methods, sites, subgroups, chance.
 
 Plain values that stand in experiment.json under `review` and on the page.
 """
@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
-from thinsection.evaluation import intervals, metrics
+from thinsection.evaluation import intervals
+from thinsection.evaluation.labels import Floats
 from thinsection.evaluation.leaks import Contents
 from thinsection.evaluation.parts import FoldUnit
 from thinsection.evaluation.permuted import (
     MIN_OF_SITE,
     SITE_COMPONENTS,
     SITE_FOLDS,
+    Permuted,
     permuted_labels,
     site_probe,
 )
@@ -34,7 +35,7 @@ from thinsection.probe.result import METRIC_WORDS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewSettings:
-    """Settings of the training that the page tells."""
+    """Settings of the training that stand on the page."""
 
     head: HeadConfig
     fit: FitConfig
@@ -52,34 +53,39 @@ def review(
     settings: ReviewSettings,
 ) -> dict[str, Any]:
     """Table 1, methods, repeats, sites, subgroups, permuted labels and the checklist."""
-    cohort = study.cohort
     seed = settings.fit.seed
-    table = table_one(cohort, contents.num_tiles.tolist())
-    by_column = {
-        column: dict(zip(cohort.cases, labels, strict=True))
-        for column, labels in zip(
-            cohort.subgroup_columns, cohort.subgroups, strict=True
-        )
-    }
-    if cohort.sites:
-        by_column = {"site": dict(zip(cohort.cases, cohort.sites))} | by_column
-    tables = [
-        {"column": column, "rows": subgroup_rows(tested, label_by_case, seed=seed)}
-        for column, label_by_case in by_column.items()
-    ]
+    means = contents.case_means(study.case_of_slide)
     methods = _methods(study, tested, results, settings)
-    found: dict[str, Any] = {
-        "table_one": asdict(table),
+    subgroups = _subgroup_tables(study, tested, seed)
+    columns = [table["column"] for table in subgroups]
+    answers = _checklist_answers(study, tested, settings, dict(methods), columns)
+    document = {
+        "table_one": asdict(table_one(study.cohort, contents.num_tiles.tolist())),
         "methods": methods,
         "repeats": _repeat_rows(study, tested),
-        "subgroups": tables,
-        "permuted": _permuted_labels(study, contents, seed),
-        "sites": _sites(study, contents, seed),
+        "subgroups": subgroups,
+        "permuted": _permuted_labels(study, means, seed),
+        "sites": _sites(study, means, seed),
+        "checklist": [item._asdict() for item in checklist(answers)],
     }
-    answers = _answers(study, tested, settings, dict(methods), found)
-    found["checklist"] = [item._asdict() for item in checklist(answers)]
-    plain: dict[str, Any] = json.loads(json.dumps(found))  # as experiment.json holds it
+    plain: dict[str, Any] = json.loads(
+        json.dumps(document)
+    )  # as experiment.json has it
     return plain
+
+
+def _subgroup_tables(study: Study, tested: Tested, seed: int) -> list[dict[str, Any]]:
+    """Scores by site where sites are known, and by each subgroup column."""
+    cohort = study.cohort
+    labels_by_column = dict(zip(cohort.subgroup_columns, cohort.subgroups, strict=True))
+    if cohort.sites:
+        labels_by_column = {"site": cohort.sites} | labels_by_column
+    tables = []
+    for column, labels in labels_by_column.items():
+        label_by_case = dict(zip(cohort.cases, labels, strict=True))
+        rows = subgroup_rows(tested, label_by_case, seed=seed)
+        tables.append({"column": column, "rows": rows})
+    return tables
 
 
 def subgroup_rows(
@@ -106,13 +112,12 @@ def subgroup_rows(
         except InvalidInputError as error:  # no comparable pair
             row["missing"] = str(error)
             continue
-        value = metrics.all_scores({tested.metric: scorer}, len(part.cases))
-        found = intervals.interval(part.sampling, scorer, tested.metric, seed=seed)
-        row["missing"] = found.missing
-        if not found.missing:
-            row["value"] = value[tested.metric]
-            row["low"] = found.low
-            row["high"] = found.high
+        bounds = intervals.interval(part.sampling, scorer, tested.metric, seed=seed)
+        row["missing"] = bounds.missing
+        if not bounds.missing:
+            row["value"] = part.score()
+            row["low"] = bounds.low
+            row["high"] = bounds.high
     return rows
 
 
@@ -125,18 +130,14 @@ def _repeat_rows(study: Study, tested: Tested) -> list[dict[str, Any]]:
     rows = []
     for repeat in repeats.tolist():
         part = tested.take(np.flatnonzero(repeat_of_fold[tested.fold] == repeat))
-        value = metrics.all_scores(part.scorers, len(part.cases))[tested.metric]
-        rows.append({"repeat": repeat + 1, "cases": len(part.cases), "value": value})
+        rows.append(
+            {"repeat": repeat + 1, "cases": len(part.cases), "value": part.score()}
+        )
     return rows
 
 
-def _case_means(study: Study, contents: Contents) -> npt.NDArray[np.float64]:
-    counts = [len(slides) for slides in study.cohort.slides]
-    return contents.case_means(np.repeat(np.arange(len(counts)), counts))
-
-
-def _permuted_labels(study: Study, contents: Contents, seed: int) -> dict[str, Any]:
-    """Scores of a linear head on mean embeddings, labels as they are and permuted."""
+def _permuted_labels(study: Study, means: Floats, seed: int) -> dict[str, Any]:
+    """Scores of a linear head on mean embeddings (n, D), labels as they are and permuted."""
     cohort = study.cohort
     if not (cohort.target.exclusive or cohort.target.kind == "regression"):
         return {"missing": f"not computed for {cohort.target.kind} targets"}
@@ -144,37 +145,36 @@ def _permuted_labels(study: Study, contents: Contents, seed: int) -> dict[str, A
         (np.array((*part.train, *part.stop)), np.array(part.test))
         for part in study.parts
     ]
-    found = permuted_labels(
-        _case_means(study, contents),
+    permuted = permuted_labels(
+        means,
         cohort.array[:, 0],
         len(cohort.target.names) if cohort.target.exclusive else 0,
         folds,
         cohort.groups.codes,
         seed=seed,
     )
-    return {"missing": "", **_named(asdict(found))}
+    return {"missing": "", **_with_metric_words(permuted)}
 
 
-def _sites(study: Study, contents: Contents, seed: int) -> dict[str, Any]:
-    """The probe of the site, or why there is none."""
+def _sites(study: Study, means: Floats, seed: int) -> dict[str, Any]:
+    """The probe of the site by mean embeddings (n, D), or why there is none."""
     cohort = study.cohort
     if not cohort.sites:
         missing = "nobody knows the sites; name their column with --site COLUMN"
         return {"missing": missing}
-    means = _case_means(study, contents)
-    found = site_probe(means, cohort.sites, cohort.groups.codes, seed=seed)
-    if found is None:
+    probe = site_probe(means, cohort.sites, cohort.groups.codes, seed=seed)
+    if probe is None:
         return {"missing": f"fewer than two sites have {MIN_OF_SITE} cases"}
-    bounds = found.interval
+    bounds = probe.interval
     return {
         "missing": "",
-        "sites": found.sites,
-        "cases": found.cases,
-        "left_out": found.left_out,
-        "chance": 1 / found.sites,
+        "sites": probe.sites,
+        "cases": probe.cases,
+        "left_out": probe.left_out,
+        "chance": 1 / probe.sites,
         "low": None if bounds.missing else bounds.low,
         "high": None if bounds.missing else bounds.high,
-        "permuted": _named(asdict(found.permuted)),
+        "permuted": _with_metric_words(probe.permuted),
         "how": (
             f"multinomial logistic regression on {SITE_COMPONENTS} principal components of "
             f"mean embeddings, {SITE_FOLDS} folds of patients"
@@ -182,9 +182,9 @@ def _sites(study: Study, contents: Contents, seed: int) -> dict[str, Any]:
     }
 
 
-def _named(permuted: dict[str, Any]) -> dict[str, Any]:
-    name = permuted["metric"]
-    return permuted | {"metric": METRIC_WORDS.get(name, name)}
+def _with_metric_words(permuted: Permuted) -> dict[str, Any]:
+    words = METRIC_WORDS.get(permuted.metric, permuted.metric)
+    return asdict(permuted) | {"metric": words}
 
 
 def _methods(
@@ -193,7 +193,7 @@ def _methods(
     results: Sequence[FoldResult],
     settings: ReviewSettings,
 ) -> list[tuple[str, str]]:
-    """How it was done: a heading and a sentence each."""
+    """Methods: a heading and a sentence each."""
     grid = ", ".join(settings.grid) or "none was tried: one setting"
     epochs = ", ".join(str(result.best) for result in results)
     inner = [len(part.stop) for part in study.parts]
@@ -226,21 +226,20 @@ def _fold_words(study: Study, settings: ReviewSettings) -> str:
     return f"{count} folds, {unit}{times}"
 
 
-def _answers(
+def _checklist_answers(
     study: Study,
     tested: Tested,
     settings: ReviewSettings,
     methods: dict[str, str],
-    found: dict[str, Any],
+    subgroup_columns: Sequence[str],
 ) -> dict[str, str]:
-    """What the software knows of the items of TRIPOD+AI."""
+    """Answers to the items of TRIPOD+AI, as far as the software knows them."""
     cohort = study.cohort
     target = ", ".join(cohort.target.columns)
     shown = ", ".join(METRIC_WORDS.get(name, name) for name in tested.scorers)
     counts = f"{len(cohort.cases)} cases, {sum(map(len, cohort.slides))} slides"
     sites = f"{len(set(cohort.sites))} sites" if cohort.sites else ""
     weighted = "rare classes weigh more" if settings.fit.class_weights else "no weights"
-    tables = [table["column"] for table in found["subgroups"]]
     answers = {
         "4": "development with internal validation by cross-validation",
         "6a": sites and f"{sites}; setting and location: to be filled by the authors",
@@ -266,7 +265,8 @@ def _answers(
         "20b": "Table 1; characteristics of participants: to be filled by the authors",
         "21": f"{target}: {counts} in cross-validation, see Folds",
         "22": "model.safetensors holds all weights and settings",
-        "23a": "Scores" + (f"; by {', '.join(tables)}" if tables else ""),
+        "23a": "Scores"
+        + (f"; by {', '.join(subgroup_columns)}" if subgroup_columns else ""),
         "12d": "scores by site and a probe of the site" if cohort.sites else "",
         "23b": "Scores by site" if cohort.sites else "",
     }

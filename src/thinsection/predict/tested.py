@@ -1,22 +1,17 @@
-"""What folds say of cases that they have not seen: scored, compared, as a table and as a page."""
+"""Out-of-fold answers: what each fold's head says of the cases that it has not seen.
 
-import base64
+They are scored, compared with another experiment's, and written as a table.
+"""
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
-from scipy.stats import rankdata
 
-from thinsection.errors import (
-    DatasetError,
-    InvalidInputError,
-    StoreError,
-    rewording,
-)
+from thinsection.errors import DatasetError, InvalidInputError, StoreError, rewording
 from thinsection.evaluation import comparison, metrics
 from thinsection.evaluation.calibration import shared_temperature
 from thinsection.evaluation.intervals import Sampling, interval, why_missing
@@ -24,47 +19,18 @@ from thinsection.evaluation.labels import Floats, Target, several
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.survival import comparable_pairs
 from thinsection.files.json_text import read_json
-from thinsection.files.pages import data_uri, render_page
 from thinsection.predict.folds import FoldResult, Study, read_fold
-from thinsection.predict.heatmap_links import LINKS_NAME
-from thinsection.predict.training import criterion_of, targets_of
-from thinsection.probe.curves import (
-    COLORS,
-    Columns,
-    Words,
-    class_columns,
-    draw_calibration,
-    draw_decision,
-    draw_precision,
-    draw_risks,
-    draw_roc,
-    draw_values,
-)
-from thinsection.probe.plots import Picture, draw_confusion, draw_picture
-from thinsection.probe.result import (
-    METRIC_WORDS,
-    Predictions,
-    Risks,
-    Rows,
-    Values,
-)
-from thinsection.report.draw import thumbnail_file
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from thinsection.predict.losses import criterion_of, targets_of
+from thinsection.probe.result import Predictions, Risks, Rows, Values
 
 EXPERIMENT_NAME = "experiment.json"
-HEADLINE = {
-    "regression": "pearson",
-    "cox": "c_index",
-    "discrete": "c_index",
-}  # else auroc
-WORST, THUMBNAIL_PX = 12, 200
+# metric that is printed first, by the kind of the target; of classes and labels the AUROC
+HEADLINE = {"regression": "pearson", "cox": "c_index", "discrete": "c_index"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tested:
-    """What folds say of cases that they have not seen, row by row."""
+    """Out-of-fold answers, row by row."""
 
     target: Target
     cases: tuple[str, ...]  # (n,); splits of a file may test a case several times
@@ -75,7 +41,7 @@ class Tested:
 
     @property
     def metric(self) -> str:
-        """The one that is told first."""
+        """The metric that is printed first."""
         return HEADLINE.get(self.target.kind, "auroc")
 
     @property
@@ -96,43 +62,36 @@ class Tested:
 
     @property
     def scorers(self) -> metrics.Scorers:
-        """Every metric of all cases; of labels the mean."""
-        each = [one.scorers for one in self.rows()]
+        """Every metric over all cases; of several labels the mean."""
+        each = [rows.scorers for rows in self.rows()]
         return {
-            name: metrics.MeanScorer([one[name] for one in each]) for name in each[0]
+            name: metrics.MeanScorer([scorers[name] for scorers in each])
+            for name in each[0]
         }
 
-    def of_fold(self, fold: int) -> float | None:
-        """The first metric of one fold's cases; None where they have no pair of cases."""
-        part = self.take(np.flatnonzero(self.fold == fold))
-        score = metrics.all_scores(part.scorers, len(part.cases))[self.metric]
+    def score(self) -> float:
+        """The metric that is printed first."""
+        return metrics.all_scores(self.scorers, len(self.cases))[self.metric]
+
+    def fold_score(self, fold: int) -> float | None:
+        """The score of one fold's cases; None where they have no pair of cases."""
+        score = self.take(np.flatnonzero(self.fold == fold)).score()
         return score if np.isfinite(score) else None
 
     def rows(self) -> list[Rows]:
-        """The rows as a probe has them: classes, values or risks; of labels each."""
+        """The rows as a probe has them: classes, values or risks; of several labels each."""
         target = self.target
         if target.exclusive:
-            return [
-                Predictions(
-                    ids=self.cases,
-                    fold=self.fold,
-                    class_names=target.names,
-                    truth=self.truth[:, 0].astype(np.int64),
-                    prediction=self.answers.argmax(axis=1),
-                    probability=self.answers,
-                )
-            ]
+            truth = self.truth[:, 0].astype(np.int64)
+            return [self._classes(target.names, truth, self.answers)]
         if target.kind == "multilabel":
             return [
-                Predictions(
-                    ids=self.cases,
-                    fold=self.fold,
-                    class_names=(f"without {name}", name),
-                    truth=(label == 1).astype(np.int64),
-                    prediction=(share > 0.5).astype(np.int64),
-                    probability=np.stack([1 - share, share], axis=1),
+                self._classes(
+                    (f"without {name}", name),
+                    (label == 1).astype(np.int64),
+                    np.stack([1 - probability, probability], axis=1),
                 )
-                for name, label, share in zip(
+                for name, label, probability in zip(
                     target.names, self.truth.T, self.answers.T, strict=True
                 )
             ]
@@ -159,6 +118,18 @@ class Tested:
             )
         ]
 
+    def _classes(
+        self, names: tuple[str, ...], truth: IndexArray, probability: Floats
+    ) -> Predictions:
+        return Predictions(
+            ids=self.cases,
+            fold=self.fold,
+            class_names=names,
+            truth=truth,
+            prediction=probability.argmax(axis=1),
+            probability=probability,
+        )
+
 
 def score_table(
     scorers: metrics.Scorers, sampling: Sampling, *, seed: int
@@ -168,13 +139,13 @@ def score_table(
     table = {}
     for name, scorer in scorers.items():
         value = float(scorer(every)[0])
-        found = interval(sampling, scorer, name, seed=seed)
+        bounds = interval(sampling, scorer, name, seed=seed)
         table[name] = {
             "value": value if np.isfinite(value) else None,
-            "low": None if found.missing else found.low,
-            "high": None if found.missing else found.high,
-            "missing": found.missing,
-            "resamples": found.draws,
+            "low": None if bounds.missing else bounds.low,
+            "high": None if bounds.missing else bounds.high,
+            "missing": bounds.missing,
+            "resamples": bounds.draws,
             "pooled_over": metrics.pooled_over(name),
         }
     return table
@@ -257,7 +228,7 @@ def ensemble_temperature(study: Study, results: Sequence[FoldResult]) -> float:
 def tested_of(
     study: Study, results: Sequence[FoldResult], temperature: float
 ) -> tuple[Tested, dict[str, Floats]]:
-    """What each fold says of its test cases, and of the slides of cases that have several."""
+    """Answers of each fold for its test cases, and for the slides of cases that have several."""
     cohort = study.cohort
     slides: dict[str, Floats] = {}
     answers = []
@@ -265,8 +236,8 @@ def tested_of(
         answers.append(result.target.answers(result.logits / temperature))
         names = [slide for i in part.test for slide in several(cohort.slides[i])]
         if names:
-            said = result.target.answers(result.slides / temperature)
-            slides.update(zip(names, said, strict=True))
+            of_slides = result.target.answers(result.slides / temperature)
+            slides.update(zip(names, of_slides, strict=True))
     rows, fold = test_rows(study)
     tested = Tested(
         target=cohort.target,
@@ -279,6 +250,22 @@ def tested_of(
     return tested, slides
 
 
+def read_tested(experiment: Path) -> Tested:
+    """Out-of-fold answers of an experiment's folder.
+
+    Raises StoreError: it is none of `thinsection train`, or a fold is missing.
+    """
+    rule = "experiment must be one of `thinsection train`"
+    with rewording(rule, experiment, OSError, ValueError, KeyError, error=StoreError):
+        names = read_json(experiment / EXPERIMENT_NAME)["heads"]
+        study = Study.load(experiment)
+        results = [read_fold(experiment, name) for name in names]
+    whole = [result for result in results if result is not None]
+    if len(whole) != len(study.parts):
+        raise StoreError(f"folds must be there, got fewer in {str(experiment)!r}")
+    return tested_of(study, whole, ensemble_temperature(study, whole))[0]
+
+
 def compare(mine: Tested, other: Path) -> dict[str, Any]:
     """The difference to another experiment on the cases of both, paired; > 0: this one is higher.
 
@@ -286,25 +273,18 @@ def compare(mine: Tested, other: Path) -> dict[str, Any]:
 
     Raises StoreError, InvalidInputError: it is none, of another target, or of other cases.
     """
-    rule = "experiment must be one of `thinsection train`"
-    with rewording(rule, other, OSError, ValueError, KeyError, error=StoreError):
-        names = read_json(other / EXPERIMENT_NAME)["heads"]
-        study = Study.load(other)
-        results = [read_fold(other, name) for name in names]
-    whole = [result for result in results if result is not None]
-    if len(whole) != len(study.parts):
-        raise StoreError(f"folds must be there, got fewer in {str(other)!r}")
-    theirs = tested_of(study, whole, ensemble_temperature(study, whole))[0]
+    theirs = read_tested(other)
     if mine.target != theirs.target:
         raise InvalidInputError(
             f"experiments must have one target, got {mine.target} and {theirs.target}"
         )
-    row_of = [{case: row for row, case in enumerate(t.cases)} for t in (mine, theirs)]
-    shared = sorted(row_of[0].keys() & row_of[1].keys())
+    my_row = {case: row for row, case in enumerate(mine.cases)}
+    their_row = {case: row for row, case in enumerate(theirs.cases)}
+    shared = sorted(my_row.keys() & their_row.keys())
     if len(shared) < comparison.MIN_GROUPS:
         raise InvalidInputError(f"experiments must share cases, got {len(shared)}")
-    first = mine.take(np.array([row_of[0][case] for case in shared]))
-    second = theirs.take(np.array([row_of[1][case] for case in shared]))
+    first = mine.take(np.array([my_row[case] for case in shared]))
+    second = theirs.take(np.array([their_row[case] for case in shared]))
     if mine.target.kind == "binary":
         words = "DeLong, pairs of the same fold"
         difference = comparison.delong(
@@ -315,8 +295,9 @@ def compare(mine: Tested, other: Path) -> dict[str, Any]:
         )
     else:
         words = "paired bootstrap of cases"
-        pair = [first.scorers[mine.metric], second.scorers[mine.metric]]
-        difference = comparison.resample(pair, first.sampling, seed=0).difference(0, 1)
+        scorers = [first.scorers[mine.metric], second.scorers[mine.metric]]
+        resampled = comparison.resample(scorers, first.sampling, seed=0)
+        difference = resampled.difference(0, 1)
     return {
         "name": other.name,
         "cases": len(shared),
@@ -329,110 +310,27 @@ def compare(mine: Tested, other: Path) -> dict[str, Any]:
 def lines_of(tested: Tested, slides: Mapping[str, Floats]) -> Iterator[dict[str, Any]]:
     """Rows of predictions.csv, as those of `predict`, with truth and fold."""
     target = tested.target
-    for i, (case, own) in enumerate(zip(tested.cases, tested.slides, strict=True)):
-        lines = [
-            ("case", "", tested.answers[i]),
-            *(("slide", s, slides[s]) for s in several(own)),
-        ]
-        if len(own) == 1:
-            lines = [("slide", own[0], tested.answers[i])]
-        truth = {
-            f"truth_{c}": v for c, v in zip(target.columns, tested.truth[i].tolist())
-        }
+    for i, (case, case_slides) in enumerate(
+        zip(tested.cases, tested.slides, strict=True)
+    ):
+        if len(case_slides) == 1:
+            lines = [("slide", case_slides[0], tested.answers[i])]
+        else:
+            lines = [("case", "", tested.answers[i])]
+            lines += [("slide", slide, slides[slide]) for slide in several(case_slides)]
+        truth: dict[str, Any]
         if target.exclusive:
             truth = {"truth": target.names[int(tested.truth[i, 0])]}
-        for level, slide, said in lines:
-            known: dict[str, Any] = {"level": level, "case_id": case, "slide_id": slide}
-            yield (
-                known
-                | {"fold": int(tested.fold[i])}
-                | truth
-                | target.cells(said.tolist())
-            )
-
-
-def experiment_page(document: Mapping[str, Any], tested: Tested, slides: Path) -> str:
-    """The page as HTML, pictures inside.
-
-    `document` is that of experiment.json; `slides` the folder `slides` of the results, which has
-    pictures of them. Links to heatmaps come from the script beside the page, see `heatmap_links`.
-
-    Raises MissingDependencyError: matplotlib is not installed.
-    """
-    shown = {"against": None, **document}
-    shown["facts"] = [
-        (key, document[key]) for key in ("target", "task", "head", "date")
-    ]
-    shown["metric"] = METRIC_WORDS.get(tested.metric, tested.metric)
-    shown["scores"] = [
-        (METRIC_WORDS.get(k, k), v) for k, v in document["scores"].items()
-    ]
-    drawn = _pictures(document, tested)
-    shown["pictures"] = [
-        (p.title, p.caption, base64.b64encode(p.png).decode()) for p in drawn
-    ]
-    shown["worst"] = list(_worst(tested, slides))
-    shown["links"] = LINKS_NAME
-    return render_page("thinsection.predict", "experiment.html.j2", **shown)
-
-
-def _pictures(document: Mapping[str, Any], tested: Tested) -> list[Picture]:
-    rows = tested.rows()
-    first = rows[0]
-    drawn = []
-    if isinstance(first, Predictions):
-        if tested.target.exclusive:
-            drawn.append(draw_picture("confusion", first, draw_confusion))
-        columns = [column for one in rows for column in class_columns(one)]
-        curves = Columns(columns, tested.sampling)
-        drawn.append(draw_picture("roc", curves, draw_roc))
-        drawn.append(draw_picture("pr", curves, draw_precision))
-        drawn.append(draw_picture("calibration", curves, draw_calibration))
-        drawn.append(draw_picture("decision", curves, draw_decision))
-    elif isinstance(first, Risks):
-        drawn.append(draw_picture("survival", first, draw_risks))
-    elif isinstance(first, Values):
-        pair = (tested.truth[:, 0], tested.answers[:, 0])
-        drawn.append(draw_picture("values", pair, draw_values))
-    return [*drawn, draw_picture("folds", document, _folds)]
-
-
-def _folds(axes: "Axes", document: Mapping[str, Any], result: Any) -> Words:
-    scores = [np.nan if f["score"] is None else f["score"] for f in document["folds"]]
-    if document["interval"]:
-        low, high = document["interval"]
-        axes.axhspan(low, high, color=COLORS[4], alpha=0.25, linewidth=0)
-    axes.axhline(document["value"], color=COLORS[0], linewidth=1.2)
-    axes.plot(range(1, len(scores) + 1), scores, "o", color=COLORS[5])
-    words = METRIC_WORDS.get(document["metric"], document["metric"])
-    axes.set(xlabel="fold", ylabel=words, xticks=range(1, len(scores) + 1))
-    return (
-        "Score by fold",
-        "Line: the score of all cases; band: its 95 % confidence interval.",
-    )
-
-
-def _worst(tested: Tested, slides: Path) -> Iterator[dict[str, Any]]:
-    """The cases whose answers are farthest from the truth, the worst first."""
-    target, truth, answers = tested.target, tested.truth, tested.answers
-    if target.exclusive:
-        wrong = 1 - answers[np.arange(len(truth)), truth[:, 0].astype(np.int64)]
-    elif target.kind in ("multilabel", "regression"):
-        wrong = np.abs(answers - truth).mean(axis=1)
-    else:  # of those that had the event: how far the order by risk is from that by time
-        late = rankdata(truth[:, 1]) - rankdata(-target.risk(answers))
-        wrong = np.where(truth[:, 0] == 1, np.abs(late), -1.0)
-    for i in np.argsort(-wrong, kind="stable")[:WORST]:
-        slide, told = tested.slides[i][0], zip(target.columns, truth[i], strict=True)
-        path = thumbnail_file(slides / slide)
-        picture = path and data_uri(Image.open(path), THUMBNAIL_PX)
-        known = target.names[int(truth[i, 0])] if target.exclusive else ""
-        known = known or ", ".join(f"{c} {v:g}" for c, v in told)
-        said = dict(zip(target.names, (f"{v:.3g}" for v in answers[i]), strict=True))
-        yield {
-            "case": tested.cases[i],
-            "slide": slide,
-            "truth": known,
-            "said": said,
-            "picture": picture,
-        }
+        else:
+            values = tested.truth[i].tolist()
+            pairs = zip(target.columns, values, strict=True)
+            truth = {f"truth_{column}": value for column, value in pairs}
+        for level, slide, answers in lines:
+            yield {
+                "level": level,
+                "case_id": case,
+                "slide_id": slide,
+                "fold": int(tested.fold[i]),
+                **truth,
+                **target.cells(answers.tolist()),
+            }

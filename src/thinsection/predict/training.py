@@ -17,23 +17,24 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from safetensors import safe_open
-from torch.nn import functional as F
+from torch import Tensor
 
 from thinsection.config import as_mapping, option
 from thinsection.errors import InvalidInputError
-from thinsection.evaluation.labels import Cohort, Floats, Target, several
+from thinsection.evaluation.labels import Cohort, several
 from thinsection.evaluation.parts import Part
 from thinsection.files.json_text import parse_json
 from thinsection.predict.bags import Bag, Bags
-from thinsection.predict.heads.config import HEADS, HeadConfig, build_head
-from thinsection.predict.heads.head import Criterion, HeadOutput
+from thinsection.predict.heads.config import HeadConfig
+from thinsection.predict.heads.head import Criterion, HeadOutput, build_head, load_head
+from thinsection.predict.losses import cox_loss, criterion_of, targets_of
 from thinsection.weights.files import write_tensors
 from thinsection.weights.placement import resolve_device
 
-State = dict[str, torch.Tensor]
-Losses = list[tuple[float, float]]  # of training and of the stop part, by epoch
-TOLD = "told"  # all metadata are one value: several have no order of their own
-_STOP = 1 << 30  # in place of an epoch, in seeds
+State = dict[str, Tensor]
+Losses = list[tuple[float, float]]  # of training and of the inner cases, by epoch
+HEADER_KEY = "told"  # metadata are one value: several have no order of their own
+INNER = 1 << 30  # in place of an epoch, in seeds of what is drawn of inner cases
 COX_CASES = 16  # whose risks are compared in a step
 
 
@@ -66,7 +67,7 @@ class FitConfig:
 
 def with_recipe(fit: FitConfig, head: str) -> FitConfig:
     """The settings with the head's own learning rate, epochs and patience where they are 0."""
-    recipe = HEADS.load(head).recipe
+    recipe = load_head(head).recipe
     return replace(
         fit,
         lr=fit.lr or recipe.lr,
@@ -75,56 +76,8 @@ def with_recipe(fit: FitConfig, head: str) -> FitConfig:
     )
 
 
-def targets_of(target: Target, values: Floats) -> torch.Tensor:
-    """What the criterion takes, a row a case: class; labels; scaled value; event and time."""
-    if target.exclusive:
-        return torch.from_numpy(values[:, 0].astype(np.int64))
-    if target.kind == "regression":
-        values = (values - target.center) / target.spread
-    if target.kind == "discrete":
-        bins = np.searchsorted(target.edges, values[:, 1], side="left")
-        values = np.stack([values[:, 0], bins], axis=1)
-    return torch.from_numpy(values.astype(np.float32))
-
-
-def criterion_of(target: Target, train: torch.Tensor, *, weighted: bool) -> Criterion:
-    """The loss of one case, logits (K,) and its target; 'cox' has none, see `cox_loss`."""
-    if target.exclusive:
-        counts = torch.bincount(train, minlength=len(target.names))
-        share = (
-            len(train) / (len(counts) * counts) if weighted else torch.ones(len(counts))
-        )
-        return lambda z, y: F.cross_entropy(z.float(), y) * share.to(z.device)[y]
-    if target.kind == "multilabel":
-        up, loss = train.sum(0), F.binary_cross_entropy_with_logits
-        share = (len(train) - up) / up if weighted else torch.ones_like(up)
-        return lambda z, y: loss(z.float(), y, pos_weight=share.to(z.device))
-    if target.kind == "regression":
-        return lambda z, y: F.mse_loss(z.float(), y)
-    return discrete_loss
-
-
-def discrete_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """-log likelihood of an event in an interval, or of none up to it; y = (event, interval).
-
-    Source: Zadeh and Schmid, Bias in cross-entropy-based training of deep survival networks, 2020.
-    """
-    event, at = y[0], int(y[1])
-    survived = F.logsigmoid(-logits.float()).cumsum(0)
-    before = survived[at - 1] if at else survived.new_zeros(())
-    seen = before + F.logsigmoid(logits[at].float())
-    return torch.where(event == 1, -seen, -survived[at])
-
-
-def cox_loss(risk: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """-log partial likelihood (Breslow) an event, risks (n,) and y (n, 2): event, time."""
-    seen, time = y[:, 0] == 1, y[:, 1]
-    at_risk = torch.where(time[None] >= time[:, None], risk[None].float(), -torch.inf)
-    return (at_risk.logsumexp(1) - risk.float())[seen].sum() / max(1, int(seen.sum()))
-
-
 class Trainer:
-    """One fold on its way.
+    """The training of one fold.
 
     Memory: the head five times (weights, gradient, AdamW's two, the best so far), the bags of a
     step, and what one bag takes on its way through the head.
@@ -133,207 +86,222 @@ class Trainer:
     def __init__(
         self, bags: Bags, cohort: Cohort, part: Part, *, fold: int, fit: FitConfig
     ) -> None:
-        self.bags, self.cohort, self.part, self.fold, self.fit = (
-            bags,
-            cohort,
-            part,
-            fold,
-            fit,
-        )
         for name in ("lr", "epochs", "patience"):
             if not getattr(fit, name) > 0:
                 raise InvalidInputError(
                     f"{name} must be > 0, got {getattr(fit, name)}; see with_recipe"
                 )
-        target = cohort.target.fitted(cohort.array[list(part.train)])
-        self.target = target
+        self.bags = bags
+        self.cohort = cohort
+        self.part = part
+        self.fold = fold
+        self.fit = fit
+        train_rows = list(part.train)
+        self.target = cohort.target.fitted(cohort.array[train_rows])
         self.device = resolve_device(fit.device, mps=False)
-        auto = fit.precision == "auto" and self.device.type == "cuda"
-        self.bf16 = auto or fit.precision == "bf16"
-        y = targets_of(target, cohort.array)
-        self.y, self.cox = y.to(self.device), target.kind == "cox"
+        on_cuda = self.device.type == "cuda"
+        self.bf16 = fit.precision == "bf16" or (fit.precision == "auto" and on_cuda)
+        y = targets_of(self.target, cohort.array)
+        self.y = y.to(self.device)
+        self.cox = self.target.kind == "cox"
         self.criterion = criterion_of(
-            target, y[list(part.train)], weighted=fit.class_weights
+            self.target, y[train_rows], weighted=fit.class_weights
         )
 
     def run(self, config: HeadConfig, checkpoint: Path, key: str) -> None:
         """Trains from the checkpoint of this key, if there is one, to the end of patience.
 
-        Then `head` is that of the best epoch; `losses` tell the way.
+        Afterwards `head` is that of the best epoch, and `losses` are those of all epochs.
         """
         first = self.bags.read(self.part.train[0], most=1, rng=np.random.default_rng(0))
-        dim, outputs = first.features.shape[1], len(self.target.names)
+        dim = first.features.shape[1]
+        outputs = len(self.target.names)
         cards = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=cards):
-            self._seed(_STOP, 0)
+            self._seed(INNER, 0)
             self.head = build_head(config, dim, outputs).to(self.device)
-            fit, parameters = self.fit, self.head.parameters()
             self.optimizer = torch.optim.AdamW(
-                parameters, fit.lr, weight_decay=fit.weight_decay
+                self.head.parameters(), self.fit.lr, weight_decay=self.fit.weight_decay
             )
-            losses, best = self._restore(checkpoint, key)
-            self.losses = losses
+            self.losses, best = self._restore(checkpoint, key)
             saved = time.monotonic()
-            while (
-                len(losses) < fit.epochs and len(losses) - _best(losses) < fit.patience
-            ):
-                losses.append((self._epoch(len(losses) + 1), self._stop_loss()))
-                rule = f"loss must stay finite, got {losses[-1]} in epoch {len(losses)}"
-                if not np.isfinite(losses[-1]).all():
-                    raise InvalidInputError(f"{rule} of fold {self.fold}; lower --lr")
-                if _best(losses) == len(losses):
+            while self._goes_on():
+                losses = (self._epoch(len(self.losses) + 1), self._inner_loss())
+                self.losses.append(losses)
+                self._check_losses()
+                if _best_epoch(self.losses) == len(self.losses):
                     best = {
-                        k: v.detach().clone() for k, v in self.head.state_dict().items()
+                        name: value.detach().clone()
+                        for name, value in self.head.state_dict().items()
                     }
-                if time.monotonic() - saved >= fit.checkpoint_s:
-                    self._save(best, losses, checkpoint, key)
+                if time.monotonic() - saved >= self.fit.checkpoint_s:
+                    self._save(best, checkpoint, key)
                     saved = time.monotonic()
         self.head.load_state_dict(best)
         self.head.eval()
 
-    def _seed(self, epoch: int, case: int) -> None:
-        words = np.random.SeedSequence(
-            [self.fit.seed, self.fold, epoch, case]
-        ).generate_state(1)
-        torch.manual_seed(int(words[0]))
+    def _goes_on(self) -> bool:
+        """Whether another epoch is due."""
+        done = len(self.losses)
+        since_best = done - _best_epoch(self.losses)
+        return done < self.fit.epochs and since_best < self.fit.patience
 
-    def _put(self, bag: Bag) -> list[torch.Tensor | None]:
-        """The bag on the device: features, cells."""
-        return [
-            None if part is None else torch.from_numpy(part).to(self.device)
-            for part in bag
-        ]
+    def _check_losses(self) -> None:
+        """Raises InvalidInputError: the losses of the last epoch are not finite."""
+        if not np.isfinite(self.losses[-1]).all():
+            raise InvalidInputError(
+                f"loss must stay finite, got {self.losses[-1]} in epoch {len(self.losses)} "
+                f"of fold {self.fold}; lower --lr"
+            )
+
+    def _seed(self, epoch: int, case: int) -> None:
+        """Seeds torch for the dropout of a case in an epoch."""
+        sequence = np.random.SeedSequence([self.fit.seed, self.fold, epoch, case])
+        torch.manual_seed(int(sequence.generate_state(1)[0]))
 
     def _forward(self, bag: Bag, epoch: int, case: int) -> HeadOutput:
         """The bag through the head, with the dropout of this epoch and case."""
         self._seed(epoch, case)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            output: HeadOutput = self.head(*self._put(bag))
+            output: HeadOutput = self.head(*bag.tensors(self.device))
         return output
 
     def _epoch(self, epoch: int) -> float:
         """The mean loss of the training cases, a step for every `batch_cases` of them."""
         seed = [self.fit.seed, self.fold, epoch]
         order = np.random.default_rng(seed).permutation(self.part.train).tolist()
-        stream, total = self.bags.stream(order, most=self.fit.bag_size, seed=seed), 0.0
+        stream = self.bags.stream(order, most=self.fit.bag_size, seed=seed)
         size = self.fit.batch_cases or (COX_CASES if self.cox else 1)
+        total = 0.0
         self.head.train()
         while batch := list(islice(stream, size)):
-            self.optimizer.zero_grad(set_to_none=True)
-            criteria = (
-                self._slopes(batch, epoch)
-                if self.cox
-                else [self.criterion] * len(batch)
-            )
-            for (case, bag), criterion in zip(batch, criteria, strict=True):
-                loss = self.head.loss(
-                    self._forward(bag, epoch, case), self.y[case], criterion
-                )
-                total += float(loss.detach())
-                (loss if self.cox else loss / len(batch)).backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
+            total += self._step(batch, epoch)
         return total / len(order)
 
+    def _step(self, batch: Sequence[tuple[int, Bag]], epoch: int) -> float:
+        """One step of the optimiser; the sum of the cases' losses."""
+        self.optimizer.zero_grad(set_to_none=True)
+        criteria = [self.criterion] * len(batch)
+        if self.cox:
+            criteria = self._slopes(batch, epoch)
+        total = 0.0
+        for (case, bag), criterion in zip(batch, criteria, strict=True):
+            output = self._forward(bag, epoch, case)
+            loss = self.head.loss(output, self.y[case], criterion)
+            total += float(loss.detach())
+            mean = loss if self.cox else loss / len(batch)
+            mean.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return total
+
     def _slopes(self, batch: Sequence[tuple[int, Bag]], epoch: int) -> list[Criterion]:
-        """Of each case z times d loss / d risk: so one bag at a time is held with its gradients."""
+        """For each case z times d loss / d risk: one bag at a time is held with its gradients."""
         with torch.no_grad():
             risks = [
                 self._forward(bag, epoch, case).logits[0].float() for case, bag in batch
             ]
         risk = torch.stack(risks).requires_grad_()
-        loss = self._loss_of(risk[:, None], [case for case, _ in batch])
+        loss = self._mean_loss(risk[:, None], [case for case, _ in batch])
         return [partial(_times, slope) for slope in torch.autograd.grad(loss, risk)[0]]
 
-    def _stop_loss(self) -> float:
+    def _inner_loss(self) -> float:
         """Mean loss of the inner cases, on the same draw of their tiles after every epoch."""
-        rows, seed = list(self.part.stop), [self.fit.seed, self.fold, _STOP]
+        rows = list(self.part.stop)
+        seed = [self.fit.seed, self.fold, INNER]
         bags = self.bags.stream(rows, most=self.fit.bag_size, seed=seed)
         self.head.eval()
         with torch.no_grad():
             logits = torch.stack(
-                [self._forward(bag, _STOP, case).logits for case, bag in bags]
+                [self._forward(bag, INNER, case).logits for case, bag in bags]
             )
-            return float(self._loss_of(logits, rows))
+            return float(self._mean_loss(logits, rows))
 
-    def _loss_of(self, logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    def _mean_loss(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
         """Mean loss of some cases by their logits (n, K)."""
         y = self.y[list(rows)]
         if self.cox:
             return cox_loss(logits[:, 0], y)
-        return torch.stack(
-            [self.criterion(z, t) for z, t in zip(logits, y, strict=True)]
-        ).mean()
+        losses = [self.criterion(z, t) for z, t in zip(logits, y, strict=True)]
+        return torch.stack(losses).mean()
 
-    def whole(self, bags: Bags, cases: Sequence[int]) -> torch.Tensor:
+    def predict(self, bags: Bags, cases: Sequence[int]) -> Tensor:
         """Logits (n, K) float64 of whole bags, in fp32."""
         logits = []
         self.head.eval()
         with torch.inference_mode():
             for _, bag in bags.stream(cases):
-                logits.append(self.head(*self._put(bag)).logits.double().cpu())
+                output = self.head(*bag.tensors(self.device))
+                logits.append(output.logits.double().cpu())
         return torch.stack(logits or [torch.zeros(0)])
 
     def write(self, path: Path, key: str) -> None:
         """Writes the head, and its logits of inner and test cases and their slides, in fp32."""
-        files = self.cohort.files
-        stop = self.whole(self.bags, self.part.stop)
-        logits = self.whole(self.bags, self.part.test)
-        single = [
-            [Path(file)] for case in self.part.test for file in several(files[case])
-        ]
-        with Bags(single, cells=self.bags.cells) as bags:
-            slides = self.whole(bags, range(len(bags)))
-        said = {"key": key, "losses": self.losses, "best": _best(self.losses)}
-        said |= {"target": as_mapping(self.target)}
-        told = {TOLD: json.dumps(said)}
         tensors = {
-            f"head.{k}": v.cpu().contiguous() for k, v in self.head.state_dict().items()
+            f"head.{name}": value.cpu().contiguous()
+            for name, value in self.head.state_dict().items()
         }
-        tensors |= {"logits": logits, "stop": stop, "slides": slides}
-        write_tensors(path, tensors, told)
+        tensors["stop"] = self.predict(self.bags, self.part.stop)
+        tensors["logits"] = self.predict(self.bags, self.part.test)
+        slides = []
+        for case in self.part.test:
+            slides += [[Path(file)] for file in several(self.cohort.files[case])]
+        with Bags(slides, cells=self.bags.cells) as bags:
+            tensors["slides"] = self.predict(bags, range(len(bags)))
+        header = {
+            "key": key,
+            "losses": self.losses,
+            "best": _best_epoch(self.losses),
+            "target": as_mapping(self.target),
+        }
+        write_tensors(path, tensors, {HEADER_KEY: json.dumps(header)})
 
-    def _save(self, best: State, losses: Losses, path: Path, key: str) -> None:
-        states = {
-            f"adam{i}": own for i, own in self.optimizer.state_dict()["state"].items()
-        }
-        states = {"head": self.head.state_dict(), "best": best, **states}
-        flat = {
-            f"{n}.{k}": v.contiguous()
-            for n, own in states.items()
-            for k, v in own.items()
-        }
-        said = {"key": key, "losses": losses}
-        write_tensors(path, flat, {TOLD: json.dumps(said)})
+    def _save(self, best: State, path: Path, key: str) -> None:
+        """Writes a checkpoint: tensors `head.*`, `best.*`, `adam<i>.*` of each parameter."""
+        states = {"head": self.head.state_dict(), "best": best}
+        for i, own in self.optimizer.state_dict()["state"].items():
+            states[f"adam{i}"] = own
+        flat = {}
+        for part, state in states.items():
+            for name, value in state.items():
+                flat[f"{part}.{name}"] = value.contiguous()
+        header = {"key": key, "losses": self.losses}
+        write_tensors(path, flat, {HEADER_KEY: json.dumps(header)})
 
     def _restore(self, path: Path, key: str) -> tuple[Losses, State]:
         """The history and the best weights so far; head and optimiser are put where they were."""
-        said, flat = read_told(path) if path.exists() else ({}, {})
-        if said.get("key") != key:
+        if not path.exists():
+            return [], {}
+        header, flat = read_state(path)
+        if header.get("key") != key:
             return [], {}
         states = defaultdict[str, State](dict)
         for name, value in flat.items():
-            part, _, rest = name.partition(".")
-            states[part][rest] = value
+            part, _, parameter = name.partition(".")
+            states[part][parameter] = value
         self.head.load_state_dict(states.pop("head"))
-        best, told = states.pop("best"), self.optimizer.state_dict()
-        told["state"] = {
+        best = states.pop("best")
+        optimizer = self.optimizer.state_dict()
+        optimizer["state"] = {
             int(part.removeprefix("adam")): own for part, own in states.items()
         }
-        self.optimizer.load_state_dict(told)
-        return [(train, stop) for train, stop in said["losses"]], best
+        self.optimizer.load_state_dict(optimizer)
+        return [(train, inner) for train, inner in header["losses"]], best
 
 
-def _times(slope: torch.Tensor, logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _times(slope: Tensor, logits: Tensor, y: Tensor) -> Tensor:
     return (logits * slope).sum()
 
 
-def read_told(path: Path) -> tuple[dict[str, Any], State]:
-    """What a file of ours tells in its metadata, and its tensors."""
+def read_state(path: Path) -> tuple[dict[str, Any], State]:
+    """The header of a fold's file or a checkpoint, and its tensors."""
     with safe_open(path, framework="pt") as file:
-        tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 - no mapping
-        return parse_json(file.metadata()[TOLD]), tensors
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        return parse_json(file.metadata()[HEADER_KEY]), tensors
 
 
-def _best(losses: Losses) -> int:
+def _best_epoch(losses: Losses) -> int:
     """The epoch of the lowest inner loss, from 1, the first of equals; 0 before any."""
-    return 1 + min(range(len(losses)), key=lambda i: losses[i][1]) if losses else 0
+    if not losses:
+        return 0
+    inner = [loss for _, loss in losses]
+    return 1 + inner.index(min(inner))

@@ -1,64 +1,64 @@
 """The settings of heads, and the heads by name; torch is imported with the head that is built."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from thinsection.config import option
-from thinsection.errors import ConfigError, require
 from thinsection.registry import Entry, Registry
 
-if TYPE_CHECKING:
-    from thinsection.predict.heads.head import Head
-
-_OURS = {
-    "linear": (
-        "head:LinearHead",
-        "Linear on the mean of the rows; on slide embeddings too.",
-    ),
-    "mlp": (
-        "head:MlpHead",
-        "Two layers on the mean of the rows; on slide embeddings too.",
-    ),
-    "abmil": ("head:AbmilHead", "Gated attention (Ilse 2018)."),
-    "clam_sb": ("head:ClamHead", "CLAM, one attention, instance loss (Lu 2021)."),
-    "clam_mb": ("head:ClamBranchesHead", "CLAM, an attention a class, instance loss."),
-    "dsmil": ("head:DsmilHead", "Dual stream around the critical tile (Li 2021)."),
-    "transmil": (
-        "tokens:TransmilHead",
-        "Nyström attention, convolutions for place (Shao 2021).",
-    ),
-    "transformer": (
-        "tokens:TransformerHead",
-        "Attention with 2-D ALiBi in O(N) memory.",
-    ),
-}
-HEADS: Registry[type["Head"]] = Registry(
+_PLACE = "thinsection.predict.heads"
+# `head.load_head` gives an entry its type: this file is read by the command line, without torch
+HEADS: Registry[Any] = Registry(
     "head",
     "thinsection.heads",
     [
-        Entry(name=n, help=h, target=f"thinsection.predict.heads.{t}")
-        for n, (t, h) in _OURS.items()
+        Entry(
+            name="linear",
+            help="Linear on the mean of the rows; on slide embeddings too.",
+            target=f"{_PLACE}.pooled:LinearHead",
+        ),
+        Entry(
+            name="mlp",
+            help="Two layers on the mean of the rows; on slide embeddings too.",
+            target=f"{_PLACE}.pooled:MlpHead",
+        ),
+        Entry(
+            name="abmil",
+            help="Gated attention (Ilse 2018).",
+            target=f"{_PLACE}.pooled:AbmilHead",
+        ),
+        Entry(
+            name="clam_sb",
+            help="CLAM, one attention, instance loss (Lu 2021).",
+            target=f"{_PLACE}.instances:ClamHead",
+        ),
+        Entry(
+            name="clam_mb",
+            help="CLAM, an attention a class, instance loss.",
+            target=f"{_PLACE}.instances:ClamBranchesHead",
+        ),
+        Entry(
+            name="dsmil",
+            help="Dual stream around the critical tile (Li 2021).",
+            target=f"{_PLACE}.instances:DsmilHead",
+        ),
+        Entry(
+            name="transmil",
+            help="Nyström attention, convolutions for place (Shao 2021).",
+            target=f"{_PLACE}.tokens:TransmilHead",
+        ),
+        Entry(
+            name="transformer",
+            help="Attention with 2-D ALiBi in O(N) memory.",
+            target=f"{_PLACE}.tokens:TransformerHead",
+        ),
     ],
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """How a head is trained unless the user says otherwise.
-
-    Attention heads stay near chance for some dozens of epochs before they find the tiles that
-    matter, so patience is longer than that. docs/predictions.md compares each head with its
-    authors' training.
-    """
-
-    lr: float = 5e-4
-    epochs: int = 100
-    patience: int = 40
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadConfig:
-    """Which head, and what it is made of; CLAM's and MIL-Lab's defaults."""
+    """Settings of a head; CLAM's and MIL-Lab's defaults."""
 
     head: str = option("abmil", "head on the embeddings", choices=HEADS.names)
     hidden_dim: int = option(
@@ -77,23 +77,3 @@ class HeadConfig:
     subtyping: bool = option(
         False, "CLAM: classes exclude each other, their tiles are negatives"
     )
-
-
-def build_head(settings: HeadConfig, dim: int, outputs: int) -> "Head":
-    """A new head for embeddings (D,), initialised from torch's generator.
-
-    `outputs` is K: two for two classes, whose probabilities are a softmax.
-
-    Raises ConfigError: no such head, or settings that do not fit.
-    """
-    for field, low in {
-        "attention_dim": 1,
-        "num_heads": 1,
-        "instances": 1,
-        "hidden_dim": 0,
-    }.items():
-        found = getattr(settings, field)
-        require(found >= low, f"{field} must be >= {low}", found, error=ConfigError)
-    rule = "dropout must be in [0, 1)"
-    require(0 <= settings.dropout < 1, rule, settings.dropout, error=ConfigError)
-    return HEADS.load(settings.head)(dim, outputs, settings)

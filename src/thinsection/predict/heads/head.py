@@ -1,4 +1,4 @@
-"""What every head offers; and those whose logits are a sum over tiles, beside an MLP on the mean.
+"""The contract of a head: the rows of a bag in; logits, attention and evidence out.
 
 Shapes: N rows of a bag (the tiles of a slide, or of all slides of a case; one row a slide where
 they are slide embeddings), D channels of an embedding, H hidden ones, A attentions (1, or one an
@@ -8,31 +8,36 @@ output), K outputs: classes, values, a risk, intervals of time.
 times class evidence, a_n w_k . h_n, and evidence.sum(0) + bias = logits exactly (Javed et al.,
 "Additive MIL", 2022, eq. 5, on a linear classifier). CLAM and MIL-Lab show the attention alone:
 that is `attention`. What a head does beyond this is said in its docstring.
-
-Sources: Ilse et al., "Attention-based deep multiple instance learning", 2018. Lu et al.,
-"Data-efficient and weakly supervised computational pathology on whole-slide images", 2021 (CLAM).
-Li et al., "Dual-stream multiple instance learning network", 2021 (DSMIL). Ours equal the authors'
-modules with the same weights, see docs/predictions.md.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from thinsection.errors import ConfigError, require
-from thinsection.pool.pooling import GatedAttention
-from thinsection.predict.heads.config import HeadConfig, Recipe
+from thinsection.errors import ConfigError
+from thinsection.predict.heads.config import HEADS, HeadConfig
 
-QUERY_DIM = 128  # channels of a query of DSMIL, as published
 Criterion = Callable[[Tensor, Tensor], Tensor]  # logits (K,), target -> loss
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Training of a head unless the user says otherwise.
+
+    Attention heads stay near chance for some dozens of epochs before they find the tiles that
+    matter. `benchmarks/recipes.py` compares each recipe with the authors' training.
+    """
+
+    lr: float = 5e-4
+    epochs: int = 100
+    patience: int = 40
+
+
 class HeadOutput(NamedTuple):
-    """Of one bag."""
+    """The answer of a head for one bag."""
 
     logits: Tensor  # (K,)
     attention: Tensor | None = None  # (N, A), a softmax over tiles
@@ -44,12 +49,14 @@ class Head(nn.Module, ABC):
     """One bag in, its logits out; a bag is a batch of its own."""
 
     recipe: ClassVar[Recipe] = Recipe()
-    bag_weight = 1.0  # of the bag's loss; the rest is of `extra_loss`
+    bag_weight = 1.0  # of the bag's loss; the other part is of `extra_loss`
     needs_cells = False  # whether `forward` reads where tiles lie
 
     def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
         super().__init__()
-        self.dim, self.outputs, self.settings = dim, outputs, settings
+        self.dim = dim
+        self.outputs = outputs
+        self.settings = settings
 
     @abstractmethod
     def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
@@ -66,7 +73,7 @@ class Head(nn.Module, ABC):
     def extra_loss(
         self, output: HeadOutput, target: Tensor, criterion: Criterion
     ) -> Tensor:
-        """What the method's authors add to the bag's loss; weighs 1 - `bag_weight`."""
+        """The loss that the method's authors add to the bag's; weighs 1 - `bag_weight`."""
         return output.logits.new_zeros(())
 
     def loss(self, output: HeadOutput, target: Tensor, criterion: Criterion) -> Tensor:
@@ -78,154 +85,27 @@ class Head(nn.Module, ABC):
         return self.bag_weight * bag + (1 - self.bag_weight) * extra
 
 
-def projection(dim: int, settings: HeadConfig) -> tuple[nn.Module, int]:
-    """Linear, ReLU, dropout to `hidden_dim` channels, and their number; 0: nothing."""
-    hidden = settings.hidden_dim
-    if not hidden:
-        return nn.Identity(), dim
-    return nn.Sequential(
-        nn.Linear(dim, hidden), nn.ReLU(), nn.Dropout(settings.dropout)
-    ), hidden
+def load_head(name: str) -> type[Head]:
+    """The class of a head. Raises ConfigError: no such head."""
+    head: type[Head] = HEADS.load(name)
+    return head
 
 
-class LinearHead(Head):
-    """W mean(x) + b. Evidence: w_k . x_n / N; attention: 1 / N."""
+def build_head(settings: HeadConfig, dim: int, outputs: int) -> Head:
+    """A new head for embeddings (D,), initialised from torch's generator.
 
-    def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
-        super().__init__(dim, outputs, settings)
-        self.classifier = nn.Linear(dim, outputs)
+    Args:
+        settings: the head and its settings.
+        dim: D.
+        outputs: K; two for two classes, whose probabilities are a softmax.
 
-    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
-        """See `Head.forward`."""
-        logits = self.classifier(features.mean(0))
-        if self.training:
-            return HeadOutput(logits)
-        share = features.new_full((len(features), 1), 1 / len(features))
-        return HeadOutput(
-            logits, share, features @ self.classifier.weight.T / len(features)
-        )
-
-
-class MlpHead(Head):
-    """Linear(ReLU(Linear(mean(x)))). No sum over tiles, so no attention and no evidence."""
-
-    def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
-        super().__init__(dim, outputs, settings)
-        self.embed, hidden = projection(dim, settings)
-        self.classifier = nn.Linear(hidden, outputs)
-
-    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
-        """See `Head.forward`."""
-        return HeadOutput(self.classifier(self.embed(features.mean(0))))
-
-
-class AbmilHead(Head):
-    """sum of a_n (W h_n) + b, h = projection of x, a = softmax over tiles of a gated score."""
-
-    branches = False  # whether each output has an attention of its own
-
-    def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
-        super().__init__(dim, outputs, settings)
-        self.embed, hidden = projection(dim, settings)
-        attentions = outputs if self.branches else 1
-        width, drop = settings.attention_dim, settings.dropout
-        self.attention = GatedAttention(hidden, width, attentions, dropout=drop)
-        self.classifier = nn.Linear(hidden, outputs)
-
-    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
-        """See `Head.forward`."""
-        return self.pooled(self.embed(features))
-
-    def pooled(self, hidden: Tensor) -> HeadOutput:
-        """The same of projected tiles (N, H)."""
-        attention = self.attention(hidden).softmax(0)
-        evidence = attention * (hidden @ self.classifier.weight.T)
-        logits = evidence.sum(0) + self.classifier.bias
-        return HeadOutput(logits, attention, evidence, hidden)
-
-
-class ClamHead(AbmilHead):
-    """ABMIL, trained with a loss on the tiles of highest and lowest attention as well.
-
-    The target is a class, or 0 and 1 for each (K,). For a true class the `instances` tiles of
-    highest attention are to be positive and those of lowest negative by a classifier of the class;
-    with `subtyping` those of highest attention are to be negative for the other classes.
+    Raises ConfigError: no such head, or settings that do not fit.
     """
-
-    def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
-        super().__init__(dim, outputs, settings)
-        self.bag_weight = 1 - settings.instance_weight
-        hidden = self.classifier.in_features
-        self.instance_classifiers = nn.ModuleList(
-            nn.Linear(hidden, 2) for _ in range(outputs)
-        )
-
-    def extra_loss(
-        self, output: HeadOutput, target: Tensor, criterion: Criterion
-    ) -> Tensor:
-        """CLAM's instance loss (cross-entropy); raises ConfigError where targets are no classes."""
-        _, attention, _, hidden = output
-        assert attention is not None and hidden is not None
-        hot = F.one_hot(target, self.outputs) if target.ndim == 0 else target.long()
-        classes = tuple(hot.shape) == (self.outputs,) and torch.equal(
-            hot, target.expand_as(hot)
-        )
-        classes = classes or (target.ndim == 0 and not target.is_floating_point())
-        rule = "targets of CLAM's instance loss must be classes"
-        require(classes, rule, f"{target}; take head 'abmil'", error=ConfigError)
-        count, losses = min(self.settings.instances, len(hidden)), []
-        for k, classifier in enumerate(self.instance_classifiers):
-            score = attention[:, k if self.branches else 0].detach()
-            top, low = score.topk(count).indices, (-score).topk(count).indices
-            rows, truth = top, top.new_zeros(count)
-            if hot[k]:
-                rows, truth = torch.cat([top, low]), torch.cat([truth + 1, truth])
-            if hot[k] or self.settings.subtyping:
-                losses.append(F.cross_entropy(classifier(hidden[rows]), truth))
-        total = torch.stack(losses).sum() if losses else hidden.new_zeros(())
-        return total / self.outputs if self.settings.subtyping else total
-
-
-class ClamBranchesHead(ClamHead):
-    """CLAM-MB: each output has an attention of its own."""
-
-    branches = True
-
-
-class DsmilHead(Head):
-    """Tiles vote by their likeness to the critical tile of each class.
-
-    Logit k is sum over classes j of w_kj . (sum of a_nj x_n) + b_k, a_.j the softmax over tiles of
-    q_n . q_m(j) / sqrt(128), m(j) the tile whose own logit c_nj is highest. Evidence:
-    sum over j of a_nj w_kj . x_n. The loss is half the bag's and half that of max over n of c_n.
-    """
-
-    recipe = Recipe(lr=1e-3)
-    bag_weight = 0.5
-
-    def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
-        super().__init__(dim, outputs, settings)
-        self.instance_classifier = nn.Linear(dim, outputs)
-        first, second = nn.Linear(dim, QUERY_DIM), nn.Linear(QUERY_DIM, QUERY_DIM)
-        self.query = nn.Sequential(first, nn.ReLU(), second, nn.Tanh())
-        self.classifier = nn.Conv1d(outputs, outputs, kernel_size=dim)
-
-    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
-        """See `Head.forward`. Memory: 4 N (D + 256 + K²) bytes."""
-        instances = self.instance_classifier(features)
-        critical = features[instances.argmax(0)]
-        score = self.query(features) @ self.query(critical).T
-        attention = (score / QUERY_DIM**0.5).softmax(0)
-        weight = self.classifier.weight.flatten(0, 1)
-        votes = (features @ weight.T).view(-1, self.outputs, self.outputs)
-        evidence = (votes * attention[:, None]).sum(2)
-        return HeadOutput(
-            evidence.sum(0) + self.classifier.bias, attention, evidence, instances
-        )
-
-    def extra_loss(
-        self, output: HeadOutput, target: Tensor, criterion: Criterion
-    ) -> Tensor:
-        """The criterion on the highest logit of any tile."""
-        assert output.instances is not None
-        return criterion(output.instances.amax(0), target)
+    for name in ("attention_dim", "num_heads", "instances"):
+        if getattr(settings, name) < 1:
+            raise ConfigError(f"{name} must be >= 1, got {getattr(settings, name)}")
+    if settings.hidden_dim < 0:
+        raise ConfigError(f"hidden_dim must be >= 0, got {settings.hidden_dim}")
+    if not 0 <= settings.dropout < 1:
+        raise ConfigError(f"dropout must be in [0, 1), got {settings.dropout}")
+    return load_head(settings.head)(dim, outputs, settings)

@@ -1,57 +1,76 @@
 """Heads in which tiles see each other: TransMIL, and a transformer with 2-D ALiBi attention.
 
-Sources: Shao et al., "TransMIL", 2021; Xiong et al., "Nyströmformer", 2021. Our TransMIL equals
-its authors' module with the same weights, see docs/predictions.md.
+Shapes: T tokens of C channels, h attention heads, m landmarks; N, D, H as in `head`.
+
+Sources: Shao et al., "TransMIL", 2021; Xiong et al., "Nyströmformer", 2021. With the same weights
+our TransMIL equals its authors' module, see docs/predictions.md.
 """
 
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
 from thinsection.encode.networks import mlp
-from thinsection.errors import ConfigError, require
+from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.predict.heads.config import HeadConfig
-from thinsection.predict.heads.head import AbmilHead, Head, HeadOutput
+from thinsection.predict.heads.head import Head, HeadOutput
+from thinsection.predict.heads.pooled import AbmilHead
 
-PINV_ITERATIONS, RESIDUAL_KERNEL = 6, 33  # of the Nyström attention, as published
+# as published
+PINV_ITERATIONS = 6
+RESIDUAL_KERNEL = 33
+NYSTROM_DROPOUT = 0.1
+PLACE_KERNELS = (7, 5, 3)
 
 
-def _width(settings: HeadConfig) -> int:
-    width, heads = settings.hidden_dim, settings.num_heads
-    fits = width > 0 and width % (2 * heads) == 0
-    rule = f"hidden_dim must be a multiple of {2 * heads} (twice num_heads)"
-    require(fits, rule, width, error=ConfigError)
+def check_width(settings: HeadConfig) -> int:
+    """The width of the tokens. Raises ConfigError: it does not fit the attention heads."""
+    width = settings.hidden_dim
+    step = 2 * settings.num_heads
+    if width <= 0 or width % step:
+        raise ConfigError(
+            f"hidden_dim must be a multiple of {step} (twice num_heads), got {width}"
+        )
     return width
 
 
 class NystromAttention(nn.Module):
     """Attention through `width // 2` landmarks, each the mean of neighbours in the sequence."""
 
-    def __init__(self, width: int, heads: int, dropout: float = 0.1) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.landmarks = heads, width // 2
+        self.heads = heads
+        self.landmarks = width // 2
         self.to_qkv = nn.Linear(width, 3 * width, bias=False)
-        self.to_out = nn.Sequential(nn.Linear(width, width), nn.Dropout(dropout))
-        kernel, padding = (RESIDUAL_KERNEL, 1), (RESIDUAL_KERNEL // 2, 0)
+        self.to_out = nn.Sequential(
+            nn.Linear(width, width), nn.Dropout(NYSTROM_DROPOUT)
+        )
         self.res_conv = nn.Conv2d(
-            heads, heads, kernel, padding=padding, groups=heads, bias=False
+            heads,
+            heads,
+            (RESIDUAL_KERNEL, 1),
+            padding=(RESIDUAL_KERNEL // 2, 0),
+            groups=heads,
+            bias=False,
         )
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """States (T, C), and by head (h, T) the attention of the first token to each.
 
         Memory: 4 h (T (3 C / h + 2 landmarks) + 6 landmarks²) bytes beside the states.
         """
-        tokens, m = len(x), self.landmarks
+        tokens = len(x)
+        m = self.landmarks
         x = F.pad(x, (0, 0, -tokens % m, 0))  # in front, as the authors do
         q, k, v = self.to_qkv(x).unflatten(1, (3, self.heads, -1)).permute(1, 2, 0, 3)
         q = q * q.shape[-1] ** -0.5
-        q_mark, k_mark = (t.unflatten(1, (m, -1)).mean(2) for t in (q, k))
+        q_mark = q.unflatten(1, (m, -1)).mean(2)
+        k_mark = k.unflatten(1, (m, -1)).mean(2)
         to_marks = (q @ k_mark.mT).softmax(-1)
-        inverse = _pseudo_inverse((q_mark @ k_mark.mT).softmax(-1))
+        inverse = pseudo_inverse((q_mark @ k_mark.mT).softmax(-1))
         from_marks = (q_mark @ k.mT).softmax(-1)
         out = (to_marks @ inverse) @ (from_marks @ v) + self.res_conv(v[None])[0]
         first = (to_marks[:, -tokens, None] @ inverse) @ from_marks
@@ -59,8 +78,8 @@ class NystromAttention(nn.Module):
         return out[-tokens:], first[:, 0, -tokens:]
 
 
-def _pseudo_inverse(x: torch.Tensor) -> torch.Tensor:
-    """Of each (h, m, m), by iteration; one scale for all heads, as published."""
+def pseudo_inverse(x: Tensor) -> Tensor:
+    """Pseudo-inverse of each (h, m, m), by iteration; one scale for all heads, as published."""
     z = x.mT / (x.abs().sum(-1).max() * x.abs().sum(-2).max())
     eye = torch.eye(x.shape[-1], device=x.device, dtype=x.dtype)
     for _ in range(PINV_ITERATIONS):
@@ -78,23 +97,23 @@ class TransmilHead(Head):
 
     def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
         super().__init__(dim, outputs, settings)
-        width, heads = _width(settings), settings.num_heads
+        width = check_width(settings)
         self.embed = nn.Sequential(nn.Linear(dim, width), nn.ReLU())
         self.cls_token = nn.Parameter(torch.randn(1, width))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
-        self.layers = nn.ModuleList(NystromAttention(width, heads) for _ in range(2))
-        kernels = (7, 5, 3)
-        convolutions = (
-            nn.Conv2d(width, width, k, 1, k // 2, groups=width) for k in kernels
+        self.layers = nn.ModuleList(
+            NystromAttention(width, settings.num_heads) for _ in range(2)
         )
-        self.places = nn.ModuleList(convolutions)
+        self.places = nn.ModuleList(
+            nn.Conv2d(width, width, kernel, 1, kernel // 2, groups=width)
+            for kernel in PLACE_KERNELS
+        )
         self.classifier = nn.Linear(width, outputs)
 
-    def forward(
-        self, features: torch.Tensor, coords: torch.Tensor | None = None
-    ) -> HeadOutput:
+    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
         """See `Head.forward`. Memory: 4 N (D + 10 H + 2 num_heads H) bytes."""
-        h, count = self.embed(features), len(features)
+        h = self.embed(features)
+        count = len(features)
         side = math.isqrt(count - 1) + 1
         h = torch.cat([self.cls_token, h, h[: side * side - count]])
         h = h + self.layers[0](self.norms[0](h))[0]
@@ -113,17 +132,21 @@ class TransmilHead(Head):
         return HeadOutput(logits, attention)
 
 
-class _AlibiBlock(nn.Module):
+class AlibiBlock(nn.Module):
     """x += attention(norm1(x)); x += mlp(norm2(x)); near tiles count more."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp, self.drop = mlp(width, 2 * width), nn.Dropout(dropout)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.mlp = mlp(width, 2 * width)
+        self.drop = nn.Dropout(dropout)
 
-    def forward(self, x: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor, cells: Tensor) -> Tensor:
+        """States (T, C) of tiles at cells (T, 2)."""
         qkv = self.qkv(self.norm1(x)).unflatten(1, (3, self.heads, -1))
         q, k, v = qkv.permute(1, 2, 0, 3)[:, None]
         slopes = alibi_slopes(self.heads)
@@ -143,21 +166,21 @@ class TransformerHead(AbmilHead):
 
     def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
         super().__init__(dim, outputs, settings)
-        width, heads, drop = _width(settings), settings.num_heads, settings.dropout
-        blocks = (_AlibiBlock(width, heads, drop) for _ in range(settings.num_layers))
-        self.blocks, self.norm = nn.ModuleList(blocks), nn.LayerNorm(width)
-
-    def forward(
-        self, features: torch.Tensor, coords: torch.Tensor | None = None
-    ) -> HeadOutput:
-        """See `Head.forward`. Memory: 4 N (D + 8 H) bytes and the attention's 512 MiB."""
-        got = None if coords is None else tuple(coords.shape)
-        require(
-            got == (len(features), 2),
-            f"coords must be of shape ({len(features)}, 2)",
-            got,
+        width = check_width(settings)
+        self.blocks = nn.ModuleList(
+            AlibiBlock(width, settings.num_heads, settings.dropout)
+            for _ in range(settings.num_layers)
         )
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
+        """See `Head.forward`. Memory: 4 N (D + 8 H) bytes and the attention's 512 MiB."""
+        shape = None if coords is None else tuple(coords.shape)
+        if shape != (len(features), 2):
+            raise InvalidInputError(
+                f"coords must be of shape ({len(features)}, 2), got {shape}"
+            )
         h = self.embed(features)
         for block in self.blocks:
             h = block(h, coords)
-        return self.pooled(self.norm(h))
+        return self.pool(self.norm(h))

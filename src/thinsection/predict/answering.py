@@ -1,0 +1,268 @@
+"""A model asked about one bag after another: a slide, or all slides of a case.
+
+OUT/predictions_MODEL/ID.json    the answer, and a key of model and files: for a resume
+GRID/heatmap_MODEL/ID.h5         asked for: attention and contribution to each score, per tile
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from thinsection.config import from_mapping
+from thinsection.errors import InvalidInputError, OutputError
+from thinsection.evaluation.embeddings import open_embeddings
+from thinsection.evaluation.labels import Target
+from thinsection.evaluation.leaks import content_digest
+from thinsection.files.atomic import write_json
+from thinsection.files.json_text import read_json
+from thinsection.jobs.contract import OnEvent, Report, Task
+from thinsection.pipeline.task import set_threads
+from thinsection.predict.bags import Bag, Bags
+from thinsection.predict.inputs import check_inputs, read_inputs
+from thinsection.predict.model_file import (
+    Model,
+    Seen,
+    case_mark,
+    content_mark,
+    load_model,
+    name_marks,
+)
+from thinsection.stages.tiles import write_columns
+from thinsection.store.ledger import stage_key
+from thinsection.store.tiles_h5 import open_h5
+from thinsection.weights.origin import slug
+from thinsection.weights.placement import resolve_device
+
+FORMAT = 2  # of ID.json
+UNLIKE = "unlike the training set"  # begins a warning
+
+TileColumns = dict[str, npt.NDArray[np.floating]]  # (N,) each
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer of a model for a bag. Plain values."""
+
+    level: Literal["slide", "case"]
+    name: str
+    case_id: str
+    files: tuple[str, ...] = ()  # of embeddings, absolute
+    answers: tuple[float, ...] = ()  # see `Target.answers`; () where there are none
+    # standard deviation over members; () for fewer than two
+    spread: tuple[float, ...] = ()
+    members: int = 0  # that were asked: of a training case those that have not seen it
+    distance: float | None = None  # of the mean embedding, see `Usual`
+    warnings: tuple[str, ...] = ()
+    error: str = ""
+    patient_id: str = ""  # '': not known
+    seen: Seen = ""
+
+
+class Known(NamedTuple):
+    """Marks by which a bag may be known from training."""
+
+    names: list[str]
+    contents: list[str]
+    means: npt.NDArray[np.float64]  # (S, D) mean embedding of each slide
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictTask(Task[Prediction, Prediction]):
+    """See `Task`: some bags in one process, which loads the model once."""
+
+    kind: ClassVar[str] = "predict"
+    entry_type: ClassVar[type[Prediction]] = Prediction
+    result_type: ClassVar[type[Prediction]] = Prediction
+    streams: ClassVar[bool] = True
+
+    model: Path
+    model_sum: str
+    folder: Path  # OUT/predictions_MODEL
+    device: str
+    heatmaps: bool = False
+
+    def __call__(
+        self, entries: Sequence[Prediction], *, on_event: OnEvent
+    ) -> Report[Prediction]:
+        """See `Task.__call__`; a bad file is a prediction with an error.
+
+        Memory: the model, and one bag: its embeddings, and what the head takes (`Head.forward`).
+        """
+        set_threads(self.threads, torch_too=True)
+        model = load_model(self.model)
+        predictions = []
+        for entry in entries:
+            try:
+                prediction = self.finished(entry) or self._answer(model, entry)
+            except OutputError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the per-slide boundary
+                prediction = self.lost(entry, f"{type(error).__name__}: {error}")
+            predictions.append(prediction)
+        return Report(results=tuple(predictions))
+
+    def lost(self, entry: Prediction, reason: str) -> Prediction:
+        """See `Task.lost`."""
+        return replace(entry, error=reason)
+
+    def name(self, entry: Prediction) -> str:
+        """See `Task.name`: also of its file; a case's name may be no file's."""
+        if entry.level == "slide":
+            return entry.name
+        return f"case-{case_mark(entry.name)}"
+
+    def finished(self, entry: Prediction) -> Prediction | None:
+        """See `Task.finished`: by the same model, of the same files."""
+        try:
+            document = read_json(self.folder / f"{self.name(entry)}.json")
+            if document.pop("key") != self._key(entry):
+                return None
+            if self._draws(entry) and not self._heatmap(entry).is_file():
+                return None
+            return from_mapping(Prediction, document)
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def _draws(self, entry: Prediction) -> bool:
+        """Whether the entry gets a heatmap."""
+        return self.heatmaps and entry.level == "slide"
+
+    def _heatmap(self, entry: Prediction) -> Path:
+        folder = self.folder.name.replace("predictions", "heatmap")
+        return Path(entry.files[0]).parent.parent / folder / f"{entry.name}.h5"
+
+    def _key(self, entry: Prediction) -> str:
+        """Hash of all that decides an answer: the model, the names and the files."""
+        files = []
+        for path in entry.files:
+            stat = Path(path).stat()
+            files.append((path, stat.st_size, stat.st_mtime_ns))
+        return stage_key(
+            format=FORMAT,
+            model=self.model_sum,
+            case=entry.case_id,
+            patient=entry.patient_id,
+            files=files,
+        )
+
+    def _answer(self, model: Model, entry: Prediction) -> Prediction:
+        """Asks the model, and writes its answer."""
+        key = self._key(entry)
+        paths = [Path(path) for path in entry.files]
+        for path in paths:
+            check_inputs(model.card.inputs, read_inputs(path), path.stem)
+        with Bags([paths], cells=model.heads[0].needs_cells) as bags:
+            bag = bags.read(0)
+        known = _known_by(entry, paths)
+        marks = [*known.names, *known.contents]
+        members = model.asked(marks)
+        seen = model.seen_as(*known)
+        warnings = model.seen_warnings(seen, marks)
+        logits, columns = through(model, members, bag, self.device, tiles=self.heatmaps)
+        answers = model.answers(logits, members)
+        mean = bag.features.mean(0, dtype=np.float64)
+        distance = model.usual.distance(mean, len(bag.features))
+        threshold = model.card.threshold
+        if distance > threshold:
+            warnings.append(
+                f"{UNLIKE} (distance {distance:.4g}, threshold {threshold:.4g})"
+            )
+        if self._draws(entry):
+            _write_heatmap(self._heatmap(entry), paths[0], columns)
+        prediction = replace(
+            entry,
+            answers=tuple(answers.mean(0).tolist()),
+            spread=tuple(answers.std(0).tolist()) if len(members) > 1 else (),
+            members=len(members),
+            distance=distance,
+            warnings=tuple(warnings),
+            seen=seen,
+        )
+        document = asdict(prediction) | {"key": key}
+        write_json(self.folder / f"{self.name(entry)}.json", document)
+        return prediction
+
+
+def _known_by(entry: Prediction, paths: Sequence[Path]) -> Known:
+    """Marks of a bag. Memory: the embeddings of one slide."""
+    stems = [path.stem for path in paths]
+    names = name_marks(entry.name, entry.case_id, entry.patient_id, *stems)
+    contents = []
+    means = []
+    for path in paths:
+        tiles = open_embeddings(path)[:]
+        contents.append(content_mark(content_digest(tiles)))
+        means.append(tiles.mean(axis=0, dtype=np.float64))
+    return Known(names, contents, np.stack(means))
+
+
+def _write_heatmap(path: Path, embeddings: Path, columns: TileColumns) -> None:
+    """Writes a per-tile table with the places of the embeddings' tiles."""
+    with open_h5(embeddings) as file:
+        coords = file["coords"][:]
+        attributes = {
+            name: value
+            for name, value in file["coords"].attrs.items()
+            if not name.startswith("thinsection_")
+        }
+    stored = {name: values.astype(np.float32) for name, values in columns.items()}
+    write_columns(path, coords, stored, attributes)
+
+
+@torch.inference_mode()
+def through(
+    model: Model, members: Sequence[int], bag: Bag, device: str, *, tiles: bool
+) -> tuple[npt.NDArray[np.float64], TileColumns]:
+    """Logits (M, K) of some members, and columns of the tiles (their mean over members).
+
+    `attention` is the mean over a head's attentions. `score_NAME` is what the tile adds to the
+    answer, at the member's temperature: of two classes to the log-odds of NAME, of more classes
+    to the logit of NAME less the mean logit of the others, else to the logit itself. A head whose
+    logits are no sum over tiles has attention alone.
+
+    Raises InvalidInputError: `tiles` of a head that has neither attention nor evidence.
+    """
+    target = model.card.target
+    where = resolve_device(device, mps=False)
+    inputs = bag.tensors(where)
+    logits = []
+    sums: TileColumns = {}
+    for member in members:
+        output = model.heads[member].to(where)(*inputs)
+        logits.append(output.logits.double().cpu().numpy())
+        if not tiles:
+            continue
+        if output.attention is None:
+            raise InvalidInputError(
+                f"head {model.card.head.head!r} must have attention for heatmaps, got none; "
+                "train another head, for example abmil"
+            )
+        columns = {"attention": output.attention.mean(1).cpu().numpy()}
+        if output.evidence is not None:
+            temperature = model.card.members[member].temperature
+            scores = tile_scores(output.evidence.cpu().numpy() / temperature, target)
+            for name, values in zip(target.names, scores.T, strict=True):
+                columns[f"score_{slug(name)}"] = values
+        for name, values in columns.items():
+            sums[name] = sums.get(name, 0) + values
+    means = {name: values / len(members) for name, values in sums.items()}
+    return np.stack(logits), means
+
+
+def tile_scores(
+    evidence: npt.NDArray[np.floating], target: Target
+) -> npt.NDArray[np.floating]:
+    """Scores (N, K) of tiles by their evidence (N, K), see `through`.
+
+    Where classes exclude each other, the mean evidence for the other classes is taken off.
+    """
+    if not target.exclusive:
+        return evidence
+    num_classes = evidence.shape[1]
+    others = (evidence.sum(axis=1, keepdims=True) - evidence) / (num_classes - 1)
+    return np.asarray(evidence - others)

@@ -1,0 +1,140 @@
+"""The page of an experiment: scores, curves, folds, and the cases that are predicted worst."""
+
+import base64
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+from scipy.stats import rankdata
+
+from thinsection.evaluation.labels import Floats
+from thinsection.files.pages import data_uri, render_page
+from thinsection.predict.tested import Tested
+from thinsection.probe.curves import (
+    COLORS,
+    Columns,
+    Words,
+    class_columns,
+    draw_calibration,
+    draw_decision,
+    draw_precision,
+    draw_risks,
+    draw_roc,
+    draw_values,
+)
+from thinsection.probe.plots import Picture, draw_confusion, draw_picture
+from thinsection.probe.result import METRIC_WORDS, Predictions, Risks, Values
+from thinsection.report.draw import thumbnail_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WORST = 12  # cases that are shown
+THUMBNAIL_PX = 200
+
+
+def experiment_page(document: Mapping[str, Any], tested: Tested, slides: Path) -> str:
+    """The page as HTML, pictures inside; heatmaps appear on it once they are drawn.
+
+    Args:
+        document: the content of experiment.json.
+        tested: out-of-fold answers.
+        slides: the folder `slides` of the results, which has pictures of them.
+
+    Raises MissingDependencyError: matplotlib is not installed.
+    """
+    values = {
+        "against": None,
+        **document,
+        "facts": [(key, document[key]) for key in ("target", "task", "head", "date")],
+        "metric": METRIC_WORDS.get(tested.metric, tested.metric),
+        "scores": [
+            (METRIC_WORDS.get(name, name), score)
+            for name, score in document["scores"].items()
+        ],
+        "pictures": [
+            (picture.title, picture.caption, base64.b64encode(picture.png).decode())
+            for picture in _pictures(document, tested)
+        ],
+        "worst": list(_worst_cases(tested, slides)),
+    }
+    return render_page("thinsection.predict", "experiment.html.j2", **values)
+
+
+def _pictures(document: Mapping[str, Any], tested: Tested) -> list[Picture]:
+    rows = tested.rows()
+    first = rows[0]
+    drawn = []
+    if isinstance(first, Predictions):
+        if tested.target.exclusive:
+            drawn.append(draw_picture("confusion", first, draw_confusion))
+        columns = []
+        for one in rows:
+            assert isinstance(one, Predictions)
+            columns += class_columns(one)
+        curves = Columns(columns, tested.sampling)
+        drawn.append(draw_picture("roc", curves, draw_roc))
+        drawn.append(draw_picture("pr", curves, draw_precision))
+        drawn.append(draw_picture("calibration", curves, draw_calibration))
+        drawn.append(draw_picture("decision", curves, draw_decision))
+    elif isinstance(first, Risks):
+        drawn.append(draw_picture("survival", first, draw_risks))
+    elif isinstance(first, Values):
+        pair = (tested.truth[:, 0], tested.answers[:, 0])
+        drawn.append(draw_picture("values", pair, draw_values))
+    return [*drawn, draw_picture("folds", document, _draw_folds)]
+
+
+def _draw_folds(axes: "Axes", document: Mapping[str, Any], result: Any) -> Words:
+    scores = [fold["score"] for fold in document["folds"]]
+    heights = [np.nan if score is None else score for score in scores]
+    if document["interval"]:
+        low, high = document["interval"]
+        axes.axhspan(low, high, color=COLORS[4], alpha=0.25, linewidth=0)
+    axes.axhline(document["value"], color=COLORS[0], linewidth=1.2)
+    places = range(1, len(heights) + 1)
+    axes.plot(places, heights, "o", color=COLORS[5])
+    words = METRIC_WORDS.get(document["metric"], document["metric"])
+    axes.set(xlabel="fold", ylabel=words, xticks=places)
+    return (
+        "Score by fold",
+        "Line: the score of all cases; band: its 95 % confidence interval.",
+    )
+
+
+def _worst_cases(tested: Tested, slides: Path) -> Iterator[dict[str, Any]]:
+    """The cases whose answers are farthest from the truth, the worst first."""
+    target = tested.target
+    for i in np.argsort(-_errors(tested), kind="stable")[:WORST]:
+        slide = tested.slides[i][0]
+        path = thumbnail_file(slides / slide)
+        if target.exclusive:
+            truth = target.names[int(tested.truth[i, 0])]
+        else:
+            pairs = zip(target.columns, tested.truth[i], strict=True)
+            truth = ", ".join(f"{column} {value:g}" for column, value in pairs)
+        answers = [f"{value:.3g}" for value in tested.answers[i]]
+        yield {
+            "case": tested.cases[i],
+            "slide": slide,
+            "truth": truth,
+            "answers": dict(zip(target.names, answers, strict=True)),
+            "picture": path and data_uri(Image.open(path), THUMBNAIL_PX),
+        }
+
+
+def _errors(tested: Tested) -> Floats:
+    """How wrong the answer is for each case, (n,)."""
+    target = tested.target
+    truth = tested.truth
+    answers = tested.answers
+    if target.exclusive:
+        right = answers[np.arange(len(truth)), truth[:, 0].astype(np.int64)]
+        return np.asarray(1 - right)
+    if target.kind in ("multilabel", "regression"):
+        return np.asarray(np.abs(answers - truth).mean(axis=1))
+    # of cases with the event: how far the order by risk is from that by time
+    late = rankdata(truth[:, 1]) - rankdata(-target.risk(answers))
+    return np.where(truth[:, 0] == 1, np.abs(late), -1.0)

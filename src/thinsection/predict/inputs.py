@@ -1,0 +1,180 @@
+"""The embeddings that a model takes: what a file says of its own, and what must be alike."""
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from thinsection.config import as_mapping, from_mapping, option
+from thinsection.errors import ConfigError, InvalidInputError, StoreError
+from thinsection.evaluation.embeddings import read_embeddings
+from thinsection.pipeline.records import read_records
+from thinsection.slide.geometry import nominal_mpp
+from thinsection.stages.config import RunConfig
+from thinsection.stages.request import mask_stage, segment_stages
+from thinsection.stages.tiles import TilesStage
+from thinsection.store.ledger import SLIDES
+from thinsection.store.tiles_h5 import check_numbers, open_h5, stored_dataset
+from thinsection.weights.origin import slug
+
+# sections of a run's settings that decide what is embedded, not where
+DECIDING = (
+    "slides",
+    "tissue",
+    "qc",
+    "segment",
+    "tiles",
+    "stain",
+    "encode",
+    "aggregate",
+)
+SLIDE_FEATURES = "slide_features_"  # folders of slide embeddings begin so
+# attributes of a file that are taken as they are
+TEXTS = (
+    "encoder",
+    "weights_hash",
+    "revision",
+    "precision",
+    "resample",
+    "preprocessing",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Facts that a file of embeddings states; None: not stated. Metadata are names in messages."""
+
+    level: Literal["tile", "slide"] = option("tile", "level of the embeddings")
+    encoder: str | None = option(None, "encoder")
+    weights_hash: str | None = option(None, "weights of the encoder")
+    revision: str | None = option(None, "commit of the encoder")
+    tile_px: int | None = option(None, "tile_px")
+    tile_mpp: float | None = option(None, "tile_mpp")  # that was asked for, µm/px
+    precision: str | None = option(None, "precision of the encoder")
+    preprocessing: str | None = option(None, "preprocessing")
+    resample: str | None = option(None, "resampling")
+    # 'uni2_h_macenko'; None: no folder of ours
+    features: str | None = option(None, "embeddings")
+    dim: int = option(1, "channels")
+    # settings of the run that made them
+    run: dict[str, Any] = field(default_factory=dict)
+
+
+def read_inputs(path: Path) -> Inputs:
+    """The facts of one file of embeddings. Raises StoreError: it is none."""
+    if path.suffix.lower() not in (".h5", ".hdf5"):
+        return Inputs(dim=read_embeddings(path).shape[1])
+    folder = path.parent.name
+    with open_h5(path) as file:
+        data = stored_dataset(file, "features", path)
+        attributes = dict(file.attrs)
+        if "coords" in file:
+            attributes |= file["coords"].attrs
+        attributes |= data.attrs
+        dim = int(data.shape[-1])
+    check_numbers(attributes, path)
+    power = float(attributes.get("target_magnification", 0))
+    if not 0 <= power < math.inf:
+        raise StoreError(
+            f"attribute 'target_magnification' must be a number >= 0, got {power} in "
+            f"{str(path)!r}; make the file anew"
+        )
+    attributes.setdefault("encoder", attributes.get("slide_encoder"))
+    texts: dict[str, Any] = {
+        name: str(attributes[name]) for name in TEXTS if attributes.get(name)
+    }
+    of_slide = folder.startswith(SLIDE_FEATURES)
+    features = None
+    if "weights_hash" in texts:
+        features = folder.removeprefix("features_")
+        if of_slide:
+            features = f"{path.parts[-3]}/{folder.removeprefix(SLIDE_FEATURES)}"
+    tile_px = attributes.get("patch_size")
+    return Inputs(
+        level="slide" if of_slide else "tile",
+        dim=dim,
+        features=features,
+        tile_px=None if tile_px is None else int(tile_px),
+        tile_mpp=round(nominal_mpp(power), 6) if power else None,
+        **texts,
+    )
+
+
+def training_inputs(files: Sequence[Path]) -> Inputs:
+    """The facts that all files of a training set share, and the settings of their run."""
+    first = read_inputs(files[0])
+    for path in files[1:]:
+        check_inputs(first, read_inputs(path), path.stem, owner="the training set's")
+    return replace(first, run=_run_settings(files[0], first))
+
+
+def check_inputs(
+    wanted: Inputs, found: Inputs, slide_id: str, *, owner: str = "the model's"
+) -> None:
+    """Refuses embeddings that the head has never seen the like of.
+
+    Raises InvalidInputError: names the first that differs, encoder, weights, commit, tile_px, ...
+    """
+    for fact in fields(Inputs):
+        words = fact.metadata.get("help")
+        want = getattr(wanted, fact.name)
+        got = getattr(found, fact.name)
+        unstated = fact.name in ("revision", "features") and None in (want, got)
+        if words is None or unstated or want == got:
+            continue
+        if (
+            isinstance(want, float)
+            and isinstance(got, float)
+            and math.isclose(want, got)
+        ):
+            continue
+        raise InvalidInputError(
+            f"{words} must be {owner}, {want!r}, got {got!r} in {slide_id!r}; predict from "
+            "the slides, or embed them with the model's settings"
+        )
+
+
+def _run_settings(path: Path, inputs: Inputs) -> dict[str, Any]:
+    """Settings of the newest run that made this grid with this encoder; {} for others' files."""
+    out = path.absolute().parents[2]
+    grid = path.absolute().parts[-3]
+    if not (out / SLIDES).is_dir():
+        return {}
+    for record in reversed(read_records(out)):
+        settings = {
+            name: section
+            for name, section in record.document.get("config", {}).items()
+            if name in DECIDING
+        }
+        # a file of checks may be gone
+        with contextlib.suppress(ConfigError, StoreError):
+            config = from_mapping(RunConfig, settings)
+            encoders = [
+                name
+                for name in config.encode.encoders
+                if slug(name) in (inputs.features or "")
+            ]
+            if encoders and _grid_of(config) == grid:
+                run = {name: as_mapping(config)[name] for name in DECIDING}
+                run["encode"] |= {"encoders": [max(encoders, key=len)]}
+                return run
+    return {}
+
+
+def _grid_of(config: RunConfig) -> str:
+    """Name of the tile grid of a run."""
+    mask = mask_stage(config)
+    segments = segment_stages(config, mask)
+    return TilesStage(config=config.tiles, mask=mask, segments=segments).grid
+
+
+def run_config(inputs: Inputs, model: str) -> RunConfig:
+    """The settings of a run that makes such embeddings; ConfigError: another tool made them."""
+    if not inputs.run:
+        raise ConfigError(
+            f"a model must know the run that made its embeddings, got none in {model!r}; "
+            "embed the slides as then, and predict from that folder"
+        )
+    return from_mapping(RunConfig, inputs.run, where="run.")

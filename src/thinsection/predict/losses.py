@@ -1,0 +1,78 @@
+"""Targets and losses of each kind of task."""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from thinsection.evaluation.labels import Floats, Target
+from thinsection.predict.heads.head import Criterion
+
+
+def targets_of(target: Target, values: Floats) -> Tensor:
+    """A row a case as the criterion takes it: class; labels; scaled value; event and time."""
+    if target.exclusive:
+        return torch.from_numpy(values[:, 0].astype(np.int64))
+    if target.kind == "regression":
+        values = (values - target.center) / target.spread
+    if target.kind == "discrete":
+        bins = np.searchsorted(target.edges, values[:, 1], side="left")
+        values = np.stack([values[:, 0], bins], axis=1)
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def criterion_of(target: Target, train: Tensor, *, weighted: bool) -> Criterion:
+    """The loss of one case, logits (K,) and its target; 'cox' has none, see `cox_loss`.
+
+    Args:
+        target: what is predicted.
+        train: targets of the training cases.
+        weighted: whether rare classes weigh more.
+    """
+    if target.exclusive:
+        return _class_loss(len(target.names), train, weighted=weighted)
+    if target.kind == "multilabel":
+        return _label_loss(train, weighted=weighted)
+    if target.kind == "regression":
+        return lambda z, y: F.mse_loss(z.float(), y)
+    return discrete_loss
+
+
+def _class_loss(num_classes: int, train: Tensor, *, weighted: bool) -> Criterion:
+    weights = torch.ones(num_classes)
+    if weighted:
+        counts = torch.bincount(train, minlength=num_classes)
+        weights = len(train) / (num_classes * counts)
+    return lambda z, y: F.cross_entropy(z.float(), y) * weights.to(z.device)[y]
+
+
+def _label_loss(train: Tensor, *, weighted: bool) -> Criterion:
+    positives = train.sum(0)
+    weights = torch.ones_like(positives)
+    if weighted:
+        weights = (len(train) - positives) / positives
+    return lambda z, y: F.binary_cross_entropy_with_logits(
+        z.float(), y, pos_weight=weights.to(z.device)
+    )
+
+
+def discrete_loss(logits: Tensor, y: Tensor) -> Tensor:
+    """-log likelihood of an event in an interval, or of none up to it; y = (event, interval).
+
+    Source: Zadeh and Schmid, Bias in cross-entropy-based training of deep survival networks, 2020.
+    """
+    event = y[0]
+    place = int(y[1])
+    survived = F.logsigmoid(-logits.float()).cumsum(0)
+    before = survived[place - 1] if place else survived.new_zeros(())
+    seen = before + F.logsigmoid(logits[place].float())
+    return torch.where(event == 1, -seen, -survived[place])
+
+
+def cox_loss(risk: Tensor, y: Tensor) -> Tensor:
+    """-log partial likelihood (Breslow) an event, risks (n,) and y (n, 2): event, time."""
+    event = y[:, 0] == 1
+    time = y[:, 1]
+    at_risk = torch.where(time[None] >= time[:, None], risk[None].float(), -torch.inf)
+    terms = (at_risk.logsumexp(1) - risk.float())[event]
+    return terms.sum() / max(1, int(event.sum()))

@@ -1,0 +1,376 @@
+"""The figures of a validation: discrimination, calibration, calls, net benefit, survival."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from thinsection.errors import DatasetError
+from thinsection.evaluation import external, horizons
+from thinsection.evaluation.external import Estimate
+from thinsection.evaluation.intervals import Sampling
+from thinsection.evaluation.labels import Floats, Target
+from thinsection.evaluation.metrics import (
+    Flags,
+    FloatVector,
+    IndexArray,
+    Scorers,
+    class_scorers,
+    value_scorers,
+)
+from thinsection.evaluation.survival import comparable_pairs, concordance
+from thinsection.predict.model_file import Lock
+from thinsection.predict.tested import HEADLINE, score_table
+from thinsection.probe.curves import Column, RiskGroup, risk_group, round_times
+
+SEED = 0  # of the resamples
+OLD_MODEL = (
+    "the model file fixes no threshold and no baseline hazard; train the model again with "
+    "this version to have it"
+)
+OF_CASE = ("auroc", "auprc", "brier", "ece")
+OF_CLASSES = ("auroc", "auprc", "balanced_accuracy", "macro_f1", "brier", "ece")
+OF_VALUES = ("r2", "mae", "pearson", "spearman")
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The n cases that are scored."""
+
+    target: Target
+    truth: Floats  # (n, T), see `Cohort.values`
+    answers: Floats  # (n, K), see `Target.answers`
+    patients: tuple[str, ...]  # (n,)
+
+    @property
+    def unit(self) -> str:
+        """The unit that is resampled."""
+        several = len(set(self.patients)) < len(self.patients)
+        return "patients" if several else "cases"
+
+    def sampling(
+        self, *, classes: IndexArray | None = None, events: Flags | None = None
+    ) -> Sampling:
+        """Patients as units, with the classes or events by which they are counted."""
+        return Sampling.of_rows(
+            len(self.patients),
+            self.patients,
+            unit=self.unit,
+            classes=classes,
+            events=events,
+        )
+
+
+class Survival(NamedTuple):
+    """Follow-up and risk of the scored cases, (n,) each."""
+
+    event: Flags
+    time: FloatVector
+    risk: FloatVector
+
+
+def figures(rows: Rows, lock: Lock | None) -> Json:
+    """All figures: the headline, scores, and what belongs to the kind of the target.
+
+    Args:
+        rows: the scored cases.
+        lock: figures that training has fixed; None: the model file is of an earlier version.
+
+    Raises DatasetError: no two times can be compared.
+    """
+    kind = rows.target.kind
+    parts: Json = {"outcomes": [], "classes": None, "values": None, "survival": None}
+    missing = []
+    if lock is None and kind not in ("multiclass", "regression"):
+        missing.append(OLD_MODEL)
+    scores: Json = {}
+    if kind in ("cox", "discrete"):
+        scores, parts["survival"], without = _survival(rows, lock or Lock())
+        missing += without
+    elif kind == "regression":
+        scorers = _pick(value_scorers(rows.truth, rows.answers), OF_VALUES)
+        scores = score_table(scorers, rows.sampling(), seed=SEED)
+        parts["values"] = _value_line(rows)
+    else:
+        parts["outcomes"] = _outcomes(rows, lock or Lock())
+        if kind == "binary":
+            scores = parts["outcomes"][0]["scores"]
+        elif kind == "multiclass":
+            scores, parts["classes"] = _classes(rows)
+        if lock is not None and kind != "multiclass":
+            missing += [
+                f"{outcome['name']}: no threshold, as its inner cases were of one class"
+                for outcome in parts["outcomes"]
+                if outcome["threshold"] is None
+            ]
+    metric = "r2" if kind == "regression" else HEADLINE.get(kind, "auroc")
+    headline = scores.get(metric) or {"value": None, "low": None, "high": None}
+    return {
+        **parts,
+        "missing": missing,
+        "metric": metric,
+        "value": headline["value"],
+        "interval": [headline["low"], headline["high"]],
+        "scores": scores,
+    }
+
+
+def _pick(table: Json, names: Sequence[str]) -> Json:
+    return {name: table[name] for name in names}
+
+
+def outcome_columns(rows: Rows) -> list[Column]:
+    """Each class or label against the rest; of two classes the second alone."""
+    target = rows.target
+    if target.kind == "multilabel":
+        truths = [label == 1 for label in rows.truth.T]
+    elif target.exclusive:
+        truths = [rows.truth[:, 0] == k for k in range(len(target.names))]
+    else:
+        return []
+    columns = [
+        Column(name, truth, probability)
+        for name, truth, probability in zip(
+            target.names, truths, rows.answers.T, strict=True
+        )
+    ]
+    return columns[1:] if target.kind == "binary" else columns
+
+
+def _outcomes(rows: Rows, lock: Lock) -> list[Json]:
+    """Figures of each class or label against the rest; of two classes the second alone."""
+    multiclass = rows.target.kind == "multiclass"
+    outcomes = []
+    for k, column in enumerate(outcome_columns(rows)):
+        threshold = lock.thresholds.get(column.name)
+        called = None
+        if multiclass:
+            called = rows.answers.argmax(axis=1) == k
+        elif threshold is not None:
+            called = column.probability >= threshold
+        by = "largest probability" if multiclass else "threshold"
+        outcomes.append(
+            {
+                "name": column.name,
+                "threshold": threshold,
+                "threshold_cases": lock.inner_cases if threshold is not None else 0,
+                "called_by": by if called is not None else None,
+                **_outcome(rows, column.truth, column.probability, called),
+            }
+        )
+    return outcomes
+
+
+def _outcome(
+    rows: Rows, truth: Flags, probability: FloatVector, called: Flags | None
+) -> Json:
+    """Discrimination, calibration, calls and net benefit of one class or label."""
+    labels = truth.astype(np.int64)
+    shares = np.stack([1 - probability, probability], axis=1)
+    scorers = class_scorers(labels, (probability > 0.5).astype(np.int64), 2, shares)
+    line = external.calibration_line(truth, probability)
+    calls = None
+    if called is not None:
+        metrics = external.threshold_metrics(truth, called)
+        calls = {name: plain_estimate(found) for name, found in metrics.items()}
+    decision = external.decision_curve(truth, probability)
+    return {
+        "positive": int(truth.sum()),
+        "scores": score_table(
+            _pick(scorers, OF_CASE), rows.sampling(classes=labels), seed=SEED
+        ),
+        "calls": calls,
+        "counts": None if called is None else _counts(truth, called),
+        "calibration": None
+        if line is None
+        else {
+            "intercept": plain_estimate(line.intercept),
+            "slope": plain_estimate(line.slope),
+        },
+        "calibration_curve": [
+            {"predicted": one.predicted, "observed": plain_estimate(one.observed)}
+            for one in external.calibration_curve(truth, probability)
+        ],
+        "decision_curve": {
+            "thresholds": decision.thresholds.tolist(),
+            "model": decision.model.tolist(),
+            "treat_all": decision.treat_all.tolist(),
+        },
+    }
+
+
+def _counts(truth: Flags, called: Flags) -> dict[str, int]:
+    return {
+        "true_positive": int((truth & called).sum()),
+        "false_positive": int((~truth & called).sum()),
+        "false_negative": int((truth & ~called).sum()),
+        "true_negative": int((~truth & ~called).sum()),
+    }
+
+
+def _classes(rows: Rows) -> tuple[Json, Json]:
+    """Scores over several classes, and the confusion matrix with an interval of each share."""
+    truth = rows.truth[:, 0].astype(np.int64)
+    predicted = rows.answers.argmax(axis=1)
+    num_classes = len(rows.target.names)
+    scorers: Scorers = class_scorers(truth, predicted, num_classes, rows.answers)
+    scores = score_table(
+        _pick(scorers, OF_CLASSES), rows.sampling(classes=truth), seed=SEED
+    )
+    counts = np.zeros((num_classes, num_classes), dtype=np.int64)
+    np.add.at(counts, (truth, predicted), 1)
+    shares = [
+        [
+            plain_estimate(external.proportion(int(count), int(row.sum())))
+            for count in row
+        ]
+        for row in counts
+    ]
+    right = external.proportion(int(np.trace(counts)), len(truth))
+    return scores, {
+        "names": list(rows.target.names),
+        "counts": counts.tolist(),
+        "shares": shares,
+        "accuracy": plain_estimate(right),
+    }
+
+
+def _value_line(rows: Rows) -> Json | None:
+    """Line of the measured on the predicted value; None where that is not known."""
+    line = external.value_line(rows.truth[:, 0], rows.answers[:, 0])
+    if line is None:
+        return None
+    return {
+        "intercept": plain_estimate(line.intercept),
+        "slope": plain_estimate(line.slope),
+    }
+
+
+def _survival(rows: Rows, lock: Lock) -> tuple[Json, Json, list[str]]:
+    """Scores, figures by risk group and by time, and what is missing."""
+    cases = Survival(
+        event=rows.truth[:, 0] == 1,
+        time=rows.truth[:, 1],
+        risk=rows.target.risk(rows.answers),
+    )
+    if not comparable_pairs(cases.event, cases.time).any():
+        raise DatasetError(
+            "labels must have two cases whose times can be compared, got none of "
+            f"{len(cases.time)} cases; give cases with an event before another's time"
+        )
+    sampling = rows.sampling(events=cases.event)
+    scorers: Scorers = {"c_index": concordance(*cases)}
+    scores = score_table(scorers, sampling, seed=SEED)
+    times = horizons.usable_times(cases.event, cases.time, lock.horizons)
+    missing = [
+        f"no scores at {t:g}: fewer than {horizons.MIN_OF_EACH} events before, or cases after it"
+        for t in lock.horizons
+        if t not in times
+    ]
+    survival = None
+    if lock.times:
+        baseline = (np.array(lock.times), np.array(lock.hazard))
+        survival = external.survival_probability(baseline, cases.risk, np.array(times))
+    elif rows.target.kind == "discrete":
+        missing.append(
+            "no Brier score: the model predicts intervals of time, no survival"
+        )
+    at_times = _scores_at(cases, survival, times, sampling)
+    ticks = round_times(float(cases.time.max()))
+    groups, ratio = _risk_groups(cases, lock.risk_cut, ticks)
+    if lock.risk_cut is not None and ratio is None:
+        missing.append(
+            "no hazard ratio: all cases are in one group, or one group has no event"
+        )
+    parts = {
+        "events": int(cases.event.sum()),
+        "median_time": float(np.median(cases.time)),
+        "risk_cut": lock.risk_cut,
+        "groups": groups,
+        "ticks": ticks.tolist(),
+        "hazard_ratio": ratio,
+        "slope": _risk_slope(*cases) if rows.target.kind == "cox" else None,
+        "at_times": at_times,
+        "calibration": _survival_calibration(cases.event, cases.time, survival, times),
+    }
+    return scores, parts, missing
+
+
+def _scores_at(
+    cases: Survival,
+    survival: Floats | None,
+    times: Sequence[float],
+    sampling: Sampling,
+) -> list[Json]:
+    """AUROC, and with predicted survival (n, times) the Brier score, at each time."""
+    event, time, risk = cases
+    rows = []
+    for i, t in enumerate(times):
+        scorers: Scorers = {"auroc": horizons.auroc_until(event, time, risk, t)}
+        if survival is not None:
+            scorers["brier"] = horizons.brier_at(event, time, survival[:, i], t)
+        rows.append({"time": t, **score_table(scorers, sampling, seed=SEED)})
+    return rows
+
+
+def _risk_groups(
+    cases: Survival, cut: float | None, ticks: FloatVector
+) -> tuple[list[RiskGroup], Json | None]:
+    """Curves of low and high risk, and the hazard ratio; none where there is no cut."""
+    if cut is None:
+        return [], None
+    event, time, risk = cases
+    high = risk > cut
+    groups = [
+        risk_group(name, event[members], time[members], ticks)
+        for name, members in (("low risk", ~high), ("high risk", high))
+        if members.any()
+    ]
+    if len(groups) < 2:
+        return groups, None
+    ratio = external.hazard_ratio(event, time, high.astype(np.float64))
+    return groups, None if ratio is None else plain_estimate(ratio)
+
+
+def _risk_slope(event: Flags, time: FloatVector, risk: FloatVector) -> Json | None:
+    """Slope of the log hazard on the log risk: 1 where risks are spread as they should be."""
+    found = external.hazard_ratio(event, time, risk)
+    if found is None:
+        return None
+    value, low, high = np.log([found.value, found.low, found.high]).tolist()
+    return {
+        "value": value,
+        "low": low,
+        "high": high,
+        "cases": found.cases,
+        "method": found.method,
+    }
+
+
+def _survival_calibration(
+    event: Flags, time: FloatVector, survival: Floats | None, times: Sequence[float]
+) -> Json | None:
+    """Observed survival of cases of similar predicted survival, at the middle time."""
+    if survival is None or not times:
+        return None
+    place = len(times) // 2
+    bins = external.survival_bins(event, time, survival[:, place], times[place])
+    return {
+        "time": times[place],
+        "bins": [
+            {"predicted": one.predicted, "observed": plain_estimate(one.observed)}
+            for one in bins
+        ],
+    }
+
+
+def plain_estimate(estimate: Estimate) -> Json:
+    """An estimate for JSON, None in place of NaN."""
+    plain = asdict(estimate)
+    for name in ("value", "low", "high"):
+        if not np.isfinite(plain[name]):
+            plain[name] = None
+    return plain
