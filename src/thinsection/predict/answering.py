@@ -129,7 +129,7 @@ class PredictTask(Task[Prediction, Prediction]):
             return None
 
     def _draws(self, entry: Prediction) -> bool:
-        """Whether the entry gets a heatmap."""
+        """True for an entry that gets a heatmap."""
         return self.heatmaps and entry.level == "slide"
 
     def _heatmap(self, entry: Prediction) -> Path:
@@ -158,10 +158,10 @@ class PredictTask(Task[Prediction, Prediction]):
             check_inputs(model.card.inputs, read_inputs(path), path.stem)
         with Bags([paths], cells=model.heads[0].needs_cells) as bags:
             bag = bags.read(0)
-        known = _known_by(entry, paths)
-        marks = [*known.names, *known.contents]
+        known_by = _known_by(entry, paths)
+        marks = [*known_by.names, *known_by.contents]
         members = model.asked(marks)
-        seen = model.seen_as(*known)
+        seen = model.seen_as(*known_by)
         warnings = model.seen_warnings(seen, marks)
         logits, columns = through(model, members, bag, self.device, tiles=self.heatmaps)
         answers = model.answers(logits, members)
@@ -250,7 +250,7 @@ def through(
                 columns[f"score_{slug(name)}"] = values
         for name, values in columns.items():
             sums[name] = sums.get(name, 0) + values
-    means = {name: values / len(members) for name, values in sums.items()}
+    means: TileColumns = {name: values / len(members) for name, values in sums.items()}
     return np.stack(logits), means
 
 

@@ -65,7 +65,7 @@ RESIDUAL_TILES = 64  # of each case, for the variance of its tiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldsConfig:
-    """How cases are split, and what is tried."""
+    """Settings of the folds, and of the settings that are tried."""
 
     folds: int = option(
         5, "parts of the cases, each tested by a model that has not seen it"

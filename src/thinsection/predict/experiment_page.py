@@ -126,7 +126,7 @@ def _worst_cases(tested: Tested, slides: Path) -> Iterator[dict[str, Any]]:
 
 
 def _errors(tested: Tested) -> Floats:
-    """How wrong the answer is for each case, (n,)."""
+    """Distance of the answer from the truth for each case, (n,)."""
     target = tested.target
     truth = tested.truth
     answers = tested.answers

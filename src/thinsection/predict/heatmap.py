@@ -1,11 +1,11 @@
-"""What a model saw where: per tile as a picture, as GeoJSON for QuPath, as a sheet of top tiles.
+"""Where a model looks: values per tile as a picture, as GeoJSON for QuPath, as a sheet of tiles.
 
 GRID/heatmap_MODEL/ID.h5           `tiles/attention`, `tiles/score_NAME`, see `predicting`
                    ID.COLUMN.png   the slide with a column over it
                    ID.geojson      tiles with all columns as measurements
                    ID.top.png      the tiles of highest score, a row for each column
                    scale.json      the values of the first and last colour, for all slides
-Of a column of any other per-tile table the same lies in GRID/heatmap_COLUMN.
+Pictures of a column of any other per-tile table lie in GRID/heatmap_COLUMN.
 
 One scale holds for all slides of a folder, so that a colour means the same on each. Where a new
 slide changes the scale, the pictures of the others are drawn again.
@@ -53,7 +53,7 @@ Limits = tuple[float, float]  # values of the first and of the last colour
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeatmapConfig:
-    """What is drawn."""
+    """Settings of the pictures."""
 
     positive: str | None = option(
         None,
@@ -78,7 +78,7 @@ class HeatmapRunConfig(PredictRunConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """What the pictures of one folder share."""
+    """Everything that the pictures of one folder share."""
 
     results: Results
     home: Path  # GRID/heatmap_NAME
@@ -158,16 +158,16 @@ def _draw_column(results: Results, column: str, config: HeatmapConfig) -> list[P
     slides = [
         s for s, ledger in results.ledgers.items() if f"{grid}/tiles" in ledger.stages
     ]
-    known: set[str] = set()
-    having = []
+    all_columns: set[str] = set()
+    slides_with_column = []
     for slide_id in slides:
         columns = results.tiles(slide_id, grid).columns
-        known |= set(columns)
+        all_columns |= set(columns)
         if column in columns:
-            having.append(slide_id)
-    if not having:
+            slides_with_column.append(slide_id)
+    if not slides_with_column:
         raise InvalidInputError(
-            f"source must be a model file or one of {sorted(known)}, got {column!r}"
+            f"source must be a model file or one of {sorted(all_columns)}, got {column!r}"
         )
 
     def load(slide_id: str) -> TilesFile:
@@ -182,7 +182,7 @@ def _draw_column(results: Results, column: str, config: HeatmapConfig) -> list[P
         model_name="",
         config=config,
     )
-    written = _draw_folder(drawing, dict.fromkeys(having, (column,)))
+    written = _draw_folder(drawing, dict.fromkeys(slides_with_column, (column,)))
     write_index(results.folder)
     return written
 
@@ -257,7 +257,7 @@ def _own_pictures(drawing: Drawing, slide_id: str) -> Iterator[None]:
 
 
 def _read_record(home: Path) -> dict[str, Any]:
-    """What `_draw_folder` wrote last; {} where it is missing or damaged."""
+    """The record that `_draw_folder` wrote last; {} where it is missing or damaged."""
     try:
         record = read_json(home / SCALE_NAME)
     except (OSError, ValueError, RecursionError):
@@ -289,11 +289,11 @@ def _shared_limits(
             values = values[np.isfinite(values)]
             if not len(values):
                 continue
-            known = np.sort(np.abs(values))
-            if len(known) > QUANTILES:
-                known = np.quantile(known, np.linspace(0, 1, QUANTILES))
-            samples.setdefault(name, []).append(known)
-            shares = np.full(len(known), len(values) / len(known))
+            sample = np.sort(np.abs(values))
+            if len(sample) > QUANTILES:
+                sample = np.quantile(sample, np.linspace(0, 1, QUANTILES))
+            samples.setdefault(name, []).append(sample)
+            shares = np.full(len(sample), len(values) / len(sample))
             weights.setdefault(name, []).append(shares)
             lowest[name] = min(lowest.get(name, np.inf), float(values.min()))
     limits: dict[str, Limits] = {}
@@ -315,7 +315,7 @@ def _weighted_quantile(values: Numbers, weights: Numbers, level: float) -> float
 
 
 def _is_score(name: str) -> bool:
-    """Whether a column has a sign, so that its colours run from -x to x."""
+    """True for a column with a sign, whose colours run from -x to x."""
     return name.startswith("score_")
 
 

@@ -111,7 +111,7 @@ def training_inputs(files: Sequence[Path]) -> Inputs:
 
 
 def check_inputs(
-    wanted: Inputs, found: Inputs, slide_id: str, *, owner: str = "the model's"
+    wanted: Inputs, inputs: Inputs, slide_id: str, *, owner: str = "the model's"
 ) -> None:
     """Refuses embeddings that the head has never seen the like of.
 
@@ -120,7 +120,7 @@ def check_inputs(
     for fact in fields(Inputs):
         words = fact.metadata.get("help")
         want = getattr(wanted, fact.name)
-        got = getattr(found, fact.name)
+        got = getattr(inputs, fact.name)
         unstated = fact.name in ("revision", "features") and None in (want, got)
         if words is None or unstated or want == got:
             continue

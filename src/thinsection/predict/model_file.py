@@ -138,19 +138,19 @@ class Model:
         contents: Collection[str],
         means: npt.NDArray[np.floating],
     ) -> Seen:
-        """How a slide or case is known from training.
+        """The way in which a slide or case is known from training.
 
         Args:
             names: marks of its names.
             contents: marks of the embeddings of its slides.
             means: mean embedding of each of its slides (S, D).
         """
-        known = {*self.card.trained}
+        marks = {*self.card.trained}
         for member in self.card.members:
-            known |= {*member.held_out}
-        if known & {*names}:
+            marks |= {*member.held_out}
+        if marks & {*names}:
             return "name"
-        if known & {*contents}:
+        if marks & {*contents}:
             return "content"
         own = sketches(means, self.usual.center)
         if any(is_near(sketch, self.card.sketches) for sketch in own):

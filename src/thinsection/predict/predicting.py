@@ -49,7 +49,7 @@ from thinsection.weights.origin import slug
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictConfig:
-    """How a model is asked."""
+    """Settings of the questions to a model."""
 
     device: str = option(
         "auto", "auto, cpu, cuda or cuda:1; of the head, and of the encoder"
@@ -142,15 +142,15 @@ def predict(
     path = Path(model).absolute()
     card = read_card(Path(model))
     labels = _labels_config(config.validation, card.target)
-    given = [slides] if isinstance(slides, str | Path) else list(slides)
+    sources = [slides] if isinstance(slides, str | Path) else list(slides)
     asked = None
-    data = Path(given[0]).absolute()
-    if len(given) > 1 or not _has_embeddings(data):
+    data = Path(sources[0]).absolute()
+    if len(sources) > 1 or not _has_embeddings(data):
         if out is None:
             raise InvalidInputError("out must be given with slides, got None")
         data = Path(out).absolute()
         asked = _embed(
-            given,
+            sources,
             card,
             config,
             out=str(out),
@@ -161,8 +161,8 @@ def predict(
     home = Path(out).absolute() if out else data
     table = home / f"{name}.csv"
     kept = None if asked is None else asked | _slides_in_table(table)
-    found = _embeddings(data, card.inputs, config.predict.features, kept)
-    source = Source(data, home, asked, *found)
+    embeddings = _embeddings(data, card.inputs, config.predict.features, kept)
+    source = Source(data, home, asked, *embeddings)
     owners = known_patients(data)
     cohort = None
     if labels is not None:
@@ -271,7 +271,7 @@ def _rows_of_other_data(
 
 
 def _labels_config(config: ValidationConfig, target: Target) -> LabelsConfig | None:
-    """How labels of new cases are read, by the model's task; None: there are none.
+    """Settings for reading the labels of new cases, by the model's task; None: there are none.
 
     Raises ConfigError: columns without a table.
     """
@@ -327,7 +327,7 @@ def _embed(
 
 
 def _has_embeddings(folder: Path) -> bool:
-    """Whether it is a folder of results, or of another's embeddings."""
+    """True for a folder of results, or of another tool's embeddings."""
     if not folder.is_dir():
         return False
     if (folder / SLIDES).is_dir():
@@ -349,10 +349,10 @@ def _embeddings(
         addresses = results.slide_features if of_slides else results.features
     candidates = []
     for address in addresses or [None]:
-        found = feature_files(data, address)
-        facts = read_inputs(next(iter(found[0].values())))
+        embeddings = feature_files(data, address)
+        facts = read_inputs(next(iter(embeddings[0].values())))
         alike = sum(getattr(facts, n) == value for n, value in asdict(inputs).items())
-        candidates.append((alike, facts, found))
+        candidates.append((alike, facts, embeddings))
     _, facts, (files, lacking, place) = max(candidates, key=lambda one: one[0])
     check_inputs(inputs, facts, next(iter(files)))
     if kept is not None:

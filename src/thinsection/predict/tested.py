@@ -185,7 +185,7 @@ def test_rows(study: Study) -> tuple[list[int], IndexArray]:
 
 
 def forecast(study: Study) -> Iterator[str]:
-    """What can be said of the scores before training, line by line.
+    """Sentences about the scores that are known before training.
 
     Raises DatasetError: no fold will have two cases whose risks can be compared.
     """

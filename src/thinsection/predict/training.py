@@ -40,7 +40,7 @@ COX_CASES = 16  # whose risks are compared in a step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitConfig:
-    """How a head is trained."""
+    """Settings of the training of a head."""
 
     epochs: int = option(0, "most passes over the training cases; 0: the head's own")
     patience: int = option(
@@ -141,7 +141,7 @@ class Trainer:
         self.head.eval()
 
     def _goes_on(self) -> bool:
-        """Whether another epoch is due."""
+        """True while another epoch is due."""
         done = len(self.losses)
         since_best = done - _best_epoch(self.losses)
         return done < self.fit.epochs and since_best < self.fit.patience

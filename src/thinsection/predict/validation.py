@@ -143,7 +143,7 @@ def _why_no_test(one: Prediction, card: ModelCard) -> str:
 def _warnings(
     rows: Rows, cohort: Cohort, answered: Sequence[Prediction], kept: Sequence[int]
 ) -> list[str]:
-    """What a reader must know before the figures."""
+    """Sentences that a reader must know before the figures."""
     warnings = []
     near = [cohort.cases[i] for i in kept if answered[i].seen == "near"]
     if near:

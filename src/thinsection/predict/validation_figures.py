@@ -175,7 +175,7 @@ def _outcome(
     calls = None
     if called is not None:
         metrics = external.threshold_metrics(truth, called)
-        calls = {name: plain_estimate(found) for name, found in metrics.items()}
+        calls = {name: plain_estimate(one) for name, one in metrics.items()}
     decision = external.decision_curve(truth, probability)
     return {
         "positive": int(truth.sum()),
@@ -337,16 +337,16 @@ def _risk_groups(
 
 def _risk_slope(event: Flags, time: FloatVector, risk: FloatVector) -> Json | None:
     """Slope of the log hazard on the log risk: 1 where risks are spread as they should be."""
-    found = external.hazard_ratio(event, time, risk)
-    if found is None:
+    ratio = external.hazard_ratio(event, time, risk)
+    if ratio is None:
         return None
-    value, low, high = np.log([found.value, found.low, found.high]).tolist()
+    value, low, high = np.log([ratio.value, ratio.low, ratio.high]).tolist()
     return {
         "value": value,
         "low": low,
         "high": high,
-        "cases": found.cases,
-        "method": found.method,
+        "cases": ratio.cases,
+        "method": ratio.method,
     }
 
 

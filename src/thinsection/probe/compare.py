@@ -25,7 +25,7 @@ from thinsection.evaluation.metrics import LOWER_IS_BETTER
 from thinsection.files.atomic import write_bytes, write_json, write_table, write_text
 from thinsection.files.json_text import read_json
 from thinsection.files.pages import render_page
-from thinsection.probe import plots
+from thinsection.probe import curves, plots
 from thinsection.probe.result import Predictions, Ratios, Risks, Rows, Values, strict
 
 if TYPE_CHECKING:
@@ -307,18 +307,18 @@ def _write(found: dict[str, Any], out: Path) -> Path:
     return page
 
 
-def _draw_ranks(axes: "Axes", models: list[dict[str, Any]], _: Any) -> plots.Words:
+def _draw_ranks(axes: "Axes", models: list[dict[str, Any]], _: Any) -> curves.Words:
     names, ranks = ([m[k] for m in models[::-1]] for k in ("model", "mean_rank"))
     axes.figure.set_size_inches(5.4, 1 + 0.4 * len(models))  # type: ignore[union-attr]
-    axes.barh(names, ranks, color=plots.COLORS[0], height=0.6)
+    axes.barh(names, ranks, color=curves.COLORS[0], height=0.6)
     axes.set(xlabel="mean rank over the tasks", xlim=(0, len(names) + 0.2))
     return "Mean rank", "1 is best in every task; equal scores share their mean rank."
 
 
-def _draw_differences(axes: "Axes", pairs: list[dict[str, Any]], _: Any) -> plots.Words:
+def _draw_differences(axes: "Axes", pairs: list[dict[str, Any]], _: Any) -> curves.Words:
     axes.figure.set_size_inches(7.2, 1.2 + 0.28 * len(pairs))  # type: ignore[union-attr]
     for y, pair in enumerate(pairs[::-1]):
-        color = plots.COLORS[5 if pair["different"] else 7]
+        color = curves.COLORS[5 if pair["different"] else 7]
         axes.plot([pair["low"], pair["high"]], [y, y], color=color, linewidth=1.6)
         axes.plot(pair["difference"], y, "o", color=color, markersize=4)
     axes.axvline(0, color="#999999", linestyle=":", linewidth=1)

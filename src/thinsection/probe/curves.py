@@ -63,15 +63,15 @@ class Columns(NamedTuple):
 
     def drawable(self) -> list[tuple[Column, Sampling | None, str]]:
         """Columns with both kinds of rows, with their sampling and colour."""
-        found = []
+        drawable = []
         for i, column in enumerate(self.columns):
             if column.truth.all() or not column.truth.any():
                 continue
             sampling = self.sampling
             if sampling is not None:
                 sampling = replace(sampling, classes=column.truth.astype(np.int64))
-            found.append((column, sampling, color_of(i)))
-        return found
+            drawable.append((column, sampling, color_of(i)))
+        return drawable
 
 
 class RiskGroup(TypedDict):
@@ -284,14 +284,14 @@ def _write_below(
 def _hazard_words(risks: Risks) -> str:
     """The hazard ratio of the half with the higher risk, in words."""
     first = np.unique(risks.ids, return_index=True)[1]
-    found = hazard_ratio(
+    ratio = hazard_ratio(
         risks.event[first], risks.time[first], risks.high[first].astype(np.float64)
     )
-    if found is None:
+    if ratio is None:
         return "No hazard ratio: it is not finite."
     return (
-        f"Hazard ratio of higher against lower risk: {found.value:.2f} "
-        f"[{found.low:.2f}, {found.high:.2f}]."
+        f"Hazard ratio of higher against lower risk: {ratio.value:.2f} "
+        f"[{ratio.low:.2f}, {ratio.high:.2f}]."
     )
 
 

@@ -7,7 +7,7 @@ output), K outputs: classes, values, a risk, intervals of time.
 **Evidence.** `evidence[n, k]` is what tile n adds to logit k. In a sum over tiles it is attention
 times class evidence, a_n w_k . h_n, and evidence.sum(0) + bias = logits exactly (Javed et al.,
 "Additive MIL", 2022, eq. 5, on a linear classifier). CLAM and MIL-Lab show the attention alone:
-that is `attention`. What a head does beyond this is said in its docstring.
+that is `attention`. A head that does more says so in its docstring.
 """
 
 from abc import ABC, abstractmethod
