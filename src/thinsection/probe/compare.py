@@ -315,7 +315,9 @@ def _draw_ranks(axes: "Axes", models: list[dict[str, Any]], _: Any) -> curves.Wo
     return "Mean rank", "1 is best in every task; equal scores share their mean rank."
 
 
-def _draw_differences(axes: "Axes", pairs: list[dict[str, Any]], _: Any) -> curves.Words:
+def _draw_differences(
+    axes: "Axes", pairs: list[dict[str, Any]], _: Any
+) -> curves.Words:
     axes.figure.set_size_inches(7.2, 1.2 + 0.28 * len(pairs))  # type: ignore[union-attr]
     for y, pair in enumerate(pairs[::-1]):
         color = curves.COLORS[5 if pair["different"] else 7]
