@@ -26,18 +26,19 @@ _PROCESS = """
 import os, sys, torch
 os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[4])]})
 torch.set_num_threads(1)
-from thinsection.config import replace_flat
 from thinsection.pipeline.process import SlideJob
 from thinsection.pipeline.task import load_models
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import RunConfig
+from thinsection.stages.spec import resolve
 from pathlib import Path
 slides, out, first = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-config = replace_flat(RunConfig(), {"decode_workers": 1, "precision": "fp32"})
-models = load_models(config, "aggregate")
+settings = {"decode_workers": 1, "precision": "fp32"}
+spec = resolve(RunConfig(), "aggregate", settings)
+models = load_models(spec.encoding)
 entries = load_cohort([slides])
 print("ready", flush=True); sys.stdin.readline()
-SlideJob(out=out, config=config, models=models).process(entries[first:] + entries[:first])
+SlideJob(out=out, spec=spec, models=models).process(entries[first:] + entries[:first])
 """
 
 
@@ -46,8 +47,9 @@ import os, sys, torch
 os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[2])]})
 torch.set_num_threads(1)
 from thinsection.stages.config import RunConfig
+from thinsection.stages.spec import resolve
 from thinsection.pipeline.task import load_models
-(encoder,) = load_models(RunConfig(), "embed").encoders
+(encoder,) = load_models(resolve(RunConfig(), "embed").encoding).encoders
 tiles = torch.randint(0, 256, (32, 256, 256, 3), dtype=torch.uint8)
 encoder.encode(tiles)
 print("ready", flush=True); sys.stdin.readline()

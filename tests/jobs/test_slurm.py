@@ -20,6 +20,7 @@ from thinsection.jobs.slurm import collect
 from thinsection.jobs.slurm_array import Array, array_folders, load_array, task_states
 from thinsection.pipeline.run import make_task, run
 from thinsection.stages.config import RunConfig
+from thinsection.stages.spec import resolve
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import GIB
 from thinsection.usage.analysis import Request
@@ -244,7 +245,7 @@ def test_a_running_task_that_is_cancelled_loses_no_slide(
     await_end(job)
     (found,) = collect(out, TASKS)
     assert [result.status for result in found.results.values()] == ["failed"]
-    task = make_task(out, settings(), "tissue")
+    task = make_task(out, resolve(settings(), "tissue"))
     report = task(
         job.attempt.entries, on_event=lambda event: None
     )  # the dead task's lock is no obstacle; it may have been killed after its last file

@@ -27,6 +27,7 @@ from thinsection.pipeline.results import SlideResult
 from thinsection.pipeline.run import make_task, run
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import RunConfig
+from thinsection.stages.spec import resolve
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import MIB
 
@@ -118,7 +119,7 @@ def execute_slides(out: Path, slides: Path) -> tuple[dict[str, SlideResult], lis
     messages: list[str] = []
     execute(
         load_cohort([slides]),
-        make_task(out, CONFIG, "tile"),
+        make_task(out, resolve(CONFIG, "tile")),
         CONFIG.executor,
         folder=out,
         on_report=reports.append,

@@ -33,6 +33,7 @@ from thinsection.qc.pipeline import dump_pipeline
 from thinsection.report.qc_files import QC_JSON, write_histoqc, write_qc_csv
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import QcConfig, RunConfig
+from thinsection.stages.spec import resolve
 from thinsection.testing.synthetic import write_he_slide
 
 REASON = why_not()
@@ -83,7 +84,7 @@ def check(*slides: Path, out: Path, **changes: object) -> QcSummary:
 def task_of(out: Path, **output: object) -> RunTask:
     """What `qc --pipeline light` has its workers do."""
     config = replace_flat(RunConfig(qc=QcConfig(qc="histoqc-light")), output)
-    return make_task(out, config, "qc")
+    return make_task(out, resolve(config, "qc"))
 
 
 def files(out: Path) -> dict[str, object]:
@@ -409,7 +410,7 @@ def test_what_a_process_of_this_invocation_finished_is_done_even_if_its_worker_d
 @pytest.mark.parametrize("pipeline", ["auto", "histoqc-clinical"])
 def test_a_task_comes_back_from_its_document(tmp_path: Path, pipeline: str) -> None:
     config = replace_flat(RunConfig(qc=QcConfig(qc=pipeline)), {"resume": False})
-    task = make_task(tmp_path / "out", config, "qc").on_worker(
+    task = make_task(tmp_path / "out", resolve(config, "qc")).on_worker(
         threads=2, monitored=False
     )
     assert from_mapping(RunTask, json.loads(json.dumps(as_mapping(task)))) == task

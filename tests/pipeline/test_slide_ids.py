@@ -25,6 +25,7 @@ from thinsection.pipeline.process import RunEvent
 from thinsection.pipeline.run import RunSummary, check_folder, make_task, run
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.stages.config import RunConfig
+from thinsection.stages.spec import resolve
 from thinsection.store.claims import CLAIMS_NAME, claim_ids
 from thinsection.store.ledger import SLIDES
 from thinsection.usage.analysis import Request
@@ -361,7 +362,7 @@ def test_the_tasks_of_an_array_have_the_ids_of_the_whole_cohort(
     cohort: Path, tmp_path: Path
 ) -> None:
     whole = claim_ids(tmp_path / "out", load_cohort([cohort]))
-    task = make_task(check_folder(tmp_path / "out"), RunConfig(), "tissue")
+    task = make_task(check_folder(tmp_path / "out"), resolve(RunConfig(), "tissue"))
     attempt = Try(entries=whole, task=task)
     array = Array(
         tmp_path / "array",

@@ -32,6 +32,7 @@ from thinsection.planning.cost import (
 from thinsection.planning.plan import plan, planned_gpu, slide_size
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import EncodeConfig, QcConfig, RunConfig
+from thinsection.stages.spec import resolve
 from thinsection.stream.tile_stream import MAX_SLOTS, StreamConfig
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TilesConfig
@@ -60,8 +61,9 @@ def planner(
 ) -> Planner:
     stream = StreamConfig(memory="2GiB", decode_workers=2, prefetch_slides=2)
     config = RunConfig(stream=stream, encode=EncodeConfig(batch_size=32))
+    spec = resolve(config, "aggregate")
     return Planner(
-        config=config, gpu=gpu, encoder=encoder, machine=MACHINE, tiles_per_s=rate
+        spec=spec, gpu=gpu, encoder=encoder, machine=MACHINE, tiles_per_s=rate
     )
 
 
@@ -224,7 +226,7 @@ def test_a_run_on_cuda_is_planned_for_the_named_card_or_the_slowest() -> None:
         config = RunConfig(
             encode=EncodeConfig(device=device), executor=ExecutorConfig(**settings)
         )
-        found = planned_gpu(config)
+        found = planned_gpu(resolve(config, "aggregate"))
         return found and found.name
 
     assert card() is None
@@ -241,7 +243,7 @@ def test_quality_control_is_part_of_the_plan(tmp_path: Path) -> None:
     sizes = {}
     for qc in ("off", "auto", "histoqc-default"):
         config = RunConfig(qc=QcConfig(qc=qc), tiles=TilesConfig(tile_mpp="8"))
-        sizes[qc] = slide_size(entry, config)
+        sizes[qc] = slide_size(entry, resolve(config, "aggregate"))
     held = {qc: planner().memory([size], cpus=1).host for qc, size in sizes.items()}
     assert "quality control" not in held["off"]
     assert held["auto"]["quality control"] == 27 * 3000 * 2000

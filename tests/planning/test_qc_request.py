@@ -9,9 +9,10 @@ import pytest
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.request import JobRequest
 from thinsection.planning.cost import TRAINING_S, QcSize
-from thinsection.planning.plan import run_request
+from thinsection.planning.job import run_request
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import QcConfig, RunConfig
+from thinsection.stages.spec import resolve
 from thinsection.testing import run_and_measure
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import GIB, MIB
@@ -23,7 +24,7 @@ def asked(chunks: list[list[SlideEntry]], **flags: str) -> JobRequest:
     config = RunConfig(
         executor=ExecutorConfig(**flags), qc=QcConfig(qc="histoqc-default")
     )
-    return run_request(chunks, config, stage="qc")
+    return run_request(chunks, resolve(config, "qc"))
 
 
 @pytest.fixture

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import make_chunks
 from thinsection.jobs.request import fitting_nodes
-from thinsection.planning import plan as module
+from thinsection.planning import job as module
 from thinsection.planning.calibration import (
     Calibration,
     EncoderSize,
@@ -19,9 +18,11 @@ from thinsection.planning.calibration import (
     keep,
 )
 from thinsection.planning.cost import Planner, SlideSize
-from thinsection.planning.plan import MAX_OPENED, planned_gpu, run_request
+from thinsection.planning.job import MAX_OPENED, run_request
+from thinsection.planning.plan import planned_gpu
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.stages.config import RunConfig
+from thinsection.stages.spec import RunSpec, resolve
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import GIB, MIB
 from thinsection.usage.analysis import Request
@@ -34,8 +35,8 @@ ENCODER = EncoderSize(
 )
 
 
-def settings(**changes: Any) -> RunConfig:
-    return replace_flat(RunConfig(), changes)
+def settings(**changes: Any) -> RunSpec:
+    return resolve(RunConfig(), "aggregate", changes)
 
 
 def entries(number: int, folder: Path) -> list[SlideEntry]:
@@ -52,7 +53,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[SlideEntry]:
     """Slides with a thousand tiles more each, on a machine of known rates."""
     opened: list[SlideEntry] = []
 
-    def size(entry: SlideEntry, config: RunConfig) -> SlideSize:
+    def size(entry: SlideEntry, spec: RunSpec) -> SlideSize:
         opened.append(entry)
         return SlideSize(
             slide_id=entry.slide_id,
@@ -62,10 +63,10 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[SlideEntry]:
             thumbnail_px=10**6,
         )
 
-    def plan(config: RunConfig, *, stage: str) -> Planner:
-        gpu = planned_gpu(config)
+    def plan(spec: RunSpec) -> Planner:
+        gpu = planned_gpu(spec)
         return Planner(
-            config=config, gpu=gpu, encoder=ENCODER, machine=MACHINE, tiles_per_s=25
+            spec=spec, gpu=gpu, encoder=ENCODER, machine=MACHINE, tiles_per_s=25
         )
 
     monkeypatch.setattr(module, "slide_size", size)

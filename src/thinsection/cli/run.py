@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from thinsection.cli.main import with_config
-from thinsection.stages.config import AggregateRunConfig, RunConfig, check_encoder_names
+from thinsection.stages.config import AggregateRunConfig, RunConfig
+from thinsection.stages.spec import RunSpec, resolve
 
 app = typer.Typer()
 _SLIDES = typer.Argument(
@@ -87,7 +88,7 @@ def _run_and_report(slides: list[str], out: str, config: Any, stage: str) -> int
     num_slides = len(
         load_cohort(slides)
     )  # a wrong path or name is said before what is slow
-    check_encoder_names(config, stage)
+    resolve(config, stage)  # a wrong name is said before torch is imported
 
     from thinsection.cli.progress import RunProgress
     from thinsection.pipeline.run import run
@@ -243,7 +244,7 @@ def plan(slides: SlidesArgument, slurm: Slurm = False, config: Any = None) -> No
     from thinsection.slide.cohort import load_cohort
 
     load_cohort(slides)  # a wrong path or name is said before what is slow
-    check_encoder_names(config, "aggregate")
+    spec = resolve(config, "aggregate")  # refuses wrong names before torch is imported
 
     from thinsection.planning.cost import MARGIN
     from thinsection.planning.plan import plan as predict
@@ -274,22 +275,23 @@ def plan(slides: SlidesArgument, slurm: Slurm = False, config: Any = None) -> No
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="bold red", markup=False)
     if slurm:
-        _show_request(slides, config, memory.gpu_bytes)
+        _show_request(slides, spec, memory.gpu_bytes)
 
 
-def _show_request(slides: list[str], config: Any, gpu_bytes: int) -> None:
+def _show_request(slides: list[str], spec: RunSpec, gpu_bytes: int) -> None:
     """Prints what `thinsection slurm script` would write for the same, and where it fits."""
     from thinsection.jobs.executor import Rung, make_chunks
     from thinsection.jobs.request import SINFO, fitting_nodes, resource_directives
     from thinsection.planning.cost import GPUS
-    from thinsection.planning.plan import run_request
+    from thinsection.planning.job import run_request
     from thinsection.stages.request import cohort_of
 
-    chunks = make_chunks(cohort_of(slides, config), config.executor)
-    found = run_request(chunks, config)
+    entries = cohort_of(slides, spec.slides, spec.regions)
+    chunks = make_chunks(entries, spec.executor)
+    found = run_request(chunks, spec)
     for line in (f"for each of {len(chunks)} array tasks", *found.lines()):
         typer.echo(f"# {line}")
-    first = config.executor.at(Rung())
+    first = spec.executor.at(Rung())
     for directive in resource_directives(found.request, first):
         typer.echo(f"#SBATCH {directive}")
     named = [part for part in (first.gres or "").split(":")[1:] if not part.isdigit()]

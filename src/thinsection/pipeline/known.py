@@ -25,8 +25,8 @@ from thinsection.pipeline.records import Record, same_settings
 from thinsection.pipeline.results import SlideResult
 from thinsection.pool.encoder import SlideEncoder
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import ENCODING, Goal, RunConfig
-from thinsection.stages.request import Models
+from thinsection.stages.graph import Models
+from thinsection.stages.spec import EncodingSpec, RunSpec
 from thinsection.tiles.transforms import stain_target
 from thinsection.weights.origin import Origin
 
@@ -45,13 +45,13 @@ class KnownSlideEncoder(SlideEncoder):
         raise NotImplementedError
 
 
-def recorded(models: Models, config: RunConfig) -> dict[str, Any]:
+def recorded(models: Models, encoding: EncodingSpec) -> dict[str, Any]:
     """`Models.identities`, with what `known_report` compares later."""
     found = models.identities
     for encoder in models.encoders:
         if encoder.origin.files is not None:
             stamped, tokens = stamps(encoder.origin.files), encoder.spec.supports_tokens
-            told = {"stamps": stamped, "where": _where(config), "tokens": tokens}
+            told = {"stamps": stamped, "where": _where(encoding), "tokens": tokens}
             found[encoder.label] = found[encoder.label] | {"read": told}
     return found
 
@@ -60,14 +60,13 @@ def known_report(
     out: Path,
     record: Record,
     entries: Sequence[SlideEntry],
-    config: RunConfig,
-    goal: Goal,
+    spec: RunSpec,
 ) -> Report[SlideResult] | None:
     """The report of a run that has nothing to do; None where there is something, or may be.
 
     Asks what a worker asks: whether each stage has its result, by the same keys.
     """
-    if goal not in ENCODING or config.output.overwrite:
+    if not spec.encoding.encoders or spec.output.overwrite:
         return None
     for earlier in same_settings(out, record):
         told = earlier.document.get("models", {})
@@ -75,15 +74,13 @@ def known_report(
         with suppress(
             AttributeError, KeyError, TypeError
         ):  # it was changed, or is of before
-            models = _models(told, config)
+            models = _models(told, spec.encoding)
         if models is not None:
-            how: dict[str, Any] = {
-                "out": out,
-                "config": config,
-                "goal": goal,
-                "models": models,
-            }
-            found = takewhile(bool, (skipped_result(entry, **how) for entry in entries))
+            ends = (
+                skipped_result(entry, out=out, spec=spec, models=models)
+                for entry in entries
+            )
+            found = takewhile(bool, ends)
             results = tuple(result for result in found if result)
             return (
                 Report(results=results, facts=told)
@@ -93,9 +90,9 @@ def known_report(
     return None
 
 
-def _models(told: Mapping[str, Any], config: RunConfig) -> Models | None:
+def _models(told: Mapping[str, Any], encoding: EncodingSpec) -> Models | None:
     """The encoders of a record, as far as stages ask; None where they may be others by now."""
-    count, where = len(config.encode.encoders), _where(config)
+    count, where = len(encoding.encoders), _where(encoding)
     encoders, slide_encoders = [], []
     for label, said in list(told.items())[:count]:
         read = said.get("read")
@@ -112,9 +109,11 @@ def _models(told: Mapping[str, Any], config: RunConfig) -> Models | None:
             return None
         slide_encoders.append(KnownSlideEncoder(name, said))
     named = tuple(encoder.name for encoder in slide_encoders)
-    if len(encoders) < count or named != tuple(config.aggregate.slide_encoders):
+    if len(encoders) < count or named != encoding.slide_encoders:
         return None
-    target = None if config.stain.stain_norm == "none" else stain_target(config.stain)
+    target = (
+        None if encoding.stain.stain_norm == "none" else stain_target(encoding.stain)
+    )
     ours = cast(Any, tuple(encoders))
     return Models(
         encoders=ours, slide_encoders=tuple(slide_encoders), stain_target=target
@@ -130,9 +129,9 @@ def stamps(files: Sequence[str]) -> Stamps | None:
     return tuple((path, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in stats)
 
 
-def _where(config: RunConfig) -> str:
+def _where(encoding: EncodingSpec) -> str:
     """A hash of what decides, beside files, which encoder a name and 'auto' mean."""
-    named = (*config.encode.encoders, config.encode.weights)
+    named = (*encoding.encoders, encoding.weights)
     parts: list[Any] = [
         cpu_model(),
         sorted(map(str, Path("/dev").glob("nvidia*"))),

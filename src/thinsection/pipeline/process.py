@@ -29,11 +29,11 @@ from thinsection.pipeline.records import RECORDS
 from thinsection.pipeline.results import SlideResult, Status, record_failure
 from thinsection.pipeline.sink import Item, ResultSink, encoder_of
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import Goal, RunConfig, batch_size_of, budget_of
+from thinsection.stages.graph import Models, stages_of
 from thinsection.stages.leaves import MeasuresStage
 from thinsection.stages.masks import QcStage
 from thinsection.stages.regions import drawn_sums
-from thinsection.stages.request import Models, stages_of
+from thinsection.stages.spec import RunSpec
 from thinsection.stages.stage import SlideWork, Stage, source_key
 from thinsection.stages.tiles import (
     FeaturesStage,
@@ -90,9 +90,8 @@ class SlideJob:
     """
 
     out: Path  # results folder
-    config: RunConfig
+    spec: RunSpec
     models: Models
-    goal: Goal = "aggregate"
     clock: StageClock = field(
         default_factory=StageClock
     )  # where busy and waiting time is added up
@@ -112,7 +111,7 @@ class SlideJob:
     ended_at: float = field(default=0.0, init=False)  # when the last one ended
 
     def __post_init__(self) -> None:
-        self.stages = stages_of(self.config, self.goal, self.models)
+        self.stages = stages_of(self.spec, self.models)
 
     def process(self, entries: Sequence[SlideEntry]) -> list[SlideResult]:
         """A result per slide, in their order; a bad one is a failed result, never an exception."""
@@ -146,23 +145,23 @@ class SlideJob:
             batches = embed.BatchEncoder(encoders, clock=self.clock)
             allocate = embed.pinned_allocator(encoders)
         on_gpu = any(encoder.device.type != "cpu" for encoder in encoders)
-        batch_size = batch_size_of(self.config, on_gpu=on_gpu)
-        budget = budget_of(self.config, batch_size)
+        batch_size = self.spec.batch_size(on_gpu=on_gpu)
+        budget = self.spec.stream_budget(batch_size)
         taken = budget.slots * budget.batch_bytes + budget.scratch_bytes
-        wholes = Scratch(parse_bytes(self.config.stream.memory) - taken)
+        wholes = Scratch(parse_bytes(self.spec.stream.memory) - taken)
         stream = TileStream(
             self._claim(entries),
             partial(
                 prepare,
-                config=self.config,
+                spec=self.spec,
                 wholes=wholes,
                 target=self.models.stain_target,
             ),
             budget=budget,
             batch_size=batch_size,
             allocate=allocate,
-            filters=load_filters(self.config.tiles.tile_filter),
-            prefetch_slides=self.config.stream.prefetch_slides,
+            filters=load_filters(self.spec.tiles.tile_filter),
+            prefetch_slides=self.spec.stream.prefetch_slides,
             clock=self.clock,
         )
         dims = {encoder.label: encoder.dim for encoder in encoders}
@@ -237,7 +236,7 @@ class SlideJob:
                     )
                 with writing(lock.path):
                     sweep_slide(entry.slide_id, lock.path.parent, left)
-                work = slide_work(entry, self.stages, self.out, self.config)
+                work = slide_work(entry, self.stages, self.out, self.spec)
             except OutputError:
                 raise
             except (StoreError, InvalidInputError) as error:
@@ -295,7 +294,7 @@ class SlideJob:
 
 
 def prepare(
-    work: SlideWork, config: RunConfig, wholes: Scratch, *, target: StainLook | None
+    work: SlideWork, spec: RunSpec, wholes: Scratch, *, target: StainLook | None
 ) -> SlideTiles | SlideFailed:
     """Does what needs the slide but no tiles, and says which tiles are to be read.
 
@@ -310,10 +309,10 @@ def prepare(
         work.at = "open"
         work.check_stale()
         if any(stage.reads != "store" for stage in work.missing):
-            _open(work, config, grid, wholes)
+            _open(work, spec.slides.reader, grid, wholes)
         check_quality(work)
         if work.slide is not None and grid is not None:
-            tiles = _tiles(work, grid, config, target)
+            tiles = _tiles(work, grid, spec, target)
         return tiles or SlideTiles(key=work, slide=None, table=None)
     except OutputError:  # no slide's own: it ends the run
         raise
@@ -335,10 +334,10 @@ def check_quality(work: SlideWork) -> None:
 
 
 def _open(
-    work: SlideWork, config: RunConfig, grid: TilesStage | None, wholes: Scratch
+    work: SlideWork, reader: str, grid: TilesStage | None, wholes: Scratch
 ) -> None:
     """Opens the slide, finds its tissue. BudgetError: decoded whole it would exceed the memory."""
-    slide = work.entry.open(config.slides.reader)
+    slide = work.entry.open(reader)
     work.opened(slide)
     held, name = slide.held_bytes, Path(slide.slide_path).name
     rule = f"memory must leave {format_bytes(held)} for an image that is decoded whole"
@@ -354,7 +353,7 @@ def _open(
 
 
 def _tiles(
-    work: SlideWork, grid: TilesStage, config: RunConfig, target: StainLook | None
+    work: SlideWork, grid: TilesStage, spec: RunSpec, target: StainLook | None
 ) -> SlideTiles | None:
     """The grid, and which of its tiles are read; None where none is."""
     work.at, slide, missing = grid.title, work.slide, grid in work.missing
@@ -381,10 +380,11 @@ def _tiles(
         table = unknown_tiles(work, embedding, table)
     transform = None
     if target is not None and len(table):
-        transform = fit_stain(slide, work.value(grid.mask), config.stain, target=target)
+        tissue = work.value(grid.mask)
+        transform = fit_stain(slide, tissue, spec.encoding.stain, target=target)
         if transform.warning:
             work.warnings.append(transform.warning)
-    if not work.ledger.source["whole"] and config.slides.fingerprint == "times":
+    if not work.ledger.source["whole"] and spec.slides.fingerprint == "times":
         work.hashing = None if work.remote else WholeSum(work.entry.slide_path)
     measures = next((s for s in work.missing if isinstance(s, MeasuresStage)), None)
     measure = measures.begin(work, table) if measures else None
@@ -394,17 +394,17 @@ def _tiles(
 
 
 def slide_work(
-    entry: SlideEntry, stages: tuple[Stage, ...], out: Path, config: RunConfig
+    entry: SlideEntry, stages: tuple[Stage, ...], out: Path, spec: RunSpec
 ) -> SlideWork:
     """A slide as its ledger tells it, with what is missing of these stages.
 
     Raises StoreError: the slide's file cannot be read; InvalidInputError: nobody drew on it.
     """
-    ledger, options = load_ledger(out, entry.slide_id), config.output
-    compares_times = config.slides.fingerprint != "samples"
+    ledger, options = load_ledger(out, entry.slide_id), spec.output
+    compares_times = spec.slides.fingerprint != "samples"
     times = file_times(entry.slide_path) if compares_times else ""
-    identity = Identity.of(entry.slide_path, ledger.source, config.slides.fingerprint)
-    source = source_key(identity.source, entry, drawn_sums(config.regions, entry))
+    identity = Identity.of(entry.slide_path, ledger.source, spec.slides.fingerprint)
+    source = source_key(identity.source, entry, drawn_sums(spec.regions, entry))
     work = SlideWork(entry=entry, out=out, source=source, ledger=ledger, stages=stages)
     work.times = times
     known_source = ledger.source == asdict(identity)
@@ -421,23 +421,17 @@ def slide_work(
 
 
 def skipped_result(
-    entry: SlideEntry,
-    *,
-    out: Path,
-    config: RunConfig,
-    goal: Goal,
-    models: Models | None = None,
+    entry: SlideEntry, *, out: Path, spec: RunSpec, models: Models | None = None
 ) -> SlideResult | None:
     """The result of a slide that is done with the same settings and file; None where it is not.
 
     Without `models`: for goals that need none. Rules of quality control are for whoever has the
     slide's lock.
     """
-    if not config.qc.qc_fail and tables.read_failure(out, entry.slide_id) is None:
+    if not spec.qc.qc_fail and tables.read_failure(out, entry.slide_id) is None:
         with suppress(StoreError, InvalidInputError):
-            work = slide_work(
-                entry, stages_of(config, goal, models or Models()), out, config
-            )
+            stages = stages_of(spec, models or Models())
+            work = slide_work(entry, stages, out, spec)
             if not (work.missing or work.ledger_is_old):
                 return SlideResult.of(entry, "skipped", facts=work.facts())
     return None

@@ -27,6 +27,7 @@ from thinsection.qc.pipeline import dump_pipeline, pipeline_from_ini
 from thinsection.report.qc_files import write_histoqc, write_qc_parquet
 from thinsection.stages.config import OutputConfig, QcConfig, RunConfig, SlidesConfig
 from thinsection.stages.labels import short_hash
+from thinsection.stages.spec import resolve
 
 _PIPELINES = "auto, histoqc-default (-light, -ihc, -clinical, -v2.1), or a .toml file."
 _FURTHER = "Further outputs: histoqc (results.tsv, pictures), parquet (the table)."
@@ -133,7 +134,7 @@ def check_slides(
     settings = RunConfig(qc=qc, output=output, **rest)
     told: dict[str, Any] = {"on_event": on_event, "on_message": on_message}
     summary = run(slides, out=out, config=settings, stage="qc", **told)
-    stage = qc_stage(settings)
+    stage = qc_stage(resolve(settings, "qc"))
     rows = qc_rows(known_slides(out), stage)
     name = qc_table_name(stage)
     if "parquet" in work.write:

@@ -20,7 +20,7 @@ from thinsection.pipeline.process import OnEvent, RunEvent
 from thinsection.pipeline.records import RECORD_NAME, RECORDS
 from thinsection.pipeline.results import SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import RunConfig
+from thinsection.stages.spec import RunSpec
 from thinsection.store.claims import CLAIMS_NAME
 from thinsection.store.ledger import (
     ELSEWHERE_NAME,
@@ -36,7 +36,7 @@ _LOCAL = (LOCK_NAME, ELSEWHERE_NAME)
 
 
 @contextmanager
-def uploads_to(out: str, config: RunConfig, executor: Any) -> Iterator["Uploads"]:
+def uploads_to(out: str, spec: RunSpec, executor: Any) -> Iterator["Uploads"]:
     """A local folder that looks like what is at a URL, and what moves finished slides there.
 
     One run at a time may write to a URL, since object stores have no locks.
@@ -46,13 +46,13 @@ def uploads_to(out: str, config: RunConfig, executor: Any) -> Iterator["Uploads"
     Raises ConfigError: another executor than inline, or quality control; StoreError: the target
     cannot be written.
     """
-    inline = executor is None and config.executor.in_process
+    inline = executor is None and spec.executor.in_process
     got = f"{out!r}; object stores have no locks: run on a shared folder and copy it"
-    rule = f"out must be a folder for --executor {config.executor.executor}"
+    rule = f"out must be a folder for --executor {spec.executor.executor}"
     require(inline, rule, got, error=ConfigError)
     got = f"{out!r}; its contact sheet needs all pictures"
     require(
-        config.qc.qc == "off", "out must be a folder with --qc", got, error=ConfigError
+        spec.qc.qc == "off", "out must be a folder with --qc", got, error=ConfigError
     )
     target = RemoteFolder(out)
     target.check()

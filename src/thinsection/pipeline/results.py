@@ -18,10 +18,10 @@ from thinsection.report import qc_files
 from thinsection.report.qc_files import QC_FORMAT, QC_JSON, Usual
 from thinsection.report.verdict import load_rules
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import RunConfig
+from thinsection.stages.graph import mask_stage, measures_stage
 from thinsection.stages.leaves import STAIN_COLUMNS, MeasuresStage
 from thinsection.stages.masks import QcStage
-from thinsection.stages.request import Models, mask_stage, stages_of
+from thinsection.stages.spec import RunSpec
 from thinsection.stages.stage import OF_COHORTS, ledger_facts
 from thinsection.store.claims import equal_slides
 from thinsection.store.ledger import (
@@ -310,9 +310,9 @@ def grid_rows(ledger: SlideLedger) -> Iterator[dict[str, Any]]:
         )
 
 
-def qc_stage(config: RunConfig) -> QcStage:
+def qc_stage(spec: RunSpec) -> QcStage:
     """The stage of a run's quality control."""
-    stage = mask_stage(config)
+    stage = mask_stage(spec)
     assert isinstance(stage, QcStage)
     return stage
 
@@ -322,21 +322,21 @@ def qc_table_name(stage: QcStage) -> str:
     return stage.address.removeprefix(f"{SLIDES}/")
 
 
-def write_qc_tables(out: Path, slides: Sequence[KnownSlide], config: RunConfig) -> None:
+def write_qc_tables(out: Path, slides: Sequence[KnownSlide], spec: RunSpec) -> None:
     """Writes qc_NAME.csv and qc_NAME.html of all slides that quality control has looked at.
 
     Where the folder has measures of tiles that passed the same checks, they are further columns.
     """
-    stage = qc_stage(config)
+    stage = qc_stage(spec)
     rows = qc_rows(slides, stage)
     measured = _measured_columns(out, slides, stage.address)
-    failing = failing_rules(rows, config.qc.qc_fail)
+    failing = failing_rules(rows, spec.qc.qc_fail)
     for row in rows:
         row.update(measured.get(str(row["slide_id"]), {}))
         row["fails"] = "|".join(
             str(rule) for slide, rule in failing if slide == row["slide_id"]
         )
-    rules = load_rules(config.qc.qc_rules)
+    rules = load_rules(spec.qc.qc_rules)
     name = qc_table_name(stage)
     rows = qc_files.judged(rows, rules)
     qc_files.write_qc_csv(out / f"{name}.csv", rows)
@@ -435,16 +435,16 @@ def measures_table(out: Path, grid: str) -> Path:
     return out / f"{MEASURED}_{grid}.csv"
 
 
-def write_measures(out: Path, slides: Sequence[KnownSlide], config: RunConfig) -> None:
+def write_measures(out: Path, slides: Sequence[KnownSlide], spec: RunSpec) -> None:
     """Writes `measures_GRID.csv`, a row per slide of the folder that has a tile.
 
     Memory: some kB per slide of the folder and of the reference's.
     """
-    stage = _stage(config)
+    stage = measures_stage(spec)
     stored = measures_of([slide.ledger for slide in slides], stage)
     reference = stored
-    if config.output.measures_reference is not None:
-        reference = measured_slides(config.output.measures_reference, stage)
+    if spec.output.measures_reference is not None:
+        reference = measured_slides(spec.output.measures_reference, stage)
     measured = [slide for slide in slides if slide.slide_id in stored]
     rows = [stored[slide.slide_id] for slide in measured]
     far = distances(rows, list(reference.values()))
@@ -457,20 +457,20 @@ def write_measures(out: Path, slides: Sequence[KnownSlide], config: RunConfig) -
     write_table(measures_table(out, stage.tiles.grid), lines, columns)
 
 
-def check_reference(config: RunConfig) -> None:
+def check_reference(spec: RunSpec) -> None:
     """Refuses a reference that has no measures of this run's grid.
 
     Raises:
         ConfigError: so it is, or measures are not asked for.
         StoreError: it is no results folder.
     """
-    if (folder := config.output.measures_reference) is None:
+    if (folder := spec.output.measures_reference) is None:
         return
-    asked, got = config.output.measures, "none; pass --measures"
+    asked, got = spec.output.measures, "none; pass --measures"
     require(asked, "measures_reference must go with measures", got, error=ConfigError)
     rule = f"measures_reference must be a results folder with {SLIDES}/ in it"
     require((folder / SLIDES).is_dir(), rule, repr(str(folder)), error=StoreError)
-    stage = _stage(config)
+    stage = measures_stage(spec)
     got = f"none in {str(folder)!r}; run it with --measures and the same settings of tiles"
     rule = f"measures_reference must hold {stage.address}"
     require(measured_slides(folder, stage), rule, got, error=ConfigError)
@@ -519,8 +519,3 @@ def _distance(
     ]
     squares = [qc_files.deviations(value, found) ** 2 for value, found in known]
     return math.sqrt(sum(squares) / len(squares)) if squares else None
-
-
-def _stage(config: RunConfig) -> MeasuresStage:
-    stages = stages_of(config, "tile", Models())
-    return next(stage for stage in stages if isinstance(stage, MeasuresStage))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import thinsection
-from thinsection.config import as_mapping, coerce, replace_flat
 from thinsection.errors import DiskSpaceError, StoreError, ThinsectionError, require
 from thinsection.files.atomic import atomic_path, writing
 from thinsection.files.lock import sweep_old
@@ -30,8 +29,9 @@ from thinsection.pipeline.results import SlideResult, Status
 from thinsection.pipeline.task import ENDS, RunTask, ended_slides, filesystem_now
 from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import ENCODING, Goal, RunConfig
-from thinsection.stages.request import check_settings, cohort_of
+from thinsection.stages.config import ENCODING, RunConfig
+from thinsection.stages.request import check_run, cohort_of
+from thinsection.stages.spec import RunSpec, resolve
 from thinsection.store.claims import claim_ids
 from thinsection.store.ledger import SLIDES
 from thinsection.types import MIB, format_bytes
@@ -111,34 +111,31 @@ def run(
         ThinsectionError: bad settings, no slides, unknown encoder, unwritable or full folder; all
             before work starts. A bad slide does not raise.
     """
-    config = replace_flat(config or RunConfig(), settings)
-    goal: Goal = coerce(stage, Goal, "stage")
-    entries = cohort_of(slides, config, on_message)
-    check_settings(config, goal)
-    tables.check_reference(config)
+    spec = resolve(config or RunConfig(), stage, settings)
+    entries = cohort_of(slides, spec.slides, spec.regions, on_message)
+    check_run(spec)
+    tables.check_reference(spec)
     if not is_url(str(out)):
         with writing(str(out)):
             folder = check_folder(Path(out))
             return _run_in_folder(
                 claim_ids(folder, entries, on_message),
                 out=folder,
-                config=config,
-                goal=goal,
+                spec=spec,
                 executor=executor,
                 on_event=on_event,
                 on_message=on_message,
             )
     from thinsection.pipeline.remote_out import uploads_to
 
-    with uploads_to(str(out), config, executor) as uploads:
+    with uploads_to(str(out), spec, executor) as uploads:
         entries = claim_ids(uploads.folder, entries, on_message)
         uploads.expect(entries)
         try:
             summary = _run_in_folder(
                 entries,
                 out=uploads.folder,
-                config=config,
-                goal=goal,
+                spec=spec,
                 on_event=uploads.watch(on_event),
                 on_message=on_message,
                 settle=uploads.settle,
@@ -157,25 +154,24 @@ def _run_in_folder(
     entries: Sequence[SlideEntry],
     *,
     out: Path,
-    config: RunConfig,
-    goal: Goal,
+    spec: RunSpec,
     executor: Any = None,
     on_event: OnEvent,
     on_message: Callable[[str], None],
     settle: Callable[[SlideResult], SlideResult] = lambda result: result,
 ) -> RunSummary:
     """`run` on checked settings and a folder that exists; `settle` has the last word on a slide."""
-    task = make_task(out, config, goal)
+    task = make_task(out, spec)
     on_event, on_message = _logged(task.record, on_event, on_message)
     reports, facts, begun = list[Report[SlideResult]](), dict[str, Any](), False
     told: dict[str, Any] = {"on_event": on_event, "on_message": on_message}
     told |= {"on_report": reports.append, "cluster": executor, "folder": task.record}
     try:
         with writing(out):
-            known = known_report(out, Record.read(task.record), entries, config, goal)
-            if known is None and executor is None and config.executor.in_process:
-                if goal in ENCODING:
-                    on_message(f"loading {', '.join(config.encode.encoders)}")
+            known = known_report(out, Record.read(task.record), entries, spec)
+            if known is None and executor is None and spec.executor.in_process:
+                if spec.encoding.encoders:
+                    on_message(f"loading {', '.join(spec.encoding.encoders)}")
                 facts = task.facts(
                     task.models()
                 )  # errors of settings and weights come first
@@ -186,7 +182,7 @@ def _run_in_folder(
                     return merged(reports).stage_seconds
 
                 with resource_monitor(task.record, facts=facts, stage_seconds=spent):
-                    execute(entries, task, config.executor, **told)
+                    execute(entries, task, spec.executor, **told)
             else:
                 reports.append(known)
                 for result in known.results:
@@ -238,27 +234,26 @@ def _logged(
     return event, message
 
 
-def make_task(out: Path, config: RunConfig, goal: Goal) -> RunTask:
+def make_task(out: Path, spec: RunSpec) -> RunTask:
     """The task of an invocation that begins now, and its record."""
     folder = out.resolve()
-    command = "run" if goal == "aggregate" else goal  # each goal is a subcommand
-    record = records.begin_record(folder, command, as_mapping(config) | {"stage": goal})
+    # each goal is a subcommand
+    command = "run" if spec.goal == "aggregate" else spec.goal
+    record = records.begin_record(folder, command, spec.settings)
     log(
         record.folder, f"thinsection {thinsection.__version__}: {command} into {folder}"
     )
-    by_slurm = chosen_executor(config.executor) == "slurm"
-    kept = (
-        tuple(one.folder for one in records.same_settings(folder, record))
-        if by_slurm
-        else ()
+    kept: tuple[Path, ...] = ()
+    if chosen_executor(spec.executor) == "slurm":
+        kept = tuple(one.folder for one in records.same_settings(folder, record))
+    return RunTask(
+        out=folder,
+        record=record.folder,
+        spec=spec,
+        threads=spec.executor.threads,
+        started=filesystem_now(folder),
+        kept=kept,
     )
-    how: dict[str, Any] = {
-        "config": config,
-        "goal": goal,
-        "threads": config.executor.threads,
-    }
-    how |= {"started": filesystem_now(folder), "kept": kept}
-    return RunTask(out=folder, record=record.folder, **how)
 
 
 def finish_run(
@@ -270,7 +265,7 @@ def finish_run(
     """
     record = Record.read(task.record)
     spent = datetime.now(UTC) - datetime.fromisoformat(record.document["started"])
-    output, busy = task.config.output, dict(sorted(report.stage_seconds.items()))
+    output, busy = task.spec.output, dict(sorted(report.stage_seconds.items()))
     told: dict[str, Any] = {
         "seconds": spent.total_seconds(),
         "allow_empty": output.allow_empty,
@@ -280,10 +275,10 @@ def finish_run(
     equal = tables.write_tables(task.out, slides, _not_ended(entries, report.results))
     told |= {"equal_slides": tuple(equal)}
     summary = RunSummary(out=task.out, record=task.record, **told)
-    if output.measures and task.goal in ("tile", *ENCODING):
-        tables.write_measures(task.out, slides, task.config)
-    if task.config.qc.qc != "off":
-        tables.write_qc_tables(task.out, slides, task.config)
+    if output.measures and task.spec.goal in ("tile", *ENCODING):
+        tables.write_measures(task.out, slides, task.spec)
+    if task.spec.qc.qc != "off":
+        tables.write_qc_tables(task.out, slides, task.spec)
     facts = {"seconds": round(summary.seconds, 3), "counts": summary.counts}
     rounded = {name: round(seconds, 3) for name, seconds in busy.items()}
     records.end_record(

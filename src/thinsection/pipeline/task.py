@@ -22,8 +22,9 @@ from thinsection.pipeline.known import Stamps, recorded, stamps
 from thinsection.pipeline.process import RunEvent, SlideJob, skipped_result
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import ENCODING, GPU_BATCH, Goal, RunConfig
-from thinsection.stages.request import Models
+from thinsection.stages.config import GPU_BATCH
+from thinsection.stages.graph import Models
+from thinsection.stages.spec import EncodingSpec, RunSpec
 from thinsection.store.ledger import SlideLedger, load_ledger
 from thinsection.stream import StageClock
 from thinsection.stream.tile_stream import CHANNELS, MAX_SCRATCH, MIN_SLOTS
@@ -50,8 +51,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
 
     out: Path  # results folder, absolute, on a file system that every worker sees
     record: Path  # folder of this invocation below it
-    config: RunConfig
-    goal: Goal  # the last stage
+    spec: RunSpec
     monitored: bool = False  # record what this process uses: none above it does
     # when the run began, by `filesystem_now`: a slide that a worker finished since and could not
     # report, because it died, was done, not skipped
@@ -64,7 +64,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         self, entries: Sequence[SlideEntry], *, on_event: Callable[[RunEvent], None]
     ) -> Report[SlideResult]:
         """See `Task.__call__`; each slide is noted in the record as it ends."""
-        set_threads(self.threads, torch_too=self.goal in ENCODING)
+        set_threads(self.threads, torch_too=bool(self.spec.encoding.encoders))
         models, clock = self.models(), StageClock()
         path = self.record / _ENDED / f"{socket.gethostname()}-{os.getpid()}.jsonl"
         with contextlib.ExitStack() as stack:
@@ -85,31 +85,18 @@ class RunTask(Task[SlideEntry, SlideResult]):
                         log.write(line.encode())
                 on_event(event)
 
-            how: dict[str, Any] = {
-                "out": self.out,
-                "config": self.config,
-                "goal": self.goal,
-            }
-            job = SlideJob(models=models, clock=clock, on_event=note, **how)
+            job = SlideJob(
+                out=self.out, spec=self.spec, models=models, clock=clock, on_event=note
+            )
             results = tuple(map(self._truly, job.process(entries)))
-        facts = recorded(models, self.config)
+        facts = recorded(models, self.spec.encoding)
         return Report(results=results, stage_seconds=clock.seconds(), facts=facts)
 
     def models(self) -> Models:
         """The encoders, loaded once per process, settings and files that these name."""
-        plain = RunConfig()  # settings that change nothing about the encoders
-        config = replace(
-            self.config, qc=plain.qc, stream=plain.stream, executor=plain.executor
-        )
-        named = [
-            *config.encode.encoders,
-            config.encode.weights,
-            config.aggregate.slide_weights,
-        ]
-        files = [str(name) for name in (*named, config.stain.stain_reference) if name]
-        return load_models(
-            config, self.goal, stamps([f for f in files if Path(f).is_file()])
-        )
+        encoding = self.spec.encoding
+        files = [name for name in encoding.named_files if Path(name).is_file()]
+        return load_models(encoding, stamps(files))
 
     def facts(self, models: Models) -> dict[str, Any]:
         """Settings that explain a resource record."""
@@ -120,32 +107,30 @@ class RunTask(Task[SlideEntry, SlideResult]):
                 "precision": str(e.precision),
                 "engine": e.engine,
             }
-        workers = self.config.stream.decode_workers or cpu_count()
-        return facts | {"reader": self.config.slides.reader, "decode_workers": workers}
+        workers = self.spec.stream.decode_workers or cpu_count()
+        return facts | {"reader": self.spec.slides.reader, "decode_workers": workers}
 
     def on_worker(self, *, threads: int, monitored: bool) -> Self:
         """See `Task.on_worker`; 0 threads leave everything as it is."""
-        decoding = self._streaming(
-            decode_workers=self.config.stream.decode_workers or threads
+        spec = self.spec.with_stream(
+            decode_workers=self.spec.stream.decode_workers or threads
         )
-        return replace(decoding, threads=threads, monitored=monitored)
+        return replace(self, spec=spec, threads=threads, monitored=monitored)
 
     def smaller(self) -> Self:
         """Half the stream's memory, or what three batches need; one decoding thread.
 
         Batches keep their size: what a batch holds may show in the last bit of its embeddings.
         """
-        batch = self.config.encode.batch_size or GPU_BATCH
-        least = (
-            MIN_SLOTS * batch * self.config.tiles.tile_px**2 * CHANNELS + MAX_SCRATCH
+        batch_size = self.spec.encoding.batch_size or GPU_BATCH
+        batch_bytes = batch_size * self.spec.tiles.tile_px**2 * CHANNELS
+        least = MIN_SLOTS * batch_bytes + MAX_SCRATCH
+        memory = parse_bytes(self.spec.stream.memory)
+        less = min(memory, max(least, memory // 2))
+        spec = self.spec.with_stream(
+            memory=str(less), decode_workers=1, prefetch_slides=1
         )
-        given = parse_bytes(self.config.stream.memory)
-        memory = str(min(given, max(least, given // 2)))
-        return self._streaming(memory=memory, decode_workers=1, prefetch_slides=1)
-
-    def _streaming(self, **changes: Any) -> Self:
-        stream = replace(self.config.stream, **changes)
-        return replace(self, config=replace(self.config, stream=stream))
+        return replace(self, spec=spec)
 
     def lost(self, entry: SlideEntry, reason: str) -> SlideResult:
         """Records a slide that no worker survives; what this run finished stays done."""
@@ -164,11 +149,9 @@ class RunTask(Task[SlideEntry, SlideResult]):
         done = ended_slides(self.record).get(entry.slide_id)
         if done is not None:
             return done
-        if self.goal not in ENCODING:
-            return skipped_result(
-                entry, out=self.out, config=self.config, goal=self.goal
-            )
-        for record in self.kept if self.config.slides.fingerprint != "full" else ():
+        if not self.spec.encoding.encoders:
+            return skipped_result(entry, out=self.out, spec=self.spec)
+        for record in self.kept if self.spec.slides.fingerprint != "full" else ():
             found = ended_slides(record).get(entry.slide_id)
             if found is not None and self._untouched(entry, record):
                 return (
@@ -195,11 +178,9 @@ class RunTask(Task[SlideEntry, SlideResult]):
         self, chunks: Sequence[Sequence[SlideEntry]], config: ExecutorConfig
     ) -> "JobRequest":
         """See `Task.request`: what the plan predicts."""
-        from thinsection.planning.plan import run_request
+        from thinsection.planning.job import run_request
 
-        return run_request(
-            chunks, replace(self.config, executor=config), stage=self.goal
-        )
+        return run_request(chunks, replace(self.spec, executor=config))
 
     def _truly(self, result: SlideResult) -> SlideResult:
         """A slide that a dead worker of this very run finished was done, not skipped."""
@@ -255,38 +236,46 @@ def set_threads(threads: int, *, torch_too: bool) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def load_models(config: RunConfig, goal: Goal, stamped: Stamps | None = ()) -> Models:
-    """Loads what a run up to a goal needs, once per settings and stamps of the files they name.
+def load_models(encoding: EncodingSpec, stamped: Stamps | None = ()) -> Models:
+    """Models of a run, loaded once per settings and stamps of the files that these name.
 
     On a CPU this process then keeps freed memory.
     """
-    if goal not in ENCODING:
+    if not encoding.encoders:
         return Models()
     from thinsection.encode import load_encoder  # torch: goals before it start without
     from thinsection.encode.memory import keep_freed_memory
     from thinsection.pool import load_slide_encoder
 
-    options, pooling = config.encode, config.aggregate
-    names = (
-        "device",
-        "precision",
-        "weights",
-        "pretrained",
-        "allow_remote_code",
-        "seed",
-        "engine",
-    )
-    how = {name: getattr(options, name) for name in names}
-    encoders = tuple(load_encoder(name, **how) for name in options.encoders)
+    encoders = [
+        load_encoder(
+            name,
+            device=encoding.device,
+            precision=encoding.precision,
+            weights=encoding.weights,
+            pretrained=encoding.pretrained,
+            allow_remote_code=encoding.allow_remote_code,
+            seed=encoding.seed,
+            engine=encoding.engine,
+        )
+        for name in encoding.encoders
+    ]
     if any(encoder.device.type == "cpu" for encoder in encoders):
         keep_freed_memory()
-    budget_bytes = parse_bytes(pooling.aggregate_memory)
-    how = {
-        "weights": pooling.slide_weights,
-        "device": options.device,
-        "budget_bytes": budget_bytes,
-    }
-    wanted = pooling.slide_encoders if goal == "aggregate" else ()
-    loaded = tuple(load_slide_encoder(name, **how) for name in wanted)
-    target = None if config.stain.stain_norm == "none" else stain_target(config.stain)
-    return Models(encoders=encoders, slide_encoders=loaded, stain_target=target)
+    slide_encoders = [
+        load_slide_encoder(
+            name,
+            weights=encoding.slide_weights,
+            device=encoding.device,
+            budget_bytes=encoding.pooling_bytes,
+        )
+        for name in encoding.slide_encoders
+    ]
+    target = None
+    if encoding.stain.stain_norm != "none":
+        target = stain_target(encoding.stain)
+    return Models(
+        encoders=tuple(encoders),
+        slide_encoders=tuple(slide_encoders),
+        stain_target=target,
+    )

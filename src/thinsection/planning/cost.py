@@ -17,13 +17,13 @@ driver's context and two batches in transfer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from thinsection.config import nearest
 from thinsection.errors import ConfigError
 from thinsection.planning.calibration import Calibration, EncoderSize
 from thinsection.slide.segments import CACHE_BYTES
-from thinsection.stages.config import RunConfig, batch_size_of, budget_of
+from thinsection.stages.spec import RunSpec
 from thinsection.stream.tile_stream import CHANNELS
 from thinsection.types import GIB, MIB
 
@@ -34,9 +34,8 @@ OTHER_BYTES = 72 * MIB
 # over the parts: peaks of equal runs differ, as the heap falls; see benchmarks/bench_plan.py
 MARGIN = 1.06
 CUDA_CONTEXT_BYTES = 600 * MIB
-CUDA_HOST_BYTES = (
-    2 * GIB
-)  # of the driver and kernels in a process; a bound, not measured here
+# of the driver and kernels in a process; a bound, not measured here
+CUDA_HOST_BYTES = 2 * GIB
 _RESULT_COPIES = 3
 # share of the data sheet's matrix rate that a vision transformer's forward pass reaches; an
 # assumption, not a measurement: replace it by a calibration on the card
@@ -46,18 +45,26 @@ ASSUMED_EFFICIENCY = 0.35
 # that were fitted to benchmarks/bench_qc.py, which compares
 COARSEST_MPP = 4.0
 TRAINING_S = 15.0  # of a process that does not see the cache of pixel models
-_PROCESS_BYTES, _BYTES_PER_PX = 384 * MIB, 27
-_START_S, _S_PER_PX, _MAPS_S_PER_PX, _S_PER_L0_PX = 1.0, 3e-7, 3e-6, 1 / 60e6
+_PROCESS_BYTES = 384 * MIB
+_BYTES_PER_PX = 27
+_START_S = 1.0
+_S_PER_PX = 3e-7
+_MAPS_S_PER_PX = 3e-6
+_S_PER_L0_PX = 1 / 60e6
 # CPU-seconds of a slide with levels, as in a run: imports, checks, blur at level 0; nets beside
-_RUN_S, _RUN_S_PER_PX, _RUN_S_PER_L0_PX = 0.3, 1e-7, 2.5e-9
+_RUN_S = 0.3
+_RUN_S_PER_PX = 1e-7
+_RUN_S_PER_L0_PX = 2.5e-9
 
 
 def encoders_together(sizes: Sequence[EncoderSize]) -> EncoderSize:
-    """What several encoders of one process take: all weights, one batch in work at a time."""
+    """Size of several encoders of one process: all weights, one batch in work at a time."""
     weights = sum(size.weights_bytes for size in sizes)
-    # each measured peak has its own weights and the libraries in it
-    measured = [(size.cpu_peak_bytes, weights - size.weights_bytes) for size in sizes]
-    peaks = [peak + others for peak, others in measured if peak is not None]
+    peaks = []
+    for size in sizes:
+        if size.cpu_peak_bytes is not None:
+            # a measured peak has the encoder's own weights and the libraries in it
+            peaks.append(size.cpu_peak_bytes + weights - size.weights_bytes)
     return EncoderSize(
         weights_bytes=weights,
         batch_bytes=max(size.batch_bytes for size in sizes),
@@ -69,7 +76,7 @@ def encoders_together(sizes: Sequence[EncoderSize]) -> EncoderSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QcSize:
-    """What decides the cost of a slide's quality control."""
+    """Numbers that decide the cost of a slide's quality control."""
 
     num_px_l0: int
     slide_mpp: float
@@ -83,7 +90,7 @@ class QcSize:
 
     @property
     def held_bytes(self) -> int:
-        """What images and checks hold at most."""
+        """Most bytes that images and checks hold."""
         return int(_BYTES_PER_PX * self._work_px)
 
     @property
@@ -94,9 +101,8 @@ class QcSize:
 
     def run_s(self, maps_s_per_px: float) -> float:
         """CPU-seconds in a run, where the nets take that for a px of tissue."""
-        per_px = (
-            _RUN_S_PER_PX + self.maps * maps_s_per_px / 2
-        )  # half of a slide is tissue
+        # half of a slide is tissue
+        per_px = _RUN_S_PER_PX + self.maps * maps_s_per_px / 2
         return _RUN_S + per_px * self._work_px + _RUN_S_PER_L0_PX * self.num_px_l0
 
     @property
@@ -106,7 +112,7 @@ class QcSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlideSize:
-    """What headers and thumbnail say of one slide."""
+    """Numbers of one slide, from its header and thumbnail."""
 
     slide_id: str
     num_tiles: int  # tiles with enough tissue
@@ -118,12 +124,11 @@ class SlideSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Predicted peaks and what they are made of."""
+    """Predicted peaks and their parts."""
 
     host: dict[str, int]  # name of a part -> bytes of host memory
-    gpu: dict[str, int] = field(
-        default_factory=dict
-    )  # the same on the GPU; empty without one
+    # the same on the GPU; empty without one
+    gpu: dict[str, int] = field(default_factory=dict)
 
     @property
     def host_bytes(self) -> int:
@@ -161,24 +166,24 @@ class Gpu:
     half_flops: float  # dense half-precision operations per second
 
 
-_CARDS = (  # name, GiB, teraflops
-    *(
-        ("t4", 16, 65.0),
-        ("v100", 16, 125.0),
-        ("v100-32", 32, 125.0),
-        ("a40", 48, 149.7),
-    ),
-    *(
-        ("l40s", 48, 362.0),
-        ("a100-40", 40, 312.0),
-        ("a100-80", 80, 312.0),
-        ("h100", 80, 989.0),
-    ),
+def _card(name: str, memory_gib: int, half_teraflops: float) -> Gpu:
+    """A card by its data sheet."""
+    return Gpu(
+        name=name, memory_bytes=memory_gib * GIB, half_flops=half_teraflops * 1e12
+    )
+
+
+_CARDS = (
+    _card("t4", 16, 65.0),
+    _card("v100", 16, 125.0),
+    _card("v100-32", 32, 125.0),
+    _card("a40", 48, 149.7),
+    _card("l40s", 48, 362.0),
+    _card("a100-40", 40, 312.0),
+    _card("a100-80", 80, 312.0),
+    _card("h100", 80, 989.0),
 )
-GPUS = {
-    n: Gpu(name=n, memory_bytes=gib * GIB, half_flops=tera * 1e12)
-    for n, gib, tera in _CARDS
-}
+GPUS = {card.name: card for card in _CARDS}
 
 
 def find_gpu(name: str) -> Gpu:
@@ -192,65 +197,78 @@ def find_gpu(name: str) -> Gpu:
 class Planner:
     """The formulas, with what they need beside the slides."""
 
-    config: RunConfig
+    spec: RunSpec
     gpu: Gpu | None  # None for a CPU
     encoder: EncoderSize | None  # None for a run that ends with the tile grid
     machine: Calibration
-    tiles_per_s: float  # the encoder's rate here, per CPU-second; not used with a GPU
+    tiles_per_s: float = 0.0  # of the encoders here, per CPU-second; unused with a GPU
 
     @property
     def batch_size(self) -> int:
         """Tiles per batch."""
-        return batch_size_of(self.config, on_gpu=self.gpu is not None)
+        return self.spec.batch_size(on_gpu=self.gpu is not None)
 
     def memory(self, slides: Sequence[SlideSize], *, cpus: int) -> MemoryPlan:
         """Peaks of one process with so many CPUs that takes these slides, at least one."""
-        ahead = min(self.config.stream.prefetch_slides + 2, len(slides))
-        mask_bytes = max(s.mask_px for s in slides) * MASK_BYTES_PER_PX
-        parts = {"prepared slides": ahead * mask_bytes + OTHER_BYTES}
-        if checked := [s.qc.held_bytes for s in slides if s.qc]:  # one slide at a time
-            parts["quality control"] = max(checked)
-        encoder, batch_size = self.encoder, self.batch_size
+        machine_bytes = self.machine.process_bytes
+        encoder = self.encoder
+        parts = self._slide_parts(slides)
         if encoder is None:
-            return MemoryPlan(host={"process": self.machine.process_bytes, **parts})
-        workers = self.config.stream.decode_workers or cpus
-        config = replace(
-            self.config, stream=replace(self.config.stream, decode_workers=workers)
-        )
-        stream = budget_of(config, batch_size)
-        batches = sum(-(-s.num_tiles // batch_size) for s in slides)
-        num_tiles, largest = (
-            sum(s.num_tiles for s in slides),
-            max(s.num_tiles for s in slides),
-        )
-        tile_bytes = stream.batch_bytes // batch_size
-        scratch = (
-            max(s.read_px for s in slides) * CHANNELS
-        )  # of a worker: one tile as it is read
-        decoded = max(s.num_tiles * s.read_px * CHANNELS for s in slides)
-        parts |= {
-            "batch buffers": min(stream.slots * batch_size, num_tiles) * tile_bytes,
-            "decode scratch": min(stream.workers, max(batches, 1)) * scratch,
-            "reader caches": min(CACHE_BYTES, decoded),
-            "results": largest * encoder.dim * 4 * _RESULT_COPIES,
-        }
-        held = {"weights": encoder.weights_bytes, "batch": encoder.batch_bytes}
+            return MemoryPlan(host={"process": machine_bytes} | parts)
+        parts |= self._tile_parts(slides, encoder, cpus)
         if self.gpu is None and encoder.cpu_peak_bytes is not None:
             return MemoryPlan(
-                host={"process and encoder": encoder.cpu_peak_bytes, **parts}
+                host={"process and encoder": encoder.cpu_peak_bytes} | parts
             )
-        parts = {"process": self.machine.process_bytes, **parts}
+        parts = {"process": machine_bytes} | parts
         if self.gpu is None:
-            return MemoryPlan(
-                host=parts | held | {"weights": 2 * encoder.weights_bytes}
-            )
-        moved = {
+            parts["weights"] = 2 * encoder.weights_bytes
+            parts["batch"] = encoder.batch_bytes
+            return MemoryPlan(host=parts)
+        parts["CUDA"] = CUDA_HOST_BYTES
+        parts["weights while loading"] = encoder.weights_bytes
+        on_card = {
             "context": CUDA_CONTEXT_BYTES,
-            **held,
-            "transfer": 2 * batch_size * tile_bytes,
+            "weights": encoder.weights_bytes,
+            "batch": encoder.batch_bytes,
+            "transfer": 2 * self.batch_size * self._tile_bytes,
         }
-        cuda = {"CUDA": CUDA_HOST_BYTES, "weights while loading": held["weights"]}
-        return MemoryPlan(host={**parts, **cuda}, gpu=moved)
+        return MemoryPlan(host=parts, gpu=on_card)
+
+    @property
+    def _tile_bytes(self) -> int:
+        """Bytes of a decoded tile."""
+        return CHANNELS * self.spec.tiles.tile_px**2
+
+    def _slide_parts(self, slides: Sequence[SlideSize]) -> dict[str, int]:
+        """Memory of slides that are prepared, or at quality control."""
+        prepared = min(self.spec.stream.prefetch_slides + 2, len(slides))
+        mask_bytes = max(slide.mask_px for slide in slides) * MASK_BYTES_PER_PX
+        parts = {"prepared slides": prepared * mask_bytes + OTHER_BYTES}
+        checks = [slide.qc.held_bytes for slide in slides if slide.qc]
+        if checks:  # of one slide at a time
+            parts["quality control"] = max(checks)
+        return parts
+
+    def _tile_parts(
+        self, slides: Sequence[SlideSize], encoder: EncoderSize, cpus: int
+    ) -> dict[str, int]:
+        """Memory of tiles that are decoded, and of their embeddings."""
+        workers = self.spec.stream.decode_workers or cpus
+        spec = self.spec.with_stream(decode_workers=workers)
+        budget = spec.stream_budget(self.batch_size)
+        num_tiles = sum(slide.num_tiles for slide in slides)
+        most_tiles = max(slide.num_tiles for slide in slides)
+        batches = sum(-(-slide.num_tiles // self.batch_size) for slide in slides)
+        buffered = min(budget.slots * self.batch_size, num_tiles)
+        read_bytes = max(slide.read_px for slide in slides) * CHANNELS
+        decoded = max(slide.num_tiles * slide.read_px * CHANNELS for slide in slides)
+        return {
+            "batch buffers": buffered * self._tile_bytes,
+            "decode scratch": min(budget.workers, max(batches, 1)) * read_bytes,
+            "reader caches": min(CACHE_BYTES, decoded),
+            "results": most_tiles * encoder.dim * 4 * _RESULT_COPIES,
+        }
 
     def time(self, slides: Sequence[SlideSize], *, cpus: float) -> TimePlan:
         """Seconds of one process with so many CPUs that takes these slides.
@@ -258,20 +276,31 @@ class Planner:
         On a CPU decoding and encoding share the cores. On a GPU they overlap: the slower of
         decoding and of encoding on the card sets the pace.
         """
-        start, rate = self.machine.start_s, self.machine.decode_px_per_s
-        thumbnails = sum(s.thumbnail_px for s in slides) / rate
-        checks = sum(s.qc.run_s(self.machine.maps_s_per_px) for s in slides if s.qc)
-        prepare = len(slides) * self.machine.slide_s + thumbnails + checks
-        parts = {"start_s": start, "prepare_s": prepare}
+        start_s = self.machine.start_s
+        px_per_s = self.machine.decode_px_per_s
+        prepare_s = len(slides) * self.machine.slide_s
+        prepare_s += sum(slide.thumbnail_px for slide in slides) / px_per_s
+        for slide in slides:
+            if slide.qc is not None:
+                prepare_s += slide.qc.run_s(self.machine.maps_s_per_px)
         if self.encoder is None:
-            return TimePlan(**parts, wall_s=start + prepare)
-        tiles = sum(s.num_tiles for s in slides)
-        decode = sum(s.num_tiles * s.read_px for s in slides) / rate
+            return TimePlan(
+                start_s=start_s, prepare_s=prepare_s, wall_s=start_s + prepare_s
+            )
+        num_tiles = sum(slide.num_tiles for slide in slides)
+        read_px = sum(slide.num_tiles * slide.read_px for slide in slides)
+        decode_s = read_px / px_per_s
         if self.gpu is None:
-            encode = tiles / self.tiles_per_s
-            wall = start + (prepare + decode + encode) / cpus
+            encode_s = num_tiles / self.tiles_per_s
+            work_s = (prepare_s + decode_s + encode_s) / cpus
         else:
             flops_per_s = self.gpu.half_flops * ASSUMED_EFFICIENCY
-            encode = tiles * self.encoder.flops_per_tile / flops_per_s
-            wall = start + max(encode, (prepare + decode) / cpus)
-        return TimePlan(**parts, decode_s=decode, encode_s=encode, wall_s=wall)
+            encode_s = num_tiles * self.encoder.flops_per_tile / flops_per_s
+            work_s = max(encode_s, (prepare_s + decode_s) / cpus)
+        return TimePlan(
+            start_s=start_s,
+            prepare_s=prepare_s,
+            decode_s=decode_s,
+            encode_s=encode_s,
+            wall_s=start_s + work_s,
+        )

@@ -13,7 +13,8 @@ from thinsection.evaluation.embeddings import read_embeddings
 from thinsection.pipeline.records import read_records
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import RunConfig
-from thinsection.stages.request import mask_stage, segment_stages
+from thinsection.stages.graph import mask_stage, segment_stages
+from thinsection.stages.spec import resolve
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.ledger import SLIDES
 from thinsection.store.tiles_h5 import check_numbers, open_h5, stored_dataset
@@ -165,9 +166,10 @@ def _run_settings(path: Path, inputs: Inputs) -> dict[str, Any]:
 
 def _grid_of(config: RunConfig) -> str:
     """Name of the tile grid of a run."""
-    mask = mask_stage(config)
-    segments = segment_stages(config, mask)
-    return TilesStage(config=config.tiles, mask=mask, segments=segments).grid
+    spec = resolve(config, "tile")
+    mask = mask_stage(spec)
+    segments = segment_stages(spec, mask)
+    return TilesStage(config=spec.tiles, mask=mask, segments=segments).grid
 
 
 def run_config(inputs: Inputs, model: str) -> RunConfig:

@@ -41,6 +41,7 @@ from thinsection.predict.model_file import ModelCard, read_card
 from thinsection.predict.validation import Locked, write_validation
 from thinsection.report.index import write_index
 from thinsection.report.verdict import GOOD, load_rules, verdict
+from thinsection.stages.spec import resolve
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
 from thinsection.stream.tile_stream import StreamConfig
@@ -430,7 +431,8 @@ def _slide_warnings(
     config = run_config(inputs, "the model")
     if config.qc.qc == "off":
         return warnings
-    for row in qc_rows(known_slides(results.folder), qc_stage(config)):
+    stage = qc_stage(resolve(config, "qc"))
+    for row in qc_rows(known_slides(results.folder), stage):
         judged, words = verdict(row, load_rules(config.qc.qc_rules))
         if judged != GOOD:
             line = f"QC: {judged}: {words}"

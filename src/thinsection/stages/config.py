@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from thinsection.config import option, section
-from thinsection.encode.registry import check_encoder_name, our_name, our_slide_encoder
-from thinsection.errors import ConfigError, require
+from thinsection.encode.registry import our_name, our_slide_encoder
+from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
 from thinsection.segment.segmenter import SegmentConfig
@@ -16,14 +16,13 @@ from thinsection.slide.look import Look
 from thinsection.slide.readers import AUTO, reader_choices
 from thinsection.stages.formats import FORMATS
 from thinsection.store.identity import How
-from thinsection.stream.tile_stream import MAX_SCRATCH, StreamBudget, StreamConfig
+from thinsection.stream.tile_stream import StreamConfig
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
 from thinsection.types import parse_bytes
 
-Goal = Literal[
-    "tissue", "qc", "segment", "tile", "embed", "aggregate"
-]  # the last stage of a run
+# the last stage of a run
+Goal = Literal["tissue", "qc", "segment", "tile", "embed", "aggregate"]
 ENCODING = ("embed", "aggregate")  # goals that load encoders
 CPU_BATCH, GPU_BATCH = 32, 256  # tiles
 
@@ -61,23 +60,24 @@ class SlidesConfig:
     )
 
     def __post_init__(self) -> None:
-        _ = self.look  # says what is not allowed
+        _ = self.look  # refuses channels and percentiles that cannot be
         if self.name_pattern is not None:
             path_columns(self.name_pattern, "")
 
     @property
     def look(self) -> Look | None:
-        """How px become RGB; None as they are."""
+        """Channels and profile by which pixels become RGB; None leaves them as they are."""
         if self.channels is None and not self.icc:
             return None
-        names = tuple(
-            name.strip() for name in (self.channels or "").split(",") if name.strip()
-        )
+        parts = [part.strip() for part in (self.channels or "").split(",")]
+        names = tuple(part for part in parts if part)
         try:
             low, high = map(float, self.channel_range.split(","))
         except ValueError:
-            rule = f"two percentiles such as '1,99', got {self.channel_range!r}"
-            raise ConfigError(f"slides.channel_range must be {rule}") from None
+            raise ConfigError(
+                "slides.channel_range must be two percentiles such as '1,99', "
+                f"got {self.channel_range!r}"
+            ) from None
         return Look(channels=names, percentiles=(low, high), icc=self.icc)
 
 
@@ -114,21 +114,18 @@ class EncodeConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "encoders", tuple(map(our_name, self.encoders)))
-        count, size, wrong = len(self.encoders), self.batch_size, ConfigError
-        require(size >= 0, "encode.batch_size must be >= 0", size, error=wrong)
-        differ = 0 < count == len(set(self.encoders))
-        require(
-            differ,
-            "encode.encoders must be different names",
-            self.encoders,
-            error=wrong,
-        )
-        got, one = (
-            f"{count}; run them one after the other into the same --out",
-            count < 2,
-        )
-        rule = "encode.weights must go with one encoder"
-        require(one or self.weights is None, rule, got, error=wrong)
+        if self.batch_size < 0:
+            raise ConfigError(f"encode.batch_size must be >= 0, got {self.batch_size}")
+        count = len(self.encoders)
+        if count == 0 or len(set(self.encoders)) < count:
+            raise ConfigError(
+                f"encode.encoders must be different names, got {self.encoders}"
+            )
+        if self.weights is not None and count > 1:
+            raise ConfigError(
+                f"encode.weights must go with one encoder, got {count}; "
+                "run them one after the other into the same --out"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +144,8 @@ class AggregateConfig:
     aggregate_memory: str = option("1GiB", "Memory of the slide encoder's attention.")
 
     def __post_init__(self) -> None:
-        ours = tuple(map(our_slide_encoder, self.slide_encoders))
-        object.__setattr__(self, "slide_encoders", ours)
+        our_names = tuple(map(our_slide_encoder, self.slide_encoders))
+        object.__setattr__(self, "slide_encoders", our_names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,27 +255,3 @@ class AggregateRunConfig:
 
     pooling: PoolingConfig = section(PoolingConfig)
     executor: ExecutorConfig = section(ExecutorConfig)
-
-
-def batch_size_of(config: RunConfig, *, on_gpu: bool) -> int:
-    """The batch size that was asked for, or the default of the device, less where memory ends."""
-    fits = config.stream.largest_batch(
-        tile_px=config.tiles.tile_px, tile_bytes=MAX_SCRATCH
-    )
-    return config.encode.batch_size or min(GPU_BATCH if on_gpu else CPU_BATCH, fits)
-
-
-def budget_of(config: RunConfig, batch_size: int) -> StreamBudget:
-    """The stream's buffers under the run's settings."""
-    sizes = {"tile_px": config.tiles.tile_px, "tile_bytes": MAX_SCRATCH}
-    return config.stream.budget(batch_size, **sizes)
-
-
-def check_encoder_names(config: RunConfig, goal: str) -> None:
-    """Raises UnknownEncoderError, before torch, a network or a slide is touched."""
-    from thinsection.pool.encoder import check_slide_encoder
-
-    for name in config.encode.encoders if goal in ENCODING else ():
-        check_encoder_name(name)
-    for name in config.aggregate.slide_encoders if goal == "aggregate" else ():
-        check_slide_encoder(name)

@@ -32,7 +32,7 @@ from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.look import Look
 from thinsection.slide.segments import CACHE_BYTES
-from thinsection.stages.config import RunConfig, SlidesConfig
+from thinsection.stages.config import SlidesConfig
 from thinsection.stages.request import cohort_of
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, SlideLedger, load_ledger
 from thinsection.types import MIB, Closing, parse_bytes
@@ -107,7 +107,7 @@ def _slides_of(source: Source, config: ViewConfig) -> tuple[Results, list[SlideE
         named = [path for path in source if path not in folders]
     if not named and results.ledgers:
         return results, []
-    return results, list(cohort_of(named, RunConfig(slides=config.slides)))
+    return results, list(cohort_of(named, config.slides))
 
 
 def _results_folders(source: Source) -> list[str | Path]:

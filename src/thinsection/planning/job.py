@@ -1,0 +1,171 @@
+"""Resources that each batch job of a run should ask for, predicted from a sample of its slides."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from thinsection.errors import BudgetError, CohortError, ConfigError, ThinsectionError
+from thinsection.files.sources import is_url
+from thinsection.jobs.request import DEFAULT, JobRequest, Numbers, job_request
+from thinsection.planning import cost
+from thinsection.planning.cost import Planner, QcSize, SlideSize
+from thinsection.planning.plan import (
+    Looked,
+    look_into,
+    planned_gpu,
+    planner,
+    qc_size,
+    slide_size,
+)
+from thinsection.qc import Pipeline, load_pipeline
+from thinsection.slide.cohort import SlideEntry
+from thinsection.stages.spec import RunSpec
+from thinsection.types import format_bytes
+from thinsection.usage.analysis import (
+    LEAST_TIME_S,
+    MEMORY_MARGIN,
+    TIME_MARGIN,
+    with_margins,
+)
+
+MAX_OPENED = 64  # headers that a submission opens at most: seconds, not minutes
+_MIN_GPU_CPUS = 2
+_MAX_GPU_CPUS = 16
+
+
+def run_request(chunks: Sequence[Sequence[SlideEntry]], spec: RunSpec) -> JobRequest:
+    """Resources of each job of a run over one of these chunks.
+
+    All get the same, so it is planned for the hungriest imaginable: as many slides as the largest
+    chunk has, as if they were the largest of up to `MAX_OPENED` whose headers and thumbnails are
+    opened, evenly over the cohort by file size. A flag always wins; where all are given nothing is
+    opened. Without a prediction the defaults are taken and `warning` says why.
+
+    Raises ConfigError (unknown GPU or setting), BudgetError (`--memory` is below the least).
+    """
+    executor = spec.executor
+    numbers: Numbers = {}
+    if spec.goal != "qc":
+        on_gpu = bool(spec.encoding.encoders) and planned_gpu(spec) is not None
+        numbers["gpus"] = (int(on_gpu), "the settings name one")
+    warning = ""
+    if not (executor.job_cpus and executor.job_memory and executor.walltime):
+        count = max(len(chunk) for chunk in chunks)
+        try:
+            sample = sample_entries([entry for chunk in chunks for entry in chunk])
+            if spec.goal == "qc":
+                numbers |= _qc_numbers(sample, count, spec)
+            else:
+                numbers |= _run_numbers(sample, count, spec)
+        except (ConfigError, BudgetError):
+            raise
+        except ThinsectionError as error:
+            warning = f"no prediction, so defaults are asked for: {error}"
+    return job_request(executor, numbers, warning=warning)
+
+
+def sample_entries(entries: Sequence[SlideEntry]) -> list[SlideEntry]:
+    """At most `MAX_OPENED` local slides, evenly over their file sizes, the largest among them.
+
+    Raises CohortError: none is a local file.
+    """
+    local = [
+        entry
+        for entry in entries
+        if not is_url(entry.slide_path) and Path(entry.slide_path).exists()
+    ]
+    if not local:
+        raise CohortError(
+            "no slide is a local file; those by URL are not opened before the job runs"
+        )
+    if len(local) <= MAX_OPENED:
+        return local
+    local.sort(key=lambda entry: Path(entry.slide_path).stat().st_size, reverse=True)
+    last = len(local) - 1
+    return [local[i * last // (MAX_OPENED - 1)] for i in range(MAX_OPENED)]
+
+
+def _look_at(
+    sample: Sequence[SlideEntry], look: Callable[[SlideEntry], Looked]
+) -> tuple[Looked, ...]:
+    """Answers of `look` for the slides that open. Raises CohortError: none does."""
+    answers, unreadable = look_into(sample, look)
+    if not answers:
+        raise CohortError(f"no slide opens, got {next(iter(unreadable.values()))}")
+    return answers
+
+
+def _run_numbers(sample: list[SlideEntry], count: int, spec: RunSpec) -> Numbers:
+    """Predicted CPUs, memory and time of a run over `count` slides."""
+    sizes = _look_at(sample, partial(slide_size, spec=spec))
+    formulas = planner(spec)
+    ranked = sorted(sizes, key=lambda size: size.num_tiles, reverse=True)
+    largest = (ranked * math.ceil(count / len(ranked)))[:count]
+    cpus = (spec.executor.job_cpus or 0, "")
+    if not cpus[0]:
+        cpus = _cpus(formulas, largest)
+    memory = formulas.memory(largest, cpus=cpus[0]).host_bytes
+    seconds = formulas.time(largest, cpus=cpus[0]).wall_s
+    rates = "at this machine's rates"
+    if formulas.gpu is not None:
+        rates = f"on the {formulas.gpu.name}"
+    return _with_margins(
+        cpus,
+        (memory, f"predicted peak {format_bytes(memory)}"),
+        (seconds, f"predicted {seconds:.0f} s {rates} {_basis(count, len(sizes))}"),
+    )
+
+
+def _cpus(formulas: Planner, slides: Sequence[SlideSize]) -> tuple[int, str]:
+    """CPUs that keep a GPU fed, and why; without a GPU any number will do, so the default."""
+    time = formulas.time(slides, cpus=1)
+    if formulas.gpu is None or not time.encode_s:
+        return DEFAULT.cpus, "default"
+    host_s = time.prepare_s + time.decode_s
+    cpus = math.ceil(host_s / time.encode_s) + 1
+    reason = (
+        f"decoding takes {host_s:.0f} CPU-s, the {formulas.gpu.name} encodes in "
+        f"{time.encode_s:.0f} s; one more, {_MIN_GPU_CPUS} to {_MAX_GPU_CPUS}"
+    )
+    return min(max(_MIN_GPU_CPUS, cpus), _MAX_GPU_CPUS), reason
+
+
+def _qc_numbers(sample: Sequence[SlideEntry], count: int, spec: RunSpec) -> Numbers:
+    """One CPU, and bounds of memory and time, of quality control of `count` slides."""
+    look = partial(
+        _qc_size_of, reader=spec.slides.reader, pipeline=load_pipeline(spec.qc.qc)
+    )
+    sizes = _look_at(sample, look)
+    memory = max(size.peak_bytes for size in sizes)
+    seconds = cost.TRAINING_S + count * max(size.most_s for size in sizes)
+    peak = f"at most {format_bytes(memory)} for the largest of {len(sizes)} opened"
+    time = f"at most {math.ceil(seconds)} s {_basis(count, len(sizes))}"
+    return _with_margins((1, "the checks use one"), (memory, peak), (seconds, time))
+
+
+def _qc_size_of(entry: SlideEntry, *, reader: str, pipeline: Pipeline) -> QcSize:
+    """Size of a slide as quality control sees it, of which only the header is read."""
+    with entry.open(reader) as slide:
+        return qc_size(slide, pipeline, entry)
+
+
+def _with_margins(
+    cpus: tuple[int, str], memory: tuple[int, str], time: tuple[float, str]
+) -> Numbers:
+    """Each number with its margin, which is named beside where the number comes from."""
+    memory_bytes, walltime_s = with_margins(memory[0], time[0])
+    return {
+        "cpus": cpus,
+        "memory_bytes": (memory_bytes, f"{memory[1]}, +{MEMORY_MARGIN - 1:.0%}"),
+        "walltime_s": (
+            walltime_s,
+            f"{time[1]}, +{TIME_MARGIN - 1:.0%}, at least {LEAST_TIME_S} s",
+        ),
+    }
+
+
+def _basis(count: int, num_opened: int) -> str:
+    """Words on the slides that a prediction is made for."""
+    slides = f"{count} slides" if count > 1 else "1 slide"
+    return f"for {slides} as large as the largest of {num_opened} opened"

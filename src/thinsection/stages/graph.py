@@ -1,0 +1,207 @@
+"""From a resolved run to the graph of its stages, each after what it needs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.pool.encoder import check_fit
+from thinsection.qc import load_pipeline
+from thinsection.segment import load_segmenter
+from thinsection.stages.formats import PLAIN
+from thinsection.stages.leaves import (
+    FormatStage,
+    GraphStage,
+    MeasuresStage,
+    OverviewStage,
+    PoolingStage,
+)
+from thinsection.stages.masks import QcStage, TissueStage
+from thinsection.stages.regions import (
+    DrawnTissueStage,
+    RegionsStage,
+    SegmentedTissueStage,
+    SegmentStage,
+)
+from thinsection.stages.spec import RunSpec
+from thinsection.stages.stage import Stage
+from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage
+from thinsection.tiles.transforms import StainLook
+
+if TYPE_CHECKING:
+    from thinsection.encode import TileEncoder
+    from thinsection.pool import SlideEncoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models:
+    """What a process loads once for all its slides; empty for goals that embed nothing."""
+
+    encoders: tuple["TileEncoder", ...] = ()
+    slide_encoders: tuple["SlideEncoder", ...] = ()
+    # what tiles are normalised to; None where that is off
+    stain_target: StainLook | None = None
+
+    @property
+    def identities(self) -> dict[str, Any]:
+        """What made a result, by label."""
+        tiles = {encoder.label: encoder.provenance for encoder in self.encoders}
+        pooled = {encoder.name: encoder.identity for encoder in self.slide_encoders}
+        return tiles | pooled
+
+
+def stages_of(spec: RunSpec, models: Models) -> tuple[Stage, ...]:
+    """Every stage of a run up to its goal, each after what it needs.
+
+    Raises InvalidInputError: a slide encoder takes none of the encoders' embeddings.
+    """
+    mask = mask_stage(spec)
+    stages: list[Stage] = [*mask.needs, mask]
+    if spec.goal in ("tissue", "qc"):
+        return tuple(stages)
+    segments: tuple[SegmentStage, ...] = ()
+    if not isinstance(mask, SegmentedTissueStage):
+        segments = segment_stages(spec, mask)
+    if spec.goal == "segment":
+        return (*stages, *segments)
+    roi = None
+    if spec.regions.roi:
+        roi = RegionsStage(config=spec.regions, role="roi")
+        stages.append(roi)
+    tiles = TilesStage(config=spec.tiles, mask=mask, segments=segments, roi=roi)
+    features = _features_stages(spec, tiles, models)
+    stages += [*segments, tiles, *features]
+    if spec.encoding.tokens:
+        for stage, encoder in zip(features, models.encoders):
+            if encoder.spec.supports_tokens:
+                stages.append(TokensStage(features=stage))
+    stages += _leaves(spec, tiles, features)
+    stages += _pooling_stages(spec, features, models)
+    return tuple(stages)
+
+
+def mask_stage(spec: RunSpec) -> TissueStage | QcStage:
+    """The stage that says where the tissue is.
+
+    Quality control is that of its preset, or of its file as that is now.
+    """
+    reader = spec.slides.reader
+    if spec.regions.tissue:
+        drawn = RegionsStage(config=spec.regions, role="tissue")
+        return DrawnTissueStage(config=spec.tissue, reader=reader, regions=drawn)
+    if spec.segment.tissue_segmenter:
+        (segments,) = segment_stages(spec, None)
+        return SegmentedTissueStage(
+            config=spec.tissue, reader=reader, segments=segments
+        )
+    if spec.qc.qc == "off":
+        return TissueStage(config=spec.tissue, reader=reader)
+    return QcStage(
+        pipeline=load_pipeline(spec.qc.qc),
+        source=spec.qc.qc,
+        reader=reader,
+        strict=spec.qc.qc_strict,
+        rules=spec.qc.qc_fail,
+        device=spec.qc.qc_device,
+    )
+
+
+def segment_stages(
+    spec: RunSpec, mask: TissueStage | QcStage | None
+) -> tuple[SegmentStage, ...]:
+    """A stage for each segmenter; `mask` says where they look, None: everywhere.
+
+    Raises ConfigError: no such one, or two with a class of one name; WeightsError: no weights.
+    """
+    stages = []
+    class_names: list[str] = []
+    for name in spec.segment.segmenters:
+        segmenter = load_segmenter(
+            name, weights=spec.segment.segment_weights, device=spec.encoding.device
+        )
+        class_names += segmenter.spec.classes
+        stage = SegmentStage(
+            segmenter=segmenter,
+            config=spec.segment,
+            mask=mask,
+            reader=spec.slides.reader,
+            stream=spec.stream,
+        )
+        stages.append(stage)
+    if len(set(class_names)) < len(class_names):
+        raise ConfigError(
+            "classes of a run's segmenters must have different names, "
+            f"got {', '.join(class_names)}"
+        )
+    return tuple(stages)
+
+
+def measures_stage(spec: RunSpec) -> MeasuresStage:
+    """The stage of a run's measures of tiles, which were asked for."""
+    graph = stages_of(replace(spec, goal="tile"), Models())
+    return next(stage for stage in graph if isinstance(stage, MeasuresStage))
+
+
+def _features_stages(
+    spec: RunSpec, tiles: TilesStage, models: Models
+) -> list[FeaturesStage]:
+    """The embeddings of each tile encoder."""
+    return [
+        FeaturesStage(
+            tiles=tiles,
+            encoder=encoder.label,
+            identity=encoder.provenance,
+            dtype=spec.output.embedding_dtype,
+            stain=spec.encoding.stain,
+            target=models.stain_target,
+        )
+        for encoder in models.encoders
+    ]
+
+
+def _leaves(
+    spec: RunSpec, tiles: TilesStage, features: Sequence[FeaturesStage]
+) -> list[Stage]:
+    """Measures, picture, graph and further formats, as far as they are asked for."""
+    output = spec.output
+    stages: list[Stage] = []
+    measures = None
+    if output.measures:
+        measures = MeasuresStage(tiles=tiles)
+        stages.append(measures)
+    if output.overview:
+        stages.append(OverviewStage(tiles=tiles))
+    if output.graph:
+        stages.append(GraphStage(tiles=tiles, spec=output.graph))
+    for name in output.write:
+        columns = None if name in PLAIN else measures
+        for stage in features:
+            stages.append(FormatStage(features=stage, format=name, measures=columns))
+    return stages
+
+
+def _pooling_stages(
+    spec: RunSpec, features: Sequence[FeaturesStage], models: Models
+) -> list[PoolingStage]:
+    """Each slide encoder over the embeddings that it takes."""
+    stages = []
+    for slide_encoder in models.slide_encoders:
+        refusals: list[InvalidInputError] = []
+        for stage, encoder in zip(features, models.encoders):
+            try:
+                warnings = check_fit(
+                    slide_encoder,
+                    encoder.spec.name,
+                    spec.tiles.tile_px,
+                    spec.tiles.mpp,
+                )
+            except InvalidInputError as error:
+                refusals.append(error)
+                continue
+            pooling = PoolingStage(
+                features=stage, slide_encoder=slide_encoder, warnings=warnings
+            )
+            stages.append(pooling)
+        if refusals and len(refusals) == len(features):
+            raise refusals[0]
+    return stages

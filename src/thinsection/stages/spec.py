@@ -1,0 +1,170 @@
+"""A run as it was decided on: settings and a goal become one frozen value, once, at the edge.
+
+`resolve` is the last function that sees a `RunConfig`. Everything below it takes the `RunSpec`,
+which travels to workers as JSON or by pickle, or the one section of it that it needs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+from thinsection.config import as_mapping, coerce, replace_flat
+from thinsection.encode.registry import check_encoder_name
+from thinsection.errors import ConfigError
+from thinsection.jobs.executor import ExecutorConfig
+from thinsection.pool.encoder import check_slide_encoder
+from thinsection.qc.tissue import TissueConfig
+from thinsection.segment.segmenter import SegmentConfig
+from thinsection.slide.annotations import RegionsConfig
+from thinsection.stages.config import (
+    CPU_BATCH,
+    ENCODING,
+    GPU_BATCH,
+    Goal,
+    OutputConfig,
+    QcConfig,
+    RunConfig,
+    SlidesConfig,
+)
+from thinsection.stream.tile_stream import MAX_SCRATCH, StreamBudget, StreamConfig
+from thinsection.tiles.grid import TilesConfig
+from thinsection.tiles.transforms import StainConfig
+from thinsection.types import parse_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodingSpec:
+    """How tiles become embeddings: which models a process loads, how, and where they compute."""
+
+    stain: StainConfig  # normalisation before the encoders
+    encoders: tuple[str, ...]  # none for goals that embed nothing
+    slide_encoders: tuple[str, ...]  # none but for the goal 'aggregate'
+    tokens: bool  # whether dense token grids are stored, too
+    weights: str | None
+    slide_weights: str | None
+    pretrained: bool
+    allow_remote_code: bool
+    device: str
+    precision: Literal["auto", "fp32", "fp16", "bf16"]
+    engine: Literal["auto", "torch", "openvino"]
+    batch_size: int  # tiles; 0 takes the device's default
+    seed: int
+    pooling_bytes: int  # memory of a slide encoder's attention
+
+    @property
+    def named_files(self) -> tuple[str, ...]:
+        """Names of models, weights and references, each of which may be a file."""
+        names = [*self.encoders, self.weights, self.slide_weights]
+        names.append(self.stain.stain_reference)
+        return tuple(name for name in names if name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """Everything that a run depends on, checked, in the sections that its parts take."""
+
+    goal: Goal  # the last stage
+    slides: SlidesConfig
+    tissue: TissueConfig
+    regions: RegionsConfig
+    qc: QcConfig
+    segment: SegmentConfig
+    tiles: TilesConfig
+    encoding: EncodingSpec
+    stream: StreamConfig
+    output: OutputConfig
+    executor: ExecutorConfig
+    settings: Mapping[str, Any]  # plain values as they were asked for, for the record
+
+    def batch_size(self, *, on_gpu: bool) -> int:
+        """Tiles per batch: the wanted number, or the device's default as far as memory holds it."""
+        if self.encoding.batch_size:
+            return self.encoding.batch_size
+        largest = self.stream.largest_batch(
+            tile_px=self.tiles.tile_px, tile_bytes=MAX_SCRATCH
+        )
+        return min(GPU_BATCH if on_gpu else CPU_BATCH, largest)
+
+    def stream_budget(self, batch_size: int) -> StreamBudget:
+        """Buffers of the stream. Raises BudgetError: the memory holds fewer than three batches."""
+        return self.stream.budget(
+            batch_size, tile_px=self.tiles.tile_px, tile_bytes=MAX_SCRATCH
+        )
+
+    def with_stream(self, **changes: Any) -> Self:
+        """The same run with other settings of the stream."""
+        return replace(self, stream=replace(self.stream, **changes))
+
+
+def resolve(
+    config: RunConfig, goal: str, overrides: Mapping[str, Any] | None = None
+) -> RunSpec:
+    """The run that settings and a goal ask for.
+
+    Nothing is read, imported or downloaded: what takes seconds to check is for `check_run`.
+
+    Args:
+        config: all settings.
+        goal: the last stage: 'tissue', 'qc', 'segment', 'tile', 'embed' or 'aggregate'.
+        overrides: single settings by name, over those of `config`.
+
+    Raises:
+        ConfigError: unknown setting or goal, a wrong value, or two origins of the tissue.
+        UnknownEncoderError: no such tile encoder or slide encoder.
+    """
+    config = replace_flat(config, overrides or {})
+    last_stage: Goal = coerce(goal, Goal, "stage")
+    encode = config.encode
+    encoders = encode.encoders if last_stage in ENCODING else ()
+    for name in encoders:
+        check_encoder_name(name)
+    pooled = last_stage == "aggregate"
+    slide_encoders = config.aggregate.slide_encoders if pooled else ()
+    for name in slide_encoders:
+        check_slide_encoder(name)
+    _check_tissue_origins(config)
+    encoding = EncodingSpec(
+        stain=config.stain,
+        encoders=encoders,
+        slide_encoders=slide_encoders,
+        tokens=encode.tokens,
+        weights=encode.weights,
+        slide_weights=config.aggregate.slide_weights,
+        pretrained=encode.pretrained,
+        allow_remote_code=encode.allow_remote_code,
+        device=encode.device,
+        precision=encode.precision,
+        engine=encode.engine,
+        batch_size=encode.batch_size,
+        seed=encode.seed,
+        pooling_bytes=parse_bytes(config.aggregate.aggregate_memory),
+    )
+    return RunSpec(
+        goal=last_stage,
+        slides=config.slides,
+        tissue=config.tissue,
+        regions=config.regions,
+        qc=config.qc,
+        segment=config.segment,
+        tiles=config.tiles,
+        encoding=encoding,
+        stream=config.stream,
+        output=config.output,
+        executor=config.executor,
+        settings=as_mapping(config) | {"stage": last_stage},
+    )
+
+
+def _check_tissue_origins(config: RunConfig) -> None:
+    """Refuses tissue from more than one of drawings, a network and quality control."""
+    origins = {
+        "tissue": config.regions.tissue,
+        "tissue_segmenter": config.segment.tissue_segmenter,
+    }
+    named = [name for name, origin in origins.items() if origin]
+    has_qc = config.qc.qc != "off"
+    if named and len(named) + has_qc > 1:
+        raise ConfigError(
+            f"{' and '.join(named)} must go without qc and each other, "
+            f"got {config.qc.qc!r}; pass --qc off"
+        )
