@@ -115,18 +115,12 @@ def resolve(
     config = replace_flat(config, overrides or {})
     last_stage: Goal = coerce(goal, Goal, "stage")
     encode = config.encode
-    encoders = encode.encoders if last_stage in ENCODING else ()
-    for name in encoders:
-        check_encoder_name(name)
-    pooled = last_stage == "aggregate"
-    slide_encoders = config.aggregate.slide_encoders if pooled else ()
-    for name in slide_encoders:
-        check_slide_encoder(name)
-    _check_tissue_origins(config)
     encoding = EncodingSpec(
         stain=config.stain,
-        encoders=encoders,
-        slide_encoders=slide_encoders,
+        encoders=encode.encoders if last_stage in ENCODING else (),
+        slide_encoders=(
+            config.aggregate.slide_encoders if last_stage == "aggregate" else ()
+        ),
         tokens=encode.tokens,
         weights=encode.weights,
         slide_weights=config.aggregate.slide_weights,
@@ -139,7 +133,7 @@ def resolve(
         seed=encode.seed,
         pooling_bytes=parse_bytes(config.aggregate.aggregate_memory),
     )
-    return RunSpec(
+    spec = RunSpec(
         goal=last_stage,
         slides=config.slides,
         tissue=config.tissue,
@@ -153,18 +147,29 @@ def resolve(
         executor=config.executor,
         settings=as_mapping(config) | {"stage": last_stage},
     )
+    _check_names(encoding)
+    _check_tissue_origins(spec)
+    return spec
 
 
-def _check_tissue_origins(config: RunConfig) -> None:
+def _check_names(encoding: EncodingSpec) -> None:
+    """Refuses models that nobody declares."""
+    for name in encoding.encoders:
+        check_encoder_name(name)
+    for name in encoding.slide_encoders:
+        check_slide_encoder(name)
+
+
+def _check_tissue_origins(spec: RunSpec) -> None:
     """Refuses tissue from more than one of drawings, a network and quality control."""
     origins = {
-        "tissue": config.regions.tissue,
-        "tissue_segmenter": config.segment.tissue_segmenter,
+        "tissue": spec.regions.tissue,
+        "tissue_segmenter": spec.segment.tissue_segmenter,
     }
     named = [name for name, origin in origins.items() if origin]
-    has_qc = config.qc.qc != "off"
+    has_qc = spec.qc.qc != "off"
     if named and len(named) + has_qc > 1:
         raise ConfigError(
             f"{' and '.join(named)} must go without qc and each other, "
-            f"got {config.qc.qc!r}; pass --qc off"
+            f"got {spec.qc.qc!r}; pass --qc off"
         )
