@@ -147,7 +147,7 @@ def resolve(
         executor=config.executor,
         settings=as_mapping(config) | {"stage": last_stage},
     )
-    _check_names(encoding)
+    _check_names(spec.encoding)
     _check_tissue_origins(spec)
     return spec
 
