@@ -27,7 +27,7 @@ import os, sys, torch
 os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[4])]})
 torch.set_num_threads(1)
 from thinsection.pipeline.process import SlideJob
-from thinsection.pipeline.task import load_models
+from thinsection.pipeline.models import load_models
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve
@@ -48,7 +48,7 @@ os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[2])]})
 torch.set_num_threads(1)
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve
-from thinsection.pipeline.task import load_models
+from thinsection.pipeline.models import load_models
 (encoder,) = load_models(resolve(RunConfig(), "embed").encoding).encoders
 tiles = torch.randint(0, 256, (32, 256, 256, 3), dtype=torch.uint8)
 encoder.encode(tiles)

@@ -29,7 +29,7 @@ from thinsection.pipeline.results import (
 )
 from thinsection.pipeline.task import set_threads
 from thinsection.pool import SlideEncoder, TileLayout, check_fit, load_slide_encoder
-from thinsection.pool.encoder import check_slide_encoder
+from thinsection.pool.encoder import check_slide_encoder, slide_encoder_identity
 from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import nominal_mpp
@@ -214,13 +214,20 @@ def _pool_recorded(
         tiles = read_tiles(file.path)
         warnings = fit_warnings(tiles, slide_encoder)
         stage = PoolingStage(
-            features=features, slide_encoder=slide_encoder, warnings=warnings
+            features=features,
+            slide_encoder=slide_encoder_identity(slide_encoder),
+            warnings=warnings,
         )
         sweep_slide(file.slide_id, lock.parent, unfinished([results / stage.address]))
         facts = {**ledger.slide, **_facts(tiles, warnings)}
         entry = SlideEntry(slide_id=file.slide_id, slide_path=str(file.path))
         work = SlideWork(
-            entry=entry, out=results, source="", ledger=ledger, stages=(stage,)
+            entry=entry,
+            out=results,
+            source="",
+            ledger=ledger,
+            stages=(stage,),
+            slide_encoders={slide_encoder.name: slide_encoder},
         )
         if work.done(stage):
             return file.ended("skipped", facts=facts)

@@ -25,6 +25,7 @@ from thinsection.files.lock import (
     unfinished,
 )
 from thinsection.pipeline import results as tables
+from thinsection.pipeline.models import LoadedModels
 from thinsection.pipeline.records import RECORDS
 from thinsection.pipeline.results import SlideResult, Status, record_failure
 from thinsection.pipeline.sink import Item, ResultSink, encoder_of
@@ -91,7 +92,7 @@ class SlideJob:
 
     out: Path  # results folder
     spec: RunSpec
-    models: Models
+    models: LoadedModels
     clock: StageClock = field(
         default_factory=StageClock
     )  # where busy and waiting time is added up
@@ -111,7 +112,7 @@ class SlideJob:
     ended_at: float = field(default=0.0, init=False)  # when the last one ended
 
     def __post_init__(self) -> None:
-        self.stages = stages_of(self.spec, self.models)
+        self.stages = stages_of(self.spec, self.models.identities)
 
     def process(self, entries: Sequence[SlideEntry]) -> list[SlideResult]:
         """A result per slide, in their order; a bad one is a failed result, never an exception."""
@@ -155,7 +156,7 @@ class SlideJob:
                 prepare,
                 spec=self.spec,
                 wholes=wholes,
-                target=self.models.stain_target,
+                target=self.models.identities.stain_target,
             ),
             budget=budget,
             batch_size=batch_size,
@@ -237,6 +238,9 @@ class SlideJob:
                 with writing(lock.path):
                     sweep_slide(entry.slide_id, lock.path.parent, left)
                 work = slide_work(entry, self.stages, self.out, self.spec)
+                work.slide_encoders = {
+                    encoder.name: encoder for encoder in self.models.slide_encoders
+                }
             except OutputError:
                 raise
             except (StoreError, InvalidInputError) as error:

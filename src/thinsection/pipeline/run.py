@@ -22,8 +22,8 @@ from thinsection.jobs.slurm import Submitted
 from thinsection.pipeline import records
 from thinsection.pipeline import results as tables
 from thinsection.pipeline.folder import open_results
-from thinsection.pipeline.known import known_report
-from thinsection.pipeline.process import OnEvent, RunEvent
+from thinsection.pipeline.models import recorded_models
+from thinsection.pipeline.process import OnEvent, RunEvent, skipped_result
 from thinsection.pipeline.records import RECORDS, Record, log
 from thinsection.pipeline.results import SlideResult, Status
 from thinsection.pipeline.task import ENDS, RunTask, ended_slides, filesystem_now
@@ -168,15 +168,15 @@ def _run_in_folder(
     told |= {"on_report": reports.append, "cluster": executor, "folder": task.record}
     try:
         with writing(out):
-            known = known_report(out, Record.read(task.record), entries, spec)
-            if known is None and executor is None and spec.executor.in_process:
+            finished = finished_report(out, Record.read(task.record), entries, spec)
+            if finished is None and executor is None and spec.executor.in_process:
                 if spec.encoding.encoders:
                     on_message(f"loading {', '.join(spec.encoding.encoders)}")
                 facts = task.facts(
                     task.models()
                 )  # errors of settings and weights come first
             begun = True
-            if known is None:
+            if finished is None:
 
                 def spent() -> Mapping[str, float]:
                     return merged(reports).stage_seconds
@@ -184,8 +184,8 @@ def _run_in_folder(
                 with resource_monitor(task.record, facts=facts, stage_seconds=spent):
                     execute(entries, task, spec.executor, **told)
             else:
-                reports.append(known)
-                for result in known.results:
+                reports.append(finished)
+                for result in finished.results:
                     on_event(task.ended(result))
             report = merged(reports)
             ended = {result.slide_id: settle(result) for result in report.results}
@@ -200,6 +200,30 @@ def _run_in_folder(
         if begun or not isinstance(error, ThinsectionError):
             end_early(task, entries, merged(reports), error)
         raise
+
+
+def finished_report(
+    out: Path, record: Record, entries: Sequence[SlideEntry], spec: RunSpec
+) -> Report[SlideResult] | None:
+    """Report of a run that has nothing to do; None where there is something, or may be.
+
+    Asks what a worker asks, without its encoders: whether each stage has its result, by the keys
+    that follow from recorded identities.
+    """
+    if not spec.encoding.encoders or spec.output.overwrite:
+        return None
+    for earlier in records.same_settings(out, record):
+        document = earlier.document.get("models", {})
+        models = recorded_models(document, spec.encoding)
+        if models is not None:
+            results = []
+            for entry in entries:
+                result = skipped_result(entry, out=out, spec=spec, models=models)
+                if result is None:
+                    return None
+                results.append(result)
+            return Report(results=tuple(results), facts=document)
+    return None
 
 
 def _equal_lines(groups: Sequence[Sequence[str]]) -> list[str]:

@@ -18,17 +18,20 @@ from thinsection.files.json_text import parse_json
 from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.machine import cpu_count
-from thinsection.pipeline.known import Stamps, recorded, stamps
+from thinsection.pipeline.models import (
+    LoadedModels,
+    file_stamps,
+    load_models,
+    models_document,
+)
 from thinsection.pipeline.process import RunEvent, SlideJob, skipped_result
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import GPU_BATCH
-from thinsection.stages.graph import Models
-from thinsection.stages.spec import EncodingSpec, RunSpec
+from thinsection.stages.spec import RunSpec
 from thinsection.store.ledger import SlideLedger, load_ledger
 from thinsection.stream import StageClock
 from thinsection.stream.tile_stream import CHANNELS, MAX_SCRATCH, MIN_SLOTS
-from thinsection.tiles.transforms import stain_target
 from thinsection.types import parse_bytes
 from thinsection.usage.monitor import resource_monitor
 
@@ -89,16 +92,16 @@ class RunTask(Task[SlideEntry, SlideResult]):
                 out=self.out, spec=self.spec, models=models, clock=clock, on_event=note
             )
             results = tuple(map(self._truly, job.process(entries)))
-        facts = recorded(models, self.spec.encoding)
+        facts = models_document(models.identities, self.spec.encoding)
         return Report(results=results, stage_seconds=clock.seconds(), facts=facts)
 
-    def models(self) -> Models:
+    def models(self) -> LoadedModels:
         """The encoders, loaded once per process, settings and files that these name."""
         encoding = self.spec.encoding
         files = [name for name in encoding.named_files if Path(name).is_file()]
-        return load_models(encoding, stamps(files))
+        return load_models(encoding, file_stamps(files))
 
-    def facts(self, models: Models) -> dict[str, Any]:
+    def facts(self, models: LoadedModels) -> dict[str, Any]:
         """Settings that explain a resource record."""
         facts: dict[str, Any] = {"device": "cpu", "precision": None, "engine": None}
         for e in models.encoders[:1]:
@@ -233,49 +236,3 @@ def set_threads(threads: int, *, torch_too: bool) -> None:
 
         if threads or torch.get_num_threads() > most:
             torch.set_num_threads(most)
-
-
-@functools.lru_cache(maxsize=1)
-def load_models(encoding: EncodingSpec, stamped: Stamps | None = ()) -> Models:
-    """Models of a run, loaded once per settings and stamps of the files that these name.
-
-    On a CPU this process then keeps freed memory.
-    """
-    if not encoding.encoders:
-        return Models()
-    from thinsection.encode import load_encoder  # torch: goals before it start without
-    from thinsection.encode.memory import keep_freed_memory
-    from thinsection.pool import load_slide_encoder
-
-    encoders = [
-        load_encoder(
-            name,
-            device=encoding.device,
-            precision=encoding.precision,
-            weights=encoding.weights,
-            pretrained=encoding.pretrained,
-            allow_remote_code=encoding.allow_remote_code,
-            seed=encoding.seed,
-            engine=encoding.engine,
-        )
-        for name in encoding.encoders
-    ]
-    if any(encoder.device.type == "cpu" for encoder in encoders):
-        keep_freed_memory()
-    slide_encoders = [
-        load_slide_encoder(
-            name,
-            weights=encoding.slide_weights,
-            device=encoding.device,
-            budget_bytes=encoding.pooling_bytes,
-        )
-        for name in encoding.slide_encoders
-    ]
-    target = None
-    if encoding.stain.stain_norm != "none":
-        target = stain_target(encoding.stain)
-    return Models(
-        encoders=tuple(encoders),
-        slide_encoders=tuple(slide_encoders),
-        stain_target=target,
-    )

@@ -5,7 +5,7 @@ Shapes: N tiles of one slide, D channels of a tile embedding, D' of the slide em
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -144,7 +144,7 @@ class SlideEncoder(ABC):
 
     @property
     def identity(self) -> dict[str, str]:
-        """What decides a slide embedding beside its tiles; and the hub's `revision`."""
+        """Values that decide a slide embedding beside its tiles; and the hub's `revision`."""
         identity = self.origin.identity(
             self.name, precision=self.precision, weights_hash=self.weights_hash
         )
@@ -154,15 +154,42 @@ class SlideEncoder(ABC):
 
     def label(self, features_label: str) -> str:
         """A folder's name: 'mean-uni2_h', or bare 'titan' on the tiles that it was trained on."""
-        own = self.origin.label(
-            self.name, precision=self.precision, weights_hash=self.weights_hash
-        )
-        made_for = features_label in (self.expects.tile_encoders or ())
-        return own if made_for else f"{own}-{features_label}"
+        return slide_encoder_identity(self).label(features_label)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlideEncoderIdentity:
+    """A slide encoder as its results name it, without its weights."""
+
+    name: str  # in the registry
+    own_label: str  # in the names of folders: 'titan_bf16'
+    identity: Mapping[str, str]  # see `SlideEncoder.identity`
+    expects: Expects
+
+    def label(self, features_label: str) -> str:
+        """A folder's name: 'mean-uni2_h', or bare 'titan' on the tiles that it was trained on."""
+        if features_label in (self.expects.tile_encoders or ()):
+            return self.own_label
+        return f"{self.own_label}-{features_label}"
+
+
+def slide_encoder_identity(slide_encoder: SlideEncoder) -> SlideEncoderIdentity:
+    """Identity of a loaded slide encoder."""
+    own_label = slide_encoder.origin.label(
+        slide_encoder.name,
+        precision=slide_encoder.precision,
+        weights_hash=slide_encoder.weights_hash,
+    )
+    return SlideEncoderIdentity(
+        name=slide_encoder.name,
+        own_label=own_label,
+        identity=slide_encoder.identity,
+        expects=slide_encoder.expects,
+    )
 
 
 def check_fit(
-    slide_encoder: SlideEncoder,
+    slide_encoder: SlideEncoder | SlideEncoderIdentity,
     tile_encoder_name: str | None,
     tile_px: int | None,
     tile_mpp: float | None,

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
 
+from thinsection.encode.identity import EncoderIdentity
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.pool.encoder import check_fit
+from thinsection.pool.encoder import SlideEncoderIdentity, check_fit
 from thinsection.qc import load_pipeline
 from thinsection.segment import load_segmenter
 from thinsection.stages.formats import PLAIN
@@ -28,26 +28,15 @@ from thinsection.stages.stage import Stage
 from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage
 from thinsection.tiles.transforms import StainLook
 
-if TYPE_CHECKING:
-    from thinsection.encode import TileEncoder
-    from thinsection.pool import SlideEncoder
-
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """What a process loads once for all its slides; empty for goals that embed nothing."""
+    """Identities of a run's models, on which its stages depend; none where nothing is embedded."""
 
-    encoders: tuple["TileEncoder", ...] = ()
-    slide_encoders: tuple["SlideEncoder", ...] = ()
-    # what tiles are normalised to; None where that is off
+    encoders: tuple[EncoderIdentity, ...] = ()
+    slide_encoders: tuple[SlideEncoderIdentity, ...] = ()
+    # look that tiles are normalised to; None where that is off
     stain_target: StainLook | None = None
-
-    @property
-    def identities(self) -> dict[str, Any]:
-        """What made a result, by label."""
-        tiles = {encoder.label: encoder.provenance for encoder in self.encoders}
-        pooled = {encoder.name: encoder.identity for encoder in self.slide_encoders}
-        return tiles | pooled
 
 
 def stages_of(spec: RunSpec, models: Models) -> tuple[Stage, ...]:
@@ -73,7 +62,7 @@ def stages_of(spec: RunSpec, models: Models) -> tuple[Stage, ...]:
     stages += [*segments, tiles, *features]
     if spec.encoding.tokens:
         for stage, encoder in zip(features, models.encoders):
-            if encoder.spec.supports_tokens:
+            if encoder.supports_tokens:
                 stages.append(TokensStage(features=stage))
     stages += _leaves(spec, tiles, features)
     stages += _pooling_stages(spec, features, models)
@@ -191,7 +180,7 @@ def _pooling_stages(
             try:
                 warnings = check_fit(
                     slide_encoder,
-                    encoder.spec.name,
+                    encoder.name,
                     spec.tiles.tile_px,
                     spec.tiles.mpp,
                 )

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from thinsection.errors import ConfigError, InvalidInputError, StoreError, require
 from thinsection.files.atomic import atomic_path, write_table
+from thinsection.pool.encoder import SlideEncoderIdentity
 from thinsection.report.draw import Outline, Tiles, open_picture, write_drawing
 from thinsection.stages.formats import FORMATS, EmbeddingTable
 from thinsection.stages.labels import join_label, slug
@@ -205,7 +206,7 @@ class PoolingStage(Stage):
     title: ClassVar[str] = "aggregate"
 
     features: Stage  # of the tile embeddings
-    slide_encoder: "SlideEncoder"  # loaded
+    slide_encoder: SlideEncoderIdentity
     warnings: tuple[str, ...] = ()  # what does not fit between the two
 
     @property
@@ -222,7 +223,8 @@ class PoolingStage(Stage):
 
         Memory: 4 N D bytes and the slide encoder's own bound.
         """
-        encoder, slide_id = self.slide_encoder, work.entry.slide_id
+        slide_id = work.entry.slide_id
+        encoder = work.slide_encoders[self.slide_encoder.name]
         source = work.path(self.features.file(slide_id))
         tiles = tiles_h5.read_tiles(source)
         if tiles.features is None or len(tiles.features) == 0:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from thinsection.errors import StaleResultError, StoreError, require
 from thinsection.files.atomic import TMP_MARK, link_or_copy
@@ -26,6 +26,9 @@ from thinsection.store.identity import (
     fingerprint_reads,
 )
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, stage_key
+
+if TYPE_CHECKING:
+    from thinsection.pool import SlideEncoder
 
 OF_COHORTS = ("patient_id", "label", "split")
 
@@ -146,6 +149,8 @@ class SlideWork:
     taken: dict[str, Any] = field(
         default_factory=dict
     )  # rows that need no encoder, by address
+    # loaded slide encoders by name, for the stages that pool
+    slide_encoders: Mapping[str, "SlideEncoder"] = field(default_factory=dict)
     hashing: WholeSum | None = None  # while nobody has read every byte of its file
 
     def __post_init__(self) -> None:

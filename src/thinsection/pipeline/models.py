@@ -1,0 +1,229 @@
+"""The models of a run: loaded where pixels are encoded, and recognised from records elsewhere.
+
+A run records beside each encoder's identity which files it was read from, with their size and
+times, and a hash of the surroundings that decide what a name and 'auto' mean. While none of that
+has changed, the recorded identity is that of the encoder that would be loaded now, so a finished
+folder is recognised without torch and without reading weights. Anything else (other files, a moving
+branch of the hub, code of other packages) loads the encoders.
+"""
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thinsection.config import coerce, from_mapping
+from thinsection.encode.identity import EncoderIdentity, encoder_identity
+from thinsection.errors import ConfigError
+from thinsection.machine import cpu_model
+from thinsection.pool.encoder import (
+    Expects,
+    SlideEncoderIdentity,
+    slide_encoder_identity,
+)
+from thinsection.stages.graph import Models
+from thinsection.stages.spec import EncodingSpec
+from thinsection.tiles.transforms import StainLook, stain_target
+from thinsection.weights.origin import Origin
+
+if TYPE_CHECKING:
+    from thinsection.encode import TileEncoder
+    from thinsection.pool import SlideEncoder
+
+Stamps = tuple[tuple[str, int, int, int], ...]  # name, size and times of files
+_READ = "read"  # of a record: see `_WeightsRead`
+# their versions decide what a name and 'auto' mean
+_PACKAGES = ("thinsection", "torch", "openvino", "timm", "transformers")
+_WITHOUT_WEIGHTS = ("mean", "max")  # slide encoders that their name alone decides
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModels:
+    """Encoders that a process loaded once for all its slides; none for goals that embed nothing."""
+
+    encoders: tuple["TileEncoder", ...] = ()
+    slide_encoders: tuple["SlideEncoder", ...] = ()
+    identities: Models = Models()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WeightsRead:
+    """Files that an encoder was read from, and what else decided which encoder it is."""
+
+    stamps: tuple[tuple[Any, ...], ...]  # as `Stamps`
+    where: str  # hash of the surroundings
+    tokens: bool  # whether it has a dense token grid
+
+
+@functools.lru_cache(maxsize=1)
+def load_models(encoding: EncodingSpec, stamped: Stamps | None = ()) -> LoadedModels:
+    """Models of a run, loaded once per settings and stamps of the files that these name.
+
+    On a CPU this process then keeps freed memory.
+    """
+    if not encoding.encoders:
+        return LoadedModels()
+    from thinsection.encode import load_encoder  # torch: goals before it start without
+    from thinsection.encode.memory import keep_freed_memory
+    from thinsection.pool import load_slide_encoder
+
+    encoders = [
+        load_encoder(
+            name,
+            device=encoding.device,
+            precision=encoding.precision,
+            weights=encoding.weights,
+            pretrained=encoding.pretrained,
+            allow_remote_code=encoding.allow_remote_code,
+            seed=encoding.seed,
+            engine=encoding.engine,
+        )
+        for name in encoding.encoders
+    ]
+    if any(encoder.device.type == "cpu" for encoder in encoders):
+        keep_freed_memory()
+    slide_encoders = [
+        load_slide_encoder(
+            name,
+            weights=encoding.slide_weights,
+            device=encoding.device,
+            budget_bytes=encoding.pooling_bytes,
+        )
+        for name in encoding.slide_encoders
+    ]
+    identities = Models(
+        encoders=tuple(map(encoder_identity, encoders)),
+        slide_encoders=tuple(map(slide_encoder_identity, slide_encoders)),
+        stain_target=_stain_target(encoding),
+    )
+    return LoadedModels(
+        encoders=tuple(encoders),
+        slide_encoders=tuple(slide_encoders),
+        identities=identities,
+    )
+
+
+def models_document(models: Models, encoding: EncodingSpec) -> dict[str, Any]:
+    """Identities by label, as a record stores them for `recorded_models`."""
+    document: dict[str, Any] = {}
+    for encoder in models.encoders:
+        document[encoder.label] = dict(encoder.provenance)
+        if encoder.files is not None:
+            document[encoder.label][_READ] = {
+                "stamps": file_stamps(encoder.files),
+                "where": _surroundings(encoding),
+                "tokens": encoder.supports_tokens,
+            }
+    for slide_encoder in models.slide_encoders:
+        document[slide_encoder.name] = dict(slide_encoder.identity)
+    return document
+
+
+def recorded_models(
+    document: Mapping[str, Any], encoding: EncodingSpec
+) -> Models | None:
+    """Models of a `models_document`; None where other ones may be loaded by now."""
+    count = len(encoding.encoders)
+    entries = list(document.items())
+    encoders = []
+    for label, entry in entries[:count]:
+        encoder = _recorded_encoder(label, entry, encoding)
+        if encoder is None:
+            return None
+        encoders.append(encoder)
+    slide_encoders = []
+    for name, entry in entries[count:]:
+        slide_encoder = _recorded_slide_encoder(name, entry)
+        if slide_encoder is None:
+            return None
+        slide_encoders.append(slide_encoder)
+    names = tuple(slide_encoder.name for slide_encoder in slide_encoders)
+    if len(encoders) < count or names != encoding.slide_encoders:
+        return None
+    return Models(
+        encoders=tuple(encoders),
+        slide_encoders=tuple(slide_encoders),
+        stain_target=_stain_target(encoding),
+    )
+
+
+def _recorded_encoder(
+    label: str, entry: Any, encoding: EncodingSpec
+) -> EncoderIdentity | None:
+    """Identity of an entry; None where it is damaged, or files or surroundings have changed."""
+    try:
+        provenance = coerce(entry, dict[str, Any], label)
+        read = from_mapping(_WeightsRead, provenance.pop(_READ, {}))
+        files = tuple(str(stamp[0]) for stamp in read.stamps)
+        name = str(provenance["name"])
+    except (ConfigError, AttributeError, IndexError, KeyError):
+        return None
+    if read.where != _surroundings(encoding) or read.stamps != file_stamps(files):
+        return None
+    return EncoderIdentity(
+        name=name,
+        label=label,
+        provenance=provenance,
+        supports_tokens=read.tokens,
+        files=files,
+    )
+
+
+def _recorded_slide_encoder(name: str, entry: Any) -> SlideEncoderIdentity | None:
+    """Identity of an entry; None of a slide encoder with weights, whose files are not recorded."""
+    if name not in _WITHOUT_WEIGHTS or not isinstance(entry, dict):
+        return None
+    if entry.get("weights_hash") or "precision" not in entry:
+        return None
+    own_label = Origin().label(name, precision=entry["precision"], weights_hash=None)
+    return SlideEncoderIdentity(
+        name=name, own_label=own_label, identity=entry, expects=Expects()
+    )
+
+
+def file_stamps(files: Sequence[str]) -> Stamps | None:
+    """Name, size and times of each file; None where one is gone."""
+    try:
+        stats = [Path(file).stat() for file in files]
+    except OSError:
+        return None
+    return tuple(
+        (file, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        for file, stat in zip(files, stats)
+    )
+
+
+def _stain_target(encoding: EncodingSpec) -> StainLook | None:
+    """Look that tiles are normalised to; None where that is off."""
+    if encoding.stain.stain_norm == "none":
+        return None
+    return stain_target(encoding.stain)
+
+
+def _surroundings(encoding: EncodingSpec) -> str:
+    """Hash of what decides, beside files, which encoder a name and 'auto' mean."""
+    parts: list[Any] = [
+        cpu_model(),
+        sorted(str(path) for path in Path("/dev").glob("nvidia*")),
+        sys.platform,
+        os.environ.get("CUDA_VISIBLE_DEVICES"),
+        [_installed_version(package) for package in _PACKAGES],
+    ]
+    for name in (*encoding.encoders, encoding.weights):
+        if name and Path(name).exists():
+            parts.append(str(Path(name).resolve()))
+    return sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _installed_version(package: str) -> str:
+    """Version of a package; '' where it is not installed."""
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return ""
