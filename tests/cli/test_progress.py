@@ -8,7 +8,7 @@ from rich.console import Console
 
 from thinsection.cli import progress as module
 from thinsection.cli.progress import RunProgress, clock
-from thinsection.pipeline.process import RunEvent
+from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.results import SlideResult
 
 Said = Callable[[], list[str]]

@@ -22,8 +22,10 @@ from thinsection.errors import (
     WeightsError,
 )
 from thinsection.qc.tissue import TissueConfig
+from thinsection.stages.features import FeaturesStage
 from thinsection.stages.masks import TissueStage
-from thinsection.stages.tiles import FeaturesStage, TilesStage
+from thinsection.stages.source import Source
+from thinsection.stages.tiles import TilesStage
 from thinsection.tiles.grid import TilesConfig
 from thinsection.weights import hub as hub_module
 from thinsection.weights.files import hash_state_dict, read_state_dict
@@ -357,7 +359,7 @@ def test_one_name_and_weights_with_another_preprocessing_are_another_encoder(
             tiles=tiles, encoder=encoder.label, identity=encoder.identity
         )
         encoders.append(encoder)
-        keys.append(stage.key("pixels"))
+        keys.append(stage.key(Source(key="pixels")))
     assert len({encoder.label for encoder in encoders}) == 1  # so that reuse is refused
     assert len({encoder.weights_hash for encoder in encoders}) == 1
     assert keys[0] == keys[2] != keys[1]

@@ -13,13 +13,13 @@ import tifffile
 
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, StoreError
+from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.folder import export_anndata, open_results
-from thinsection.pipeline.process import RunEvent
 from thinsection.pipeline.results import distances
 from thinsection.pipeline.run import RunSummary, run
 from thinsection.slide import open_slide
 from thinsection.stages.config import RunConfig
-from thinsection.stages.leaves import STAIN_COLUMNS, TileMeasures
+from thinsection.stages.measures import STAIN_COLUMNS, TileMeasures
 from thinsection.store.tiles_h5 import TilesWriter
 from thinsection.stream import iter_tiles
 from thinsection.testing.synthetic import write_he_slide

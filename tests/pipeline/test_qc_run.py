@@ -21,7 +21,7 @@ from thinsection.config import as_mapping, from_mapping, replace_flat
 from thinsection.errors import ConfigError
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.execute import execute
-from thinsection.pipeline.process import RunEvent
+from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.qc_run import QcRunConfig, QcSummary, check_slides
 from thinsection.pipeline.records import read_records
 from thinsection.pipeline.results import FAILURE_NAME, SlideResult, failing_rules

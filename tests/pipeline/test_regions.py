@@ -10,8 +10,8 @@ import pytest
 import shapely
 
 from thinsection.errors import ConfigError
+from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.folder import open_results
-from thinsection.pipeline.process import RunEvent
 from thinsection.pipeline.run import RunSummary, run
 from thinsection.stages.config import RunConfig
 from thinsection.store.tiles_h5 import read_tiles

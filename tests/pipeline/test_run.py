@@ -22,7 +22,7 @@ from thinsection.errors import (
     UnknownEncoderError,
 )
 from thinsection.files.lock import FileLock
-from thinsection.pipeline.process import RunEvent
+from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.run import run
 from thinsection.slide import open_slide
 from thinsection.stages.config import RunConfig

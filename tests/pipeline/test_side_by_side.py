@@ -10,9 +10,9 @@ import pytest
 
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
+from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.pooling import aggregate_folder
-from thinsection.pipeline.process import RunEvent
 from thinsection.pipeline.run import RunSummary, run
 from thinsection.slide import open_slide
 from thinsection.stages.config import AggregateRunConfig, RunConfig

@@ -1,10 +1,13 @@
 """A slide at work, without a run around it."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from thinsection.slide import open_slide
+from thinsection.slide import Slide, open_slide
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.stage import SlideWork, Stage, source_key
+from thinsection.stages.source import source_key
+from thinsection.stages.stage import SlideStage, SlideWork, Stage
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.identity import fingerprint
 from thinsection.store.ledger import SlideLedger, load_ledger
@@ -12,7 +15,22 @@ from thinsection.store.tiles_h5 import tile_attributes
 from thinsection.tiles import TileTable
 
 
-def work_of(path: Path, out: Path, *stages: Stage) -> SlideWork:
+@dataclass(frozen=True)
+class Opened:
+    """A slide at work, opened."""
+
+    work: SlideWork
+    slide: Slide
+
+    def perform(self, stage: Stage[Any]) -> None:
+        """Runs a stage that reads the slide or the store, and records it."""
+        if isinstance(stage, SlideStage):
+            self.work.perform_on(self.slide, stage)
+        else:
+            self.work.perform(stage)
+
+
+def open_work(path: Path, out: Path, *stages: Stage[Any]) -> Opened:
     """The slide, opened, with an empty ledger. Whoever asks closes it."""
     entry = SlideEntry(
         slide_id=path.stem, slide_path=str(path), patient_id="p7", label="LUAD"
@@ -20,18 +38,25 @@ def work_of(path: Path, out: Path, *stages: Stage) -> SlideWork:
     source = source_key(fingerprint(path), entry)
     ledger = SlideLedger(out=out, slide_id=path.stem)
     work = SlideWork(entry=entry, out=out, source=source, ledger=ledger, stages=stages)
-    work.opened(open_slide(path))
-    return work
+    slide = open_slide(path)
+    work.take_slide(slide)
+    return Opened(work, slide)
 
 
-def lay_grid(work: SlideWork, stage: TilesStage) -> TileTable:
+def attributes_of(opened: Opened, stage: TilesStage) -> dict[str, Any]:
+    """Attributes of the files of a grid's tiles."""
+    table = opened.work.value(stage)
+    slide_id = opened.work.entry.slide_id
+    return tile_attributes(slide_id, opened.slide, table, config=stage.config)
+
+
+def lay_grid(opened: Opened, stage: TilesStage) -> TileTable:
     """Performs a grid whose tiles need no look at their px."""
-    assert work.slide is not None
-    table = stage.candidates(work)
+    work, slide = opened.work, opened.slide
+    table = stage.candidates(work, slide)
     slide_id, config = work.entry.slide_id, stage.config
-    work.attributes = tile_attributes(slide_id, work.slide, table, config=config)
-    work.begin(stage)
-    work.finish(stage, stage.write(work, table))
+    attributes = tile_attributes(slide_id, slide, table, config=config)
+    work.record(stage, lambda: stage.write(work, slide, table, attributes))
     return table
 
 

@@ -14,6 +14,7 @@ from thinsection.qc import load_pipeline
 from thinsection.qc.pipeline import Pipeline, preset_names
 from thinsection.qc.tissue import TissueConfig
 from thinsection.slide.readers import reader_choices
+from thinsection.stages.features import FeaturesStage
 from thinsection.stages.labels import grid_label, join_label, slug, variant
 from thinsection.stages.leaves import (
     FormatStage,
@@ -22,8 +23,9 @@ from thinsection.stages.leaves import (
     PoolingStage,
 )
 from thinsection.stages.masks import QcStage, TissueStage
+from thinsection.stages.source import Source
 from thinsection.stages.stage import Stage
-from thinsection.stages.tiles import FeaturesStage, TilesStage
+from thinsection.stages.tiles import TilesStage
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig, StainLook, stain_target
 from thinsection.weights.origin import Origin
@@ -105,7 +107,9 @@ def test_two_grids_share_a_name_only_where_nothing_differs(
         *(plain(other), plain(second.config), second.reader),
     )
     assert (a.grid == b.grid) == same
-    assert (a.address == b.address) == (a.key("pixels") == b.key("pixels"))
+    assert (a.address == b.address) == (
+        a.key(Source(key="pixels")) == b.key(Source(key="pixels"))
+    )
 
 
 @given(GRIDS, st.data())
@@ -125,7 +129,9 @@ def test_two_normalisations_share_a_name_only_where_nothing_differs(
     target = stain_target(StainConfig(stain_norm="macenko"))
     a, b = (features(stain=stain, target=target) for stain in (one, other))
     assert (a.label == b.label) == (plain(one) == plain(other))
-    assert (a.address == b.address) == (a.key("pixels") == b.key("pixels"))
+    assert (a.address == b.address) == (
+        a.key(Source(key="pixels")) == b.key(Source(key="pixels"))
+    )
 
 
 @given(GRIDS, MASKS, STAINS)
@@ -197,7 +203,7 @@ def test_defaults_add_nothing_to_a_name() -> None:
 def test_what_does_not_normalise_stains_has_one_name() -> None:
     odd = StainConfig(stain_places=8)  # of a normalisation that is off
     assert features(stain=odd).address == features().address
-    assert features(stain=odd).key("p") == features().key("p")
+    assert features(stain=odd).key(Source(key="p")) == features().key(Source(key="p"))
 
 
 def test_every_kind_of_stage_has_an_address_of_its_own() -> None:
@@ -222,7 +228,11 @@ def test_the_weights_of_an_encoder_are_part_of_the_key_and_its_revision_is_not()
     one = features(identity={"name": "u", "weights_hash": "ab", "revision": "1"})
     moved = features(identity={"name": "u", "weights_hash": "ab", "revision": "2"})
     other = features(identity={"name": "u", "weights_hash": "cd", "revision": "1"})
-    assert one.key("p") == moved.key("p") != other.key("p")
+    assert (
+        one.key(Source(key="p"))
+        == moved.key(Source(key="p"))
+        != other.key(Source(key="p"))
+    )
     assert one.address == other.address  # so that a replaced file of weights is refused
 
 
@@ -233,7 +243,9 @@ def test_the_weights_of_a_slide_encoder_are_part_of_the_key_and_its_revision_is_
         encoder: SlideEncoder = load_slide_encoder("mean", device="cpu")
         encoder.weights_hash, encoder.origin = weights_hash, Origin(revision=revision)
         identity = slide_encoder_identity(encoder)
-        return PoolingStage(features=features(), slide_encoder=identity).key("p")
+        return PoolingStage(features=features(), slide_encoder=identity).key(
+            Source(key="p")
+        )
 
     assert (
         pooled("ab", "1")

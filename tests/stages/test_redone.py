@@ -6,15 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.stages.make import later, lay_grid, work_of
+from tests.stages.make import Opened, later, lay_grid, open_work
 from tests.stages.test_round_trips import GRID, MASK, UNI, embed, random_embeddings
 
 from thinsection.errors import StaleResultError
 from thinsection.qc.tissue import TissueConfig
+from thinsection.stages.features import FeaturesStage
 from thinsection.stages.leaves import FormatStage, GraphStage
 from thinsection.stages.masks import TissueStage
+from thinsection.stages.source import Source
 from thinsection.stages.stage import Output, SlideWork
-from thinsection.stages.tiles import FeaturesStage, TilesStage
+from thinsection.stages.tiles import TilesStage
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles.transforms import StainConfig, stain_target
 
@@ -23,27 +25,30 @@ TSV = FormatStage(features=UNI, format="tsv")
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Iterator[SlideWork]:
+def opened(tmp_path: Path) -> Iterator[Opened]:
     """A slide with mask, grid, embeddings, graph and TSV."""
     path = tmp_path / "a.svs"
     write_he_slide(path, (1400, 1000), seed=3, downsamples=(1,))
-    made = work_of(path, tmp_path / "out", MASK, GRID, UNI, GRAPH, TSV)
-    assert made.slide is not None
+    made = open_work(path, tmp_path / "out", MASK, GRID, UNI, GRAPH, TSV)
     with made.slide:
         made.perform(MASK)
         lay_grid(made, GRID)
-        embed(made, UNI, random_embeddings(made))
+        embed(made, UNI, random_embeddings(made.work))
         made.perform(GRAPH)
         made.perform(TSV)
         yield made
 
 
+@pytest.fixture
+def work(opened: Opened) -> SlideWork:
+    return opened.work
+
+
 def of_another_file(work: SlideWork) -> SlideWork:
     """The slide after its file was replaced."""
     changed = later(work)
-    changed.source = "other pixels"
-    changed.slide = work.slide
-    changed.missing = [stage for stage in changed.stages if not changed.done(stage)]
+    changed.source = Source(key="other pixels")
+    changed.find_missing()
     return changed
 
 
@@ -70,12 +75,13 @@ def test_results_of_another_file_are_refused_with_the_ways_out(work: SlideWork) 
 
 
 def test_what_is_redone_of_another_file_takes_all_that_was_made_from_it_along(
+    opened: Opened,
     work: SlideWork,
 ) -> None:
     beside = TissueStage(config=TissueConfig(mask_mpp=16.0))
-    work.perform(beside)
+    opened.perform(beside)
     changed = of_another_file(work)
-    changed.begin(MASK)
+    changed.remove_outdated(MASK)
     ends = ("tissue.png", "tissue.geojson", "thumbnail.jpg", "picture.jpg")
     own = {f"slides/a/{'_mask_mpp-16.'.join(end.split('.'))}" for end in ends}
     assert files(work) == own
@@ -85,16 +91,16 @@ def test_what_is_redone_of_another_file_takes_all_that_was_made_from_it_along(
 
 
 def test_what_is_redone_with_the_same_key_keeps_what_was_made_from_it(
+    opened: Opened,
     work: SlideWork,
 ) -> None:
     before = files(work)
     again = later(work)
-    again.slide = work.slide
-    again.begin(MASK)
+    again.remove_outdated(MASK)
     assert files(work) == before
-    again.perform(MASK)
+    again.perform_on(opened.slide, MASK)
     assert files(work) == before
-    assert all(again.done(stage) for stage in work.stages)
+    assert all(again.is_done(stage) for stage in work.stages)
 
 
 @pytest.mark.parametrize("change", [{"label": "LUSC"}, {"patient_id": "p8"}])
@@ -103,9 +109,7 @@ def test_what_the_cohort_corrects_is_written_again_and_nothing_else_is(
 ) -> None:
     (old,) = work.ledger.stages[TSV.address].files
     corrected = later(work, entry=replace(work.entry, **change))
-    corrected.missing = [
-        stage for stage in corrected.stages if not corrected.done(stage)
-    ]
+    corrected.find_missing()
     assert corrected.missing == [TSV]
     corrected.check_stale()  # no --overwrite is asked for: it costs no tile
     corrected.perform(TSV)
@@ -114,14 +118,16 @@ def test_what_the_cohort_corrects_is_written_again_and_nothing_else_is(
     assert row[-3:-1] == list(words.values())
     assert later(corrected).ledger.slide.items() >= words.items()
     unnamed = later(corrected, entry=replace(work.entry, patient_id=None, label=None))
-    assert all(unnamed.done(stage) for stage in unnamed.stages)  # what was said is kept
+    assert all(
+        unnamed.is_done(stage) for stage in unnamed.stages
+    )  # what was said is kept
 
 
 def test_a_file_that_a_stage_does_not_write_again_goes(work: SlideWork) -> None:
     name = GRAPH.file("a")
     work.finish(GRAPH, Output(files=()))
     assert not work.path(name).exists()
-    assert work.done(GRAPH)  # nothing to write is a result, too
+    assert work.is_done(GRAPH)  # nothing to write is a result, too
 
 
 def test_the_content_of_embeddings_is_pixels_tiles_and_encoder_and_nothing_else(
@@ -197,7 +203,7 @@ def test_the_same_tiles_under_another_grids_name_are_taken_over(
         work.ledger.stages[stage.address].facts == work.ledger.stages[UNI.address].facts
     )
     work.path(UNI.file("a")).unlink()
-    assert work.done(stage)
+    assert work.is_done(stage)
 
 
 def test_a_damaged_file_or_other_tiles_are_not_taken_over(work: SlideWork) -> None:

@@ -10,15 +10,16 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
-from tests.stages.make import later, lay_grid, work_of
+from tests.stages.make import Opened, attributes_of, later, lay_grid, open_work
 
 from thinsection.errors import InvalidInputError
 from thinsection.qc import QcResult, load_pipeline
 from thinsection.qc.tissue import TissueConfig, TissueMask
+from thinsection.stages.features import FeaturesStage, OpenResult, TokensStage
 from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage
 from thinsection.stages.masks import CheckedTissue, QcStage, TissueStage
-from thinsection.stages.stage import SlideWork
-from thinsection.stages.tiles import FeaturesStage, OpenResult, TilesStage, TokensStage
+from thinsection.stages.stage import SlideStage, SlideWork, StoreStage
+from thinsection.stages.tiles import TilesStage
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TileTable
@@ -41,19 +42,24 @@ def slide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def work(slide: Path, tmp_path: Path) -> Iterator[SlideWork]:
-    made = work_of(slide, tmp_path / "out")
+def opened(slide: Path, tmp_path: Path) -> Iterator[Opened]:
+    made = open_work(slide, tmp_path / "out")
     yield made
-    assert made.slide is not None
     made.slide.close()
 
 
+@pytest.fixture
+def work(opened: Opened) -> SlideWork:
+    return opened.work
+
+
 def embed(
-    work: SlideWork, stage: FeaturesStage, values: np.ndarray, *, batch: int = 5
+    opened: Opened, stage: FeaturesStage, values: np.ndarray, *, batch: int = 5
 ) -> None:
     """What the stream does with the tiles of a slide."""
-    table: TileTable = work.value(stage.tiles)
-    result = OpenResult(work, stage)
+    work = opened.work
+    table = work.value(stage.tiles)
+    result = OpenResult(work, stage, attributes_of(opened, stage.tiles))
     for start in range(0, len(table), batch):
         stop = start + batch
         result.append(table.coords_l0[start:stop], values[start:stop])
@@ -78,8 +84,8 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
-def test_a_tissue_mask_comes_back_to_the_bit(work: SlideWork) -> None:
-    work.perform(MASK)
+def test_a_tissue_mask_comes_back_to_the_bit(opened: Opened, work: SlideWork) -> None:
+    opened.perform(MASK)
     fresh: TissueMask = work.value(MASK)
     assert 0 < fresh.tissue_fraction < 1
     stored = MASK.load(later(work))
@@ -105,12 +111,12 @@ def test_a_mask_without_an_mpp_comes_back_and_other_settings_lie_beside_it(
     pixels[50:200, 60:300] = rng.integers(60, 200, (150, 240, 3))
     Image.fromarray(pixels).save(path)
     other = TissueStage(config=TissueConfig(min_speck_um2=1.0, black_level=0))
-    work = work_of(path, tmp_path / "out")
-    assert work.slide is not None
-    with work.slide:
-        work.perform(MASK)
+    opened = open_work(path, tmp_path / "out")
+    work = opened.work
+    with opened.slide:
+        opened.perform(MASK)
         before = (work.out / "slides/b/tissue.png").read_bytes()
-        work.perform(other)
+        opened.perform(other)
     assert MASK.load(later(work)).mask_mpp is None
     assert (work.out / "slides/b/tissue.png").read_bytes() == before
     names = {p.name for p in (work.out / "slides" / "b").iterdir()}
@@ -125,9 +131,11 @@ def test_a_mask_without_an_mpp_comes_back_and_other_settings_lie_beside_it(
     }
 
 
-def test_quality_control_comes_back_equal_in_every_field(work: SlideWork) -> None:
+def test_quality_control_comes_back_equal_in_every_field(
+    opened: Opened, work: SlideWork
+) -> None:
     stage = QcStage(pipeline=load_pipeline("histoqc-light"), source="histoqc-light")
-    work.perform(stage)
+    opened.perform(stage)
     fresh: CheckedTissue = work.value(stage)
     stored: CheckedTissue = stage.load(later(work))
     assert fresh.qc.masks
@@ -139,7 +147,9 @@ def test_quality_control_comes_back_equal_in_every_field(work: SlideWork) -> Non
 
 
 @pytest.mark.parametrize("quality", [False, True])
-def test_a_tile_table_comes_back_equal(work: SlideWork, quality: bool) -> None:
+def test_a_tile_table_comes_back_equal(
+    opened: Opened, work: SlideWork, quality: bool
+) -> None:
     mask = (
         QcStage(pipeline=load_pipeline("histoqc-light"), source="histoqc-light")
         if quality
@@ -149,8 +159,8 @@ def test_a_tile_table_comes_back_equal(work: SlideWork, quality: bool) -> None:
         replace(PADDED, tile_filter=()) if quality else PADDED
     )  # the checks take all of it
     stage = TilesStage(config=config, mask=mask)
-    work.perform(mask)
-    table = lay_grid(work, stage)
+    opened.perform(mask)
+    table = lay_grid(opened, stage)
     stored: TileTable = stage.load(later(work))
     assert len(table) > 10
     assert stored.plan == table.plan
@@ -164,12 +174,13 @@ def test_a_tile_table_comes_back_equal(work: SlideWork, quality: bool) -> None:
 
 
 def test_a_grid_without_the_tissue_filter_keeps_every_tile_and_knows_its_tissue(
+    opened: Opened,
     work: SlideWork,
 ) -> None:
-    work.perform(MASK)
+    opened.perform(MASK)
     stage = TilesStage(config=TilesConfig(tile_px=128, tile_filter=()), mask=MASK)
-    table = lay_grid(work, stage)
-    kept = lay_grid(work, TilesStage(config=TilesConfig(tile_px=128), mask=MASK))
+    table = lay_grid(opened, stage)
+    kept = lay_grid(opened, TilesStage(config=TilesConfig(tile_px=128), mask=MASK))
     assert len(table) > len(kept)
     enough = table.columns["tissue_fraction"] >= 0.5
     np.testing.assert_array_equal(table.coords_l0[enough], kept.coords_l0)
@@ -177,13 +188,13 @@ def test_a_grid_without_the_tissue_filter_keeps_every_tile_and_knows_its_tissue(
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_embeddings_come_back_with_the_grid_and_the_names_of_their_encoder(
-    work: SlideWork, dtype: str
+    opened: Opened, work: SlideWork, dtype: str
 ) -> None:
-    work.perform(MASK)
-    table = lay_grid(work, GRID)
+    opened.perform(MASK)
+    table = lay_grid(opened, GRID)
     values = random_embeddings(work)
     stage = FeaturesStage(tiles=GRID, encoder="uni", identity=UNI.identity, dtype=dtype)
-    embed(work, stage, values)
+    embed(opened, stage, values)
     stored = stage.load(later(work))
     assert_same(values.astype(dtype), stored.features)
     assert_same(table.coords_l0, stored.coords_l0)
@@ -194,11 +205,13 @@ def test_embeddings_come_back_with_the_grid_and_the_names_of_their_encoder(
     assert later(work).done(stage)
 
 
-def test_a_slide_without_tiles_has_embeddings_of_no_rows(work: SlideWork) -> None:
-    work.perform(MASK)
-    table = GRID.candidates(work).select(np.empty(0, np.int64))
-    work.finish(GRID, GRID.write(work, table))
-    embed(work, UNI, np.empty((0, 7), np.float32))
+def test_a_slide_without_tiles_has_embeddings_of_no_rows(
+    opened: Opened, work: SlideWork
+) -> None:
+    opened.perform(MASK)
+    table = GRID.candidates(work, opened.slide).select(np.empty(0, np.int64))
+    work.finish(GRID, GRID.write(work, opened.slide, table, {}))
+    embed(opened, UNI, np.empty((0, 7), np.float32))
     stored = UNI.load(later(work))
     assert stored.features is not None
     assert stored.features.shape == (0, 7)
@@ -208,12 +221,12 @@ def test_a_slide_without_tiles_has_embeddings_of_no_rows(work: SlideWork) -> Non
     )
 
 
-def test_tokens_come_back_in_float16(work: SlideWork) -> None:
-    work.perform(MASK)
-    table = lay_grid(work, GRID)
+def test_tokens_come_back_in_float16(opened: Opened, work: SlideWork) -> None:
+    opened.perform(MASK)
+    table = lay_grid(opened, GRID)
     stage = TokensStage(features=UNI)
     values = np.random.default_rng(1).normal(size=(len(table), 4, 6)).astype(np.float32)
-    result = OpenResult(work, stage)
+    result = OpenResult(work, stage, attributes_of(opened, GRID))
     result.append(table.coords_l0[:3], values[:3])
     result.append(table.coords_l0[3:], values[3:])
     work.finish(stage, result.close((4, 6)))
@@ -224,11 +237,12 @@ def test_tokens_come_back_in_float16(work: SlideWork) -> None:
 
 
 def test_what_is_abandoned_leaves_nothing_and_a_bad_value_is_refused(
+    opened: Opened,
     work: SlideWork,
 ) -> None:
-    work.perform(MASK)
-    table = lay_grid(work, GRID)
-    result = OpenResult(work, UNI)
+    opened.perform(MASK)
+    table = lay_grid(opened, GRID)
+    result = OpenResult(work, UNI, attributes_of(opened, GRID))
     result.append(table.coords_l0[:2], np.zeros((2, 3), np.float32))
     with pytest.raises(InvalidInputError, match="features must be finite"):
         result.append(table.coords_l0[2:3], np.full((1, 3), np.nan, np.float32))
@@ -237,12 +251,14 @@ def test_what_is_abandoned_leaves_nothing_and_a_bad_value_is_refused(
     assert UNI.address not in later(work).ledger.stages
 
 
-def test_a_graph_and_a_picture_are_made_of_what_is_stored(work: SlideWork) -> None:
-    work.perform(MASK)
-    table = lay_grid(work, GRID)
+def test_a_graph_and_a_picture_are_made_of_what_is_stored(
+    opened: Opened, work: SlideWork
+) -> None:
+    opened.perform(MASK)
+    table = lay_grid(opened, GRID)
     graph, picture = GraphStage(tiles=GRID, spec="knn:3"), OverviewStage(tiles=GRID)
-    work.perform(graph)
-    work.perform(picture)
+    opened.perform(graph)
+    opened.perform(picture)
     paths = (work.path(graph.file("a")), work.path(picture.file("a", ".png")))
     first = [path.read_bytes() for path in paths]
     with h5py.File(work.path(graph.file("a"))) as file:
@@ -256,11 +272,12 @@ def test_a_graph_and_a_picture_are_made_of_what_is_stored(work: SlideWork) -> No
 
 
 def test_another_format_holds_the_stored_embeddings_and_who_the_slide_is_of(
+    opened: Opened,
     work: SlideWork,
 ) -> None:
-    work.perform(MASK)
-    lay_grid(work, GRID)
-    embed(work, UNI, random_embeddings(work))
+    opened.perform(MASK)
+    lay_grid(opened, GRID)
+    embed(opened, UNI, random_embeddings(work))
     stage = FormatStage(features=UNI, format="tsv")
     again = later(work)
     again.perform(stage)
@@ -273,9 +290,9 @@ def test_another_format_holds_the_stored_embeddings_and_who_the_slide_is_of(
 
 
 def test_what_the_stream_feeds_does_not_run_and_what_nobody_needs_is_not_read_back(
+    opened: Opened,
     work: SlideWork,
 ) -> None:
-    with pytest.raises(TypeError, match="features_uni is fed by the stream"):
-        UNI.run(work)
+    assert not isinstance(UNI, SlideStage | StoreStage) and not hasattr(UNI, "run")
     with pytest.raises(TypeError, match=r"nothing reads 128px_.*/overviews back"):
         OverviewStage(tiles=GRID).load(work)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.jobs.contract import Report
+from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.pooling import FeaturesFile, PoolingTask
-from thinsection.pipeline.process import RunEvent
 from thinsection.pipeline.results import SlideResult
 from thinsection.pipeline.task import RunTask
 from thinsection.slide.cohort import SlideEntry

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from thinsection.pipeline.process import RunEvent
+from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.results import describe
 
 _FIRST_LINE_S, _LINE_EVERY_S = (

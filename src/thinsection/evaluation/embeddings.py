@@ -24,7 +24,7 @@ from thinsection.evaluation.tables import check
 from thinsection.pipeline.folder import one_address, open_results
 from thinsection.pipeline.records import RECORDS
 from thinsection.slide.readers import slide_suffixes
-from thinsection.stages.stage import ledger_facts
+from thinsection.stages.facts import ledger_facts
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import open_h5, stored_dataset

@@ -26,7 +26,7 @@ from thinsection.files.atomic import atomic_path, read_table
 from thinsection.files.pages import data_uri
 from thinsection.pipeline.records import Record, read_records
 from thinsection.report.draw import thumbnail_file
-from thinsection.stages.stage import OF_COHORTS
+from thinsection.stages.facts import OF_COHORTS
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledgers
 from thinsection.store.tile_tables import (

@@ -33,8 +33,8 @@ from thinsection.pipeline.results import known_slides, write_tables
 from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry, load_cohort, named_columns, parse_mpp
 from thinsection.slide.readers import slide_suffixes
+from thinsection.stages.facts import OF_COHORTS
 from thinsection.stages.labels import slug
-from thinsection.stages.stage import OF_COHORTS
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import (
     SLIDES,

@@ -34,9 +34,10 @@ from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import AggregateRunConfig, PoolingConfig
+from thinsection.stages.features import deciding
 from thinsection.stages.leaves import PoolingStage, pool_tiles, tile_layout
+from thinsection.stages.source import Source
 from thinsection.stages.stage import RecordedStage, SlideWork
-from thinsection.stages.tiles import deciding
 from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.tiles_h5 import TilesFile, read_slide_embedding, read_tiles
 from thinsection.types import parse_bytes
@@ -224,12 +225,12 @@ def _pool_recorded(
         work = SlideWork(
             entry=entry,
             out=results,
-            source="",
+            source=Source(key=""),
             ledger=ledger,
             stages=(stage,),
             slide_encoders={slide_encoder.name: slide_encoder},
         )
-        if work.done(stage):
+        if work.is_done(stage):
             return file.ended("skipped", facts=facts)
         work.missing = [stage]
         work.check_stale()

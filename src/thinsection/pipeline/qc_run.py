@@ -10,7 +10,7 @@ from typing import Any
 from thinsection.config import option, section
 from thinsection.files.atomic import write_text
 from thinsection.jobs.executor import ExecutorConfig
-from thinsection.pipeline.process import OnEvent
+from thinsection.pipeline.events import OnEvent
 from thinsection.pipeline.records import RECORDS
 from thinsection.pipeline.results import (
     SlideResult,

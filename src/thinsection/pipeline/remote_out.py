@@ -16,7 +16,7 @@ from thinsection.errors import ConfigError, StoreError, require
 from thinsection.files.atomic import TMP_MARK
 from thinsection.files.lock import LOCK_NAME, scratch_folder
 from thinsection.files.sources import RemoteFolder
-from thinsection.pipeline.process import OnEvent, RunEvent
+from thinsection.pipeline.events import OnEvent, RunEvent
 from thinsection.pipeline.records import RECORD_NAME, RECORDS
 from thinsection.pipeline.results import SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry

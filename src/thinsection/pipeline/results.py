@@ -18,11 +18,11 @@ from thinsection.report import qc_files
 from thinsection.report.qc_files import QC_FORMAT, QC_JSON, Usual
 from thinsection.report.verdict import load_rules
 from thinsection.slide.cohort import SlideEntry
+from thinsection.stages.facts import OF_COHORTS, ledger_facts
 from thinsection.stages.graph import mask_stage, measures_stage
-from thinsection.stages.leaves import STAIN_COLUMNS, MeasuresStage
 from thinsection.stages.masks import QcStage
+from thinsection.stages.measures import STAIN_COLUMNS, MeasuresStage
 from thinsection.stages.spec import RunSpec
-from thinsection.stages.stage import OF_COHORTS, ledger_facts
 from thinsection.store.claims import equal_slides
 from thinsection.store.ledger import (
     FAILURE_NAME,

@@ -21,9 +21,10 @@ from thinsection.jobs.executor import chosen_executor
 from thinsection.jobs.slurm import Submitted
 from thinsection.pipeline import records
 from thinsection.pipeline import results as tables
+from thinsection.pipeline.events import OnEvent, RunEvent
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.models import recorded_models
-from thinsection.pipeline.process import OnEvent, RunEvent, skipped_result
+from thinsection.pipeline.prepare import skipped_result
 from thinsection.pipeline.records import RECORDS, Record, log
 from thinsection.pipeline.results import SlideResult, Status
 from thinsection.pipeline.task import ENDS, RunTask, ended_slides, filesystem_now

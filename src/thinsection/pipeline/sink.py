@@ -2,16 +2,17 @@
 
 import threading
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import OutputError
-from thinsection.stages.leaves import MeasuresStage
-from thinsection.stages.stage import SlideWork, Stage
-from thinsection.stages.tiles import FeaturesStage, OpenResult, TilesStage, TokensStage
+from thinsection.pipeline.slide_states import FinishedSlide, PreparedSlide
+from thinsection.stages.features import FeaturesStage, OpenResult, TokensStage
+from thinsection.stages.measures import MeasuresStage
+from thinsection.stages.stage import Stage, StoreStage
+from thinsection.stages.tiles import TilesStage
 from thinsection.stream import StageClock, TileBatch
 from thinsection.stream.batches import (
     Channel,
@@ -23,14 +24,13 @@ from thinsection.stream.batches import (
 if TYPE_CHECKING:
     from thinsection.encode.embed import EmbeddedBatch
 
-# what the sink takes, in order: of a batch without embeddings only which tiles filters kept
+# taken in order; a batch of tiles without embeddings says only which of them filters kept
 Item = Union["EmbeddedBatch", TileBatch, SlideFinished, SlideFailed]
-OnEnd = Callable[[SlideWork, str, Exception | None], None]
 # batches of embeddings that may wait for the disk: 4 x 256 x 2560 x 4 B = 10 MiB at the largest
 _QUEUED = 4
 
 
-def encoder_of(stage: Stage) -> str:
+def encoder_of(stage: Stage[Any]) -> str:
     """Label of the encoder that feeds a stage; '' for stages that none feeds."""
     source = stage.features if isinstance(stage, TokensStage) else stage
     return source.encoder if isinstance(source, FeaturesStage) else ""
@@ -39,21 +39,29 @@ def encoder_of(stage: Stage) -> str:
 class ResultSink:
     """Takes a stream's events, batches of tiles embedded, and leaves finished slides.
 
-    `dims` is the width of each encoder's embeddings by label, in the order of a batch's; `on_end`
-    is told of each slide's work, failing stage and error (None when done), in the sink's thread.
+    Its thread owns a slide's `SlideWork` from the first of its items on.
+
+    Args:
+        dims: width of each encoder's embeddings by label, in the order of a batch's.
+        on_end: told of each slide's end, in the sink's thread.
+        clock: adds up the time of writing and pooling.
 
     Memory: `_QUEUED` batches of embeddings; while one slide is pooled its (N, D) embeddings.
     """
 
     def __init__(
-        self, *, dims: dict[str, int], on_end: OnEnd, clock: StageClock
+        self,
+        *,
+        dims: dict[str, int],
+        on_end: Callable[[FinishedSlide], None],
+        clock: StageClock,
     ) -> None:
-        self._dims, self._on_end, self._clock = dims, on_end, clock
+        self._dims = dims
+        self._on_end = on_end
+        self._clock = clock
         self._channel: Channel[Item] = Channel(_QUEUED)
-        # of the slide at work: its files with their encoders' labels, and the tiles that were kept
-        self._files: list[tuple[str, OpenResult]] | None = None
-        self._kept: list[npt.NDArray[np.int64]] = []
-        self._given_up: SlideWork | None = None
+        self._open: _OpenSlide | None = None  # the slide at work
+        self._given_up: PreparedSlide | None = None  # whose further items are dropped
         self._failure: BaseException | None = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -79,7 +87,8 @@ class ResultSink:
             self._channel.close()
         try:
             self._done.wait()
-        finally:  # the wait may be interrupted: the slide at work is finished, no other is begun
+        finally:
+            # the wait may be interrupted: the slide at work is finished, no other is begun
             self._channel.close()
             self._done.wait()  # Thread.join that was interrupted takes the thread for ended
             self._abandon()
@@ -97,77 +106,136 @@ class ResultSink:
             self._done.set()
 
     def _take(self, item: Item) -> None:
-        work: SlideWork = item.key
-        if self._given_up is work:
+        prepared: PreparedSlide = item.key
+        if self._given_up is prepared:
             return
         if isinstance(item, SlideFailed):
-            self._give_up(work, item.stage, item.error)
+            self._give_up(prepared, item.stage, item.error)
             return
         try:
             if not isinstance(item, SlideFinished):
                 with self._clock.timed("write_busy"):
-                    self._append(work, item)
+                    self._opened(prepared).append(item)
                 return
-            self._finish(work)
+            self._finish(prepared)
         except OutputError:  # the next slide would fare the same
             raise
         except Exception as error:  # noqa: BLE001 - the per-slide boundary of writing
-            self._give_up(work, work.at, error)
+            self._give_up(prepared, prepared.work.stage_title, error)
         else:
-            self._on_end(work, "", None)
+            work = prepared.work
+            work.drop_rows_before_edit()
+            facts = work.facts() | prepared.fetched()
+            self._on_end(FinishedSlide(entry=work.entry, facts=facts))
 
-    def _give_up(self, work: SlideWork, stage: str, error: Exception) -> None:
+    def _give_up(self, prepared: PreparedSlide, stage: str, error: Exception) -> None:
         self._abandon()
-        self._given_up = work
-        self._on_end(work, stage, error)
+        self._given_up = prepared
+        prepared.work.drop_rows_before_edit()
+        self._on_end(FinishedSlide(entry=prepared.entry, error=error, stage=stage))
 
-    def _growing(self, work: SlideWork) -> list[tuple[str, OpenResult]]:
-        """The files of the stages that the stream feeds and that the slide lacks."""
-        if self._files is None:
-            work.at, self._files, self._kept = "write", [], []
-            for stage in work.missing:
-                if isinstance(stage, FeaturesStage | TokensStage):
-                    self._files.append((encoder_of(stage), OpenResult(work, stage)))
-        return self._files
+    def _opened(self, prepared: PreparedSlide) -> "_OpenSlide":
+        """The slide with the files of the stages that the stream feeds."""
+        if self._open is None:
+            self._open = _OpenSlide(prepared, self._dims)
+        return self._open
 
-    def _append(self, work: SlideWork, item: "EmbeddedBatch | TileBatch") -> None:
-        files, labels = self._growing(work), list(self._dims)
-        self._kept.append(item.indices)
-        if isinstance(item, TileBatch):
-            return
-        for label, file in files:
-            tokens = isinstance(file.stage, TokensStage)
-            values = (item.tokens if tokens else item.tile_embeddings)[
-                labels.index(label)
-            ]
-            assert values is not None
-            file.append(item.coords_l0, values)
-
-    def _finish(self, work: SlideWork) -> None:
+    def _finish(self, prepared: PreparedSlide) -> None:
         """Completes the files of the stream, then all that is made from what is stored."""
         with self._clock.timed("write_busy"):
-            files = self._growing(work)
-            work.settle_source()
-            work.check_unchanged()
-            kept = np.concatenate(self._kept or [np.empty(0, dtype=np.int64)])
-            for stage in [s for s in work.missing if isinstance(s, TilesStage)]:
-                table = work.values["candidates"].select(kept)
-                work.record(stage, partial(stage.write, work, table))
-            for measures in [s for s in work.missing if isinstance(s, MeasuresStage)]:
-                work.record(measures, partial(measures.write, work, kept))
-            for label, file in files:
-                work.at = file.stage.title
-                work.finish(file.stage, file.close((self._dims[label],)))
-            self._files = None
-        for stored in [
-            s for s in work.stages if s.reads == "store" and s in work.missing
-        ]:
-            pooling = stored.title == "aggregate"
-            with self._clock.timed("aggregate_busy" if pooling else "write_busy"):
-                work.perform(stored)
+            self._opened(prepared).finish()
+            self._open = None
+        work = prepared.work
+        for stage in list(work.missing):
+            if isinstance(stage, StoreStage):
+                name = "aggregate_busy" if stage.title == "aggregate" else "write_busy"
+                with self._clock.timed(name):
+                    work.perform(stage)
 
     def _abandon(self) -> None:
         """Drops half-written files."""
-        files, self._files = self._files, None
-        for _, file in files or ():
+        if self._open is not None:
+            self._open.abandon()
+            self._open = None
+
+
+class _OpenSlide:
+    """A slide whose tiles come in: the files of the stages that they feed, and which were kept."""
+
+    def __init__(self, prepared: PreparedSlide, dims: dict[str, int]) -> None:
+        self._prepared = prepared
+        self._dims = dims
+        self._labels = list(dims)  # in the order of a batch's embeddings
+        self._kept = [np.empty(0, dtype=np.int64)]
+        self._warnings = list(prepared.warnings)
+        self._files: list[OpenResult] = []
+        prepared.work.stage_title = "write"
+        for stage in prepared.streamed:
+            if isinstance(stage, FeaturesStage | TokensStage):
+                known = prepared.known_rows.get(stage.address)
+                file = OpenResult(prepared.work, stage, prepared.attributes, known)
+                self._files.append(file)
+
+    def append(self, item: "EmbeddedBatch | TileBatch") -> None:
+        """Takes a batch: which tiles were kept, and their embeddings."""
+        self._kept.append(item.indices)
+        if isinstance(item, TileBatch):
+            return
+        self._warnings += [note for note in item.notes if note not in self._warnings]
+        for file in self._files:
+            place = self._labels.index(encoder_of(file.stage))
+            parts = (
+                item.tokens
+                if isinstance(file.stage, TokensStage)
+                else item.tile_embeddings
+            )
+            values = parts[place]
+            assert values is not None
+            file.append(item.coords_l0, values)
+
+    def finish(self) -> None:
+        """Completes and records the files of all stages that the stream feeds."""
+        prepared = self._prepared
+        work = prepared.work
+        if prepared.whole_sum is not None:
+            work.take_whole_sum(prepared.whole_sum.result())
+        if prepared.slide is not None:
+            work.check_unchanged(prepared.claimed.times)
+        kept = np.concatenate(self._kept)
+        for stage in prepared.streamed:
+            if isinstance(stage, TilesStage):
+                self._write_grid(stage, kept)
+        for stage in prepared.streamed:
+            if isinstance(stage, MeasuresStage):
+                self._write_measures(stage, kept)
+        for file in self._files:
+            work.stage_title = file.stage.title
+            width = self._dims[encoder_of(file.stage)]
+            work.finish(file.stage, file.close((width,), self._warnings))
+
+    def _write_grid(self, stage: TilesStage, kept: npt.NDArray[np.int64]) -> None:
+        prepared = self._prepared
+        assert prepared.table is not None
+        table = prepared.table.select(kept)
+        prepared.work.record(
+            stage,
+            lambda: stage.write(
+                prepared.work, prepared.slide, table, prepared.attributes
+            ),
+        )
+
+    def _write_measures(
+        self, stage: MeasuresStage, kept: npt.NDArray[np.int64]
+    ) -> None:
+        prepared = self._prepared
+        measures = prepared.measures
+        assert measures is not None
+        prepared.work.record(
+            stage,
+            lambda: stage.write(prepared.work, measures, kept, prepared.attributes),
+        )
+
+    def abandon(self) -> None:
+        """Drops half-written files."""
+        for file in self._files:
             file.abandon()

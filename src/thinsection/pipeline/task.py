@@ -18,13 +18,15 @@ from thinsection.files.json_text import parse_json
 from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.machine import cpu_count
+from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.models import (
     LoadedModels,
     file_stamps,
     load_models,
     models_document,
 )
-from thinsection.pipeline.process import RunEvent, SlideJob, skipped_result
+from thinsection.pipeline.prepare import skipped_result
+from thinsection.pipeline.process import SlideJob
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import GPU_BATCH

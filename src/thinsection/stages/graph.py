@@ -2,30 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from thinsection.encode.identity import EncoderIdentity
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.pool.encoder import SlideEncoderIdentity, check_fit
 from thinsection.qc import load_pipeline
 from thinsection.segment import load_segmenter
+from thinsection.stages.features import FeaturesStage, TokensStage
 from thinsection.stages.formats import PLAIN
 from thinsection.stages.leaves import (
     FormatStage,
     GraphStage,
-    MeasuresStage,
     OverviewStage,
     PoolingStage,
 )
 from thinsection.stages.masks import QcStage, TissueStage
-from thinsection.stages.regions import (
-    DrawnTissueStage,
-    RegionsStage,
-    SegmentedTissueStage,
-    SegmentStage,
-)
+from thinsection.stages.measures import MeasuresStage
+from thinsection.stages.regions import DrawnTissueStage, RegionsStage
+from thinsection.stages.segments import SegmentedTissueStage, SegmentStage
 from thinsection.stages.spec import RunSpec
 from thinsection.stages.stage import Stage
-from thinsection.stages.tiles import FeaturesStage, TilesStage, TokensStage
+from thinsection.stages.tiles import TilesStage
 from thinsection.tiles.transforms import StainLook
 
 
@@ -39,13 +37,13 @@ class Models:
     stain_target: StainLook | None = None
 
 
-def stages_of(spec: RunSpec, models: Models) -> tuple[Stage, ...]:
+def stages_of(spec: RunSpec, models: Models) -> tuple[Stage[Any], ...]:
     """Every stage of a run up to its goal, each after what it needs.
 
     Raises InvalidInputError: a slide encoder takes none of the encoders' embeddings.
     """
     mask = mask_stage(spec)
-    stages: list[Stage] = [*mask.needs, mask]
+    stages: list[Stage[Any]] = [*mask.needs, mask]
     if spec.goal in ("tissue", "qc"):
         return tuple(stages)
     segments: tuple[SegmentStage, ...] = ()
@@ -150,10 +148,10 @@ def _features_stages(
 
 def _leaves(
     spec: RunSpec, tiles: TilesStage, features: Sequence[FeaturesStage]
-) -> list[Stage]:
+) -> list[Stage[Any]]:
     """Measures, picture, graph and further formats, as far as they are asked for."""
     output = spec.output
-    stages: list[Stage] = []
+    stages: list[Stage[Any]] = []
     measures = None
     if output.measures:
         measures = MeasuresStage(tiles=tiles)

@@ -1,0 +1,253 @@
+"""A slide before its tiles are read: claimed, opened, its grid laid, and what is left to stream."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from thinsection.errors import (
+    BudgetError,
+    InvalidInputError,
+    OutputError,
+    StoreError,
+)
+from thinsection.pipeline.results import SlideResult, read_failure
+from thinsection.pipeline.slide_states import ClaimedSlide, PreparedSlide
+from thinsection.pool.encoder import SlideEncoder
+from thinsection.slide import Slide
+from thinsection.slide.cohort import SlideEntry
+from thinsection.stages.features import FeaturesStage, find_known_rows
+from thinsection.stages.graph import Models, stages_of
+from thinsection.stages.masks import QcStage
+from thinsection.stages.measures import MeasuresStage, TileMeasures
+from thinsection.stages.regions import drawn_sums
+from thinsection.stages.source import source_key
+from thinsection.stages.spec import RunSpec
+from thinsection.stages.stage import SlideStage, SlideWork, Stage, StoreStage, TileStage
+from thinsection.stages.tiles import TilesStage
+from thinsection.store.identity import Identity, WholeSum, file_times
+from thinsection.store.ledger import load_ledger
+from thinsection.store.tiles_h5 import tile_attributes
+from thinsection.stream.batches import Scratch, SlideFailed, SlideTiles
+from thinsection.tiles import TileTable
+from thinsection.tiles.transforms import StainLook, fit_stain
+from thinsection.types import format_bytes
+
+
+def claim_slide(
+    entry: SlideEntry,
+    stages: tuple[Stage[Any], ...],
+    *,
+    out: Path,
+    spec: RunSpec,
+    slide_encoders: Mapping[str, SlideEncoder] | None = None,
+) -> ClaimedSlide:
+    """A slide as its ledger tells it, with what is missing of these stages.
+
+    Raises StoreError: the slide's file cannot be read; InvalidInputError: nobody drew on it.
+    """
+    ledger = load_ledger(out, entry.slide_id)
+    times = ""
+    if spec.slides.fingerprint != "samples":
+        times = file_times(entry.slide_path)
+    identity = Identity.of(entry.slide_path, ledger.source, spec.slides.fingerprint)
+    source = source_key(identity.source, entry, drawn_sums(spec.regions, entry))
+    work = SlideWork(
+        entry=entry,
+        out=out,
+        source=source,
+        ledger=ledger,
+        stages=stages,
+        overwrite=spec.output.overwrite,
+        slide_encoders=slide_encoders,
+    )
+    same_source = ledger.source == asdict(identity)
+    same_cohort = ledger.slide == work.ledger.slide
+    work.ledger = replace(work.ledger, source=asdict(identity))
+    work.find_missing(resume=spec.output.resume)
+    return ClaimedSlide(
+        work=work,
+        times=times,
+        ledger_is_old=bool(ledger.stages) and not (same_source and same_cohort),
+    )
+
+
+def skipped_result(
+    entry: SlideEntry, *, out: Path, spec: RunSpec, models: Models | None = None
+) -> SlideResult | None:
+    """The result of a slide that is done with the same settings and file; None where it is not.
+
+    Without `models`: for goals that need none. Rules of quality control are for whoever has the
+    slide's lock.
+    """
+    if spec.qc.qc_fail or read_failure(out, entry.slide_id) is not None:
+        return None
+    with suppress(StoreError, InvalidInputError):
+        stages = stages_of(spec, models or Models())
+        claimed = claim_slide(entry, stages, out=out, spec=spec)
+        if not (claimed.work.missing or claimed.ledger_is_old):
+            return SlideResult.of(entry, "skipped", facts=claimed.work.facts())
+    return None
+
+
+def check_quality(work: SlideWork) -> None:
+    """Raises QcExclusion where a rule of the run's quality control holds: rule and value."""
+    for stage in work.stages:
+        if isinstance(stage, QcStage) and stage.rules:
+            work.stage_title = stage.title
+            stage.check_rules(work)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlidePreparer:
+    """Does what needs a slide but no tiles, and says which tiles are to be read.
+
+    Called in the stream's prepare thread while other slides are decoded and encoded. A slide that
+    lacks only what is made from stored files is not opened. A bad slide comes back as
+    `SlideFailed`.
+    """
+
+    spec: RunSpec
+    # memory for images that are decoded whole: they wait for those before them
+    wholes: Scratch
+    target: StainLook | None  # look of stain normalisation; None where it is off
+
+    def __call__(self, claimed: ClaimedSlide) -> SlideTiles | SlideFailed:
+        """Prepares a slide."""
+        work = claimed.work
+        slide = None
+        tiles = None
+        try:
+            work.stage_title = "open"
+            work.check_stale()
+            grid = _grid_of(work)
+            if not all(isinstance(stage, StoreStage) for stage in work.missing):
+                slide = _open(work, self.spec.slides.reader, self.wholes)
+                _read_slide(work, slide, grid)
+            check_quality(work)
+            prepared = PreparedSlide(claimed=claimed, slide=slide)
+            if slide is not None and grid is not None:
+                prepared = _lay_grid(claimed, slide, grid)
+                if prepared.streamed:
+                    tiles = self._tiles_to_read(prepared, slide, grid)
+            return tiles or SlideTiles(key=prepared, slide=None, table=None)
+        except OutputError:  # no slide's own: it ends the run
+            raise
+        except Exception as error:  # noqa: BLE001 - the per-slide boundary; recorded
+            failed = PreparedSlide(claimed=claimed)
+            return SlideFailed(key=failed, stage=work.stage_title, error=error)
+        finally:
+            if slide is not None and tiles is None:  # nobody needs its tiles
+                slide.close()
+
+    def _tiles_to_read(
+        self, prepared: PreparedSlide, slide: Slide, grid: TilesStage
+    ) -> SlideTiles:
+        """The tiles that the stream reads, and how it changes and measures them."""
+        work = prepared.work
+        table = prepared.table
+        assert table is not None
+        features = [s for s in prepared.streamed if isinstance(s, FeaturesStage)]
+        if len(features) == len(prepared.streamed):
+            known_rows = find_known_rows(work, features, table)
+            prepared = replace(prepared, known_rows=known_rows)
+            if known_rows:
+                first = known_rows[features[0].address]  # all lack the same tiles
+                table = table.select(first.lacking)
+        transform = None
+        if self.target is not None and len(table):
+            stain = self.spec.encoding.stain
+            tissue = work.value(grid.mask)
+            transform = fit_stain(slide, tissue, stain, target=self.target)
+            if transform.warning:
+                prepared = replace(prepared, warnings=(transform.warning,))
+        if any(isinstance(stage, MeasuresStage) for stage in prepared.streamed):
+            measures = TileMeasures(num_tiles=len(table), tile_px=table.plan.tile_px)
+            prepared = replace(prepared, measures=measures)
+        if self._hashes_whole(work, slide):
+            whole_sum = WholeSum(work.entry.slide_path)
+            prepared = replace(prepared, whole_sum=whole_sum)
+        return SlideTiles(
+            key=prepared,
+            slide=slide,
+            table=table,
+            transform=transform,
+            measure=prepared.measures,
+        )
+
+    def _hashes_whole(self, work: SlideWork, slide: Slide) -> bool:
+        """Whether every byte of the file is hashed beside: nobody has done so, and it is local."""
+        compares_times = self.spec.slides.fingerprint == "times"
+        return (
+            compares_times and slide.source is None and not work.ledger.source["whole"]
+        )
+
+
+def _grid_of(work: SlideWork) -> TilesStage | None:
+    """The tile grid among the stages of a run; None for goals before it."""
+    grids = (stage for stage in work.stages if isinstance(stage, TilesStage))
+    return next(grids, None)
+
+
+def _open(work: SlideWork, reader: str, wholes: Scratch) -> Slide:
+    """Opens the slide. Raises BudgetError: decoded whole it would exceed the memory."""
+    slide = work.entry.open(reader)
+    try:
+        work.take_slide(slide)
+        held = slide.held_bytes
+        if held > wholes.total:
+            raise BudgetError(
+                f"memory must leave {format_bytes(held)} for an image that is decoded "
+                f"whole, got {format_bytes(int(wholes.total))} beside the tiles in "
+                f"{Path(slide.slide_path).name!r}; raise --memory, lower --batch-size, "
+                "or convert it to a tiled TIFF"
+            )
+        if held:
+            slide.on_close.enter_context(wholes.taken(held))
+    except BaseException:
+        slide.close()
+        raise
+    return slide
+
+
+def _read_slide(work: SlideWork, slide: Slide, grid: TilesStage | None) -> None:
+    """Runs the missing stages that read the slide: tissue or quality control, regions, networks."""
+    if grid is not None:
+        grid.config.plan(slide)  # a missing mpp is said before any pixel is read
+    for stage in list(work.missing):
+        if isinstance(stage, SlideStage):
+            work.perform_on(slide, stage)
+
+
+def _lay_grid(claimed: ClaimedSlide, slide: Slide, grid: TilesStage) -> PreparedSlide:
+    """The slide with its grid, and the stages that its tiles feed."""
+    work = claimed.work
+    work.stage_title = grid.title
+    is_missing = grid in work.missing
+    table = grid.candidates(work, slide) if is_missing else work.value(grid)
+    attributes = tile_attributes(work.entry.slide_id, slide, table, config=grid.config)
+    streamed: list[Stage[Any]] = []
+    if is_missing and grid.has_pixel_filters:
+        streamed.append(grid)
+    elif is_missing:
+        work.record(grid, lambda: grid.write(work, slide, table, attributes))
+    if not streamed:
+        _reuse_files(work, table)
+    streamed += [stage for stage in work.missing if isinstance(stage, TileStage)]
+    return PreparedSlide(
+        claimed=claimed,
+        slide=slide,
+        table=table,
+        attributes=attributes,
+        streamed=tuple(streamed),
+    )
+
+
+def _reuse_files(work: SlideWork, table: TileTable) -> None:
+    """Takes over embeddings of the same tiles that lie under another grid's name."""
+    for stage in list(work.missing):
+        if isinstance(stage, FeaturesStage):
+            output = stage.reuse(work, table)
+            if output is not None:
+                work.finish(stage, output)

@@ -1,0 +1,55 @@
+"""Facts of a slide: what its ledger, the summary and pages say of it, as plain values."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from thinsection.slide import Slide
+from thinsection.slide.cohort import SlideEntry
+from thinsection.store.ledger import SlideLedger
+
+OF_COHORTS = ("patient_id", "label", "split")
+
+
+def slide_facts(slide: Slide, entry: SlideEntry, ledger: SlideLedger) -> dict[str, Any]:
+    """Facts of an opened slide, beside what the ledger has of its row in the cohort."""
+    mpp_x, mpp_y = slide.slide_mpp or (None, None)
+    levels = [
+        {"size": list(level.size), "downsample": level.downsample}
+        for level in slide.levels
+    ]
+    facts: dict[str, Any] = {
+        "slide_id": entry.slide_id,
+        "slide_path": entry.slide_path,
+        "reader": slide.reader,
+        "width": slide.size[0],
+        "height": slide.size[1],
+        "levels": levels,
+        "mpp_x": mpp_x,
+        "mpp_y": mpp_y,
+        "objective_power": slide.objective_power,
+        "vendor": slide.vendor,
+        "rendering": slide.rendering,
+        "warnings": "; ".join(slide.notes),
+    }
+    for name in (*OF_COHORTS, "more"):
+        facts[name] = ledger.slide.get(name)
+    return facts
+
+
+def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> dict[str, Any]:
+    """The slide's facts and those of the stages, later ones winning; warnings joined."""
+    merged: dict[str, Any] = {}
+    warnings = [ledger.damage]
+    recorded = [ledger.stages[name] for name in addresses if name in ledger.stages]
+    for facts in (ledger.slide, *(record.facts for record in recorded)):
+        merged.update(facts)
+        warnings.append(facts.get("warnings") or "")
+    different = dict.fromkeys(text for text in warnings if text)
+    return merged | {"warnings": "; ".join(different)}
+
+
+def cohort_facts(entry: SlideEntry, ledger: SlideLedger) -> dict[str, Any]:
+    """Columns of the cohort; what an earlier cohort said of the slide is kept."""
+    facts = {name: getattr(entry, name) for name in OF_COHORTS}
+    facts = {name: value for name, value in facts.items() if value is not None}
+    return facts | {"more": {**ledger.slide.get("more", {}), **entry.more}}

@@ -1,0 +1,277 @@
+"""What the stream makes of a slide's tiles: embeddings and token grids, and their files."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.files.atomic import atomic_path, link_or_copy
+from thinsection.slide.resize import resample_filter
+from thinsection.stages.labels import join_label, variant
+from thinsection.stages.reuse import KnownRows, RowMerger, read_known_rows
+from thinsection.stages.stage import Output, SlideWork, Stage, TileStage
+from thinsection.stages.tiles import TilesStage
+from thinsection.store.tiles_h5 import TilesFile, TilesWriter, read_tiles
+from thinsection.tiles import TileTable
+from thinsection.tiles.transforms import StainConfig, StainLook
+from thinsection.types import CoordsL0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeaturesStage(TileStage[TilesFile]):
+    """`GRID/features_ENCODER/ID.h5`: `features` (N, D) and `coords` (N, 2).
+
+    Embeddings depend on pixels, tile grid and encoder, and on nothing else.
+    """
+
+    title: ClassVar[str] = "embed"
+
+    tiles: TilesStage
+    encoder: str  # its label, as part of the folder's name
+    identity: Mapping[str, Any]  # `EncoderIdentity.provenance`; see `deciding`
+    dtype: str = "float32"  # of the stored embeddings
+    # normalisation before the encoder
+    stain: StainConfig = field(default_factory=StainConfig)
+    target: StainLook | None = None  # the look that it aims at
+
+    @property
+    def label(self) -> str:
+        """Name of the embeddings: encoder, stored type, stain normalisation."""
+        parts = [self.encoder]
+        if self.dtype != "float32":
+            parts.append(self.dtype)
+        if self.target is not None:
+            parts.append(self.stain.stain_norm)
+            parts.append(variant(self.stain, leave_out=("stain_norm",)))
+        return join_label(*parts)
+
+    @property
+    def address(self) -> str:
+        return f"{self.tiles.grid}/features_{self.label}"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        stain = None
+        if self.target is not None:
+            stain = [asdict(self.stain), repr(self.target)]
+        return {
+            "encoder": deciding(self.identity),
+            "dtype": self.dtype,
+            "resample": resample_filter(self.tiles.config.resample),
+            "stain": stain,
+        }
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """Attributes of the file that name its encoder."""
+        attributes = {
+            "encoder" if name == "name" else name: value
+            for name, value in self.identity.items()
+        }
+        attributes["resample"] = resample_filter(self.tiles.config.resample)
+        return attributes
+
+    def content(self, work: SlideWork, table: TileTable) -> str:
+        """Hash of what the embeddings depend on: pixels, tiles, encoder; not of how the tiles came
+        to be. Stain normalisation looks at the tissue, so that counts where it is on."""
+        digest = self._row_digest(work, table)
+        digest.update(np.ascontiguousarray(table.coords_l0).tobytes())
+        return digest.hexdigest()[:24]
+
+    def row_content(self, work: SlideWork, table: TileTable) -> str:
+        """Hash of what one row depends on: `content` but for which tiles there are."""
+        return self._row_digest(work, table).hexdigest()[:24]
+
+    def _row_digest(self, work: SlideWork, table: TileTable) -> "hashlib._Hash":
+        mask = self.tiles.mask
+        parts = [
+            work.source.key,
+            mask.reader,
+            None if self.target is None else mask.key(work.source),
+            asdict(table.plan),
+            self.settings,
+        ]
+        text = json.dumps(parts, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode())
+
+    def reuse(self, work: SlideWork, table: TileTable) -> Output[TilesFile] | None:
+        """Takes the file of the same tiles under another grid's name; None where there is none."""
+        content = self.content(work, table)
+        for address, record in work.ledger.stages.items():
+            if address == self.address or record.facts.get("content") != content:
+                continue
+            if not work.ledger.complete(record):
+                continue
+            work.ledger = work.ledger.bring(record)
+            name = self.file(work.entry.slide_id)
+            source = next(iter(record.files))
+            with atomic_path(work.path(name)) as tmp:
+                link_or_copy(work.path(source), tmp)
+            return Output(files=(name,), facts=record.facts)
+        return None
+
+    def known_rows(self, work: SlideWork, table: TileTable) -> KnownRows | None:
+        """Embeddings of some of the tiles in a file of other tiles, the one that has the most.
+
+        Memory: 200 bytes a tile of the table and of each file.
+        """
+        content = self.row_content(work, table)
+        paths = [rows.path for rows in work.rows_before_edit if rows.content == content]
+        for record in work.ledger.stages.values():
+            if record.facts.get("rows") == content and work.ledger.complete(record):
+                paths += [work.path(name) for name in record.files]
+        candidates = [read_known_rows(path, table.coords_l0) for path in paths]
+        return min(candidates, key=lambda known: known.lacking.sum(), default=None)
+
+    def load(self, work: SlideWork) -> TilesFile:
+        """The stored embeddings. Memory: 4 N D bytes."""
+        return read_tiles(work.path(self.file(work.entry.slide_id)))
+
+
+def deciding(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Part of an encoder's identity that decides a result.
+
+    The hash sees every weight, so the revision that brought them is for the record only; so is the
+    engine, which sums in an order of its own.
+    """
+    return {
+        name: value
+        for name, value in identity.items()
+        if name not in ("revision", "engine")
+    }
+
+
+def find_known_rows(
+    work: SlideWork, stages: Sequence[FeaturesStage], table: TileTable
+) -> dict[str, KnownRows]:
+    """Embeddings that need no encoder, by address; none unless each stage has some.
+
+    A tile that one stage lacks is left to the encoders of all: it is read once for them.
+    """
+    found = []
+    for stage in stages:
+        known = stage.known_rows(work, table)
+        if known is None:
+            return {}
+        found.append(known)
+    lacking = np.any([known.lacking for known in found], axis=0)
+    return {
+        stage.address: known.without(lacking) for stage, known in zip(stages, found)
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokensStage(TileStage[None]):
+    """`GRID/tokens_ENCODER/ID.h5`: `tokens` (N, T, C) in float16 and `coords` (N, 2)."""
+
+    title: ClassVar[str] = "tokens"
+
+    features: FeaturesStage  # of the same encoder: both come from one forward pass
+
+    @property
+    def address(self) -> str:
+        return f"{self.features.tiles.grid}/tokens_{self.features.label}"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.features.settings
+
+    @property
+    def needs(self) -> tuple[Stage[Any], ...]:
+        return (self.features.tiles,)
+
+
+class OpenResult:
+    """The file of a stage that the stream feeds, while it grows; it appears whole or not at all.
+
+    Args:
+        work: the slide.
+        stage: whose file it is.
+        attributes: of the files of the slide's tiles.
+        known: rows that need no encoder.
+
+    Memory: one batch.
+    """
+
+    def __init__(
+        self,
+        work: SlideWork,
+        stage: FeaturesStage | TokensStage,
+        attributes: Mapping[str, Any],
+        known: KnownRows | None = None,
+    ) -> None:
+        self.stage = stage
+        self._work = work
+        self._features = stage.features if isinstance(stage, TokensStage) else stage
+        self._attributes = attributes
+        self._merger = None if known is None else RowMerger(known)
+        self._name = stage.file(work.entry.slide_id)
+        self._stack = ExitStack()
+        self._tmp = self._stack.enter_context(atomic_path(work.path(self._name)))
+        self._writer: TilesWriter | None = None
+
+    def append(
+        self, coords_l0: CoordsL0, values: npt.NDArray[np.floating[Any]]
+    ) -> None:
+        """Adds the encoder's embeddings (b, D) or tokens (b, T, C) of its next tiles."""
+        writer = self._open(values.shape[1:])
+        if self._merger is None:
+            writer.append(coords_l0, values)
+        else:
+            _append_blocks(writer, self._merger.add(coords_l0, values))
+
+    def close(
+        self, empty_shape: tuple[int, ...], warnings: Sequence[str] = ()
+    ) -> Output[Any]:
+        """Puts the file in its place.
+
+        Args:
+            empty_shape: shape of a row, for a slide without tiles.
+            warnings: on how the tiles were changed and encoded.
+        """
+        work = self._work
+        features = self._features
+        writer = self._open(empty_shape)
+        if self._merger is not None:
+            _append_blocks(writer, self._merger.remaining())
+        writer.close()
+        work.remove_outdated(self.stage)
+        self._stack.close()  # fsync and rename
+        facts: dict[str, Any] = {"dim": writer.shape[-1], **features.attributes}
+        facts["warnings"] = "; ".join(warnings)
+        if self.stage is features:
+            table = work.value(features.tiles)
+            facts["content"] = features.content(work, table)
+            facts["rows"] = features.row_content(work, table)
+        return Output(files=(self._name,), facts=facts)
+
+    def abandon(self) -> None:
+        """Drops what was written."""
+        if self._writer is not None:
+            with suppress(OSError, RuntimeError):  # of a disk that is full
+                self._writer.close()
+        self._stack.__exit__(OSError, OSError("abandoned"), None)
+
+    def _open(self, shape: tuple[int, ...]) -> TilesWriter:
+        if self._writer is None:
+            is_features = self.stage is self._features
+            self._writer = TilesWriter(
+                self._tmp,
+                dim=shape,
+                dataset="features" if is_features else "tokens",
+                dtype=self._features.dtype if is_features else "float16",
+                attributes=dict(self._attributes) | self._features.attributes,
+            )
+        return self._writer
+
+
+def _append_blocks(
+    writer: TilesWriter, blocks: Iterable[tuple[CoordsL0, npt.NDArray[Any]]]
+) -> None:
+    for coords_l0, values in blocks:
+        writer.append(coords_l0, values)
