@@ -96,7 +96,7 @@ def photograph_viewer(results: Results, scratch: Path) -> None:
     """The viewer on a slide: its tissue, components of its tiles, those most similar to one."""
     script = "turn(slide.layers.find(one => one.kind === 'colours'), true)"
     ready = "() => slide && viewer.world.getItemAt(0)?.getFullyLoaded()"
-    with results.view() as running, sync_playwright() as play:
+    with ts.view(results) as running, sync_playwright() as play:
         chromium = shutil.which("chromium")
         browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         view = browser.new_page(viewport={"width": 1280, "height": 800})

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.stages.config import RunConfig as RunConfig
     from thinsection.stream import iter_tiles as iter_tiles
     from thinsection.tiles import tile_grid as tile_grid
+    from thinsection.view import view as view
 
 __version__ = "0.1.0"
 
@@ -58,6 +59,7 @@ _PUBLIC = {
     "plot": "thinsection.pipeline.plot",
     "predict": "thinsection.predict.predicting",
     "heatmap": "thinsection.predict.heatmap",
+    "view": "thinsection.view",
 }
 
 __all__ = ["__version__", "errors", *_PUBLIC]  # noqa: PLE0604

@@ -17,7 +17,7 @@ from tests.view.test_layers import brute_force
 from thinsection.pipeline.folder import Results
 from thinsection.slide import open_slide
 from thinsection.testing.synthetic import write_he_slide
-from thinsection.view import Viewer
+from thinsection.view import Viewer, view
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed"
@@ -218,7 +218,7 @@ def test_names_are_text(
     assert page.evaluate("document.querySelectorAll('img[src=x]').length") == 0
     path = tmp_path / 'x <b onload="1">#2 %2F é.svs'
     write_he_slide(path, (700, 600), seed=1, downsamples=(1,))
-    with open_slide(path) as slide, slide.view() as other:
+    with open_slide(path) as slide, view(slide) as other:
         second = opened(browser, other.url, seen := {"requests": [], "errors": []})
         assert second.inner_text("#name") == path.name and seen["errors"] == []
         assert second.evaluate("document.querySelectorAll('b[onload]').length") == 0

@@ -21,7 +21,7 @@ from thinsection.errors import (
 from thinsection.pipeline.folder import Results
 from thinsection.slide import Slide, open_slide
 from thinsection.testing.synthetic import write_he_slide
-from thinsection.view import ViewConfig, Viewer
+from thinsection.view import ViewConfig, Viewer, view
 from thinsection.view.server import ShownSlides
 
 
@@ -175,10 +175,10 @@ def test_settings_that_cannot_be_are_said(
 def test_a_notebook_shows_an_open_slide_and_results(
     real_slide: Path, view_results: Results
 ) -> None:
-    with open_slide(real_slide) as slide, slide.view() as viewer:
+    with open_slide(real_slide) as slide, view(slide) as viewer:
         assert json.loads(ask(viewer, "slides")[1]) == [real_slide.name]
         assert viewer.url in viewer._repr_html_() and "<iframe" in viewer._repr_html_()
-    with view_results.view(port=0) as viewer:
+    with view(view_results, port=0) as viewer:
         assert json.loads(ask(viewer, "slides")[1]) == [A, B]
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -237,12 +236,6 @@ class Results:
         return damaged | {
             name: result.error for name, result in found if result is not None
         }
-
-    def view(self, **settings: object) -> Any:
-        """A `thinsection.view.Viewer` of the folder; as `Slide.view`."""
-        return import_module("thinsection.view").Viewer(
-            self, **settings
-        )  # a room above
 
     def __repr__(self) -> str:
         lines = [f"<Results {str(self.folder)!r}: {len(self.slides)} slides>"]

@@ -3,9 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -292,15 +290,6 @@ class Slide(Closing):
         raise InvalidInputError(
             f"associated image must be one of: {known} in {self.slide_path!r}"
         )
-
-    def view(self, **settings: object) -> Any:
-        """A `thinsection.view.Viewer`, which a notebook shows; close it before the slide.
-
-        Settings are those of `thinsection view`: port, memory, annotations, show_label.
-        """
-        return import_module("thinsection.view").Viewer(
-            self, **settings
-        )  # a room above
 
     def close(self) -> None:
         """Lets go of the file. Reads that threads have begun end well, later ones raise."""

@@ -1,5 +1,5 @@
 """A local viewer of slides and results: deep zoom, layers, similar tiles."""
 
-from thinsection.view.server import ViewConfig, Viewer, ViewerConfig
+from thinsection.view.server import ViewConfig, Viewer, ViewerConfig, view
 
-__all__ = ["ViewConfig", "Viewer", "ViewerConfig"]
+__all__ = ["ViewConfig", "Viewer", "ViewerConfig", "view"]

@@ -504,3 +504,17 @@ def _refused(request: Request, error: Exception) -> Response:
         return JSONResponse({"error": "there is no such thing here"}, 404, _HEADERS)
     lines = [str(error), *getattr(error, "__notes__", [])]
     return JSONResponse({"error": "\n".join(lines)}, 422, _HEADERS)
+
+
+def view(source: Slide | Source, **settings: object) -> Viewer:
+    """Shows a slide or results in a viewer, which a notebook displays as a frame.
+
+    It runs in a thread until `close()`; close it before a slide that it shows.
+
+    Args:
+        source: an open slide, results, or paths: slides, folders, cohort CSVs, a results folder.
+        settings: those of `thinsection view`: port, memory, annotations, show_label.
+
+    Raises MissingDependencyError: the extra 'view' is not installed; as of `Viewer` besides.
+    """
+    return Viewer(source, **settings)
