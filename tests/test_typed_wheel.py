@@ -22,7 +22,7 @@ import thinsection as ts
 from thinsection.encode import TileEncoder
 from thinsection.neighbors import tile_graph
 from thinsection.pipeline.folder import Results
-from thinsection.pipeline.run import RunSummary
+from thinsection.pipeline.ending import RunSummary
 from thinsection.planning.plan import RunPlan
 from thinsection.pool import SlideEncoder
 from thinsection.qc import QcResult, TissueMask

@@ -13,10 +13,11 @@ import tifffile
 
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, StoreError
+from thinsection.pipeline.ending import RunSummary
 from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.folder import export_anndata, open_results
-from thinsection.pipeline.results import distances
-from thinsection.pipeline.run import RunSummary, run
+from thinsection.pipeline.measures_tables import distances
+from thinsection.pipeline.run import run
 from thinsection.slide import open_slide
 from thinsection.stages.config import RunConfig
 from thinsection.stages.measures import STAIN_COLUMNS, TileMeasures

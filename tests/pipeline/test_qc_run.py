@@ -23,8 +23,9 @@ from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.execute import execute
 from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.qc_run import QcRunConfig, QcSummary, check_slides
+from thinsection.pipeline.qc_tables import failing_rules
 from thinsection.pipeline.records import read_records
-from thinsection.pipeline.results import FAILURE_NAME, SlideResult, failing_rules
+from thinsection.pipeline.results import FAILURE_NAME, SlideResult
 from thinsection.pipeline.run import make_task, run
 from thinsection.pipeline.task import RunTask
 from thinsection.qc import load_pipeline

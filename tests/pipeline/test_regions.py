@@ -10,9 +10,10 @@ import pytest
 import shapely
 
 from thinsection.errors import ConfigError
+from thinsection.pipeline.ending import RunSummary
 from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.folder import open_results
-from thinsection.pipeline.run import RunSummary, run
+from thinsection.pipeline.run import run
 from thinsection.stages.config import RunConfig
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.testing.synthetic import write_he_slide

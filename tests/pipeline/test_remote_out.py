@@ -19,8 +19,9 @@ from thinsection.cli.main import build_app
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, SlideOpenError, StoreError
 from thinsection.files.sources import RemoteFolder
+from thinsection.pipeline.ending import RunSummary
 from thinsection.pipeline.events import RunEvent
-from thinsection.pipeline.run import RunSummary, run
+from thinsection.pipeline.run import run
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide
 

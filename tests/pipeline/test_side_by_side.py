@@ -10,10 +10,11 @@ import pytest
 
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
+from thinsection.pipeline.ending import RunSummary
 from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.pooling import aggregate_folder
-from thinsection.pipeline.run import RunSummary, run
+from thinsection.pipeline.run import run
 from thinsection.slide import open_slide
 from thinsection.stages.config import AggregateRunConfig, RunConfig
 from thinsection.testing.synthetic import write_he_slide

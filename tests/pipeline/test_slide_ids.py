@@ -21,8 +21,9 @@ from thinsection.evaluation.labels import LabelsConfig, read_cohort
 from thinsection.jobs.contract import Try
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.slurm_array import Array, load_array
+from thinsection.pipeline.ending import RunSummary
 from thinsection.pipeline.events import RunEvent
-from thinsection.pipeline.run import RunSummary, check_folder, make_task, run
+from thinsection.pipeline.run import check_folder, make_task, run
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve

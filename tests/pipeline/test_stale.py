@@ -11,9 +11,10 @@ from safetensors.torch import save_file
 
 from thinsection.config import replace_flat
 from thinsection.errors import StoreError
+from thinsection.pipeline.ending import RunSummary
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.pooling import aggregate_folder
-from thinsection.pipeline.run import RunSummary, check_folder, run
+from thinsection.pipeline.run import check_folder, run
 from thinsection.stages.config import AggregateRunConfig, RunConfig
 from thinsection.store.identity import fingerprint
 from thinsection.testing.synthetic import write_he_slide

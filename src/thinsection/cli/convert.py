@@ -191,7 +191,7 @@ def _run_each(jobs: Sequence[Job], found: Sequence[str] = ()) -> None:
                 f"{name}: {error}", style="bold red", markup=False, soft_wrap=True
             )
     if failed or found:
-        from thinsection.pipeline.run import EXIT_SOME_FAILED
+        from thinsection.pipeline.ending import EXIT_SOME_FAILED
 
         raise typer.Exit(EXIT_SOME_FAILED)
 

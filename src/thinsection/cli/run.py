@@ -184,9 +184,9 @@ def aggregate(
         thinsection aggregate results --slide-encoder titan --executor dask --workers 4
     """
     from thinsection.cli.progress import say
+    from thinsection.pipeline.ending import EXIT_SOME_FAILED
     from thinsection.pipeline.pooling import aggregate_folder
     from thinsection.pipeline.results import describe
-    from thinsection.pipeline.run import EXIT_SOME_FAILED
 
     tell = {"on_result": lambda result: say(describe(result)), "on_message": say}
     results = aggregate_folder(folder, out=out, config=config, **tell)

@@ -135,7 +135,7 @@ def _collect(out: FolderArgument, retry: Annotated[bool, RETRY] = True) -> None:
             )
         if found.task.kind == "run":
             from thinsection.jobs.contract import Report
-            from thinsection.pipeline.run import finish_run
+            from thinsection.pipeline.ending import finish_run
 
             ended = tuple(found.results[n] for n in found.entries if n in found.results)
             told = {"stage_seconds": found.stage_seconds, "facts": found.facts}

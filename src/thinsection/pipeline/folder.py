@@ -133,7 +133,7 @@ class Results:
 
         Raises StoreError: the labels cannot be read.
         """
-        from thinsection.pipeline.results import (
+        from thinsection.pipeline.tables import (
             grid_rows,
         )  # a run is made of it: not for a listing
 

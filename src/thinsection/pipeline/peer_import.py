@@ -29,7 +29,7 @@ from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.pipeline.folder import Listener, leaving_out
 from thinsection.pipeline.records import begin_record, end_record
-from thinsection.pipeline.results import known_slides, write_tables
+from thinsection.pipeline.tables import known_slides, write_tables
 from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry, load_cohort, named_columns, parse_mpp
 from thinsection.slide.readers import slide_suffixes

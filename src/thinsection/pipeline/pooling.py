@@ -20,13 +20,8 @@ from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.execute import execute
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.records import recording
-from thinsection.pipeline.results import (
-    LOST_STAGE,
-    SlideResult,
-    Status,
-    known_slides,
-    write_tables,
-)
+from thinsection.pipeline.results import LOST_STAGE, SlideResult, Status
+from thinsection.pipeline.tables import known_slides, write_tables
 from thinsection.pipeline.task import set_threads
 from thinsection.pool import SlideEncoder, TileLayout, check_fit, load_slide_encoder
 from thinsection.pool.encoder import check_slide_encoder, slide_encoder_identity

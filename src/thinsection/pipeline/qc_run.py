@@ -11,16 +11,16 @@ from thinsection.config import option, section
 from thinsection.files.atomic import write_text
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.pipeline.events import OnEvent
-from thinsection.pipeline.records import RECORDS
-from thinsection.pipeline.results import (
-    SlideResult,
+from thinsection.pipeline.qc_tables import (
     failing_rules,
-    known_slides,
     qc_rows,
     qc_stage,
     qc_table_name,
 )
+from thinsection.pipeline.records import RECORDS
+from thinsection.pipeline.results import SlideResult
 from thinsection.pipeline.run import run
+from thinsection.pipeline.tables import known_slides
 from thinsection.qc import Pipeline, load_pipeline
 from thinsection.qc.engine import QcRule
 from thinsection.qc.pipeline import dump_pipeline, pipeline_from_ini

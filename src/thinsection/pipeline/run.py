@@ -1,17 +1,14 @@
 """`run`: slides in, results out; every invocation leaves a record of its own."""
 
 import contextlib
-import html
 import shutil
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import thinsection
-from thinsection.errors import DiskSpaceError, StoreError, ThinsectionError, require
+from thinsection.errors import DiskSpaceError, StoreError, ThinsectionError
 from thinsection.files.atomic import atomic_path, writing
 from thinsection.files.lock import sweep_old
 from thinsection.files.sources import is_url
@@ -20,17 +17,16 @@ from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import chosen_executor
 from thinsection.jobs.slurm import Submitted
 from thinsection.pipeline import records
-from thinsection.pipeline import results as tables
+from thinsection.pipeline.ending import RunSummary, end_early, finish_run
 from thinsection.pipeline.events import OnEvent, RunEvent
-from thinsection.pipeline.folder import open_results
+from thinsection.pipeline.measures_tables import check_reference
 from thinsection.pipeline.models import recorded_models
 from thinsection.pipeline.prepare import skipped_result
 from thinsection.pipeline.records import RECORDS, Record, log
-from thinsection.pipeline.results import SlideResult, Status
-from thinsection.pipeline.task import ENDS, RunTask, ended_slides, filesystem_now
-from thinsection.report.index import write_index
+from thinsection.pipeline.results import SlideResult, describe
+from thinsection.pipeline.task import RunTask, filesystem_now
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import ENCODING, RunConfig
+from thinsection.stages.config import RunConfig
 from thinsection.stages.request import check_run, cohort_of
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.store.claims import claim_ids
@@ -40,42 +36,35 @@ from thinsection.usage.monitor import resource_monitor
 
 MIN_FREE_BYTES = 256 * MIB
 _SHOWN_GROUPS = 5  # of slides of equal content that are named in full
-EXIT_OK, EXIT_SOME_FAILED = 0, 3
+OnMessage = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSummary:
-    """What a run left."""
+class Listeners:
+    """Who hears of a run's progress."""
 
-    out: Path | str  # the results folder, or its URL
-    record: Path  # folder of the invocation's record
-    results: tuple[SlideResult, ...]  # one per slide, in the order of the cohort
-    stage_seconds: dict[str, float]  # busy and waiting seconds by stage
-    seconds: float  # wall-clock time
-    allow_empty: bool = False  # a slide without any tile is no failure
-    # slides of the folder whose files have the same content, each group by slide id
-    equal_slides: tuple[tuple[str, ...], ...] = ()
+    on_event: OnEvent  # from any thread
+    on_message: OnMessage
+    # has the last word on a slide: fails one whose files did not arrive
+    settle: Callable[[SlideResult], SlideResult] = lambda result: result
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """Number of slides by status: done, skipped, empty, excluded, failed."""
-        counted = Counter(result.status for result in self.results)
-        return {status: counted[status] for status in get_args(Status)}
+    def logged(self, record: Path) -> "Listeners":
+        """The same, who also note what they hear in the log of a record."""
 
-    @property
-    def exit_code(self) -> int:
-        """0 where every slide has its result, 3 where some failed or have no tile."""
-        counts = self.counts
-        bad = counts["failed"] or (counts["empty"] and not self.allow_empty)
-        return EXIT_SOME_FAILED if bad else EXIT_OK
+        def on_event(event: RunEvent) -> None:
+            if event.result is not None:
+                log(record, describe(event.result))
+            elif event.kind in ("opening", "waiting"):
+                then = ", then " if event.kind == "opening" and event.text else " "
+                line = f"{event.slide_id}: {event.kind}{then}{event.text}"
+                log(record, line.rstrip())
+            self.on_event(event)
 
-    def __repr__(self) -> str:
-        counts = ", ".join(f"{n} {status}" for status, n in self.counts.items() if n)
-        return f"<RunSummary {str(self.out)!r}: {counts or 'no slides'} in {self.seconds:.1f} s>"
+        def on_message(text: str) -> None:
+            log(record, text)
+            self.on_message(text)
 
-    def _repr_html_(self) -> str:
-        here = "" if is_url(str(self.out)) else open_results(self.out)._repr_html_()
-        return f"<p>{html.escape(repr(self))}</p>{here}"
+        return replace(self, on_event=on_event, on_message=on_message)
 
 
 def run(
@@ -86,7 +75,7 @@ def run(
     stage: str = "aggregate",
     executor: Any = None,
     on_event: OnEvent = lambda event: None,
-    on_message: Callable[[str], None] = lambda text: None,
+    on_message: OnMessage = lambda text: None,
     **settings: Any,
 ) -> RunSummary:
     """Takes slides from files to embeddings, resuming what earlier runs left.
@@ -115,85 +104,81 @@ def run(
     spec = resolve(config or RunConfig(), stage, settings)
     entries = cohort_of(slides, spec.slides, spec.regions, on_message)
     check_run(spec)
-    tables.check_reference(spec)
-    if not is_url(str(out)):
-        with writing(str(out)):
-            folder = check_folder(Path(out))
-            return _run_in_folder(
-                claim_ids(folder, entries, on_message),
-                out=folder,
-                spec=spec,
-                executor=executor,
-                on_event=on_event,
-                on_message=on_message,
-            )
+    check_reference(spec)
+    listeners = Listeners(on_event=on_event, on_message=on_message)
+    if is_url(str(out)):
+        return _run_at_url(entries, str(out), spec, listeners, executor=executor)
+    with writing(str(out)):
+        folder = check_folder(Path(out))
+        entries = claim_ids(folder, entries, on_message)
+        return _run_in_folder(entries, folder, spec, listeners, executor=executor)
+
+
+def _run_at_url(
+    entries: Sequence[SlideEntry],
+    out: str,
+    spec: RunSpec,
+    listeners: Listeners,
+    *,
+    executor: Any,
+) -> RunSummary:
+    """`run` whose results go to a URL as slides end."""
     from thinsection.pipeline.remote_out import uploads_to
 
-    with uploads_to(str(out), spec, executor) as uploads:
-        entries = claim_ids(uploads.folder, entries, on_message)
+    with uploads_to(out, spec, executor) as uploads:
+        entries = claim_ids(uploads.folder, entries, listeners.on_message)
         uploads.expect(entries)
+        uploading = replace(
+            listeners,
+            on_event=uploads.watch(listeners.on_event),
+            settle=uploads.settle,
+        )
         try:
-            summary = _run_in_folder(
-                entries,
-                out=uploads.folder,
-                spec=spec,
-                on_event=uploads.watch(on_event),
-                on_message=on_message,
-                settle=uploads.settle,
-            )
+            summary = _run_in_folder(entries, uploads.folder, spec, uploading)
         except BaseException:
-            with contextlib.suppress(
-                StoreError
-            ):  # the tables, where the target takes them
+            # the tables, where the target takes them
+            with contextlib.suppress(StoreError):
                 uploads.put_rest("")
             raise
         uploads.put_rest(summary.record.name)
-    return replace(summary, out=str(out))
+    return replace(summary, out=out)
 
 
 def _run_in_folder(
     entries: Sequence[SlideEntry],
-    *,
     out: Path,
     spec: RunSpec,
+    listeners: Listeners,
+    *,
     executor: Any = None,
-    on_event: OnEvent,
-    on_message: Callable[[str], None],
-    settle: Callable[[SlideResult], SlideResult] = lambda result: result,
 ) -> RunSummary:
-    """`run` on checked settings and a folder that exists; `settle` has the last word on a slide."""
+    """`run` on checked settings and a folder that exists."""
     task = make_task(out, spec)
-    on_event, on_message = _logged(task.record, on_event, on_message)
-    reports, facts, begun = list[Report[SlideResult]](), dict[str, Any](), False
-    told: dict[str, Any] = {"on_event": on_event, "on_message": on_message}
-    told |= {"on_report": reports.append, "cluster": executor, "folder": task.record}
+    listeners = listeners.logged(task.record)
+    reports: list[Report[SlideResult]] = []
+    begun = False
     try:
         with writing(out):
             finished = finished_report(out, Record.read(task.record), entries, spec)
+            facts: dict[str, Any] = {}
             if finished is None and executor is None and spec.executor.in_process:
-                if spec.encoding.encoders:
-                    on_message(f"loading {', '.join(spec.encoding.encoders)}")
-                facts = task.facts(
-                    task.models()
-                )  # errors of settings and weights come first
+                # errors of settings and weights come before any slide's
+                facts = _load_encoders(task, listeners.on_message)
             begun = True
             if finished is None:
-
-                def spent() -> Mapping[str, float]:
-                    return merged(reports).stage_seconds
-
-                with resource_monitor(task.record, facts=facts, stage_seconds=spent):
-                    execute(entries, task, spec.executor, **told)
+                _execute(
+                    entries, task, listeners, reports, executor=executor, facts=facts
+                )
             else:
                 reports.append(finished)
                 for result in finished.results:
-                    on_event(task.ended(result))
+                    listeners.on_event(task.ended(result))
             report = merged(reports)
-            ended = {result.slide_id: settle(result) for result in report.results}
+            ended = {r.slide_id: listeners.settle(r) for r in report.results}
             results = tuple(ended[entry.slide_id] for entry in entries)
             summary = finish_run(task, entries, replace(report, results=results))
             for line in _equal_lines(summary.equal_slides):
-                on_message(line)
+                listeners.on_message(line)
             return summary
     except Submitted:  # no end: the work goes on elsewhere
         raise
@@ -201,6 +186,40 @@ def _run_in_folder(
         if begun or not isinstance(error, ThinsectionError):
             end_early(task, entries, merged(reports), error)
         raise
+
+
+def _load_encoders(task: RunTask, on_message: OnMessage) -> dict[str, Any]:
+    """Loads the encoders into this process; facts of the record of what is used."""
+    if task.spec.encoding.encoders:
+        on_message(f"loading {', '.join(task.spec.encoding.encoders)}")
+    return task.facts(task.models())
+
+
+def _execute(
+    entries: Sequence[SlideEntry],
+    task: RunTask,
+    listeners: Listeners,
+    reports: list[Report[SlideResult]],
+    *,
+    executor: Any,
+    facts: Mapping[str, Any],
+) -> None:
+    """Works on the entries and adds what comes back to `reports`; records what is used."""
+
+    def stage_seconds() -> Mapping[str, float]:
+        return merged(reports).stage_seconds
+
+    with resource_monitor(task.record, facts=facts, stage_seconds=stage_seconds):
+        execute(
+            entries,
+            task,
+            task.spec.executor,
+            folder=task.record,
+            cluster=executor,
+            on_report=reports.append,
+            on_event=listeners.on_event,
+            on_message=listeners.on_message,
+        )
 
 
 def finished_report(
@@ -216,14 +235,15 @@ def finished_report(
     for earlier in records.same_settings(out, record):
         document = earlier.document.get("models", {})
         models = recorded_models(document, spec.encoding)
-        if models is not None:
-            results = []
-            for entry in entries:
-                result = skipped_result(entry, out=out, spec=spec, models=models)
-                if result is None:
-                    return None
-                results.append(result)
-            return Report(results=tuple(results), facts=document)
+        if models is None:
+            continue
+        results = []
+        for entry in entries:
+            result = skipped_result(entry, out=out, spec=spec, models=models)
+            if result is None:
+                return None
+            results.append(result)
+        return Report(results=tuple(results), facts=document)
     return None
 
 
@@ -234,29 +254,9 @@ def _equal_lines(groups: Sequence[Sequence[str]]) -> list[str]:
         names = ", ".join(map(repr, ids))
         lines.append(f"warning: {names} have the same content: is it one slide?")
     if len(groups) > _SHOWN_GROUPS:
-        rest = len(groups) - _SHOWN_GROUPS
-        lines.append(f"warning: {rest} more groups of slides have the same content")
+        count = len(groups) - _SHOWN_GROUPS
+        lines.append(f"warning: {count} more groups of slides have the same content")
     return lines
-
-
-def _logged(
-    record: Path, on_event: OnEvent, on_message: Callable[[str], None]
-) -> tuple[OnEvent, Callable[[str], None]]:
-    """The listeners of a run, which also note what they hear in its log."""
-
-    def event(one: RunEvent) -> None:
-        if one.result is not None:
-            log(record, tables.describe(one.result))
-        elif one.kind in ("opening", "waiting"):
-            then = ", then " if one.kind == "opening" and one.text else " "
-            log(record, f"{one.slide_id}: {one.kind}{then}{one.text}".rstrip())
-        on_event(one)
-
-    def message(text: str) -> None:
-        log(record, text)
-        on_message(text)
-
-    return event, message
 
 
 def make_task(out: Path, spec: RunSpec) -> RunTask:
@@ -270,7 +270,8 @@ def make_task(out: Path, spec: RunSpec) -> RunTask:
     )
     kept: tuple[Path, ...] = ()
     if chosen_executor(spec.executor) == "slurm":
-        kept = tuple(one.folder for one in records.same_settings(folder, record))
+        earlier = records.same_settings(folder, record)
+        kept = tuple(record.folder for record in earlier)
     return RunTask(
         out=folder,
         record=record.folder,
@@ -279,77 +280,6 @@ def make_task(out: Path, spec: RunSpec) -> RunTask:
         started=filesystem_now(folder),
         kept=kept,
     )
-
-
-def finish_run(
-    task: RunTask, entries: Sequence[SlideEntry], report: Report[SlideResult]
-) -> RunSummary:
-    """Writes the tables, the record, its efficiency page, and the QC page where there was QC.
-
-    The report is of all chunks, merged; of a batch job not yet of all entries.
-    """
-    record = Record.read(task.record)
-    spent = datetime.now(UTC) - datetime.fromisoformat(record.document["started"])
-    output, busy = task.spec.output, dict(sorted(report.stage_seconds.items()))
-    told: dict[str, Any] = {
-        "seconds": spent.total_seconds(),
-        "allow_empty": output.allow_empty,
-    }
-    told |= {"results": report.results, "stage_seconds": busy}
-    slides = tables.known_slides(task.out)
-    equal = tables.write_tables(task.out, slides, _not_ended(entries, report.results))
-    told |= {"equal_slides": tuple(equal)}
-    summary = RunSummary(out=task.out, record=task.record, **told)
-    if output.measures and task.spec.goal in ("tile", *ENCODING):
-        tables.write_measures(task.out, slides, task.spec)
-    if task.spec.qc.qc != "off":
-        tables.write_qc_tables(task.out, slides, task.spec)
-    facts = {"seconds": round(summary.seconds, 3), "counts": summary.counts}
-    rounded = {name: round(seconds, 3) for name, seconds in busy.items()}
-    records.end_record(
-        record, facts | {"models": dict(report.facts), "stage_seconds": rounded}
-    )
-    if summary.counts["done"]:
-        records.write_efficiency(task.record)
-    log(task.record, f"ended: {summary!r}")
-    write_index(task.out)
-    return summary
-
-
-def end_early(
-    task: RunTask,
-    entries: Sequence[SlideEntry],
-    report: Report[SlideResult],
-    error: BaseException,
-) -> None:
-    """Writes the tables of what is done, where there is room, and notes on the error how to go on.
-
-    Slides that nobody has reported are known by what their processes noted in the record.
-    """
-    ended = ended_slides(task.record) | {r.slide_id: r for r in report.results}
-    results = tuple(ended[e.slide_id] for e in entries if e.slide_id in ended)
-    done = sum(result.status in ENDS for result in results)
-    told = f"tables are in {task.out}"
-    try:
-        with writing(task.out):
-            slides = tables.known_slides(task.out)
-            tables.write_tables(task.out, slides, _not_ended(entries, results))
-            why = str(error) or type(error).__name__
-            records.end_record(Record.read(task.record), {"ended_by": why})
-            log(task.record, f"ended early: {why}; {done} slides are done")
-            write_index(task.out, draw_thumbnails=False)
-    except OSError as full:
-        told = f"the tables could not be written ({full})"
-    go_on = "what is done stays: run the same command again to go on"
-    error.add_note(f"{done} of {len(entries)} slides are done, {told}; {go_on}")
-
-
-def _not_ended(
-    entries: Sequence[SlideEntry], results: Sequence[SlideResult]
-) -> list[SlideEntry]:
-    """The slides of an invocation that have no result yet."""
-    ended = {result.slide_id for result in results}
-    return [entry for entry in entries if entry.slide_id not in ended]
 
 
 def check_folder(out: Path) -> Path:
@@ -367,17 +297,19 @@ def check_folder(out: Path) -> Path:
         raise StoreError(
             f"out must be a writable folder, got {str(out)!r}: {error}"
         ) from None
-    got = (
-        f"{format_bytes(free)} in {str(out)!r}; free some space or choose another disk"
-    )
-    rule = f"out must have {format_bytes(MIN_FREE_BYTES)} free"
-    require(free >= MIN_FREE_BYTES, rule, got, error=DiskSpaceError)
+    if free < MIN_FREE_BYTES:
+        raise DiskSpaceError(
+            f"out must have {format_bytes(MIN_FREE_BYTES)} free, got {format_bytes(free)} "
+            f"in {str(out)!r}; free some space or choose another disk"
+        )
     for folder in (out, *out.glob(f"{RECORDS}/*")):
         sweep_old(folder)
-    ours = (out / SLIDES).is_dir() or (out / RECORDS).is_dir()
-    earlier = (out / "run.json").is_file() or any(out.glob("*/slide.json"))
-    got = f"{str(out)!r} with results of an earlier version (<slide_id>/tiles.h5); "
-    got += "choose another --out: nothing was changed"
-    rule = "out must be a new folder or one of this layout"
-    require(ours or not earlier, rule, got, error=StoreError)
+    has_layout = (out / SLIDES).is_dir() or (out / RECORDS).is_dir()
+    has_earlier = (out / "run.json").is_file() or any(out.glob("*/slide.json"))
+    if has_earlier and not has_layout:
+        raise StoreError(
+            f"out must be a new folder or one of this layout, got {str(out)!r} with "
+            "results of an earlier version (<slide_id>/tiles.h5); choose another --out: "
+            "nothing was changed"
+        )
     return out

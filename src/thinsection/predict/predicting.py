@@ -32,13 +32,10 @@ from thinsection.jobs.contract import Report
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.pipeline.folder import Results, open_results
+from thinsection.pipeline.qc_tables import qc_rows, qc_stage
 from thinsection.pipeline.records import recording
-from thinsection.pipeline.results import grid_rows, known_slides, qc_rows, qc_stage
 from thinsection.pipeline.run import run
-from thinsection.predict.answering import Prediction, PredictTask
-from thinsection.predict.inputs import Inputs, check_inputs, read_inputs, run_config
-from thinsection.predict.model_file import ModelCard, read_card
-from thinsection.predict.validation import Locked, write_validation
+from thinsection.pipeline.tables import grid_rows, known_slides
 from thinsection.report.index import write_index
 from thinsection.report.verdict import GOOD, load_rules, verdict
 from thinsection.stages.spec import resolve

@@ -1,0 +1,150 @@
+"""The end of a run, well or early: tables, record, pages, and the summary for who called it."""
+
+import html
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import get_args
+
+from thinsection.files.atomic import writing
+from thinsection.files.sources import is_url
+from thinsection.jobs.contract import Report
+from thinsection.pipeline.folder import open_results
+from thinsection.pipeline.measures_tables import write_measures
+from thinsection.pipeline.qc_tables import write_qc_tables
+from thinsection.pipeline.records import Record, end_record, log, write_efficiency
+from thinsection.pipeline.results import SlideResult, Status
+from thinsection.pipeline.tables import known_slides, write_tables
+from thinsection.pipeline.task import ENDS, RunTask, ended_slides
+from thinsection.report.index import write_index
+from thinsection.slide.cohort import SlideEntry
+from thinsection.stages.graph import mask_stage, measures_stage
+from thinsection.stages.masks import QcStage
+
+EXIT_OK = 0
+EXIT_SOME_FAILED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """Results of a run."""
+
+    out: Path | str  # the results folder, or its URL
+    record: Path  # folder of the invocation's record
+    results: tuple[SlideResult, ...]  # one per slide, in the order of the cohort
+    stage_seconds: dict[str, float]  # busy and waiting seconds by stage
+    seconds: float  # wall-clock time
+    allow_empty: bool = False  # a slide without any tile is no failure
+    # slides of the folder whose files have the same content, each group by slide id
+    equal_slides: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of slides by status: done, skipped, empty, excluded, failed."""
+        counted = Counter(result.status for result in self.results)
+        return {status: counted[status] for status in get_args(Status)}
+
+    @property
+    def exit_code(self) -> int:
+        """0 where every slide has its result, 3 where some failed or have no tile."""
+        counts = self.counts
+        if counts["failed"] or (counts["empty"] and not self.allow_empty):
+            return EXIT_SOME_FAILED
+        return EXIT_OK
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{n} {status}" for status, n in self.counts.items() if n)
+        return f"<RunSummary {str(self.out)!r}: {counts or 'no slides'} in {self.seconds:.1f} s>"
+
+    def _repr_html_(self) -> str:
+        folder = ""
+        if not is_url(str(self.out)):
+            folder = open_results(self.out)._repr_html_()
+        return f"<p>{html.escape(repr(self))}</p>{folder}"
+
+
+def finish_run(
+    task: RunTask, entries: Sequence[SlideEntry], report: Report[SlideResult]
+) -> RunSummary:
+    """Writes the tables, the record, its efficiency page, and the QC page where there was QC.
+
+    The report is of all chunks, merged; of a batch job not yet of all entries.
+    """
+    record = Record.read(task.record)
+    begun = datetime.fromisoformat(record.document["started"])
+    seconds = (datetime.now(UTC) - begun).total_seconds()
+    slides = known_slides(task.out)
+    waiting = _not_ended(entries, report.results)
+    equal_slides = write_tables(task.out, slides, waiting)
+    summary = RunSummary(
+        out=task.out,
+        record=task.record,
+        results=report.results,
+        stage_seconds=dict(sorted(report.stage_seconds.items())),
+        seconds=seconds,
+        allow_empty=task.spec.output.allow_empty,
+        equal_slides=tuple(equal_slides),
+    )
+    if task.spec.output.measures and task.spec.goal in ("tile", "embed", "aggregate"):
+        stage = measures_stage(task.spec)
+        write_measures(task.out, slides, stage, task.spec.output.measures_reference)
+    mask = mask_stage(task.spec)
+    if isinstance(mask, QcStage):
+        write_qc_tables(task.out, slides, mask, task.spec.qc)
+    stage_seconds = {
+        name: round(spent, 3) for name, spent in summary.stage_seconds.items()
+    }
+    facts = {
+        "seconds": round(seconds, 3),
+        "counts": summary.counts,
+        "models": dict(report.facts),
+        "stage_seconds": stage_seconds,
+    }
+    end_record(record, facts)
+    if summary.counts["done"]:
+        write_efficiency(task.record)
+    log(task.record, f"ended: {summary!r}")
+    write_index(task.out)
+    return summary
+
+
+def end_early(
+    task: RunTask,
+    entries: Sequence[SlideEntry],
+    report: Report[SlideResult],
+    error: BaseException,
+) -> None:
+    """Writes the tables of what is done, where there is room, and notes on the error how to go on.
+
+    Slides that nobody has reported are known by what their processes noted in the record.
+    """
+    ended = ended_slides(task.record)
+    for result in report.results:
+        ended[result.slide_id] = result
+    results = [ended[entry.slide_id] for entry in entries if entry.slide_id in ended]
+    num_done = sum(result.status in ENDS for result in results)
+    reason = str(error) or type(error).__name__
+    tables = f"tables are in {task.out}"
+    try:
+        with writing(task.out):
+            waiting = _not_ended(entries, results)
+            write_tables(task.out, known_slides(task.out), waiting)
+            end_record(Record.read(task.record), {"ended_by": reason})
+            log(task.record, f"ended early: {reason}; {num_done} slides are done")
+            write_index(task.out, draw_thumbnails=False)
+    except OSError as failure:
+        tables = f"the tables could not be written ({failure})"
+    error.add_note(
+        f"{num_done} of {len(entries)} slides are done, {tables}; "
+        "what is done stays: run the same command again to go on"
+    )
+
+
+def _not_ended(
+    entries: Sequence[SlideEntry], results: Sequence[SlideResult]
+) -> list[SlideEntry]:
+    """The slides of an invocation that have no result yet."""
+    ended = {result.slide_id for result in results}
+    return [entry for entry in entries if entry.slide_id not in ended]

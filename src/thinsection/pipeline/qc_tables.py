@@ -1,0 +1,153 @@
+"""Tables and page of a folder's quality control: qc_NAME.csv and qc_NAME.html."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from thinsection.config import coerce
+from thinsection.errors import ConfigError
+from thinsection.files.atomic import read_table
+from thinsection.files.json_text import read_json
+from thinsection.pipeline.measures_tables import (
+    DISTANCES,
+    MEASURED_COLUMNS,
+    measures_table,
+)
+from thinsection.pipeline.tables import KnownSlide
+from thinsection.qc import qc_fail
+from thinsection.qc.checks.check import Score
+from thinsection.qc.engine import QcRule, parse_rule
+from thinsection.report.qc_files import (
+    QC_FORMAT,
+    QC_JSON,
+    judged,
+    write_qc_csv,
+    write_qc_sheet,
+)
+from thinsection.report.verdict import load_rules
+from thinsection.stages.config import QcConfig
+from thinsection.stages.graph import mask_stage
+from thinsection.stages.masks import QcStage
+from thinsection.stages.spec import RunSpec
+from thinsection.store.ledger import SLIDES
+from thinsection.store.tile_tables import TILES
+
+QcRow = dict[str, Score]
+
+
+def qc_stage(spec: RunSpec) -> QcStage:
+    """The stage of a run's quality control, which was asked for."""
+    stage = mask_stage(spec)
+    assert isinstance(stage, QcStage)
+    return stage
+
+
+def qc_table_name(stage: QcStage) -> str:
+    """Name of the table and the page of a stage, without suffix: 'qc_auto'."""
+    return stage.address.removeprefix(f"{SLIDES}/")
+
+
+def write_qc_tables(
+    out: Path, slides: Sequence[KnownSlide], stage: QcStage, config: QcConfig
+) -> None:
+    """Writes qc_NAME.csv and qc_NAME.html of all slides that quality control has looked at.
+
+    Where the folder has measures of tiles that passed the same checks, they are further columns.
+    """
+    rows = qc_rows(slides, stage)
+    measured = _measured_columns(out, slides, stage.address)
+    failing = failing_rules(rows, config.qc_fail)
+    for row in rows:
+        slide_id = str(row["slide_id"])
+        row.update(measured.get(slide_id, {}))
+        fails = [str(rule) for failing_id, rule in failing if failing_id == slide_id]
+        row["fails"] = "|".join(fails)
+    rules = load_rules(config.qc_rules)
+    name = qc_table_name(stage)
+    rows = judged(rows, rules)
+    write_qc_csv(out / f"{name}.csv", rows)
+    write_qc_sheet(out / f"{name}.html", rows, title="Quality control", rules=rules)
+
+
+def qc_rows(slides: Sequence[KnownSlide], stage: QcStage) -> list[QcRow]:
+    """The line of each slide of a folder: what its qc.json says, or why there is none."""
+    rows: list[QcRow] = []
+    for slide in slides:
+        folder = stage.folder(slide.slide_id)
+        columns = _qc_columns(slide, slide.ledger.out / folder / QC_JSON)
+        if columns:
+            row: QcRow = {
+                "slide_id": slide.slide_id,
+                "slide_path": slide.slide_path,
+                "folder": folder,
+            }
+            rows.append(row | dict(slide.more) | columns)
+    return rows
+
+
+def _qc_columns(slide: KnownSlide, path: Path) -> QcRow:
+    """Status, warnings and scores of a slide; empty where quality control never saw it."""
+    try:
+        document = _qc_document(path)
+    except ConfigError as damage:  # the slide's own, no other row suffers
+        return {"status": "failed", "warnings": f"{QC_JSON} is damaged: {damage}"}
+    if document is not None:
+        columns = {"status": "done"} | document["facts"] | document["scores"]
+        return columns | {"warnings": "|".join(document["warnings"])}
+    if slide.failure is not None and slide.failure.status == "failed":
+        return {"status": "failed", "warnings": slide.failure.error}
+    return {}
+
+
+def _qc_document(path: Path) -> dict[str, Any] | None:
+    """The checked parts of a qc.json. Raises ConfigError: it is damaged."""
+    try:
+        content = read_json(path)
+    except (OSError, ValueError):
+        return None
+    document: dict[str, Any] = coerce(content, dict[str, Any], QC_JSON)
+    if document.get("format") != QC_FORMAT:
+        return None
+    return {
+        "facts": coerce(document.get("facts"), dict[str, Any], "facts"),
+        "scores": coerce(document.get("scores"), dict[str, Any], "scores"),
+        "warnings": coerce(document.get("warnings"), tuple[str, ...], "warnings"),
+    }
+
+
+def _measured_columns(
+    out: Path, slides: Sequence[KnownSlide], mask_address: str
+) -> dict[str, dict[str, float]]:
+    """By slide, what measures_GRID.csv says, of the first grid whose tiles a mask decided."""
+    grids = set()
+    for slide in slides:
+        for address, record in slide.ledger.stages.items():
+            grid, _, name = address.partition("/")
+            if name == TILES and mask_address in record.needs:
+                grids.add(grid)
+    columns: dict[str, dict[str, float]] = {}
+    for grid in sorted(grids):
+        table = measures_table(out, grid)
+        for line in read_table(table) if table.is_file() else ():
+            numbers = {
+                name: float(line[name])
+                for name in (*DISTANCES, *MEASURED_COLUMNS)
+                if line.get(name)
+            }
+            columns.setdefault(line["slide_id"], numbers)
+    return columns
+
+
+def failing_rules(
+    rows: Sequence[QcRow], rules: Sequence[str]
+) -> list[tuple[str, QcRule]]:
+    """(slide_id, rule) for each rule that holds for a slide that was looked at."""
+    parsed = [parse_rule(rule) for rule in rules]
+    failing = []
+    for row in rows:
+        if row["status"] != "done":
+            continue
+        for rule in parsed:
+            if qc_fail(row, rule):
+                failing.append((str(row["slide_id"]), rule))
+    return failing

@@ -1,0 +1,197 @@
+"""The slides of a results folder, and the tables summary.csv and failed.csv."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from thinsection.files.atomic import write_table
+from thinsection.pipeline.results import (
+    SlideResult,
+    failure_path,
+    read_failed_entry,
+    read_failure,
+)
+from thinsection.slide.cohort import SlideEntry
+from thinsection.stages.facts import OF_COHORTS, ledger_facts
+from thinsection.store.claims import equal_slides
+from thinsection.store.ledger import FAILURE_NAME, SLIDES, SlideLedger, load_ledgers
+
+SUMMARY_COLUMNS = (
+    "slide_id",
+    "slide_path",
+    "status",
+    "patient_id",
+    "label",
+    "split",
+    "reader",
+    "width",
+    "height",
+    "mpp_x",
+    "mpp_y",
+    "vendor",
+    "grid",
+    "tile_mpp",
+    "stain",
+    "tissue_fraction",
+    "num_tiles",
+    "features",
+    "slide_features",
+    "also",
+    "warnings",
+)
+FAILED_COLUMNS = ("slide_id", "slide_path", "stage", "error", "details")
+_COHORT_COLUMNS = ("slide_path", *OF_COHORTS)  # what a cohort says of each slide
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownSlide:
+    """What a results folder says of a slide, whichever invocation brought it there."""
+
+    slide_id: str
+    ledger: SlideLedger  # empty where the slide failed before any stage was done
+    failure: SlideResult | None  # of the last invocation that looked at it
+    cohort: Mapping[str, Any]  # slide_path, patient_id, label and split
+    more: Mapping[str, str]  # further columns of the cohort table
+
+    @property
+    def slide_path(self) -> str:
+        """The slide's file, '' where nobody noted it."""
+        return str(self.cohort.get("slide_path") or "")
+
+
+def known_slides(out: Path) -> list[KnownSlide]:
+    """Every slide of a results folder, by slide id: what tables and pages are made of.
+
+    Memory: some kB per slide.
+    """
+    ledgers = {ledger.slide_id: ledger for ledger in load_ledgers(out)}
+    failed = {path.parent.name for path in (out / SLIDES).glob(f"*/{FAILURE_NAME}")}
+    slides = []
+    for slide_id in sorted(ledgers.keys() | failed):
+        ledger = ledgers.get(slide_id) or SlideLedger(out=out, slide_id=slide_id)
+        failure = read_failure(out, slide_id) if slide_id in failed else None
+        entry = None if failure is None else read_failed_entry(out, slide_id)
+        slides.append(_known_slide(ledger, failure, entry))
+    return slides
+
+
+def _known_slide(
+    ledger: SlideLedger, failure: SlideResult | None, entry: SlideEntry | None
+) -> KnownSlide:
+    """A slide by its ledger; the entry of a failure is newer, so it wins."""
+    cohort = {name: ledger.slide.get(name) for name in _COHORT_COLUMNS}
+    more = dict(ledger.slide.get("more") or {})
+    if entry is not None:
+        for name in _COHORT_COLUMNS:
+            cohort[name] = getattr(entry, name) or cohort[name]
+        more |= entry.more
+    return KnownSlide(
+        slide_id=ledger.slide_id,
+        ledger=ledger,
+        failure=failure,
+        cohort=cohort,
+        more=more,
+    )
+
+
+def write_tables(
+    out: Path, slides: Sequence[KnownSlide], waiting: Sequence[SlideEntry] = ()
+) -> list[tuple[str, ...]]:
+    """Writes summary.csv (a row per slide and grid) and failed.csv (a row per failed slide).
+
+    Slides of earlier runs keep their rows; the files are replaced atomically. What comes back are
+    the groups of slides whose content is equal: their rows name the others among the warnings.
+
+    Args:
+        out: the results folder.
+        slides: all of the folder, see `known_slides`.
+        waiting: slides of this invocation that have not ended: 'missing', whatever is there.
+
+    Memory: some kB per slide.
+    """
+    equal = equal_slides(slide.ledger for slide in slides)
+    equal_to = {slide_id: ids for ids in equal for slide_id in ids}
+    waiting_ids = {entry.slide_id for entry in waiting}
+    rows: list[dict[str, Any]] = []
+    failed = []
+    for slide in slides:
+        waits = slide.slide_id in waiting_ids
+        rows += _summary_rows(slide, equal_to.get(slide.slide_id, ()), waits=waits)
+        if slide.failure is not None:
+            details = failure_path(out, slide.slide_id).relative_to(out)
+            failed.append(
+                {**slide.more, **asdict(slide.failure), "details": str(details)}
+            )
+    known_ids = {slide.slide_id for slide in slides}
+    for entry in waiting:
+        if entry.slide_id not in known_ids:
+            rows.append({**asdict(entry), **entry.more, "status": "missing"})
+    more: dict[str, None] = {}
+    for one in (*slides, *waiting):
+        more |= dict.fromkeys(one.more)
+    rows.sort(key=lambda row: str(row["slide_id"]))
+    write_table(out / "summary.csv", rows, (*SUMMARY_COLUMNS, *more))
+    write_table(out / "failed.csv", failed, (*FAILED_COLUMNS, *more))
+    return equal
+
+
+def _summary_rows(
+    slide: KnownSlide, equal_ids: Sequence[str], *, waits: bool
+) -> Iterator[dict[str, Any]]:
+    """Rows of summary.csv of a slide, a row per grid."""
+    others = [slide_id for slide_id in equal_ids if slide_id != slide.slide_id]
+    note = f"the same content as {', '.join(others)}" if others else ""
+    for grid_row in grid_rows(slide.ledger):
+        row = {"slide_id": slide.slide_id, **slide.cohort, **slide.more}
+        row["status"] = _status(slide, grid_row, waits=waits)
+        row |= grid_row
+        warnings = (grid_row.get("warnings", ""), note)
+        row["warnings"] = "; ".join(text for text in warnings if text)
+        yield row
+
+
+def _status(slide: KnownSlide, grid_row: Mapping[str, Any], *, waits: bool) -> str:
+    """Status of a slide in a grid, by what lies in the folder."""
+    if slide.failure is not None:
+        return slide.failure.status
+    if waits or not slide.ledger.stages:
+        return "missing"
+    return "empty" if grid_row.get("num_tiles") == 0 else "done"
+
+
+def grid_rows(ledger: SlideLedger) -> Iterator[dict[str, Any]]:
+    """Facts of a slide, a row per tile grid; one row for a slide without any.
+
+    Columns `features` and `slide_features` name what lies in the folders of these names, `also`
+    the other folders of the grid that hold a file of the slide.
+    """
+    slide = {name: value for name, value in ledger.slide.items() if value is not None}
+    slide = slide.pop("more", {}) | slide
+    folders_of: dict[str, list[str]] = {}  # by grid
+    for address in ledger.stages:
+        grid, _, folder = address.partition("/")
+        if grid != SLIDES:
+            folders_of.setdefault(grid, []).append(folder)
+    if not folders_of:
+        yield slide | ledger_facts(ledger, list(ledger.stages)) | {"grid": ""}
+    for grid, folders in folders_of.items():
+        tiles = ledger.stages.get(f"{grid}/tiles")
+        addresses = list(tiles.needs) if tiles else []
+        addresses += [f"{grid}/{folder}" for folder in folders]
+        row = slide | ledger_facts(ledger, addresses)
+        row["grid"] = grid
+        row["features"] = _without_prefix(folders, "features_")
+        row["slide_features"] = _without_prefix(folders, "slide_features_")
+        named = ("features_", "slide_features_", "tiles")
+        others = [folder for folder in folders if not folder.startswith(named)]
+        row["also"] = "|".join(others)
+        yield row
+
+
+def _without_prefix(folders: Sequence[str], prefix: str) -> str:
+    """The folders that begin so, without that, as a cell of a table."""
+    labels = [
+        folder.removeprefix(prefix) for folder in folders if folder.startswith(prefix)
+    ]
+    return "|".join(labels)
