@@ -13,8 +13,10 @@ from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
 from thinsection.errors import StoreError
-from thinsection.pipeline.folder import export_anndata, open_results, verify
+from thinsection.pipeline.anndata import export_anndata
+from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.run import run
+from thinsection.pipeline.verify import verify
 from thinsection.store.ledger import load_ledger
 from thinsection.store.tiles_h5 import TilesWriter, read_tiles
 from thinsection.testing.synthetic import write_he_slide

@@ -12,7 +12,8 @@ from thinsection.cli.main import build_app
 from thinsection.config import replace_flat
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.atomic import write_table
-from thinsection.pipeline.folder import Results, export_anndata, open_results
+from thinsection.pipeline.anndata import export_anndata
+from thinsection.pipeline.folder import Results, open_results
 from thinsection.pipeline.run import run
 from thinsection.stages.config import RunConfig
 from thinsection.store.ledger import SlideLedger

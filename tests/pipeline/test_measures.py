@@ -13,9 +13,10 @@ import tifffile
 
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, StoreError
+from thinsection.pipeline.anndata import export_anndata
 from thinsection.pipeline.ending import RunSummary
 from thinsection.pipeline.events import RunEvent
-from thinsection.pipeline.folder import export_anndata, open_results
+from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.measures_tables import distances
 from thinsection.pipeline.run import run
 from thinsection.slide import open_slide

@@ -25,11 +25,12 @@ from thinsection.cli.main import build_app
 from thinsection.config import replace_flat
 from thinsection.errors import StoreError
 from thinsection.evaluation.embeddings import read_embeddings
-from thinsection.pipeline.folder import open_results, verify
+from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.peer_export import export_peer
 from thinsection.pipeline.peer_import import import_peer
 from thinsection.pipeline.pooling import aggregate_folder
 from thinsection.pipeline.run import run
+from thinsection.pipeline.verify import verify
 from thinsection.slide.open import open_slide
 from thinsection.stages.config import RunConfig
 from thinsection.store.tiles_h5 import TilesFile

@@ -158,7 +158,7 @@ def export_anndata(
 
     Example: thinsection export anndata results --out results/tiles.h5ad
     """
-    from thinsection.pipeline.folder import export_anndata as export
+    from thinsection.pipeline.anndata import export_anndata as export
 
     left: list[str] = []
     count = export(folder, out, features=features, on_damage=left.append)
@@ -238,7 +238,7 @@ def verify(folder: FolderArgument) -> None:
 
     Example: thinsection verify results
     """
-    from thinsection.pipeline.folder import verify as verified
+    from thinsection.pipeline.verify import verify as verified
 
     checked, damaged = verified(folder)
     print(*damaged, f"{checked} checksums, {len(damaged)} damaged", sep="\n")

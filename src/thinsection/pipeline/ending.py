@@ -120,7 +120,7 @@ def end_early(
 
     Slides that nobody has reported are known by what their processes noted in the record.
     """
-    ended = ended_slides(task.record)
+    ended = dict(ended_slides(task.record))
     for result in report.results:
         ended[result.slide_id] = result
     results = [ended[entry.slide_id] for entry in entries if entry.slide_id in ended]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from thinsection.config import as_mapping
-from thinsection.errors import OutputError, StoreError, require
+from thinsection.errors import OutputError, StoreError
 from thinsection.files.atomic import writing
 from thinsection.files.lock import LOCK_NAME, hold, sweep_slide, unfinished
 from thinsection.jobs.contract import Report, Task
@@ -45,9 +45,8 @@ class FeaturesFile:
     slide_id: str
     path: Path  # the HDF5 file
     out: Path  # where slide embeddings go: `OUT/slide_features_NAME/ID.h5`
-    results: Path | None = (
-        None  # folder whose ledger knows the file; None for files of others
-    )
+    # folder whose ledger knows the file; None for files of others
+    results: Path | None = None
 
     def ended(self, status: Status, **more: Any) -> SlideResult:
         """The end of this slide."""
@@ -74,21 +73,21 @@ class PoolingTask(Task[FeaturesFile, SlideResult]):
         Memory: a slide's embeddings, 4 N D bytes, and the slide encoder's own bound.
         """
         set_threads(self.threads, torch_too=True)
-        encoder, results = loaded_encoder(self.pooling), []
-        for file in entries:
-            try:
-                if file.results is not None:
-                    results.append(_pool_recorded(file, file.results, encoder))
-                else:
-                    results.append(_pool_foreign(file, encoder, self.pooling))
-            except OutputError:  # no slide's own
-                raise
-            except Exception as error:  # noqa: BLE001 - the per-slide boundary of pooling
-                message = f"{type(error).__name__}: {error}"
-                results.append(
-                    file.ended("failed", stage=PoolingStage.title, error=message)
-                )
+        encoder = loaded_encoder(self.pooling)
+        results = [self._pool(file, encoder) for file in entries]
         return Report(results=tuple(results))
+
+    def _pool(self, file: FeaturesFile, encoder: SlideEncoder) -> SlideResult:
+        """The end of one file: done, skipped or failed."""
+        try:
+            if file.results is not None:
+                return _pool_recorded(file, file.results, encoder)
+            return _pool_foreign(file, encoder, self.pooling)
+        except OutputError:  # no slide's own
+            raise
+        except Exception as error:  # noqa: BLE001 - the per-slide boundary of pooling
+            message = f"{type(error).__name__}: {error}"
+            return file.ended("failed", stage=PoolingStage.title, error=message)
 
     def lost(self, entry: FeaturesFile, reason: str) -> SlideResult:
         """See `Task.lost`."""
@@ -115,32 +114,45 @@ def aggregate_folder(
     Raises ThinsectionError: bad settings, no files, or the cluster; a bad file is a failed result.
     """
     config = config or AggregateRunConfig()
-    require(folder.exists(), "folder must exist", repr(str(folder)), error=StoreError)
+    if not folder.exists():
+        raise StoreError(f"folder must exist, got {str(folder)!r}")
     check_slide_encoder(config.pooling.slide_encoder)  # before any worker starts
-    folder, out = folder.absolute(), out and out.absolute()
+    folder = folder.absolute()
+    if out is not None:
+        out = out.absolute()
     files = find_features(folder, out=out, wanted=config.pooling.features)
     results: dict[Path, SlideResult] = {}
 
-    def take(report: Report[SlideResult]) -> None:
+    def take_report(report: Report[SlideResult]) -> None:
         for result in report.results:
             results[Path(result.slide_path)] = result
             on_result(result)
 
-    home = files[0].results or out or (folder.parent if folder.is_file() else folder)
+    beside = folder.parent if folder.is_file() else folder
+    home = files[0].results or out or beside
     task = PoolingTask(pooling=config.pooling, threads=config.executor.threads)
-    told: dict[str, Any] = {"on_report": take, "on_message": on_message}
     try:
         with (
             writing(home),
             recording(home, "aggregate", as_mapping(config)) as record,
         ):
-            execute(files, task, config.executor, folder=record.folder, **told)
+            execute(
+                files,
+                task,
+                config.executor,
+                folder=record.folder,
+                on_report=take_report,
+                on_message=on_message,
+            )
             ended = [results[file.path] for file in files]
             for status in ("done", "skipped"):
-                record.counts[status] = sum(r.status == status for r in ended)
+                count = sum(result.status == status for result in ended)
+                record.counts[status] = count
     except BaseException as error:
-        done = f"{len(results)} of {len(files)} slides are done"
-        error.add_note(f"{done}; run the same command again to go on")
+        error.add_note(
+            f"{len(results)} of {len(files)} slides are done; "
+            "run the same command again to go on"
+        )
         raise
     if files[0].results is not None:
         write_tables(files[0].results, known_slides(files[0].results))
@@ -156,46 +168,56 @@ def find_features(
     Raises StoreError: there is none; says what was looked for.
     """
     if (folder / SLIDES).is_dir():
-        return _of_results(folder, out, wanted)
+        return _recorded_features(folder, out, wanted)
     home = folder.parent if folder.is_file() else folder
     beside = home.parent if home.name.startswith("features_") else home
-    found = [
+    paths = [folder] if folder.is_file() else sorted(folder.rglob("*.h5"))
+    files = [
         FeaturesFile(slide_id=path.stem, path=path, out=out or beside)
-        for path in ([folder] if folder.is_file() else sorted(folder.rglob("*.h5")))
+        for path in paths
         if not path.name.startswith(".") and "slide_features" not in path.parent.name
     ]
-    of_others = "*.h5 features of TRIDENT or CLAM"
-    rule = f"folder must hold GRID/features_ENCODER/*.h5 of a run, or {of_others}"
-    got = f"none below {str(folder)!r}; run `thinsection embed` first"
-    require(found, rule, got, error=StoreError)
-    return found
+    if not files:
+        raise StoreError(
+            "folder must hold GRID/features_ENCODER/*.h5 of a run, or *.h5 features of "
+            f"TRIDENT or CLAM, got none below {str(folder)!r}; run `thinsection embed` "
+            "first"
+        )
+    return files
 
 
-def _of_results(
+def _recorded_features(
     folder: Path, out: Path | None, wanted: str | None
 ) -> list[FeaturesFile]:
+    """The features files that the ledgers of a results folder name."""
     results = open_results(folder)
-    known = [name for name in results.features if wanted is None or wanted in name]
-    found = []
-    for slide_id, address in product(results.slides, known):
-        if address in results.ledgers[slide_id].stages:
-            path, grid = results.file(slide_id, address), address.split("/")[0]
-            where = (
-                {"out": out / grid}
-                if out
-                else {"out": folder / grid, "results": folder}
-            )
-            found.append(FeaturesFile(slide_id=slide_id, path=path, **where))
-    got = f"{[*results.features] or 'none'}{f' for --features {wanted!r}' if wanted else ''}"
-    got += f" in {str(folder)!r}; run `thinsection embed` first"
-    require(found, "results folder must hold embeddings", got, error=StoreError)
-    return found
+    addresses = [name for name in results.features if wanted is None or wanted in name]
+    files = []
+    for slide_id, address in product(results.slides, addresses):
+        if address not in results.ledgers[slide_id].stages:
+            continue
+        grid = address.split("/")[0]
+        file = FeaturesFile(
+            slide_id=slide_id,
+            path=results.file(slide_id, address),
+            out=(out or folder) / grid,
+            results=None if out else folder,
+        )
+        files.append(file)
+    if not files:
+        known = list(results.features) or "none"
+        option = f" for --features {wanted!r}" if wanted else ""
+        raise StoreError(
+            f"results folder must hold embeddings, got {known}{option} in "
+            f"{str(folder)!r}; run `thinsection embed` first"
+        )
+    return files
 
 
 def _pool_recorded(
     file: FeaturesFile, results: Path, slide_encoder: SlideEncoder
 ) -> SlideResult:
-    """Of a results folder: by the same stage as a run, in the slide's ledger."""
+    """Pools a file of a results folder: by the same stage as a run, in the slide's ledger."""
     lock = results / SLIDES / file.slide_id / LOCK_NAME
     with hold(lock):
         ledger = load_ledger(results, file.slide_id)
@@ -236,11 +258,13 @@ def _pool_recorded(
 def _pool_foreign(
     file: FeaturesFile, encoder: SlideEncoder, pooling: PoolingConfig
 ) -> SlideResult:
-    """Of others: the key stands in the slide embedding itself."""
+    """Pools a file of other tools: the key stands in the slide embedding itself."""
     tiles = read_tiles(file.path)
-    got = f"none in {str(file.path)!r}; run `thinsection embed` first"
-    there = tiles.features is not None and len(tiles.features)
-    require(there, "features file must hold embeddings", got, error=StoreError)
+    if tiles.features is None or len(tiles.features) == 0:
+        raise StoreError(
+            f"features file must hold embeddings, got none in {str(file.path)!r}; "
+            "run `thinsection embed` first"
+        )
     layout = tile_layout(
         tiles, file.path, tile_px_l0=pooling.tile_px_l0, stride_l0=pooling.stride_l0
     )
@@ -249,9 +273,8 @@ def _pool_foreign(
     folder = file.out / f"slide_features_{name}"
     target = folder / f"{file.slide_id}.h5"
     key = _content_key(tiles, encoder, layout)
-    with hold(
-        folder / f"{LOCK_NAME}-{file.slide_id}"
-    ):  # another process may have been at it
+    # another process may have been at it
+    with hold(folder / f"{LOCK_NAME}-{file.slide_id}"):
         for left in unfinished([folder]).get(file.slide_id, []):
             left.unlink(missing_ok=True)
         with contextlib.suppress(StoreError):  # none is there
@@ -266,18 +289,22 @@ def _facts(tiles: TilesFile, warnings: Sequence[str]) -> dict[str, Any]:
 
 
 def fit_warnings(tiles: TilesFile, slide_encoder: SlideEncoder) -> tuple[str, ...]:
-    """What does not fit between the tiles and the slide encoder.
+    """Warnings of what does not fit between the tiles and the slide encoder.
 
     Raises InvalidInputError: the embeddings are of a tile encoder that it does not take.
     """
     attributes = tiles.attributes
-    mpp, power = attributes.get("tile_mpp"), attributes.get("target_magnification")
+    name = attributes.get("encoder")
+    tile_px = attributes.get("patch_size")
+    mpp = attributes.get("tile_mpp")
+    power = attributes.get("target_magnification")
     if mpp is None and power:  # TRIDENT's files say the power only
         mpp = nominal_mpp(float(power))
-    px, name = attributes.get("patch_size"), attributes.get("encoder")
-    asked: list[tuple[Any, Any]] = [(str, name), (int, px), (float, mpp)]
     return check_fit(
-        slide_encoder, *(None if v is None else kind(v) for kind, v in asked)
+        slide_encoder,
+        None if name is None else str(name),
+        None if tile_px is None else int(tile_px),
+        None if mpp is None else float(mpp),
     )
 
 
@@ -299,8 +326,9 @@ def _content_key(
 @functools.lru_cache(maxsize=1)
 def loaded_encoder(pooling: PoolingConfig) -> SlideEncoder:
     """The slide encoder, loaded once per process and settings."""
-    name, weights, device = pooling.slide_encoder, pooling.slide_weights, pooling.device
-    budget_bytes = parse_bytes(pooling.memory, name="memory")
     return load_slide_encoder(
-        name, weights=weights, device=device, budget_bytes=budget_bytes
+        pooling.slide_encoder,
+        weights=pooling.slide_weights,
+        device=pooling.device,
+        budget_bytes=parse_bytes(pooling.memory, name="memory"),
     )

@@ -35,8 +35,9 @@ _FURTHER = "Further outputs: histoqc (results.tsv, pictures), parquet (the table
 
 def _same(section_type: type, name: str) -> Any:
     """The setting of a section of a run: default, help and choices."""
-    (f,) = (f for f in dataclasses.fields(section_type) if f.name == name)
-    return dataclasses.field(default=f.default, metadata=f.metadata)
+    by_name = {field.name: field for field in dataclasses.fields(section_type)}
+    field = by_name[name]
+    return dataclasses.field(default=field.default, metadata=field.metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class ChecksConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkConfig:
-    """What computes the checks, and what is written."""
+    """Device of the checks, and what is written."""
 
     device: str = _same(QcConfig, "qc_device")
     resume: bool = _same(OutputConfig, "resume")
@@ -76,7 +77,7 @@ class QcRunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class QcSummary:
-    """What a QC run left."""
+    """Results of a QC run."""
 
     results: tuple[SlideResult, ...]  # one per slide, in the order of the cohort
     failing: tuple[tuple[str, QcRule], ...]  # (slide_id, rule) for each rule that holds
@@ -94,11 +95,9 @@ def chosen_pipeline(config: QcRunConfig) -> tuple[Pipeline, list[str]]:
     Raises ConfigError: no such pipeline, or an unknown key.
     """
     ini = config.checks.from_histoqc
-    return (
-        (load_pipeline(config.checks.pipeline), [])
-        if ini is None
-        else pipeline_from_ini(ini)
-    )
+    if ini is None:
+        return load_pipeline(config.checks.pipeline), []
+    return pipeline_from_ini(ini)
 
 
 def check_slides(
@@ -118,28 +117,23 @@ def check_slides(
     Raises:
         ThinsectionError: bad settings or no slides, before work starts. A bad slide does not raise.
     """
-    checks, work = config.checks, config.work
+    checks = config.checks
     pipeline, _ = chosen_pipeline(config)
-    source = checks.pipeline
-    if checks.from_histoqc is not None:  # as a file that any process can load
-        name = f"{checks.from_histoqc.stem}-{short_hash(pipeline.as_mapping())}.toml"
-        source = str(out.resolve() / RECORDS / "pipelines" / name)
-        write_text(Path(source), dump_pipeline(pipeline))
-    how: dict[str, Any] = {
-        n: getattr(checks, n) for n in ("qc_fail", "qc_rules", "qc_strict")
-    }
-    qc = QcConfig(qc=source, qc_device=work.device, **how)
-    output = OutputConfig(resume=work.resume, overwrite=work.overwrite)
-    rest: dict[str, Any] = {"slides": config.slides, "executor": config.executor}
-    settings = RunConfig(qc=qc, output=output, **rest)
-    told: dict[str, Any] = {"on_event": on_event, "on_message": on_message}
-    summary = run(slides, out=out, config=settings, stage="qc", **told)
+    settings = _run_settings(config, pipeline, out)
+    summary = run(
+        slides,
+        out=out,
+        config=settings,
+        stage="qc",
+        on_event=on_event,
+        on_message=on_message,
+    )
     stage = qc_stage(resolve(settings, "qc"))
     rows = qc_rows(known_slides(out), stage)
     name = qc_table_name(stage)
-    if "parquet" in work.write:
+    if "parquet" in config.work.write:
         write_qc_parquet(out / f"{name}.parquet", rows)
-    if "histoqc" in work.write:
+    if "histoqc" in config.work.write:
         headers = {
             "start_time": summary.record.name,
             "pipeline": " ".join(f"{c.kind}:{c.name}" for c in pipeline.checks),
@@ -153,4 +147,26 @@ def check_slides(
     failing = tuple(failing_rules(rows, checks.qc_fail))
     return QcSummary(
         results=summary.results, failing=failing, page=out / f"{name}.html"
+    )
+
+
+def _run_settings(config: QcRunConfig, pipeline: Pipeline, out: Path) -> RunConfig:
+    """The settings of the run that does it; HistoQC's pipeline becomes a file that any process
+    can load."""
+    checks = config.checks
+    source = checks.pipeline
+    if checks.from_histoqc is not None:
+        name = f"{checks.from_histoqc.stem}-{short_hash(pipeline.as_mapping())}.toml"
+        source = str(out.resolve() / RECORDS / "pipelines" / name)
+        write_text(Path(source), dump_pipeline(pipeline))
+    qc = QcConfig(
+        qc=source,
+        qc_device=config.work.device,
+        qc_fail=checks.qc_fail,
+        qc_rules=checks.qc_rules,
+        qc_strict=checks.qc_strict,
+    )
+    output = OutputConfig(resume=config.work.resume, overwrite=config.work.overwrite)
+    return RunConfig(
+        qc=qc, output=output, slides=config.slides, executor=config.executor
     )

@@ -19,7 +19,7 @@ from typing import Any
 
 import thinsection
 from thinsection.config import coerce
-from thinsection.errors import StoreError, require
+from thinsection.errors import StoreError
 from thinsection.files.atomic import write_json, write_text, writing
 from thinsection.files.json_text import parse_json
 from thinsection.store.ledger import check_kinds
@@ -30,13 +30,15 @@ RECORDS = "records"
 RECORD_NAME = "run.json"
 PAGE_NAME = "efficiency.html"
 LOG_NAME = "run.log"
-_WHERE = (
-    "executor",
-    "stream",
-)  # settings that decide where work happens, not what comes out
+# sections that decide where work happens, not what comes out
+_PLACE_SECTIONS = ("executor", "stream")
 _KINDS = {
-    **dict.fromkeys(("started", "command", "host"), str),
-    **{"config": dict[str, Any], "counts": dict[str, int], "models": dict[str, Any]},
+    "started": str,
+    "command": str,
+    "host": str,
+    "config": dict[str, Any],
+    "counts": dict[str, int],
+    "models": dict[str, Any],
 }
 
 
@@ -61,29 +63,51 @@ class Record:
             ) from None
         return cls(folder, document)
 
+    @property
+    def deciding_settings(self) -> dict[str, Any]:
+        """The settings that decide the results, by section."""
+        config = self.document.get("config", {})
+        return {
+            name: section
+            for name, section in config.items()
+            if name not in _PLACE_SECTIONS
+        }
+
 
 def begin_record(out: Path, command: str, config: Mapping[str, Any]) -> Record:
     """Makes the folder of an invocation that begins now, and says with what."""
-    now, host = datetime.now(UTC), platform.node()
-    name = f"{now:%Y%m%d-%H%M%S}-{host}-{os.getpid()}"
-    for again in itertools.count():  # two invocations of one process within a second
-        folder = out / RECORDS / (f"{name}-{again}" if again else name)
+    now = datetime.now(UTC)
+    host = platform.node()
+    folder = _new_folder(out / RECORDS, f"{now:%Y%m%d-%H%M%S}-{host}-{os.getpid()}")
+    document = {
+        "thinsection_version": thinsection.__version__,
+        "command": command,
+        "started": now.isoformat(timespec="milliseconds"),
+        "host": host,
+    }
+    return end_record(Record(folder, document), {"config": dict(config)})
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    """Makes a folder of this name, numbered for two invocations of one process in a second."""
+    for number in itertools.count():
+        folder = parent / (f"{name}-{number}" if number else name)
         with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
             break
-    told = {"thinsection_version": thinsection.__version__, "command": command}
-    told |= {"started": now.isoformat(timespec="milliseconds"), "host": host}
-    return end_record(Record(folder, told), {"config": dict(config)})
+    return folder
 
 
 def log(folder: Path, text: str) -> None:
     """Adds lines with the time (UTC) to the `run.log` of a record; any thread, any process."""
-    now, path = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}", folder / LOG_NAME
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
+    lines = [f"{now} {line}\n" for line in text.splitlines()]
+    path = folder / LOG_NAME
     with (
         writing(path),
         path.open("a", encoding="utf-8", errors="backslashreplace") as file,
     ):
-        file.write("".join(f"{now} {line}\n" for line in text.splitlines()))
+        file.write("".join(lines))
 
 
 def end_record(record: Record, facts: Mapping[str, Any]) -> Record:
@@ -113,8 +137,8 @@ def recording(
         yield under_way
     except BaseException as error:
         with contextlib.suppress(OSError):  # the error of the work is the one to tell
-            why = str(error) or type(error).__name__
-            end_record(record, {"ended_by": why})
+            reason = str(error) or type(error).__name__
+            end_record(record, {"ended_by": reason})
         raise
     seconds = round(time.monotonic() - began, 3)
     end_record(record, {"seconds": seconds, "counts": under_way.counts})
@@ -122,26 +146,23 @@ def recording(
 
 def read_records(out: Path) -> list[Record]:
     """The invocations of a results folder, oldest first; unreadable ones are left out."""
-    found = []
+    records = []
     for path in sorted((out / RECORDS).glob(f"*/{RECORD_NAME}")):
         with contextlib.suppress(StoreError):
-            found.append(Record.read(path.parent))
+            records.append(Record.read(path.parent))
     # names tell seconds and processes only
-    return sorted(found, key=lambda record: str(record.document.get("started", "")))
+    records.sort(key=lambda record: str(record.document.get("started", "")))
+    return records
 
 
 def same_settings(out: Path, record: Record) -> Iterator[Record]:
     """Earlier records with the settings that decide the results, newest first."""
-
-    def deciding(one: Record) -> dict[str, Any]:
-        return {
-            k: v for k, v in one.document.get("config", {}).items() if k not in _WHERE
-        }
-
-    resumes = record.document["config"]["output"]["resume"]
-    for one in reversed(read_records(out)) if resumes else ():
-        if one.folder != record.folder and deciding(one) == deciding(record):
-            yield one
+    if not record.document["config"]["output"]["resume"]:
+        return
+    for earlier in reversed(read_records(out)):
+        is_same = earlier.deciding_settings == record.deciding_settings
+        if is_same and earlier.folder != record.folder:
+            yield earlier
 
 
 def efficiency(out: Path) -> tuple[Efficiency, Path]:
@@ -149,12 +170,12 @@ def efficiency(out: Path) -> tuple[Efficiency, Path]:
 
     Raises StoreError: no invocation did work there, or it left no record of what it used.
     """
-    worked = [r for r in read_records(out) if r.document.get("counts", {}).get("done")]
-    got = f"none in {str(out / RECORDS)!r}"
-    require(
-        worked, "out must hold records of a run that did work", got, error=StoreError
+    for record in reversed(read_records(out)):
+        if record.document.get("counts", {}).get("done"):
+            return write_efficiency(record.folder), record.folder / PAGE_NAME
+    raise StoreError(
+        f"out must hold records of a run that did work, got none in {str(out / RECORDS)!r}"
     )
-    return write_efficiency(worked[-1].folder), worked[-1].folder / PAGE_NAME
 
 
 def write_efficiency(folder: Path) -> Efficiency:
@@ -162,9 +183,11 @@ def write_efficiency(folder: Path) -> Efficiency:
 
     Raises StoreError: no process left a record of what it used.
     """
-    usages, got = read_usage(folder), f"none in {str(folder)!r}"
-    there = any(usage.samples for usage in usages)
-    require(there, "record must hold usage/*.jsonl of a run", got, error=StoreError)
+    usages = read_usage(folder)
+    if not any(usage.samples for usage in usages):
+        raise StoreError(
+            f"record must hold usage/*.jsonl of a run, got none in {str(folder)!r}"
+        )
     analysis = analyse(usages)
     write_text(folder / PAGE_NAME, efficiency_page(analysis, usages))
     document = asdict(analysis)

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -69,33 +69,44 @@ class RunTask(Task[SlideEntry, SlideResult]):
         self, entries: Sequence[SlideEntry], *, on_event: Callable[[RunEvent], None]
     ) -> Report[SlideResult]:
         """See `Task.__call__`; each slide is noted in the record as it ends."""
-        set_threads(self.threads, torch_too=bool(self.spec.encoding.encoders))
-        models, clock = self.models(), StageClock()
+        encoding = self.spec.encoding
+        set_threads(self.threads, torch_too=bool(encoding.encoders))
+        models = self.models()
+        clock = StageClock()
         path = self.record / _ENDED / f"{socket.gethostname()}-{os.getpid()}.jsonl"
         with contextlib.ExitStack() as stack:
             stack.enter_context(writing(path.parent))
             path.parent.mkdir(parents=True, exist_ok=True)
             if self.monitored:
-                facts = self.facts(models)
                 monitor = resource_monitor(
-                    self.record, facts=facts, stage_seconds=clock.seconds
+                    self.record,
+                    facts=self.facts(models),
+                    stage_seconds=clock.seconds,
                 )
                 stack.enter_context(monitor)
             log = stack.enter_context(path.open("ab", buffering=0))
 
-            def note(event: RunEvent) -> None:
+            def note_end(event: RunEvent) -> None:
                 if event.result is not None and event.result.status in ENDS:
-                    line = json.dumps(asdict(self._truly(event.result))) + "\n"
+                    result = self._done_in_this_run(event.result)
+                    line = json.dumps(asdict(result)) + "\n"
                     with writing(path):
                         log.write(line.encode())
                 on_event(event)
 
             job = SlideJob(
-                out=self.out, spec=self.spec, models=models, clock=clock, on_event=note
+                out=self.out,
+                spec=self.spec,
+                models=models,
+                clock=clock,
+                on_event=note_end,
             )
-            results = tuple(map(self._truly, job.process(entries)))
-        facts = models_document(models.identities, self.spec.encoding)
-        return Report(results=results, stage_seconds=clock.seconds(), facts=facts)
+            results = tuple(map(self._done_in_this_run, job.process(entries)))
+        return Report(
+            results=results,
+            stage_seconds=clock.seconds(),
+            facts=models_document(models.identities, encoding),
+        )
 
     def models(self) -> LoadedModels:
         """The encoders, loaded once per process, settings and files that these name."""
@@ -106,14 +117,14 @@ class RunTask(Task[SlideEntry, SlideResult]):
     def facts(self, models: LoadedModels) -> dict[str, Any]:
         """Settings that explain a resource record."""
         facts: dict[str, Any] = {"device": "cpu", "precision": None, "engine": None}
-        for e in models.encoders[:1]:
-            facts = {
-                "device": str(e.device),
-                "precision": str(e.precision),
-                "engine": e.engine,
-            }
-        workers = self.spec.stream.decode_workers or cpu_count()
-        return facts | {"reader": self.spec.slides.reader, "decode_workers": workers}
+        if models.encoders:
+            first = models.encoders[0]
+            facts["device"] = str(first.device)
+            facts["precision"] = str(first.precision)
+            facts["engine"] = first.engine
+        facts["reader"] = self.spec.slides.reader
+        facts["decode_workers"] = self.spec.stream.decode_workers or cpu_count()
+        return facts
 
     def on_worker(self, *, threads: int, monitored: bool) -> Self:
         """See `Task.on_worker`; 0 threads leave everything as it is."""
@@ -131,9 +142,9 @@ class RunTask(Task[SlideEntry, SlideResult]):
         batch_bytes = batch_size * self.spec.tiles.tile_px**2 * CHANNELS
         least = MIN_SLOTS * batch_bytes + MAX_SCRATCH
         memory = parse_bytes(self.spec.stream.memory)
-        less = min(memory, max(least, memory // 2))
+        smaller_memory = min(memory, max(least, memory // 2))
         spec = self.spec.with_stream(
-            memory=str(less), decode_workers=1, prefetch_slides=1
+            memory=str(smaller_memory), decode_workers=1, prefetch_slides=1
         )
         return replace(self, spec=spec)
 
@@ -156,14 +167,14 @@ class RunTask(Task[SlideEntry, SlideResult]):
             return done
         if not self.spec.encoding.encoders:
             return skipped_result(entry, out=self.out, spec=self.spec)
-        for record in self.kept if self.spec.slides.fingerprint != "full" else ():
-            found = ended_slides(record).get(entry.slide_id)
-            if found is not None and self._untouched(entry, record):
-                return (
-                    replace(found, status="skipped")
-                    if found.status == "done"
-                    else found
-                )
+        if self.spec.slides.fingerprint == "full":
+            return None
+        for record in self.kept:
+            result = ended_slides(record).get(entry.slide_id)
+            if result is not None and self._untouched(entry, record):
+                if result.status == "done":
+                    return replace(result, status="skipped")
+                return result
         return None
 
     def _untouched(self, entry: SlideEntry, record: Path) -> bool:
@@ -187,32 +198,34 @@ class RunTask(Task[SlideEntry, SlideResult]):
 
         return run_request(chunks, replace(self.spec, executor=config))
 
-    def _truly(self, result: SlideResult) -> SlideResult:
+    def _done_in_this_run(self, result: SlideResult) -> SlideResult:
         """A slide that a dead worker of this very run finished was done, not skipped."""
         if result.status != "skipped":
             return result
         ledger = SlideLedger(out=self.out, slide_id=result.slide_id)
-        written = ledger.path.stat().st_mtime
-        return replace(result, status="done") if written >= self.started else result
+        if ledger.path.stat().st_mtime >= self.started:
+            return replace(result, status="done")
+        return result
 
 
-def ended_slides(record: Path) -> dict[str, SlideResult]:
+def ended_slides(record: Path) -> Mapping[str, SlideResult]:
     """The slides that an invocation finished or found done, from what its processes noted."""
     logs = sorted((record / _ENDED).glob("*.jsonl"))
-    return _ended_slides(tuple((path, path.stat().st_size) for path in logs))
+    sizes = tuple((path, path.stat().st_size) for path in logs)
+    return _read_ended_slides(sizes)
 
 
 @functools.lru_cache(maxsize=4)
-def _ended_slides(logs: tuple[tuple[Path, int], ...]) -> dict[str, SlideResult]:
-    found = {}
+def _read_ended_slides(logs: tuple[tuple[Path, int], ...]) -> dict[str, SlideResult]:
+    """Results by slide in logs of these sizes; a log that grew is another argument."""
+    results = {}
     for path, _ in logs:
         for line in path.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(
-                ValueError
-            ):  # the torn last line of a killed process
+            # but for the torn last line of a killed process
+            with contextlib.suppress(ValueError):
                 result = from_mapping(SlideResult, parse_json(line))
-                found[result.slide_id] = result
-    return found
+                results[result.slide_id] = result
+    return results
 
 
 def filesystem_now(folder: Path) -> float:

@@ -1,0 +1,64 @@
+"""Comparison of files with the checksums that were written beside them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from thinsection.errors import StoreError
+from thinsection.pipeline.folder import open_results
+from thinsection.store.identity import file_sum
+from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord
+from thinsection.store.tiles_h5 import damaged_datasets
+
+
+def verify(folder: Path) -> tuple[int, list[str]]:
+    """(Checksums that were compared, a line for each file that is damaged or missing).
+
+    Of a results folder every file that a ledger names; of another folder each dataset of its .h5
+    files. Files of earlier versions have sizes only.
+
+    Memory: 256 KiB, or one dataset.
+
+    Raises StoreError: it holds neither.
+    """
+    if not (folder / SLIDES).is_dir():
+        return _verify_datasets(folder)
+    count = 0
+    lines = []
+    for slide_id, ledger in open_results(folder).ledgers.items():
+        if ledger.damage:
+            lines.append(f"{slide_id}: {ledger.damage}")
+        for record in ledger.stages.values():
+            count += len(record.sums)
+            lines += _damaged_files(folder, ledger, record)
+    return count, lines
+
+
+def _verify_datasets(folder: Path) -> tuple[int, list[str]]:
+    """As `verify`, of a folder with HDF5 files of other tools."""
+    paths = sorted(folder.rglob("*.h5"))
+    if not paths:
+        raise StoreError(
+            f"folder must hold results, or .h5 files, got none in {str(folder)!r}"
+        )
+    count = 0
+    lines = []
+    for path in paths:
+        num_compared, damaged = damaged_datasets(path)
+        count += num_compared
+        lines += damaged
+    return count, lines
+
+
+def _damaged_files(
+    folder: Path, ledger: SlideLedger, record: StageRecord
+) -> Iterator[str]:
+    """A line for each file of a stage that is not as it was written."""
+    for name, size in record.files.items():
+        path = folder / name
+        if not path.is_file():
+            if name not in ledger.elsewhere.files:
+                yield f"{name}: missing"
+        elif path.stat().st_size != size:
+            yield f"{name}: {path.stat().st_size} bytes, {size} were written"
+        elif name in record.sums and file_sum(path) != record.sums[name]:
+            yield f"{name}: other bytes than were written"
