@@ -92,8 +92,9 @@ def _qc_columns(slide: KnownSlide, path: Path) -> QcRow:
     except ConfigError as damage:  # the slide's own, no other row suffers
         return {"status": "failed", "warnings": f"{QC_JSON} is damaged: {damage}"}
     if document is not None:
-        columns = {"status": "done"} | document["facts"] | document["scores"]
-        return columns | {"warnings": "|".join(document["warnings"])}
+        columns: QcRow = {"status": "done"} | document["facts"] | document["scores"]
+        columns["warnings"] = "|".join(document["warnings"])
+        return columns
     if slide.failure is not None and slide.failure.status == "failed":
         return {"status": "failed", "warnings": slide.failure.error}
     return {}

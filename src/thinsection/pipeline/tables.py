@@ -128,8 +128,10 @@ def write_tables(
         if entry.slide_id not in known_ids:
             rows.append({**asdict(entry), **entry.more, "status": "missing"})
     more: dict[str, None] = {}
-    for one in (*slides, *waiting):
-        more |= dict.fromkeys(one.more)
+    for slide in slides:
+        more |= dict.fromkeys(slide.more)
+    for entry in waiting:
+        more |= dict.fromkeys(entry.more)
     rows.sort(key=lambda row: str(row["slide_id"]))
     write_table(out / "summary.csv", rows, (*SUMMARY_COLUMNS, *more))
     write_table(out / "failed.csv", failed, (*FAILED_COLUMNS, *more))

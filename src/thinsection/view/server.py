@@ -517,4 +517,4 @@ def view(source: Slide | Source, **settings: object) -> Viewer:
 
     Raises MissingDependencyError: the extra 'view' is not installed; as of `Viewer` besides.
     """
-    return Viewer(source, **settings)
+    return Viewer(source, None, **settings)
