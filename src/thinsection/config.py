@@ -20,15 +20,15 @@ from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 import tomli_w
 
-from thinsection.errors import ConfigError, require
+from thinsection.errors import ConfigError
 
 T = TypeVar("T")
 
 
 def user_cache_dir() -> Path:
     """$XDG_CACHE_HOME/thinsection, or ~/.cache/thinsection."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "thinsection"
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "thinsection"
 
 
 def option(
@@ -39,7 +39,7 @@ def option(
     choices: Callable[[], Iterable[str]] | None = None,
     also: Mapping[str, Callable[[str], tuple[Any, str]]] | None = None,
 ) -> Any:
-    """A dataclass field with what the command line and the documentation say of it.
+    """A dataclass field with its words on the command line and in the documentation.
 
     Args:
         default: the one default of this setting.
@@ -59,10 +59,13 @@ def section(cls: type[T]) -> T:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """'; did you mean ...?' for a known name that begins so or is near, else '; known: ...'."""
-    names, key = sorted(known), name.lower().replace("-", "_")
-    longer = [n for n in names if key and n.lower().startswith(key)]
+    names = sorted(known)
+    key = name.lower().replace("-", "_")
+    longer = [other for other in names if key and other.lower().startswith(key)]
     close = longer or difflib.get_close_matches(key, names, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(names)}"
 
 
 @cache
@@ -83,63 +86,78 @@ def flat_fields(cls: type) -> dict[str, tuple[str, Field[Any], Any]]:
             continue
         hints = field_types(cast(type, kind))
         for f in fields(kind):
-            rule = f"config field {f.name!r} must be unique"
-            require(f.name not in flat, rule, "it in two sections", error=ConfigError)
+            if f.name in flat:
+                raise ConfigError(
+                    f"config field {f.name!r} must be unique, got it in two sections"
+                )
             flat[f.name] = (name, f, hints[f.name])
     return flat
 
 
 def checked(value: Any, f: Field[Any], kind: Any, key: str) -> Any:
     """The value of a field as `coerce` gives it, of its choices where it has any."""
-    found = coerce(value, kind, key)
-    if (choices := f.metadata.get("choices")) and found is not None:
-        known = tuple(choices())
-        for name in found if isinstance(found, tuple) else (found,):
-            if name not in known:
-                raise ConfigError(
-                    f"{key} must be a known name, got {name!r}{nearest(name, known)}"
-                )
-    return found
+    typed = coerce(value, kind, key)
+    choices = f.metadata.get("choices")
+    if choices is None or typed is None:
+        return typed
+    known = tuple(choices())
+    for name in typed if isinstance(typed, tuple) else (typed,):
+        if name not in known:
+            raise ConfigError(
+                f"{key} must be a known name, got {name!r}{nearest(name, known)}"
+            )
+    return typed
 
 
 def coerce(value: Any, kind: Any, key: str) -> Any:
     """The value as its declared type; ConfigError names the key, the rule and the value."""
-    origin, got, integer = get_origin(kind), repr(value), type(value) is int
+    origin = get_origin(kind)
     if origin is Literal:
-        rule = f"{key} must be one of {', '.join(map(str, get_args(kind)))}"
-        require(value in get_args(kind), rule, got, error=ConfigError)
+        if value not in get_args(kind):
+            names = ", ".join(map(str, get_args(kind)))
+            raise ConfigError(f"{key} must be one of {names}, got {value!r}")
         return value
     if origin in (typing.Union, types.UnionType):
         for member in get_args(kind):
             with contextlib.suppress(ConfigError):
                 return coerce(value, member, key)
-        raise ConfigError(f"{key} must be {kind}, got {got}")
+        raise ConfigError(f"{key} must be {kind}, got {value!r}")
     if origin is tuple:
-        require(
-            isinstance(value, list | tuple),
-            f"{key} must be a list",
-            got,
-            error=ConfigError,
-        )
-        return tuple(coerce(v, get_args(kind)[0], key) for v in value)
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{key} must be a list, got {value!r}")
+        item_kind = get_args(kind)[0]
+        return tuple(coerce(item, item_kind, key) for item in value)
     if origin in (dict, Mapping) or is_dataclass(kind):
-        require(
-            isinstance(value, Mapping), f"{key} must be a table", got, error=ConfigError
-        )
-        if is_dataclass(kind):
-            return from_mapping(cast(type, kind), value, where=f"{key}.")
-        return {
-            n: coerce(item, get_args(kind)[1], f"{key}.{n}")
-            for n, item in value.items()
-        }
+        return _coerce_table(value, kind, key)
     if kind is Any:
         return value
-    if kind is float and (integer or isinstance(value, float)):
-        require(math.isfinite(value), f"{key} must be finite", got, error=ConfigError)
-    if (kind is float and integer) or (kind is Path and isinstance(value, str)):
-        return kind(value)
-    right = integer if kind is int else isinstance(value, kind)
-    require(right, f"{key} must be {kind.__name__}", got, error=ConfigError)
+    return _coerce_plain(value, kind, key)
+
+
+def _coerce_table(value: Any, kind: Any, key: str) -> Any:
+    """A mapping, or the dataclass that it describes."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key} must be a table, got {value!r}")
+    if is_dataclass(kind):
+        return from_mapping(cast(type, kind), value, where=f"{key}.")
+    item_kind = get_args(kind)[1]
+    return {
+        name: coerce(item, item_kind, f"{key}.{name}") for name, item in value.items()
+    }
+
+
+def _coerce_plain(value: Any, kind: Any, key: str) -> Any:
+    """A str, bool, number or path; a bool is no number, and a whole number is a float, too."""
+    is_integer = type(value) is int
+    if kind is float and (is_integer or isinstance(value, float)):
+        if not math.isfinite(value):
+            raise ConfigError(f"{key} must be finite, got {value!r}")
+        return float(value)
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    fits = is_integer if kind is int else isinstance(value, kind)
+    if not fits:
+        raise ConfigError(f"{key} must be {kind.__name__}, got {value!r}")
     return value
 
 
@@ -148,18 +166,19 @@ def from_mapping(cls: type[T], data: Mapping[str, Any], *, where: str = "") -> T
 
     Raises ConfigError: unknown key (with the nearest known one) or a value of the wrong type.
     """
-    kinds, values = field_types(cast(Any, cls)), {}
+    kinds = field_types(cast(Any, cls))
     own = {f.name: f for f in fields(cast(type, cls))}
+    values = {}
     for name, value in data.items():
         key = f"{where}{name}"
         if name not in own:
-            known = [f"{where}{k}" for k in own]
+            known = [f"{where}{other}" for other in own]
             raise ConfigError(f"unknown config key {key!r}{nearest(key, known)}")
         values[name] = checked(value, own[name], kinds[name], key)
     for f in own.values():
-        due = f.default is MISSING and f.default_factory is MISSING
-        rule = f"{where}{f.name} must be given"
-        require(f.name in values or not due, rule, sorted(data), error=ConfigError)
+        has_default = f.default is not MISSING or f.default_factory is not MISSING
+        if f.name not in values and not has_default:
+            raise ConfigError(f"{where}{f.name} must be given, got {sorted(data)}")
     return cls(**values)
 
 
@@ -186,10 +205,12 @@ def replace_flat(config: T, overrides: Mapping[str, Any]) -> T:
         if name not in flat:
             raise ConfigError(f"unknown setting {name!r}{nearest(name, flat)}")
         owner, f, kind = flat[name]
-        by_section.setdefault(owner, {})[name] = checked(
-            value, f, kind, f"{owner}.{name}"
-        )
-    sections = {n: replace(getattr(config, n), **v) for n, v in by_section.items()}
+        changes = by_section.setdefault(owner, {})
+        changes[name] = checked(value, f, kind, f"{owner}.{name}")
+    sections = {
+        name: replace(getattr(config, name), **changes)
+        for name, changes in by_section.items()
+    }
     return replace(cast(Any, config), **sections)  # type: ignore[no-any-return]
 
 
@@ -209,26 +230,28 @@ def _plain(value: Any) -> Any:
 def dump_toml(config: Any) -> str:
     """The configuration as commented TOML; a setting that is None is left commented out."""
     lines: list[str] = []
+    section_name = ""
     for name, (owner, f, _) in flat_fields(type(config)).items():
-        head = f"[{owner}]"
-        lines += [] if head in lines else ["", head]
-        item = _plain(getattr(getattr(config, owner), name))
+        if owner != section_name:
+            section_name = owner
+            lines += ["", f"[{owner}]"]
         if f.metadata.get("help"):
             lines.append(f"# {f.metadata['help']}")
-        lines.append(f"# {name} =" if item is None else f"{name} = {toml_value(item)}")
+        value = _plain(getattr(getattr(config, owner), name))
+        if value is None:
+            lines.append(f"# {name} =")
+        else:
+            lines.append(f"{name} = {toml_value(value)}")
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
 def toml_value(value: Any) -> str:
     """A str, bool, number, list or table as TOML on one line."""
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(toml_value, value)) + "]"
+        return f"[{', '.join(map(toml_value, value))}]"
     if isinstance(value, Mapping):
-        return (
-            "{"
-            + ", ".join(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items())
-            + "}"
-        )
+        items = [f"{toml_key(name)} = {toml_value(v)}" for name, v in value.items()]
+        return "{" + ", ".join(items) + "}"
     return tomli_w.dumps({"v": value}).removeprefix("v = ").rstrip("\n")
 
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @cache
 def _entry_points(path: tuple[str, ...]) -> Any:
-    """Those of every group: looking through all packages takes 20 ms, and there are ten groups."""
+    """Entry points of every group: a look through all packages takes 20 ms, so there is one."""
     return metadata.entry_points()
 
 
@@ -36,9 +36,8 @@ class Entry:
     suffixes: tuple[str, ...] = ()  # of files it opens or writes, lower case: '.svs'
     needs: tuple[str, ...] = ()  # packages that it imports, by import name
     extra: str | None = None  # of this package (`thinsection[extra]`) that brings them
-    folders: bool = (
-        False  # whether what it opens is a folder, named with one of the suffixes
-    )
+    # whether what it opens is a folder, named with one of the suffixes
+    folders: bool = False
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -47,9 +46,10 @@ class Entry:
 
     @property
     def remedy(self) -> str:
-        """How to get what is missing."""
-        what = f"'thinsection[{self.extra}]'" if self.extra else " ".join(self.missing)
-        return f"pip install {what}"
+        """Command that installs what is missing."""
+        if self.extra:
+            return f"pip install 'thinsection[{self.extra}]'"
+        return f"pip install {' '.join(self.missing)}"
 
     def load(self) -> Any:
         """The object. Raises MissingDependencyError: a package that it needs is not installed."""
@@ -82,12 +82,10 @@ class Registry(Generic[T]):
         *,
         error: type[ThinsectionError] = ConfigError,
     ) -> None:
-        self.kind, self.group, self._built_in, self._error = (
-            kind,
-            group,
-            built_in,
-            error,
-        )
+        self.kind = kind
+        self.group = group
+        self._built_in = built_in
+        self._error = error
 
     def __iter__(self) -> Iterator[Entry]:
         """Every entry; those of other packages are imported for their help."""
@@ -98,7 +96,7 @@ class Registry(Generic[T]):
 
     def names(self) -> tuple[str, ...]:
         """Every name, ours first; nothing is imported."""
-        return (*self._declared, *(n for n in self._points if n not in self._declared))
+        return tuple(dict.fromkeys([*self._declared, *self._points]))
 
     def entry(self, name: str) -> Entry:
         """The entry of a name; an error of the class `error` names the nearest ones.
@@ -118,8 +116,8 @@ class Registry(Generic[T]):
 
     @cached_property
     def _declared(self) -> dict[str, Entry]:
-        made = self._built_in() if callable(self._built_in) else self._built_in
-        return {entry.name: entry for entry in made}
+        entries = self._built_in() if callable(self._built_in) else self._built_in
+        return {entry.name: entry for entry in entries}
 
     @cached_property
     def _points(self) -> dict[str, metadata.EntryPoint]:
@@ -127,37 +125,40 @@ class Registry(Generic[T]):
         return {point.name: point for point in points}
 
     def _from_point(self, point: metadata.EntryPoint) -> Entry:
+        """Entry of another package's entry point, which may name an `Entry` or the object."""
         try:
-            found = point.load()
-        except (
-            Exception
-        ) as error:  # another package's code: whatever it raises names the package
-            rule = f"{self.kind} {point.name!r} must be importable"
-            remedy = "mend or remove the package that brings it"
-            got = f"got {error!r} from {point.value!r}"
-            raise InvalidInputError(f"{rule}, {got}; {remedy}") from error
-        if isinstance(found, Entry):
-            return replace(found, name=point.name)
-        lines = (
-            (getattr(found, "help", None) or found.__doc__ or "").strip().splitlines()
+            target = point.load()
+        # another package's code: whatever it raises names the package
+        except Exception as error:
+            raise InvalidInputError(
+                f"{self.kind} {point.name!r} must be importable, got {error!r} from "
+                f"{point.value!r}; mend or remove the package that brings it"
+            ) from error
+        if isinstance(target, Entry):
+            return replace(target, name=point.name)
+        text = getattr(target, "help", None) or target.__doc__ or ""
+        lines = text.strip().splitlines()
+        return Entry(
+            name=point.name,
+            help=lines[0] if lines else f"from {point.value}",
+            target=target,
+            suffixes=tuple(getattr(target, "suffixes", ())),
+            needs=tuple(getattr(target, "needs", ())),
+            extra=getattr(target, "extra", None),
+            folders=getattr(target, "folders", False),
         )
-        said = lines[0] if lines else f"from {point.value}"
-        told: Any = {n: tuple(getattr(found, n, ())) for n in ("suffixes", "needs")}
-        told |= {
-            n: getattr(found, n) for n in ("extra", "folders") if hasattr(found, n)
-        }
-        return Entry(name=point.name, help=said, target=found, **told)
 
 
 def lazy_names(package: str, names_of: Mapping[str, str]) -> Callable[[str], Any]:
     """A package's `__getattr__`: names of its modules, which are imported at a name's first use."""
-    module_of = {
-        name: module for module, names in names_of.items() for name in names.split()
-    }
+    module_of = {}
+    for module, names in names_of.items():
+        for name in names.split():
+            module_of[name] = module
 
-    def found(name: str) -> Any:
+    def get_name(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(f"{package}.{module_of[name]}"), name)
 
-    return found
+    return get_name

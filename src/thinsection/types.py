@@ -24,14 +24,25 @@ MaskArray = npt.NDArray[np.bool_]  # (H, W), True = inside
 CoordsL0 = npt.NDArray[np.int64]  # (N, 2): x, y of top-left corners, level-0 px
 CoordsLv = npt.NDArray[np.int64]  # (N, 2): the same on a level, px of that level
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
 _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", re.IGNORECASE)
 
 
 class Closing(ABC):
-    """Mixin: what has `close` is closed at the end of its `with`."""
+    """Mixin: an object with `close` is closed at the end of its `with`."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -59,7 +70,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskFrame:
-    """Where a mask or thumbnail lies on its slide: it covers the whole of level 0."""
+    """Frame of a mask or thumbnail on its slide: it covers the whole of level 0."""
 
     size_th: Size  # of the mask
     size_l0: Size  # of the slide's level 0

@@ -1,4 +1,4 @@
-"""What the cost models need to know of this machine and of an encoder, without its weights.
+"""Numbers of this machine and of an encoder for the cost models, without its weights.
 
 Rates are measured once in some seconds and kept at ~/.cache/thinsection/plan.json (XDG_CACHE_HOME
 is respected), by CPU, core count and library versions.
@@ -35,9 +35,14 @@ from thinsection.machine import cpu_count, cpu_model
 from thinsection.qc.checks.artefact_maps import artefact_maps
 
 _FILE = "plan.json"
-_DECODE_S, _RATE_S = 0.5, 2.0  # CPU-seconds that a rate is measured for
-_TILE_PX, _RATE_TILES, _MAPS_PX = 256, 8, 512
-_PEAK_BATCHES, _PEAK_TIMES, _PEAK_FLOPS = 2.5, 3, 2e12
+_DECODE_S = 0.5  # CPU-seconds that decoding is measured for
+_RATE_S = 2.0  # CPU-seconds that an encoder is measured for
+_TILE_PX = 256  # edge of the tile that is decoded
+_RATE_TILES = 8  # of a batch whose rate is measured
+_MAPS_PX = 512  # edge of the image that quality control's nets are given
+_PEAK_BATCHES = 2.5  # that a process encodes whose peak is measured
+_PEAK_TIMES = 3  # processes whose peak is measured
+_PEAK_FLOPS = 2e12  # operations of all of them that are quick
 
 Engine = Literal["torch", "openvino"]
 
@@ -49,37 +54,38 @@ class Calibration:
     process_bytes: int  # resident memory of a process that has loaded the libraries
     start_s: float  # CPU-seconds until it has
     decode_px_per_s: float  # JPEG px decoded per CPU-second
-    slide_s: float = (
-        0.35  # CPU-seconds of a slide's tissue, polygons, pictures and files
-    )
-    maps_s_per_px: float = (
-        2e-6  # CPU-seconds of quality control's nets for a px of tissue
-    )
-    encoders: dict[str, float] = field(
-        default_factory=dict
-    )  # key -> tiles per CPU-second
+    # CPU-seconds of a slide's tissue, polygons, pictures and files
+    slide_s: float = 0.35
+    # CPU-seconds of quality control's nets for a px of tissue
+    maps_s_per_px: float = 2e-6
+    # key -> tiles per CPU-second
+    encoders: dict[str, float] = field(default_factory=dict)
     # key and batch size -> peak bytes of a process that encodes such batches
     peaks: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSize:
-    """What an encoder takes."""
+    """Size of an encoder: memory and arithmetic."""
 
     weights_bytes: int  # of its weights
     batch_bytes: int  # of one batch in work, weights not counted
     dim: int  # of an embedding
     flops_per_tile: float  # multiply-adds count as two
-    cpu_peak_bytes: int | None = (
-        None  # measured, of a process with libraries and weights
-    )
+    # measured, of a process with libraries and weights
+    cpu_peak_bytes: int | None = None
 
 
 def machine_key() -> str:
     """Names this machine and the versions that its rates depend on."""
-    versions = map(version, ("thinsection", "torch", "simplejpeg", "numpy"))
-    machine = (platform.machine(), platform.processor(), cpu_model(), str(cpu_count()))
-    return hashlib.sha256("|".join((*machine, *versions)).encode()).hexdigest()[:16]
+    parts = [
+        platform.machine(),
+        platform.processor(),
+        cpu_model(),
+        str(cpu_count()),
+    ]
+    parts += [version(name) for name in ("thinsection", "torch", "simplejpeg", "numpy")]
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 
 
 def calibrate(measure: Callable[[], Calibration] | None = None) -> Calibration:
@@ -100,16 +106,17 @@ def encoder_number(
 ) -> float:
     """A number of an encoder, of one of `Calibration`'s tables: kept, or measured now."""
     machine = calibrate()
-    known: dict[str, float] = getattr(machine, table)
-    if key not in known:
-        known = {**known, key: measure()}
-        keep(replace(machine, **{table: known}))  # type: ignore[arg-type]
-    return known[key]
+    numbers: dict[str, float] = getattr(machine, table)
+    if key not in numbers:
+        numbers = {**numbers, key: measure()}
+        keep(replace(machine, **{table: numbers}))  # type: ignore[arg-type]
+    return numbers[key]
 
 
-def keep(found: Calibration) -> None:
+def keep(calibration: Calibration) -> None:
     """Adds this machine's measurements to the file, atomically."""
-    write_json(user_cache_dir() / _FILE, _kept() | {machine_key(): asdict(found)})
+    document = _kept() | {machine_key(): asdict(calibration)}
+    write_json(user_cache_dir() / _FILE, document)
 
 
 def _kept() -> dict[str, Any]:
@@ -123,22 +130,23 @@ def _kept() -> dict[str, Any]:
 def measure_machine() -> Calibration:
     """Measures in a fresh process (memory) and in this one (decoding, nets); about 10 s."""
     seconds, peak = _run_probe(_START_PROBE)
-    rates: dict[str, Any] = {
-        "decode_px_per_s": measure_decoding(),
-        "maps_s_per_px": measure_maps(),
-    }
-    return Calibration(process_bytes=int(peak), start_s=seconds, **rates)
+    return Calibration(
+        process_bytes=int(peak),
+        start_s=seconds,
+        decode_px_per_s=measure_decoding(),
+        maps_s_per_px=measure_maps(),
+    )
 
 
 def _run_probe(code: str, *arguments: str) -> list[float]:
-    """What a fresh process prints as JSON, in which a run's libraries are loaded before `code`."""
+    """Numbers that a fresh process prints as JSON; a run's libraries are loaded before `code`."""
     command = [sys.executable, "-c", _IMPORTS + code, *arguments]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode != 0:
         raise StoreError(f"calibration must run, got: {done.stderr.strip()[-500:]}")
-    found: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    numbers: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return numbers
 
 
 def measure_decoding() -> float:
@@ -149,11 +157,14 @@ def measure_decoding() -> float:
     tile = coarse.repeat(8, axis=0).repeat(8, axis=1) + fine
     data = simplejpeg.encode_jpeg(tile, quality=80, colorsubsampling="420")
     simplejpeg.decode_jpeg(data)
-    count, start = 0, time.thread_time()
-    while (spent := time.thread_time() - start) < _DECODE_S:
+    count = 0
+    spent_s = 0.0
+    start = time.thread_time()
+    while spent_s < _DECODE_S:
         simplejpeg.decode_jpeg(data)
         count += 1
-    return count * _TILE_PX**2 / spent
+        spent_s = time.thread_time() - start
+    return count * _TILE_PX**2 / spent_s
 
 
 def measure_maps() -> float:
@@ -174,28 +185,29 @@ def encoder_size(
     on_gpu: bool = False,
     engine: Engine = "torch",
 ) -> EncoderSize:
-    """What the encoder takes for a batch, by dry passes on a CPU's or a GPU's behalf.
+    """Size of the encoder for a batch, by dry passes on a CPU's or a GPU's behalf.
 
     `engine` is the one that it is planned for, not the one that it runs by.
 
     Raises InvalidInputError: another package's encoder, which cannot be looked into.
     """
     if not isinstance(encoder, NetworkTileEncoder):
-        remedy = "give it a first run and take 'thinsection efficiency'"
-        got = f"{encoder.spec.name!r}; {remedy}"
-        raise InvalidInputError(f"encoder must be one of ours to be planned, got {got}")
-    at_once = batch_size if on_gpu else None
-    batch = batch_bytes(
-        encoder, batch_size=batch_size, tile_px=tile_px, at_once=at_once
-    )
+        raise InvalidInputError(
+            f"encoder must be one of ours to be planned, got {encoder.spec.name!r}; "
+            "give it a first run and take 'thinsection efficiency'"
+        )
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         encoder.encode(torch.zeros((1, tile_px, tile_px, 3), dtype=torch.uint8))
-    held, flops = (
-        weights_bytes(encoder, engine=engine),
-        float(counter.get_total_flops()),
-    )
     return EncoderSize(
-        weights_bytes=held, batch_bytes=batch, dim=encoder.dim, flops_per_tile=flops
+        weights_bytes=weights_bytes(encoder, engine=engine),
+        batch_bytes=batch_bytes(
+            encoder,
+            batch_size=batch_size,
+            tile_px=tile_px,
+            at_once=batch_size if on_gpu else None,
+        ),
+        dim=encoder.dim,
+        flops_per_tile=float(counter.get_total_flops()),
     )
 
 
@@ -213,11 +225,14 @@ def measure_rate(
     tiles = torch.randint(0, 256, (_RATE_TILES, tile_px, tile_px, 3), dtype=torch.uint8)
     with torch.inference_mode():
         encoder.encode(tiles)
-        count, start = 0, time.process_time()
-        while (spent := time.process_time() - start) < _RATE_S:
+        count = 0
+        spent_s = 0.0
+        start = time.process_time()
+        while spent_s < _RATE_S:
             encoder.encode(tiles)
             count += _RATE_TILES
-    return count / spent
+            spent_s = time.process_time() - start
+    return count / spent_s
 
 
 def measure_cpu_peak(
@@ -237,9 +252,8 @@ def measure_cpu_peak(
             str(folder),
         )
         if engine == "openvino":
-            _run_probe(
-                _PEAK_PROBE, *arguments
-            )  # converts, as only the first run of all does
+            # converts, as only the first run of all does
+            _run_probe(_PEAK_PROBE, *arguments)
         peaks = [_run_probe(_PEAK_PROBE, *arguments)[0] for _ in range(_PEAK_TIMES)]
     return int(statistics.mean(peaks))
 

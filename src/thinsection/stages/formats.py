@@ -21,14 +21,14 @@ from thinsection.types import CoordsL0
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingTable:
-    """What a format writes."""
+    """Embeddings of a slide, as a format gets them."""
 
     slide_id: str
     patient_id: str | None  # as the cohort says, like the label
     label: str | None
     coords_l0: CoordsL0  # int64 (N, 2)
     tile_embeddings: npt.NDArray[np.floating]  # float32 or float16 (N, D)
-    columns: Mapping[str, npt.NDArray]  # name -> (N,), what is known per tile
+    columns: Mapping[str, npt.NDArray[Any]]  # name -> (N,), a value per tile
 
 
 Format = Callable[[EmbeddingTable, Path], None]
@@ -83,8 +83,14 @@ def write_zarr(table: EmbeddingTable, path: Path) -> None:
 
 def _exported(name: str, help: str, target: Format, suffix: str, needs: str) -> Entry:
     """A format whose package is of the extra 'export'."""
-    how: dict[str, Any] = {"suffixes": (suffix,), "needs": (needs,), "extra": "export"}
-    return Entry(name=name, help=help, target=target, **how)
+    return Entry(
+        name=name,
+        help=help,
+        target=target,
+        suffixes=(suffix,),
+        needs=(needs,),
+        extra="export",
+    )
 
 
 PLAIN = ("tsv", "zarr")  # have no columns beside the embeddings

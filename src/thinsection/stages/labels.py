@@ -25,8 +25,8 @@ def grid_label(tiles: TilesConfig, mask_label: str) -> str:
     """
     mpp = "native" if tiles.mpp is None else f"{slug(tiles.mpp)}mpp"
     overlap = f"{tiles.overlap}px_overlap" if tiles.overlap else ""
-    rest = variant(tiles, leave_out=_NAMED)
-    return join_label(f"{tiles.tile_px}px", mpp, overlap, rest, mask_label)
+    others = variant(tiles, leave_out=_NAMED)
+    return join_label(f"{tiles.tile_px}px", mpp, overlap, others, mask_label)
 
 
 def join_label(*parts: str) -> str:
@@ -36,23 +36,28 @@ def join_label(*parts: str) -> str:
 
 def variant(section: Any, *, leave_out: tuple[str, ...] = ()) -> str:
     """The settings of a section that differ from their defaults, as part of a name; '' for none."""
-    default, changed = type(section)(), dict[str, Any]()
-    for name in (
-        f.name for f in dataclasses.fields(section) if f.name not in leave_out
-    ):
-        value, usual = getattr(section, name), getattr(default, name)
-        if value != usual:
-            changed[name] = (
-                float(value) if isinstance(usual, float) else value
-            )  # 1 is 1.0
+    defaults = type(section)()
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(section):
+        if field.name in leave_out:
+            continue
+        value = getattr(section, field.name)
+        default = getattr(defaults, field.name)
+        if value != default:
+            # 1 is 1.0
+            changed[field.name] = float(value) if isinstance(default, float) else value
     name = join_label(*(f"{key}-{slug(value)}" for key, value in changed.items()))
     if len(name) > _MAX_PART:
         return short_hash(changed)
-    listed = (v if isinstance(v, tuple | list) else (v,) for v in changed.values())
-    items = [item for each in listed for item in each]
-    # no other value has its slug, within a name of several parts too
-    exact = all(_EXACT.fullmatch(str(item)) and item != _NO_ITEMS for item in items)
-    return name if exact else f"{name}-{short_hash(changed)}"
+    if all(_is_exact(value) for value in changed.values()):
+        return name
+    return f"{name}-{short_hash(changed)}"
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether no other value has its slug, within a name of several parts too."""
+    items = value if isinstance(value, tuple | list) else (value,)
+    return all(_EXACT.fullmatch(str(item)) and item != _NO_ITEMS for item in items)
 
 
 def slug(value: Any) -> str:
@@ -60,7 +65,8 @@ def slug(value: Any) -> str:
     if isinstance(value, tuple | list):
         return "+".join(slug(item) for item in value) or _NO_ITEMS
     if isinstance(value, float):  # the shortest digits that read back: '0.5', '8'
-        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
     return re.sub(r"[^\w.+-]+", "-", str(value)).strip("-") or "x"
 
 
