@@ -6,8 +6,9 @@ Frames: `_l0` level-0 px, `_lv` px of a pyramid level, `_tl` px of a tile, `_th`
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,9 @@ TileArray = npt.NDArray[np.uint8]  # (B, H, W, 3), sRGB
 MaskArray = npt.NDArray[np.bool_]  # (H, W), True = inside
 CoordsL0 = npt.NDArray[np.int64]  # (N, 2): x, y of top-left corners, level-0 px
 CoordsLv = npt.NDArray[np.int64]  # (N, 2): the same on a level, px of that level
+
+# values that JSON and TOML hold: str, numbers, bool, None, and lists and mappings of these
+PlainValues = Mapping[str, Any]
 
 KIB = 1 << 10
 MIB = 1 << 20

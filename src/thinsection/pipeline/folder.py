@@ -38,7 +38,7 @@ from thinsection.store.tiles_h5 import (
     read_slide_embedding,
     read_tiles,
 )
-from thinsection.types import format_bytes
+from thinsection.types import PlainValues, format_bytes
 
 if TYPE_CHECKING:
     import pandas
@@ -70,7 +70,7 @@ class FolderRow:
     address: str  # '256px_0.5mpp/features_uni2_h'
     num_slides: int  # that have a result there
     num_bytes: int  # of its files
-    facts: Mapping[str, Any]  # of the last slide: encoder, dim and so on
+    facts: PlainValues  # of the last slide: encoder, dim and so on
 
 
 @dataclass(frozen=True, kw_only=True)

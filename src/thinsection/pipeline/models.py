@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -31,6 +31,7 @@ from thinsection.pool.encoder import (
 from thinsection.stages.graph import Models
 from thinsection.stages.spec import EncodingSpec
 from thinsection.tiles.transforms import StainLook, stain_target
+from thinsection.types import PlainValues
 from thinsection.weights.origin import Origin
 
 if TYPE_CHECKING:
@@ -126,9 +127,7 @@ def models_document(models: Models, encoding: EncodingSpec) -> dict[str, Any]:
     return document
 
 
-def recorded_models(
-    document: Mapping[str, Any], encoding: EncodingSpec
-) -> Models | None:
+def recorded_models(document: PlainValues, encoding: EncodingSpec) -> Models | None:
     """Models of a `models_document`; None where other ones may be loaded by now."""
     count = len(encoding.encoders)
     entries = list(document.items())

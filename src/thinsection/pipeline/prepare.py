@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from thinsection.errors import (
     BudgetError,
@@ -24,7 +23,13 @@ from thinsection.stages.measures import MeasuresStage, TileMeasures
 from thinsection.stages.regions import drawn_sums
 from thinsection.stages.source import source_key
 from thinsection.stages.spec import RunSpec
-from thinsection.stages.stage import SlideStage, SlideWork, Stage, StoreStage, TileStage
+from thinsection.stages.stage import (
+    AnyStage,
+    SlideStage,
+    SlideWork,
+    StoreStage,
+    TileStage,
+)
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.identity import Identity, WholeSum, file_times
 from thinsection.store.ledger import load_ledger
@@ -37,7 +42,7 @@ from thinsection.types import format_bytes
 
 def claim_slide(
     entry: SlideEntry,
-    stages: tuple[Stage[Any], ...],
+    stages: tuple[AnyStage, ...],
     *,
     out: Path,
     spec: RunSpec,
@@ -227,7 +232,7 @@ def _lay_grid(claimed: ClaimedSlide, slide: Slide, grid: TilesStage) -> Prepared
     is_missing = grid in work.missing
     table = grid.candidates(work, slide) if is_missing else work.value(grid)
     attributes = tile_attributes(work.entry.slide_id, slide, table, config=grid.config)
-    streamed: list[Stage[Any]] = []
+    streamed: list[AnyStage] = []
     if is_missing and grid.has_pixel_filters:
         streamed.append(grid)
     elif is_missing:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thinsection.errors import InvalidInputError, OutputError, StoreError
 from thinsection.files.atomic import writing
@@ -32,7 +32,7 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.features import TokensStage
 from thinsection.stages.graph import stages_of
 from thinsection.stages.spec import RunSpec
-from thinsection.stages.stage import SlideStage, Stage
+from thinsection.stages.stage import AnyStage, SlideStage
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.ledger import SLIDES
 from thinsection.stream import StageClock, TileBatch, TileStream
@@ -66,7 +66,7 @@ class SlideJob:
     # where busy and waiting time is added up
     clock: StageClock = field(default_factory=StageClock)
     on_event: OnEvent = lambda event: None  # progress, from any thread
-    _stages: tuple[Stage[Any], ...] = field(init=False)
+    _stages: tuple[AnyStage, ...] = field(init=False)
     _results: dict[str, SlideResult] = field(default_factory=dict, init=False)
     _locks: dict[str, FileLock] = field(default_factory=dict, init=False)
     _held_elsewhere: list[SlideEntry] = field(default_factory=list, init=False)
@@ -288,7 +288,7 @@ def wanted_of(
     return wanted
 
 
-def _steps_before_tiles(missing: Sequence[Stage[Any]]) -> list[str]:
+def _steps_before_tiles(missing: Sequence[AnyStage]) -> list[str]:
     """Titles of the missing stages that are made before tiles are read, once each."""
     titles = [
         stage.title

@@ -11,7 +11,7 @@ import itertools
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +23,7 @@ from thinsection.errors import StoreError
 from thinsection.files.atomic import write_json, write_text, writing
 from thinsection.files.json_text import parse_json
 from thinsection.store.ledger import check_kinds
+from thinsection.types import PlainValues
 from thinsection.usage.analysis import Efficiency, analyse, efficiency_page
 from thinsection.usage.monitor import read_usage
 
@@ -47,7 +48,7 @@ class Record:
     """One invocation."""
 
     folder: Path  # OUT/records/NAME
-    document: Mapping[str, Any]  # of run.json
+    document: PlainValues  # of run.json
 
     @classmethod
     def read(cls, folder: Path) -> "Record":
@@ -74,7 +75,7 @@ class Record:
         }
 
 
-def begin_record(out: Path, command: str, config: Mapping[str, Any]) -> Record:
+def begin_record(out: Path, command: str, config: PlainValues) -> Record:
     """Makes the folder of an invocation that begins now, and says with what."""
     now = datetime.now(UTC)
     host = platform.node()
@@ -110,7 +111,7 @@ def log(folder: Path, text: str) -> None:
         file.write("".join(lines))
 
 
-def end_record(record: Record, facts: Mapping[str, Any]) -> Record:
+def end_record(record: Record, facts: PlainValues) -> Record:
     """Adds to run.json what came of it: counts, seconds, models."""
     ended = Record(record.folder, {**record.document, **facts})
     write_json(record.folder / RECORD_NAME, ended.document)
@@ -126,9 +127,7 @@ class Recording:
 
 
 @contextlib.contextmanager
-def recording(
-    out: Path, command: str, config: Mapping[str, Any]
-) -> Iterator[Recording]:
+def recording(out: Path, command: str, config: PlainValues) -> Iterator[Recording]:
     """Records an invocation: how it began, and how it ended, well or early."""
     began = time.monotonic()
     record = begin_record(out, command, config)

@@ -31,7 +31,7 @@ from thinsection.stages.request import check_run, cohort_of
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.store.claims import claim_ids
 from thinsection.store.ledger import SLIDES
-from thinsection.types import MIB, format_bytes
+from thinsection.types import MIB, PlainValues, format_bytes
 from thinsection.usage.monitor import resource_monitor
 
 MIN_FREE_BYTES = 256 * MIB
@@ -202,7 +202,7 @@ def _execute(
     reports: list[Report[SlideResult]],
     *,
     executor: Any,
-    facts: Mapping[str, Any],
+    facts: PlainValues,
 ) -> None:
     """Works on the entries and adds what comes back to `reports`; records what is used."""
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from thinsection.errors import OutputError
 from thinsection.pipeline.slide_states import FinishedSlide, PreparedSlide
 from thinsection.stages.features import FeaturesStage, OpenResult, TokensStage
 from thinsection.stages.measures import MeasuresStage
-from thinsection.stages.stage import Stage, StoreStage
+from thinsection.stages.stage import AnyStage, StoreStage
 from thinsection.stages.tiles import TilesStage
 from thinsection.stream import StageClock, TileBatch
 from thinsection.stream.batches import (
@@ -30,7 +30,7 @@ Item = Union["EmbeddedBatch", TileBatch, SlideFinished, SlideFailed]
 _QUEUED = 4
 
 
-def encoder_of(stage: Stage[Any]) -> str:
+def encoder_of(stage: AnyStage) -> str:
     """Label of the encoder that feeds a stage; '' for stages that none feeds."""
     source = stage.features if isinstance(stage, TokensStage) else stage
     return source.encoder if isinstance(source, FeaturesStage) else ""

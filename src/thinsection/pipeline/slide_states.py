@@ -9,15 +9,15 @@ The one object that changes on the way is the `SlideWork` that they hold.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.measures import TileMeasures
 from thinsection.stages.reuse import KnownRows
-from thinsection.stages.stage import SlideWork, Stage
+from thinsection.stages.stage import AnyStage, SlideWork
 from thinsection.store.identity import WholeSum, fingerprint_reads
 from thinsection.tiles import TileTable
+from thinsection.types import PlainValues
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ class PreparedSlide:
     table: TileTable | None = (
         None  # of the grid, or its candidates before pixel filters
     )
-    attributes: Mapping[str, Any] = field(default_factory=dict)  # of its tiles' files
-    streamed: tuple[Stage[Any], ...] = ()  # stages that its tiles feed
+    attributes: PlainValues = field(default_factory=dict)  # of its tiles' files
+    streamed: tuple[AnyStage, ...] = ()  # stages that its tiles feed
     warnings: tuple[str, ...] = ()  # on how its tiles were changed
     known_rows: Mapping[str, KnownRows] = field(default_factory=dict)  # by address
     measures: TileMeasures | None = None  # filled while tiles are decoded
@@ -85,6 +85,6 @@ class FinishedSlide:
     """The end of a slide on its way through a process."""
 
     entry: SlideEntry
-    facts: Mapping[str, Any] = field(default_factory=dict)  # of a slide that is done
+    facts: PlainValues = field(default_factory=dict)  # of a slide that is done
     error: Exception | None = None  # of a slide that failed
     stage: str = ""  # where it failed

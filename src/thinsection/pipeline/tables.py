@@ -16,6 +16,7 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.facts import OF_COHORTS, ledger_facts
 from thinsection.store.claims import equal_slides
 from thinsection.store.ledger import FAILURE_NAME, SLIDES, SlideLedger, load_ledgers
+from thinsection.types import PlainValues
 
 SUMMARY_COLUMNS = (
     "slide_id",
@@ -51,7 +52,7 @@ class KnownSlide:
     slide_id: str
     ledger: SlideLedger  # empty where the slide failed before any stage was done
     failure: SlideResult | None  # of the last invocation that looked at it
-    cohort: Mapping[str, Any]  # slide_path, patient_id, label and split
+    cohort: PlainValues  # slide_path, patient_id, label and split
     more: Mapping[str, str]  # further columns of the cohort table
 
     @property
@@ -153,7 +154,7 @@ def _summary_rows(
         yield row
 
 
-def _status(slide: KnownSlide, grid_row: Mapping[str, Any], *, waits: bool) -> str:
+def _status(slide: KnownSlide, grid_row: PlainValues, *, waits: bool) -> str:
     """Status of a slide in a grid, by what lies in the folder."""
     if slide.failure is not None:
         return slide.failure.status

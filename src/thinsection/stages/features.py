@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
@@ -14,12 +14,12 @@ from thinsection.files.atomic import atomic_path, link_or_copy
 from thinsection.slide.resize import resample_filter
 from thinsection.stages.labels import join_label, variant
 from thinsection.stages.reuse import KnownRows, RowMerger, read_known_rows
-from thinsection.stages.stage import Output, SlideWork, Stage, TileStage
+from thinsection.stages.stage import AnyStage, Output, SlideWork, TileStage
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.tiles_h5 import TilesFile, TilesWriter, read_tiles
 from thinsection.tiles import TileTable
 from thinsection.tiles.transforms import StainConfig, StainLook
-from thinsection.types import CoordsL0
+from thinsection.types import CoordsL0, PlainValues
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class FeaturesStage(TileStage[TilesFile]):
 
     tiles: TilesStage
     encoder: str  # its label, as part of the folder's name
-    identity: Mapping[str, Any]  # `EncoderIdentity.provenance`; see `deciding`
+    identity: PlainValues  # `EncoderIdentity.provenance`; see `deciding`
     dtype: str = "float32"  # of the stored embeddings
     # normalisation before the encoder
     stain: StainConfig = field(default_factory=StainConfig)
@@ -55,7 +55,7 @@ class FeaturesStage(TileStage[TilesFile]):
         return f"{self.tiles.grid}/features_{self.label}"
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> PlainValues:
         stain = None
         if self.target is not None:
             stain = [asdict(self.stain), repr(self.target)]
@@ -133,7 +133,7 @@ class FeaturesStage(TileStage[TilesFile]):
         return read_tiles(work.path(self.file(work.entry.slide_id)))
 
 
-def deciding(identity: Mapping[str, Any]) -> dict[str, Any]:
+def deciding(identity: PlainValues) -> dict[str, Any]:
     """Part of an encoder's identity that decides a result.
 
     The hash sees every weight, so the revision that brought them is for the record only; so is the
@@ -178,11 +178,11 @@ class TokensStage(TileStage[None]):
         return f"{self.features.tiles.grid}/tokens_{self.features.label}"
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> PlainValues:
         return self.features.settings
 
     @property
-    def needs(self) -> tuple[Stage[Any], ...]:
+    def needs(self) -> tuple[AnyStage, ...]:
         return (self.features.tiles,)
 
 
@@ -202,7 +202,7 @@ class OpenResult:
         self,
         work: SlideWork,
         stage: FeaturesStage | TokensStage,
-        attributes: Mapping[str, Any],
+        attributes: PlainValues,
         known: KnownRows | None = None,
     ) -> None:
         self.stage = stage

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from thinsection.encode.identity import EncoderIdentity
 from thinsection.errors import ConfigError, InvalidInputError
@@ -22,7 +21,7 @@ from thinsection.stages.measures import MeasuresStage
 from thinsection.stages.regions import DrawnTissueStage, RegionsStage
 from thinsection.stages.segments import SegmentedTissueStage, SegmentStage
 from thinsection.stages.spec import RunSpec
-from thinsection.stages.stage import Stage
+from thinsection.stages.stage import AnyStage
 from thinsection.stages.tiles import TilesStage
 from thinsection.tiles.transforms import StainLook
 
@@ -37,13 +36,13 @@ class Models:
     stain_target: StainLook | None = None
 
 
-def stages_of(spec: RunSpec, models: Models) -> tuple[Stage[Any], ...]:
+def stages_of(spec: RunSpec, models: Models) -> tuple[AnyStage, ...]:
     """Every stage of a run up to its goal, each after what it needs.
 
     Raises InvalidInputError: a slide encoder takes none of the encoders' embeddings.
     """
     mask = mask_stage(spec)
-    stages: list[Stage[Any]] = [*mask.needs, mask]
+    stages: list[AnyStage] = [*mask.needs, mask]
     if spec.goal in ("tissue", "qc"):
         return tuple(stages)
     segments: tuple[SegmentStage, ...] = ()
@@ -148,10 +147,10 @@ def _features_stages(
 
 def _leaves(
     spec: RunSpec, tiles: TilesStage, features: Sequence[FeaturesStage]
-) -> list[Stage[Any]]:
+) -> list[AnyStage]:
     """Measures, picture, graph and further formats, as far as they are asked for."""
     output = spec.output
-    stages: list[Stage[Any]] = []
+    stages: list[AnyStage] = []
     measures = None
     if output.measures:
         measures = MeasuresStage(tiles=tiles)

@@ -1,7 +1,6 @@
 """Stages that read stored results only: pooling, overview, tile graph, other formats."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,10 +13,11 @@ from thinsection.stages.features import FeaturesStage, deciding
 from thinsection.stages.formats import FORMATS, EmbeddingTable
 from thinsection.stages.labels import join_label, slug
 from thinsection.stages.measures import MeasuresStage
-from thinsection.stages.stage import Output, SlideWork, Stage, StoreStage
+from thinsection.stages.stage import AnyStage, Output, SlideWork, StoreStage
 from thinsection.stages.tiles import TilesStage
 from thinsection.store import tiles_h5
 from thinsection.store.tile_tables import MEASURED
+from thinsection.types import PlainValues
 
 if TYPE_CHECKING:
     from thinsection.pool import SlideEncoder, TileLayout
@@ -81,7 +81,7 @@ class PoolingStage(StoreStage[None]):
 
     title: ClassVar[str] = "aggregate"
 
-    features: Stage[Any]  # of the tile embeddings
+    features: AnyStage  # of the tile embeddings
     slide_encoder: SlideEncoderIdentity
     warnings: tuple[str, ...] = ()  # on what does not fit between the two
 
@@ -92,7 +92,7 @@ class PoolingStage(StoreStage[None]):
         return f"{grid}/slide_features_{label}"
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> PlainValues:
         return {"slide_encoder": deciding(self.slide_encoder.identity)}
 
     def run(self, work: SlideWork) -> Output[None]:
@@ -130,7 +130,7 @@ class OverviewStage(StoreStage[None]):
         return f"{self.tiles.grid}/overviews"
 
     @property
-    def needs(self) -> tuple[Stage[Any], ...]:
+    def needs(self) -> tuple[AnyStage, ...]:
         return (self.tiles, self.tiles.mask)
 
     def run(self, work: SlideWork) -> Output[None]:
@@ -178,7 +178,7 @@ class GraphStage(StoreStage[None]):
         return f"{self.tiles.grid}/graph_{slug(self.spec)}"
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> PlainValues:
         return {"graph": self.spec}
 
     def run(self, work: SlideWork) -> Output[None]:
@@ -219,11 +219,11 @@ class FormatStage(StoreStage[None]):
         return f"{self.features.tiles.grid}/{name}"
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> PlainValues:
         return {"format": self.format}
 
     @property
-    def needs(self) -> tuple[Stage[Any], ...]:
+    def needs(self) -> tuple[AnyStage, ...]:
         if self.measures is None:
             return (self.features, self.features.tiles)
         return (self.features, self.features.tiles, self.measures)

@@ -32,7 +32,7 @@ from thinsection.stages.stage import Output, SlideStage, SlideWork
 from thinsection.store.geojson import write_masks_geojson
 from thinsection.store.ledger import SLIDES
 from thinsection.tiles import TileTable
-from thinsection.types import MaskFrame
+from thinsection.types import MaskFrame, PlainValues
 
 Columns = Mapping[str, npt.NDArray[Any]]  # name -> (N,), a value per tile
 
@@ -56,7 +56,7 @@ class TissueStage(SlideStage[TissueMask]):
         return join_label(f"{SLIDES}/tissue", self.label)
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> PlainValues:
         return {"tissue": asdict(self.config), "reader": self.reader}
 
     def run(self, work: SlideWork, slide: Slide) -> Output[TissueMask]:
@@ -153,7 +153,7 @@ class QcStage(SlideStage[CheckedTissue]):
         return join_label(f"{SLIDES}/qc_{self.name}", _reader_label(self.reader))
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> PlainValues:
         settings = {"qc": pipeline_identity(self.pipeline), "reader": self.reader}
         return settings | {"strict": True} if self.strict else settings
 

@@ -1,6 +1,5 @@
 """Measures of a slide's tiles, and what they say of its stains."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ from thinsection.store import tiles_h5
 from thinsection.store.tile_tables import MEASURED
 from thinsection.tiles.measures import MEASURES, measure_tiles
 from thinsection.tiles.transforms import StainVectors
-from thinsection.types import TileArray
+from thinsection.types import PlainValues, TileArray
 
 _SAMPLED_TILES = 256  # spread evenly over the table, to estimate stain vectors from
 _SAMPLE_PX = 32  # of each, at least so many rows and columns, spread evenly
@@ -81,7 +80,7 @@ class MeasuresStage(TileStage[Columns]):
         return f"{self.tiles.grid}/{MEASURED}"
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> PlainValues:
         return {"measures": list(MEASURES), "version": 1}
 
     def write(
@@ -89,7 +88,7 @@ class MeasuresStage(TileStage[Columns]):
         work: SlideWork,
         measures: TileMeasures,
         kept: npt.NDArray[np.int64],
-        attributes: Mapping[str, Any],
+        attributes: PlainValues,
     ) -> Output[Columns]:
         """Writes the measures of the tiles that filters kept, in the order of the tile table."""
         table = work.value(self.tiles)

@@ -1,6 +1,5 @@
 """Regions that people drew on a slide, and tissue as they drew it."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
@@ -19,7 +18,7 @@ from thinsection.store.geojson import annotation, write_features
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
 from thinsection.tiles import TileTable
-from thinsection.types import CoordsL0, Size
+from thinsection.types import CoordsL0, PlainValues, Size
 
 ROI_SHARE = "roi_fraction"  # column: the share of a tile that the regions cover
 _COLORS = (TISSUE_COLOR, (200, 0, 0), (150, 200, 150), (0, 110, 220), (240, 160, 0))
@@ -51,7 +50,7 @@ class RegionsStage(SlideStage[Regions]):
         return self.role
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> PlainValues:
         settings = asdict(self.config)
         for role in ROLES:
             del settings[role]

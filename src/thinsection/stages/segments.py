@@ -1,7 +1,6 @@
 """Classes that networks give to the pixels of a slide, and tissue as they see it."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -24,7 +23,7 @@ from thinsection.store.ledger import SLIDES
 from thinsection.stream import StreamConfig
 from thinsection.tiles import TileTable
 from thinsection.tiles.grid import Tissue
-from thinsection.types import MaskFrame
+from thinsection.types import MaskFrame, PlainValues
 
 # settings that say which network runs and how, and are no part of its label
 _NOT_RESULTS = ("segmenters", "segment_weights", "segment_memory", "tissue_segmenter")
@@ -58,7 +57,7 @@ class SegmentStage(SlideStage[Segmentation]):
         )
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> PlainValues:
         return {
             "segmenter": self.segmenter.identity,
             "share_mpp": self.config.segment_mpp,

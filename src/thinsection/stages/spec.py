@@ -4,7 +4,6 @@
 which travels to workers as JSON or by pickle, or the one section of it that it needs.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
@@ -29,7 +28,7 @@ from thinsection.stages.config import (
 from thinsection.stream.tile_stream import MAX_SCRATCH, StreamBudget, StreamConfig
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
-from thinsection.types import parse_bytes
+from thinsection.types import PlainValues, parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +73,7 @@ class RunSpec:
     stream: StreamConfig
     output: OutputConfig
     executor: ExecutorConfig
-    settings: Mapping[str, Any]  # plain values as they were asked for, for the record
+    settings: PlainValues  # plain values as they were asked for, for the record
 
     def batch_size(self, *, on_gpu: bool) -> int:
         """Tiles per batch: the wanted number, or the device's default as far as memory holds it."""
@@ -97,7 +96,7 @@ class RunSpec:
 
 
 def resolve(
-    config: RunConfig, goal: str, overrides: Mapping[str, Any] | None = None
+    config: RunConfig, goal: str, overrides: PlainValues | None = None
 ) -> RunSpec:
     """The run that settings and a goal ask for.
 

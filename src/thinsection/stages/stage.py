@@ -23,6 +23,7 @@ from thinsection.stages.facts import cohort_facts, ledger_facts, slide_facts
 from thinsection.stages.source import Source
 from thinsection.store.identity import file_sum, file_times, fingerprint
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, stage_key
+from thinsection.types import PlainValues
 
 if TYPE_CHECKING:
     from thinsection.pool import SlideEncoder
@@ -37,7 +38,7 @@ class Output(Generic[T_co]):
 
     files: tuple[str, ...]  # relative to the results folder
     # plain values for ledger and summary
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: PlainValues = field(default_factory=dict)
     # taken by later stages of this run, in place of reading the files
     value: T_co | None = None
 
@@ -68,7 +69,7 @@ class Stage(ABC, Generic[T_co]):
         """
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> PlainValues:
         """Plain values that decide the result, beside those of `needs`."""
         return {}
 
@@ -136,6 +137,9 @@ class RecordedStage(Stage[None]):
         return self.recorded_key
 
 
+AnyStage = Stage[Any]
+
+
 @dataclass(frozen=True)
 class RowsBeforeEdit:
     """Embeddings of a slide's tiles as they were before a drawing was edited."""
@@ -168,7 +172,7 @@ class SlideWork:
         out: Path,
         source: Source,
         ledger: SlideLedger,
-        stages: tuple[Stage[Any], ...],
+        stages: tuple[AnyStage, ...],
         overwrite: bool = False,
         slide_encoders: Mapping[str, "SlideEncoder"] | None = None,
     ) -> None:
@@ -179,7 +183,7 @@ class SlideWork:
         self.overwrite = overwrite
         self.slide_encoders = slide_encoders or {}
         self.ledger = replace(ledger, slide=ledger.slide | cohort_facts(entry, ledger))
-        self.missing: list[Stage[Any]] = []  # those that are not done
+        self.missing: list[AnyStage] = []  # those that are not done
         self.stage_title = "open"  # of the stage at work, for failures
         self.rows_before_edit: list[RowsBeforeEdit] = []
         self._values: dict[str, object] = {}  # of stages, by address
@@ -191,7 +195,7 @@ class SlideWork:
             stage for stage in self.stages if not (resume and self.is_done(stage))
         ]
 
-    def key(self, stage: Stage[Any]) -> str:
+    def key(self, stage: AnyStage) -> str:
         """Hash of all that the stage's result of this slide depends on."""
         key = stage.key(self.source)
         if not stage.told:
@@ -199,7 +203,7 @@ class SlideWork:
         words = {name: self.ledger.slide.get(name) for name in stage.told}
         return stage_key(of=key, said=words)
 
-    def is_done(self, stage: Stage[Any]) -> bool:
+    def is_done(self, stage: AnyStage) -> bool:
         """Whether the ledger has the stage's result."""
         return self.ledger.done(stage.address, self.key(stage))
 
@@ -214,7 +218,7 @@ class SlideWork:
             self._values[stage.address] = stage.load(self)
         return cast(T, self._values[stage.address])
 
-    def fetch(self, stage: Stage[Any]) -> None:
+    def fetch(self, stage: AnyStage) -> None:
         """Brings the files of a finished stage here, where they lie at the URL of the run only."""
         record = self.ledger.stages.get(stage.address)
         if record is not None:
@@ -282,7 +286,7 @@ class SlideWork:
                 "--overwrite to replace it and all that was made from it, or another --out"
             )
 
-    def remove_outdated(self, stage: Stage[Any]) -> None:
+    def remove_outdated(self, stage: AnyStage) -> None:
         """Removes another result of the stage, and what was made from it.
 
         Before any file is replaced: a kill leaves no file that is taken for another's result.
@@ -331,7 +335,7 @@ class SlideWork:
         for rows in self.rows_before_edit:
             rows.path.unlink(missing_ok=True)
 
-    def _start(self, stage: Stage[Any]) -> None:
+    def _start(self, stage: AnyStage) -> None:
         self.stage_title = stage.title
         for need in stage.needs:
             self.fetch(need)
@@ -342,7 +346,7 @@ class SlideWork:
         link_or_copy(path, kept)
         self.rows_before_edit.append(RowsBeforeEdit(content, kept))
 
-    def _was_edited(self, stage: Stage[Any]) -> bool:
+    def _was_edited(self, stage: AnyStage) -> bool:
         """Whether what the stage is made of was drawn on the same pixels, and drawn anew."""
         record = self.ledger.stages.get(stage.address)
         if stage.drawn and record is not None:
@@ -350,7 +354,7 @@ class SlideWork:
             return same_pixels and self._is_other(stage)
         return any(self._was_edited(need) for need in stage.needs)
 
-    def _is_other(self, stage: Stage[Any]) -> bool:
+    def _is_other(self, stage: AnyStage) -> bool:
         """Whether the ledger has a result of the stage that another file or setting made."""
         record = self.ledger.stages.get(stage.address)
         return record is not None and record.key != self.key(stage)

@@ -1,9 +1,8 @@
 """The tile grid of a slide."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from thinsection.config import from_mapping
 from thinsection.errors import BudgetError
@@ -20,7 +19,7 @@ from thinsection.stream.tile_stream import MAX_SCRATCH, read_bytes
 from thinsection.tiles import TileTable, load_filters, tile_grid
 from thinsection.tiles.filters import MASK_FILTER, kept_by_rules
 from thinsection.tiles.grid import TilesConfig
-from thinsection.types import CoordsL0, format_bytes
+from thinsection.types import CoordsL0, PlainValues, format_bytes
 
 # of a tile in a region: with 0 a tile outside of all regions would count as inside
 _LEAST_SHARE = 1e-30
@@ -66,7 +65,7 @@ class TilesStage(Stage[TileTable]):
         return f"{self.grid}/tiles"
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> PlainValues:
         # '0.50' is '0.5'
         return {"tiles": asdict(self.config) | {"tile_mpp": self.config.mpp}}
 
@@ -101,7 +100,7 @@ class TilesStage(Stage[TileTable]):
         work: SlideWork,
         slide: Slide | None,
         table: TileTable,
-        attributes: Mapping[str, Any],
+        attributes: PlainValues,
     ) -> Output[TileTable]:
         """Writes the final table."""
         name = self.file(work.entry.slide_id)
@@ -134,7 +133,7 @@ def write_columns(
     path: Path,
     coords_l0: CoordsL0,
     columns: Columns,
-    attributes: Mapping[str, Any],
+    attributes: PlainValues,
 ) -> None:
     """Writes a per-tile table with its attributes, atomically."""
     with (
