@@ -64,7 +64,7 @@ class Words(StoreStage[str]):
 class Named(Words):
     """Words that repeat the cohort's label."""
 
-    told: ClassVar[tuple[str, ...]] = ("label",)
+    cohort_columns: ClassVar[tuple[str, ...]] = ("label",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,7 @@ def test_files_lie_below_the_address_and_folders_below_the_slide() -> None:
 def test_a_stage_that_nobody_reads_says_so(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="nothing reads slides/size back"):
         Size().load(work_in(tmp_path))
-    assert Size().settings == {} and Size().drawn == "" and Size().told == ()
+    assert Size().settings == {} and Size().drawn == "" and Size().cohort_columns == ()
 
 
 # ledger and values

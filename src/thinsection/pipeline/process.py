@@ -72,7 +72,7 @@ class SlideJob:
     _held_elsewhere: list[SlideEntry] = field(default_factory=list, init=False)
     # of slides that others hold: each watches whether its lock is touched
     _foreign_locks: dict[str, FileLock] = field(default_factory=dict, init=False)
-    _told_holders: dict[str, str] = field(default_factory=dict, init=False)
+    _announced_holders: dict[str, str] = field(default_factory=dict, init=False)
     # files that killed processes left in folders of all slides, by slide; None: not looked yet
     _unfinished: dict[str, list[Path]] | None = field(default=None, init=False)
     _ending: bool = field(default=False, init=False)  # no further slide is begun
@@ -266,9 +266,9 @@ class SlideJob:
         """Says who holds a slide, once for each slide and holder."""
         lock = self._foreign_locks[entry.slide_id]
         holder = str(lock.owner())
-        if self._told_holders.get(entry.slide_id) == holder:
+        if self._announced_holders.get(entry.slide_id) == holder:
             return
-        self._told_holders[entry.slide_id] = holder
+        self._announced_holders[entry.slide_id] = holder
         self.on_event(
             RunEvent(kind="waiting", slide_id=entry.slide_id, text=lock.describe())
         )

@@ -204,7 +204,7 @@ class FormatStage(StoreStage[None]):
     """`GRID/FORMAT_ENCODER/ID.SUFFIX`: the embeddings of a slide in another format."""
 
     title: ClassVar[str] = "export"
-    told: ClassVar[tuple[str, ...]] = ("patient_id", "label")
+    cohort_columns: ClassVar[tuple[str, ...]] = ("patient_id", "label")
 
     features: FeaturesStage
     format: str  # name of `FORMATS`

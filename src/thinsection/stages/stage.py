@@ -53,7 +53,7 @@ class Stage(ABC, Generic[T_co]):
     # what a person calls it in failures: tissue, qc, tile, embed, ...
     title: ClassVar[str]
     # cohort columns that are copied into the result; a change there runs the stage again
-    told: ClassVar[tuple[str, ...]] = ()
+    cohort_columns: ClassVar[tuple[str, ...]] = ()
 
     @property
     def drawn(self) -> str:
@@ -198,9 +198,9 @@ class SlideWork:
     def key(self, stage: AnyStage) -> str:
         """Hash of all that the stage's result of this slide depends on."""
         key = stage.key(self.source)
-        if not stage.told:
+        if not stage.cohort_columns:
             return key
-        words = {name: self.ledger.slide.get(name) for name in stage.told}
+        words = {name: self.ledger.slide.get(name) for name in stage.cohort_columns}
         return stage_key(of=key, said=words)
 
     def is_done(self, stage: AnyStage) -> bool:
@@ -277,7 +277,7 @@ class SlideWork:
         is what somebody drew, which costs the tiles that changed.
         """
         for stage in self.missing:
-            replaceable = self.overwrite or stage.told
+            replaceable = self.overwrite or stage.cohort_columns
             if replaceable or not self._is_other(stage) or self._was_edited(stage):
                 continue
             raise StaleResultError(
