@@ -36,6 +36,10 @@ from thinsection.pipeline.qc_tables import qc_rows, qc_stage
 from thinsection.pipeline.records import recording
 from thinsection.pipeline.run import run
 from thinsection.pipeline.tables import grid_rows, known_slides
+from thinsection.predict.answering import Prediction, PredictTask
+from thinsection.predict.inputs import Inputs, check_inputs, read_inputs, run_config
+from thinsection.predict.model_file import ModelCard, read_card
+from thinsection.predict.validation import Locked, write_validation
 from thinsection.report.index import write_index
 from thinsection.report.verdict import GOOD, load_rules, verdict
 from thinsection.stages.spec import resolve
