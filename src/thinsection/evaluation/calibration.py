@@ -1,4 +1,4 @@
-"""Whether predicted probabilities hold: calibration error by bins, temperature of logits."""
+"""Calibration of predicted probabilities: its error by bins, and the temperature of logits."""
 
 import math
 from collections.abc import Callable
@@ -11,17 +11,16 @@ FloatVector = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.int64]
 
 ECE_BINS = 15  # of equal width; Guo et al. 2017
-MIN_TEMPERED = (
-    25  # cases; with fewer a fitted temperature says more of chance than of the head
-)
+# cases; with fewer a fitted temperature says more of chance than of the head
+MIN_TEMPERED = 25
 TEMPERATURES = (0.2, 8.0)  # range of the search
 TRIED = 121
 PRIOR_SPREAD = 0.5  # standard deviation of log temperature that is expected
 
 
 def calibration_bins(
-    p: FloatVector, truth: IndexArray, weights: npt.NDArray
-) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray]:
+    p: FloatVector, truth: IndexArray, weights: FloatVector
+) -> tuple[FloatVector, FloatVector, FloatVector]:
     """Rows, confidence x rows and right rows by bin of the predicted class's share; (B, ECE_BINS).
 
     Args:
@@ -49,19 +48,19 @@ class CalibrationError:
     p: FloatVector  # (N, K)
     truth: IndexArray  # (N,)
 
-    def __call__(self, weights: npt.NDArray) -> FloatVector:
+    def __call__(self, weights: FloatVector) -> FloatVector:
         """Sum over bins of |confidence - right|, a share of all rows; (B,) for weights (B, N)."""
-        return np.abs(self._gaps(weights)).sum(axis=1)  # type: ignore[no-any-return]
+        return np.asarray(np.abs(self._gaps(weights)).sum(axis=1))
 
-    def spread(self, weights: npt.NDArray) -> FloatVector:
+    def spread(self, weights: FloatVector) -> FloatVector:
         """Sum over bins of |gap - gap of the sample|, (B,): what chance alone may add."""
         sample = self._gaps(np.ones((1, len(self.truth))))
-        return np.abs(self._gaps(weights) - sample).sum(axis=1)  # type: ignore[no-any-return]
+        return np.asarray(np.abs(self._gaps(weights) - sample).sum(axis=1))
 
-    def _gaps(self, weights: npt.NDArray) -> FloatVector:
+    def _gaps(self, weights: FloatVector) -> FloatVector:
         """(B, ECE_BINS) confidence - right of each bin, a share of all rows."""
         _, confidence, right = calibration_bins(self.p, self.truth, weights)
-        return (confidence - right) / weights.sum(axis=1, keepdims=True)  # type: ignore[no-any-return]
+        return np.asarray((confidence - right) / weights.sum(axis=1, keepdims=True))
 
 
 def shared_temperature(loss: Callable[[float], float], num_cases: int) -> float:

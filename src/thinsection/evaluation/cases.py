@@ -1,4 +1,4 @@
-"""Whose a row is: its case, its patient, its site. A patient is split and resampled whole."""
+"""Case, patient and site of a row. A patient is split and resampled whole."""
 
 import re
 from collections import defaultdict
@@ -69,8 +69,8 @@ def spelling_notes(*columns: Iterable[str]) -> list[str]:
     """A sentence where the ids of a column of a table are one but for their spelling."""
     differing: dict[str, str] = {}
     for ids in columns:
-        there = [text for text in ids if text]
-        pairs = zip(there, one_spelling(there), strict=True)
+        texts = [text for text in ids if text]
+        pairs = zip(texts, one_spelling(texts), strict=True)
         differing |= {text: first for text, first in pairs if text != first}
     if not differing:
         return []
@@ -88,14 +88,14 @@ def listed_names(names: Sequence[str]) -> str:
 
 def patient_of(slide_id: str) -> str:
     """The patient that a TCGA, CPTAC or GTEx barcode names, in capitals; else the id itself."""
-    found = _BARCODE.search(slide_id)
-    return found[0].upper() if found else slide_id
+    barcode = _BARCODE.search(slide_id)
+    return barcode[0].upper() if barcode else slide_id
 
 
 def site_of(slide_id: str) -> str:
     """The tissue source site of a TCGA barcode, 'TCGA-3C'; '' of any other id."""
-    found = _TCGA_SITE.search(slide_id)
-    return found[0].upper() if found else ""
+    site = _TCGA_SITE.search(slide_id)
+    return site[0].upper() if site else ""
 
 
 def alike_names(slide_ids: Iterable[str]) -> list[list[str]]:
@@ -109,7 +109,7 @@ def alike_names(slide_ids: Iterable[str]) -> list[list[str]]:
         start = _LAST_PART.sub("", name)
         if start != name and any(c.isdigit() for c in start):
             by_start[plain_id(start)].append(name)
-    return [own for own in by_start.values() if 2 <= len(own) <= MOST_ALIKE]
+    return [alike for alike in by_start.values() if 2 <= len(alike) <= MOST_ALIKE]
 
 
 def case_rows(slide_ids: Sequence[str], case_ids: Sequence[str]) -> tuple[str, ...]:
@@ -141,33 +141,36 @@ def group_rows(
     columns = [tuple(ids) or ("",) * n for ids in (slide_ids, case_ids, patient_ids)]
     lengths = [len(ids) for ids in columns]
     if lengths != [n, n, n]:
-        rule = "slide_ids, case_ids and patient_ids must be one a row"
-        raise InvalidInputError(f"{rule}, got {lengths} in {where}")
+        raise InvalidInputError(
+            f"slide_ids, case_ids and patient_ids must be one a row, got {lengths} in {where}"
+        )
     names = []
     for row, (slide, case, patient) in enumerate(zip(*columns, strict=True)):
         name = patient or patient_of(case or slide)
         if not name:
-            rule = "each row must have a case_id or a slide_id"
-            raise DatasetError(f"{rule}, got neither in row {row} of {where}")
+            raise DatasetError(
+                f"each row must have a case_id or a slide_id, got neither in row {row} of {where}"
+            )
         names.append(name)
     of_row = one_spelling(names)
     patient_by_slide: dict[str, str] = {}
     for slide, patient in zip(columns[0], of_row, strict=True):
         other = patient_by_slide.setdefault(slide, patient) if slide else patient
         if other != patient:
-            found = f"{other!r} and {patient!r} for {slide!r} in {where}"
-            raise DatasetError(f"a slide must be of one case, got {found}")
-    unit: Literal["patients", "slides"] = (
-        "slides" if of_row == columns[0] else "patients"
-    )
-    return Groups(unit, of_row, columns[0])
+            raise DatasetError(
+                f"a slide must be of one case, got {other!r} and {patient!r} "
+                f"for {slide!r} in {where}"
+            )
+    if of_row == columns[0]:
+        return Groups("slides", of_row, columns[0])
+    return Groups("patients", of_row, columns[0])
 
 
 def table_groups(rows: Sequence[Mapping[str, str]], where: str) -> Groups | None:
     """The patients of a table's rows; None where it has no column that says whose they are."""
     if not rows or not {"slide_id", *CASE_COLUMNS} & rows[0].keys():
         return None
-    slides, cases, patients = (
-        [row.get(name, "") for row in rows] for name in ("slide_id", *CASE_COLUMNS)
-    )
+    slides = [row.get("slide_id", "") for row in rows]
+    cases = [row.get("case_id", "") for row in rows]
+    patients = [row.get("patient_id", "") for row in rows]
     return group_rows(slides, cases, patients, where=where)

@@ -1,4 +1,4 @@
-"""Whether two models differ: paired tests on the same cases, corrections, ranks."""
+"""Differences between models: paired tests on the same cases, corrections, ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,27 +104,25 @@ def delong(
             "scores must have >= 2 rows of either class, "
             f"got {int(positive.sum())} of {len(positive)} positive"
         )
-    first, second = (
-        _area(score, positive, fold) for score, fold in zip(scores, folds, strict=True)
-    )
-    influence = first[1] - second[1]
+    area, influence_of_first = _area(scores[0], positive, folds[0])
+    other_area, influence_of_second = _area(scores[1], positive, folds[1])
+    influence = influence_of_first - influence_of_second
     sums = []
     variances = []
     degrees = []
-    for of_class in (positive, ~positive):
-        by_unit = np.bincount(
-            sampling.codes[of_class], influence[of_class], sampling.units
-        )
-        few = len(np.unique(sampling.codes[of_class]))
+    for rows in (positive, ~positive):
+        by_unit = np.bincount(sampling.codes[rows], influence[rows], sampling.units)
+        num_units = len(np.unique(sampling.codes[rows]))
         sums.append(by_unit)
-        variances.append(few / (few - 1) * float(by_unit @ by_unit))
-        degrees.append(few - 1)
+        variances.append(num_units / (num_units - 1) * float(by_unit @ by_unit))
+        degrees.append(num_units - 1)
     both = 2 * sampling.units / (sampling.units - 1) * float(sums[0] @ sums[1])
     total = sum(variances)
+    # Welch and Satterthwaite
     parts = [v**2 / d for v, d in zip(variances, degrees, strict=True)]
     error = max(0.0, total + both) ** 0.5 * sampling.fold_inflation**0.5
     return _tested(
-        first[0] - second[0],
+        area - other_area,
         error,
         degrees=total**2 / sum(parts) if total else sum(degrees),
         test="delong",
@@ -189,7 +187,7 @@ def _tested(
 
 
 def permuted_rows(
-    labels: npt.NDArray, codes: IndexArray, rng: np.random.Generator
+    labels: npt.NDArray[np.generic], codes: IndexArray, rng: np.random.Generator
 ) -> IndexArray | None:
     """For each row the row whose label it takes in a permutation of units, (N,).
 
@@ -232,7 +230,7 @@ def tied_ranks(better: Flags) -> IndexArray:
     return np.asarray(1 + better.sum(axis=0))
 
 
-def mean_ranks(scores: npt.NDArray, *, lower: Sequence[bool]) -> FloatVector:
+def mean_ranks(scores: FloatVector, *, lower: Sequence[bool]) -> FloatVector:
     """Mean over tasks of the rank of scores (tasks, M), best 1, ties at their mean rank; (M,).
 
     In the tasks of `lower` the lower score is better; without a score (NaN) there is no rank.

@@ -55,14 +55,13 @@ def _band(
     ones = np.ones((1, len(truth)))
     points = _curves(truth, probability, ones, precision=precision)[0]
     low = np.full(len(GRID), np.nan)
-    high = low.copy()
+    high = np.full(len(GRID), np.nan)
     if sampling is not None and not why_missing(sampling):
-        drawn = np.concatenate(
-            [
-                _curves(truth, probability, weights, precision=precision)
-                for weights in sampling.weights(seed, DRAWS)
-            ]
-        )
+        blocks = [
+            _curves(truth, probability, weights, precision=precision)
+            for weights in sampling.weights(seed, DRAWS)
+        ]
+        drawn = np.concatenate(blocks)
         for place, point in enumerate(points):
             bounds = bounds_of(float(point), drawn[:, place], sampling, "share")
             low[place], high[place] = bounds
@@ -89,13 +88,11 @@ def _curves(
         # at a step the curve has its upper end, as has a threshold that reaches it
         return np.stack([_upper(a, b) for a, b in zip(x, y, strict=True)])
     share = ratio(hits, hits + alarms)
-    places = [np.searchsorted(own, GRID - 1e-12, side="left") for own in recall]
-    return np.stack(
-        [
-            own[np.minimum(place, len(own) - 1)]
-            for own, place in zip(share, places, strict=True)
-        ]
-    )
+    curves = []
+    for recall_of_draw, share_of_draw in zip(recall, share, strict=True):
+        place = np.searchsorted(recall_of_draw, GRID - 1e-12, side="left")
+        curves.append(share_of_draw[np.minimum(place, len(share_of_draw) - 1)])
+    return np.stack(curves)
 
 
 def _upper(x: FloatVector, y: FloatVector) -> FloatVector:
@@ -133,16 +130,16 @@ def _bin(
 ) -> tuple[float, float, float, float]:
     """Predicted probability, observed frequency and its bounds, of the rows of a bin."""
     codes = np.unique(sampling.codes[part], return_inverse=True)[1].astype(np.int64)
-    own = Sampling(codes=codes, unit=sampling.unit, folds=sampling.folds)
+    bin_sampling = Sampling(codes=codes, unit=sampling.unit, folds=sampling.folds)
     predicted = float(probability[part].mean())
     observed = float(truth[part].mean())
-    if why_missing(own):
+    if why_missing(bin_sampling):
         return predicted, observed, np.nan, np.nan
     drawn = np.concatenate(
         [
             ratio(weights @ truth[part], weights.sum(axis=1))
-            for weights in own.weights(seed, DRAWS)
+            for weights in bin_sampling.weights(seed, DRAWS)
         ]
     )
-    low, high = bounds_of(observed, drawn, own, "share")
+    low, high = bounds_of(observed, drawn, bin_sampling, "share")
     return predicted, observed, low, high

@@ -6,9 +6,9 @@ folder (ours, or TRIDENT's) the one folder `*/features_<encoder>` is taken.
 
 import pickle
 import tokenize
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,9 @@ from thinsection.errors import (
     DatasetError,
     InvalidInputError,
     StoreError,
-    require,
     rewording,
 )
-from thinsection.evaluation.tables import check
-from thinsection.pipeline.folder import one_address, open_results
+from thinsection.pipeline.folder import Results, one_address, open_results
 from thinsection.pipeline.records import RECORDS
 from thinsection.slide.readers import slide_suffixes
 from thinsection.stages.facts import ledger_facts
@@ -30,23 +28,32 @@ from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import open_h5, stored_dataset
 
 Embeddings = npt.NDArray[np.float32]  # (N, D)
-# slide id -> file, slide id -> why it has none, and where they were looked for
-Found = tuple[dict[str, Path], dict[str, str], str]
-KINDS = ("features", "slide_features")  # of tiles; else of slides
 H5_SUFFIXES = (".h5", ".hdf5")
-_HOMES = ("h5_files", "pt_files", "tile_embeddings")  # folders of CLAM and slide2vec
+_TILE_FEATURES = "features"
+_SLIDE_FEATURES = "slide_features"
+# folders that CLAM and slide2vec keep embeddings in
+_FOLDERS_OF_OTHERS = ("h5_files", "pt_files", "tile_embeddings")
 
 
-def _h5_features(path: Path) -> npt.NDArray:
+class FeatureFiles(NamedTuple):
+    """Embeddings of a folder, slide by slide."""
+
+    files: dict[str, Path]  # by slide id
+    lacking: dict[str, str]  # why a slide has none, by slide id
+    place: str  # folder of the embeddings, for messages
+
+
+def _h5_features(path: Path) -> npt.NDArray[Any]:
     with open_h5(path) as file:
-        found = f"{sorted(file)} in {str(path)!r}; run `thinsection embed` first"
-        check(
-            "features" in file, "embeddings must lie in the dataset 'features'", found
-        )
+        if "features" not in file:
+            raise DatasetError(
+                "embeddings must lie in the dataset 'features', "
+                f"got {sorted(file)} in {str(path)!r}; run `thinsection embed` first"
+            )
         return np.asarray(stored_dataset(file, "features", path)[...])
 
 
-def _npy_array(path: Path) -> npt.NDArray:
+def _npy_array(path: Path) -> npt.NDArray[Any]:
     """An array whose header promises no more than the file has; ValueError for what is none."""
     try:
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -55,26 +62,31 @@ def _npy_array(path: Path) -> npt.NDArray:
     return np.array(mapped)
 
 
-def _torch_tensor(path: Path) -> npt.NDArray:
+def _torch_tensor(path: Path) -> npt.NDArray[Any]:
     """A tensor, or a list of one: eva writes both. Only tensors are loaded, no code runs."""
     import torch
 
     try:
         value = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        found = f"{str(path)!r}: {type(error).__name__}"
-        raise DatasetError(f"embeddings must be a plain tensor, got {found}") from error
+        raise DatasetError(
+            f"embeddings must be a plain tensor, got {str(path)!r}: {type(error).__name__}"
+        ) from error
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
-    found = f"{type(value).__name__} in {str(path)!r}"
-    check(isinstance(value, torch.Tensor), "embeddings must be one tensor", found)
-    return value.float().numpy()  # type: ignore[no-any-return]
+    if not isinstance(value, torch.Tensor):
+        raise DatasetError(
+            f"embeddings must be one tensor, got {type(value).__name__} in {str(path)!r}"
+        )
+    return np.asarray(value.float().numpy())
 
 
-_READERS: dict[str, Callable[[Path], npt.NDArray]] = dict.fromkeys(
-    H5_SUFFIXES, _h5_features
-)
-_READERS |= {".npy": _npy_array, ".pt": _torch_tensor}
+_READERS: dict[str, Callable[[Path], npt.NDArray[Any]]] = {
+    ".h5": _h5_features,
+    ".hdf5": _h5_features,
+    ".npy": _npy_array,
+    ".pt": _torch_tensor,
+}
 EMBEDDING_SUFFIXES = tuple(_READERS)
 
 
@@ -83,167 +95,201 @@ def read_embeddings(path: Path) -> Embeddings:
 
     Memory: the file's content, twice where it is not float32.
     """
-    suffix, shown = path.suffix.lower(), repr(str(path))
-    check(path.is_file(), "embeddings must be an existing file", shown)
-    check(suffix in _READERS, f"embeddings must be in {', '.join(_READERS)}", shown)
+    suffix = path.suffix.lower()
+    shown = repr(str(path))
+    if not path.is_file():
+        raise DatasetError(f"embeddings must be an existing file, got {shown}")
+    if suffix not in _READERS:
+        raise DatasetError(f"embeddings must be in {', '.join(_READERS)}, got {shown}")
+    rule = "embeddings must be readable"
     try:
-        with rewording(
-            "embeddings must be readable", path, OSError, ValueError, error=DatasetError
-        ):
+        with rewording(rule, path, OSError, ValueError, error=DatasetError):
             array = _READERS[suffix](path)
     except StoreError as error:
+        raise DatasetError(f"{rule}, got {shown}: {error}") from error
+    if array.ndim == 1:
+        array = array[None]
+    if array.ndim == 3 and len(array) == 1:  # TRIDENT's batch axis
+        array = array[0]
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
         raise DatasetError(
-            f"embeddings must be readable, got {shown}: {error}"
-        ) from error
-    array = array[None] if array.ndim == 1 else array
-    array = (
-        array[0] if array.ndim == 3 and len(array) == 1 else array
-    )  # TRIDENT's batch axis
-    fits = array.ndim == 2 and np.issubdtype(array.dtype, np.floating)
-    check(
-        fits,
-        "embeddings must be floats (N, D)",
-        f"{array.dtype} {array.shape} in {shown}",
-    )
+            f"embeddings must be floats (N, D), got {array.dtype} {array.shape} in {shown}"
+        )
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def open_embeddings(path: Path) -> EmbeddingRows | npt.NDArray[Any]:
     """Embeddings (N, D) as a file stores them; rows of HDF5 are read when asked for."""
-    is_h5 = path.suffix.lower() in H5_SUFFIXES
-    return EmbeddingRows(path) if is_h5 else read_embeddings(path)
+    if path.suffix.lower() in H5_SUFFIXES:
+        return EmbeddingRows(path)
+    return read_embeddings(path)
 
 
 def gather_rows(paths: Sequence[Path], rows: Sequence[str], table: Path) -> Embeddings:
     """One row per entry ('' of a file of one), each file opened once."""
-    by_path: dict[Path, list[int]] = {}
-    for i, path in enumerate(paths):
-        by_path.setdefault(path, []).append(i)
-    out = np.empty((0, 0), dtype=np.float32)
-    for path, entries in by_path.items():
+    entries_by_path: dict[Path, list[int]] = {}
+    for entry, path in enumerate(paths):
+        entries_by_path.setdefault(path, []).append(entry)
+    gathered = np.empty((0, 0), dtype=np.float32)
+    for path, entries in entries_by_path.items():
         array = read_embeddings(path)
-        n, dim = array.shape
-        out = out if out.size else np.empty((len(paths), dim), dtype=np.float32)
-        found = f"{dim} after {out.shape[1]} in {str(path)!r}"
-        check(dim == out.shape[1], "embeddings must have the same D", found)
-        for i in entries:
-            text = rows[i] or ("0" if n == 1 else "")
-            rule = f"row must lie in 0..{n - 1} of {path.name!r}"
-            check(text.isdigit() and int(text) < n, rule, f"{text!r} in {str(table)!r}")
-            out[i] = array[int(text)]
-    return out
+        num_rows, dim = array.shape
+        if not gathered.size:
+            gathered = np.empty((len(paths), dim), dtype=np.float32)
+        if dim != gathered.shape[1]:
+            raise DatasetError(
+                "embeddings must have the same D, "
+                f"got {dim} after {gathered.shape[1]} in {str(path)!r}"
+            )
+        for entry in entries:
+            text = rows[entry] or ("0" if num_rows == 1 else "")
+            if not text.isdigit() or int(text) >= num_rows:
+                raise DatasetError(
+                    f"row must lie in 0..{num_rows - 1} of {path.name!r}, "
+                    f"got {text!r} in {str(table)!r}"
+                )
+            gathered[entry] = array[int(text)]
+    return gathered
 
 
-def probed(path: Path) -> dict[str, Any]:
-    """What a file of embeddings says of its encoder and its tiles; {} where it says nothing."""
+def encoder_facts(path: Path) -> dict[str, str]:
+    """Encoder and tiles of a file of embeddings, as its attributes say; {} where they do not."""
     if path.suffix.lower() not in H5_SUFFIXES:
         return {}
-    import h5py
-
-    with h5py.File(path, "r") as file:
-        places = (
-            file,
-            *(file[name] for name in ("coords", "features") if name in file),
-        )
-        said = {name: value for place in places for name, value in place.attrs.items()}
+    attributes = _attributes(path)
+    facts = {}
     names = {
         "encoder": "encoder",
         "weights_hash": "weights_sha256",
         "precision": "precision",
     }
-    found = {fact: str(said[name]) for name, fact in names.items() if name in said}
-    size, mpp = said.get("patch_size"), said.get("tile_mpp")
-    return found | ({"tiles": f"{size} px at {mpp:g} µm/px"} if size and mpp else {})
+    for name, fact in names.items():
+        if name in attributes:
+            facts[fact] = str(attributes[name])
+    size = attributes.get("patch_size")
+    mpp = attributes.get("tile_mpp")
+    if size and mpp:
+        facts["tiles"] = f"{size} px at {mpp:g} µm/px"
+    return facts
+
+
+def _attributes(path: Path) -> Mapping[str, Any]:
+    """Attributes of an HDF5 file and of its datasets, the later ones in the place of earlier."""
+    import h5py
+
+    attributes: dict[str, Any] = {}
+    with h5py.File(path, "r") as file:
+        attributes.update(file.attrs.items())
+        for name in ("coords", "features"):
+            if name in file:
+                attributes.update(file[name].attrs.items())
+    return attributes
 
 
 def is_results(path: Path) -> bool:
-    """Whether a folder is what a run of ours (or of TRIDENT) wrote, or lies in it: no dataset."""
-    run = all(
-        (path / name).is_dir() for name in (SLIDES, RECORDS)
-    )  # whatever else it holds
-    depths = (
-        "",
-        "*/",
-        f"{SLIDES}/*/",
-    )  # a slide's folder, the folder of slides, the whole
-    has_ledger = run or any(any(path.glob(f"{depth}{LEDGER_NAME}")) for depth in depths)
-    return has_ledger or any(_features(path, kind) for kind in KINDS)
+    """True for a folder that a run of ours (or of TRIDENT) wrote, or that lies in one."""
+    if (path / SLIDES).is_dir() and (path / RECORDS).is_dir():
+        return True
+    # a slide's folder, the folder of slides, the whole
+    for depth in ("", "*/", f"{SLIDES}/*/"):
+        if any(path.glob(f"{depth}{LEDGER_NAME}")):
+            return True
+    return any(
+        _feature_folders(path, kind) for kind in (_TILE_FEATURES, _SLIDE_FEATURES)
+    )
 
 
 def features_folder(path: Path, *kinds: str) -> Path:
     """The folder of embeddings: the path itself, or a results folder's one of the first kind."""
     if not is_results(path):
         return path
-    found = next(filter(None, (_features(path, kind) for kind in kinds)), [])
-    none = f"no */features_<encoder> in {str(path)!r}; run `thinsection embed` first"
-    check(found, "results must hold embeddings", none)
-    names = ", ".join(str(p.relative_to(path)) for p in found)
-    got = f"{names} in {str(path)!r}; name one, as {str(found[0])!r}"
-    check(len(found) == 1, "results must hold one folder of embeddings", got)
-    return found[0]
+    by_kind = [_feature_folders(path, kind) for kind in kinds]
+    folders = next(filter(None, by_kind), [])
+    if not folders:
+        raise DatasetError(
+            f"results must hold embeddings, got no */features_<encoder> in {str(path)!r}; "
+            "run `thinsection embed` first"
+        )
+    if len(folders) > 1:
+        names = ", ".join(str(folder.relative_to(path)) for folder in folders)
+        raise DatasetError(
+            f"results must hold one folder of embeddings, got {names} in {str(path)!r}; "
+            f"name one, as {str(folders[0])!r}"
+        )
+    return folders[0]
 
 
-def _features(path: Path, kind: str) -> list[Path]:
+def _feature_folders(path: Path, kind: str) -> list[Path]:
     """Folders of embeddings in a results folder, or in the folder of one of its tile grids."""
-    found = [p for depth in ("", "*/") for p in path.glob(f"{depth}{kind}_*")]
-    return sorted(p for p in found if any(p.glob("*.h5")))
+    folders = [*path.glob(f"{kind}_*"), *path.glob(f"*/{kind}_*")]
+    return sorted(folder for folder in folders if any(folder.glob("*.h5")))
 
 
 def known_patient(path: Path, slide_id: str) -> str:
     """The patient that the results folder around a slide's file knows; '' where it has none."""
-    around = path.parents[1:3]  # of <grid>/features_<encoder>/<slide_id>.h5
-    known = (load_ledger(folder, slide_id).slide.get("patient_id") for folder in around)
-    return str(next(filter(None, known), ""))
+    for folder in path.parents[1:3]:  # of <grid>/features_<encoder>/<slide_id>.h5
+        patient = load_ledger(folder, slide_id).slide.get("patient_id")
+        if patient:
+            return str(patient)
+    return ""
 
 
 def find_tile_files(path: Path) -> list[Path]:
     """The tile files of a path: the file itself, a folder of *.h5, or a results folder's."""
     if path.is_file():
         return [path]
-    folder = features_folder(path, "features")
-    looked_for = "<slide_id>.h5 and */features_<encoder>/<slide_id>.h5"
-    got = f"none in {str(folder)!r}; looked for {looked_for}"
-    check(found := sorted(folder.glob("*.h5")), "data must hold tile embeddings", got)
-    return found
-
-
-def slide_files(folder: Path, slide_ids: Sequence[str]) -> dict[str, Path]:
-    """The embeddings file of each slide: <id>.h5|.npy|.pt, with or without the slide's suffix."""
-    folder, kept = (
-        features_folder(folder, *KINDS),
-        (*slide_suffixes(), *EMBEDDING_SUFFIXES),
-    )
-    found, missing = dict[str, Path](), dict[str, list[Path]]()
-    for slide_id in slide_ids:
-        suffix = Path(slide_id).suffix  # tables often keep it
-        names = (
-            [slide_id, slide_id.removesuffix(suffix)]
-            if suffix.lower() in kept
-            else [slide_id]
-        )
-        tried = [
-            folder / f"{name}{of_file}"
-            for name in names
-            for of_file in EMBEDDING_SUFFIXES
-        ]
-        if there := next(filter(Path.is_file, tried), None):
-            found[slide_id] = there
-        else:
-            missing[slide_id] = tried
-    if missing:
-        some = ", ".join([*missing][:3]) + (", ..." if len(missing) > 3 else "")
-        looked_for = ", ".join(
-            str(p.relative_to(folder)) for p in next(iter(missing.values()))
-        )
-        got = f"none for {len(missing)} of {len({*slide_ids})} ({some}); looked for {looked_for}"
+    folder = features_folder(path, _TILE_FEATURES)
+    files = sorted(folder.glob("*.h5"))
+    if not files:
         raise DatasetError(
-            f"each slide must have embeddings in {str(folder)!r}, got {got}"
+            f"data must hold tile embeddings, got none in {str(folder)!r}; "
+            "looked for <slide_id>.h5 and */features_<encoder>/<slide_id>.h5"
         )
-    return found
+    return files
 
 
-def feature_files(data: Path, features: str | None = None) -> Found:
-    """Slide id -> file of embeddings, slide id -> why it has none, and where they were found.
+def slide_files(data: Path, slide_ids: Sequence[str]) -> dict[str, Path]:
+    """The embeddings file of each slide: <id>.h5|.npy|.pt, with or without the slide's suffix.
+
+    Raises DatasetError: a slide has none.
+    """
+    folder = features_folder(data, _TILE_FEATURES, _SLIDE_FEATURES)
+    files: dict[str, Path] = {}
+    missing: dict[str, list[Path]] = {}
+    for slide_id in slide_ids:
+        candidates = _candidate_files(folder, slide_id)
+        file = next(filter(Path.is_file, candidates), None)
+        if file is None:
+            missing[slide_id] = candidates
+        else:
+            files[slide_id] = file
+    if missing:
+        names = [*missing]
+        examples = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        looked_for = ", ".join(
+            str(candidate.relative_to(folder)) for candidate in missing[names[0]]
+        )
+        raise DatasetError(
+            f"each slide must have embeddings in {str(folder)!r}, got none for {len(missing)} "
+            f"of {len(set(slide_ids))} ({examples}); looked for {looked_for}"
+        )
+    return files
+
+
+def _candidate_files(folder: Path, slide_id: str) -> list[Path]:
+    """Files that may hold the embeddings of a slide; tables often keep the slide's suffix."""
+    stems = [slide_id]
+    suffix = Path(slide_id).suffix
+    if suffix.lower() in (*slide_suffixes(), *EMBEDDING_SUFFIXES):
+        stems.append(slide_id.removesuffix(suffix))
+    candidates = []
+    for stem in stems:
+        candidates += [folder / f"{stem}{ending}" for ending in EMBEDDING_SUFFIXES]
+    return candidates
+
+
+def feature_files(data: Path, features: str | None = None) -> FeatureFiles:
+    """Files of embeddings by slide, slides without any, and where they were found.
 
     Of a results folder what its ledgers know; else a folder of files of ours, TRIDENT, CLAM (its
     feat_dir), STAMP (its feature_dir) or slide2vec (its output).
@@ -251,34 +297,42 @@ def feature_files(data: Path, features: str | None = None) -> Found:
     Raises DatasetError, StoreError, InvalidInputError: none; or several, and none is named.
     """
     if (data / SLIDES).is_dir():
-        results = open_results(data)
-        known = (
-            (*results.features, *results.slide_features)
-            if features
-            else results.features
-        )
-        address = one_address(known or results.slide_features, features, "features")
-        made = {s: lg for s, lg in results.ledgers.items() if address in lg.stages}
-        empty = [
-            s
-            for s, lg in made.items()
-            if ledger_facts(lg, lg.stages).get("num_tiles") == 0
-        ]
-        found = {
-            s: data / next(iter(lg.stages[address].files)) for s, lg in made.items()
-        }
-        lacking = dict.fromkeys(empty, "no tiles") | results.failures()
-        return {s: p for s, p in found.items() if s not in empty}, lacking, address
-    home = next((data / n for n in _HOMES if (data / n).is_dir()), None)
-    folder, suffixes = (
-        home or features_folder(data, "features"),
-        EMBEDDING_SUFFIXES,
+        return _result_files(data, open_results(data), features)
+    folder = None
+    for name in _FOLDERS_OF_OTHERS:
+        if folder is None and (data / name).is_dir():
+            folder = data / name
+    if folder is None:
+        folder = features_folder(data, _TILE_FEATURES)
+    if not folder.is_dir():
+        raise DatasetError(f"data must be a folder, got {str(folder)!r}")
+    files = sorted(
+        path for path in folder.iterdir() if path.suffix.lower() in EMBEDDING_SUFFIXES
     )
-    check(folder.is_dir(), "data must be a folder", repr(str(folder)))
-    files = sorted(p for p in folder.iterdir() if p.suffix.lower() in suffixes)
-    got = f"none of {', '.join(suffixes)} in {str(folder)!r}; run `thinsection embed`"
-    check(files, "data must hold embeddings", got)
-    return {p.stem: p for p in files}, {}, folder.name
+    if not files:
+        raise DatasetError(
+            f"data must hold embeddings, got none of {', '.join(EMBEDDING_SUFFIXES)} "
+            f"in {str(folder)!r}; run `thinsection embed`"
+        )
+    return FeatureFiles({path.stem: path for path in files}, {}, folder.name)
+
+
+def _result_files(data: Path, results: Results, features: str | None) -> FeatureFiles:
+    """Files that the ledgers of a results folder know."""
+    addresses = results.features
+    if features:
+        addresses = (*results.features, *results.slide_features)
+    address = one_address(addresses or results.slide_features, features, "features")
+    files: dict[str, Path] = {}
+    lacking: dict[str, str] = {}
+    for slide_id, ledger in results.ledgers.items():
+        if address not in ledger.stages:
+            continue
+        if ledger_facts(ledger, ledger.stages).get("num_tiles") == 0:
+            lacking[slide_id] = "no tiles"
+        else:
+            files[slide_id] = data / next(iter(ledger.stages[address].files))
+    return FeatureFiles(files, lacking | results.failures(), address)
 
 
 def check_finite(embeddings: Embeddings, ids: Sequence[str]) -> None:
@@ -288,22 +342,30 @@ def check_finite(embeddings: Embeddings, ids: Sequence[str]) -> None:
     """
     bad = np.flatnonzero(~np.isfinite(embeddings.sum(axis=1, dtype=np.float64)))
     if len(bad):
-        shown = some_names([ids[i] for i in bad.tolist()])
-        found = f"NaN or inf in {len(bad)} of {len(ids)} rows ({shown}); embed these again, in fp32"
-        raise InvalidInputError(f"embeddings must be finite, got {found}")
+        names = listed_ids([ids[i] for i in bad.tolist()])
+        raise InvalidInputError(
+            f"embeddings must be finite, got NaN or inf in {len(bad)} of {len(ids)} rows "
+            f"({names}); embed these again, in fp32"
+        )
 
 
 def check_vectors(embeddings: Embeddings, ids: Sequence[str]) -> None:
     """Raises InvalidInputError: not finite, all rows alike, or rows of zeros. Memory: N D bytes."""
     check_finite(embeddings, ids)
-    alike = len(embeddings) > 1 and bool((embeddings == embeddings[0]).all())
-    remedy = f"{len(embeddings)} times the same; see what the encoder was given"
-    require(not alike, "embeddings must differ between rows", remedy)
+    count = len(embeddings)
+    if count > 1 and (embeddings == embeddings[0]).all():
+        raise InvalidInputError(
+            f"embeddings must differ between rows, got {count} times the same; "
+            "see what the encoder was given"
+        )
     zero = np.flatnonzero(~embeddings.any(axis=1))
-    shown = some_names([ids[i] for i in zero.tolist()])
-    found = f"zeros in {len(zero)} of {len(ids)} rows ({shown})"
-    require(not len(zero), "embeddings must not be zero", found)
+    if len(zero):
+        names = listed_ids([ids[i] for i in zero.tolist()])
+        raise InvalidInputError(
+            f"embeddings must not be zero, got zeros in {len(zero)} of {len(ids)} rows ({names})"
+        )
 
 
-def some_names(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
+def listed_ids(ids: Sequence[str]) -> str:
+    """The first three ids in quotes, and dots where there are more."""
+    return ", ".join(map(repr, ids[:3])) + (", ..." if len(ids) > 3 else "")

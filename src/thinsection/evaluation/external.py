@@ -1,4 +1,4 @@
-"""How a locked model does on cases it has never seen: thresholds, calibration, decisions, survival.
+"""Scores of a locked model on new cases: thresholds, calibration, decisions, survival.
 
 Everything here works on arrays: the truth of n independent cases beside what a fixed model
 predicted for them. Nothing is fitted to these cases but the calibration line, which describes
@@ -19,9 +19,8 @@ from thinsection.evaluation.metrics import Flags, FloatVector
 LEVEL = 0.95
 MIN_OF_BIN = 10  # cases in a bin of survival
 MIN_OF_EACH = 5  # events, and cases without one, for a calibration line
-PROBABILITY_CLIP = (
-    1e-7  # nearest that a probability comes to 0 or 1 when its logit is taken
-)
+# nearest that a probability comes to 0 or 1 when its logit is taken
+PROBABILITY_CLIP = 1e-7
 NEWTON_STEPS = 100
 NEWTON_TOLERANCE = 1e-10
 
@@ -49,9 +48,8 @@ class CalibrationBin:
 class CalibrationLine:
     """Calibration: 0 and 1 where predictions are right on average."""
 
-    intercept: (
-        Estimate  # of probabilities with the slope fixed at 1: calibration in the large
-    )
+    # of probabilities with the slope fixed at 1: calibration in the large
+    intercept: Estimate
     slope: Estimate
 
 
@@ -279,12 +277,13 @@ def hazard_ratio(
     from scipy.stats import norm
 
     order = np.argsort(-time, kind="stable")
-    event, time, value = event[order], time[order], value[order]
-    centred = value - value.mean()
-    last_of_time = np.flatnonzero(np.r_[np.diff(time) != 0, True])
+    ordered_event = event[order]
+    ordered_value = value[order]
+    centred = ordered_value - ordered_value.mean()
+    last_of_time = np.flatnonzero(np.r_[np.diff(time[order]) != 0, True])
     beta = 0.0
     for _ in range(NEWTON_STEPS):
-        score, information = _efron(event, centred, last_of_time, beta)
+        score, information = _efron(ordered_event, centred, last_of_time, beta)
         if information < 1e-12:
             return None
         step = score / information
@@ -309,7 +308,8 @@ def _efron(
     """Score and information of Efron's partial likelihood; cases in order, the latest first."""
     weight = np.exp(beta * value)
     sums = np.cumsum(np.stack([weight, weight * value, weight * value**2]), axis=1)
-    score, information = 0.0, 0.0
+    score = 0.0
+    information = 0.0
     first = 0
     for last in last_of_time:
         tied = np.arange(first, last + 1)[event[first : last + 1]]
@@ -317,12 +317,12 @@ def _efron(
         if not len(tied):
             continue
         risk = sums[:, last]
-        own = np.stack(
+        moments = np.stack(
             [weight[tied], weight[tied] * value[tied], weight[tied] * value[tied] ** 2]
         )
-        own = own.sum(axis=1)
+        risk_of_tied = moments.sum(axis=1)
         for i in range(len(tied)):
-            s0, s1, s2 = risk - own * (i / len(tied))
+            s0, s1, s2 = risk - risk_of_tied * (i / len(tied))
             score -= s1 / s0
             information += s2 / s0 - (s1 / s0) ** 2
         score += float(value[tied].sum())
@@ -348,8 +348,8 @@ def survival_probability(
     baseline: tuple[FloatVector, FloatVector], log_risk: FloatVector, times: FloatVector
 ) -> npt.NDArray[np.float64]:
     """Predicted survival (n, T) of cases at times, by a baseline of `breslow_baseline`."""
-    known, hazard = baseline
-    place = np.searchsorted(known, times, side="right")
+    event_times, hazard = baseline
+    place = np.searchsorted(event_times, times, side="right")
     at_times = np.concatenate([[0.0], hazard])[place]
     return np.asarray(np.exp(-np.exp(log_risk)[:, None] * at_times))
 
@@ -360,7 +360,7 @@ def survival_bins(
     """Kaplan-Meier survival at a time by bins of equally many cases, by predicted survival (n,)."""
     order = np.argsort(survival, kind="stable")
     parts = np.array_split(order, min(bins, max(1, len(order) // MIN_OF_BIN)))
-    found = []
+    calibration = []
     for rows in parts:
         curve = survival_curve(event[rows], time[rows])
         place = int(np.searchsorted(curve.times, t, side="right")) - 1
@@ -372,8 +372,8 @@ def survival_bins(
             method="Kaplan-Meier, log-log",
         )
         predicted = float(survival[rows].mean())
-        found.append(CalibrationBin(predicted=predicted, observed=observed))
-    return found
+        calibration.append(CalibrationBin(predicted=predicted, observed=observed))
+    return calibration
 
 
 def value_line(measured: FloatVector, predicted: FloatVector) -> CalibrationLine | None:

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from thinsection.evaluation.metrics import (
     Flags,
     FloatVector,
     Scorer,
+    Weights,
     ratio,
     weighted_auroc,
 )
@@ -23,11 +23,11 @@ MIN_OF_EACH = 5  # cases with an event before a time, and under observation afte
 
 
 def usable_times(
-    event: Flags, time: FloatVector, wanted: Sequence[float]
+    event: Flags, time: FloatVector, candidates: Sequence[float]
 ) -> list[float]:
-    """Those times of some that leave MIN_OF_EACH events before and cases after."""
+    """Candidate times with at least MIN_OF_EACH events before and cases after them."""
     kept = []
-    for t in wanted:
+    for t in candidates:
         before = int((event & (time <= t)).sum())
         after = int((time > t).sum())
         if min(before, after) >= MIN_OF_EACH:
@@ -36,8 +36,8 @@ def usable_times(
 
 
 def uncensored_share(
-    event: Flags, time: FloatVector, weights: npt.NDArray, at: FloatVector
-) -> npt.NDArray[np.float64]:
+    event: Flags, time: FloatVector, weights: Weights, until: FloatVector
+) -> FloatVector:
     """Kaplan-Meier share of cases (B, T) that are not censored up to times (T,).
 
     Where an event and a censoring have one time, the event comes first. Memory: 6 (B, n).
@@ -54,7 +54,7 @@ def uncensored_share(
     left = np.where(censored_here, 1 - ratio(of_time - died, at_risk), 1.0)
     share = np.cumprod(np.clip(left, 0, 1), axis=1)
     share = np.concatenate([np.ones((len(weights), 1)), share], axis=1)
-    return np.asarray(share[:, np.searchsorted(times, at, side="right")])
+    return np.asarray(share[:, np.searchsorted(times, until, side="right")])
 
 
 def auroc_until(event: Flags, time: FloatVector, risk: FloatVector, t: float) -> Scorer:
@@ -62,14 +62,14 @@ def auroc_until(event: Flags, time: FloatVector, risk: FloatVector, t: float) ->
 
     Memory: 8 (B, n). Source: Uno et al., JASA 102 (2007): cumulative/dynamic.
     """
-    known = (event & (time <= t)) | (time > t)
-    positive = (time <= t)[known]
+    is_known = (event & (time <= t)) | (time > t)  # not censored before the time
+    positive = (time <= t)[is_known]
 
-    def score(weights: npt.NDArray) -> FloatVector:
-        share = uncensored_share(event, time, weights, time[known])
+    def score(weights: Weights) -> FloatVector:
+        share = uncensored_share(event, time, weights, time[is_known])
         share[:, ~positive] = 1.0  # the same for all that are beyond the time
-        weighted = ratio(weights[:, known], share)
-        return weighted_auroc(risk[known], positive, weighted)
+        weighted = ratio(weights[:, is_known], share)
+        return weighted_auroc(risk[is_known], positive, weighted)
 
     return score
 
@@ -84,7 +84,7 @@ def brier_at(
     died = event & (time <= t)
     alive = time > t
 
-    def score(weights: npt.NDArray) -> FloatVector:
+    def score(weights: Weights) -> FloatVector:
         share = partial(uncensored_share, event, time, weights)
         lost = weights * died * survival**2
         kept = weights * alive * (1 - survival) ** 2

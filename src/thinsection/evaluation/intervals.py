@@ -37,7 +37,7 @@ NEAREST = 1e-9  # distance from a bound, which has no logit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """Where the score of other units, drawn as these were, is expected."""
+    """Range in which the score of other units, drawn as these were, is expected."""
 
     low: float  # NaN where there is no interval
     high: float
@@ -51,7 +51,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Which unit each of N rows belongs to, which class, and which model scored it."""
+    """Unit and class of each of N rows, and the model that scored it."""
 
     codes: IndexArray  # (N,) unit, 0..G-1
     unit: str = "rows"
@@ -219,9 +219,10 @@ def interval(sampling: Sampling, scorer: Scorer, metric: str, *, seed: int) -> I
     """
     point = float(scorer(np.ones((1, len(sampling.codes))))[0])
     missing = why_missing(sampling, point)
-    if missing:
-        low, high, draws = np.nan, np.nan, 0
-    else:
+    low = np.nan
+    high = np.nan
+    draws = 0
+    if not missing:
         kind = kind_of(metric)
         varied = scorer.spread if kind == "distance" else scorer  # type: ignore[attr-defined]
         drawn = sampling.scores([varied], seed)[:, 0]

@@ -22,7 +22,7 @@ from thinsection.evaluation.cases import (
     site_of,
     spelling_notes,
 )
-from thinsection.evaluation.embeddings import Found, feature_files
+from thinsection.evaluation.embeddings import FeatureFiles, feature_files
 from thinsection.evaluation.tables import TextRow, read_rows, require_columns
 from thinsection.pipeline.folder import open_results
 from thinsection.store.ledger import SLIDES
@@ -36,19 +36,37 @@ INTERVALS = 4  # of time in 'discrete', with equally many training events each
 MOST_CLASSES = 10  # different numbers that are taken for classes
 # words for "no value" in a cell of a label, a time or a site, in any capitals
 MISSING = frozenset(
-    (
-        *("", "na", "n/a", "#n/a", "nan", "null", "unknown", "[unknown]"),
-        *("not available", "[not available]", "not reported", "[not applicable]"),
-    )
+    {
+        "",
+        "na",
+        "n/a",
+        "#n/a",
+        "nan",
+        "null",
+        "unknown",
+        "[unknown]",
+        "not available",
+        "[not available]",
+        "not reported",
+        "[not applicable]",
+    }
 )
-_NAMES = {"PATIENT": "case_id", "FILENAME": "slide_id"}  # STAMP's columns
-_FLAGS = dict.fromkeys(("1", "1.0", "true", "yes"), 1.0)
-_FLAGS |= dict.fromkeys(("0", "0.0", "false", "no"), 0.0)
+_STAMPS_COLUMNS = {"PATIENT": "case_id", "FILENAME": "slide_id"}
+_FLAGS = {
+    "1": 1.0,
+    "1.0": 1.0,
+    "true": 1.0,
+    "yes": 1.0,
+    "0": 0.0,
+    "0.0": 0.0,
+    "false": 0.0,
+    "no": 0.0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelsConfig:
-    """What is learnt, and from which embeddings."""
+    """Settings that say what is learnt, and from which embeddings."""
 
     labels: Path | None = option(
         None, "CSV, TSV or Parquet: slide_id or case_id, and the target"
@@ -75,18 +93,19 @@ class LabelsConfig:
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns of the table that are learnt: the target, and the time."""
-        return (*self.target, *([self.time] if self.time else []))
+        if self.time:
+            return (*self.target, self.time)
+        return self.target
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a head's outputs mean."""
+    """Meaning of a head's outputs."""
 
     kind: Kind
     columns: tuple[str, ...]  # of the table: one, several labels, or event and time
-    names: tuple[
-        str, ...
-    ]  # of the outputs: classes, labels, the value, the risk, intervals
+    # of the outputs: classes, labels, the value, the risk, intervals
+    names: tuple[str, ...]
     # of the training cases of one fold, see `fitted`
     edges: tuple[float, ...] = ()  # between the intervals of time
     center: float = 0.0  # a value is learnt as (value - center) / spread
@@ -94,7 +113,7 @@ class Target:
 
     @property
     def exclusive(self) -> bool:
-        """Whether a case is of one class."""
+        """True where a case is of one class."""
         return self.kind in ("binary", "multiclass")
 
     def fitted(self, values: Floats) -> "Target":
@@ -113,14 +132,15 @@ class Target:
         return self
 
     def strata(self, values: Floats) -> npt.NDArray[np.int64]:
-        """What folds hold alike (n,): class, event, a value's quarter, number of labels."""
+        """Strata of folds (n,): class, event, a value's quarter, number of labels."""
         if self.kind == "regression":
             return np.searchsorted(np.quantile(values, (0.25, 0.5, 0.75)), values[:, 0])
-        many = self.kind == "multilabel"
-        return (values.sum(axis=1) if many else values[:, 0]).astype(np.int64)
+        if self.kind == "multilabel":
+            return values.sum(axis=1).astype(np.int64)
+        return values[:, 0].astype(np.int64)
 
     def answers(self, logits: npt.NDArray[np.floating]) -> Floats:
-        """What logits (n, K) say, (n, K), column by column as `names`.
+        """Answers (n, K) of logits (n, K), column by column as `names`.
 
         Probabilities of classes or labels; the value; the log risk; of 'discrete' the probability
         that the event is in an interval.
@@ -140,21 +160,20 @@ class Target:
 
     def risk(self, answers: Floats) -> Floats:
         """One number (n,) that is higher the earlier the event: minus the mean interval."""
-        return (
-            answers[:, 0]
-            if self.kind == "cox"
-            else -answers @ np.arange(len(self.names))
-        )
+        if self.kind == "cox":
+            return answers[:, 0]
+        return np.asarray(-answers @ np.arange(len(self.names)))
 
     def cells(self, answers: Sequence[float]) -> dict[str, Any]:
         """Answers (K,) as cells of a table, empty ones for (): the class or risk, then each."""
-        said, first = np.array([answers]), dict[str, Any]()
+        row = np.array([answers])
+        cells: dict[str, Any] = {}
         if self.exclusive:
-            first["prediction"] = self.names[int(said.argmax())] if said.size else None
+            cells["prediction"] = self.names[int(row.argmax())] if row.size else None
         elif self.kind == "discrete":
-            first["risk"] = float(self.risk(said)[0]) if said.size else None
+            cells["risk"] = float(self.risk(row)[0]) if row.size else None
         begin = "" if self.kind in ("cox", "regression") else "p_"
-        return first | self.named(begin, answers)
+        return cells | self.named(begin, answers)
 
     def named(self, begin: str, values: Sequence[float]) -> dict[str, Any]:
         """A cell for each output, its name with `begin` before it; empty ones for ()."""
@@ -200,7 +219,7 @@ class Cohort:
 
     @property
     def strata(self) -> npt.NDArray[np.int64]:
-        """See `Target.strata`."""
+        """Strata of the cases, see `Target.strata`."""
         return self.target.strata(self.array)
 
 
@@ -220,29 +239,30 @@ def read_cohort(data: Path, config: LabelsConfig) -> Cohort:
 
     Raises DatasetError, ConfigError: no such column, nothing matches, different labels in a case.
     """
-    found = feature_files(data, config.features)
-    return join_labels(found, known_patients(data), config)
+    embeddings = feature_files(data, config.features)
+    return join_labels(embeddings, known_patients(data), config)
 
 
 def join_labels(
-    found: Found,
+    embeddings: FeatureFiles,
     owners: Mapping[str, str],
     config: LabelsConfig,
     trained: Target | None = None,
 ) -> Cohort:
-    """See `read_cohort`, of embeddings that were found.
+    """Joins labels to embeddings, see `read_cohort`.
 
     Args:
-        found: files of slides, slides without a file, and the place of both.
+        embeddings: files of slides, slides without a file, and the place of both.
         owners: slide id -> patient, as far as the results know it.
         config: the table, and its columns.
         trained: the target of a model that is tested on these cases: its classes are taken.
     """
     if not config.labels or not config.target:
-        got = "none; pass --labels FILE --target COLUMN"
-        raise ConfigError(f"labels and target must be given, got {got}")
+        raise ConfigError(
+            "labels and target must be given, got none; pass --labels FILE --target COLUMN"
+        )
     table = Path(config.labels)
-    files, lacking, place = found
+    files, lacking, place = embeddings
     rows, key = _read_label_rows(table, config)
     labelled, blank = drop_missing(rows, config.columns, key)
     slides_by_key = _slides_by_key(key, files, owners)
@@ -265,17 +285,14 @@ def join_labels(
     slides, patients = _slides_and_patients(used, cases, groups, table.name)
     kind = f"{target.kind}{' (by its values)' * (config.task == 'auto')}"
     use = "train" if trained is None else "are tested"
-    known, warnings = _owner_notes(pairs, groups)
+    owner_lines, warnings = _owner_notes(pairs, groups)
     sites, site_lines = _sites(pairs, cases, config.site, table.name)
     return Cohort(
         target=target,
         place=place,
         cases=tuple(texts),
-        slides=tuple(tuple(own) for own in slides.values()),
-        files=tuple(
-            tuple(str(files[slide].absolute()) for slide in own)
-            for own in slides.values()
-        ),
+        slides=tuple(map(tuple, slides.values())),
+        files=tuple(_absolute_files(names, files) for names in slides.values()),
         values=tuple(tuple(row) for row in values.tolist()),
         patients=tuple(patients.values()),
         unit=groups.unit,
@@ -287,7 +304,7 @@ def join_labels(
         account=(
             f"{len(set(used))} slides of {len(texts)} cases {use}",
             *lines,
-            *known,
+            *owner_lines,
             *site_lines,
             f"{', '.join(config.columns)}: {kind}: {spread}",
         ),
@@ -295,23 +312,30 @@ def join_labels(
     )
 
 
+def _absolute_files(
+    slides: Sequence[str], files: Mapping[str, Path]
+) -> tuple[str, ...]:
+    return tuple(str(files[slide].absolute()) for slide in slides)
+
+
 def _read_label_rows(table: Path, config: LabelsConfig) -> tuple[list[TextRow], str]:
     """Rows under our names of columns, and the column that names a slide or a case."""
     raw = read_rows(table, config.columns)
-    rows = [{_NAMES.get(k, k): text for k, text in row.items()} for row in raw]
+    rows = [{_STAMPS_COLUMNS.get(k, k): text for k, text in row.items()} for row in raw]
     if config.site:
         require_columns(rows[0], (config.site,), table)
     require_columns(rows[0], config.subgroup, table)
     keys = [name for name in ("slide_id", *CASE_COLUMNS) if name in rows[0]]
     if not keys:
-        found = f"{', '.join(rows[0])} in {str(table)!r}"
-        rule = "labels must have the column slide_id or case_id"
-        raise DatasetError(f"{rule}, got {found}")
+        raise DatasetError(
+            "labels must have the column slide_id or case_id, "
+            f"got {', '.join(rows[0])} in {str(table)!r}"
+        )
     return [*rows], keys[0]
 
 
 def is_missing(text: str) -> bool:
-    """Whether a cell holds no value: see `MISSING`."""
+    """True for a cell that holds no value, see `MISSING`."""
     return text.strip().lower() in MISSING
 
 
@@ -319,7 +343,9 @@ def drop_missing(
     rows: Sequence[TextRow], columns: Sequence[str], key: str
 ) -> tuple[list[TextRow], list[str]]:
     """Rows with a value in every column, and a sentence that counts and names the others."""
-    kept, names, words = list[TextRow](), list[str](), Counter[str]()
+    kept: list[TextRow] = []
+    names: list[str] = []
+    words: Counter[str] = Counter()
     for row in rows:
         missing = [row[column] for column in columns if is_missing(row[column])]
         if missing:
@@ -336,11 +362,12 @@ def known_patients(data: Path) -> dict[str, str]:
     """Slide id -> patient_id, as the cohort of a results folder has it; {} of other folders."""
     if not (data / SLIDES).is_dir():
         return {}
-    told = {
-        slide: ledger.slide.get("patient_id")
-        for slide, ledger in open_results(data).ledgers.items()
-    }
-    return {slide: str(patient) for slide, patient in told.items() if patient}
+    patients = {}
+    for slide, ledger in open_results(data).ledgers.items():
+        patient = ledger.slide.get("patient_id")
+        if patient:
+            patients[slide] = str(patient)
+    return patients
 
 
 def _slides_by_key(
@@ -362,7 +389,8 @@ def _match(
     lacking: Mapping[str, str],
 ) -> tuple[list[tuple[str, TextRow]], list[str]]:
     """Each slide with its row, and the names that have no embeddings, with the reason."""
-    pairs, missing = list[tuple[str, TextRow]](), list[str]()
+    pairs: list[tuple[str, TextRow]] = []
+    missing: list[str] = []
     for row in rows:
         bare = Path(row[key]).stem  # tables often keep the suffix of a file
         has_suffix = row[key] not in slides_by_key and bare in slides_by_key
@@ -381,8 +409,11 @@ def _owners_of(
     slides = [slide for slide, _ in pairs]
     patients = [row.get("patient_id") or owners.get(slide, "") for slide, row in pairs]
     cases = [row.get("case_id", "") for _, row in pairs]
-    named = [case or patient for case, patient in zip(cases, patients, strict=True)]
-    return case_rows(slides, named), group_rows(slides, cases, patients, where=where)
+    owners_of_rows = [
+        case or patient for case, patient in zip(cases, patients, strict=True)
+    ]
+    groups = group_rows(slides, cases, patients, where=where)
+    return case_rows(slides, owners_of_rows), groups
 
 
 def _one_per_case(
@@ -394,12 +425,12 @@ def _one_per_case(
     """Case -> its cells of some columns, which are the same in all of its rows."""
     texts: dict[str, list[str]] = {}
     for (_, row), case in zip(pairs, cases, strict=True):
-        own = [row[column] for column in columns]
-        first = texts.setdefault(case, own)
-        if first != own:
-            found = f"{first} and {own} for {case!r} in {where!r}"
+        cells = [row[column] for column in columns]
+        first = texts.setdefault(case, cells)
+        if first != cells:
             raise DatasetError(
-                f"slides of a case must have the same {', '.join(columns)}, got {found}"
+                f"slides of a case must have the same {', '.join(columns)}, "
+                f"got {first} and {cells} for {case!r} in {where!r}"
             )
     return texts
 
@@ -415,8 +446,10 @@ def _slides_and_patients(
             slides_by_case[case].append(slide)
         first = patient_by_case.setdefault(case, patient)
         if first != patient:
-            found = f"{first!r} and {patient!r} for {case!r} in {where!r}"
-            raise DatasetError(f"a case must be of one patient, got {found}")
+            raise DatasetError(
+                f"a case must be of one patient, got {first!r} and {patient!r} "
+                f"for {case!r} in {where!r}"
+            )
     return slides_by_case, patient_by_case
 
 
@@ -425,19 +458,21 @@ def _owner_notes(
 ) -> tuple[list[str], list[str]]:
     """Sentences on how patients were known, and warnings where they may be wrong."""
     slides = [slide for slide, _ in pairs]
-    given = [[row.get(name, "") for _, row in pairs] for name in CASE_COLUMNS]
-    lines = spelling_notes(slides, *given)
-    named = zip(slides, pairs, groups.of_row, strict=True)
-    unsaid = [
-        (slide, patient)
-        for slide, (_, row), patient in named
-        if not any(row.get(name) for name in CASE_COLUMNS)
-    ]
-    coded = sum(patient_of(slide) != slide for slide, _ in unsaid)
-    unknown = [slide for slide, patient in unsaid if slide == patient]
-    if coded:
+    columns = [[row.get(name, "") for _, row in pairs] for name in CASE_COLUMNS]
+    lines = spelling_notes(slides, *columns)
+    num_by_barcode = 0
+    unknown = []  # slides that neither a column nor a barcode gives to a patient
+    for (slide, row), patient in zip(pairs, groups.of_row, strict=True):
+        if any(row.get(name) for name in CASE_COLUMNS):
+            continue
+        if patient_of(slide) != slide:
+            num_by_barcode += 1
+        if slide == patient:
+            unknown.append(slide)
+    if num_by_barcode:
         lines.append(
-            f"no case_id: the case of {coded} slides is that of their TCGA, CPTAC or GTEx barcode"
+            f"no case_id: the case of {num_by_barcode} slides is that of their TCGA, CPTAC or "
+            "GTEx barcode"
         )
     warnings = []
     if unknown:
@@ -448,7 +483,7 @@ def _owner_notes(
         alike = alike_names(unknown)
         if alike:
             count = sum(map(len, alike))
-            shown = listed_names([" and ".join(own[:2]) for own in alike])
+            shown = listed_names([" and ".join(names[:2]) for names in alike])
             remedy = "slides of one patient would flatter the score"
             warnings.append(
                 f"{sentence}; {count} names begin alike ({shown}): {remedy}"
@@ -461,15 +496,15 @@ def _owner_notes(
 
 def _split_barcodes(slides: Sequence[str], patients: Sequence[str]) -> list[str]:
     """A warning where the slides of one barcode are said to be of several patients."""
-    by_barcode = defaultdict[str, set[str]](set)
+    patients_by_barcode = defaultdict[str, set[str]](set)
     for slide, patient in zip(slides, patients, strict=True):
         if patient_of(slide) != slide:
-            by_barcode[patient_of(slide)].add(patient)
-    parted = [name for name, own in by_barcode.items() if len(own) > 1]
-    if not parted:
+            patients_by_barcode[patient_of(slide)].add(patient)
+    split = [name for name, owners in patients_by_barcode.items() if len(owners) > 1]
+    if not split:
         return []
     return [
-        f"{len(parted)} barcodes are of several patients in the table ({listed_names(parted)}): "
+        f"{len(split)} barcodes are of several patients in the table ({listed_names(split)}): "
         "a patient who is trained and tested on flatters the score"
     ]
 
@@ -486,8 +521,10 @@ def _sites(
         sites = [text for (text,) in by_case.values()]
         blank = [case for case, (text,) in by_case.items() if is_missing(text)]
         if blank:
-            found = f"none for {len(blank)} cases ({listed_names(blank)}) in {where!r}"
-            raise DatasetError(f"{column} must name a site for each case, got {found}")
+            raise DatasetError(
+                f"{column} must name a site for each case, "
+                f"got none for {len(blank)} cases ({listed_names(blank)}) in {where!r}"
+            )
         source = f"column {column}"
     else:
         by_barcode = {
@@ -507,11 +544,14 @@ def _subgroups(
     where: str,
 ) -> tuple[tuple[str, ...], ...]:
     """The subgroup of each case, column by column; 'missing' where the cell is."""
-    by_case = _one_per_case(pairs, cases, columns, where)
-    return tuple(
-        tuple("missing" if is_missing(own[i]) else own[i] for own in by_case.values())
-        for i in range(len(columns))
-    )
+    cells_by_case = _one_per_case(pairs, cases, columns, where)
+    subgroups = []
+    for place in range(len(columns)):
+        cells = [cells[place] for cells in cells_by_case.values()]
+        subgroups.append(
+            tuple("missing" if is_missing(cell) else cell for cell in cells)
+        )
+    return tuple(subgroups)
 
 
 def _count_line(names: Sequence[str], what: str) -> list[str]:
@@ -552,8 +592,9 @@ def _learnt(
         return target, values, middle
     events, times = values.T
     if not events.any():
-        got = f"only censored cases in {where!r}"
-        raise DatasetError(f"event must be seen in some case, got {got}")
+        raise DatasetError(
+            f"event must be seen in some case, got only censored cases in {where!r}"
+        )
     if times.min() <= 0:
         raise DatasetError(f"time must be > 0, got {times.min()} in {where!r}")
     names = tuple(f"interval_{i + 1}" for i in range(INTERVALS))
@@ -572,7 +613,7 @@ def _classes(
     where: str,
     class_names: tuple[str, ...],
 ) -> tuple[Target, Floats, str]:
-    """See `_learnt`, of classes that exclude each other."""
+    """Target, labels and their counts of classes that exclude each other, see `_learnt`."""
     names, labels = encode_labels(texts, where, class_names)
     if len(names) < 2 or (kind == "binary" and len(names) > 2):
         needs = "two" if kind == "binary" else "several"
@@ -604,23 +645,26 @@ def encode_labels(
             raise DatasetError(
                 f"label must not be missing, got {text!r} in row {row} of {where}"
             )
-    named = [text if text in class_names else class_name(text) for text in texts]
-    distinct = sorted(set(named))
+    labels = [text if text in class_names else class_name(text) for text in texts]
+    distinct = sorted(set(labels))
     if all(text.removeprefix("-").isdigit() for text in distinct):
         distinct.sort(key=int)
     names = tuple(class_names or distinct)
     for text in distinct:
         if text not in names:
-            rule = f"label must be one of {', '.join(names)}"
-            raise DatasetError(f"{rule}, got {text!r} in {where}")
+            raise DatasetError(
+                f"label must be one of {', '.join(names)}, got {text!r} in {where}"
+            )
     by_plain: dict[str, str] = {}
     for name in names:
         other = by_plain.setdefault(name.casefold(), name)
         if other != name:
-            rule = "classes must differ by more than capitals"
-            raise DatasetError(f"{rule}, got {other!r} and {name!r} in {where}")
+            raise DatasetError(
+                "classes must differ by more than capitals, "
+                f"got {other!r} and {name!r} in {where}"
+            )
     index = {name: i for i, name in enumerate(names)}
-    return names, np.array([index[text] for text in named], dtype=np.int64)
+    return names, np.array([index[label] for label in labels], dtype=np.int64)
 
 
 def _kind(texts: Sequence[Sequence[str]], config: LabelsConfig) -> Kind:

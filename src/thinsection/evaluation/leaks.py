@@ -9,6 +9,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -20,8 +21,8 @@ from thinsection.evaluation.cases import Groups, listed_names
 from thinsection.evaluation.embeddings import (
     Embeddings,
     check_finite,
+    listed_ids,
     open_embeddings,
-    some_names,
 )
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.metrics import IndexArray
@@ -49,7 +50,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Contents:
-    """What is known of the embeddings of n slides, whatever their names."""
+    """Digests, means and sizes of the embeddings of n slides, whatever their names."""
 
     digests: tuple[str, ...]  # see `content_digest`
     means: npt.NDArray[np.float64]  # (n, D)
@@ -70,15 +71,20 @@ def read_contents(files: Sequence[Path]) -> Contents:
     Raises DatasetError, InvalidInputError: no tiles, another number of channels than the first, all
     zero, not finite.
     """
-    digests, means, sizes, zero = list[str](), list[npt.NDArray](), list[int](), []
+    digests: list[str] = []
+    means: list[npt.NDArray[np.float64]] = []
+    sizes: list[int] = []
+    zero: list[str] = []
     for path in files:
         tiles = open_embeddings(path)[:]
         if len(tiles) == 0:
             raise DatasetError(f"a slide must have tiles, got none in {str(path)!r}")
         if means and tiles.shape[1] != len(means[0]):
-            found = f"{len(means[0])} in {str(files[0])!r} and {tiles.shape[1]} in {str(path)!r}"
-            rule = "embeddings must have the same number of channels"
-            raise DatasetError(f"{rule}, got {found}; keep one encoder in a folder")
+            raise DatasetError(
+                f"embeddings must have the same number of channels, got {len(means[0])} in "
+                f"{str(files[0])!r} and {tiles.shape[1]} in {str(path)!r}; "
+                "keep one encoder in a folder"
+            )
         mean = tiles.mean(axis=0, dtype=np.float64)
         if not np.isfinite(mean).all():
             rows = [f"row {i} of {path.name}" for i in range(len(tiles))]
@@ -89,9 +95,10 @@ def read_contents(files: Sequence[Path]) -> Contents:
         means.append(mean)
         sizes.append(len(tiles))
     if zero:
-        found = f"zeros in {len(zero)} of {len(files)} slides ({listed_names(zero)})"
-        remedy = "embed these again, or take them out of the labels"
-        raise DatasetError(f"embeddings must not be all zero, got {found}; {remedy}")
+        raise DatasetError(
+            f"embeddings must not be all zero, got zeros in {len(zero)} of {len(files)} slides "
+            f"({listed_names(zero)}); embed these again, or take them out of the labels"
+        )
     return Contents(tuple(digests), np.stack(means), np.array(sizes, dtype=np.int64))
 
 
@@ -119,24 +126,23 @@ def check_copies(
     Raises DatasetError: embeddings are tested on that were trained on, and that is not allowed.
     """
     case_of = np.repeat(np.arange(len(cohort.cases)), [len(s) for s in cohort.slides])
-    names = [slide for slides in cohort.slides for slide in slides]
+    names = [*chain.from_iterable(cohort.slides)]
     folds = [([*part.train, *part.stop], part.test) for part in parts]
-    equal = _parted(_equal_pairs(contents.digests), case_of, folds)
+    equal = _crossing_pairs(_equal_pairs(contents.digests), case_of, folds)
     warnings = []
     if equal:
-        shown = listed_names([f"{names[i]!r} and {names[j]!r}" for i, j in equal])
-        found = f"{len(equal)} pairs that are equal after float16 ({shown})"
-        rule = "test cases must not have the embeddings of training cases"
-        remedy = (
-            "remove the copies, give both slides one case_id, or pass --allow-leakage"
-        )
+        shown = _listed_pairs(equal, names)
+        copies = f"{len(equal)} pairs that are equal after float16 ({shown})"
         if not allowed:
-            raise DatasetError(f"{rule}, got {found}; {remedy}")
-        warnings.append(f"training and test share slides, {found}: the score flatters")
-    near = _parted(near_pairs(contents.means), case_of, folds)
-    near = [pair for pair in near if pair not in {*equal}]
+            raise DatasetError(
+                f"test cases must not have the embeddings of training cases, got {copies}; "
+                "remove the copies, give both slides one case_id, or pass --allow-leakage"
+            )
+        warnings.append(f"training and test share slides, {copies}: the score flatters")
+    near = _crossing_pairs(near_pairs(contents.means), case_of, folds)
+    near = [pair for pair in near if pair not in equal]
     if near:
-        shown = listed_names([f"{names[i]!r} and {names[j]!r}" for i, j in near])
+        shown = _listed_pairs(near, names)
         warnings.append(
             f"{len(near)} pairs of slides in training and test have nearly the same mean embedding "
             f"({shown}): if they show one tissue, the score flatters; give both one case_id"
@@ -148,27 +154,31 @@ def near_cases(
     vectors: Embeddings, ids: Sequence[str], folds: Sequence[CaseFold]
 ) -> str:
     """A sentence on cases of both parts of a fold whose vectors (n, D) nearly coincide, or ''."""
-    near = _parted(near_pairs(vectors), np.arange(len(ids)), folds)
+    near = _crossing_pairs(near_pairs(vectors), np.arange(len(ids)), folds)
     if not near:
         return ""
-    shown = listed_names([f"{ids[i]!r} and {ids[j]!r}" for i, j in near])
+    shown = _listed_pairs(near, ids)
     return f"; {len(near)} pairs of cases have nearly the same mean embedding ({shown})"
 
 
+def _listed_pairs(pairs: Sequence[tuple[int, int]], names: Sequence[str]) -> str:
+    """The names of the first three pairs, and dots where there are more."""
+    return listed_names([f"{names[i]!r} and {names[j]!r}" for i, j in pairs])
+
+
 def _equal_pairs(digests: Sequence[str]) -> list[tuple[int, int]]:
-    """Each slide with the first that has its digest."""
-    by_digest = defaultdict[str, list[int]](list)
-    for i, digest in enumerate(digests):
-        by_digest[digest].append(i)
-    return [
-        (i, j)
-        for same in by_digest.values()
-        for n, j in enumerate(same)
-        for i in same[:n]
-    ]
+    """Pairs of slides that have the same digest."""
+    slides_by_digest = defaultdict[str, list[int]](list)
+    for slide, digest in enumerate(digests):
+        slides_by_digest[digest].append(slide)
+    pairs = []
+    for slides in slides_by_digest.values():
+        for place, slide in enumerate(slides):
+            pairs += [(earlier, slide) for earlier in slides[:place]]
+    return pairs
 
 
-def _parted(
+def _crossing_pairs(
     pairs: Sequence[tuple[int, int]], case_of: IndexArray, folds: Sequence[CaseFold]
 ) -> list[tuple[int, int]]:
     """Pairs of slides of which one trains and the other is tested, in any fold."""
@@ -195,9 +205,9 @@ def near_pairs(means: npt.NDArray[np.floating]) -> list[tuple[int, int]]:
     squares = (z**2).sum(axis=1)
     pairs = list[tuple[int, int]]()
     for start in range(0, len(z), _BLOCK):
-        own = squares[start : start + _BLOCK, None]
-        distances = own + squares - 2 * (z[start : start + _BLOCK] @ z.T)
-        limit = 2 * (1 - NEAR_COSINE) * np.minimum(own, squares)
+        block_squares = squares[start : start + _BLOCK, None]
+        distances = block_squares + squares - 2 * (z[start : start + _BLOCK] @ z.T)
+        limit = 2 * (1 - NEAR_COSINE) * np.minimum(block_squares, squares)
         rows, columns = np.nonzero(distances <= limit)
         for i, j in zip((rows + start).tolist(), columns.tolist(), strict=True):
             if i < j:
@@ -219,15 +229,15 @@ def sketches(
 
 
 def is_near(first: str, others: Sequence[str]) -> bool:
-    """Whether a sketch is that of nearly the same mean embedding as one of some others."""
-    number = int(first, 16)
-    return any((number ^ int(o, 16)).bit_count() <= SKETCH_NEAR for o in others)
+    """True where a sketch is that of nearly the same mean embedding as one of the others."""
+    bits = int(first, 16)
+    return any((bits ^ int(other, 16)).bit_count() <= SKETCH_NEAR for other in others)
 
 
 def check_leakage(
     parts: Sequence[tuple[Rows, Rows]], name: str, *, allowed: bool, rows: str = "rows"
 ) -> str:
-    """What train and validation share, in words; of several folds the first that shares anything.
+    """Sentence on what train and validation share, of the first fold that shares anything.
 
     Memory: 24 N, and the rows whose sums are equal. Raises DatasetError: they share patients,
     slides or identical rows, and that is not allowed.
@@ -235,23 +245,24 @@ def check_leakage(
     for train, val in parts:
         shared = train.groups.shared(val.groups) if train.groups and val.groups else {}
         shared[f"identical {rows}"] = [val.ids[i] for i in identical_rows(train, val)]
-        found = [
-            f"{len(ids)} {kind} ({some_names(ids)})"
+        leaks = ", ".join(
+            f"{len(ids)} {kind} ({listed_ids(ids)})"
             for kind, ids in shared.items()
             if ids
-        ]
-        if found and not allowed:
-            rule = "train and validation must share no patient, slide or row"
-            remedy = "split by patient, or pass --allow-leakage"
-            raise DatasetError(f"{rule}, got {', '.join(found)} in {name!r}; {remedy}")
-        if found:
-            return f"train and validation share {', '.join(found)}: the score flatters; allowed"
+        )
+        if leaks and not allowed:
+            raise DatasetError(
+                f"train and validation must share no patient, slide or row, got {leaks} "
+                f"in {name!r}; split by patient, or pass --allow-leakage"
+            )
+        if leaks:
+            return f"train and validation share {leaks}: the score flatters; allowed"
     units = {train.groups.unit if train.groups else None for train, _ in parts}
     if None in units:
         unknown = "whose they are is not known (no case_id, no slide_id)"
         return f"train and validation share no identical {rows}; {unknown}"
-    named = " or ".join(map(str, units))
-    return f"train and validation share no {named} and no identical {rows}"
+    words = " or ".join(map(str, units))
+    return f"train and validation share no {words} and no identical {rows}"
 
 
 def identical_rows(train: Rows, val: Rows) -> IndexArray:
@@ -260,9 +271,10 @@ def identical_rows(train: Rows, val: Rows) -> IndexArray:
     if halves[0].dtype != halves[1].dtype:
         halves = [np.asarray(part.embeddings) for part in (train, val)]
     sums = [half.sum(axis=1, dtype=np.float64) for half in halves]
-    near_train = np.flatnonzero(np.isin(sums[0], sums[1]))
-    near_val = np.flatnonzero(np.isin(sums[1], sums[0]))
-    there = {halves[0][i].tobytes() for i in near_train}
-    return np.array(
-        [i for i in near_val if halves[1][i].tobytes() in there], dtype=np.int64
-    )
+    candidates_in_train = np.flatnonzero(np.isin(sums[0], sums[1]))
+    candidates_in_val = np.flatnonzero(np.isin(sums[1], sums[0]))
+    train_bytes = {halves[0][row].tobytes() for row in candidates_in_train}
+    copies = [
+        row for row in candidates_in_val if halves[1][row].tobytes() in train_bytes
+    ]
+    return np.array(copies, dtype=np.int64)

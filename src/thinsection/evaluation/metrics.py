@@ -12,22 +12,21 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import InvalidInputError, require
+from thinsection.errors import InvalidInputError
 from thinsection.evaluation.calibration import CalibrationError
 
 Counts = npt.NDArray[np.int64]  # (..., K, K): rows truth, columns prediction
 FloatVector = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-Fold = tuple[
-    IndexArray, IndexArray
-]  # indices of the training and of the validation rows
-Scorer = Callable[
-    [npt.NDArray], FloatVector
-]  # of B confusion matrices or sets of weights, (B,)
+Weights = npt.NDArray[np.float64]  # (B, N): of each row in each of B resamples
+Tallies = Counts | Weights  # confusion matrices of rows, or of rows under weights
+# indices of the training and of the validation rows
+Fold = tuple[IndexArray, IndexArray]
+# weights of rows, or B confusion matrices -> scores (B,)
+Scorer = Callable[[Weights], FloatVector]
 Scorers = dict[str, Scorer]
 
-ECE_BINS = 15  # of equal width; Guo et al. 2017
 Kind = Literal[
     "ranking",
     "share",
@@ -51,22 +50,22 @@ _KINDS: dict[str, Kind] = {
     "r2": "explained",
 }
 LOWER_IS_BETTER = frozenset({"brier", "ece", "mae"})
-_OF_PAIRS = "pairs of cases that the same model scored"
+_PAIRS_OF_A_FOLD = "pairs of cases that the same model scored"
 _POOLED = {
-    "auroc": _OF_PAIRS,
-    "c_index": _OF_PAIRS,
+    "auroc": _PAIRS_OF_A_FOLD,
+    "c_index": _PAIRS_OF_A_FOLD,
     "pearson": "all cases, less the mean of each fold",
     "spearman": "ranks of all cases, less their mean in each fold",
 }
 
 
 def kind_of(metric: str) -> Kind:
-    """What a metric is a share of, and so how its interval is made; see `intervals.interval`."""
+    """Kind of a metric, which decides how its interval is made; see `intervals.interval`."""
     return _KINDS.get(metric, "share")
 
 
 def pooled_over(metric: str) -> str:
-    """What a metric of several folds is computed from, in words."""
+    """Cases or pairs that a metric of several folds is computed from, in words."""
     return _POOLED.get(metric, "all cases")
 
 
@@ -74,12 +73,10 @@ def ratio(
     top: npt.ArrayLike, bottom: npt.ArrayLike, *, empty: float = 0.0
 ) -> FloatVector:
     """top / bottom in float64; `empty` where bottom is not positive."""
-    top, bottom = (
-        np.asarray(top, dtype=np.float64),
-        np.asarray(bottom, dtype=np.float64),
-    )
-    out: FloatVector = np.full(np.broadcast(top, bottom).shape, empty)
-    np.divide(top, bottom, out=out, where=bottom > 0)
+    numerator = np.asarray(top, dtype=np.float64)
+    denominator = np.asarray(bottom, dtype=np.float64)
+    out: FloatVector = np.full(np.broadcast(numerator, denominator).shape, empty)
+    np.divide(numerator, denominator, out=out, where=denominator > 0)
     return out
 
 
@@ -90,32 +87,34 @@ def confusion_matrix(
 
     Raises InvalidInputError: lengths differ or a label is outside 0..K-1.
     """
-    rule = f"prediction must have the shape of truth {truth.shape}"
-    require(prediction.shape == truth.shape, rule, prediction.shape)
+    if prediction.shape != truth.shape:
+        raise InvalidInputError(
+            f"prediction must have the shape of truth {truth.shape}, got {prediction.shape}"
+        )
     for name, labels in (("truth", truth), ("prediction", prediction)):
         if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
-            found = f"{labels.min()}..{labels.max()}"
             raise InvalidInputError(
-                f"{name} must lie in 0..{num_classes - 1}, got {found}"
+                f"{name} must lie in 0..{num_classes - 1}, got {labels.min()}..{labels.max()}"
             )
     return np.asarray(image_counts(truth[None], prediction[None], num_classes)[0])
 
 
 def image_counts(
-    truth: npt.NDArray, prediction: npt.NDArray, num_classes: int
+    truth: npt.NDArray[np.integer],
+    prediction: npt.NDArray[np.integer],
+    num_classes: int,
 ) -> Counts:
     """Confusion matrices (N, K, K) of images (N, H, W). Memory: 8 N H W bytes."""
-    n, cells = len(truth), num_classes * num_classes
-    pair = truth.reshape(n, -1).astype(np.int64) * num_classes + prediction.reshape(
-        n, -1
-    )
-    pair += cells * np.arange(n)[:, None]
-    return np.bincount(pair.ravel(), minlength=n * cells).reshape(
-        n, num_classes, num_classes
-    )
+    count = len(truth)
+    num_cells = num_classes * num_classes
+    true_class = truth.reshape(count, -1).astype(np.int64)
+    cell = true_class * num_classes + prediction.reshape(count, -1)
+    cell += num_cells * np.arange(count)[:, None]
+    counts = np.bincount(cell.ravel(), minlength=count * num_cells)
+    return counts.reshape(count, num_classes, num_classes)
 
 
-def _tallies(counts: npt.NDArray) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray]:
+def _tallies(counts: Tallies) -> tuple[Tallies, Tallies, Tallies]:
     """Rows (px) of each class that are right, predicted as it, and truly of it; (..., K) each."""
     return (
         np.diagonal(counts, axis1=-2, axis2=-1),
@@ -124,50 +123,52 @@ def _tallies(counts: npt.NDArray) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray
     )
 
 
-def per_class_scores(counts: npt.NDArray) -> dict[str, FloatVector]:
+def per_class_scores(counts: Tallies) -> dict[str, FloatVector]:
     """Precision, recall and F1 per class, (..., K) each; 0 where a ratio is 0 / 0."""
     hits, predicted, present = _tallies(counts)
-    f1 = ratio(2 * hits, predicted + present)
     return {
         "precision": ratio(hits, predicted),
         "recall": ratio(hits, present),
-        "f1": f1,
+        "f1": ratio(2 * hits, predicted + present),
     }
 
 
-def macro_f1(counts: npt.NDArray) -> FloatVector:
+def macro_f1(counts: Tallies) -> FloatVector:
     """Mean F1 over the classes that occur in truth or prediction; (...,) of (..., K, K)."""
     seen = counts.sum(axis=-2) + counts.sum(axis=-1) > 0
     return ratio(per_class_scores(counts)["f1"].sum(axis=-1), seen.sum(axis=-1))
 
 
-def balanced_accuracy(counts: npt.NDArray) -> FloatVector:
+def balanced_accuracy(counts: Tallies) -> FloatVector:
     """Mean recall over the classes that occur in truth; (...,) of (..., K, K)."""
     present = counts.sum(axis=-1) > 0
     return ratio(per_class_scores(counts)["recall"].sum(axis=-1), present.sum(axis=-1))
 
 
-def weighted_kappa(counts: npt.NDArray) -> FloatVector:
+def weighted_kappa(counts: Tallies) -> FloatVector:
     """Cohen's kappa with quadratic weights, (...,) of (..., K, K); 1 where all is one class."""
-    grade, both = np.arange(counts.shape[-1]), (-2, -1)
+    grade = np.arange(counts.shape[-1])
     cost = (grade[:, None] - grade) ** 2.0
     chance = counts.sum(axis=-1)[..., None] * counts.sum(axis=-2)[..., None, :]
-    expected = ratio((chance * cost).sum(axis=both), counts.sum(axis=both))
-    return 1 - ratio((counts * cost).sum(axis=both), expected)
+    expected = ratio((chance * cost).sum(axis=(-2, -1)), counts.sum(axis=(-2, -1)))
+    return 1 - ratio((counts * cost).sum(axis=(-2, -1)), expected)
 
 
 METRICS: Scorers = {"macro_f1": macro_f1, "balanced_accuracy": balanced_accuracy}
 
 
 def tied_weights(
-    scores: FloatVector, positive: Flags, weights: npt.NDArray
-) -> list[npt.NDArray]:
+    scores: FloatVector, positive: Flags, weights: Weights
+) -> list[FloatVector]:
     """Weights (B, ties) of positive and of negative rows at each distinct score, ascending."""
     order = np.argsort(scores, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) > 0])
     ordered = weights[:, order].astype(np.float64)
-    ends = (ordered * of[order] for of in (positive, ~positive))
-    return [np.add.reduceat(of, starts, axis=1) for of in ends]
+    is_positive = positive[order]
+    return [
+        np.add.reduceat(ordered * is_positive, starts, axis=1),
+        np.add.reduceat(ordered * ~is_positive, starts, axis=1),
+    ]
 
 
 def folds_of(fold: IndexArray | None, num_rows: int) -> list[IndexArray]:
@@ -180,7 +181,7 @@ def folds_of(fold: IndexArray | None, num_rows: int) -> list[IndexArray]:
 def weighted_auroc(
     scores: FloatVector,
     positive: Flags,
-    weights: npt.NDArray,
+    weights: Weights,
     fold: IndexArray | None = None,
 ) -> FloatVector:
     """Area under the ROC curve under weights (B, N), ties counted half; (B,).
@@ -202,7 +203,7 @@ def weighted_auroc(
 def average_precision(
     scores: FloatVector,
     positive: Flags,
-    weights: npt.NDArray,
+    weights: Weights,
     fold: IndexArray | None = None,
 ) -> FloatVector:
     """Mean precision at the positive rows under weights (B, N); (B,).
@@ -220,20 +221,20 @@ def macro_area(
     area: Callable[..., FloatVector],
     p: FloatVector,
     truth: IndexArray,
-    weights: npt.NDArray,
+    weights: Weights,
     fold: IndexArray | None = None,
 ) -> FloatVector:
-    """Of shares p (N, K) an area for class 1 of two, else the one-versus-rest mean; (B,)."""
+    """Area of class 1 of two by shares p (N, K), else the one-versus-rest mean; (B,)."""
     classes = [1] if p.shape[1] == 2 else range(p.shape[1])
-    of_class = [area(p[:, c], truth == c, weights, fold) for c in classes]
-    return np.mean(of_class, axis=0)  # type: ignore[no-any-return]
+    areas = [area(p[:, c], truth == c, weights, fold) for c in classes]
+    return np.asarray(np.mean(areas, axis=0))
 
 
 macro_auroc = partial(macro_area, weighted_auroc)
 
 
 def pearson(
-    x: FloatVector, y: FloatVector, weights: npt.NDArray, fold: IndexArray | None = None
+    x: FloatVector, y: FloatVector, weights: Weights, fold: IndexArray | None = None
 ) -> FloatVector:
     """Correlation by column of x and y (N, T) under weights, (B, T); NaN where one is constant.
 
@@ -254,7 +255,7 @@ def pearson(
 
 
 def spearman(
-    x: FloatVector, y: FloatVector, weights: npt.NDArray, fold: IndexArray | None = None
+    x: FloatVector, y: FloatVector, weights: Weights, fold: IndexArray | None = None
 ) -> FloatVector:
     """Rank correlation by column of (N, T) under weights, ties at their mean rank; (B, T).
 
@@ -280,19 +281,19 @@ def spearman(
     return out
 
 
-def r_squared(x: FloatVector, y: FloatVector, weights: npt.NDArray) -> FloatVector:
+def r_squared(x: FloatVector, y: FloatVector, weights: Weights) -> FloatVector:
     """1 - squared error over variance, of truth x and predictions y (N, T), all rows pooled."""
     center = weights @ x / weights.sum(axis=1, keepdims=True)
     spread = weights @ x**2 - weights.sum(axis=1, keepdims=True) * center**2
     return 1 - ratio(weights @ (x - y) ** 2, spread, empty=np.nan)
 
 
-def absolute_error(x: FloatVector, y: FloatVector, weights: npt.NDArray) -> FloatVector:
+def absolute_error(x: FloatVector, y: FloatVector, weights: Weights) -> FloatVector:
     """Mean absolute error of truth x and predictions y (N, T), all rows pooled; (B, T)."""
     return ratio(weights @ np.abs(x - y), weights.sum(axis=1, keepdims=True))
 
 
-def _ranks(values: FloatVector, weights: npt.NDArray) -> FloatVector:
+def _ranks(values: FloatVector, weights: Weights) -> FloatVector:
     """Mean rank (B, N) that each row would have among the rows repeated by their weights."""
     place = np.unique(values, return_inverse=True)[1]
     of_place = np.stack([np.bincount(place, w) for w in weights])
@@ -315,29 +316,33 @@ def class_scorers(
     """
     from scipy import sparse  # here, as `probe --help` must not wait for it
 
-    n, k = len(truth), num_classes
-    cells = sparse.csr_array(
-        (np.ones(n), (np.arange(n), truth * k + prediction)), shape=(n, k**2)
-    )
+    count = len(truth)
+    places = (np.arange(count), truth * num_classes + prediction)
+    cells = sparse.csr_array((np.ones(count), places), shape=(count, num_classes**2))
 
-    def of_counts(score: Scorer, weights: npt.NDArray) -> FloatVector:
-        return score((weights @ cells).reshape(len(weights), k, k))
+    def by_counts(score: Scorer, weights: Weights) -> FloatVector:
+        counts = (weights @ cells).reshape(len(weights), num_classes, num_classes)
+        return score(counts)
 
-    by_label = {**METRICS, "weighted_kappa": weighted_kappa}
     scorers: Scorers = {
-        name: partial(of_counts, score) for name, score in by_label.items()
+        "macro_f1": partial(by_counts, macro_f1),
+        "balanced_accuracy": partial(by_counts, balanced_accuracy),
+        "weighted_kappa": partial(by_counts, weighted_kappa),
     }
-    if p is None:
-        return scorers
-    off = ((p - np.eye(k)[truth]) ** 2).sum(axis=1) / (1 + (k == 2))
-    return scorers | {
-        "auroc": lambda weights: macro_auroc(p, truth, weights, fold),
-        "auprc": partial(macro_area, average_precision, p, truth),
-        "brier": lambda weights: ratio(
-            weights @ off, weights.sum(axis=1), empty=np.nan
-        ),
-        "ece": CalibrationError(p, truth),
-    }
+    if p is not None:
+        squared = ((p - np.eye(num_classes)[truth]) ** 2).sum(axis=1)
+        if num_classes == 2:
+            squared /= 2
+        scorers["auroc"] = partial(macro_auroc, p, truth, fold=fold)
+        scorers["auprc"] = partial(macro_area, average_precision, p, truth)
+        scorers["brier"] = partial(_weighted_mean, squared)
+        scorers["ece"] = CalibrationError(p, truth)
+    return scorers
+
+
+def _weighted_mean(values: FloatVector, weights: Weights) -> FloatVector:
+    """Mean (B,) of values (n,) under weights (B, n)."""
+    return ratio(weights @ values, weights.sum(axis=1), empty=np.nan)
 
 
 def value_scorers(
@@ -351,30 +356,34 @@ def value_scorers(
     x = np.asarray(truth, dtype=np.float64).reshape(len(truth), -1)
     y = np.asarray(prediction, dtype=np.float64).reshape(len(truth), -1)
 
-    def mean(found: FloatVector) -> FloatVector:
-        known = np.isfinite(found).sum(axis=1)
-        return ratio(np.nansum(found, axis=1), known, empty=np.nan)
+    def mean_over_targets(
+        score: Callable[..., FloatVector], weights: Weights
+    ) -> FloatVector:
+        return mean_with_value(score(x, y, weights).T)
 
     return {
-        "pearson": lambda weights: mean(pearson(x, y, weights, fold)),
-        "spearman": lambda weights: mean(spearman(x, y, weights, fold)),
-        "r2": lambda weights: mean(r_squared(x, y, weights)),
-        "mae": lambda weights: mean(absolute_error(x, y, weights)),
+        "pearson": partial(mean_over_targets, partial(pearson, fold=fold)),
+        "spearman": partial(mean_over_targets, partial(spearman, fold=fold)),
+        "r2": partial(mean_over_targets, r_squared),
+        "mae": partial(mean_over_targets, absolute_error),
     }
 
 
 def mean_with_value(scores: npt.ArrayLike) -> FloatVector:
-    """Mean over the first axis, of folds with a value; NaN where none has one."""
+    """Mean over the first axis (folds, targets) of those with a value; NaN where none has one."""
     values = np.asarray(scores, dtype=np.float64)
-    known = np.isfinite(values).sum(axis=0)
-    return ratio(np.nansum(values, axis=0), known, empty=np.nan)
+    num_finite = np.isfinite(values).sum(axis=0)
+    return ratio(np.nansum(values, axis=0), num_finite, empty=np.nan)
 
 
 def fold_mean(scorers: Sequence[Scorer], parts: Sequence[IndexArray]) -> Scorer:
     """Mean over folds of a score of the rows of each: what the suites' protocols print."""
-    return lambda weights: mean_with_value(
-        [score(weights[:, rows]) for score, rows in zip(scorers, parts, strict=True)]
-    )
+
+    def score(weights: Weights) -> FloatVector:
+        pairs = zip(scorers, parts, strict=True)
+        return mean_with_value([of_fold(weights[:, rows]) for of_fold, rows in pairs])
+
+    return score
 
 
 @dataclass(frozen=True)
@@ -383,14 +392,15 @@ class MeanScorer:
 
     scorers: Sequence[Scorer]
 
-    def __call__(self, weights: npt.NDArray) -> FloatVector:
+    def __call__(self, weights: Weights) -> FloatVector:
         """(B,) of weights (B, N)."""
-        return np.mean([score(weights) for score in self.scorers], axis=0)  # type: ignore[no-any-return]
+        scores = [score(weights) for score in self.scorers]
+        return np.asarray(np.mean(scores, axis=0))
 
-    def spread(self, weights: npt.NDArray) -> FloatVector:
-        """(B,): of errors that have a spread, its mean (`CalibrationError.spread`)."""
-        each = [s.spread(weights) for s in self.scorers]  # type: ignore[attr-defined]
-        return np.mean(each, axis=0)  # type: ignore[no-any-return]
+    def spread(self, weights: Weights) -> FloatVector:
+        """Mean spread (B,) of errors that have one (`CalibrationError.spread`)."""
+        spreads = [score.spread(weights) for score in self.scorers]  # type: ignore[attr-defined]
+        return np.asarray(np.mean(spreads, axis=0))
 
 
 def all_scores(scorers: Scorers, num_rows: int) -> dict[str, float]:
@@ -425,7 +435,7 @@ def weighted_jaccard(counts: Counts, background_weight: float) -> float:
 
 
 def background_score(counts: Counts, background_weight: float) -> float:
-    """What predicting background everywhere scores on the same truth."""
+    """Score of predicting background everywhere, on the same truth."""
     empty = np.zeros_like(counts)
     empty[:, :, 0] = counts.sum(axis=2)
     return weighted_jaccard(empty, background_weight)

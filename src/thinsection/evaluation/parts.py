@@ -1,4 +1,4 @@
-"""Which cases of a cohort train, say when to stop, and test: drawn, by site, or of a split file.
+"""Parts of a cohort that train, say when to stop, and test: drawn, by site, or of a split file.
 
 Every split is checked before anything is trained: an id on one side, patients whole, every class
 in training, and test cases that can be scored.
@@ -25,7 +25,7 @@ PATHOBENCH_TABLE = "k=all.tsv"
 SIDES = (TRAIN, VAL, TEST)
 _CLAM = re.compile(r"splits_\d+\.csv")  # and not splits_0_bool.csv beside it
 _IDS = ("cases", "case_ids", "slides", "slide_ids", "ids")  # nanopath's words for them
-Named = tuple[tuple[str, ...], str]  # the ids of a slide or case, and its side
+SplitEntry = tuple[tuple[str, ...], str]  # the ids of a slide or case, and its side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """How folds are drawn."""
+    """Settings of how folds are drawn."""
 
     folds: int = 5
     inner: int = 5  # one of so many parts of the training cases stops the training
@@ -66,22 +66,25 @@ def make_parts(
     """
     if splits is not None:
         if drawing.unit != "case" or drawing.repeats != 1:
-            rule = "splits must not be given with --fold-unit or --repeats"
-            raise ConfigError(f"{rule}, got {str(splits)!r}; leave one of them out")
+            raise ConfigError(
+                "splits must not be given with --fold-unit or --repeats, "
+                f"got {str(splits)!r}; leave one of them out"
+            )
         parts, lines = _file_parts(cohort, splits, allow_leakage=allow_leakage)
     elif drawing.unit == "each-site":
         parts, lines = _each_site(cohort)
     else:
-        parts = [
-            part for r in range(drawing.repeats) for part in _drawn(cohort, drawing, r)
-        ]
+        parts = []
+        for repeat in range(drawing.repeats):
+            parts += _drawn(cohort, drawing, repeat)
         lines = [_drawing_line(cohort, drawing)]
     for fold, part in enumerate(parts):
         why = why_unscorable(cohort, np.array(part.test))
         if why:
-            rule = "test cases of each fold must allow a score"
-            remedy = "take fewer folds, more cases, or another split"
-            raise DatasetError(f"{rule}, got {why} in fold {fold}; {remedy}")
+            raise DatasetError(
+                f"test cases of each fold must allow a score, got {why} in fold {fold}; "
+                "take fewer folds, more cases, or another split"
+            )
     parts = [
         part if part.stop else _with_stop(cohort, part, drawing, fold)
         for fold, part in enumerate(parts)
@@ -119,17 +122,18 @@ def _check_groups(cohort: Cohort, whole: Sequence[str], drawing: Drawing) -> Non
     word = "sites" if drawing.unit == "site" else "patients"
     count = len(set(whole))
     if count < drawing.folds:
-        rule = f"{word} must be at least {drawing.folds} for {drawing.folds} folds"
-        raise InvalidInputError(f"{rule}, got {count}; pass --folds {count}")
-    strata, counts = np.unique(cohort.strata, return_counts=True)
-    least = int(counts.argmin())
-    if counts[least] < drawing.folds:
-        named = cohort.target.names if cohort.target.exclusive else ()
-        name = str(named[strata[least]] if named else strata[least])
-        rule = (
-            f"each class must have >= {drawing.folds} cases for {drawing.folds} folds"
+        raise InvalidInputError(
+            f"{word} must be at least {drawing.folds} for {drawing.folds} folds, "
+            f"got {count}; pass --folds {count}"
         )
-        raise InvalidInputError(f"{rule}, got {counts[least]} of class {name!r}")
+    strata, counts = np.unique(cohort.strata, return_counts=True)
+    rarest = strata[counts.argmin()]
+    if counts.min() < drawing.folds:
+        name = cohort.target.names[rarest] if cohort.target.exclusive else str(rarest)
+        raise InvalidInputError(
+            f"each class must have >= {drawing.folds} cases for {drawing.folds} folds, "
+            f"got {counts.min()} of class {name!r}"
+        )
 
 
 def _drawing_line(cohort: Cohort, drawing: Drawing) -> str:
@@ -144,40 +148,47 @@ def _drawing_line(cohort: Cohort, drawing: Drawing) -> str:
 def _required_sites(cohort: Cohort) -> tuple[str, ...]:
     """The site of each case; refuses none, and patients of several sites."""
     if not cohort.sites:
-        rule = "folds by site must know the site of each case"
-        raise DatasetError(f"{rule}, got none; pass --site COLUMN of the labels")
+        raise DatasetError(
+            "folds by site must know the site of each case, got none; "
+            "pass --site COLUMN of the labels"
+        )
     site_by_patient: dict[str, str] = {}
     for patient, site in zip(cohort.patients, cohort.sites, strict=True):
         other = site_by_patient.setdefault(patient, site)
         if other != site:
-            found = f"{other!r} and {site!r} for {patient!r}"
-            raise DatasetError(f"a patient must be of one site, got {found}")
+            raise DatasetError(
+                f"a patient must be of one site, got {other!r} and {site!r} for {patient!r}"
+            )
     return cohort.sites
 
 
 def _each_site(cohort: Cohort) -> tuple[list[Part], list[str]]:
     """Each site is tested by a model of all others; a site that cannot be scored only trains."""
     sites = np.array(_required_sites(cohort))
-    parts, unscored, cases = list[Part](), list[str](), 0
+    parts: list[Part] = []
+    unscored: list[str] = []
+    num_unscored_cases = 0
     for site in np.unique(sites):
         test = np.flatnonzero(sites == site)
         why = why_unscorable(cohort, test)
         if why:
             unscored.append(f"{site}: {why}")
-            cases += len(test)
+            num_unscored_cases += len(test)
         else:
             train = np.flatnonzero(sites != site)
             parts.append(Part(train=_rows(train), stop=(), test=_rows(test)))
     if not parts or len(parts) + len(unscored) < 2:
-        rule = "leave-one-site-out must have two sites, and one that can be scored"
-        raise DatasetError(f"{rule}, got {listed_names(unscored) or sites[0]}")
+        raise DatasetError(
+            "leave-one-site-out must have two sites, and one that can be scored, "
+            f"got {listed_names(unscored) or sites[0]}"
+        )
     lines = [
         f"leave-one-site-out: {len(parts)} sites, each tested by a model of the others"
     ]
     if unscored:
         lines.append(
-            f"{len(unscored)} sites of {cases} cases only train, as they alone cannot be scored "
-            f"({listed_names(unscored)})"
+            f"{len(unscored)} sites of {num_unscored_cases} cases only train, as they alone "
+            f"cannot be scored ({listed_names(unscored)})"
         )
     return parts, lines
 
@@ -206,11 +217,14 @@ def _rows(rows: IndexArray) -> tuple[int, ...]:
 def _check_classes(cohort: Cohort, part: Part, fold: int) -> None:
     """Refuses a fold whose training cases lack a class."""
     if cohort.target.exclusive:
-        there = {int(i) for i in cohort.array[list(part.train), 0]}
-        absent = [n for c, n in enumerate(cohort.target.names) if c not in there]
+        present = {int(label) for label in cohort.array[list(part.train), 0]}
+        names = enumerate(cohort.target.names)
+        absent = [name for label, name in names if label not in present]
         if absent:
-            found = f"none of {', '.join(absent)} in fold {fold}"
-            raise DatasetError(f"training cases must have every class, got {found}")
+            raise DatasetError(
+                "training cases must have every class, "
+                f"got none of {', '.join(absent)} in fold {fold}"
+            )
 
 
 def why_unscorable(cohort: Cohort, rows: IndexArray) -> str:
@@ -218,8 +232,8 @@ def why_unscorable(cohort: Cohort, rows: IndexArray) -> str:
     values = cohort.array[rows]
     target = cohort.target
     if target.exclusive:
-        there = np.unique(values[:, 0]).astype(int)
-        return "" if len(there) > 1 else f"only class {target.names[there[0]]!r}"
+        labels = np.unique(values[:, 0]).astype(int)
+        return "" if len(labels) > 1 else f"only class {target.names[labels[0]]!r}"
     if target.kind == "multilabel":
         alike = values.min(axis=0) == values.max(axis=0)
         constant = [n for n, same in zip(target.names, alike, strict=True) if same]
@@ -235,17 +249,17 @@ def _file_parts(
     cohort: Cohort, path: Path, *, allow_leakage: bool
 ) -> tuple[list[Part], list[str]]:
     """The folds of a file, and sentences on names that match no case, and on cases left out."""
-    known = {
-        plain_id(name)
-        for case, patient, slides in _names_of(cohort)
-        for name in (case, patient, *slides)
-    }
-    parts, unmatched, used = list[Part](), dict[str, None](), set[int]()
-    for fold, named in enumerate(read_splits(path)):
+    known_ids: set[str] = set()
+    for case, patient, slides in _names_of(cohort):
+        known_ids.update(plain_id(name) for name in (case, patient, *slides))
+    parts: list[Part] = []
+    unmatched: dict[str, None] = {}
+    used: set[int] = set()
+    for fold, entries in enumerate(read_splits(path)):
         where = f"fold {fold} of {str(path)!r}"
-        sides = _side_by_id(named, known, where)
-        for ids, _ in named:
-            if not any(_known_id(name, known) in known for name in ids):
+        sides = _side_by_id(entries, known_ids, where)
+        for ids, _ in entries:
+            if not any(_compared_id(name, known_ids) in known_ids for name in ids):
                 unmatched[ids[0]] = None
         part = _part_of(cohort, sides, where, allow_leakage=allow_leakage)
         used |= {*part.train, *part.stop, *part.test}
@@ -265,23 +279,27 @@ def _names_of(cohort: Cohort) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     return zip(cohort.cases, cohort.patients, cohort.slides, strict=True)
 
 
-def _known_id(name: str, known: set[str]) -> str:
+def _compared_id(name: str, known_ids: set[str]) -> str:
     """An id as it is compared: without the suffix of a file, where that makes it known."""
-    plain, bare = plain_id(name), plain_id(Path(name).stem)
-    return bare if plain not in known and bare in known else plain
+    plain = plain_id(name)
+    without_suffix = plain_id(Path(name).stem)
+    if plain not in known_ids and without_suffix in known_ids:
+        return without_suffix
+    return plain
 
 
-def _side_by_id(named: Sequence[Named], known: set[str], where: str) -> dict[str, str]:
+def _side_by_id(
+    entries: Sequence[SplitEntry], known_ids: set[str], where: str
+) -> dict[str, str]:
     """Id -> its side; refuses an id on two sides."""
     sides: dict[str, str] = {}
-    for ids, side in named:
+    for ids, side in entries:
         for name in ids:
-            other = sides.setdefault(_known_id(name, known), side)
+            other = sides.setdefault(_compared_id(name, known_ids), side)
             if other != side:
-                found = f"{name!r} in {other} and {side} in {where}"
-                remedy = "slides of a case go to one side"
                 raise DatasetError(
-                    f"an id must be on one side of a split, got {found}; {remedy}"
+                    f"an id must be on one side of a split, got {name!r} in {other} and {side} "
+                    f"in {where}; slides of a case go to one side"
                 )
     return sides
 
@@ -293,23 +311,24 @@ def _part_of(
     sides: dict[str, list[int]] = {side: [] for side in SIDES}
     side_by_patient: dict[str, str] = {}
     for i, (case, patient, slides) in enumerate(_names_of(cohort)):
-        plain = {plain_id(name) for name in (case, patient, *slides)}
-        found = sorted({side_by_id[name] for name in plain if name in side_by_id})
-        if len(found) > 1:
+        ids = {plain_id(name) for name in (case, patient, *slides)}
+        sides_of_case = sorted({side_by_id[name] for name in ids if name in side_by_id})
+        if len(sides_of_case) > 1:
             raise DatasetError(
-                f"a case must be on one side of a split, got {case!r} in {found} in {where}"
+                f"a case must be on one side of a split, got {case!r} in {sides_of_case} "
+                f"in {where}"
             )
-        for side in found:
+        for side in sides_of_case:
             sides[side].append(i)
             other = side_by_patient.setdefault(patient, side)
             if other != side and not allow_leakage:
-                rule = "a patient must be on one side of a split"
-                remedy = "split by patient, or pass --allow-leakage"
                 raise DatasetError(
-                    f"{rule}, got {patient!r} in {other} and {side} in {where}; {remedy}"
+                    f"a patient must be on one side of a split, got {patient!r} in {other} and "
+                    f"{side} in {where}; split by patient, or pass --allow-leakage"
                 )
     if not sides[TEST]:
-        sides[TEST], sides[VAL] = sides[VAL], []
+        sides[TEST] = sides[VAL]
+        sides[VAL] = []
     if not sides[TRAIN] or not sides[TEST]:
         counts = f"{len(sides[TRAIN])} and {len(sides[TEST])} of {len(cohort.cases)}"
         raise DatasetError(
@@ -320,7 +339,7 @@ def _part_of(
     )
 
 
-def read_splits(path: Path) -> Iterator[list[Named]]:
+def read_splits(path: Path) -> Iterator[list[SplitEntry]]:
     """For each fold: the ids of a slide or case, and train, val or test.
 
     A folder of CLAM's splits_0.csv, ...; Patho-Bench's k=all.tsv or its folder; nanopath's JSON; a
@@ -330,36 +349,50 @@ def read_splits(path: Path) -> Iterator[list[Named]]:
     if path.is_dir() and not file.exists():
         files = sorted(p for p in path.iterdir() if _CLAM.fullmatch(p.name))
         if not files:
-            rule = f"splits must hold {PATHOBENCH_TABLE} or splits_0.csv"
-            raise DatasetError(f"{rule}, got none in {str(path)!r}")
-        for rows in (read_rows(file, (TRAIN, TEST)) for file in files):
-            yield [((r[side],), side) for r in rows for side in SIDES if r.get(side)]
+            raise DatasetError(
+                f"splits must hold {PATHOBENCH_TABLE} or splits_0.csv, got none in {str(path)!r}"
+            )
+        for clam_file in files:
+            yield _clam_entries(clam_file)
     elif path.suffix == ".json":
         rule = "splits must be JSON"
         with rewording(rule, path, OSError, ValueError, error=DatasetError):
             document = read_json(path)
         for fold in document.get("folds", [document]):
-            there = [side for side in SIDES if side in fold]
-            yield [((str(i),), side) for side in there for i in _listed(fold[side])]
+            entries: list[SplitEntry] = []
+            for side in SIDES:
+                if side in fold:
+                    entries += [((str(name),), side) for name in _listed(fold[side])]
+            yield entries
     else:
         yield from _table_splits(file)
 
 
-def _table_splits(file: Path) -> Iterator[list[Named]]:
-    """See `read_splits`."""
+def _clam_entries(file: Path) -> list[SplitEntry]:
+    """Entries of a table of CLAM, which has a column of ids for each side."""
+    entries: list[SplitEntry] = []
+    for row in read_rows(file, (TRAIN, TEST)):
+        entries += [((row[side],), side) for side in SIDES if row.get(side)]
+    return entries
+
+
+def _table_splits(file: Path) -> Iterator[list[SplitEntry]]:
+    """Entries of each column of a table, see `read_splits`."""
     rows = read_rows(file, ())
     keys = [c for c in (*CASE_COLUMNS, "slide_id") if c in rows[0]]
     columns = [c for c in rows[0] if c.startswith("fold_") or c == "split"]
     if not keys or not columns:
-        rule = "splits must have case_id or slide_id, and fold_0 or split"
-        raise DatasetError(f"{rule}, got {', '.join(rows[0])} in {str(file)!r}")
+        raise DatasetError(
+            "splits must have case_id or slide_id, and fold_0 or split, "
+            f"got {', '.join(rows[0])} in {str(file)!r}"
+        )
     for column in columns:
-        named = []
+        entries = []
         for row in rows:
             if row[column]:
                 ids = tuple(row[key] for key in keys if row[key])
-                named.append((ids, split_name(row[column], str(file))))
-        yield named
+                entries.append((ids, split_name(row[column], str(file))))
+        yield entries
 
 
 def _listed(ids: Any) -> list[Any]:

@@ -48,7 +48,7 @@ class Permuted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteProbe:
-    """Whether a linear head tells the site of a case that it has not seen."""
+    """Score of a linear head that tells the site of a case that it has not seen."""
 
     sites: int
     cases: int
@@ -62,12 +62,12 @@ def permute_patients(
 ) -> npt.NDArray[np.int64]:
     """(n,) row whose label each row takes; patients with equally many rows change places."""
     taken = np.arange(len(patients))
-    rows = [np.flatnonzero(patients == patient) for patient in np.unique(patients)]
-    sizes = np.array([len(own) for own in rows])
+    rows_by_patient = [np.flatnonzero(patients == p) for p in np.unique(patients)]
+    sizes = np.array([len(rows) for rows in rows_by_patient])
     for size in np.unique(sizes):
-        same = np.flatnonzero(sizes == size)
-        for to, source in zip(same, rng.permutation(same), strict=True):
-            taken[rows[to]] = rows[source]
+        alike = np.flatnonzero(sizes == size)
+        for target, source in zip(alike, rng.permutation(alike), strict=True):
+            taken[rows_by_patient[target]] = rows_by_patient[source]
     return taken
 
 
@@ -95,24 +95,21 @@ def permuted_labels(
     if num_classes:
         targets = (labels[..., None] == np.arange(num_classes)).astype(np.float64)
     flat = targets.transpose(1, 0, 2).reshape(len(values), -1)  # (n, (1 + P) K)
-    said, rows, fold = [], [], []
-    for number, (train, test) in enumerate(folds):
-        said.append(_ridge(means, flat, train, test))
-        rows.append(test)
-        fold.append(np.full(len(test), number))
-    predicted = np.concatenate(said).reshape(-1, len(sources), columns)
-    tested = np.concatenate(rows)
-    fold_of_row = np.concatenate(fold)
+    predictions = [_ridge(means, flat, train, test) for train, test in folds]
+    predicted = np.concatenate(predictions).reshape(-1, len(sources), columns)
+    tested = np.concatenate([test for _, test in folds])
+    sizes = [len(test) for _, test in folds]
+    fold_of_row = np.repeat(np.arange(len(folds)), sizes)
     ones = np.ones((1, len(tested)))
     scores = []
     for place in range(len(sources)):
         truth = labels[place, tested]
-        own = predicted[:, place]
+        prediction = predicted[:, place]
         if num_classes:
             classes = truth.astype(np.int64)
-            score = macro_auroc(own, classes, ones, fold_of_row)[0]
+            score = macro_auroc(prediction, classes, ones, fold_of_row)[0]
         else:
-            score = pearson(truth[:, None], own, ones, fold_of_row)[0, 0]
+            score = pearson(truth[:, None], prediction, ones, fold_of_row)[0, 0]
         scores.append(float(score))
     return _permuted("auroc" if num_classes else "pearson", scores)
 
@@ -167,20 +164,20 @@ def site_probe(
     """
     names, codes, counts = np.unique(sites, return_inverse=True, return_counts=True)
     kept = np.flatnonzero(counts[codes] >= MIN_OF_SITE)
-    there = np.unique(codes[kept])
-    if len(there) < 2:
+    kept_sites = np.unique(codes[kept])
+    num_sites = len(kept_sites)
+    if num_sites < 2:
         return None
-    labels = np.searchsorted(there, codes[kept])
+    labels = np.searchsorted(kept_sites, codes[kept])
     owners = np.unique(patients[kept], return_inverse=True)[1]
     x = _components(means[kept])
     rng = np.random.default_rng(seed)
     predicted, fold = _site_predictions(x, labels, owners, seed)
-    scores = [_balanced(labels, predicted, len(there))]
+    scores = [_balanced(labels, predicted, num_sites)]
     for _ in range(permutations):
-        own = labels[permute_patients(owners, rng)]
-        scores.append(
-            _balanced(own, _site_predictions(x, own, owners, seed)[0], len(there))
-        )
+        permuted = labels[permute_patients(owners, rng)]
+        guessed, _ = _site_predictions(x, permuted, owners, seed)
+        scores.append(_balanced(permuted, guessed, num_sites))
     sampling = Sampling.of_rows(
         len(labels),
         [str(owner) for owner in owners],
@@ -188,12 +185,9 @@ def site_probe(
         classes=labels,
         fold=fold,
     )
-    one_hot = np.eye(len(there))[predicted]
-    scorer = class_scorers(labels, predicted, len(there), one_hot, fold)[
-        "balanced_accuracy"
-    ]
+    scorer = class_scorers(labels, predicted, num_sites)["balanced_accuracy"]
     return SiteProbe(
-        sites=len(there),
+        sites=num_sites,
         cases=len(kept),
         left_out=len(names[codes]) - len(kept),
         permuted=_permuted("balanced_accuracy", scores),
@@ -219,9 +213,8 @@ def _site_predictions(
     predicted = np.zeros(len(labels), dtype=np.int64)
     fold = np.zeros(len(labels), dtype=np.int64)
     names = [str(owner) for owner in owners]
-    for number, (train, test) in enumerate(
-        grouped_folds(labels, names, folds=SITE_FOLDS, seed=seed)
-    ):
+    folds = grouped_folds(labels, names, folds=SITE_FOLDS, seed=seed)
+    for number, (train, test) in enumerate(folds):
         model = LogisticRegression(class_weight="balanced", max_iter=300, tol=1e-3)
         predicted[test] = model.fit(x[train], labels[train]).predict(x[test])
         fold[test] = number

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import require
+from thinsection.errors import InvalidInputError
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.metrics import Fold, IndexArray
 
@@ -25,13 +25,12 @@ def stratified_folds(
 
     labels = np.asarray(labels)
     classes, counts = np.unique(labels, return_counts=True)
-    if len(classes):
-        least, smallest = counts.min(), classes[counts.argmin()]
-        found = f"{least} of class {str(class_names[smallest] if class_names else smallest)!r}"
-        require(
-            least >= folds,
-            f"each class must have >= {folds} rows for {folds} folds",
-            found,
+    if len(classes) and counts.min() < folds:
+        rarest = classes[counts.argmin()]
+        name = str(class_names[rarest] if class_names else rarest)
+        raise InvalidInputError(
+            f"each class must have >= {folds} rows for {folds} folds, "
+            f"got {counts.min()} of class {name!r}"
         )
     splitter = StratifiedKFold(n_splits=folds, shuffle=True, random_state=seed)
     return list(splitter.split(np.zeros(len(labels)), labels))
@@ -46,10 +45,16 @@ def grouped_folds(
     """
     from sklearn.model_selection import StratifiedGroupKFold
 
-    labels, n = np.asarray(labels), len(set(groups))
-    found = f"{len(groups)} for {len(labels)} rows"
-    require(len(groups) == len(labels), "groups must have one entry a row", found)
-    require(n >= folds, f"groups must be at least {folds} for {folds} folds", n)
+    labels = np.asarray(labels)
+    num_groups = len(set(groups))
+    if len(groups) != len(labels):
+        raise InvalidInputError(
+            f"groups must have one entry a row, got {len(groups)} for {len(labels)} rows"
+        )
+    if num_groups < folds:
+        raise InvalidInputError(
+            f"groups must be at least {folds} for {folds} folds, got {num_groups}"
+        )
     splitter = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=seed)
     return list(
         splitter.split(np.zeros(len(labels)), labels, groups=np.asarray(groups))
@@ -60,13 +65,16 @@ def drawn_folds(
     labels: IndexArray,
     groups: Groups | None,
     *,
+    folds: int,
+    seed: int,
     class_names: Sequence[str] = (),
-    **known: int,
 ) -> tuple[list[Fold], str]:
-    """Folds over groups, where there are enough, else over rows; and over what."""
-    if groups is not None and len({*groups.of_row}) >= known["folds"]:
-        return grouped_folds(labels, groups.of_row, **known), f"over {groups.unit}"
-    return stratified_folds(labels, **known, class_names=class_names), ""
+    """Folds over groups ('over patients'), or over rows ('') where there are too few groups."""
+    if groups is not None and len(set(groups.of_row)) >= folds:
+        drawn = grouped_folds(labels, groups.of_row, folds=folds, seed=seed)
+        return drawn, f"over {groups.unit}"
+    drawn = stratified_folds(labels, folds=folds, seed=seed, class_names=class_names)
+    return drawn, ""
 
 
 def shuffled_folds(n: int, *, folds: int = 3, seed: int = 1337) -> list[Fold]:
@@ -74,21 +82,25 @@ def shuffled_folds(n: int, *, folds: int = 3, seed: int = 1337) -> list[Fold]:
 
     Raises InvalidInputError: n < folds.
     """
-    require(n >= folds, f"n must be >= {folds} for {folds} folds", n)
+    if n < folds:
+        raise InvalidInputError(f"n must be >= {folds} for {folds} folds, got {n}")
     order = np.arange(n)
     np.random.default_rng(seed).shuffle(order)
     parts = np.array_split(order, folds)
-    return [
-        (np.concatenate([*parts[:i], *parts[i + 1 :]]), part)
-        for i, part in enumerate(parts)
-    ]
+    drawn = []
+    for i, part in enumerate(parts):
+        others = [*parts[:i], *parts[i + 1 :]]
+        drawn.append((np.concatenate(others), part))
+    return drawn
 
 
 def draw_rows(labels: IndexArray, most: int, *, seed: int) -> IndexArray:
     """Sorted indices of at most `most` rows of each class."""
     rng = np.random.default_rng(seed)
-    of_class = [np.flatnonzero(labels == c) for c in np.unique(labels)]
-    kept = [
-        rng.choice(r, most, replace=False) if len(r) > most else r for r in of_class
-    ]
+    kept = []
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        if len(rows) > most:
+            rows = rng.choice(rows, most, replace=False)
+        kept.append(rows)
     return np.sort(np.concatenate(kept))

@@ -1,13 +1,13 @@
 """Scores of predicted risks against times to an event."""
 
 import numpy as np
-import numpy.typing as npt
 
 from thinsection.evaluation.metrics import (
     Flags,
     FloatVector,
     IndexArray,
     Scorer,
+    Weights,
     ratio,
 )
 
@@ -46,10 +46,9 @@ def concordance(
     comparable = comparable_pairs(event, time, fold).astype(np.float64)
     concordant = comparable * (np.sign(risk[:, None] - risk) / 2 + 0.5)
 
-    def weighted(weights: npt.NDArray) -> FloatVector:
-        w = weights.astype(np.float64)
-        top = ((w @ concordant) * w).sum(axis=1)
-        bottom = ((w @ comparable) * w).sum(axis=1)
+    def weighted(weights: Weights) -> FloatVector:
+        top = ((weights @ concordant) * weights).sum(axis=1)
+        bottom = ((weights @ comparable) * weights).sum(axis=1)
         return ratio(top, bottom, empty=np.nan)
 
     return weighted

@@ -27,7 +27,7 @@ def table_one(cohort: Cohort, tiles_by_slide: Sequence[int]) -> TableOne:
         cohort: the cases with their labels.
         tiles_by_slide: number of tiles of each slide, case after case.
     """
-    slides = np.array([len(own) for own in cohort.slides])
+    slides = np.array([len(slides_of_case) for slides_of_case in cohort.slides])
     ends = np.cumsum(slides)[:-1]
     parts = np.split(np.asarray(tiles_by_slide, dtype=np.int64), ends)
     tiles = np.array([part.sum() for part in parts])

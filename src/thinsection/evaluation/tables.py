@@ -14,17 +14,32 @@ from thinsection.evaluation.metrics import Fold
 from thinsection.files.json_text import read_json
 
 TextRow = Mapping[str, str]
-TRAIN, VAL, TEST = "train", "val", "test"
+TRAIN = "train"
+VAL = "val"
+TEST = "test"
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".json")
-_WORDS = {
-    TRAIN: "train training",
-    VAL: "val valid validation dev",
-    TEST: "test testing",
+# words of others for a part of a split
+SPLITS = {
+    "train": TRAIN,
+    "training": TRAIN,
+    "val": VAL,
+    "valid": VAL,
+    "validation": VAL,
+    "dev": VAL,
+    "test": TEST,
+    "testing": TEST,
 }
-SPLITS = {word: name for name, words in _WORDS.items() for word in words.split()}
-_LISTED = dict.fromkeys(("case_slides", "slides", "slide_ids"), "slide_id")
-_LISTED |= {"images": "path", "labels": "label", "events": "event", "days": "time"}
-_LISTED["case_ids"] = "case_id"
+# our names of the columns that nanopath and THUNDER write as lists
+_COLUMN_BY_LIST = {
+    "case_slides": "slide_id",
+    "slides": "slide_id",
+    "slide_ids": "slide_id",
+    "images": "path",
+    "labels": "label",
+    "events": "event",
+    "days": "time",
+    "case_ids": "case_id",
+}
 check = partial(require, error=DatasetError)
 
 
@@ -33,25 +48,36 @@ def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
     with rewording(
         "table must be readable text", path, OSError, ValueError, error=DatasetError
     ):
-        names, raw = _raw_rows(path)  # pyarrow's errors and UnicodeDecodeError are such
+        # pyarrow's errors and UnicodeDecodeError are ValueErrors
+        names, raw_rows = _raw_rows(path)
     require_columns([name.strip() for name in names], required, path)
-    out = [
-        {k.strip(): "" if v is None else str(v).strip() for k, v in r.items() if k}
-        for r in raw
-    ]
-    check(out, "table must have rows", f"none in {str(path)!r}")
-    return out
+    rows = [_text_row(raw_row) for raw_row in raw_rows]
+    if not rows:
+        raise DatasetError(f"table must have rows, got none in {str(path)!r}")
+    return rows
+
+
+def _text_row(raw_row: Mapping[Any, Any]) -> dict[str, str]:
+    """Row with its names and cells as text; cells without a name of a column are left out."""
+    row = {}
+    for name, cell in raw_row.items():
+        if name:
+            row[name.strip()] = "" if cell is None else str(cell).strip()
+    return row
 
 
 def require_columns(
     columns: Iterable[str], required: Sequence[str], path: Path
 ) -> None:
-    """Raises DatasetError: a table lacks a column; it says what is there."""
-    there = [*columns]
+    """Raises DatasetError: a table lacks a column; it says which columns the table has."""
+    names = [*columns]
     for name in required:
-        near = nearest(name, there) if there else ""
-        got = f"{', '.join(there) or 'none'} in {str(path)!r}{near}"
-        check(name in there, f"table must have the column {name!r}", got)
+        if name not in names:
+            hint = nearest(name, names) if names else ""
+            raise DatasetError(
+                f"table must have the column {name!r}, "
+                f"got {', '.join(names) or 'none'} in {str(path)!r}{hint}"
+            )
 
 
 def _raw_rows(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
@@ -63,54 +89,65 @@ def _raw_rows(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
         table = parquet.read_table(path)
         return table.column_names, table.to_pylist()
     if suffix == ".json":
-        rows = _listed(read_json(path), path)
-        return [*dict.fromkeys(name for row in rows for name in row)], rows
+        rows = _listed_rows(read_json(path), path)
+        names: dict[str, None] = {}
+        for row in rows:
+            names |= dict.fromkeys(row)
+        return [*names], rows
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file, delimiter="\t" if suffix == ".tsv" else ",")
         return reader.fieldnames or (), list(reader)
 
 
-def _listed(task: Any, path: Path) -> list[dict[str, Any]]:
+def _listed_rows(task: Any, path: Path) -> list[dict[str, Any]]:
     """Rows of a task as nanopath and THUNDER write it: lists by split, or cases with their folds.
 
     Lists of the test split are left out.
     """
-    rows: list[dict[str, Any]] = []
-    whole = isinstance(task, dict) and "case_ids" in task
-    shape = whole or (isinstance(task, dict) and {TRAIN, VAL} <= task.keys())
-    check(
-        shape,
-        "list must have train and val, or case_ids",
-        f"something else in {str(path)!r}",
-    )
-    for split, part in (
-        {"": task}.items() if whole else ((s, task[s]) for s in (TRAIN, VAL))
-    ):
-        columns = {
-            _LISTED[name]: values for name, values in part.items() if name in _LISTED
-        }
-        sizes = {len(values) for values in columns.values()}
-        check(
-            len(sizes) == 1,
-            "lists must be equally long",
-            f"{sorted(sizes)} in {str(path)!r}",
+    if isinstance(task, dict) and "case_ids" in task:
+        return _rows_of_lists(task, "", 0, path)
+    if not isinstance(task, dict) or not {TRAIN, VAL} <= task.keys():
+        raise DatasetError(
+            f"list must have train and val, or case_ids, got something else in {str(path)!r}"
         )
-        for values in zip(*columns.values(), strict=True):
-            row = dict(zip(columns, values, strict=True)) | (
-                {"split": split} if split else {}
-            )
-            if "path" in row:  # of a file of embeddings in the list's order
-                row["row"] = len(rows)
-            for i, fold in enumerate(part.get("folds", ())):
-                row[f"fold_{i}"] = TRAIN if row["case_id"] in fold[TRAIN] else VAL
-            rows.append(row)
+    rows: list[dict[str, Any]] = []
+    for split in (TRAIN, VAL):
+        rows += _rows_of_lists(task[split], split, len(rows), path)
+    return rows
+
+
+def _rows_of_lists(
+    lists: Mapping[str, Any], split: str, first_row: int, path: Path
+) -> list[dict[str, Any]]:
+    """Rows of equally long lists; those of images count from `first_row` in the embeddings."""
+    columns = {
+        _COLUMN_BY_LIST[name]: values
+        for name, values in lists.items()
+        if name in _COLUMN_BY_LIST
+    }
+    lengths = {len(values) for values in columns.values()}
+    if len(lengths) != 1:
+        raise DatasetError(
+            f"lists must be equally long, got {sorted(lengths)} in {str(path)!r}"
+        )
+    rows = []
+    for place, values in enumerate(zip(*columns.values(), strict=True)):
+        row = dict(zip(columns, values, strict=True))
+        if split:
+            row["split"] = split
+        if "path" in row:  # of a file of embeddings in the list's order
+            row["row"] = first_row + place
+        for number, fold in enumerate(lists.get("folds", ())):
+            row[f"fold_{number}"] = TRAIN if row["case_id"] in fold[TRAIN] else VAL
+        rows.append(row)
     return rows
 
 
 def split_name(text: str, where: str) -> str:
-    """'train', 'val' or 'test' of what a file calls it; raises DatasetError for another word."""
+    """'train', 'val' or 'test' for a file's own word; raises DatasetError for another word."""
     word = text.strip().lower()
-    check(word in SPLITS, "split must be train, val or test", f"{text!r} in {where}")
+    if word not in SPLITS:
+        raise DatasetError(f"split must be train, val or test, got {text!r} in {where}")
     return SPLITS[word]
 
 
@@ -123,27 +160,38 @@ def open_rows(
     """
     if not rows or "split" not in rows[0]:
         return [*rows]
-    named = [{**r, "split": split_name(r["split"], where)} for r in rows]
-    if held_out == VAL:
-        return [r for r in named if r["split"] != TEST]
-    return [{**r, "split": VAL if r["split"] == TEST else TRAIN} for r in named]
+    opened = []
+    for row in rows:
+        split = split_name(row["split"], where)
+        if held_out != VAL:
+            split = VAL if split == TEST else TRAIN
+        if split != TEST:
+            opened.append({**row, "split": split})
+    return opened
 
 
 def split_fold(splits: Sequence[str], where: str, remedy: str = "") -> Fold:
     """Rows of train and of val; raises DatasetError where one of them has none."""
-    train, val = (np.flatnonzero(np.array(splits) == name) for name in (TRAIN, VAL))
-    found = f"{len(train)} and {len(val)} in {where}{remedy}"
-    check(len(train) and len(val), "split must name train and val rows", found)
+    names = np.array(splits)
+    train = np.flatnonzero(names == TRAIN)
+    val = np.flatnonzero(names == VAL)
+    if not len(train) or not len(val):
+        raise DatasetError(
+            "split must name train and val rows, "
+            f"got {len(train)} and {len(val)} in {where}{remedy}"
+        )
     return train, val
 
 
 def unexpected(root: Path, kind: str, looked_for: Sequence[str]) -> DatasetError:
-    """The error of a folder that is not what was expected: what is there, what was looked for."""
-    there = "nothing: no such folder"
+    """Error for a folder that does not look like a dataset: its content, and what was expected."""
+    content = "nothing: no such folder"
     if root.exists():
         names = sorted(p.name + ("/" if p.is_dir() else "") for p in root.iterdir())
-        there = ", ".join(names[:8]) + (
-            f", ... ({len(names)})" if len(names) > 8 else ""
-        )
-    found = f"{there or 'an empty folder'} in {str(root)!r}; looked for {', '.join(looked_for)}"
-    return DatasetError(f"dataset must look like {kind}, got {found}")
+        content = ", ".join(names[:8])
+        if len(names) > 8:
+            content += f", ... ({len(names)})"
+    return DatasetError(
+        f"dataset must look like {kind}, got {content or 'an empty folder'} in {str(root)!r}; "
+        f"looked for {', '.join(looked_for)}"
+    )

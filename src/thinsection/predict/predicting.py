@@ -16,7 +16,7 @@ from thinsection.errors import ConfigError, InvalidInputError, StoreError, rewor
 from thinsection.evaluation.cases import group_rows
 from thinsection.evaluation.embeddings import (
     EMBEDDING_SUFFIXES,
-    Found,
+    FeatureFiles,
     feature_files,
 )
 from thinsection.evaluation.labels import (
@@ -173,8 +173,8 @@ def predict(
             for slide, file in source.files.items()
             if asked is None or slide in asked
         }
-        joined = (tested, source.lacking, source.address)
-        cohort = join_labels(joined, owners, labels, card.target)
+        embeddings = FeatureFiles(tested, source.lacking, source.address)
+        cohort = join_labels(embeddings, owners, labels, card.target)
     task = PredictTask(
         model=path,
         model_sum=file_sum(path),
@@ -339,7 +339,7 @@ def _has_embeddings(folder: Path) -> bool:
 
 def _embeddings(
     data: Path, inputs: Inputs, named: str | None, kept: set[str] | None
-) -> Found:
+) -> FeatureFiles:
     """Those of the slides that are kept (None: of all), as the model takes them.
 
     Raises InvalidInputError: none are; says what is wrong with those that come nearest.
@@ -352,7 +352,7 @@ def _embeddings(
     candidates = []
     for address in addresses or [None]:
         embeddings = feature_files(data, address)
-        facts = read_inputs(next(iter(embeddings[0].values())))
+        facts = read_inputs(next(iter(embeddings.files.values())))
         alike = sum(getattr(facts, n) == value for n, value in asdict(inputs).items())
         candidates.append((alike, facts, embeddings))
     _, facts, (files, lacking, place) = max(candidates, key=lambda one: one[0])
@@ -360,7 +360,7 @@ def _embeddings(
     if kept is not None:
         lacking = {slide: why for slide, why in lacking.items() if slide in kept}
         files = {slide: file for slide, file in files.items() if slide in kept}
-    return files, lacking, place
+    return FeatureFiles(files, lacking, place)
 
 
 def _bags(

@@ -237,7 +237,7 @@ def _common(table: CaseTable, config: ProbeConfig) -> dict[str, Any]:
     shared = {name: getattr(table, name) for name in ("name", "ids", "folds", "groups")}
     shared["facts"] = {
         **table.facts,
-        **embeddings.probed(next(iter(by_slide.values()))),
+        **embeddings.encoder_facts(next(iter(by_slide.values()))),
     }
     shared["allow_leakage"] = config.data.allow_leakage
     return {

@@ -202,7 +202,7 @@ def load_regions(
     check(len(classes) > 1, "labels must put tiles into at least two classes", found)
     facts = {"labels": source.name, "slides": len({row["slide_id"] for row in rows})}
     known: dict[str, Any] = {
-        "facts": facts | embeddings.probed(tile_files[0]),
+        "facts": facts | embeddings.encoder_facts(tile_files[0]),
         "seed": seed,
     }
     known |= {
@@ -419,7 +419,7 @@ def load_values(path: Path, config: ProbeConfig) -> ValueSet:
         facts={
             "table": path.name,
             "targets": len(names),
-            **embeddings.probed(paths[0]),
+            **embeddings.encoder_facts(paths[0]),
         },
     )
 
