@@ -13,7 +13,8 @@ from functools import partial
 from traceback import walk_stack
 from types import FrameType
 
-_IMPORT = "<frozen importlib._bootstrap>"  # the file name of the calls that import
+# file name of the calls that import
+_IMPORT = "<frozen importlib._bootstrap>"
 _ASK_AGAIN_S = 0.05
 
 
@@ -148,7 +149,15 @@ def rewording(
     error: type[ThinsectionError],
     more: str = "",
 ) -> Iterator[None]:
-    """Turns what is `caught` in the block into `<rule>, got '<path>': <it>`; our errors pass."""
+    """Turns exceptions in the block into `<rule>, got '<path>': <exception><more>`.
+
+    Args:
+        rule: beginning of the message.
+        path: value that broke the rule.
+        caught: classes of exceptions that are turned; our own errors pass.
+        error: class that is raised in their place.
+        more: end of the message.
+    """
     try:
         yield
     except ThinsectionError:
@@ -159,7 +168,7 @@ def rewording(
 
 @contextmanager
 def importing(need: str, extra: str) -> Iterator[None]:
-    """Turns an ImportError in the block into `<need>, got <it>`, and how to get the package."""
+    """Turns an ImportError in the block into `<need>, got <error>`, and how to get the package."""
     try:
         yield
     except ImportError as cause:
@@ -177,47 +186,55 @@ def stopping() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    usual = (signal.SIG_DFL, signal.default_int_handler)
-    came: list[Stopped] = []
-    stop = partial(_stop, came, _num_imports(sys._getframe()))
-    before = {
-        s: signal.signal(s, stop) for s in signals if signal.getsignal(s) in usual
-    }
+    raised: list[Stopped] = []
+    handler = partial(_raise_stopped, raised, _num_imports(sys._getframe()))
+    earlier_handlers = {}
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        current = signal.getsignal(number)
+        if current in (signal.SIG_DFL, signal.default_int_handler):
+            earlier_handlers[number] = signal.signal(number, handler)
     alarm = signal.getsignal(signal.SIGALRM)
     try:
         yield
     except Exception as error:
-        if not came:
+        if not raised:
             raise
-        came[0].__notes__ = getattr(error, "__notes__", [])
-        raise came[
-            0
-        ] from error  # compiled code, Ray's for one, made an error of its own of it
+        # compiled code, Ray's for one, made an error of its own of it
+        stopped = raised[0]
+        stopped.__notes__ = getattr(error, "__notes__", [])
+        raise stopped from error
     finally:
         if signal.getsignal(signal.SIGALRM) is not alarm:
             # a signal came during an import and would be asked about again: the block has ended
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, alarm)
-        for one, handler in before.items():
-            if signal.getsignal(one) is stop:
-                signal.signal(one, handler)
+        for number, earlier in earlier_handlers.items():
+            if signal.getsignal(number) is handler:
+                signal.signal(number, earlier)
 
 
-def _stop(
-    came: list[Stopped], depth: int, number: int, frame: FrameType | None
+def _raise_stopped(
+    raised: list[Stopped], num_imports: int, number: int, frame: FrameType | None
 ) -> None:
-    if _num_imports(frame) > depth:
-        # C extensions make an ImportError of whatever is raised while they are imported: ask later
+    """Handles a signal; during an import it asks again a little later.
+
+    Args:
+        raised: gets the exception.
+        num_imports: imports that were under way when the block began.
+        number: the signal.
+        frame: the call that it interrupts.
+    """
+    if _num_imports(frame) > num_imports:
+        # C extensions make an ImportError of whatever is raised while they are imported
         signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
         signal.setitimer(signal.ITIMER_REAL, _ASK_AGAIN_S)
         return
     # schedulers may send SIGTERM more than once, and have SIGKILL for who does not listen
     signal.signal(number, signal.SIG_DFL if number == signal.SIGINT else signal.SIG_IGN)
-    came.append(Stopped(signal.Signals(number).name, 128 + number))
-    raise came[0]
+    raised.append(Stopped(signal.Signals(number).name, 128 + number))
+    raise raised[0]
 
 
 def _num_imports(frame: FrameType | None) -> int:
     """How many imports are under way in the calls that led to `frame`."""
-    return sum(f.f_code.co_filename == _IMPORT for f, _ in walk_stack(frame))
+    return sum(caller.f_code.co_filename == _IMPORT for caller, _ in walk_stack(frame))

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-_NO_LIMIT = 1 << 60  # v1 writes a page-rounded 2^63 where nothing is set
+# v1 writes a page-rounded 2^63 where nothing is set
+_NO_LIMIT = 1 << 60
 
 
 def cpu_count(root: Path = Path("/")) -> int:
@@ -14,21 +15,18 @@ def cpu_count(root: Path = Path("/")) -> int:
 
     The fewer of its affinity and, rounded up, its cgroups' quota; `root` holds /proc and /sys.
     """
-    quota = cgroup_limits(root)[0]
-    return (
-        affinity_count()
-        if quota is None
-        else max(1, min(affinity_count(), math.ceil(quota)))
-    )
+    cpus = affinity_count()
+    quota, _ = cgroup_limits(root)
+    if quota is None:
+        return cpus
+    return max(1, min(cpus, math.ceil(quota)))
 
 
 def affinity_count() -> int:
     """CPUs that this process may be put on, whatever share of their time it may take."""
-    return (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
@@ -37,20 +35,18 @@ def cgroup_limits(root: Path = Path("/")) -> tuple[float | None, int | None]:
     A parent's limit holds for its children. Version 2 has one tree, version 1 one per controller.
     """
     cpus: list[float] = []
-    memory: list[int] = []
+    memory_bytes: list[int] = []
     for tree, folder in _cgroups(root):
-        for group in (
-            folder,
-            *(f for f in folder.parents if f == tree or tree in f.parents),
-        ):
-            cpus += _cpus(*(file_text(group / "cpu.max").split() or ["", ""])[:2])
-            cpus += _cpus(
-                *(file_text(group / f"cpu.cfs_{n}_us") for n in ("quota", "period"))
-            )
-            memory += _bytes(group / "memory.max") + _bytes(
-                group / "memory.limit_in_bytes"
-            )
-    return min(cpus, default=None), min(memory, default=None)
+        groups = [folder]
+        groups += [f for f in folder.parents if f == tree or tree in f.parents]
+        for group in groups:
+            quota, _, period = file_text(group / "cpu.max").partition(" ")
+            cpus += _quotient(quota, period)
+            quota = file_text(group / "cpu.cfs_quota_us")
+            cpus += _quotient(quota, file_text(group / "cpu.cfs_period_us"))
+            memory_bytes += _bytes_limit(group / "memory.max")
+            memory_bytes += _bytes_limit(group / "memory.limit_in_bytes")
+    return min(cpus, default=None), min(memory_bytes, default=None)
 
 
 def stalled_s(root: Path = Path("/")) -> dict[str, float]:
@@ -59,56 +55,60 @@ def stalled_s(root: Path = Path("/")) -> dict[str, float]:
     'throttled': the quota of a cgroup; 'queued': other work of the cgroup or machine, as pressure
     stall information has it; 'stolen': a CPU's mean of what the host took from a virtual machine.
     """
-    found, pressure = {"throttled": 0.0}, file_text(root / "proc/pressure/cpu")
+    throttled = 0.0
+    pressure = file_text(root / "proc/pressure/cpu")
     for _, folder in _cgroups(root):
         rows = dict(row.split() for row in file_text(folder / "cpu.stat").splitlines())
-        for name, per_second in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
-            found["throttled"] = max(
-                found["throttled"], int(rows.get(name, 0)) / per_second
-            )
+        microseconds = int(rows.get("throttled_usec", 0))  # version 2
+        nanoseconds = int(rows.get("throttled_time", 0))  # version 1
+        throttled = max(throttled, microseconds / 1e6, nanoseconds / 1e9)
         pressure = file_text(folder / "cpu.pressure") or pressure
     total = re.search(r"some .*total=(\d+)", pressure)
-    found["queued"] = int(total[1]) / 1e6 if total else 0.0
-    clock = [
-        *map(int, file_text(root / "proc/stat").partition("\n")[0].split()[1:]),
-        *[0] * 8,
-    ]
-    found["stolen"] = (
-        clock[7] / 100 / (os.cpu_count() or 1)
-    )  # Linux counts 10 ms, USER_HZ
-    return found
-
-
-def _cgroups(root: Path) -> Iterator[tuple[Path, Path]]:
-    """(Tree, folder of this process in it): of version 2 one, of version 1 one per controller."""
-    for line in file_text(root / "proc/self/cgroup").splitlines():
-        _, names, path = line.split(":", 2)
-        for name in {
-            names,
-            *names.split(","),
-        }:  # mounted together, such as 'cpu,cpuacct', or apart
-            tree = root / "sys/fs/cgroup" / name
-            yield tree, tree / path.lstrip("/")
-
-
-def file_text(path: Path) -> str:
-    """What a file says, stripped; '' where it cannot be read."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
-def _bytes(path: Path) -> list[int]:
-    text = file_text(path)
-    return [int(text)] if text.isdigit() and int(text) < _NO_LIMIT else []
-
-
-def _cpus(quota: str, period: str) -> list[float]:
-    return [int(quota) / int(period)] if quota.isdigit() and period.isdigit() else []
+    first_line = file_text(root / "proc/stat").partition("\n")[0]
+    ticks = first_line.split()[1:]
+    stolen_ticks = int(ticks[7]) if len(ticks) > 7 else 0
+    return {
+        "throttled": throttled,
+        "queued": int(total[1]) / 1e6 if total else 0.0,
+        # Linux counts 10 ms, USER_HZ
+        "stolen": stolen_ticks / 100 / (os.cpu_count() or 1),
+    }
 
 
 def cpu_model() -> str:
     """The CPU's name, '' where the system does not say."""
     lines = file_text(Path("/proc/cpuinfo")).splitlines()
     return next((line for line in lines if line.startswith("model name")), "")
+
+
+def file_text(path: Path) -> str:
+    """The text of a file, stripped; '' where it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _cgroups(root: Path) -> Iterator[tuple[Path, Path]]:
+    """(Tree, folder of this process in it): of version 2 one, of version 1 one per controller."""
+    for line in file_text(root / "proc/self/cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        # mounted together, such as 'cpu,cpuacct', or apart
+        for name in {names, *names.split(",")}:
+            tree = root / "sys/fs/cgroup" / name
+            yield tree, tree / path.lstrip("/")
+
+
+def _quotient(quota: str, period: str) -> list[float]:
+    """CPUs of a quota; nothing where none is set."""
+    if not quota.isdigit() or not period.isdigit():
+        return []
+    return [int(quota) / int(period)]
+
+
+def _bytes_limit(path: Path) -> list[int]:
+    """Bytes that a file allows; nothing where it sets no limit."""
+    text = file_text(path)
+    if not text.isdigit() or int(text) >= _NO_LIMIT:
+        return []
+    return [int(text)]

@@ -10,13 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinsection.errors import ConfigError
-from thinsection.jobs.contract import Report, Task
+from thinsection.jobs.chunks import chunk_size, chunked
 from thinsection.jobs.execute import execute
-from thinsection.jobs.executor import (
-    ExecutorConfig,
-    chunk_size,
-    chunked,
-)
+from thinsection.jobs.executor import ExecutorConfig
+from thinsection.jobs.task import Report, Task
 
 
 @dataclass(frozen=True)

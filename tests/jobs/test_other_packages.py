@@ -10,7 +10,7 @@ from thinsection.testing.synthetic import write_he_slide
 TOY_EXECUTOR = '''
 from concurrent.futures import ThreadPoolExecutor
 
-from thinsection.jobs.contract import Backend, Ended
+from thinsection.jobs.backend import Backend, Ended
 
 pytestmark = pytest.mark.check  # processes with another package
 
@@ -33,7 +33,8 @@ class ThreadBackend(Backend):
     def poll(self, *, waiting):
         done = [work for work in self._running if work.done()]
         ended = [(self._running.pop(work), work.result()) for work in done]
-        self.site.on_message(f"toy: {len(ended)} ended") if ended else None
+        if ended:
+            self.site.on_message(f"toy: {len(ended)} ended")
         return [Ended(job=job, how="reported", report=report) for job, report in ended]
 '''
 

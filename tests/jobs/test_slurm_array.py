@@ -9,23 +9,23 @@ import pytest
 
 from thinsection.errors import ClusterError, ConfigError, StoreError
 from thinsection.jobs import slurm_array
-from thinsection.jobs.contract import Report, Site, Try
+from thinsection.jobs.backend import Site, Try
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig, Rung
 from thinsection.jobs.slurm import (
     SlurmBackend,
     Submitted,
-    array_status,
-    collect,
     write_array,
 )
 from thinsection.jobs.slurm_array import (
     DOCUMENT_NAME,
     Array,
-    TaskState,
     array_folders,
     load_array,
 )
+from thinsection.jobs.slurm_collect import array_status, collect
+from thinsection.jobs.slurm_states import TaskState
+from thinsection.jobs.task import Report
 from thinsection.registry import Entry, Registry
 from thinsection.testing.executor_contract import (
     KnowsFinished,
@@ -412,16 +412,16 @@ def test_tasks_are_reported_as_they_end(
 
 def test_the_rungs_of_the_settings(tmp_path: Path) -> None:
     config = ExecutorConfig(job_memory="16G, 32G", gpu="a40,a100-80", gres="gpu:2")
-    assert config.above(Rung(), "memory") == Rung(memory=1)
-    assert config.above(Rung(memory=1), "memory") is None
-    assert config.above(Rung(memory=1), "gpu") == Rung(memory=1, gpu=1)
-    assert (config.at(Rung(gpu=1)).gres, config.at(Rung()).job_memory) == (
+    assert config.next_rung(Rung(), "memory") == Rung(memory=1)
+    assert config.next_rung(Rung(memory=1), "memory") is None
+    assert config.next_rung(Rung(memory=1), "gpu") == Rung(memory=1, gpu=1)
+    assert (config.at_rung(Rung(gpu=1)).gres, config.at_rung(Rung()).job_memory) == (
         "gpu:a100-80:2",
         "16G",
     )
     constrained = ExecutorConfig(
         gpu="a40,h100", gres="gpu:1", directive=("--constraint={gpu}",)
     )
-    assert constrained.at(Rung(gpu=1)).directive == ("--constraint=h100",)
-    assert constrained.at(Rung(gpu=1)).gres == "gpu:1"
-    assert ExecutorConfig(gpu="a40", gres="gpu:1").at(Rung()).gres == "gpu:1"
+    assert constrained.at_rung(Rung(gpu=1)).directive == ("--constraint=h100",)
+    assert constrained.at_rung(Rung(gpu=1)).gres == "gpu:1"
+    assert ExecutorConfig(gpu="a40", gres="gpu:1").at_rung(Rung()).gres == "gpu:1"

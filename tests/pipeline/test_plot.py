@@ -10,7 +10,9 @@ import thinsection as ts
 from thinsection.errors import InvalidInputError
 from thinsection.pipeline.folder import Results
 from thinsection.pipeline.run import run
-from thinsection.report.draw import Picture, Values, draw
+from thinsection.report.draw import draw
+from thinsection.report.layers import Values
+from thinsection.report.picture import Picture
 from thinsection.testing.synthetic import write_he_slide
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")

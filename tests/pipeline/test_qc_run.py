@@ -31,7 +31,9 @@ from thinsection.pipeline.task import RunTask
 from thinsection.qc import load_pipeline
 from thinsection.qc.checks.check import Score
 from thinsection.qc.pipeline import dump_pipeline
-from thinsection.report.qc_files import QC_JSON, write_histoqc, write_qc_csv
+from thinsection.report.histoqc import write_histoqc
+from thinsection.report.qc_files import QC_JSON
+from thinsection.report.qc_sheet import write_qc_csv
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import QcConfig, RunConfig
 from thinsection.stages.spec import resolve

@@ -18,7 +18,7 @@ from thinsection.cli.slurm import TASKS
 from thinsection.config import replace_flat
 from thinsection.errors import OutputError, StoreError
 from thinsection.evaluation.labels import LabelsConfig, read_cohort
-from thinsection.jobs.contract import Try
+from thinsection.jobs.backend import Try
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.slurm_array import Array, load_array
 from thinsection.pipeline.ending import RunSummary

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from thinsection.errors import ConfigError
-from thinsection.jobs.executor import make_chunks
+from thinsection.jobs.chunks import make_chunks
 from thinsection.jobs.request import fitting_nodes
 from thinsection.planning import job as module
 from thinsection.planning.calibration import (

@@ -8,23 +8,19 @@ import pytest
 from PIL import Image
 
 from thinsection.errors import StoreError
-from thinsection.report.draw import (
+from thinsection.report.draw import draw, nice_length, write_drawing
+from thinsection.report.layers import (
     COLORMAPS,
     OUTLINE,
     TILE,
     Outline,
-    Picture,
     Tiles,
     Tint,
     Values,
     colorize,
-    draw,
-    nice_length,
-    open_picture,
     paint,
-    slide_picture,
-    write_drawing,
 )
+from thinsection.report.picture import Picture, open_picture, slide_picture
 from thinsection.slide import Slide, open_slide
 from thinsection.store.ledger import SlideLedger
 from thinsection.testing.memory import run_and_measure

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from thinsection.files.atomic import write_table
-from thinsection.report.index import CELL, INDEX, THUMBNAILS, write_index
+from thinsection.report.index import INDEX, THUMBNAILS, write_index
+from thinsection.report.sheets import CELL
 
 CHROMIUM = shutil.which("chromium")
 HOSTILE = [

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from thinsection.report.qc_files import is_outlier, write_histoqc, write_qc_sheet
+from thinsection.report.histoqc import write_histoqc
+from thinsection.report.qc_sheet import is_outlier, write_qc_sheet
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = (

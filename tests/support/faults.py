@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from thinsection.jobs.contract import Report
+from thinsection.jobs.task import Report
 from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.pooling import FeaturesFile, PoolingTask
 from thinsection.pipeline.results import SlideResult

@@ -12,8 +12,9 @@ from thinsection.errors import InvalidInputError, StoreError
 from thinsection.pipeline.folder import Results
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesWriter
-from thinsection.view.layers import Layer, _clusters, _scores, layers_of, outline_layers
-from thinsection.view.layers import similar_tiles as similar
+from thinsection.view.components import component_scores, tile_clusters
+from thinsection.view.layers import Layer, layers_of, outline_layers
+from thinsection.view.similar import similar_tiles as similar
 
 BUDGET = 128 << 20
 
@@ -82,7 +83,7 @@ def test_components_are_those_of_scikit_learn_and_clusters_are_seeded(
     (features,) = view_results.features
     embeddings = view_results.tile_embeddings(A).features
     want = PCA(3, svd_solver="full").fit_transform(embeddings.astype(np.float64))
-    scores = _scores(view_results.embedding_rows(A), BUDGET)
+    scores = component_scores(view_results.embedding_rows(A), BUDGET)
     for n in range(3):
         assert abs(np.corrcoef(scores[:, n], want[:, n])[0, 1]) > 0.999
     _, _, colours = unpacked(layers[features, "principal components"])
@@ -98,7 +99,7 @@ def test_clusters_find_what_is_apart() -> None:
     rng = np.random.default_rng(7)
     truth = rng.permutation(np.repeat([0, 1, 2], [60, 30, 10]))
     scores = (truth[:, None] * 10 + rng.normal(size=(100, 4))).astype(np.float32)
-    np.testing.assert_array_equal(_clusters(scores, 3), truth)
+    np.testing.assert_array_equal(tile_clusters(scores, 3), truth)
 
 
 @pytest.mark.parametrize("num_tiles", [0, 1, 2])
@@ -106,7 +107,10 @@ def test_a_slide_of_few_tiles_has_layers(tmp_path: Any, num_tiles: int) -> None:
     with TilesWriter(tmp_path / "e.h5", dim=5, attributes={}) as writer:
         corners = np.arange(2 * num_tiles, dtype=np.int64).reshape(-1, 2)
         writer.append(corners, np.ones((num_tiles, 5), dtype=np.float32))
-    assert _scores(EmbeddingRows(tmp_path / "e.h5"), BUDGET).shape == (num_tiles, 5)
+    assert component_scores(EmbeddingRows(tmp_path / "e.h5"), BUDGET).shape == (
+        num_tiles,
+        5,
+    )
 
 
 def test_outlines_are_the_geometries_of_each_class(

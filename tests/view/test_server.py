@@ -22,7 +22,7 @@ from thinsection.pipeline.folder import Results
 from thinsection.slide import Slide, open_slide
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.view import ViewConfig, Viewer, view
-from thinsection.view.server import ShownSlides
+from thinsection.view.shown import ShownSlides
 
 
 def ask(

@@ -1,11 +1,11 @@
 """Files into files: `thinsection convert` and `deid` write slides anew, `frames` tables."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -17,44 +17,34 @@ from thinsection.errors import InvalidInputError, ThinsectionError
 if TYPE_CHECKING:
     from thinsection.slide.deid import Report
 
-Job = tuple[str, Callable[[], str]]  # what is told about a slide, and the work
+# name of what is worked on, and the work, which returns what is printed of it
+Job = tuple[str, Callable[[], str]]
 
 app = typer.Typer()
-SLIDES = typer.Argument(metavar="SLIDE...", help="Slide files.", show_default=False)
-OUT = typer.Option("--out", help="Folder for what is written.")
-TO = typer.Option(help="Format: ome-tiff.")
-QUALITY = typer.Option(help="JPEG quality of what has to be encoded.")
-READER = typer.Option(help="Reader, as of `run`.")
-MPP = typer.Option(help="µm/px, where the slide does not say it.")
-CHECK = typer.Option(
-    "--check",
-    help="Only say what would be removed and kept; exit code 3 if anything is to be removed.",
-)
-SHEETS = typer.Option(
-    help="Folder for contact sheets (PNG): every image of each copy, for you to look at. "
-    "Unless given, OUT/contact-sheets."
-)
-OVERWRITE = typer.Option("--overwrite", help="Replace files that are there.")
-_HELP = "mmCIF files (.cif, .cif.gz)."
-STRUCTURES = typer.Argument(metavar="STRUCTURE...", help=_HELP, exists=True)
-TABLE = typer.Option(
-    "--out", help="Table to write: .parquet or .csv; summary beside it."
-)
-ASSEMBLY = typer.Option(help="Build this biological assembly of each file, e.g. 1.")
-ANGLE = typer.Option(help="Degrees from a line; AlphaFold 3's 25 unless given.")
-ROWS = typer.Option(help="Search whole rows: the original's choice of equal distances.")
+SlidesArgument = Annotated[
+    list[Path],
+    typer.Argument(metavar="SLIDE...", help="Slide files.", show_default=False),
+]
+_OUT = typer.Option("--out", help="Folder for what is written.")
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace files that are there.")
+]
 
 
 @app.command("convert", no_args_is_help=True)
 def convert(
-    slides: Annotated[list[Path], SLIDES],
+    slides: SlidesArgument,
     *,
-    to: Annotated[str, TO] = "ome-tiff",
-    out: Annotated[Path, OUT] = Path(),
-    quality: Annotated[int, QUALITY] = 90,
-    reader: Annotated[str, READER] = "auto",
-    slide_mpp: Annotated[float | None, MPP] = None,
-    overwrite: Annotated[bool, OVERWRITE] = False,
+    to: Annotated[str, typer.Option(help="Format: ome-tiff.")] = "ome-tiff",
+    out: Annotated[Path, _OUT] = Path(),
+    quality: Annotated[
+        int, typer.Option(help="JPEG quality of what has to be encoded.")
+    ] = 90,
+    reader: Annotated[str, typer.Option(help="Reader, as of `run`.")] = "auto",
+    slide_mpp: Annotated[
+        float | None, typer.Option(help="µm/px, where the slide does not say it.")
+    ] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write slides as pyramidal OME-TIFF; a TIFF's segments are copied, not decoded.
 
@@ -67,7 +57,7 @@ def convert(
         raise InvalidInputError(f"to must be one of: {', '.join(FORMATS)}; got {to!r}")
     mpp = None if slide_mpp is None else (slide_mpp, slide_mpp)
 
-    def one(slide: Path) -> str:
+    def convert_one(slide: Path) -> str:
         stem = slide.name.removesuffix(slide.suffix).removesuffix(".ome")
         target = out / f"{stem}{FORMATS[to]}"
         write(
@@ -80,16 +70,29 @@ def convert(
         )
         return str(target)
 
-    _run_each([(str(slide), partial(one, slide)) for slide in slides])
+    _run_each([(str(slide), partial(convert_one, slide)) for slide in slides])
 
 
 @app.command("deid", no_args_is_help=True)
 def deid(
-    slides: Annotated[list[Path], SLIDES],
-    out: Annotated[Path | None, OUT] = None,
-    check: Annotated[bool, CHECK] = False,
-    sheets: Annotated[Path | None, SHEETS] = None,
-    overwrite: Annotated[bool, OVERWRITE] = False,
+    slides: SlidesArgument,
+    out: Annotated[Path | None, _OUT] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Only say what would be removed and kept; exit code 3 if anything is to be "
+            "removed.",
+        ),
+    ] = False,
+    sheets: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for contact sheets (PNG): every image of each copy, for you to look at. "
+            "Unless given, OUT/contact-sheets."
+        ),
+    ] = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write Aperio, TIFF, NDPI and DICOM slides without label, macro and other words and dates.
 
@@ -109,29 +112,36 @@ def deid(
             "out must be a folder, got none; pass --out DIR, or --check"
         )
     target = None if check else out
-    folder = None if target is None else sheets or target / "contact-sheets"
+    sheet_folder = None
+    if target is not None:
+        sheet_folder = sheets or target / "contact-sheets"
     removed: list[str] = []  # grows as slides are looked at
 
-    def one_tiff(slide: Path) -> str:
-        report = _deid_tiff(slide, target, folder, overwrite=overwrite)
+    def deid_one(slide: Path) -> str:
+        report = _deid_tiff(slide, target, sheet_folder, overwrite=overwrite)
         removed.extend(report.removed)
-        return "".join(f"\n  {line}" for line in report.lines())
+        return _indented(report)
 
-    def all_dicom() -> str:
-        lines = []
-        for slide, report in _deid_dicom(dicom, target, folder, overwrite=overwrite):
+    def deid_study() -> str:
+        text = ""
+        reports = _deid_dicom(dicom, target, sheet_folder, overwrite=overwrite)
+        for slide, report in reports.items():
             removed.extend(report.removed)
-            lines += [f"\n{slide}:", *(f"\n  {line}" for line in report.lines())]
-        return "".join(lines)
+            text += f"\n{slide}:{_indented(report)}"
+        return text
 
-    others, dicom = _sorted_by_kind(slides)
-    jobs: list[Job] = [(str(slide), partial(one_tiff, slide)) for slide in others]
+    others, dicom = _split_by_kind(slides)
+    jobs: list[Job] = [(str(slide), partial(deid_one, slide)) for slide in others]
     if dicom:
-        jobs.append((f"{len(dicom)} DICOM files", all_dicom))
-    _run_each(jobs, found=removed if check else ())
+        jobs.append((f"{len(dicom)} DICOM files", deid_study))
+    _run_each(jobs, identifying=removed if check else ())
 
 
-def _sorted_by_kind(slides: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+def _indented(report: "Report") -> str:
+    return "".join(f"\n  {line}" for line in report.lines())
+
+
+def _split_by_kind(slides: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """Slides that are files of their own, and DICOM files; broken ones are among the first."""
     from thinsection.slide.deid.dicom import is_dicom, read_instance
 
@@ -165,21 +175,25 @@ def _deid_tiff(
 
 def _deid_dicom(
     slides: Sequence[Path], target: Path | None, sheets: Path | None, *, overwrite: bool
-) -> Iterable[tuple[Path, "Report"]]:
+) -> Mapping[Path, "Report"]:
     """Looks at all DICOM files together, because they name each other, and copies them."""
     from thinsection.slide.deid import deidentify_dicom
 
-    reports = deidentify_dicom(
+    return deidentify_dicom(
         slides,
         target,
         sheet=None if sheets is None else sheets / "dicom.png",
         overwrite=overwrite,
     )
-    return reports.items()
 
 
-def _run_each(jobs: Sequence[Job], found: Sequence[str] = ()) -> None:
-    """Says what was done for each slide; exit code 3 if one failed, or was found to identify."""
+def _run_each(jobs: Sequence[Job], identifying: Sequence[str] = ()) -> None:
+    """Prints what was done for each slide; exit code 3 if one failed.
+
+    Args:
+        jobs: the work.
+        identifying: what the jobs found that identifies somebody; exit code 3 if there is any.
+    """
     console = Console(stderr=True)
     failed = False
     for name, work in jobs:
@@ -190,7 +204,7 @@ def _run_each(jobs: Sequence[Job], found: Sequence[str] = ()) -> None:
             console.print(
                 f"{name}: {error}", style="bold red", markup=False, soft_wrap=True
             )
-    if failed or found:
+    if failed or identifying:
         from thinsection.pipeline.ending import EXIT_SOME_FAILED
 
         raise typer.Exit(EXIT_SOME_FAILED)
@@ -198,11 +212,32 @@ def _run_each(jobs: Sequence[Job], found: Sequence[str] = ()) -> None:
 
 @app.command("frames", no_args_is_help=True)
 def frames(
-    structures: Annotated[list[Path], STRUCTURES],
-    out: Annotated[Path, TABLE] = Path("frames.parquet"),
-    assembly: Annotated[str | None, ASSEMBLY] = None,
-    angle_threshold: Annotated[float | None, ANGLE] = None,
-    whole_rows: Annotated[bool, ROWS] = False,
+    structures: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="STRUCTURE...", help="mmCIF files (.cif, .cif.gz).", exists=True
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", help="Table to write: .parquet or .csv; summary beside it."
+        ),
+    ] = Path("frames.parquet"),
+    assembly: Annotated[
+        str | None,
+        typer.Option(help="Build this biological assembly of each file, e.g. 1."),
+    ] = None,
+    angle_threshold: Annotated[
+        float | None,
+        typer.Option(help="Degrees from a line; AlphaFold 3's 25 unless given."),
+    ] = None,
+    whole_rows: Annotated[
+        bool,
+        typer.Option(
+            help="Search whole rows: the original's choice of equal distances."
+        ),
+    ] = False,
 ) -> None:
     """Frames of residues, nucleotides and ligand atoms, as AlphaFold 3 defines them.
 
@@ -216,21 +251,27 @@ def frames(
     from thinsection.structures import FrameOptions, write_frames
     from thinsection.structures.frames import ANGLE_THRESHOLD
 
-    threshold = ANGLE_THRESHOLD if angle_threshold is None else angle_threshold
-    options = FrameOptions(impl="rows" if whole_rows else "chain")
-    how: dict[str, Any] = {"angle_threshold": threshold, "options": options}
     with atomic_path(out) as unfinished:
-        rows = [
-            *map(asdict, write_frames(structures, unfinished, assembly=assembly, **how))
-        ]
-    write_json(summary := out.with_suffix(".summary.json"), rows)
+        summaries = write_frames(
+            structures,
+            unfinished,
+            assembly=assembly,
+            angle_threshold=(
+                ANGLE_THRESHOLD if angle_threshold is None else angle_threshold
+            ),
+            options=FrameOptions(impl="rows" if whole_rows else "chain"),
+        )
+        rows = [asdict(summary_row) for summary_row in summaries]
+    summary = out.with_suffix(".summary.json")
+    write_json(summary, rows)
     columns = [name for name in rows[0] if name != "notes"]
-    table, console = Table(*(name.replace("_", " ") for name in columns)), Console()
+    table = Table(*(name.replace("_", " ") for name in columns))
     for row in rows:
         table.add_row(*(Text(str(row[name])) for name in columns))
+    console = Console()
     console.print(table)
     for row in rows:
         if row["notes"]:
-            told = f"{row['structure']}: {row['notes']}"
-            console.print(told, style="yellow", markup=False, soft_wrap=True)
+            note = f"{row['structure']}: {row['notes']}"
+            console.print(note, style="yellow", markup=False, soft_wrap=True)
     console.print(f"{out}\n{summary}", markup=False, highlight=False, soft_wrap=True)

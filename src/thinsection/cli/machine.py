@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -37,12 +37,13 @@ REGISTRIES = (
     "thinsection.jobs.executor:EXECUTORS",
     "thinsection.probe.registry:PROBES",
 )
-Finding = tuple[str, str, bool, str]  # area, name, usable, version or remedy
-_NAME = typer.Argument(help="A name of the list, timm:<name>, hf:<repo>, a path.")
+# area, name, usable, version or remedy
+Finding = tuple[str, str, bool, str]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 
 EXIT_WOULD_NOT_LOAD = 1
-_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, Windows' Linux, AMD
+# of NVIDIA, Windows' Linux, AMD
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 _ALSO = "also: timm:<name>, hf:<repo>[@<revision>], the path of a checkpoint with its config.json"
 _EPILOG = (
     "Examples: thinsection models; models check uni; models check timm:resnet50 --json"
@@ -78,33 +79,33 @@ def _entries() -> Iterator[Finding]:
     """What the registries hold; entries that need the same packages share a line."""
     for place in REGISTRIES:
         registry: Registry[object] = resolve_name(place)
-        alike: dict[tuple[bool, str], list[str]] = {}
+        names_by_state: dict[tuple[bool, str], list[str]] = {}
         for entry in registry:
-            alike.setdefault((not entry.missing, _detail(entry)), []).append(entry.name)
-        for (usable, detail), names in alike.items():
+            state = (not entry.missing, _detail(entry))
+            names_by_state.setdefault(state, []).append(entry.name)
+        for (usable, detail), names in names_by_state.items():
             yield registry.kind, ", ".join(names), usable, detail
 
 
 def _detail(entry: Entry) -> str:
-    """Versions of what an entry needs, or what to do."""
+    """Versions of the packages that an entry needs, or what to do."""
     if entry.missing:
         return f"needs {', '.join(entry.missing)}: {entry.remedy}"
-    found = ", ".join(filter(None, map(_version, entry.needs)))
-    return found or "needs no package of its own"
+    versions = [_version(package) for package in entry.needs]
+    known = ", ".join(version for version in versions if version)
+    return known or "needs no package of its own"
 
 
 @cache
 def _version(package: str) -> str:
+    """Name and version of the distribution that has a package; '' where none says so."""
     with suppress(PackageNotFoundError):
         return f"{package} {version(package)}"
-    named = (
-        d
-        for d in distributions()
-        if package in (d.read_text("top_level.txt") or "").split()
-    )
-    return next(
-        (f"{d.name} {d.version}" for d in named), ""
-    )  # of another name: openslide-python
+    for distribution in distributions():  # one of another name: openslide-python
+        packages = (distribution.read_text("top_level.txt") or "").split()
+        if package in packages:
+            return f"{distribution.name} {distribution.version}"
+    return ""
 
 
 def _devices() -> Iterator[Finding]:
@@ -113,25 +114,29 @@ def _devices() -> Iterator[Finding]:
 
     from thinsection.machine import affinity_count, cpu_count
 
-    memory = format_bytes(psutil.virtual_memory().available)
-    cut = f" of {affinity_count()} by a cgroup's quota" * (
-        cpu_count() < affinity_count()
-    )
-    yield "device", "cpu", True, f"{cpu_count()} CPUs{cut}, {memory} free"
+    cpus = f"{cpu_count()} CPUs"
+    if cpu_count() < affinity_count():
+        cpus += f" of {affinity_count()} by a cgroup's quota"
+    free = format_bytes(psutil.virtual_memory().available)
+    yield "device", "cpu", True, f"{cpus}, {free} free"
     spec = find_spec("torch")
-    told = runpy.run_path(str(Path(str(spec and spec.origin)).with_name("version.py")))
-    build = f"torch {told['__version__']}"
-    if told["cuda"] is None and told["hip"] is None and sys.platform == "linux":
+    torch_file = Path(str(spec and spec.origin))
+    build_facts = runpy.run_path(str(torch_file.with_name("version.py")))
+    build = f"torch {build_facts['__version__']}"
+    is_cpu_build = build_facts["cuda"] is None and build_facts["hip"] is None
+    is_linux = sys.platform == "linux"
+    if is_linux and is_cpu_build:
         yield "device", "cuda", False, f"{build} is a CPU build; install a CUDA build"
         return
-    if sys.platform == "linux" and not any(map(os.path.exists, _DRIVERS)):
+    if is_linux and not any(Path(driver).exists() for driver in _DRIVERS):
         yield "device", "cuda", False, f"{build} sees no GPU; check the driver"
         return
     import torch
 
     for index in range(torch.cuda.device_count()):
-        free, total = map(format_bytes, torch.cuda.mem_get_info(index))
-        detail = f"{torch.cuda.get_device_name(index)}, {free} of {total} free, {build}"
+        free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+        memory = f"{format_bytes(free_bytes)} of {format_bytes(total_bytes)} free"
+        detail = f"{torch.cuda.get_device_name(index)}, {memory}, {build}"
         yield "device", f"cuda:{index}", True, detail
     if not torch.cuda.is_available():
         yield "device", "cuda", False, f"{build} sees no GPU; check the driver"
@@ -145,6 +150,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _places(out: Path) -> Iterator[Finding]:
+    """The cache of the hub, its token, and the disk of the output folder."""
     hub = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     token = bool(os.environ.get("HF_TOKEN")) or (hub / "token").is_file()
     yield "cache", "HF_HOME", hub.is_dir(), str(hub)
@@ -168,33 +174,45 @@ def list_models(context: typer.Context, as_json: AsJson = False) -> None:
     from thinsection.pool.encoder import SLIDE_ENCODERS
 
     specs = declared_encoders()
-    others = {
-        e.name: e.help for e in map(ENCODERS.entry, ENCODERS.names()[len(specs) :])
-    }
-    slide = {entry.name: entry.help for entry in SLIDE_ENCODERS}
+    plugins = {}
+    for name in ENCODERS.names()[len(specs) :]:
+        plugins[name] = ENCODERS.entry(name).help
+    slide_encoders = {entry.name: entry.help for entry in SLIDE_ENCODERS}
     if as_json:
-        declared = [dataclasses.asdict(spec) for spec in specs.values()]
-        for plain, spec in zip(declared, specs.values()):
-            plain["architecture"]["options"] = dict(spec.architecture.options)
-            plain["needs"] = list(spec.needs)
-        found = {"encoders": declared, "plugins": others, "slide_encoders": slide}
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        document = {
+            "encoders": [_plain_spec(spec) for spec in specs.values()],
+            "plugins": plugins,
+            "slide_encoders": slide_encoders,
+        }
+        print(json.dumps(document, indent=2, ensure_ascii=False))
         return
-    rows, lines = [_row(spec) for spec in specs.values()], list[list[str]]()
+    rows = [_row(spec) for spec in specs.values()]
     if sys.stdout.isatty():
         Console().print(_table(rows))
     else:
-        lines = [[*rows[0]], *([*row.values()] for row in rows)]
-    lines += [
-        [name, f"brought by another package: {line}"] for name, line in others.items()
-    ]
-    lines += [[_ALSO], *(["slide encoder", *item] for item in slide.items())]
-    print(*map("\t".join, lines), sep="\n")
+        print("\t".join(rows[0]))
+        for row in rows:
+            print("\t".join(row.values()))
+    for name, help_line in plugins.items():
+        print(f"{name}\tbrought by another package: {help_line}")
+    print(_ALSO)
+    for name, help_line in slide_encoders.items():
+        print(f"slide encoder\t{name}\t{help_line}")
+
+
+def _plain_spec(spec: "EncoderSpec") -> dict[str, Any]:
+    """A declared encoder as JSON values."""
+    plain = dataclasses.asdict(spec)
+    plain["architecture"]["options"] = dict(spec.architecture.options)
+    plain["needs"] = list(spec.needs)
+    return plain
 
 
 def _row(spec: "EncoderSpec") -> dict[str, str]:
-    """What the list tells of an encoder, by heading."""
-    packages = [p for p in spec.needs if p != "huggingface_hub"]
+    """A row of the list of encoders, by heading."""
+    needs = [package for package in spec.needs if package != "huggingface_hub"]
+    if spec.gated:
+        needs.append("token (gated)")
     pinned = spec.revision[:7] if spec.revision else "no commit known"
     return {
         "name": spec.name,
@@ -203,7 +221,7 @@ def _row(spec: "EncoderSpec") -> dict[str, str]:
         "µm/px": "any" if spec.tile_mpp is None else f"{spec.tile_mpp:g}",
         "params": f"{(spec.num_params or 0) / 1e6:.0f} M",
         "licence": spec.licence,
-        "needs": ", ".join(packages + ["token (gated)"] * spec.gated) or "nothing",
+        "needs": ", ".join(needs) or "nothing",
         "from": spec.repo or spec.source.split(";")[0],
         "revision": pinned if spec.repo else "the package's",
     }
@@ -212,22 +230,25 @@ def _row(spec: "EncoderSpec") -> dict[str, str]:
 def _table(rows: list[dict[str, str]]) -> Table:
     """The rows for a terminal: names whole, numbers to the right."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column(
-        "name", no_wrap=True, min_width=max(len(row["name"]) for row in rows)
-    )
-    for heading in [*rows[0]][1:]:
-        number = heading in ("dim", "tile px", "µm/px", "params")
-        table.add_column(
-            heading, justify="right" if number else "left", overflow="fold"
-        )
+    longest_name = max(len(row["name"]) for row in rows)
+    for heading in rows[0]:
+        if heading == "name":
+            table.add_column(heading, no_wrap=True, min_width=longest_name)
+        elif heading in ("dim", "tile px", "µm/px", "params"):
+            table.add_column(heading, justify="right", overflow="fold")
+        else:
+            table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*row.values())
     return table
 
 
-@models.command()
-def check(
-    name: Annotated[str, _NAME],
+@models.command("check")
+def check_loading(
+    name: Annotated[
+        str,
+        typer.Argument(help="A name of the list, timm:<name>, hf:<repo>, a path."),
+    ],
     device: Annotated[
         str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")
     ] = "auto",
@@ -236,16 +257,18 @@ def check(
     """Say whether an encoder would load here, and why not. Exit code 1 if it would not."""
     from thinsection.encode.load import check_encoder
 
-    checks, console = check_encoder(name, device=device), Console()
-    loads = all(c.ok for c in checks)
+    checks = check_encoder(name, device=device)
+    loads = all(check.ok for check in checks)
     if as_json:
-        shown = [dataclasses.asdict(c) for c in checks]
-        print(json.dumps({"name": name, "loads": loads, "checks": shown}, indent=2))
+        rows = [dataclasses.asdict(check) for check in checks]
+        print(json.dumps({"name": name, "loads": loads, "checks": rows}, indent=2))
     else:
-        for c in checks:
-            mark, style = ("yes", "green") if c.ok else ("no", "red")
-            console.print(f"{mark:>4}", style=style, end=f"  {c.name:<9} ")
-            console.print(c.detail, markup=False, highlight=False, soft_wrap=True)
+        console = Console()
+        for check in checks:
+            mark = " yes" if check.ok else "  no"
+            style = "green" if check.ok else "red"
+            console.print(mark, style=style, end=f"  {check.name:<9} ")
+            console.print(check.detail, markup=False, highlight=False, soft_wrap=True)
         verdict = f"{name} would {'' if loads else 'not '}load here"
         console.print(verdict, style="bold", markup=False, highlight=False)
     if not loads:

@@ -5,38 +5,43 @@ from typing import Annotated, Any
 
 import typer
 
-from thinsection.cli.main import with_config
+from thinsection.cli.flags import with_config
 
 app = typer.Typer()
 group = typer.Typer(no_args_is_help=True, help="Model files: what one was trained on.")
-group.callback()(lambda: None)
 app.add_typer(group, name="model")
-_MODEL = typer.Argument(help="Model file of `thinsection train`.", show_default=False)
-_SOURCE = typer.Argument(
-    help="Model file, or a per-tile column: px_focus.", show_default=False
-)
-_CARD = typer.Option(help="Also write it as Markdown.")
-_SLIDES = typer.Argument(
-    help="Slides, folders, cohort CSVs; or a folder with embeddings."
-)
-_OUT = typer.Option("--out", help="Results folder. [default: that of the embeddings]")
-ModelFile = Annotated[Path, _MODEL]
-SlidesArgument = Annotated[list[str], _SLIDES]
-Out = Annotated[Path | None, _OUT]
-_DATA = "Results folder, or features of TRIDENT, CLAM, STAMP, slide2vec."
-Data = Annotated[Path, typer.Argument(metavar="RESULTS", help=_DATA)]
-Folder = Annotated[
-    Path, typer.Option(help="Folder of the experiment: RESULTS/experiments/NAME.")
+
+ModelFile = Annotated[
+    Path,
+    typer.Argument(help="Model file of `thinsection train`.", show_default=False),
 ]
-Against = Annotated[
-    Path | None, typer.Option(help="Experiment to compare with, case by case.")
+SlidesArgument = Annotated[
+    list[str],
+    typer.Argument(help="Slides, folders, cohort CSVs; or a folder with embeddings."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="Results folder. [default: that of the embeddings]"),
 ]
 
 
 @app.command("train")
 @with_config("thinsection.predict.experiment:TrainConfig")
 def train_command(
-    data: Data, out: Folder, config: Any, against: Against = None
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RESULTS",
+            help="Results folder, or features of TRIDENT, CLAM, STAMP, slide2vec.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder of the experiment: RESULTS/experiments/NAME.")
+    ],
+    config: Any,
+    against: Annotated[
+        Path | None, typer.Option(help="Experiment to compare with, case by case.")
+    ] = None,
 ) -> None:
     """Train a head on stored embeddings; test each case by a model that has not seen it.
 
@@ -52,19 +57,22 @@ def train_command(
     from thinsection.predict.experiment import train
     from thinsection.probe.result import METRIC_WORDS
 
-    told = train(data, out=out, config=config, against=against, on_message=typer.echo)
-    words = METRIC_WORDS.get(told["metric"], told["metric"])
-    score = "none" if told["value"] is None else f"{told['value']:.4f}"
-    if told["interval"]:
-        low, high = told["interval"]
-        span = f"[{low:.4f}, {high:.4f}], {told['interval_by']}"
+    result = train(data, out=out, config=config, against=against, on_message=typer.echo)
+    metric = METRIC_WORDS.get(result["metric"], result["metric"])
+    score = "none" if result["value"] is None else f"{result['value']:.4f}"
+    if result["interval"]:
+        low, high = result["interval"]
+        interval = f"[{low:.4f}, {high:.4f}], {result['interval_by']}"
     else:
-        span = f"(no interval: {told['interval_missing']})"
-    typer.echo(f"{words} {score} {span}; computed over {told['pooled_over']}")
-    if found := told.get("against"):
-        span = f"[{found['low']:+.4f}, {found['high']:+.4f}]"
-        than = f"{found['value']:+.4f} {span}, p {found['p_value']:.3g}"
-        typer.echo(f"  against {found['name']}: {than}")
+        interval = f"(no interval: {result['interval_missing']})"
+    typer.echo(f"{metric} {score} {interval}; computed over {result['pooled_over']}")
+    other = result.get("against")
+    if other:
+        interval = f"[{other['low']:+.4f}, {other['high']:+.4f}]"
+        typer.echo(
+            f"  against {other['name']}: {other['value']:+.4f} {interval}, "
+            f"p {other['p_value']:.3g}"
+        )
     typer.echo(out / "index.html")
 
 
@@ -88,41 +96,47 @@ def predict(
     from thinsection.cli.progress import say
     from thinsection.predict import predicting
 
-    found = predicting.predict(model, slides, out=out, config=config, on_message=say)
-    missing = [row for row in found.rows if not row.answers]
-    for row in found.rows:
-        for line in filter(None, (row.error, *row.warnings)):
-            print(f"{row.name}: {line}")
-    print(
-        f"{len(found.rows) - len(missing)} of {len(found.rows)} predicted -> {found.table}"
-    )
-    if found.validation is not None:
-        print(_validation_line(found.validation))
-        print(found.page)
-    raise typer.Exit(3 if missing else 0)
+    result = predicting.predict(model, slides, out=out, config=config, on_message=say)
+    num_missing = 0
+    for row in result.rows:
+        num_missing += not row.answers
+        if row.error:
+            print(f"{row.name}: {row.error}")
+        for warning in row.warnings:
+            print(f"{row.name}: {warning}")
+    num_rows = len(result.rows)
+    print(f"{num_rows - num_missing} of {num_rows} predicted -> {result.table}")
+    if result.validation is not None:
+        print(_validation_line(result.validation))
+        print(result.page)
+    raise typer.Exit(3 if num_missing else 0)
 
 
-def _validation_line(told: dict[str, Any]) -> str:
+def _validation_line(validation: dict[str, Any]) -> str:
     """The headline of a validation in one line."""
     from thinsection.probe.result import METRIC_WORDS
 
-    line = f"{told['validation']} validation on {told['cases']} cases"
-    if told["value"] is not None:
-        line += (
-            f": {METRIC_WORDS.get(told['metric'], told['metric'])} {told['value']:.4f}"
-        )
-    low, high = told["interval"]
+    line = f"{validation['validation']} validation on {validation['cases']} cases"
+    if validation["value"] is not None:
+        metric = METRIC_WORDS.get(validation["metric"], validation["metric"])
+        line += f": {metric} {validation['value']:.4f}"
+    low, high = validation["interval"]
     if low is not None:
         line += f" [{low:.4f}, {high:.4f}]"
-    if told["left_out"]:
-        line += f"; {len(told['left_out'])} labelled cases left out"
+    if validation["left_out"]:
+        line += f"; {len(validation['left_out'])} labelled cases left out"
     return line
 
 
 @app.command("heatmap")
 @with_config("thinsection.predict.heatmap:HeatmapRunConfig")
 def heatmap(
-    source: Annotated[str, _SOURCE],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Model file, or a per-tile column: px_focus.", show_default=False
+        ),
+    ],
     slides: SlidesArgument,
     out: Out = None,
     config: Any = None,
@@ -138,14 +152,21 @@ def heatmap(
     from thinsection.cli.progress import say
     from thinsection.predict import heatmap as heatmaps
 
-    for path in heatmaps.heatmap(
-        source, slides, out=out, config=config, on_message=say
-    ):
+    paths = heatmaps.heatmap(source, slides, out=out, config=config, on_message=say)
+    for path in paths:
         print(path)
 
 
+@group.callback()
+def model_group() -> None:
+    """Keeps `model` a group, although it has one command."""
+
+
 @group.command("show")
-def show(model: ModelFile, out: Annotated[Path | None, _CARD] = None) -> None:
+def show(
+    model: ModelFile,
+    out: Annotated[Path | None, typer.Option(help="Also write it as Markdown.")] = None,
+) -> None:
     """Print the card of a model: intended use, data, figures, limits.
 
     Example: thinsection model show grade.safetensors --out card.md

@@ -2,104 +2,116 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thinsection.cli.main import with_config
+from thinsection.cli.flags import with_config
+from thinsection.cli.main import called_name, do_nothing
 from thinsection.errors import ThinsectionError
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.registry import PROBES, Probe, load_probe
 from thinsection.probe.result import ProbeResult, selection_words
 
+if TYPE_CHECKING:
+    from thinsection.probe.grid import ProbeRow
+
 Out = Annotated[Path, typer.Option("--out", help="Folder for JSON, CSV, HTML, PNG.")]
-_FOLDERS = typer.Argument(
-    metavar="A B...", help="Folders of results, one an encoder, or a grid's."
-)
-Folders = Annotated[list[Path], _FOLDERS]
-Metric = Annotated[
-    str | None, typer.Option("--metric", help="Instead of each probe's own.")
-]
-SUITE = typer.Argument(
-    metavar="SUITE.toml", help="Encoders and tasks (docs/probes.md)."
-)
-DATA = typer.Argument(
-    metavar="DATA...", help="Manifests, folders, tile embeddings, case tables."
-)
 GridOut = Annotated[
     Path, typer.Option("--out", help="Folder for probes.csv and a folder per job.")
 ]
 
 
-def build(wanted: str, arguments: Sequence[str]) -> typer.Typer:
-    """`bench`, or the group `probe` with flags and what they need for the one that is called."""
+def build(name: str, arguments: Sequence[str]) -> typer.Typer:
+    """`bench`, or the group `probe` with the flags of the subcommand that is called.
+
+    Args:
+        name: 'bench' or 'probe'.
+        arguments: what follows; without any, every subcommand gets its flags.
+    """
     root = typer.Typer()
-    if wanted == "bench":
+    if name == "bench":
         root.command("bench")(_bench)
         return root
     app = typer.Typer(
         no_args_is_help=True, help="Evaluate embeddings of tiles and slides."
     )
-    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-    called = next((a for a in arguments if not a.startswith("-")), None)
-    for name in PROBES.names():
-        try:
-            probe = load_probe(name)
-        except (
-            ThinsectionError
-        ) as error:  # said when it is called: the others are unharmed
-            why = f"Cannot be loaded: {error}"
-            app.command(name, help=why, context_settings=anything)(_broken(error))
-        else:
-            command = (
-                _command(probe) if not arguments or name == called else lambda: None
-            )
-            app.command(name, help=probe.function.__doc__)(command)
-    grid = _grid if not arguments or called == "grid" else lambda: None
+    called = called_name(arguments)
+    for probe_name in PROBES.names():
+        _add_probe(app, probe_name, with_flags=not arguments or probe_name == called)
+    grid = _grid if not arguments or called == "grid" else do_nothing
     app.command("grid", help=_grid.__doc__)(grid)
-    app.command("compare", help=_compare.__doc__)(_compare)
+    app.command("compare")(_compare)
     root.add_typer(app, name="probe")
     return root
 
 
-def _command(probe: Probe) -> Callable[..., None]:
+def _add_probe(app: typer.Typer, name: str, *, with_flags: bool) -> None:
+    """Adds the subcommand of a probe; that of one that cannot be loaded only says why."""
+    try:
+        probe = load_probe(name)
+    except (
+        ThinsectionError
+    ) as error:  # raised when it is called: the others are unharmed
+        app.command(
+            name,
+            help=f"Cannot be loaded: {error}",
+            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+        )(_raising(error))
+        return
+    command = _probe_command(probe) if with_flags else do_nothing
+    app.command(name, help=probe.function.__doc__)(command)
+
+
+def _probe_command(probe: Probe) -> Callable[..., None]:
     """The subcommand of a probe, with a flag per setting."""
-    place = typer.Argument(metavar=probe.kind.metavar, help=probe.kind.help)
+    data_argument = typer.Argument(metavar=probe.kind.metavar, help=probe.kind.help)
 
     def command(path: Path, out: Path, config: Any) -> None:
         data = probe.kind.load(path, config)
         if isinstance(data, TileSet):
             typer.echo(f"split: {data.facts['split_rule']}")
         for result in probe.run(data, config):
-            _finish(result, out)
+            _write_and_print(result, out)
 
-    command.__annotations__ |= {"path": Annotated[Path, place], "out": Out}
+    command.__annotations__["path"] = Annotated[Path, data_argument]
+    command.__annotations__["out"] = Out
     return with_config(probe.config_type)(command)
 
 
-def _broken(error: ThinsectionError) -> Callable[[], None]:
-    """The subcommand of a probe that is not there: it only says why."""
-
+def _raising(error: ThinsectionError) -> Callable[[], None]:
     def command() -> None:
         raise error
 
     return command
 
 
-def _finish(result: ProbeResult, out: Path) -> None:
+def _write_and_print(result: ProbeResult, out: Path) -> None:
     """Writes the report and prints the score and where to look."""
     from thinsection.probe.page import interval_words, write_probe_report
 
     page = write_probe_report(result, out)
-    typer.echo(
-        f"{result.probe} on {result.dataset}: {result.metric_words} {result.score:.4f}"
-    )
-    told = (interval_words(result), f"settings: {selection_words(result)}")
-    for line in (*told, *result.remarks, page):
-        typer.echo(f"  {line}")
+    score = f"{result.metric_words} {result.score:.4f}"
+    typer.echo(f"{result.probe} on {result.dataset}: {score}")
+    typer.echo(f"  {interval_words(result)}")
+    typer.echo(f"  settings: {selection_words(result)}")
+    for remark in result.remarks:
+        typer.echo(f"  {remark}")
+    typer.echo(f"  {page}")
 
 
-def _compare(folders: Folders, out: Out, metric: Metric = None) -> None:
+def _compare(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="A B...", help="Folders of results, one an encoder, or a grid's."
+        ),
+    ],
+    out: Out,
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="Instead of each probe's own.")
+    ] = None,
+) -> None:
     """Encoders beside each other: differences with interval and test, ranks, one page.
 
     Of results of the same rows, folds and protocol; every encoder sees the same resamples.
@@ -112,7 +124,17 @@ def _compare(folders: Folders, out: Out, metric: Metric = None) -> None:
 
 
 @with_config("thinsection.probe.grid:ProbeGridConfig")
-def _grid(data: Annotated[list[Path], DATA], out: GridOut, config: Any) -> None:
+def _grid(
+    data: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DATA...",
+            help="Manifests, folders, tile embeddings, case tables.",
+        ),
+    ],
+    out: GridOut,
+    config: Any,
+) -> None:
     """Every combination of DATA, encoders, seeds and probes, each a job of an executor.
 
     Exit code 0: all are done; 3: some failed.
@@ -126,14 +148,21 @@ def _grid(data: Annotated[list[Path], DATA], out: GridOut, config: Any) -> None:
     """
     from thinsection.probe.grid import TABLE_NAME, run_probes
 
-    _told(
-        run_probes(data, out=out, config=config, on_message=typer.echo),
-        out / TABLE_NAME,
-    )
+    rows = run_probes(data, out=out, config=config, on_message=typer.echo)
+    _print_rows_and_exit(rows, out / TABLE_NAME)
 
 
 @with_config("thinsection.probe.grid:BenchConfig")
-def _bench(suite: Annotated[Path, SUITE], out: GridOut, config: Any) -> None:
+def _bench(
+    suite: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SUITE.toml", help="Encoders and tasks (docs/probes.md)."
+        ),
+    ],
+    out: GridOut,
+    config: Any,
+) -> None:
     """Every encoder of a suite on every task, as jobs of an executor: resumed where it stopped.
 
     Writes suite.json and comparison.html. Exit code 0: all are done; 3: some failed.
@@ -142,13 +171,14 @@ def _bench(suite: Annotated[Path, SUITE], out: GridOut, config: Any) -> None:
     """
     from thinsection.probe.grid import run_suite
 
-    _told(run_suite(suite, out, config, on_message=typer.echo), out / "suite.json")
+    rows = run_suite(suite, out, config, on_message=typer.echo)
+    _print_rows_and_exit(rows, out / "suite.json")
 
 
-def _told(rows: Sequence[Any], file: Path) -> None:
-    """Prints a line per score and where they all are."""
+def _print_rows_and_exit(rows: Sequence["ProbeRow"], file: Path) -> None:
+    """Prints a line per score and where they all are; exit code 3 where a job failed."""
     for row in rows:
-        score = f"{row.metric} {row.score:.4f}" if row.score is not None else row.error
+        score = row.error if row.score is None else f"{row.metric} {row.score:.4f}"
         typer.echo(f"{row.job}: {row.status}, {row.probe}: {score}")
     typer.echo(file)
     raise typer.Exit(3 if any(row.status == "failed" for row in rows) else 0)

@@ -11,11 +11,11 @@ from rich.text import Text
 from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.results import describe
 
-_FIRST_LINE_S, _LINE_EVERY_S = (
-    5.0,
-    60.0,
-)  # without a terminal: the pause doubles up to this
-_WINDOW_S = 20.0  # of the rate that is shown
+# without a terminal: the pause between two lines doubles from the first to the second
+_FIRST_LINE_S = 5.0
+_LINE_EVERY_S = 60.0
+# of the rate that is shown
+_WINDOW_S = 20.0
 # a time left is extrapolated from at least so much work
 _LEAST_WORK_S = 5.0
 _LEAST_WORK_SHARE = 0.02
@@ -29,95 +29,106 @@ class RunProgress:
     """
 
     def __init__(self, console: Console, num_slides: int) -> None:
-        self._console, self._num_slides = console, num_slides
+        self._console = console
+        self._num_slides = num_slides
         self.bar = Progress(
-            *(
-                SpinnerColumn(),
-                TextColumn("{task.completed:.1f}/{task.total} slides"),
-                BarColumn(),
-            ),
+            SpinnerColumn(),
+            TextColumn("{task.completed:.1f}/{task.total} slides"),
+            BarColumn(),
             TextColumn("{task.description}"),
             console=console,
             disable=not console.is_terminal,
         )
         self._task = self.bar.add_task("starting", total=num_slides)
         self._lock = threading.Lock()
-        self._expected: dict[str, int] = {}  # tiles of the slides at work
-        self._seen: set[str] = set()  # phases that were told
-        self._recent: deque[tuple[float, int]] = deque()  # when, and tiles so far
+        # tiles of the slides at work
+        self._expected_tiles: dict[str, int] = {}
+        self._seen_phases: set[str] = set()
+        # (time, tiles so far) of the events within the window
+        self._recent: deque[tuple[float, int]] = deque()
         self._started = time.monotonic()
-        self._first: tuple[float, float] | None = (
-            None  # when work began, and slides done then
-        )
-        self._tiles = self._ended = 0
-        self._share, self._bound = (
-            0.0,
-            "",
-        )  # slides' worth of tiles done; the bottleneck
-        self._next_line, self._pause = self._started + _FIRST_LINE_S, _FIRST_LINE_S
+        # (time, slides done) when the last phase began
+        self._first_work: tuple[float, float] | None = None
+        self._num_tiles = 0
+        self._num_ended = 0
+        # slides' worth of tiles that are done of the slides at work
+        self._share_done = 0.0
+        self._bottleneck = ""
+        self._pause_s = _FIRST_LINE_S
+        self._next_line = self._started + _FIRST_LINE_S
 
     def __call__(self, event: RunEvent) -> None:
         """Takes one event; any thread."""
         with self._lock:
             if event.kind == "opening":
-                self._phase("opening slides", f"opening slides, then {event.text}")
-            elif event.kind == "started":
-                self._expected[event.slide_id] = max(1, event.num_tiles)
-            elif event.kind == "tiles":
-                self._phase("first batch", "first batch")
-                self._tiles, self._bound = self._tiles + event.num_tiles, event.text
-                share = event.num_tiles / self._expected.get(
-                    event.slide_id, event.num_tiles
+                self._begin_phase(
+                    "opening slides", f"opening slides, then {event.text}"
                 )
-                self._share = min(self._share + share, len(self._expected) or 1)
+            elif event.kind == "started":
+                self._expected_tiles[event.slide_id] = max(1, event.num_tiles)
+            elif event.kind == "tiles":
+                self._begin_phase("first batch", "first batch")
+                self._add_tiles(event)
             elif event.kind == "waiting":
                 self.say(f"{event.slide_id}: waiting, {event.text}")
             elif event.kind == "ended" and event.result is not None:
-                if self._expected.pop(event.slide_id, None):
-                    self._share = max(0.0, self._share - 1)
-                self._ended += 1
-                bad = "red" if event.result.status in ("failed", "empty") else ""
-                self.say(describe(event.result), style=bad)
+                if self._expected_tiles.pop(event.slide_id, None):
+                    self._share_done = max(0.0, self._share_done - 1)
+                self._num_ended += 1
+                is_bad = event.result.status in ("failed", "empty")
+                self.say(describe(event.result), style="red" if is_bad else "")
             self._show()
 
     def say(self, text: str, *, style: str = "") -> None:
         """Prints a line above the bar."""
         self._console.print(Text(text, style=style), highlight=False, soft_wrap=True)
 
-    def _phase(self, name: str, text: str) -> None:
+    def _add_tiles(self, event: RunEvent) -> None:
+        """Counts the tiles of an event, and what share of their slide they are."""
+        self._num_tiles += event.num_tiles
+        self._bottleneck = event.text
+        expected = self._expected_tiles.get(event.slide_id, event.num_tiles)
+        share_done = self._share_done + event.num_tiles / expected
+        self._share_done = min(share_done, len(self._expected_tiles) or 1)
+
+    def _begin_phase(self, name: str, text: str) -> None:
         """A line when something begins for the first time, and how far into the run that was."""
-        if name not in self._seen:
-            self._seen.add(name)
-            now = time.monotonic()
-            self._first = (now, self._ended + self._share)
-            self.say(f"{text}, after {now - self._started:.1f} s")
+        if name in self._seen_phases:
+            return
+        self._seen_phases.add(name)
+        now = time.monotonic()
+        self._first_work = (now, self._num_ended + self._share_done)
+        self.say(f"{text}, after {now - self._started:.1f} s")
 
     def _show(self) -> None:
-        now, done = time.monotonic(), min(self._ended + self._share, self._num_slides)
-        self._recent.append((now, self._tiles))
+        """Updates the bar; without a terminal, prints a line where one is due."""
+        now = time.monotonic()
+        done = min(self._num_ended + self._share_done, self._num_slides)
+        self._recent.append((now, self._num_tiles))
         while self._recent[0][0] < now - _WINDOW_S:
             self._recent.popleft()
-        (before, tiles), parts = self._recent[0], []
-        if self._tiles:
-            rate = (self._tiles - tiles) / max(now - before, 1e-3)
-            parts = [
-                f"{self._tiles:,} tiles",
-                f"{rate:.0f} tiles/s",
-                *filter(None, [self._bound]),
-            ]
-        if (left := self._seconds_left(now, done)) is not None:
-            parts.append(f"{clock(left)} left")
+        parts = []
+        if self._num_tiles:
+            before, tiles_before = self._recent[0]
+            rate = (self._num_tiles - tiles_before) / max(now - before, 1e-3)
+            parts += [f"{self._num_tiles:,} tiles", f"{rate:.0f} tiles/s"]
+            if self._bottleneck:
+                parts.append(self._bottleneck)
+        seconds_left = self._seconds_left(now, done)
+        if seconds_left is not None:
+            parts.append(f"{clock(seconds_left)} left")
         self.bar.update(self._task, completed=done, description=", ".join(parts))
         if not self._console.is_terminal and now >= self._next_line:
-            self._pause = min(2 * self._pause, _LINE_EVERY_S)
-            self._next_line = now + self._pause
-            self.say(", ".join([f"{self._ended}/{self._num_slides} slides", *parts]))
+            self._pause_s = min(2 * self._pause_s, _LINE_EVERY_S)
+            self._next_line = now + self._pause_s
+            slides = f"{self._num_ended}/{self._num_slides} slides"
+            self.say(", ".join([slides, *parts]))
 
     def _seconds_left(self, now: float, done: float) -> float | None:
         """Seconds that the rest will take; None while too little work says so."""
-        if self._first is None or done >= self._num_slides:
+        if self._first_work is None or done >= self._num_slides:
             return None
-        began, done_before = self._first
+        began, done_before = self._first_work
         seconds = now - began
         worked = done - done_before
         to_do = self._num_slides - done_before
@@ -127,10 +138,12 @@ class RunProgress:
 
 
 def clock(seconds: float) -> str:
-    """'45 s', '12 min', '3.5 h'."""
+    """A time in short: '45 s', '12 min', '3.5 h'."""
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def say(text: str) -> None:

@@ -8,31 +8,31 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from thinsection.cli.main import with_config
+from thinsection.cli.flags import with_config
 from thinsection.pipeline.peer_export import LAYOUTS, export_peer
 from thinsection.types import format_bytes
+
+if TYPE_CHECKING:
+    from thinsection.pipeline.folder import Results
+    from thinsection.pipeline.records import Record
+    from thinsection.store.cache.writer import CacheEntry
 
 FolderArgument = Annotated[
     Path, typer.Argument(help="A results folder.", show_default=False)
 ]
-if TYPE_CHECKING:
-    from thinsection.pipeline.folder import Results
-
-_ROOT = typer.Option(
-    "--cache-dir", help="Folder of caches. [default: the user's cache folder]"
-)
-Root = Annotated[Path | None, _ROOT]
-_GRID = typer.Option(help="Which tile grid, where there are several.")
-_FEATURES = typer.Option(help="Which embeddings, where there are several.")
-Features = Annotated[str | None, _FEATURES]
-Paths = Annotated[
-    list[str], typer.Argument(help="Slides, folders, cohort CSV, results.")
+Features = Annotated[
+    str | None, typer.Option(help="Which embeddings, where there are several.")
 ]
-H5ad = Annotated[Path, typer.Option(help="The .h5ad file.")]
-GeoJson = Annotated[Path, typer.Option(help="Folder of the GeoJSON files.")]
-Name = Annotated[str, typer.Argument(help="A name that `cache ls` shows.")]
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-dir", help="Folder of caches. [default: the user's cache folder]"
+    ),
+]
+CacheName = Annotated[str, typer.Argument(help="A name that `cache ls` shows.")]
 
-EXIT_DAMAGED, EXIT_SOME_LEFT_OUT = 1, 3
+EXIT_DAMAGED = 1
+EXIT_SOME_LEFT_OUT = 3
 
 app = typer.Typer()
 exports = typer.Typer(
@@ -74,31 +74,38 @@ def _show_results(name: str, results: "Results") -> None:
     width = max([len(row.address) for row in results.folders], default=0)
     print(f"{name}: {len(results.slides)} slides")
     for row in results.folders:
-        facts = [
-            str(row.facts[n]) for n in ("encoder", "slide_encoder") if row.facts.get(n)
-        ]
-        facts += [
-            f"dim {row.facts[n]}" for n in ("dim", "slide_dim") if row.facts.get(n)
-        ]
+        facts = []
+        for key in ("encoder", "slide_encoder"):
+            if row.facts.get(key):
+                facts.append(str(row.facts[key]))
+        for key in ("dim", "slide_dim"):
+            if row.facts.get(key):
+                facts.append(f"dim {row.facts[key]}")
         size = f"{row.num_slides:>6} slides  {format_bytes(row.num_bytes):>10}"
         print(f"  {row.address:<{width}}  {size}  {', '.join(facts)}".rstrip())
     for slide_id, error in results.failures().items():
         print(f"  failed: {slide_id}: {error}")
     for record in results.records:
-        counts = record.document.get("counts")
-        told = (
-            ", ".join(f"{n} {s}" for s, n in counts.items() if n)
-            if counts
-            else "not finished"
-        )
-        print(
-            f"  records/{record.folder.name}  {record.document.get('command')}: {told}"
-        )
+        command = record.document.get("command")
+        print(f"  records/{record.folder.name}  {command}: {_outcome(record)}")
+
+
+def _outcome(record: "Record") -> str:
+    """How an invocation ended: '3 done, 1 failed'."""
+    counts = record.document.get("counts")
+    if not counts:
+        return "not finished"
+    return ", ".join(f"{count} {status}" for status, count in counts.items() if count)
 
 
 @app.command("view")
 @with_config("thinsection.view:ViewConfig")
-def view(paths: Paths, config: Any = None) -> None:
+def view(
+    paths: Annotated[
+        list[str], typer.Argument(help="Slides, folders, cohort CSV, results.")
+    ],
+    config: Any = None,
+) -> None:
     """Look at slides in the browser: deep zoom, layers of results, similar tiles. Read-only.
 
     Examples:
@@ -128,7 +135,8 @@ def efficiency(folder: FolderArgument) -> None:
     """
     from thinsection.pipeline.records import efficiency as analyse
 
-    (analysis, page), console = analyse(folder), Console()
+    analysis, page = analyse(folder)
+    console = Console()
     table = Table("resource", "requested", "used", "share")
     for share in analysis.shares:
         part = "" if share.fraction is None else f"{share.fraction:.0%}"
@@ -136,23 +144,26 @@ def efficiency(folder: FolderArgument) -> None:
     console.print(table)
     for warning in analysis.warnings:
         console.print(f"warning: {warning}", style="bold red", markup=False)
-    lines = [analysis.bottleneck]
+    console.print(analysis.bottleneck, markup=False)
     if analysis.next_request is not None:
-        asked = (f"  {line}" for line in analysis.next_request.sbatch_lines())
-        lines += ["ask for this next time:", *asked]
-    console.print("\n".join([*lines, f"page: {page}"]), markup=False)
+        console.print("ask for this next time:", markup=False)
+        for line in analysis.next_request.sbatch_lines():
+            console.print(f"  {line}", markup=False)
+    console.print(f"page: {page}", markup=False)
 
 
-def _end(left_out: list[str], line: str) -> None:
-    """Says what was left out and what was done; exit code 3 where something was."""
-    print(*left_out, line, sep="\n")
+def _print_and_exit(left_out: list[str], summary: str) -> None:
+    """Prints what was left out and what was done; exit code 3 where something was."""
+    print(*left_out, summary, sep="\n")
     if left_out:
         raise typer.Exit(EXIT_SOME_LEFT_OUT)
 
 
 @exports.command("anndata")
 def export_anndata(
-    folder: FolderArgument, out: H5ad, features: Features = None
+    folder: FolderArgument,
+    out: Annotated[Path, typer.Option(help="The .h5ad file.")],
+    features: Features = None,
 ) -> None:
     """X = tile embeddings, obsm['spatial'] = coordinates; for scanpy, squidpy and LazySlide.
 
@@ -160,14 +171,18 @@ def export_anndata(
     """
     from thinsection.pipeline.anndata import export_anndata as export
 
-    left: list[str] = []
-    count = export(folder, out, features=features, on_damage=left.append)
-    _end(left, f"wrote {count} tiles to {out}")
+    left_out: list[str] = []
+    num_tiles = export(folder, out, features=features, on_damage=left_out.append)
+    _print_and_exit(left_out, f"wrote {num_tiles} tiles to {out}")
 
 
 @exports.command("qupath")
 def export_qupath(
-    folder: FolderArgument, out: GeoJson, grid: Annotated[str | None, _GRID] = None
+    folder: FolderArgument,
+    out: Annotated[Path, typer.Option(help="Folder of the GeoJSON files.")],
+    grid: Annotated[
+        str | None, typer.Option(help="Which tile grid, where there are several.")
+    ] = None,
 ) -> None:
     """A GeoJSON file a slide: outlines as annotations, tiles with their columns as detections.
 
@@ -176,13 +191,14 @@ def export_qupath(
     from thinsection.pipeline.qupath import SCRIPT
     from thinsection.pipeline.qupath import export_qupath as export
 
-    left: list[str] = []
-    count = export(folder, out, grid=grid, on_left_out=left.append)
-    _end(left, f"{count} slides are in {out}; {SCRIPT} there imports them")
+    left_out: list[str] = []
+    num_slides = export(folder, out, grid=grid, on_left_out=left_out.append)
+    summary = f"{num_slides} slides are in {out}; {SCRIPT} there imports them"
+    _print_and_exit(left_out, summary)
 
 
-def _exporter(tool: str) -> Callable[..., None]:
-    """The command `export TOOL`."""
+def _export_command(tool: str) -> Callable[..., None]:
+    """The command `export TOOL` of a layout, which another package may have brought."""
 
     def export(
         folder: FolderArgument,
@@ -190,20 +206,23 @@ def _exporter(tool: str) -> Callable[..., None]:
         features: Features = None,
         copy: Annotated[bool, typer.Option(help="Copies, no links.")] = False,
     ) -> None:
-        left: list[str] = []
-        how: dict[str, Any] = {
-            "features": features,
-            "copy": copy,
-            "on_left_out": left.append,
-        }
-        count = export_peer(folder, out, tool, **how)
-        _end(left, f"{count} slides are in {out} as {tool} reads them")
+        left_out: list[str] = []
+        num_slides = export_peer(
+            folder,
+            out,
+            tool,
+            features=features,
+            copy=copy,
+            on_left_out=left_out.append,
+        )
+        summary = f"{num_slides} slides are in {out} as {tool} reads them"
+        _print_and_exit(left_out, summary)
 
     return export
 
 
 for _layout in LAYOUTS:
-    exports.command(_layout.name, help=_layout.help)(_exporter(_layout.name))
+    exports.command(_layout.name, help=_layout.help)(_export_command(_layout.name))
 
 
 @app.command("import")
@@ -224,10 +243,16 @@ def import_folder(
     """
     from thinsection.pipeline.peer_import import import_peer
 
-    left: list[str] = []
-    how: dict[str, Any] = {"encoder": encoder, "on_left_out": left.append}
-    count = import_peer(folder, out, tool, slides=slides or (), **how)
-    _end(left, f"{count} slides of {tool} are in {out}")
+    left_out: list[str] = []
+    num_slides = import_peer(
+        folder,
+        out,
+        tool,
+        slides=slides or (),
+        encoder=encoder,
+        on_left_out=left_out.append,
+    )
+    _print_and_exit(left_out, f"{num_slides} slides of {tool} are in {out}")
 
 
 @app.command("verify")
@@ -238,9 +263,9 @@ def verify(folder: FolderArgument) -> None:
 
     Example: thinsection verify results
     """
-    from thinsection.pipeline.verify import verify as verified
+    from thinsection.pipeline.verify import verify as verify_folder
 
-    checked, damaged = verified(folder)
+    checked, damaged = verify_folder(folder)
     print(*damaged, f"{checked} checksums, {len(damaged)} damaged", sep="\n")
     if damaged:
         print(
@@ -250,47 +275,55 @@ def verify(folder: FolderArgument) -> None:
 
 
 @caches.command("ls")
-def list_caches(cache_dir: Root = None) -> None:
+def list_caches(cache_dir: CacheDir = None) -> None:
     """Lists caches with their size, shape, stored dtypes and state."""
     from thinsection.store import cache
 
-    entries = cache.list_caches(root := cache_dir or cache.default_root())
+    root = cache_dir or cache.default_root()
+    entries = cache.list_caches(root)
     for entry in entries:
-        facts = [entry.name, entry.state, format_bytes(entry.data_bytes)]
-        if (manifest := entry.manifest) is not None:
-            facts.append(" x ".join(map(str, manifest.shape)))
-            facts.append(
-                ", ".join(f"{n} rows {d}" for d, n in manifest.dtype_rows.items())
-            )
-            facts.append(manifest.created)
-            if manifest.loss is not None:
-                facts.append(f"lossy, largest error {manifest.loss.max_abs_error:.3g}")
-        elif entry.state == "unfinished":
-            facts.append(f"{entry.rows_kept} rows kept; the same command continues")
-        else:
-            facts.append(str(entry.problem))
-        print(*facts, sep="  ")
+        size = format_bytes(entry.data_bytes)
+        print(entry.name, entry.state, size, *_cache_facts(entry), sep="  ")
     print(f"{len(entries)} caches in {root}")
 
 
+def _cache_facts(entry: "CacheEntry") -> list[str]:
+    """The manifest of a whole cache, or how far one has come, or what is wrong with it."""
+    manifest = entry.manifest
+    if manifest is None:
+        if entry.state == "unfinished":
+            return [f"{entry.rows_kept} rows kept; the same command continues"]
+        return [str(entry.problem)]
+    dtypes = [f"{count} rows {dtype}" for dtype, count in manifest.dtype_rows.items()]
+    facts = [
+        " x ".join(str(length) for length in manifest.shape),
+        ", ".join(dtypes),
+        manifest.created,
+    ]
+    if manifest.loss is not None:
+        facts.append(f"lossy, largest error {manifest.loss.max_abs_error:.3g}")
+    return facts
+
+
 @caches.command("verify")
-def verify_cache(name: Name, cache_dir: Root = None) -> None:
+def verify_cache(name: CacheName, cache_dir: CacheDir = None) -> None:
     """Reads every byte of a cache against its checksums; exit code 1 if one is wrong."""
     from thinsection.store import cache
 
-    if damaged := cache.verify_cache(cache_dir or cache.default_root(), name):
-        shown = ", ".join(map(str, damaged[:10])) + (
-            ", ..." if len(damaged) > 10 else ""
-        )
+    damaged = cache.verify_cache(cache_dir or cache.default_root(), name)
+    if damaged:
+        rows = ", ".join(str(row) for row in damaged[:10])
+        if len(damaged) > 10:
+            rows += ", ..."
         print(
-            f"{name}: {len(damaged)} damaged rows ({shown}); remove it and compute it again"
+            f"{name}: {len(damaged)} damaged rows ({rows}); remove it and compute it again"
         )
         raise typer.Exit(EXIT_DAMAGED)
     print(f"{name}: whole")
 
 
 @caches.command("rm")
-def remove_cache(name: Name, cache_dir: Root = None) -> None:
+def remove_cache(name: CacheName, cache_dir: CacheDir = None) -> None:
     """Removes a cache; refused while a process writes it."""
     from thinsection.store import cache
 

@@ -7,40 +7,61 @@
                 +-- alone, in less memory, on the next rung of the settings
                                         +-> died again, no rung left: recorded as lost
 
-What is tried again waits until the others have ended, in a backend that is opened anew: so a next
-rung can be a larger worker, another card or a second array alike.
+Entries that are tried again (`retry.py`) wait until the others have ended, in a backend that is
+opened anew: so a next rung can be a larger worker, another card or a second array alike.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from thinsection.errors import ClusterError, ThinsectionError
-from thinsection.jobs.contract import (
+from thinsection.jobs.backend import (
     Backend,
-    Ended,
     Job,
+    OnMessage,
+    Site,
+    Try,
+    ignore_event,
+    ignore_message,
+    load_backend,
+)
+from thinsection.jobs.executor import ExecutorConfig, chosen_executor
+from thinsection.jobs.retry import Outcome, RetryPolicy, close_job, merge_tries
+from thinsection.jobs.task import (
+    AnyReport,
+    AnyTask,
+    Entry,
     OnEvent,
     Report,
     Result,
-    Site,
     Task,
-    Try,
-)
-from thinsection.jobs.executor import (
-    EXECUTORS,
-    Entry,
-    ExecutorConfig,
-    Rung,
-    Want,
-    chosen_executor,
 )
 
-Tell = Callable[
-    [Report[Any], Sequence[Any]], None
-]  # a report, and its results without an event
+
+@dataclass(frozen=True)
+class Listener:
+    """Who hears of results, and of the events that their worker could not send."""
+
+    task: AnyTask
+    on_report: Callable[[AnyReport], None]
+    on_event: OnEvent
+
+    def tell(self, report: AnyReport, silent_results: Sequence[object]) -> None:
+        """Hands on a report, and an event for each result whose worker sent none."""
+        if report.results or report.stage_seconds:
+            self.on_report(report)
+        for result in silent_results:
+            event = self.task.ended(result)
+            if event is not None:
+                self.on_event(event)
+
+    def tell_outcome(self, outcome: Outcome, *, carries_events: bool) -> None:
+        """Hands on what a job ended in; `carries_events`: its worker has sent its own events."""
+        num_sent = outcome.num_from_worker if carries_events else 0
+        self.tell(outcome.report, outcome.report.results[num_sent:])
 
 
 def execute(
@@ -50,61 +71,77 @@ def execute(
     *,
     folder: Path,
     on_report: Callable[[Report[Result]], None],
-    on_event: OnEvent = lambda event: None,
-    on_message: Callable[[str], None] = lambda text: None,
+    on_event: OnEvent = ignore_event,
+    on_message: OnMessage = ignore_message,
     cluster: Any = None,
 ) -> None:
     """Returns when every entry was reported exactly once, in any order.
 
-    Entries that are finished already are not sent to another process. `folder` is that of this
-    invocation's records, absolute, seen by every worker; it gets logs and arrays. `on_report` is
-    called in this thread as chunks end, `on_event` from any thread as far as the executor carries
-    progress; `cluster` is a Dask client or cluster that stands in place of what the settings name.
-    Raises ThinsectionError (settings, weights or the cluster; not a bad entry) and Submitted (the
-    settings say not to wait for the batch system).
+    Entries that are finished already are not sent to another process.
+
+    Args:
+        entries: what to work on.
+        task: the work.
+        config: where and how wide.
+        folder: folder of this invocation's records, absolute, seen by every worker; it gets logs
+            and arrays.
+        on_report: called in this thread as chunks end.
+        on_event: called from any thread, as far as the executor carries progress.
+        on_message: called with lines for the person who waits.
+        cluster: a Dask client or cluster that stands in place of what the settings name.
+
+    Raises:
+        ThinsectionError: settings, weights or the cluster; not a bad entry.
+        Submitted: the settings say not to wait for the batch system.
     """
-
-    def tell(report: Report[Any], silent: Sequence[Any]) -> None:
-        if report.results or report.stage_seconds:
-            on_report(report)
-        for event in map(task.ended, silent):
-            if event is not None:
-                on_event(event)
-
-    backend_type = EXECUTORS.load(chosen_executor(config, cluster=cluster))
-    found = [task.finished(e) if backend_type.asks_finished else None for e in entries]
-    done = tuple(result for result in found if result is not None)
-    tell(Report(results=done), done)
-    missing = tuple(entry for entry, result in zip(entries, found) if result is None)
-    if done:
-        on_message(f"{len(done)} of {len(entries)} are done and left out")
-    tries = deque([Try(entries=missing, task=task)] if missing else [])
+    backend_type = load_backend(chosen_executor(config, cluster=cluster))
+    listener = Listener(task, on_report, on_event)
+    missing: Sequence[Entry] = entries
+    if backend_type.asks_finished:
+        missing = _report_finished(entries, task, listener, on_message)
+    tries = deque([Try(entries=tuple(missing), task=task)] if missing else [])
     while tries:
         site = Site(config, tries.popleft(), folder, on_event, on_message, cluster)
         with backend_type(site) as backend:
-            again = _work(backend, tell)
-        tries.extend(together(again))
+            retries = work_on(backend, listener)
+        tries.extend(merge_tries(retries))
 
 
-def _work(backend: Backend, tell: Tell) -> list[Try]:
-    """Sends all jobs of a try, reports what ended, returns what must be tried again."""
-    site, attempt = backend.site, backend.site.attempt
-    task = backend.fit(attempt.task)
-    chunks = (
-        [(e,) for e in attempt.entries]
-        if attempt.alone
-        else backend.chunks(attempt.entries)
-    )
-    jobs = deque(Job(entries=tuple(chunk), task=task) for chunk in chunks)
-    running = 0
-    again: list[Try] = []
-    while jobs or running:
+def _report_finished(
+    entries: Sequence[Entry],
+    task: Task[Entry, Result],
+    listener: Listener,
+    on_message: OnMessage,
+) -> list[Entry]:
+    """Reports the entries that are done already, and returns the others."""
+    results: list[Result] = []
+    missing: list[Entry] = []
+    for entry in entries:
+        result = task.finished(entry)
+        if result is None:
+            missing.append(entry)
+        else:
+            results.append(result)
+    if results:
+        listener.tell(Report(results=tuple(results)), results)
+        on_message(f"{len(results)} of {len(entries)} are done and left out")
+    return missing
+
+
+def work_on(backend: Backend, listener: Listener) -> list[Try]:
+    """Sends all jobs of a backend's try, reports what ended, and returns the next tries."""
+    site = backend.site
+    policy = RetryPolicy(site.attempt, site.config, backend.climbs)
+    jobs = deque(_first_jobs(backend))
+    num_running = 0
+    retries: list[Try] = []
+    while jobs or num_running:
         room = min(backend.room(), len(jobs))
-        if room:
+        if room > 0:
             backend.send([jobs.popleft() for _ in range(room)])
-            running += room
+            num_running += room
         for ended in backend.poll(waiting=len(jobs)):
-            running -= 1
+            num_running -= 1
             error = ended.error
             if isinstance(error, ThinsectionError) and not isinstance(
                 error, ClusterError
@@ -114,88 +151,17 @@ def _work(backend: Backend, tell: Tell) -> list[Try]:
                 site.on_message(f"a task failed ({ended.reason}): sent again")
                 jobs.append(replace(ended.job, failures=ended.job.failures + 1))
                 continue
-            settled = settle(ended, site, backend.climbs)
-            results = settled.report.results
-            tell(
-                settled.report,
-                results[settled.num_told if backend.carries_events else 0 :],
-            )
-            again += settled.again
-    return again
+            outcome = close_job(ended, policy, on_message=site.on_message)
+            listener.tell_outcome(outcome, carries_events=backend.carries_events)
+            retries += outcome.retries
+    return retries
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settled:
-    """What is made of the end of a job."""
-
-    entries: tuple[Any, ...]  # of which there is a last word
-    report: Report[
-        Any
-    ]  # theirs: what the worker told, then what was found or recorded here
-    num_told: int  # results that the worker has told
-    again: tuple[Try, ...]
-
-
-def settle(
-    ended: Ended,
-    site: Site,
-    climbs: Collection[Want],  # what a next try can have more of
-    *,
-    skip: Callable[[Any], bool] = lambda entry: (
-        False
-    ),  # not this job's business any more
-) -> Settled:
-    """What becomes of each entry of a job that ended: the policy of deaths, written here only.
-
-    An entry of which there is no report is asked for in the files first. Where its worker died it
-    is tried alone, in less memory and on the next rung; who dies alone climbs on, and is lost where
-    the rungs end. An entry that failed for want of memory climbs too, where there is a rung.
-    """
-    attempt, task = site.attempt, site.attempt.task
-
-    def above(want: Want | None) -> Rung | None:
-        return (
-            site.config.above(attempt.rung, want) if want and want in climbs else None
-        )
-
-    report = ended.report or Report(results=())
-    again: list[Try] = []
-    ends: list[tuple[Any, Any]] = []
-    for entry, result in zip(ended.job.entries, report.results):
-        if (rung := None if skip(entry) else above(task.starved(result))) is None:
-            ends.append((entry, result))
-        else:
-            again.append(attempt.again([entry], rung, ended.granted))
-    num_told = len(ends)
-    rest = [
-        (entry, task.finished(entry))
-        for entry in ended.job.entries[len(report.results) :]
-    ]
-    ends += [(entry, done) for entry, done in rest if done is not None]
-    left = [entry for entry, done in rest if done is None and not skip(entry)]
-    rung = above(ended.want)
-    if left and ended.how == "died" and (rung or not attempt.alone):
-        again.append(attempt.again(left, rung or attempt.rung, ended.granted))
-        who = f"{len(left)} entries: each" if len(left) > 1 else "1 entry: it"
-        site.on_message(f"a worker died with {who} is tried alone")
-    else:
-        many = f"{attempt.number} times, at last"
-        times = "twice, the second time" if attempt.number == 2 else many
-        reason = ended.reason + (f", {times} alone" if attempt.alone else "")
-        ends += [(entry, task.lost(entry, reason)) for entry in left]
-    entries, results = zip(*ends, strict=True) if ends else ((), ())
-    report = replace(report, results=results)
-    return Settled(
-        entries=entries, report=report, num_told=num_told, again=tuple(again)
-    )
-
-
-def together(tries: Sequence[Try]) -> list[Try]:
-    """The tries with the entries of equal rungs together."""
-    found: dict[Rung, Try] = {}
-    for one in tries:
-        known = found.get(one.rung)
-        found[one.rung] = (
-            replace(one, entries=(*known.entries, *one.entries)) if known else one
-        )
-    return list(found.values())
+def _first_jobs(backend: Backend) -> list[Job]:
+    """The jobs of a backend's try; after a death each entry is alone."""
+    attempt = backend.site.attempt
+    task = backend.fit(attempt.task)
+    if attempt.alone:
+        return [Job(entries=(entry,), task=task) for entry in attempt.entries]
+    chunks = backend.chunks(attempt.entries)
+    return [Job(entries=tuple(chunk), task=task) for chunk in chunks]

@@ -1,71 +1,67 @@
-"""The settings of executors, the list of them, and how entries are cut into their chunks.
+"""The settings of executors and the list of them.
 
-Where the settings list several sizes of memory or several cards, the first is for everybody and
+Where the settings list several sizes of memory or several cards, the first is for every entry and
 each further one for the entries that died for want of it: a ladder, on which `Rung` is a place.
 """
 
-import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal
 
 from thinsection.config import option
-from thinsection.errors import ConfigError, require
-from thinsection.registry import Entry as Named
-from thinsection.registry import Registry
+from thinsection.errors import ConfigError
+from thinsection.registry import Entry, Registry
 from thinsection.types import parse_bytes
-from thinsection.usage.monitor import read_limits
+from thinsection.usage.limits import read_limits
 
-if TYPE_CHECKING:
-    from thinsection.jobs.contract import Backend
+# resource whose lack ended a worker or an entry
+Want = Literal["memory", "gpu"]
 
-Entry = TypeVar("Entry")
-Want = Literal["memory", "gpu"]  # what a worker or an entry may die for want of
-
-LOGS = "logs"  # folder of the workers' logs below that of an invocation's records
-MAX_CHUNK_ENTRIES = 16
-MAX_ARRAY = (
-    1000  # Slurm's default MaxArraySize is 1001, the first index that is refused
-)
+# folder of the workers' logs below that of an invocation's records
+LOGS = "logs"
 CPUS_PER_WORKER = 4
-ARRAY_WORKERS = 8  # of a batch system, where --workers does not say it
-_CHUNKS_PER_WORKER = (
-    4  # enough that a slow one at the end does not leave the others idle
-)
-_WORD = re.compile(
-    r"[^\s\"'\\#\x00-\x1f\x7f]+"
-)  # what a scheduler's directive takes unquoted
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# a value that a scheduler's directive takes unquoted
+_WORD = re.compile(r"[^\s\"'\\#\x00-\x1f\x7f]+")
 
-_INLINE = "This process, one entry or stream after the other."
-_DASK = "Dask workers: local, a scheduler's, or jobs of a batch system."
-_OURS: tuple[tuple[str, str, str, tuple[str, ...], str | None], ...] = (
-    ("inline", "contract:InlineBackend", _INLINE, (), None),
-    ("pool", "pool:PoolBackend", "Worker processes on this node.", (), None),
-    ("dask", "dask:DaskBackend", _DASK, ("dask", "distributed"), "cluster"),
-    (
-        "ray",
-        "ray:RayBackend",
-        "Tasks on a local Ray or a running cluster.",
-        ("ray",),
-        "ray",
+_BUILT_IN = (
+    Entry(
+        name="inline",
+        help="This process, one entry or stream after the other.",
+        target="thinsection.jobs.inline:InlineBackend",
     ),
-    ("slurm", "slurm:SlurmBackend", "A job array of Slurm.", (), None),
+    Entry(
+        name="pool",
+        help="Worker processes on this node.",
+        target="thinsection.jobs.pool:PoolBackend",
+    ),
+    Entry(
+        name="dask",
+        help="Dask workers: local, a scheduler's, or jobs of a batch system.",
+        target="thinsection.jobs.dask:DaskBackend",
+        needs=("dask", "distributed"),
+        extra="cluster",
+    ),
+    Entry(
+        name="ray",
+        help="Tasks on a local Ray or a running cluster.",
+        target="thinsection.jobs.ray:RayBackend",
+        needs=("ray",),
+        extra="ray",
+    ),
+    Entry(
+        name="slurm",
+        help="A job array of Slurm.",
+        target="thinsection.jobs.slurm:SlurmBackend",
+    ),
 )
-_BUILT_IN = [
-    Named(name=n, help=h, target=f"thinsection.jobs.{t}", needs=needs, extra=extra)
-    for n, t, h, needs, extra in _OURS
-]
-EXECUTORS: "Registry[type[Backend]]" = Registry(
-    "executor", "thinsection.executors", _BUILT_IN
-)
+# The classes take these settings, so their type is said by `backend.load_backend`.
+EXECUTORS: Registry[Any] = Registry("executor", "thinsection.executors", _BUILT_IN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """Which of the listed sizes of memory and of the listed cards entries are tried with."""
+    """Places in the settings' lists of memory sizes and of cards, from 0."""
 
     memory: int = 0
     gpu: int = 0
@@ -139,32 +135,33 @@ class ExecutorConfig:
     )
 
     def __post_init__(self) -> None:
-        check = partial(require, error=ConfigError)
         for name in ("workers", "threads", "chunk_slides", "retries", "job_cpus"):
-            check(
-                getattr(self, name) >= 0,
-                f"executor.{name} must be >= 0",
-                getattr(self, name),
-            )
+            number = getattr(self, name)
+            if number < 0:
+                raise ConfigError(f"executor.{name} must be >= 0, got {number}")
         for name in ("worker_memory", "job_memory"):
-            for size in _listed(getattr(self, name)):
+            for size in _split(getattr(self, name)):
                 parse_bytes(size, name=f"executor.{name}")
         for name in ("partition", "account", "gres", "gpu"):
-            fits = (value := getattr(self, name)) is None or _WORD.fullmatch(value)
-            check(fits, f"executor.{name} must be one word without quotes", repr(value))
+            word = getattr(self, name)
+            if word is not None and not _WORD.fullmatch(word):
+                raise ConfigError(
+                    f"executor.{name} must be one word without quotes, got {word!r}"
+                )
         if self.walltime is not None:
             parse_walltime(self.walltime)
-        known = self.jobqueue in (None, "slurm")
-        check(known, "executor.jobqueue must be slurm", repr(self.jobqueue))
+        if self.jobqueue not in (None, "slurm"):
+            raise ConfigError(f"executor.jobqueue must be slurm, got {self.jobqueue!r}")
         for line in self.directive:
-            plain = line.startswith("-") and not CONTROL.search(line)
-            check(plain, "executor.directive must start with '-'", repr(line))
-        places = sum(x is not None for x in (self.scheduler, self.gpus, self.jobqueue))
-        check(
-            places < 2,
-            "executor must have one of scheduler, gpus and jobqueue",
-            "several",
-        )
+            if not line.startswith("-") or CONTROL.search(line):
+                raise ConfigError(
+                    f"executor.directive must start with '-', got {line!r}"
+                )
+        places = (self.scheduler, self.gpus, self.jobqueue)
+        if sum(place is not None for place in places) > 1:
+            raise ConfigError(
+                "executor must have one of scheduler, gpus and jobqueue, got several"
+            )
 
     @property
     def in_process(self) -> bool:
@@ -174,45 +171,55 @@ class ExecutorConfig:
     @property
     def gpu_ids(self) -> tuple[str, ...]:
         """The parts of `gpus`: indices or UUIDs."""
-        return _listed(self.gpus)
+        return _split(self.gpus)
 
     @property
     def memory(self) -> str | None:
-        """Of a worker process on this node."""
+        """Memory of a worker process on this node."""
         return self.worker_memory or self.job_memory
 
-    def above(self, rung: Rung, want: Want) -> Rung | None:
-        """The next rung for what died for want of something; None where the list ends."""
-        lists = {"memory": (self.worker_memory, self.job_memory), "gpu": (self.gpu,)}[
-            want
-        ]
-        above: int = getattr(rung, want) + 1
-        longest = max(len(_listed(text)) for text in lists)
-        return replace(rung, **{want: above}) if above < longest else None
+    def next_rung(self, rung: Rung, want: Want) -> Rung | None:
+        """The rung with the next card or the next memory size; None after the last."""
+        if want == "gpu":
+            gpu = rung.gpu + 1
+            return replace(rung, gpu=gpu) if gpu < len(_split(self.gpu)) else None
+        memory = rung.memory + 1
+        num_sizes = max(len(_split(self.worker_memory)), len(_split(self.job_memory)))
+        return replace(rung, memory=memory) if memory < num_sizes else None
 
-    def at(self, rung: Rung) -> "ExecutorConfig":
+    def at_rung(self, rung: Rung) -> "ExecutorConfig":
         """The settings with one size of memory and one card.
 
         Where several cards are listed a job asks for its card by name, in `--gres` or where the
         settings say {gpu}.
         """
-        gpu = _pick(self.gpu, rung.gpu)
-        gres, directive = self.gres, self.directive
-        if len(_listed(self.gpu)) > 1 and "{gpu}" not in " ".join(
-            (gres or "", *directive)
-        ):
-            gres = f"gpu:{{gpu}}:{(gres or 'gpu:1').rpartition(':')[2]}"
-        sizes = {
-            n: _pick(getattr(self, n), rung.memory)
-            for n in ("worker_memory", "job_memory")
-        }
-        directive = tuple(line.replace("{gpu}", gpu or "") for line in directive)
-        gres = gres and gres.replace("{gpu}", gpu or "")
-        return replace(self, gpu=gpu, gres=gres, directive=directive, **sizes)  # type: ignore[arg-type]
+        card = _pick(self.gpu, rung.gpu)
+        gres = self.gres
+        says_card = "{gpu}" in " ".join((gres or "", *self.directive))
+        if len(_split(self.gpu)) > 1 and not says_card:
+            num_cards = (gres or "gpu:1").rpartition(":")[2]
+            gres = f"gpu:{{gpu}}:{num_cards}"
+        if gres is not None:
+            gres = gres.replace("{gpu}", card or "")
+        return replace(
+            self,
+            gpu=card,
+            gres=gres,
+            directive=tuple(
+                line.replace("{gpu}", card or "") for line in self.directive
+            ),
+            worker_memory=_pick(self.worker_memory, rung.memory),
+            job_memory=_pick(self.job_memory, rung.memory),
+        )
 
 
-def chosen_executor(config: ExecutorConfig, *, cluster: Any = None) -> str:
-    """The name in `EXECUTORS` that the settings, or a Dask object that is handed in, come to."""
+def chosen_executor(config: ExecutorConfig, *, cluster: object = None) -> str:
+    """The name in `EXECUTORS` that the settings come to.
+
+    Args:
+        config: settings.
+        cluster: a Dask client or cluster that was handed in; it wins.
+    """
     if cluster is not None:
         return "dask"
     if config.executor != "auto":
@@ -228,68 +235,46 @@ def local_shape(config: ExecutorConfig) -> tuple[int, int]:
     """(workers, threads of each) on this node."""
     cpus = max(1, int(read_limits().cpus))
     workers = config.workers or len(config.gpu_ids) or max(1, cpus // CPUS_PER_WORKER)
-    return workers, config.threads or max(1, cpus // workers)
+    threads = config.threads or max(1, cpus // workers)
+    return workers, threads
 
 
 def local_memory(config: ExecutorConfig, workers: int) -> int:
-    """Bytes at which a worker on this node is ended: what was asked for, or an equal share."""
-    return (
-        parse_bytes(config.memory)
-        if config.memory
-        else read_limits().memory_bytes // workers
-    )
-
-
-def chunked(entries: Sequence[Entry], size: int) -> list[tuple[Entry, ...]]:
-    """The entries in runs of `size`, the last one shorter."""
-    return [tuple(entries[i : i + size]) for i in range(0, len(entries), size)]
-
-
-def chunk_size(num_entries: int, workers: int) -> int:
-    """Entries per chunk: several chunks for each worker, and no more than a loss may cost."""
-    most = math.ceil(num_entries / (workers * _CHUNKS_PER_WORKER))
-    return max(1, min(MAX_CHUNK_ENTRIES, most))
-
-
-def make_chunks(
-    entries: Sequence[Entry], config: ExecutorConfig, *, workers: int = 0
-) -> list[tuple[Entry, ...]]:
-    """The entries in the runs that tasks take, at most as many as an array may have tasks.
-
-    Without a number of workers they are those of a batch array.
-    """
-    workers = workers or config.workers or ARRAY_WORKERS
-    size = config.chunk_slides or chunk_size(len(entries), workers)
-    return chunked(entries, max(size, -(-len(entries) // MAX_ARRAY)))
+    """Bytes at which a worker on this node is ended: what the settings say, or an equal share."""
+    if config.memory:
+        return parse_bytes(config.memory)
+    return read_limits().memory_bytes // workers
 
 
 def parse_walltime(text: str) -> int:
     """Seconds of Slurm's 'MM', 'MM:SS', 'HH:MM:SS', 'D-HH', 'D-HH:MM' or 'D-HH:MM:SS'.
 
-    Raises ConfigError: the text is none of these.
+    Raises:
+        ConfigError: the text is none of these.
     """
-    days, dash, rest = text.rpartition("-")
-    parts = rest.split(":")
-    if (
-        not all(p.isdigit() for p in parts)
-        or len(parts) > 3
-        or (dash and not days.isdigit())
-    ):
+    days, dash, clock = text.rpartition("-")
+    parts = clock.split(":")
+    are_numbers = all(part.isdigit() for part in parts)
+    if not are_numbers or len(parts) > 3 or (dash and not days.isdigit()):
         raise ConfigError(
             f"executor.walltime must be 'HH:MM:SS' or 'D-HH:MM:SS', got {text!r}"
         )
-    no_hours = not dash and len(parts) < 3
-    hours, minutes, seconds, *_ = map(int, [*["0"] * no_hours, *parts, "0", "0"])
+    if not dash and len(parts) < 3:
+        parts = ["0", *parts]  # without days, up to two numbers begin with the minutes
+    hours, minutes, seconds = (int(part) for part in [*parts, "0", "0"][:3])
     total = int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
     if total <= 0:
         raise ConfigError(f"executor.walltime must be > 0, got {text!r}")
     return total
 
 
-def _listed(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+def _split(text: str | None) -> tuple[str, ...]:
+    """The parts of a list such as '16G, 32G'."""
+    parts = (part.strip() for part in (text or "").split(","))
+    return tuple(part for part in parts if part)
 
 
 def _pick(text: str | None, index: int) -> str | None:
-    values = _listed(text)
+    """The part of a list at an index, or its last one; None of an empty list."""
+    values = _split(text)
     return values[min(index, len(values) - 1)] if values else None

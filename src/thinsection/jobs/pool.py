@@ -9,30 +9,30 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from multiprocessing.context import ForkServerProcess
 
 import psutil
 import threadpoolctl
 
 from thinsection import errors
-from thinsection.jobs.contract import Backend, Ended, Job, Report, merged
-from thinsection.jobs.executor import Want, local_memory, local_shape
+from thinsection.jobs.backend import Backend, Ended, Job
+from thinsection.jobs.executor import local_memory, local_shape
+from thinsection.jobs.task import AnyReport, merge_reports
 from thinsection.types import format_bytes
 
 _POLL_S = 0.5
-_GRACE_S = (
-    5.0  # for a worker to let go of its slide; Docker gives the whole process ten
-)
+# for a worker to let go of its slide; Docker gives the whole process ten
+_GRACE_S = 5.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(kw_only=True, eq=False)
 class _Worker:
-    """A process, what it has said of its job, and why this side has ended it."""
+    """A process, the reports on its job so far, and why this side has ended it."""
 
-    process: Any
+    process: ForkServerProcess
     pipe: Connection
-    reports: list[Report[Any]] = field(default_factory=list)
+    reports: list[AnyReport] = field(default_factory=list)
     ended_for: str = ""
 
 
@@ -48,31 +48,32 @@ class PoolBackend(Backend):
     def open(self) -> None:
         """See `Backend.open`: processes start with their first job."""
         self.workers, self.threads = local_shape(self.config)
-        self._memory = local_memory(self.config, self.workers)
+        self._memory_bytes = local_memory(self.config, self.workers)
         self._context = multiprocessing.get_context("forkserver")
         # the server imports what the task needs once, not every worker
         self._context.set_forkserver_preload([type(self.site.attempt.task).__module__])
         self._pool: list[_Worker] = []
-        self._looked = time.monotonic()
-        self.stack.callback(self._end)
+        self._memory_checked_s = time.monotonic()
+        self.stack.callback(self._end_workers)
 
     def send(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            idle = (
-                next((w for w in self._pool if w not in self.sent), None)
-                or self._start()
-            )
-            idle.reports = []
-            self.sent[idle] = job
-            idle.pipe.send((job.task, job.entries))
+            worker = self._idle_worker()
+            worker.reports = []
+            self.sent[worker] = job
+            worker.pipe.send((job.task, job.entries))
 
     def poll(self, *, waiting: int) -> Sequence[Ended]:
-        self._look_at_memory()
-        busy = {worker.pipe: worker for worker in self.sent}
-        found = [self._read(busy[pipe]) for pipe in wait(list(busy), timeout=_POLL_S)]
-        return [ended for ended in found if ended is not None]
+        self._end_bloated_workers()
+        worker_of_pipe = {worker.pipe: worker for worker in self.sent}
+        ended = []
+        for pipe in wait(list(worker_of_pipe), timeout=_POLL_S):
+            end = self._read_message(worker_of_pipe[pipe])
+            if end is not None:
+                ended.append(end)
+        return ended
 
-    def _end(self) -> None:
+    def _end_workers(self) -> None:
         """Ends all processes; those at work are asked to let go, then killed."""
         for worker in self._pool:
             worker.pipe.close()
@@ -80,86 +81,100 @@ class PoolBackend(Backend):
                 worker.process.terminate()
         deadline = time.monotonic() + _GRACE_S
         for worker in self._pool:
-            worker.process.join(
-                max(0.0, deadline - time.monotonic()) if self.sent else None
-            )
+            if self.sent:
+                worker.process.join(max(0.0, deadline - time.monotonic()))
+            else:
+                worker.process.join()
             if worker.process.exitcode is None:
                 worker.process.kill()
                 worker.process.join()
 
-    def _start(self) -> _Worker:
-        ours, theirs = self._context.Pipe()
+    def _idle_worker(self) -> _Worker:
+        """A worker without a job, started where there is none."""
+        for worker in self._pool:
+            if worker not in self.sent:
+                return worker
+        return self._start_worker()
+
+    def _start_worker(self) -> _Worker:
+        """Starts a process under the least free number, which also decides its GPU."""
         taken = {worker.process.name for worker in self._pool}
-        name = next(n for n in map(str, range(len(taken) + 1)) if n not in taken)
+        number = 0
+        while str(number) in taken:
+            number += 1
         gpus = self.config.gpu_ids
-        gpu = gpus[int(name) % len(gpus)] if gpus else None
+        gpu = gpus[number % len(gpus)] if gpus else None
+        own_pipe, worker_pipe = self._context.Pipe()
         process = self._context.Process(
-            target=_serve, args=(theirs, self.threads, gpu), name=name
+            target=_serve, args=(worker_pipe, self.threads, gpu), name=str(number)
         )
         process.start()
-        theirs.close()
-        self._pool.append(_Worker(process=process, pipe=ours))
-        return self._pool[-1]
+        worker_pipe.close()
+        worker = _Worker(process=process, pipe=own_pipe)
+        self._pool.append(worker)
+        return worker
 
-    def _read(self, worker: _Worker) -> Ended | None:
-        """Takes one message of a worker that has a job."""
+    def _read_message(self, worker: _Worker) -> Ended | None:
+        """Takes one message of a worker that has a job; returns the job's end where it is that."""
         try:
             kind, content = worker.pipe.recv()
         except (EOFError, OSError):
             return self._bury(worker)
-        if take := {"event": self.site.on_event, "report": worker.reports.append}.get(
-            kind
-        ):
-            take(content)
+        if kind == "event":
+            self.site.on_event(content)
             return None
-        job, report = self.sent.pop(worker), merged(worker.reports)
+        if kind == "report":
+            worker.reports.append(content)
+            return None
+        job = self.sent.pop(worker)
+        report = merge_reports(worker.reports)
         if kind == "end":
             return Ended(job=job, how="reported", report=report)
         name, message = content
-        ours = getattr(errors, name, None)  # as the worker raised it
-        error = ours and ours(message)
+        error_type = getattr(errors, name, None)
+        # an error of this package comes back as the worker raised it
+        error = error_type(message) if error_type is not None else None
         return Ended.by_error(job, name, message, error=error, report=report)
 
     def _bury(self, worker: _Worker) -> Ended:
+        """The end of the job whose worker died."""
         worker.pipe.close()
         worker.process.join()
         self._pool.remove(worker)
-        code = worker.process.exitcode
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        report, reason = (
-            merged(worker.reports),
-            f"its worker died ({worker.ended_for or how})",
-        )
-        want: Want | None = "memory" if code == -signal.SIGKILL else None
+        code = worker.process.exitcode or 0
+        cause = f"signal {-code}" if code < 0 else f"exit code {code}"
         return Ended(
             job=self.sent.pop(worker),
             how="died",
-            report=report,
-            reason=reason,
-            want=want,
+            report=merge_reports(worker.reports),
+            reason=f"its worker died ({worker.ended_for or cause})",
+            want="memory" if code == -signal.SIGKILL else None,
         )
 
-    def _look_at_memory(self) -> None:
+    def _end_bloated_workers(self) -> None:
         """Ends workers that hold more than they may, before the machine does."""
-        if time.monotonic() - self._looked < _POLL_S:
+        if time.monotonic() - self._memory_checked_s < _POLL_S:
             return
-        self._looked = time.monotonic()
+        self._memory_checked_s = time.monotonic()
         for worker in self.sent:
             try:
-                held = psutil.Process(worker.process.pid).memory_info().rss
+                held_bytes = psutil.Process(worker.process.pid).memory_info().rss
             except psutil.Error:  # it ended by itself
                 continue
-            if held > self._memory:
-                worker.ended_for = f"it held more than its {format_bytes(self._memory)}"
+            if held_bytes > self._memory_bytes:
+                allowed = format_bytes(self._memory_bytes)
+                worker.ended_for = f"it held more than its {allowed}"
                 worker.process.kill()
 
 
 def _serve(pipe: Connection, threads: int, gpu: str | None) -> None:
     """The worker: jobs in; events, a report per stream or entry, and the end of each job out."""
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
+    for name in _THREAD_VARIABLES:
+        os.environ[name] = str(threads)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends its workers
+    # the driver ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # without the driver there is nobody to work for; what is done lies in the files
     with suppress(errors.Stopped, EOFError, BrokenPipeError), errors.stopping():
         _serve_jobs(pipe, threads)
@@ -168,7 +183,7 @@ def _serve(pipe: Connection, threads: int, gpu: str | None) -> None:
 def _serve_jobs(pipe: Connection, threads: int) -> None:
     lock = threading.Lock()  # events come from any thread
 
-    def send(kind: str, content: Any = None) -> None:
+    def send(kind: str, content: object = None) -> None:
         with lock:
             pipe.send((kind, content))
 

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from thinsection.errors import ClusterError, Stopped
-from thinsection.jobs.contract import Backend, Ended, Job, Report, Task, connecting
+from thinsection.jobs.backend import Backend, Ended, Job, connecting, ignore_event
 from thinsection.jobs.executor import CPUS_PER_WORKER, local_shape
+from thinsection.jobs.task import AnyReport, AnyTask
 from thinsection.types import MIB, parse_bytes
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 _POLL_S = 2.0
-_STORE_BYTES = 100 * MIB  # results are small: everything else lies in files
+# results are small: everything else lies in files
+_STORE_BYTES = 100 * MIB
 
 
 class RayBackend(Backend):
@@ -26,25 +28,26 @@ class RayBackend(Backend):
         """Connects to the scheduler of the settings or of RAY_ADDRESS, or starts a local Ray."""
         import ray
 
-        address = self.config.scheduler or os.environ.get(ADDRESS_VARIABLE)
-        self.workers, self.threads = local_shape(self.config)
-        self._options: dict[str, Any] = {"num_cpus": 1, "max_retries": 0}
         self._ray: Any = ray
-        local = address is None and not ray.is_initialized()
-        if not ray.is_initialized():
+        self._events: Any = None
+        # what a job asks of Ray
+        self._options: dict[str, float] = {"num_cpus": 1, "max_retries": 0}
+        self.workers, self.threads = local_shape(self.config)
+        address = self.config.scheduler or os.environ.get(ADDRESS_VARIABLE)
+        is_connected = ray.is_initialized()
+        if not is_connected:
             self.stack.callback(ray.shutdown)
             self._start(address)
-        if local:
-            self.climbs = ()  # it limits nobody
+        if address is None and not is_connected:
+            self.climbs = ()  # a local Ray limits nobody
         else:
             self._ask_of_cluster()
-        self._events: Any = None
         if self.site.attempt.task.event_type is not None:
             from ray.util.queue import Queue
 
             self._events = Queue(actor_options={"num_cpus": 0})
             self.stack.callback(self._events.shutdown, force=True)
-        self.stack.callback(self._cancel)
+        self.stack.callback(self._cancel_jobs)
 
     def send(self, jobs: Sequence[Job]) -> None:
         remote = self._ray.remote(run_job).options(**self._options)
@@ -56,37 +59,42 @@ class RayBackend(Backend):
         if self._events is not None:  # a task's events arrived before its end
             for event in self._events.get_nowait_batch(self._events.qsize()):
                 self.site.on_event(event)
-        return [self._ended(self.sent.pop(reference), reference) for reference in ready]
+        return [self._end(self.sent.pop(reference), reference) for reference in ready]
 
-    def _ended(self, job: Job, reference: Any) -> Ended:
+    def _end(self, job: Job, reference: Any) -> Ended:
+        """How the job of a reference that is ready ended."""
         from ray import exceptions
 
         try:
             return Ended(job=job, how="reported", report=self._ray.get(reference))
         except (exceptions.WorkerCrashedError, exceptions.OutOfMemoryError) as error:
-            line = str(error).strip().splitlines()[0]
-            return Ended(
-                job=job, how="died", reason=f"its worker died ({line})", want="memory"
-            )
+            first_line = str(error).strip().splitlines()[0]
+            reason = f"its worker died ({first_line})"
+            return Ended(job=job, how="died", reason=reason, want="memory")
         except exceptions.RayTaskError as error:
             cause = error.cause
         except exceptions.RayError as error:  # a node or its store was lost
-            name, message = type(error).__name__, str(error)
-            return Ended.by_error(job, name, message, error=ClusterError(message))
+            message = str(error)
+            lost = ClusterError(message)
+            return Ended.by_error(job, type(error).__name__, message, error=lost)
         return Ended.by_error(job, type(cause).__name__, str(cause), error=cause)
 
-    def _cancel(self) -> None:
+    def _cancel_jobs(self) -> None:
         """Ends what still runs."""
         for reference in self.sent:
             self._ray.cancel(reference, force=True)
 
     def _start(self, address: str | None) -> None:
-        local = {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
-        before = signal.getsignal(signal.SIGTERM)
+        """Connects to the address, or starts a Ray of our own; our signal handler stays."""
+        handler = signal.getsignal(signal.SIGTERM)
         try:
             if address is None:
                 self._ray.init(
-                    address="local", num_cpus=self.workers, log_to_driver=False, **local
+                    address="local",
+                    num_cpus=self.workers,
+                    log_to_driver=False,
+                    include_dashboard=False,
+                    object_store_memory=_STORE_BYTES,
                 )
                 return
             with connecting(address):
@@ -94,24 +102,24 @@ class RayBackend(Backend):
         except SystemExit as end:  # by Ray's own handler, which takes the place of ours
             raise Stopped("SIGTERM", 128 + signal.SIGTERM) from end
         finally:
-            if before is not None and signal.getsignal(signal.SIGTERM) is not before:
-                signal.signal(signal.SIGTERM, before)
+            if handler is not None and signal.getsignal(signal.SIGTERM) is not handler:
+                signal.signal(signal.SIGTERM, handler)
 
     def _ask_of_cluster(self) -> None:
-        """What a job asks for, and how many of them the cluster holds at once."""
+        """Decides what a job asks for, and how many of them the cluster holds at once."""
         config = self.config
         self.threads = config.threads or config.job_cpus or CPUS_PER_WORKER
-        self._options["num_cpus"] = config.job_cpus or self.threads
+        cpus_per_job = config.job_cpus or self.threads
+        self._options["num_cpus"] = cpus_per_job
         if config.memory is not None:
             self._options["memory"] = parse_bytes(config.memory)
         if (config.gres or "").startswith("gpu") or config.gpu is not None:
             self._options["num_gpus"] = 1
         cpus = int(self._ray.cluster_resources().get("CPU", 1))
-        self.workers = config.workers or max(1, cpus // int(self._options["num_cpus"]))
+        self.workers = config.workers or max(1, cpus // cpus_per_job)
 
 
-def run_job(task: Task[Any, Any], entries: tuple[Any, ...], events: Any) -> Report[Any]:
+def run_job(task: AnyTask, entries: tuple[object, ...], events: Any) -> AnyReport:
     """Runs on the worker: the task, with its events put on the driver's queue."""
-    return task(
-        entries, on_event=events.put if events is not None else lambda event: None
-    )
+    on_event = ignore_event if events is None else events.put
+    return task(entries, on_event=on_event)

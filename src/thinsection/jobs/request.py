@@ -5,32 +5,25 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from thinsection.errors import ConfigError
-from thinsection.jobs.executor import (
-    CONTROL,
-    MAX_ARRAY,
-    ExecutorConfig,
-    Rung,
-    parse_walltime,
-)
+from thinsection.jobs.chunks import MAX_ARRAY
+from thinsection.jobs.executor import CONTROL, ExecutorConfig, Rung, parse_walltime
 from thinsection.types import GIB, MIB, format_bytes, parse_bytes
 from thinsection.usage.analysis import Request, format_walltime
-from thinsection.usage.monitor import TIME_LIMIT_VARIABLE
+from thinsection.usage.limits import TIME_LIMIT_VARIABLE
 
 DEFAULT = Request(cpus=4, memory_bytes=8 * GIB, gpus=0, walltime_s=4 * 3600)
-SINFO = (
-    "sinfo",
-    "--noheader",
-    "--format=%P|%D|%t|%c|%m|%l|%G",
-)  # a row per kind of node and state
+# prints a row per kind of node and state
+SINFO = ("sinfo", "--noheader", "--format=%P|%D|%t|%c|%m|%l|%G")
+_WORKING_STATES = ("idle", "mix", "alloc", "comp")
 _PLAIN = re.compile(r"[\w@%+=:,./-]+")
+_CARDS = re.compile(r"gpu:(?:([^:,()]+):)?(\d+)")
 
-Numbers = dict[
-    str, tuple[int, str]
-]  # field of `Request` -> value, and where it comes from
+# field of `Request` -> value, and where it comes from
+Numbers = dict[str, tuple[int, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,40 +31,52 @@ class JobRequest:
     """The resources of one job."""
 
     request: Request
-    origins: tuple[str, ...]  # a line per number: where it comes from, with its margin
-    warning: str = ""  # why there is no prediction, where one was wanted
+    # a line per number: where it comes from, with its margin
+    origins: tuple[str, ...]
+    # why there is no prediction, where one was wanted
+    warning: str = ""
 
     def lines(self) -> tuple[str, ...]:
-        """For the person who submits: the warning, then the origins."""
-        return (*([f"warning: {self.warning}"] if self.warning else []), *self.origins)
+        """Lines for the person who submits: the warning, then the origins."""
+        if not self.warning:
+            return self.origins
+        return (f"warning: {self.warning}", *self.origins)
 
 
 def job_request(
     config: ExecutorConfig, predicted: Numbers | None = None, *, warning: str = ""
 ) -> JobRequest:
-    """The flags that were given (of lists the first), else what is predicted, else defaults."""
-    config = config.at(Rung())
-    gpus = 1 if (config.gres or "").startswith("gpu") else 0
+    """The resources of a job: flags (of lists the first), else predictions, else defaults."""
+    config = config.at_rung(Rung())
+    names_gpu = (config.gres or "").startswith("gpu")
     numbers: Numbers = {
-        f.name: (getattr(DEFAULT, f.name), "default") for f in fields(Request)
+        "cpus": (DEFAULT.cpus, "default"),
+        "memory_bytes": (DEFAULT.memory_bytes, "default"),
+        "gpus": (1 if names_gpu else 0, "the settings name one"),
+        "walltime_s": (DEFAULT.walltime_s, "default"),
     }
-    numbers |= {"gpus": (gpus, "the settings name one"), **(predicted or {})}
+    numbers.update(predicted or {})
     if config.job_cpus:
         numbers["cpus"] = (config.job_cpus, "--job-cpus")
     if config.job_memory:
         numbers["memory_bytes"] = (parse_bytes(config.job_memory), "--job-memory")
     if config.walltime:
         numbers["walltime_s"] = (parse_walltime(config.walltime), "--walltime")
-    request = Request(**{name: value for name, (value, _) in numbers.items()})
-    shown = {
-        "cpus": f"{request.cpus} CPUs",
-        "memory_bytes": format_bytes(request.memory_bytes),
-    }
-    shown["walltime_s"] = format_walltime(request.walltime_s)
+
+    request = Request(
+        cpus=numbers["cpus"][0],
+        memory_bytes=numbers["memory_bytes"][0],
+        gpus=numbers["gpus"][0],
+        walltime_s=numbers["walltime_s"][0],
+    )
+    origins = [
+        f"{request.cpus} CPUs: {numbers['cpus'][1]}",
+        f"{format_bytes(request.memory_bytes)}: {numbers['memory_bytes'][1]}",
+        f"{format_walltime(request.walltime_s)}: {numbers['walltime_s'][1]}",
+    ]
     if request.gpus:
-        shown["gpus"] = f"{request.gpus} GPU"
-    origins = tuple(f"{text}: {numbers[name][1]}" for name, text in shown.items())
-    return JobRequest(request=request, origins=origins, warning=warning)
+        origins.append(f"{request.gpus} GPU: {numbers['gpus'][1]}")
+    return JobRequest(request=request, origins=tuple(origins), warning=warning)
 
 
 def batch_script(
@@ -81,31 +86,43 @@ def batch_script(
     num_tasks: int,
     request: Request,
     notes: Sequence[str] = (),
-    python: str = sys.executable,  # has the package, on the nodes too
+    python: str = sys.executable,
 ) -> str:
-    """The script of an array whose settings name one card; notes say where the request comes from.
+    """The script of an array.
 
-    Raises ConfigError: Slurm would refuse the array, or a value breaks out of its line.
+    Args:
+        folder: folder of the array.
+        config: settings with one memory size and one card.
+        num_tasks: array tasks.
+        request: resources of each array task.
+        notes: lines that say where the request comes from.
+        python: interpreter that has the package, on the nodes too.
+
+    Raises:
+        ConfigError: Slurm would refuse the array, or a value breaks out of its line.
     """
     if not 1 <= num_tasks <= MAX_ARRAY:
         raise ConfigError(f"num_tasks must be in [1, {MAX_ARRAY}], got {num_tasks}")
     limit = f"%{config.workers}" if config.workers else ""
     log = str(folder).replace("%", "%%") + "/logs/%A_%a.log"
-    named = {"partition": config.partition, "account": config.account}
     directives = [
         "--job-name=thinsection",
         f"--array=1-{num_tasks}{limit}",
         f"--output={_quoted(log, 'out')}",
         "--open-mode=append",
         *resource_directives(request, config),
-        *(f"--{name}={_quoted(value, name)}" for name, value in named.items() if value),
-        *config.directive,  # the user's own come last and win
     ]
+    if config.partition:
+        directives.append(f"--partition={_quoted(config.partition, 'partition')}")
+    if config.account:
+        directives.append(f"--account={_quoted(config.account, 'account')}")
+    directives += config.directive  # the user's own come last and win
+
     command = [python, "-m", "thinsection", "slurm", "array-task", str(folder)]
-    lines = [
-        "#!/bin/bash",
-        *(f"#SBATCH {directive}" for directive in directives),
-        *(f"# {' '.join(note.split())}" for note in notes),
+    lines = ["#!/bin/bash"]
+    lines += [f"#SBATCH {directive}" for directive in directives]
+    lines += [f"# {' '.join(note.split())}" for note in notes]
+    lines += [
         "set -euo pipefail",
         f"export OMP_NUM_THREADS={request.cpus}",
         f"export {TIME_LIMIT_VARIABLE}={request.walltime_s}",
@@ -116,9 +133,8 @@ def batch_script(
 
 def resource_directives(request: Request, config: ExecutorConfig) -> list[str]:
     """CPUs, memory, time and GPU as directives; `--gres` of the settings wins."""
-    return request.directives(
-        gres=_quoted(config.gres, "gres") if config.gres else None
-    )
+    gres = _quoted(config.gres, "gres") if config.gres else None
+    return request.directives(gres=gres)
 
 
 def _quoted(text: str, name: str) -> str:
@@ -137,29 +153,33 @@ def fitting_nodes(
 ) -> list[str]:
     """A line for each partition and kind of GPU that a request fits, with what is free there now.
 
-    `listed` is what `SINFO` prints; `suits` says whether the job fits a GPU of that name, '' where
-    Slurm knows none.
+    Args:
+        listed: what `SINFO` prints.
+        request: resources of the job.
+        suits: whether the job fits a GPU of that name, '' where Slurm knows none.
     """
-    counted: dict[str, Counter[str]] = {}
+    nodes_by_state: dict[str, Counter[str]] = {}
     for row in listed.splitlines():
-        partition, nodes, state, cpus, mib, limit, gres = row.split("|")
-        small = int(cpus.rstrip("+")) < request.cpus
-        small |= int(mib.rstrip("+")) * MIB < request.memory_bytes
-        short = limit[:1].isdigit() and parse_walltime(limit) < request.walltime_s
-        if small or short or state not in ("idle", "mix", "alloc", "comp"):
+        partition, num_nodes, state, cpus, mib, limit, gres = row.split("|")
+        if state not in _WORKING_STATES or int(cpus.rstrip("+")) < request.cpus:
             continue
-        cards = re.findall(r"gpu:(?:([^:,()]+):)?(\d+)", gres)
-        fit = [
-            f" gpu:{n}".rstrip(":")
-            for n, k in cards
-            if int(k) >= request.gpus and suits(n)
-        ]
-        for kind in fit if request.gpus else [""]:
-            counted.setdefault(partition + kind, Counter())[state] += int(nodes)
-    told = (
-        (kind, sum(of.values()), of["idle"], of["mix"]) for kind, of in counted.items()
-    )
+        if int(mib.rstrip("+")) * MIB < request.memory_bytes:
+            continue
+        has_limit = limit[:1].isdigit()
+        if has_limit and parse_walltime(limit) < request.walltime_s:
+            continue
+        kinds = [partition]
+        if request.gpus:
+            kinds = [
+                f"{partition} gpu:{card}".rstrip(":")
+                for card, count in _CARDS.findall(gres)
+                if int(count) >= request.gpus and suits(card)
+            ]
+        for kind in kinds:
+            states = nodes_by_state.setdefault(kind, Counter())
+            states[state] += int(num_nodes)
     return [
-        f"{n}: fits {k} nodes, now {idle} idle, {mix} partly free"
-        for n, k, idle, mix in told
+        f"{kind}: fits {states.total()} nodes, now {states['idle']} idle, "
+        f"{states['mix']} partly free"
+        for kind, states in nodes_by_state.items()
     ]

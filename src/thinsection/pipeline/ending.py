@@ -10,7 +10,7 @@ from typing import get_args
 
 from thinsection.files.atomic import writing
 from thinsection.files.sources import is_url
-from thinsection.jobs.contract import Report
+from thinsection.jobs.task import Report
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.measures_tables import write_measures
 from thinsection.pipeline.qc_tables import write_qc_tables

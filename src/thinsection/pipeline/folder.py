@@ -25,7 +25,7 @@ from thinsection.files.pages import data_uri
 from thinsection.pipeline.records import Record, read_records
 from thinsection.pipeline.results import read_failure
 from thinsection.pipeline.tables import grid_rows
-from thinsection.report.draw import thumbnail_file
+from thinsection.report.picture import thumbnail_file
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledgers
 from thinsection.store.tile_tables import (
     TILES,

@@ -7,7 +7,7 @@ from pathlib import Path
 from thinsection.errors import ConfigError, StoreError
 from thinsection.files.atomic import write_table
 from thinsection.pipeline.tables import KnownSlide
-from thinsection.report.qc_files import Usual, deviations, usual_of
+from thinsection.report.qc_sheet import Usual, deviations, usual_of
 from thinsection.stages.graph import measures_stage
 from thinsection.stages.measures import STAIN_COLUMNS, MeasuresStage
 from thinsection.stages.spec import RunSpec

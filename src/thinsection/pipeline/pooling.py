@@ -16,8 +16,8 @@ from thinsection.config import as_mapping
 from thinsection.errors import OutputError, StoreError
 from thinsection.files.atomic import writing
 from thinsection.files.lock import LOCK_NAME, hold, sweep_slide, unfinished
-from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.execute import execute
+from thinsection.jobs.task import Report, Task
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.records import recording
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, Status

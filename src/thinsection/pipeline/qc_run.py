@@ -24,7 +24,8 @@ from thinsection.pipeline.tables import known_slides
 from thinsection.qc import Pipeline, load_pipeline
 from thinsection.qc.engine import QcRule
 from thinsection.qc.pipeline import dump_pipeline, pipeline_from_ini
-from thinsection.report.qc_files import write_histoqc, write_qc_parquet
+from thinsection.report.histoqc import write_histoqc
+from thinsection.report.qc_sheet import write_qc_parquet
 from thinsection.stages.config import OutputConfig, QcConfig, RunConfig, SlidesConfig
 from thinsection.stages.labels import short_hash
 from thinsection.stages.spec import resolve

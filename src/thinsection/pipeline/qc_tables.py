@@ -17,13 +17,8 @@ from thinsection.pipeline.tables import KnownSlide
 from thinsection.qc import qc_fail
 from thinsection.qc.checks.check import Score
 from thinsection.qc.engine import QcRule, parse_rule
-from thinsection.report.qc_files import (
-    QC_FORMAT,
-    QC_JSON,
-    judged,
-    write_qc_csv,
-    write_qc_sheet,
-)
+from thinsection.report.qc_files import QC_FORMAT, QC_JSON
+from thinsection.report.qc_sheet import judge_rows, write_qc_csv, write_qc_sheet
 from thinsection.report.verdict import load_rules
 from thinsection.stages.config import QcConfig
 from thinsection.stages.graph import mask_stage
@@ -64,7 +59,7 @@ def write_qc_tables(
         row["fails"] = "|".join(fails)
     rules = load_rules(config.qc_rules)
     name = qc_table_name(stage)
-    rows = judged(rows, rules)
+    rows = judge_rows(rows, rules)
     write_qc_csv(out / f"{name}.csv", rows)
     write_qc_sheet(out / f"{name}.html", rows, title="Quality control", rules=rules)
 

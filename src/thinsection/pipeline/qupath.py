@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import StoreError, require
+from thinsection.errors import StoreError
 from thinsection.files.atomic import write_text
 from thinsection.files.json_text import read_json
 from thinsection.pipeline.folder import (
@@ -23,8 +23,8 @@ from thinsection.pipeline.folder import (
 )
 from thinsection.store.geojson import tile_features, write_features
 
-# families of columns of which the largest names a tile, and how large it must be
-_NAMING = (("score_", 0.0), ("class_", 0.5))
+# prefix of columns of which the largest names a tile -> how large it must be
+_CLASS_COLUMNS = {"score_": 0.0, "class_": 0.5}
 SCRIPT = "import_into_qupath.groovy"
 _GROOVY = """\
 // QuPath: Automate > Script editor, open this file, then Run > Run for project.
@@ -44,69 +44,90 @@ def export_qupath(
     grid: str | None = None,
     on_left_out: Listener | None = None,
 ) -> int:
-    """Number of slides whose `ID.geojson` is now in a folder, beside a script that imports them.
+    """Writes `ID.geojson` of each slide and a script that imports them; the number of slides.
 
     Annotations are the outlines of tissue, quality control, regions and segmenters; detections are
     the tiles of a grid with every per-tile column as a measurement. The class of a tile is that of
     its largest `score_*`, or of the `class_*` that covers half of it, or its `cluster`.
 
-    Files of an earlier export are replaced. `grid` is None where there is one, or none;
-    `on_left_out` is told of each slide that cannot be exported: with None that is an error.
+    Files of an earlier export are replaced.
 
-    Memory: a slide's columns as text, about 30 bytes a value and 250 a tile.
+    Args:
+        folder: a results folder.
+        out: folder of the files.
+        grid: None where there is one, or none.
+        on_left_out: called with each slide that cannot be exported: with None that is an error.
+
+    Memory:
+        A slide's columns as text, about 30 bytes a value and 250 a tile.
     """
-    results, files = open_results(folder), dict[str, str]()
-    named = one_address(results.grids, grid, "grid") if results.grids or grid else None
+    results = open_results(folder)
+    if results.grids or grid:
+        grid = one_address(results.grids, grid, "grid")
+    files: dict[str, str] = {}  # image -> its GeoJSON
     for slide_id, ledger in results.ledgers.items():
         with leaving_out(slide_id, on_left_out, StoreError, ValueError):
-            write_features(
-                out / f"{slide_id}.geojson", _features(results, slide_id, named)
-            )
+            name = f"{slide_id}.geojson"
+            write_features(out / name, _features(results, slide_id, grid))
             image = Path(str(ledger.slide.get("slide_path", slide_id))).name
-            files[image] = f"{slide_id}.geojson"
-    rule = "folder must hold slides with results"
-    require(files, rule, f"none in {str(folder)!r}", error=StoreError)
-    pairs = ",\n".join(
-        f"    {_groovy(image)}: {_groovy(name)}" for image, name in files.items()
-    )
-    write_text(out / SCRIPT, _GROOVY % (pairs, _groovy(str(out.resolve()))))
+            files[image] = name
+    if not files:
+        raise StoreError(
+            f"folder must hold slides with results, got none in {str(folder)!r}"
+        )
+    lines = [f"    {_groovy(image)}: {_groovy(name)}" for image, name in files.items()]
+    script = _GROOVY % (",\n".join(lines), _groovy(str(out.resolve())))
+    write_text(out / SCRIPT, script)
     return len(files)
 
 
 def _groovy(text: str) -> str:
     """The text as a string of Groovy, in which nothing is replaced."""
-    return (
-        "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
-    )
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+    return f"'{escaped}'"
 
 
 def _features(
     results: Results, slide_id: str, grid: str | None
 ) -> list[dict[str, Any]]:
-    stages, features = results.ledgers[slide_id].stages, list[dict[str, Any]]()
+    """The outlines that a slide's grid was laid on, and its tiles; without a grid all outlines."""
+    stages = results.ledgers[slide_id].stages
     tiles = stages.get(f"{grid}/tiles")
-    of_grid = (
-        [a for need in tiles.needs for a in (*stages[need].needs, need)]
-        if tiles
-        else stages
-    )
-    for name in [name for address in of_grid for name in stages[address].files]:
-        if name.endswith(".geojson"):
-            features += read_json(results.folder / name)["features"]
-    if tiles:
+    if tiles is None:
+        addresses = list(stages)
+    else:
+        addresses = []
+        for need in tiles.needs:
+            addresses += [*stages[need].needs, need]
+    features: list[dict[str, Any]] = []
+    for address in addresses:
+        for name in stages[address].files:
+            if name.endswith(".geojson"):
+                features += read_json(results.folder / name)["features"]
+    if tiles is not None:
         table = results.tiles(slide_id, grid)
-        classes = _classes(table.columns)
+        classes = _tile_classes(table.columns)
         features += tile_features(table, "detection", digits=7, classes=classes)
     return features
 
 
-def _classes(columns: Mapping[str, npt.NDArray]) -> list[str]:
+def _tile_classes(columns: Mapping[str, npt.NDArray[Any]]) -> list[str]:
     """The class of each tile, '' of none; [] where no column names any."""
-    for prefix, least in _NAMING:
-        of = {n.rpartition(prefix)[2]: c for n, c in columns.items() if prefix in n}
-        if of:
-            names, shares = list(of), np.nan_to_num(np.stack(list(of.values())))
-            best = zip(shares.argmax(axis=0).tolist(), shares.max(axis=0).tolist())
-            return [names[which] if most >= least else "" for which, most in best]
-    found = (c for n, c in columns.items() if n.rpartition(":")[2] == "cluster")
-    return [f"Cluster {value:g}" for value in next(found, [])]
+    for prefix, least in _CLASS_COLUMNS.items():
+        shares_by_class = {}
+        for name, column in columns.items():
+            if prefix in name:
+                shares_by_class[name.rpartition(prefix)[2]] = column
+        if shares_by_class:
+            classes = list(shares_by_class)
+            shares = np.nan_to_num(np.stack(list(shares_by_class.values())))
+            indices = shares.argmax(axis=0).tolist()
+            largest = shares.max(axis=0).tolist()
+            return [
+                classes[index] if share >= least else ""
+                for index, share in zip(indices, largest)
+            ]
+    for name, column in columns.items():
+        if name.rpartition(":")[2] == "cluster":
+            return [f"Cluster {value:g}" for value in column]
+    return []

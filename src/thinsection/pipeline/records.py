@@ -24,8 +24,9 @@ from thinsection.files.atomic import write_json, write_text, writing
 from thinsection.files.json_text import parse_json
 from thinsection.store.ledger import check_kinds
 from thinsection.types import PlainValues
-from thinsection.usage.analysis import Efficiency, analyse, efficiency_page
+from thinsection.usage.analysis import Efficiency, analyse
 from thinsection.usage.monitor import read_usage
+from thinsection.usage.page import efficiency_page
 
 RECORDS = "records"
 RECORD_NAME = "run.json"

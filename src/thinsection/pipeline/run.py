@@ -12,10 +12,10 @@ from thinsection.errors import DiskSpaceError, StoreError, ThinsectionError
 from thinsection.files.atomic import atomic_path, writing
 from thinsection.files.lock import sweep_old
 from thinsection.files.sources import is_url
-from thinsection.jobs.contract import Report, merged
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import chosen_executor
 from thinsection.jobs.slurm import Submitted
+from thinsection.jobs.task import Report, merge_reports
 from thinsection.pipeline import records
 from thinsection.pipeline.ending import RunSummary, end_early, finish_run
 from thinsection.pipeline.events import OnEvent, RunEvent
@@ -173,7 +173,7 @@ def _run_in_folder(
                 reports.append(finished)
                 for result in finished.results:
                     listeners.on_event(task.ended(result))
-            report = merged(reports)
+            report = merge_reports(reports)
             ended = {r.slide_id: listeners.settle(r) for r in report.results}
             results = tuple(ended[entry.slide_id] for entry in entries)
             summary = finish_run(task, entries, replace(report, results=results))
@@ -184,7 +184,7 @@ def _run_in_folder(
         raise
     except BaseException as error:
         if begun or not isinstance(error, ThinsectionError):
-            end_early(task, entries, merged(reports), error)
+            end_early(task, entries, merge_reports(reports), error)
         raise
 
 
@@ -207,7 +207,7 @@ def _execute(
     """Works on the entries and adds what comes back to `reports`; records what is used."""
 
     def stage_seconds() -> Mapping[str, float]:
-        return merged(reports).stage_seconds
+        return merge_reports(reports).stage_seconds
 
     with resource_monitor(task.record, facts=facts, stage_seconds=stage_seconds):
         execute(

@@ -15,8 +15,8 @@ from thinsection.config import from_mapping
 from thinsection.errors import ClusterError
 from thinsection.files.atomic import TMP_MARK, writing
 from thinsection.files.json_text import parse_json
-from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.executor import ExecutorConfig
+from thinsection.jobs.task import Report, Task
 from thinsection.machine import cpu_count
 from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.models import (

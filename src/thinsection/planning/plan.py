@@ -175,7 +175,7 @@ def planned_gpu(spec: RunSpec) -> Gpu | None:
 
     Raises ConfigError: no such card.
     """
-    settings = spec.executor.at(Rung())
+    settings = spec.executor.at_rung(Rung())
     if settings.gpu is not None:
         return cost.find_gpu(settings.gpu)
     kind, _, model = (settings.gres or "").partition(":")
@@ -237,7 +237,7 @@ def qc_size(slide: Slide, pipeline: Pipeline, entry: SlideEntry) -> QcSize:
 def _warnings(memory: MemoryPlan, formulas: Planner) -> tuple[str, ...]:
     """Sentences on budgets that cannot hold the run."""
     executor = formulas.spec.executor
-    job_memory = executor.at(Rung()).job_memory
+    job_memory = executor.at_rung(Rung()).job_memory
     gpu = formulas.gpu
     size = formulas.encoder
     warnings = []

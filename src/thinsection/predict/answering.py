@@ -20,7 +20,7 @@ from thinsection.evaluation.labels import Target
 from thinsection.evaluation.leaks import content_digest
 from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
-from thinsection.jobs.contract import OnEvent, Report, Task
+from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.pipeline.task import set_threads
 from thinsection.predict.bags import Bag, Bags
 from thinsection.predict.inputs import check_inputs, read_inputs

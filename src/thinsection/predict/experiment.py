@@ -22,9 +22,9 @@ from thinsection.evaluation.labels import Cohort, LabelsConfig, read_cohort
 from thinsection.evaluation.leaks import Contents, check_copies, read_contents, sketches
 from thinsection.evaluation.parts import Drawing, FoldUnit, make_parts
 from thinsection.files.atomic import write_json, write_table, write_text
-from thinsection.jobs.contract import Report
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
+from thinsection.jobs.task import Report
 from thinsection.predict import tested
 from thinsection.predict.bags import Bags
 from thinsection.predict.experiment_page import experiment_page

@@ -26,7 +26,7 @@ from thinsection.probe.curves import (
 )
 from thinsection.probe.plots import Picture, draw_confusion, draw_picture
 from thinsection.probe.result import METRIC_WORDS, Predictions, Risks, Values
-from thinsection.report.draw import thumbnail_file
+from thinsection.report.picture import thumbnail_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

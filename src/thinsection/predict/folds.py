@@ -23,7 +23,7 @@ from thinsection.evaluation.parts import Part
 from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold
-from thinsection.jobs.contract import OnEvent, Report, Task
+from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.pipeline.task import set_threads
 from thinsection.predict.bags import Bags
 from thinsection.predict.heads.config import HeadConfig

@@ -30,8 +30,10 @@ from thinsection.files.lock import LOCK_NAME, hold, sweep_slide, unfinished
 from thinsection.pipeline.folder import Results, one_address, open_results
 from thinsection.predict.model_file import read_card
 from thinsection.predict.predicting import PredictRunConfig, predict
-from thinsection.report.draw import Values, open_picture, write_drawing
+from thinsection.report.draw import write_drawing
 from thinsection.report.index import write_index
+from thinsection.report.layers import Values
+from thinsection.report.picture import open_picture
 from thinsection.slide import open_slide
 from thinsection.slide.geometry import ReadPlan
 from thinsection.slide.resize import read_tiles

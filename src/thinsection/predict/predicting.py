@@ -28,9 +28,9 @@ from thinsection.evaluation.labels import (
 )
 from thinsection.files.atomic import read_table, write_table, writing
 from thinsection.files.json_text import read_json
-from thinsection.jobs.contract import Report
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
+from thinsection.jobs.task import Report
 from thinsection.pipeline.folder import Results, open_results
 from thinsection.pipeline.qc_tables import qc_rows, qc_stage
 from thinsection.pipeline.records import recording

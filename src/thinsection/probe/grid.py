@@ -28,9 +28,9 @@ from thinsection.evaluation.tables import TABLE_SUFFIXES
 from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold
-from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
+from thinsection.jobs.task import Report, Task
 from thinsection.pipeline.task import set_threads
 from thinsection.probe.compare import compare
 from thinsection.probe.config import ProbeConfig

@@ -7,62 +7,72 @@ from pathlib import Path
 from typing import Literal
 
 from thinsection.config import from_mapping, read_toml
-from thinsection.errors import ConfigError, require
+from thinsection.errors import ConfigError
 from thinsection.qc.checks.check import EMPTY_SCORE, Score
 from thinsection.qc.engine import parse_rule
 
-Said = Literal["look", "exclude"]
-GOOD, _WORSE = "good", ("good", "look", "exclude")
-STAIN = {  # columns of which an outlier is an unusual stain, and what each is
-    **{
-        "chan1_brightness": "red",
-        "chan2_brightness": "green",
-        "chan3_brightness": "blue",
-    },
-    **{"deconv_c0_mean": "hematoxylin", "deconv_c1_mean": "eosin"},
+GOOD = "good"
+# from best to worst
+_VERDICTS = (GOOD, "look", "exclude")
+# columns of which an outlier is an unusual stain -> its words
+STAIN = {
+    "chan1_brightness": "red",
+    "chan2_brightness": "green",
+    "chan3_brightness": "blue",
+    "deconv_c0_mean": "hematoxylin",
+    "deconv_c1_mean": "eosin",
 }
-# a group of columns and how their names begin, the telling ones first
-GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("usable", ("pixels_to_use", "tissue_pieces")),
-    (
-        "artefacts",
-        ("pen", "folds", "focus", "blurry", "bubble", "coverslip", "dust", "edge"),
+# group of columns -> how their names begin, the telling ones first
+GROUPS: dict[str, tuple[str, ...]] = {
+    "usable": ("pixels_to_use", "tissue_pieces"),
+    "artefacts": (
+        "pen",
+        "folds",
+        "focus",
+        "blurry",
+        "bubble",
+        "coverslip",
+        "dust",
+        "edge",
     ),
-    ("light and stain", ("bright", "dark", "glass", "grayscale", "chan", "deconv")),
-    ("measures of tiles", ("measures", "px_", "macenko")),
-    ("contrast", ("tenenGrad", "michelson", "rms")),
-    ("file", ("base_mag", "levels", "height", "width", "mpp")),
-)
+    "light and stain": ("bright", "dark", "glass", "grayscale", "chan", "deconv"),
+    "measures of tiles": ("measures", "px_", "macenko"),
+    "contrast": ("tenenGrad", "michelson", "rms"),
+    "file": ("base_mag", "levels", "height", "width", "mpp"),
+}
 OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictRule:
-    """Where `rule` holds, the verdict is said with these words; never without the column."""
+    """A verdict with its words, given where a rule holds; never without the rule's column."""
 
     words: str
-    rule: str  # 'pixels_to_use<1000'
-    verdict: Said = "look"
+    # such as 'pixels_to_use<1000'
+    rule: str
+    verdict: Literal["look", "exclude"] = "look"
+
+    def holds(self, row: Mapping[str, Score]) -> bool:
+        """Whether the rule holds for a slide's row."""
+        rule = parse_rule(self.rule)
+        value = row.get(rule.column)
+        return isinstance(value, int | float) and rule.holds(value)
 
 
 def load_rules(path: Path | None) -> tuple[VerdictRule, ...]:
     """The rules of a file's tables `[[verdict]]` (words, rule, verdict), or our ready ones.
 
-    Raises ConfigError: an unknown key, or a rule that is none.
+    Raises:
+        ConfigError: an unknown key, or a rule that is none.
     """
     path = path or Path(__file__).with_name("verdicts.toml")
     tables = read_toml(path).get("verdict", [])
-    some = isinstance(tables, list) and len(tables) > 0
-    require(
-        some,
-        "qc_rules must have tables [[verdict]]",
-        repr(str(path)),
-        error=ConfigError,
-    )
-    rules = tuple(
-        from_mapping(VerdictRule, table, where="verdict.") for table in tables
-    )
-    return rules if all(parse_rule(rule.rule) for rule in rules) else ()
+    if not isinstance(tables, list) or not tables:
+        raise ConfigError(f"qc_rules must have tables [[verdict]], got {str(path)!r}")
+    rules = [from_mapping(VerdictRule, table, where="verdict.") for table in tables]
+    for rule in rules:
+        parse_rule(rule.rule)
+    return tuple(rules)
 
 
 def verdict(
@@ -71,39 +81,47 @@ def verdict(
     """The verdict ('good', 'look', 'exclude' or 'failed') of a slide's row and why, in words."""
     if row["status"] == "failed":
         return "failed", ""
-    both = [(rule, parse_rule(rule.rule)) for rule in rules]
-    held = [
-        r
-        for r, by in both
-        if isinstance(v := row.get(by.column), int | float) and by.holds(v)
-    ]
-    found = max((rule.verdict for rule in held), key=_WORSE.index, default=GOOD)
-    words = [rule.words for rule in held]
+    verdicts = [GOOD]
+    words = []
+    for rule in rules:
+        if rule.holds(row):
+            verdicts.append(rule.verdict)
+            words.append(rule.words)
     if any(row.get(name) == EMPTY_SCORE for name in STAIN):
-        found = max(found, "look", key=_WORSE.index)
+        verdicts.append("look")
         words.append("nothing was measured: no tissue is left")
-    if unusual := [STAIN[name] for name in outliers if name in STAIN]:
-        found = max(found, "look", key=_WORSE.index)
+    unusual = [STAIN[name] for name in outliers if name in STAIN]
+    if unusual:
+        verdicts.append("look")
         words.append(f"unusual stain ({', '.join(unusual)})")
-    return found, ", ".join(dict.fromkeys(words))
+    worst = max(verdicts, key=_VERDICTS.index)
+    return worst, ", ".join(dict.fromkeys(words))
 
 
 def group_of(column: str) -> str:
     """The group of columns that a column belongs to."""
-    return next((group for group, begins in GROUPS if column.startswith(begins)), OTHER)
+    for group, prefixes in GROUPS.items():
+        if column.startswith(prefixes):
+            return group
+    return OTHER
 
 
 def column_order(columns: Sequence[str]) -> list[str]:
     """Columns by groups, the telling ones first, equal beginnings as they come."""
-    begins = [begin for _, of in GROUPS for begin in of]
-    return sorted(
-        columns, key=lambda column: [not column.startswith(b) for b in begins]
-    )
+    prefixes: list[str] = []
+    for group_prefixes in GROUPS.values():
+        prefixes += group_prefixes
+
+    def rank(column: str) -> list[bool]:
+        return [not column.startswith(prefix) for prefix in prefixes]
+
+    return sorted(columns, key=rank)
 
 
 def natural_key(text: str) -> list[tuple[bool, int, str]]:
     """A key by which 's2' comes before 's10'."""
-    parts = re.split(r"(\d+)", text.lower())
-    return [
-        (part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts
-    ]
+    key = []
+    for part in re.split(r"(\d+)", text.lower()):
+        is_number = part.isdigit()
+        key.append((is_number, int(part) if is_number else 0, part))
+    return key

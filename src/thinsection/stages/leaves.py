@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from thinsection.errors import ConfigError, StoreError
 from thinsection.files.atomic import atomic_path
 from thinsection.pool.encoder import SlideEncoderIdentity
-from thinsection.report.draw import Outline, Tiles, open_picture, write_drawing
+from thinsection.report.draw import write_drawing
+from thinsection.report.layers import Outline, Tiles
+from thinsection.report.picture import open_picture
 from thinsection.stages.features import FeaturesStage, deciding
 from thinsection.stages.formats import FORMATS, EmbeddingTable
 from thinsection.stages.labels import join_label, slug

@@ -22,7 +22,7 @@ from thinsection.qc import (
 from thinsection.qc.engine import parse_rule
 from thinsection.qc.pipeline import preset_names
 from thinsection.qc.tissue import TISSUE_COLOR, TissueConfig, TissueMask, tissue_mask
-from thinsection.report.draw import PICTURE, read_mask, save_picture, slide_picture
+from thinsection.report.picture import PICTURE, read_mask, save_picture, slide_picture
 from thinsection.report.qc_files import load_qc, write_qc
 from thinsection.slide import Slide
 from thinsection.slide.geometry import mean_mpp

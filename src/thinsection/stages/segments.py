@@ -10,7 +10,9 @@ from PIL import Image
 
 from thinsection.files.atomic import atomic_path
 from thinsection.qc.tissue import TissueMask, work_frame
-from thinsection.report.draw import Picture, Tint, slide_picture, write_drawing
+from thinsection.report.draw import write_drawing
+from thinsection.report.layers import Tint
+from thinsection.report.picture import Picture, slide_picture
 from thinsection.segment import Segmentation, Segmenter, segment
 from thinsection.segment.segmenter import SegmentConfig
 from thinsection.slide import Slide

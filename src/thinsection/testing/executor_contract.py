@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Self
 import pytest
 
 from thinsection.errors import ConfigError
-from thinsection.jobs.contract import Report, Task
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
+from thinsection.jobs.task import Report, Task
 
 SQUARES = {value: value**2 for value in range(6)}
 

@@ -1,0 +1,137 @@
+"""All arrays of an output folder: their status, and their reports merged into one."""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from thinsection.errors import StoreError
+from thinsection.jobs.backend import Ended, OnMessage, Site, Try, ignore_message
+from thinsection.jobs.retry import RetryPolicy, close_job, merge_tries
+from thinsection.jobs.slurm import CLIMBS, submit_alone
+from thinsection.jobs.slurm_array import Array, array_folders, load_array
+from thinsection.jobs.task import AnyTask
+from thinsection.registry import Registry
+
+
+def array_status(array: Array) -> tuple[Counter[str], Counter[str]]:
+    """(Array tasks by state: DONE, LOST, or Slurm's word; entries by status, or 'missing')."""
+    task = array.attempt.task
+    entries: Counter[str] = Counter()
+    for index, chunk in enumerate(array.chunks, start=1):
+        reported: list[object] = []
+        for report in array.reports(index):
+            reported += report.results
+        for entry, reported_result in zip_longest(chunk, reported):
+            # a later try may have done it
+            result = task.finished(entry) or reported_result
+            status = getattr(result, "status", "done") if result else "missing"
+            entries[status] += 1
+    return Counter(array.states().values()), entries
+
+
+@dataclass(kw_only=True)
+class Collected:
+    """All arrays of one kind in an output folder, merged; the newest word on an entry counts.
+
+    Attributes:
+        task: task of the newest array.
+        entries: entries of every array, once, by name.
+        results: results of those that ended, by name.
+        waiting: array tasks that still wait or run.
+        stage_seconds: summed over array tasks.
+        facts: which models did the work.
+    """
+
+    task: AnyTask
+    entries: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
+    waiting: int = 0
+    stage_seconds: Counter[str] = field(default_factory=Counter)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, array: Array, site: Site, *, retry: bool) -> list[Try]:
+        """Takes what an older array says of entries that no newer one has.
+
+        Returns:
+            The tries that follow; none where `retry` is False.
+        """
+        name = self.task.name
+        newer = set(self.entries)
+
+        def is_in_newer_array(entry: object) -> bool:
+            return name(entry) in newer
+
+        for entry in site.attempt.entries:
+            self.entries.setdefault(name(entry), entry)
+        for state in array.states().values():
+            self.waiting += state not in ("DONE", "LOST", "WRITTEN")
+
+        policy = RetryPolicy(site.attempt, site.config, CLIMBS if retry else ())
+        tries: list[Try] = []
+        for ended in array.ended().values():
+            outcome = close_job(
+                ended if retry else _without_retry(ended),
+                policy,
+                on_message=site.on_message,
+                is_superseded=is_in_newer_array,
+            )
+            for entry, result in zip(
+                outcome.entries, outcome.report.results, strict=True
+            ):
+                if not is_in_newer_array(entry):
+                    self.results[name(entry)] = result
+            self.stage_seconds.update(outcome.report.stage_seconds)
+            self.facts = {**outcome.report.facts, **self.facts}
+            tries += outcome.retries
+        return merge_tries(tries)
+
+
+def _without_retry(ended: Ended) -> Ended:
+    """The same end, after which nothing is tried again."""
+    return replace(ended, how="over") if ended.how == "died" else ended
+
+
+def collect(
+    out: Path,
+    kinds: Registry[Any],
+    *,
+    retry: bool = True,
+    on_message: OnMessage = ignore_message,
+) -> list[Collected]:
+    """Merges the reports of all arrays below a folder, for each kind of task.
+
+    Array tasks that ended without a report are recorded entry by entry, but for what died for the
+    first time or can climb: that is submitted once more, each entry alone (see `retry.py`).
+
+    Args:
+        out: an output folder.
+        kinds: the kinds of task.
+        retry: False submits nothing, and records what died.
+        on_message: called with lines for the person who waits.
+
+    Raises:
+        StoreError: no array was ever written there.
+    """
+    folders = array_folders(out)
+    if not folders:
+        raise StoreError(
+            f"out must hold an array of 'thinsection slurm submit', got none in {str(out)!r}"
+        )
+    collected_by_kind: dict[str, Collected] = {}
+    sites: list[Site] = []
+    for folder in reversed(folders):
+        array = load_array(folder, kinds)
+        task = array.attempt.task
+        site = Site(
+            array.config, array.attempt, folder.parents[1], on_message=on_message
+        )
+        collected = collected_by_kind.setdefault(task.kind, Collected(task=task))
+        for attempt in collected.add(array, site, retry=retry):
+            sites.append(replace(site, attempt=attempt))
+    for site in sites:
+        submit_alone(site)
+        num_entries = len(site.attempt.entries)
+        collected_by_kind[site.attempt.task.kind].waiting += num_entries
+    return list(collected_by_kind.values())

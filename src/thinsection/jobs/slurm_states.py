@@ -1,0 +1,155 @@
+"""Slurm's commands: what they are asked, and what they say of the tasks of an array."""
+
+import logging
+import re
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from thinsection.errors import ClusterError
+from thinsection.jobs.executor import Want
+
+_TIMEOUT_S = 60
+_TASK = re.compile(r"^\d+_(\d+)$")
+# exit_code is the status that wait() gives
+_FORMAT = "JobArrayID:|,State:|,exit_code:|"
+_DEATHS = frozenset(("OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "TIMEOUT"))
+_ENDED = _DEATHS | {"COMPLETED", "FAILED", "CANCELLED", "DEADLINE", "REVOKED"}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskState:
+    """State of an array task, as Slurm says it."""
+
+    # Slurm's word (RUNNING, FAILED, OUT_OF_MEMORY, ...); '': forgotten
+    state: str = ""
+    # of the batch script
+    exit_code: int = 0
+    # that ended it; 0 for none
+    signal: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether it neither waits nor runs any more."""
+        return self.state in _ENDED
+
+    @property
+    def died(self) -> bool:
+        """Whether it was ended from outside, against the user's will, so that another try may help.
+
+        An exit code of its own (settings, weights) would be the same again; a shell or container
+        says 128 + signal.
+        """
+        if self.state == "FAILED":
+            return self.signal > 0 or self.exit_code > 128
+        return self.state in _DEATHS
+
+    @property
+    def want(self) -> Want | None:
+        """Memory, where that is said or likely: the kernel sends SIGKILL."""
+        was_killed = signal.SIGKILL in (self.signal, self.exit_code - 128)
+        return "memory" if self.state == "OUT_OF_MEMORY" or was_killed else None
+
+    def describe(self) -> str:
+        """Words such as 'FAILED, signal 9'."""
+        if not self.state:
+            return "killed, cancelled or out of time: Slurm does not know any more"
+        if self.signal:
+            return f"{self.state}, signal {self.signal}"
+        if self.exit_code:
+            return f"{self.state}, exit code {self.exit_code}"
+        return self.state
+
+
+def sbatch(script: Path) -> int:
+    """Submits a script and returns the job's id.
+
+    Raises:
+        ClusterError: no sbatch, or what it refuses.
+    """
+    text = _call(["sbatch", "--parsable", str(script)])
+    number = text.strip().split(";")[0]  # 'ID' or 'ID;CLUSTER'
+    if not number.isdigit():
+        raise ClusterError(f"sbatch must answer with a job id, got {text!r}")
+    return int(number)
+
+
+def task_states(job_id: int, num_tasks: int) -> dict[int, TaskState]:
+    """Array index -> state of the tasks that squeue lists; ended ones stay there for some minutes.
+
+    A line without an index speaks of all tasks that have none: cancelled before they began.
+    """
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--Format={_FORMAT}"]
+    try:
+        text = _call([*command, f"--jobs={job_id}"])
+    except ClusterError as error:
+        if "Invalid job id" in str(error):  # it ended long ago and was forgotten
+            return {}
+        raise
+    listed: dict[int, TaskState] = {}
+    unlisted: dict[int, TaskState] = {}
+    for line in text.splitlines():
+        name, state, status = _cells(line)
+        wait_status = int(status) if status.isdigit() else 0
+        task = TaskState(
+            state=state, exit_code=wait_status >> 8, signal=wait_status & 0x7F
+        )
+        match = _TASK.match(name)
+        if match:
+            listed[int(match.group(1))] = task
+        elif task.ended:
+            unlisted = dict.fromkeys(range(1, num_tasks + 1), task)
+    return unlisted | listed
+
+
+def accounted_states(job_id: int) -> dict[int, TaskState]:
+    """The same from Slurm's accounting, which does not forget; empty where it is not kept."""
+    command = ["sacct", "--noheader", "--parsable2", "--allocations"]
+    try:
+        text = _call([*command, f"--jobs={job_id}", "--format=JobID,State,ExitCode"])
+    except ClusterError as error:
+        _log.info("no accounting: %s", error)
+        return {}
+    states = {}
+    for line in text.splitlines():
+        name, state, codes = _cells(line)
+        match = _TASK.match(name)
+        if match:
+            exit_code, _, signal_number = codes.partition(":")
+            states[int(match.group(1))] = TaskState(
+                state=state.partition(" ")[0],  # 'CANCELLED by 1000'
+                exit_code=int(exit_code or 0),
+                signal=int(signal_number or 0),
+            )
+    return states
+
+
+def _cells(line: str) -> tuple[str, str, str]:
+    """The three cells of a line, '' for those that it lacks."""
+    name, state, status, *_ = f"{line}|||".split("|")
+    return name.strip(), state.strip(), status.strip()
+
+
+def _call(command: list[str]) -> str:
+    """Runs one of Slurm's commands and returns what it prints."""
+    name = command[0]
+    if shutil.which(name) is None:
+        raise ClusterError(
+            f"{name} must be on the PATH, got none; "
+            "run this on a node that submits to Slurm, or use another --executor"
+        )
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ClusterError(
+            f"{name} must answer within {_TIMEOUT_S} s, got nothing"
+        ) from None
+    if done.returncode != 0:
+        raise ClusterError(f"{name} failed ({done.returncode}): {done.stderr.strip()}")
+    return done.stdout

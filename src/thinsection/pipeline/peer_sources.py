@@ -1,0 +1,271 @@
+"""Tiles and features as TRIDENT, CLAM, STAMP and slide2vec store them, read slide by slide."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from pickle import PickleError
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.errors import InvalidInputError, StoreError, rewording
+from thinsection.files.json_text import read_json
+from thinsection.store.tiles_h5 import open_h5, read_tiles, stored_dataset
+from thinsection.types import CoordsL0, Size
+
+# facts of a slide by our names: mpp_x, mpp_y, ...
+Facts = Mapping[str, Any]
+
+# errors of Python at a file that is not what it should be; UnpicklingError is a PickleError
+_DAMAGE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+    PickleError,
+    BadZipFile,
+)
+_PATCHES_END = "_patches.h5"
+_TILING_END = ".coordinates.meta.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerTiles:
+    """Tiles of one slide with one encoder's features, or without.
+
+    Attributes:
+        grid: name of the grid, as the tool names the folder, or what its files say.
+        coords_l0: int64 (N, 2).
+        edge_l0: level-0 px that a tile covers.
+        tile_px: px that the encoder was given, before its own resizing.
+        overlap_px: of `tile_px`.
+        power: nominal magnification of the tiles.
+        size: of level 0.
+        encoder: as the tool calls it; '' where it does not say.
+        features: (N, D).
+    """
+
+    grid: str
+    coords_l0: CoordsL0
+    edge_l0: int
+    tile_px: int
+    overlap_px: int = 0
+    power: float | None = None
+    size: Size | None = None
+    encoder: str = ""
+    features: npt.NDArray[Any] | None = None
+
+
+@dataclass(frozen=True)
+class PeerSource:
+    """How the files of a tool are found and read.
+
+    Attributes:
+        patterns: of its files of tiles; the first pattern that any fits counts.
+        end: how these end after a slide's name.
+        read: reads one, given the facts of its slide.
+    """
+
+    patterns: tuple[str, ...]
+    end: str
+    read: Callable[[Path, Facts], Iterator[PeerTiles]]
+
+    def find_files(self, folder: Path) -> list[Path]:
+        """The files of tiles of a folder, in the order of their names."""
+        for pattern in self.patterns:
+            paths = sorted(folder.glob(pattern))
+            if paths:
+                return [path for path in paths if not path.name.startswith(".")]
+        return []
+
+
+def _read_trident(path: Path, facts: Facts) -> Iterator[PeerTiles]:
+    """The tiles of a job_dir, or of one grid of it.
+
+    Source:
+        mahmoodlab/TRIDENT a91fa84, trident/IO.py.
+    """
+    tiles = read_tiles(path)
+    attributes = tiles.attributes
+    names = ("patch_size", "level0_magnification", "target_magnification")
+    missing = [name for name in names if not attributes.get(name)]
+    if missing:
+        raise StoreError(
+            f"coords must say their magnification, got none of {missing} in {str(path)!r}"
+        )
+    tile_px = float(attributes["patch_size"])
+    slide_power = float(attributes["level0_magnification"])
+    power = float(attributes["target_magnification"])
+    grid = path.parent.parent
+    bare = PeerTiles(
+        grid=grid.name,
+        coords_l0=tiles.coords_l0,
+        edge_l0=round(tile_px * slide_power / power),  # what its patcher reads
+        tile_px=int(tile_px),
+        overlap_px=int(attributes.get("overlap", 0)),
+        power=power,
+        size=_size(attributes.get("level0_width"), attributes.get("level0_height")),
+    )
+    stem = path.name.removesuffix(_PATCHES_END)
+    feature_files = sorted(grid.glob(f"features_*/{stem}.h5"))
+    if not feature_files:
+        yield bare
+    for file in feature_files:
+        encoder = file.parent.name.removeprefix("features_")
+        features = _features_of(file, bare.coords_l0)
+        yield replace(bare, features=features, encoder=encoder)
+
+
+def _features_of(file: Path, coords_l0: CoordsL0) -> npt.NDArray[Any] | None:
+    """The features of the tiles at these corners.
+
+    Raises:
+        StoreError: the file has others.
+    """
+    tiles = read_tiles(file)
+    if not np.array_equal(tiles.coords_l0, coords_l0):
+        raise StoreError(
+            f"features must be of the tiles in patches/, got other coords in {str(file)!r}"
+        )
+    return tiles.features
+
+
+def _read_clam(path: Path, facts: Facts) -> Iterator[PeerTiles]:
+    """The tiles of a save_dir that is the feat_dir.
+
+    Source:
+        mahmoodlab/CLAM 53e2409, create_patches_fp.py
+    """
+    tiles = read_tiles(path)
+    attributes = tiles.attributes
+    edge_l0 = tiles.tile_px_l0
+    if edge_l0 is None or "patch_level" not in attributes:
+        raise StoreError(
+            "coords must say patch_size and patch_level, got attributes "
+            f"{sorted(attributes)} in {str(path)!r}"
+        )
+    size = None
+    if int(attributes["patch_level"]) == 0:
+        size = _size(*np.ravel(attributes.get("level_dim", (0, 0))).tolist())
+    feature_file = path.parent.parent / "h5_files" / path.name
+    features = None
+    if feature_file.exists():
+        features = _features_of(feature_file, tiles.coords_l0)
+    yield PeerTiles(
+        grid="patches",  # a folder is one run: sizes in px may differ by scanner
+        coords_l0=tiles.coords_l0,
+        edge_l0=int(edge_l0),
+        tile_px=int(attributes["patch_size"]),
+        size=size,
+        features=features,
+    )
+
+
+def _read_stamp(path: Path, facts: Facts) -> Iterator[PeerTiles]:
+    """The tiles of a feature_dir, or of the folder above.
+
+    Source:
+        KatherLab/STAMP c54ce06, modeling/data.py.
+    """
+    mpp_x = facts.get("mpp_x")
+    mpp_y = facts.get("mpp_y")
+    if not mpp_x or not mpp_y:
+        raise InvalidInputError(
+            f"slide_mpp is missing for {str(path)!r}; "
+            "its coordinates are µm: pass --slides, or a table with the column mpp"
+        )
+    with open_h5(path) as file:
+        features = np.asarray(stored_dataset(file, "feats", path)[...])
+        coords = stored_dataset(file, "coords", path)[...]
+        attributes = dict(file.attrs)
+    coords_um = np.asarray(coords, dtype=np.float64)
+    edge_um = float(attributes.get("tile_size_um", 0) or attributes.get("tile_size", 0))
+    if attributes.get("unit") != "um" or edge_um <= 0:
+        raise StoreError(
+            "coords must be µm with their tile_size_um, got attributes "
+            f"{sorted(attributes)} in {str(path)!r}"
+        )
+    if features.ndim != 2 or coords_um.shape != (len(features), 2):
+        raise StoreError(
+            f"feats and coords must be of the same tiles, got {features.shape} and "
+            f"{coords_um.shape} in {str(path)!r}"
+        )
+    edge_l0 = round(edge_um / mpp_x)
+    tile_px = int(attributes.get("tile_size_px", 0)) or edge_l0
+    yield PeerTiles(
+        grid=f"{tile_px}px",
+        coords_l0=np.rint(coords_um / np.array([mpp_x, mpp_y])).astype(np.int64),
+        edge_l0=edge_l0,
+        tile_px=tile_px,
+        encoder=str(attributes.get("extractor", "")),
+        features=features,
+    )
+
+
+def _read_slide2vec(path: Path, facts: Facts) -> Iterator[PeerTiles]:
+    """The tiles of its output folder.
+
+    Source:
+        clemsgrs/slide2vec 7cfa6bf, artifacts.py; hs2p 6.1.0.
+    """
+    slide_id = path.name.removesuffix(_TILING_END)
+    embeddings = path.parent.parent / "tile_embeddings"
+    embedding_document = embeddings / f"{slide_id}.meta.json"
+    with rewording("tiling must be one of hs2p's", path, *_DAMAGE, error=StoreError):
+        document = read_json(path)
+        tiling = document["tiling"]
+        npz_path = path.with_name(f"{slide_id}.coordinates.npz")
+        with np.load(npz_path, allow_pickle=False) as file:
+            coords = np.stack([file["x"], file["y"]], axis=1).astype(np.int64)
+        encoder = ""
+        features = None
+        if embedding_document.exists():
+            encoder = str(read_json(embedding_document)["encoder_name"])
+            features = _read_array(embeddings, slide_id)
+        tile_px = int(tiling["requested_tile_size_px"])
+        tiles = PeerTiles(
+            grid=f"{tile_px}px_{float(tiling['requested_spacing_um']):.6g}mpp",
+            coords_l0=coords,
+            edge_l0=int(tiling["tile_size_lv0"]),
+            tile_px=tile_px,
+            overlap_px=round(float(tiling["overlap"]) * tile_px),
+            size=_size(*document["slide"]["dimensions"]),
+            encoder=encoder,
+            features=features,
+        )
+    yield tiles
+
+
+def _read_array(folder: Path, slide_id: str) -> npt.NDArray[Any]:
+    """One array (N, D) of an .npz or a .pt, without running what a pickle may hold."""
+    import torch
+
+    packed = folder / f"{slide_id}.npz"
+    if packed.exists():
+        with np.load(packed, allow_pickle=False) as file:
+            return np.asarray(file["features"])
+    path = folder / f"{slide_id}.pt"
+    tensor = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(tensor, torch.Tensor) or tensor.ndim != 2:
+        kind = type(tensor).__name__
+        raise ValueError(f"{kind} in {path.name} is not a tensor (N, D)")
+    return np.asarray(tensor if tensor.dtype == torch.float16 else tensor.float())
+
+
+def _size(width: Any, height: Any) -> Size | None:
+    return (int(width), int(height)) if width and height else None
+
+
+SOURCES = {
+    "trident": PeerSource(
+        (f"patches/*{_PATCHES_END}", f"*/patches/*{_PATCHES_END}"),
+        _PATCHES_END,
+        _read_trident,
+    ),
+    "clam": PeerSource(("patches/*.h5",), ".h5", _read_clam),
+    "stamp": PeerSource(("**/*.h5",), ".h5", _read_stamp),
+    "slide2vec": PeerSource((f"tiles/*{_TILING_END}",), _TILING_END, _read_slide2vec),
+}

@@ -1,0 +1,121 @@
+"""Quality control in HistoQC's files: `results.tsv`, and a folder of pictures per slide."""
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from thinsection.files.atomic import atomic_path, safe_cell, write_text
+from thinsection.report.qc_files import read_png, write_png
+from thinsection.report.qc_sheet import Row, picture_folder, plain_number
+
+_SMALL_EDGE_PX = 500
+# of R, G and B in a gray picture, as HistoQC has them
+_GRAY_WEIGHTS = (0.2125, 0.7154, 0.0721)
+# HistoQC's first columns, of the file itself; those of the checks follow
+_FIRST_COLUMNS = (
+    "filename",
+    "comments",
+    "image_bounding_box",
+    "base_mag",
+    "type",
+    "levels",
+    "height",
+    "width",
+    "mpp_x",
+    "mpp_y",
+    "comment",
+)
+_LAST_COLUMNS = ("pixels_to_use", "warnings")
+# our own columns of a row, which no check has filled
+_OWN_COLUMNS = ("slide_id", "slide_path", "folder", "status", "fails")
+# our column -> HistoQC's name
+_COLUMN_NAMES = {"tissue_pieces_num_regions": "#pieces_of_tissue"}
+# in no cell of HistoQC's table
+_BREAKS = re.compile(r"[\t\n\r]")
+_HEADERS = ("start_time", "pipeline", "outdir", "config_file", "command_line_args")
+# our picture -> the end of HistoQC's file name
+_SUFFIXES = {
+    "thumbnail": "thumb",
+    "flat_areas": "flat",
+    "histogram": "hist",
+    "small_filled": "small_fill",
+    "small_removed": "small_remove",
+    "equalised": "equalized_thumb",
+}
+
+
+def write_histoqc(out: Path, rows: Sequence[Row], headers: Mapping[str, str]) -> None:
+    """Writes `results.tsv`, and per slide a folder named like its file with HistoQC's pictures.
+
+    A slide is named `<slide_id><suffix of its file>`: the file's own name, but for equal names
+    from different folders. Failed slides have no line, as in HistoQC. Columns are those of the
+    pipeline's checks in its order, by HistoQC's names, ours among them; what a row lacks is NA, no
+    number to pandas and HistoQC's UI.
+
+    Args:
+        out: folder of HistoQC's files.
+        rows: of the run; `folder` (else `slide_id`) is where pictures lie, relative to `out`.
+        headers: 'start_time', 'pipeline', 'outdir', 'config_file' and 'command_line_args'.
+    """
+    done = [row for row in rows if row["status"] != "failed"]
+    columns = _columns(done)
+    names = [_COLUMN_NAMES.get(name, name) for name in columns]
+    lines = [f"#{name}:\t{_one_line(headers[name])}" for name in _HEADERS]
+    lines.append("#dataset:" + "\t".join(names))
+    for row in done:
+        suffix = Path(str(row["slide_path"])).suffix or ".slide"
+        name = f"{row['slide_id']}{suffix}"
+        _copy_pictures(out / picture_folder(row), out / name)
+        lines.append(_table_line(row, name, columns))
+    write_text(out / "results.tsv", "\n".join(lines) + "\n")
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    """HistoQC's first columns, those of the checks in their order, and HistoQC's last ones."""
+    apart = {*_FIRST_COLUMNS, *_LAST_COLUMNS, *_OWN_COLUMNS}
+    check_columns: dict[str, None] = {}
+    for row in sorted(rows, key=len, reverse=True):
+        check_columns |= {name: None for name in row if name not in apart}
+    return [*_FIRST_COLUMNS, *check_columns, *_LAST_COLUMNS]
+
+
+def _table_line(row: Row, name: str, columns: Sequence[str]) -> str:
+    cells = {"warnings": "", **row, "filename": name, "comments": " "}
+    if "width" in row:
+        width = plain_number(row["width"])
+        height = plain_number(row["height"])
+        cells["image_bounding_box"] = f"(0, 0, {width}, {height})"
+    values = [plain_number(cells.get(column, "NA")) for column in columns]
+    return "\t".join(_one_line(str(safe_cell(value))) for value in values)
+
+
+def _one_line(text: str) -> str:
+    return _BREAKS.sub(" ", text)
+
+
+def _copy_pictures(source: Path, target: Path) -> None:
+    """Writes the pictures of a slide under HistoQC's names."""
+    prefix = target.name
+    for path in sorted(source.glob("*.geojson")):
+        if path.stem != "qc":
+            with atomic_path(target / f"{prefix}_{path.name}") as tmp:
+                shutil.copyfile(path, tmp)
+    work_image = source / "thumbnail.png"
+    if work_image.is_file():
+        gray = np.rint(read_png(work_image) @ _GRAY_WEIGHTS).astype(np.uint8)
+        mask = read_png(source / "mask_use.png").astype(np.uint8) * 255
+        fused = np.stack([mask, gray, mask], axis=2)
+        write_png(target / f"{prefix}_fuse.png", fused)
+    for path in sorted(source.glob("*.png")):
+        ending = _SUFFIXES.get(path.stem, path.stem)
+        with Image.open(path) as picture:
+            is_mask = picture.mode == "1"
+            plain = picture.convert("L") if is_mask else picture  # 0 and 255
+            write_png(target / f"{prefix}_{ending}.png", np.asarray(plain))
+            if path.stem == "thumbnail":
+                picture.thumbnail((_SMALL_EDGE_PX, _SMALL_EDGE_PX))
+                write_png(target / f"{prefix}_thumb_small.png", np.asarray(picture))

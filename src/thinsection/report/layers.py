@@ -1,0 +1,231 @@
+"""Layers over a picture of a slide, each of which paints itself: outlines, tints, tiles, values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFilter
+
+from thinsection.qc.tissue import Color
+from thinsection.report.picture import Picture
+from thinsection.types import CoordsL0, MaskArray, RgbArray, Size
+
+Numbers = npt.NDArray[np.floating]
+# (N, 4): left, top, right, bottom, px
+Boxes = npt.NDArray[np.int64]
+
+OUTLINE: Color = (0, 110, 72)
+TILE: Color = (32, 96, 200)
+_RIM: Color = (255, 255, 255)
+# rows of a picture that are computed together
+_BAND_ROWS = 128
+# px of a tile below which borders would be all that is seen
+_LEAST_EDGE_PX = 6
+# of 255: the shade of tiles with and without lines, and their lines
+_SHADE_WITH_LINES = 20
+_SHADE_ALONE = 71
+_LINE_OPACITY = 150
+# nine steps each, of matplotlib's maps of these names
+_COLORMAPS = {
+    "viridis": "440154 472d7b 3b528b 2c728e 21918c 28ae80 5ec962 addc30 fde725",
+    "magma": "000004 1d1147 51127c 832681 b73779 e75263 fc8961 fec488 fcfdbf",
+    "coolwarm": "3b4cc0 6282ea 8db0fe b9d0f9 dddcdc f5c4ac f4987a dd5f4b b40426",
+    "turbo": "30123b 466be3 28bceb 32f298 a4fc3c eecf3a fb7e21 d02f05 7a0403",
+}
+COLORMAPS = tuple(_COLORMAPS)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The smooth border of a mask (H, W) that shows the whole slide at any resolution."""
+
+    mask: MaskArray
+    label: str = ""
+    color: Color = OUTLINE
+    # px
+    width: float = 3.0
+
+    def paint(self, image: Image.Image, size_l0: Size) -> None:
+        """Draws it, with a light rim so that it is seen on any stain."""
+        if not self.mask.any():
+            return
+        # tissue at the edge has a border too
+        field = np.pad(_smooth_resize(self.mask, image.size), 1)
+        for top in range(0, image.height, _BAND_ROWS):
+            band = field[top : top + _BAND_ROWS + 2].astype(np.float32)
+            slope = np.hypot(*np.gradient(band))[1:-1, 1:-1]
+            distance = np.abs(band[1:-1, 1:-1] - 127.5) / np.maximum(slope, 1e-3)
+            rim = np.clip((self.width + 2) / 2 + 0.5 - distance, 0, 1)
+            _blend(image, _RIM, rim * 0.7, top)
+            line = np.clip(self.width / 2 + 0.5 - distance, 0, 1)
+            _blend(image, self.color, line, top)
+
+
+@dataclass(frozen=True)
+class Tint:
+    """A colour over a mask (H, W) that shows the whole slide at any resolution."""
+
+    mask: MaskArray
+    label: str = ""
+    color: Color = OUTLINE
+    opacity: float = 0.55
+
+    def paint(self, image: Image.Image, size_l0: Size) -> None:
+        """Draws it."""
+        cover = _smooth_resize(self.mask, image.size).astype(np.float32)
+        _blend(image, self.color, cover * (self.opacity / 255))
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles as thin lines, lightly shaded; of very small ones only the shade."""
+
+    coords_l0: CoordsL0
+    tile_size_l0: Size
+    label: str = ""
+    color: Color = TILE
+
+    def paint(self, image: Image.Image, size_l0: Size) -> None:
+        """Draws them; neighbours share a line."""
+        boxes = _tile_boxes(self.coords_l0, self.tile_size_l0, image.size, size_l0)
+        edges_px = np.array(self.tile_size_l0) * image.size / size_l0
+        has_lines = min(edges_px) >= _LEAST_EDGE_PX
+        shade = Image.new("L", image.size, 0)
+        lines = Image.new("L", image.size, 0)
+        draw_shade = ImageDraw.Draw(shade)
+        draw_lines = ImageDraw.Draw(lines)
+        fill = _SHADE_WITH_LINES if has_lines else _SHADE_ALONE
+        for left, top, right, bottom in boxes.tolist():
+            draw_shade.rectangle((left, top, right - 1, bottom - 1), fill=fill)
+            if has_lines:
+                draw_lines.rectangle((left, top, right, bottom), outline=_LINE_OPACITY)
+        for opacity in (shade, lines):
+            image.paste(self.color, (0, 0, *image.size), opacity)
+
+
+@dataclass(frozen=True)
+class Values:
+    """A number per tile as a colour; overlapping tiles are averaged, NaN is left out.
+
+    Attributes:
+        coords_l0: int64 (N, 2), corners of the tiles.
+        tile_size_l0: of every tile, level-0 px.
+        values: (N,).
+        label: words of the legend; '': none.
+        colormap: one of `COLORMAPS`.
+        limits: values of the first and last colour; None: the least and the greatest.
+        opacity: of the colours over the slide.
+    """
+
+    coords_l0: CoordsL0
+    tile_size_l0: Size
+    values: Numbers
+    label: str = ""
+    colormap: str = "turbo"
+    limits: tuple[float, float] | None = None
+    opacity: float = 0.5
+
+    @property
+    def shown_limits(self) -> tuple[float, float]:
+        """`limits`, or the least and the greatest value."""
+        if self.limits:
+            return self.limits
+        finite = self.values[np.isfinite(self.values)]
+        if not len(finite):
+            return 0, 1
+        return float(finite.min()), float(finite.max())
+
+    @property
+    def only_value(self) -> str:
+        """The value of all tiles, where there is no scale to show; '' where there is one."""
+        if not np.isfinite(self.values).any():
+            return "no value"
+        low, high = self.shown_limits
+        return f"{low:.3g}" if low == high else ""
+
+    def paint(self, image: Image.Image, size_l0: Size) -> None:
+        """Draws them.
+
+        Memory:
+            40 bytes a px, and 100 a tile.
+        """
+        finite = np.isfinite(self.values)
+        boxes = _tile_boxes(
+            self.coords_l0[finite], self.tile_size_l0, image.size, size_l0
+        )
+        total = _box_sums(boxes, self.values[finite], image.size)
+        count = _box_sums(boxes, 1.0, image.size)
+        mean = total / np.maximum(count, 1)
+        low, high = self.shown_limits
+        colors = colorize((mean - low) / ((high - low) or 1.0), self.colormap)
+        alpha = np.where(count > 0.5, round(255 * self.opacity), 0).astype(np.uint8)
+        image.paste(Image.fromarray(colors), (0, 0), Image.fromarray(alpha))
+
+
+# drawn over a picture, the first one lowest
+Layer = Outline | Tint | Tiles | Values
+
+
+def paint(picture: Picture, layers: Sequence[Layer]) -> RgbArray:
+    """The picture with the layers over it, first one lowest, uint8 (H, W, 3); no legend.
+
+    Memory:
+        About 60 bytes a px of the picture (160 MB at most), and what layers say.
+    """
+    image = Image.fromarray(picture.rgb)
+    for layer in layers:
+        layer.paint(image, picture.size_l0)
+    return np.asarray(image)
+
+
+def colorize(shares: Numbers, colormap: str) -> npt.NDArray[np.uint8]:
+    """Colours, uint8 (..., 3), of numbers in [0, 1]; what lies outside has the end's colour."""
+    steps = [list(bytes.fromhex(color)) for color in _COLORMAPS[colormap].split()]
+    positions = np.linspace(0, 1, len(steps))
+    channels = [
+        np.interp(np.linspace(0, 1, 256), positions, channel)
+        for channel in np.array(steps).T
+    ]
+    table = np.stack(channels, axis=1).round().astype(np.uint8)
+    indices = (np.clip(shares, 0, 1) * 255).astype(np.uint8)
+    return np.asarray(table[indices])
+
+
+def _smooth_resize(mask: MaskArray, size: Size) -> npt.NDArray[np.uint8]:
+    """The mask at another size, without steps: (H, W), 0 to 255, its border at 127.5."""
+    growth = max(1.0, size[0] / mask.shape[1], size[1] / mask.shape[0])
+    resampling = Image.Resampling.BILINEAR if growth > 1 else Image.Resampling.BOX
+    image = Image.fromarray(mask).convert("L").resize(size, resampling)
+    return np.asarray(image.filter(ImageFilter.GaussianBlur(0.9 * growth)))
+
+
+def _blend(image: Image.Image, color: Color, alpha: Numbers, top: int = 0) -> None:
+    """Paints rows from `top` on, in the opacity of each px."""
+    opacity = Image.fromarray((alpha * 255 + 0.5).astype(np.uint8))
+    image.paste(color, (0, top, image.width, top + opacity.height), opacity)
+
+
+def _tile_boxes(
+    coords_l0: CoordsL0, tile_size_l0: Size, size: Size, size_l0: Size
+) -> Boxes:
+    """(N, 4): left, top, right, bottom of tiles in px of a picture, at least one px each."""
+    scale = np.array(size) / np.array(size_l0)
+    first = np.rint(coords_l0 * scale)
+    end = np.maximum(np.rint((coords_l0 + np.array(tile_size_l0)) * scale), first + 1)
+    return np.hstack([first, end]).astype(np.int64)
+
+
+def _box_sums(
+    boxes: Boxes, values: Numbers | float, size: Size
+) -> npt.NDArray[np.float64]:
+    """Per px, the sum of the values of the boxes that it lies in: an integral of their corners."""
+    width, height = size
+    corners = np.zeros((height + 1, width + 1))
+    left, right = np.clip(boxes[:, [0, 2]].T, 0, width)
+    top, bottom = np.clip(boxes[:, [1, 3]].T, 0, height)
+    np.add.at(corners, (top, left), np.asarray(values))
+    np.add.at(corners, (top, right), -np.asarray(values))
+    np.add.at(corners, (bottom, left), -np.asarray(values))
+    np.add.at(corners, (bottom, right), np.asarray(values))
+    return np.asarray(corners.cumsum(axis=0).cumsum(axis=1)[:-1, :-1])

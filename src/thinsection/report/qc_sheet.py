@@ -1,0 +1,245 @@
+"""The tables and the page of a quality control: a row per slide, with verdicts and outliers."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from PIL import Image
+
+from thinsection.errors import importing
+from thinsection.files.atomic import atomic_path, write_table, write_text
+from thinsection.files.pages import render_page
+from thinsection.qc.checks.check import EMPTY_SCORE, Score
+from thinsection.report import verdict as verdicts
+from thinsection.report.index import THUMBNAILS
+from thinsection.report.sheets import Place, drop_sheets, write_sheets
+from thinsection.report.verdict import VerdictRule, load_rules
+
+# scores of one slide, by column name
+Row = Mapping[str, Score]
+# a column's median and scaled median absolute deviation; None where slides are too few
+Usual = tuple[float, float] | None
+
+# times the median absolute deviation, scaled to a normal's sigma
+_OUTLIER_DEVIATIONS = 3.5
+# fewer say nothing about what is usual
+_MIN_SLIDES = 5
+_FIRST_COLUMNS = ("slide_id", "slide_path", "folder", "status")
+# columns of the page's plots
+_PLOTTED = (
+    "grayscale_brightness",
+    "chan1_brightness",
+    "chan3_brightness",
+    "deconv_c0_mean",
+    "deconv_c1_mean",
+)
+
+
+def write_qc_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Writes one line per slide; columns are those of all rows, what a row lacks is empty."""
+    lines = []
+    for row in rows:
+        lines.append({name: plain_number(value) for name, value in row.items()})
+    write_table(path, lines)
+
+
+def plain_number(value: Score) -> Score | int:
+    """The value; a whole number without a decimal point."""
+    if isinstance(value, float) and math.isfinite(value) and value == int(value):
+        return int(value)
+    return value
+
+
+def write_qc_parquet(path: Path, rows: Sequence[Row]) -> None:
+    """Writes the same table as Parquet; a column of words is text, what a row lacks is null."""
+    with importing("--write parquet must have pyarrow", "export"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= dict.fromkeys(row)
+    columns = {}
+    for name in names:
+        column = [row.get(name) for row in rows]
+        if any(isinstance(value, str) for value in column):
+            column = [None if value is None else str(value) for value in column]
+        columns[name] = pa.array(column)
+    with atomic_path(path) as tmp:
+        pq.write_table(pa.table(columns), tmp)
+
+
+def judge_rows(
+    rows: Sequence[Row], rules: Sequence[VerdictRule]
+) -> list[dict[str, Score]]:
+    """The rows with columns `verdict` and `why`; what is unusual is so among these rows."""
+    usual = _usual_by_column(rows)
+    judged_rows: list[dict[str, Score]] = []
+    for row in rows:
+        outliers = []
+        for name in usual:
+            value = row.get(name)
+            if value != EMPTY_SCORE and is_outlier(value, usual[name]):
+                outliers.append(name)
+        verdict, why = verdicts.verdict(row, rules, outliers)
+        judged = {name: row[name] for name in _FIRST_COLUMNS if name in row}
+        judged["verdict"] = verdict
+        judged["why"] = why
+        judged_rows.append(judged | dict(row))
+    return judged_rows
+
+
+def usual_of(column: Sequence[Score | None]) -> Usual:
+    """Median and scaled median absolute deviation of a column; None where slides are too few."""
+    values = []
+    for value in column:
+        number = _measured(value)
+        if number is not None and math.isfinite(number):
+            values.append(number)
+    if len(values) < _MIN_SLIDES:
+        return None
+    median = statistics.median(values)
+    return median, 1.4826 * statistics.median(abs(value - median) for value in values)
+
+
+def is_outlier(value: Score | None, usual: Usual) -> bool:
+    """Whether a value lies far from the run's usual; -100 (nothing to measure) always does."""
+    if value == EMPTY_SCORE:
+        return True
+    if not isinstance(value, float) or usual is None:
+        return False
+    return abs(deviations(value, usual)) > _OUTLIER_DEVIATIONS
+
+
+def deviations(value: float, usual: tuple[float, float]) -> float:
+    """How many scaled median absolute deviations a value lies above the usual: a robust z."""
+    median, deviation = usual
+    least = 1e-3 * max(1.0, abs(median))  # equal slides make a deviation of 0
+    return (value - median) / max(deviation, least)
+
+
+def _measured(value: Score | None) -> float | None:
+    """The value where it is a number that was measured."""
+    return value if isinstance(value, float) and value != EMPTY_SCORE else None
+
+
+def _usual_by_column(rows: Sequence[Row]) -> dict[str, Usual]:
+    """The usual of each column of numbers, in the order of the page."""
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= {name: None for name in row if not isinstance(row[name], str)}
+    ordered = verdicts.column_order(list(names))
+    return {name: usual_of([row.get(name) for row in rows]) for name in ordered}
+
+
+def write_qc_sheet(
+    path: Path,
+    rows: Sequence[Row],
+    *,
+    title: str,
+    rules: Sequence[VerdictRule] | None = None,
+) -> None:
+    """Writes the page: verdicts, thumbnails with overlays, sortable columns, outliers marked.
+
+    Thumbnails lie in sheets in the folder `index` beside it, and the larger pictures are links. No
+    server, no address outside.
+
+    Args:
+        path: file of the page.
+        rows: those of qc.csv; `folder` (else `slide_id`) is where a slide's pictures lie, relative
+            to the page's folder.
+        title: title of the page.
+        rules: rules of the verdicts; None: the ready ones.
+    """
+    rules = rules or load_rules(None)
+    ordered = sorted(rows, key=lambda row: verdicts.natural_key(str(row["slide_id"])))
+    usual = _usual_by_column(ordered)
+    judged = judge_rows(ordered, rules)
+    thumbnails = _write_thumbnails(path, judged)
+    lines = []
+    for row in judged:
+        thumbnail = thumbnails.get(str(row["slide_id"]))
+        lines.append(_page_line(row, usual, path.parent, thumbnail))
+    groups = groupby(usual, key=verdicts.group_of)
+    page = render_page(
+        "thinsection.report",
+        "qc_sheet.html",
+        title=title,
+        columns=list(usual),
+        lines=lines,
+        groups=[(group, len(list(columns))) for group, columns in groups],
+        rules=[f"{rule.verdict}: {rule.words} ({rule.rule})" for rule in rules],
+        counts=Counter(line["verdict"] for line in lines),
+        points=[_plot_point(row) for row in judged if row["status"] != "failed"],
+        num_outliers=sum(line["num_outliers"] > 0 for line in lines),
+    )
+    write_text(path, page)
+    drop_sheets(path.parent / THUMBNAILS, path.stem, page)
+
+
+def _write_thumbnails(path: Path, rows: Sequence[Row]) -> dict[str, Place]:
+    """Draws the overlays of a page's rows into sheets; the place of each by slide."""
+    overlays = {}
+    for row in rows:
+        overlay = path.parent / picture_folder(row) / "overlay.png"
+        if overlay.is_file():
+            overlays[str(row["slide_id"])] = (overlay,)
+    return write_sheets(path.parent / THUMBNAILS, path.stem, overlays, Image.open)
+
+
+def _page_line(
+    row: Row, usual: Mapping[str, Usual], folder: Path, thumbnail: Place | None
+) -> dict[str, Any]:
+    """The values of a slide that the page's template shows."""
+    cells = [_cell(row.get(name), usual[name]) for name in usual]
+    pictures = picture_folder(row)
+    names = {path.stem for path in (folder / pictures).glob("*.png")}
+    first = [name for name in ("overlay", "thumbnail", "mask_use") if name in names]
+    others = sorted(names.difference(first))
+    if thumbnail is not None:
+        sheet, x, y = thumbnail
+        # the page shows thumbnails at half their size
+        thumbnail = (quote(sheet), x // 2, y // 2)
+    return {
+        "verdict": row["verdict"],
+        "why": row["why"],
+        "slide_id": str(row["slide_id"]),
+        "failed": row["status"] == "failed",
+        "warnings": [text for text in str(row.get("warnings", "")).split("|") if text],
+        "thumb": thumbnail,
+        "pictures": [
+            (name, quote(f"{pictures}/{name}.png")) for name in [*first, *others]
+        ],
+        "cells": cells,
+        "num_outliers": sum(cell["outlier"] for cell in cells),
+    }
+
+
+def _cell(value: Score | None, usual: Usual) -> dict[str, Any]:
+    """Text, key to sort by, and whether a value is an outlier."""
+    if value is None or isinstance(value, str):
+        return {"text": value or "", "sort": "", "outlier": False}
+    text = f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
+    return {"text": text, "sort": repr(value), "outlier": is_outlier(value, usual)}
+
+
+def _plot_point(row: Row) -> dict[str, Any]:
+    """The values of a slide in the page's plots of batches."""
+    point: dict[str, Any] = {
+        "slide": str(row["slide_id"]),
+        "scanner": str(row.get("type", "")),
+        "folder": Path(str(row["slide_path"])).parent.name,
+    }
+    for name in _PLOTTED:
+        point[name] = _measured(row.get(name))
+    return point
+
+
+def picture_folder(row: Row) -> str:
+    """Folder of a slide's pictures, relative to the page's."""
+    return str(row.get("folder", row["slide_id"]))

@@ -1,0 +1,398 @@
+"""The slides of a viewer, and every answer on them."""
+
+import contextlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from thinsection.config import option, section
+from thinsection.errors import (
+    BudgetError,
+    InvalidInputError,
+    SlideOpenError,
+    StoreError,
+    rewording,
+)
+from thinsection.pipeline.folder import Results, open_results
+from thinsection.report.picture import thumbnail_file
+from thinsection.slide import Slide
+from thinsection.slide.cohort import SlideEntry
+from thinsection.slide.look import Look
+from thinsection.slide.segments import CACHE_BYTES
+from thinsection.stages.config import SlidesConfig
+from thinsection.stages.request import cohort_of
+from thinsection.store.ledger import LEDGER_NAME, SLIDES, SlideLedger, load_ledger
+from thinsection.types import MIB, parse_bytes
+from thinsection.view.layers import Layer, layers_of, outline_layers
+from thinsection.view.pixels import BytesCache, DeepZoom, encode
+from thinsection.view.similar import similar_tiles
+
+_LEAST_BYTES = 512 * MIB
+# of the process, with PyTorch, which a search for similar tiles loads
+_BASE_BYTES = 320 * MIB
+# of an open slide
+_OPEN_BYTES = CACHE_BYTES + 32 * MIB
+_THUMBNAIL_PX = 240
+_CROP_PX = 160
+_NUM_SIMILAR = 12
+# pictures that may name a patient
+_IDENTIFYING = ("label", "macro")
+_NO_RESULTS = Results(folder=Path(), ledgers={})
+# results, or paths: slides, folders, cohort CSVs, a results folder
+Source = Results | Sequence[str | Path]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewerConfig:
+    """What the viewer shows."""
+
+    port: int = option(0, "Port on 127.0.0.1; 0 takes a free one.")
+    memory: str = option(
+        "1GiB", "Bound on the memory of the viewer's process, at least 512MiB."
+    )
+    annotations: Path | None = option(
+        None, "Folder with ID.geojson of slides, in level-0 px."
+    )
+    clusters: int = option(8, "Clusters of a slide's tile embeddings, by k-means.")
+    show_label: bool = option(
+        False, "Show label and macro pictures: they may name a patient."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewConfig:
+    """All settings of `thinsection view`, by section."""
+
+    view: ViewerConfig = section(ViewerConfig)
+    slides: SlidesConfig = section(SlidesConfig)
+
+
+@dataclass(kw_only=True)
+class _OpenSlide:
+    """A slide that is open, and how many requests read it now."""
+
+    deep: DeepZoom
+    readers: int = 0
+
+
+class ShownSlides:
+    """The slides of a viewer, and every answer on them. Thread-safe.
+
+    Methods raise LookupError where there is no such slide, level, layer or picture.
+
+    Memory:
+        Some kB a slide. Of `memory` less 320 MiB of the process half is for open slides (96 MiB
+        each, at least one, and those that requests read), a quarter for encoded tiles, a quarter
+        for work on embeddings.
+
+    Raises:
+        CohortError: the paths name no slide.
+        BudgetError: memory is below 512 MiB.
+        InvalidInputError: several results folders.
+    """
+
+    def __init__(self, source: Slide | Source, config: ViewConfig) -> None:
+        memory_bytes = parse_bytes(config.view.memory, name="memory")
+        if memory_bytes < _LEAST_BYTES:
+            raise BudgetError(f"memory must be >= 512 MiB, got {config.view.memory}")
+        self._config = config.view
+        self._reader = config.slides.reader
+        self._look = config.slides.look
+        self._lock = threading.Lock()
+        self._budget = (memory_bytes - _BASE_BYTES) // 4
+        self._max_open = max(1, 2 * self._budget // _OPEN_BYTES)
+        self._cache = BytesCache(self._budget)
+        # the last used last
+        self._open: OrderedDict[str, _OpenSlide] = OrderedDict()
+        self._layers: dict[str, list[Layer]] = {}
+        # of the results folder, as it was read last
+        self._version = 0
+        # slides whose layers are of this version
+        self._fresh: set[str] = set()
+        self._results = _NO_RESULTS
+        self._stamps: dict[Path, int] = {}
+        if isinstance(source, Slide):  # whoever opened it closes it
+            name = Path(source.slide_path).name
+            entry = SlideEntry(slide_id=name, slide_path=source.slide_path)
+            self._named = [entry]
+            self._open[name] = _OpenSlide(deep=DeepZoom(source))
+        else:
+            for folder in _results_folders(source):  # before its ledgers are read
+                self._stamps = _change_times(Path(folder))
+            self._results, self._named = _find_slides(source, config)
+        self._entries = self._all_entries()
+
+    def _all_entries(self) -> dict[str, SlideEntry]:
+        """The slides of the results, then those that are named; the latter's paths hold."""
+        entries = {}
+        for ledger in self._results.ledgers.values():
+            entries[ledger.slide_id] = _entry_of(ledger, self._look)
+        for entry in self._named:
+            entries[entry.slide_id] = entry
+        return entries
+
+    def _reload(self) -> None:
+        """Reads what changed in the results folder since it was read last."""
+        if self._results is _NO_RESULTS:
+            return
+        with self._lock:
+            folder = self._results.folder
+            stamps = _change_times(folder)
+            changed = [
+                path
+                for path, stamp in stamps.items()
+                if self._stamps.get(path) != stamp
+            ]
+            if not changed:
+                return
+            self._stamps = stamps
+            ledgers = dict(self._results.ledgers)
+            for path in changed:
+                if path.name == LEDGER_NAME:
+                    slide_id = path.parent.name
+                    ledgers[slide_id] = load_ledger(folder, slide_id)
+            self._results = Results(
+                folder=folder, ledgers=dict(sorted(ledgers.items()))
+            )
+            self._entries = self._all_entries()
+            self._version += 1
+            self._fresh.clear()
+
+    @contextlib.contextmanager
+    def _reading(self, slide_id: str) -> Iterator[DeepZoom]:
+        """A slide that is open, and stays so, as long as the block reads it."""
+        entry = self._entries[slide_id]
+        with self._lock:
+            if slide_id not in self._open:
+                slide = self._open_slide(entry)
+                self._open[slide_id] = _OpenSlide(deep=DeepZoom(slide))
+            opened = self._open[slide_id]
+            opened.readers += 1
+            self._open.move_to_end(slide_id)
+            self._close_idle()
+        try:
+            yield opened.deep
+        finally:
+            with self._lock:
+                opened.readers -= 1
+                self._close_idle()
+
+    def _open_slide(self, entry: SlideEntry) -> Slide:
+        try:
+            return entry.open(self._reader)
+        except SlideOpenError as error:
+            error.add_note(
+                "where slides were moved, name their folder beside the results"
+            )
+            raise
+
+    def _close_idle(self) -> None:
+        """Closes slides beyond the memory, the least recently used first, if nobody reads them."""
+        idle = [name for name, opened in self._open.items() if not opened.readers]
+        num_too_many = max(0, len(self._open) - self._max_open)
+        for name in idle[:num_too_many]:
+            self._open.pop(name).deep.slide.close()
+
+    def _layers_of(self, slide_id: str) -> list[Layer]:
+        """The layers of a slide as the folder now has them.
+
+        A layer keeps its number while the viewer runs: a page that was loaded earlier asks by it.
+        """
+        with self._lock:
+            if slide_id in self._fresh:
+                return self._layers[slide_id]
+            results = self._results
+            version = self._version
+        current = {}
+        for layer in self._read_layers(results, slide_id):
+            current[layer.group, layer.name] = layer
+        with self._lock:
+            layers = []
+            for layer in self._layers.get(slide_id, []):
+                layers.append(current.pop((layer.group, layer.name), layer))
+            layers += current.values()
+            self._layers[slide_id] = layers
+            if version == self._version:
+                self._fresh.add(slide_id)
+            return layers
+
+    def _read_layers(self, results: Results, slide_id: str) -> Iterator[Layer]:
+        if slide_id in results.ledgers:
+            yield from layers_of(results, slide_id, self._config.clusters, self._budget)
+        if self._config.annotations is not None:
+            drawn = self._config.annotations / f"{slide_id}.geojson"
+            if drawn.is_file():
+                yield from outline_layers(drawn, "annotations")
+
+    def _features(self, slide_id: str) -> list[str]:
+        """Addresses of the embeddings that a slide has."""
+        ledger = self._results.ledgers.get(slide_id)
+        if ledger is None:
+            return []
+        return [name for name in self._results.features if name in ledger.stages]
+
+    def listed(self) -> list[str]:
+        """The id of every slide, of those too that were finished since the start."""
+        self._reload()
+        return list(self._entries)
+
+    def facts(self, slide_id: str) -> dict[str, Any]:
+        """Sizes and levels, layers, names of embeddings and of other pictures."""
+        layers = self._layers_of(slide_id) if slide_id in self._entries else []
+        with self._reading(slide_id) as deep:
+            slide = deep.slide
+            names = slide.associated_names
+            return {
+                "id": slide_id,
+                "size": slide.size,
+                "mpp": slide.slide_mpp,
+                "notes": slide.notes,
+                "power": slide.objective_power,
+                "vendor": slide.vendor,
+                "reader": slide.reader,
+                "levels": [asdict(level) for level in deep.levels],
+                "layers": [_layer_facts(layer) for layer in layers],
+                "features": self._features(slide_id),
+                "pictures": [name for name in names if name in _IDENTIFYING],
+                "show": self._config.show_label,
+            }
+
+    def tile(self, slide_id: str, level: int, column: int, row: int) -> bytes:
+        """A tile of a level of the deep zoom, as a JPEG."""
+
+        def read() -> bytes:
+            with self._reading(slide_id) as deep:
+                return deep.tile(level, column, row)
+
+        return self._cache.get((slide_id, level, column, row), read)
+
+    def layer(self, slide_id: str, number: int) -> bytes:
+        """The bytes that a layer draws."""
+        if slide_id not in self._entries:
+            raise KeyError(slide_id)
+        layer = self._layers_of(slide_id)[number]
+        return self._cache.get((slide_id, number, "layer", self._version), layer.read)
+
+    def thumbnail(self, slide_id: str) -> bytes:
+        """The whole slide, small: made of the results' picture where there is one."""
+        entry = self._entries[slide_id]  # its id is a name, whatever the URL has
+        return self._cache.get(
+            (slide_id, "thumbnail"), lambda: self._read_thumbnail(entry)
+        )
+
+    def _read_thumbnail(self, entry: SlideEntry) -> bytes:
+        size = (_THUMBNAIL_PX, _THUMBNAIL_PX)
+        stored = None
+        if entry.slide_id in self._results.ledgers:
+            stored = thumbnail_file(self._results.folder / SLIDES / entry.slide_id)
+        if stored is None:
+            with self._reading(entry.slide_id) as deep:
+                return encode(deep.slide.thumbnail(size))
+        readable = rewording(
+            "picture must be readable", stored, OSError, error=StoreError
+        )
+        with readable, Image.open(stored) as picture:
+            small = picture.convert("RGB")
+            small.thumbnail(size)
+            return encode(np.asarray(small))
+
+    def picture(self, slide_id: str, name: str) -> bytes:
+        """Label or macro, where they are shown."""
+        if name not in _IDENTIFYING or not self._config.show_label:
+            raise KeyError(name)
+        with self._reading(slide_id) as deep:
+            return encode(deep.slide.associated_image(name))
+
+    def crop(self, slide_id: str, x: int, y: int, width: int, height: int) -> bytes:
+        """A region of level 0, small, as a JPEG."""
+        with self._reading(slide_id) as deep:
+            return deep.crop(x, y, (width, height), _CROP_PX)
+
+    def similar(self, slide_id: str, features: int, x: int, y: int) -> Iterator[bytes]:
+        """Lines of JSON: the tiles that are most similar to the one at a point, so far."""
+        found_so_far = similar_tiles(
+            self._results,
+            slide_id,
+            self._features(slide_id)[features],
+            (x, y),
+            count=_NUM_SIMILAR,
+            budget=self._budget,
+        )
+        for found in found_so_far:
+            yield json.dumps(found).encode() + b"\n"
+
+
+def _layer_facts(layer: Layer) -> dict[str, str]:
+    """The words of a layer in the viewer's list."""
+    return {
+        "group": layer.group,
+        "name": layer.name,
+        "kind": layer.kind,
+        "color": layer.color,
+    }
+
+
+def _find_slides(
+    source: Source, config: ViewConfig
+) -> tuple[Results, list[SlideEntry]]:
+    """The results, and the slides that are named beside them, whose paths hold."""
+    named: list[str | Path] = []
+    if isinstance(source, Results):
+        results = source
+    else:
+        folders = _results_folders(source)
+        results = open_results(folders[0]) if folders else _NO_RESULTS
+        named = [path for path in source if path not in folders]
+    if not named and results.ledgers:
+        return results, []
+    return results, list(cohort_of(named, config.slides))
+
+
+def _results_folders(source: Source) -> list[str | Path]:
+    """The one results folder that is named, or none.
+
+    Raises:
+        InvalidInputError: several.
+    """
+    if isinstance(source, Results):
+        return [source.folder]
+    folders = [
+        path for path in source if any(Path(path, SLIDES).glob(f"*/{LEDGER_NAME}"))
+    ]
+    if len(folders) > 1:
+        raise InvalidInputError(
+            f"paths must name at most one results folder, got {folders}"
+        )
+    return folders
+
+
+def _entry_of(ledger: SlideLedger, look: Look | None) -> SlideEntry:
+    """The slide of a ledger, with the resolution that its run gave it."""
+    facts = ledger.slide
+    mpp = None
+    if facts.get("mpp_x") and facts.get("mpp_y"):
+        mpp = (facts["mpp_x"], facts["mpp_y"])
+    return SlideEntry(
+        slide_id=ledger.slide_id,
+        slide_path=str(facts.get("slide_path", "")),
+        slide_mpp=mpp,
+        look=look,
+    )
+
+
+def _change_times(folder: Path) -> dict[Path, int]:
+    """Time of the last change of each ledger of a results folder, and of its results' folders."""
+    if not (folder / SLIDES).is_dir():
+        return {}
+    times: dict[Path, int] = {}
+    for path in [*(folder / SLIDES).glob(f"*/{LEDGER_NAME}"), *folder.glob("*/*/")]:
+        with contextlib.suppress(FileNotFoundError):  # it went between the two looks
+            times[path] = path.stat().st_mtime_ns
+    return times

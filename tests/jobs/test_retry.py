@@ -1,0 +1,242 @@
+"""The policy of deaths, on values alone: who is tried again, with what, and who is lost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import pytest
+
+from thinsection.jobs.backend import Ended, How, Job, Try
+from thinsection.jobs.executor import ExecutorConfig, Rung, Want
+from thinsection.jobs.retry import Outcome, RetryPolicy, close_job, merge_tries
+from thinsection.jobs.task import OnEvent, Report, Task
+from thinsection.types import GIB
+from thinsection.usage.analysis import Request
+
+GRANTED = Request(cpus=2, memory_bytes=GIB, gpus=0, walltime_s=60)
+TWO_SIZES = ExecutorConfig(job_memory="1G,2G", gpu="a40,h100")
+FIRST = Rung()
+DIED = "its worker died"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A result."""
+
+    entry: str
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Task[str, Row]):
+    """Never runs; files tell of the entries `in_files`."""
+
+    in_files: tuple[str, ...] = ()
+    num_smaller: int = 0
+    recorded: list[str] = field(default_factory=list)
+
+    def __call__(self, entries: Sequence[str], *, on_event: OnEvent) -> Report[Row]:
+        raise AssertionError("the policy runs nothing")
+
+    def lost(self, entry: str, reason: str) -> Row:
+        self.recorded.append(entry)
+        return Row(entry, f"lost: {reason}")
+
+    def finished(self, entry: str) -> Row | None:
+        return Row(entry, "from files") if entry in self.in_files else None
+
+    def smaller(self) -> Self:
+        return replace(self, num_smaller=self.num_smaller + 1)
+
+
+def ended(
+    how: How,
+    *,
+    entries: str = "abc",
+    reported: Sequence[Row] = (),
+    want: Want | None = None,
+) -> Ended:
+    return Ended(
+        job=Job(entries=tuple(entries), task=Plan()),
+        how=how,
+        report=Report(results=tuple(reported), stage_seconds={"busy": 1.5}),
+        reason=DIED,
+        want=want,
+        granted=GRANTED,
+    )
+
+
+def close(
+    end: Ended,
+    *,
+    number: int = 1,
+    rung: Rung = FIRST,
+    config: ExecutorConfig = TWO_SIZES,
+    climbs: tuple[Want, ...] = ("memory", "gpu"),
+    superseded: str = "",
+    **task: Any,
+) -> tuple[Outcome, list[str]]:
+    """The outcome of a job and the messages about it."""
+    attempt = Try(entries=end.job.entries, task=Plan(**task), number=number, rung=rung)
+    messages: list[str] = []
+    outcome = close_job(
+        end,
+        RetryPolicy(attempt, config, climbs),
+        on_message=messages.append,
+        is_superseded=lambda entry: str(entry) in superseded,
+    )
+    return outcome, messages
+
+
+def test_a_whole_report_is_final() -> None:
+    rows = [Row("a"), Row("b", "ValueError: bad slide"), Row("c")]
+    outcome, messages = close(ended("reported", reported=rows))
+    assert outcome.entries == ("a", "b", "c")
+    assert outcome.report.results == tuple(rows)
+    assert outcome.report.stage_seconds == {"busy": 1.5}
+    assert outcome.num_from_worker == 3
+    assert outcome.retries == ()
+    assert messages == []
+
+
+def test_what_a_dead_job_left_is_tried_alone_in_less_memory_of_the_same_size() -> None:
+    outcome, messages = close(ended("died", reported=[Row("a")]))
+    assert outcome.report.results == (Row("a"),)
+    assert outcome.num_from_worker == 1
+    (retry,) = outcome.retries
+    assert retry.entries == ("b", "c")
+    assert (retry.alone, retry.number, retry.rung) == (True, 2, Rung())
+    assert retry.task.num_smaller == 1
+    assert retry.before == GRANTED
+    assert messages == ["a worker died with 2 entries: each is tried alone"]
+
+
+def test_one_entry_is_told_of_in_the_singular() -> None:
+    _, messages = close(ended("died", entries="a"))
+    assert messages == ["a worker died with 1 entry: it is tried alone"]
+
+
+@pytest.mark.parametrize(
+    ("want", "rung"), [("memory", Rung(memory=1)), ("gpu", Rung(gpu=1)), (None, Rung())]
+)
+def test_a_death_for_want_of_something_gets_more_of_it(
+    want: Want | None, rung: Rung
+) -> None:
+    outcome, _ = close(ended("died", want=want))
+    assert [retry.rung for retry in outcome.retries] == [rung]
+
+
+def test_a_backend_that_cannot_give_more_tries_with_the_same() -> None:
+    outcome, _ = close(ended("died", want="memory"), climbs=("gpu",))
+    assert [retry.rung for retry in outcome.retries] == [Rung()]
+
+
+def test_an_entry_that_dies_alone_climbs_to_the_last_size_and_is_lost_there() -> None:
+    death = ended("died", entries="a", want="memory")
+    outcome, _ = close(death, number=2)
+    (retry,) = outcome.retries
+    assert (retry.number, retry.rung) == (3, Rung(memory=1))
+    assert retry.task.num_smaller == 0  # it is small already
+    outcome, messages = close(death, number=3, rung=retry.rung)
+    assert outcome.retries == ()
+    assert outcome.report.results == (
+        Row("a", f"lost: {DIED}, 3 times, at last alone"),
+    )
+    assert outcome.num_from_worker == 0
+    assert messages == []
+
+
+def test_an_entry_that_dies_alone_for_no_want_is_lost_at_the_second_time() -> None:
+    outcome, _ = close(ended("died", entries="a"), number=2)
+    assert outcome.retries == ()
+    assert outcome.report.results == (
+        Row("a", f"lost: {DIED}, twice, the second time alone"),
+    )
+
+
+@pytest.mark.parametrize("how", ["failed", "over"])
+def test_what_another_time_would_not_mend_is_lost_at_once(how: How) -> None:
+    outcome, messages = close(ended(how, reported=[Row("a")], want="memory"))
+    assert outcome.entries == ("a", "b", "c")
+    assert outcome.report.results[1:] == (
+        Row("b", f"lost: {DIED}"),
+        Row("c", f"lost: {DIED}"),
+    )
+    assert outcome.retries == ()
+    assert messages == []
+
+
+@pytest.mark.parametrize(
+    ("error", "rung"),
+    [
+        ("MemoryError: no room", Rung(memory=1)),
+        ("OutOfMemoryError: CUDA out of memory", Rung(gpu=1)),
+        ("RuntimeError: CUDA out of memory", Rung(gpu=1)),
+    ],
+)
+def test_an_entry_that_failed_for_want_of_memory_climbs_and_the_others_stay(
+    error: str, rung: Rung
+) -> None:
+    rows = [Row("a"), Row("b", error), Row("c")]
+    outcome, messages = close(ended("reported", reported=rows))
+    assert outcome.entries == ("a", "c")
+    assert outcome.report.results == (Row("a"), Row("c"))
+    assert outcome.num_from_worker == 2
+    (retry,) = outcome.retries
+    assert (retry.entries, retry.rung, retry.before) == (("b",), rung, GRANTED)
+    assert messages == []
+
+
+def test_an_entry_that_failed_for_want_of_memory_on_the_last_size_is_final() -> None:
+    row = Row("a", "MemoryError: no room")
+    outcome, _ = close(
+        ended("reported", entries="a", reported=[row]), rung=Rung(memory=1)
+    )
+    assert outcome.report.results == (row,)
+    assert outcome.retries == ()
+
+
+def test_what_files_tell_of_is_done_without_a_report() -> None:
+    outcome, messages = close(ended("died"), in_files=("b",))
+    assert outcome.entries == ("b",)
+    assert outcome.report.results == (Row("b", "from files"),)
+    assert outcome.num_from_worker == 0  # so its event is still to be sent
+    assert [retry.entries for retry in outcome.retries] == [("a", "c")]
+    assert messages == ["a worker died with 2 entries: each is tried alone"]
+
+
+def test_a_death_after_the_last_entry_costs_nothing() -> None:
+    outcome, messages = close(ended("died"), in_files=("a", "b", "c"))
+    assert outcome.entries == ("a", "b", "c")
+    assert (outcome.retries, messages) == ((), [])
+
+
+def test_an_entry_of_a_newer_job_is_neither_retried_nor_lost() -> None:
+    task = Plan()
+    outcome, _ = close(ended("died"), superseded="b", recorded=task.recorded)
+    assert [retry.entries for retry in outcome.retries] == [("a", "c")]
+    outcome, _ = close(ended("over"), superseded="b", recorded=task.recorded)
+    assert outcome.entries == ("a", "c")
+    assert task.recorded == ["a", "c"]
+    starved = Row("b", "MemoryError: no room")
+    outcome, _ = close(
+        ended("reported", entries="b", reported=[starved]), superseded="b"
+    )
+    assert outcome.report.results == (starved,)
+
+
+def test_a_job_without_any_report_has_an_empty_one() -> None:
+    outcome, _ = close(replace(ended("over", entries="a"), report=None))
+    assert outcome.report.results == (Row("a", f"lost: {DIED}"),)
+    assert outcome.report.stage_seconds == {}
+
+
+def test_tries_on_the_same_rung_become_one() -> None:
+    first = Try(entries=("a",), task=Plan(), number=2)
+    larger = Try(entries=("b",), task=Plan(), number=2, rung=Rung(memory=1))
+    last = Try(entries=("c", "d"), task=Plan(), number=3, before=GRANTED)
+    assert merge_tries([first, larger, last]) == [
+        replace(last, entries=("a", "c", "d")),
+        larger,
+    ]
+    assert merge_tries([]) == []
