@@ -27,7 +27,8 @@ from thinsection.pipeline.peer_export import export_peer
 from thinsection.pipeline.run import run
 from thinsection.slide.open import open_slide
 from thinsection.stages.config import RunConfig
-from thinsection.store.tiles_h5 import TilesFile, damaged_datasets
+from thinsection.store.hdf5 import damaged_datasets
+from thinsection.store.tiles_h5 import TilesFile
 from thinsection.testing.synthetic import write_he_slide
 
 # file name -> (size, µm/px, level-0 px of a tile of 256 px at 0.5 µm/px)

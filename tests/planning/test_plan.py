@@ -33,7 +33,7 @@ from thinsection.planning.plan import plan, planned_gpu, slide_size
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import EncodeConfig, QcConfig, RunConfig
 from thinsection.stages.spec import resolve
-from thinsection.stream.tile_stream import MAX_SLOTS, StreamConfig
+from thinsection.stream.budget import MAX_SLOTS, StreamConfig
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TilesConfig
 from thinsection.types import MIB

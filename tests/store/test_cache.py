@@ -14,8 +14,9 @@ from hypothesis.extra.numpy import arrays
 from tests.store.cache_data import SHAPE, bits, features, key, write
 
 from thinsection.errors import BudgetError, InvalidInputError
-from thinsection.store.cache import CacheWriter, FeatureCache, open_or_write, reader
-from thinsection.store.cache.format import ITEM_BYTES, narrow, narrowest, widen_into
+from thinsection.store.cache import CacheWriter, FeatureCache, open_or_write
+from thinsection.store.cache import rows as stored_rows
+from thinsection.store.cache.dtypes import ITEM_BYTES, narrow, narrowest, widen_into
 
 ROW = 4 * SHAPE[1] * SHAPE[2]  # bytes of a row in float32
 RAM, DISK = 1 << 20, 16 * ROW  # budgets under which the whole fits, and does not
@@ -99,7 +100,7 @@ def test_neighbouring_rows_are_read_in_one_read(
         return plain(file, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", counted)
-    monkeypatch.setattr(reader, "RUN_BYTES", 6 * ROW)
+    monkeypatch.setattr(stored_rows, "RUN_BYTES", 6 * ROW)
     with FeatureCache(folder) as cache:
         for rows in (np.arange(37), np.array([4, 5, 6, 3, 9, 10, 11, 12, 0, 0])):
             assert np.array_equal(bits(cache.read(rows)), bits(x[rows]))

@@ -26,7 +26,7 @@ def changed(data: bytes) -> bytes:
 def known(tmp_path: Path) -> dict[str, str]:
     """What a run that read tiles has left."""
     path = slide(tmp_path / "a.svs")
-    first = asdict(Identity.of(path, {}, "times"))
+    first = asdict(Identity.read(path, {}, "times"))
     assert first["whole"] == ""  # nothing but samples was read
     return first | {"whole": WholeSum(str(path)).result()}
 
@@ -43,46 +43,46 @@ def test_an_untouched_file_is_known_without_reading_all_of_it(
     tmp_path: Path, known: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("thinsection.store.identity.whole_sum", None)
-    assert asdict(Identity.of(tmp_path / "a.svs", known, "times")) == known
+    assert asdict(Identity.read(tmp_path / "a.svs", known, "times")) == known
 
 
 def test_a_copy_with_another_time_is_the_same_and_compared_once(
     tmp_path: Path, known: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = slide(tmp_path / "copy.svs", time_ns=2 * 10**18)
-    found = Identity.of(copy, known, "times")
+    found = Identity.read(copy, known, "times")
     assert found.source == known["source"]
     monkeypatch.setattr("thinsection.store.identity.whole_sum", None)
-    assert Identity.of(copy, asdict(found), "times") == found
+    assert Identity.read(copy, asdict(found), "times") == found
 
 
 def test_a_change_between_the_samples_is_another_file(
     tmp_path: Path, known: dict[str, str]
 ) -> None:
     slide(tmp_path / "a.svs", changed(DATA), time_ns=2 * 10**18)
-    found = Identity.of(tmp_path / "a.svs", known, "times")
+    found = Identity.read(tmp_path / "a.svs", known, "times")
     assert found.source not in (known["source"], "")
     assert (
-        Identity.of(tmp_path / "a.svs", asdict(found), "times") == found
+        Identity.read(tmp_path / "a.svs", asdict(found), "times") == found
     )  # from now on known
-    assert Identity.of(tmp_path / "a.svs", known, "samples").source == known["source"]
+    assert Identity.read(tmp_path / "a.svs", known, "samples").source == known["source"]
 
 
 def test_full_reads_every_byte_even_where_the_time_is_the_same(
     tmp_path: Path, known: dict[str, str]
 ) -> None:
-    assert Identity.of(tmp_path / "a.svs", {}, "full").whole == known["whole"]
-    assert Identity.of(tmp_path / "a.svs", known, "full").source == known["source"]
+    assert Identity.read(tmp_path / "a.svs", {}, "full").whole == known["whole"]
+    assert Identity.read(tmp_path / "a.svs", known, "full").source == known["source"]
     slide(tmp_path / "a.svs", changed(DATA))
-    assert Identity.of(tmp_path / "a.svs", known, "times").source == known["source"]
-    assert Identity.of(tmp_path / "a.svs", known, "full").source != known["source"]
+    assert Identity.read(tmp_path / "a.svs", known, "times").source == known["source"]
+    assert Identity.read(tmp_path / "a.svs", known, "full").source != known["source"]
 
 
 def test_a_file_whose_tiles_nobody_read_is_taken_as_it_is_and_remembered(
     tmp_path: Path, known: dict[str, str]
 ) -> None:
     path = slide(tmp_path / "a.svs", time_ns=3 * 10**18)
-    found = Identity.of(path, known | {"whole": ""}, "times")
+    found = Identity.read(path, known | {"whole": ""}, "times")
     assert (found.source, found.whole) == (known["source"], known["whole"])
 
 
@@ -90,6 +90,6 @@ def test_a_data_file_beside_a_mrxs_counts(tmp_path: Path) -> None:
     path = slide(tmp_path / "a.mrxs", b"x")
     (tmp_path / "a").mkdir()
     slide(tmp_path / "a" / "Data0000.dat", b"12")
-    before = asdict(Identity.of(path, {}, "full"))
+    before = asdict(Identity.read(path, {}, "full"))
     slide(tmp_path / "a" / "Data0000.dat", b"13", time_ns=2 * 10**18)
-    assert Identity.of(path, before, "times").source != before["source"]
+    assert Identity.read(path, before, "times").source != before["source"]

@@ -13,7 +13,7 @@ from thinsection.stream.batches import (
     SlideStarted,
     SlideTiles,
 )
-from thinsection.stream.tile_stream import StreamBudget
+from thinsection.stream.budget import StreamBudget
 from thinsection.testing.synthetic import position_pixels
 from thinsection.tiles import TileFilter, TilesConfig, TileTable, tile_grid
 

@@ -11,13 +11,13 @@ from thinsection.errors import BudgetError, SlideReadError
 from thinsection.slide.resize import resample
 from thinsection.stream import StreamConfig, TileBatch, TileStream, iter_tiles
 from thinsection.stream.batches import (
-    Scratch,
     SlideFailed,
     SlideFinished,
     SlideStarted,
     SlideTiles,
 )
-from thinsection.stream.tile_stream import MAX_SCRATCH, tasks_of
+from thinsection.stream.budget import MAX_SCRATCH, split_tasks
+from thinsection.stream.threads import Scratch
 from thinsection.testing.synthetic import position_pixels
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
 from thinsection.types import parse_bytes
@@ -80,7 +80,7 @@ def test_a_resampled_tile_equals_the_tile_read_and_resampled_alone(
 def test_tasks_cover_each_tile_once_in_order(
     num_tiles: int, workers: int, longest: int
 ) -> None:
-    tasks = tasks_of(num_tiles, workers)
+    tasks = split_tasks(num_tiles, workers)
     assert [i for rows in tasks for i in range(num_tiles)[rows]] == list(
         range(num_tiles)
     )

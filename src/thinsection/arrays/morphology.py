@@ -1,23 +1,29 @@
-"""Masks on either device: 4-connected for what is removed or filled, 8-connected for counts."""
+"""Masks on either device.
+
+Regions that are removed or filled are 4-connected; regions that are counted are
+8-connected.
+"""
 
 import numpy as np
+import numpy.typing as npt
 
 from thinsection.arrays.namespace import Array, ArrayNamespace
 
-_BAND_ROWS = 256  # that are looked at at once
+# Rows that are measured at once.
+_BAND_ROWS = 256
 
 
 def labelled(
     ns: ArrayNamespace, mask: Array, *, connectivity: int = 4
 ) -> tuple[Array, int]:
-    """Labels (H, W), 0 outside, and how many there are; connectivity 8 joins px at a corner."""
+    """Labels (H, W), 0 outside, and their count; 8 also joins pixels at a corner."""
     structure = ns.xp.ones((3, 3), dtype=bool) if connectivity == 8 else None
     labels, count = ns.ndimage.label(mask, structure=structure)
     return labels, int(count)
 
 
 def drop_small(ns: ArrayNamespace, mask: Array, min_area_px: float) -> Array:
-    """The mask without its 4-connected regions of fewer than min_area_px px."""
+    """The mask without its 4-connected regions of fewer than min_area_px pixels."""
     labels, count = labelled(ns, mask)
     keep = ns.xp.bincount(labels.ravel(), minlength=count + 1) >= min_area_px
     keep[0] = False
@@ -25,15 +31,16 @@ def drop_small(ns: ArrayNamespace, mask: Array, min_area_px: float) -> Array:
 
 
 def fill_small(ns: ArrayNamespace, mask: Array, min_area_px: float) -> Array:
-    """The mask with its 4-connected holes of fewer than min_area_px px filled."""
+    """The mask with its 4-connected holes of fewer than min_area_px pixels filled."""
     return ~drop_small(ns, ~mask, min_area_px)
 
 
 def mostly(ns: ArrayNamespace, mask: Array, marked: Array, min_share: float) -> Array:
-    """The 8-connected regions of a mask of which so large a share is marked."""
+    """The 8-connected regions of a mask of which more than a share is marked."""
     labels, count = labelled(ns, mask, connectivity=8)
     hits = ns.xp.bincount(labels[marked & mask], minlength=count + 1)
-    keep = hits > min_share * ns.xp.bincount(labels.ravel(), minlength=count + 1)
+    areas = ns.xp.bincount(labels.ravel(), minlength=count + 1)
+    keep = hits > min_share * areas
     keep[0] = False
     return keep[labels]
 
@@ -41,21 +48,30 @@ def mostly(ns: ArrayNamespace, mask: Array, marked: Array, min_share: float) -> 
 def keep_elongated(
     ns: ArrayNamespace, mask: Array, elongation: float, min_area_px: float
 ) -> Array:
-    """The 8-connected regions whose length, by their spread, is so many times their mean width."""
-    xp, (labels, count) = ns.xp, labelled(ns, mask, connectivity=8)
+    """The 8-connected regions that are long for their mean width.
+
+    The length is that of a bar with the region's spread; `elongation` is the least ratio
+    of length to mean width.
+    """
+    xp = ns.xp
+    labels, count = labelled(ns, mask, connectivity=8)
     if count == 0:
         return mask.copy()
+    # per region: 1, y, x, y², x², xy; sums of whole numbers are exact in any order
     sums = xp.zeros((6, count + 1))
-    for top in range(
-        0, len(labels), _BAND_ROWS
-    ):  # sums of whole numbers: exact in any order
+    for top in range(0, len(labels), _BAND_ROWS):
         rows, columns = xp.nonzero(labels[top : top + _BAND_ROWS])
-        region, y, x = labels[top + rows, columns], (top + rows) * 1.0, columns * 1.0
-        for n, weights in enumerate((None, y, x, y * y, x * x, x * y)):
-            sums[n] += xp.bincount(region, weights=weights, minlength=count + 1)
+        region = labels[top + rows, columns]
+        y = (top + rows) * 1.0
+        x = columns * 1.0
+        for index, weights in enumerate((None, y, x, y * y, x * x, x * y)):
+            sums[index] += xp.bincount(region, weights=weights, minlength=count + 1)
     area = xp.maximum(sums[0], 1)
-    mean_y, mean_x = sums[1] / area, sums[2] / area
-    yy, xx = sums[3] / area - mean_y**2 + 1 / 12, sums[4] / area - mean_x**2 + 1 / 12
+    mean_y = sums[1] / area
+    mean_x = sums[2] / area
+    # a pixel has a spread of its own, 1/12 along each axis
+    yy = sums[3] / area - mean_y**2 + 1 / 12
+    xx = sums[4] / area - mean_x**2 + 1 / 12
     xy = sums[5] / area - mean_x * mean_y
     spread = xp.sqrt(((yy - xx) / 2) ** 2 + xy**2)
     length = xp.sqrt(12 * ((yy + xx) / 2 + spread))
@@ -65,21 +81,31 @@ def keep_elongated(
 
 
 def dilated_by_square(ns: ArrayNamespace, mask: Array, edge_px: int) -> Array:
-    """The mask dilated by a square; an even square reaches one px less to the right and down."""
-    before, after = edge_px // 2, (edge_px - 1) // 2
+    """The mask dilated by a square.
+
+    An even square reaches one pixel less to the right and down.
+    """
+    before = edge_px // 2
+    after = (edge_px - 1) // 2
     down = _any_between(ns, mask, -after, before)
     return _any_between(ns, down.T, -after, before).T
 
 
 def opened_by_disk(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:
-    """The mask opened by a disk; outside the image counts as inside, so borders are kept."""
-    return dilated_by_disk(ns, ~dilated_by_disk(ns, ~mask, radius_px), radius_px)
+    """The mask opened by a disk; outside counts as inside, so that borders are kept."""
+    eroded = ~dilated_by_disk(ns, ~mask, radius_px)
+    return dilated_by_disk(ns, eroded, radius_px)
 
 
 def dilated_by_disk(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:
-    """The mask dilated by a disk: the union of its columns, each a run of px moved sideways."""
-    disk, width = disk_footprint(radius_px), mask.shape[1]
-    padded = ns.xp.pad(mask, ((0, 0), (len(disk) // 2,) * 2))
+    """The mask dilated by a disk.
+
+    It is the union over the disk's columns, each a run of pixels moved sideways.
+    """
+    disk = disk_footprint(radius_px)
+    width = mask.shape[1]
+    reach = len(disk) // 2
+    padded = ns.xp.pad(mask, ((0, 0), (reach, reach)))
     runs: dict[int, Array] = {}
     out = ns.xp.zeros_like(mask)
     for left, column in enumerate(disk.T):
@@ -91,26 +117,29 @@ def dilated_by_disk(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:
 
 
 def _any_between(ns: ArrayNamespace, mask: Array, first: int, last: int) -> Array:
-    """True where any of the rows at offsets first (<= 0) to last (>= 0) is, in log2 steps."""
+    """True where any of the rows at offsets first (<= 0) to last (>= 0) is.
+
+    The rows that are joined double at each step.
+    """
     length = last - first + 1
     padded = ns.xp.zeros((mask.shape[0] + length - 1, *mask.shape[1:]), dtype=bool)
     padded[-first : -first + mask.shape[0]] = mask
-    have = 1  # rows that each row of `padded` stands for, from itself on
-    while have < length:
-        step = min(have, length - have)
+    joined = 1  # rows that each row of `padded` stands for, from itself on
+    while joined < length:
+        step = min(joined, length - joined)
         padded = padded[:-step] | padded[step:]
-        have += step
+        joined += step
     return padded
 
 
-def disk_footprint(radius_px: float) -> np.ndarray:
-    """Bool (2r + 1, 2r + 1): px centres at most radius_px from the middle."""
+def disk_footprint(radius_px: float) -> npt.NDArray[np.bool_]:
+    """Bool (2r + 1, 2r + 1): pixel centres at most radius_px from the middle."""
     reach = int(radius_px)
     dy, dx = np.mgrid[-reach : reach + 1, -reach : reach + 1]
     return np.asarray(dx**2 + dy**2 <= radius_px**2)
 
 
 def region_areas(ns: ArrayNamespace, mask: Array) -> Array:
-    """Px of each of the 8-connected regions of a mask, (regions,)."""
+    """Pixels of each of the 8-connected regions of a mask, (regions,)."""
     labels, count = labelled(ns, mask, connectivity=8)
     return ns.xp.bincount(labels.ravel(), minlength=count + 1)[1:]

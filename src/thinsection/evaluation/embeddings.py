@@ -23,9 +23,9 @@ from thinsection.pipeline.folder import Results, one_address, open_results
 from thinsection.pipeline.records import RECORDS
 from thinsection.slide.readers import slide_suffixes
 from thinsection.stages.facts import ledger_facts
+from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
 from thinsection.store.tile_tables import EmbeddingRows
-from thinsection.store.tiles_h5 import open_h5, stored_dataset
 
 Embeddings = npt.NDArray[np.float32]  # (N, D)
 H5_SUFFIXES = (".h5", ".hdf5")

@@ -7,7 +7,8 @@ import numpy as np
 
 from thinsection.errors import InvalidInputError
 from thinsection.pipeline.peer_export import Layout, PeerSlide, Source, Tables
-from thinsection.store.tiles_h5 import TilesWriter, add_dataset, new_h5
+from thinsection.store.hdf5 import add_dataset, new_h5
+from thinsection.store.tiles_h5 import TilesWriter
 
 
 def _trident_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:

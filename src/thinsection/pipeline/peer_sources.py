@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError, StoreError, rewording
 from thinsection.files.json_text import read_json
-from thinsection.store.tiles_h5 import open_h5, read_tiles, stored_dataset
+from thinsection.store.hdf5 import open_h5, stored_dataset
+from thinsection.store.tiles_h5 import read_tiles
 from thinsection.types import CoordsL0, Size
 
 # facts of a slide by our names: mpp_x, mpp_y, ...

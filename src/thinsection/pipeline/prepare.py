@@ -34,7 +34,8 @@ from thinsection.stages.tiles import TilesStage
 from thinsection.store.identity import Identity, WholeSum, file_times
 from thinsection.store.ledger import load_ledger
 from thinsection.store.tiles_h5 import tile_attributes
-from thinsection.stream.batches import Scratch, SlideFailed, SlideTiles
+from thinsection.stream.batches import SlideFailed, SlideTiles
+from thinsection.stream.threads import Scratch
 from thinsection.tiles import TileTable
 from thinsection.tiles.transforms import StainLook, fit_stain
 from thinsection.types import format_bytes
@@ -56,7 +57,7 @@ def claim_slide(
     times = ""
     if spec.slides.fingerprint != "samples":
         times = file_times(entry.slide_path)
-    identity = Identity.of(entry.slide_path, ledger.source, spec.slides.fingerprint)
+    identity = Identity.read(entry.slide_path, ledger.source, spec.slides.fingerprint)
     source = source_key(identity.source, entry, drawn_sums(spec.regions, entry))
     work = SlideWork(
         entry=entry,

@@ -36,12 +36,8 @@ from thinsection.stages.stage import AnyStage, SlideStage
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.ledger import SLIDES
 from thinsection.stream import StageClock, TileBatch, TileStream
-from thinsection.stream.batches import (
-    Scratch,
-    SlideFailed,
-    SlideFinished,
-    SlideStarted,
-)
+from thinsection.stream.batches import SlideFailed, SlideFinished, SlideStarted
+from thinsection.stream.threads import Scratch
 from thinsection.tiles import load_filters
 from thinsection.types import parse_bytes
 from thinsection.usage.analysis import held_up

@@ -14,12 +14,8 @@ from thinsection.stages.measures import MeasuresStage
 from thinsection.stages.stage import AnyStage, StoreStage
 from thinsection.stages.tiles import TilesStage
 from thinsection.stream import StageClock, TileBatch
-from thinsection.stream.batches import (
-    Channel,
-    ChannelClosed,
-    SlideFailed,
-    SlideFinished,
-)
+from thinsection.stream.batches import SlideFailed, SlideFinished
+from thinsection.stream.threads import Channel, ChannelClosed
 
 if TYPE_CHECKING:
     from thinsection.encode.embed import EmbeddedBatch

@@ -33,7 +33,7 @@ from thinsection.stages.config import GPU_BATCH
 from thinsection.stages.spec import RunSpec
 from thinsection.store.ledger import SlideLedger, load_ledger
 from thinsection.stream import StageClock
-from thinsection.stream.tile_stream import CHANNELS, MAX_SCRATCH, MIN_SLOTS
+from thinsection.stream.budget import CHANNELS, MAX_SCRATCH, MIN_SLOTS
 from thinsection.types import parse_bytes
 from thinsection.usage.monitor import resource_monitor
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from thinsection.errors import StoreError
 from thinsection.pipeline.folder import open_results
+from thinsection.store.hdf5 import damaged_datasets
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord
-from thinsection.store.tiles_h5 import damaged_datasets
 
 
 def verify(folder: Path) -> tuple[int, list[str]]:

@@ -4,8 +4,8 @@ Host peak = process + weights + batch + buffers + scratch + caches + prepared + 
     process   interpreter, libraries, allocator: measured once per machine (`calibration`)
     weights   of the encoder, and once more while they are loaded
     batch     what one encoding batch holds (encode.memory.batch_bytes, a dry pass); on a CPU
-    buffers   min(slots * batch_size, tiles of the run) * tile_px² * 3 (stream.tile_stream)
-    scratch   decode workers * (region + tile of the level that is read) (stream.tile_stream)
+    buffers   min(slots * batch_size, tiles of the run) * tile_px² * 3 (stream.budget)
+    scratch   decode workers * (region + tile of the level that is read) (stream.budget)
     caches    decoded segments that readers keep, per opened slide
     prepared  (prefetched + 2) * 40 bytes per px of the tissue mask, and what the threads hold that
               prepare and write slides beside the encoder; 27 bytes per px at 4 µm/px of the slide
@@ -24,7 +24,7 @@ from thinsection.errors import ConfigError
 from thinsection.planning.calibration import Calibration, EncoderSize
 from thinsection.slide.segments import CACHE_BYTES
 from thinsection.stages.spec import RunSpec
-from thinsection.stream.tile_stream import CHANNELS
+from thinsection.stream.budget import CHANNELS
 from thinsection.types import GIB, MIB
 
 MASK_BYTES_PER_PX = 40

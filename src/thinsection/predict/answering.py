@@ -33,8 +33,8 @@ from thinsection.predict.model_file import (
     name_marks,
 )
 from thinsection.stages.tiles import write_columns
+from thinsection.store.hdf5 import open_h5
 from thinsection.store.ledger import stage_key
-from thinsection.store.tiles_h5 import open_h5
 from thinsection.weights.origin import slug
 from thinsection.weights.placement import resolve_device
 

@@ -18,13 +18,9 @@ import torch
 
 from thinsection.errors import DatasetError
 from thinsection.evaluation.embeddings import check_finite, open_embeddings
+from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.tile_tables import EmbeddingRows
-from thinsection.store.tiles_h5 import (
-    TilesFile,
-    check_numbers,
-    open_h5,
-    stored_dataset,
-)
+from thinsection.store.tiles_h5 import TilesFile, check_numbers
 from thinsection.types import Closing, CoordsL0
 
 PREFETCH = 1  # bags that are read ahead

@@ -16,8 +16,9 @@ from thinsection.stages.config import RunConfig
 from thinsection.stages.graph import mask_stage, segment_stages
 from thinsection.stages.spec import resolve
 from thinsection.stages.tiles import TilesStage
+from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import SLIDES
-from thinsection.store.tiles_h5 import check_numbers, open_h5, stored_dataset
+from thinsection.store.tiles_h5 import check_numbers
 from thinsection.weights.origin import slug
 
 # sections of a run's settings that decide what is embedded, not where

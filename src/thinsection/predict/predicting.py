@@ -45,7 +45,7 @@ from thinsection.report.verdict import GOOD, load_rules, verdict
 from thinsection.stages.spec import resolve
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
-from thinsection.stream.tile_stream import StreamConfig
+from thinsection.stream.budget import StreamConfig
 from thinsection.weights.origin import slug
 
 

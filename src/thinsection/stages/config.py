@@ -15,8 +15,8 @@ from thinsection.slide.cohort import path_columns
 from thinsection.slide.look import Look
 from thinsection.slide.readers import AUTO, reader_choices
 from thinsection.stages.formats import FORMATS
-from thinsection.store.identity import How
-from thinsection.stream.tile_stream import StreamConfig
+from thinsection.store.identity import FingerprintMode
+from thinsection.stream.budget import StreamConfig
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
 from thinsection.types import parse_bytes
@@ -36,7 +36,7 @@ class SlidesConfig:
         "'auto' takes the fastest that agrees with OpenSlide's px.",
         choices=reader_choices,
     )
-    fingerprint: How = option(
+    fingerprint: FingerprintMode = option(
         "times",
         "How a slide's file is known again; times: size, samples and time stamps, every byte where "
         "only the time differs; full: every byte; samples: size and 8 samples.",

@@ -17,7 +17,7 @@ from thinsection.stages.labels import join_label, slug
 from thinsection.stages.measures import MeasuresStage
 from thinsection.stages.stage import AnyStage, Output, SlideWork, StoreStage
 from thinsection.stages.tiles import TilesStage
-from thinsection.store import tiles_h5
+from thinsection.store import hdf5, tiles_h5
 from thinsection.store.tile_tables import MEASURED
 from thinsection.types import PlainValues
 
@@ -191,13 +191,13 @@ class GraphStage(StoreStage[None]):
         slide = work.ledger.slide
         mpp = (slide["mpp_x"], slide["mpp_y"]) if slide.get("mpp_x") else None
         name = self.file(work.entry.slide_id)
-        with atomic_path(work.path(name)) as tmp, tiles_h5.new_h5(tmp) as file:
+        with atomic_path(work.path(name)) as tmp, hdf5.new_h5(tmp) as file:
             file.attrs["spec"] = self.spec
             if len(table):
                 neighbours = parse_graph_spec(self.spec)
                 graph = tile_graph(table.coords_l0, **neighbours, slide_mpp=mpp)
-                tiles_h5.add_dataset(file, "edge_index", graph.edge_index)
-                tiles_h5.add_dataset(file, "distances", graph.distances)
+                hdf5.add_dataset(file, "edge_index", graph.edge_index)
+                hdf5.add_dataset(file, "distances", graph.distances)
         return Output(files=(name,))
 
 

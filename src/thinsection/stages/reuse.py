@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.tile_tables import EmbeddingRows
-from thinsection.store.tiles_h5 import open_h5, stored_dataset
 from thinsection.types import CoordsL0
 
 _BLOCK = 1024  # rows of embeddings that are copied at once

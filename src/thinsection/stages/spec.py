@@ -25,7 +25,7 @@ from thinsection.stages.config import (
     RunConfig,
     SlidesConfig,
 )
-from thinsection.stream.tile_stream import MAX_SCRATCH, StreamBudget, StreamConfig
+from thinsection.stream.budget import MAX_SCRATCH, StreamBudget, StreamConfig
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
 from thinsection.types import PlainValues, parse_bytes

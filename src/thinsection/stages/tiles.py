@@ -15,7 +15,7 @@ from thinsection.stages.regions import ROI_SHARE, RegionsStage
 from thinsection.stages.segments import SegmentStage
 from thinsection.stages.stage import Output, SlideWork, Stage
 from thinsection.store.tiles_h5 import TilesWriter, read_tiles
-from thinsection.stream.tile_stream import MAX_SCRATCH, read_bytes
+from thinsection.stream.budget import MAX_SCRATCH, read_bytes
 from thinsection.tiles import TileTable, load_filters, tile_grid
 from thinsection.tiles.filters import MASK_FILTER, kept_by_rules
 from thinsection.tiles.grid import TilesConfig

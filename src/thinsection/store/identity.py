@@ -1,56 +1,71 @@
-"""Which file a slide is: what of it is compared before results that are there are taken for its.
+"""Identity of a slide's file: decides whether stored results belong to the file.
 
-A key holds the identity of the content, whatever it is called and wherever it lies. By default a
-file is the same one while its size, 8 samples of 16 KiB and its time stamps are. Where these alone
-differ (a copy, a touch) every byte is compared once, by the hash that the run before has left.
+A key holds the identity of the content, independent of the file's name and place. By
+default a file is the same one while its size, 8 samples of 16 KiB and its time stamps
+are. Where the time stamps alone differ (a copy, a touch) every byte is compared once,
+with the hash that the run before has left.
 """
 
 import hashlib
 import threading
-from collections.abc import Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from thinsection.errors import StoreError
 from thinsection.files.sources import FileSource, FsspecSource, RemoteFolder, is_url
 from thinsection.slide.readers import is_folder_slide
 from thinsection.types import MIB
 
-How = Literal["times", "full", "samples"]
+FingerprintMode = Literal["times", "full", "samples"]
 _SAMPLE_BYTES = 16 * 1024
 _SAMPLES = 8
-_METADATA = ("zarr.json", ".zattrs", ".zarray", ".zgroup")  # of a folder of chunks
+_READ_BYTES = 8 * MIB
+# Files with the metadata of a folder of chunks.
+_METADATA = ("zarr.json", ".zattrs", ".zarray", ".zgroup")
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What is known of a slide's file."""
+    """Identity of a slide's file, as an earlier run recorded it or a new one."""
 
     source: str  # of its content, in every key
     samples: str  # `fingerprint`
-    times: str  # of the last change of each of its files, ns; '' by URL
+    times: str  # hash of the time stamps of its files; '' by URL
     whole: str = ""  # SHA-256 of every byte; '' where nobody has read them
 
     @classmethod
-    def of(cls, path: Path | str, known: Mapping[str, str], how: How) -> "Identity":
-        """The identity of a file or URL; `known` are the fields that an earlier run left, if any.
+    def read(
+        cls, path: Path | str, recorded: Mapping[str, str], mode: FingerprintMode
+    ) -> "Identity":
+        """Reads the identity of a file or URL.
 
-        `how`: 'times' as above; 'samples' never reads every byte; 'full' always does. StoreError
-        where it cannot be read.
+        Args:
+            path: of the slide.
+            recorded: the fields that an earlier run left, if any.
+            mode: 'times' compares as the module says; 'samples' never reads every byte;
+                'full' always does.
+
+        Raises:
+            StoreError: the file cannot be read.
         """
-        samples, times = fingerprint(path), file_times(path)
-        new, same = cls(samples, samples, times), known.get("samples") == samples
-        if how != "full" and not same:
+        samples = fingerprint(path)
+        times = file_times(path)
+        new = cls(source=samples, samples=samples, times=times)
+        same_samples = recorded.get("samples") == samples
+        if not same_samples:
+            if mode == "full":
+                return replace(new, whole=whole_sum(path))
             return new
-        if how == "samples" or (how == "times" and known.get("times") == times):
-            return cls(**known)
+        same_times = recorded.get("times") == times
+        if mode == "samples" or (mode == "times" and same_times):
+            return cls(**recorded)
         whole = whole_sum(path)
-        if not same:
-            return replace(new, whole=whole)
-        if known.get("whole") in ("", whole):  # '': no tile of it was read so far
-            return replace(cls(**known), times=times, whole=whole)
+        # '' is recorded where no tile of the slide was read so far
+        if recorded.get("whole") in ("", whole):
+            return replace(cls(**recorded), times=times, whole=whole)
         return replace(new, source=f"{samples}-{whole[:24]}", whole=whole)
 
 
@@ -58,103 +73,123 @@ class WholeSum:
     """`whole_sum` of a local file, computed in a thread while its tiles are read."""
 
     def __init__(self, path: str) -> None:
-        self._path, self._found = path, ""
+        self._path = path
+        self._sum = ""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def result(self) -> str:
-        """The hash; '' where a byte that no tile needs cannot be read."""
+        """Waits for the hash; '' where a byte that no tile needs cannot be read."""
         self._thread.join()
-        return self._found
+        return self._sum
 
     def _run(self) -> None:
         with suppress(StoreError):
-            self._found = whole_sum(self._path)
+            self._sum = whole_sum(self._path)
 
 
 def whole_sum(path: Path | str) -> str:
-    """SHA-256 of all bytes of a slide and its files, or a StoreError. Memory: 8 MiB."""
+    """SHA-256 of all bytes of a slide and its files.
+
+    Memory: 8 MiB.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
     digest = hashlib.sha256()
-    for one in _files(path):
+    for file in _list_files(path):
         try:
-            with closing(_source(one)) as source:
-                size = _size(source, one)
-                for start in range(0, size, 8 * MIB):
-                    digest.update(source.read_at(start, min(8 * MIB, size - start)))
+            with _opened(file) as (source, size):
+                for start in range(0, size, _READ_BYTES):
+                    digest.update(source.read_at(start, min(_READ_BYTES, size - start)))
         except OSError as error:
-            raise _unreadable(one, error) from None
+            raise _unreadable(file, error) from None
     return digest.hexdigest()
 
 
 def file_times(path: Path | str) -> str:
-    """A hash of the time stamps of a slide's files; '' by URL, or where one is not there."""
+    """Hash of the time stamps of a slide's files; '' by URL, or where one is missing."""
     if is_url(str(path)):
         return ""
-    with suppress(FileNotFoundError):
-        stamps = [one.stat().st_mtime_ns for one in map(Path, _files(path))]
-        return hashlib.sha256(repr(stamps).encode()).hexdigest()[:24]
-    return ""
+    try:
+        stamps = [Path(file).stat().st_mtime_ns for file in _list_files(path)]
+    except FileNotFoundError:
+        return ""
+    return hashlib.sha256(repr(stamps).encode()).hexdigest()[:24]
 
 
-def _source(path: Path | str) -> FileSource | FsspecSource:
-    return FsspecSource(str(path)) if is_url(str(path)) else FileSource(str(path))
-
-
-def _size(source: FileSource | FsspecSource, path: Path | str) -> int:
-    return (
-        source.size if isinstance(source, FsspecSource) else Path(path).stat().st_size
-    )
+@contextmanager
+def _opened(path: Path | str) -> Iterator[tuple[FileSource | FsspecSource, int]]:
+    """The file or URL opened, and its size in bytes."""
+    if is_url(str(path)):
+        with closing(FsspecSource(str(path))) as remote:
+            yield remote, remote.size
+    else:
+        with closing(FileSource(str(path))) as local:
+            yield local, Path(path).stat().st_size
 
 
 def _unreadable(path: Path | str, error: OSError) -> StoreError:
-    where = "" if is_url(str(path)) else f" in {str(path)!r}"
-    return StoreError(f"slide must be readable, got {error}{where}")
+    place = "" if is_url(str(path)) else f" in {str(path)!r}"
+    return StoreError(f"slide must be readable, got {error}{place}")
 
 
 def file_sum(path: Path) -> str:
-    """SHA-256 of a file's bytes, hexadecimal. Memory: 256 KiB."""
+    """SHA-256 of a file's bytes, hexadecimal.
+
+    Memory: 256 KiB.
+    """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fingerprint(path: Path | str) -> str:
-    """Its size and a hash of 8 samples of 16 KiB spread over it, not its name nor time stamp.
+    """Hash of a slide's size and of 8 samples of 16 KiB spread over it.
 
-    Files beside it that belong to it (`a/` for `a.mrxs`, other .dcm files) count by name and size.
-    Those of a folder do too; samples are of its metadata and of 8 files spread over it.
-    StoreError where it cannot be read. Memory: one sample, and 200 bytes per file of a folder.
+    Name and time stamps do not count. Files beside it that belong to it (`a/` for
+    `a.mrxs`, other .dcm files) count by name and size. Those of a folder do too; samples
+    are of its metadata and of 8 files spread over it.
+
+    Memory: one sample, and 200 bytes per file of a folder.
+
+    Raises:
+        StoreError: the slide cannot be read.
     """
     digest = hashlib.sha256()
     try:
-        files = _files(path)
-        folder = _folder_sizes(path)
-        for one in [path] if folder is None else _spread(files):
-            _add_samples(digest, one, _SAMPLES if folder is None else 1)
-        beside = {one.name: one.stat().st_size for one in _companions(path)}
-        for name, size in (beside if folder is None else folder).items():
+        sizes = _folder_sizes(path)
+        if sizes is None:
+            _add_samples(digest, path, _SAMPLES)
+            sizes = {file.name: file.stat().st_size for file in _companions(path)}
+        else:
+            for file in _sampled_files(_files_of_folder(path, sizes)):
+                _add_samples(digest, file, 1)
+        for name, size in sizes.items():
             digest.update(f"{name}:{size}".encode())
-    except StoreError:  # says all
+    except StoreError:
         raise
-    except OSError as error:  # SlideOpenError and SlideReadError are
+    except OSError as error:
         raise _unreadable(path, error) from None
     return digest.hexdigest()[:24]
 
 
-def _add_samples(digest: Any, path: Path | str, count: int) -> None:
-    with closing(_source(path)) as source:
-        size = _size(source, path)
+def _add_samples(digest: "hashlib._Hash", path: Path | str, count: int) -> None:
+    with _opened(path) as (source, size):
         digest.update(str(size).encode())
         for index in range(count):
             start = max(0, (size - _SAMPLE_BYTES) * index // max(1, count - 1))
             digest.update(source.read_at(start, min(_SAMPLE_BYTES, size - start)))
 
 
-def _spread(files: list[Path | str]) -> list[Path | str]:
-    """Of a folder's files those whose bytes are looked at: metadata, and some of the others."""
-    told = [one for one in files if Path(one).name in _METADATA]
-    rest = [one for one in files if Path(one).name not in _METADATA]
-    places = {index * (len(rest) - 1) // (_SAMPLES - 1) for index in range(_SAMPLES)}
-    return [*told, *(rest[place] for place in sorted(places) if rest)]
+def _sampled_files(files: list[str]) -> list[str]:
+    """Metadata of a folder, and some of its other files, spread over it."""
+    metadata = [file for file in files if Path(file).name in _METADATA]
+    chunks = [file for file in files if Path(file).name not in _METADATA]
+    if not chunks:
+        return metadata
+    last = len(chunks) - 1
+    places = {index * last // (_SAMPLES - 1) for index in range(_SAMPLES)}
+    return metadata + [chunks[place] for place in sorted(places)]
 
 
 def fingerprint_reads(size: int) -> tuple[int, int]:
@@ -162,10 +197,15 @@ def fingerprint_reads(size: int) -> tuple[int, int]:
     return _SAMPLES * min(_SAMPLE_BYTES, size), _SAMPLES
 
 
-def _files(slide: Path | str) -> list[Path | str]:
+def _list_files(slide: Path | str) -> list[Path | str]:
     """Every file of a slide: itself and its companions, or those of its folder."""
-    if (sizes := _folder_sizes(slide)) is None:
+    sizes = _folder_sizes(slide)
+    if sizes is None:
         return [slide, *_companions(slide)]
+    return [*_files_of_folder(slide, sizes)]
+
+
+def _files_of_folder(slide: Path | str, sizes: Mapping[str, int]) -> list[str]:
     return [f"{str(slide).rstrip('/')}/{name}" for name in sizes]
 
 
@@ -174,33 +214,38 @@ def _folder_sizes(slide: Path | str) -> dict[str, int] | None:
     if not is_folder_slide(slide):
         return None
     if is_url(str(slide)):
-        try:
-            if not (found := RemoteFolder(str(slide)).sizes()):
-                raise FileNotFoundError("none")
-        except (OSError, TypeError) as error:  # TypeError: a server that tells no sizes
-            rule = (
-                f"files of a slide by URL must be listed by its server, got {error!r}"
-            )
-            raise StoreError(
-                f"{rule} for {str(slide)!r}; copy it here, or use s3://"
-            ) from None
+        sizes = _remote_sizes(str(slide))
     else:
-        files = (path for path in Path(slide).rglob("*") if path.is_file())
-        found = {str(path.relative_to(slide)): path.stat().st_size for path in files}
-    return dict(sorted(found.items()))
+        sizes = {}
+        for path in Path(slide).rglob("*"):
+            if path.is_file():
+                sizes[str(path.relative_to(slide))] = path.stat().st_size
+    return dict(sorted(sizes.items()))
+
+
+def _remote_sizes(url: str) -> dict[str, int]:
+    try:
+        sizes = RemoteFolder(url).sizes()
+        if not sizes:
+            raise FileNotFoundError("none")
+    except (OSError, TypeError) as error:
+        # TypeError: a server that tells no sizes
+        raise StoreError(
+            "files of a slide by URL must be listed by its server, "
+            f"got {error!r} for {url!r}; copy it here, or use s3://"
+        ) from None
+    return dict(sizes)
 
 
 def _companions(slide: Path | str) -> list[Path]:
     """Files beside a local slide that belong to it."""
+    if is_url(str(slide)):
+        return []
     path = Path(slide)
-    suffix, folder = (
-        "" if is_url(str(slide)) else path.suffix.lower(),
-        path.with_suffix(""),
-    )
+    suffix = path.suffix.lower()
+    folder = path.with_suffix("")
     if suffix == ".mrxs" and folder.is_dir():
-        return sorted(p for p in folder.iterdir() if p.is_file())
-    return (
-        sorted(p for p in path.parent.glob("*.dcm") if p != path)
-        if suffix == ".dcm"
-        else []
-    )
+        return sorted(file for file in folder.iterdir() if file.is_file())
+    if suffix == ".dcm":
+        return sorted(file for file in path.parent.glob("*.dcm") if file != path)
+    return []

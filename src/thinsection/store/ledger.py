@@ -1,9 +1,9 @@
-"""The resume ledger: `slides/ID/slide.json` says which stages of a slide are done, with what.
+"""The resume ledger: `slides/ID/slide.json` lists the finished stages of a slide.
 
-A stage counts as done when the ledger names its address with the same key and every file that it
-wrote is there with its recorded size. The ledger is written last and atomically, and forgets a
-stage before another result takes its place, so a kill at any moment leaves either a finished stage
-or one that is done again.
+A stage counts as done when the ledger names its address with the same key and every file
+that it wrote is there with its recorded size. The ledger is written last and atomically,
+and forgets a stage before another result takes its place, so a kill at any moment leaves
+either a finished stage or one that is done again.
 """
 
 import hashlib
@@ -16,47 +16,60 @@ from typing import Any, Self
 
 from thinsection.config import coerce
 from thinsection.files.atomic import write_json
-from thinsection.files.json_text import parse_json, read_json
+from thinsection.files.json_text import read_json
 from thinsection.files.sources import RemoteFolder
 
-SLIDES = "slides"  # OUT/slides/ID: what belongs to a slide and to no tile grid
+SLIDES = (
+    "slides"  # OUT/slides/ID holds the files of a slide that belong to no tile grid
+)
 LEDGER_NAME = "slide.json"
-FAILURE_NAME = "failure.json"  # beside it, of a slide that failed
-ELSEWHERE_NAME = ".elsewhere.json"  # of a slide whose files were moved to a URL
+FAILURE_NAME = "failure.json"  # beside the ledger of a slide that failed
+ELSEWHERE_NAME = ".elsewhere.json"  # beside that of a slide whose files are at a URL
 FORMAT = 2
-_OF_SLIDE: dict[str, Any] = {  # what somebody computes with or joins
-    **dict.fromkeys(("slide_id", "slide_path", "reader", "vendor"), str),
-    **dict.fromkeys(("patient_id", "label", "split"), str),
-    **{
-        "more": dict[str, str],
-        "width": int,
-        "height": int,
-        "mpp_x": float,
-        "mpp_y": float,
-    },
+
+# Types of values that other code computes with or joins on.
+_SLIDE_KINDS: dict[str, Any] = {
+    "slide_id": str,
+    "slide_path": str,
+    "reader": str,
+    "vendor": str,
+    "patient_id": str,
+    "label": str,
+    "split": str,
+    "more": dict[str, str],
+    "width": int,
+    "height": int,
+    "mpp_x": float,
+    "mpp_y": float,
     "levels": tuple[Any, ...],
 }
-_FACTS: dict[str, Any] = {
-    **dict.fromkeys(("warnings", "encoder", "slide_encoder", "content"), str),
-    **dict.fromkeys(("num_tiles", "dim", "slide_dim"), int),
-    **{"tissue_fraction": float, "threshold": float, "plan": dict[str, Any]},
-    **dict.fromkeys(("size_l0", "mask_mpp"), tuple[float, ...]),
+_FACT_KINDS: dict[str, Any] = {
+    "warnings": str,
+    "encoder": str,
+    "slide_encoder": str,
+    "content": str,
+    "num_tiles": int,
+    "dim": int,
+    "slide_dim": int,
+    "tissue_fraction": float,
+    "threshold": float,
+    "plan": dict[str, Any],
+    "size_l0": tuple[float, ...],
+    "mask_mpp": tuple[float, ...],
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageRecord:
-    """What one stage left."""
+    """Result of one stage."""
 
-    key: str  # hash of everything that its result depends on
+    key: str  # hash of everything that the result depends on
     files: dict[str, int]  # name, relative to the results folder -> size in bytes
     needs: tuple[str, ...] = ()  # addresses of the stages that it was made from
-    facts: dict[str, Any] = field(
-        default_factory=dict
-    )  # for a summary: counts, encoder, ...
-    sums: dict[str, str] = field(
-        default_factory=dict
-    )  # name -> SHA-256 of the file's bytes
+    # values for a summary: counts, encoder, ...
+    facts: dict[str, Any] = field(default_factory=dict)
+    # name -> SHA-256 of the file's bytes
+    sums: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,35 +86,30 @@ class Elsewhere:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """What `save` wrote; empty where nothing was."""
-        text = (
-            path.read_text("utf-8")
-            if (path := folder / ELSEWHERE_NAME).exists()
-            else "{}"
-        )
-        found: Self = coerce(parse_json(text), cls, ELSEWHERE_NAME)
-        return found
+        """Reads the file of `save`; empty where there is none."""
+        path = folder / ELSEWHERE_NAME
+        if not path.exists():
+            return cls()
+        elsewhere: Self = coerce(read_json(path), cls, ELSEWHERE_NAME)
+        return elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlideLedger:
-    """The stages of one slide and its identity. Whoever changes it holds the slide's lock."""
+    """The stages of one slide and its identity. A writer holds the slide's lock."""
 
     out: Path  # the results folder
     slide_id: str
-    slide: dict[str, Any] = field(
-        default_factory=dict
-    )  # path, reader, size, mpp, ...: plain
-    source: dict[str, str] = field(default_factory=dict)  # the `Identity` of its file
-    stages: dict[str, StageRecord] = field(
-        default_factory=dict
-    )  # by address, first done first
-    elsewhere: Elsewhere = field(
-        default_factory=Elsewhere
-    )  # files at the URL of the run only
-    damage: str = field(
-        default="", compare=False
-    )  # why what was written counts as none
+    # plain values: path, reader, size, mpp, ...
+    slide: dict[str, Any] = field(default_factory=dict)
+    # the `Identity` of its file
+    source: dict[str, str] = field(default_factory=dict)
+    # by address, first done first
+    stages: dict[str, StageRecord] = field(default_factory=dict)
+    # files that are at the URL of the run only
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
+    # the reason why the stored ledger counts as none
+    damage: str = field(default="", compare=False)
 
     @property
     def path(self) -> Path:
@@ -109,95 +117,107 @@ class SlideLedger:
         return self.out / SLIDES / self.slide_id / LEDGER_NAME
 
     def done(self, address: str, key: str) -> bool:
-        """Whether the stage was finished with this key and its files are there."""
+        """True where the stage was finished with this key and its files are there."""
         record = self.stages.get(address)
         return record is not None and record.key == key and self.complete(record)
 
     def complete(self, record: StageRecord) -> bool:
-        """Whether every file of a record is there with its size."""
-        paths, there = (
-            {name: self.out / name for name in record.files},
-            self.elsewhere.files,
-        )
-        found = {
-            n: p.stat().st_size if p.is_file() else there.get(n)
-            for n, p in paths.items()
-        }
-        return found == record.files
+        """True where every file of a record is there with its size."""
+        return all(self._size(name) == size for name, size in record.files.items())
+
+    def _size(self, name: str) -> int | None:
+        """Bytes of a file, here or at the URL of the run; None where it is at neither."""
+        path = self.out / name
+        if path.is_file():
+            return path.stat().st_size
+        return self.elsewhere.files.get(name)
 
     def bring(self, record: StageRecord) -> "SlideLedger":
-        """The ledger of a slide whose files of a record are here, fetched where they were not."""
-        there = self.elsewhere
+        """Fetches files of a record that are only at the URL; returns the new ledger."""
         missing = [
-            n for n in record.files if n in there.files and not (self.out / n).is_file()
+            name
+            for name in record.files
+            if name in self.elsewhere.files and not (self.out / name).is_file()
         ]
         if not missing:
             return self
-        source = RemoteFolder(there.url)
+        source = RemoteFolder(self.elsewhere.url)
         for name in missing:
             source.get(name, self.out / name)
-        there = replace(there, brought=(*there.brought, *missing))
-        there.save(self.path.parent)
-        return replace(self, elsewhere=there)
+        brought = (*self.elsewhere.brought, *missing)
+        elsewhere = replace(self.elsewhere, brought=brought)
+        elsewhere.save(self.path.parent)
+        return replace(self, elsewhere=elsewhere)
 
     def derived(self, address: str) -> tuple[str, ...]:
-        """Addresses of the recorded stages that were made from this one, and from those."""
-        found: set[str] = {address}
-        while (
-            more := {n for n, r in self.stages.items() if found & set(r.needs)} - found
-        ):
-            found |= more
-        return tuple(name for name in self.stages if name in found - {address})
+        """Addresses of the stages that were made from this one, directly or not."""
+        made = {address}
+        num_before = 0
+        while len(made) > num_before:
+            num_before = len(made)
+            for name, record in self.stages.items():
+                if made.intersection(record.needs):
+                    made.add(name)
+        made.remove(address)
+        return tuple(name for name in self.stages if name in made)
 
     def without(self, addresses: Iterable[str]) -> "SlideLedger":
-        """The ledger that knows nothing of these stages."""
-        gone = set(addresses)
-        return replace(
-            self, stages={k: r for k, r in self.stages.items() if k not in gone}
-        )
+        """Returns the ledger without these stages."""
+        removed = set(addresses)
+        kept = {
+            name: record for name, record in self.stages.items() if name not in removed
+        }
+        return replace(self, stages=kept)
 
     def with_stage(self, address: str, record: StageRecord) -> "SlideLedger":
-        """The ledger with a stage added; one that is done again keeps its place."""
+        """Returns the ledger with a stage; one that is done again keeps its place."""
         return replace(self, stages={**self.stages, address: record})
 
     def save(self, *, keep_time: bool = False) -> None:
-        """Writes slide.json atomically; `keep_time`: no stage of it is any newer."""
+        """Writes slide.json atomically.
+
+        With `keep_time` the file keeps its time stamps: no stage of it is any newer.
+        """
         before = self.path.stat() if keep_time else None
-        stages = {name: asdict(record) for name, record in self.stages.items()}
-        known = {"format": FORMAT, "slide": self.slide, "source": self.source}
-        write_json(self.path, {**known, "stages": stages})
+        document = {
+            "format": FORMAT,
+            "slide": self.slide,
+            "source": self.source,
+            "stages": {name: asdict(record) for name, record in self.stages.items()},
+        }
+        write_json(self.path, document)
         if before is not None:
             os.utime(self.path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def load_ledger(out: Path, slide_id: str) -> SlideLedger:
-    """The ledger of a slide; an empty one where there is none.
+    """Loads the ledger of a slide; an empty one where there is none.
 
-    One that is not readable (of another version, edited by hand) counts as none: the stages are
-    done again; `damage` says which field is not right.
+    A ledger that is not readable (of another version, edited by hand) counts as none: the
+    stages are done again; `damage` names the field that is not right.
     """
-    ledger = SlideLedger(out=out, slide_id=slide_id)
+    empty = SlideLedger(out=out, slide_id=slide_id)
     try:
-        document = read_json(ledger.path)
-        if isinstance(document, dict) and document.get("format", FORMAT) != FORMAT:
-            return ledger
-        found = coerce(document, _Document, "document")
-        check_kinds(found.slide, _OF_SLIDE, "slide")
-        for name, record in found.stages.items():
-            check_kinds(record.facts, _FACTS, f"stages.{name}.facts")
-        told = {"slide": found.slide, "source": found.source, "stages": found.stages}
-        return replace(ledger, elsewhere=Elsewhere.load(ledger.path.parent), **told)
-    except FileNotFoundError:
-        return ledger
-    except (OSError, ValueError) as error:
+        document = _read_document(empty.path)
+        if document is None:
+            return empty
         return replace(
-            ledger, damage=f"{LEDGER_NAME} is damaged and counts as none: {error}"
+            empty,
+            slide=document.slide,
+            source=document.source,
+            stages=document.stages,
+            elsewhere=Elsewhere.load(empty.path.parent),
         )
+    except FileNotFoundError:
+        return empty
+    except (OSError, ValueError) as error:
+        damage = f"{LEDGER_NAME} is damaged and counts as none: {error}"
+        return replace(empty, damage=damage)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Document:
-    """What slide.json holds."""
+    """Content of slide.json."""
 
     format: int
     slide: dict[str, Any]
@@ -205,23 +225,38 @@ class _Document:
     stages: dict[str, StageRecord]
 
 
+def _read_document(path: Path) -> _Document | None:
+    """Reads and checks slide.json; None where it is of another format."""
+    content = read_json(path)
+    if isinstance(content, dict) and content.get("format", FORMAT) != FORMAT:
+        return None
+    document: _Document = coerce(content, _Document, "document")
+    check_kinds(document.slide, _SLIDE_KINDS, "slide")
+    for name, record in document.stages.items():
+        check_kinds(record.facts, _FACT_KINDS, f"stages.{name}.facts")
+    return document
+
+
 def check_kinds(
     values: Mapping[str, Any], kinds: Mapping[str, Any], where: str
 ) -> None:
-    """ConfigError where a value has another type than is due; None and what is absent may be."""
+    """Raises ConfigError where a value has another type; it may be None or absent."""
     for name, kind in kinds.items():
         if values.get(name) is not None:
             coerce(values[name], kind, f"{where}.{name}")
 
 
 def load_ledgers(out: Path) -> list[SlideLedger]:
-    """The ledgers of all slides of a results folder, by slide id. Memory: some kB per slide."""
+    """Loads the ledgers of all slides of a results folder, by slide id.
+
+    Memory: some kB per slide.
+    """
     names = sorted(path.parent.name for path in (out / SLIDES).glob(f"*/{LEDGER_NAME}"))
     return [load_ledger(out, name) for name in names]
 
 
 def stage_key(**parts: Any) -> str:
-    """A short stable hash of plain values (nested dicts, lists, str, numbers, None); 8.0 is 8."""
+    """Hashes plain values (nested dicts, lists, str, numbers, None); 8.0 is 8."""
     text = json.dumps(_plain(parts), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -231,4 +266,6 @@ def _plain(value: Any) -> Any:
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

@@ -1,4 +1,4 @@
-"""What is stored per tile and read when it is asked for: tables of columns, rows of embeddings."""
+"""Stored values per tile, read when they are asked for: columns and rows of embeddings."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,96 +9,105 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import StoreError, require
-from thinsection.store.tiles_h5 import (
-    TilesFile,
-    column_names,
-    open_h5,
-    read_tiles,
-    stored_dataset,
-)
+from thinsection.errors import StoreError
+from thinsection.store.hdf5 import Values, open_h5, stored_dataset
+from thinsection.store.tiles_h5 import TilesFile, column_names, read_tiles
 
 if TYPE_CHECKING:
     import h5py
 
-TILES, MEASURED = _FIRST = (
-    "tiles",
-    "measures",
-)  # folders whose columns need no other name
+TILES = "tiles"
+MEASURED = "measures"
+# Folders whose columns need no other name.
+_PLAIN_FOLDERS = (TILES, MEASURED)
+
+RowIndex = slice | int | Sequence[int] | npt.NDArray[np.integer] | npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TileTableFile:
-    """A file `GRID/FOLDER/ID.h5`: `coords`, and a value per tile in each dataset under `tiles/`."""
+    """A file `GRID/FOLDER/ID.h5`: `coords`, and a dataset under `tiles/` per column."""
 
     address: str  # 'GRID/FOLDER'
     path: Path
     columns: tuple[str, ...]  # as the file names them
 
     def label(self, column: str) -> str:
-        """The name of a column among those of all tables: 'px_focus', 'heatmap_x:attention'."""
+        """Names a column among those of all tables: 'px_focus', 'heatmap_x:attention'."""
         folder = self.address.rpartition("/")[2]
-        return column if folder in _FIRST else f"{folder}:{column}"
+        return column if folder in _PLAIN_FOLDERS else f"{folder}:{column}"
 
     def read(self) -> TilesFile:
-        """Coordinates and columns. Memory: per tile 16 bytes and 4 of each column."""
+        """Reads coordinates and columns.
+
+        Memory: per tile 16 bytes and 4 of each column.
+        """
         return read_tiles(self.path)
 
 
 def tile_table_files(
     folder: Path, grid: str, slide_id: str, recorded: Mapping[str, Path]
 ) -> Iterator[TileTableFile]:
-    """The per-tile tables of a slide in a grid, its tile table first.
+    """Lists the per-tile tables of a slide in a grid, its tile table first.
 
-    Those of `recorded` (address -> file) count as the ledger says; a folder that it does not name,
-    such as a heatmap's, counts where its file has `coords` and a group `tiles`.
+    Those of `recorded` (address -> file) count as the ledger says; a folder that it does
+    not name, such as a heatmap's, counts where its file has `coords` and a group `tiles`.
     """
-    first = [f"{grid}/{name}" for name in _FIRST]
-    there = {
-        a: p
-        for a, p in recorded.items()
-        if a.startswith(f"{grid}/") and p.suffix == ".h5"
-    }
-    found = {
-        a: p for a, p in there.items() if a in first or p.is_file()
-    }  # else it lies at a URL
-    for path in sorted((folder / grid).glob("*/")):
-        address, file = f"{grid}/{path.name}", path / f"{slide_id}.h5"
-        if address not in recorded and address not in first and file.is_file():
-            found[address] = file
-    for address in [*filter(found.get, first), *sorted(found.keys() - {*first})]:
-        if (columns := column_names(found[address])) is not None:
-            yield TileTableFile(address=address, path=found[address], columns=columns)
+    plain = [f"{grid}/{name}" for name in _PLAIN_FOLDERS]
+    paths: dict[str, Path] = {}
+    for address, path in recorded.items():
+        if not address.startswith(f"{grid}/") or path.suffix != ".h5":
+            continue
+        # another table that is not here lies at a URL
+        if address in plain or path.is_file():
+            paths[address] = path
+    for subfolder in sorted((folder / grid).glob("*/")):
+        address = f"{grid}/{subfolder.name}"
+        path = subfolder / f"{slide_id}.h5"
+        if address not in recorded and address not in plain and path.is_file():
+            paths[address] = path
+    first = [address for address in plain if address in paths]
+    others = sorted(paths.keys() - set(plain))
+    for address in (*first, *others):
+        columns = column_names(paths[address])
+        if columns is not None:
+            yield TileTableFile(address=address, path=paths[address], columns=columns)
 
 
 class EmbeddingRows:
-    """Tile embeddings (N, D) on disk; rows are asked for as of an array and read then.
+    """Tile embeddings (N, D) on disk; indexed as an array and read then.
 
-    Scattered rows are read from their places, of a packed file (as ours, TRIDENT's, CLAM's are
-    not) the whole. One vector is (1, D). Memory: the rows that were asked for, and `index_bytes`.
+    Scattered rows are read from their places; a packed file (ours, TRIDENT's and CLAM's
+    are not) is read whole. One vector is (1, D).
+
+    Memory: the rows that were asked for, and `index_bytes`.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with open_h5(path) as file:
-            data = self._data(file)
-            stored = data.shape
-            fits = len(stored) in (1, 2) or (
-                len(stored) == 3 and stored[0] == 1
-            )  # a batch of one
-            found = f"{data.dtype} {stored} in {str(path)!r}"
-            rule = "embeddings must be floats (N, D)"
-            require(fits and data.dtype.kind == "f", rule, found, error=StoreError)
-            self.shape: tuple[int, int] = (1, *stored)[-2:]
+            data = self._dataset(file)
+            shape = data.shape
+            is_batch_of_one = len(shape) == 3 and shape[0] == 1
+            is_matrix = len(shape) in (1, 2) or is_batch_of_one
+            if not is_matrix or data.dtype.kind != "f":
+                raise StoreError(
+                    f"embeddings must be floats (N, D), "
+                    f"got {data.dtype} {shape} in {str(path)!r}"
+                )
+            self.shape: tuple[int, int] = (1, *shape)[-2:]
             self.dtype: np.dtype[Any] = data.dtype
-            self._starts = _starts(data) if len(stored) > 1 else None
-            chunked = data.chunks and len(stored) > 1
-            self._chunk_rows: int = data.chunks[-2] if chunked else len(self)
+            self._chunk_starts: npt.NDArray[np.int64] | None = None
+            self._chunk_rows = len(self)
+            if len(shape) > 1:
+                self._chunk_starts = _find_chunks(data)
+                if data.chunks:
+                    self._chunk_rows = data.chunks[-2]
 
     @property
     def index_bytes(self) -> int:
         """Memory that the object takes: 8 bytes a stored chunk."""
-        return 0 if self._starts is None else self._starts.nbytes
+        return 0 if self._chunk_starts is None else self._chunk_starts.nbytes
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -108,47 +117,51 @@ class EmbeddingRows:
         """The tiles that the rows are of, without their embeddings."""
         return read_tiles(self._path, embeddings=False)
 
-    def __getitem__(
-        self, rows: slice | int | Sequence[int] | npt.NDArray[Any]
-    ) -> npt.NDArray[Any]:
-        wanted = np.arange(len(self))[
-            rows
-        ]  # slices, masks and negative numbers as NumPy has them
-        if isinstance(rows, slice) or self._starts is None:
-            with open_h5(self._path) as file:
-                data = self._data(file)
-                if (
-                    len(data.shape) == 2
-                    and isinstance(rows, slice)
-                    and rows.step in (None, 1)
-                ):
-                    return np.asarray(data[rows])
-                return np.asarray(data[...]).reshape(self.shape)[rows]
-        out = np.empty((wanted.size, self.shape[1]), self.dtype)
+    def __getitem__(self, rows: RowIndex) -> Values:
+        if isinstance(rows, slice) or self._chunk_starts is None:
+            return self._read_together(rows)
+        # NumPy's rules for masks and negative numbers, and its errors
+        wanted = np.arange(len(self))[rows]
+        flat = self._read_scattered(wanted.ravel(), self._chunk_starts)
+        return flat.reshape(*wanted.shape, self.shape[1])
+
+    def _read_together(self, rows: RowIndex) -> Values:
+        with open_h5(self._path) as file:
+            data = self._dataset(file)
+            is_run = isinstance(rows, slice) and rows.step in (None, 1)
+            if is_run and len(data.shape) == 2:
+                return np.asarray(data[rows])
+            return np.asarray(data[...]).reshape(self.shape)[rows]
+
+    def _read_scattered(
+        self, rows: npt.NDArray[np.int64], chunk_starts: npt.NDArray[np.int64]
+    ) -> Values:
+        out = np.empty((len(rows), self.shape[1]), self.dtype)
+        chunk, row_in_chunk = np.divmod(rows, self._chunk_rows)
+        offsets = (chunk_starts[chunk] + out.strides[0] * row_in_chunk).tolist()
         handle = os.open(self._path, os.O_RDONLY)
         try:
-            chunk, row_of = np.divmod(wanted.ravel(), self._chunk_rows)
-            places = (self._starts[chunk] + out.strides[0] * row_of).tolist()
-            for row, place in zip(out, places, strict=True):
-                got = f"{str(self._path)!r}, which is cut"
-                whole = os.preadv(handle, [row], place) == row.nbytes
-                require(whole, "embeddings must be whole", got, error=StoreError)
+            for row, offset in zip(out, offsets, strict=True):
+                if os.preadv(handle, [row], offset) != row.nbytes:
+                    raise StoreError(
+                        f"embeddings must be whole, got {str(self._path)!r}, "
+                        "which is cut"
+                    )
         finally:
             os.close(handle)
-        return out.reshape(*wanted.shape, self.shape[1])
+        return out
 
-    def _data(self, file: "h5py.File") -> "h5py.Dataset":
-        name = (
-            "feats" if "feats" in file and "features" not in file else "features"
-        )  # STAMP's
+    def _dataset(self, file: "h5py.File") -> "h5py.Dataset":
+        # STAMP names its embeddings feats
+        name = "feats" if "feats" in file and "features" not in file else "features"
         return stored_dataset(file, name, self._path)
 
     def __repr__(self) -> str:
         return f"<EmbeddingRows {self.shape} {self.dtype} in {self._path.name!r}>"
 
 
-def _starts(data: "h5py.Dataset") -> npt.NDArray[np.int64] | None:
-    """The byte of the file at which each chunk begins; None where rows are packed or cut."""
+def _find_chunks(data: "h5py.Dataset") -> npt.NDArray[np.int64] | None:
+    """First byte of each chunk in the file; None where rows are packed or cut."""
     if data.id.get_create_plist().get_nfilters() or data.file.userblock_size:
         return None
     if data.chunks is None:
@@ -156,11 +169,11 @@ def _starts(data: "h5py.Dataset") -> npt.NDArray[np.int64] | None:
         return None if start is None else np.array([start])
     if data.chunks[-1] != data.shape[-1]:
         return None
-    size, starts = (
-        data.chunks[-2],
-        np.zeros(-(-data.shape[-2] // data.chunks[-2]), np.int64),
-    )
-    data.id.chunk_iter(
-        lambda c: starts.__setitem__(c.chunk_offset[-2] // size, c.byte_offset)
-    )
+    chunk_rows = data.chunks[-2]
+    starts = np.zeros(-(-data.shape[-2] // chunk_rows), np.int64)
+
+    def note_start(chunk: Any) -> None:
+        starts[chunk.chunk_offset[-2] // chunk_rows] = chunk.byte_offset
+
+    data.id.chunk_iter(note_start)
     return starts if starts.all() else None

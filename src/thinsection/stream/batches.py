@@ -1,14 +1,13 @@
-"""What the stream takes and yields, batches in the making, and what threads share: queue, clock."""
+"""Slides and batches on their way through the stream, and the packing of kept tiles.
 
-import math
+`K` is the type by which a caller identifies a slide; the key comes back with every event.
+"""
+
 import threading
-import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,24 +17,26 @@ from thinsection.tiles import TileTable
 from thinsection.tiles.transforms import TileTransform
 from thinsection.types import CoordsL0, TileArray
 
-T = TypeVar("T")
+K = TypeVar("K")
 Indices = npt.NDArray[np.int64]  # (b,), places in a tile table
+TileMeasure = Callable[[Indices, TileArray], None]
 
 
 @dataclass(kw_only=True, eq=False)
-class SlideTiles:
+class SlideTiles(Generic[K]):
     """An opened slide and the tiles to read from it."""
 
-    key: Any  # whatever the caller knows the slide by; comes back with every event
+    key: K
     slide: Slide | None  # None where no tile of it is to be read
     table: TileTable | None  # may be empty; None with no slide
-    transform: TileTransform | None = None  # changes kept tiles, in the decode workers
-    # told of kept tiles before `transform`, with their places in the table, in the decode workers
-    measure: Callable[[Indices, TileArray], None] | None = None
-    owned: bool = True  # whether the stream closes the slide when it is done with it
-    error: Exception | None = field(
-        default=None, init=False
-    )  # that decoding met: it is given up
+    # changes kept tiles, in the decode workers
+    transform: TileTransform | None = None
+    # gets kept tiles before `transform`, with their places, in the decode workers
+    measure: TileMeasure | None = None
+    # the stream closes a slide that it owns
+    owned: bool = True
+    # raised by decoding; the rest of the slide is not read
+    error: Exception | None = field(default=None, init=False)
 
     @property
     def num_tiles(self) -> int:
@@ -49,21 +50,22 @@ class SlideTiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlideStarted:
+class SlideStarted(Generic[K]):
     """The first event of a slide that could be opened."""
 
-    key: Any
+    key: K
     num_tiles: int
 
 
 @dataclass
-class TileBatch:
+class TileBatch(Generic[K]):
     """Decoded tiles of one slide, in table order."""
 
-    key: Any  # of its slide
+    key: K
     indices: Indices  # int64 (b,), the tiles' places in the table
     coords_l0: CoordsL0  # int64 (b, 2)
-    tiles: TileArray  # (b, tile_px, tile_px, 3), a view of a buffer that `release` gives back
+    # (b, tile_px, tile_px, 3), a view of a buffer that `release` gives back
+    tiles: TileArray
     _release: Callable[[], None] = field(repr=False)
     _released: bool = field(default=False, repr=False)
 
@@ -78,219 +80,109 @@ class TileBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlideFinished:
+class SlideFinished(Generic[K]):
     """Every batch of the slide was yielded."""
 
-    key: Any
+    key: K
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlideFailed:
-    """The slide could not be prepared (by `prepare`) or decoded; no event of it follows."""
+class SlideFailed(Generic[K]):
+    """The slide could not be prepared or decoded; no event of it follows."""
 
-    key: Any
+    key: K
     stage: str
     error: Exception
 
 
-StreamEvent = SlideStarted | TileBatch | SlideFinished | SlideFailed
+StreamEvent = SlideStarted[K] | TileBatch[K] | SlideFinished[K] | SlideFailed[K]
 
 
-class DecodedBatch:
+class DecodedBatch(Generic[K]):
     """Tiles of a slide, in table order, while workers decode them, and after.
 
-    Of `buffer` (batch_size, tile_px, tile_px, 3) the first b are used, `keep` (b,) is False where a
-    filter refused the tile, `done` is set when none of the tasks is left.
+    The first b tiles of `buffer` (batch_size, tile_px, tile_px, 3) are used. `keep` (b,)
+    is False where a filter refused the tile. `done` is set when no task is left.
     """
 
     def __init__(
-        self, source: SlideTiles, indices: Indices, buffer: TileArray, tasks: int
+        self, source: SlideTiles[K], indices: Indices, buffer: TileArray, num_tasks: int
     ) -> None:
-        self.source, self.indices, self.buffer = source, indices, buffer
+        self.source = source
+        self.indices = indices
+        self.buffer = buffer
         self.keep = np.ones(len(indices), dtype=np.bool_)
-        self.done, self._lock, self._tasks = threading.Event(), threading.Lock(), tasks
+        self.done = threading.Event()
+        self._lock = threading.Lock()
+        self._tasks_left = num_tasks
 
-    def finish_one(self) -> None:
+    def finish_task(self) -> None:
         """Counts one task as done."""
         with self._lock:
-            self._tasks -= 1
-            if self._tasks == 0:
+            self._tasks_left -= 1
+            if self._tasks_left == 0:
                 self.done.set()
 
 
-class Scratch:
-    """Bytes that threads take in turns; who asks for more than all of them gets them alone."""
+class BatchPacker(Generic[K]):
+    """Closes the gaps that filters leave: all batches of a slide but its last are full.
 
-    def __init__(self, num_bytes: int) -> None:
-        self.total: float = num_bytes
-        self._used, self._freed = 0, threading.Condition()
-
-    @contextmanager
-    def taken(self, num_bytes: int) -> Iterator[None]:
-        """Holds so many bytes within the block; waits until they are free."""
-        with self._freed:
-            self._freed.wait_for(
-                lambda: not self._used or self._used + num_bytes <= self.total
-            )
-            self._used += num_bytes
-        try:
-            yield
-        finally:
-            with self._freed:
-                self._used -= num_bytes
-                self._freed.notify_all()
-
-
-class BatchPacker:
-    """Closes the gaps that filters leave, so that all batches of a slide but its last are full.
-
-    Memory: none of its own; the batch that is being filled is one of the stream's buffers, which
-    goes to `give_back` when it is free again. A row that closes a gap is copied once.
+    Memory: none of its own; the batch that is being filled is one of the stream's
+    buffers, which goes to `give_back` when it is free again. A row that closes a gap is
+    copied once.
     """
 
     def __init__(self, give_back: Callable[[TileArray], None]) -> None:
         self._give_back = give_back
-        self._filling: DecodedBatch | None = (
-            None  # its indices: of the buffer's first rows
-        )
+        # its indices are those of the first rows of its buffer
+        self._filling: DecodedBatch[K] | None = None
 
-    def add(self, batch: DecodedBatch) -> Iterator[TileBatch]:
-        """Takes a decoded batch and its buffer; yields what is full."""
-        kept, filling = np.flatnonzero(batch.keep), self._filling
+    def add(self, batch: DecodedBatch[K]) -> Iterator[TileBatch[K]]:
+        """Takes a decoded batch and its buffer; yields batches that are full."""
+        kept = np.flatnonzero(batch.keep)
+        filling = self._filling
         if filling is not None and len(kept):
-            filled = len(filling.indices)
-            taken, kept = np.split(kept, [len(filling.buffer) - filled])
-            _move(batch.buffer, taken, filling.buffer, filled)
-            filling.indices = np.append(filling.indices, batch.indices[taken])
-            yield from self._full()
+            num_filled = len(filling.indices)
+            room = len(filling.buffer) - num_filled
+            moved = kept[:room]
+            kept = kept[room:]
+            _move_rows(batch.buffer, moved, filling.buffer, num_filled)
+            filling.indices = np.append(filling.indices, batch.indices[moved])
+            yield from self._flush_full()
         if len(kept) == 0:
             self._give_back(batch.buffer)
             return
-        _move(batch.buffer, kept, batch.buffer, 0)
+        _move_rows(batch.buffer, kept, batch.buffer, 0)
         batch.indices = batch.indices[kept]
         self._filling = batch
-        yield from self._full()
+        yield from self._flush_full()
 
-    def finish(self) -> Iterator[TileBatch]:
-        """Yields the last batch of a slide, which may be smaller; none of a slide that failed."""
-        filling, self._filling = self._filling, None
-        if filling is None:
+    def flush(self) -> Iterator[TileBatch[K]]:
+        """Yields the last batch of a slide, which may be smaller; none of a failed slide."""
+        batch = self._filling
+        self._filling = None
+        if batch is None:
             return
-        source, indices, buffer = filling.source, filling.indices, filling.buffer
+        source = batch.source
         if source.error is not None or source.table is None:
-            self._give_back(buffer)
+            self._give_back(batch.buffer)
             return
-        coords_l0, tiles = source.table.coords_l0[indices], buffer[: len(indices)]
-        release = partial(self._give_back, buffer)
-        yield TileBatch(source.key, indices, coords_l0, tiles, _release=release)
+        yield TileBatch(
+            key=source.key,
+            indices=batch.indices,
+            coords_l0=source.table.coords_l0[batch.indices],
+            tiles=batch.buffer[: len(batch.indices)],
+            _release=partial(self._give_back, batch.buffer),
+        )
 
-    def _full(self) -> Iterator[TileBatch]:
-        if self._filling is not None and len(self._filling.indices) == len(
-            self._filling.buffer
-        ):
-            yield from self.finish()
+    def _flush_full(self) -> Iterator[TileBatch[K]]:
+        batch = self._filling
+        if batch is not None and len(batch.indices) == len(batch.buffer):
+            yield from self.flush()
 
 
-def _move(source: TileArray, rows: Indices, target: TileArray, start: int) -> None:
-    """Copies rows to `target[start:]`; within one array a row only moves towards the front."""
+def _move_rows(source: TileArray, rows: Indices, target: TileArray, start: int) -> None:
+    """Copies rows to `target[start:]`; within one array rows only move to the front."""
     for place, row in enumerate(rows.tolist(), start):
         if source is not target or row != place:
             target[place] = source[row]
-
-
-class ChannelClosed(Exception):
-    """The channel was closed: nothing will come, and nothing is taken any more."""
-
-
-class Channel(Generic[T]):
-    """First in, first out, or last in, first out, of at most `capacity` items.
-
-    `finish` lets readers drain what is there and then raises; `close` raises at once on both
-    sides, so that no thread of a stopped stream waits for ever. Iteration ends in either case.
-    """
-
-    def __init__(
-        self, capacity: float = math.inf, *, newest_first: bool = False
-    ) -> None:
-        self._capacity, self._newest_first = capacity, newest_first
-        self._items: deque[T] = deque()
-        lock = threading.Lock()
-        self._filled, self._drained = (
-            threading.Condition(lock),
-            threading.Condition(lock),
-        )
-        self._closed = self._finished = False
-
-    def __iter__(self) -> Iterator[T]:
-        with suppress(ChannelClosed):
-            while True:
-                yield self.get()
-
-    def put(self, *items: T) -> None:
-        """Appends items, waiting for room for each; ChannelClosed where it is closed."""
-        with self._filled:
-            for item in items:
-                while len(self._items) >= self._capacity and not self._closed:
-                    self._drained.wait()
-                if self._closed or self._finished:
-                    raise ChannelClosed
-                self._items.append(item)
-                self._filled.notify()
-
-    def get(self) -> T:
-        """The next item, waiting for one; ChannelClosed where none will come."""
-        with self._filled:
-            while not self._items and not self._closed and not self._finished:
-                self._filled.wait()
-            if self._closed or not self._items:
-                raise ChannelClosed
-            item = self._items.pop() if self._newest_first else self._items.popleft()
-            self._drained.notify()
-            return item
-
-    def finish(self) -> None:
-        """Says that nothing more will be put."""
-        with self._filled:
-            self._finished = True
-            self._filled.notify_all()
-
-    def close(self) -> list[T]:
-        """Wakes everybody with ChannelClosed; returns the items that nobody took."""
-        with self._filled:
-            self._closed = True
-            left = list(self._items)
-            self._items.clear()
-            self._filled.notify_all()
-            self._drained.notify_all()
-            return left
-
-
-class StageClock:
-    """Adds up seconds by name over all threads.
-
-    Names: prepare_busy (open, tissue, grid), decode_busy, decode_wait (for a free batch),
-    encode_wait (for a decoded batch), transfer_busy, encode_busy, write_busy.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._seconds: defaultdict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Adds the block's wall-clock time to `name`."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(name, time.perf_counter() - start)
-
-    def add(self, name: str, seconds: float) -> None:
-        """Adds seconds to `name`."""
-        with self._lock:
-            self._seconds[name] += seconds
-
-    def seconds(self) -> dict[str, float]:
-        """What was added up so far, by name."""
-        with self._lock:
-            return dict(sorted(self._seconds.items()))

@@ -12,9 +12,10 @@ import numpy.typing as npt
 from thinsection.errors import StoreError, rewording
 from thinsection.files.json_text import read_json
 from thinsection.pipeline.folder import Results
+from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import SLIDES
 from thinsection.store.tile_tables import TILES, EmbeddingRows
-from thinsection.store.tiles_h5 import TilesFile, open_h5, read_tiles, stored_dataset
+from thinsection.store.tiles_h5 import TilesFile, read_tiles
 from thinsection.view.components import (
     component_colours,
     component_scores,

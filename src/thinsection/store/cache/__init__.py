@@ -1,15 +1,16 @@
-"""The feature cache: float32 arrays [N, ...] on disk, lossless, read back in bounded memory."""
+"""The feature cache: float32 arrays [N, ...] on disk, lossless, read in bounded memory."""
 
-from thinsection.store.cache.format import CacheKey, Storage
-from thinsection.store.cache.reader import FeatureCache
-from thinsection.store.cache.writer import (
-    CacheWriter,
+from thinsection.store.cache.catalogue import (
     default_root,
     list_caches,
     open_or_write,
     remove_cache,
     verify_cache,
 )
+from thinsection.store.cache.dtypes import Storage
+from thinsection.store.cache.format import CacheKey
+from thinsection.store.cache.reader import FeatureCache
+from thinsection.store.cache.writer import CacheWriter
 
 __all__ = [
     "CacheKey",
@@ -18,5 +19,7 @@ __all__ = [
     "Storage",
     "default_root",
     "list_caches",
+    "open_or_write",
+    "remove_cache",
+    "verify_cache",
 ]
-__all__ += ["open_or_write", "remove_cache", "verify_cache"]

@@ -1,0 +1,202 @@
+"""HDF5 datasets with checksums, read without trust.
+
+Each dataset of ours carries the hash of its values, type, shape and attributes, which a
+reader compares. Nothing outside the file is followed, and a file cannot declare more
+values than it can hold.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.errors import StoreError
+from thinsection.files.atomic import KeepingFile
+from thinsection.types import format_bytes
+
+if TYPE_CHECKING:
+    import h5py
+
+Values = npt.NDArray[Any]  # the type is the file's
+
+# Attribute of a dataset.
+CHECKSUM = "thinsection_sha256"
+# Bytes of values for each byte of a file: deflate gives 1,032 of one repeated value.
+_MAX_UNPACKED = 4096
+
+
+@contextmanager
+def new_h5(path: Path) -> "Iterator[h5py.File]":
+    """Makes an HDF5 file; OSError at the end of the block where it was not all written."""
+    import h5py
+
+    with KeepingFile(path, "w+") as raw, h5py.File(raw, "w") as file:
+        yield file
+
+
+def open_h5(path: Path) -> "h5py.File":
+    """Opens a file for reading.
+
+    Raises:
+        StoreError: the file is missing, not HDF5, or truncated.
+    """
+    import h5py
+
+    try:
+        return h5py.File(path, "r", locking="best-effort")
+    except OSError as error:
+        reason = "no such file" if not Path(path).exists() else str(error)
+        raise StoreError(
+            f"tiles file must be readable HDF5, got {str(path)!r}: {reason}"
+        ) from None
+
+
+def add_dataset(
+    file: "h5py.File",
+    name: str,
+    values: Values,
+    attributes: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a dataset with its attributes and its checksum."""
+    dataset = file.create_dataset(name, data=values)
+    dataset.attrs.update(attributes or {})
+    dataset.attrs[CHECKSUM] = dataset_checksum(dataset, _hash_values(values))
+
+
+def dataset_checksum(dataset: "h5py.Dataset", of_values: "hashlib._Hash") -> str:
+    """Hash of a dataset's values, type, shape and attributes."""
+    attributes = {
+        name: np.asarray(value).tolist()
+        for name, value in sorted(dataset.attrs.items())
+        if name != CHECKSUM
+    }
+    description = json.dumps(
+        [dataset.dtype.str, dataset.shape, attributes], default=str
+    )
+    digest = of_values.copy()
+    digest.update(description.encode())
+    return digest.hexdigest()
+
+
+def _hash_values(values: Values) -> "hashlib._Hash":
+    return hashlib.sha256(np.ascontiguousarray(values).data)
+
+
+def read_values(
+    file: "h5py.File", name: str, path: Path, *, verify: bool = True
+) -> Values:
+    """Reads a dataset of numbers, and compares it with its checksum, where it has one.
+
+    Raises:
+        StoreError: the dataset is missing, damaged, or not in the file itself.
+    """
+    dataset = stored_dataset(file, name, path)
+    try:
+        values = np.asarray(dataset[...])
+    except (OSError, RuntimeError) as error:
+        raise StoreError(
+            f"{name!r} must be readable, got {error} in {str(path)!r}"
+        ) from None
+    written = dataset.attrs.get(CHECKSUM) if verify else None
+    if written is None:
+        return values
+    if written != dataset_checksum(dataset, _hash_values(values)):
+        raise StoreError(
+            f"{name!r} must hold the bytes that were written, got others in "
+            f"{str(path)!r}; remove the file and run the same command again"
+        )
+    return values
+
+
+def stored_dataset(file: "h5py.File", name: str, path: Path) -> "h5py.Dataset":
+    """A dataset of numbers that lies in the file itself.
+
+    A file of a few bytes may declare any size, for which nothing is stored: more than
+    `_MAX_UNPACKED` bytes for each one of the file is refused.
+
+    Raises:
+        StoreError: there is no such dataset.
+    """
+    import h5py
+
+    if name not in file:
+        raise StoreError(
+            f"tiles file must hold {name!r}, got {sorted(file)} in {str(path)!r}; "
+            "expected a tiles.h5 of thinsection, or a features file of TRIDENT or CLAM"
+        )
+    item = _linkless_item(file, name, path)
+    if not isinstance(item, h5py.Dataset) or item.dtype.kind not in "biuf":
+        raise StoreError(
+            f"{name!r} must be a dataset of numbers, got {item!r} in {str(path)!r}"
+        )
+    if item.is_virtual or item.external:
+        raise StoreError(
+            f"{name!r} must lie in its own file, got {item!r} in {str(path)!r}"
+        )
+    declared_bytes = item.dtype.itemsize * math.prod(item.shape)
+    if declared_bytes > _MAX_UNPACKED * Path(path).stat().st_size:
+        raise StoreError(
+            f"{name!r} must have as many values as its file can hold, got "
+            f"{format_bytes(declared_bytes)} of shape {item.shape} in {str(path)!r}; "
+            "the file is damaged"
+        )
+    return item
+
+
+def stored_group(file: "h5py.File", name: str, path: Path) -> "h5py.Group":
+    """A group that lies in the file itself.
+
+    Raises:
+        StoreError: there is something else under the name.
+    """
+    import h5py
+
+    item = _linkless_item(file, name, path)
+    if not isinstance(item, h5py.Group):
+        raise StoreError(f"{name!r} must be a group, got {item!r} in {str(path)!r}")
+    return item
+
+
+def _linkless_item(
+    file: "h5py.File", name: str, path: Path
+) -> "h5py.Dataset | h5py.Group":
+    """The item of this name, on a way without links."""
+    import h5py
+
+    parts = name.split("/")
+    for depth in range(len(parts)):
+        prefix = "/".join(parts[: depth + 1])
+        link = file.get(prefix, getlink=True)
+        if not isinstance(link, h5py.HardLink):
+            raise StoreError(
+                f"{prefix!r} must be no link, got a link {vars(link)} in {str(path)!r}"
+            )
+    return file[name]
+
+
+def damaged_datasets(path: Path) -> tuple[int, list[str]]:
+    """Checks every dataset of an HDF5 file of ours.
+
+    Returns:
+        How many have a checksum, and the damage of the file: one message or none.
+    """
+    import h5py
+
+    num_checked = 0
+    names: list[str] = []
+    try:
+        with open_h5(path) as file:
+            file.visit_links(names.append)
+            for name in names:
+                if not isinstance(_linkless_item(file, name, path), h5py.Group):
+                    read_values(file, name, path)
+                    num_checked += CHECKSUM in file[name].attrs
+    except (StoreError, RuntimeError) as error:
+        return num_checked, [str(error)]
+    return num_checked, []

@@ -1,0 +1,121 @@
+"""Memory of the stream: buffers of batches, and scratch for tiles that are resampled.
+
+Peak = slots * batch + scratch, with
+
+    batch   = batch_size * tile_px² * 3          bytes of decoded tiles
+    scratch = one tile of the level that is read, for as many workers as the memory holds
+
+A slot is a batch that is being decoded, waits, or is being transferred. The stream
+allocates by these and `thinsection plan` shows them; readers bound their own caches of
+decoded segments.
+"""
+
+from dataclasses import dataclass
+
+from thinsection.config import option
+from thinsection.errors import BudgetError, ConfigError
+from thinsection.machine import cpu_count
+from thinsection.slide.geometry import ReadPlan
+from thinsection.types import MIB, format_bytes, parse_bytes
+
+CHANNELS = 3
+MIN_SLOTS = 3
+# More only moves decoded tiles out of the caches.
+MAX_SLOTS = 5
+# Bytes of decoded pixels that one tile may be made of.
+MAX_SCRATCH = 32 * MIB
+# Handing work to a thread costs some µs: worth it for about a ms of decoding.
+MIN_TASK_TILES = 8
+# A large batch is shared by threads rather than being one thread's alone for long.
+MAX_TASK_TILES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamBudget:
+    """Bytes that the stream may allocate: batch buffers, and scratch of its workers."""
+
+    slots: int
+    batch_bytes: int  # of one slot
+    scratch_bytes: int  # of all workers; a worker that finds none left waits
+    workers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig:
+    """Settings of the stream from slides to batches."""
+
+    memory: str = option(
+        "2GiB", "Host memory for decoded tiles, whatever the slides' size."
+    )
+    decode_workers: int = option(
+        0, "Threads that decode tiles; 0: one per CPU of this process."
+    )
+    prefetch_slides: int = option(2, "Slides that are opened and tiled ahead.")
+
+    def __post_init__(self) -> None:
+        parse_bytes(self.memory, name="stream.memory")
+        if self.decode_workers < 0:
+            raise ConfigError(
+                f"stream.decode_workers must be >= 0, got {self.decode_workers}"
+            )
+        if self.prefetch_slides < 1:
+            raise ConfigError(
+                f"stream.prefetch_slides must be >= 1, got {self.prefetch_slides}"
+            )
+
+    def budget(self, batch_size: int, *, tile_px: int, tile_bytes: int) -> StreamBudget:
+        """Divides the memory into batch buffers and scratch, and sets the threads.
+
+        By default no more threads decode than there are CPUs, nor than tasks in all
+        slots. Where the memory does not hold a tile for each, they take turns.
+
+        Args:
+            batch_size: tiles of a batch.
+            tile_px: edge of a finished tile.
+            tile_bytes: most bytes that one tile is made of on the level that is read.
+
+        Raises:
+            BudgetError: not even `MIN_SLOTS` batches and one such tile fit; the message
+                names the least memory.
+        """
+        memory = parse_bytes(self.memory)
+        batch_bytes = batch_size * tile_px * tile_px * CHANNELS
+        slots = min(MAX_SLOTS, (memory - tile_bytes) // batch_bytes)
+        if slots < MIN_SLOTS:
+            least = format_bytes(MIN_SLOTS * batch_bytes + tile_bytes)
+            raise BudgetError(
+                f"memory must be >= {least} for batches of {batch_size} tiles "
+                f"of {tile_px} px, got {format_bytes(memory)}; "
+                "raise --memory or lower --batch-size"
+            )
+        num_tasks = slots * -(-batch_size // MIN_TASK_TILES)
+        workers = self.decode_workers or min(cpu_count(), num_tasks)
+        return StreamBudget(
+            slots=slots,
+            batch_bytes=batch_bytes,
+            scratch_bytes=min(workers * tile_bytes, memory - slots * batch_bytes),
+            workers=workers,
+        )
+
+    def largest_batch(self, *, tile_px: int, tile_bytes: int) -> int:
+        """Largest batch that fits `MIN_SLOTS` times beside one tile; at least 1 tile."""
+        room = parse_bytes(self.memory) - tile_bytes
+        return max(1, room // (MIN_SLOTS * tile_px * tile_px * CHANNELS))
+
+
+def read_bytes(plan: ReadPlan) -> int:
+    """Bytes that one tile is made of on the level; 0 where it is decoded into place."""
+    if not plan.resamples:
+        return 0
+    width, height = plan.size_lv
+    return width * height * CHANNELS
+
+
+def split_tasks(num_tiles: int, workers: int) -> list[slice]:
+    """Splits a batch's tiles, in order, into a part per worker, if not too small."""
+    share = -(-num_tiles // workers)
+    step = max(MIN_TASK_TILES, min(MAX_TASK_TILES, share))
+    return [
+        slice(start, min(start + step, num_tiles))
+        for start in range(0, num_tiles, step)
+    ]
