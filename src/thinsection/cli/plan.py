@@ -1,7 +1,7 @@
 """`thinsection plan`: memory and time before anything runs."""
 
 import subprocess
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -24,7 +24,9 @@ SlurmFlag = Annotated[bool, typer.Option("--slurm", help="Print #SBATCH lines to
 
 @app.command("plan")
 @with_config(RunConfig)
-def plan(slides: SlidesArgument, slurm: SlurmFlag = False, config: Any = None) -> None:
+def plan(
+    slides: SlidesArgument, slurm: SlurmFlag = False, *, config: RunConfig
+) -> None:
     """Predict peak memory and time from headers and thumbnails; no tile is decoded.
 
     Example: thinsection plan slides/ --gpu a40 --encoder uni2_h --slurm

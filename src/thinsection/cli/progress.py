@@ -25,7 +25,7 @@ class RunProgress:
     """Turns run events into one `bar`: slides ended, tiles/s, what holds them up, time left.
 
     The time left extrapolates, from the first batch on, what slides and tiles of the slides at work
-    have taken; it is told after 5 s and 2 % of what was to do.
+    have taken; it is shown after 5 s and 2 % of what was to do.
     """
 
     def __init__(self, console: Console, num_slides: int) -> None:

@@ -61,7 +61,7 @@ def _help(name: str, summary: str) -> str:
     help=_help("run", "Everything: tissue, tiles, tile embeddings, slide embedding."),
 )
 @with_config(RunConfig)
-def run_all(slides: SlidesArgument, out: Out, config: Any = None) -> None:
+def run_all(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
     raise typer.Exit(_run_and_report(slides, out, config, "aggregate"))
 
 
@@ -72,7 +72,7 @@ def run_all(slides: SlidesArgument, out: Out, config: Any = None) -> None:
     ),
 )
 @with_config(RunConfig)
-def run_tissue(slides: SlidesArgument, out: Out, config: Any = None) -> None:
+def run_tissue(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
     raise typer.Exit(_run_and_report(slides, out, config, "tissue"))
 
 
@@ -83,7 +83,7 @@ def run_tissue(slides: SlidesArgument, out: Out, config: Any = None) -> None:
     ),
 )
 @with_config(RunConfig)
-def run_segment(slides: SlidesArgument, out: Out, config: Any = None) -> None:
+def run_segment(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
     raise typer.Exit(_run_and_report(slides, out, config, "segment"))
 
 
@@ -94,7 +94,7 @@ def run_segment(slides: SlidesArgument, out: Out, config: Any = None) -> None:
     ),
 )
 @with_config(RunConfig)
-def run_tile(slides: SlidesArgument, out: Out, config: Any = None) -> None:
+def run_tile(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
     raise typer.Exit(_run_and_report(slides, out, config, "tile"))
 
 
@@ -103,7 +103,7 @@ def run_tile(slides: SlidesArgument, out: Out, config: Any = None) -> None:
     help=_help("embed", "Embed the tiles of each slide: GRID/features_ENCODER/ID.h5."),
 )
 @with_config(RunConfig)
-def run_embed(slides: SlidesArgument, out: Out, config: Any = None) -> None:
+def run_embed(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
     raise typer.Exit(_run_and_report(slides, out, config, "embed"))
 
 
@@ -206,7 +206,8 @@ def aggregate(
         Path, typer.Argument(help="A results folder, or features of others.")
     ],
     out: Annotated[Path | None, typer.Option(help="Other output folder.")] = None,
-    config: Any = None,
+    *,
+    config: AggregateRunConfig,
 ) -> None:
     """Pool tile embeddings that are there into one embedding per slide.
 

@@ -37,7 +37,7 @@ def ignore_message(text: str) -> None:
 class Try:
     """Entries that are tried in the same way."""
 
-    entries: tuple[Any, ...]
+    entries: tuple[object, ...]
     task: AnyTask
     number: int = 1
     # memory and card
@@ -88,7 +88,7 @@ class Site:
 class Job:
     """A chunk on its way, its task fitted to the worker."""
 
-    entries: tuple[Any, ...]
+    entries: tuple[object, ...]
     task: AnyTask
     # errors of the cluster so far
     failures: int = 0

@@ -58,7 +58,7 @@ class Array:
     config: ExecutorConfig
 
     @cached_property
-    def chunks(self) -> list[tuple[Any, ...]]:
+    def chunks(self) -> list[tuple[object, ...]]:
         """The entries of array index 1, 2, ..."""
         return chunked(self.attempt.entries, self.chunk_size)
 

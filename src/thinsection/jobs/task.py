@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from thinsection.jobs.executor import ExecutorConfig, Want
 from thinsection.jobs.request import JobRequest
+from thinsection.types import PlainValues
 
 Entry = TypeVar("Entry")
 Result = TypeVar("Result")
@@ -29,7 +30,7 @@ class Report(Generic[Result]):
     # as `StageClock.seconds()`
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     # which models did the work
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: PlainValues = field(default_factory=dict)
 
 
 def merge_reports(reports: Sequence[Report[Result]]) -> Report[Result]:

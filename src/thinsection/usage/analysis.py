@@ -5,9 +5,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
-from thinsection.types import GIB, MIB, format_bytes
+from thinsection.types import GIB, MIB, PlainValues, format_bytes
 from thinsection.usage.monitor import NETWORK_FILESYSTEMS, ProcessUsage
 
 # factors that are said beside the numbers
@@ -176,9 +175,7 @@ def held_up(stages: Mapping[str, float]) -> str:
     return f"bottleneck: {slowest}"
 
 
-def bottleneck(
-    stages: Mapping[str, float], facts: Mapping[str, Any], *, cpus: float
-) -> str:
+def bottleneck(stages: Mapping[str, float], facts: PlainValues, *, cpus: float) -> str:
     """One sentence: which stage held the others up, and the flag that changes it."""
     wait = stages.get("encode_wait", 0.0)
     busy = stages.get("encode_busy", 0.0) + stages.get("transfer_busy", 0.0)
@@ -292,9 +289,9 @@ def _warnings(usages: Sequence[ProcessUsage]) -> Iterator[str]:
             yield f"{name} used {usage.wall_s / limit_s:.0%} of its time: raise --walltime"
 
 
-def _facts(usages: Sequence[ProcessUsage]) -> dict[str, Any]:
+def _facts(usages: Sequence[ProcessUsage]) -> PlainValues:
     """The facts of all records, a later one before an earlier one, without those unknown."""
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     for usage in usages:
         facts |= {name: fact for name, fact in usage.facts.items() if fact is not None}
     return facts

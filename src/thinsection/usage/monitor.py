@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.machine import file_text, stalled_s
+from thinsection.types import PlainValues
 from thinsection.usage.limits import Requested, read_limits
 from thinsection.usage.samplers import GpuSampler, Sample, TreeSampler
 
@@ -53,7 +54,7 @@ class ProcessUsage:
     # as the stream counted them
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     # device, decode_workers, reader, torch_cuda_build, gpus_visible, cache_filesystem
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: PlainValues = field(default_factory=dict)
     # see `machine.stalled_s`
     stalled_s: Mapping[str, float] = field(default_factory=dict)
     # the block ended and no stage had done anything
@@ -79,7 +80,7 @@ class ProcessUsage:
 def resource_monitor(
     out: Path,
     *,
-    facts: Mapping[str, Any] | None = None,
+    facts: PlainValues | None = None,
     stage_seconds: Callable[[], Mapping[str, float]] = dict,
     interval_s: float = 1.0,
 ) -> Iterator[Path]:

@@ -317,7 +317,7 @@ class ShownSlides:
 
     def similar(self, slide_id: str, features: int, x: int, y: int) -> Iterator[bytes]:
         """Lines of JSON: the tiles that are most similar to the one at a point, so far."""
-        found_so_far = similar_tiles(
+        answers = similar_tiles(
             self._results,
             slide_id,
             self._features(slide_id)[features],
@@ -325,8 +325,8 @@ class ShownSlides:
             count=_NUM_SIMILAR,
             budget=self._budget,
         )
-        for found in found_so_far:
-            yield json.dumps(found).encode() + b"\n"
+        for answer in answers:
+            yield json.dumps(answer).encode() + b"\n"
 
 
 def _layer_facts(layer: Layer) -> dict[str, str]:
