@@ -13,37 +13,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from thinsection.encode import TileEncoder, load_encoder
+from benchmarks.gpu_inputs import (
+    NAMES,
+    TILES_PX,
+    encoder_on,
+    gigapath_of,
+    precisions,
+    tiles_of,
+)
 from thinsection.encode.embed import BatchEncoder, pinned_allocator
 from thinsection.stream import TileBatch
-
-NAMES = ("efficientnet_lite0", "lunit_vits16")
-TILES_PX = 224
-
-
-def tiles_of(count: int, *, edge: int = TILES_PX, seed: int = 0) -> np.ndarray:
-    """Seeded uint8 noise on ramps (count, edge, edge, 3)."""
-    rng = np.random.default_rng(seed)
-    ramp = np.linspace(60, 200, edge)[:, None, None] + rng.uniform(
-        -40, 40, (count, 1, 1, 3)
-    )
-    noise = rng.normal(0, 12, (count, edge, edge, 3))
-    return (ramp + noise).clip(0, 255).astype(np.uint8)
-
-
-def encoder_on(device: str, name: str, precision: str = "fp32") -> TileEncoder:
-    """Seeded random weights, but the default encoder's own."""
-    return load_encoder(
-        name, device=device, precision=precision, pretrained=name == NAMES[0]
-    )
-
-
-def precisions(device: str) -> tuple[str, ...]:
-    """What is worth a check on the device."""
-    if device == "cpu":
-        return ("fp32",)
-    bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    return ("fp32", "fp16", "bf16") if bf16 else ("fp32", "fp16")
 
 
 def check_queues(device: str, smoke: bool) -> dict[str, Any]:
@@ -165,7 +144,6 @@ def check_second_card(device: str, smoke: bool) -> dict[str, Any]:
 
 def check_slide_encoders(device: str, smoke: bool) -> dict[str, Any]:
     """TITAN and GigaPath: largest difference to the CPU's fp32."""
-    from benchmarks.gpu_rates import gigapath_of
     from benchmarks.titan_inputs import slide, titan_of
 
     count = 40 if smoke else 700

@@ -15,24 +15,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu_checks import NAMES, encoder_on, precisions, tiles_of
+from benchmarks.gpu_inputs import (
+    NAMES,
+    encoder_on,
+    gigapath_of,
+    precisions,
+    tiles_of,
+)
 from thinsection.encode import TileEncoder
 from thinsection.encode.embed import BatchEncoder, pinned_allocator
-from thinsection.pool import GigaPathSlideEncoder, LoadOptions
-from thinsection.pool.gigapath import LongNetConfig
 from thinsection.stream import TileBatch
 from thinsection.types import GIB, MIB
 
 VITS = {"vit_s": "lunit_vits16", "vit_b": "dinov2_vitb14", "vit_l": "dinov2_vitl14"}
 VITS |= {"vit_g": "dinov2_vitg14"}
-
-
-def gigapath_of(device: str, precision: str, layers: int) -> GigaPathSlideEncoder:
-    """So many layers of the published sizes, seeded random weights."""
-    config = LongNetConfig(num_layers=layers)
-    options = LoadOptions(device=device, precision=precision, budget_bytes=4 * GIB)  # type: ignore[arg-type]
-    weights = GigaPathSlideEncoder.random_weights(config, seed=0)
-    return GigaPathSlideEncoder.from_state_dict(weights, config=config, options=options)
 
 
 def timed(device: str, call: Callable[[], Any], *, times: int) -> dict[str, float]:

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+# packages whose versions stand beside the figures
 PACKAGES = (
     "numpy",
     "torch",
@@ -18,13 +19,25 @@ PACKAGES = (
     "tifffile",
     "simplejpeg",
     "cucim-cu12",
+    "openvino",
+    "imagecodecs",
+    "tiffslide",
+    "fastslide",
+    "pyvips",
 )
-PACKAGES += ("openvino", "imagecodecs", "tiffslide", "fastslide", "pyvips")
 RESULTS = Path(__file__).parent / "results"
 
 
 def arguments(question: str, **own: str) -> argparse.Namespace:
-    """`--smoke` (seconds, for CI; writes no JSON unless --out), `--out FILE`; own: name=help."""
+    """Parses the command line of a benchmark.
+
+    Args:
+        question: what the benchmark asks; the description in `--help`.
+        own: options of this benchmark, name=help.
+
+    Returns:
+        `smoke` (tiny sizes, for CI; no JSON without --out), `out` (JSON file), and its own.
+    """
     parser = argparse.ArgumentParser(description=question)
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, for CI")
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
@@ -34,7 +47,7 @@ def arguments(question: str, **own: str) -> argparse.Namespace:
 
 
 def environment() -> dict[str, Any]:
-    """Commit, versions and device, so that a figure can be placed."""
+    """Commit, versions and machine on which figures were measured."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -80,25 +93,28 @@ def finish(name: str, results: dict[str, Any], args: argparse.Namespace) -> None
     }
     text = json.dumps(document, indent=2)
     print(text)
-    path = args.out or (None if args.smoke else RESULTS / f"{name}.json")
+    path = args.out
+    if path is None and not args.smoke:
+        path = RESULTS / f"{name}.json"
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
 
 
 def _commit() -> str:
-    """The commit, '-dirty' where a file differs from it that is no earlier benchmark's result."""
+    """Commit, with '-dirty' where a file differs from it; results of benchmarks do not count."""
     changed = _git(
         "status", "--porcelain", "-uno", "--", ":(top)", f":(exclude){RESULTS}"
     )
-    return _git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
+    commit = _git("rev-parse", "--short", "HEAD")
+    return f"{commit}-dirty" if changed else commit
 
 
 def _git(*arguments: str) -> str:
-    command = ["git", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False
-    ).stdout.strip()
+    child = subprocess.run(
+        ["git", *arguments], capture_output=True, text=True, check=False
+    )
+    return child.stdout.strip()
 
 
 def _cpu_name() -> str:
@@ -106,7 +122,7 @@ def _cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    names = [
-        line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-    ]
-    return names[0] if names else platform.processor()
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()

@@ -55,9 +55,7 @@ PACKAGES = {
 KNOWN_UPWARD: set[tuple[str, str]] = set()
 KNOWN_CIRCLES: set[tuple[str, str]] = {
     ("thinsection.slide.resize", "thinsection.slide.base"),
-    ("thinsection.predict.heads.config", "thinsection.predict.heads.head"),
     ("thinsection.segment.segmenter", "thinsection.segment.network"),
-    ("benchmarks.gpu_rates", "benchmarks.gpu_checks"),
 }
 
 

@@ -123,6 +123,7 @@ def test_a_column_with_one_value_is_named_and_has_no_scale(results: Results) -> 
         assert (len(colours) == 1) == (least == 1) and len(colours) >= least
 
 
+@pytest.mark.check
 def test_umap_draws_the_same_twice(results: Results) -> None:
     pytest.importorskip("umap", reason="umap-learn is not installed")
     first, again = (
