@@ -10,36 +10,59 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one function call in a fresh process took."""
+    """Time and memory of one function call in a fresh process.
 
-    result: Any  # what the function returned, through JSON
-    seconds: float  # wall-clock time of the call, without imports
-    cpu_seconds: float  # user plus system time of the call, all threads
-    baseline_bytes: int  # RSS just before the call, after `setup`
-    peak_bytes: int  # high-water RSS of the process after the call
+    Attributes:
+        result: what the function returned, through JSON.
+        seconds: wall-clock time of the call, without imports.
+        cpu_seconds: user plus system time of the call, all threads.
+        baseline_bytes: RSS just before the call, after `setup`.
+        peak_bytes: high-water RSS of the process after the call.
+    """
+
+    result: Any
+    seconds: float
+    cpu_seconds: float
+    baseline_bytes: int
+    peak_bytes: int
 
     @property
     def growth_bytes(self) -> int:
-        """Peak beyond the baseline: what the call itself needed."""
+        """Peak beyond the baseline: memory that the call itself needed."""
         return max(0, self.peak_bytes - self.baseline_bytes)
 
 
+_MARK = "@measured "  # begins the line of the child's output that holds the figures
 _CHILD = """
 import contextlib, importlib, json, sys, time
 import psutil
-module, name, setup, kwargs = json.loads(sys.argv[1])
-m = importlib.import_module(module)
-state = getattr(m, setup)(**kwargs) if setup else None
-f = getattr(m, name)
+
+module_name, function_name, setup_name, arguments, mark = json.loads(sys.argv[1])
+module = importlib.import_module(module_name)
+function = getattr(module, function_name)
+positional = []
+if setup_name:
+    positional.append(getattr(module, setup_name)(**arguments))
 with contextlib.suppress(OSError):
-    open('/proc/self/clear_refs', 'w').write('5')
-rss = psutil.Process().memory_info().rss
-c0, t0 = time.process_time(), time.perf_counter()
-result = f(state, **kwargs) if setup else f(**kwargs)
-t1, c1 = time.perf_counter(), time.process_time()
-peak = max(int(l.split()[1]) * 1024 for l in open('/proc/self/status') if l.startswith('VmHWM'))
-found = {'result': result, 'seconds': t1 - t0, 'cpu_seconds': c1 - c0}
-print('\\n@measured ' + json.dumps({**found, 'baseline_bytes': rss, 'peak_bytes': peak}))
+    open('/proc/self/clear_refs', 'w').write('5')  # resets the high-water mark
+baseline = psutil.Process().memory_info().rss
+cpu_before = time.process_time()
+before = time.perf_counter()
+result = function(*positional, **arguments)
+after = time.perf_counter()
+cpu_after = time.process_time()
+for line in open('/proc/self/status'):
+    if line.startswith('VmHWM'):
+        peak = int(line.split()[1]) * 1024
+figures = {
+    'result': result,
+    'seconds': after - before,
+    'cpu_seconds': cpu_after - cpu_before,
+    'baseline_bytes': baseline,
+    'peak_bytes': peak,
+}
+print()
+print(mark + json.dumps(figures))
 """
 
 
@@ -53,27 +76,32 @@ def run_and_measure(
 ) -> Measured:
     """Runs `module.function(**kwargs)` in a fresh interpreter and measures time and peak memory.
 
-    With `setup`, `module.setup(**kwargs)` runs first, unmeasured, and its value is the function's
-    first argument. Arguments and the result must be JSON. Linux only (VmHWM of /proc/self/status).
-    A child that fails raises RuntimeError with its standard error.
+    Linux only (VmHWM of /proc/self/status).
+
+    Args:
+        module: dotted name.
+        function: a function of the module.
+        setup: a function of the module that runs first with the same arguments, unmeasured; its
+            value is the function's first argument.
+        timeout_s: of the process.
+        kwargs: arguments; they and the result must be JSON.
+
+    Raises:
+        RuntimeError: the child failed; the message holds its standard error.
     """
-    command = [
-        sys.executable,
-        "-c",
-        _CHILD,
-        json.dumps([module, function, setup, kwargs]),
-    ]
-    told: dict[str, Any] = {"capture_output": True, "text": True}
-    told["env"] = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
-    child = subprocess.run(command, check=False, timeout=timeout_s, **told)
-    marked = [
-        line for line in child.stdout.splitlines() if line.startswith("@measured ")
-    ]
+    call = json.dumps([module, function, setup, kwargs, _MARK])
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    child = subprocess.run(
+        [sys.executable, "-c", _CHILD, call],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    marked = [line for line in child.stdout.splitlines() if line.startswith(_MARK)]
     if child.returncode != 0 or not marked:
         raise RuntimeError(
             f"{module}.{function} failed ({child.returncode}):\n{child.stderr}"
         )
-    return Measured(**json.loads(marked[-1].removeprefix("@measured ")))
+    return Measured(**json.loads(marked[-1].removeprefix(_MARK)))
