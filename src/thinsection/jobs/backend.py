@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from thinsection.errors import ClusterError, rewording
+from thinsection.errors import ClusterError, ThinsectionError, rewording
 from thinsection.jobs.chunks import make_chunks
 from thinsection.jobs.executor import EXECUTORS, ExecutorConfig, Rung, Want
 from thinsection.jobs.task import AnyReport, AnyTask, OnEvent
@@ -117,6 +117,13 @@ class Ended:
     error: BaseException | None = None
     want: Want | None = None
     granted: Request | None = None
+
+    def raise_if_fatal(self) -> None:
+        """Raises an error of settings, weights or disk, which would be the same for every job."""
+        if isinstance(self.error, ClusterError):
+            return
+        if isinstance(self.error, ThinsectionError):
+            raise self.error
 
     @classmethod
     def by_error(

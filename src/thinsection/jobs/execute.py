@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from thinsection.errors import ClusterError, ThinsectionError
 from thinsection.jobs.backend import (
     Backend,
     Job,
@@ -42,15 +41,15 @@ from thinsection.jobs.task import (
 
 
 @dataclass(frozen=True)
-class Listener:
-    """Who hears of results, and of the events that their worker could not send."""
+class Reporter:
+    """Hands on reports, and an event for each result whose worker sent none."""
 
     task: AnyTask
     on_report: Callable[[AnyReport], None]
     on_event: OnEvent
 
-    def tell(self, report: AnyReport, silent_results: Sequence[object]) -> None:
-        """Hands on a report, and an event for each result whose worker sent none."""
+    def report(self, report: AnyReport, silent_results: Sequence[object]) -> None:
+        """Hands on a report, and the events of the results whose worker sent none."""
         if report.results or report.stage_seconds:
             self.on_report(report)
         for result in silent_results:
@@ -58,10 +57,15 @@ class Listener:
             if event is not None:
                 self.on_event(event)
 
-    def tell_outcome(self, outcome: Outcome, *, carries_events: bool) -> None:
-        """Hands on what a job ended in; `carries_events`: its worker has sent its own events."""
+    def report_outcome(self, outcome: Outcome, *, carries_events: bool) -> None:
+        """Hands on the outcome of a job.
+
+        Args:
+            outcome: final results of the job.
+            carries_events: the worker has sent the events of what it reported.
+        """
         num_sent = outcome.num_from_worker if carries_events else 0
-        self.tell(outcome.report, outcome.report.results[num_sent:])
+        self.report(outcome.report, outcome.report.results[num_sent:])
 
 
 def execute(
@@ -95,22 +99,22 @@ def execute(
         Submitted: the settings say not to wait for the batch system.
     """
     backend_type = load_backend(chosen_executor(config, cluster=cluster))
-    listener = Listener(task, on_report, on_event)
+    reporter = Reporter(task, on_report, on_event)
     missing: Sequence[Entry] = entries
     if backend_type.asks_finished:
-        missing = _report_finished(entries, task, listener, on_message)
+        missing = _report_finished(entries, task, reporter, on_message)
     tries = deque([Try(entries=tuple(missing), task=task)] if missing else [])
     while tries:
         site = Site(config, tries.popleft(), folder, on_event, on_message, cluster)
         with backend_type(site) as backend:
-            retries = work_on(backend, listener)
+            retries = work_on(backend, reporter)
         tries.extend(merge_tries(retries))
 
 
 def _report_finished(
     entries: Sequence[Entry],
     task: Task[Entry, Result],
-    listener: Listener,
+    reporter: Reporter,
     on_message: OnMessage,
 ) -> list[Entry]:
     """Reports the entries that are done already, and returns the others."""
@@ -123,12 +127,12 @@ def _report_finished(
         else:
             results.append(result)
     if results:
-        listener.tell(Report(results=tuple(results)), results)
+        reporter.report(Report(results=tuple(results)), results)
         on_message(f"{len(results)} of {len(entries)} are done and left out")
     return missing
 
 
-def work_on(backend: Backend, listener: Listener) -> list[Try]:
+def work_on(backend: Backend, reporter: Reporter) -> list[Try]:
     """Sends all jobs of a backend's try, reports what ended, and returns the next tries."""
     site = backend.site
     policy = RetryPolicy(site.attempt, site.config, backend.climbs)
@@ -142,17 +146,13 @@ def work_on(backend: Backend, listener: Listener) -> list[Try]:
             num_running += room
         for ended in backend.poll(waiting=len(jobs)):
             num_running -= 1
-            error = ended.error
-            if isinstance(error, ThinsectionError) and not isinstance(
-                error, ClusterError
-            ):
-                raise error  # it would be the same for every chunk
+            ended.raise_if_fatal()
             if ended.how == "failed" and ended.job.failures < site.config.retries:
                 site.on_message(f"a task failed ({ended.reason}): sent again")
                 jobs.append(replace(ended.job, failures=ended.job.failures + 1))
                 continue
             outcome = close_job(ended, policy, on_message=site.on_message)
-            listener.tell_outcome(outcome, carries_events=backend.carries_events)
+            reporter.report_outcome(outcome, carries_events=backend.carries_events)
             retries += outcome.retries
     return retries
 
