@@ -28,14 +28,14 @@ class TestPool(WorkerContract):
     def test_two_processes_do_the_work_and_none_of_them_is_this_one(
         self, tmp_path: Path
     ) -> None:
-        told = self.run(SquareTask(folder=tmp_path), count=40, chunk_slides=1)
-        assert len({result.pid for result in told.results.values()}) == 2
+        heard = self.run(SquareTask(folder=tmp_path), count=40, chunk_slides=1)
+        assert len({result.pid for result in heard.results.values()}) == 2
 
     def test_a_death_costs_only_the_entry_that_was_at_work(
         self, tmp_path: Path
     ) -> None:
-        told = self.run(SquareTask(folder=tmp_path, killed={"2": 1}), chunk_slides=6)
-        assert [told.results[v].small for v in range(6)] == [
+        heard = self.run(SquareTask(folder=tmp_path, killed={"2": 1}), chunk_slides=6)
+        assert [heard.results[v].small for v in range(6)] == [
             False,
             False,
             True,
@@ -43,7 +43,7 @@ class TestPool(WorkerContract):
             True,
             True,
         ]
-        assert "a worker died with 4 entries: each is tried alone" in told.messages
+        assert "a worker died with 4 entries: each is tried alone" in heard.messages
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,8 @@ class TestDaskClusterFromPython(WorkerContract):
     ) -> None:
         """Not here: its workers have the memory that they have."""
         task = SquareTask(folder=tmp_path, killed={"2": 9})
-        told = self.run(task, chunk_slides=3, job_memory="2GiB,3GiB,4GiB")
-        assert told.results[2].error.endswith("twice, the second time alone")
+        heard = self.run(task, chunk_slides=3, job_memory="2GiB,3GiB,4GiB")
+        assert heard.results[2].error.endswith("twice, the second time alone")
 
     def test_a_client_is_taken_too_and_stays_open(
         self, dask_cluster: Any, tmp_path: Path
@@ -113,9 +113,9 @@ class TestRay(WorkerContract):
     ) -> None:
         """In what the scheduler sets aside for it; a test's Ray has little."""
         task = SquareTask(folder=tmp_path, killed={"2": 9, "4": 2})
-        told = self.run(task, chunk_slides=3, job_memory="200MiB,250MiB,300MiB")
-        assert told.results[4].square == 16
-        assert told.results[2].error.endswith("3 times, at last alone")
+        heard = self.run(task, chunk_slides=3, job_memory="200MiB,250MiB,300MiB")
+        assert heard.results[4].square == 16
+        assert heard.results[2].error.endswith("3 times, at last alone")
 
 
 @pytest.mark.check

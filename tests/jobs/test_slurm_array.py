@@ -36,7 +36,8 @@ from thinsection.testing.executor_contract import (
 )
 from thinsection.types import GIB
 
-COMPLETED, PENDING = TaskState(state="COMPLETED"), TaskState(state="PENDING")
+COMPLETED = TaskState(state="COMPLETED")
+PENDING = TaskState(state="PENDING")
 CANCELLED = TaskState(state="CANCELLED", signal=15)
 KINDS: Registry[Any] = Registry(
     "kind of task", "none", (Entry(name="square", help="", target=SquareTask),)
@@ -124,8 +125,8 @@ class TestSlurm(WorkerContract):
         self, tmp_path: Path
     ) -> None:
         """A batch job that ends by its own error would do so again: it is not tried again."""
-        told = self.run(SquareTask(folder=tmp_path, raised={"1": 1}), chunk_slides=3)
-        assert [told.results[v].status for v in range(6)] == [
+        heard = self.run(SquareTask(folder=tmp_path, raised={"1": 1}), chunk_slides=3)
+        assert [heard.results[v].status for v in range(6)] == [
             "done",
             "lost",
             "lost",
@@ -133,14 +134,14 @@ class TestSlurm(WorkerContract):
         ]
         assert (
             "(FAILED, exit code 1): RuntimeError: no luck with 1; see"
-            in told.results[1].error
+            in heard.results[1].error
         )
         assert len(self.slurm.arrays) == 1
 
     def test_an_error_of_the_settings_ends_everything(self, tmp_path: Path) -> None:
         """Of other jobs nobody knows: its own entries are recorded with the error."""
-        told = self.run(SquareTask(folder=tmp_path, refused=(1,)), chunk_slides=1)
-        assert "ConfigError: value must not be 1" in told.results[1].error
+        heard = self.run(SquareTask(folder=tmp_path, refused=(1,)), chunk_slides=1)
+        assert "ConfigError: value must not be 1" in heard.results[1].error
 
     def test_a_second_array_has_one_entry_a_task_and_the_cpus_and_time_of_the_first(
         self, tmp_path: Path
@@ -158,9 +159,9 @@ class TestSlurm(WorkerContract):
         self, tmp_path: Path
     ) -> None:
         self.slurm.refused_bytes = 4 * GIB
-        told = self.run(SquareTask(folder=tmp_path, killed={"2": 1}), chunk_slides=3)
-        assert told.results[2].status == "done"
-        assert any("more memory is refused" in text for text in told.messages)
+        heard = self.run(SquareTask(folder=tmp_path, killed={"2": 1}), chunk_slides=3)
+        assert heard.results[2].status == "done"
+        assert any("more memory is refused" in text for text in heard.messages)
         assert self.slurm.arrays[1].request.memory_bytes == 2 * GIB
         assert len(array_folders(tmp_path)) == 2
 
@@ -177,11 +178,8 @@ class TestSlurm(WorkerContract):
         self, tmp_path: Path
     ) -> None:
         task = SquareTask(folder=tmp_path, hungry={"1": 1, "4": 9})
-        told = self.run(task, chunk_slides=3, gpu="a40,a100-40,a100-80", gres="gpu:1")
-        assert {v: r.status for v, r in told.results.items()} == {
-            **dict.fromkeys(range(6), "done"),
-            4: "failed",
-        }
+        heard = self.run(task, chunk_slides=3, gpu="a40,a100-40,a100-80", gres="gpu:1")
+        assert heard.statuses == {**dict.fromkeys(range(6), "done"), 4: "failed"}
         scripts = [array.script.read_text() for array in self.slurm.arrays]
         cards = [
             next(x for x in s.splitlines() if "--gres" in x).split("=")[1]
@@ -248,17 +246,17 @@ def test_an_index_reports_entry_by_entry_and_another_one_is_refused(
 ) -> None:
     array = written(tmp_path, refused=(2,))
     seen: list[int] = []
-    told: list[Report[Squared]] = []
+    reports: list[Report[Squared]] = []
 
     def take(report: Report[Squared]) -> None:
-        told.append(report)
+        reports.append(report)
         seen.append(len(array.reports(1)))
 
     assert array.reports(1) == []
     with pytest.raises(ConfigError, match="value must not be 2"):
         array.run_index(1, on_report=take)
     assert seen == [1, 2]  # what a death in the middle leaves
-    assert array.reports(1) == told
+    assert array.reports(1) == reports
     with pytest.raises(ClusterError, match=r"index must be in \[1, 2\], got 3"):
         array.run_index(3, on_report=take)
 
@@ -266,16 +264,16 @@ def test_an_index_reports_entry_by_entry_and_another_one_is_refused(
 def test_who_does_not_wait_gets_the_array_and_collects_later(
     tmp_path: Path, slurm: FakeSlurm
 ) -> None:
-    told: list[Report[Squared]] = []
+    reports: list[Report[Squared]] = []
     entries = [Number(value=value) for value in range(4)]
     config = ExecutorConfig(
         executor="slurm", job_memory="1GiB", queue="submit", chunk_slides=2
     )
     task = SquareTask(folder=tmp_path, killed={"1": 1})
     with pytest.raises(Submitted) as submitted:
-        execute(entries, task, config, folder=tmp_path, on_report=told.append)
+        execute(entries, task, config, folder=tmp_path, on_report=reports.append)
     assert submitted.value.array.job_id == 1
-    assert not told
+    assert not reports
     tasks, results = array_status(load_array(slurm.arrays[0].folder, KINDS))
     assert (tasks, results) == ({"DONE": 1, "LOST": 1}, {"done": 3, "missing": 1})
     (found,) = collect(tmp_path, KINDS)  # what died is submitted once more
@@ -308,17 +306,17 @@ def test_a_written_array_is_not_submitted(tmp_path: Path, slurm: FakeSlurm) -> N
 def test_where_all_is_done_nothing_is_submitted(
     tmp_path: Path, slurm: FakeSlurm
 ) -> None:
-    told: list[Report[Squared]] = []
+    reports: list[Report[Squared]] = []
     messages: list[str] = []
     execute(
         [Number(value=3)],
         KnowsFinished(folder=tmp_path),
         ExecutorConfig(executor="slurm", queue="submit"),
         folder=tmp_path,
-        on_report=told.append,
+        on_report=reports.append,
         on_message=messages.append,
     )
-    assert [r.square for report in told for r in report.results] == [-3]
+    assert [r.square for report in reports for r in report.results] == [-3]
     assert messages == ["1 of 1 are done and left out"]
     assert not slurm.arrays
 
@@ -379,10 +377,8 @@ def test_an_array_that_squeue_has_forgotten_is_looked_up_in_the_accounting(
     slurm.idle = True
     array = written(tmp_path)
     array.submit()
-    slurm.states[0], slurm.accounted = (
-        {},
-        {1: CANCELLED, 2: TaskState(state="OUT_OF_MEMORY")},
-    )
+    slurm.states[0] = {}
+    slurm.accounted = {1: CANCELLED, 2: TaskState(state="OUT_OF_MEMORY")}
     ended = array.ended()
     assert (ended[1].how, ended[2].how, ended[2].want) == ("over", "died", "memory")
     assert "(CANCELLED, signal 15)" in ended[1].reason
