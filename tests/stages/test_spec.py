@@ -45,7 +45,7 @@ def test_single_settings_win_and_the_record_has_all_of_them() -> None:
 
 
 def test_what_cannot_be_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(ConfigError, match="stage must be one of tissue, qc, .*'all'"):
+    with pytest.raises(ConfigError, match=r"stage must be one of tissue, qc, .*'all'"):
         resolve(RunConfig(), "all")
     with pytest.raises(ConfigError, match="unknown setting 'tile_pxx'; did you mean"):
         resolve(RunConfig(), "tile", {"tile_pxx": 3})
