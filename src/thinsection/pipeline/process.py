@@ -93,6 +93,9 @@ class SlideJob:
     def _work_through(self, entries: Sequence[SlideEntry]) -> None:
         """One pass over slides; those that others hold are left in `_held_elsewhere`."""
         self._held_elsewhere = []
+        self._unfinished = (
+            None  # a process that held a slide may have been killed since
+        )
         encoders = self.models.encoders
         batches = None
         if encoders:
