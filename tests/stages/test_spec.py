@@ -75,8 +75,10 @@ def test_a_batch_has_the_wanted_size_or_the_devices_as_far_as_memory_holds_it() 
     assert spec.batch_size(on_gpu=False) == 32
     assert spec.batch_size(on_gpu=True) == 256
     small = spec.with_stream(memory="64MiB")
-    assert small.batch_size(on_gpu=False) == small.batch_size(on_gpu=True)
-    assert small.batch_size(on_gpu=True) == 32 * MIB // (3 * 256 * 256 * 3)
+    assert small.batch_size(on_gpu=False) == 32
+    assert small.batch_size(on_gpu=True) == 32 * MIB // (3 * 256 * 256 * 3) < 256
+    least = spec.with_stream(memory="40MiB")
+    assert least.batch_size(on_gpu=False) == 8 * MIB // (3 * 256 * 256 * 3) < 32
     assert resolve(RunConfig(), "embed", {"batch_size": 7}).batch_size(on_gpu=True) == 7
     assert spec.stream_budget(32).batch_bytes == 32 * 256 * 256 * 3
     with pytest.raises(BudgetError):
