@@ -60,7 +60,7 @@ gpu-proof: setup
 	$(BIN)/python -m benchmarks.gpu_proof
 
 # Every test runs in one of the two: `make test` leaves out those that are marked `check`, which are
-# simulations, signals and kills, clusters, the browser, fuzz and long subprocess work.
+# simulations, peaks of memory, signals and kills, clusters, the browser and fuzz.
 # Two processes of one thread per operation; the slowest tests are listed at the end.
 TEST_PROCESSES ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --durations 15

@@ -179,6 +179,7 @@ def run_layer(num_tokens: int, backward: bool) -> None:
         out.sum().backward()
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("backward", [False, True])
 def test_peak_memory_grows_linearly(backward: bool) -> None:
     """From 2k to 8k tokens the inputs grow by 6k x 32 x 3 floats; N² of one head by 229 MiB."""

@@ -50,6 +50,7 @@ class TestChunkedOnCuda(Alibi2dContract):
     device = "cuda"
 
 
+@pytest.mark.check
 @pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
 )

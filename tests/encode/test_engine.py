@@ -306,6 +306,7 @@ def test_plans_measure_the_engine_that_will_run(graphs) -> None:
     assert set(graphs.parent.rglob("*")) == before
 
 
+@pytest.mark.check
 @needs_proc
 @pytest.mark.parametrize("name", [LITE0, "timm:vit_small_patch16_224"])
 def test_a_process_peaks_within_what_is_counted(name: str) -> None:

@@ -26,6 +26,7 @@ def lite0():
     )
 
 
+@pytest.mark.check
 @needs_proc
 @pytest.mark.parametrize("batch_size", [4, 48])
 def test_the_estimate_is_near_the_measured_peak_and_not_under(
@@ -44,6 +45,7 @@ def test_the_estimate_is_near_the_measured_peak_and_not_under(
     assert measured.growth_bytes <= estimate <= 1.8 * measured.growth_bytes
 
 
+@pytest.mark.check
 @needs_proc
 def test_the_estimate_of_a_transformer_is_not_under_the_measured_peak() -> None:
     encoder = load_encoder(

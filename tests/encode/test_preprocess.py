@@ -141,6 +141,7 @@ def test_a_buffer_of_an_earlier_call_is_written_over() -> None:
         preprocess(batch, spec, out=buffer.contiguous())
 
 
+@pytest.mark.check
 @pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM of /proc")
 def test_a_loop_over_batches_does_not_grow() -> None:
     peaks = [

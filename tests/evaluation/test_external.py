@@ -170,6 +170,7 @@ def test_the_hazard_ratio_is_lifelines_with_ties() -> None:
     assert (found.low, found.high) == pytest.approx((low, high), abs=1e-7)
 
 
+@pytest.mark.check
 def test_the_hazard_ratios_interval_covers_the_truth_and_a_perfect_order_has_none() -> (
     None
 ):

@@ -67,6 +67,7 @@ def test_without_censoring_they_are_the_plain_scores() -> None:
     )
 
 
+@pytest.mark.check
 def test_intervals_hold_the_scores_of_a_large_cohort() -> None:
     """80 cohorts of 60 cases: at least .90 of the intervals hold (.95 promised, 2 errors off)."""
     event, time, risk = follow_up(3, 20_000)

@@ -21,6 +21,7 @@ def search(points: torch.Tensor, num_points: int, impl: str, budget_bytes: int) 
     return found.indices.numel()
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("impl", "sizes"), [("blocks", (3000, 12000)), ("kdtree", (40_000, 160_000))]
 )

@@ -206,6 +206,7 @@ def test_stain_normalisation_has_embeddings_of_its_own(finished: Counting) -> No
         )
 
 
+@pytest.mark.check
 def test_two_processes_with_different_encoders_on_one_folder_both_complete(
     tmp_path: Path,
 ) -> None:

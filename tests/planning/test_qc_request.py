@@ -71,6 +71,7 @@ def test_flags_win_and_without_a_slide_that_opens_defaults_are_asked_for(
     assert "no slide is a local file" in lost.warning
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("preset", ["histoqc-default", "auto"])
 def test_the_bound_of_memory_holds_where_models_have_to_be_trained(
     entry: SlideEntry, tmp_path: Path, preset: str

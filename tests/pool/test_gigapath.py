@@ -350,6 +350,7 @@ def encode_random(num_tiles: int) -> None:
     encoder.encode(*slide(num_tiles, 1536), tile_px_l0=256)
 
 
+@pytest.mark.check
 def test_peak_memory_grows_by_kibibytes_a_tile() -> None:
     """States and head groups take 25 KiB a tile, the test's own input 6."""
     few, many = (

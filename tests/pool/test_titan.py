@@ -342,6 +342,7 @@ def encode_random(num_tiles: int) -> None:
     titan.encode(*slide(num_tiles), tile_px_l0=1024)
 
 
+@pytest.mark.check
 def test_peak_memory_grows_by_kibibytes_a_tile() -> None:
     """States, q, k and v are 12 KiB a tile, the test's own input 9; the bias in full is 94."""
     small, large = (

@@ -87,7 +87,9 @@ def test_a_second_run_answers_from_what_is_there_and_another_model_does_not(
     assert len(asked) == 9
 
 
-@pytest.mark.parametrize("executor", ["pool", "dask"])
+@pytest.mark.parametrize(
+    "executor", ["pool", pytest.param("dask", marks=pytest.mark.check)]
+)
 def test_every_executor_gives_the_same_table(
     trained: Trained, tmp_path: Path, executor: str
 ) -> None:

@@ -85,6 +85,7 @@ def files_of(out: Path) -> dict[str, bytes]:
     return {name: (out / name).read_bytes() for name in names}
 
 
+@pytest.mark.check
 def test_a_killed_training_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     root = planted(tmp_path / "f", cases=18, tiles=(200, 300))
     config = config_for(root, fit=replace(FIT, epochs=8, checkpoint_s=0.0))

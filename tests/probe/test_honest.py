@@ -55,6 +55,7 @@ def test_no_scored_row_has_a_say_in_the_settings(probe: Any) -> None:
     assert as_mapping(result.protocol)["name"] == "honest"
 
 
+@pytest.mark.check
 def test_the_best_of_many_on_scored_noise_is_above_chance_and_honest_is_at_it() -> None:
     honest = [linear_probe(noise(seed), protocol=QUICK) for seed in range(6)]
     assert NANOPATH.linear is not None

@@ -137,6 +137,7 @@ def find(state: tuple[np.ndarray, np.ndarray], n: int, budget_bytes: int) -> int
     return int(nearest_rows(queries, bank, 50, budget_bytes=budget_bytes).sum() % 1000)
 
 
+@pytest.mark.check
 def test_peak_memory_stays_within_the_budget_at_n_and_at_4n() -> None:
     budget = 48 * MIB
     growth = []

@@ -285,6 +285,7 @@ def test_nan_tokens_are_refused_before_they_are_cached(tmp_path: Path) -> None:
         segment_features(data, encoder, settings(), **options(tmp_path))
 
 
+@pytest.mark.check
 def test_the_default_encoder_is_probed_from_the_shell(tmp_path: Path) -> None:
     root = MAKERS["consep"](tmp_path / "consep", 3)
     arguments = [

@@ -68,6 +68,7 @@ def fraction_spread(rgb: RgbArray) -> float:
     return float(np.ptp([fraction_of(picture) for picture in moved]))
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", HE_SLIDES)
 def test_no_crop_of_a_real_slide_of_he_is_called_ihc(name: str) -> None:
     path = Path(REAL).with_name(name)

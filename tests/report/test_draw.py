@@ -166,6 +166,7 @@ def paint_all() -> list[int]:
     return list(paint(picture, [values, Outline(mask)]).shape)
 
 
+@pytest.mark.check
 def test_drawing_takes_the_memory_that_is_said() -> None:
     found = run_and_measure("tests.report.test_draw", "paint_all")
     assert found.result == [1200, 1600, 3]

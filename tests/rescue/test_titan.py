@@ -180,6 +180,7 @@ def encode_large(num_tiles: int) -> None:
         )
 
 
+@pytest.mark.check
 def test_memory_grows_with_the_tiles_not_with_their_square() -> None:
     """4 times the tiles: the bias alone would take 12 * N^2 * 4 bytes, 0.4 and 6.6 GB."""
     peaks = [

@@ -116,6 +116,7 @@ def test_other_formats_are_encoded(tmp_path: Path) -> None:
         assert abs(got - position_pixels((700, 500))).mean() < 30
 
 
+@pytest.mark.check
 def test_memory_does_not_grow_with_the_slide(tmp_path: Path) -> None:
     kind = PyramidKind(compression="jpeg", downsamples=(1,))
     growth = []

@@ -121,6 +121,7 @@ def test_the_child_stays_warm_and_is_started_again_after_a_death(path: Path) -> 
     assert child() != first
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("samples", [1, 3])
 def test_a_jpeg_larger_than_its_tile_is_refused_before_it_is_decoded(
     tmp_path: Path, samples: int

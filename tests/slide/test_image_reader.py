@@ -94,6 +94,7 @@ def test_more_px_than_the_file_has_room_for_are_refused_before_they_are_made(
         open_slide(path)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("mode", "px_bytes"), [("L", 4), ("P", 3), ("LA", 5), ("RGBA", 4)]
 )
@@ -110,6 +111,7 @@ def test_an_image_takes_the_bytes_that_it_says(
     assert measured.growth_bytes < 3000 * 3100 * px_bytes + 24e6
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("subsampling", "px_bytes"), [("4:2:0", 6), ("4:2:2", 7), ("4:4:4", 9)]
 )
@@ -199,6 +201,7 @@ def test_a_closed_image_is_not_decoded_again(tmp_path: Path) -> None:
         slide.read_region((0, 0), 0, (10, 10))
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("compression", [None, "lzw"])
 def test_a_flat_tiff_takes_memory_that_does_not_grow_with_its_height(
     tmp_path: Path, compression: str | None

@@ -1,6 +1,7 @@
 """Frames of long chains: by tree as by blocks, in little memory that grows with the atoms."""
 
 import numpy as np
+import pytest
 import torch
 from benchmarks.bench_frames import prepare
 from tests.structures.structures import write_small
@@ -14,6 +15,8 @@ from thinsection.structures import (
 from thinsection.structures.structure import joined
 from thinsection.testing import run_and_measure
 from thinsection.types import MIB
+
+pytestmark = pytest.mark.check  # peak memory, in processes of its own
 
 
 def peak_beyond_inputs(num_atoms: int) -> int:

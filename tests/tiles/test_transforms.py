@@ -341,6 +341,7 @@ def fit_and_transform(path: str) -> bool:
     return bool(transform(np.zeros((16, 512, 512, 3), np.uint8)).any())
 
 
+@pytest.mark.check
 def test_memory_of_fit_and_transform_does_not_grow_with_the_slide(
     tmp_path: Path,
 ) -> None:
