@@ -236,5 +236,5 @@ def _raise_stopped(
 
 
 def _num_imports(frame: FrameType | None) -> int:
-    """How many imports are under way in the calls that led to `frame`."""
+    """Number of imports under way in the calls that led to `frame`."""
     return sum(caller.f_code.co_filename == _IMPORT for caller, _ in walk_stack(frame))

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: by affinity, and by cgroups (v1 and v2)."""
+"""CPUs and memory that this process may use: by affinity, and by cgroups (v1 and v2)."""
 
 import math
 import os

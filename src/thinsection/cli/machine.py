@@ -1,4 +1,4 @@
-"""What is here: `thinsection doctor` on this machine, `thinsection models` on encoders."""
+"""`thinsection doctor` on this machine, `thinsection models` on encoders."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ from thinsection.types import format_bytes
 if TYPE_CHECKING:
     from thinsection.encode import EncoderSpec
 
-# what other packages may add to; each registry says itself what its entries are
+# registries that other packages may add to; each says itself what its entries are
 REGISTRIES = (
     "thinsection.slide.readers:READERS",
     "thinsection.tiles.filters:FILTERS",
@@ -42,7 +42,7 @@ Finding = tuple[str, str, bool, str]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 
 EXIT_WOULD_NOT_LOAD = 1
-# of NVIDIA, Windows' Linux, AMD
+# drivers of NVIDIA, Windows' Linux, AMD
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 _ALSO = "also: timm:<name>, hf:<repo>[@<revision>], the path of a checkpoint with its config.json"
 _EPILOG = (
@@ -76,7 +76,7 @@ def doctor(
 
 
 def _entries() -> Iterator[Finding]:
-    """What the registries hold; entries that need the same packages share a line."""
+    """Entries of the registries; those that need the same packages share a line."""
     for place in REGISTRIES:
         registry: Registry[object] = resolve_name(place)
         names_by_state: dict[tuple[bool, str], list[str]] = {}

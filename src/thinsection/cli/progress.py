@@ -1,4 +1,4 @@
-"""What a person sees while a run works: a live bar on a terminal, now and then a line in a log."""
+"""Progress of a run for a person: a live bar on a terminal, now and then a line in a log."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from thinsection.pipeline.results import describe
 # without a terminal: the pause between two lines doubles from the first to the second
 _FIRST_LINE_S = 5.0
 _LINE_EVERY_S = 60.0
-# of the rate that is shown
+# window of the rate that is shown
 _WINDOW_S = 20.0
 # a time left is extrapolated from at least so much work
 _LEAST_WORK_S = 5.0

@@ -1,4 +1,4 @@
-"""What is stored: results (`ls`, `view`, `efficiency`, `export`), caches of features (`cache`)."""
+"""Stored things: results (`ls`, `view`, `efficiency`, `export`), caches of features (`cache`)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -91,7 +91,7 @@ def _show_results(name: str, results: "Results") -> None:
 
 
 def _outcome(record: "Record") -> str:
-    """How an invocation ended: '3 done, 1 failed'."""
+    """End of an invocation in words: '3 done, 1 failed'."""
     counts = record.document.get("counts")
     if not counts:
         return "not finished"

@@ -42,12 +42,12 @@ class Try:
     number: int = 1
     # memory and card
     rung: Rung = Rung()
-    # what a batch job was granted that died of these entries
+    # resources of the batch job that died of these entries
     before: Request | None = None
 
     @property
     def alone(self) -> bool:
-        """Whether each entry is a job of its own, because the job that had it died."""
+        """True where each entry is a job of its own, because the job that had it died."""
         return self.number > 1
 
     def retry(
@@ -65,7 +65,7 @@ class Try:
 
 @dataclass(frozen=True)
 class Site:
-    """What a backend is opened with, for one `Try`.
+    """Place and listeners of a backend, for one `Try`.
 
     Attributes:
         config: settings with all rungs.
@@ -96,7 +96,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a job ended.
+    """End of a job.
 
     Attributes:
         job: the job.
@@ -211,7 +211,7 @@ class Backend(ABC):
         return make_chunks(entries, self.config, workers=self.workers)
 
     def room(self) -> int:
-        """How many jobs it would take now."""
+        """Number of jobs that it would take now."""
         return self.workers - len(self.sent)
 
     @abstractmethod

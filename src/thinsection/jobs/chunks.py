@@ -1,4 +1,4 @@
-"""How entries are cut into chunks: the entries that one job works on."""
+"""Chunks: the entries that one job works on."""
 
 import math
 from collections.abc import Sequence

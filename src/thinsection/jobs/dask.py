@@ -135,7 +135,7 @@ class DaskBackend(Backend):
         return []
 
     def _end(self, job: Job, future: Any) -> Ended:
-        """How the job of a future that is over ended."""
+        """End of the job of a future that is over."""
         if future.status == "finished":
             return Ended(job=job, how="reported", report=future.result())
         error = future.exception() if future.status == "error" else None

@@ -69,7 +69,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorConfig:
-    """Where and how wide entries are worked on."""
+    """Place and width of the work on entries."""
 
     executor: str = option(
         "auto",
@@ -165,7 +165,7 @@ class ExecutorConfig:
 
     @property
     def in_process(self) -> bool:
-        """Whether this very process does the work."""
+        """True where this very process does the work."""
         return chosen_executor(self) == "inline"
 
     @property

@@ -30,7 +30,7 @@ class RayBackend(Backend):
 
         self._ray: Any = ray
         self._events: Any = None
-        # what a job asks of Ray
+        # resources that a job asks for
         self._options: dict[str, float] = {"num_cpus": 1, "max_retries": 0}
         self.workers, self.threads = local_shape(self.config)
         address = self.config.scheduler or os.environ.get(ADDRESS_VARIABLE)
@@ -62,7 +62,7 @@ class RayBackend(Backend):
         return [self._end(self.sent.pop(reference), reference) for reference in ready]
 
     def _end(self, job: Job, reference: Any) -> Ended:
-        """How the job of a reference that is ready ended."""
+        """End of the job of a reference that is ready."""
         from ray import exceptions
 
         try:

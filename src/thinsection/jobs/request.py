@@ -1,4 +1,4 @@
-"""What one batch job asks for, number by number, and the script of an array that asks for it."""
+"""The request of a batch job, number by number, and the script of an array that makes it."""
 
 import re
 import shlex

@@ -57,7 +57,7 @@ class RetryPolicy:
         return self.attempt.retry(entries, rung or self.attempt.rung, ended.granted)
 
     def loss_reason(self, ended: Ended) -> str:
-        """Why entries of a job are lost, for a person."""
+        """The reason why entries of a job are lost, for a person."""
         if not self.attempt.alone:
             return ended.reason
         if self.attempt.number == 2:

@@ -27,19 +27,19 @@ class TaskState:
 
     # Slurm's word (RUNNING, FAILED, OUT_OF_MEMORY, ...); '': forgotten
     state: str = ""
-    # of the batch script
+    # exit code of the batch script
     exit_code: int = 0
-    # that ended it; 0 for none
+    # signal that ended it; 0 for none
     signal: int = 0
 
     @property
     def ended(self) -> bool:
-        """Whether it neither waits nor runs any more."""
+        """True where it neither waits nor runs any more."""
         return self.state in _ENDED
 
     @property
     def died(self) -> bool:
-        """Whether it was ended from outside, against the user's will, so that another try may help.
+        """True where it was ended from outside, against the user's will: another try may help.
 
         An exit code of its own (settings, weights) would be the same again; a shell or container
         says 128 + signal.

@@ -23,13 +23,13 @@ OnEvent = Callable[[Any], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Generic[Result]):
-    """What a task says of its entries; plain values."""
+    """Results of a task, with times and facts; plain values."""
 
     # one per entry, in its order
     results: tuple[Result, ...]
-    # as `StageClock.seconds()`
+    # seconds by stage, see `StageClock.seconds`
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
-    # which models did the work
+    # models that did the work
     facts: PlainValues = field(default_factory=dict)
 
 

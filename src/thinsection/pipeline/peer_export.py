@@ -146,7 +146,7 @@ class PeerSlide:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a tool lays out its folder.
+    """Layout of a tool's folder.
 
     Attributes:
         files: relative name of each file of a slide, and its source.

@@ -62,11 +62,11 @@ class PeerTiles:
 
 @dataclass(frozen=True)
 class PeerSource:
-    """How the files of a tool are found and read.
+    """Files of a tool, and their reader.
 
     Attributes:
-        patterns: of its files of tiles; the first pattern that any fits counts.
-        end: how these end after a slide's name.
+        patterns: patterns of its files of tiles; the first that any file fits counts.
+        end: end of their names after a slide's name.
         read: reads one, given the facts of its slide.
     """
 

@@ -87,7 +87,7 @@ def listing_of(url: str) -> Iterator[Path]:
 
 
 def _is_listed(name: PurePath) -> bool:
-    """Whether a file of a results folder is one of those that `listing_of` fetches."""
+    """True where a file of a results folder is one of those that `listing_of` fetches."""
     if ".." in name.parts:
         return False
     if name.parts[0] == SLIDES:

@@ -13,7 +13,7 @@ from thinsection.report.qc_files import read_png, write_png
 from thinsection.report.qc_sheet import Row, picture_folder, plain_number
 
 _SMALL_EDGE_PX = 500
-# of R, G and B in a gray picture, as HistoQC has them
+# weights of R, G and B in HistoQC's gray pictures
 _GRAY_WEIGHTS = (0.2125, 0.7154, 0.0721)
 # HistoQC's first columns, of the file itself; those of the checks follow
 _FIRST_COLUMNS = (

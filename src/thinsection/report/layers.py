@@ -22,7 +22,7 @@ _RIM: Color = (255, 255, 255)
 _BAND_ROWS = 128
 # px of a tile below which borders would be all that is seen
 _LEAST_EDGE_PX = 6
-# of 255: the shade of tiles with and without lines, and their lines
+# opacity, of 255: shade of tiles with and without lines, and their lines
 _SHADE_WITH_LINES = 20
 _SHADE_ALONE = 71
 _LINE_OPACITY = 150

@@ -108,7 +108,7 @@ def usual_of(column: Sequence[Score | None]) -> Usual:
 
 
 def is_outlier(value: Score | None, usual: Usual) -> bool:
-    """Whether a value lies far from the run's usual; -100 (nothing to measure) always does."""
+    """True where a value lies far from the run's usual, and for -100 (nothing to measure)."""
     if value == EMPTY_SCORE:
         return True
     if not isinstance(value, float) or usual is None:
@@ -117,7 +117,7 @@ def is_outlier(value: Score | None, usual: Usual) -> bool:
 
 
 def deviations(value: float, usual: tuple[float, float]) -> float:
-    """How many scaled median absolute deviations a value lies above the usual: a robust z."""
+    """Scaled median absolute deviations by which a value lies above the usual: a robust z."""
     median, deviation = usual
     least = 1e-3 * max(1.0, abs(median))  # equal slides make a deviation of 0
     return (value - median) / max(deviation, least)

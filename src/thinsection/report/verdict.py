@@ -1,4 +1,4 @@
-"""What a slide's quality control means, in words: by ready rules, or those of a TOML file."""
+"""Verdicts on a slide's quality control, in words: by ready rules, or those of a TOML file."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ class VerdictRule:
     verdict: Literal["look", "exclude"] = "look"
 
     def holds(self, row: Mapping[str, Score]) -> bool:
-        """Whether the rule holds for a slide's row."""
+        """True where the rule holds for a slide's row."""
         rule = parse_rule(self.rule)
         value = row.get(rule.column)
         return isinstance(value, int | float) and rule.holds(value)

@@ -105,7 +105,7 @@ class SquareTask(Task[Number, Squared]):
         return Squared(value=value, square=value**2, small=self.small, pid=os.getpid())
 
     def _count_down(self, times: dict[str, int], name: str, value: int) -> bool:
-        """Whether a fault is to happen now; counts in files, because processes die of it."""
+        """True where a fault is to happen now; counts in files, because processes die of it."""
         num_done = len(list(self.folder.glob(f"{name}-{value}-*")))
         if num_done >= times.get(str(value), 0):
             return False

@@ -1,1 +1,1 @@
-"""What a run used of what it held, recorded and analysed."""
+"""Resources that a run held and used, recorded and analysed."""

@@ -1,4 +1,4 @@
-"""What a run used of what it held: figures, the bottleneck in one sentence, the next request."""
+"""Analysis of a run: resources used and held, the bottleneck in a sentence, the next request."""
 
 import math
 from collections import Counter
@@ -48,7 +48,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a job asks for, or the next one of its kind should."""
+    """Resources that a job asks for, or that the next one of its kind should."""
 
     cpus: int
     memory_bytes: int
@@ -83,9 +83,9 @@ class Efficiency:
     warnings: tuple[str, ...]
     # None where nothing was worked on
     next_request: Request | None
-    # of the longest process
+    # time of the longest process
     wall_s: float
-    # summed over processes
+    # sums over processes
     stage_seconds: Mapping[str, float]
 
 
@@ -298,7 +298,7 @@ def _facts(usages: Sequence[ProcessUsage]) -> PlainValues:
 
 
 def _gpu_idle(usage: ProcessUsage) -> bool:
-    """Whether no sample saw this process's memory on a GPU, nor the GPU at work."""
+    """True where no sample saw this process's memory on a GPU, nor the GPU at work."""
     return all(
         not sample.gpu_bytes and (sample.gpu_util or 0.0) < _GPU_IDLE_UTIL
         for sample in usage.samples

@@ -1,4 +1,4 @@
-"""What a process may use: the tightest of what Slurm, cgroups and the machine allow."""
+"""Limits of a process: the tightest of those of Slurm, cgroups and the machine."""
 
 import os
 import time
@@ -18,15 +18,15 @@ TIME_LIMIT_VARIABLE = "THINSECTION_TIME_LIMIT_S"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    """What a process may use, and who says so."""
+    """Resources that a process may use, and their source."""
 
     # a fraction where a quota cuts one
     cpus: float
-    # of the host
+    # memory of the host
     memory_bytes: int
     gpus: int = 0
     walltime_s: float | None = None
-    # or 'slurm', 'cgroup'
+    # 'machine', 'slurm' or 'cgroup'
     source: str = "machine"
     # Slurm's job (and array task) id
     job: str | None = None
@@ -53,7 +53,7 @@ def read_limits(
 
 
 def _slurm_limits(env: Mapping[str, str], cpus: float, memory_bytes: int) -> Requested:
-    """What Slurm allows a job, within the CPUs and bytes of its node."""
+    """Limits of a Slurm job, within the CPUs and bytes of its node."""
     job = env["SLURM_JOB_ID"]
     if "SLURM_ARRAY_TASK_ID" in env:
         job = f"{env.get('SLURM_ARRAY_JOB_ID', job)}_{env['SLURM_ARRAY_TASK_ID']}"

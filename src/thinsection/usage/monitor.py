@@ -51,7 +51,7 @@ class ProcessUsage:
     requested: Requested
     # in order of time
     samples: tuple[Sample, ...]
-    # as the stream counted them
+    # seconds by stage, counted by the stream
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     # device, decode_workers, reader, torch_cuda_build, gpus_visible, cache_filesystem
     facts: PlainValues = field(default_factory=dict)
@@ -206,7 +206,7 @@ def filesystem_of(path: Path, mounts: str | None = None) -> str:
             continue
         point = Path(cells[1].replace("\\040", " "))
         holds_path = point == target or point in target.parents
-        # of mounts on the same point the last one shows
+        # the last of several mounts on a point hides the others
         if holds_path and len(point.parts) >= deepest:
             deepest = len(point.parts)
             filesystem = cells[2]

@@ -10,9 +10,9 @@ from thinsection.usage.analysis import Efficiency, format_walltime
 from thinsection.usage.monitor import ProcessUsage
 from thinsection.usage.samplers import Sample
 
-# room of the templates
+# room that has the templates
 _ROOM = "thinsection.usage"
-# of the picture, px
+# sizes of the picture, px
 _WIDTH = 900
 _ROW_HEIGHT = 70
 _ROW_STEP = _ROW_HEIGHT + 18

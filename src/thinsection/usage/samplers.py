@@ -17,9 +17,9 @@ class Sample:
     """One look at a process tree, a line of the record; everything since the monitor started."""
 
     t_s: float
-    # of the tree, children that ended included
+    # CPU seconds of the tree, children that ended included
     cpu_s: float
-    # summed over the tree: pages shared by forks count twice
+    # sum over the tree: pages shared by forks count twice
     rss_bytes: int
     processes: int
     # through read calls
@@ -29,7 +29,7 @@ class Sample:
     net_bytes: int
     # mean of the visible GPUs, [0, 1]; None without one
     gpu_util: float | None = None
-    # that this tree holds on them
+    # bytes that this tree holds on them
     gpu_bytes: int | None = None
 
 

@@ -1,4 +1,4 @@
-"""What the embeddings of a slide's tiles say, as colours and clusters: by principal components."""
+"""Colours and clusters of a slide's tiles, from their embeddings by principal components."""
 
 import numpy as np
 import numpy.typing as npt

@@ -1,4 +1,4 @@
-"""What can be laid over a slide: outlines, tiles with their values, what embeddings say, graphs."""
+"""Layers over a slide: outlines, tiles with their values, colours of embeddings, graphs."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ _DTYPES = {
     "classes": "u1",
     "edges": "<i4",
 }
-# of a class of outlines without a colour
+# colour of outlines whose class has none
 _GRAY = (90, 90, 90)
 # the values of the tiles of a file
 _Values = Callable[[TilesFile], npt.NDArray[Any]]

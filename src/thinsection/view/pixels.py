@@ -192,7 +192,7 @@ def _zoom_levels(slide: Slide) -> Iterator[ZoomLevel]:
 
 
 def _sends_segments(slide: Slide, level: Level) -> bool:
-    """Whether the file's segments of a level are sent as they are."""
+    """True where the file's segments of a level are sent as they are."""
     edges = level.segment or ()
     has_good_edges = all(edge in _SEGMENT_PX for edge in edges)
     return has_good_edges and bool(slide.stored_jpeg(level.index, 0, 0))

@@ -43,7 +43,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",  # the address has the token
     "X-Content-Type-Options": "nosniff",
 }
-# of pictures, which stay as they are; results may change. A new start has a new token
+# pictures stay as they are, while results may change; a new start has a new token
 _PICTURE_HEADERS = {**_HEADERS, "Cache-Control": "private, max-age=86400"}
 
 Answer = Callable[[Request], Response]

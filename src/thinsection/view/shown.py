@@ -35,9 +35,9 @@ from thinsection.view.pixels import BytesCache, DeepZoom, encode
 from thinsection.view.similar import similar_tiles
 
 _LEAST_BYTES = 512 * MIB
-# of the process, with PyTorch, which a search for similar tiles loads
+# memory of the process, with PyTorch, which a search for similar tiles loads
 _BASE_BYTES = 320 * MIB
-# of an open slide
+# memory of an open slide
 _OPEN_BYTES = CACHE_BYTES + 32 * MIB
 _THUMBNAIL_PX = 240
 _CROP_PX = 160
@@ -51,7 +51,7 @@ Source = Results | Sequence[str | Path]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewerConfig:
-    """What the viewer shows."""
+    """Settings of the viewer."""
 
     port: int = option(0, "Port on 127.0.0.1; 0 takes a free one.")
     memory: str = option(
@@ -112,7 +112,7 @@ class ShownSlides:
         # the last used last
         self._open: OrderedDict[str, _OpenSlide] = OrderedDict()
         self._layers: dict[str, list[Layer]] = {}
-        # of the results folder, as it was read last
+        # version of the results folder that was read last
         self._version = 0
         # slides whose layers are of this version
         self._fresh: set[str] = set()
