@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from thinsection.attention import alibi2d_attention, alibi_slopes, explain
-from thinsection.attention.api import Impl, checked_items
-from thinsection.attention.chunked import MAX_BOUND, forward_chunked, plan_blocks
+from thinsection.attention.api import Impl
+from thinsection.attention.blocks import plan_blocks
+from thinsection.attention.checks import checked_items
+from thinsection.attention.chunked import MAX_BOUND, forward_chunked
 from thinsection.attention.reach import Reach
 from thinsection.errors import BudgetError, ConfigError, DeviceError, InvalidInputError
 from thinsection.testing import run_and_measure

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from thinsection.attention.api import capability_obstacle
-from thinsection.attention.chunked import plan_blocks
+from thinsection.attention.blocks import plan_blocks
 from thinsection.attention.reference import AttentionItem
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
@@ -123,7 +123,15 @@ def test_the_kernel_is_launched_on_the_card_of_its_tensors(
     monkeypatch.setattr(torch.cuda, "device_of", Guard)
     monkeypatch.setattr(triton_kernel, "_attend_kernel", Kernel())
     q, k, v = torch.zeros(3, 2, 5, 16)
-    item = AttentionItem(q, k, v, torch.zeros(2, 4), (1.0, 0.5), 1, scale=0.25)
+    item = AttentionItem(
+        q=q,
+        k=k,
+        v=v,
+        cells=torch.zeros(2, 4),
+        slopes=(1.0, 0.5),
+        num_prefix_tokens=1,
+        scale=0.25,
+    )
     triton_kernel.forward_triton(item, plan_blocks(q, budget_bytes=1 << 24))
     ((on_card, guards),) = launched
     assert on_card.device == q.device

@@ -11,8 +11,11 @@ import pytest
 import torch
 from tests.attention.contract import Alibi2dContract
 
-from thinsection.attention.api import attend_items, checked_items
-from thinsection.attention.chunked import BlockPlan, differentiable, forward_chunked
+from thinsection.attention.api import attend_items
+from thinsection.attention.blocks import BlockPlan
+from thinsection.attention.checks import checked_items
+from thinsection.attention.chunked import forward_chunked
+from thinsection.attention.gradient import differentiable
 
 
 class TestReference(Alibi2dContract):

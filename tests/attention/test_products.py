@@ -158,13 +158,13 @@ def test_attention_runs_within_a_block_forward_and_backward(
     from thinsection.attention import chunked
 
     seen: list[str] = []
-    plain = chunked.Buffers.distances
+    plain = chunked.Buffers.score_block
 
     def watched(self: chunked.Buffers, *args: object) -> chunked.ScoreBlock:
         seen.append(switch())
         return plain(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(chunked.Buffers, "distances", watched)
+    monkeypatch.setattr(chunked.Buffers, "score_block", watched)
     q, k, v = torch.randn(3, 1, 2, 31, 16).unbind(0)
     cells = torch.stack([torch.arange(30) // 7, torch.arange(30) % 7], 1)
     alibi2d_attention(q, k, v, cells, alibi_slopes(2))

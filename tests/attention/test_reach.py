@@ -8,9 +8,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinsection.attention import alibi2d_attention
-from thinsection.attention.api import checked_items
-from thinsection.attention.chunked import BlockPlan, Buffers, forward_chunked
-from thinsection.attention.reach import Reach, blocks_of
+from thinsection.attention.blocks import BlockPlan, blocks_of
+from thinsection.attention.checks import checked_items
+from thinsection.attention.chunked import Buffers, forward_chunked
+from thinsection.attention.reach import Reach
 from thinsection.attention.reference import AttentionItem
 
 PLAN = BlockPlan(queries=64, keys=32, working_bytes=0)
@@ -39,14 +40,14 @@ def item_of(
 def pairs_computed(item: AttentionItem, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Key blocks that each query block computes distances to."""
     counts: dict[int, int] = {}
-    plain = Buffers.distances
+    plain = Buffers.score_block
 
     def counted(self: Buffers, item: AttentionItem, rows: slice, columns: slice):  # type: ignore[no-untyped-def]
         counts[rows.start] = counts.get(rows.start, 0) + 1
         return plain(self, item, rows, columns)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Buffers, "distances", counted)
+        patch.setattr(Buffers, "score_block", counted)
         forward_chunked(item, PLAN)
     return list(counts.values())
 
@@ -108,19 +109,14 @@ def test_bounds_hold_for_every_pair() -> None:
         for n, block in enumerate(blocks):
             assert (
                 weights[:, row, block.columns].amin((1, 2))
-                >= torch.tensor(block.lowest)
+                >= torch.tensor(block.lowest_scores)
             ).all()
             left = [
                 weights[:, row, b.columns].exp2().sum(2).amax(1) for b in blocks[n:]
             ]
-            assert (torch.stack(left).sum(0).log2() <= torch.tensor(block.rest)).all()
-
-
-def test_blocks_keep_prefix_tokens_apart_and_cover_all() -> None:
-    assert blocks_of(5, 3) == [slice(0, 3), slice(3, 5)]
-    assert blocks_of(5, 3, 1) == [slice(0, 1), slice(1, 4), slice(4, 5)]
-    assert blocks_of(5, 3, 5) == [slice(0, 3), slice(3, 5)]
-    assert blocks_of(5, 3, 4) == [slice(0, 3), slice(3, 4), slice(4, 5)]
+            assert (
+                torch.stack(left).sum(0).log2() <= torch.tensor(block.remaining_sums)
+            ).all()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

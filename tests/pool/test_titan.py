@@ -21,8 +21,9 @@ from thinsection.pool import (
     patient_embedding,
 )
 from thinsection.pool.encoder import Precision
-from thinsection.pool.pooling import HeadPlan
-from thinsection.pool.titan import TitanNet, plan_tokens, token_grid
+from thinsection.pool.published import HeadPlan
+from thinsection.pool.titan import TitanNet, plan_tokens
+from thinsection.pool.titan_tokens import token_grid
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB, MIB
 

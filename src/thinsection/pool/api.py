@@ -7,7 +7,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import InvalidInputError, require
+from thinsection.errors import InvalidInputError
 from thinsection.pool import encoder as slide_encoders
 from thinsection.pool.encoder import (
     SlideEmbedding,
@@ -15,7 +15,7 @@ from thinsection.pool.encoder import (
     TileEmbeddings,
     TileLayout,
 )
-from thinsection.pool.pooling import checked_slide
+from thinsection.pool.inputs import checked_slide
 from thinsection.tiles import TileTable
 from thinsection.types import CoordsL0
 
@@ -53,14 +53,14 @@ def aggregate(
         "tile_px_l0": tile_px_l0,
         "stride_l0": stride_l0,
     }
-    given = [name for name, value in arguments.items() if value is not None]
+    passed = [name for name, value in arguments.items() if value is not None]
     complete = (
         ["tiles"],
         ["coords_l0", "tile_px_l0"],
         ["coords_l0", "tile_px_l0", "stride_l0"],
     )
-    if given not in complete:
-        got = " and ".join(given) or "none of them"
+    if passed not in complete:
+        got = " and ".join(passed) or "none of them"
         raise InvalidInputError(
             "aggregate must get tiles, or coords_l0 with tile_px_l0 (and stride_l0 where "
             f"tiles overlap), got {got}"
@@ -160,8 +160,11 @@ def _early(
 def _side_by_side(
     slides: Sequence[tuple[TileEmbeddings, CoordsL0]], layouts: Sequence[TileLayout]
 ) -> tuple[npt.NDArray[np.float32], CoordsL0, int]:
-    """All tiles; their corners in level-0 px of the first slide, which stays where it is; the
-    last column, in tiles. The others keep their rows, and move to the right by whole tiles."""
+    """All tiles, their corners in level-0 px of the first slide, and the last column in tiles.
+
+    The first slide stays where it is; the others keep their rows, and move to the right by whole
+    tiles.
+    """
     frame = layouts[0]
     edge = frame.size_l0[0]
     all_tiles = []
@@ -188,7 +191,7 @@ def _side_by_side(
 
 
 def _check_same_overlap(own: TileLayout, frame: TileLayout) -> None:
-    """Raises InvalidInputError: tiles overlap by another share than those of the first slide."""
+    """Raise InvalidInputError where tiles overlap by another share than the first slide's."""
     if own.stride_l0 is None or frame.stride_l0 is None:
         return
     if own.stride_l0[0] * frame.size_l0[0] != frame.stride_l0[0] * own.size_l0[0]:
@@ -201,6 +204,7 @@ def _check_same_overlap(own: TileLayout, frame: TileLayout) -> None:
 
 @contextmanager
 def _naming(index: int) -> Iterator[None]:
+    """Add the slide's index to errors of the block."""
     try:
         yield
     except InvalidInputError as error:
@@ -211,6 +215,9 @@ def _naming(index: int) -> Iterator[None]:
 def _loaded(slide_encoder: str | SlideEncoder, options: dict[str, Any]) -> SlideEncoder:
     if isinstance(slide_encoder, str):
         return slide_encoders.load_slide_encoder(slide_encoder, **options)
-    rule = "options must be left out with a loaded slide encoder"
-    require(not options, rule, ", ".join(options))
+    if options:
+        raise InvalidInputError(
+            "options must be left out with a loaded slide encoder, "
+            f"got {', '.join(options)}"
+        )
     return slide_encoder

@@ -5,7 +5,7 @@ Shapes: N tiles of one slide, D channels of a tile embedding, D' of the slide em
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -18,7 +18,6 @@ from thinsection.errors import (
     InvalidInputError,
     UnknownEncoderError,
     WeightsError,
-    require,
 )
 from thinsection.registry import Entry, Registry
 from thinsection.types import GIB, CoordsL0, Size
@@ -57,9 +56,10 @@ class TileLayout:
     stride_l0: Size | None = None  # None where nobody says
 
     def __post_init__(self) -> None:
-        _check_pixels("tile_px_l0", self.size_l0)
-        if self.stride_l0 is not None:
-            _check_pixels("stride_l0", self.stride_l0)
+        for length in self.size_l0:
+            check_pixels("tile_px_l0", length)
+        for length in self.stride_l0 or ():
+            check_pixels("stride_l0", length)
 
     @classmethod
     def square(cls, tile_px_l0: int, stride_l0: int | None = None) -> "TileLayout":
@@ -69,20 +69,19 @@ class TileLayout:
         return cls((tile_px_l0, tile_px_l0), (stride_l0, stride_l0))
 
 
-def _check_pixels(name: str, lengths: Size) -> None:
-    for length in lengths:
-        is_int = isinstance(length, int | np.integer) and not isinstance(length, bool)
-        if not is_int or length <= 0:
-            raise InvalidInputError(f"{name} must be an int > 0, got {length!r}")
+def check_pixels(name: str, length: object) -> int:
+    """A length in pixels as an int. Raises InvalidInputError: it is no int > 0."""
+    is_bool = isinstance(length, bool)
+    if not isinstance(length, int | np.integer) or is_bool or length <= 0:
+        raise InvalidInputError(f"{name} must be an int > 0, got {length!r}")
+    return int(length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expects:
     """The tiles and the tile encoder that a slide encoder was trained on; None = any."""
 
-    tile_encoders: tuple[str, ...] | None = (
-        None  # names of those whose embeddings it takes
-    )
+    tile_encoders: tuple[str, ...] | None = None  # whose embeddings it takes, by name
     tile_dim: int | None = None  # channels D of a tile embedding
     tile_px: int | None = None  # edge of a tile, px at `tile_mpp`
     tile_mpp: float | None = None  # µm/px
@@ -92,9 +91,8 @@ class SlideEncoder(ABC):
     """Tile embeddings and coordinates in, one embedding per slide out."""
 
     name: str  # in the registry
-    dim: int | None = (
-        None  # channels D' of the slide embedding; None: the tile embedding's D
-    )
+    # channels D' of the slide embedding; None: the tile embedding's D
+    dim: int | None = None
     expects: Expects = Expects()
     weights_hash: str | None = None  # in hex; None where it has no weights
     precision: str = "fp32"  # or bf16: what matrix products are computed in
@@ -130,21 +128,16 @@ class SlideEncoder(ABC):
     @classmethod
     def load(cls, options: LoadOptions) -> "SlideEncoder":
         """The encoder for `load_slide_encoder`; this is for one that has no weights."""
-        rule, got = (
-            f"slide encoder {cls.name!r} has no weights",
-            repr(str(options.weights)),
-        )
-        require(
-            options.weights is None,
-            rule,
-            f"{got}; leave weights out",
-            error=WeightsError,
-        )
+        if options.weights is not None:
+            raise WeightsError(
+                f"slide encoder {cls.name!r} has no weights, got {str(options.weights)!r}; "
+                "leave weights out"
+            )
         return cls()
 
     @property
     def identity(self) -> dict[str, str]:
-        """Values that decide a slide embedding beside its tiles; and the hub's `revision`."""
+        """All that decides a slide embedding beside its tiles; and the hub's `revision`."""
         identity = self.origin.identity(
             self.name, precision=self.precision, weights_hash=self.weights_hash
         )
@@ -153,7 +146,7 @@ class SlideEncoder(ABC):
         return identity
 
     def label(self, features_label: str) -> str:
-        """A folder's name: 'mean-uni2_h', or bare 'titan' on the tiles that it was trained on."""
+        """Name of a folder: 'mean-uni2_h', or bare 'titan' on the tiles that it was trained on."""
         return slide_encoder_identity(self).label(features_label)
 
 
@@ -167,7 +160,7 @@ class SlideEncoderIdentity:
     expects: Expects
 
     def label(self, features_label: str) -> str:
-        """A folder's name: 'mean-uni2_h', or bare 'titan' on the tiles that it was trained on."""
+        """Name of a folder: 'mean-uni2_h', or bare 'titan' on the tiles that it was trained on."""
         if features_label in (self.expects.tile_encoders or ()):
             return self.own_label
         return f"{self.own_label}-{features_label}"
@@ -196,30 +189,38 @@ def check_fit(
 ) -> tuple[str, ...]:
     """Warnings, one sentence each, where the tiles differ from what the slide encoder expects.
 
-    What is not known (None) cannot be checked: a warning. Embeddings of a wrong tile encoder mean
-    nothing to it: an InvalidInputError.
+    An unknown value (None) cannot be checked, which is a warning too. Embeddings of a wrong tile
+    encoder mean nothing to it.
+
+    Raises InvalidInputError: the slide encoder does not take embeddings of this tile encoder.
     """
-    wants, name = slide_encoder.expects, slide_encoder.name
-    warnings, known = list[str](), wants.tile_encoders or ()
-    takes = " or ".join(known)
-    if known and tile_encoder_name is None:
-        warnings.append(
-            f"slide encoder {name!r} takes embeddings of {takes}; theirs is unknown"
-        )
-    elif known:
-        taken = _plain(str(tile_encoder_name)) in map(_plain, known)
-        remedy = f"embed the tiles with {takes}, or choose another slide encoder"
-        rule = f"tile encoder must be {takes} for slide encoder {name!r}"
-        require(taken, rule, f"{tile_encoder_name!r}; {remedy}")
+    expects = slide_encoder.expects
+    name = slide_encoder.name
+    warnings = []
+    if expects.tile_encoders:
+        takes = " or ".join(expects.tile_encoders)
+        if tile_encoder_name is None:
+            warnings.append(
+                f"slide encoder {name!r} takes embeddings of {takes}; theirs is unknown"
+            )
+        elif _plain(tile_encoder_name) not in map(_plain, expects.tile_encoders):
+            raise InvalidInputError(
+                f"tile encoder must be {takes} for slide encoder {name!r}, "
+                f"got {tile_encoder_name!r}; embed the tiles with {takes}, "
+                "or choose another slide encoder"
+            )
     trained = f"slide encoder {name!r} was trained on"
-    if wants.tile_px is not None and tile_px != wants.tile_px:
+    if expects.tile_px is not None and tile_px != expects.tile_px:
         got = "an unknown size" if tile_px is None else f"{tile_px} px"
-        warnings.append(f"{trained} {wants.tile_px} px tiles, got {got}")
-    near = math.isclose(tile_mpp or 0, wants.tile_mpp or 0, rel_tol=MPP_TOLERANCE)
-    if wants.tile_mpp is not None and not near:
+        warnings.append(f"{trained} {expects.tile_px} px tiles, got {got}")
+    if expects.tile_mpp is not None and not _is_near(tile_mpp, expects.tile_mpp):
         got = "an unknown resolution" if tile_mpp is None else f"{tile_mpp:g} µm/px"
-        warnings.append(f"{trained} tiles at {wants.tile_mpp:g} µm/px, got {got}")
+        warnings.append(f"{trained} tiles at {expects.tile_mpp:g} µm/px, got {got}")
     return tuple(warnings)
+
+
+def _is_near(tile_mpp: float | None, expected_mpp: float) -> bool:
+    return math.isclose(tile_mpp or 0, expected_mpp, rel_tol=MPP_TOLERANCE)
 
 
 def _plain(name: str) -> str:
@@ -227,38 +228,48 @@ def _plain(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
 
 
-_OURS = {
-    "pooling:Mean": "Mean over tiles.",
-    "pooling:Max": "Largest value of each channel.",
-    "pooling:Abmil": "Attention pooling with your own weights=FILE.",
-    "titan:Titan": "TITAN, 768-d, on tiles of conch_v15; CC-BY-NC-ND-4.0.",
-    "gigapath:GigaPath": (
-        "Prov-GigaPath's LongNet, mean over tiles, 768-d, on tiles of gigapath; "
-        "gigapath:cls for the class token, gigapath:mean-5-11 for layers; Apache-2.0."
+_BUILT_IN = (
+    Entry(
+        name="mean",
+        help="Mean over tiles.",
+        target="thinsection.pool.pooling:MeanSlideEncoder",
     ),
-}
-
-
-def _entries() -> Iterator[Entry]:
-    for place, line in _OURS.items():
-        module, _, kind = place.partition(":")
-        target, extra = (
-            f"thinsection.pool.{place}SlideEncoder",
-            "hub" * (module != "pooling"),
-        )
-        yield Entry(name=kind.lower(), help=line, target=target, extra=extra or None)
-
-
+    Entry(
+        name="max",
+        help="Largest value of each channel.",
+        target="thinsection.pool.pooling:MaxSlideEncoder",
+    ),
+    Entry(
+        name="abmil",
+        help="Attention pooling with your own weights=FILE.",
+        target="thinsection.pool.pooling:AbmilSlideEncoder",
+    ),
+    Entry(
+        name="titan",
+        help="TITAN, 768-d, on tiles of conch_v15; CC-BY-NC-ND-4.0.",
+        target="thinsection.pool.titan:TitanSlideEncoder",
+        extra="hub",
+    ),
+    Entry(
+        name="gigapath",
+        help=(
+            "Prov-GigaPath's LongNet, mean over tiles, 768-d, on tiles of gigapath; "
+            "gigapath:cls for the class token, gigapath:mean-5-11 for layers; Apache-2.0."
+        ),
+        target="thinsection.pool.gigapath:GigaPathSlideEncoder",
+        extra="hub",
+    ),
+)
 SLIDE_ENCODERS: Registry[type[SlideEncoder]] = Registry(
-    "slide encoder", "thinsection.slide_encoders", _entries, error=UnknownEncoderError
+    "slide encoder",
+    "thinsection.slide_encoders",
+    _BUILT_IN,
+    error=UnknownEncoderError,
 )
 
 
 def check_slide_encoder(name: str) -> None:
-    """Looks a name up, without importing the slide encoder.
-
-    Raises UnknownEncoderError: no slide encoder is called so.
-    """
+    """Raise UnknownEncoderError where no slide encoder has the name; imports none."""
     SLIDE_ENCODERS.entry(name.partition(":")[0])
 
 
@@ -285,33 +296,42 @@ def load_slide_encoder(
 
     Raises UnknownEncoderError, ConfigError, DeviceError, WeightsError, MissingDependencyError.
     """
-    from thinsection.weights.placement import (
-        resolve_device,
-    )  # torch, which names do not need
+    # imports torch, which names and fits do not need
+    from thinsection.weights.placement import resolve_device
 
-    allowed = get_args(Precision)
-    rule = f"precision must be one of {', '.join(allowed)}"
-    require(precision in allowed, rule, repr(precision), error=ConfigError)
-    require(
-        budget_bytes > 0, "budget_bytes must be > 0", budget_bytes, error=ConfigError
-    )
+    if precision not in get_args(Precision):
+        allowed = ", ".join(get_args(Precision))
+        raise ConfigError(f"precision must be one of {allowed}, got {precision!r}")
+    if budget_bytes <= 0:
+        raise ConfigError(f"budget_bytes must be > 0, got {budget_bytes}")
     registered_name, _, output = name.partition(":")
-    encoder_class = SLIDE_ENCODERS.load(registered_name)
-    fits = isinstance(encoder_class, type) and issubclass(encoder_class, SlideEncoder)
-    require(
-        fits,
-        f"slide encoder {registered_name!r} must be a subclass of SlideEncoder",
-        encoder_class,
-    )
+    encoder_class = _load_class(registered_name)
     if output and not encoder_class.has_outputs:
         raise ConfigError(
             f"slide encoder {registered_name!r} must be named without an output, "
             f"got {name!r}; it has one only"
         )
-    where = str(resolve_device(device, mps=False))
-    encoder = encoder_class.load(
-        LoadOptions(weights, where, precision, budget_bytes, pretrained, output)
+    options = LoadOptions(
+        weights=weights,
+        device=str(resolve_device(device, mps=False)),
+        precision=precision,
+        budget_bytes=budget_bytes,
+        pretrained=pretrained,
+        output=output,
     )
+    encoder = encoder_class.load(options)
     seed = 0 if not pretrained and encoder.weights_hash is not None else None
     encoder.origin = replace(encoder.origin, own_weights=weights is not None, seed=seed)
     return encoder
+
+
+def _load_class(name: str) -> type[SlideEncoder]:
+    """Class of a registered name; other packages may have registered anything."""
+    encoder_class: object = SLIDE_ENCODERS.load(name)
+    if not (
+        isinstance(encoder_class, type) and issubclass(encoder_class, SlideEncoder)
+    ):
+        raise InvalidInputError(
+            f"slide encoder {name!r} must be a subclass of SlideEncoder, got {encoder_class}"
+        )
+    return encoder_class

@@ -9,7 +9,7 @@ Source: Xu et al., "A whole-slide foundation model for digital pathology from re
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from thinsection.attention.blocks import blocks_of
 from thinsection.attention.dilated import Branch, dilated_attention
 from thinsection.attention.products import fast_products
-from thinsection.attention.reach import blocks_of
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.pool import pooling
 from thinsection.pool.encoder import (
     Expects,
     LoadOptions,
@@ -29,10 +28,11 @@ from thinsection.pool.encoder import (
     TileEmbeddings,
     TileLayout,
 )
-from thinsection.pool.pooling import (
+from thinsection.pool.inputs import checked_slide
+from thinsection.pool.published import (
     ATTENTION_BYTES,
     TOKEN_BLOCK,
-    checked_slide,
+    PublishedSlideEncoder,
     plan_heads,
 )
 from thinsection.types import CoordsL0, Size
@@ -40,13 +40,18 @@ from thinsection.types import CoordsL0, Size
 GRID_CELLS = 1000  # along each axis of the published position table; a cell is a tile
 LAST = "last"  # the state after the last layer
 FINAL = "final"  # that state after the encoder's own layer norm: their `encoder_out`
-# tokens a segment, and which of them attend: every r-th
-_BRANCHES = ((1024, 1), (5792, 2), (32768, 4), (185363, 8), (1048576, 16))
+PUBLISHED_BRANCHES = (
+    Branch(length=1_024, dilation=1),
+    Branch(length=5_792, dilation=2),
+    Branch(length=32_768, dilation=4),
+    Branch(length=185_363, dilation=8),
+    Branch(length=1_048_576, dilation=16),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SlideOutput:
-    """Tokens and states that make up the slide embedding: 'mean', 'cls', 'mean-5-11'."""
+    """Tokens and states that make up the slide embedding, as in 'mean', 'cls' or 'mean-5-11'."""
 
     tokens: Literal["mean", "cls"] = "mean"  # mean over tiles, or the class token
     # number of a layer (0 is the embedding), LAST or FINAL; several are concatenated
@@ -59,14 +64,14 @@ class SlideOutput:
         Raises ConfigError: there is no such output.
         """
         match = re.fullmatch(rf"(mean|cls)((?:-(?:\d+|{FINAL}))*)", text or "mean")
-        remedy = "mean, cls, or one of them with layers: mean-11, cls-5-11, mean-final"
         if match is None:
             raise ConfigError(
-                f"output of slide encoder 'gigapath' must be {remedy}, got {text!r}"
+                "output of slide encoder 'gigapath' must be mean, cls, or one of them with "
+                f"layers: mean-11, cls-5-11, mean-final, got {text!r}"
             )
         tokens: Literal["mean", "cls"] = "cls" if match[1] == "cls" else "mean"
-        named = [name for name in match[2].split("-") if name]
-        states = tuple(name if name == FINAL else int(name) for name in named)
+        names = match[2].split("-")[1:]
+        states = tuple(name if name == FINAL else int(name) for name in names)
         for state in states:
             if isinstance(state, int) and state > num_layers:
                 raise ConfigError(
@@ -91,22 +96,33 @@ class LongNetConfig:
     num_layers: int = 12
     num_heads: int = 16
     mlp_dim: int = 3072
-    branches: tuple[Branch, ...] = tuple(
-        Branch(length=s, dilation=r) for s, r in _BRANCHES
-    )
+    branches: tuple[Branch, ...] = PUBLISHED_BRANCHES
+
+    @property
+    def head_dim(self) -> int:
+        """Channels D of a head."""
+        return self.dim // self.num_heads
 
 
 class _SelfAttention(nn.Module):
+    """Parameters of the attention; `LongNetLayer` computes it."""
+
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim) for _ in range(3))
-        self.out_proj, self.inner_attn_ln = nn.Linear(dim, dim), nn.LayerNorm(dim)
+        self.q_proj = nn.Linear(dim, dim)
+        self.k_proj = nn.Linear(dim, dim)
+        self.v_proj = nn.Linear(dim, dim)
+        self.out_proj = nn.Linear(dim, dim)
+        self.inner_attn_ln = nn.LayerNorm(dim)
 
 
 class _Ffn(nn.Module):
+    """MLP with a layer norm of its hidden states."""
+
     def __init__(self, dim: int, mlp_dim: int) -> None:
         super().__init__()
-        self.fc1, self.fc2 = nn.Linear(dim, mlp_dim), nn.Linear(mlp_dim, dim)
+        self.fc1 = nn.Linear(dim, mlp_dim)
+        self.fc2 = nn.Linear(mlp_dim, dim)
         self.ffn_layernorm = nn.LayerNorm(mlp_dim)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,7 +143,7 @@ class LongNetLayer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(config.dim)
 
     def forward_(self, x: Tensor, *, heads_at_a_time: int) -> None:
-        """Writes the states (L, C) after this layer over `x`; for inference."""
+        """Write the states (L, C) after this layer over `x`; for inference."""
         attended = self._attend(x, heads_at_a_time)
         attn = self.self_attn
         for rows in blocks_of(x.shape[0], TOKEN_BLOCK):
@@ -135,31 +151,41 @@ class LongNetLayer(nn.Module):
             x[rows] += attn.out_proj(normed.to(attn.out_proj.weight.dtype))
             x[rows] += self.ffn(self.final_layer_norm(x[rows]))
 
-    def _attend(self, x: Tensor, step: int) -> Tensor:
+    def _attend(self, x: Tensor, heads_at_a_time: int) -> Tensor:
         """Attention output (L, C) before the sub-LayerNorm."""
-        attn, total, tokens = self.self_attn, self._config.num_heads, x.shape[0]
-        width, dtype = self._config.dim // total, attn.q_proj.weight.dtype
-        attended, qkv = (
-            torch.empty_like(x),
-            x.new_empty(3, tokens, step * width, dtype=dtype),
+        head_dim = self._config.head_dim
+        tokens = x.shape[0]
+        attended = torch.empty_like(x)
+        qkv = x.new_empty(
+            3,
+            tokens,
+            heads_at_a_time * head_dim,
+            dtype=self.self_attn.q_proj.weight.dtype,
         )
-        for first in range(0, total, step):
-            channels = slice(first * width, (first + step) * width)
-            for rows in blocks_of(tokens, TOKEN_BLOCK):
-                normed = self.self_attn_layer_norm(x[rows]).to(dtype)
-                for i, proj in enumerate((attn.q_proj, attn.k_proj, attn.v_proj)):
-                    qkv[i, rows] = F.linear(
-                        normed, proj.weight[channels], proj.bias[channels]
-                    )
-            q, k, v = qkv.view(3, tokens, step, width).transpose(1, 2)
-            how = {
-                "first_head": first,
-                "num_heads": total,
-                "budget_bytes": ATTENTION_BYTES,
-            }
-            out = dilated_attention((q, k, v), self._config.branches, **how)
-            attended[:, channels] = out.transpose(0, 1).flatten(1)
+        for first in range(0, self._config.num_heads, heads_at_a_time):
+            channels = slice(first * head_dim, (first + heads_at_a_time) * head_dim)
+            self._project(x, channels, qkv)
+            by_head = qkv.view(3, tokens, heads_at_a_time, head_dim).transpose(1, 2)
+            q, k, v = by_head
+            output = dilated_attention(
+                (q, k, v),
+                self._config.branches,
+                first_head=first,
+                num_heads=self._config.num_heads,
+                budget_bytes=ATTENTION_BYTES,
+            )
+            attended[:, channels] = output.transpose(0, 1).flatten(1)
         return attended
+
+    def _project(self, x: Tensor, channels: slice, qkv: Tensor) -> None:
+        """Write these channels of q, k and v to `qkv` (3, L, channels)."""
+        attn = self.self_attn
+        for rows in blocks_of(x.shape[0], TOKEN_BLOCK):
+            normed = self.self_attn_layer_norm(x[rows]).to(qkv.dtype)
+            for i, layer in enumerate((attn.q_proj, attn.k_proj, attn.v_proj)):
+                weight = layer.weight[channels]
+                bias = layer.bias[channels]
+                qkv[i, rows] = F.linear(normed, weight, bias)
 
 
 class GigaPathNet(nn.Module):
@@ -182,21 +208,21 @@ class GigaPathNet(nn.Module):
     def states_(
         self, tiles: Tensor, cells: CoordsL0, *, budget_bytes: int
     ) -> Iterator[Tensor]:
-        """The hidden states (L, C): embedding, then after each layer; one tensor, overwritten.
-        Memory: states, attention output, q, k, v: 2.4 to 8 times L C floats, by the budget."""
-        device, dtype = self.cls_token.device, self.cls_token.dtype
-        step = heads_at_a_time(
-            tiles.shape[0] + 1, self.config, budget_bytes=budget_bytes
-        )
-        x = self.cls_token.new_empty(tiles.shape[0] + 1, self.config.dim)
+        """Hidden states (L, C): embedding, then after each layer; one tensor, overwritten.
+
+        Memory: states, attention output, q, k, v: 2.4 to 8 times L C floats, by the budget.
+        """
+        num_tokens = tiles.shape[0] + 1
+        heads = heads_at_a_time(num_tokens, self.config, budget_bytes=budget_bytes)
+        x = self.cls_token.new_empty(num_tokens, self.config.dim)
         x[0] = self.cls_token[0, 0]
         for rows in blocks_of(tiles.shape[0], TOKEN_BLOCK):
-            embedded = self.patch_embed["proj"](tiles[rows].to(device, dtype))
+            embedded = self.patch_embed["proj"](tiles[rows].to(x.device, x.dtype))
             table = position_embedding(cells[rows], self.config.dim)
-            x[1 + rows.start : 1 + rows.stop] = embedded + table.to(device, dtype)
+            x[1 + rows.start : 1 + rows.stop] = embedded + table.to(x.device, x.dtype)
         yield x
         for layer in self.encoder.layers:  # type: ignore[union-attr]
-            layer.forward_(x, heads_at_a_time=step)
+            layer.forward_(x, heads_at_a_time=heads)
             yield x
 
 
@@ -204,18 +230,23 @@ def heads_at_a_time(
     num_tokens: int, config: LongNetConfig, *, budget_bytes: int
 ) -> int:
     """As many heads at a time as the budget allows; a BudgetError where not even one fits."""
-    state, fixed = (
-        4 * num_tokens * config.dim,
-        ATTENTION_BYTES + 16 * TOKEN_BLOCK * config.mlp_dim,
-    )
+    state = 4 * num_tokens * config.dim
+    hidden = 16 * TOKEN_BLOCK * config.mlp_dim
+    fixed = ATTENTION_BYTES + hidden
 
-    def peak(heads: int) -> int:
+    def peak_bytes(heads: int) -> int:
         # q, k, v, their attention's output and its copy, two sums of log-sum-exps, one head more
-        return int(state * (2 + (6 * heads + 2) / config.num_heads)) + fixed
+        head_states = 6 * heads + 2
+        return int(state * (2 + head_states / config.num_heads)) + fixed
 
-    return plan_heads(
-        "gigapath", num_tokens, config.num_heads, peak, budget_bytes
-    ).heads_at_a_time
+    plan = plan_heads(
+        "gigapath",
+        num_tokens,
+        config.num_heads,
+        peak_bytes=peak_bytes,
+        budget_bytes=budget_bytes,
+    )
+    return plan.heads_at_a_time
 
 
 def position_cells(coords_l0: CoordsL0, size_l0: Size) -> CoordsL0:
@@ -237,15 +268,17 @@ def position_cells(coords_l0: CoordsL0, size_l0: Size) -> CoordsL0:
 
 def position_embedding(cells: CoordsL0, dim: int) -> Tensor:
     """Rows (n, dim) float32 of the fixed 2-D sin-cos table: of y, then x, [sin, cos] each."""
-    omega = 10000.0 ** (-np.arange(dim // 4) / (dim / 4))
-    halves = [cells[:, axis, None] * omega for axis in (1, 0)]
+    frequencies = 10000.0 ** (-np.arange(dim // 4) / (dim / 4))
+    angles_x = cells[:, 0, None] * frequencies
+    angles_y = cells[:, 1, None] * frequencies
     table = np.concatenate(
-        [f(half) for half in halves for f in (np.sin, np.cos)], axis=1
+        [np.sin(angles_y), np.cos(angles_y), np.sin(angles_x), np.cos(angles_x)],
+        axis=1,
     )
     return torch.from_numpy(table.astype(np.float32))
 
 
-class GigaPathSlideEncoder(pooling.PublishedSlideEncoder):
+class GigaPathSlideEncoder(PublishedSlideEncoder[LongNetConfig]):
     """Prov-GigaPath's slide embedding, by default as its authors' notebook takes it.
 
     'gigapath' is the mean over tiles of the last state, normed (their `global_pool`);
@@ -255,14 +288,18 @@ class GigaPathSlideEncoder(pooling.PublishedSlideEncoder):
     """
 
     name = "gigapath"
-    made_of = ("gigapath", "prov_gigapath")
-    expects = Expects(tile_encoders=made_of, tile_dim=1536, tile_px=256, tile_mpp=0.5)
+    expects = Expects(
+        tile_encoders=("gigapath", "prov_gigapath"),
+        tile_dim=1536,
+        tile_px=256,
+        tile_mpp=0.5,
+    )
     version = 2  # positions count in tiles, no longer in 256 px of level 0
     has_outputs = True
     repository = "prov-gigapath/prov-gigapath"
     revision = "64f9e26c15019f2d4f6d9113c6822f88bb16b01b"
     files = ("slide_encoder.safetensors", "slide_encoder.pth")
-    large = r"encoder\.layers\..*(_proj|fc1|fc2)"
+    large_layers = r"encoder\.layers\..*(_proj|fc1|fc2)"
 
     net: GigaPathNet
 
@@ -274,14 +311,16 @@ class GigaPathSlideEncoder(pooling.PublishedSlideEncoder):
         self.dim = net.config.dim * len(self.output.states)
 
     @classmethod
-    def build(cls, config: Any = None) -> GigaPathNet:
+    def build(cls, config: LongNetConfig | None = None) -> GigaPathNet:
         return GigaPathNet(config or LongNetConfig())
 
     def encode(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> SlideEmbedding:
         """Slide embedding (D',) float32 from embeddings (N, 1536), in the order as given.
-        Memory: 7 to 25 KiB per tile, as the budget allows; BudgetError for too many tiles."""
+
+        Memory: 7 to 25 KiB per tile, as the budget allows; BudgetError for too many tiles.
+        """
         layout = TileLayout.square(tile_px_l0)
         return self.encode_tiles(tile_embeddings, coords_l0, layout)
 
@@ -306,8 +345,10 @@ class GigaPathSlideEncoder(pooling.PublishedSlideEncoder):
     def encode_layers(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> npt.NDArray[np.float32]:
-        """Embeddings (13, 768) of the embedding layer and of each layer after it: means over
-        tiles, or class tokens, as the encoder's output is."""
+        """Embeddings (13, 768) of the embedding layer and of each layer after it.
+
+        They are means over tiles, or class tokens, as the encoder's output is.
+        """
         layout = TileLayout.square(tile_px_l0)
         return self._vectors(tile_embeddings, coords_l0, layout)[:-1]
 
@@ -337,10 +378,9 @@ class GigaPathSlideEncoder(pooling.PublishedSlideEncoder):
         if self.output.tokens == "cls":
             vector = states[0]
         else:
-            total = torch.zeros(
-                states.shape[1], dtype=torch.float64, device=states.device
-            )
-            for rows in blocks_of(len(states) - 1, TOKEN_BLOCK):
-                total += states[1:][rows].double().sum(0)
-            vector = (total / (len(states) - 1)).to(states.dtype)
+            tiles = states[1:]
+            total = tiles.new_zeros(tiles.shape[1], dtype=torch.float64)
+            for rows in blocks_of(len(tiles), TOKEN_BLOCK):
+                total += tiles[rows].double().sum(0)
+            vector = (total / len(tiles)).to(states.dtype)
         return cast(npt.NDArray[np.float32], self.net.norm(vector).cpu().numpy())

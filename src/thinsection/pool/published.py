@@ -1,0 +1,167 @@
+"""Base of slide encoders with published weights, and the plan that keeps them within a budget."""
+
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, Generic, NamedTuple, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from thinsection.errors import BudgetError, WeightsError
+from thinsection.pool.encoder import LoadOptions, SlideEncoder
+from thinsection.types import MIB, format_bytes
+from thinsection.weights.files import load_strictly, read_state_dict
+from thinsection.weights.hub import commit_of, find_weights
+from thinsection.weights.placement import resolve_device
+
+# tokens a block of the MLP: hidden states of 1024 x 3072 float32 are 12 MiB
+TOKEN_BLOCK = 1024
+# block buffers of the attention; its preferred CPU blocks take 20 MiB
+ATTENTION_BYTES = 64 * MIB
+
+ConfigT = TypeVar("ConfigT")
+_DEFAULT_OPTIONS = LoadOptions()
+
+
+class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
+    """A network with published weights; a subclass says where they are and builds the network.
+
+    `ConfigT` describes the network's sizes, None where it comes in one size.
+    """
+
+    repository: ClassVar[str]  # on the hub
+    revision: ClassVar[str]  # a commit
+    files: ClassVar[tuple[str, ...]]  # names of the weights file, the preferred first
+    # of the weights' names; outside of it lies another model
+    prefix: ClassVar[str] = ""
+    # pattern of the names of the layers whose products bfloat16 is for
+    large_layers: ClassVar[str]
+
+    def __init__(self, net: nn.Module, *, options: LoadOptions) -> None:
+        self._device = resolve_device(options.device, mps=False)
+        self._budget_bytes = options.budget_bytes
+        self.net = net.to(self._device).eval().requires_grad_(False)
+        if options.precision == "bf16":
+            self.precision = "bf16"
+            for name, layer in net.named_modules():
+                if re.fullmatch(self.large_layers, name):
+                    layer.to(torch.bfloat16)
+
+    @classmethod
+    @abstractmethod
+    def build(cls, config: ConfigT | None = None) -> nn.Module:
+        """The network, of the published sizes or of `config`, its weights to be loaded."""
+
+    @classmethod
+    def from_state_dict(
+        cls,
+        state_dict: Mapping[str, Tensor],
+        *,
+        config: ConfigT | None = None,
+        options: LoadOptions = _DEFAULT_OPTIONS,
+    ) -> Self:
+        """The encoder with published weights; a WeightsError where a name or shape does not fit."""
+        with torch.device("meta"):
+            net = cls.build(config)
+        weights = {
+            name.removeprefix(cls.prefix): value.detach().clone()
+            for name, value in state_dict.items()
+            if name.startswith(cls.prefix)
+        }
+        weights_hash = load_strictly(net, weights, source=cls.name)
+        encoder = cls(net, options=options)
+        encoder.weights_hash = weights_hash
+        return encoder
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_repo: str | Path | None = None,
+        *,
+        config: ConfigT | None = None,
+        options: LoadOptions = _DEFAULT_OPTIONS,
+    ) -> Self:
+        """The encoder from a file, a folder, or the hub: as published, or `owner/name@COMMIT`.
+
+        Raises WeightsError: nothing is there, or it does not fit; MissingDependencyError: a hub
+        repository without huggingface_hub.
+        """
+        source = path_or_repo or cls.repository
+        revision = cls.revision if str(source) == cls.repository else None
+        path = find_weights(source, files=cls.files, revision=revision)
+        state_dict = read_state_dict(path)
+        encoder = cls.from_state_dict(state_dict, config=config, options=options)
+        encoder.origin = replace(encoder.origin, revision=commit_of(path))
+        return encoder
+
+    @classmethod
+    def load(cls, options: LoadOptions) -> Self:
+        """The encoder for the registry; `pretrained=False` gives seeded random weights."""
+        if options.pretrained:
+            return cls.from_pretrained(options.weights, options=options)
+        if options.weights is not None:
+            raise WeightsError(
+                "weights must be left out with pretrained=False, got both"
+            )
+        return cls.from_state_dict(cls.random_weights(seed=0), options=options)
+
+    @classmethod
+    def random_weights(
+        cls, config: ConfigT | None = None, *, seed: int
+    ) -> dict[str, Tensor]:
+        """Seeded random values of the published names and shapes; never for results."""
+        with torch.device("meta"):
+            shapes = {
+                name: x.shape for name, x in cls.build(config).state_dict().items()
+            }
+        generator = torch.Generator().manual_seed(seed)
+        weights = {}
+        for name, shape in shapes.items():
+            value = torch.randn(shape, generator=generator)
+            if re.search(r"norm|\.ln_|_ln\.", name) and name.endswith("weight"):
+                value = 1 + 0.1 * value
+            elif name.endswith("bias"):
+                value = 0.05 * value
+            elif not name.endswith(("query", "cls_token")):
+                # so that every layer matters
+                value = value * shape[-1] ** -0.5
+            weights[cls.prefix + name] = value
+        return weights
+
+
+class HeadPlan(NamedTuple):
+    """Heads of a forward pass that keeps within a budget."""
+
+    heads_at_a_time: int  # whose q, k and v are held
+    peak_bytes: int
+
+
+def plan_heads(
+    name: str,
+    num_tokens: int,
+    num_heads: int,
+    *,
+    peak_bytes: Callable[[int], int],
+    budget_bytes: int,
+) -> HeadPlan:
+    """As many heads at a time, of an equal number each time, as the budget allows.
+
+    Args:
+        name: of the encoder, for the message.
+        num_tokens: tokens of the slide, for the message.
+        num_heads: all heads.
+        peak_bytes: memory for so many heads at a time.
+        budget_bytes: bound on it.
+
+    Raises BudgetError: not even one head fits.
+    """
+    for heads in range(num_heads, 0, -1):
+        if num_heads % heads == 0 and peak_bytes(heads) <= budget_bytes:
+            return HeadPlan(heads, peak_bytes(heads))
+    raise BudgetError(
+        f"{name} needs {format_bytes(peak_bytes(1))} for {num_tokens} tokens, "
+        f"the budget is {format_bytes(budget_bytes)}; raise budget_bytes"
+    )
