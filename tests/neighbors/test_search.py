@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 
 from thinsection.errors import BudgetError, InvalidInputError
-from thinsection.neighbors import Neighbors, explain, nearest_neighbors, search
+from thinsection.neighbors import Neighbors, explain, nearest_neighbors
+from thinsection.neighbors.blocks import least_block_bytes
+from thinsection.neighbors.tree import least_tree_bytes
 
 FAST = ("blocks", "kdtree")
 ROOM = 1 << 30
@@ -116,12 +118,12 @@ def test_it_agrees_with_float64_brute_force_on_sampled_rows_of_1e5_points() -> N
 
 def test_the_block_size_does_not_change_the_result() -> None:
     points = torch.randint(0, 150, (5000, 2)).float()
-    least = search.least_block_bytes(points)
+    least = least_block_bytes(points)
     expected = nearest_neighbors(points, k=9, impl="blocks")
     for budget in (least, 3 * least + 1):
         found = nearest_neighbors(points, k=9, impl="blocks", budget_bytes=budget)
         assert_equal(found, expected)
-    small_tree = search.least_tree_bytes(points, 9)
+    small_tree = least_tree_bytes(points, 9)
     found = nearest_neighbors(points, k=9, impl="kdtree", budget_bytes=small_tree)
     assert_equal(found, expected)
 
@@ -129,7 +131,7 @@ def test_the_block_size_does_not_change_the_result() -> None:
 def test_rows_with_more_ties_than_the_tree_lists_are_still_exact() -> None:
     points = torch.zeros(3000, 3)
     points[::2] = 1.0
-    least = search.least_tree_bytes(points, 4)
+    least = least_tree_bytes(points, 4)
     found = nearest_neighbors(points, k=4, impl="kdtree", budget_bytes=least)
     assert found.indices[0].tolist() == [2, 4, 6, 8]
     assert found.indices[7].tolist() == [1, 3, 5, 9]

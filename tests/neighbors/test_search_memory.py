@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from thinsection.neighbors import nearest_neighbors
-from thinsection.neighbors.search import tree_bytes
+from thinsection.neighbors.tree import tree_bytes
 from thinsection.testing import run_and_measure
 from thinsection.types import MIB
 

@@ -17,20 +17,22 @@ from torch import Tensor
 from thinsection.errors import BudgetError
 from thinsection.types import format_bytes
 
-_HALF = (torch.bfloat16, torch.float16)
-NO_SELF = -1  # a query that is none of the points
+_HALF_DTYPES = (torch.bfloat16, torch.float16)
+NO_SELF = -1  # stands for a query that is none of the points
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NeighborQuery:
     """Queries and points in the order of their groups; within a group in the order given.
-    A *group* is a pair (batch element, the caller's group id): no search sees a special case."""
+
+    A *group* is a pair (batch element, the caller's group id): no search sees a special case.
+    """
 
     points: Tensor  # (P, D) coordinates of the present points
     point_group: Tensor  # (P,) int64, ascending
     queries: Tensor  # (Q, D), the same dtype and device as the points
     query_group: (
-        Tensor  # (Q,) int64, ascending; neighbours of a query are points of its group
+        Tensor  # (Q,) int64, ascending; neighbours are points of the same group
     )
     query_self: (
         Tensor  # (Q,) int64 position of the point that it is, left out, or NO_SELF
@@ -44,23 +46,26 @@ class NeighborQuery:
 
     def rows(self, index: Tensor) -> "NeighborQuery":
         """The same points with some of the queries; `index` is ascending."""
-        names = ("queries", "query_group", "query_self")
-        return replace(self, **{name: getattr(self, name)[index] for name in names})
+        return replace(
+            self,
+            queries=self.queries[index],
+            query_group=self.query_group[index],
+            query_self=self.query_self[index],
+        )
 
 
-class Found(NamedTuple):
+class Nearest(NamedTuple):
     """Neighbours (Q, k) of every query: distance ascending, ties to the lower position."""
 
     distances: Tensor
     positions: Tensor  # int64 into `NeighborQuery.points`; without a further neighbour -1, at inf
 
     @classmethod
-    def nothing(cls, query: NeighborQuery, k: int) -> "Found":
-        """No neighbour for any query yet; distances in float32 or wider."""
+    def none_yet(cls, query: NeighborQuery, k: int) -> "Nearest":
+        """No neighbour for any query; distances in float32 or wider."""
+        shape = (len(query.queries), k)
         dtype = torch.promote_types(query.points.dtype, torch.float32)
-        distances = query.points.new_full(
-            (len(query.queries), k), torch.inf, dtype=dtype
-        )
+        distances = query.points.new_full(shape, torch.inf, dtype=dtype)
         return cls(distances, torch.full_like(distances, -1, dtype=torch.int64))
 
 
@@ -73,16 +78,24 @@ def order_by_group(group: Tensor) -> Tensor:
 
 def distances_between(a: Tensor, b: Tensor, *, eps: float = 0.0) -> Tensor:
     """Distances of broadcast coordinates (..., D), D >= 2: all pairs are of (R, 1, D) and (C, D).
-    Half types come back as float32. Memory: two arrays of the result's size."""
-    half, total = a.dtype in _HALF, None
+
+    Half types come back as float32.
+
+    Memory: two arrays of the result's size.
+    """
+    is_half = a.dtype in _HALF_DTYPES
+    total: Tensor | None = None
     for axis in range(a.shape[-1]):
         term = (a[..., axis] - b[..., axis]).square_()
         if eps:
             term.add_(eps)
-        wide = term.float() if half else term
-        total = wide if total is None else total.add_(term)
+        if is_half:
+            term = term.float()
+        total = term if total is None else total.add_(term)
     assert total is not None
-    return total.to(a.dtype).pow_(0.5).float() if half else total.pow_(0.5)
+    if is_half:
+        return total.to(a.dtype).pow_(0.5).float()
+    return total.pow_(0.5)
 
 
 def relative_error(dtype: torch.dtype) -> float:
@@ -94,31 +107,28 @@ def relative_error(dtype: torch.dtype) -> float:
 
 def search(
     query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int
-) -> Found:
+) -> Nearest:
     """The k nearest of each query's group. Memory: Q P (2 D + 6) numbers, within the budget."""
-    num_points = len(query.points)
-    numbers = len(query.queries) * num_points * (2 * query.points.shape[1] + 6)
-    need = numbers * max(4, query.points.element_size())
-    if need > budget_bytes:
-        needs = f"{format_bytes(need)} for {len(query.queries)} queries and {num_points} points"
-        budget = format_bytes(budget_bytes)
+    num_queries = len(query.queries)
+    num_points, num_dims = query.points.shape
+    numbers = num_queries * num_points * (2 * num_dims + 6)
+    needed = numbers * max(4, query.points.element_size())
+    if needed > budget_bytes:
         raise BudgetError(
-            f"impl 'reference' needs {needs}, the budget is {budget}; use 'blocks'"
+            f"impl 'reference' needs {format_bytes(needed)} for {num_queries} queries and "
+            f"{num_points} points, the budget is {format_bytes(budget_bytes)}; use 'blocks'"
         )
     difference = query.queries[:, None, :] - query.points[None, :, :]
-    distance = torch.sum(eps + difference**2, dim=-1) ** 0.5
-    distance = distance.to(torch.promote_types(distance.dtype, torch.float32))
+    distances = torch.sum(eps + difference**2, dim=-1) ** 0.5
+    distances = distances.to(torch.promote_types(distances.dtype, torch.float32))
+    all_positions = torch.arange(num_points, device=distances.device)
     other_group = query.query_group[:, None] != query.point_group[None, :]
-    itself = query.query_self[:, None] == torch.arange(
-        num_points, device=distance.device
-    )
-    distance[other_group | itself] = torch.inf
+    itself = query.query_self[:, None] == all_positions
+    distances[other_group | itself] = torch.inf
     missing = (0, max(0, k - num_points))
-    distance = torch.nn.functional.pad(distance, missing, value=torch.inf)
-    distance, position = torch.sort(
-        distance, dim=1, stable=True
-    )  # ties: the lower position first
-    distance, position = distance[:, :k], position[:, :k]
-    return Found(
-        distances=distance, positions=position.masked_fill(distance.isinf(), -1)
-    )
+    distances = torch.nn.functional.pad(distances, missing, value=torch.inf)
+    # a stable sort gives ties to the lower position
+    distances, positions = torch.sort(distances, dim=1, stable=True)
+    distances = distances[:, :k]
+    positions = positions[:, :k].masked_fill(distances.isinf(), -1)
+    return Nearest(distances=distances, positions=positions)

@@ -8,41 +8,55 @@ it does not matter who builds the bias, and how: the published code, slide2vec o
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
-from thinsection.errors import RescueError, require
+from thinsection.errors import RescueError
 from thinsection.types import MIB
 
 DEFAULT_BUDGET_BYTES = 256 * MIB  # block buffers of the attention
 _ENTRY = "encode_slide_from_patch_features"
-# where each peer's encoder keeps the hub's model, by its package
-_PEERS = {"slide2vec": "_model", "mussel": "obj", "trident": "model"}
-_ENCODER = (
-    *(
-        "blocks",
-        "forward_features",
-        "masked_im_modeling",
-        "norm",
-        "norm_pre",
-        "num_heads",
-    ),
-    *("patch_embed", "_pos_embed", "pos_encode_type"),
+# attribute in which each peer's encoder keeps the hub's model, by its package
+_HUB_ATTRIBUTE = {"slide2vec": "_model", "mussel": "obj", "trident": "model"}
+_ENCODER_ATTRIBUTES = (
+    "blocks",
+    "forward_features",
+    "masked_im_modeling",
+    "norm",
+    "norm_pre",
+    "num_heads",
+    "patch_embed",
+    "_pos_embed",
+    "pos_encode_type",
 )
-_ATTENTION = (
-    "attn_drop_prob head_dim k_norm num_heads pos_encode proj proj_drop q_norm qkv"
+_ATTENTION_ATTRIBUTES = (
+    "attn_drop_prob",
+    "head_dim",
+    "k_norm",
+    "num_heads",
+    "pos_encode",
+    "proj",
+    "proj_drop",
+    "q_norm",
+    "qkv",
 )
-_TOLERANCE = (
-    1e-4  # the float32 states of 15 tokens differ by 1e-6; with a wrong bias by 1e-1
-)
-_ABSENT = object()
+# the float32 states of 15 tokens differ by 1e-6; with a wrong bias by 1e-1
+_TOLERANCE_FP32 = 1e-4
+_TOLERANCE_LOW_PRECISION = 0.03
+
+Method = Callable[..., Any]
+Foreign = Any  # an object of the hub's remote code, or of a peer's package
+ModelT = TypeVar("ModelT")
 
 
 @contextmanager
-def titan(model: Any, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[Any]:
+def titan(
+    model: ModelT, *, budget_bytes: int = DEFAULT_BUDGET_BYTES
+) -> Iterator[ModelT]:
     """The same model, its attention in O(N) memory until the block ends; for inference.
 
     Only single slides (batch of one) take the new way; other calls go to the model's own code.
@@ -58,79 +72,100 @@ def titan(model: Any, *, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[A
     not finite, or its states differ from ours on a probe: nothing is changed then; or our attention
     was not called once within the block.
     """
-    hub = getattr(
-        model, _PEERS.get(type(model).__module__.partition(".")[0], ""), model
-    )
-    encoder = _recognise(hub)
+    package = type(model).__module__.partition(".")[0]
+    hub = getattr(model, _HUB_ATTRIBUTE.get(package, ""), model)
+    encoder = _recognised_encoder(hub)
     calls: list[int] = []
-    ours = _Placed(hub, encoder, calls, budget_bytes)
-    own = _states_of_probe(encoder)
+    replacements = _Replacements(hub, encoder, calls, budget_bytes)
+    own_states = _probe_states(encoder)
     try:
-        ours.put()
-        _compare(own, _states_of_probe(encoder))
+        replacements.put()
+        _compare(own_states, _probe_states(encoder))
         calls.clear()
         yield model
     finally:
-        ours.take_back()
-    got = f"no call, so nothing was rescued; use {_ENTRY} of this model, one slide at a time"
-    require(
-        calls, "our attention must be called within the block", got, error=RescueError
-    )
+        replacements.take_back()
+    if not calls:
+        raise RescueError(
+            "our attention must be called within the block, got no call, so nothing was "
+            f"rescued; use {_ENTRY} of this model, one slide at a time"
+        )
 
 
 class _Cells(NamedTuple):
-    """Stands where the bias was."""
+    """Cells of the tokens; stands in place of the bias."""
 
     cells: Tensor
 
 
-class _Placed:
-    """Our methods on the model's instances, above what was found there."""
+@dataclass(slots=True)
+class _Replacement:
+    """A method of ours on one object, above the one that was there."""
+
+    owner: Foreign
+    name: str
+    method: Method
+    # the object's own attribute of the name; None where its class has the method
+    previous: Method | None = None
+
+    def put(self) -> None:
+        """Put ours on top, unless it is there."""
+        current = self.owner.__dict__.get(self.name)
+        if current is not self.method:
+            self.previous = current
+            self.owner.__dict__[self.name] = self.method
+
+    def take_back(self) -> None:
+        """Bring the previous method back; a method that a peer put above ours stays."""
+        if self.owner.__dict__.get(self.name) is not self.method:
+            return
+        if self.previous is None:
+            del self.owner.__dict__[self.name]
+        else:
+            self.owner.__dict__[self.name] = self.previous
+
+
+class _Replacements:
+    """All methods of ours on the instances of one model."""
 
     def __init__(
-        self, hub: Any, encoder: Any, calls: list[int], budget_bytes: int
+        self, hub: Foreign, encoder: Foreign, calls: list[int], budget_bytes: int
     ) -> None:
         entry = getattr(hub, _ENTRY)
 
         def encode(*args: Any, **kwargs: Any) -> Any:
-            self.put()  # Mussel puts its methods anew each time it hands out its function
+            # Mussel puts its methods anew each time it hands out its function
+            self.put()
             return entry(*args, **kwargs)
 
-        attentions = [block.attn for block in encoder.blocks.modules_list]
-        self._ours = [
-            (hub, _ENTRY, encode),
-            (encoder, "forward_features", _forward_features_of(encoder)),
-            *(
-                (each, "forward", _forward_of(each, calls, budget_bytes))
-                for each in attentions
-            ),
+        self._all = [
+            _Replacement(hub, _ENTRY, encode),
+            _Replacement(encoder, "forward_features", _forward_features_of(encoder)),
         ]
-        self._found: dict[tuple[int, str], Any] = {}
+        for block in encoder.blocks.modules_list:
+            forward = _forward_of(block.attn, calls, budget_bytes)
+            self._all.append(_Replacement(block.attn, "forward", forward))
 
     def put(self) -> None:
-        for owner, name, function in self._ours:
-            if (there := owner.__dict__.get(name, _ABSENT)) is not function:
-                self._found[id(owner), name] = there
-                owner.__dict__[name] = function
+        for replacement in self._all:
+            replacement.put()
 
     def take_back(self) -> None:
-        """What was found is there again; what a peer put above ours since stays."""
-        for owner, name, function in self._ours:
-            if owner.__dict__.get(name) is function:
-                owner.__dict__[name] = self._found[id(owner), name]
-                if owner.__dict__[name] is _ABSENT:
-                    del owner.__dict__[
-                        name
-                    ]  # the class's own method shows through again
+        for replacement in self._all:
+            replacement.take_back()
 
 
-def _recognise(hub: Any) -> Any:
-    """The vision encoder of a model whose code has the expected form."""
-    encoder: Any = getattr(hub, "vision_encoder", None)
-    missing = [name for name in _ENCODER if not hasattr(encoder, name)]
-    if missing := missing + [_ENTRY] * (not hasattr(hub, _ENTRY)):
-        got = f"a {type(hub).__name__} without {', '.join(missing)}"
-        raise RescueError(f"model must be a loaded TITAN, got {got}")
+def _recognised_encoder(hub: Foreign) -> Foreign:
+    """Vision encoder of a model whose code has the expected form; else RescueError."""
+    encoder: Foreign = getattr(hub, "vision_encoder", None)
+    missing = [name for name in _ENCODER_ATTRIBUTES if not hasattr(encoder, name)]
+    if not hasattr(hub, _ENTRY):
+        missing.append(_ENTRY)
+    if missing:
+        raise RescueError(
+            f"model must be a loaded TITAN, got a {type(hub).__name__} "
+            f"without {', '.join(missing)}"
+        )
     if encoder.pos_encode_type != "alibi":
         raise RescueError(
             f"pos_encode_type must be 'alibi', got {encoder.pos_encode_type!r}"
@@ -142,19 +177,7 @@ def _recognise(hub: Any) -> Any:
     if not attentions:
         raise RescueError("vision_encoder.blocks must hold modules_list, got none")
     for attention in attentions:
-        if absent := [
-            name for name in _ATTENTION.split() if not hasattr(attention, name)
-        ]:
-            raise RescueError(
-                f"attention must have {', '.join(absent)}, got {type(attention)}"
-            )
-        if got := attention.attn_drop_prob:
-            raise RescueError(
-                f"attn_drop_prob must be 0, got {got}; ours has no dropout"
-            )
-        _check_signature(
-            attention.forward, "x, attn_bias, bg_mask", "attention forward"
-        )
+        _check_attention(attention)
     if any("forward" in attention.__dict__ for attention in attentions):
         raise RescueError(
             "model must not be changed by another rescue, got one in place"
@@ -165,72 +188,96 @@ def _recognise(hub: Any) -> Any:
     return encoder
 
 
-def _check_signature(function: Callable[..., Any], wanted: str, name: str) -> None:
-    if (got := ", ".join(inspect.signature(function).parameters)) != wanted:
-        raise RescueError(f"{name} must take ({wanted}), got ({got})")
+def _check_attention(attention: Foreign) -> None:
+    missing = [name for name in _ATTENTION_ATTRIBUTES if not hasattr(attention, name)]
+    if missing:
+        raise RescueError(
+            f"attention must have {', '.join(missing)}, got {type(attention)}"
+        )
+    if attention.attn_drop_prob:
+        raise RescueError(
+            f"attn_drop_prob must be 0, got {attention.attn_drop_prob}; ours has no dropout"
+        )
+    _check_signature(attention.forward, "x, attn_bias, bg_mask", "attention forward")
+
+
+def _check_signature(function: Method, expected: str, name: str) -> None:
+    parameters = ", ".join(inspect.signature(function).parameters)
+    if parameters != expected:
+        raise RescueError(f"{name} must take ({expected}), got ({parameters})")
 
 
 @torch.no_grad()
-def _states_of_probe(encoder: Any) -> Tensor:
+def _probe_states(encoder: Foreign) -> Tensor:
     """States of 3 x 5 cells, one of them background, by the forward that stands there now."""
     weight = next(encoder.patch_embed.parameters())
-    mask = torch.ones(1, 3, 5, dtype=torch.bool)
-    mask[0, 1, 2] = False
-    x = torch.randn(
-        1, weight.shape[-1], 3, 5, generator=torch.Generator().manual_seed(0)
-    )
-    x = (x * mask[:, None]).to(weight.device, weight.dtype)
-    states: Tensor = encoder.forward_features(x, bg_mask=mask.to(weight.device))
+    has_tissue = torch.ones(1, 3, 5, dtype=torch.bool)
+    has_tissue[0, 1, 2] = False
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, weight.shape[-1], 3, 5, generator=generator)
+    x = (x * has_tissue[:, None]).to(weight.device, weight.dtype)
+    states: Tensor = encoder.forward_features(x, bg_mask=has_tissue.to(weight.device))
     return states
 
 
-def _compare(own: Tensor, ours: Tensor) -> None:
-    scale, worst = float(own.abs().max()), float((own - ours).abs().max())
-    tolerance = _TOLERANCE if own.dtype == torch.float32 else 0.03
-    got = f"a difference of {worst:.2g} at values of {scale:.2g}; it may be another revision"
-    rule = "the model's states must equal those by 2-D ALiBi attention"
-    require(worst <= tolerance * max(scale, 1e-6), rule, got, error=RescueError)
+def _compare(own_states: Tensor, our_states: Tensor) -> None:
+    """Raise RescueError where the states differ by more than rounding."""
+    scale = float(own_states.abs().max())
+    worst = float((own_states - our_states).abs().max())
+    is_fp32 = own_states.dtype == torch.float32
+    tolerance = _TOLERANCE_FP32 if is_fp32 else _TOLERANCE_LOW_PRECISION
+    # a difference that is NaN has to be refused too
+    is_close = worst <= tolerance * max(scale, 1e-6)
+    if not is_close:
+        raise RescueError(
+            "the model's states must equal those by 2-D ALiBi attention, got a difference of "
+            f"{worst:.2g} at values of {scale:.2g}; it may be another revision"
+        )
 
 
-def _forward_features_of(encoder: Any) -> Callable[..., Any]:
+def _forward_features_of(encoder: Foreign) -> Method:
     """The published steps for a single slide; the bias is not among them."""
-    found = encoder.forward_features
+    original = encoder.forward_features
 
     def forward_features(
-        x: Any, coords: Any = None, mask: Any = None, bg_mask: Any = None
+        x: Tensor,
+        coords: Tensor | None = None,
+        mask: Tensor | None = None,
+        bg_mask: Tensor | None = None,
     ) -> Any:
         batch, _, w, h = x.shape
         if batch != 1 or encoder.masked_im_modeling:
-            return found(x, coords=coords, mask=mask, bg_mask=bg_mask)
+            return original(x, coords=coords, mask=mask, bg_mask=bg_mask)
         tokens = encoder.patch_embed(x.flatten(2).transpose(1, 2))
         tokens = encoder.norm_pre(encoder._pos_embed(tokens, coords, w, h))
-        shown = x.new_ones(w, h) if bg_mask is None else bg_mask.view(w, h).to(x.device)
-        kept = torch.cat([shown.new_ones(1), shown.flatten()]).bool()
-        return encoder.norm(
-            encoder.blocks(tokens[:, kept], _Cells(shown.nonzero()), bg_mask)
-        )
+        has_tissue = x.new_ones(w, h)
+        if bg_mask is not None:
+            has_tissue = bg_mask.view(w, h).to(x.device)
+        is_kept = torch.cat([has_tissue.new_ones(1), has_tissue.flatten()]).bool()
+        cells = _Cells(has_tissue.nonzero())
+        return encoder.norm(encoder.blocks(tokens[:, is_kept], cells, bg_mask))
 
     return forward_features
 
 
-def _forward_of(
-    attention: Any, calls: list[int], budget_bytes: int
-) -> Callable[..., Any]:
-    original, slopes = attention.forward, alibi_slopes(attention.num_heads)
+def _forward_of(attention: Foreign, calls: list[int], budget_bytes: int) -> Method:
+    """Attention of cells by ours; of a bias by the model's own."""
+    original = attention.forward
+    slopes = alibi_slopes(attention.num_heads)
 
-    def forward(x: Tensor, attn_bias: Any, bg_mask: Tensor | None = None) -> Any:
+    def forward(
+        x: Tensor, attn_bias: _Cells | Tensor, bg_mask: Tensor | None = None
+    ) -> Any:
         if not isinstance(attn_bias, _Cells):
             return original(x, attn_bias, bg_mask)
         calls.append(1)
         batch, tokens, channels = x.shape
-        qkv = attention.qkv(x).view(
-            batch, tokens, 3, attention.num_heads, attention.head_dim
-        )
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        q, k = attention.q_norm(q).to(v.dtype), attention.k_norm(k).to(v.dtype)
-        with torch.autocast(
-            x.device.type, enabled=False
-        ):  # blocks are multiplied into buffers
+        shape = (batch, tokens, 3, attention.num_heads, attention.head_dim)
+        q, k, v = attention.qkv(x).view(shape).permute(2, 0, 3, 1, 4)
+        q = attention.q_norm(q).to(v.dtype)
+        k = attention.k_norm(k).to(v.dtype)
+        # blocks are multiplied into buffers, which autocast would give another dtype
+        with torch.autocast(x.device.type, enabled=False):
             out = alibi2d_attention(
                 q, k, v, attn_bias.cells, slopes, budget_bytes=budget_bytes
             )

@@ -6,13 +6,9 @@ from thinsection.structures.frames import (
     frame_atoms,
     token_frame_atoms,
 )
-from thinsection.structures.structure import (
-    FrameSummary,
-    Structure,
-    frame_table,
-    read_structure,
-    write_frames,
-)
+from thinsection.structures.mmcif import read_structure
+from thinsection.structures.structure import Structure
+from thinsection.structures.tables import FrameSummary, frame_table, write_frames
 
 __all__ = [
     "FrameAtoms",
@@ -21,5 +17,7 @@ __all__ = [
     "Structure",
     "frame_atoms",
     "frame_table",
+    "read_structure",
+    "token_frame_atoms",
+    "write_frames",
 ]
-__all__ += ["read_structure", "token_frame_atoms", "write_frames"]

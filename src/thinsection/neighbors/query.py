@@ -1,0 +1,246 @@
+"""Arguments of a search, checked, as one flat query, and its result put back in their order.
+
+Legend: B batch elements, N points and Q queries of each, D dimensions (2 or 3).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from thinsection.errors import InvalidInputError
+from thinsection.neighbors.reference import (
+    NO_SELF,
+    Nearest,
+    NeighborQuery,
+    order_by_group,
+)
+
+_ROWS = 1 << 14  # rows put in place at a time, to keep the temporaries small
+
+Array = Tensor | npt.NDArray[Any]
+Groups = Array | tuple[Array, Array] | None
+
+
+class Neighbors(NamedTuple):
+    """Neighbours (..., Q, k) of each query, nearest first; NumPy or torch, as the points were."""
+
+    distances: Any
+    indices: (
+        Any  # int64, points of the same batch element; -1, at inf, where there is none
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatQuery:
+    """The search over all batch elements and groups at once, and the way back from its result."""
+
+    query: NeighborQuery
+    point_order: (
+        Tensor  # flat index of each point of the query, over batches of num_points
+    )
+    query_order: Tensor  # row of the result of each query of the query
+    num_points: int
+    query_shape: tuple[int, ...]
+    is_numpy: bool
+
+    def in_place(self, nearest: Nearest) -> Neighbors:
+        """The result in the order of the arguments; absent queries have no neighbour."""
+        k = nearest.positions.shape[1]
+        shape = (math.prod(self.query_shape), k)
+        distances = nearest.distances.new_full(shape, torch.inf)
+        indices = nearest.positions.new_full(shape, -1)
+        for start in range(0, len(self.query_order), _ROWS):
+            block = slice(start, start + _ROWS)
+            rows = self.query_order[block]
+            positions = nearest.positions[block]
+            distances[rows] = nearest.distances[block]
+            if self.point_order.numel():
+                index = self.point_order[positions.clamp(min=0)] % self.num_points
+                indices[rows] = index.masked_fill_(positions < 0, -1)
+        distances = distances.reshape(*self.query_shape, k)
+        indices = indices.reshape(*self.query_shape, k)
+        if self.is_numpy:
+            return Neighbors(distances.numpy(), indices.numpy())
+        return Neighbors(distances, indices)
+
+
+def flat_query(
+    points: Array, queries: Array | None, k: int, mask: Array | None, group: Groups
+) -> FlatQuery:
+    """Arguments of `nearest_neighbors`, checked, as one query."""
+    point_places = _coordinates(points, "points")
+    shape = tuple(point_places.shape[:-1])
+    num_points, num_dims = point_places.shape[-2:]
+    if not (isinstance(k, int) and not isinstance(k, bool) and 1 <= k <= num_points):
+        raise InvalidInputError(
+            f"k must be an int from 1 to the {num_points} points, got {k!r}"
+        )
+    query_places = None
+    query_shape = shape
+    if queries is not None:
+        query_places = _coordinates(queries, "queries")
+        _check_like_points(query_places, point_places)
+        query_shape = tuple(query_places.shape[:-1])
+    _check_group_form(group, has_queries=queries is not None)
+    device = point_places.device
+    is_present = None
+    if mask is not None:
+        is_present = _per_point(mask, shape, "mask", device).bool()
+    ids = _group_ids(group, (shape, query_shape), device)
+    _check_finite(point_places, is_present, "points")
+
+    point_group, query_group = _dense_groups(shape, query_shape, ids, device)
+    order = order_by_group(point_group)
+    if is_present is not None:
+        order = order[is_present.reshape(-1)[order]]
+    flat_points = point_places.reshape(-1, num_dims)[order]
+    point_group = point_group[order]
+    if query_places is None:
+        query_order = order
+        query = NeighborQuery(
+            points=flat_points,
+            point_group=point_group,
+            queries=flat_points,
+            query_group=point_group,
+            query_self=torch.arange(order.numel(), device=device),
+        )
+    else:
+        query_order = order_by_group(query_group)
+        query = NeighborQuery(
+            points=flat_points,
+            point_group=point_group,
+            queries=query_places.reshape(-1, num_dims)[query_order],
+            query_group=query_group[query_order],
+            query_self=torch.full_like(query_order, NO_SELF),
+        )
+    return FlatQuery(
+        query=query,
+        point_order=order,
+        query_order=query_order,
+        num_points=num_points,
+        query_shape=query_shape,
+        is_numpy=isinstance(points, np.ndarray),
+    )
+
+
+def _coordinates(values: Array, name: str) -> Tensor:
+    """Coordinates as float32 or float64."""
+    tensor = _tensor(values, name)
+    if tensor.ndim < 2 or tensor.shape[-1] not in (2, 3):
+        raise InvalidInputError(
+            f"{name} must be of shape (..., N, 2) or (..., N, 3), got {_form(tensor)}"
+        )
+    if tensor.dtype == torch.bool or tensor.is_complex():
+        raise InvalidInputError(f"{name} must be real numbers, got {tensor.dtype}")
+    if not tensor.is_floating_point():
+        return tensor.double()
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _tensor(values: Array, name: str) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach()
+    if not isinstance(values, np.ndarray):
+        raise InvalidInputError(
+            f"{name} must be a NumPy array or a torch tensor, got {type(values).__name__}"
+        )
+    if values.dtype.kind not in "fiub":
+        raise InvalidInputError(f"{name} must be numbers, got {values.dtype}")
+    native = values.astype(values.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(np.require(native, requirements=["C", "W"]))
+
+
+def _check_like_points(queries: Tensor, points: Tensor) -> None:
+    is_like = (
+        queries.dtype == points.dtype
+        and queries.device == points.device
+        and queries.shape[:-2] == points.shape[:-2]
+        and queries.shape[-1] == points.shape[-1]
+    )
+    if not is_like:
+        raise InvalidInputError(
+            "queries must have the batch shape, dimensions, dtype and device of the points "
+            f"{_form(points)}, got {_form(queries)}"
+        )
+    _check_finite(queries, None, "queries")
+
+
+def _check_group_form(group: Groups, *, has_queries: bool) -> None:
+    if group is not None and isinstance(group, tuple) != has_queries:
+        raise InvalidInputError(
+            "group must be a pair (of the points, of the queries) exactly when queries are "
+            f"given, got {type(group).__name__}"
+        )
+
+
+def _group_ids(
+    group: Groups, shapes: tuple[tuple[int, ...], tuple[int, ...]], device: torch.device
+) -> list[Tensor]:
+    """Ids of the points and, where there are queries, of these; empty without groups."""
+    if group is None:
+        return []
+    arrays = group if isinstance(group, tuple) else (group,)
+    ids = [
+        _per_point(array, shape, "group", device)
+        for array, shape in zip(arrays, shapes, strict=False)
+    ]
+    for tensor in ids:
+        if tensor.is_floating_point():
+            raise InvalidInputError(f"group must be integer ids, got {tensor.dtype}")
+    return ids
+
+
+def _per_point(
+    values: Array, shape: tuple[int, ...], name: str, device: torch.device
+) -> Tensor:
+    tensor = _tensor(values, name)
+    if tuple(tensor.shape) != shape:
+        raise InvalidInputError(
+            f"{name} must be of shape {shape}, got {tuple(tensor.shape)}"
+        )
+    return tensor.to(device)
+
+
+def _dense_groups(
+    shape: tuple[int, ...],
+    query_shape: tuple[int, ...],
+    ids: list[Tensor],
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """One id per pair (batch element, group), for points (B*N,) and queries (B*Q,)."""
+    batch = torch.arange(math.prod(shape[:-1]), device=device)
+    point_batch = batch.repeat_interleave(shape[-1])
+    query_batch = batch.repeat_interleave(query_shape[-1])
+    if not ids:
+        return point_batch, query_batch
+    all_ids = torch.cat([tensor.reshape(-1).long() for tensor in ids])
+    dense_ids = torch.unique(all_ids, return_inverse=True)[1]
+    num_ids = int(dense_ids.max()) + 1 if dense_ids.numel() else 1
+    num_points = point_batch.numel()
+    point_group = point_batch * num_ids + dense_ids[:num_points]
+    if len(ids) == 1:
+        return point_group, point_group
+    return point_group, query_batch * num_ids + dense_ids[num_points:]
+
+
+def _check_finite(coordinates: Tensor, mask: Tensor | None, name: str) -> None:
+    # squares and their sum stay finite
+    limit = torch.finfo(coordinates.dtype).max ** 0.5 / 1e3
+    is_wrong = ~(coordinates.abs() <= limit).all(dim=-1)
+    if mask is not None:
+        is_wrong &= mask
+    if bool(is_wrong.any()):
+        first = tuple(is_wrong.nonzero()[0].tolist())
+        raise InvalidInputError(
+            f"{name} must be finite and below {limit:.0e} where present, "
+            f"got {coordinates[first].tolist()} at {first}; mask it out"
+        )
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
