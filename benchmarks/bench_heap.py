@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+import thinsection.encode.encoder as encoder_module
+import thinsection.encode.preprocessing as preprocess_module
 from benchmarks.harness import arguments, finish
-from thinsection.encode import encoder as encoder_module
 from thinsection.encode import load_encoder
 from thinsection.encode.memory import keep_freed_memory
 from thinsection.testing import Measured, run_and_measure
@@ -40,6 +41,7 @@ def set_up(
     torch.set_num_threads(1)
     if at_once:
         encoder_module.CPU_TILES = at_once
+        preprocess_module.CPU_TILES = at_once
     if keep:
         keep_freed_memory()
     found = load_encoder(encoder, device="cpu", precision="fp32", pretrained=False)

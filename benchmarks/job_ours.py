@@ -17,7 +17,7 @@ from thinsection.encode import (
     embed_tiles,
     load_encoder,
 )
-from thinsection.encode.encoder import preprocess
+from thinsection.encode.preprocessing import preprocess
 from thinsection.encode.registry import Architecture
 from thinsection.slide import Slide, open_slide
 from thinsection.stream import StreamConfig, iter_tiles

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from thinsection.cli.main import build_app
+from thinsection.encode import check as check_module
 from thinsection.encode import declared_encoders, encoder_spec
-from thinsection.encode import load as check_module
 from thinsection.errors import UnknownEncoderError
 from thinsection.weights.hub import hub_library
 

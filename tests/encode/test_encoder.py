@@ -6,8 +6,8 @@ import torch
 
 from thinsection.encode import batch_bytes, encoder_spec, load_encoder, weights_bytes
 from thinsection.encode.backbone import store_products_as
-from thinsection.encode.encoder import _rows_of, preprocess
 from thinsection.encode.networks import SameConv2d
+from thinsection.encode.preprocessing import _rows_of, preprocess
 from thinsection.errors import DeviceError, InvalidInputError
 from thinsection.weights import placement as placement_module
 from thinsection.weights.placement import DTYPES, place

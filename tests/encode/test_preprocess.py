@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from thinsection.encode import encoder_spec
-from thinsection.encode.encoder import (
+from thinsection.encode.preprocessing import (
     CPU_TILES,
     as_uint8_batch,
     centre_crop,

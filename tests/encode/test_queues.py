@@ -9,7 +9,8 @@ import torch
 from tests.support.timed_card import TimedCard
 
 from thinsection.encode import TileEncoder, encoder_spec
-from thinsection.encode.embed import BatchEncoder, Card, EmbeddedBatch
+from thinsection.encode.embed import BatchEncoder, EmbeddedBatch
+from thinsection.encode.queues import Card
 from thinsection.stream import TileBatch
 
 CUDA = torch.device("cuda", 0)

@@ -255,7 +255,7 @@ def check_loading(
     as_json: AsJson = False,
 ) -> None:
     """Say whether an encoder would load here, and why not. Exit code 1 if it would not."""
-    from thinsection.encode.load import check_encoder
+    from thinsection.encode.check import check_encoder
 
     checks = check_encoder(name, device=device)
     loads = all(check.ok for check in checks)

@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from thinsection.encode.embed import embed_tiles as embed_tiles
     from thinsection.encode.encoder import NetworkTileEncoder as NetworkTileEncoder
     from thinsection.encode.encoder import TileEncoder as TileEncoder
-    from thinsection.encode.encoder import preprocess as preprocess
     from thinsection.encode.load import load_encoder as load_encoder
     from thinsection.encode.memory import batch_bytes as batch_bytes
     from thinsection.encode.memory import largest_batch_size as largest_batch_size
     from thinsection.encode.memory import weights_bytes as weights_bytes
+    from thinsection.encode.preprocessing import preprocess as preprocess
     from thinsection.encode.registry import DEFAULT_ENCODER as DEFAULT_ENCODER
     from thinsection.encode.registry import Architecture as Architecture
     from thinsection.encode.registry import EncoderSpec as EncoderSpec
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 # torch is imported with what needs it, not with the names
 _NAMES_OF = {
     "embed": "embed_tiles",
-    "encoder": "NetworkTileEncoder TileEncoder preprocess",
+    "encoder": "NetworkTileEncoder TileEncoder",
     "load": "load_encoder",
     "memory": "batch_bytes largest_batch_size weights_bytes",
+    "preprocessing": "preprocess",
     "registry": "DEFAULT_ENCODER Architecture EncoderSpec declared_encoders encoder_spec",
 }
 __getattr__ = lazy_names(__name__, _NAMES_OF)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from thinsection.encode import networks
 from thinsection.encode.registry import EncoderSpec, Pooling
-from thinsection.errors import WeightsError, require
+from thinsection.errors import WeightsError
 from thinsection.weights.files import WEIGHTS_FILES, load_strictly, read_state_dict
 from thinsection.weights.hub import commit_of, hub_file
 from thinsection.weights.placement import optional_package
@@ -27,33 +27,44 @@ _UNUSED_HEADS = ("pooler.", "classifier.", "head.")
 _FREE_OPTIONS = ("image_size",)
 
 Step = Callable[[Tensor], Tensor]
+Foreign = Any  # an object of timm or transformers, which have no types
 
 
 class Backbone(nn.Module):
-    """A network, under its publisher's names, how it gives features, and how they are pooled."""
+    """A network, under its publisher's names, how it gives features, and how they are pooled.
+
+    Args:
+        network: holds the weights.
+        pooling: how tokens become one vector.
+        features: pixels to tokens or a map; None: the network.
+        head: the architecture's own pooling of features.
+        num_prefix_tokens: class token and registers in front of the patch tokens.
+        channels_last: whether a feature map is [B, H', W', C].
+    """
 
     def __init__(
         self,
         network: nn.Module,
         pooling: Pooling,
         *,
-        features: Step | None = None,  # pixels to tokens or a map; None: the network
-        head: Step | None = None,  # the architecture's own pooling of features
+        features: Step | None = None,
+        head: Step | None = None,
         num_prefix_tokens: int = 0,
-        channels_last: bool = False,  # a feature map is [B, H', W', C]
+        channels_last: bool = False,
     ) -> None:
         super().__init__()
-        self.network, self.pooling, self.num_prefix_tokens = (
-            network,
-            pooling,
-            num_prefix_tokens,
-        )
+        self.network = network
+        self.pooling = pooling
+        self.num_prefix_tokens = num_prefix_tokens
         self.features: Step = features or network.forward
-        self.head, self._channels_last = head or _no_head, channels_last
+        self.head: Step = head or _no_head
+        self._channels_last = channels_last
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings [B, D] in float32, and the tokens [B, T, C] that they were made of.
-        Tokens are patch tokens in row-major order, or the positions of the feature map."""
+
+        Tokens are patch tokens in row-major order, or the positions of the feature map.
+        """
         features = self.features(pixels)
         if features.ndim != 4:
             tokens = features[:, self.num_prefix_tokens :]
@@ -68,17 +79,17 @@ class Backbone(nn.Module):
             return self.head(features).float()
         if self.pooling == "mean":
             return tokens.float().mean(dim=1)
-        first = features[:, 0].float()
+        class_token = features[:, 0].float()
         if self.pooling == "cls":
-            return first
-        return torch.cat([first, tokens.float().mean(dim=1)], dim=1)
+            return class_token
+        return torch.cat([class_token, tokens.float().mean(dim=1)], dim=1)
 
 
 def store_products_as(network: nn.Module, dtype: torch.dtype) -> None:
-    """Rounds the weights of linear layers and convolutions once, in place.
+    """Round the weights of linear layers and convolutions once, in place.
 
     Under autocast to `dtype` answers keep their bits: it rounds the same weights in every pass, as
-    it keeps no copy of what needs no gradient. All that is not in such layers stays float32.
+    it keeps no copy of weights without a gradient. Other layers stay float32.
     """
     for layer in network.modules():
         if type(layer) in (nn.Linear, nn.Conv2d, networks.SameConv2d):
@@ -89,59 +100,73 @@ def _no_head(features: Tensor) -> Tensor:
     raise NotImplementedError("network has no head of its own")
 
 
-def transformers_backbone(network: Any, pooling: Pooling) -> Backbone:
+def transformers_backbone(network: Foreign, pooling: Pooling) -> Backbone:
     """A vision transformer of `transformers`: tokens are its last hidden state."""
-    prefix = 1 + int(getattr(network.config, "num_register_tokens", 0) or 0)
-    steps: dict[str, Any] = {"head": lambda features: features[:, 0]}
-    steps["features"] = lambda pixels: network(pixel_values=pixels).last_hidden_state
-    return Backbone(network, pooling, num_prefix_tokens=prefix, **steps)
+    num_registers = int(getattr(network.config, "num_register_tokens", 0) or 0)
+
+    def last_hidden_state(pixels: Tensor) -> Tensor:
+        states: Tensor = network(pixel_values=pixels).last_hidden_state
+        return states
+
+    return Backbone(
+        network,
+        pooling,
+        features=last_hidden_state,
+        head=_class_token,
+        num_prefix_tokens=1 + num_registers,
+    )
 
 
-def _timm(spec: EncoderSpec) -> Backbone:
+def _class_token(features: Tensor) -> Tensor:
+    return features[:, 0]
+
+
+def _build_timm(spec: EncoderSpec) -> Backbone:
     timm = optional_package("timm")
     layers = {"SwiGLUPacked": timm.layers.SwiGLUPacked, "SiLU": torch.nn.SiLU}
-    given = spec.architecture.options.items()
-    options = {k: layers[v] if k.endswith("_layer") else v for k, v in given}
-    network = timm.create_model(
-        spec.architecture.model, **{"num_classes": 0, **options}
+    options: dict[str, object] = {"num_classes": 0}
+    for name, value in spec.architecture.options.items():
+        options[name] = layers[value] if name.endswith("_layer") else value
+    network = timm.create_model(spec.architecture.model, **options)
+    return Backbone(
+        network,
+        spec.pooling,
+        features=network.forward_features,
+        head=partial(network.forward_head, pre_logits=True),
+        num_prefix_tokens=int(getattr(network, "num_prefix_tokens", 0)),
+        channels_last=str(getattr(network, "output_fmt", "NCHW")) == "NHWC",
     )
-    head, prefix = partial(network.forward_head, pre_logits=True), "num_prefix_tokens"
-    how = {
-        "features": network.forward_features,
-        prefix: int(getattr(network, prefix, 0)),
-    }
-    last = str(getattr(network, "output_fmt", "NCHW")) == "NHWC"
-    return Backbone(network, spec.pooling, head=head, channels_last=last, **how)
 
 
-def _auto(spec: EncoderSpec) -> Backbone:
+def _build_auto(spec: EncoderSpec) -> Backbone:
     transformers = optional_package("transformers")
-    model, got = (
-        spec.architecture,
-        "pretrained=False; its architecture is code of its repository",
-    )
-    foreign = model.options.get("runs_own_code")
-    require(
-        not foreign,
-        f"encoder {spec.name!r} must be pretrained",
-        got,
-        error=WeightsError,
-    )
+    if spec.architecture.options.get("runs_own_code"):
+        raise WeightsError(
+            f"encoder {spec.name!r} must be pretrained, got pretrained=False; "
+            "its architecture is code of its repository"
+        )
     config = transformers.AutoConfig.from_pretrained(
-        model.model, trust_remote_code=False
+        spec.architecture.model, trust_remote_code=False
     )
-    return transformers_backbone(
-        transformers.AutoModel.from_config(config), spec.pooling
-    )
+    network = transformers.AutoModel.from_config(config)
+    return transformers_backbone(network, spec.pooling)
 
 
-def transformers_class(spec: EncoderSpec) -> tuple[Any, dict[str, Any]]:
-    """A class of `transformers`, and what its constructor takes besides a configuration."""
-    name = spec.architecture.model
-    arguments = (
-        {"add_pooling_layer": False} if name == "ViTModel" else {}
-    )  # it is not trained
-    return getattr(optional_package("transformers"), name), arguments
+def _build_transformers(spec: EncoderSpec) -> Backbone:
+    network_class = _transformers_class(spec)
+    config = network_class.config_class(**spec.architecture.options)
+    network = network_class(config, **_constructor_options(spec))
+    return transformers_backbone(network, spec.pooling)
+
+
+def _transformers_class(spec: EncoderSpec) -> Foreign:
+    return getattr(optional_package("transformers"), spec.architecture.model)
+
+
+def _constructor_options(spec: EncoderSpec) -> dict[str, bool]:
+    """Arguments of a class of `transformers` besides its configuration."""
+    # the pooling layer of published weights is not trained
+    return {"add_pooling_layer": False} if spec.architecture.model == "ViTModel" else {}
 
 
 def build_backbone(
@@ -150,30 +175,33 @@ def build_backbone(
     """The declared network under seeded random weights; on device 'meta' it takes no memory."""
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(seed)
-        return _built(spec)
+        return _build(spec)
 
 
-def _built(spec: EncoderSpec) -> Backbone:
-    options, pooling = spec.architecture.options, spec.pooling
+def _build(spec: EncoderSpec) -> Backbone:
     match spec.architecture.kind:
         case "lite0":
-            return Backbone(networks.EfficientNetLite0(), pooling)
+            return Backbone(networks.EfficientNetLite0(), spec.pooling)
         case "conch_v15":
-            conch = networks.ConchV15(networks.ConchConfig(**options))
-            step, head = conch.trunk.forward, conch.pool
+            config = networks.ConchConfig(**spec.architecture.options)
+            conch = networks.ConchV15(config)
             return Backbone(
-                conch, pooling, features=step, head=head, num_prefix_tokens=1
+                conch,
+                spec.pooling,
+                features=conch.trunk.forward,
+                head=conch.pool,
+                num_prefix_tokens=1,
             )
         case "transformers":
-            network_class, arguments = transformers_class(spec)
-            config = network_class.config_class(**options)
-            return transformers_backbone(network_class(config, **arguments), pooling)
+            return _build_transformers(spec)
         case "auto":
-            return _auto(spec)
+            return _build_auto(spec)
         case "timm":
-            return _timm(spec)
-    got = f"{spec.architecture.kind!r} for {spec.name!r}"
-    raise WeightsError(f"architecture must be one that is built here, got {got}")
+            return _build_timm(spec)
+    raise WeightsError(
+        "architecture must be one that is built here, "
+        f"got {spec.architecture.kind!r} for {spec.name!r}"
+    )
 
 
 def pretrained_backbone(
@@ -189,17 +217,24 @@ def pretrained_backbone(
     path = weights or _published_weights(spec)
     if spec.architecture.kind in ("transformers", "auto"):
         return _load_transformers(spec, path), path
-    # what is declared is known to keep all its state in the state dict, so nothing stays on meta
+    # declared networks keep all their state in the state dict, so nothing stays on meta
     backbone = build_backbone(spec, device="cpu" if spec.num_params is None else "meta")
-    classifiers = (
-        getattr(backbone.network, "pretrained_cfg", {}).get("classifier") or ()
-    )
-    names = [classifiers] if isinstance(classifiers, str) else classifiers
-    unused = (networks.CLASSIFIER, *(f"{name}." for name in names))
     load_strictly(
-        backbone.network, read_state_dict(path), source=str(path), unused=unused
+        backbone.network,
+        read_state_dict(path),
+        source=str(path),
+        unused=_classifiers(backbone.network),
     )
     return backbone, path
+
+
+def _classifiers(network: nn.Module) -> tuple[str, ...]:
+    """Prefixes of weights of classifiers, which a checkpoint has and an encoder does not use."""
+    config = getattr(network, "pretrained_cfg", {})
+    names = config.get("classifier") or ()
+    if isinstance(names, str):
+        names = (names,)
+    return (networks.CLASSIFIER, *(f"{name}." for name in names))
 
 
 def _published_weights(spec: EncoderSpec) -> Path:
@@ -207,13 +242,13 @@ def _published_weights(spec: EncoderSpec) -> Path:
     if spec.architecture.kind == "lite0":
         return Path(networks.packaged_weights_path())
     if spec.repo is None:
-        got = f"{spec.name!r} without; pass weights=, or pretrained=False"
-        raise WeightsError(f"encoder must have published weights, got {got}")
+        raise WeightsError(
+            f"encoder must have published weights, got {spec.name!r} without; "
+            "pass weights=, or pretrained=False"
+        )
     revision = spec.revision
-    if spec.architecture.kind in (
-        "transformers",
-        "auto",
-    ):  # the weights of that very config
+    if spec.architecture.kind in ("transformers", "auto"):
+        # the weights of the commit that the config is of
         config = hub_file(spec.repo, (CONFIG_NAME,), revision=revision)
         revision = commit_of(config) or revision
     return hub_file(spec.repo, spec.weights_files, revision=revision)
@@ -221,77 +256,85 @@ def _published_weights(spec: EncoderSpec) -> Path:
 
 def _load_transformers(spec: EncoderSpec, path: Path) -> Backbone:
     """A network of `transformers` from the folder of its weights and config."""
-    options, folder = spec.architecture.options, _folder(path)
+    folder = _folder(path)
     if spec.architecture.kind == "auto":
-        model, arguments = (
-            optional_package("transformers").AutoModel,
-            {"trust_remote_code": False},
-        )
-        options = {}
+        auto_model = optional_package("transformers").AutoModel
+        network = _from_pretrained(auto_model, folder, trust_remote_code=False)
     else:
-        model, arguments = transformers_class(spec)
-    network = _from_pretrained(model, folder, **arguments)
-    for option, declared in options.items():
-        found = getattr(network.config, option, None)
-        rule = f"{CONFIG_NAME} must have {option} {declared!r} for {spec.name!r}"
-        got = f"{found!r} in {str(path)!r}; check that the file belongs to this encoder"
-        require(
-            option in _FREE_OPTIONS or found == declared, rule, got, error=WeightsError
-        )
+        network_class = _transformers_class(spec)
+        network = _from_pretrained(network_class, folder, **_constructor_options(spec))
+        _check_config(spec, network.config, path)
     return transformers_backbone(network, spec.pooling)
+
+
+def _check_config(spec: EncoderSpec, config: Foreign, path: Path) -> None:
+    """Raise WeightsError where the weights' config is not as declared."""
+    for option, declared in spec.architecture.options.items():
+        stated = getattr(config, option, None)
+        if option not in _FREE_OPTIONS and stated != declared:
+            raise WeightsError(
+                f"{CONFIG_NAME} must have {option} {declared!r} for {spec.name!r}, "
+                f"got {stated!r} in {str(path)!r}; check that the file belongs to this encoder"
+            )
 
 
 def _load_with_code(spec: EncoderSpec, *, allow_remote_code: bool) -> Backbone:
     """A network whose architecture is code of its repository, which transformers fetches."""
-    rule = f"encoder {spec.name!r} must be allowed to run code of its repository"
-    remedy = "no leave; read that code, then pass allow_remote_code=True (--allow-remote-code)"
-    require(allow_remote_code, rule, remedy, error=WeightsError)
-    model, source = (
+    if not allow_remote_code:
+        raise WeightsError(
+            f"encoder {spec.name!r} must be allowed to run code of its repository, got no leave; "
+            "read that code, then pass allow_remote_code=True (--allow-remote-code)"
+        )
+    network = _from_pretrained(
         optional_package("transformers").AutoModel,
         spec.repo or spec.architecture.model,
+        revision=spec.revision or "main",
+        trust_remote_code=True,
     )
-    options = {"revision": spec.revision or "main", "trust_remote_code": True}
-    return transformers_backbone(
-        _from_pretrained(model, source, **options), spec.pooling
-    )
+    return transformers_backbone(network, spec.pooling)
 
 
 def _folder(path: Path) -> str:
     """The folder from which transformers takes these weights, and no others in their place."""
-    folder, rule = (
-        path if path.is_dir() else path.parent,
-        "weights for transformers must",
-    )
-    named, got = not path.is_file() or path.name in WEIGHTS_FILES, repr(str(path))
-    require(
-        named, f"{rule} be named {' or '.join(WEIGHTS_FILES)}", got, error=WeightsError
-    )
-    paired = (folder / CONFIG_NAME).is_file()
-    require(paired, f"{rule} lie beside their {CONFIG_NAME}", got, error=WeightsError)
+    if path.is_file() and path.name not in WEIGHTS_FILES:
+        raise WeightsError(
+            f"weights for transformers must be named {' or '.join(WEIGHTS_FILES)}, "
+            f"got {str(path)!r}"
+        )
+    folder = path if path.is_dir() else path.parent
+    if not (folder / CONFIG_NAME).is_file():
+        raise WeightsError(
+            f"weights for transformers must lie beside their {CONFIG_NAME}, got {str(path)!r}"
+        )
     return str(folder)
 
 
-def _from_pretrained(network_class: Any, source: str, **options: Any) -> Any:
+def _from_pretrained(
+    network_class: Foreign, source: str, **options: str | bool
+) -> Foreign:
     """`from_pretrained` in float32 that refuses any weight that is missing, left or misshapen."""
     with torch.random.fork_rng(devices=[]), _without_progress_bars():
-        torch.manual_seed(
-            0
-        )  # an unused head without weights would otherwise change the hash
-        load = network_class.from_pretrained
+        # an unused head without weights would otherwise change the hash
+        torch.manual_seed(0)
         try:
-            network, info = load(source, output_loading_info=True, **options)
+            network, info = network_class.from_pretrained(
+                source, output_loading_info=True, **options
+            )
         except (OSError, ValueError, RuntimeError) as error:
             raise WeightsError(
                 f"weights must load, got {error} in {source!r}"
             ) from error
-    kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
-    wrong = {
-        k: [n for n in map(str, info[k]) if not n.startswith(_UNUSED_HEADS)]
-        for k in kinds
-    }
-    got = "; ".join(f"{len(v)} {k} ({v[0]}, ...)" for k, v in wrong.items() if v)
-    rule = "weights must fit the architecture name by name"
-    require(not got, rule, f"{got} in {source!r}", error=WeightsError)
+    problems = []
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        keys = [str(key) for key in info[kind]]
+        wrong = [key for key in keys if not key.startswith(_UNUSED_HEADS)]
+        if wrong:
+            problems.append(f"{len(wrong)} {kind} ({wrong[0]}, ...)")
+    if problems:
+        raise WeightsError(
+            "weights must fit the architecture name by name, "
+            f"got {'; '.join(problems)} in {source!r}"
+        )
     return network.float()
 
 

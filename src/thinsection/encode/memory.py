@@ -1,4 +1,4 @@
-"""How much memory a batch takes, known before it runs; and the heap of a process on the CPU.
+"""Memory of a batch, known before it runs; and the heap of a process on the CPU.
 
 A dry pass runs preprocessing and network on the meta device, where tensors have no data, and counts
 every storage from its creation to its release. For scratch space inside operations a fixed
@@ -19,14 +19,15 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thinsection.encode.encoder import CPU_TILES, NetworkTileEncoder, preprocess
-from thinsection.errors import BudgetError, require
+from thinsection.encode.encoder import NetworkTileEncoder
+from thinsection.encode.preprocessing import CPU_TILES, preprocess
+from thinsection.errors import BudgetError, InvalidInputError
 from thinsection.types import MIB, format_bytes
 
-# of convolutions and the allocator: EfficientNet-Lite0 on a CPU took 8 MiB beyond its 4 tiles
+# convolutions and the allocator: EfficientNet-Lite0 on a CPU took 8 MiB beyond its 4 tiles
 SCRATCH_BYTES = 16 * MIB
 HALF = (torch.float16, torch.bfloat16)
-# of transformers, whose products pack their operands: ViT-S/16 took up to 1.37 times the count
+# products of transformers pack their operands: ViT-S/16 took up to 1.37 times the count
 TOKEN_MARGIN = 1.4
 # OpenVINO's own code, and its graph of a network: 60 MiB for EfficientNet-Lite0 and for ViT-S/16
 OPENVINO_BYTES = 64 * MIB
@@ -35,7 +36,9 @@ OPENVINO_BYTES = 64 * MIB
 HOLES_MARGIN = 1.5
 
 # numbers of glibc's malloc.h
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
+_TRIM_THRESHOLD = -1
+_TOP_PAD = -2
+_MMAP_MAX = -4
 
 
 class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -44,21 +47,22 @@ class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # a view of a weight comes out of an operation too, but is no new storage
-        self._live = {t.untyped_storage()._cdata: 0 for t in weights}
-        self.peak_bytes: int = 0
+        self._live = {weight.untyped_storage()._cdata: 0 for weight in weights}
+        self.peak_bytes = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(tensor, Tensor):
                 self._count(tensor)
-        return out
+        return result
 
     def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        if (key := storage._cdata) not in self._live:
+        key = storage._cdata
+        if key not in self._live:
             self._live[key] = storage.nbytes()
             weakref.finalize(storage, self._live.pop, key, None)
             self.peak_bytes = max(self.peak_bytes, sum(self._live.values()))
@@ -72,23 +76,27 @@ class _FusedAttention(TorchFunctionMode):
     ) -> Any:
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
-        given = dict(zip(("query", "key", "value"), args)) | (kwargs or {})
-        return given["query"].new_empty(
-            (*given["query"].shape[:-1], given["value"].shape[-1])
-        )
+        names = ("query", "key", "value")
+        arguments = dict(zip(names, args, strict=False)) | (kwargs or {})
+        query = arguments["query"]
+        return query.new_empty((*query.shape[:-1], arguments["value"].shape[-1]))
 
 
 def weights_bytes(encoder: NetworkTileEncoder, *, engine: str | None = None) -> int:
     """Bytes of the weights, with the half-precision copies that autocast makes of them.
-    By OpenVINO with the library; loading takes as much again. `engine`: None: the encoder's own."""
+
+    With OpenVINO the library counts too; loading takes as much again. `engine` is by default the
+    encoder's own.
+    """
     weights = encoder.backbone.state_dict().values()
-    total: int = sum(t.nbytes for t in weights)
+    total: int = sum(weight.nbytes for weight in weights)
     if (engine or encoder.engine).startswith("openvino"):
         return total + OPENVINO_BYTES
-    half = encoder.precision != "fp32"
-    # those that are stored in half precision need no copy (`store_products_as`)
-    to_copy: int = sum(t.nbytes for t in weights if t.dtype not in HALF)
-    return total + half * to_copy // 2
+    if encoder.precision == "fp32":
+        return total
+    # weights that are stored in half precision need no copy (`store_products_as`)
+    copied: int = sum(weight.nbytes for weight in weights if weight.dtype not in HALF)
+    return total + copied // 2
 
 
 def batch_bytes(
@@ -103,22 +111,28 @@ def batch_bytes(
 
     On a CPU that is `CPU_TILES` tiles in the network, beside the other tiles and all embeddings.
     Counted in float32 also where half precision needs less, as PyTorch takes it: OpenVINO takes
-    less. `tile_px`: None: of the encoder's tiles; `at_once`: tiles in the network at once, None: as
-    on the encoder's device; `tokens`: for `encode_with_tokens` instead.
+    less.
+
+    Args:
+        encoder: whose batch it is.
+        batch_size: tiles of the batch.
+        tile_px: edge of a tile; None: of the encoder's tiles.
+        at_once: tiles in the network at once; None: as on the encoder's device.
+        tokens: count `encode_with_tokens` instead.
     """
-    require(batch_size >= 1, "batch_size must be >= 1", batch_size)
+    if batch_size < 1:
+        raise InvalidInputError(f"batch_size must be >= 1, got {batch_size}")
     edge = tile_px or encoder.spec.tile_px
     at_once = at_once or encoder.tiles_at_once(batch_size)
+    network_bytes, num_tokens, channels = dry_pass(encoder, at_once, edge)
+    token_bytes = 4 * num_tokens * channels if tokens else 0
+    in_network = network_bytes + at_once * token_bytes
     waiting = batch_size - at_once
-    held, count, channels = dry_pass(encoder, at_once, edge)
-    found = 4 * count * channels if tokens else 0
-    held += at_once * found
     if not waiting:
-        return held
+        return in_network
     # on a CPU the tokens of all tiles lie beside those of the part that is in the network
-    return int(held * HOLES_MARGIN) + waiting * (
-        edge * edge * 3 + encoder.dim * 4 + found
-    )
+    bytes_per_waiting = edge * edge * 3 + encoder.dim * 4 + token_bytes
+    return int(in_network * HOLES_MARGIN) + waiting * bytes_per_waiting
 
 
 def dry_pass(
@@ -126,20 +140,21 @@ def dry_pass(
 ) -> tuple[int, int, int]:
     """Peak bytes of so many tiles in the network together, and a tile's tokens (T, C)."""
     backbone = encoder.backbone
-    weights = (*backbone.named_parameters(), *backbone.named_buffers())
-    kinds = (torch.float32 if t.is_floating_point() else t.dtype for _, t in weights)
-    counted = zip(weights, kinds)  # in float32 also where they are stored narrower
-    state = {
-        n: torch.empty_like(t, device="meta", dtype=kind) for (n, t), kind in counted
-    }
+    state = {}
+    for name, weight in (*backbone.named_parameters(), *backbone.named_buffers()):
+        # in float32 also where they are stored narrower
+        dtype = torch.float32 if weight.is_floating_point() else weight.dtype
+        state[name] = torch.empty_like(weight, device="meta", dtype=dtype)
+    shape = (num_tiles, edge, edge, 3)
     counter = _LiveStorages(state.values())
     with torch.no_grad(), counter, _FusedAttention():
-        tiles = torch.empty(
-            (num_tiles, edge, edge, 3), dtype=torch.uint8, device="meta"
-        )
-        _, tokens = functional_call(backbone, state, (preprocess(tiles, encoder.spec),))
+        tiles = torch.empty(shape, dtype=torch.uint8, device="meta")
+        pixels = preprocess(tiles, encoder.spec)
+        _, tokens = functional_call(backbone, state, (pixels,))
     margin = TOKEN_MARGIN if backbone.num_prefix_tokens else 1.0
-    return int(counter.peak_bytes * margin) + SCRATCH_BYTES, *tokens.shape[1:]
+    peak_bytes = int(counter.peak_bytes * margin) + SCRATCH_BYTES
+    _, num_tokens, channels = tokens.shape
+    return peak_bytes, num_tokens, channels
 
 
 def largest_batch_size(
@@ -147,36 +162,44 @@ def largest_batch_size(
 ) -> int:
     """The largest batch whose `batch_bytes` fit into the budget; a BudgetError where none does."""
     bytes_of = functools.partial(batch_bytes, encoder, tile_px=tile_px)
-    one, got = bytes_of(batch_size=1), f"{format_bytes(budget_bytes)}; raise --memory"
-    rule = f"memory budget must hold one tile of {encoder.spec.name!r}, {format_bytes(one)}"
-    require(one <= budget_bytes, rule, got, error=BudgetError)
-    on_cpu, knee = (
-        encoder.device.type == "cpu",
-        CPU_TILES + 1,
-    )  # from there on a tile costs less
-    in_parts = on_cpu and bytes_of(batch_size=knee) <= budget_bytes
-    start = knee if in_parts else 1
-    held, next_held = (bytes_of(batch_size=n) for n in (start, start + 1))
-    # linear in the batch, but for what the first tile holds beyond that
-    found = start + (budget_bytes - held) // max(next_held - held, 1)
-    return min(found, CPU_TILES) if on_cpu and not in_parts else found
+    one_tile = bytes_of(batch_size=1)
+    if one_tile > budget_bytes:
+        raise BudgetError(
+            f"memory budget must hold one tile of {encoder.spec.name!r}, "
+            f"{format_bytes(one_tile)}, got {format_bytes(budget_bytes)}; raise --memory"
+        )
+    on_cpu = encoder.device.type == "cpu"
+    # on a CPU each tile beyond those in the network costs less
+    first_in_parts = CPU_TILES + 1
+    in_parts = on_cpu and bytes_of(batch_size=first_in_parts) <= budget_bytes
+    start = first_in_parts if in_parts else 1
+    start_bytes = bytes_of(batch_size=start)
+    bytes_per_tile = bytes_of(batch_size=start + 1) - start_bytes
+    # linear in the batch, but for the part that only the first tile holds
+    largest = start + (budget_bytes - start_bytes) // max(bytes_per_tile, 1)
+    return min(largest, CPU_TILES) if on_cpu and not in_parts else largest
 
 
 def keep_freed_memory() -> bool:
-    """Makes malloc keep what is freed, for the rest of this process; False where there is no glibc.
+    """Make malloc keep freed memory for the rest of this process; False where there is no glibc.
 
     By default each tensor above 32 MiB is mapped anew, its pages cleared at first touch: up to half
     of an encoder's CPU time (benchmarks/bench_heap.py). The heap then stays at its peak and grows
     by holes: for a whole process to decide. A run calls it, `load_encoder` does not.
     """
-    options = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 * MIB))
     libc = _glibc()
-    taken = [libc is not None and libc.mallopt(*option) == 1 for option in options]
-    return all(taken)
+    if libc is None:
+        return False
+    results = [
+        libc.mallopt(_MMAP_MAX, 0),
+        libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1),
+        libc.mallopt(_TOP_PAD, 64 * MIB),
+    ]
+    return all(result == 1 for result in results)
 
 
 @functools.cache
-def _glibc() -> Any:
+def _glibc() -> ctypes.CDLL | None:
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)

