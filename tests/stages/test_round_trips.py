@@ -202,7 +202,7 @@ def test_embeddings_come_back_with_the_grid_and_the_names_of_their_encoder(
     assert stored.attributes["weights_hash"] == "ab"
     assert stored.attributes["patch_size"] == 128
     assert work.ledger.stages[stage.address].facts["dim"] == 7
-    assert later(work).done(stage)
+    assert later(work).is_done(stage)
 
 
 def test_a_slide_without_tiles_has_embeddings_of_no_rows(
