@@ -14,7 +14,6 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-import click
 import typer
 from typer.core import TyperCommand
 
@@ -58,9 +57,8 @@ def add_flags(app: typer.Typer) -> None:
 class _CommandBySection(TyperCommand):
     """A command whose `--help` lists its flags by the section of the settings."""
 
-    def format_options(
-        self, ctx: click.Context, formatter: click.HelpFormatter
-    ) -> None:
+    # typer brings a click of its own, whose classes have no public name
+    def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             row = param.get_help_record(ctx)

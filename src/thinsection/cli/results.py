@@ -15,7 +15,7 @@ from thinsection.types import format_bytes
 if TYPE_CHECKING:
     from thinsection.pipeline.folder import Results
     from thinsection.pipeline.records import Record
-    from thinsection.store.cache.writer import CacheEntry
+    from thinsection.store.cache.catalogue import CacheEntry
 
 FolderArgument = Annotated[
     Path, typer.Argument(help="A results folder.", show_default=False)

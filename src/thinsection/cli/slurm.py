@@ -169,6 +169,7 @@ def _write_run_tables(collected: "Collected") -> None:
     """Writes the tables and the record of a run from the results of its array tasks."""
     from thinsection.jobs.task import Report
     from thinsection.pipeline.ending import finish_run
+    from thinsection.pipeline.task import RunTask
 
     results = [
         collected.results[name]
@@ -180,7 +181,9 @@ def _write_run_tables(collected: "Collected") -> None:
         stage_seconds=collected.stage_seconds,
         facts=collected.facts,
     )
-    finish_run(collected.task, list(collected.entries.values()), report)
+    task = collected.task
+    assert isinstance(task, RunTask)
+    finish_run(task, list(collected.entries.values()), report)
 
 
 @group.command("array-task", hidden=True)

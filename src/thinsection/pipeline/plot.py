@@ -205,6 +205,7 @@ def _axes(ax: "Axes | None") -> "Axes":
         from matplotlib import pyplot
     if ax is not None:
         return ax
+    new_ax: Axes
     _, new_ax = pyplot.subplots(layout="constrained")
     return new_ax
 

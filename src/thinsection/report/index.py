@@ -131,7 +131,7 @@ def _experiments(out: Path) -> list[Document]:
     experiments = []
     for path in sorted((out / "experiments").glob("*/experiment.json")):
         document = _read_document(path)
-        row = {"dir": path.parent.name}
+        row: Document = {"dir": path.parent.name}
         row |= {name: document.get(name) for name in _EXPERIMENT}
         experiments.append(row)
     return experiments
