@@ -5,6 +5,8 @@ the order of ties open, on sortable 64-bit keys it does not. Their upper half ha
 bits, made monotonic, the lower half the complement of the column's index.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -25,7 +27,7 @@ NO_KEY = torch.iinfo(torch.int64).min  # of a row of the own group
 Bank = Embeddings | EmbeddingRows
 
 
-def to_device(array: npt.NDArray, device: torch.device) -> torch.Tensor:
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """The array as a tensor; on the CPU it shares the array's memory and is only read."""
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
 

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.comparison import permuted_rows
@@ -149,7 +148,7 @@ def beside(
     null: _Score,
     learnt: _Score,
     *,
-    least: npt.NDArray,
+    least: FloatVector | IndexArray,
 ) -> dict[str, Any]:
     """What stands beside the score: of each seed, of permuted labels, and the learning curve."""
     seeds = range(p.seed, p.seed + p.null_draws)
@@ -170,7 +169,7 @@ def beside(
     }
 
 
-def permuted(labels: npt.NDArray, groups: Groups | None, seed: int) -> IndexArray:
+def permuted(labels: IndexArray, groups: Groups | None, seed: int) -> IndexArray:
     """For each row the row whose label it takes: of patients, where each has one label."""
     rng = np.random.default_rng(seed)
     codes = np.arange(len(labels)) if groups is None else groups.codes

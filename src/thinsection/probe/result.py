@@ -135,7 +135,7 @@ class Predictions(_Rows):
         return True
 
     @property
-    def outcome(self) -> npt.NDArray:
+    def outcome(self) -> IndexArray:
         """(N, 1), what is predicted."""
         return self.truth[:, None]
 
@@ -210,7 +210,7 @@ class Risks(_Rows):
     time: FloatVector
 
     @property
-    def outcome(self) -> npt.NDArray:
+    def outcome(self) -> FloatVector:
         """(n, 2), what is predicted."""
         return np.stack([self.event, self.time], axis=1)
 

@@ -250,7 +250,7 @@ def drawn_labels(path: Path) -> Picked:
     return {row: {"label": names[shares[:, row].argmax()]} for row in rows}
 
 
-def drawn_classes(path: Path) -> dict[str, npt.NDArray]:
+def drawn_classes(path: Path) -> dict[str, npt.NDArray[Any]]:
     """Columns `class_NAME` of the tile table beside a file of embeddings: what was drawn."""
     tiles, prefix = path.parent.parent / "tiles" / path.name, "class_"
     columns = read_tiles(tiles).columns if tiles.is_file() else {}

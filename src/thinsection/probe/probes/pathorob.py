@@ -269,12 +269,14 @@ def clustering_probe(
     )
 
 
-def _clusters(x: npt.NDArray, k: int, seed: int, starts: int) -> npt.NDArray[np.int32]:
+def _clusters(
+    x: npt.NDArray[np.floating], k: int, seed: int, starts: int
+) -> npt.NDArray[np.int32]:
     known = {"random_state": seed, "n_init": starts, "init": "random"}
     return KMeans(n_clusters=k, **known).fit(x).labels_  # type: ignore[no-any-return]
 
 
-def _best_k(x: npt.NDArray, settings: suites.PathorobSettings) -> int:
+def _best_k(x: npt.NDArray[np.floating], settings: suites.PathorobSettings) -> int:
     """The number of clusters with the best silhouette by cosine, the first of equals."""
     ks = range(2, min(settings.max_clusters, len(x) - 1) + 1)
     labels = [_clusters(x, k, 1337, 20) for k in ks]
@@ -340,7 +342,9 @@ def _slides(data: RobustnessSet, of: npt.NDArray[np.bool_]) -> _Chunks:
     return [rows[slide == name] for name in dict.fromkeys(slide.tolist())]
 
 
-def _accuracies(x: npt.NDArray, y: IndexArray, parts: list[IndexArray]) -> list[float]:
+def _accuracies(
+    x: npt.NDArray[np.floating], y: IndexArray, parts: list[IndexArray]
+) -> list[float]:
     """Balanced accuracies of the last two parts (NaN for none), by the C best on the second."""
     train, val, *tests = parts
     models = [

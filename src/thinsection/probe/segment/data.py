@@ -112,7 +112,7 @@ def load_pannuke(root: Path) -> SegmentSet:
     sizes, masks = ([shape[0] for shape in shapes[part::2]] for part in (0, 1))
     check(sizes == masks, "images and masks must be as many", f"{sizes} and {masks}")
 
-    def row(part: int, i: int) -> npt.NDArray:
+    def row(part: int, i: int) -> npt.NDArray[Any]:
         fold = int(i >= sizes[0])
         return _mapped(paths[2 * fold + part])[i - fold * sizes[0]]  # type: ignore[no-any-return]
 
@@ -133,12 +133,12 @@ def load_pannuke(root: Path) -> SegmentSet:
     )
 
 
-def _mapped(path: Path) -> npt.NDArray:
+def _mapped(path: Path) -> npt.NDArray[Any]:
     """The array of a .npy, mapped. For one row: pages that stay mapped count as our memory."""
     with rewording(
         "array must be a whole .npy", path, OSError, ValueError, error=DatasetError
     ):
-        array: npt.NDArray = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     check(
         array.flags.c_contiguous,
         "array must be in C order",
@@ -147,7 +147,7 @@ def _mapped(path: Path) -> npt.NDArray:
     return array
 
 
-def pannuke_label(mask: npt.NDArray) -> LabelImage:
+def pannuke_label(mask: npt.NDArray[Any]) -> LabelImage:
     """(H, W, 6) instance maps -> (H, W): j + 1 where channel j (0..4) > 0, a later one wins."""
     label = np.zeros(mask.shape[:2], dtype=np.uint8)
     for channel in range(5):

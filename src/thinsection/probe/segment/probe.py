@@ -158,7 +158,7 @@ def segment_probe(
     jaccard = np.concatenate([metrics.image_jaccard(c) for c in counts])
     weights = np.concatenate([metrics.image_weights(c, weight) for c in counts])
 
-    def score(draws: npt.NDArray) -> npt.NDArray[np.float64]:
+    def score(draws: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         return draws @ (weights * jaccard) / (draws @ weights)  # type: ignore[no-any-return]
 
     rows = np.concatenate([val for _, val in data.folds])
