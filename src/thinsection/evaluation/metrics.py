@@ -154,7 +154,10 @@ def weighted_kappa(counts: Tallies) -> FloatVector:
     return 1 - ratio((counts * cost).sum(axis=(-2, -1)), expected)
 
 
-METRICS: Scorers = {"macro_f1": macro_f1, "balanced_accuracy": balanced_accuracy}
+METRICS: dict[str, Callable[[Tallies], FloatVector]] = {
+    "macro_f1": macro_f1,
+    "balanced_accuracy": balanced_accuracy,
+}
 
 
 def tied_weights(
