@@ -195,7 +195,7 @@ def test_slides_with_labels_of_their_own_stay_apart_and_keep_their_patient(
         tmp_path / "cases.csv", replace_flat(config, {"sample": "slide"})
     )
     assert cases.ids == tuple(f"s{i}" for i in range(8))
-    assert cases.together == ("p0", "p0", "p1", "p1", "p2", "p2", "p3", "p3")
+    assert cases.shared_patients == ("p0", "p0", "p1", "p1", "p2", "p2", "p3", "p3")
 
 
 def test_one_slide_under_two_cases_is_refused_in_a_table_of_cases(

@@ -15,7 +15,7 @@ from tests.probe.make import (
 )
 
 from thinsection.errors import DatasetError
-from thinsection.probe.data.load import inside, load_regions, read_regions
+from thinsection.probe.data.regions import inside, load_regions, read_regions
 from thinsection.probe.data.sets import check_tile_set
 
 

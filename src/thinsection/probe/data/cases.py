@@ -8,13 +8,20 @@ Any other table, or a list of nanopath's: slide_id, optional case_id, split and 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import ConfigError, DatasetError, importing, require, rewording
+from thinsection.errors import (
+    ConfigError,
+    DatasetError,
+    InvalidInputError,
+    importing,
+    rewording,
+)
 from thinsection.evaluation import embeddings, tables
 from thinsection.evaluation.cases import (
     CASE_COLUMNS,
@@ -27,7 +34,7 @@ from thinsection.evaluation.embeddings import Embeddings
 from thinsection.evaluation.labels import drop_missing, encode_labels, read_number
 from thinsection.evaluation.metrics import Fold
 from thinsection.evaluation.parts import PATHOBENCH_TABLE
-from thinsection.evaluation.tables import TEST, TRAIN, TextRow, check, split_name
+from thinsection.evaluation.tables import TEST, TRAIN, TextRow, split_name
 from thinsection.probe.config import DataSection, ProbeConfig
 from thinsection.probe.data.sets import CaseSet, SurvivalSet
 from thinsection.probe.protocol import Protocol
@@ -47,9 +54,8 @@ class CaseTable:
     slides: tuple[tuple[str, ...], ...]  # of each case
     rows: tuple[TextRow, ...]  # the first of each case
     columns: tuple[str, ...]  # of the label, or of the event and the time
-    label_names: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of label values, where known
+    # of label values, where known
+    label_names: Mapping[str, str] = field(default_factory=dict)
     groups: Groups  # the patients of the cases
     folds: tuple[Fold, ...] | None = None  # of the file
     facts: dict[str, Any] = field(default_factory=dict)
@@ -60,30 +66,34 @@ def load_case_table(
 ) -> CaseTable:
     """A Patho-Bench task folder, or a table whose `sample` ('case', 'slide') has a vector each."""
     data = data or DataSection()
-    got = (
-        f"{str(data.test)!r}; list it in the table as split test, with --held-out test"
-    )
-    require(data.test is None, "test must be a cohort of tiles", got, error=ConfigError)
+    if data.test is not None:
+        raise ConfigError(
+            f"test must be a cohort of tiles, got {str(data.test)!r}; "
+            "list it in the table as split test, with --held-out test"
+        )
     if path.is_dir():
         return _pathobench(path, protocol, survival=survival)
-    columns, listed = (
-        ("event", "time") if survival else ("label",),
-        tables.read_rows(path, ()),
-    )
-    if (
-        listed[0].keys() >= PANDA
-    ):  # without the labels that PANDA's winners found noisy, as in eva
-        kept = [r for r in listed if r.get("noise_ratio_10", "0") in ("0", "0.0")]
-        listed = [{"slide_id": r["image_id"], "label": r["isup_grade"]} for r in kept]
+    columns = ("event", "time") if survival else ("label",)
+    listed = tables.read_rows(path, ())
+    if listed[0].keys() >= PANDA:
+        # without the labels that PANDA's winners found noisy, as in eva
+        clean = [r for r in listed if r.get("noise_ratio_10", "0") in ("0", "0.0")]
+        listed = [{"slide_id": r["image_id"], "label": r["isup_grade"]} for r in clean]
     tables.require_columns(listed[0], ("slide_id", *columns), path)
     rows = tables.open_rows(listed, str(path), data.held_out)
     if data.held_out == TEST:
-        rule = "table must have a split with test rows"
-        check("split" in rows[0], rule, f"none in {path.name!r}")
-        rows = [{**r, "fold_test": r["split"]} for r in rows]
-    facts = {"table": path.name, "split_rule": "the protocol's folds"}
-    key = "slide_id" if data.sample == "slide" else ""
-    return _grouped(rows, key, columns, name=path.stem, facts=facts)
+        if "split" not in rows[0]:
+            raise DatasetError(
+                f"table must have a split with test rows, got none in {path.name!r}"
+            )
+        rows = [{**row, "fold_test": row["split"]} for row in rows]
+    return _grouped(
+        rows,
+        columns,
+        name=path.stem,
+        key="slide_id" if data.sample == "slide" else "",
+        facts={"table": path.name, "split_rule": "the protocol's folds"},
+    )
 
 
 def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
@@ -91,7 +101,8 @@ def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
 
     Without `file_folds` only what trains in the first fold: the rest is a sealed test then.
     """
-    table, config_path = root / PATHOBENCH_TABLE, root / PATHOBENCH_CONFIG
+    table = root / PATHOBENCH_TABLE
+    config_path = root / PATHOBENCH_CONFIG
     if not (table.is_file() and config_path.is_file()):
         raise tables.unexpected(
             root, "a Patho-Bench task", [PATHOBENCH_TABLE, PATHOBENCH_CONFIG]
@@ -102,90 +113,136 @@ def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
         "config must be YAML", config_path, OSError, yaml.YAMLError, error=DatasetError
     ):
         config = yaml.safe_load(config_path.read_text(encoding="utf-8"))
-    found, where = f"{config!r} in {str(config_path)!r}", str(table)
-    check(isinstance(config, dict), "config must be a mapping", found)
+    if not isinstance(config, dict):
+        raise DatasetError(
+            f"config must be a mapping, got {config!r} in {str(config_path)!r}"
+        )
     task = config.get("task_col")
-    found = f"{task!r} in {str(config_path)!r}"
-    check(isinstance(task, str), "config must have a text task_col", found)
-    columns = (f"{task}_event", f"{task}_days") if survival else (str(task),)
+    if not isinstance(task, str):
+        raise DatasetError(
+            f"config must have a text task_col, got {task!r} in {str(config_path)!r}"
+        )
+    columns = (f"{task}_event", f"{task}_days") if survival else (task,)
     key = str(config.get("sample_col") or "case_id")
+    where = str(table)
     rows = tables.read_rows(table, (key, "slide_id", *columns))
-    first = next((c for c in rows[0] if c.startswith("fold_")), "")
-    check(first, "table must have fold_* columns", f"{list(rows[0])} in {where!r}")
-    trains = [r for r in rows if r[first] and split_name(r[first], where) == TRAIN]
-    kept = rows if protocol.file_folds else trains
-    label_dict = {} if survival else config.get("label_dict") or {}
-    rule = f"training rows of {first}, then the protocol's folds"
-    facts = {
-        "task": task,
-        "split_rule": rule,
-        "sealed_rows_dropped": len(rows) - len(kept),
-    }
-    known: dict[str, Any] = {"name": f"{root.parent.name}/{root.name}", "facts": facts}
-    known["label_names"] = {str(k): str(v) for k, v in label_dict.items()}
-    return _grouped(kept, key, columns, folded=protocol.file_folds, **known)
+    first_fold = next((c for c in rows[0] if c.startswith("fold_")), "")
+    if not first_fold:
+        raise DatasetError(
+            f"table must have fold_* columns, got {list(rows[0])} in {where!r}"
+        )
+    kept = rows
+    if not protocol.file_folds:
+        kept = [
+            row
+            for row in rows
+            if row[first_fold] and split_name(row[first_fold], where) == TRAIN
+        ]
+    label_names = {}
+    if not survival:
+        label_names = config.get("label_dict") or {}
+    return _grouped(
+        kept,
+        columns,
+        name=f"{root.parent.name}/{root.name}",
+        key=key,
+        folded=protocol.file_folds,
+        label_names={str(value): str(name) for value, name in label_names.items()},
+        facts={
+            "task": task,
+            "split_rule": f"training rows of {first_fold}, then the protocol's folds",
+            "sealed_rows_dropped": len(rows) - len(kept),
+        },
+    )
 
 
 def _grouped(
     rows: Sequence[TextRow],
-    key: str,
     columns: tuple[str, ...],
+    *,
+    name: str,
+    key: str,
+    facts: dict[str, Any],
     folded: bool = True,
-    **known: Any,
+    label_names: Mapping[str, str] | None = None,
 ) -> CaseTable:
     """One entry per case (or value of `key`), with folds; its rows must agree on both and label."""
-    name = known["name"]
-    check(rows, "table must leave cases to train on", f"none in {name!r}")
+    if not rows:
+        raise DatasetError(f"table must leave cases to train on, got none in {name!r}")
     rows, missing = drop_missing(rows, columns, key or "slide_id")
-    check(rows, "table must leave cases with labels", f"none in {name!r}")
-    known["facts"] |= {"missing": missing[0]} if missing else {}
-    listed = [
-        {**row, "slide_id": s} for row in rows for s in _slide_ids(row["slide_id"])
-    ]
-    whose = table_groups(listed, repr(name))
-    assert whose is not None  # there are slides
-    named = [
-        next(filter(None, (row.get(c) for c in (key, *CASE_COLUMNS))), "")
-        for row in listed
-    ]
-    notes = spelling_notes(whose.slide_ids, named)
-    known["facts"] |= {"ids": notes[0]} if notes else {}
-    patients, slides = dict[str, str](), dict[str, list[str]]()  # of the cases
-    first: dict[str, TextRow] = {}
-    fold_columns = [c for c in rows[0] if c.startswith("fold_")]
-    cases = case_rows(whose.slide_ids, named)
-    for row, patient, case in zip(listed, whose.of_row, cases, strict=True):
-        patients.setdefault(case, patient)
-        slides.setdefault(case, []).append(row["slide_id"])
-        known_row = first.setdefault(case, row)
-        for c in (*columns, *fold_columns):
-            found = f"{known_row[c]!r} and {row[c]!r} for {case!r} in {name!r}"
-            rule = f"{c} must be the same in all rows of a case"
-            check(known_row[c] == row[c], rule, f"{found}; or pass --sample slide")
-    used = fold_columns if folded else []
-    folds = tuple(_file_fold([*first.values()], c, name) for c in used) or None
-    if folds:
-        known["facts"]["split_rule"] = (
-            f"the file's {len(folds)} fold{'s' * (len(folds) > 1)}"
-        )
-    known |= {"ids": tuple(first), "rows": tuple(first.values())}
-    known |= {
-        "slides": tuple(map(tuple, slides.values())),
-        "columns": columns,
-        "folds": folds,
-    }
-    return CaseTable(groups=Groups(whose.unit, tuple(patients.values())), **known)
+    if not rows:
+        raise DatasetError(f"table must leave cases with labels, got none in {name!r}")
+    facts = {**facts}
+    if missing:
+        facts["missing"] = missing[0]
+    by_slide: list[TextRow] = []
+    for row in rows:
+        by_slide += [{**row, "slide_id": s} for s in _slide_ids(row["slide_id"])]
+    groups = table_groups(by_slide, repr(name))
+    assert groups is not None  # there are slides
+    named_cases = [_first_value(row, (key, *CASE_COLUMNS)) for row in by_slide]
+    notes = spelling_notes(groups.slide_ids, named_cases)
+    if notes:
+        facts["ids"] = notes[0]
+    cases = case_rows(groups.slide_ids, named_cases)
+    fold_columns = [column for column in rows[0] if column.startswith("fold_")]
+    row_by_case = _row_by_case(by_slide, cases, (*columns, *fold_columns), name)
+    patient_by_case: dict[str, str] = {}
+    slides_by_case: dict[str, list[str]] = {}
+    for row, patient, case in zip(by_slide, groups.of_row, cases, strict=True):
+        patient_by_case.setdefault(case, patient)
+        slides_by_case.setdefault(case, []).append(row["slide_id"])
+    case_list = tuple(row_by_case.values())
+    folds = None
+    if folded and fold_columns:
+        folds = tuple(_file_fold(case_list, column, name) for column in fold_columns)
+        plural = "s" if len(folds) > 1 else ""
+        facts["split_rule"] = f"the file's {len(folds)} fold{plural}"
+    return CaseTable(
+        name=name,
+        ids=tuple(row_by_case),
+        slides=tuple(map(tuple, slides_by_case.values())),
+        rows=case_list,
+        columns=columns,
+        label_names=label_names or {},
+        groups=Groups(groups.unit, tuple(patient_by_case.values())),
+        folds=folds,
+        facts=facts,
+    )
+
+
+def _first_value(row: TextRow, columns: Sequence[str]) -> str:
+    """The first cell of some columns that holds a value; ''."""
+    for column in columns:
+        if row.get(column):
+            return row[column]
+    return ""
+
+
+def _row_by_case(
+    rows: Sequence[TextRow], cases: Sequence[str], columns: Sequence[str], name: str
+) -> dict[str, TextRow]:
+    """First row of each case; refuses cases whose rows differ in some of the columns."""
+    row_by_case: dict[str, TextRow] = {}
+    for row, case in zip(rows, cases, strict=True):
+        first = row_by_case.setdefault(case, row)
+        for column in columns:
+            if first[column] != row[column]:
+                raise DatasetError(
+                    f"{column} must be the same in all rows of a case, got {first[column]!r} and "
+                    f"{row[column]!r} for {case!r} in {name!r}; or pass --sample slide"
+                )
+    return row_by_case
 
 
 def _file_fold(rows: Sequence[TextRow], column: str, name: str) -> Fold:
     """The fold's training rows, and its held-out rows."""
-    training = np.array([split_name(r[column], name) == TRAIN for r in rows])
-    found = f"{training.sum()} train of {len(rows)} in {name!r}"
-    check(
-        {*training} == {True, False},
-        f"{column} must hold train and held-out rows",
-        found,
-    )
+    training = np.array([split_name(row[column], name) == TRAIN for row in rows])
+    if training.all() or not training.any():
+        raise DatasetError(
+            f"{column} must hold train and held-out rows, "
+            f"got {training.sum()} train of {len(rows)} in {name!r}"
+        )
     return np.flatnonzero(training), np.flatnonzero(~training)
 
 
@@ -201,50 +258,65 @@ def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
     Memory: one slide's embeddings + 4 n D.
     """
     table = load_case_table(path, config.protocol, config.data, survival=False)
-    known, values = table.label_names, [r[table.columns[0]] for r in table.rows]
-    # pandas writes whole numbers of a column with gaps as '1.0'
-    texts = [known.get(v) or known.get(v.removesuffix(".0"), v) for v in values]
-    names, labels = encode_labels(texts, repr(table.name), tuple(known.values()))
-    return CaseSet(class_names=names, labels=labels, **_common(table, config))
+    label_names = table.label_names
+    texts = []
+    for row in table.rows:
+        value = row[table.columns[0]]
+        # pandas writes whole numbers of a column with gaps as '1.0'
+        whole = value.removesuffix(".0")
+        texts.append(label_names.get(value) or label_names.get(whole, value))
+    names, labels = encode_labels(texts, repr(table.name), tuple(label_names.values()))
+    files = _slide_files(table, config)
+    return CaseSet(
+        name=table.name,
+        ids=table.ids,
+        vectors=mean_vectors(files, embeddings.read_embeddings),
+        files=files,
+        folds=table.folds,
+        groups=table.groups,
+        allow_leakage=config.data.allow_leakage,
+        facts={**table.facts, **embeddings.encoder_facts(files[0][0])},
+        class_names=names,
+        labels=labels,
+    )
 
 
 def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
     """Cases with event and time; memory as of `load_cases`."""
     table = load_case_table(path, config.protocol, config.data, survival=True)
     event_column, time_column = table.columns
-    events = [
-        read_number(r[event_column], event_column, table.name, flag=True)
-        for r in table.rows
-    ]
-    times = [read_number(r[time_column], time_column, table.name) for r in table.rows]
-    event = np.array(events) == 1
-    time = np.array(times)
-    return SurvivalSet(event=event, time=time, **_common(table, config))
+    events = []
+    times = []
+    for row in table.rows:
+        cell = row[event_column]
+        events.append(read_number(cell, event_column, table.name, flag=True))
+        times.append(read_number(row[time_column], time_column, table.name))
+    files = _slide_files(table, config)
+    return SurvivalSet(
+        name=table.name,
+        ids=table.ids,
+        vectors=mean_vectors(files, embeddings.read_embeddings),
+        files=files,
+        folds=table.folds,
+        groups=table.groups,
+        allow_leakage=config.data.allow_leakage,
+        facts={**table.facts, **embeddings.encoder_facts(files[0][0])},
+        event=np.array(events) == 1,
+        time=np.array(times),
+    )
 
 
-def _common(table: CaseTable, config: ProbeConfig) -> dict[str, Any]:
-    """What labelled and survival cases share."""
+def _slide_files(table: CaseTable, config: ProbeConfig) -> tuple[tuple[Path, ...], ...]:
+    """Files of embeddings of each case."""
     folder = config.data.embeddings
     if folder is None or not folder.is_dir():
-        remedy = "pass --embeddings DIR (a run's output, or TRIDENT's feature folder)"
         raise ConfigError(
-            f"embeddings must be a folder of slides, got {folder}; {remedy}"
+            f"embeddings must be a folder of slides, got {folder}; "
+            "pass --embeddings DIR (a run's output, or TRIDENT's feature folder)"
         )
-    by_slide = embeddings.slide_files(
-        folder, [s for slides in table.slides for s in slides]
-    )
-    of_case = tuple(tuple(by_slide[s] for s in slides) for slides in table.slides)
-    shared = {name: getattr(table, name) for name in ("name", "ids", "folds", "groups")}
-    shared["facts"] = {
-        **table.facts,
-        **embeddings.encoder_facts(next(iter(by_slide.values()))),
-    }
-    shared["allow_leakage"] = config.data.allow_leakage
-    return {
-        **shared,
-        "files": of_case,
-        "vectors": mean_vectors(of_case, embeddings.read_embeddings),
-    }
+    slide_ids = [*chain.from_iterable(table.slides)]
+    files = embeddings.slide_files(folder, slide_ids)
+    return tuple(tuple(files[slide] for slide in slides) for slides in table.slides)
 
 
 def mean_vectors(
@@ -256,16 +328,23 @@ def mean_vectors(
     """
     vectors: list[npt.NDArray[np.float64]] = []
     for slides in files_of_case:
-        require(slides, "each case must have a slide", "a case without any")
+        if not slides:
+            raise InvalidInputError(
+                "each case must have a slide, got a case without any"
+            )
         means: list[npt.NDArray[np.float64]] = []
         for path in slides:
-            tiles, none = read(path), f"none in {str(path)!r}"
-            require(len(tiles), "a slide must have tile embeddings", none)
+            tiles = read(path)
+            if not len(tiles):
+                raise InvalidInputError(
+                    f"a slide must have tile embeddings, got none in {str(path)!r}"
+                )
             means.append(tiles.mean(axis=0, dtype=np.float64))
-        vectors.append(np.mean(means, axis=0))
-        dim, first_dim = len(vectors[-1]), len(vectors[0])
-        found = (
-            f"{dim} after {first_dim} in {str(slides[0])!r}; were two encoders mixed?"
-        )
-        require(dim == first_dim, "embeddings must have the same D", found)
+        vector = np.mean(means, axis=0)
+        if vectors and len(vector) != len(vectors[0]):
+            raise InvalidInputError(
+                f"embeddings must have the same D, got {len(vector)} after {len(vectors[0])} "
+                f"in {str(slides[0])!r}; were two encoders mixed?"
+            )
+        vectors.append(vector)
     return np.stack(vectors).astype(np.float32)

@@ -15,7 +15,7 @@ from thinsection.errors import DatasetError, rewording
 from thinsection.evaluation import tables
 from thinsection.evaluation.embeddings import Embeddings
 from thinsection.evaluation.metrics import IndexArray
-from thinsection.evaluation.tables import SPLITS, TRAIN, VAL, TextRow, check, read_rows
+from thinsection.evaluation.tables import SPLITS, TRAIN, VAL, TextRow, read_rows
 from thinsection.probe.data.sets import ImageRef, LabelledRows, TileSet, label_rows
 from thinsection.types import MIB, RgbArray
 
@@ -35,7 +35,7 @@ BY_FOLDER = "(?P<split>[^/]+)/(?P<label>[^/]+)"
 
 
 class Layout(NamedTuple):
-    """How a dataset lies in its folder."""
+    """Form of a dataset's folder."""
 
     kind: str  # in errors
     looked_for: tuple[str, ...]  # patterns, something of each must be there
@@ -52,86 +52,94 @@ def load_images(layout: str, root: Path, *, seed: int = 1337) -> LabelledRows:
 
     Raises DatasetError: it shows what is there and what was looked for.
     """
-    known = LAYOUTS[layout]
-    places = [
-        p
-        for place in known.places
-        for p in (sorted(root.glob(place)) if place else [root])
-    ]
-    whole = (
-        p for p in places if all(any(p.glob(pattern)) for pattern in known.looked_for)
+    form = LAYOUTS[layout]
+    base = _base_folder(root, form)
+    labelled = [*_READERS.get(layout, _named_images)(base, form)]
+    rows = [row for _, row in labelled]
+    return label_rows(
+        rows,
+        root.name if layout == "folder" else form.name or layout,
+        where=repr(str(base)),
+        seed=seed,
+        class_names=form.class_names or sorted({row["label"] for row in rows}),
+        rule=form.rule,
+        images=[image for image, _ in labelled],
     )
-    if (base := next(whole, None)) is None:
-        raise tables.unexpected(root, known.kind, known.looked_for)
-    found = [*_READERS.get(layout, _told)(base, known)]
-    rows, images = [row for _, row in found], [image for image, _ in found]
-    names = known.class_names or sorted({row["label"] for row in rows})
-    told: dict[str, Any] = {"class_names": names, "rule": known.rule, "images": images}
-    name = root.name if layout == "folder" else known.name or layout
-    return label_rows(rows, name, where=repr(str(base)), seed=seed, **told)
 
 
-def _told(base: Path, layout: Layout) -> Iterator[LabelledImage]:
-    """Images whose paths say what they are."""
-    for path in (
-        path for pattern in layout.looked_for for path in sorted(base.glob(pattern))
-    ):
-        found = re.match(layout.form, place := path.relative_to(base).as_posix())
-        rule = f"{layout.kind} file must be named as {layout.form}"
-        row = {k: v or "" for k, v in found.groupdict().items()} if found else {}
-        check(row, rule, repr(place))
-        if "split" in row:
-            row["split"] = VAL if row["split"] == layout.val else TRAIN
-        if row["label"].isdigit():
-            row["label"] = layout.class_names[int(row["label"])]
-        yield ImageRef(path), row
+def _base_folder(root: Path, layout: Layout) -> Path:
+    """The folder, at or below a root, that holds all that the layout looks for."""
+    for place in layout.places:
+        for folder in sorted(root.glob(place)) if place else [root]:
+            if all(any(folder.glob(pattern)) for pattern in layout.looked_for):
+                return folder
+    raise tables.unexpected(root, layout.kind, layout.looked_for)
+
+
+def _named_images(base: Path, layout: Layout) -> Iterator[LabelledImage]:
+    """Images whose paths name their label."""
+    for pattern in layout.looked_for:
+        for path in sorted(base.glob(pattern)):
+            place = path.relative_to(base).as_posix()
+            match = re.match(layout.form, place)
+            if match is None:
+                raise DatasetError(
+                    f"{layout.kind} file must be named as {layout.form}, got {place!r}"
+                )
+            row = {name: text or "" for name, text in match.groupdict().items()}
+            if "split" in row:
+                row["split"] = VAL if row["split"] == layout.val else TRAIN
+            if row["label"].isdigit():
+                row["label"] = layout.class_names[int(row["label"])]
+            yield ImageRef(path), row
 
 
 def _folders(base: Path, layout: Layout) -> Iterator[LabelledImage]:
     """Images in one folder per class, with or without split folders above."""
-
-    def by_class(folder: Path) -> dict[str, list[Path]]:
-        paths = [
-            p for p in sorted(folder.glob("*/*")) if p.suffix.lower() in IMAGE_SUFFIXES
-        ]
-        return {name: [*of] for name, of in groupby(paths, key=lambda p: p.parent.name)}
-
     splits = {SPLITS.get(p.name.lower(), ""): p for p in sorted(base.glob("*/"))}
     if {TRAIN, VAL} <= splits.keys():
-        found = {split: by_class(splits[split]) for split in (TRAIN, VAL)}
-        train, val = ([*of_split] for of_split in found.values())
-        rule = "train and val must hold the same >= 2 class folders"
-        check(
-            train == val and len(train) >= 2,
-            rule,
-            f"{train} and {val} in {str(base)!r}",
-        )
+        train = _images_by_class(splits[TRAIN])
+        val = _images_by_class(splits[VAL])
+        if [*train] != [*val] or len(train) < 2:
+            raise DatasetError(
+                "train and val must hold the same >= 2 class folders, "
+                f"got {[*train]} and {[*val]} in {str(base)!r}"
+            )
+        images_by_split = {TRAIN: train, VAL: val}
     else:
-        found = {"": by_class(base)}
-        if splits.keys() - {""} or len(found[""]) < 2:
+        images_by_split = {"": _images_by_class(base)}
+        if splits.keys() - {""} or len(images_by_split[""]) < 2:
             looked_for = [
                 "train/<class>/* and val/<class>/*",
                 "<class>/* (at least two classes)",
             ]
             raise tables.unexpected(base, layout.kind, looked_for)
-    for split, classes in found.items():
+    for split, classes in images_by_split.items():
         for label, paths in classes.items():
-            yield from (
-                (ImageRef(path), {"label": label, "split": split}) for path in paths
-            )
+            for path in paths:
+                yield ImageRef(path), {"label": label, "split": split}
+
+
+def _images_by_class(folder: Path) -> dict[str, list[Path]]:
+    """Images of each folder of a class, in the order of their paths."""
+    images: dict[str, list[Path]] = {}
+    for path in sorted(folder.glob("*/*")):
+        if path.suffix.lower() in IMAGE_SUFFIXES:
+            images.setdefault(path.parent.name, []).append(path)
+    return images
 
 
 def _mhist(base: Path, layout: Layout) -> Iterator[LabelledImage]:
     """Only rows of its 'train' partition."""
-    table, label = base / "annotations.csv", "Majority Vote Label"
+    table = base / "annotations.csv"
+    label = "Majority Vote Label"
     for row in read_rows(table, ("Image Name", label, "Partition")):
         if tables.split_name(row["Partition"], str(table)) == TRAIN:
             path = base / "images" / row["Image Name"]
-            check(
-                path.is_file(),
-                "image must exist",
-                f"{str(path)!r}, named in {str(table)!r}",
-            )
+            if not path.is_file():
+                raise DatasetError(
+                    f"image must exist, got {str(path)!r}, named in {str(table)!r}"
+                )
             yield ImageRef(path), {"label": row[label]}
 
 
@@ -144,10 +152,11 @@ def _unitopatho(base: Path, layout: Layout) -> Iterator[LabelledImage]:
             rows[row["image_id"]] = {"label": label, "split": split}
     paths = sorted(base.glob(layout.looked_for[0]))
     absent = sorted(rows.keys() - {path.name for path in paths})
-    check(not absent, "image must exist", f"{absent[:1]}, named in its tables")
-    yield from (
-        (ImageRef(path), rows[path.name]) for path in paths if path.name in rows
-    )
+    if absent:
+        raise DatasetError(f"image must exist, got {absent[:1]}, named in its tables")
+    for path in paths:
+        if path.name in rows:
+            yield ImageRef(path), rows[path.name]
 
 
 def _pcam(base: Path, layout: Layout) -> Iterator[LabelledImage]:
@@ -159,54 +168,75 @@ def _pcam(base: Path, layout: Layout) -> Iterator[LabelledImage]:
         rule = "PCam file must hold 'x' or 'y'"
         whole = rewording(rule, x, OSError, KeyError, error=DatasetError)
         with whole, h5py.File(x, "r") as images, h5py.File(y, "r") as labels:
-            n, truth = len(images["x"]), np.asarray(labels["y"]).ravel().tolist()
-        found = f"{n} and {len(truth)} in {str(x)!r}"
-        check(n == len(truth), "x and y must have the same N", found)
-        shared = [{"label": name, "split": split} for name in layout.class_names]
-        yield from ((ImageRef(x, i), shared[label]) for i, label in enumerate(truth))
+            num_images = len(images["x"])
+            truth = np.asarray(labels["y"]).ravel().tolist()
+        if num_images != len(truth):
+            raise DatasetError(
+                "x and y must have the same N, "
+                f"got {num_images} and {len(truth)} in {str(x)!r}"
+            )
+        row_by_label = [{"label": name, "split": split} for name in layout.class_names]
+        for number, label in enumerate(truth):
+            yield ImageRef(x, number), row_by_label[label]
 
 
 def _bach(base: Path, layout: Layout) -> Iterator[LabelledImage]:
     """400 microscopy images, split by patient as eva does."""
-    found, val = [*_told(base, layout)], {i for span in BACH_VAL for i in range(*span)}
-    check(
-        len(found) == 400, "BACH must be 400 images", f"{len(found)} in {str(base)!r}"
-    )
-    for i, (image, row) in enumerate(found):
-        yield image, {**row, "split": VAL if i in val else TRAIN}
+    labelled = [*_named_images(base, layout)]
+    if len(labelled) != 400:
+        raise DatasetError(
+            f"BACH must be 400 images, got {len(labelled)} in {str(base)!r}"
+        )
+    for number, (image, row) in enumerate(labelled):
+        validates = any(first <= number < end for first, end in BACH_VAL)
+        yield image, {**row, "split": VAL if validates else TRAIN}
 
 
-_READERS = {"folder": _folders, "mhist": _mhist, "pcam": _pcam}
-_READERS |= {"unitopatho": _unitopatho, "bach": _bach}
+_READERS = {
+    "folder": _folders,
+    "mhist": _mhist,
+    "pcam": _pcam,
+    "unitopatho": _unitopatho,
+    "bach": _bach,
+}
 _BRACS = ("0_N", "1_PB", "2_UDH", "3_FEA", "4_ADH", "5_DCIS", "6_IC")
-_BREAKHIS, _ZOOM = "histology_slides/breast", "/*/40X/*.png"
-_FOUR = ["benign/SOB/fibroadenoma", "benign/SOB/tubular_adenoma"]
-_FOUR += ["malignant/SOB/ductal_carcinoma", "malignant/SOB/mucinous_carcinoma"]
-_MHIST, _PCAM = (
-    "published train partition, {} validates",
-    "camelyonpatch_level_2_split_",
-)
+_BREAKHIS = "histology_slides/breast"
 LAYOUTS = {
     "folder": Layout("one folder per class", (), rule="folders"),
     "bracs": Layout(
         "BRACS_RoI",
-        tuple(f"{split}/{name}/*.png" for split in (TRAIN, VAL) for name in _BRACS),
+        (
+            *(f"{TRAIN}/{name}/*.png" for name in _BRACS),
+            *(f"{VAL}/{name}/*.png" for name in _BRACS),
+        ),
         f"{BY_FOLDER}/(?P<slide_id>[^_/]+_[^_/]+)",  # BRACS_<slide>_<type>_1.png
         rule="published train and val",
         places=("", "BRACS_RoI/latest_version", "latest_version"),
     ),
     "breakhis": Layout(  # SOB_B_F-14-14134E-40-001.png is of patient 14-14134
         "BreaKHis",
-        tuple(name + _ZOOM for name in _FOUR),
+        (
+            "benign/SOB/fibroadenoma/*/40X/*.png",
+            "benign/SOB/tubular_adenoma/*/40X/*.png",
+            "malignant/SOB/ductal_carcinoma/*/40X/*.png",
+            "malignant/SOB/mucinous_carcinoma/*/40X/*.png",
+        ),
         r"\w+/SOB/(?P<label>\w+)/[^/]+/40X/SOB_[^-]*-(?P<case_id>[^-]+-[^-]*?)[A-Z]*-[^-]+-[^-]+$",
         name="break_his",
         places=("", f"BreaKHis_v1/{_BREAKHIS}", _BREAKHIS),
     ),
-    "mhist": Layout("MHIST", ("annotations.csv", "images"), rule=_MHIST),
+    "mhist": Layout(
+        "MHIST",
+        ("annotations.csv", "images"),
+        rule="published train partition, {} validates",
+    ),
     "pcam": Layout(
         "PatchCamelyon (unzip *.h5.gz first)",
-        tuple(
-            f"{_PCAM}{part}.h5" for part in ("train_x", "train_y", "valid_x", "valid_y")
+        (
+            "camelyonpatch_level_2_split_train_x.h5",
+            "camelyonpatch_level_2_split_train_y.h5",
+            "camelyonpatch_level_2_split_valid_x.h5",
+            "camelyonpatch_level_2_split_valid_y.h5",
         ),
         rule="published train and valid",
         class_names=("normal", "metastasis"),
@@ -247,10 +277,14 @@ def embed_rows(
 
 
 def encoder_facts(encoder: "TileEncoder") -> dict[str, Any]:
-    """What a result file says of the encoder."""
-    facts = {"encoder": encoder.spec.name, "precision": encoder.precision}
-    facts |= {"engine": encoder.engine, "weights_sha256": encoder.weights_hash}
-    return facts | {"encoder_commit": encoder.spec.revision or "none"}
+    """Facts of the encoder for a result file."""
+    return {
+        "encoder": encoder.spec.name,
+        "precision": encoder.precision,
+        "engine": encoder.engine,
+        "weights_sha256": encoder.weights_hash,
+        "encoder_commit": encoder.spec.revision or "none",
+    }
 
 
 def embed_images(
@@ -260,14 +294,16 @@ def embed_images(
 
     Memory: 4 N D + 2 BATCH_BYTES (or two images) + the encoder.
     """
-    out, done = np.empty((0, 0), dtype=np.float32), 0
+    out = np.empty((0, 0), dtype=np.float32)
+    done = 0
     for batch in image_batches(images, batch_size):
         vectors = encode(batch).float().cpu().numpy()
         if not done:
             out = np.empty((len(images), vectors.shape[1]), dtype=np.float32)
         out[done : done + len(batch)] = vectors
         done += len(batch)
-    tables.check(done, "images must be given to embed", "none")
+    if not done:
+        raise DatasetError("images must be given to embed, got none")
     return out
 
 
@@ -316,16 +352,13 @@ def read_images(refs: Iterable[ImageRef]) -> Iterator[RgbArray]:
     from PIL import Image
 
     for path, run in groupby(refs, key=lambda ref: ref.path):
-        rows, errors = (
-            [ref.row for ref in run],
-            (OSError, KeyError, Image.DecompressionBombError),
-        )
+        rows = [ref.row for ref in run]
+        errors = (OSError, KeyError, Image.DecompressionBombError)
         with rewording("image must be readable", path, *errors, error=DatasetError):
             if rows[0] is not None:
                 with h5py.File(path, "r") as file:
-                    yield from (
-                        np.asarray(file["x"][row], dtype=np.uint8) for row in rows
-                    )
+                    for row in rows:
+                        yield np.asarray(file["x"][row], dtype=np.uint8)
                 continue
             with Image.open(path) as image:
                 pixels = np.asarray(image.convert("RGB"))

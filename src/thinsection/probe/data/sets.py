@@ -6,15 +6,16 @@ A test split has no place here: sets hold training and validation rows, or cases
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import require
+from thinsection.errors import DatasetError, InvalidInputError
 from thinsection.evaluation.cases import (
     CASE_COLUMNS,
     Groups,
@@ -26,7 +27,7 @@ from thinsection.evaluation.labels import encode_labels
 from thinsection.evaluation.leaks import check_leakage, near_cases
 from thinsection.evaluation.metrics import Fold, IndexArray
 from thinsection.evaluation.splits import draw_rows, drawn_folds
-from thinsection.evaluation.tables import TextRow, check, split_fold
+from thinsection.evaluation.tables import TextRow, split_fold
 
 Labels = npt.NDArray[np.int64]  # (N,), 0..K-1
 FOLDS = 3  # where data bring no split: one of so many validates
@@ -39,19 +40,19 @@ class Split:
     embeddings: Embeddings  # finite
     labels: Labels
     ids: tuple[str, ...]  # a name per row, for the table of predictions
-    groups: Groups | None = None  # whose the rows are; None where nobody knows
+    groups: Groups | None = None  # patients of the rows; None where nobody knows
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, rows: IndexArray) -> "Split":
-        """Those of some rows."""
-        groups, ids = (
-            self.groups and self.groups.take(rows),
-            tuple(self.ids[i] for i in rows),
+        """Split of some rows."""
+        return Split(
+            embeddings=self.embeddings[rows],
+            labels=self.labels[rows],
+            ids=tuple(self.ids[i] for i in rows),
+            groups=self.groups.take(rows) if self.groups else None,
         )
-        x, labels = self.embeddings[rows], self.labels[rows]
-        return Split(embeddings=x, labels=labels, ids=ids, groups=groups)
 
 
 Pair = tuple[Split, Split]  # train and validation
@@ -65,30 +66,28 @@ class TileSet:
     class_names: tuple[str, ...]  # of labels 0..K-1
     train: Split
     val: Split
-    facts: dict[str, Any] = field(
-        default_factory=dict
-    )  # for the result file: source, split, ...
-    allow_leakage: bool = (
-        False  # whether train and val may share patients, slides or rows
-    )
+    # for the result file: source, split, ...
+    facts: dict[str, Any] = field(default_factory=dict)
+    # True where train and val may share patients, slides or rows
+    allow_leakage: bool = False
 
     def tested_on(self, other: "TileSet") -> "TileSet":
         """All rows train, and all rows of the other set are scored.
 
         Memory: both once more. Raises DatasetError: they have other classes.
         """
-        names, rule = self.class_names, "test must have the classes of the data"
-        found = f"{', '.join(other.class_names)} for {', '.join(names)}"
-        check(other.class_names == names, rule, found)
-        facts = {
-            **self.facts,
-            "split_rule": f"all rows train, all of {other.name!r} are scored",
-        }
-        train, val = (
-            join_splits(self.train, self.val),
-            join_splits(other.train, other.val),
+        if other.class_names != self.class_names:
+            raise DatasetError(
+                "test must have the classes of the data, "
+                f"got {', '.join(other.class_names)} for {', '.join(self.class_names)}"
+            )
+        rule = f"all rows train, all of {other.name!r} are scored"
+        return replace(
+            self,
+            train=join_splits(self.train, self.val),
+            val=join_splits(other.train, other.val),
+            facts={**self.facts, "split_rule": rule},
         )
-        return replace(self, train=train, val=val, facts=facts)
 
     @property
     def num_classes(self) -> int:
@@ -97,12 +96,11 @@ class TileSet:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """See `data_hashes`."""
+        """Hashes of rows and vectors, see `data_hashes`."""
         parts = (self.train, self.val)
         rows = [(part.ids, part.labels.tolist()) for part in parts]
-        return data_hashes(
-            [part.embeddings for part in parts], (self.class_names, rows)
-        )
+        vectors = [part.embeddings for part in parts]
+        return data_hashes(vectors, (self.class_names, rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +112,10 @@ class ImageRef:
 
     @property
     def name(self) -> str:
-        """For tables: folder/file, or file:row."""
-        of_folder = f"{self.path.parent.name}/{self.path.name}"
-        return of_folder if self.row is None else f"{self.path.stem}:{self.row}"
+        """Name in tables: folder/file, or file:row."""
+        if self.row is None:
+            return f"{self.path.parent.name}/{self.path.name}"
+        return f"{self.path.stem}:{self.row}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,24 +143,31 @@ class LabelledRows:
         ids = self.ids or [image.name for image in self.images]
 
         def part(rows: IndexArray) -> Split:
-            groups = self.groups and self.groups.take(rows)
             return make_split(
-                read(rows), self.labels[rows], [ids[i] for i in rows], groups=groups
+                read(rows),
+                self.labels[rows],
+                [ids[i] for i in rows],
+                groups=self.groups.take(rows) if self.groups else None,
             )
 
-        train, val = map(part, self.fold)
-        facts, names = {**self.facts, **facts}, self.class_names
+        train, val = self.fold
         return TileSet(
-            name=self.name, class_names=names, train=train, val=val, facts=facts
+            name=self.name,
+            class_names=self.class_names,
+            train=part(train),
+            val=part(val),
+            facts={**self.facts, **facts},
         )
 
     def at_most_per_class(self, most: int, *, seed: int) -> "LabelledRows":
-        """With at most `most` rows of each class in train and in val; the facts say so."""
-        require(most >= 1, "max_per_class must be >= 1", most)
-        train, val = (r[draw_rows(self.labels[r], most, seed=seed)] for r in self.fold)
-        return replace(
-            self, fold=(train, val), facts={**self.facts, "max_per_class": most}
-        )
+        """The dataset with at most `most` rows of each class in train and in val."""
+        if most < 1:
+            raise InvalidInputError(f"max_per_class must be >= 1, got {most}")
+        train, val = self.fold
+        train = train[draw_rows(self.labels[train], most, seed=seed)]
+        val = val[draw_rows(self.labels[val], most, seed=seed)]
+        facts = {**self.facts, "max_per_class": most}
+        return replace(self, fold=(train, val), facts=facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,84 +179,87 @@ class _Cases:
     vectors: Embeddings  # (n, D)
     # files of each case's tile embeddings, for probes of other packages; () for given vectors
     files: tuple[tuple[Path, ...], ...] = ()
-    folds: tuple[Fold, ...] | None = (
-        None  # the dataset's own; None lets the protocol draw them
-    )
-    groups: Groups | None = (
-        None  # the patients of the cases; None: each case is its own
-    )
-    allow_leakage: bool = (
-        False  # whether the parts of a fold may share patients or vectors
-    )
+    # the dataset's own; None lets the protocol draw them
+    folds: tuple[Fold, ...] | None = None
+    # the patients of the cases; None: each case is its own
+    groups: Groups | None = None
+    # True where the parts of a fold may share patients or vectors
+    allow_leakage: bool = False
     facts: dict[str, Any] = field(default_factory=dict)  # for the result file
 
-    _columns: ClassVar[
-        tuple[str, ...]
-    ]  # of a case, beside its vector; the first makes the strata
+    # of a case, beside its vector; the first makes the strata
+    _columns: ClassVar[tuple[str, ...]]
 
     def __post_init__(self) -> None:
-        """Vectors must be finite (n, D), columns (n,), ids distinct."""
-        shape, n = self.vectors.shape, len(self.ids)
-        fits = len(shape) == 2 and shape[0] == n and 0 not in shape
-        require(fits, "vectors must be (n, D), one a case", f"{shape} for {n} cases")
-        twice = next((i for i, times in Counter(self.ids).items() if times > 1), None)
-        require(twice is None, "case ids must be distinct", f"{twice!r} twice")
+        """Checks that vectors are finite (n, D), columns (n,), and ids distinct."""
+        shape = self.vectors.shape
+        count = len(self.ids)
+        if len(shape) != 2 or shape[0] != count or 0 in shape:
+            raise InvalidInputError(
+                f"vectors must be (n, D), one a case, got {shape} for {count} cases"
+            )
+        for case, times in Counter(self.ids).items():
+            if times > 1:
+                raise InvalidInputError(
+                    f"case ids must be distinct, got {case!r} twice"
+                )
         check_vectors(self.vectors, self.ids)
         shapes = [getattr(self, name).shape for name in self._columns]
-        found = f"{' and '.join(map(str, shapes))} for {n} cases"
-        require(
-            {*shapes} == {(n,)},
-            f"{' and '.join(self._columns)} must be one a case",
-            found,
-        )
+        if set(shapes) != {(count,)}:
+            raise InvalidInputError(
+                f"{' and '.join(self._columns)} must be one a case, "
+                f"got {' and '.join(map(str, shapes))} for {count} cases"
+            )
 
     def hashes(self, folds: Sequence[Fold]) -> dict[str, str]:
-        """See `data_hashes`."""
+        """Hashes of cases, folds and vectors, see `data_hashes`."""
         names = [n for n in ("class_names", *self._columns) if hasattr(self, n)]
-        asked = [np.asarray(getattr(self, name)).tolist() for name in names]
-        by_fold = [(train.tolist(), val.tolist()) for train, val in folds]
-        return data_hashes([self.vectors], (self.ids, asked, by_fold))
+        columns = [np.asarray(getattr(self, name)).tolist() for name in names]
+        rows_by_fold = [(train.tolist(), val.tolist()) for train, val in folds]
+        return data_hashes([self.vectors], (self.ids, columns, rows_by_fold))
 
     def take(self, rows: IndexArray) -> Self:
         """Some of the cases, without the dataset's folds."""
-        kept: dict[str, Any] = {
-            n: getattr(self, n)[rows] for n in ("vectors", *self._columns)
-        }
-        kept["ids"] = tuple(self.ids[i] for i in rows)
-        kept["files"] = tuple(self.files[i] for i in rows if self.files)
+        columns = {name: getattr(self, name)[rows] for name in self._columns}
         return replace(
-            self, folds=None, groups=self.groups and self.groups.take(rows), **kept
+            self,
+            ids=tuple(self.ids[i] for i in rows),
+            vectors=self.vectors[rows],
+            files=tuple(self.files[i] for i in rows if self.files),
+            folds=None,
+            groups=self.groups.take(rows) if self.groups else None,
+            **columns,
         )
 
     def relabelled(self, order: IndexArray) -> Self:
-        """Each case with the label, or the follow-up, of another."""
-        return replace(
-            self, **{name: getattr(self, name)[order] for name in self._columns}
-        )
+        """The cases, each with the label, or the follow-up, of another."""
+        columns = {name: getattr(self, name)[order] for name in self._columns}
+        return replace(self, **columns)
 
     @property
     def strata(self) -> Labels:
-        """What folds keep in proportion: labels, or events."""
+        """Labels or events, which folds keep in proportion."""
         return np.asarray(getattr(self, self._columns[0]), dtype=np.int64)
 
     @property
-    def together(self) -> tuple[str, ...]:
+    def shared_patients(self) -> tuple[str, ...]:
         """The patients, where one of them has several cases; else ()."""
-        of_row = self.groups.of_row if self.groups else ()
-        return of_row if len({*of_row}) < len(of_row) else ()
+        patients = self.groups.of_row if self.groups else ()
+        return patients if len(set(patients)) < len(patients) else ()
 
     def leakage(self, folds: Sequence[Fold]) -> str:
-        """What the parts of any fold share; raises DatasetError where that is not allowed."""
-        known: dict[str, Any] = {
-            "embeddings": self.vectors,
-            "labels": self.strata,
-            "ids": self.ids,
-        }
-        whole = Split(**known, groups=self.groups)
+        """Sentence on what the parts of any fold share; DatasetError where that is not allowed."""
+        whole = Split(
+            embeddings=self.vectors,
+            labels=self.strata,
+            ids=self.ids,
+            groups=self.groups,
+        )
         parts = [(whole.take(train), whole.take(val)) for train, val in folds]
-        allowed = self.allow_leakage
-        said = check_leakage(parts, self.name, allowed=allowed, rows="cases")
-        return said + near_cases(self.vectors, self.ids, folds)
+        sentence = check_leakage(
+            parts, self.name, allowed=self.allow_leakage, rows="cases"
+        )
+        return sentence + near_cases(self.vectors, self.ids, folds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,23 +275,22 @@ class CaseSet(_Cases):
 class SurvivalSet(_Cases):
     """Cases with a follow-up."""
 
-    event: npt.NDArray[
-        np.bool_
-    ]  # (n,): True where it was seen, False where the case was censored
+    # (n,): True where it was seen, False where the case was censored
+    event: npt.NDArray[np.bool_]
     time: npt.NDArray[np.float64]  # (n,), > 0, in the dataset's own unit
     _columns: ClassVar[tuple[str, ...]] = ("event", "time")
 
     def __post_init__(self) -> None:
         _Cases.__post_init__(self)
         for name, time in zip(self.ids, self.time, strict=True):
-            require(
-                0 < time < np.inf,
-                "time must be finite and > 0",
-                f"{time} for case {name!r}",
+            if not 0 < time < np.inf:
+                raise InvalidInputError(
+                    f"time must be finite and > 0, got {time} for case {name!r}"
+                )
+        if not self.event.any():
+            raise InvalidInputError(
+                "event must be seen in some case, got only censored cases"
             )
-        require(
-            self.event.any(), "event must be seen in some case", "only censored cases"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,48 +333,64 @@ def make_split(
 
     Raises InvalidInputError: shapes do not fit, nothing is there, or a value is not finite.
     """
-    x, y = np.ascontiguousarray(embeddings, dtype=np.float32), np.asarray(labels)
-    shaped, whole = (
-        x.ndim == 2 and x.size,
-        y.ndim == 1 and np.issubdtype(y.dtype, np.integer),
-    )
-    require(shaped, "embeddings must be (N, D) with N, D >= 1", f"shape {x.shape}")
-    require(whole, "labels must be integers (N,)", f"{y.dtype} {y.shape}")
-    n, found = len(y), f"{len(x)} and {len(y)}"
-    require(len(x) == n, "embeddings and labels must have the same N", found)
-    names = tuple(map(str, range(n)) if ids is None else ids)
-    require(len(names) == n, "ids must be one a row", f"{len(names)} for {n} rows")
-    found = f"{len(groups.of_row) if groups else n} for {n} rows"
-    require(
-        groups is None or len(groups.of_row) == n, "groups must be one a row", found
-    )
+    x = np.ascontiguousarray(embeddings, dtype=np.float32)
+    y = np.asarray(labels)
+    if x.ndim != 2 or not x.size:
+        raise InvalidInputError(
+            f"embeddings must be (N, D) with N, D >= 1, got shape {x.shape}"
+        )
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise InvalidInputError(
+            f"labels must be integers (N,), got {y.dtype} {y.shape}"
+        )
+    count = len(y)
+    if len(x) != count:
+        raise InvalidInputError(
+            f"embeddings and labels must have the same N, got {len(x)} and {count}"
+        )
+    names = tuple(map(str, range(count)) if ids is None else ids)
+    if len(names) != count:
+        raise InvalidInputError(
+            f"ids must be one a row, got {len(names)} for {count} rows"
+        )
+    if groups is not None and len(groups.of_row) != count:
+        raise InvalidInputError(
+            f"groups must be one a row, got {len(groups.of_row)} for {count} rows"
+        )
     check_finite(x, names)
     return Split(embeddings=x, labels=y.astype(np.int64), ids=names, groups=groups)
 
 
 def join_splits(*parts: Split) -> Split:
     """The rows of several splits. Memory: all of them."""
-    x, labels = (
-        np.concatenate(v) for v in zip(*((p.embeddings, p.labels) for p in parts))
-    )
-    known, groups = [p.groups for p in parts if p.groups], None
-    if len(known) == len(parts):
-        of_row, slides = (
-            sum(v, ()) for v in zip(*((g.of_row, g.slide_ids) for g in known))
+    groups = None
+    groups_of_parts = [part.groups for part in parts if part.groups]
+    if len(groups_of_parts) == len(parts):
+        groups = Groups(
+            groups_of_parts[0].unit,
+            tuple(chain.from_iterable(one.of_row for one in groups_of_parts)),
+            tuple(chain.from_iterable(one.slide_ids for one in groups_of_parts)),
         )
-        groups = Groups(known[0].unit, of_row, slides)
     return Split(
-        embeddings=x, labels=labels, ids=sum((p.ids for p in parts), ()), groups=groups
+        embeddings=np.concatenate([part.embeddings for part in parts]),
+        labels=np.concatenate([part.labels for part in parts]),
+        ids=tuple(chain.from_iterable(part.ids for part in parts)),
+        groups=groups,
     )
 
 
-def data_hashes(embeddings: Sequence[npt.NDArray[Any]], rows: Any) -> dict[str, str]:
+def data_hashes(
+    embeddings: Sequence[npt.NDArray[Any]], rows: Any
+) -> dict[str, str]:
     """sha256 of the rows (names, labels, folds), the same for every encoder, and of the vectors."""
+    rows_digest = hashlib.sha256(json.dumps(rows).encode())
     digest = hashlib.sha256()
     for array in embeddings:
         digest.update(np.ascontiguousarray(array).data)
-    asked = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-    return {"rows_sha256": asked, "embeddings_sha256": digest.hexdigest()}
+    return {
+        "rows_sha256": rows_digest.hexdigest(),
+        "embeddings_sha256": digest.hexdigest(),
+    }
 
 
 def check_tile_set(data: TileSet) -> TileSet:
@@ -378,35 +402,45 @@ def check_tile_set(data: TileSet) -> TileSet:
     """
     if "leakage" in data.facts:  # checked before
         return data
-    k, where, parts = (
-        data.num_classes,
-        f"in {data.name!r}",
-        {"train": data.train, "val": data.val},
-    )
-    widths = [str(split.embeddings.shape[1]) for split in parts.values()]
-    rule = "embeddings of train and val must have the same D"
-    check(widths[0] == widths[1], rule, f"{' and '.join(widths)} {where}")
-    for name, split in parts.items():
-        low, high = split.labels.min(), split.labels.max()
-        rule = f"labels of {name} must lie in 0..{k - 1}"
-        check(low >= 0 and high < k, rule, f"{low}..{high} {where}")
+    num_classes = data.num_classes
+    where = f"in {data.name!r}"
+    dim = data.train.embeddings.shape[1]
+    val_dim = data.val.embeddings.shape[1]
+    if dim != val_dim:
+        raise DatasetError(
+            f"embeddings of train and val must have the same D, got {dim} and {val_dim} {where}"
+        )
+    for name, split in (("train", data.train), ("val", data.val)):
+        low = split.labels.min()
+        high = split.labels.max()
+        if low < 0 or high >= num_classes:
+            raise DatasetError(
+                f"labels of {name} must lie in 0..{num_classes - 1}, got {low}..{high} {where}"
+            )
         check_vectors(split.embeddings, split.ids)
-    absent = sorted({*range(k)} - {*data.train.labels.tolist()})
-    missing = (
-        f" (none of {', '.join(data.class_names[c] for c in absent)})" if absent else ""
-    )
-    rule = "train must hold at least two classes, each with rows"
-    check(k >= 2 and not absent, rule, f"{k - len(absent)} of {k}{missing} {where}")
-    only = f"only {data.class_names[data.val.labels[0]]!r} {where}"
-    several, rule = (
-        len({*data.val.labels.tolist()}) > 1,
-        "val must hold at least two classes",
-    )
-    check(several, rule, f"{only}; split by patients of every class")
-    said = check_leakage(
-        [(data.train, data.val)], data.name, allowed=data.allow_leakage
-    )
-    return replace(data, facts={**data.facts, "leakage": said})
+    _check_classes(data, where)
+    parts = [(data.train, data.val)]
+    leakage = check_leakage(parts, data.name, allowed=data.allow_leakage)
+    return replace(data, facts={**data.facts, "leakage": leakage})
+
+
+def _check_classes(data: TileSet, where: str) -> None:
+    """Refuses a class without training rows, and validation rows of one class."""
+    num_classes = data.num_classes
+    present = set(data.train.labels.tolist())
+    absent = [n for c, n in enumerate(data.class_names) if c not in present]
+    if num_classes < 2 or absent:
+        missing = f" (none of {', '.join(absent)})" if absent else ""
+        raise DatasetError(
+            "train must hold at least two classes, each with rows, "
+            f"got {num_classes - len(absent)} of {num_classes}{missing} {where}"
+        )
+    if len(set(data.val.labels.tolist())) < 2:
+        name = data.class_names[data.val.labels[0]]
+        raise DatasetError(
+            f"val must hold at least two classes, got only {name!r} {where}; "
+            "split by patients of every class"
+        )
 
 
 def label_rows(
@@ -417,28 +451,50 @@ def label_rows(
     seed: int,
     class_names: Sequence[str] = (),
     rule: str = "split column",
-    **content: Any,
+    facts: Mapping[str, Any] | None = None,
+    embeddings: Embeddings | None = None,
+    ids: Sequence[str] = (),
+    images: Sequence[ImageRef] = (),
 ) -> LabelledRows:
     """The one way from rows (label[, split, case_id, slide_id]) to classes, groups and a fold.
 
-    Without a split one of FOLDS validates; `rule` tells of what is given, {} of what is drawn.
+    Without a split one of FOLDS validates; `rule` says how a split was made, {} stands for how it
+    was drawn.
     """
-    names, labels = encode_labels([r["label"] for r in rows], where, class_names)
-    groups, splits = table_groups(rows, where), [r.get("split", "") for r in rows]
+    names, labels = encode_labels([row["label"] for row in rows], where, class_names)
+    groups = table_groups(rows, where)
+    splits = [row.get("split", "") for row in rows]
     if not rows or any(splits):
-        every = "split must be given for every labelled region or tile, or for none"
-        check(all(splits), every, f"some in {where}")
+        if not all(splits):
+            raise DatasetError(
+                "split must be given for every labelled region or tile, or for none, "
+                f"got some in {where}"
+            )
         remedy = f"; leave the column out to have one of {FOLDS} folds validate"
         fold = split_fold(splits, where, remedy)
     else:
         folds, over = drawn_folds(
             labels, groups, folds=FOLDS, seed=seed, class_names=names
         )
+        fold = folds[0]
         drawn = f"fold 0 of {FOLDS} {over}" if over else f"stratified fold 0 of {FOLDS}"
-        drawn, fold = f"{drawn}, seed {seed}", folds[0]
+        drawn = f"{drawn}, seed {seed}"
         rule = rule.format(drawn) if "{}" in rule else drawn
-    columns = ("slide_id", *CASE_COLUMNS)
-    notes = spelling_notes(*([row.get(name, "") for row in rows] for name in columns))
-    told = {"ids": notes[0]} if notes else {}
-    content["facts"] = {"split_rule": rule, **told, **content.get("facts", {})}
-    return LabelledRows(name, names, labels, fold, groups=groups, **content)
+    id_columns = [
+        [row.get(column, "") for row in rows] for column in ("slide_id", *CASE_COLUMNS)
+    ]
+    notes = spelling_notes(*id_columns)
+    all_facts: dict[str, Any] = {"split_rule": rule}
+    if notes:
+        all_facts["ids"] = notes[0]
+    return LabelledRows(
+        name=name,
+        class_names=names,
+        labels=labels,
+        fold=fold,
+        facts=all_facts | dict(facts or {}),
+        embeddings=embeddings,
+        ids=ids,
+        images=images,
+        groups=groups,
+    )

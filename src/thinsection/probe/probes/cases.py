@@ -159,8 +159,8 @@ def _folds(cases: Cases, protocol: Protocol) -> Folds:
     names = cases.class_names if isinstance(cases, CaseSet) else ()
     if cases.folds:
         folds: Folds = cases.folds
-    elif cases.together:
-        folds = grouped_folds(strata, cases.together, **drawn)
+    elif cases.shared_patients:
+        folds = grouped_folds(strata, cases.shared_patients, **drawn)
     else:
         folds = stratified_folds(strata, class_names=names, **drawn)
     cases.leakage(folds)
