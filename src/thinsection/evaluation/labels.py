@@ -136,8 +136,8 @@ class Target:
         if self.kind == "regression":
             return np.searchsorted(np.quantile(values, (0.25, 0.5, 0.75)), values[:, 0])
         if self.kind == "multilabel":
-            return values.sum(axis=1).astype(np.int64)
-        return values[:, 0].astype(np.int64)
+            return np.asarray(values.sum(axis=1), dtype=np.int64)
+        return np.asarray(values[:, 0], dtype=np.int64)
 
     def answers(self, logits: npt.NDArray[np.floating]) -> Floats:
         """Answers (n, K) of logits (n, K), column by column as `names`.

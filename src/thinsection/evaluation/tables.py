@@ -160,7 +160,7 @@ def open_rows(
     """
     if not rows or "split" not in rows[0]:
         return [*rows]
-    opened = []
+    opened: list[TextRow] = []
     for row in rows:
         split = split_name(row["split"], where)
         if held_out != VAL:

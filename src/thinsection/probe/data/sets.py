@@ -379,9 +379,7 @@ def join_splits(*parts: Split) -> Split:
     )
 
 
-def data_hashes(
-    embeddings: Sequence[npt.NDArray[Any]], rows: Any
-) -> dict[str, str]:
+def data_hashes(embeddings: Sequence[npt.NDArray[Any]], rows: Any) -> dict[str, str]:
     """sha256 of the rows (names, labels, folds), the same for every encoder, and of the vectors."""
     rows_digest = hashlib.sha256(json.dumps(rows).encode())
     digest = hashlib.sha256()
