@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import thinsection
-from thinsection.slide.image_reader import FlatSlide
+from thinsection.slide.formats.image_reader import FlatSlide
 from thinsection.testing.synthetic import he_texture
 
 SETTINGS: dict[str, Any] = {

@@ -14,7 +14,7 @@ from PIL import Image
 from thinsection.errors import SlideOpenError, SlideReadError
 from thinsection.slide import open_slide
 from thinsection.slide.child import try_in_child
-from thinsection.slide.tiff_reader import TiffSlide
+from thinsection.slide.formats.tiff_reader import TiffSlide
 from thinsection.testing import run_and_measure
 from thinsection.testing.slide_contract import KINDS, SIZE
 from thinsection.testing.synthetic import write_pyramid

@@ -12,9 +12,9 @@ from PIL import Image, ImageOps
 from thinsection.errors import SlideOpenError, SlideReadError
 from thinsection.slide import Slide, open_slide, read_resized, resize
 from thinsection.slide.convert import convert
+from thinsection.slide.formats.tiff_reader import TiffSlide
 from thinsection.slide.geometry import plan_read
 from thinsection.slide.look import Look
-from thinsection.slide.tiff_reader import TiffSlide
 from thinsection.testing.slide_contract import KINDS, STRIPED, crop_on_white, regions
 from thinsection.testing.synthetic import PyramidKind, position_pixels, write_pyramid
 from thinsection.types import Mpp, RgbArray, Size

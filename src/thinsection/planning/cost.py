@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from thinsection.config import nearest
 from thinsection.errors import ConfigError
 from thinsection.planning.calibration import Calibration, EncoderSize
-from thinsection.slide.segments import CACHE_BYTES
+from thinsection.slide.formats.segments import CACHE_BYTES
 from thinsection.stages.spec import RunSpec
 from thinsection.stream.budget import CHANNELS
 from thinsection.types import GIB, MIB

@@ -26,11 +26,7 @@ from thinsection.machine import cpu_count
 from thinsection.slide.base import Slide
 from thinsection.slide.deid.profile import clean_profile
 from thinsection.slide.deid.streams import clean_jpeg, clean_page_segment
-from thinsection.slide.geometry import corner_l0
-from thinsection.slide.open import open_slide
-from thinsection.slide.orientation import ORIENTATION_TAG, UPRIGHT
-from thinsection.slide.readers import AUTO, load_slide
-from thinsection.slide.tiff_layout import (
+from thinsection.slide.formats.tiff_layout import (
     JPEG,
     SEPARATE,
     YCBCR,
@@ -38,6 +34,10 @@ from thinsection.slide.tiff_layout import (
     orientation_of,
     read_layout,
 )
+from thinsection.slide.geometry import corner_l0
+from thinsection.slide.open import open_slide
+from thinsection.slide.orientation import ORIENTATION_TAG, UPRIGHT
+from thinsection.slide.readers import AUTO, load_slide
 from thinsection.types import Level, Mpp, RgbArray, Size
 
 COARSEST_PX = 1024  # longer edge of the smallest level, at most

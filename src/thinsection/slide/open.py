@@ -156,7 +156,7 @@ def _open_file(name: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Sli
     if look.channels and own:
         return _load(own[0], name, slide_mpp, checked=False, look=look)
     if look.channels:
-        from thinsection.slide.channels import (
+        from thinsection.slide.formats.channels import (
             ChannelSlide,
         )  # parses TIFFs: slow to import
 

@@ -54,7 +54,10 @@ WITH_LOOK = ("zarr",)  # which pick channels themselves, and are told which
 
 def _entry(name: str) -> Entry:
     target, *lists = _TARGETS[name]
-    target, extra = f"thinsection.slide.{target}", name if name in _OPTIONAL else None
+    target, extra = (
+        f"thinsection.slide.formats.{target}",
+        name if name in _OPTIONAL else None,
+    )
     suffixes, needs = (tuple(words.split()) for words in lists)
     opens: dict[str, Any] = {"suffixes": suffixes, "folders": name == "zarr"}
     return Entry(

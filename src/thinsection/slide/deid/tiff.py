@@ -32,8 +32,8 @@ from thinsection.slide.deid.streams import (
     clean_page_segment,
 )
 from thinsection.slide.deid.words import kept_description
-from thinsection.slide.segments import MAX_SEGMENT_BYTES
-from thinsection.slide.tiff_layout import read_layout
+from thinsection.slide.formats.segments import MAX_SEGMENT_BYTES
+from thinsection.slide.formats.tiff_layout import read_layout
 from thinsection.types import MIB, Size
 
 _GAP_BYTES = 4 * MIB  # read at once between structures

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import tifffile
 
 from thinsection.errors import DamagedTiffError, SlideOpenError, ThinsectionError
+from thinsection.slide.formats.segments import MAX_SEGMENT_BYTES
 from thinsection.slide.geometry import positive_number
 from thinsection.slide.look import Channels, find_channels, refusal
 from thinsection.slide.orientation import (
@@ -20,7 +21,6 @@ from thinsection.slide.orientation import (
     UPRIGHT,
     known_orientation,
 )
-from thinsection.slide.segments import MAX_SEGMENT_BYTES
 from thinsection.types import Level, Mpp, Size
 
 # TIFF's compression codes: of bytes; of pictures, which bring their own size, with their codecs

@@ -8,10 +8,10 @@ import numpy as np
 import simplejpeg
 
 from thinsection.errors import SlideOpenError, SlideReadError, require
-from thinsection.slide.alpha import on_white
 from thinsection.slide.base import GRAY, Slide
-from thinsection.slide.image_header import JPEG_MAGIC, PNG_MAGIC, read_header
-from thinsection.slide.tiff_reader import TiffSlide
+from thinsection.slide.formats.alpha import on_white
+from thinsection.slide.formats.image_header import JPEG_MAGIC, PNG_MAGIC, read_header
+from thinsection.slide.formats.tiff_reader import TiffSlide
 from thinsection.types import GIB, Level, Mpp, RgbArray
 
 # PNG and JPEG cannot be decoded in part: what a whole one may take

@@ -9,11 +9,11 @@ from PIL import Image
 
 from thinsection.errors import SlideOpenError
 from thinsection.files.sources import closed_error
-from thinsection.slide.alpha import on_white, premultiply_again
 from thinsection.slide.base import Slide
+from thinsection.slide.formats.alpha import on_white, premultiply_again
+from thinsection.slide.formats.tiff_layout import library_objection
 from thinsection.slide.geometry import corner_l0, positive_number
 from thinsection.slide.readers import LEFT, UNKNOWN
-from thinsection.slide.tiff_layout import library_objection
 from thinsection.types import MIB, Level, Mpp, RgbArray
 
 CACHE_BYTES = 64 * MIB  # of decoded segments, per slide

@@ -12,7 +12,7 @@ from cucim.clara import CuImage
 from thinsection.errors import SlideOpenError
 from thinsection.files.sources import closed_error
 from thinsection.slide.base import Slide
-from thinsection.slide.tiff_layout import library_objection, read_layout
+from thinsection.slide.formats.tiff_layout import library_objection, read_layout
 from thinsection.types import Mpp, RgbArray
 
 

@@ -16,12 +16,12 @@ import simplejpeg
 from PIL import Image
 
 from thinsection.files.sources import ByteSource, FileSource
-from thinsection.slide import tiff_layout as tiff
-from thinsection.slide.alpha import on_white
 from thinsection.slide.base import GRAY, WHITE
+from thinsection.slide.formats import tiff_layout as tiff
+from thinsection.slide.formats.alpha import on_white
+from thinsection.slide.formats.segments import Decoder, SegmentedSlide
+from thinsection.slide.formats.tiff_layout import TiffLayout, read_layout
 from thinsection.slide.orientation import turn_pixels
-from thinsection.slide.segments import Decoder, SegmentedSlide
-from thinsection.slide.tiff_layout import TiffLayout, read_layout
 from thinsection.types import MIB, Level, Mpp, RgbArray, Size
 
 # segments that stand side by side in the file are read by one request: threads that decode meet

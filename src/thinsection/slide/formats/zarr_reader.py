@@ -14,10 +14,10 @@ import zarr
 from thinsection.errors import ChannelsError, SlideOpenError
 from thinsection.files.sources import is_url
 from thinsection.slide.base import GRAY
-from thinsection.slide.channels import ScaledDecoder, Values, scale_channels
+from thinsection.slide.formats.channels import ScaledDecoder, Values, scale_channels
+from thinsection.slide.formats.segments import MAX_SEGMENT_BYTES, SegmentedSlide
 from thinsection.slide.geometry import positive_number
 from thinsection.slide.look import MOST, Channels, Look, numbered, refusal
-from thinsection.slide.segments import MAX_SEGMENT_BYTES, SegmentedSlide
 from thinsection.types import Level, Mpp, RgbArray
 
 _VERSIONS = ("0.4", "0.5")

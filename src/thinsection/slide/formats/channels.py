@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.files.sources import ByteSource
+from thinsection.slide.formats.segments import Decoder
+from thinsection.slide.formats.tiff_layout import channel_layout
+from thinsection.slide.formats.tiff_reader import TiffSlide
 from thinsection.slide.look import Look, Plane
-from thinsection.slide.segments import Decoder
-from thinsection.slide.tiff_layout import channel_layout
-from thinsection.slide.tiff_reader import TiffSlide
 from thinsection.types import Level, Mpp, RgbArray
 
 _SAMPLED_PX = 1 << 22  # per channel, of which percentiles are taken

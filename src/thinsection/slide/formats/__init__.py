@@ -1,0 +1,1 @@
+"""One file for each reader, and what readers share: segments, alpha, channels, headers."""
