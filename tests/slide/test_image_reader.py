@@ -10,7 +10,8 @@ from PIL import Image
 from tests.slide.measured_reading import write_flat
 
 from thinsection.errors import SlideOpenError, SlideReadError
-from thinsection.slide import image_reader, open_slide
+from thinsection.slide import open_slide
+from thinsection.slide.formats import image_reader
 from thinsection.slide.formats.image_header import read_header
 from thinsection.testing import run_and_measure
 from thinsection.testing.slide_contract import SIZE, crop_on_white, regions

@@ -14,7 +14,7 @@ from tests.slide.test_contract import JUDGED, OURS_ALONE
 
 from thinsection.errors import SlideReadError
 from thinsection.files.sources import FileSource
-from thinsection.slide import segments, tiff_reader
+from thinsection.slide.formats import segments, tiff_reader
 from thinsection.slide.formats.segments import SegmentCache
 from thinsection.slide.formats.tiff_reader import SegmentDecoder, TiffSlide
 from thinsection.stream import iter_tiles
