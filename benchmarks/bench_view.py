@@ -30,7 +30,7 @@ from openslide.deepzoom import DeepZoomGenerator
 from benchmarks.harness import arguments, finish
 from thinsection.files.sources import FileSource
 from thinsection.slide import open_slide
-from thinsection.slide.convert import Picture, copied
+from thinsection.slide.convert import copied_picture
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import MIB
 from thinsection.view.pixels import DeepZoom
@@ -45,24 +45,32 @@ Span = tuple[float, float, float, float]  # x, y, width, height in level-0 px
 def repeated(folder: Path, size: int) -> Path:
     """A JPEG pyramid (1, 4, 16, 64) of the segments of a small generated slide, again and again."""
     write_he_slide(folder / "small.svs", (4096, 4096), seed=1, downsamples=(1,))
-    path, big = (
-        folder / "big.svs",
-        tifffile.TiffWriter(folder / "big.svs", bigtiff=True),
-    )
-    with tifffile.TiffFile(folder / "small.svs") as small, big:
-        page = small.pages[0]
-        source = copied(page, FileSource(str(folder / "small.svs")))
-        stored = list(source.segments())
+    path = folder / "big.svs"
+    small_path = folder / "small.svs"
+    with (
+        tifffile.TiffFile(small_path) as small,
+        tifffile.TiffWriter(path, bigtiff=True) as big,
+    ):
+        picture = copied_picture(small.pages[0], FileSource(str(small_path)))
+        stored = list(picture.segments())
         for down in (1, 4, 16, 64):
             edge = size // down
-            tiles = (
-                stored[n * 7919 % len(stored)]
-                for n in range(math.ceil(edge / EDGE) ** 2)
-            )
-            told = {"description": DESCRIPTION} if down == 1 else {"subfiletype": 1}
-            options = {**source.options, "shape": (edge, edge, 3), **told}
-            Picture(options=options, segments=lambda t=tiles: t).write(
-                big, metadata=None
+            num_tiles = math.ceil(edge / EDGE) ** 2
+            tiles = (stored[n * 7919 % len(stored)] for n in range(num_tiles))
+            big.write(
+                tiles,
+                shape=(edge, edge, 3),
+                dtype=picture.dtype,
+                photometric=picture.photometric,
+                compression=picture.compression,
+                tile=picture.tile,
+                subsampling=picture.subsampling,
+                compressionargs=picture.compressionargs,
+                jpegtables=picture.jpegtables,
+                description=DESCRIPTION if down == 1 else None,
+                subfiletype=None if down == 1 else 1,
+                software=False,
+                metadata=None,
             )
     return path
 

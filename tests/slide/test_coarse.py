@@ -10,7 +10,7 @@ import tifffile
 from thinsection.errors import InvalidInputError
 from thinsection.qc import tissue_mask
 from thinsection.slide import open_slide, read_resized, resize
-from thinsection.slide.formats.tiff_reader import SegmentDecoder
+from thinsection.slide.formats.tiff_decoder import SegmentDecoder
 from thinsection.store.tiles_h5 import tile_attributes
 from thinsection.stream import iter_tiles
 from thinsection.testing.synthetic import (

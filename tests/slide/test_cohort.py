@@ -8,7 +8,8 @@ import pytest
 
 from thinsection.errors import CohortError
 from thinsection.slide import slide_ids
-from thinsection.slide.cohort import load_cohort, parse_mpp
+from thinsection.slide.cohort import load_cohort
+from thinsection.slide.cohort_table import parse_mpp
 
 
 def touch(*paths: Path) -> None:

@@ -424,6 +424,8 @@ def test_the_downsample_of_a_level_is_whole_but_for_rounding() -> None:
     made = plan(levels, tile_mpp=1.0)
     assert (made.size_lv, made.size_l0) == ((200, 200), (800, 800))
     assert (made.downsample, made.tile_mpp) == (4.001, 1.0)
+    longer = (LEVELS[0], Level(index=1, size=(1992, 996), downsample=4.016))
+    assert plan(longer, tile_mpp=1.0, tile_px=600).size_lv == (600, 600)  # not 598
     odd = (LEVELS[0], Level(index=1, size=(3200, 1600), downsample=2.5))
     assert plan(odd, tile_mpp=0.625).size_l0 == (500, 500)
 
@@ -461,6 +463,11 @@ def test_one_axis_may_be_coarser_by_less_than_the_tolerance() -> None:
     made = plan(SINGLE, (0.25, 0.52), mpp_tolerance=0.05)
     assert made.size_l0 == (400, 200)
     assert made.tile_mpp == pytest.approx(0.51)
+
+
+def test_a_stride_is_rounded_to_the_nearest_px() -> None:
+    made = plan(mpp=(0.3, 0.27), tile_mpp=1.6, tile_px=101)
+    assert made.stride_l0 == (539, 599)  # 538.67 and 598.52
 
 
 def test_a_stride_is_at_least_1_px() -> None:

@@ -12,8 +12,8 @@ from tests.slide.test_contract import JUDGED, OURS_ALONE
 
 from thinsection.errors import ConfigError, InvalidInputError, SlideOpenError
 from thinsection.slide import available_readers, open_slide
+from thinsection.slide.agreement import find_difference
 from thinsection.slide.formats.tiff_reader import TiffSlide
-from thinsection.slide.open import compare
 from thinsection.testing.slide_contract import KINDS, SIZE, STRIPED
 from thinsection.testing.synthetic import (
     PyramidKind,
@@ -66,11 +66,13 @@ def test_a_reader_that_differs_in_one_value_of_level_0_does_not_agree(
     write_pyramid(path, SIZE)
     with open_slide(path, reader="openslide") as reference:
         with OffByOne(str(path)) as slide:
-            assert "differ by up to 1" in compare(slide, reference)
+            assert "differ by up to 1" in find_difference(slide, reference)
         with TiffSlide(str(path)) as slide:
-            assert compare(slide, reference) == ""
+            assert find_difference(slide, reference) == ""
         with TiffSlide(str(path), slide_mpp=(0.5, 0.4)) as slide:
-            assert "mpp (0.5, 0.4) is not OpenSlide's" in compare(slide, reference)
+            assert "mpp (0.5, 0.4) is not OpenSlide's" in find_difference(
+                slide, reference
+            )
 
 
 def write_between(path: Path, down: float, pixels: RgbArray) -> None:
@@ -130,9 +132,9 @@ def test_a_lower_level_that_lies_one_px_off_does_not_agree(
     )
     with open_slide(path, reader="openslide") as reference, Moved(str(path)) as slide:
         slide.by = (0, 0)
-        assert compare(slide, reference) == ""
+        assert find_difference(slide, reference) == ""
         slide.by = by
-        assert "px of level 1 at" in compare(slide, reference)
+        assert "px of level 1 at" in find_difference(slide, reference)
 
 
 class Brighter(TiffSlide):
@@ -151,7 +153,7 @@ def test_a_lower_level_of_another_picture_does_not_agree(tmp_path: Path) -> None
         open_slide(path, reader="openslide") as reference,
         Brighter(str(path)) as slide,
     ):
-        assert "px of level 1 at" in compare(slide, reference)
+        assert "px of level 1 at" in find_difference(slide, reference)
 
 
 def test_a_file_that_only_openslide_reads_says_why_the_others_were_not_taken(

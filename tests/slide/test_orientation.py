@@ -147,7 +147,7 @@ def test_streamed_tiles_of_a_turned_slide_are_crops_of_the_upright_one(
         slide.read_regions(coords_l0, plan.level, out=tiles)
         cached = slide.stored
         assert isinstance(cached, TiffSlide)
-        assert len(cached._cut) == 0  # every segment went with its last use
+        assert len(cached._cache) == 0  # every segment went with its last use
     for (x, y), tile in zip(places, tiles, strict=True):
         np.testing.assert_array_equal(tile, upright[y : y + 40, x : x + 40])
 

@@ -14,9 +14,10 @@ from tests.slide.test_contract import JUDGED, OURS_ALONE
 
 from thinsection.errors import SlideReadError
 from thinsection.files.sources import FileSource
-from thinsection.slide.formats import segments, tiff_reader
+from thinsection.slide.formats import segments, tiff_decoder
 from thinsection.slide.formats.segments import SegmentCache
-from thinsection.slide.formats.tiff_reader import SegmentDecoder, TiffSlide
+from thinsection.slide.formats.tiff_decoder import SegmentDecoder
+from thinsection.slide.formats.tiff_reader import TiffSlide
 from thinsection.stream import iter_tiles
 from thinsection.testing.slide_contract import KINDS
 from thinsection.testing.synthetic import PyramidKind, write_pyramid
@@ -82,7 +83,7 @@ def test_a_request_has_a_bound(
         largest = max(file.pages[0].databytecounts)
     row = corners((0, 0), (1, 0), (2, 0), (3, 0))
     whole, _ = read(slide_path, row)
-    monkeypatch.setattr(tiff_reader, "MAX_READ_BYTES", 2 * largest)
+    monkeypatch.setattr(tiff_decoder, "MAX_READ_BYTES", 2 * largest)
     out, source = read(slide_path, row)
     assert len(source.ranges) > 1
     assert all(length <= 2 * largest for _, length in source.ranges)
@@ -189,7 +190,7 @@ def test_segments_that_were_never_scanned_are_white_and_cost_nothing(
         assert (slide.read_region((256, 0), 0, (256, 256)) == 255).all()
         assert (slide.read_region((520, 300), 0, (400, 100)) == 255).all()  # cuts two
         assert not source.ranges
-        assert not len(slide._cut)
+        assert not len(slide._cache)
 
 
 def test_what_was_announced_is_decoded_once_and_then_forgotten(
@@ -215,10 +216,10 @@ def test_what_was_announced_is_decoded_once_and_then_forgotten(
             batch.tiles.copy() for batch in iter_tiles(slide, table, batch_size=16)
         ]
         assert times == dict.fromkeys(range(32), 1)
-        assert not len(slide._cut)
+        assert not len(slide._cache)
         alone = slide.read_region(tuple(table.coords_l0[40]), 0, (100, 100))
         np.testing.assert_array_equal(np.concatenate(found)[40], alone)
-        assert len(slide._cut)  # nobody said that this will not be cut again
+        assert len(slide._cache)  # nobody said that this will not be cut again
 
 
 def test_segments_are_waited_for_and_tried_again_where_another_thread_failed() -> None:

@@ -3,13 +3,15 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+# value of a JSON text: None, a bool, a number, a text, or a list or table of such values
+Json: TypeAlias = Any
 MAX_DEPTH = 64  # of nested lists and tables; GeoJSON has 8, our own documents 6
 
 
-def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; ValueError for whatever is none, or is nested too deep.
+def parse_json(text: str | bytes) -> Json:
+    """Returns the value of a JSON text; ValueError for whatever is none, or is nested too deep.
 
     Python's parser raises RecursionError, which is no ValueError, some thousand brackets deep; with
     fewer, whatever walks through the value would.
@@ -26,13 +28,13 @@ def parse_json(text: str | bytes) -> Any:
     raise _too_deep()
 
 
-def read_json(path: Path) -> Any:
-    """The value of a JSON file; ValueError for whatever is none, OSError where it is not read."""
+def read_json(path: Path) -> Json:
+    """Returns the value of a JSON file; ValueError: it is none, OSError: it cannot be read."""
     return parse_json(path.read_text(encoding="utf-8"))
 
 
-def _containers(value: Any) -> Iterator[Any]:
-    """The lists and tables that stand in a list or a table."""
+def _containers(value: Json) -> Iterator[Json]:
+    """Yields the lists and tables that stand in a list or a table."""
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, list):

@@ -27,7 +27,8 @@ from thinsection.pipeline.peer_sources import SOURCES, PeerTiles
 from thinsection.pipeline.records import begin_record, end_record
 from thinsection.pipeline.tables import known_slides, write_tables
 from thinsection.report.index import write_index
-from thinsection.slide.cohort import SlideEntry, load_cohort, named_columns, parse_mpp
+from thinsection.slide.cohort import SlideEntry, load_cohort
+from thinsection.slide.cohort_table import named_columns, parse_mpp
 from thinsection.slide.readers import slide_suffixes
 from thinsection.stages.facts import OF_COHORTS
 from thinsection.stages.labels import slug

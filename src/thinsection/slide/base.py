@@ -12,7 +12,6 @@ from thinsection.errors import (
     SlideOpenError,
     SlideReadError,
     ThinsectionError,
-    require,
 )
 from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.files.sources import FsspecSource, closed_error
@@ -33,6 +32,10 @@ WHITE = 255
 GRAY = "gray: one channel, shown as red, green and blue"  # a note
 
 
+def keep_colours(pixels: RgbArray) -> None:
+    """Leaves pixels as they were read; the default of `Slide.recolor`."""
+
+
 class Slide(Closing):
     """An opened slide. Thread-safe: any number of threads may read at once.
 
@@ -49,18 +52,19 @@ class Slide(Closing):
         objective_power: nominal magnification of the objective, or None.
         vendor: the scanner family as OpenSlide names it, or None.
         properties: the file's own metadata, as strings.
-        associated_names: of associated images ('label', 'macro', 'thumbnail').
+        associated_names: names of the associated images ('label', 'macro', 'thumbnail').
         choice: why 'auto' took this reader.
         notes: sentences on what was taken otherwise than the file says it.
-        rendering: how px were made RGB where a person asked for it; '' as they are stored.
-        recolor: changes px that were read, in place.
-        source: counts what was fetched of a slide by URL; None of a local file.
-        held_bytes: what a whole decoded image takes from the first read on; 0 where it is read in
+        rendering: how pixels were made RGB where a person asked for it; '' as they are stored.
+        recolor: changes pixels that were read, in place.
+        source: counts what was fetched of a slide by URL; None for a local file.
+        held_bytes: memory of a whole decoded image from the first read on; 0 where it is read in
             parts.
-        on_close: what is closed with it.
-        checked: whether a C library may see the file, because our own parser found its sizes sound.
-        orientation: TIFF's number for how the px must be turned to be upright; 1 for those that
-            are, as of every slide that `open_slide` gives.
+        on_close: what is closed with the slide.
+        checked: True where our own parser found the file's sizes sound, so that a C library may
+            see it.
+        orientation: TIFF's number for how the pixels must be turned to be upright; 1 for those that
+            are, as of every slide that `open_slide` returns.
     """
 
     reader: str = ""
@@ -80,47 +84,52 @@ class Slide(Closing):
         orientation: int = 1,
     ) -> None:
         _check_sizes(levels, slide_path)
-        self.slide_path, self.levels = slide_path, tuple(levels)
+        self.slide_path = slide_path
+        self.levels = tuple(levels)
         self.size: Size = self.levels[0].size
-        self.slide_mpp, self.objective_power, self.vendor = (
-            slide_mpp,
-            objective_power,
-            vendor,
-        )
+        self.slide_mpp = slide_mpp
+        self.objective_power = objective_power
+        self.vendor = vendor
         self.properties: Mapping[str, str] = dict(properties or {})
-        self.source: FsspecSource | None = None
-        self.recolor: Callable[[RgbArray], None] = lambda pixels: None
-        self.on_close = ExitStack()
         self.orientation = orientation
-        self.choice, self.rendering, self._closed = "", "", False
+        self.choice = ""
+        self.rendering = ""
         self.notes: tuple[str, ...] = ()
+        self.recolor: Callable[[RgbArray], None] = keep_colours
+        self.source: FsspecSource | None = None
+        self.on_close = ExitStack()
+        self._closed = False
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({Path(self.slide_path).name!r}: {', '.join(self._facts())})"
+        name = Path(self.slide_path).name
+        return f"{type(self).__name__}({name!r}: {', '.join(self._description())})"
 
     def _repr_html_(self) -> str:
-        """The same with a thumbnail, which is made now; a closed slide has none."""
-        picture = (
-            None
-            if self._closed
-            else self.thumbnail((NOTEBOOK_EDGE_PX, NOTEBOOK_EDGE_PX))
-        )
-        return notebook_html(picture, Path(self.slide_path).name, self._facts())
+        """Returns the same with a thumbnail, which is made now; a closed slide has none."""
+        picture = None
+        if not self._closed:
+            picture = self.thumbnail((NOTEBOOK_EDGE_PX, NOTEBOOK_EDGE_PX))
+        return notebook_html(picture, Path(self.slide_path).name, self._description())
 
-    def _facts(self) -> list[str]:
-        levels = f"{len(self.levels)} level{'s' * (len(self.levels) > 1)}"
-        size, mpp = f"{self.size[0]} x {self.size[1]} px", format_mpp(self.slide_mpp)
-        return [
-            size,
-            levels,
-            mpp,
+    def _description(self) -> list[str]:
+        """Returns size, number of levels, resolution and reader, in words."""
+        width, height = self.size
+        num_levels = len(self.levels)
+        words = [
+            f"{width} x {height} px",
+            "1 level" if num_levels == 1 else f"{num_levels} levels",
+            format_mpp(self.slide_mpp),
             f"reader {self.reader!r}",
-            *["closed"] * self._closed,
         ]
+        if self._closed:
+            words.append("closed")
+        return words
+
+    # what a reader fills in
 
     @abstractmethod
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
-        """Fills `out` (h, w, 3), perhaps strided, with px that all lie inside the level."""
+        """Fills `out` (h, w, 3), perhaps strided, with pixels that all lie inside the level."""
 
     def _fill_all(
         self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray
@@ -129,6 +138,12 @@ class Slide(Closing):
         for origin, region in zip(origins_lv, out):
             self._fill(origin, level, region)
 
+    def _associated(self, name: str) -> RgbArray:
+        """Returns the image of one of `associated_names`, for readers that find any."""
+        raise NotImplementedError
+
+    # what some readers offer
+
     @property
     def stored(self) -> "Slide":
         """The slide in the frame of its file: itself, unless it was turned to be upright."""
@@ -136,37 +151,41 @@ class Slide(Closing):
 
     @property
     def reduced(self) -> tuple[Level, ...]:
-        """Levels at 1/2, 1/4 and 1/8 that cost less than the whole ones to decode, read as these.
+        """Levels at 1/2, 1/4 and 1/8 that cost less to decode than the whole ones.
 
-        Their indices go on where those of `levels` end. Their px are about means of the level's.
+        They are read as any level, and their indices go on where those of `levels` end. Their
+        pixels are about the means of the level's.
         """
         return ()
 
     @property
-    def _further(self) -> tuple[Level, ...]:
-        return self.reduced  # and what else is made of `levels`; their indices go on
+    def _derived_levels(self) -> tuple[Level, ...]:
+        """All levels that are made of `levels`; their indices go on where those of `levels` end."""
+        return self.reduced
+
+    def coarse(self, level: int, factor: int) -> Level | None:
+        """Returns a level at 1 / factor (2, 4 or 8), read as any, where that is cheaper.
+
+        Its pixels are about the means of factor x factor px; a rest at the right and lower border,
+        less than one of its pixels, is left out. None where it is not cheaper.
+        """
+        return None
 
     def expect(self, coords_l0: CoordsL0, plan: ReadPlan) -> None:
-        """Hears of tiles that will be read, so that what they share is kept for just so long."""
-
-    def _associated(self, name: str) -> RgbArray:
-        """The image of one of `associated_names`, for readers that find any."""
-        raise NotImplementedError
+        """Learns which tiles will be read, so that what they share is kept for just so long."""
 
     def stored_jpeg(self, level: int, column: int, row: int) -> bytes | None:
-        """A segment of a level as the file stores it, as a JPEG of its own; None if it is none.
+        """Returns a segment of a level as the file stores it, as a JPEG of its own, or None.
 
         It shows a whole segment, beyond the image's border too. Memory: its bytes, twice.
         """
         return None
 
-    def coarse(self, level: int, factor: int) -> Level | None:
-        """A level at 1 / factor (2, 4 or 8), read as any, where that is cheaper; else None.
-
-        Its px are about the means of factor x factor px; a rest at the right and lower border, less
-        than one of its px, is left out.
-        """
+    def icc_profile(self) -> bytes | None:
+        """Returns the colour profile of the file; None where the reader finds none."""
         return None
+
+    # reading
 
     def read_region(
         self,
@@ -176,10 +195,10 @@ class Slide(Closing):
         *,
         out: RgbArray | None = None,
     ) -> RgbArray:
-        """Pixels of one level as uint8 (size[1], size[0], 3), RGB.
+        """Reads pixels of one level as uint8 (size[1], size[0], 3), RGB.
 
-        Px outside the slide, and transparent ones, are white (255). Px (0, 0) of the region is px
-        round(origin_l0 / downsample) of the level.
+        Pixels outside the slide, and transparent ones, are white (255). Px (0, 0) of the region is
+        px round(origin_l0 / downsample) of the level.
 
         Args:
             origin_l0: (x, y) of the top-left corner in level-0 px; may lie outside the slide.
@@ -193,48 +212,51 @@ class Slide(Closing):
             SlideReadError: a segment cannot be decoded.
             InvalidInputError: no such level, or an empty size.
         """
-        found, (width, height), shape = self._check(level), size, (size[1], size[0], 3)
-        require(min(size) >= 1, "size must be >= (1, 1)", f"{size}")
-        region = np.empty(shape, dtype=np.uint8) if out is None else out
-        fits = region.shape == shape and region.dtype == np.uint8
-        require(
-            fits,
-            f"out must be uint8 of shape {shape}",
-            f"{region.dtype} {region.shape}",
-        )
-        down, (level_width, level_height) = found.downsample, found.size
-        x, y = lv_from_l0(origin_l0[0], down), lv_from_l0(origin_l0[1], down)
-        x0, y0 = max(x, 0), max(y, 0)
-        x1, y1 = min(x + width, level_width), min(y + height, level_height)
-        if (x0, y0, x1, y1) != (x, y, x + width, y + height):
+        source = self._open_level(level)
+        region = _array_to_fill(size, out)
+        width, height = size
+        x = lv_from_l0(origin_l0[0], source.downsample)
+        y = lv_from_l0(origin_l0[1], source.downsample)
+        # the part that lies inside the level
+        left = max(x, 0)
+        top = max(y, 0)
+        right = min(x + width, source.size[0])
+        bottom = min(y + height, source.size[1])
+        if (left, top, right, bottom) != (x, y, x + width, y + height):
             region[:] = WHITE
-        if x1 > x0 and y1 > y0:
-            inside = region[y0 - y : y1 - y, x0 - x : x1 - x]
+        if right > left and bottom > top:
+            inside = region[top - y : bottom - y, left - x : right - x]
             with self._reading(f"region at {origin_l0} of level {level}"):
-                self._fill((x0, y0), level, inside)
+                self._fill((left, top), level, inside)
                 self.recolor(inside)
         return region
 
     def read_regions(self, origins_l0: CoordsL0, level: int, *, out: TileArray) -> None:
-        """Fills `out` with several regions of one size, each as `read_region` gives it.
+        """Fills `out` with several regions of one size, each as `read_region` returns it.
 
         Args:
-            origins_l0, level: int64 (B, 2), their top-left corners in level-0 px; where to read.
+            origins_l0: int64 (B, 2), their top-left corners in level-0 px.
+            level: pyramid level to read from.
             out: C-contiguous uint8 (B, height, width, 3); the size is read off it.
 
-        Memory: as of one region, and up to 1 MiB of compressed segments.
+        Memory: that of one region, and up to 1 MiB of compressed segments.
         """
-        found = self._check(level)
-        count, size = len(origins_l0), out.shape[2:0:-1]
+        source = self._open_level(level)
+        count = len(origins_l0)
         fits = out.ndim == 4 and out.shape[::3] == (count, 3) and out.dtype == np.uint8
-        rule = f"out must be uint8 of shape ({count}, height, width, 3)"
-        require(fits and 0 not in size, rule, f"{out.dtype} {out.shape}")
-        down, (width, height) = found.downsample, found.size
+        if not fits or 0 in out.shape[1:3]:
+            raise InvalidInputError(
+                f"out must be uint8 of shape ({count}, height, width, 3), "
+                f"got {out.dtype} {out.shape}"
+            )
+        size: Size = (out.shape[2], out.shape[1])
         # few regions at a time: Python's numbers are quicker here than arrays of them
         origins = origins_l0.tolist()
+        down = source.downsample
         corners = [(lv_from_l0(x, down), lv_from_l0(y, down)) for x, y in origins]
-        x_last, y_last = width - size[0], height - size[1]
-        if all(0 <= x <= x_last and 0 <= y <= y_last for x, y in corners):
+        last_x = source.size[0] - size[0]
+        last_y = source.size[1] - size[1]
+        if all(0 <= x <= last_x and 0 <= y <= last_y for x, y in corners):
             with self._reading(f"regions of level {level}"):
                 self._fill_all(corners, level, out)
                 for region in out:
@@ -243,53 +265,56 @@ class Slide(Closing):
         for (x, y), region in zip(origins, out):
             self.read_region((x, y), level, size, out=region)
 
-    def _check(self, level: int) -> Level:
-        """The level of an index, also one made of others; refuses others, and a closed slide."""
+    def thumbnail(self, max_size: Size) -> RgbArray:
+        """Reads the whole slide, aspect kept, fitted into max_size, uint8 (H, W, 3).
+
+        Memory: O(thumbnail + one strip of the level that is read), also when levels are missing.
+        """
+        width, height = self.size
+        factor = min(1.0, max_size[0] / width, max_size[1] / height)
+        size_th = (max(1, round(width * factor)), max(1, round(height * factor)))
+        return read_resized(self, size_th)
+
+    def associated_image(self, name: str) -> RgbArray:
+        """Reads one of `associated_names`, uint8 (H, W, 3)."""
+        if name not in self.associated_names:
+            names = ", ".join(self.associated_names) or "none"
+            raise InvalidInputError(
+                f"associated image must be one of: {names}; got {name!r} in {self.slide_path!r}"
+            )
+        with self._reading(f"associated image {name!r}"):
+            return self._associated(name)
+
+    def _open_level(self, level: int) -> Level:
+        """Returns the level of an index, derived ones included; refuses it of a closed slide."""
         if self._closed:
             raise closed_error(self.slide_path)
-        if 0 <= level < len(self.levels):
+        num_levels = len(self.levels)
+        if 0 <= level < num_levels:
             return self.levels[level]
-        if level >= len(self.levels) and level - len(self.levels) < len(self._further):
-            return self._further[level - len(self.levels)]
-        rule = f"level must be in [0, {len(self.levels) - 1}]"
-        raise InvalidInputError(f"{rule}, got {level} in {self.slide_path!r}")
+        if level >= num_levels:
+            derived = self._derived_levels
+            if level - num_levels < len(derived):
+                return derived[level - num_levels]
+        raise InvalidInputError(
+            f"level must be in [0, {num_levels - 1}], got {level} in {self.slide_path!r}"
+        )
 
     @contextmanager
-    def _reading(self, what: str) -> Iterator[None]:
-        """The boundary of every reader: whatever a decoder raises becomes SlideReadError."""
+    def _reading(self, subject: str) -> Iterator[None]:
+        """Turns whatever a decoder raises into SlideReadError: the boundary of every reader."""
         try:
             yield
         except (ThinsectionError, MemoryError):
             raise
         except Exception as error:
-            raise self._unreadable(f"{what} must be readable, got {error!r}") from error
+            raise self._unreadable(
+                f"{subject} must be readable, got {error!r}"
+            ) from error
 
-    def _unreadable(self, what: str, remedy: str = "") -> SlideReadError:
-        """The error to raise for what cannot be decoded."""
-        return SlideReadError(f"{what} in {Path(self.slide_path).name!r}{remedy}")
-
-    def icc_profile(self) -> bytes | None:
-        """The colour profile of the file; None where it has none, or the reader sees none."""
-        return None
-
-    def thumbnail(self, max_size: Size) -> RgbArray:
-        """The whole slide, aspect kept, fitted into max_size, uint8 (H, W, 3).
-
-        Memory: O(thumbnail + one strip of the level that is read), also when levels are missing.
-        """
-        factor = min(1.0, *np.divide(max_size, self.size))
-        width, height = (max(1, round(px * factor)) for px in self.size)
-        return read_resized(self, (width, height))
-
-    def associated_image(self, name: str) -> RgbArray:
-        """One of `associated_names`, uint8 (H, W, 3)."""
-        if name in self.associated_names:
-            with self._reading(f"associated image {name!r}"):
-                return self._associated(name)
-        known = f"{', '.join(self.associated_names) or 'none'}; got {name!r}"
-        raise InvalidInputError(
-            f"associated image must be one of: {known} in {self.slide_path!r}"
-        )
+    def _unreadable(self, problem: str, remedy: str = "") -> SlideReadError:
+        """Returns the error to raise for what cannot be decoded."""
+        return SlideReadError(f"{problem} in {Path(self.slide_path).name!r}{remedy}")
 
     def close(self) -> None:
         """Lets go of the file. Reads that threads have begun end well, later ones raise."""
@@ -298,14 +323,27 @@ class Slide(Closing):
             self.on_close.close()
 
 
+def _array_to_fill(size: Size, out: RgbArray | None) -> RgbArray:
+    """Returns the array to read a region into: `out`, whose form is checked, or a new one."""
+    if min(size) < 1:
+        raise InvalidInputError(f"size must be >= (1, 1), got {size}")
+    shape = (size[1], size[0], 3)
+    if out is None:
+        return np.empty(shape, dtype=np.uint8)
+    if out.shape != shape or out.dtype != np.uint8:
+        raise InvalidInputError(
+            f"out must be uint8 of shape {shape}, got {out.dtype} {out.shape}"
+        )
+    return out
+
+
 def _check_sizes(levels: Sequence[Level], slide_path: str) -> None:
     """Refuses sizes that no slide has: memory and time follow from what a file declares."""
     for level in levels:
         width, height = level.size
         if max(width, height) <= MAX_SIDE_PX and width * height <= MAX_PX:
             continue
-        rule = f"level must have <= {MAX_SIDE_PX} px a side and <= {MAX_PX} px"
-        name = Path(slide_path).name
         raise SlideOpenError(
-            f"{rule}, got {width} x {height} in {name!r}; the file is damaged"
+            f"level must have <= {MAX_SIDE_PX} px a side and <= {MAX_PX} px, got {width} x "
+            f"{height} in {Path(slide_path).name!r}; the file is damaged"
         )

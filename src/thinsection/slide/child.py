@@ -14,22 +14,25 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from itertools import product
-from typing import Any
 
 from thinsection import errors
+from thinsection.errors import SlideOpenError, SlideReadError
+from thinsection.slide.base import Slide
 from thinsection.slide.geometry import corner_l0
 from thinsection.slide.look import Look
 from thinsection.slide.readers import load_slide
-from thinsection.types import GIB
+from thinsection.types import GIB, RgbArray
 
-MAX_CPU_S, MAX_WAIT_S = 20, 300  # of one file; waiting is for slow network drives
+MAX_CPU_S = 20  # for one file
+MAX_WAIT_S = 300  # for one file: network drives may be slow
 MAX_BYTES = GIB  # of the child's own memory
 _PROBE_PX = 256
-_PLACES = (0.0, 0.5, 1.0)  # of a level's width and height
+_PLACES = (0.0, 0.5, 1.0)  # shares of a level's width and height
+_COMMAND = "from thinsection.slide import child; child.serve()"
 
 
 def try_in_child(
@@ -37,59 +40,71 @@ def try_in_child(
 ) -> None:
     """Returns where a reader opens a file, and survives it, in another process.
 
-    With `whole` a thumbnail is made too: a damaged file may promise more px than anybody can read.
-    With `channels` these are what is read. Memory: up to `MAX_BYTES`, in that process. Raises
-    SlideOpenError: it does not open the file, or died or hung over it.
+    Args:
+        path: the file.
+        reader: name of the reader.
+        whole: read a thumbnail too: a damaged file may promise more px than anybody can read.
+        channels: names of the channels to read.
+
+    Memory: up to `MAX_BYTES`, in that process.
+
+    Raises:
+        SlideOpenError: it does not open the file, or died or hung over it.
     """
-    if answer := _child(os.getpid()).ask(reader, path, whole, list(channels)):
-        raise errors.SlideOpenError(answer)
+    refusal = _child(os.getpid()).ask(reader, path, whole, list(channels))
+    if refusal:
+        raise SlideOpenError(refusal)
 
 
 @cache
 def _child(pid: int) -> "_Child":
-    """The child of this process; a fork of it has one of its own."""
+    """Returns the child of this process; a fork of it has one of its own."""
     return _Child()
 
 
 class _Child:
-    """Started by the first file and again after a death; takes one file at a time."""
+    """A process that is started by the first file and again after a death; one file at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, *request: str | bool | list[str]) -> str:
-        """Why the reader does not open the file; '' where it does."""
+    def ask(self, reader: str, path: str, whole: bool, channels: list[str]) -> str:
+        """Returns why the reader does not open the file; '' where it does."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
-                self._process = self._start()
+                self._process = self._start_process()
             process = self._process
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(json.dumps(request).encode() + b"\n")
+            request = json.dumps([reader, path, whole, channels])
+            process.stdin.write(request.encode() + b"\n")
             process.stdin.flush()
             with selectors.DefaultSelector() as selector:
                 selector.register(process.stdout, selectors.EVENT_READ)
-                if selector.select(MAX_WAIT_S) and (line := process.stdout.readline()):
-                    return str(json.loads(line))
+                has_answer = bool(selector.select(MAX_WAIT_S))
+            line = process.stdout.readline() if has_answer else b""
+            if line:
+                return str(json.loads(line))
             self._process = None
-            return f"{request[0]}: {_ended(process)} over it; the file is damaged"
+            return f"{reader}: {_end_process(process)} over it; the file is damaged"
 
-    def _start(self) -> "subprocess.Popen[bytes]":
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        command = [
-            sys.executable,
-            "-c",
-            "from thinsection.slide import child; child.serve()",
-        ]
-        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=env, **pipes)
-        weakref.finalize(self, _ended, process)  # at the latest when this process ends
+    def _start_process(self) -> "subprocess.Popen[bytes]":
+        path = os.pathsep.join(folder for folder in sys.path if folder)
+        process = subprocess.Popen(
+            [sys.executable, "-c", _COMMAND],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        # at the latest when this process ends
+        weakref.finalize(self, _end_process, process)
         return process
 
 
-def _ended(process: "subprocess.Popen[bytes]") -> str:
-    """Ends the child, and says of what it died."""
+def _end_process(process: "subprocess.Popen[bytes]") -> str:
+    """Ends the child, and returns of what it died."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.close()
@@ -107,48 +122,52 @@ def _ended(process: "subprocess.Popen[bytes]") -> str:
     return f"a process of its own died ({name})"
 
 
+# in the child
+
+
 def serve() -> None:
-    """The child: lines of [reader, path, whole, channels] in, a line with its answer out."""
+    """Answers requests: lines of [reader, path, whole, channels] in, a line with the answer out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of its input ends it
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _, most_s = resource.getrlimit(resource.RLIMIT_CPU)
+    _, hard_limit_s = resource.getrlimit(resource.RLIMIT_CPU)
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:
         os.dup2(2, 1)  # some libraries print
         for line in sys.stdin:
-            used = resource.getrusage(resource.RUSAGE_SELF)
-            soft_s = int(used.ru_utime + used.ru_stime) + MAX_CPU_S
-            resource.setrlimit(resource.RLIMIT_CPU, (soft_s, most_s))
-            answers.write(json.dumps(_attempt(*json.loads(line))) + "\n")
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            limit_s = int(usage.ru_utime + usage.ru_stime) + MAX_CPU_S
+            resource.setrlimit(resource.RLIMIT_CPU, (limit_s, hard_limit_s))
+            reader, path, whole, channels = json.loads(line)
+            answers.write(json.dumps(_attempt(reader, path, whole, channels)) + "\n")
 
 
 def _attempt(reader: str, path: str, whole: bool, channels: list[str]) -> str:
-    """Opens and reads what the parent will; damage that is said in time is not the child's."""
+    """Opens a slide and reads what the parent will; returns why it cannot be opened, or ''."""
     try:
-        look: dict[str, Any] = (
-            {"look": Look(channels=tuple(channels))} if channels else {}
-        )
-        with load_slide(reader, path, **look) as slide:
-            size, reads = (_PROBE_PX, _PROBE_PX), list[Callable[[], Any]]()
-            for level, share in product(slide.levels, _PLACES):
-                origin = corner_l0(level, *(int(share * (px - 1)) for px in level.size))
-                reads.append(partial(slide.read_region, origin, level.index, size))
-            reads += [partial(slide.thumbnail, size)] * whole
-            reads += [
-                partial(slide.associated_image, name) for name in slide.associated_names
-            ]
-            for read in reads:
-                with suppress(
-                    errors.SlideReadError
-                ):  # said again when the place is asked for
+        look = Look(channels=tuple(channels)) if channels else None
+        with load_slide(reader, path, look=look) as slide:
+            for read in _reads(slide, whole):
+                # damage is reported again when the place is asked for
+                with suppress(SlideReadError):
                     read()
-    except (
-        errors.ChannelsError,
-        errors.ConfigError,
-    ):  # the parent meets them too, and says them
-        return ""
+    except (errors.ChannelsError, errors.ConfigError):
+        return ""  # the parent meets them too, and reports them
     except errors.ThinsectionError as error:
         return str(error)
     except MemoryError as error:
         return f"{reader}: {error!r}"
     return ""
+
+
+def _reads(slide: Slide, whole: bool) -> Iterator[Callable[[], RgbArray]]:
+    """Yields calls that read a few places of each level, and associated images."""
+    size = (_PROBE_PX, _PROBE_PX)
+    for level, share in product(slide.levels, _PLACES):
+        x = int(share * (level.size[0] - 1))
+        y = int(share * (level.size[1] - 1))
+        origin_l0 = corner_l0(level, x, y)
+        yield partial(slide.read_region, origin_l0, level.index, size)
+    if whole:
+        yield partial(slide.thumbnail, size)
+    for name in slide.associated_names:
+        yield partial(slide.associated_image, name)

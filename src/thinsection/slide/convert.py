@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import simplejpeg
 import tifffile
 from PIL import Image
+from tifffile import TiffPage
 
-from thinsection.errors import OutputError, require
+from thinsection.errors import InvalidInputError, OutputError
 from thinsection.files.atomic import atomic_path
 from thinsection.files.lock import scratch_folder
 from thinsection.files.sources import ByteSource, FileSource
@@ -26,13 +26,13 @@ from thinsection.machine import cpu_count
 from thinsection.slide.base import Slide
 from thinsection.slide.deid.profile import clean_profile
 from thinsection.slide.deid.streams import clean_jpeg, clean_page_segment
-from thinsection.slide.formats.tiff_layout import (
+from thinsection.slide.formats.tiff_layout import read_layout
+from thinsection.slide.formats.tiff_pages import (
     JPEG,
     SEPARATE,
     YCBCR,
     alpha_of,
     orientation_of,
-    read_layout,
 )
 from thinsection.slide.geometry import corner_l0
 from thinsection.slide.open import open_slide
@@ -43,25 +43,72 @@ from thinsection.types import Level, Mpp, RgbArray, Size
 COARSEST_PX = 1024  # longer edge of the smallest level, at most
 FORMATS = {"ome-tiff": ".ome.tif"}
 _EDGE = 512  # px of the tiles that are encoded here
-_COLOUR = {"colorspace": "RGB", "colorsubsampling": "422"}
 _SAMPLING = ((1, 1), (2, 1), (2, 2), (4, 1))  # that tifffile writes
+_MOST_ROWS = 2**31  # of a strip
+_ExtraTag = tuple[int, str, int, int, bool]  # as TiffWriter takes it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """One image of a file that is written: its segments in order, how they are to be read."""
+    """One image of a file that is written; names as those of `TiffWriter.write`.
 
-    options: Mapping[str, Any]  # of TiffWriter.write
+    Attributes:
+        segments: makes the bytes of its segments, in order.
+    """
+
     segments: Callable[[], Iterator[bytes]]
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    photometric: int | str
+    compression: int | str
+    tile: tuple[int, int] | None
+    rowsperstrip: int | None = None
+    predictor: int | None = None
+    extrasamples: tuple[int, ...] | None = None
+    subsampling: tuple[int, int] | None = None
+    compressionargs: Mapping[str, int] | None = None
+    jpegtables: bytes | None = None
+    iccprofile: bytes | None = None
+    resolution: tuple[float, float] | None = None
+    resolutionunit: int | None = None
+    extratags: tuple[_ExtraTag, ...] = ()
 
     @property
     def is_grey(self) -> bool:
-        """Whether it has one sample a px."""
-        return len(self.options["shape"]) == 2
+        """True where it has one sample a px."""
+        return len(self.shape) == 2
 
-    def write(self, file: tifffile.TiffWriter, **more: Any) -> None:
-        """Appends it. Memory: one segment, or `_encoded`'s."""
-        file.write(self.segments(), software=False, **{**self.options, **more})
+    def write(
+        self,
+        file: tifffile.TiffWriter,
+        *,
+        metadata: Mapping[str, str | float] | None = None,
+        subifds: int | None = None,
+        subfiletype: int | None = None,
+    ) -> None:
+        """Appends it to the file. Memory: one segment, or `_encoded_picture`'s."""
+        file.write(
+            self.segments(),
+            software=False,
+            metadata=metadata,
+            subifds=subifds,
+            subfiletype=subfiletype,
+            shape=self.shape,
+            dtype=self.dtype,
+            photometric=self.photometric,
+            compression=self.compression,
+            tile=self.tile,
+            rowsperstrip=self.rowsperstrip,
+            predictor=self.predictor,
+            extrasamples=self.extrasamples,
+            subsampling=self.subsampling,
+            compressionargs=self.compressionargs,
+            jpegtables=self.jpegtables,
+            iccprofile=self.iccprofile,
+            resolution=self.resolution,
+            resolutionunit=self.resolutionunit,
+            extratags=self.extratags,
+        )
 
 
 def convert(
@@ -80,6 +127,14 @@ def convert(
     longer edge has `COARSEST_PX`, are encoded as JPEG of the given quality (4:2:2). Label, macro
     and all metadata but the resolution and the numbers of an ICC profile are left out.
 
+    Args:
+        slide_path: the slide, or its URL.
+        out: the file to write, '*.ome.tif'.
+        reader: 'auto', or a name of `available_readers()`.
+        slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
+        quality: of the JPEGs that are encoded, 1 to 100.
+        overwrite: replace a file that exists.
+
     Returns: out.
 
     Memory: that of the reader, two tiles of 512 px for each CPU, and what the file lists of its
@@ -93,57 +148,63 @@ def convert(
     Source: OME-TIFF 6.0, pyramids in SubIFDs.
     """
     out = Path(out)
-    require(1 <= quality <= 100, "quality must be in [1, 100]", quality)
-    ends = out.name.lower().endswith((".ome.tif", ".ome.tiff"))
-    require(ends, "out must end in '.ome.tif'", repr(str(out)))
-    _refuse_present(out, overwrite=overwrite)
-    with ExitStack() as stack:
-        slide = stack.enter_context(
-            open_slide(slide_path, reader=reader, slide_mpp=slide_mpp)
+    if not 1 <= quality <= 100:
+        raise InvalidInputError(f"quality must be in [1, 100], got {quality}")
+    if not out.name.lower().endswith((".ome.tif", ".ome.tiff")):
+        raise InvalidInputError(f"out must end in '.ome.tif', got {str(out)!r}")
+    if out.exists() and not overwrite:
+        raise OutputError(
+            f"out must not exist, got {str(out)!r}; pass --overwrite, or another name"
         )
+    with ExitStack() as stack:
+        slide = open_slide(slide_path, reader=reader, slide_mpp=slide_mpp)
+        stack.enter_context(slide)
         if _is_copied(slide):
             slide = slide.stored  # the copy is turned as the file is, and has its tag
-        pictures = _levels(slide, quality, stack)
+        pictures = _level_pictures(slide, quality, stack)
         pictures += _halves(slide, quality, stack, grey=pictures[0].is_grey)
-        # tifffile's own UUID would hold the address of this machine's network card
-        axes = {
-            "axes": "YX" if pictures[0].is_grey else "YXS",
-            "UUID": uuid.uuid4().urn,
-        }
-        mpp = {
-            f"PhysicalSize{axis}": um for axis, um in zip("XY", slide.slide_mpp or ())
-        }
-        about = {**axes, **mpp, **{f"{name}Unit": "\u00b5m" for name in mpp}}
-        tmp = stack.enter_context(atomic_path(out))
-        with tifffile.TiffWriter(tmp, bigtiff=True, ome=True) as file:
-            first, *others = pictures
-            first.write(file, subifds=len(others), metadata=about)
+        first, *others = pictures
+        unfinished = stack.enter_context(atomic_path(out))
+        with tifffile.TiffWriter(unfinished, bigtiff=True, ome=True) as file:
+            metadata = _ome_metadata(slide.slide_mpp, first)
+            first.write(file, metadata=metadata, subifds=len(others))
             for picture in others:
-                picture.write(file, subfiletype=1, metadata=None)
+                picture.write(file, subfiletype=1)
     return out
 
 
-def _refuse_present(out: Path, *, overwrite: bool) -> None:
-    """Nothing is replaced without a word."""
-    got = f"{str(out)!r}; pass --overwrite, or another name"
-    require(overwrite or not out.exists(), "out must not exist", got, error=OutputError)
+def _ome_metadata(slide_mpp: Mpp | None, picture: Picture) -> dict[str, str | float]:
+    """Returns what tifffile writes as OME-XML: axes, a random UUID, the resolution."""
+    # tifffile's own UUID would hold the address of this machine's network card
+    metadata: dict[str, str | float] = {
+        "axes": "YX" if picture.is_grey else "YXS",
+        "UUID": uuid.uuid4().urn,
+    }
+    if slide_mpp is not None:
+        metadata["PhysicalSizeX"] = slide_mpp[0]
+        metadata["PhysicalSizeY"] = slide_mpp[1]
+        metadata["PhysicalSizeXUnit"] = "\u00b5m"
+        metadata["PhysicalSizeYUnit"] = "\u00b5m"
+    return metadata
 
 
-def _levels(slide: Slide, quality: int, stack: ExitStack) -> list[Picture]:
-    """The slide's own levels, copied where it is a TIFF that we read."""
+def _level_pictures(slide: Slide, quality: int, stack: ExitStack) -> list[Picture]:
+    """Returns the slide's own levels, copied where it is a TIFF that we read."""
     if _is_copied(slide):
         handle = stack.enter_context(Path(slide.slide_path).open("rb"))  # noqa: SIM115
         pages = read_layout(slide.slide_path, None, handle).pages
         source = stack.enter_context(closing(FileSource(slide.slide_path)))
-        return [copied(page, source) for page in pages]
+        return [copied_picture(page, source) for page in pages]
     return [
-        _encoded(lv.size, partial(_read, slide, lv, 1), quality=quality)
-        for lv in slide.levels
+        _encoded_picture(
+            level.size, partial(_read_tile, slide, level, 1), quality=quality
+        )
+        for level in slide.levels
     ]
 
 
 def _is_copied(slide: Slide) -> bool:
-    """Whether the segments of a slide are written as they are.
+    """Tells whether the segments of a slide are written as they are.
 
     Those with alpha are not: levels that are made below them have three samples, and readers take
     levels of one kind only.
@@ -156,90 +217,119 @@ def _is_copied(slide: Slide) -> bool:
     )
 
 
-def _read(slide: Slide, level: Level, times: int, corner: tuple[int, int]) -> RgbArray:
-    """A tile of a level whose size is divided by `times`."""
-    origin, edge = corner_l0(level, *(times * px for px in corner)), times * _EDGE
-    region = slide.read_region(origin, level.index, (edge, edge))
-    return region if times == 1 else np.asarray(Image.fromarray(region).reduce(times))
+def _read_tile(
+    slide: Slide, level: Level, factor: int, corner: tuple[int, int]
+) -> RgbArray:
+    """Reads a tile of a level whose size is divided by `factor`; corner (x, y) in its px."""
+    x, y = corner
+    origin_l0 = corner_l0(level, factor * x, factor * y)
+    edge = factor * _EDGE
+    region = slide.read_region(origin_l0, level.index, (edge, edge))
+    if factor == 1:
+        return region
+    return np.asarray(Image.fromarray(region).reduce(factor))
 
 
 def _halves(
     slide: Slide, quality: int, stack: ExitStack, *, grey: bool
 ) -> Iterator[Picture]:
-    """Levels below the slide's last one, each made from the one above and kept in a file."""
+    """Yields levels below the slide's last one, each made from the one above, in a file of its own.
+
+    The stack holds the files.
+    """
     if max(slide.levels[-1].size) <= COARSEST_PX:
         return
     folder = stack.enter_context(scratch_folder("convert"))
     above = slide
-    while max(size := (level := above.levels[-1]).size) > COARSEST_PX:
-        half: Size = (max(1, size[0] // 2), max(1, size[1] // 2))
+    while max(above.levels[-1].size) > COARSEST_PX:
+        level = above.levels[-1]
+        half = (max(1, level.size[0] // 2), max(1, level.size[1] // 2))
         path = folder / f"{half[0]}.tif"
-        picture = _encoded(
+        picture = _encoded_picture(
             half,
-            partial(_read, above, level, 2),
+            partial(_read_tile, above, level, 2),
             quality=quality,
             grey=grey,
             orientation=slide.orientation,
         )
         with tifffile.TiffWriter(path, bigtiff=True) as file:
-            picture.write(file, metadata=None)
+            picture.write(file)
         above = stack.enter_context(load_slide("tiff", str(path)))
-        yield from _levels(above, quality, stack)
+        yield from _level_pictures(above, quality, stack)
 
 
-def copied(page: Any, source: ByteSource) -> Picture:
-    """A page whose colours stand together, byte by byte; InvalidInputError: it cannot be said."""
-    samples, strip = (
-        page.samplesperpixel,
-        min(page.rowsperstrip or 2**31, page.imagelength),
-    )
-    options: dict[str, Any] = {
-        "shape": (page.imagelength, page.imagewidth, samples)[: 2 + (samples > 1)],
-        "dtype": page.dtype,
-        "photometric": int(page.photometric),
-        "extrasamples": page.extrasamples or None,
-        "compression": int(page.compression),
-        "predictor": int(page.predictor) if page.predictor > 1 else None,
-        "jpegtables": clean_jpeg(page.jpegtables).data if page.jpegtables else None,
-        "iccprofile": _clean_icc(page.iccprofile),
-        "resolution": page.resolution,
-        "resolutionunit": int(page.resolutionunit),
-    }
-    options["extratags"] = _orientation_tags(orientation_of(page))
-    tiled = {"tile": (page.tilelength, page.tilewidth)}
-    options |= tiled if page.is_tiled else {"rowsperstrip": strip}
+def copied_picture(page: TiffPage, source: ByteSource) -> Picture:
+    """Returns a page whose colours stand together, to be copied byte by byte.
+
+    Raises:
+        InvalidInputError: it has no px, or tifffile cannot write its kind.
+    """
+    samples = page.samplesperpixel
+    shape: tuple[int, ...] = (page.imagelength, page.imagewidth)
+    if samples > 1:
+        shape = (*shape, samples)
+    tile = None
+    rowsperstrip = None
+    if page.is_tiled:
+        tile = (page.tilelength, page.tilewidth)
+    else:
+        rowsperstrip = min(page.rowsperstrip or _MOST_ROWS, page.imagelength)
+    subsampling = None
+    compressionargs = None
     if int(page.compression) in JPEG and samples == 3:
-        sampling = page.subsampling if int(page.photometric) == YCBCR else (1, 1)
-        known = sampling is None or tuple(sampling) in _SAMPLING
-        require(known, f"chroma sampling must be one of {_SAMPLING}", sampling)
-        options["subsampling"] = sampling
-        options["compressionargs"] = {"outcolorspace": int(page.photometric)}
-    places = list(zip(page.dataoffsets, page.databytecounts))
+        is_ycbcr = int(page.photometric) == YCBCR
+        subsampling = page.subsampling if is_ycbcr else (1, 1)
+        if subsampling is not None and tuple(subsampling) not in _SAMPLING:
+            raise InvalidInputError(
+                f"chroma sampling must be one of {_SAMPLING}, got {subsampling}"
+            )
+        compressionargs = {"outcolorspace": int(page.photometric)}
+    if not any(page.databytecounts):
+        raise InvalidInputError(
+            f"an image must have px, got an empty one in {source.name!r}"
+        )
+    return Picture(
+        segments=partial(_clean_segments, page, source),
+        shape=shape,
+        dtype=page.dtype,
+        photometric=int(page.photometric),
+        compression=int(page.compression),
+        tile=tile,
+        rowsperstrip=rowsperstrip,
+        predictor=int(page.predictor) if page.predictor > 1 else None,
+        extrasamples=page.extrasamples or None,
+        subsampling=subsampling,
+        compressionargs=compressionargs,
+        jpegtables=clean_jpeg(page.jpegtables).data if page.jpegtables else None,
+        iccprofile=_clean_icc(page.iccprofile),
+        resolution=page.resolution,
+        resolutionunit=int(page.resolutionunit),
+        extratags=_orientation_tags(orientation_of(page)),
+    )
 
-    def segments() -> Iterator[bytes]:
-        for index, (offset, count) in enumerate(places):
-            data = source.read_at(offset, count) if count else b""
-            yield clean_page_segment(page, index, data).data
 
-    has_px = any(count for _, count in places)
-    require(has_px, "an image must have px", f"an empty one in {source.name!r}")
-    return Picture(options=options, segments=segments)
+def _clean_segments(page: TiffPage, source: ByteSource) -> Iterator[bytes]:
+    """Yields the segments of a page without comments and EXIF; b'' for an empty one."""
+    for index, offset in enumerate(page.dataoffsets):
+        num_bytes = page.databytecounts[index]
+        data = source.read_at(offset, num_bytes) if num_bytes else b""
+        yield clean_page_segment(page, index, data).data
 
 
 def _clean_icc(profile: bytes | None) -> bytes | None:
-    """A colour profile without its texts; None where there is none, or it is damaged."""
+    """Returns a colour profile without its texts; None where there is none, or it is damaged."""
     cleaned = clean_profile(profile) if profile else None
     return cleaned.data if cleaned else None
 
 
-def _orientation_tags(orientation: int) -> list[tuple[int, str, int, int, bool]]:
-    """TiffWriter's `extratags` for a picture that is stored so; none where it is upright."""
+def _orientation_tags(orientation: int) -> tuple[_ExtraTag, ...]:
+    """Returns the tags of a picture that is stored so; none where it is upright."""
     if orientation == UPRIGHT:
-        return []
-    return [(ORIENTATION_TAG, "H", 1, orientation, True)]
+        return ()
+    return ((ORIENTATION_TAG, "H", 1, orientation, True),)
 
 
-def _encoded(
+def _encoded_picture(
     size: Size,
     read: Callable[[tuple[int, int]], RgbArray],
     *,
@@ -247,29 +337,49 @@ def _encoded(
     grey: bool = False,
     orientation: int = UPRIGHT,
 ) -> Picture:
-    """Tiles are read (x, y in px), encoded as JPEG. Memory: one per CPU, and what `read` takes."""
+    """Returns a picture whose tiles `read` reads by (x, y) in px, encoded as JPEG.
 
-    def tile(place: tuple[int, int]) -> bytes:
-        pixels = np.ascontiguousarray(
-            read((place[1], place[0]))[..., : 1 if grey else 3]
+    Memory: one tile per CPU, and what `read` takes.
+    """
+    width, height = size
+    return Picture(
+        segments=partial(_encode_tiles, size, read, quality=quality, grey=grey),
+        shape=(height, width) if grey else (height, width, 3),
+        dtype=np.dtype(np.uint8),
+        photometric="minisblack" if grey else "rgb",
+        compression="jpeg",
+        tile=(_EDGE, _EDGE),
+        subsampling=None if grey else (2, 1),
+        extratags=_orientation_tags(orientation),
+    )
+
+
+def _encode_tiles(
+    size: Size,
+    read: Callable[[tuple[int, int]], RgbArray],
+    *,
+    quality: int,
+    grey: bool,
+) -> Iterator[bytes]:
+    """Yields the JPEGs of a grid of tiles, row by row, encoded by a thread for each CPU."""
+    colorspace = "GRAY" if grey else "RGB"
+    subsampling = "Gray" if grey else "422"
+    samples = 1 if grey else 3
+
+    def encode(place: tuple[int, int]) -> bytes:
+        y, x = place
+        pixels = np.ascontiguousarray(read((x, y))[..., :samples])
+        jpeg = simplejpeg.encode_jpeg(
+            pixels, quality=quality, colorspace=colorspace, colorsubsampling=subsampling
         )
-        kind = {"colorspace": "GRAY", "colorsubsampling": "Gray"} if grey else _COLOUR
-        return bytes(simplejpeg.encode_jpeg(pixels, quality=quality, **kind))
+        return bytes(jpeg)
 
-    def segments() -> Iterator[bytes]:
-        workers = cpu_count()
-        places = product(range(0, size[1], _EDGE), range(0, size[0], _EDGE))
-        with ThreadPoolExecutor(workers) as pool:
-            while together := list(islice(places, 2 * workers)):
-                yield from pool.map(tile, together)
-
-    options = {
-        "shape": size[::-1] if grey else (*size[::-1], 3),
-        "dtype": np.uint8,
-        "photometric": "minisblack" if grey else "rgb",
-        "compression": "jpeg",
-        "subsampling": None if grey else (2, 1),
-        "tile": (_EDGE, _EDGE),
-        "extratags": _orientation_tags(orientation),
-    }
-    return Picture(options=options, segments=segments)
+    width, height = size
+    places = product(range(0, height, _EDGE), range(0, width, _EDGE))
+    workers = cpu_count()
+    with ThreadPoolExecutor(workers) as pool:
+        while True:
+            group = list(islice(places, 2 * workers))
+            if not group:
+                return
+            yield from pool.map(encode, group)

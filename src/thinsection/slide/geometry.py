@@ -187,10 +187,7 @@ def plan_read(
         downsample=level.downsample,
         size_lv=(_lv_px(tile_px, x_ratio, level), _lv_px(tile_px, y_ratio, level)),
         size_l0=(round(tile_px * x_ratio), round(tile_px * y_ratio)),
-        stride_l0=(
-            max(1, round(stride_tl * x_ratio)),
-            max(1, round(stride_tl * y_ratio)),
-        ),
+        stride_l0=(round(stride_tl * x_ratio), round(stride_tl * y_ratio)),
     )
 
 
@@ -239,7 +236,7 @@ def _mpp_error(level: Level, slide_mpp: Mpp, tile_mpp: float) -> float:
 
 def _whole_if_near(ratio: float) -> float:
     """Returns the ratio, or the whole number that it is but for rounding."""
-    nearest = max(1, round(ratio))
+    nearest = round(ratio)  # >= 1, as ratios are
     return float(nearest) if abs(ratio / nearest - 1) <= ROUNDING else ratio
 
 
@@ -263,4 +260,4 @@ def _lv_px(tile_px: int, ratio: float, level: Level) -> int:
     lv_px_per_tile_px = ratio / level.downsample
     if abs(lv_px_per_tile_px - 1) <= ROUNDING:
         return tile_px
-    return max(1, round(tile_px * lv_px_per_tile_px))
+    return round(tile_px * lv_px_per_tile_px)

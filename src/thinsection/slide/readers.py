@@ -4,96 +4,100 @@ Everything that lists readers derives from `READERS`: `--reader`, `thinsection d
 of a folder are slides, what 'auto' tries, and every error that names them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from thinsection.errors import InvalidInputError, SlideOpenError, ThinsectionError
 from thinsection.files.sources import is_url
 from thinsection.registry import Entry, Registry
 from thinsection.slide.base import Slide
+from thinsection.slide.look import Look
 from thinsection.types import Mpp
 
 AUTO = "auto"
-_OPENSLIDE = ".ndpi .mrxs .scn .bif .vms .vmu .svslide .czi .dcm"
-_HELP = {
-    "tiff": "Tiled and striped TIFF, BigTIFF and SVS, decoded straight into place.",
-    "cucim": "Tiled TIFF and SVS by cuCIM, on the CPU or a GPU.",
-    "openslide": "Every format of OpenSlide, DICOM included.",
-    "image": "PNG, JPEG, and TIFF of one level.",
-    "zarr": "OME-Zarr 0.4 and 0.5: a folder of chunks, or its URL.",
-}
-_TARGETS = {  # what of which module, its suffixes, the packages that it needs
-    "tiff": (
-        "tiff_reader:TiffSlide",
-        ".tif .tiff .svs",
-        "tifffile imagecodecs simplejpeg",
+_FORMATS = "thinsection.slide.formats"
+_OPENSLIDE_ONLY = (
+    ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".czi", ".dcm",
+)  # fmt: skip
+_BUILT_IN = (
+    Entry(
+        name="tiff",
+        help="Tiled and striped TIFF, BigTIFF and SVS, decoded straight into place.",
+        target=f"{_FORMATS}.tiff_reader:TiffSlide",
+        suffixes=(".tif", ".tiff", ".svs"),
+        needs=("tifffile", "imagecodecs", "simplejpeg"),
     ),
-    "cucim": ("cucim_reader:CucimSlide", ".tif .tiff .svs", "cucim"),
-    "openslide": (
-        "openslide_reader:OpenSlideSlide",
-        f".tif .tiff .svs {_OPENSLIDE}",
-        "openslide",
+    Entry(
+        name="cucim",
+        help="Tiled TIFF and SVS by cuCIM, on the CPU or a GPU.",
+        target=f"{_FORMATS}.cucim_reader:CucimSlide",
+        suffixes=(".tif", ".tiff", ".svs"),
+        needs=("cucim",),
+        extra="cucim",
     ),
-    "image": (
-        "image_reader:open_image",
-        ".png .jpg .jpeg .tif .tiff",
-        "imagecodecs simplejpeg",
+    Entry(
+        name="openslide",
+        help="Every format of OpenSlide, DICOM included.",
+        target=f"{_FORMATS}.openslide_reader:OpenSlideSlide",
+        suffixes=(".tif", ".tiff", ".svs", *_OPENSLIDE_ONLY),
+        needs=("openslide",),
     ),
-    "zarr": ("zarr_reader:ZarrSlide", ".zarr", "zarr"),
-}
-ALL = tuple(_HELP)
-OURS = ALL[
-    :-1
-]  # any file may be one of these; others are tried where the suffix is theirs
-_OPTIONAL = ("cucim", "zarr")  # extras of their own name
-WITH_LOOK = ("zarr",)  # which pick channels themselves, and are told which
-
-
-def _entry(name: str) -> Entry:
-    target, *lists = _TARGETS[name]
-    target, extra = (
-        f"thinsection.slide.formats.{target}",
-        name if name in _OPTIONAL else None,
-    )
-    suffixes, needs = (tuple(words.split()) for words in lists)
-    opens: dict[str, Any] = {"suffixes": suffixes, "folders": name == "zarr"}
-    return Entry(
-        name=name, help=_HELP[name], target=target, needs=needs, extra=extra, **opens
-    )
-
-
-# a class or function called with the path and `slide_mpp`; SlideOpenError where a file is not its
-_OWN = [_entry(name) for name in ALL]
-READERS: Registry[Callable[..., Slide]] = Registry(
-    "reader", "thinsection.readers", _OWN
+    Entry(
+        name="image",
+        help="PNG, JPEG, and TIFF of one level.",
+        target=f"{_FORMATS}.image_reader:open_image",
+        suffixes=(".png", ".jpg", ".jpeg", ".tif", ".tiff"),
+        needs=("imagecodecs", "simplejpeg"),
+    ),
+    Entry(
+        name="zarr",
+        help="OME-Zarr 0.4 and 0.5: a folder of chunks, or its URL.",
+        target=f"{_FORMATS}.zarr_reader:ZarrSlide",
+        suffixes=(".zarr",),
+        needs=("zarr",),
+        extra="zarr",
+        folders=True,
+    ),
 )
-UNKNOWN = "openslide: not a format that it knows"
-# begins the answer where OpenSlide's library would show other px than a TIFF describes
-LEFT = "openslide: left to reader 'tiff'"
+# A reader is a class or function that is called with the path and `slide_mpp`; it raises
+# SlideOpenError where a file is not its.
+READERS: Registry[Callable[..., Slide]] = Registry(
+    "reader", "thinsection.readers", _BUILT_IN
+)
+# any file may be one of these; others are tried where the suffix is theirs
+TRIED_ON_ANY_FILE = ("tiff", "cucim", "openslide", "image")
+PICKS_CHANNELS = ("zarr",)  # readers that are called with the look
 # parsed by our own code, which checks sizes before a C library sees the file
 OWN_PARSERS = ("tiff", "image")
 NEVER_TRUSTED = ("cucim",)  # ends the process over damage that no check of sizes finds
+# begins OpenSlide's answer for a format that it does not know
+UNKNOWN_FORMAT = "openslide: not a format that it knows"
+# begins OpenSlide's answer where its library would show other px than a TIFF describes
+LEFT_TO_TIFF = "openslide: left to reader 'tiff'"
 
 
 def reader_choices() -> tuple[str, ...]:
-    """What `--reader` takes."""
+    """Returns the words that `--reader` takes."""
     return (AUTO, *READERS.names())
 
 
 def slide_suffixes() -> tuple[str, ...]:
-    """Suffixes of the files that some reader says it opens, sorted, lower case, with the dot."""
-    return tuple(sorted({suffix for entry in READERS for suffix in entry.suffixes}))
+    """Returns the suffixes of files that some reader opens, sorted, lower case, with the dot."""
+    suffixes: set[str] = set()
+    for entry in READERS:
+        suffixes.update(entry.suffixes)
+    return tuple(sorted(suffixes))
 
 
 def is_folder_slide(path: str | Path) -> bool:
-    """Whether a folder, or a URL, is by its name a slide of many files."""
-    found, suffix = is_url(str(path)) or Path(path).is_dir(), Path(path).suffix.lower()
-    return found and any(
-        entry.folders and suffix in entry.suffixes for entry in READERS
-    )
+    """Tells whether a folder, or a URL, is by its name a slide of many files."""
+    if not is_url(str(path)) and not Path(path).is_dir():
+        return False
+    suffix = Path(path).suffix.lower()
+    return any(entry.folders and suffix in entry.suffixes for entry in READERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ class ReaderStatus:
 
 
 def available_readers() -> list[ReaderStatus]:
-    """Every reader, with its packages' versions or what it lacks."""
+    """Returns every reader, with its packages' versions or what it lacks."""
     return [_status(name) for name in READERS.names()]
 
 
@@ -117,22 +121,39 @@ def _status(name: str) -> ReaderStatus:
         packages = [import_module(package) for package in entry.needs]
     except (ImportError, InvalidInputError) as error:
         return ReaderStatus(name, False, str(error))
-    versions = [
-        f"{p.__name__} {getattr(p, '__version__', '')}".strip() for p in packages
-    ]
+    versions = []
+    for package in packages:
+        version = getattr(package, "__version__", "")
+        versions.append(f"{package.__name__} {version}".strip())
     return ReaderStatus(name, True, ", ".join(versions) or entry.help)
 
 
 def load_slide(
-    name: str, path: str, slide_mpp: Mpp | None = None, **more: Any
+    name: str, path: str, slide_mpp: Mpp | None = None, *, look: Look | None = None
 ) -> Slide:
-    """The slide by one reader, in this process: the boundary of every reader's parser.
+    """Opens a slide by one reader, in this process.
 
-    SlideOpenError also for whatever else its parser raises, as the cause.
+    Args:
+        name: the reader.
+        path: file, or URL of a folder.
+        slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
+        look: which channels are shown; only for readers of `PICKS_CHANNELS`.
+
+    Raises:
+        SlideOpenError: the reader does not open the file, whatever its parser raised.
     """
     reader = READERS.load(name)
+    with parsing(name):
+        if look is None:
+            return reader(path, slide_mpp=slide_mpp)
+        return reader(path, slide_mpp=slide_mpp, look=look)
+
+
+@contextmanager
+def parsing(name: str) -> Iterator[None]:
+    """Turns whatever a reader's parser raises into SlideOpenError: the boundary of every parser."""
     try:
-        return reader(path, slide_mpp=slide_mpp, **more)
+        yield
     except (ThinsectionError, MemoryError):
         raise
     except Exception as error:

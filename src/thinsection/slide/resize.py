@@ -4,7 +4,7 @@ import math
 from functools import cache
 from importlib.metadata import version
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from PIL import Image
@@ -13,16 +13,9 @@ from thinsection.errors import InvalidInputError
 from thinsection.slide.geometry import ReadPlan, best_level, l0_from_lv
 from thinsection.types import MIB, CoordsL0, Level, RgbArray, Size, TileArray
 
-if TYPE_CHECKING:
-    from thinsection.slide.base import Slide
-
-_STRIP_BYTES, _SEGMENTS_BYTES = (
-    8 * MIB,
-    128 * MIB,
-)  # of source rows; of a whole row of segments
-_EXACT_BYTES = (
-    128 * MIB
-)  # of rows that were reduced along x and wait to be reduced along y
+_STRIP_BYTES = 8 * MIB  # of source rows that are read at once
+_SEGMENTS_BYTES = 128 * MIB  # of a whole row of segments
+_EXACT_BYTES = 128 * MIB  # of rows reduced along x that wait to be reduced along y
 _LANCZOS_SUPPORT = 3.0
 _GIANT_PX = 100_000_000  # of a level; reading them all takes seconds to minutes
 _COARSE = (8, 4, 2)  # what a JPEG can be decoded at; twice the px remain for the filter
@@ -30,8 +23,32 @@ Resample = Literal["exact", "fast"]
 Box = tuple[float, float, float, float]  # left, upper, right and lower edge, px
 
 
-def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
-    """The slide resampled to exactly `size_th`, uint8 (H, W, 3).
+class Pyramid(Protocol):
+    """What resampling needs of a slide; `thinsection.slide.Slide` has it."""
+
+    slide_path: str
+    levels: tuple[Level, ...]
+    size: Size
+
+    def coarse(self, level: int, factor: int) -> Level | None:
+        """See `Slide.coarse`."""
+
+    def read_region(
+        self,
+        origin_l0: tuple[int, int],
+        level: int,
+        size: Size,
+        *,
+        out: RgbArray | None = None,
+    ) -> RgbArray:
+        """See `Slide.read_region`."""
+
+    def read_regions(self, origins_l0: CoordsL0, level: int, *, out: TileArray) -> None:
+        """See `Slide.read_regions`."""
+
+
+def read_resized(slide: Pyramid, size_th: Size) -> RgbArray:
+    """Reads the slide resampled to exactly `size_th`, uint8 (H, W, 3).
 
     The coarsest level that is not coarser than wanted is read once, strip by strip, reduced along x
     and then along y. That equals Pillow's `resize(size_th, LANCZOS)` of the whole level to the bit
@@ -39,65 +56,85 @@ def read_resized(slide: "Slide", size_th: Size) -> RgbArray:
     more than the width). Where the rows reduced along x exceed 128 MiB (a huge slide without
     levels) they are reduced along y in parts, and single values may differ by 1. A level of 100 Mpx
     and more that would shrink 16 times and more is read at an eighth (or a quarter, a half) where
-    the reader can (`Slide.coarse`): its px are means of 8 x 8, empty segments cost nothing. Memory:
-    about 30 MiB for strips (more where one row of segments has more), 128 MiB for reduced rows, and
-    the result. Raises InvalidInputError: a size that is empty or larger than the slide.
+    the reader can (`Slide.coarse`): its px are means of 8 x 8, empty segments cost nothing.
+
+    Memory: about 30 MiB for strips (more where one row of segments has more), 128 MiB for reduced
+    rows, and the result.
+
+    Raises:
+        InvalidInputError: a size that is empty or larger than the slide.
     """
-    (width, height), (width_th, height_th) = slide.size, size_th
+    width, height = slide.size
+    width_th, height_th = size_th
     if not (1 <= width_th <= width and 1 <= height_th <= height):
-        rule = f"from (1, 1) to {slide.size}, got {size_th} in {slide.slide_path!r}"
-        raise InvalidInputError(f"size_th must be {rule}")
-    level = best_level(slide.levels, min(width / width_th, height / height_th))
-    if math.prod(level.size) >= _GIANT_PX:
-        shrink = min(level.size[0] / width_th, level.size[1] / height_th)
-        coarse = (
-            slide.coarse(level.index, factor)
-            for factor in _COARSE
-            if shrink >= 2 * factor
+        raise InvalidInputError(
+            f"size_th must be from (1, 1) to {slide.size}, got {size_th} in {slide.slide_path!r}"
         )
-        level = next(filter(None, coarse), level)
-    rows_at_once = height_th
-    if level.size[1] * width_th * 3 > _EXACT_BYTES:
-        scale = level.size[1] / height_th
-        rows_at_once = max(
-            1, int((_EXACT_BYTES / (3 * width_th) - 2 * _reach(scale)) / scale)
-        )
-    starts = range(0, height_th, rows_at_once)
-    parts = [
-        _rows(slide, level, size_th, y, min(height_th, y + rows_at_once))
-        for y in starts
-    ]
+    level = _level_to_read(slide, size_th)
+    rows_at_once = _rows_at_once(level, size_th)
+    parts = []
+    for first in range(0, height_th, rows_at_once):
+        last = min(height_th, first + rows_at_once)
+        parts.append(_read_rows(slide, level, size_th, first, last))
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _rows(
-    slide: "Slide", level: Level, size_th: Size, first: int, last: int
+def _level_to_read(slide: Pyramid, size_th: Size) -> Level:
+    """Returns the coarsest level that is fine enough, or a fraction of it where it is a giant."""
+    width_th, height_th = size_th
+    level = best_level(
+        slide.levels, min(slide.size[0] / width_th, slide.size[1] / height_th)
+    )
+    if math.prod(level.size) < _GIANT_PX:
+        return level
+    shrink = min(level.size[0] / width_th, level.size[1] / height_th)
+    for factor in _COARSE:
+        coarse = slide.coarse(level.index, factor) if shrink >= 2 * factor else None
+        if coarse is not None:
+            return coarse
+    return level
+
+
+def _rows_at_once(level: Level, size_th: Size) -> int:
+    """Returns how many rows of the result are made from one array of rows reduced along x."""
+    width_th, height_th = size_th
+    row_bytes = 3 * width_th
+    if level.size[1] * row_bytes <= _EXACT_BYTES:
+        return height_th
+    scale = level.size[1] / height_th
+    return max(1, int((_EXACT_BYTES / row_bytes - 2 * _reach(scale)) / scale))
+
+
+def _read_rows(
+    slide: Pyramid, level: Level, size_th: Size, first: int, last: int
 ) -> RgbArray:
-    """Rows [first, last) of the result, from the source rows that their filter reaches."""
-    (width_th, height_th), (width, height) = size_th, level.size
+    """Returns rows [first, last) of the result, from the source rows that their filter reaches."""
+    width_th, height_th = size_th
+    width, height = level.size
     scale = height / height_th
     top = max(0, math.floor(first * scale - _reach(scale)))
     bottom = min(height, math.ceil(last * scale + _reach(scale)))
     rows = np.empty((bottom - top, width_th, 3), dtype=np.uint8)
-    at_once = _strip_rows(level)
-    cuts = range((top // at_once + 1) * at_once, bottom, at_once)
-    for y, end in pairwise([top, *cuts, bottom]):
+    strip_rows = _strip_rows(level)
+    # strips end at multiples of their height, where the file's segments end
+    borders = range((top // strip_rows + 1) * strip_rows, bottom, strip_rows)
+    for y, end in pairwise([top, *borders, bottom]):
         origin_l0 = (0, l0_from_lv(y, level.downsample))
         strip = slide.read_region(origin_l0, level.index, (width, end - y))
-        rows[y - top : end - top] = _resize(strip, (width_th, end - y))
+        rows[y - top : end - top] = _lanczos(strip, (width_th, end - y))
+    if last - first == height_th:
+        return _lanczos(rows, size_th)
     box = (0.0, first * scale - top, float(width_th), last * scale - top)
-    return _resize(
-        rows, (width_th, last - first), None if last - first == height_th else box
-    )
+    return _lanczos(rows, (width_th, last - first), box)
 
 
 def _reach(scale: float) -> float:
-    """Source rows beyond a result row that its filter takes in."""
+    """Returns how many source rows beyond a result row its filter takes in."""
     return _LANCZOS_SUPPORT * max(scale, 1.0) + 1
 
 
 def _strip_rows(level: Level) -> int:
-    """Rows of a level that are read at once; strips of them end where the file's segments end."""
+    """Returns how many rows of a level are read at once: whole rows of segments, where they fit."""
     row_bytes = 3 * level.size[0]
     segment_rows = level.segment[1] if level.segment else 1
     if segment_rows * row_bytes > _SEGMENTS_BYTES:
@@ -107,14 +144,13 @@ def _strip_rows(level: Level) -> int:
     return max(segment_rows, rows // segment_rows * segment_rows)
 
 
-def _resize(pixels: RgbArray, size: Size, box: Box | None = None) -> RgbArray:
-    return np.asarray(
-        Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS, box=box)
-    )
+def _lanczos(pixels: RgbArray, size: Size, box: Box | None = None) -> RgbArray:
+    image = Image.fromarray(pixels)
+    return np.asarray(image.resize(size, Image.Resampling.LANCZOS, box=box))
 
 
 def read_tiles(
-    slide: "Slide", plan: ReadPlan, coords_l0: CoordsL0, out: TileArray
+    slide: Pyramid, plan: ReadPlan, coords_l0: CoordsL0, out: TileArray
 ) -> None:
     """Reads tiles by their corners one by one into `out`, uint8 (b, tile_px, tile_px, 3).
 
@@ -123,7 +159,8 @@ def read_tiles(
     if not plan.resamples:
         slide.read_regions(coords_l0, plan.level, out=out)
         return
-    pixels = np.empty((*plan.size_lv[::-1], 3), dtype=np.uint8)
+    width, height = plan.size_lv
+    pixels = np.empty((height, width, 3), dtype=np.uint8)
     for (x, y), tile in zip(coords_l0.tolist(), out):
         slide.read_region((x, y), plan.level, plan.size_lv, out=pixels)
         resample(pixels, tile)
@@ -137,15 +174,15 @@ def resample(pixels: RgbArray, out: RgbArray) -> None:
     """
     import torch  # takes a second, and tiles as they are do not need it
 
-    source, target = (
-        torch.from_numpy(part)[None].permute(0, 3, 1, 2) for part in (pixels, out)
-    )
+    source = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
+    target = torch.from_numpy(out)[None].permute(0, 3, 1, 2)
     lanczos = torch.ops.aten._upsample_lanczos2d_aa.out
     lanczos(source, list(out.shape[:2]), False, None, None, out=target)
 
 
 @cache
-def resample_filter(how: Resample = "exact") -> str:
-    """How tiles are resampled, with the library that does it: part of what embeddings are."""
-    lanczos = "lanczos, torch " + ".".join(version("torch").split(".")[:2])
-    return lanczos if how == "exact" else f"jpeg dct, then {lanczos}"
+def resample_filter(resampling: Resample = "exact") -> str:
+    """Names how tiles are resampled, and the library that does it: part of what embeddings are."""
+    torch_version = ".".join(version("torch").split(".")[:2])
+    lanczos = f"lanczos, torch {torch_version}"
+    return lanczos if resampling == "exact" else f"jpeg dct, then {lanczos}"

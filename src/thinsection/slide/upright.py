@@ -84,7 +84,7 @@ class UprightSlide(Slide):
         """See `Slide.expect`. Memory: 16 bytes for each tile."""
         upright_lv = origins_lv(coords_l0, plan.downsample)
         orientation = self._stored.orientation
-        level_size = self._check(plan.level).size
+        level_size = self._open_level(plan.level).size
         corners = turn_origins(upright_lv, plan.size_lv, level_size, orientation)
         stored_l0 = np.rint(corners * plan.downsample).astype(np.int64)
         size_lv = turn_size(plan.size_lv, orientation)

@@ -11,7 +11,7 @@ from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
 from thinsection.segment.segmenter import SegmentConfig
 from thinsection.slide.annotations import RegionsConfig
-from thinsection.slide.cohort import path_columns
+from thinsection.slide.cohort_table import path_columns
 from thinsection.slide.look import Look
 from thinsection.slide.readers import AUTO, reader_choices
 from thinsection.stages.formats import FORMATS

@@ -8,7 +8,8 @@ from thinsection.qc import load_pipeline, prepare_models
 from thinsection.qc.engine import parse_rule
 from thinsection.report.verdict import load_rules
 from thinsection.slide.annotations import RegionsConfig
-from thinsection.slide.cohort import SlideEntry, load_cohort, parse_mpp
+from thinsection.slide.cohort import SlideEntry, load_cohort
+from thinsection.slide.cohort_table import parse_mpp
 from thinsection.stages.config import SlidesConfig
 from thinsection.stages.formats import FORMATS
 from thinsection.stages.graph import segment_stages

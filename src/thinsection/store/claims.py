@@ -17,7 +17,7 @@ from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.files.sources import is_url
-from thinsection.slide.cohort import SlideEntry, named
+from thinsection.slide.cohort import SlideEntry, give_slide_ids
 from thinsection.slide.slide_ids import SlideFile, file_of, folded, stem_of
 from thinsection.store.identity import fingerprint
 from thinsection.store.ledger import FAILURE_NAME, SLIDES, SlideLedger, load_ledger
@@ -51,7 +51,7 @@ def claim_ids(
     entry_by_file = {file_of(entry.slide_path): entry for entry in entries}
     claims = read_claims(out)
     if _all_claimed(entry_by_file, claims):
-        return tuple(named(entry_by_file, _own_claims(out, claims, entry_by_file)))
+        return tuple(give_slide_ids(entry_by_file, _own_claims(out, claims, entry_by_file)))
     with hold(out / SLIDES / LOCK_NAME, on_wait=on_message):
         # another run may have added slides meanwhile
         claims = read_claims(out)
@@ -63,7 +63,7 @@ def claim_ids(
             for slide_id, owner in claims.items()
             if owner.file not in entry_by_file
         }
-        named_entries = named(entry_by_file, others | own | moved, on_message)
+        named_entries = give_slide_ids(entry_by_file, others | own | moved, on_message)
         named_by_file = dict(zip(entry_by_file, named_entries))
         _report_shared_names(named_by_file, claims, on_message)
         _write_claims(out, claims, named_by_file)

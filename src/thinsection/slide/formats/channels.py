@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from thinsection.files.sources import ByteSource
 from thinsection.slide.formats.segments import Decoder
+from thinsection.slide.formats.tiff_channels import Plane
 from thinsection.slide.formats.tiff_layout import channel_layout
 from thinsection.slide.formats.tiff_reader import TiffSlide
-from thinsection.slide.look import Look, Plane
+from thinsection.slide.look import Look
 from thinsection.types import Level, Mpp, RgbArray
 
 _SAMPLED_PX = 1 << 22  # per channel, of which percentiles are taken
@@ -24,64 +25,74 @@ Values = npt.NDArray[np.float32]
 
 
 class ScaledDecoder(Decoder):
-    """Segments of one to three channels of a level, scaled. Memory: one segment of one channel."""
+    """Segments of one to three channels of a level, scaled. Memory: one segment of one channel.
 
-    limits: Sequence[
-        tuple[float, float]
-    ] = ()  # of each channel: what becomes 0 and what 255
+    Attributes:
+        limits: for each channel the values that become 0 and 255.
+    """
+
+    limits: Sequence[tuple[float, float]] = ()
 
     def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
         """See `Decoder.decode`."""
-        scales = [(low, 255.0 / max(high - low, 1e-9)) for low, high in self.limits]
         for index, out in zip(indices, outs):
             out[:] = 0
-            for n, (low, factor) in enumerate(scales):
-                values = self._stored(n, index)[: out.shape[0], : out.shape[1]]
+            for channel, (low, high) in enumerate(self.limits):
+                values = self._stored(channel, index)[: out.shape[0], : out.shape[1]]
+                factor = 255.0 / max(high - low, 1e-9)
                 shown = np.rint(np.clip((values - low) * factor, 0, 255))
-                out[: len(values), : values.shape[1], n] = shown
-            if len(scales) == 1:
+                out[: len(values), : values.shape[1], channel] = shown
+            if len(self.limits) == 1:
                 out[..., 1:] = out[..., :1]
 
     def percentiles(
-        self, n: int, percentiles: tuple[float, float]
+        self, channel: int, percentiles: tuple[float, float]
     ) -> tuple[float, float]:
-        """Two percentiles of a channel, of segments spread over the level."""
-        (width, height), values = self.size, []
-        for index in range(
-            0, self.columns * self.rows, math.ceil(width * height / _SAMPLED_PX)
-        ):
+        """Returns two percentiles of a picked channel, of segments spread over the level."""
+        width, height = self.size
+        step = math.ceil(width * height / _SAMPLED_PX)
+        values = []
+        for index in range(0, self.columns * self.rows, step):
             row, column = divmod(index, self.columns)
-            inside = height - row * self.segment[1], width - column * self.segment[0]
-            values.append(self._stored(n, index)[: inside[0], : inside[1]].ravel())
+            rows_inside = height - row * self.segment[1]
+            columns_inside = width - column * self.segment[0]
+            segment = self._stored(channel, index)[:rows_inside, :columns_inside]
+            values.append(segment.ravel())
         low, high = np.percentile(np.concatenate(values), percentiles)
         return float(low), float(high)
 
     @abstractmethod
-    def _stored(self, n: int, index: int) -> Values:
-        """A segment of the n-th channel that was picked, (height, width)."""
+    def _stored(self, channel: int, index: int) -> Values:
+        """Returns a segment of one of the picked channels, (height, width)."""
 
 
 def scale_channels(
     decoders: Sequence[ScaledDecoder], names: Sequence[str], look: Look
 ) -> str:
-    """Gives all levels the same limits, and says so for `Slide.rendering`. Memory: 32 MiB."""
+    """Gives all levels the same limits, and returns them for `Slide.rendering`. Memory: 32 MiB."""
     large = [
-        n
-        for n, decoder in enumerate(decoders)
+        number
+        for number, decoder in enumerate(decoders)
         if math.prod(decoder.size) >= _SAMPLED_PX
     ]
-    sampled, (low, high) = decoders[max(large, default=0)], look.percentiles
-    limits = [sampled.percentiles(n, look.percentiles) for n in range(len(names))]
+    sampled = decoders[max(large, default=0)]
+    limits = [
+        sampled.percentiles(channel, look.percentiles) for channel in range(len(names))
+    ]
     for decoder in decoders:
         decoder.limits = limits
-    shown = (f"{name} {a:g} to {b:g}" for name, (a, b) in zip(names, limits))
-    return f"channels {', '.join(shown)} (percentiles {low:g} and {high:g}) as RGB"
+    scales = [f"{name} {low:g} to {high:g}" for name, (low, high) in zip(names, limits)]
+    low_percentile, high_percentile = look.percentiles
+    return (
+        f"channels {', '.join(scales)} "
+        f"(percentiles {low_percentile:g} and {high_percentile:g}) as RGB"
+    )
 
 
 class ChannelSlide(TiffSlide):
     """One to three channels of a TIFF as RGB; one is gray, of two blue stays 0. Thread-safe.
 
-    Memory: as of `TiffSlide`; while it is opened, 32 MiB for the percentiles.
+    Memory: that of `TiffSlide`; while it is opened, 32 MiB for the percentiles.
     """
 
     reader = "channels"
@@ -89,14 +100,14 @@ class ChannelSlide(TiffSlide):
     def __init__(self, path: str, look: Look, *, slide_mpp: Mpp | None = None) -> None:
         layout, found = channel_layout(path, slide_mpp)
         super().__init__(path, layout=layout)
-        chosen = [found.index(name) for name in look.channels]
-        planes = [[level[channel] for channel in chosen] for level in found.planes]
-        decoders = [
-            _PlaneDecoder(*pair, self._source) for pair in zip(self.levels, planes)
-        ]
-        names = [found.names[channel] for channel in chosen]
+        picked = [found.channels.index(name) for name in look.channels]
+        decoders = []
+        for level, planes in zip(self.levels, found.planes):
+            picked_planes = [planes[channel] for channel in picked]
+            decoders.append(_PlaneDecoder(level, picked_planes, self._source))
+        names = [found.channels.names[channel] for channel in picked]
         self.rendering = scale_channels(decoders, names, look)
-        self._decoders = [*decoders]
+        self._decoders = list[Decoder](decoders)
 
 
 class _PlaneDecoder(ScaledDecoder):
@@ -106,17 +117,19 @@ class _PlaneDecoder(ScaledDecoder):
         self, level: Level, planes: Sequence[Plane], source: ByteSource
     ) -> None:
         super().__init__(level, source.name)
-        self._source, self._planes = source, planes
+        self._planes = planes
+        self._source = source
 
-    def _stored(self, n: int, index: int) -> Values:
-        plane = self._planes[n]
-        page, place = plane.page, plane.first + index
-        offset, count = page.dataoffsets[place], page.databytecounts[place]
-        if not count:
+    def _stored(self, channel: int, index: int) -> Values:
+        plane = self._planes[channel]
+        place = plane.first + index
+        num_bytes = plane.page.databytecounts[place]
+        if not num_bytes:
             return np.zeros(self.segment[::-1], dtype=np.float32)
-        data, key = bytes(self._source.read_at(offset, count)), page.keyframe
+        data = bytes(self._source.read_at(plane.page.dataoffsets[place], num_bytes))
+        keyframe = plane.page.keyframe
         try:
-            found = key.decode(data, index, jpegtables=key.jpegtables)
-            return np.asarray(found[0][0][..., plane.sample], dtype=np.float32)
+            decoded = keyframe.decode(data, index, jpegtables=keyframe.jpegtables)
+            return np.asarray(decoded[0][0][..., plane.sample], dtype=np.float32)
         except (ValueError, RuntimeError, TypeError, IndexError) as error:
             raise self._error(index, str(error)) from None

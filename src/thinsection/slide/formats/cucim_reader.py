@@ -4,7 +4,6 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from cucim.clara import CuImage
@@ -30,61 +29,73 @@ class CucimSlide(Slide):
         self, path: str, *, slide_mpp: Mpp | None = None, device: str = "cpu"
     ) -> None:
         layout = read_layout(path, slide_mpp)
-        if objection := library_objection(path, alpha_too=True):
+        objection = library_objection(path, alpha_too=True)
+        if objection:
             raise SlideOpenError(f"cucim: left to reader 'tiff': {objection}")
         try:
             with _native_stderr_silenced():
-                self._image: Any = CuImage(path)
-            sizes = [
-                tuple(size) for size in self._image.resolutions["level_dimensions"]
-            ]
-            self._downsamples = tuple(
-                map(float, self._image.resolutions["level_downsamples"])
-            )
+                image = CuImage(path)
+            sizes = [tuple(size) for size in image.resolutions["level_dimensions"]]
+            downsamples = tuple(map(float, image.resolutions["level_downsamples"]))
         except (RuntimeError, ValueError) as error:
             raise SlideOpenError(f"cucim: {str(error).splitlines()[0]}") from None
-        if sizes != (ours := [level.size for level in layout.levels]):
-            raise SlideOpenError(f"cucim: sees levels {sizes}, not {ours}")
+        layout_sizes = [level.size for level in layout.levels]
+        if sizes != layout_sizes:
+            raise SlideOpenError(f"cucim: sees levels {sizes}, not {layout_sizes}")
+        self._image: CuImage | None = image
+        self._downsamples = downsamples
         self._device = device
-        super().__init__(path, layout.levels, **layout.facts)
-        self.associated_names = tuple(sorted(self._image.associated_images))
+        super().__init__(
+            path,
+            layout.levels,
+            slide_mpp=layout.metadata.slide_mpp,
+            objective_power=layout.metadata.objective_power,
+            vendor=layout.metadata.vendor,
+            properties=layout.metadata.properties,
+            orientation=layout.metadata.orientation,
+        )
+        self.associated_names = tuple(sorted(image.associated_images))
 
     def _associated(self, name: str) -> RgbArray:
-        return np.ascontiguousarray(
-            np.asarray(self._image.associated_image(name))[..., :3]
-        )
+        if self._image is None:
+            raise closed_error(self.slide_path)
+        image = np.asarray(self._image.associated_image(name))
+        return np.ascontiguousarray(image[..., :3])
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
-        down = self._downsamples[level]
-        origin_l0 = (_l0_within(origin_lv[0], down), _l0_within(origin_lv[1], down))
-        size, image, device = (out.shape[1], out.shape[0]), self._image, self._device
+        image = self._image  # kept alive here while `close` runs elsewhere
         if image is None:
             raise closed_error(self.slide_path)
+        downsample = self._downsamples[level]
+        x, y = origin_lv
+        origin_l0 = (_l0_within(x, downsample), _l0_within(y, downsample))
         try:
             region = image.read_region(
-                location=origin_l0, size=size, level=level, device=device
+                location=origin_l0,
+                size=(out.shape[1], out.shape[0]),
+                level=level,
+                device=self._device,
             )
-            if (
-                device != "cpu"
-            ):  # a CUDA region speaks CuPy's protocol, a host region NumPy's
+            # a CUDA region speaks CuPy's protocol, a host region NumPy's
+            if self._device != "cpu":
                 import cupy
 
                 region = cupy.asnumpy(cupy.asarray(region))
         except (RuntimeError, ValueError) as error:
-            what = f"region must be readable, got {error} at {origin_l0}, level {level}"
-            raise self._unreadable(what) from None
+            raise self._unreadable(
+                f"region must be readable, got {error} at {origin_l0}, level {level}"
+            ) from None
         out[:] = np.asarray(region)[..., :3]
 
     def close(self) -> None:
         """Lets go of the file; reads that other threads have begun end well."""
         super().close()
-        self._image = (
-            None  # not CuImage.close(), which pulls the file from under other threads
-        )
+        # not CuImage.close(), which pulls the file from under other threads
+        self._image = None
 
 
 def _l0_within(value_lv: int, downsample: float) -> int:
-    """A level-0 px well within a px of the level: cuCIM divides and rounds down."""
+    """Returns a level-0 px well within a px of the level: cuCIM divides and rounds down."""
     if downsample >= 2:
         return math.floor((value_lv + 0.5) * downsample)
     return math.ceil(value_lv * downsample)
@@ -92,8 +103,9 @@ def _l0_within(value_lv: int, downsample: float) -> int:
 
 @contextlib.contextmanager
 def _native_stderr_silenced() -> Iterator[None]:
-    """cuCIM's library prints to file descriptor 2 what it also raises."""
-    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    """Silences file descriptor 2, to which cuCIM's library prints what it also raises."""
+    saved = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, 2)
         yield

@@ -7,7 +7,7 @@ import imagecodecs
 import numpy as np
 import simplejpeg
 
-from thinsection.errors import SlideOpenError, SlideReadError, require
+from thinsection.errors import SlideOpenError, SlideReadError
 from thinsection.slide.base import GRAY, Slide
 from thinsection.slide.formats.alpha import on_white
 from thinsection.slide.formats.image_header import JPEG_MAGIC, PNG_MAGIC, read_header
@@ -39,16 +39,17 @@ class FlatSlide(Slide):
         with self._path.open("rb") as file:
             header = read_header(file, file_bytes)
         width, height = header.size
-        self._png = header.kind == "PNG"
+        self._is_png = header.kind == "PNG"
         self.held_bytes = header.peak_bytes
-        what = f"image: {width} x {height} px of {header.kind}"
-        if not header.least_file_bytes <= file_bytes or width * height < 1:
+        if file_bytes < header.least_file_bytes or width * height < 1:
             raise SlideOpenError(
-                f"{what} are not in so small a file; it is damaged or truncated"
+                f"image: {width} x {height} px of {header.kind} are not in so small a file; "
+                "it is damaged or truncated"
             )
         if self.held_bytes > MAX_DECODED_BYTES:
             raise SlideOpenError(
-                f"{what} cannot be read in parts; convert it to a tiled TIFF"
+                f"image: {width} x {height} px of {header.kind} cannot be read in parts; "
+                "convert it to a tiled TIFF"
             )
         super().__init__(
             path,
@@ -68,27 +69,26 @@ class FlatSlide(Slide):
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
         x, y = origin_lv
         with self._lock:
-            pixels = self._pixels = (
-                self._decode() if self._pixels is None else self._pixels
-            )
+            if self._pixels is None:
+                self._pixels = self._decode()
+            pixels = self._pixels
         out[:] = pixels[y : y + out.shape[0], x : x + out.shape[1]]
 
     def _decode(self) -> RgbArray:
         data = self._path.read_bytes()
         try:
-            pixels = (
-                _decode_png(data) if self._png else simplejpeg.decode_jpeg(data, "RGB")
-            )
+            if self._is_png:
+                pixels = _decode_png(data)
+            else:
+                pixels = np.asarray(simplejpeg.decode_jpeg(data, "RGB"))
         except (ValueError, RuntimeError) as error:
             raise self._unreadable(f"image must be whole, got {error}") from None
-        found, rule = pixels.shape[1::-1], f"image must have {self.size} px"
-        require(
-            found == self.size,
-            rule,
-            f"{found} in {self.slide_path!r}",
-            error=SlideReadError,
-        )
-        return np.asarray(pixels)
+        size = pixels.shape[1::-1]
+        if size != self.size:
+            raise SlideReadError(
+                f"image must have {self.size} px, got {size} in {self.slide_path!r}"
+            )
+        return pixels
 
     def close(self) -> None:
         """Lets the decoded image go."""
@@ -98,7 +98,7 @@ class FlatSlide(Slide):
 
 
 def open_image(path: str, *, slide_mpp: Mpp | None = None) -> Slide:
-    """A PNG, JPEG or single-level TIFF; SlideOpenError for what is none of these."""
+    """Opens a PNG, JPEG or single-level TIFF; SlideOpenError for what is none of these."""
     try:
         with Path(path).open("rb") as file:
             head = file.read(64)
@@ -119,7 +119,7 @@ def open_image(path: str, *, slide_mpp: Mpp | None = None) -> Slide:
 
 
 def _decode_png(data: bytes) -> RgbArray:
-    """uint8 (H, W, 3) from gray, gray with alpha, RGB or RGBA of 8 or 16 bits; on white.
+    """Decodes gray, gray with alpha, RGB or RGBA of 8 or 16 bits to uint8 (H, W, 3), on white.
 
     Memory: the px as they are stored; where these are 3 bytes and more, the result takes their
     place, else 3 bytes per px beside them.
@@ -132,12 +132,12 @@ def _decode_png(data: bytes) -> RgbArray:
     height, width, samples = pixels.shape
     out = np.empty((height, width, 3), np.uint8)
     if samples * pixels.itemsize >= 3:
+        # a strip of `out` then ends where the px left to read begin
         out = pixels.reshape(-1).view(np.uint8)[: out.size].reshape(out.shape)
     rows = max(1, _STRIP_PX // width)
-    for top in range(
-        0, height, rows
-    ):  # a strip of `out` ends where the px left to read begin
+    for top in range(0, height, rows):
         strip = pixels[top : top + rows]
-        strip = (strip >> 8).astype(np.uint8) if strip.dtype == np.uint16 else strip
+        if strip.dtype == np.uint16:
+            strip = (strip >> 8).astype(np.uint8)
         out[top : top + rows] = on_white(strip)
     return out

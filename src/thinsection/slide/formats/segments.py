@@ -9,9 +9,10 @@ from abc import abstractmethod
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,44 +20,43 @@ import numpy.typing as npt
 from thinsection.errors import SlideReadError
 from thinsection.slide.base import WHITE, Slide
 from thinsection.slide.geometry import ReadPlan, origins_lv
-from thinsection.types import MIB, CoordsL0, Level, RgbArray, TileArray
+from thinsection.types import MIB, CoordsL0, Level, Mpp, RgbArray, TileArray
 
 CACHE_BYTES = 64 * MIB  # of decoded segments that a region cut, per slide
 # a segment must fit a budget that the user never sees; larger ones are refused
 MAX_SEGMENT_BYTES = 128 * MIB
-_TOGETHER_BYTES = (
-    4 * MIB
-)  # of decoded segments before regions are cut from them, or a larger one
-_TILES_AT_ONCE = 1 << 16  # whose corners are looked at together
-# along one axis: a segment, what is taken of it, where it goes, whether that is all of it
-_Cut = tuple[int, slice, slice, bool]
-_Piece = tuple[
-    tuple[int, slice, slice], tuple[slice, slice]
-]  # of `out`, and of a segment
+# of decoded segments before regions are cut from them; or one that is larger
+_DECODED_AT_ONCE_BYTES = 4 * MIB
+_TILES_AT_ONCE = 1 << 16  # whose corners are looked at in one step
 
 
 class Decoder:
-    """Decodes segments of one level, whole, also beyond the border; a subclass fills `decode`."""
+    """Decodes segments of one level, whole, also beyond the border; a subclass fills `decode`.
+
+    Attributes:
+        size: (width, height) of the level, px.
+        segment: (width, height) of a segment, px.
+        columns: segments in a row of the grid.
+        rows: rows of the grid.
+        sparse: True where some segments may be empty.
+    """
 
     def __init__(self, level: Level, name: str) -> None:
         assert level.segment is not None
-        self.size, self.segment, self._name, self.sparse = (
-            level.size,
-            level.segment,
-            name,
-            False,
-        )
-        self.columns, self.rows = (
-            -(-px // edge) for px, edge in zip(self.size, self.segment)
-        )
+        self.size = level.size
+        self.segment = level.segment
+        self.columns = -(-self.size[0] // self.segment[0])
+        self.rows = -(-self.size[1] // self.segment[1])
+        self.sparse = False
+        self._name = name
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of a segment."""
+        """Shape of the array of a segment."""
         return (self.segment[1], self.segment[0], 3)
 
     def is_empty(self, index: int) -> bool:
-        """Whether nothing is stored of a segment: nothing was scanned there, it is white."""
+        """Tells whether nothing is stored of a segment: nothing was scanned there, it is white."""
         return False
 
     @abstractmethod
@@ -64,25 +64,38 @@ class Decoder:
         """Fills `outs`, each of `shape`, with the segments row * columns + column."""
 
     def jpeg(self, index: int) -> bytes | None:
-        """A segment's bytes as they are stored, as a JPEG of its own; None if it is none."""
+        """Returns a segment as it is stored, as a JPEG of its own; None if it is none."""
         return None
 
-    def _error(self, index: int, why: str) -> SlideReadError:
+    def _error(self, index: int, reason: str) -> SlideReadError:
         row, column = divmod(index, self.columns)
-        place = f"column {column}, row {row} of a level of {self.size} px"
-        got = f"{why} at {place} in {Path(self._name).name!r}"
-        remedy = "the file is damaged or truncated"
-        return SlideReadError(f"segment must be decodable, got {got}; {remedy}")
+        return SlideReadError(
+            f"segment must be decodable, got {reason} at column {column}, row {row} of a level of "
+            f"{self.size} px in {Path(self._name).name!r}; the file is damaged or truncated"
+        )
 
 
 class _Held:
-    """A segment's px, who reads them now, and whether another region will."""
+    """A segment in the cache.
+
+    Attributes:
+        index: number of the segment.
+        pixels: its pixels, valid once it is ready.
+        readers: how many blocks read it now.
+        busy: a thread decodes it.
+        ready: it is decoded.
+        kept: another region will ask for it.
+    """
 
     __slots__ = ("busy", "index", "kept", "pixels", "readers", "ready")
 
     def __init__(self, index: int, pixels: RgbArray) -> None:
-        self.index, self.pixels, self.readers = index, pixels, 0
-        self.kept = self.busy = self.ready = False
+        self.index = index
+        self.pixels = pixels
+        self.readers = 0
+        self.busy = False
+        self.ready = False
+        self.kept = False
 
 
 class SegmentCache:
@@ -94,9 +107,12 @@ class SegmentCache:
     """
 
     def __init__(self, num_bytes: int) -> None:
-        self._total, self._used = num_bytes, 0  # bytes of what is held, and spare
+        self._total = num_bytes
+        self._used = 0  # bytes of what is held, and of what is spare
         self._held: OrderedDict[tuple[Decoder, int], _Held] = OrderedDict()
         self._spare: list[RgbArray] = []  # the last one is still in the CPU's caches
+        # how often each segment will be asked for; Python's numbers come out of a memoryview
+        # quicker than out of an array
         self._expected: dict[Decoder, memoryview] = {}
         self._changed = threading.Condition()
 
@@ -104,68 +120,79 @@ class SegmentCache:
         return len(self._held)
 
     def expect(self, decoder: Decoder, counts: npt.NDArray[np.int64]) -> None:
-        """Says how often each segment will be asked for, beside what was said before."""
+        """Adds how often each segment will be asked for to what was announced before."""
         with self._changed:
-            counts = counts + np.asarray(self._expected.get(decoder, 0))
-            # Python's numbers come out of a memoryview quicker than out of an array
-            self._expected[decoder] = counts.data
+            total = counts + np.asarray(self._expected.get(decoder, 0))
+            self._expected[decoder] = total.data
 
     @contextmanager
     def taken(
         self, decoder: Decoder, uses: Mapping[int, int]
     ) -> Iterator[list[RgbArray]]:
-        """The px of some segments, to be read within the block.
+        """Yields the pixels of some segments, to be read within the block.
 
         Args:
-            decoder: of their level.
-            uses: which of them, and how many regions cut each; 0: one takes it whole.
+            decoder: decoder of their level.
+            uses: how many regions cut each segment, by its index; 0: one takes it whole.
         """
-        found = []
+        taken = []
         with self._changed:
             for index in uses:
                 held = self._held.get((decoder, index))
                 if held is None:
-                    held = self._held[decoder, index] = _Held(
-                        index, self._array(decoder.shape)
-                    )
+                    held = _Held(index, self._array(decoder.shape))
+                    self._held[decoder, index] = held
                 held.readers += 1
-                found.append(held)
+                taken.append(held)
         try:
-            self._make_ready(decoder, found)
-            yield [held.pixels for held in found]
+            self._make_ready(decoder, taken)
+            yield [held.pixels for held in taken]
         finally:
             with self._changed:
-                for held, times in zip(found, uses.values()):
-                    self._let_go(decoder, held, times)
+                for held, num_uses in zip(taken, uses.values()):
+                    self._release(decoder, held, num_uses)
 
     def _array(self, shape: tuple[int, int, int]) -> RgbArray:
-        """Memory for a segment: spare, or of the oldest that nobody reads, or new."""
+        """Returns memory for a segment: taken back from another one, or new."""
         num_bytes = math.prod(shape)
         while True:
-            idle = (key for key, held in self._held.items() if not held.readers)
-            if self._spare:
-                pixels = self._spare.pop()
-            elif self._used + num_bytes <= self._total or not (
-                oldest := next(idle, None)
-            ):
+            pixels = self._take_back(num_bytes)
+            if pixels is None:
                 self._used += num_bytes
                 return np.empty(shape, dtype=np.uint8)
-            else:
-                pixels = self._held.pop(oldest).pixels
             if pixels.shape == shape:
                 return pixels
-            self._used -= pixels.nbytes
+            self._used -= pixels.nbytes  # segments of another level: let go
 
-    def _make_ready(self, decoder: Decoder, found: list[_Held]) -> None:
-        """Decodes what nobody is at, and waits for the rest; what another failed at is tried."""
-        while missing := [held for held in found if not held.ready]:
+    def _take_back(self, num_bytes: int) -> RgbArray | None:
+        """Returns memory that nobody reads; None where new memory fits, or all of it is read."""
+        if self._spare:
+            return self._spare.pop()
+        if self._used + num_bytes <= self._total:
+            return None
+        for key, held in self._held.items():  # the oldest first
+            if not held.readers:
+                del self._held[key]
+                return held.pixels
+        return None
+
+    def _make_ready(self, decoder: Decoder, taken: Sequence[_Held]) -> None:
+        """Decodes what no other thread decodes, and waits for the rest.
+
+        What another thread failed at is tried here.
+        """
+        while True:
+            missing = [held for held in taken if not held.ready]
+            if not missing:
+                return
             with self._changed:
                 mine = [held for held in missing if not (held.busy or held.ready)]
                 for held in mine:
                     held.busy = True
-                if not mine:
-                    self._changed.wait_for(lambda: not all(h.busy for h in missing))
-                    continue
+                while not mine and all(held.busy for held in missing):
+                    self._changed.wait()
+            if not mine:
+                continue
             ready = False
             try:
                 decoder.decode(
@@ -175,17 +202,21 @@ class SegmentCache:
             finally:
                 with self._changed:
                     for held in mine:
-                        held.busy, held.ready = False, ready
+                        held.busy = False
+                        held.ready = ready
                     self._changed.notify_all()
 
-    def _let_go(self, decoder: Decoder, held: _Held, times: int) -> None:
-        """Keeps what somebody will want, as the youngest; makes the memory of the rest spare."""
-        expected, held.readers = self._expected.get(decoder), held.readers - 1
-        if expected is None or not (left := expected[held.index]):
-            held.kept |= times > 0  # worth keeping where a region cut it
-        else:
-            expected[held.index] = left = max(0, left - max(1, times))
+    def _release(self, decoder: Decoder, held: _Held, num_uses: int) -> None:
+        """Keeps what will be asked for, as the youngest; makes the memory of the rest spare."""
+        held.readers -= 1
+        expected = self._expected.get(decoder)
+        num_expected = 0 if expected is None else expected[held.index]
+        if expected is not None and num_expected:
+            left = max(0, num_expected - max(1, num_uses))
+            expected[held.index] = left
             held.kept = left > 0
+        elif num_uses:
+            held.kept = True  # a region cut it, so its neighbour may be next
         if held.readers:
             return
         if held.kept and held.ready:
@@ -209,57 +240,72 @@ class SegmentedSlide(Slide):
         path: str,
         levels: Sequence[Level],
         decoders: Iterable[Decoder],
-        **facts: Any,
+        *,
+        slide_mpp: Mpp | None,
+        objective_power: float | None = None,
+        vendor: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        orientation: int = 1,
     ) -> None:
-        super().__init__(path, levels, **facts)
-        self._decoders, self._cut = list(decoders), SegmentCache(CACHE_BYTES)
+        super().__init__(
+            path,
+            levels,
+            slide_mpp=slide_mpp,
+            objective_power=objective_power,
+            vendor=vendor,
+            properties=properties,
+            orientation=orientation,
+        )
+        self._decoders = list(decoders)
+        self._cache = SegmentCache(CACHE_BYTES)
 
     def expect(self, coords_l0: CoordsL0, plan: ReadPlan) -> None:
         """Counts how often the tiles cut each segment.
 
         Memory: 8 bytes for each segment of the level, for as long as the slide is open.
         """
-        self._check(plan.level)
-        decoder, size = self._decoders[plan.level], np.array(plan.size_lv)
-        grid, edge = (
-            np.array((decoder.columns, decoder.rows)),
-            np.array(decoder.segment),
-        )
-        changes = np.zeros(
-            grid[::-1] + 1, dtype=np.int64
-        )  # of the count, from place to place
+        self._open_level(plan.level)
+        decoder = self._decoders[plan.level]
+        size = np.array(plan.size_lv)
+        segment = np.array(decoder.segment)
+        last = np.array((decoder.columns, decoder.rows))
+        # changes of the count from place to place, along x and y; their sums are the counts
+        changes = np.zeros((decoder.rows + 1, decoder.columns + 1), dtype=np.int64)
         for start in range(0, len(coords_l0), _TILES_AT_ONCE):
-            origins = origins_lv(
-                coords_l0[start : start + _TILES_AT_ONCE], plan.downsample
-            )
-            if plan.size_lv == decoder.segment and not (origins % edge).any():
+            coords = coords_l0[start : start + _TILES_AT_ONCE]
+            origins = origins_lv(coords, plan.downsample)
+            if plan.size_lv == decoder.segment and not (origins % segment).any():
                 continue  # decoded straight into place
-            x0, y0 = np.clip(origins // edge, 0, grid).T
-            x1, y1 = np.clip(-(-(origins + size) // edge), 0, grid).T
-            for x, y, change in ((x0, y0, 1), (x1, y0, -1), (x0, y1, -1), (x1, y1, 1)):
-                np.add.at(changes, (y, x), change)
+            left, top = np.clip(origins // segment, 0, last).T
+            right, bottom = np.clip(-(-(origins + size) // segment), 0, last).T
+            np.add.at(changes, (top, left), 1)
+            np.add.at(changes, (top, right), -1)
+            np.add.at(changes, (bottom, left), -1)
+            np.add.at(changes, (bottom, right), 1)
         if changes.any():
             counts = changes.cumsum(axis=0).cumsum(axis=1)[:-1, :-1]
-            self._cut.expect(decoder, counts.ravel())
+            self._cache.expect(decoder, counts.ravel())
 
     def stored_jpeg(self, level: int, column: int, row: int) -> bytes | None:
-        """As of the base class."""
-        self._check(level)
+        """See `Slide.stored_jpeg`."""
+        self._open_level(level)
+        if self.rendering:
+            return None
         decoder = self._decoders[level]
         with self._reading(f"segment {column}, {row} of level {level}"):
-            return (
-                None if self.rendering else decoder.jpeg(row * decoder.columns + column)
-            )
+            return decoder.jpeg(row * decoder.columns + column)
 
     def _fill_all(
         self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray
     ) -> None:
         decoder = self._decoders[level]
         width, height = decoder.segment
-        aligned = out.shape[1:3] == (height, width)
-        if aligned and not any(x % width or y % height for x, y in origins_lv):
-            places = [y // height * decoder.columns + x // width for x, y in origins_lv]
-            decoder.decode(places, out)
+        is_segment = out.shape[1:3] == (height, width)
+        if is_segment and not any(x % width or y % height for x, y in origins_lv):
+            indices = [
+                y // height * decoder.columns + x // width for x, y in origins_lv
+            ]
+            decoder.decode(indices, out)
             return
         self._gather(decoder, origins_lv, out)
 
@@ -270,43 +316,92 @@ class SegmentedSlide(Slide):
         self, decoder: Decoder, origins: Sequence[tuple[int, int]], out: TileArray
     ) -> None:
         """Fills regions from the segments that they touch, each of which is looked up once."""
-        columns, edges, size = decoder.columns, decoder.segment, decoder.size
-        sparse, (height, width) = decoder.sparse, out.shape[1:3]
-        pieces, whole = defaultdict[int, list[_Piece]](list), set[int]()
-        for place, (x, y) in enumerate(origins):
-            across = _cuts(x, width, edges[0], size[0])
-            for row, taken_y, to_y, all_y in _cuts(y, height, edges[1], size[1]):
-                for column, taken_x, to_x, all_x in across:
-                    index, target = row * columns + column, (place, to_y, to_x)
-                    if sparse and decoder.is_empty(index):
-                        out[target] = WHITE
-                        continue
-                    pieces[index].append((target, (taken_y, taken_x)))
-                    if all_y and all_x:
-                        whole.add(index)
-        indices, at_once = (
-            sorted(pieces),
-            max(1, _TOGETHER_BYTES // math.prod(decoder.shape)),
-        )
-        for start in range(0, len(indices), at_once):
-            together = indices[start : start + at_once]
+        parts = _cut_regions(decoder, origins, (out.shape[2], out.shape[1]))
+        for target in parts.empty:
+            out[target] = WHITE
+        indices = sorted(parts.pieces)
+        step = max(1, _DECODED_AT_ONCE_BYTES // math.prod(decoder.shape))
+        for start in range(0, len(indices), step):
+            group = indices[start : start + step]
             uses = {
-                index: 0 if index in whole else len(pieces[index]) for index in together
+                index: 0 if index in parts.whole else len(parts.pieces[index])
+                for index in group
             }
-            with self._cut.taken(decoder, uses) as arrays:
-                for index, pixels in zip(together, arrays):
-                    for target, source in pieces[index]:
+            with self._cache.taken(decoder, uses) as segments:
+                for index, pixels in zip(group, segments):
+                    for target, source in parts.pieces[index]:
                         out[target] = pixels[source]
+
+
+_Target = tuple[int, slice, slice]  # number of a region, its rows and columns
+_Source = tuple[slice, slice]  # rows and columns of a segment
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """How regions are put together from segments.
+
+    Attributes:
+        pieces: by the index of a segment: where its parts go, and which parts these are.
+        whole: segments that a region takes whole.
+        empty: parts of regions of which the file has nothing.
+    """
+
+    pieces: dict[int, list[tuple[_Target, _Source]]]
+    whole: set[int]
+    empty: list[_Target]
+
+
+def _cut_regions(
+    decoder: Decoder, origins: Sequence[tuple[int, int]], size: tuple[int, int]
+) -> _Parts:
+    """Returns which parts of which segments fill regions of one size."""
+    width, height = size
+    edge_x, edge_y = decoder.segment
+    size_x, size_y = decoder.size
+    columns = decoder.columns
+    sparse = decoder.sparse
+    pieces = defaultdict[int, list[tuple[_Target, _Source]]](list)
+    whole: set[int] = set()
+    empty: list[_Target] = []
+    for number, (x, y) in enumerate(origins):
+        across = _cuts(x, width, edge_x, size_x)
+        for row, source_y, target_y, all_y in _cuts(y, height, edge_y, size_y):
+            for column, source_x, target_x, all_x in across:
+                index = row * columns + column
+                target = (number, target_y, target_x)
+                if sparse and decoder.is_empty(index):
+                    empty.append(target)
+                    continue
+                pieces[index].append((target, (source_y, source_x)))
+                if all_y and all_x:
+                    whole.add(index)
+    return _Parts(pieces, whole, empty)
+
+
+class _Cut(NamedTuple):
+    """Part of a segment along one axis that a region takes."""
+
+    place: int  # of the segment along the axis
+    source: slice  # of the segment
+    target: slice  # of the region
+    is_whole: bool  # whether it is all of the segment that lies in the image
 
 
 @lru_cache(maxsize=1024)  # rows and columns of a grid come again and again
 def _cuts(start: int, length: int, edge: int, size: int) -> list[_Cut]:
-    """The segments of `edge` px that [start, start + length) touches along an axis of `size` px."""
-    found = []
-    for index in range(start // edge, -(-(start + length) // edge)):
-        left = index * edge
-        first, last = max(start, left), min(start + length, left + edge)
-        whole = last - first == min(edge, size - left)
-        taken, to = slice(first - left, last - left), slice(first - start, last - start)
-        found.append((index, taken, to, whole))
-    return found
+    """Cuts [start, start + length) by segments of `edge` px, along an axis of `size` px."""
+    cuts = []
+    for place in range(start // edge, -(-(start + length) // edge)):
+        left = place * edge
+        first = max(start, left)
+        last = min(start + length, left + edge)
+        cuts.append(
+            _Cut(
+                place=place,
+                source=slice(first - left, last - left),
+                target=slice(first - start, last - start),
+                is_whole=last - first == min(edge, size - left),
+            )
+        )
+    return cuts

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import zarr
+from numpy.typing import NDArray
 
 from thinsection.errors import ChannelsError, SlideOpenError
 from thinsection.files.sources import is_url
@@ -17,56 +18,75 @@ from thinsection.slide.base import GRAY
 from thinsection.slide.formats.channels import ScaledDecoder, Values, scale_channels
 from thinsection.slide.formats.segments import MAX_SEGMENT_BYTES, SegmentedSlide
 from thinsection.slide.geometry import positive_number
-from thinsection.slide.look import MOST, Channels, Look, numbered, refusal
-from thinsection.types import Level, Mpp, RgbArray
+from thinsection.slide.look import (
+    MAX_SHOWN,
+    Channels,
+    Look,
+    channel_names,
+    unpicked_channels_error,
+)
+from thinsection.types import Level, Mpp, RgbArray, Size
 
 _VERSIONS = ("0.4", "0.5")
-_UM_PER_UNIT = {"meter": 1e6, "decimeter": 1e5, "centimeter": 1e4, "millimeter": 1e3}
-_UM_PER_UNIT |= {
+_UM_PER_UNIT = {
+    "meter": 1e6,
+    "decimeter": 1e5,
+    "centimeter": 1e4,
+    "millimeter": 1e3,
     "micrometer": 1.0,
     "nanometer": 1e-3,
     "angstrom": 1e-4,
     "inch": 25_400.0,
 }
 _RGB_COLOURS = ["FF0000", "00FF00", "0000FF"]
-_MAX_ASPECT = (
-    1.1  # by which a level may differ from level 0 in its shape; tiny ones are rounded
-)
+# by which a level may differ from level 0 in its shape; tiny ones are rounded
+_MAX_ASPECT = 1.1
+
+Json = Mapping[str, Any]
 
 
 class _ChunkDecoder(ScaledDecoder):
-    """Chunks of a level: RGB, grey or the picked channels. Memory: those at one place."""
+    """Decoder of chunks of a level: RGB, gray or the picked channels.
 
-    def __init__(self, level: Level, array: Any, axes: str, name: str) -> None:
+    Memory: the chunks at one place.
+
+    Attributes:
+        picked: numbers of the picked channels; empty of a picture.
+    """
+
+    def __init__(self, level: Level, array: zarr.Array, axes: str, name: str) -> None:
         super().__init__(level, name)
-        self._array, self._axes, self.chosen = array, axes, list[int]()
+        self.picked: list[int] = []
+        self._array = array
+        self._axes = axes
 
     def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
         """See `Decoder.decode`."""
-        if self.chosen:
+        if self.picked:
             super().decode(indices, outs)
             return
         for index, out in zip(indices, outs):
-            found = self._read(index, slice(None))
-            out[: found.shape[0], : found.shape[1]] = found
+            chunk = self._read(index, slice(None))
+            out[: chunk.shape[0], : chunk.shape[1]] = chunk
 
-    def _stored(self, n: int, index: int) -> Values:
-        found = self._read(index, slice(self.chosen[n], self.chosen[n] + 1))
-        return np.asarray(found[..., 0], dtype=np.float32)
+    def _stored(self, channel: int, index: int) -> Values:
+        number = self.picked[channel]
+        chunk = self._read(index, slice(number, number + 1))
+        return np.asarray(chunk[..., 0], dtype=np.float32)
 
-    def _read(self, index: int, channels: slice) -> np.ndarray:
-        """The chunk of a place in the grid, (h, w, channels); less at the right, lower border."""
-        (row, column), taken = divmod(index, self.columns), {"c": channels}
+    def _read(self, index: int, channels: slice) -> NDArray[np.generic]:
+        """Reads a chunk, (h, w, channels); it is smaller at the right and lower border."""
+        row, column = divmod(index, self.columns)
+        places: dict[str, slice] = {"c": channels}
         for axis, place in (("y", row), ("x", column)):
             edge = self._array.chunks[self._axes.index(axis)]
-            taken[axis] = slice(place * edge, (place + 1) * edge)
-        found = np.asarray(
-            self._array[tuple(taken.get(axis, 0) for axis in self._axes)]
-        )
-        kept = [axis for axis in self._axes if axis in taken]
-        if "c" not in kept:
-            found, kept = found[..., None], [*kept, "c"]
-        return found.transpose([kept.index(axis) for axis in "yxc"])
+            places[axis] = slice(place * edge, (place + 1) * edge)
+        chunk = np.asarray(self._array[tuple(places.get(a, 0) for a in self._axes)])
+        axes = [axis for axis in self._axes if axis in places]
+        if "c" not in axes:
+            chunk = chunk[..., None]
+            axes.append("c")
+        return chunk.transpose([axes.index(axis) for axis in "yxc"])
 
 
 class ZarrSlide(SegmentedSlide):
@@ -81,150 +101,184 @@ class ZarrSlide(SegmentedSlide):
     def __init__(
         self, path: str, *, slide_mpp: Mpp | None = None, look: Look | None = None
     ) -> None:
-        group, said = _image(path)
-        scales = said["multiscales"][0]
-        axes = "".join(str(axis["name"]) for axis in scales["axes"])
-        arrays = [_array(group, str(each["path"]), axes) for each in scales["datasets"]]
+        group, metadata = _open_image(path)
+        multiscale = metadata["multiscales"][0]
+        datasets = multiscale["datasets"]
+        axes = "".join(str(axis["name"]) for axis in multiscale["axes"])
+        arrays = [_sound_array(group, str(each["path"]), axes) for each in datasets]
         levels = _levels(arrays, axes)
-        count = _length(arrays[0], axes, "c")
-        channels = _channels(said.get("omero") or {}, count, arrays[0].dtype)
-        if channels is not None and not (look and look.channels):
-            raise refusal(channels, path)
-        if channels is None and look and look.channels:
-            what = "zarr: an RGB or gray picture of 8 bits has no channels to pick"
-            raise SlideOpenError(f"{what}; leave --channels out")
-        decoders = [_ChunkDecoder(*pair, axes, path) for pair in zip(levels, arrays)]
-        mpp = slide_mpp or _mpp(scales["axes"], axes, (scales, scales["datasets"][0]))
-        properties = {"ome.Name": str(scales.get("name", "")), "ome.Axes": axes}
-        super().__init__(path, levels, decoders, slide_mpp=mpp, properties=properties)
-        if channels and look:
-            chosen = [channels.index(name) for name in look.channels]
+        num_channels = _length(arrays[0], axes, "c")
+        channels = _channels(metadata.get("omero") or {}, num_channels, arrays[0].dtype)
+        picks = look.channels if look else ()
+        if channels is not None and not picks:
+            raise unpicked_channels_error(channels, path)
+        if channels is None and picks:
+            raise SlideOpenError(
+                "zarr: an RGB or gray picture of 8 bits has no channels to pick; "
+                "leave --channels out"
+            )
+        decoders = [
+            _ChunkDecoder(level, array, axes, path)
+            for level, array in zip(levels, arrays)
+        ]
+        own_mpp = _find_mpp(multiscale["axes"], axes, (multiscale, datasets[0]))
+        super().__init__(
+            path,
+            levels,
+            decoders,
+            slide_mpp=slide_mpp or own_mpp,
+            properties={
+                "ome.Name": str(multiscale.get("name", "")),
+                "ome.Axes": axes,
+            },
+        )
+        if channels is not None and look is not None:
+            picked = [channels.index(name) for name in picks]
             for decoder in decoders:
-                decoder.chosen = chosen
-            names = [channels.names[channel] for channel in chosen]
+                decoder.picked = picked
+            names = [channels.names[number] for number in picked]
             self.rendering = scale_channels(decoders, names, look)
-        elif count == 1:
+        elif num_channels == 1:
             self.notes = (GRAY,)
 
 
-def _image(path: str) -> tuple[Any, Mapping[str, Any]]:
-    """The group of the (first) image, and what it says of itself; SlideOpenError: none, or many."""
-    store = (
-        zarr.storage.FsspecStore.from_url(path, read_only=True)
-        if is_url(path)
-        else path
-    )
+def _open_image(path: str) -> tuple[zarr.Group, Json]:
+    """Opens the group of the (first) image; returns it with its metadata.
+
+    Raises:
+        SlideOpenError: there is no image, or it is a plate of many.
+    """
+    store = path
+    if is_url(path):
+        store = zarr.storage.FsspecStore.from_url(path, read_only=True)
     try:
         group = zarr.open_group(store, mode="r")
     except FileNotFoundError:
         raise SlideOpenError(
             "zarr: not a folder of zarr, its metadata are missing"
         ) from None
-    said = group.attrs.get("ome", group.attrs)
-    if "plate" in said or "well" in said:
+    metadata = group.attrs.get("ome", group.attrs)
+    if "plate" in metadata or "well" in metadata:
         raise SlideOpenError(
             "zarr: a plate of many images is no slide; name one of its images"
         )
-    if "multiscales" not in said and "bioformats2raw.layout" in said:
+    if "multiscales" not in metadata and "bioformats2raw.layout" in metadata:
         group = group["0"]  # the first of its images: that of the slide
-        said = group.attrs.get("ome", group.attrs)
-    if "multiscales" not in said:
+        metadata = group.attrs.get("ome", group.attrs)
+    if "multiscales" not in metadata:
         raise SlideOpenError(
             "zarr: no OME-Zarr image, its metadata have no 'multiscales'"
         )
-    version = said.get("version") or said["multiscales"][0].get("version")
+    version = metadata.get("version") or metadata["multiscales"][0].get("version")
     if version not in _VERSIONS:
-        known = " or ".join(_VERSIONS)
         raise SlideOpenError(
-            f"zarr: OME-Zarr must be of version {known}, got {version!r}"
+            f"zarr: OME-Zarr must be of version {' or '.join(_VERSIONS)}, got {version!r}"
         )
-    return group, said
+    return group, metadata
 
 
-def _length(array: Any, axes: str, axis: str) -> int:
-    """Px along an axis; 1 where there is none."""
+def _length(array: zarr.Array, axes: str, axis: str) -> int:
+    """Returns the length along an axis; 1 where there is none of that name."""
     return int(array.shape[axes.index(axis)]) if axis in axes else 1
 
 
-def _array(group: Any, name: str, axes: str) -> Any:
-    """A level's array, whose axes and sizes are sound."""
+def _sound_array(group: zarr.Group, name: str, axes: str) -> zarr.Array:
+    """Returns a level's array, whose axes and sizes are sound."""
     array = group[name]
     if len(axes) != array.ndim or not {"x", "y"} <= set(axes) <= set("tczyx"):
-        what = f"{axes!r} for {array.ndim} of level {name!r}"
-        raise SlideOpenError(f"zarr: axes must be of t, c, z, y and x, got {what}")
-    if array.dtype.kind not in "uif" or min(array.shape) < 1:
-        got = f"{array.dtype} {array.shape} in level {name!r}"
-        raise SlideOpenError(f"zarr: px must be numbers, got {got}")
-    if (
-        num_bytes := math.prod(array.chunks) * array.dtype.itemsize
-    ) > MAX_SEGMENT_BYTES:
-        got = f"{num_bytes >> 20} MiB in level {name!r}"
         raise SlideOpenError(
-            f"zarr: chunks must have <= 128 MiB, got {got}; chunk it anew"
+            f"zarr: axes must be of t, c, z, y and x, got {axes!r} for {array.ndim} of level "
+            f"{name!r}"
         )
-    if extra := {axis: n for axis in "zt" if (n := _length(array, axes, axis)) > 1}:
-        got = ", ".join(f"{n} along {axis.upper()}" for axis, n in extra.items())
+    if array.dtype.kind not in "uif" or min(array.shape) < 1:
+        raise SlideOpenError(
+            f"zarr: px must be numbers, got {array.dtype} {array.shape} in level {name!r}"
+        )
+    chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize
+    if chunk_bytes > MAX_SEGMENT_BYTES:
+        raise SlideOpenError(
+            f"zarr: chunks must have <= 128 MiB, got {chunk_bytes >> 20} MiB in level {name!r}; "
+            "chunk it anew"
+        )
+    depths = {axis: _length(array, axes, axis) for axis in "zt"}
+    planes = ", ".join(
+        f"{depth} along {axis.upper()}" for axis, depth in depths.items() if depth > 1
+    )
+    if planes:
         raise ChannelsError(
-            f"planes must differ by channel only, got {got}; split the file"
+            f"planes must differ by channel only, got {planes}; split the file"
         )
     return array
 
 
-def _levels(arrays: Sequence[Any], axes: str) -> list[Level]:
-    """Finest first, each smaller than the one before and of the same shape."""
+def _levels(arrays: Sequence[zarr.Array], axes: str) -> list[Level]:
+    """Returns the levels, finest first, each smaller than the one before and of the same shape."""
     sizes = [(_length(array, axes, "x"), _length(array, axes, "y")) for array in arrays]
-    same = len({_length(array, axes, "c") for array in arrays}) == 1
-    if not same or any(a <= b for a, b in pairwise(math.prod(size) for size in sizes)):
+    areas = [math.prod(size) for size in sizes]
+    channel_counts = {_length(array, axes, "c") for array in arrays}
+    shrinks = all(larger > smaller for larger, smaller in pairwise(areas))
+    if len(channel_counts) != 1 or not shrinks:
         raise SlideOpenError(
             f"zarr: levels must shrink and keep their channels, got {sizes}"
         )
     levels: list[Level] = []
-    for size, array in zip(sizes, arrays):
-        x, y = (whole / part for whole, part in zip(sizes[0], size))
-        if max(x, y) / min(x, y) > _MAX_ASPECT + 1 / min(size):
+    for index, (size, array) in enumerate(zip(sizes, arrays)):
+        x_ratio = sizes[0][0] / size[0]
+        y_ratio = sizes[0][1] / size[1]
+        aspect = max(x_ratio, y_ratio) / min(x_ratio, y_ratio)
+        if aspect > _MAX_ASPECT + 1 / min(size):
             raise SlideOpenError(f"zarr: levels must be of one shape, got {sizes}")
-        width, height = (
-            min(int(array.chunks[axes.index(a)]), n) for a, n in zip("xy", size)
-        )
-        index, downsample = len(levels), (x + y) / 2
         levels.append(
             Level(
-                index=index, size=size, downsample=downsample, segment=(width, height)
+                index=index,
+                size=size,
+                downsample=(x_ratio + y_ratio) / 2,
+                segment=_chunk_size(array, axes, size),
             )
         )
     return levels
 
 
-def _channels(
-    omero: Mapping[str, Any], count: int, dtype: np.dtype[Any]
-) -> Channels | None:
-    """The channels of what is no picture of 8 bits; None of RGB and of grey."""
-    told = omero.get("channels") or []
-    colours = [str(channel.get("color", "")).upper() for channel in told]
-    painted = len(set(colours)) == len(colours) == MOST and colours != _RGB_COLOURS
-    if dtype == np.uint8 and (count == 1 or (count == MOST and not painted)):
+def _chunk_size(array: zarr.Array, axes: str, size: Size) -> Size:
+    """Returns (width, height) of a chunk, which may be declared larger than its level."""
+    width = int(array.chunks[axes.index("x")])
+    height = int(array.chunks[axes.index("y")])
+    return (min(width, size[0]), min(height, size[1]))
+
+
+def _channels(omero: Json, count: int, dtype: np.dtype[np.generic]) -> Channels | None:
+    """Returns the channels of what is no picture of 8 bits; None of RGB and of gray."""
+    descriptions = omero.get("channels") or []
+    colours = [str(each.get("color", "")).upper() for each in descriptions]
+    has_own_colours = len(set(colours)) == len(colours) == MAX_SHOWN
+    is_rgb = count == MAX_SHOWN and not (has_own_colours and colours != _RGB_COLOURS)
+    if dtype == np.uint8 and (count == 1 or is_rgb):
         return None
-    labels = [str(channel.get("label") or "") for channel in told]
-    return Channels(names=numbered(labels, count), dtype=dtype)
+    labels = [str(each.get("label") or "") for each in descriptions]
+    return Channels(names=channel_names(labels, count), dtype=dtype)
 
 
-def _mpp(
-    described: Sequence[Mapping[str, Any]],
-    axes: str,
-    transforms: Iterable[Mapping[str, Any]],
+def _find_mpp(
+    descriptions: Sequence[Json], axes: str, transformed: Iterable[Json]
 ) -> Mpp | None:
-    """µm per px of level 0; None where a unit or a scale is missing."""
-    steps = [
-        step
-        for part in transforms
-        for step in part.get("coordinateTransformations") or ()
-    ]
+    """Returns µm per px of level 0; None where a unit or a scale is missing.
+
+    Args:
+        descriptions: descriptions of the axes, with their units.
+        axes: names of the axes.
+        transformed: the image and its level 0, whose transforms apply one after the other.
+    """
+    scales: list[Sequence[float]] = []
+    for part in transformed:
+        for step in part.get("coordinateTransformations") or ():
+            if step["type"] == "scale":
+                scales.append(step["scale"])
     sides = []
     for axis in "xy":
         place = axes.index(axis)
-        found = _UM_PER_UNIT.get(str(described[place].get("unit")), 0.0)
-        scales = [step["scale"][place] for step in steps if step["type"] == "scale"]
-        side = positive_number(str(math.prod(scales) * found)) if scales else None
+        um_per_unit = _UM_PER_UNIT.get(str(descriptions[place].get("unit")), 0.0)
+        units_per_px = math.prod(scale[place] for scale in scales)
+        side = positive_number(str(units_per_px * um_per_unit)) if scales else None
         if side is None:
             return None
         sides.append(side)

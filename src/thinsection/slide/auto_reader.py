@@ -1,0 +1,186 @@
+"""Choice of a reader by 'auto', and the order in which unknown files are opened safely.
+
+Our own parser sees a file first: what it finds sound may be opened by C libraries in this process,
+anything else is first tried in a child.
+"""
+
+from pathlib import Path
+
+from thinsection import errors
+from thinsection.errors import ChannelsError, DamagedTiffError, SlideOpenError
+from thinsection.slide.agreement import find_difference
+from thinsection.slide.base import Slide
+from thinsection.slide.child import try_in_child
+from thinsection.slide.look import Look
+from thinsection.slide.readers import (
+    LEFT_TO_TIFF,
+    NEVER_TRUSTED,
+    OWN_PARSERS,
+    READERS,
+    TRIED_ON_ANY_FILE,
+    UNKNOWN_FORMAT,
+    is_folder_slide,
+    load_slide,
+)
+from thinsection.types import Mpp
+
+# The reader that 'auto' prefers to OpenSlide. Not cuCIM: of a tile that it cannot decode it returns
+# memory that nobody wrote, without an error, and no probe can find every such tile.
+FASTEST = "tiff"
+_NO_VENDOR = (None, "generic-tiff")  # of a slide that OpenSlide opens as any TIFF
+_PLAIN_SUFFIXES = (".png", ".jpg", ".jpeg")  # of files that OpenSlide never opens
+
+
+def open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
+    """Opens a slide by the fastest reader that agrees with OpenSlide.
+
+    `Slide.choice` says which one it is, and why.
+
+    Raises:
+        SlideOpenError: no reader opens it; the message has the answer of each.
+    """
+    answers: list[str] = []  # why readers did not open it, or were not taken
+    if is_folder_slide(path):
+        slide = _open_by_others(path, slide_mpp, answers)
+        slide.choice = f"{slide.reader}: the folder's suffix"
+        return slide
+    fast = _try_reader(FASTEST, path, slide_mpp, answers)
+    plain = None
+    if _is_plain(path):
+        plain = _try_reader("image", path, slide_mpp, answers)
+    checked = fast is not None and fast.checked
+    reference = None
+    if plain is None:
+        reference = _try_reader("openslide", path, slide_mpp, answers, checked=checked)
+    if reference is None:
+        slide = fast or plain or _open_by_others(path, slide_mpp, answers)
+        is_unknown = checked or plain is not None
+        slide.choice = f"{slide.reader}: {_why_not_openslide(answers, is_unknown)}"
+        return slide
+    if fast is None:
+        reference.choice = "openslide: " + "; ".join(answers)
+        return reference
+    return _choose(fast, reference, answers)
+
+
+def _choose(fast: Slide, reference: Slide, answers: list[str]) -> Slide:
+    """Returns the faster slide where it agrees with OpenSlide's, and closes the other one."""
+    # levels, channels and units are then the file's own, of which OpenSlide sees a part
+    is_ome = any(name.startswith("ome.") for name in fast.properties)
+    if is_ome and reference.vendor in _NO_VENDOR:
+        difference = ""
+        why = "the file's own OME metadata; OpenSlide knows no vendor of it"
+    else:
+        difference = find_difference(fast, reference)
+        why = "fastest that agrees with OpenSlide"
+    if not difference:
+        reference.close()
+        fast.choice = f"{FASTEST}: {why}"
+        return fast
+    fast.close()
+    reference.choice = "openslide: " + "; ".join([*answers, f"{FASTEST}: {difference}"])
+    return reference
+
+
+def _why_not_openslide(answers: list[str], is_unknown: bool) -> str:
+    """Returns why OpenSlide did not open a slide that another reader opened."""
+    for answer in answers:
+        if answer.startswith(LEFT_TO_TIFF):
+            return answer
+    if is_unknown or any(answer.startswith(UNKNOWN_FORMAT) for answer in answers):
+        return "OpenSlide does not know the format"
+    return "; ".join(answers)
+
+
+def _is_plain(path: str) -> bool:
+    return Path(path).suffix.lower() in _PLAIN_SUFFIXES
+
+
+def _open_by_others(path: str, slide_mpp: Mpp | None, answers: list[str]) -> Slide:
+    """Opens a slide by the readers that are tried last; SlideOpenError with every answer."""
+    names = [name for name in READERS.names() if name not in TRIED_ON_ANY_FILE]
+    if Path(path).is_file() and not _is_plain(path):
+        names.insert(0, "image")
+    for name in names:
+        slide = _try_reader(name, path, slide_mpp, answers)
+        if slide is not None:
+            slide.reader = slide.reader or name
+            return slide
+    remedy = "check that the file is complete and that files which belong to it lie beside it"
+    reasons = "; ".join([*dict.fromkeys(answers), remedy])
+    raise SlideOpenError(f"no reader opens {Path(path).name!r}: {reasons}")
+
+
+def _try_reader(
+    name: str,
+    path: str,
+    slide_mpp: Mpp | None,
+    answers: list[str],
+    *,
+    checked: bool = False,
+) -> Slide | None:
+    """Opens the slide, or adds the reader's answer to `answers` and returns None.
+
+    Readers that are not tried on any file are asked only for files of their suffixes.
+    """
+    try:
+        suffix = Path(path).suffix.lower()
+        is_tried = name in TRIED_ON_ANY_FILE or suffix in READERS.entry(name).suffixes
+        if not is_tried:
+            return None
+        return load_safely(name, path, slide_mpp, checked=checked)
+    except ChannelsError:  # no other reader may show one channel of many
+        raise
+    except (SlideOpenError, errors.InvalidInputError) as error:  # or a broken package
+        answers.append(str(error))
+    except errors.MissingDependencyError:
+        answers.append(f"{name}: not installed")
+    return None
+
+
+def load_safely(
+    name: str,
+    path: str,
+    slide_mpp: Mpp | None,
+    *,
+    checked: bool = False,
+    look: Look | None = None,
+) -> Slide:
+    """Opens a slide by one reader, which a child tries first where nobody checked the file.
+
+    Args:
+        name: the reader.
+        path: the file or folder.
+        slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
+        checked: True where our own parser has found the file sound.
+        look: which channels are shown, for a reader that picks them.
+
+    Raises:
+        SlideOpenError: the reader does not open the file, or would not survive it.
+    """
+    READERS.load(name)  # a missing package is reported here, not by the child
+    if checked or name in OWN_PARSERS:
+        return load_slide(name, path, slide_mpp, look=look)
+    is_sound, refusal = _inspect(path)
+    never_trusted = name in NEVER_TRUSTED
+    if isinstance(refusal, ChannelsError) and not never_trusted:
+        raise refusal
+    if never_trusted or not is_sound:
+        # where a TIFF's structure is impossible all its px are doubted
+        is_tiff = path.lower().endswith(READERS.entry(FASTEST).suffixes)
+        try_in_child(
+            path,
+            name,
+            whole=is_tiff and isinstance(refusal, DamagedTiffError),
+            channels=look.channels if look else (),
+        )
+    return load_slide(name, path, slide_mpp, look=look)
+
+
+def _inspect(path: str) -> tuple[bool, SlideOpenError | None]:
+    """Returns whether our own parser finds nothing that harms a library, and why it refuses."""
+    try:
+        with load_slide(FASTEST, path) as slide:
+            return slide.checked, None
+    except SlideOpenError as error:
+        return False, error

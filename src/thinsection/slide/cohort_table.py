@@ -1,0 +1,152 @@
+"""Text of a cohort: the columns of its table, a resolution, and what the name of a file says."""
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from thinsection.errors import CohortError
+from thinsection.files.sources import is_url
+from thinsection.slide.geometry import positive_number
+from thinsection.slide.readers import slide_suffixes
+from thinsection.types import Mpp
+
+# µm/px: from an electron microscope to a photograph of the glass
+_FINEST_MPP = 1e-4
+_COARSEST_MPP = 1e4
+# our columns, and what the tables of others call them: TRIDENT, CLAM, slide2vec, STAMP
+_ALIASES: dict[str, tuple[str, ...]] = {
+    "slide_path": ("wsi", "image_path", "filename", "slide"),
+    "slide_id": ("sample_id",),
+    "slide_mpp": ("mpp", "spacing_at_level_0", "spacing"),
+    "patient_id": ("case_id", "patient"),
+    "label": ("target",),
+    "split": (),
+}
+# columns of our result tables, whose place no column of a cohort may take
+# fmt: off
+_RESULT_COLUMNS = frozenset((
+    "status", "reader", "width", "height", "vendor", "grid", "stain", "warnings", "look",
+))
+# fmt: on
+# columns that a slide has as values of their own, so that they are no further ones
+_USED_COLUMNS = (
+    frozenset(_ALIASES)
+    .union(*_ALIASES.values(), _RESULT_COLUMNS)
+    .difference({"case_id"})
+)
+_RESERVED_GROUPS = _RESULT_COLUMNS | {"slide_id", "slide_path", "slide_mpp"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CohortRow:
+    """One line of a cohort table.
+
+    Attributes:
+        place: line and file, for messages.
+        columns: cells under our names; '' where the table has none.
+        more: cells of further columns, by the table's own names.
+    """
+
+    place: str
+    columns: Mapping[str, str]
+    more: Mapping[str, str]
+
+
+def read_cohort_rows(path: Path) -> list[CohortRow]:
+    """Reads a cohort table.
+
+    In CLAM's lists the name of a file stands under slide_id: it is the slide's path.
+
+    Raises:
+        CohortError: the file is no UTF-8 CSV, or no column holds the slides' paths.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise CohortError(
+            f"cohort must be a UTF-8 CSV, got {str(path)!r}: {error}"
+        ) from None
+    cohort_rows = []
+    for line, row in enumerate(rows, start=2):
+        columns = named_columns(row)
+        slide_id = columns["slide_id"]
+        if not columns["slide_path"] and slide_id.lower().endswith(slide_suffixes()):
+            columns |= {"slide_path": slide_id, "slide_id": ""}
+        more = {
+            name: text.strip()
+            for name, text in row.items()
+            if name and text and name not in _USED_COLUMNS
+        }
+        place = f"line {line} of {str(path)!r}"
+        cohort_rows.append(CohortRow(place=place, columns=columns, more=more))
+    header = list(rows[0]) if rows else []
+    path_names = ("slide_path", *_ALIASES["slide_path"])
+    has_column = any(str(name).lower() in path_names for name in header)
+    if not has_column and not any(row.columns["slide_path"] for row in cohort_rows):
+        raise CohortError(
+            f"cohort must have a column 'slide_path', got {header} in {str(path)!r}; "
+            f"also known: {', '.join(_ALIASES['slide_path'])}"
+        )
+    return cohort_rows
+
+
+def named_columns(row: Mapping[str, object]) -> dict[str, str]:
+    """Returns a row of anybody's table under our names; '' for what it lacks."""
+    texts: dict[str, str] = {}
+    for name, text in row.items():
+        if name and isinstance(text, str):
+            texts[name.strip().lower()] = text.strip()
+    columns: dict[str, str] = {}
+    for name, aliases in _ALIASES.items():
+        filled = (texts[key] for key in (name, *aliases) if texts.get(key))
+        columns[name] = next(filled, "")
+    return columns
+
+
+def parse_mpp(text: str, *, where: str) -> Mpp:
+    """Parses (x, y) µm/px from '0.25' or '0.25x0.26'.
+
+    Raises:
+        CohortError: not one or two numbers, or a resolution that no slide has.
+    """
+    numbers = [positive_number(part) for part in text.lower().split("x")]
+    x = numbers[0]
+    y = numbers[-1]
+    if x is None or y is None or len(numbers) > 2:
+        raise CohortError(
+            f"slide_mpp must be '0.25' or '0.25x0.26', got {text!r} in {where}"
+        )
+    if min(x, y) < _FINEST_MPP or max(x, y) > _COARSEST_MPP:
+        raise CohortError(
+            f"slide_mpp must be in [{_FINEST_MPP:g}, {_COARSEST_MPP:g}] µm/px, "
+            f"got {text!r} in {where}"
+        )
+    return (x, y)
+
+
+def path_columns(pattern: str, path: str) -> dict[str, str]:
+    """Returns what the named groups of a regular expression find in a path.
+
+    {} where the expression is not found.
+
+    Raises:
+        CohortError: it is no such expression, names no group, or names one of our own columns.
+    """
+    try:
+        parsed = re.compile(pattern)
+    except re.error as error:
+        raise CohortError(
+            f"name_pattern must be a regular expression, got {pattern!r}: {error}"
+        ) from None
+    if not parsed.groupindex or not _RESERVED_GROUPS.isdisjoint(parsed.groupindex):
+        raise CohortError(
+            "name_pattern must name groups such as (?P<case_id>...), none of our own "
+            f"columns, got {pattern!r}"
+        )
+    match = parsed.search(path if is_url(path) else Path(path).as_posix())
+    if match is None:
+        return {}
+    return {name: text for name, text in match.groupdict().items() if text}

@@ -1,0 +1,107 @@
+"""Channels of a TIFF: where the planes of each lie, and what they are called."""
+
+import html
+import math
+import re
+from dataclasses import dataclass
+
+from tifffile import TiffFile, TiffFrame, TiffPage, TiffPageSeries
+
+from thinsection.errors import ChannelsError
+from thinsection.slide.look import MAX_SHOWN, Channels, channel_names
+
+_SEPARATE = 2  # planar configuration: samples apart
+_RGB = 2  # photometric interpretation
+_COLOURLESS = (0, 1)  # photometric interpretations: white is zero, black is zero
+_OME_CHANNEL = re.compile(r"<(?:\w+:)?Channel\b[^>]*>")
+_OME_NAME = re.compile(r'\bName="([^"]*)"')
+_QPTIFF_NAME = re.compile(r"<(?:Name|Biomarker)>([^<]+)</")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plane:
+    """One channel on one level of a TIFF.
+
+    Attributes:
+        page: the page that holds it.
+        sample: which sample of a pixel it is.
+        first: its first segment, where the planes of a page lie one after the other.
+    """
+
+    page: TiffPage | TiffFrame
+    sample: int = 0
+    first: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiffChannels:
+    """Channels of a TIFF, with their planes by level and channel."""
+
+    channels: Channels
+    planes: tuple[tuple[Plane, ...], ...]
+
+
+def find_channels(file: TiffFile) -> TiffChannels | None:
+    """Returns the channels of a TIFF that is no picture of 8 bits, None of one that is.
+
+    Raises:
+        ChannelsError: its planes differ by more than the channel.
+    """
+    base = file.pages.first
+    is_colourless = int(base.photometric) in _COLOURLESS
+    is_single = base.samplesperpixel == 1 and len(file.pages) == 1
+    is_picture = is_single or not is_colourless
+    if base.bitspersample < 8 or (base.bitspersample == 8 and is_picture):
+        return None
+    series = file.series[0]
+    lengths = dict(zip(series.axes, series.shape, strict=True))
+    samples = lengths.get("S", 1)
+    depth = math.prod(n for axis, n in lengths.items() if axis not in "YXS")
+    if base.bitspersample == 8 and samples == 1 and depth == 1:
+        return None  # one plane, and pictures of other sizes
+    plane_axes = {axis for axis, n in lengths.items() if n > 1} - set("YXS")
+    if len(plane_axes) > 1 or plane_axes & set("ZT"):
+        axes = ", ".join(f"{lengths[axis]} along {axis}" for axis in sorted(plane_axes))
+        raise ChannelsError(
+            f"planes must differ by channel only, got {axes}; split the file"
+        )
+    planes = tuple(_level_planes(level, depth, samples) for level in series.levels)
+    names = _names(file, depth * samples)
+    return TiffChannels(
+        channels=Channels(names=names, dtype=series.dtype), planes=planes
+    )
+
+
+def _level_planes(level: TiffPageSeries, depth: int, samples: int) -> tuple[Plane, ...]:
+    """Returns the planes of a level in the order of the channels."""
+    pages = [page for page in level.pages if page is not None]
+    if len(pages) != depth:
+        raise ChannelsError(
+            f"each level must have {depth} planes, got {len(pages)}; "
+            "convert the file to OME-TIFF"
+        )
+    planes = []
+    for page in pages:
+        is_separate = page.keyframe.planarconfig == _SEPARATE and samples > 1
+        segments_per_plane = len(page.dataoffsets) // samples
+        for sample in range(samples):
+            if is_separate:
+                planes.append(Plane(page=page, first=sample * segments_per_plane))
+            else:
+                planes.append(Plane(page=page, sample=sample))
+    return tuple(planes)
+
+
+def _names(file: TiffFile, count: int) -> tuple[str, ...]:
+    """Returns the channels' names in an OME-TIFF or a QPTIFF, else numbers."""
+    if int(file.pages.first.photometric) == _RGB and count == MAX_SHOWN:
+        return ("red", "green", "blue")
+    if file.ome_metadata:
+        first_image = html.unescape(file.ome_metadata).split("</Pixels>")[0]
+        texts = _OME_CHANNEL.findall(first_image)
+        pattern = _OME_NAME
+    else:
+        texts = [str(page.description or "") for page in file.pages[:count]]
+        pattern = _QPTIFF_NAME
+    matches = [pattern.search(text) for text in texts]
+    return channel_names([match[1] if match else "" for match in matches], count)
