@@ -19,7 +19,7 @@ from thinsection import open_slide
 from thinsection.errors import InvalidInputError, OutputError
 from thinsection.slide.convert import convert
 from thinsection.slide.deid import deidentify, deidentify_dicom, examine
-from thinsection.slide.deid.likeness import StoredImage, unlike
+from thinsection.slide.deid.likeness import StoredImage, find_unlikeness
 from thinsection.slide.deid.profile import clean_profile
 from thinsection.slide.deid.streams import StreamError, clean_jpeg, clean_segment
 from thinsection.slide.deid.words import kept_description
@@ -429,19 +429,22 @@ def test_what_shows_the_slide_is_known_from_what_does_not() -> None:
     slide = planted.tissue((960, 640))
     whole = image_of(slide)
     small = planted.smaller(slide, 4)
-    assert unlike(image_of(small), whole) == ""
-    assert "shape" in unlike(image_of(small[:, :150]), whole)
-    assert unlike(image_of(planted.label((240, 160))), whole)
-    assert unlike(image_of(small[::-1]), whole)
+    assert find_unlikeness(image_of(small), whole) == ""
+    assert "shape" in find_unlikeness(image_of(small[:, :150]), whole)
+    assert find_unlikeness(image_of(planted.label((240, 160))), whole)
+    assert find_unlikeness(image_of(small[::-1]), whole)
     other = planted.tissue((240, 160), seed=7)
-    assert unlike(image_of(other), whole)
+    assert find_unlikeness(image_of(other), whole)
     with_label = small.copy()
     with_label[10:70, 20:100] = planted.label((80, 60))
-    assert unlike(image_of(with_label), whole)
+    assert find_unlikeness(image_of(with_label), whole)
     bright = np.full((160, 240, 3), 243, np.uint8)
-    assert unlike(image_of(bright), whole)
+    assert find_unlikeness(image_of(bright), whole)
     assert (
-        unlike(image_of(bright), image_of(np.full((640, 960, 3), 245, np.uint8))) == ""
+        find_unlikeness(
+            image_of(bright), image_of(np.full((640, 960, 3), 245, np.uint8))
+        )
+        == ""
     )
 
 

@@ -9,53 +9,40 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from thinsection.errors import OutputError, ThinsectionError
+from thinsection.files.json_text import Json
 
-# the name of a file may be no text at all; it is told in escapes
-_UTF8: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+# of text that is written: the name of a file may be no text at all, and is written in escapes
+_ENCODING = "utf-8"
+_ON_ERROR = "backslashreplace"
 _MAX_NAME_BYTES = 255  # of a file's name, on the usual file systems
 TMP_MARK = ".tmp-"  # every unfinished file carries it; readers and clean-up know it
 # A spreadsheet takes text that begins so for a formula and may run it. One apostrophe before it
 # says "text"; text that already has apostrophes there gets one more, so that it can be read back.
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 # what a file system answers when no file of it can be written: another slide would fare the same
-_LOST = (
-    *(
-        "ENOSPC",
-        "EDQUOT",
-        "EROFS",
-        "EIO",
-        "ESTALE",
-        "ENOTCONN",
-        "ENODEV",
-        "ENXIO",
-        "ETIMEDOUT",
-    ),
-    *(
-        "EHOSTDOWN",
-        "EHOSTUNREACH",
-        "EREMOTEIO",
-        "ECONNABORTED",
-        "ECONNRESET",
-        "ESHUTDOWN",
-    ),
-)
+_LOST_NAMES = (
+    "ENOSPC", "EDQUOT", "EROFS", "EIO", "ESTALE", "ENOTCONN", "ENODEV", "ENXIO", "ETIMEDOUT",
+    "EHOSTDOWN", "EHOSTUNREACH", "EREMOTEIO", "ECONNABORTED", "ECONNRESET", "ESHUTDOWN",
+)  # fmt: skip
 _LOST_NUMBERS = frozenset(
-    getattr(errno, name) for name in _LOST if hasattr(errno, name)
+    getattr(errno, name) for name in _LOST_NAMES if hasattr(errno, name)
 )
 # the same where it is about the output itself, deleted or forbidden: not of another file
 _GONE_NUMBERS = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM))
-_HDF5_ERRNO = re.compile(
-    r"errno = (\d+)"
-)  # in the words of HDF5, which raises what it likes
+# in the words of HDF5, which raises what it likes
+_HDF5_ERRNO = re.compile(r"errno = (\d+)")
 
-Row = Mapping[str, Any] | Sequence[Any]
+Row = Mapping[str, object] | Sequence[object]
 
 
 @contextmanager
@@ -70,27 +57,35 @@ def writing(path: Path | str) -> Iterator[None]:
     except ThinsectionError:
         raise
     except (OSError, RuntimeError) as error:
-        told = _HDF5_ERRNO.search(str(error))
-        number = getattr(error, "errno", None) or (int(told[1]) if told else 0)
+        number = _error_number(error)
         name = getattr(error, "filename", None) or path
         is_gone = number in _GONE_NUMBERS and _is_output(error, Path(path))
         if number not in _LOST_NUMBERS and not is_gone:
             raise
-        got = f"got {os.strerror(number)!r} for {str(name)!r}"
         remedy = "free some space, or bring the file system back"
         if is_gone:
             remedy = "bring the folder and its permissions back"
         raise OutputError(
-            f"output must be writable, {got}; {remedy}, and run the same command again"
+            f"output must be writable, got {os.strerror(number)!r} for {str(name)!r}; {remedy}, "
+            "and run the same command again"
         ) from error
 
 
+def _error_number(error: OSError | RuntimeError) -> int:
+    """Returns the system's number of an error, also where HDF5 has it in words; else 0."""
+    number = getattr(error, "errno", None)
+    if number:
+        return int(number)
+    words = _HDF5_ERRNO.search(str(error))
+    return int(words[1]) if words else 0
+
+
 def _is_output(error: OSError | RuntimeError, path: Path) -> bool:
-    """Whether an error is about this output: itself, what lies in it, or its unfinished file."""
-    named = getattr(error, "filename", None)
-    if named is None:  # HDF5 tells the name in its words only
+    """Tells whether an error is about this output, what lies in it, or its unfinished file."""
+    name = getattr(error, "filename", None)
+    if name is None:  # HDF5 has the name in its words only
         return str(path.parent) in str(error)
-    file = Path(os.fsdecode(named))
+    file = Path(os.fsdecode(name))
     is_unfinished = file.parent == path.parent and TMP_MARK in file.name
     return is_unfinished or file in (path, path.parent) or path in file.parents
 
@@ -103,18 +98,23 @@ class KeepingFile(io.FileIO):
 
     error: OSError | None = None
 
-    def write(self, data: Any) -> int:
-        left = memoryview(data).cast("B")
+    def write(self, data: "ReadableBuffer") -> int:
+        view = memoryview(data)
+        left = view.cast("B")
         while len(left) and self.error is None:
-            left = left[self._kept(super().write, left) :]
-        return len(data)
+            try:
+                num_written = super().write(left)
+            except OSError as error:
+                self.error = error
+            else:
+                left = left[num_written:]
+        return len(view)
 
     def truncate(self, size: int | None = None) -> int:
-        return self._kept(super().truncate, size)
-
-    def _kept(self, change: Callable[[Any], int], what: Any) -> int:
+        if self.error is not None:
+            return 0
         try:
-            return change(what) if self.error is None else 0
+            return super().truncate(size)
         except OSError as error:
             self.error = error
             return 0
@@ -142,7 +142,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
     # other tools list every *.h5 of a folder, hidden ones too
     suffix = "" if path.suffix == ".h5" else path.suffix
     mark = f"{TMP_MARK}{os.getpid()}-{secrets.token_hex(4)}"
-    tmp = path.with_name(f".{_cut(path.stem, mark + suffix)}{mark}{suffix}")
+    stem = _shorten(path.stem, f"{mark}{suffix}")
+    tmp = path.with_name(f".{stem}{mark}{suffix}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -151,15 +152,14 @@ def atomic_path(path: Path) -> Iterator[Path]:
             tmp.replace(path)
             _fsync(path.parent)
         finally:
-            with contextlib.suppress(
-                OSError
-            ):  # of a file system that is lost: swept later
+            # of a file system that is lost it is swept later
+            with contextlib.suppress(OSError):
                 tmp.unlink(missing_ok=True)
 
 
-def _cut(stem: str, rest: str) -> str:
-    """The stem, or as much of it as leaves room for the rest in the name of a file."""
-    room = _MAX_NAME_BYTES - len(f".{rest}".encode(errors="surrogateescape"))
+def _shorten(stem: str, ending: str) -> str:
+    """Returns as much of the stem as leaves room for the ending in the name of a file."""
+    room = _MAX_NAME_BYTES - len(f".{ending}".encode(errors="surrogateescape"))
     data = stem.encode(errors="surrogateescape")
     if len(data) <= room:
         return stem
@@ -169,9 +169,8 @@ def _cut(stem: str, rest: str) -> str:
 def link_or_copy(source: Path, target: Path, *, copy: bool = False) -> None:
     """Makes `target` a hard link of the file, or a copy: if asked, or where no link can be."""
     if not copy:
-        with contextlib.suppress(
-            OSError
-        ):  # another file system, or one without hard links
+        # another file system, or one without hard links
+        with contextlib.suppress(OSError):
             os.link(source, target)
             return
     shutil.copyfile(source, target)
@@ -188,11 +187,11 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: Json) -> None:
     """Writes JSON atomically: indented, keys in the given order, no NaN."""
     text = json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False)
     # "\\udc80" is also how JSON writes a lone surrogate, so that it is read back as it was
-    write_bytes(path, (text + "\n").encode(**_UTF8))
+    write_bytes(path, f"{text}\n".encode(_ENCODING, _ON_ERROR))
 
 
 def write_table(
@@ -203,21 +202,25 @@ def write_table(
     Numbers are written as they are. Text that a spreadsheet would run as a formula gets a leading
     apostrophe, which `read_table` takes off. None and cells that a mapping lacks are empty.
 
-    Rows are mappings, or sequences in the order of the columns; without columns the header is the
-    union of all mappings' keys in order of appearance. Memory: one row where columns are given,
-    else all rows. Source: OWASP, CSV injection.
+    Args:
+        path: the file.
+        rows: mappings, or sequences in the order of the columns.
+        columns: names of the columns; None: all keys of the mappings in order of appearance.
+
+    Memory: one row where columns are given, else all rows.
+
+    Source: OWASP, CSV injection.
     """
     if columns is None:
         rows = list(rows)
-        columns = [
-            *dict.fromkeys(
-                name for row in rows if isinstance(row, Mapping) for name in row
-            )
-        ]
-    line, delimiter = io.StringIO(newline=""), "\t" if path.suffix == ".tsv" else ","
+        columns = _all_keys(rows)
+    line = io.StringIO(newline="")
     # a lone \r is quoted, before Python 3.13, only by a writer that ends its lines with one
-    writer = csv.writer(line, delimiter=delimiter, lineterminator="\r\n")
-    with atomic_path(path) as tmp, tmp.open("w", newline="", **_UTF8) as file:
+    writer = csv.writer(line, delimiter=_delimiter(path), lineterminator="\r\n")
+    with (
+        atomic_path(path) as tmp,
+        tmp.open("w", newline="", encoding=_ENCODING, errors=_ON_ERROR) as file,
+    ):
         for row in chain([columns], rows):
             cells = map(row.get, columns) if isinstance(row, Mapping) else row
             writer.writerow(map(safe_cell, cells))
@@ -226,16 +229,29 @@ def write_table(
             line.truncate()
 
 
+def _all_keys(rows: Iterable[Row]) -> list[str]:
+    """Returns the keys of all rows that are mappings, in order of appearance."""
+    keys: dict[str, None] = {}
+    for row in rows:
+        if isinstance(row, Mapping):
+            keys |= dict.fromkeys(row)
+    return list(keys)
+
+
+def _delimiter(path: Path) -> str:
+    return "\t" if path.suffix == ".tsv" else ","
+
+
 def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a table that `write_table` wrote, as text; a byte order mark is no part of it."""
+    """Reads the rows of a table that `write_table` wrote, as text, without a byte order mark."""
     with path.open(newline="", encoding="utf-8-sig") as file:
-        lines = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        lines = csv.reader(file, delimiter=_delimiter(path))
         header = [_text(cell) for cell in next(lines, [])]
         return [dict(zip(header, map(_text, line))) for line in lines]
 
 
-def safe_cell(value: Any) -> Any:
-    """The value of a cell; text that a spreadsheet would run with an apostrophe before it."""
+def safe_cell(value: object) -> object:
+    """Returns the value of a cell; text that a spreadsheet would run gets an apostrophe."""
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 

@@ -39,7 +39,7 @@ _PREFIX = "thinsection"  # of scratch folders
 
 @dataclass(frozen=True, slots=True)
 class LockOwner:
-    """Who holds a lock."""
+    """Owner of a lock."""
 
     host: str
     pid: int
@@ -77,12 +77,12 @@ class FileLock:
         self._token = None
 
     def held(self) -> bool:
-        """Whether this object still holds it: not so after others found it stale."""
+        """Tells whether this object still holds it: not so after others found it stale."""
         owner = self.owner()
         return owner is not None and owner.token == self._token
 
     def owner(self) -> LockOwner | None:
-        """Who holds it; None where there is no lock or it is not readable (yet)."""
+        """Returns who holds it; None where there is no lock or it is not readable (yet)."""
         try:
             return LockOwner(**read_json(self.path))
         except (OSError, ValueError, TypeError):
@@ -127,10 +127,8 @@ class FileLock:
             with writing(probe):
                 probe.touch()  # tells the time of the file system that holds both
             return probe.stat().st_mtime - self.path.stat().st_mtime >= STALE_AFTER_S
-        except (
-            FileNotFoundError
-        ):  # removed in between: whoever did so may make the next one now
-            return False
+        except FileNotFoundError:
+            return False  # removed in between: whoever did so may make the next one now
         finally:
             with contextlib.suppress(OSError):
                 probe.unlink(missing_ok=True)
@@ -147,7 +145,7 @@ class FileLock:
         return now - self._seen[1]
 
     def describe(self) -> str:
-        """Who holds it, with the file and its age: for who waits for it."""
+        """Describes who holds it, with the file and its age, for who waits for it."""
         owner = self.owner()
         holder = str(owner) if owner else "a process that is not named"
         try:
@@ -170,9 +168,8 @@ class FileLock:
         try:
             marker.touch(exist_ok=False)
         except FileExistsError:
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # its maker died in these few lines
+            # its maker died in these few lines
+            with contextlib.suppress(FileNotFoundError):
                 if time.time() - marker.stat().st_mtime > STALE_AFTER_S:
                     marker.unlink()
             return False
@@ -186,7 +183,7 @@ class FileLock:
 
 
 def is_gone(owner: LockOwner) -> bool:
-    """Whether a process that can be seen from here has ended; of any other that is not known."""
+    """Tells whether a process that can be seen from here has ended; False of any other."""
     if not _is_visible(owner):
         return False
     try:
@@ -196,13 +193,13 @@ def is_gone(owner: LockOwner) -> bool:
 
 
 def _is_before_boot(owner: LockOwner, folder: Path) -> bool:
-    """Whether a folder of this host has not changed since the host was started."""
+    """Tells whether a folder of this host has not changed since the host was started."""
     is_here = owner.host == socket.gethostname()
     return is_here and folder.stat().st_mtime < psutil.boot_time()
 
 
 def _is_visible(owner: LockOwner) -> bool:
-    """Whether a process of this owner would be found under its number from here.
+    """Tells whether a process of this owner would be found under its number from here.
 
     A container may have the host's name and process numbers of its own.
     """
@@ -259,15 +256,15 @@ def hold(
 ) -> Iterator[None]:
     """Waits until nobody else holds the lock, and holds it while the block runs.
 
-    `on_wait` is told, once, who holds it where that takes longer than some seconds.
+    `on_wait` gets, once, who holds it where that takes longer than some seconds.
     """
     lock = FileLock(path)
     begun = time.monotonic()
-    is_told = False
+    has_reported = False
     while not lock.acquire():
         threading.Event().wait(_POLL_S)
-        if not is_told and time.monotonic() - begun > _TELL_AFTER_S:
-            is_told = True
+        if not has_reported and time.monotonic() - begun > _TELL_AFTER_S:
+            has_reported = True
             on_wait(f"waiting: {lock.describe()}")
     with heartbeat({lock}):
         yield
@@ -275,14 +272,14 @@ def hold(
 
 def unfinished(folders: Iterable[Path]) -> dict[str, list[Path]]:
     """Unfinished files by the stem of what they were to become; who removes one holds its lock."""
-    found: dict[str, list[Path]] = {}
+    unfinished_files: dict[str, list[Path]] = {}
     for folder in folders:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
                 stem, mark, _ = entry.name.removeprefix(".").rpartition(TMP_MARK)
                 if mark:
-                    found.setdefault(stem, []).append(Path(entry.path))
-    return found
+                    unfinished_files.setdefault(stem, []).append(Path(entry.path))
+    return unfinished_files
 
 
 def sweep_slide(slide_id: str, folder: Path, others: dict[str, list[Path]]) -> None:
@@ -291,13 +288,19 @@ def sweep_slide(slide_id: str, folder: Path, others: dict[str, list[Path]]) -> N
     The lock guards all of `folder`; `others` is `unfinished` of those with a file of each slide.
     """
     inner = [
-        Path(e.path) for e in os.scandir(folder) if e.is_dir(follow_symlinks=False)
+        Path(entry.path)
+        for entry in os.scandir(folder)
+        if entry.is_dir(follow_symlinks=False)
     ]
-    files = [path for paths in unfinished([folder, *inner]).values() for path in paths]
-    for stem in [s for s in others if s == slide_id or PurePath(s).stem == slide_id]:
-        files += others.pop(stem)  # 'ID' of ID.h5, 'ID.zarr' of ID.zarr.zip
-    old = time.time() - STALE_AFTER_S
-    files += [p for p in folder.glob(f"{LOCK_NAME}.*") if p.lstat().st_mtime < old]
+    files = list(chain.from_iterable(unfinished([folder, *inner]).values()))
+    for stem in list(others):
+        # 'ID' of ID.h5, 'ID.zarr' of ID.zarr.zip
+        if slide_id in (stem, PurePath(stem).stem):
+            files += others.pop(stem)
+    oldest_s = time.time() - STALE_AFTER_S
+    for path in folder.glob(f"{LOCK_NAME}.*"):
+        if path.lstat().st_mtime < oldest_s:
+            files.append(path)
     for path in files:
         path.unlink(missing_ok=True)
 
@@ -323,10 +326,11 @@ def scratch_folder(kind: str, num_bytes: int = 0) -> Iterator[Path]:
 
 
 def scratch_bytes(kind: str) -> int:
-    """What the scratch folders of a kind hold that living processes of this machine have."""
-    named, total = re.compile(rf"{_PREFIX}-{kind}-(\d+)-[a-z0-9_]+"), 0
+    """Adds up the bytes of a kind's scratch folders that living processes of this machine have."""
+    pattern = re.compile(rf"{_PREFIX}-{kind}-(\d+)-[a-z0-9_]+")
+    total = 0
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}-{kind}-*"):
-        match = named.fullmatch(path.name)
+        match = pattern.fullmatch(path.name)
         if match is None or not path.is_dir():
             continue
         owner = FileLock(path / LOCK_NAME).owner()

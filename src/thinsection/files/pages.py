@@ -5,7 +5,7 @@ import io
 from collections.abc import Sequence
 from functools import cache
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 NOTEBOOK_EDGE_PX = 360
 
 
-def render_page(room: str, template: str, **values: Any) -> str:
-    """The page that a template makes of the values; what is not marked safe is escaped.
+def render_page(room: str, template: str, **values: object) -> str:
+    """Renders the page of a template with values; text that is not marked safe is escaped.
 
     `room` is the package whose folder `templates` holds the file, such as 'thinsection.report'; a
     value that the template names and that is missing is an error.
@@ -26,15 +26,16 @@ def render_page(room: str, template: str, **values: Any) -> str:
 
 
 def data_uri(picture: "Image", max_edge_px: int) -> str:
-    """The picture as a JPEG inside an address, its longer edge at most so long."""
-    small, buffer = picture.convert("RGB"), io.BytesIO()
+    """Returns the picture as a JPEG inside an address, its longer edge at most so long."""
+    small = picture.convert("RGB")
+    buffer = io.BytesIO()
     small.thumbnail((max_edge_px, max_edge_px))
     small.save(buffer, format="JPEG", quality=85)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def notebook_html(picture: "RgbArray | None", title: str, lines: Sequence[str]) -> str:
-    """A picture (H, W, 3), where there is one, beside some lines of text, for a notebook's cell."""
+    """Returns a picture (H, W, 3), if any, beside lines of text, as HTML for a notebook's cell."""
     from PIL import Image
 
     image = ""
@@ -51,8 +52,10 @@ def _environment(room: str) -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
     escaped = select_autoescape(disabled_extensions=("md.j2",), default=True)
-    found = Environment(
-        loader=PackageLoader(room), autoescape=escaped, undefined=StrictUndefined
+    return Environment(
+        loader=PackageLoader(room),
+        autoescape=escaped,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    found.trim_blocks = found.lstrip_blocks = True
-    return found

@@ -1,15 +1,21 @@
-"""Where bytes come from and go to: a local file, a URL by range requests, a folder of a store."""
+"""Sources of bytes: a local file, a URL by range requests, a folder of a store."""
 
 import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from thinsection import errors
 from thinsection.errors import SlideOpenError, SlideReadError, StoreError, importing
 from thinsection.files.atomic import TMP_MARK, atomic_path
 from thinsection.types import KIB
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 URL_MARK = "://"
 # a put of these stores is seen whole or not at all; elsewhere a temporary name is moved into place
@@ -17,7 +23,7 @@ _WHOLE_PUTS = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl")
 
 
 def is_url(slide_path: str) -> bool:
-    """Whether a slide or folder is named by a URL (s3://, gs://, az://, https://, ...)."""
+    """Tells whether a slide or folder is named by a URL (s3://, gs://, az://, https://, ...)."""
     return URL_MARK in slide_path
 
 
@@ -32,25 +38,27 @@ class FileSource:
     """A local file through `pread`: no shared position, so no lock. Thread-safe."""
 
     def __init__(self, path: str) -> None:
-        self.name, self._file = path, Path(path).name
+        self.name = path
+        self._file = Path(path).name
         self._descriptor: _Descriptor | None = _Descriptor(os.open(path, os.O_RDONLY))
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes; SlideReadError where the source ends before."""
-        if (
-            descriptor := self._descriptor
-        ) is None:  # kept alive here while `close` runs elsewhere
+        """Reads exactly `length` bytes; SlideReadError where the source ends before."""
+        descriptor = self._descriptor  # kept alive here while `close` runs elsewhere
+        if descriptor is None:
             raise closed_error(self.name)
         data = os.pread(descriptor, length, offset)
         _check_whole(len(data), length, self._file, offset)
         return data
 
-    def read_into(self, offset: int, arrays: Sequence[Any]) -> None:
+    def read_into(self, offset: int, arrays: Sequence[NDArray[np.uint8]]) -> None:
         """Fills C-contiguous arrays, one after the other, from `offset` on, without a copy."""
-        if (descriptor := self._descriptor) is None:
+        descriptor = self._descriptor
+        if descriptor is None:
             raise closed_error(self.name)
         length = sum(array.nbytes for array in arrays)
-        _check_whole(os.preadv(descriptor, arrays, offset), length, self._file, offset)
+        num_read = os.preadv(descriptor, arrays, offset)
+        _check_whole(num_read, length, self._file, offset)
 
     def close(self) -> None:
         """Lets go of the file; a second call does nothing."""
@@ -65,16 +73,14 @@ class FsspecSource:
         self._fs, self._path = filesystem(url)
         try:
             self.size = int(self._fs.size(self._path))
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-        ) as error:  # TypeError: a server without a size
+        # TypeError: a server that tells no size
+        except (OSError, ValueError, TypeError) as error:
             raise SlideOpenError(
                 f"slide must be reachable, got {error!r} for {url!r}"
             ) from None
         self._lock = threading.Lock()
-        self.fetched_bytes = self.requests = 0
+        self.fetched_bytes = 0
+        self.requests = 0
 
     def read_at(self, offset: int, length: int) -> bytes:
         """See `FileSource.read_at`."""
@@ -83,9 +89,8 @@ class FsspecSource:
                 self._path, start=offset, end=offset + length
             )
         except (OSError, ValueError) as error:
-            name = self.name
             raise SlideReadError(
-                f"range of {name!r} must be readable, got {error!r}"
+                f"range of {self.name!r} must be readable, got {error!r}"
             ) from error
         with self._lock:
             self.fetched_bytes += len(data)
@@ -93,14 +98,14 @@ class FsspecSource:
         _check_whole(len(data), length, self.name, offset)
         return data
 
-    def read_into(self, offset: int, arrays: Sequence[Any]) -> None:
+    def read_into(self, offset: int, arrays: Sequence[NDArray[np.uint8]]) -> None:
         """See `FileSource.read_into`; here the bytes are copied."""
-        data = memoryview(self.read_at(offset, sum(array.nbytes for array in arrays)))
+        length = sum(array.nbytes for array in arrays)
+        data = memoryview(self.read_at(offset, length))
+        start = 0
         for array in arrays:
-            memoryview(array).cast("B")[:], data = (
-                data[: array.nbytes],
-                data[array.nbytes :],
-            )
+            memoryview(array).cast("B")[:] = data[start : start + array.nbytes]
+            start += array.nbytes
 
     def close(self) -> None:
         """Nothing is held open between requests."""
@@ -109,26 +114,31 @@ class FsspecSource:
 ByteSource = FileSource | FsspecSource  # random access to the bytes of a slide
 
 
-def metadata_file(source: FsspecSource) -> Any:
-    """A seekable binary file over a source, for metadata. Memory: 4 MiB, 64 blocks of 64 KiB."""
+def metadata_file(source: FsspecSource) -> BinaryIO:
+    """Opens a seekable file over a source, for metadata. Memory: 4 MiB, 64 blocks of 64 KiB."""
     from fsspec.spec import AbstractBufferedFile
 
     class RangeFile(AbstractBufferedFile):  # type: ignore[misc]
         def _fetch_range(self, start: int, end: int) -> bytes:
             return source.read_at(start, min(end, source.size) - start)
 
-    options = {"block_size": 64 * KIB, "cache_options": {"maxblocks": 64}}
-    return RangeFile(
-        None, source.name, size=source.size, cache_type="blockcache", **options
+    file = RangeFile(
+        None,
+        source.name,
+        size=source.size,
+        cache_type="blockcache",
+        block_size=64 * KIB,
+        cache_options={"maxblocks": 64},
     )
+    return cast(BinaryIO, file)
 
 
-def filesystem(url: str) -> tuple[Any, str]:
-    """fsspec's file system of a URL, and the path in it."""
+def filesystem(url: str) -> "tuple[AbstractFileSystem, str]":
+    """Returns fsspec's file system of a URL, and the path in it."""
     with importing("URLs need fsspec", "cloud"):
         import fsspec
     try:
-        found, path = fsspec.core.url_to_fs(url)
+        file_system, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
         protocol = url.partition(URL_MARK)[0]
         raise errors.MissingDependencyError(
@@ -138,17 +148,19 @@ def filesystem(url: str) -> tuple[Any, str]:
         raise SlideOpenError(
             f"URL must have a known protocol, got {url!r}: {error}"
         ) from None
-    return found, str(path)
+    return file_system, str(path)
 
 
-def _check_whole(found: int, length: int, name: str, offset: int) -> None:
-    if found != length:
-        got = f"got {found} of {length} bytes at offset {offset} in {name!r}"
-        raise SlideReadError(f"segment must be whole, {got}; the file is truncated")
+def _check_whole(num_read: int, length: int, name: str, offset: int) -> None:
+    if num_read != length:
+        raise SlideReadError(
+            f"segment must be whole, got {num_read} of {length} bytes at offset {offset} in "
+            f"{name!r}; the file is truncated"
+        )
 
 
 def closed_error(slide_path: str) -> SlideReadError:
-    """What a read after `close` raises."""
+    """Returns the error of a read after `close`."""
     name = Path(slide_path).name
     return SlideReadError(
         f"slide must be open, got a closed one in {name!r}; open it again"
@@ -183,18 +195,19 @@ class RemoteFolder:
             ) from error
 
     def sizes(self) -> dict[str, int]:
-        """Relative name -> bytes of every file. Memory: about 200 bytes per file."""
+        """Returns the bytes of every file by its relative name. Memory: about 200 bytes a file."""
         self._fs.invalidate_cache()
         try:
-            found = self._fs.find(self._root, detail=True)
+            files = self._fs.find(self._root, detail=True)
         except FileNotFoundError:
             return {}
         return {
-            p.removeprefix(f"{self._root}/"): int(f["size"]) for p, f in found.items()
+            path.removeprefix(f"{self._root}/"): int(details["size"])
+            for path, details in files.items()
         }
 
     def read(self, name: str) -> bytes:
-        """The bytes of a small file."""
+        """Reads a small file."""
         data: bytes = self._fs.cat_file(f"{self._root}/{name}")
         return data
 

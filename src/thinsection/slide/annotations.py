@@ -25,7 +25,7 @@ _FARTHEST = 1e7  # px from the origin: a hundred times a large slide
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionsConfig:
-    """What people drew, in place of what we find or beside it."""
+    """Regions that people drew, in place of what we find or beside it."""
 
     tissue: str | None = option(
         None,

@@ -146,7 +146,7 @@ class Slide(Closing):
 
     @property
     def stored(self) -> "Slide":
-        """The slide in the frame of its file: itself, unless it was turned to be upright."""
+        """Slide in the frame of its file: itself, unless it was turned to be upright."""
         return self
 
     @property

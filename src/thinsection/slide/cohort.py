@@ -1,4 +1,4 @@
-"""Which slides a run takes: files, folders, or a cohort CSV."""
+"""Slides that a run takes: files, folders, or a cohort CSV."""
 
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence

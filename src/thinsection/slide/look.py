@@ -1,4 +1,4 @@
-"""How pixels become RGB: which channels a file has, and which are shown. Nothing here is slow."""
+"""Rules by which pixels become RGB: channels of a file, and which are shown. Nothing is slow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MAX_SHOWN = 3  # channels that a picture shows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How pixels become RGB; the default leaves them as they are.
+    """Rule by which pixels become RGB; the default leaves them as they are.
 
     Attributes:
         channels: names, or numbers from 0, shown as red, green and blue.

@@ -1,4 +1,4 @@
-"""How a stored picture is mirrored or turned to be upright, by the number of a file's tag. Pure.
+"""Pure geometry of pictures that are stored mirrored or turned, by the number of a file's tag.
 
 Source: TIFF 6.0, tag Orientation (274); Exif 2.32 has the same numbers.
 """
@@ -26,14 +26,14 @@ WORDS = {
 
 
 def known_orientation(value: object) -> int:
-    """The number of a file's orientation tag; 1 (upright) where it has none that is defined."""
+    """Returns the number of a file's orientation tag; 1 (upright) where none is defined."""
     if isinstance(value, int) and value in WORDS:
         return value
     return UPRIGHT
 
 
 def swaps_axes(orientation: int) -> bool:
-    """Whether the stored width is the upright height."""
+    """Tells whether the stored width is the upright height."""
     return orientation in _SWAPPED
 
 
@@ -50,7 +50,7 @@ def turn_mpp(mpp: Mpp | None, orientation: int) -> Mpp | None:
 
 
 def turn_pixels(stored: np.ndarray, orientation: int) -> np.ndarray:
-    """The upright view of stored pixels, (..., H, W, 3); no pixel is copied."""
+    """Returns the upright view of stored pixels, (..., H, W, 3); no pixel is copied."""
     upright = stored
     if swaps_axes(orientation):
         upright = upright.swapaxes(-3, -2)
@@ -62,7 +62,7 @@ def turn_pixels(stored: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def stored_view(upright: np.ndarray, orientation: int) -> np.ndarray:
-    """The view into which stored pixels are written so that `upright` (..., H, W, 3) is filled."""
+    """Returns the view that fills `upright` (..., H, W, 3) if stored pixels are written to it."""
     stored = upright
     if orientation in _MIRRORED_Y:
         stored = stored[..., ::-1, :, :]

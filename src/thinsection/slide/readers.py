@@ -1,4 +1,4 @@
-"""The readers that are known.
+"""Readers that are known.
 
 Everything that lists readers derives from `READERS`: `--reader`, `thinsection doctor`, which files
 of a folder are slides, what 'auto' tries, and every error that names them.
@@ -102,7 +102,7 @@ def is_folder_slide(path: str | Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ReaderStatus:
-    """Whether a reader can be used here."""
+    """Answer to whether a reader can be used here."""
 
     name: str
     available: bool

@@ -24,7 +24,7 @@ Box = tuple[float, float, float, float]  # left, upper, right and lower edge, px
 
 
 class Pyramid(Protocol):
-    """What resampling needs of a slide; `thinsection.slide.Slide` has it."""
+    """Methods that resampling needs of a slide; `thinsection.slide.Slide` has them."""
 
     slide_path: str
     levels: tuple[Level, ...]

@@ -1,4 +1,4 @@
-"""Which id a slide gets: the name of its file, and a hash of its place where names repeat.
+"""Ids of slides: the name of the file, and a hash of its place where names repeat.
 
 The rule is pure: it reads no file, and the order in which files are named does not matter.
 `store/claims.py` applies it to a results folder, which remembers the id of each file.
@@ -24,21 +24,21 @@ _RESERVED = ("run.json", "slide.json", "failure.json", "summary.csv", "failed.cs
 
 @dataclass(frozen=True, slots=True)
 class SlideFile:
-    """Which file a slide id belongs to."""
+    """File that a slide id belongs to."""
 
     file: str  # see `file_of`
     name: str  # the stem that it was named by: of a link its own, not its target's
 
 
 def file_of(slide_path: str) -> str:
-    """The one name of a slide's file: an absolute path without links, or the URL."""
+    """Returns the one name of a slide's file: an absolute path without links, or the URL."""
     if is_url(slide_path):
         return slide_path.rstrip("/")
     return str(Path(slide_path).resolve())
 
 
 def stem_of(slide_path: str) -> str:
-    """The name of a slide's file without its suffix, as it is written."""
+    """Returns the name of a slide's file without its suffix, as it is written."""
     path = slide_path
     if is_url(slide_path):
         path = slide_path.split("?", 1)[0]
@@ -46,12 +46,12 @@ def stem_of(slide_path: str) -> str:
 
 
 def folded(name: str) -> str:
-    """What two names have in common that some file system or reader takes for one."""
+    """Folds a name, so that names are equal that a file system or a reader may take for one."""
     return unicodedata.normalize("NFC", name).casefold()
 
 
 def is_odd(name: str) -> bool:
-    """Whether an id is no folder's name: separators, hidden names, control characters."""
+    """Tells whether an id is no folder's name: separators, hidden names, control characters."""
     if not name or name.startswith(".") or name.lower() in _RESERVED:
         return True
     if len(name.encode(errors="surrogateescape")) > _MAX_ID_BYTES:
@@ -62,7 +62,7 @@ def is_odd(name: str) -> bool:
 def assign_ids(
     new: Mapping[str, str], taken: Mapping[str, SlideFile]
 ) -> dict[str, str]:
-    """The slide id of each new file.
+    """Returns the slide id of each new file.
 
     The id is the stem. Where another file, new or known, has the same stem, or where the stem is no
     folder's name, a hash of the file's place follows it.
@@ -87,7 +87,7 @@ def assign_ids(
 
 
 def _hashed(stem: str, file: str, used: set[str]) -> str:
-    """The stem as a folder's name, with as much of a hash of the file's place as is free."""
+    """Returns the stem as a folder's name, with the shortest free hash of the file's place."""
     safe = stem
     if is_odd(stem) or len(stem.encode()) > _MAX_ID_BYTES - _HASH_BYTES:
         plain = _ODD.sub("_", stem).lstrip(".").encode()

@@ -104,12 +104,12 @@ class UprightSlide(Slide):
 
 
 def _turn_level(level: Level, orientation: int) -> Level:
-    """The level in the other frame."""
+    """Returns the level in the other frame."""
     size = turn_size(level.size, orientation)
     segment = turn_size(level.segment, orientation) if level.segment else None
     return replace(level, size=size, segment=segment)
 
 
 def upright(slide: Slide) -> Slide:
-    """The slide as it is to be seen: itself, or turned."""
+    """Returns the slide as it is to be seen: itself, or turned."""
     return slide if slide.orientation == UPRIGHT else UprightSlide(slide)

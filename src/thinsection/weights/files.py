@@ -19,16 +19,18 @@ from thinsection.errors import WeightsError, rewording
 from thinsection.files.atomic import write_bytes
 
 StateDict = dict[str, Tensor]
-SAFETENSORS, INDEX = ".safetensors", ".index.json"
+SAFETENSORS = ".safetensors"
+INDEX = ".index.json"  # of a checkpoint in several files
 MODEL_KEY = "thinsection_model"  # of the metadata of a model of `thinsection train`
-# a file of a checkpoint, the preferred one first
-_STEMS = ("model.safetensors", "pytorch_model.bin")
-WEIGHTS_FILES = tuple(f"{stem}{end}" for stem in _STEMS for end in ("", INDEX))
-WRAPPERS = (
-    "state_dict",
-    "model",
-    "teacher",
-)  # keys under which training scripts nest weights
+# names of a checkpoint's file, the preferred one first
+WEIGHTS_FILES = (
+    "model.safetensors",
+    f"model.safetensors{INDEX}",
+    "pytorch_model.bin",
+    f"pytorch_model.bin{INDEX}",
+)
+# keys under which training scripts nest weights
+WRAPPERS = ("state_dict", "model", "teacher")
 PREFIXES = ("module.", "model.", "backbone.", "encoder.", "teacher.", "network.")
 # what training scripts keep beside a backbone of such a prefix
 _BESIDE = ("head.", "dino_head.", "ibot_head.", "projector.", "classifier.", "fc.")
@@ -46,7 +48,7 @@ def write_tensors(
 
 
 def read_state_dict(path: str | Path) -> StateDict:
-    """The tensors of a checkpoint, under their names. Memory: once; safetensors are mapped.
+    """Returns the tensors of a checkpoint, under their names. Memory: once; safetensors are mapped.
 
     Raises WeightsError: the file is missing, damaged, needs unpickling, or holds no named tensors.
     """
@@ -54,8 +56,10 @@ def read_state_dict(path: str | Path) -> StateDict:
     if not path.is_file():
         raise WeightsError(f"weights must be an existing file, got {str(path)!r}")
     if path.name.endswith(INDEX):
-        shards = (read_state_dict(path.parent / name) for name in shard_names(path))
-        return {name: tensor for shard in shards for name, tensor in shard.items()}
+        state: StateDict = {}
+        for name in shard_names(path):
+            state |= read_state_dict(path.parent / name)
+        return state
     if path.suffix != SAFETENSORS:
         return _read_torch(path)
     from safetensors import SafetensorError
@@ -70,47 +74,45 @@ def read_state_dict(path: str | Path) -> StateDict:
 def shard_names(index: Path) -> tuple[str, ...]:
     """File names of the shards of an index, each once; WeightsError if they lie elsewhere."""
     try:
-        names = sorted(
-            set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        )
+        document = json.loads(index.read_text(encoding="utf-8"))
+        names = sorted(set(document["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise WeightsError(
             f"index must have a weight_map, got {str(index)!r}"
         ) from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or name.endswith(INDEX):
-            got = f"got {name!r} in {str(index)!r}"
-            raise WeightsError(f"shards must lie beside their index, {got}")
+            raise WeightsError(
+                f"shards must lie beside their index, got {name!r} in {str(index)!r}"
+            )
     return tuple(names)
 
 
 def files_of(path: Path) -> tuple[str, ...]:
-    """All that decides what a checkpoint is: the file, its shards and configs, and the folder."""
-    shards = shard_names(path) if path.name.endswith(INDEX) else ()
-    beside = (
-        *sorted(path.parent.glob("*.json")),
-        *(path.parent / name for name in shards),
-    )
-    return tuple(str(p.absolute()) for p in dict.fromkeys((path.parent, path, *beside)))
+    """Lists all that decides what a checkpoint is: the folder, the file, its configs and shards."""
+    paths = [path.parent, path, *sorted(path.parent.glob("*.json"))]
+    if path.name.endswith(INDEX):
+        paths += [path.parent / name for name in shard_names(path)]
+    return tuple(str(each.absolute()) for each in dict.fromkeys(paths))
 
 
 def _read_torch(path: Path) -> StateDict:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        got = f"got {str(path)!r}: {first}; convert them to safetensors"
-        raise WeightsError(f"weights must be plain tensors, {got}") from error
-    found = loaded
-    while isinstance(found, Mapping):
-        if found and all(isinstance(v, Tensor) for v in found.values()):
-            return {str(k): v for k, v in found.items()}
-        found = next(
-            (found[k] for k in WRAPPERS if isinstance(found.get(k), Mapping)), None
-        )
-    kind = type(loaded).__name__
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise WeightsError(
+            f"weights must be plain tensors, got {str(path)!r}: {reason}; "
+            "convert them to safetensors"
+        ) from error
+    table = loaded
+    while isinstance(table, Mapping):
+        if table and all(isinstance(value, Tensor) for value in table.values()):
+            return {str(name): tensor for name, tensor in table.items()}
+        inner = (table[key] for key in WRAPPERS if isinstance(table.get(key), Mapping))
+        table = next(inner, None)
     raise WeightsError(
-        f"weights must be a dict of named tensors, got {kind} in {str(path)!r}"
+        f"weights must be a dict of named tensors, got {type(loaded).__name__} in {str(path)!r}"
     )
 
 
@@ -124,37 +126,38 @@ def load_strictly(
     """Gives the network exactly these weights, as float32; every name and shape must fit.
 
     The network may have been built on the meta device: no second copy of the weights is made. A
-    prefix that all names share is taken off; names that begin as `unused` (a classifier's) may be
-    left over; messages say `source`. What comes back is `hash_state_dict` of the network then,
-    whatever form the file had. Raises WeightsError: names are missing or left over, or a shape
-    differs.
+    prefix that all names share is taken off.
+
+    Args:
+        network: the network to fill.
+        state: the weights by name.
+        source: what they are called in messages.
+        unused: how names begin (a classifier's) that may be left over.
+
+    Returns: `hash_state_dict` of the filled network, whatever form the file had.
+
+    Raises:
+        WeightsError: names are missing or left over, or a shape differs.
     """
     expected = network.state_dict()
     state = _without_prefix(state, expected)
     state = {
-        k: v for k, v in state.items() if k in expected or not k.startswith(unused)
+        name: tensor
+        for name, tensor in state.items()
+        if name in expected or not name.startswith(unused)
     }
-    shapes = {
-        k: (tuple(state[k].shape), tuple(expected[k].shape))
-        for k in expected
-        if k in state
-    }
-    problems = {
-        "missing": expected.keys() - state.keys(),
-        "unexpected": state.keys() - expected.keys(),
-        "misshapen": {
-            f"{k} {got} for {want}" for k, (got, want) in shapes.items() if got != want
-        },
-    }
-    if any(problems.values()):
-        listed = "; ".join(
-            _listed(what, sorted(n)) for what, n in problems.items() if n
+    problems = _find_problems(state, expected)
+    if problems:
+        raise WeightsError(
+            f"weights must fit the architecture name by name, got {'; '.join(problems)} in "
+            f"{source!r}; check that the file belongs to this encoder"
         )
-        got = f"got {listed} in {source!r}; check that the file belongs to this encoder"
-        raise WeightsError(f"weights must fit the architecture name by name, {got}")
-    floats = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
+    floats = {
+        name: tensor.float() if tensor.is_floating_point() else tensor
+        for name, tensor in state.items()
+    }
     network.load_state_dict(floats, strict=True, assign=True)
-    unfilled = [n for n, t in network.named_buffers() if t.is_meta]
+    unfilled = [name for name, buffer in network.named_buffers() if buffer.is_meta]
     if unfilled:
         raise WeightsError(
             f"network must have all its buffers, got none for {unfilled[0]!r}"
@@ -162,27 +165,46 @@ def load_strictly(
     return hash_state_dict(network.state_dict())
 
 
-def _listed(what: str, names: list[str]) -> str:
-    return f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+def _find_problems(
+    state: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> list[str]:
+    """Describes the names that are missing or left over, and shapes that differ."""
+    misshapen = []
+    for name in expected.keys() & state.keys():
+        shape = tuple(state[name].shape)
+        expected_shape = tuple(expected[name].shape)
+        if shape != expected_shape:
+            misshapen.append(f"{name} {shape} for {expected_shape}")
+    names_by_problem = {
+        "missing": sorted(expected.keys() - state.keys()),
+        "unexpected": sorted(state.keys() - expected.keys()),
+        "misshapen": sorted(misshapen),
+    }
+    problems = []
+    for problem, names in names_by_problem.items():
+        if names:
+            more = ", ..." if len(names) > 3 else ""
+            problems.append(f"{len(names)} {problem} ({', '.join(names[:3])}{more})")
+    return problems
 
 
 def _without_prefix(
     state: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 ) -> StateDict:
-    """The weights under the expected names, or as they are where no known prefix leads there."""
-    tried = [dict(state)]
-    for names in tried:  # grows: one prefix taken off at a time
-        if expected.keys() <= names.keys():
-            return names
+    """Returns the weights under the expected names, or as they are where no prefix leads there."""
+    candidates = [dict(state)]
+    for candidate in candidates:  # the list grows: one prefix is taken off at a time
+        if expected.keys() <= candidate.keys():
+            return candidate
         for prefix in PREFIXES:
             inner = {
-                k.removeprefix(prefix): v
-                for k, v in names.items()
-                if k.startswith(prefix)
+                name.removeprefix(prefix): tensor
+                for name, tensor in candidate.items()
+                if name.startswith(prefix)
             }
-            if inner and all(k.startswith((prefix, *_BESIDE)) for k in names):
-                tried.append(inner)
-    return tried[0]
+            if inner and all(name.startswith((prefix, *_BESIDE)) for name in candidate):
+                candidates.append(inner)
+    return candidates[0]
 
 
 def hash_state_dict(state: Mapping[str, Tensor]) -> str:

@@ -1,4 +1,4 @@
-"""Where weights lie: a file, a folder, or the Hugging Face hub, at a commit.
+"""Search for weights: a file, a folder, or the Hugging Face hub, at a commit.
 
 The hub's cache is asked first, then the hub, with errors that say what to do. The token is
 `HF_TOKEN` or the hub's own login, the cache is where `HF_HOME` says: both are read by
@@ -12,20 +12,19 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from thinsection.errors import WeightsError
 from thinsection.weights.files import INDEX, shard_names
 from thinsection.weights.placement import optional_package
 
-PROBE_TIMEOUT_S = (
-    5.0  # the library itself retries for 23 s before it says that there is no network
-)
+# the library itself retries for 23 s before it says that there is no network
+PROBE_TIMEOUT_S = 5.0
 _COMMIT = re.compile("[0-9a-f]{40}")
 
 
-def hub_library() -> Any:
-    """`huggingface_hub` with the submodules used here, which it does not import by itself."""
+def hub_library() -> ModuleType:
+    """Imports `huggingface_hub` with the submodules used here, which it does not import itself."""
     hub = optional_package("huggingface_hub")
     import_module("huggingface_hub.constants")
     import_module("huggingface_hub.errors")
@@ -33,18 +32,18 @@ def hub_library() -> Any:
 
 
 def cached_file(repo: str, filename: str, revision: str | None = None) -> Path | None:
-    """Where the hub's cache has the file, if it has it."""
-    found = hub_library().try_to_load_from_cache(repo, filename, revision=revision)
-    return Path(found) if isinstance(found, str) else None
+    """Returns the path of the file in the hub's cache, if it is there."""
+    path = hub_library().try_to_load_from_cache(repo, filename, revision=revision)
+    return Path(path) if isinstance(path, str) else None
 
 
 def has_token() -> bool:
-    """Whether a token is configured; says nothing about what it opens."""
+    """Tells whether a token is configured; says nothing about what it opens."""
     return hub_library().get_token() is not None
 
 
 def is_reachable(endpoint: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-    """Whether the address answers at all, proxies of the environment respected."""
+    """Tells whether the address answers at all, proxies of the environment respected."""
     head = urllib.request.Request(endpoint, method="HEAD")
     try:
         urllib.request.urlopen(head, timeout=timeout_s).close()
@@ -54,54 +53,65 @@ def is_reachable(endpoint: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
 
 
 def commit_of(path: Path) -> str | None:
-    """The commit that a file of the hub's cache belongs to; None for any other file."""
-    folders = [p.name for p in path.parents if p.parent.name == "snapshots"]
-    return folders[0] if folders and _COMMIT.fullmatch(folders[0]) else None
+    """Returns the commit that a file of the hub's cache belongs to; None for any other file."""
+    for folder in path.parents:
+        if folder.parent.name == "snapshots":
+            return folder.name if _COMMIT.fullmatch(folder.name) else None
+    return None
 
 
 def find_weights(
     source: str | Path, *, files: Sequence[str], revision: str | None = None
 ) -> Path:
-    """A local weights file: `source` itself, the first of `files` in that folder, or from the hub.
+    """Returns a local weights file.
 
-    A hub repository is `owner/name@COMMIT`, or `owner/name` at the commit `revision`: nothing comes
-    from a moving branch. Raises WeightsError (nothing is there, or the hub refuses),
-    MissingDependencyError (no package).
+    It is `source` itself, the first of `files` in that folder, or comes from the hub. A hub
+    repository is `owner/name@COMMIT`, or `owner/name` at the commit `revision`: nothing comes from
+    a moving branch.
+
+    Raises:
+        WeightsError: nothing is there, or the hub refuses.
+        MissingDependencyError: `huggingface_hub` is not installed.
     """
     path = Path(source)
     if path.is_file():
         return path
     if path.is_dir():
-        if found := next(
-            (path / name for name in files if (path / name).is_file()), None
-        ):
-            return found
+        for name in files:
+            if (path / name).is_file():
+                return path / name
         raise WeightsError(
             f"weights folder must hold {' or '.join(files)}, got {str(source)!r}"
         )
     if path.is_absolute() or str(source).count("/") != 1 or str(source).startswith("."):
-        rule = "be an existing file or folder, or a hub repository 'owner/name'"
-        raise WeightsError(f"weights must {rule}, got {str(source)!r}")
+        raise WeightsError(
+            "weights must be an existing file or folder, or a hub repository 'owner/name', "
+            f"got {str(source)!r}"
+        )
     repo, _, commit = str(source).partition("@")
     commit = commit or revision or ""
     if not _COMMIT.fullmatch(commit):
-        rule = f"name a full commit, {repo}@COMMIT (40 hex digits)"
-        raise WeightsError(f"weights from the hub must {rule}, got {commit!r}")
+        raise WeightsError(
+            f"weights from the hub must name a full commit, {repo}@COMMIT (40 hex digits), "
+            f"got {commit!r}"
+        )
     return hub_file(repo, files, revision=commit)
 
 
 def hub_file(
     repo: str, filenames: Sequence[str], *, revision: str | None = None
 ) -> Path:
-    """The first of these files that the repository has, as a local path; with an index, its shards.
+    """Fetches the first of these files that the repository has; with an index, its shards too.
 
-    Warns (UserWarning) where `revision` is not a commit, and says which one it is today. Raises
-    WeightsError: offline, gated, no such repository or file; the message says what to do.
+    Returns: its local path. Warns (UserWarning) where `revision` is not a commit, and says which
+    one it is today.
+
+    Raises:
+        WeightsError: offline, gated, no such repository or file; the message says what to do.
     """
-    cached = filter(
-        None, (cached_file(repo, filename, revision) for filename in filenames)
-    )
-    path = next(cached, None) or _any_downloaded(repo, filenames, revision)
+    path = _first_cached(repo, filenames, revision)
+    if path is None:
+        path = _download_first(repo, filenames, revision)
     commit = commit_of(path)
     if not _COMMIT.fullmatch(revision or ""):
         now = f"{revision or 'main'!r} is {commit or 'of an unknown commit'} now"
@@ -114,7 +124,18 @@ def hub_file(
     return path
 
 
-def _any_downloaded(repo: str, filenames: Sequence[str], revision: str | None) -> Path:
+def _first_cached(
+    repo: str, filenames: Sequence[str], revision: str | None
+) -> Path | None:
+    for filename in filenames:
+        path = cached_file(repo, filename, revision)
+        if path is not None:
+            return path
+    return None
+
+
+def _download_first(repo: str, filenames: Sequence[str], revision: str | None) -> Path:
+    """Downloads the first of these files that the repository has."""
     hub = hub_library()
     endpoint = hub.constants.ENDPOINT
     needed = f"weights of {repo!r} must be in the hub's cache"
@@ -125,11 +146,10 @@ def _any_downloaded(repo: str, filenames: Sequence[str], revision: str | None) -
         raise WeightsError(
             f"{needed} or downloadable, got no answer from {endpoint}; {remedy}"
         )
-    found = filter(
-        None, (_download(hub, repo, filename, revision) for filename in filenames)
-    )
-    if path := next(found, None):
-        return path
+    for filename in filenames:
+        path = _download(hub, repo, filename, revision)
+        if path is not None:
+            return path
     names = ", ".join(filenames)
     raise WeightsError(
         f"repository {repo!r} must have one of {names}, got none of them"
@@ -137,22 +157,22 @@ def _any_downloaded(repo: str, filenames: Sequence[str], revision: str | None) -
 
 
 def fetch_command(repo: str, filename: str, revision: str | None) -> str:
-    """What fetches the file into the hub's cache, on this or another machine."""
-    return f"hf download {repo} {filename}" + (
-        f" --revision {revision}" if revision else ""
-    )
+    """Returns the command that fetches the file into the hub's cache, here or elsewhere."""
+    option = f" --revision {revision}" if revision else ""
+    return f"hf download {repo} {filename}{option}"
 
 
-def _download(hub: Any, repo: str, filename: str, revision: str | None) -> Path | None:
-    """The downloaded file; None where the repository has no file of that name."""
-    errors, page = hub.errors, f"{hub.constants.ENDPOINT}/{repo}"
+def _download(
+    hub: ModuleType, repo: str, filename: str, revision: str | None
+) -> Path | None:
+    """Returns the downloaded file; None where the repository has no file of that name."""
+    errors = hub.errors
+    page = f"{hub.constants.ENDPOINT}/{repo}"
     weights = f"weights of {repo!r} must be"
     try:
         return Path(hub.hf_hub_download(repo, filename, revision=revision))
-    except (
-        errors.EntryNotFoundError,
-        OSError,
-    ) as error:  # the hub's HTTP errors are OSErrors
+    # the hub's HTTP errors are OSErrors
+    except (errors.EntryNotFoundError, OSError) as error:
         match error:
             case errors.GatedRepoError():
                 remedy = (

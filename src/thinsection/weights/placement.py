@@ -1,4 +1,4 @@
-"""Where and how precisely an encoder computes, and the optional packages that it needs.
+"""Placement of an encoder: device and precision; and the optional packages that it needs.
 
 timm and transformers import torchvision, and PyPI's wheel of it is built for CUDA: beside torch's
 CPU build `import torchvision` stops because `torchvision::nms` was never registered. Nobody here
@@ -24,14 +24,14 @@ _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 class Placement(NamedTuple):
-    """Where an encoder computes, and in what; weights and embeddings stay float32."""
+    """Device and precision of an encoder; weights and embeddings stay float32."""
 
     device: torch.device  # with an index for CUDA
     precision: Precision  # of matrix products and convolutions
 
 
 def resolve_device(device: str | torch.device, *, mps: bool = True) -> torch.device:
-    """The device that was asked for; `auto` takes CUDA, then MPS (if `mps` may be), then the CPU.
+    """Returns the device; `auto` takes CUDA, then MPS (if `mps` may be), then the CPU.
 
     DeviceError where it is not there: another one is never taken instead.
     """
@@ -46,17 +46,18 @@ def resolve_device(device: str | torch.device, *, mps: bool = True) -> torch.dev
         wanted = torch.device(device)
     except RuntimeError:
         raise unknown from None
-    if wanted.type not in ("cpu", "cuda", "mps" if mps else ""):
+    if wanted.type not in ("cpu", "cuda", "mps") or (wanted.type == "mps" and not mps):
         raise unknown
     if wanted.type == "cuda":
         index = wanted.index or 0
-        if index < (
-            count := torch.cuda.device_count() if torch.cuda.is_available() else 0
-        ):
+        num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if index < num_devices:
             return torch.device("cuda", index)
-        got = f"{str(device)!r} with {f'{count} CUDA devices' if count else 'no CUDA device'}"
-        remedy = "use --device cpu, or install a CUDA build of torch"
-        raise DeviceError(f"device must be one that is there, got {got}; {remedy}")
+        devices = f"{num_devices} CUDA devices" if num_devices else "no CUDA device"
+        raise DeviceError(
+            f"device must be one that is there, got {str(device)!r} with {devices}; "
+            "use --device cpu, or install a CUDA build of torch"
+        )
     if wanted.type == "mps" and not mps_is_there:
         raise DeviceError(
             "device must be one that is there, got 'mps' without MPS; use cpu"
@@ -65,7 +66,7 @@ def resolve_device(device: str | torch.device, *, mps: bool = True) -> torch.dev
 
 
 def cpu_has_bf16() -> bool:
-    """Whether this CPU multiplies bf16 natively (AMX or AVX-512 BF16); without, bf16 is slower."""
+    """Tells whether this CPU multiplies bf16 itself (AMX, AVX-512 BF16); else bf16 is slower."""
     probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
     return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
 
@@ -73,38 +74,38 @@ def cpu_has_bf16() -> bool:
 def place(
     device: str | torch.device, precision: str, *, half_precision: bool = True
 ) -> Placement:
-    """Device and precision of an encoder; `half_precision`: whether `auto` may go below fp32."""
+    """Chooses device and precision of an encoder; `half_precision`: `auto` may go below fp32."""
     if precision not in get_args(PrecisionChoice):
         raise InvalidInputError(
             f"precision must be auto, fp32, fp16 or bf16, got {precision!r}"
         )
-    where = resolve_device(device)
+    resolved = resolve_device(device)
     if precision == "auto":
-        precision = _fastest_sound(where) if half_precision else "fp32"
-    return Placement(where, precision)  # type: ignore[arg-type]
+        precision = _fastest_sound(resolved) if half_precision else "fp32"
+    return Placement(resolved, precision)  # type: ignore[arg-type]
 
 
 def _fastest_sound(device: torch.device) -> Precision:
+    """Returns the fastest precision whose embeddings are as good on a device."""
     if device.type == "cuda":
-        return (
-            "bf16"
-            if torch.cuda.is_bf16_supported(including_emulation=False)
-            else "fp16"
-        )
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bf16" if has_bf16 else "fp16"
     # ViT-S/16, tiles per CPU-second: 1.7 times fp32's with AVX-512 BF16, 3 times with AMX
     return "bf16" if device.type == "cpu" and cpu_has_bf16() else "fp32"
 
 
 def is_installed(package: str) -> bool:
-    """Whether the package could be imported, without importing it."""
+    """Tells whether the package could be imported, without importing it."""
     return util.find_spec(package) is not None
 
 
 def optional_package(package: str) -> ModuleType:
-    """The imported package, or a MissingDependencyError that says how to get it."""
+    """Returns the imported package, or a MissingDependencyError that says how to get it."""
     if not is_installed(package):
-        needed = f"package {package!r} must be installed for this encoder"
-        raise MissingDependencyError(f"{needed}; pip install 'thinsection[hub]'")
+        raise MissingDependencyError(
+            f"package {package!r} must be installed for this encoder; "
+            "pip install 'thinsection[hub]'"
+        )
     # transformers falls back to Pillow without torchvision; timm cannot be imported then
     if package in _NEED_TORCHVISION and (
         package == "timm" or is_installed("torchvision")

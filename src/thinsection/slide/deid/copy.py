@@ -14,14 +14,16 @@ from thinsection.slide.deid.dicom import (
     write_copy,
 )
 from thinsection.slide.deid.dicom_elements import UidMap
-from thinsection.slide.deid.likeness import StoredImage, unlike
+from thinsection.slide.deid.likeness import StoredImage, find_unlikeness
 from thinsection.slide.deid.report import Report
 from thinsection.slide.deid.sheet import write_sheet
 from thinsection.slide.deid.tiff import TiffSlide
 
 
 def examine(slide_path: str | Path) -> Report:
-    """What of a slide would be removed and kept, and what cannot be looked at; nothing is written.
+    """Reports what of a slide would be removed and kept, and what cannot be looked at.
+
+    Nothing is written.
 
     `removed` is empty where nothing is to be removed from the places that were looked at.
 
@@ -62,14 +64,16 @@ def deidentify(
         InvalidInputError: a format that is not de-identified here, or a damaged file.
         OutputError: a file exists, and not overwrite; or the copy still holds something.
     """
-    slide_path, out = Path(slide_path), Path(out)
+    slide_path = Path(slide_path)
+    out = Path(out)
     if is_dicom(slide_path):
         read_instance(slide_path)  # raises where it is broken, or pydicom is missing
         raise InvalidInputError(
             f"slide must be a TIFF, got the DICOM file {slide_path.name!r}; use deidentify_dicom"
         )
-    for path in (out, *([Path(sheet)] if sheet else [])):
-        _refuse_present(path, overwrite=overwrite)
+    _refuse_present(out, overwrite=overwrite)
+    if sheet:
+        _refuse_present(Path(sheet), overwrite=overwrite)
     with slide_path.open("rb") as handle, atomic_path(out) as unfinished:
         with unfinished.open("wb") as file:
             report = TiffSlide(slide_path, handle).copy(file)
@@ -111,8 +115,10 @@ def deidentify_dicom(
     """
     instances = [read_instance(path) for path in slide_paths]
     targets = {} if folder is None else _targets(instances, Path(folder))
-    for target in (*targets.values(), *([Path(sheet)] if sheet else [])):
+    for target in targets.values():
         _refuse_present(target, overwrite=overwrite)
+    if sheet:
+        _refuse_present(Path(sheet), overwrite=overwrite)
     uids = UidMap()
     reports: dict[Path, Report] = {}
     for series in _by_series(instances):
@@ -130,7 +136,7 @@ def deidentify_dicom(
 
 
 def _targets(instances: Iterable[DicomInstance], folder: Path) -> dict[Path, Path]:
-    """Where each file's copy goes; InvalidInputError: two files have one name."""
+    """Returns the path of each file's copy; InvalidInputError: two files have one name."""
     targets: dict[Path, Path] = {}
     for instance in instances:
         target = folder / instance.path.name
@@ -143,7 +149,7 @@ def _targets(instances: Iterable[DicomInstance], folder: Path) -> dict[Path, Pat
 
 
 def _by_series(instances: Iterable[DicomInstance]) -> Iterable[list[DicomInstance]]:
-    """The files of each slide, the largest image first."""
+    """Returns the files of each slide, the largest image first."""
     series: dict[str, list[DicomInstance]] = {}
     for instance in instances:
         series.setdefault(instance.series, []).append(instance)
@@ -152,7 +158,7 @@ def _by_series(instances: Iterable[DicomInstance]) -> Iterable[list[DicomInstanc
 
 
 def _judged(series: Sequence[DicomInstance]) -> list[tuple[DicomInstance, str]]:
-    """Each file of a slide with why it is left out, '' where it is kept."""
+    """Returns each file of a slide with why it is left out, '' where it is kept."""
     judged: list[tuple[DicomInstance, str]] = []
     with ExitStack() as stack:
         slide: StoredImage | None = None
@@ -163,7 +169,7 @@ def _judged(series: Sequence[DicomInstance]) -> list[tuple[DicomInstance, str]]:
             if not why and slide is None and not instance.is_volume:
                 why = "there is no level of the same series in this call to compare it with"
             if not why and slide is not None:
-                why = unlike(image, slide)
+                why = find_unlikeness(image, slide)
             if not why:
                 relation = (
                     "it is the largest"

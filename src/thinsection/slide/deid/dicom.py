@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import ModuleType
+from typing import TYPE_CHECKING, BinaryIO
 
 import imagecodecs
 import numpy as np
@@ -33,6 +34,9 @@ from thinsection.slide.deid.streams import (
 )
 from thinsection.types import MIB
 
+if TYPE_CHECKING:
+    from pydicom.dataset import Dataset, FileMetaDataset
+
 _SLIDE_CLASS = (
     "1.2.840.10008.5.1.4.1.1.77.1.6"  # VL Whole Slide Microscopy Image Storage
 )
@@ -47,6 +51,7 @@ _ITEM = 0xFFFEE000
 _SEQUENCE_END = 0xFFFEE0DD
 _UNDEFINED = 0xFFFFFFFF
 _MAX_FRAME_BYTES = 128 * MIB
+Write = Callable[[bytes], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +65,7 @@ class DicomInstance:
     """
 
     path: Path
-    dataset: Any
+    dataset: "Dataset"
     pixel_place: int
     report: Report = field(default_factory=Report)
 
@@ -71,7 +76,7 @@ class DicomInstance:
 
     @property
     def is_native(self) -> bool:
-        """Whether frames are stored as plain numbers."""
+        """True where frames are stored as plain numbers."""
         return self.syntax in _NATIVE
 
     @property
@@ -81,17 +86,17 @@ class DicomInstance:
 
     @property
     def num_pixels(self) -> int:
-        """Of the whole image."""
+        """Number of pixels of the whole image."""
         width, height = _image_size(self.dataset)
         return width * height
 
     @property
     def is_volume(self) -> bool:
-        """Whether it calls itself a level of the slide."""
+        """True where it calls itself a level of the slide."""
         return "VOLUME" in self.dataset.get("ImageType", [])
 
     def why_dropped(self) -> str:
-        """Why the file is left out whatever it shows; '' where its pixels decide."""
+        """Returns why the file is left out whatever it shows; '' where its pixels decide."""
         kinds = [str(kind).upper() for kind in self.dataset.get("ImageType", [])]
         flavor = kinds[2] if len(kinds) > 2 else "unknown"
         if flavor not in ("VOLUME", "THUMBNAIL"):
@@ -103,13 +108,13 @@ class DicomInstance:
 
 
 def is_dicom(path: str | Path) -> bool:
-    """Whether a file has DICOM's prefix."""
+    """Tells whether a file has DICOM's prefix."""
     with Path(path).open("rb") as file:
         return file.read(132)[128:] == b"DICM"
 
 
 def read_instance(path: str | Path) -> DicomInstance:
-    """The file without its pixels.
+    """Reads the file without its pixels.
 
     Raises:
         MissingDependencyError: pydicom is not installed.
@@ -145,8 +150,8 @@ def read_instance(path: str | Path) -> DicomInstance:
     return instance
 
 
-def _with_values(dataset: Any) -> Any:
-    """The same with all elements parsed: pydicom does that late."""
+def _with_values(dataset: "Dataset") -> "Dataset":
+    """Parses all elements, which pydicom does late, and returns the same."""
     dataset.walk(lambda _, element: element.value)
     return dataset
 
@@ -155,7 +160,7 @@ def _is_pixel_data(tag: bytes) -> bool:
     return len(tag) == 4 and struct.unpack("<HH", tag) == _PIXEL_DATA
 
 
-def _image_size(dataset: Any) -> tuple[int, int]:
+def _image_size(dataset: "Dataset") -> tuple[int, int]:
     width = int(dataset.get("TotalPixelMatrixColumns", dataset.Columns))
     height = int(dataset.get("TotalPixelMatrixRows", dataset.Rows))
     return width, height
@@ -165,7 +170,7 @@ def _image_size(dataset: Any) -> tuple[int, int]:
 
 
 def stored_image(instance: DicomInstance, file: BinaryIO) -> StoredImage:
-    """The image of an instance, whose frames are decoded one by one from the opened file."""
+    """Returns the image of an instance; frames are decoded one by one from the opened file."""
     dataset = instance.dataset
     size = _image_size(dataset)
     tile = (int(dataset.Columns), int(dataset.Rows))
@@ -197,7 +202,7 @@ def stored_image(instance: DicomInstance, file: BinaryIO) -> StoredImage:
 
 
 def _frame_numbers(
-    dataset: Any, columns: int, tile: tuple[int, int]
+    dataset: "Dataset", columns: int, tile: tuple[int, int]
 ) -> dict[int, int] | None:
     """Place in the grid to frame, where the file lists positions; None: in order."""
     groups = dataset.get("PerFrameFunctionalGroupsSequence")
@@ -237,7 +242,7 @@ class _PixelHeader:
 
 
 def _pixel_header(instance: DicomInstance, file: BinaryIO) -> _PixelHeader:
-    """The head of the pixel data element."""
+    """Returns the head of the pixel data element."""
     file.seek(instance.pixel_place + 4)
     if instance.syntax == _NATIVE[0]:
         (length,) = struct.unpack("<I", file.read(4))
@@ -246,7 +251,7 @@ def _pixel_header(instance: DicomInstance, file: BinaryIO) -> _PixelHeader:
     return _PixelHeader(vr, length, instance.pixel_place + 12)
 
 
-def _native_frame_bytes(dataset: Any) -> int:
+def _native_frame_bytes(dataset: "Dataset") -> int:
     samples = int(dataset.SamplesPerPixel) * int(dataset.BitsAllocated) // 8
     return int(dataset.Rows) * int(dataset.Columns) * samples
 
@@ -275,7 +280,7 @@ def _items(file: BinaryIO, start: int, name: str) -> Iterator[tuple[int, int]]:
 
 
 def _decoded(instance: DicomInstance, data: bytes) -> Segment:
-    """The pixels of a frame."""
+    """Decodes the pixels of a frame."""
     dataset = instance.dataset
     try:
         if instance.syntax in _JPEG_SYNTAXES:
@@ -289,7 +294,8 @@ def _decoded(instance: DicomInstance, data: bytes) -> Segment:
         samples = int(dataset.SamplesPerPixel)
         kind = np.uint8 if int(dataset.BitsAllocated) == 8 else np.uint16
         pixels = np.frombuffer(data, kind)
-        rows, columns = int(dataset.Rows), int(dataset.Columns)
+        rows = int(dataset.Rows)
+        columns = int(dataset.Columns)
         if samples > 1 and int(dataset.get("PlanarConfiguration", 0)):
             return pixels.reshape(samples, rows, columns).transpose(1, 2, 0)
         return pixels.reshape(rows, columns, samples)
@@ -336,7 +342,7 @@ def write_copy(
 
 
 def _keep_extended_offsets(
-    instance: DicomInstance, source: BinaryIO, kept: Any
+    instance: DicomInstance, source: BinaryIO, kept: "Dataset"
 ) -> None:
     """Keeps the extended table of offsets where it tells the places and sizes of the frames."""
     stored = instance.dataset.get("ExtendedOffsetTable")
@@ -354,7 +360,9 @@ def _keep_extended_offsets(
         kept.ExtendedOffsetTableLengths = lengths
 
 
-def _file_meta(instance: DicomInstance, instance_uid: str, pydicom: Any) -> Any:
+def _file_meta(
+    instance: DicomInstance, instance_uid: str, pydicom: ModuleType
+) -> "FileMetaDataset":
     meta = pydicom.dataset.FileMetaDataset()
     meta.MediaStorageSOPClassUID = _SLIDE_CLASS
     meta.MediaStorageSOPInstanceUID = instance_uid
@@ -368,7 +376,7 @@ def _copy_pixels(
 ) -> None:
     """Frames as they are stored, cleaned; what follows the pixel data is left out."""
     header = _pixel_header(instance, source)
-    write: Callable[[bytes], Any] = out.write if out is not None else _nothing
+    write: Write = out.write if out is not None else _nothing
     if instance.is_native:
         end = _copy_native(instance, header, source, write)
     else:
@@ -388,7 +396,7 @@ def _copy_native(
     instance: DicomInstance,
     header: _PixelHeader,
     source: BinaryIO,
-    write: Callable[[bytes], Any],
+    write: Write,
 ) -> int:
     """Plain frames; returns where the pixel data ends in the source."""
     frames = list(_frame_places(instance, source))
@@ -418,7 +426,7 @@ def _copy_items(
     instance: DicomInstance,
     header: _PixelHeader,
     source: BinaryIO,
-    write: Callable[[bytes], Any],
+    write: Write,
 ) -> int:
     """Compressed frames, each cleaned at its length; returns where the pixel data ends."""
     name = instance.path.name
@@ -454,14 +462,14 @@ def _copy_items(
     return items[-1][0] + items[-1][1] + 8
 
 
-def _write_item(write: Callable[[bytes], Any], data: bytes) -> None:
+def _write_item(write: Write, data: bytes) -> None:
     write(struct.pack("<HHI", _ITEM >> 16, _ITEM & 0xFFFF, len(data)) + data)
 
 
 def _sound_offsets(
     source: BinaryIO, table: tuple[int, int], frames: list[tuple[int, int]]
 ) -> bytes | None:
-    """The table of offsets, b'' where it is empty; None where it is not that of the frames."""
+    """Returns the table of offsets, b'' if it is empty; None if it is not that of the frames."""
     source.seek(table[0])
     data = source.read(table[1])
     if not data:

@@ -1,4 +1,4 @@
-"""Which elements of a DICOM slide are kept, and with what values.
+"""Rules of which elements of a DICOM slide are kept, and with what values.
 
 Kept are numbers that say how pixels are to be read, words of the standard, codes of the standard's
 own tables and UIDs, which are replaced. Every other element is left out, private ones too.
@@ -11,15 +11,24 @@ from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from thinsection.errors import importing
 from thinsection.slide.deid.profile import clean_profile
 from thinsection.slide.deid.report import Report
 
+if TYPE_CHECKING:
+    from pydicom.dataelem import DataElement
+    from pydicom.dataset import Dataset
+    from pydicom.sequence import Sequence
+
+# value of an element, as pydicom has it: text, numbers, bytes, sequences; None: left out
+Value: TypeAlias = Any
+
 
 def _names(text: str) -> frozenset[str]:
-    """The words of a text."""
+    """Splits a text into words."""
     return frozenset(text.split())
 
 
@@ -137,8 +146,8 @@ _PATH_NAMES = "OpticalPathIdentifier"
 
 
 @cache
-def pydicom_package() -> Any:
-    """The package; MissingDependencyError: it is not installed."""
+def pydicom_package() -> ModuleType:
+    """Returns the package; MissingDependencyError: it is not installed."""
     with importing("de-identification of DICOM needs pydicom", "dicom"):
         return import_module("pydicom")
 
@@ -153,7 +162,7 @@ class UidMap:
         self._secret = secrets.token_bytes(32)
 
     def new(self, uid: str) -> str:
-        """The UID that takes the place of another. Source: PS3.5, B.2 (UUIDs under 2.25)."""
+        """Returns the UID in place of another. Source: PS3.5, B.2 (UUIDs under 2.25)."""
         digest = sha256(self._secret + uid.encode()).digest()
         number = int.from_bytes(digest[:16], "big")
         number &= ~(0xF << 76)
@@ -164,9 +173,9 @@ class UidMap:
 
 
 class KeptElements:
-    """The rules that decide which elements of one file are kept."""
+    """Rules that decide which elements of one file are kept."""
 
-    def __init__(self, uids: UidMap, report: Report, pydicom: Any) -> None:
+    def __init__(self, uids: UidMap, report: Report, pydicom: ModuleType) -> None:
         self._uids = uids
         self._report = report
         self._pydicom = pydicom
@@ -174,7 +183,7 @@ class KeptElements:
             str, str
         ] = {}  # of optical paths, in the order of their first use
 
-    def kept(self, dataset: Any) -> Any:
+    def kept(self, dataset: "Dataset") -> "Dataset":
         """A new data set of the elements that are kept."""
         out = self._pydicom.dataset.Dataset()
         for element in dataset:
@@ -185,7 +194,7 @@ class KeptElements:
                 out.add_new(element.tag, element.VR, value)
         return out
 
-    def _report_element(self, element: Any) -> None:
+    def _report_element(self, element: "DataElement") -> None:
         is_blank = element.VR != "SQ" and not str(element.value or "").strip("\0 ^")
         if element.keyword in _OFFSET_TABLES:
             return
@@ -195,8 +204,8 @@ class KeptElements:
         name = element.keyword or "private or unknown element"
         self._report.remove(f"{name} {element.tag}")
 
-    def _kept_value(self, element: Any) -> Any:
-        """The value in the copy; None where the element is left out."""
+    def _kept_value(self, element: "DataElement") -> Value:
+        """Returns the value in the copy; None where the element is left out."""
         keyword = element.keyword
         value = element.value
         if keyword in _SEQUENCES and element.VR == "SQ":
@@ -222,13 +231,13 @@ class KeptElements:
             return self._profile(value)
         return None
 
-    def _item(self, keyword: str, item: Any) -> Any:
+    def _item(self, keyword: str, item: "Dataset") -> "Dataset":
         kept = self.kept(item)
         if keyword == "SpecimenDescriptionSequence":
             kept.SpecimenIdentifier = _SPECIMEN
         return kept
 
-    def _number(self, element: Any) -> Any:
+    def _number(self, element: "DataElement") -> Value:
         """A number, or a few; None where a text says something else."""
         if element.VM > _MAX_VALUES:
             return None
@@ -245,7 +254,7 @@ class KeptElements:
             return element.value
         return None
 
-    def _codes(self, keyword: str, items: Any) -> Any:
+    def _codes(self, keyword: str, items: "Sequence") -> "Sequence | None":
         """Codes that the standard's tables know, with the tables' meaning."""
         kept = []
         for item in items:

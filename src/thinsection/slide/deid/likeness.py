@@ -1,4 +1,4 @@
-"""Whether a picture shows the slide: a level or a thumbnail does, a label or a macro does not."""
+"""Likeness of pictures: a level or a thumbnail shows the slide, a label or a macro does not."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -81,7 +81,8 @@ class StoredImage:
         for row in range(y0 // height, (y1 - 1) // height + 1):
             for column in range(x0 // width, (x1 - 1) // width + 1):
                 pixels = self.segment_pixels(row * self.columns + column)
-                left_px, top_px = column * width, row * height
+                left_px = column * width
+                top_px = row * height
                 part = pixels[
                     max(0, y0 - top_px) : y1 - top_px,
                     max(0, x0 - left_px) : x1 - left_px,
@@ -90,7 +91,7 @@ class StoredImage:
         return total / ((x1 - x0) * (y1 - y0))
 
     def picture(self, max_edge_px: int) -> Image.Image:
-        """The whole image, small; of one with very many segments every k-th, drawn larger.
+        """Draws the whole image, small; of one with very many segments every k-th, drawn larger.
 
         Memory: the picture and one segment.
         """
@@ -118,7 +119,7 @@ class StoredImage:
 
     @property
     def picture_step(self) -> int:
-        """Each how many-th segment, across and down, a picture shows."""
+        """Step between the segments, across and down, that a picture shows."""
         return int(np.ceil(np.sqrt(self.rows * self.columns / _PICTURE_SEGMENTS)))
 
 
@@ -139,8 +140,8 @@ def _as_rgb(pixels: Segment) -> RgbArray:
     return np.asarray(array[..., :3])
 
 
-def unlike(candidate: StoredImage, slide: StoredImage) -> str:
-    """In what an image differs from the slide; '' where it shows the slide.
+def find_unlikeness(candidate: StoredImage, slide: StoredImage) -> str:
+    """Returns in what an image differs from the slide; '' where it shows the slide.
 
     Compared are the shape and the mean colours at up to 32 x 32 places.
 
@@ -163,7 +164,8 @@ def unlike(candidate: StoredImage, slide: StoredImage) -> str:
         return (
             f"its colours are not the slide's (median difference {median:.0f} of 255)"
         )
-    grey_there, grey_here = there.mean(axis=2).ravel(), here.mean(axis=2).ravel()
+    grey_there = there.mean(axis=2).ravel()
+    grey_here = here.mean(axis=2).ravel()
     if max(grey_there.std(), grey_here.std()) < _FLAT:
         return ""
     if min(grey_there.std(), grey_here.std()) == 0:
@@ -180,15 +182,18 @@ def _place_colours(
     """Mean colours (rows, columns, 3) of the same places of both."""
     width, height = candidate.size
     step = max(1.0, max(width, height) / _PLACES)
-    columns, rows = max(1, int(width / step)), max(1, int(height / step))
+    columns = max(1, int(width / step))
+    rows = max(1, int(height / step))
     there = np.zeros((rows, columns, 3))
     here = np.zeros((rows, columns, 3))
     for row in range(rows):
         for column in range(columns):
             x = int((column + 0.5) * width / columns)
             y = int((row + 0.5) * height / rows)
-            left, top = max(0, x - _PLACE_PX // 2), max(0, y - _PLACE_PX // 2)
-            right, bottom = min(width, left + _PLACE_PX), min(height, top + _PLACE_PX)
+            left = max(0, x - _PLACE_PX // 2)
+            top = max(0, y - _PLACE_PX // 2)
+            right = min(width, left + _PLACE_PX)
+            bottom = min(height, top + _PLACE_PX)
             box = (left / width, top / height, right / width, bottom / height)
             there[row, column] = candidate.mean(*box)
             here[row, column] = slide.mean(*box)

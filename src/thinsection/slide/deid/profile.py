@@ -16,7 +16,7 @@ _DATE = struct.pack(">6H", 2000, 1, 1, 0, 0, 0)  # a profile must have one
 
 
 def clean_profile(profile: bytes) -> Cleaned | None:
-    """The profile written anew from its colour tags; None where it is no ICC profile.
+    """Writes the profile anew from its colour tags; None where it is no ICC profile.
 
     Left out are the description, the copyright and every other text, the maker's names and the
     date in the header, and all bytes beyond the declared length. Source: ICC.1:2022.
@@ -59,7 +59,7 @@ def _colour_tags(profile: bytes) -> dict[bytes, bytes] | None:
 
 
 def _colour_bytes(data: bytes) -> int:
-    """How many bytes of a tag's data are numbers of its type; 0 where it is another type."""
+    """Counts the bytes of a tag's data that are numbers of its type; 0 where it is another type."""
     kind = data[:4]
     if kind == b"XYZ ":
         return 20 if len(data) >= 20 else 0
@@ -79,7 +79,7 @@ def _colour_bytes(data: bytes) -> int:
 
 
 def _header(profile: bytes) -> bytearray:
-    """The header without size, date, maker, model, creator and identity."""
+    """Returns the header without size, date, maker, model, creator and identity."""
     header = bytearray(profile[:_HEADER_BYTES])
     header[4:8] = bytes(4)  # preferred CMM
     header[24:36] = _DATE
@@ -89,7 +89,7 @@ def _header(profile: bytes) -> bytearray:
 
 
 def _assembled(header: bytearray, tags: dict[bytes, bytes]) -> bytes:
-    """The profile of a header and tags; equal data is stored once."""
+    """Returns the profile of a header and tags; equal data is stored once."""
     place = _HEADER_BYTES + 4 + 12 * len(tags)
     place += -place % 4
     table = struct.pack(">I", len(tags))

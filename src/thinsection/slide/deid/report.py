@@ -1,4 +1,4 @@
-"""What de-identification says about a slide: looked at, removed, kept, and not looked at."""
+"""Report of de-identification about a slide: looked at, removed, kept, and not looked at."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Report:
             self.removed.append(what)
 
     def lines(self) -> Iterator[str]:
-        """The report as text."""
+        """Yields the report as text."""
         yield f"looked at: {'; '.join(self.looked_at)}"
         for line in self.removed:
             yield f"removed: {line}"

@@ -48,7 +48,7 @@ def write_sheet(path: Path, title: str, images: Sequence[StoredImage]) -> None:
 
 
 def _how_drawn(image: StoredImage) -> str:
-    """Whether the picture shows all of the image."""
+    """Describes whether the picture shows all of the image."""
     step = image.picture_step
     if step == 1:
         return "whole image"

@@ -8,10 +8,11 @@ point into it: a segment that is removed becomes a comment of zeros.
 import re
 import struct
 import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import simplejpeg
+from tifffile import TiffPage
 
 from thinsection.errors import InvalidInputError
 
@@ -82,12 +83,13 @@ class StreamError(InvalidInputError):
     """A stream whose parts cannot be told apart, so that nobody can say what it holds."""
 
 
-def clean_page_segment(page: Any, index: int, data: bytes) -> Cleaned:
+def clean_page_segment(page: TiffPage, index: int, data: bytes) -> Cleaned:
     """A tile or strip of one of tifffile's pages without what is no picture."""
     is_planar = int(page.planarconfig) == 2 and int(page.samplesperpixel) > 1
     samples = 1 if is_planar else int(page.samplesperpixel)
     if page.is_tiled:
-        width, rows = int(page.tilewidth), int(page.tilelength)
+        width = int(page.tilewidth)
+        rows = int(page.tilelength)
     else:
         width = int(page.imagewidth)
         rows_of_strip = min(
@@ -136,7 +138,7 @@ def clean_segment(
 
 
 def _cut(data: bytes, end: int, removed: set[str] | None = None) -> Cleaned:
-    """The stream up to its end; zeros after it are no finding."""
+    """Cuts the stream at its end; zeros after it are no finding."""
     kinds = set(removed or ())
     if data[end:].strip(b"\0"):
         kinds.add("bytes after the end of the image data")
@@ -218,7 +220,7 @@ def _fill_after_last_pixel(
 
 
 def pixel_bytes(header: bytes, entropy: bytes) -> int | None:
-    """How many of a scan's bytes its pixels take, as libjpeg decodes them; None: it does not.
+    """Counts the bytes of a scan that its pixels take, as libjpeg decodes them; None: it does not.
 
     Fill bytes (0xff) at the end count as pixels: they hold nothing.
     """
@@ -263,7 +265,7 @@ def _blank(
 
 
 def _jpeg_payload(marker: int, payload: bytes) -> bytes | None:
-    """What stays of a segment, of the same length; None where nothing does."""
+    """Returns what stays of a segment, of the same length; None where nothing does."""
     if marker in _FRAME_HEADERS:
         well_formed = len(payload) >= 6 and len(payload) == 6 + 3 * payload[5]
     elif marker == _SOS:
@@ -289,8 +291,8 @@ def _jpeg_payload(marker: int, payload: bytes) -> bytes | None:
     return payload
 
 
-def _ends_with_tables(payload: bytes, table_bytes: Any) -> bool:
-    """Whether the payload is tables and nothing after them."""
+def _ends_with_tables(payload: bytes, table_bytes: Callable[[bytes], int]) -> bool:
+    """Tells whether the payload is tables and nothing after them."""
     place = 0
     while place < len(payload):
         place += table_bytes(payload[place:])
@@ -352,7 +354,7 @@ def clean_jpeg2000(data: bytes) -> Cleaned:
     return Cleaned(bytes(out), frozenset(removed))
 
 
-def _boxes(data: bytes) -> Any:
+def _boxes(data: bytes) -> Iterator[tuple[bytes, int, int, int]]:
     """(type, first byte of the box, of its payload, end) of each box; StreamError: damaged."""
     place = 0
     while place < len(data):
@@ -373,7 +375,7 @@ def _boxes(data: bytes) -> Any:
 
 
 def _jp2_payload(kind: bytes, payload: bytes, removed: set[str]) -> bytes | None:
-    """What stays of a JP2 box, of the same length; None where nothing does."""
+    """Returns what stays of a JP2 box, of the same length; None where nothing does."""
     if kind == b"jp2c":
         cleaned = _clean_codestream(payload)
         removed |= cleaned.removed
@@ -509,7 +511,7 @@ def _clean_zstd(data: bytes, num_bytes: int) -> Cleaned:
 
 
 def _zstd_end(data: bytes) -> int:
-    """Where the first frame of a zstd stream ends."""
+    """Returns where the first frame of a zstd stream ends."""
     if data[:4] != _ZSTD_MAGIC or len(data) < 6:
         raise StreamError("a zstd segment must begin with 28 b5 2f fd")
     descriptor = data[4]
@@ -542,8 +544,9 @@ def _clean_lzw(data: bytes, num_bytes: int) -> Cleaned:
 
 
 def _lzw_end(data: bytes) -> int:
-    """Where a TIFF LZW stream ends: after code 257, or where its bytes do. Source: TIFF 6.0, 13."""
-    clear, end = 256, 257
+    """Finds the end of a TIFF LZW stream: after code 257, or of its bytes. Source: TIFF 6.0, 13."""
+    clear = 256
+    end = 257
     bits = 0
     num_bits = 0
     width = 9

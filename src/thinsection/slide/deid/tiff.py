@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import openslide
 import tifffile
+from tifffile import TiffPage, TiffTag
 
 from thinsection.errors import InvalidInputError, OutputError, SlideOpenError
-from thinsection.slide.deid.likeness import StoredImage, unlike
+from thinsection.slide.deid.likeness import Segment, StoredImage, find_unlikeness
 from thinsection.slide.deid.profile import clean_profile
 from thinsection.slide.deid.report import Report
 from thinsection.slide.deid.streams import (
@@ -90,7 +91,7 @@ _READ_BY_WORDS = {
 
 @dataclass
 class _Copy:
-    """The copy as it is written, or only counted where there is no file.
+    """Copy of a slide as it is written, or only counted where there is no file.
 
     Attributes:
         file: the copy; None: only look.
@@ -139,7 +140,7 @@ class _Entry:
 
     @property
     def count(self) -> int:
-        """How many numbers or characters the value has."""
+        """Number of numbers or characters in the value."""
         return len(self.value) // _TYPE_BYTES[self.dtype]
 
 
@@ -147,7 +148,7 @@ class _Entry:
 class _Page:
     """A page of the slide that is in the copy, with its pages below."""
 
-    page: Any
+    page: TiffPage
     name: str
     below: tuple["_Page", ...] = ()
 
@@ -187,7 +188,7 @@ class TiffSlide:
         return self.report
 
     def _header(self, first: int) -> bytes:
-        """The file's header, with the place of the first directory."""
+        """Returns the file's header, with the place of the first directory."""
         order = self._file.byteorder
         magic = b"II" if order == "<" else b"MM"
         if self._file.is_bigtiff:
@@ -219,7 +220,7 @@ class TiffSlide:
             if page is slide_page:
                 continue
             image = images[id(page)]
-            why = self._why_dropped(page) or _unlike(image, shown[-1])
+            why = self._why_dropped(page) or _find_unlikeness(image, shown[-1])
             if why:
                 self._drop(page, image.name, why)
                 continue
@@ -236,9 +237,9 @@ class TiffSlide:
         return self._tree(chain, kept, images)
 
     def _tree(
-        self, chain: Sequence[Any], kept: set[int], images: dict[int, StoredImage]
+        self, chain: Sequence[TiffPage], kept: set[int], images: dict[int, StoredImage]
     ) -> list[_Page]:
-        """The kept pages of the chain, each with its kept pages below."""
+        """Returns the kept pages of the chain, each with its kept pages below."""
         tree: list[_Page] = []
         for page in chain:
             below = tuple(
@@ -255,8 +256,8 @@ class TiffSlide:
                 )
         return tree
 
-    def _why_dropped(self, page: Any) -> str:
-        """Why an image goes whatever it shows; '' where its pixels decide."""
+    def _why_dropped(self, page: TiffPage) -> str:
+        """Returns why an image goes whatever it shows; '' where its pixels decide."""
         name = _own_name(page)
         if name in ("label", "macro"):
             return f"it is named a {name}"
@@ -264,26 +265,26 @@ class TiffSlide:
             return "it is a macro or a map"
         return ""
 
-    def _drop(self, page: Any, name: str, why: str) -> None:
+    def _drop(self, page: TiffPage, name: str, why: str) -> None:
         self._num_dropped += 1
         self.report.remove(f"{name}: {why}")
         self._dropped.extend(self._extents(page))
 
-    def _extents(self, page: Any) -> Iterator[tuple[int, int]]:
+    def _extents(self, page: TiffPage) -> Iterator[tuple[int, int]]:
         """(start, end) of all bytes of a page that is left out."""
         yield page.offset, page.offset + self._directory_bytes(page)
         for tag in page.tags:
             yield tag.valueoffset, tag.valueoffset + _value_bytes(tag)
         yield from _data_extents(page)
 
-    def _directory_bytes(self, page: Any) -> int:
+    def _directory_bytes(self, page: TiffPage) -> int:
         form = self._file.tiff
         self._handle.seek(page.offset)
         count = struct.unpack(form.tagnoformat, self._handle.read(form.tagnosize))[0]
         high_words = 4 * count if self.is_ndpi else 0
         return int(form.tagnosize + count * form.tagsize + form.offsetsize + high_words)
 
-    def _image(self, page: Any) -> StoredImage:
+    def _image(self, page: TiffPage) -> StoredImage:
         """A page whose segments can be decoded one by one."""
         segment = _segment_size(page)
         num_bytes = segment[0] * segment[1] * int(page.samplesperpixel)
@@ -297,7 +298,7 @@ class TiffSlide:
         size: Size = (int(page.imagewidth), int(page.imagelength))
         place = ".".join(map(str, _index(page)))
 
-        def decode(index: int) -> Any:
+        def decode(index: int) -> Segment | None:
             data = self._read(page.dataoffsets[index], page.databytecounts[index])
             if not data:
                 return None
@@ -369,12 +370,12 @@ class TiffSlide:
         entries.sort(key=lambda entry: entry.code)
         self._write_directory(copy, page, entries, next_offset)
 
-    def _raw(self, tag: Any) -> bytes:
-        """The bytes of a tag's value as they are stored."""
+    def _raw(self, tag: TiffTag) -> bytes:
+        """Returns the bytes of a tag's value as they are stored."""
         return self._read(tag.valueoffset, _value_bytes(tag))
 
-    def _kept_value(self, page: Any, tag: Any) -> bytes | None:
-        """The bytes of a tag's value in the copy; None where the tag is left out."""
+    def _kept_value(self, page: TiffPage, tag: TiffTag) -> bytes | None:
+        """Returns the bytes of a tag's value in the copy; None where the tag is left out."""
         dtype = int(tag.dtype)
         if tag.code in _NUMBERS or tag.code in _FRACTIONS:
             return self._kept_numbers(tag)
@@ -398,8 +399,8 @@ class TiffSlide:
             return self._raw(tag) if fits else None
         return None
 
-    def _kept_numbers(self, tag: Any) -> bytes | None:
-        """The bytes of whole numbers or fractions; None where they are not what they should be."""
+    def _kept_numbers(self, tag: TiffTag) -> bytes | None:
+        """Returns the bytes of whole numbers or fractions; None where they have another form."""
         dtype = int(tag.dtype)
         raw = self._raw(tag)
         if tag.code in _FRACTIONS and dtype == _FRACTION_TYPE:
@@ -414,15 +415,13 @@ class TiffSlide:
         numbers = struct.unpack(f"{self._file.byteorder}{tag.count}{form}", raw)
         return raw if max(numbers) <= top else None
 
-    def _description(self, tag: Any) -> bytes:
+    def _description(self, tag: TiffTag) -> bytes:
         text = self._raw(tag).decode("latin-1")
-        if self._file.is_ndpi:
-            kept, removed = (
-                "",
-                ["ImageDescription: free text"] * bool(text.strip("\0 ")),
-            )
-        else:
+        if not self._file.is_ndpi:
             kept, removed = kept_description(text)
+        else:
+            kept = ""
+            removed = ["ImageDescription: free text"] if text.strip("\0 ") else []
         for line in removed:
             self.report.remove(line)
         if kept:
@@ -431,7 +430,7 @@ class TiffSlide:
         return kept.encode("ascii") + b"\0" if kept else b""
 
     def _noted(self, cleaned: Cleaned) -> bytes:
-        """The bytes of what was cleaned; the report says what was in it."""
+        """Reports what was in a stream besides the picture, and returns the clean bytes."""
         for kind in sorted(cleaned.removed):
             self.report.remove(kind)
         for kind in sorted(cleaned.unread - set(self.report.not_looked_at)):
@@ -439,10 +438,11 @@ class TiffSlide:
         return cleaned.data
 
     def _write_directory(
-        self, copy: _Copy, page: Any, entries: Sequence[_Entry], next_offset: int
+        self, copy: _Copy, page: TiffPage, entries: Sequence[_Entry], next_offset: int
     ) -> None:
-        """The directory at its old place, with fewer entries; unused bytes of values are zero."""
-        form, order = self._file.tiff, self._file.byteorder
+        """Writes the directory at its old place, with fewer entries; unused bytes are 0."""
+        form = self._file.tiff
+        order = self._file.byteorder
         word = "Q" if self._file.is_bigtiff else "I"
         word_bytes = struct.calcsize(word)
         directory_end = page.offset + self._directory_bytes(page)
@@ -465,7 +465,7 @@ class TiffSlide:
 
     # image data
 
-    def _write_data(self, copy: _Copy, page: Any) -> tuple[list[int], list[int]]:
+    def _write_data(self, copy: _Copy, page: TiffPage) -> tuple[list[int], list[int]]:
         """Cleans and writes a page's segments; returns their offsets and byte counts."""
         where = (
             f"in page {'.'.join(map(str, _index(page)))} of {self.slide_path.name!r}"
@@ -479,7 +479,9 @@ class TiffSlide:
                 f"{error} {where}; a slide whose streams cannot be read is not copied"
             ) from error
 
-    def _write_segments(self, copy: _Copy, page: Any) -> tuple[list[int], list[int]]:
+    def _write_segments(
+        self, copy: _Copy, page: TiffPage
+    ) -> tuple[list[int], list[int]]:
         """Tiles or strips, each a stream of its own."""
         compression = int(page.compression)
         offsets: list[int] = []
@@ -500,7 +502,9 @@ class TiffSlide:
         self._note_streams(page, len(offsets), kinds)
         return offsets, counts
 
-    def _write_restarts(self, copy: _Copy, page: Any) -> tuple[list[int], list[int]]:
+    def _write_restarts(
+        self, copy: _Copy, page: TiffPage
+    ) -> tuple[list[int], list[int]]:
         """NDPI's one JPEG of a level, which tifffile splits at its restart markers."""
         start = int(page.tags[_STRIP_OFFSETS].value[0])
         length = int(page.tags[_STRIP_COUNTS].value[0])
@@ -520,7 +524,7 @@ class TiffSlide:
         self._note_streams(page, len(page.dataoffsets), kinds)
         return [start], [length]
 
-    def _note_streams(self, page: Any, count: int, kinds: Counter[str]) -> None:
+    def _note_streams(self, page: TiffPage, count: int, kinds: Counter[str]) -> None:
         place = ".".join(map(str, _index(page)))
         self.report.looked_at.append(f"{count} segments of page {place}")
         for kind, times in sorted(kinds.items()):
@@ -564,7 +568,7 @@ class TiffSlide:
 
 
 def _opened(slide_path: Path, handle: BinaryIO) -> tifffile.TiffFile:
-    """The file by tifffile; InvalidInputError: not a TIFF, or of a kind that is refused."""
+    """Opens the file by tifffile; InvalidInputError: no TIFF, or of a kind that is refused."""
     name = slide_path.name
     _refuse_vendor(slide_path)
     try:
@@ -609,12 +613,12 @@ def _refuse_vendor(slide_path: Path) -> None:
         )
 
 
-def _index(page: Any) -> tuple[int, ...]:
+def _index(page: TiffPage) -> tuple[int, ...]:
     index = page.index
     return index if isinstance(index, tuple) else (index,)
 
 
-def _own_name(page: Any) -> str:
+def _own_name(page: TiffPage) -> str:
     """'label', 'macro' or 'thumbnail', where a page's description says so."""
     for line in str(page.description or "").splitlines()[:2]:
         word = line.strip().split(" ", 1)[0].lower()
@@ -623,15 +627,15 @@ def _own_name(page: Any) -> str:
     return ""
 
 
-def _unlike(image: StoredImage, slide: StoredImage) -> str:
-    """As `unlike`; an image that cannot be decoded shows nothing that could be compared."""
+def _find_unlikeness(image: StoredImage, slide: StoredImage) -> str:
+    """Calls `find_unlikeness`; an image that cannot be decoded shows nothing to be compared."""
     try:
-        return unlike(image, slide)
+        return find_unlikeness(image, slide)
     except StreamError as error:
         return f"it cannot be compared with the slide ({error})"
 
 
-def _segment_size(page: Any) -> Size:
+def _segment_size(page: TiffPage) -> Size:
     """(width, height) of a page's segments, also of NDPI's restart intervals."""
     if page.tilewidth and page.tilelength:
         return (int(page.tilewidth), int(page.tilelength))
@@ -639,7 +643,7 @@ def _segment_size(page: Any) -> Size:
     return (int(page.imagewidth), min(rows, int(page.imagelength)))
 
 
-def _decoded(page: Any, data: bytes, index: int) -> Any:
+def _decoded(page: TiffPage, data: bytes, index: int) -> Segment:
     """A segment's pixels by tifffile."""
     if page.jpegheader is not None:
         return page.decode(
@@ -650,11 +654,11 @@ def _decoded(page: Any, data: bytes, index: int) -> Any:
     return page.decode(data, index)[0]
 
 
-def _value_bytes(tag: Any) -> int:
+def _value_bytes(tag: TiffTag) -> int:
     return int(tag.count) * _TYPE_BYTES.get(int(tag.dtype), 1)
 
 
-def _data_extents(page: Any) -> Iterator[tuple[int, int]]:
+def _data_extents(page: TiffPage) -> Iterator[tuple[int, int]]:
     for offset, count in zip(page.dataoffsets, page.databytecounts):
         yield int(offset), int(offset + count)
 

@@ -1,4 +1,4 @@
-"""Which words of a slide's description are kept: keys that are known, with values of their form."""
+"""Words of a slide's description that are kept: known keys, with values of their form."""
 
 import re
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ _SIZES = re.compile(
 
 
 def kept_description(text: str) -> tuple[str, list[str]]:
-    """What is kept of an ImageDescription, and what is left out, one line each.
+    """Returns what is kept of an ImageDescription, and what is left out, one line each.
 
     Of Aperio's words the maker, sizes and pairs whose value has the form that its key asks for;
     of any other text nothing.
@@ -62,8 +62,8 @@ def kept_description(text: str) -> tuple[str, list[str]]:
         key, separator, value = (part.strip() for part in pair.partition("="))
         pattern = _APERIO_VALUES.get(key)
         if pattern is None:
-            removed.append(f"{key or 'text'} in Aperio's description" if separator else
-                           "text in Aperio's description")  # fmt: skip
+            name = key if key and separator else "text"
+            removed.append(f"{name} in Aperio's description")
         elif key in kept_pairs:
             if value != kept_pairs[key]:
                 removed.append(f"a second {key} in Aperio's description")
@@ -76,7 +76,7 @@ def kept_description(text: str) -> tuple[str, list[str]]:
 
 
 def _head_lines(head: str, removed: list[str]) -> Iterator[str]:
-    """The lines before the pairs: maker and sizes; a scanned slide that was cut has them twice."""
+    """Yields the lines before the pairs: maker and sizes, twice of a scanned slide that was cut."""
     lines = [line.strip() for line in re.split(r"[\r\n;]+", head)]
     has_maker = False
     for line in lines:

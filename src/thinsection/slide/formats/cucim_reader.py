@@ -1,4 +1,4 @@
-"""The cuCIM reader: TIFF slides decoded by cuCIM, on the CPU or on a GPU."""
+"""Reader by cuCIM: TIFF slides decoded by cuCIM, on the CPU or on a GPU."""
 
 import contextlib
 import math

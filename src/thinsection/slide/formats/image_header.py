@@ -1,4 +1,4 @@
-"""What a PNG or a JPEG says of itself before its pixels: size, orientation, memory to decode it.
+"""Headers of PNG and JPEG: size, orientation, and the memory that decoding takes.
 
 Nothing is decoded here, and only the heads of chunks and segments are read.
 
@@ -49,7 +49,7 @@ _BLOCK_BYTES = 128  # 64 coefficients of 16 bits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageHeader:
-    """What a file says of its one picture."""
+    """Header of a file with one picture."""
 
     kind: str  # 'PNG' or 'JPEG'
     size: Size  # as it is stored
@@ -71,7 +71,7 @@ class _Component:
 
 
 def read_header(file: BinaryIO, file_bytes: int) -> ImageHeader:
-    """The header of an opened PNG or JPEG.
+    """Returns the header of an opened PNG or JPEG.
 
     Args:
         file: at its start, and seekable.
@@ -127,7 +127,7 @@ def _read_png(file: BinaryIO, file_bytes: int) -> ImageHeader:
 
 
 def _png_samples(colour_type: int) -> int:
-    """Of a decoded pixel; as of RGBA where the type is none that PNG knows."""
+    """Returns the samples of a decoded pixel; those of RGBA where PNG does not know the type."""
     return _PNG_SAMPLES.get(colour_type, 4)
 
 
@@ -151,7 +151,8 @@ def _read_jpeg(file: BinaryIO) -> ImageHeader:
     components_in_scan = 0
     for marker, data in _jpeg_segments(file):
         if marker in _JPEG_FRAMES and not frame:
-            frame_marker, frame = marker, data
+            frame_marker = marker
+            frame = data
         elif marker == _JPEG_APP1 and data.startswith(_EXIF_MAGIC) and not exif:
             exif = data[len(_EXIF_MAGIC) :]
         elif marker == _JPEG_START_OF_SCAN:
@@ -195,7 +196,7 @@ def _jpeg_segments(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _coefficient_bytes(size: Size, components: Sequence[_Component]) -> int:
-    """What libjpeg keeps of an image that comes in several scans: 2 bytes a coefficient."""
+    """Counts what libjpeg keeps of an image in several scans: 2 bytes a coefficient."""
     if not all(c.across and c.down for c in components):
         raise SlideOpenError("image: not a readable JPEG: a sampling factor of 0")
     most_across = max(component.across for component in components)
@@ -215,7 +216,7 @@ def _blocks(px: int, factor: int, most: int) -> int:
 
 
 def _exif_orientation(data: bytes) -> int:
-    """The number of EXIF's tag; 1 where it cannot be parsed, as every viewer takes it."""
+    """Returns the number of EXIF's tag; 1 where it cannot be parsed, as every viewer takes it."""
     exif = Image.Exif()
     try:
         exif.load(data)

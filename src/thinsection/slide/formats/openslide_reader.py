@@ -1,4 +1,4 @@
-"""The OpenSlide reader: every format that it knows, and the reference for the others' pixels."""
+"""Reader by OpenSlide: every format that it knows, and the reference for the others' pixels."""
 
 import threading
 

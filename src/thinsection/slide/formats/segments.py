@@ -339,7 +339,7 @@ _Source = tuple[slice, slice]  # rows and columns of a segment
 
 @dataclass(frozen=True)
 class _Parts:
-    """How regions are put together from segments.
+    """Parts of segments from which regions are put together.
 
     Attributes:
         pieces: by the index of a segment: where its parts go, and which parts these are.

@@ -1,4 +1,4 @@
-"""The direct TIFF reader: the file's own tiles or strips, decoded straight into place."""
+"""Direct reader of TIFF: the file's own tiles or strips, decoded straight into place."""
 
 from functools import cached_property
 from typing import BinaryIO
