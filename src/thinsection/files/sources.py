@@ -57,7 +57,8 @@ class FileSource:
         if descriptor is None:
             raise closed_error(self.name)
         length = sum(array.nbytes for array in arrays)
-        num_read = os.preadv(descriptor, arrays, offset)
+        buffers = [array.data for array in arrays]
+        num_read = os.preadv(descriptor, buffers, offset)
         _check_whole(num_read, length, self._file, offset)
 
     def close(self) -> None:
@@ -104,7 +105,7 @@ class FsspecSource:
         data = memoryview(self.read_at(offset, length))
         start = 0
         for array in arrays:
-            memoryview(array).cast("B")[:] = data[start : start + array.nbytes]
+            array.data.cast("B")[:] = data[start : start + array.nbytes]
             start += array.nbytes
 
     def close(self) -> None:

@@ -52,6 +52,6 @@ class Origin:
 
 
 def slug(name: str) -> str:
-    """Makes a file name of a name: 'timm:resnet18' is 'timm-resnet18'; commits keep seven digits."""
+    """Makes a file name of a name: 'timm-resnet18' of 'timm:resnet18'; commits keep 7 digits."""
     short = re.sub("[0-9a-f]{40}", lambda commit: commit[0][:7], name)
     return re.sub(r"[^\w.]+", "-", short, flags=re.ASCII).strip("-.") or "model"

@@ -643,15 +643,18 @@ def _segment_size(page: TiffPage) -> Size:
     return (int(page.imagewidth), min(rows, int(page.imagelength)))
 
 
-def _decoded(page: TiffPage, data: bytes, index: int) -> Segment:
-    """A segment's pixels by tifffile."""
+def _decoded(page: TiffPage, data: bytes, index: int) -> Segment | None:
+    """Decodes a segment's pixels by tifffile."""
     if page.jpegheader is not None:
-        return page.decode(
+        decoded = page.decode(
             data, index, jpegtables=page.jpegtables, jpegheader=page.jpegheader
-        )[0]
-    if page.jpegtables is not None:
-        return page.decode(data, index, jpegtables=page.jpegtables)[0]
-    return page.decode(data, index)[0]
+        )
+    elif page.jpegtables is not None:
+        decoded = page.decode(data, index, jpegtables=page.jpegtables)
+    else:
+        decoded = page.decode(data, index)
+    segment: Segment | None = decoded[0]
+    return segment
 
 
 def _value_bytes(tag: TiffTag) -> int:
