@@ -51,7 +51,9 @@ def claim_ids(
     entry_by_file = {file_of(entry.slide_path): entry for entry in entries}
     claims = read_claims(out)
     if _all_claimed(entry_by_file, claims):
-        return tuple(give_slide_ids(entry_by_file, _own_claims(out, claims, entry_by_file)))
+        return tuple(
+            give_slide_ids(entry_by_file, _own_claims(out, claims, entry_by_file))
+        )
     with hold(out / SLIDES / LOCK_NAME, on_wait=on_message):
         # another run may have added slides meanwhile
         claims = read_claims(out)

@@ -24,8 +24,8 @@ from thinsection.pipeline.folder import Results, open_results
 from thinsection.report.picture import thumbnail_file
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
-from thinsection.slide.look import Look
 from thinsection.slide.formats.segments import CACHE_BYTES
+from thinsection.slide.look import Look
 from thinsection.stages.config import SlidesConfig
 from thinsection.stages.request import cohort_of
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, SlideLedger, load_ledger
