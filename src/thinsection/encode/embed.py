@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Generic, Literal, Never, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,15 +31,16 @@ _IN_FLIGHT = 3  # batches on a GPU: one on its way in, one at work, one on its w
 
 # request to an encoder for a batch: nothing, or tokens beside embeddings
 Wanted = Literal["", "embeddings", "tokens"]
-Item = Any  # an EmbeddedBatch, or a marker of the caller
+K = TypeVar("K")  # by which the caller knows a slide
+Marker = TypeVar("Marker")  # of the caller, between batches
 OptionalArrays = tuple[npt.NDArray[np.float32] | None, ...]
 
 
 @dataclass(frozen=True)
-class EmbeddedBatch:
+class EmbeddedBatch(Generic[K]):
     """Embeddings of one batch of tiles on the host, in the order of the encoders."""
 
-    key: Any  # of the slide
+    key: K  # of the slide
     indices: npt.NDArray[np.int64]  # (b,), places in the tile table
     coords_l0: CoordsL0
     tile_embeddings: OptionalArrays  # (b, D); None where not wanted
@@ -48,22 +49,22 @@ class EmbeddedBatch:
 
 
 @dataclass(frozen=True, eq=False)
-class _Pending:
+class _Pending(Generic[K]):
     """A batch whose answers are under way, one per encoder."""
 
-    batch: TileBatch
+    batch: TileBatch[K]
     answers: list[Answer | Arrays | None]
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class _Marker:
+class _Marker(Generic[Marker]):
     """A marker of the caller in the queue of batches."""
 
-    value: Any
+    value: Marker
 
 
-class BatchEncoder:
+class BatchEncoder(Generic[K, Marker]):
     """Feeds each batch to every encoder from one buffer and hands embeddings back in order.
 
     On CUDA the copy of batch k+1, the encoders of batch k and the way back of batch k-1 run side
@@ -94,12 +95,12 @@ class BatchEncoder:
             for encoder in self._encoders
         ]
         self._most_under_way = _IN_FLIGHT - 1 if cards else 0
-        self._under_way: deque[_Pending | _Marker] = deque()
-        self._copying: deque[tuple[TileBatch, list[Sent]]] = deque()
+        self._under_way: deque[_Pending[K] | _Marker[Marker]] = deque()
+        self._copying: deque[tuple[TileBatch[K], list[Sent]]] = deque()
 
     def submit(
-        self, batch: TileBatch, wanted: Sequence[Wanted] | None = None
-    ) -> Iterator[Item]:
+        self, batch: TileBatch[K], wanted: Sequence[Wanted] | None = None
+    ) -> Iterator[EmbeddedBatch[K] | Marker]:
         """Encode a batch as `wanted` of each encoder (None: embeddings); yields all that is ready.
 
         The batch's buffer is released when all have taken it; at most this one is kept longer.
@@ -120,12 +121,12 @@ class BatchEncoder:
         self._under_way.append(_Pending(batch, answers, self._notes()))
         yield from self._drain(self._most_under_way)
 
-    def mark(self, marker: Any) -> Iterator[Item]:
+    def mark(self, marker: Marker) -> Iterator[EmbeddedBatch[K] | Marker]:
         """Pass a marker through the queue: it comes out after every batch submitted before it."""
         self._under_way.append(_Marker(marker))
         yield from self._drain(self._most_under_way)
 
-    def flush(self) -> Iterator[Item]:
+    def flush(self) -> Iterator[EmbeddedBatch[K] | Marker]:
         """Yield all that is still under way."""
         self.release()
         yield from self._drain(0)
@@ -164,7 +165,7 @@ class BatchEncoder:
             if halving is not None and halving.at_once
         )
 
-    def _drain(self, leave: int) -> Iterator[Item]:
+    def _drain(self, leave: int) -> Iterator[EmbeddedBatch[K] | Marker]:
         """Yield from the front of the queue until only `leave` batches are under way."""
         while self._under_way:
             first = self._under_way[0]
@@ -178,7 +179,7 @@ class BatchEncoder:
             self._under_way.popleft()
             yield self._fetch(first)
 
-    def _fetch(self, pending: _Pending) -> EmbeddedBatch:
+    def _fetch(self, pending: _Pending[K]) -> EmbeddedBatch[K]:
         """The batch with its encoders' answers on the host."""
         embeddings: list[npt.NDArray[np.float32] | None] = []
         tokens: list[npt.NDArray[np.float32] | None] = []
@@ -237,8 +238,8 @@ def embed_tiles(
     Memory: the stream's budget, the encoder's activations, and 4 N D bytes for the result.
     Raises SlideReadError: a region cannot be decoded.
     """
-    worker = BatchEncoder([encoder])
-    batches: list[EmbeddedBatch] = []
+    worker: BatchEncoder[str, Never] = BatchEncoder([encoder])
+    batches: list[EmbeddedBatch[str]] = []
     for batch in iter_tiles(
         slide, tiles, batch_size=batch_size, filters=filters, config=config
     ):

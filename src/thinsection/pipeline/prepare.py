@@ -119,7 +119,9 @@ class SlidePreparer:
     wholes: Scratch
     target: StainLook | None  # look of stain normalisation; None where it is off
 
-    def __call__(self, claimed: ClaimedSlide) -> SlideTiles | SlideFailed:
+    def __call__(
+        self, claimed: ClaimedSlide
+    ) -> SlideTiles[PreparedSlide] | SlideFailed[PreparedSlide]:
         """Prepares a slide."""
         work = claimed.work
         slide = None
@@ -149,7 +151,7 @@ class SlidePreparer:
 
     def _tiles_to_read(
         self, prepared: PreparedSlide, slide: Slide, grid: TilesStage
-    ) -> SlideTiles:
+    ) -> SlideTiles[PreparedSlide]:
         """The tiles that the stream reads, and how it changes and measures them."""
         work = prepared.work
         table = prepared.table

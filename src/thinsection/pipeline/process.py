@@ -101,7 +101,9 @@ class SlideJob:
         if encoders:
             from thinsection.encode import embed
 
-            batches = embed.BatchEncoder(encoders, clock=self.clock)
+            batches = embed.BatchEncoder[PreparedSlide, Item](
+                encoders, clock=self.clock
+            )
         dims = {encoder.label: encoder.dim for encoder in encoders}
         stream = self._open_stream(entries)
         with (
@@ -114,7 +116,9 @@ class SlideJob:
                 self._ending = True
                 raise
 
-    def _open_stream(self, entries: Sequence[SlideEntry]) -> TileStream:
+    def _open_stream(
+        self, entries: Sequence[SlideEntry]
+    ) -> TileStream[ClaimedSlide, PreparedSlide]:
         """The stream of the slides' tiles."""
         spec = self.spec
         encoders = self.models.encoders
@@ -141,7 +145,10 @@ class SlideJob:
         )
 
     def _pump(
-        self, stream: TileStream, batches: "BatchEncoder | None", sink: ResultSink
+        self,
+        stream: TileStream[ClaimedSlide, PreparedSlide],
+        batches: "BatchEncoder[PreparedSlide, Item] | None",
+        sink: ResultSink,
     ) -> None:
         """Hands the stream's events on, with embeddings in the place of the tiles they are of."""
         for event in stream:

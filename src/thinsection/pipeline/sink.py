@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from thinsection.encode.embed import EmbeddedBatch
 
 # taken in order; a batch of tiles without embeddings says only which of them filters kept
-Item = Union["EmbeddedBatch", TileBatch, SlideFinished, SlideFailed]
+Item = Union[
+    "EmbeddedBatch[PreparedSlide]",
+    TileBatch[PreparedSlide],
+    SlideFinished[PreparedSlide],
+    SlideFailed[PreparedSlide],
+]
 # batches of embeddings that may wait for the disk: 4 x 256 x 2560 x 4 B = 10 MiB at the largest
 _QUEUED = 4
 
@@ -102,7 +107,7 @@ class ResultSink:
             self._done.set()
 
     def _take(self, item: Item) -> None:
-        prepared: PreparedSlide = item.key
+        prepared = item.key
         if self._given_up is prepared:
             return
         if isinstance(item, SlideFailed):
@@ -172,7 +177,9 @@ class _OpenSlide:
                 file = OpenResult(prepared.work, stage, prepared.attributes, known)
                 self._files.append(file)
 
-    def append(self, item: "EmbeddedBatch | TileBatch") -> None:
+    def append(
+        self, item: "EmbeddedBatch[PreparedSlide] | TileBatch[PreparedSlide]"
+    ) -> None:
         """Takes a batch: which tiles were kept, and their embeddings."""
         self._kept.append(item.indices)
         if isinstance(item, TileBatch):
