@@ -2,7 +2,7 @@
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -138,9 +138,10 @@ def test_plans_count_float64_whatever_the_dtype(dtype: torch.dtype) -> None:
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Highest sum of the bytes of tensors that operations made and that are still alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._sizes: dict[int, int] = {}
+        # a view of an input comes out of an operation too, but is no new storage
+        self._sizes = {x.untyped_storage()._cdata: 0 for x in inputs}
         self.peak = 0
 
     def __torch_dispatch__(
@@ -161,9 +162,18 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = max(self.peak, sum(self._sizes.values()))
 
 
-def peak_of(function: Callable[[], object]) -> int:
-    with LiveBytes() as live:
-        function()
+def forward_peak(item: AttentionItem, plan: BlockPlan) -> int:
+    with LiveBytes([item.q, item.k, item.v, item.cells]) as live:
+        forward_chunked(item, plan)
+    return live.peak
+
+
+def backward_peak(item: AttentionItem, plan: BlockPlan) -> int:
+    out, log_sums = forward_chunked(item, plan)
+    d_out = torch.ones_like(out)
+    inputs = [item.q, item.k, item.v, item.cells, out, log_sums, d_out]
+    with LiveBytes(inputs) as live:
+        gradients(item, out, log_sums, d_out, plan)
     return live.peak
 
 
@@ -182,32 +192,22 @@ def item_of(tokens: int, dtype: torch.dtype, logit_scale: float) -> AttentionIte
 def test_measured_buffers_keep_within_the_plan_at_n_and_at_4n_tokens(
     dtype: torch.dtype, logit_scale: float
 ) -> None:
-    """Forward and backward; bounds of `Reach` and arrays of T rows are beside the plan."""
-    within = []
+    """Beside the plan are arrays of T rows, as the docstrings say, and the bounds of `Reach`."""
+    plan = BlockPlan(queries=64, keys=64, working_bytes=BYTES[64, 64])
+    backward_bytes = []
     for tokens in (300, 1_200):
         item = item_of(tokens, dtype, logit_scale)
-        plan = plan_blocks(item.q, budget_bytes=200_000)
-        assert (plan.queries, plan.keys) == (64, 64)
-        number = item.math_dtype.itemsize
+        math_bytes = item.math_dtype.itemsize
         num_blocks = -(-tokens // 64)
-        reach = 8 * num_blocks * (10 * num_blocks + 10 * HEADS)
-        out, log_sums = forward_chunked(item, plan)
-        forward = peak_of(lambda item=item, plan=plan: forward_chunked(item, plan))
-        forward -= out.nbytes + log_sums.nbytes + reach
+        bounds = 8 * (9 * num_blocks**2 + 12 * HEADS * num_blocks)
+        outputs = item.q.nbytes + HEADS * tokens * math_bytes
+        forward = forward_peak(item, plan) - outputs - bounds
+        accumulators = 3 * HEADS * tokens * DIM * math_bytes
+        converted = 0 if dtype == item.math_dtype else 3 * item.q.nbytes
+        backward = backward_peak(item, plan) - accumulators - converted
         assert forward <= plan.working_bytes
-        d_out = torch.ones_like(out)
-        backward = peak_of(
-            lambda item=item, out=out, log_sums=log_sums, d_out=d_out, plan=plan: (
-                gradients(item, out, log_sums, d_out, plan)
-            )
-        )
-        accumulators = 3 * HEADS * tokens * DIM * number
-        results = 0 if dtype == item.math_dtype else 3 * out.nbytes
-        backward -= accumulators + results
         assert backward <= plan.working_bytes
-        within.append((forward, backward))
-        if dtype == torch.float64:
-            # the bound is no idle one: what is counted is more than a half of it
-            assert max(forward, backward) > plan.working_bytes / 2
-    (_, backward_n), (_, backward_4n) = within
-    assert backward_4n <= backward_n + 1_024
+        backward_bytes.append(backward)
+    if dtype == torch.float64:
+        # the formula counts every buffer, and no more
+        assert backward_bytes[0] == backward_bytes[1] > 0.95 * plan.working_bytes
