@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from thinsection.config import option, section
-from thinsection.errors import ConfigError, require
+from thinsection.errors import ConfigError
 from thinsection.probe.protocol import Geometry, Protocol, get_protocol
 from thinsection.types import parse_bytes
 
@@ -21,7 +21,7 @@ def layouts() -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSection:
-    """Where labels and embeddings are."""
+    """Places of labels and embeddings."""
 
     layout: str = option("auto", "how DATA is laid out on disk", choices=layouts)
     labels: Path | None = option(
@@ -59,7 +59,7 @@ class DataSection:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSection:
-    """What every probe that may embed images asks."""
+    """Settings of every probe that may embed images."""
 
     seed: int | None = option(None, "base seed instead of the protocol's")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
@@ -74,7 +74,7 @@ class EngineSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeSection(EngineSection):
-    """How it is computed."""
+    """Settings of the computation."""
 
     protocol: ProtocolName = option(
         "honest", "frozen hyper-parameters, folds and metrics"
@@ -92,32 +92,24 @@ class ProbeConfig:
     @property
     def protocol(self) -> Protocol:
         """The protocol that is named, with the seed."""
-        found = get_protocol(self.compute.protocol, seed=self.compute.seed)
-        untouched = self.data.test is None and self.data.held_out == "val"
-        rule, got = (
-            "protocol must select nothing on a test set",
-            f"{found.name!r}; use 'honest'",
-        )
-        require(untouched or found.inner_folds, rule, got, error=ConfigError)
-        return found
+        protocol = get_protocol(self.compute.protocol, seed=self.compute.seed)
+        is_tested = self.data.test is not None or self.data.held_out != "val"
+        if is_tested and not protocol.inner_folds:
+            raise ConfigError(
+                "protocol must select nothing on a test set, "
+                f"got {protocol.name!r}; use 'honest'"
+            )
+        return protocol
 
     @property
-    def seeded(self) -> dict[str, Any]:
-        """Arguments of a probe that trains on a device."""
-        return {"protocol": self.protocol, "device": self.compute.device}
-
-    @property
-    def blockwise(self) -> dict[str, Any]:
-        """Arguments of a probe that works in blocks on a device."""
-        return {
-            **self.seeded,
-            "budget_bytes": parse_bytes(self.compute.memory, name="memory"),
-        }
+    def budget_bytes(self) -> int:
+        """Memory of a probe that works in blocks."""
+        return parse_bytes(self.compute.memory, name="memory")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RobustnessSection:
-    """Of the robustness probe."""
+    """Settings of the robustness probe alone."""
 
     k: int | None = option(None, "neighbours, instead of the subset's published number")
     choose_k: bool = option(
@@ -134,7 +126,7 @@ class RobustnessConfig(ProbeConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentSection(EngineSection):
-    """What is probed, and how."""
+    """Settings of the dataset, the encoder and the head."""
 
     dataset: Literal["pannuke", "monusac", "consep", "bcss"] = option(
         "pannuke", "layout of the dataset's folder"
@@ -157,7 +149,7 @@ class SegmentSection(EngineSection):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSection:
-    """Where features are kept."""
+    """Place, memory and precision of the features that are kept."""
 
     cache_dir: Path | None = option(
         None, "folder of caches; none: the user's cache folder"

@@ -221,7 +221,8 @@ def honest_cases(
 
     by_fold = np.array([part.score for part in parts]).reshape(len(by_seed), -1)
     per_seed = mean_with_value(by_fold.T)
-    least = np.bincount(labels) * (len(by_seed[0][0][0]) / len(labels))
+    training_share = len(by_seed[0][0][0]) / len(labels)
+    least = np.asarray(np.bincount(labels) * training_share, dtype=np.float64)
     if isinstance(cases, SurvivalSet):
         shots = tuple(k for k in protocol.shots if k >= MIN_SURVIVORS)
         protocol = replace(protocol, shots=shots)

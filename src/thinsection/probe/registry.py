@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from thinsection.errors import InvalidInputError, require
+from thinsection.errors import InvalidInputError
 from thinsection.probe.config import ProbeConfig, RobustnessConfig, SegmentConfig
 from thinsection.probe.data.cases import load_cases, load_survival
 from thinsection.probe.data.load import load_robustness, load_tiles, load_values
@@ -30,7 +30,7 @@ ProbeFunction = Callable[..., ProbeResult | tuple[ProbeResult, ...]]
 
 
 class DataKind(NamedTuple):
-    """How the data of a probe are named in the shell, and what reads them."""
+    """Name of a probe's data in the shell, its help, and what reads it."""
 
     metavar: str
     help: str
@@ -64,14 +64,13 @@ class Probe:
 
     def run(self, data: Any, config: Any) -> tuple[ProbeResult, ...]:
         """The results on data that `kind.load` gave."""
-        found = self.function(data, config)
-        results = found if isinstance(found, tuple) else (found,)
-        rule = f"probe {self.name!r} must return a ProbeResult or a tuple of them"
-        require(
-            results and all(isinstance(r, ProbeResult) for r in results),
-            rule,
-            repr(found),
-        )
+        returned = self.function(data, config)
+        results = returned if isinstance(returned, tuple) else (returned,)
+        if not results or not all(isinstance(r, ProbeResult) for r in results):
+            raise InvalidInputError(
+                f"probe {self.name!r} must return a ProbeResult or a tuple of them, "
+                f"got {returned!r}"
+            )
         return results
 
 
@@ -81,25 +80,25 @@ def load_probe(name: str) -> Probe:
     try:
         hints = typing.get_type_hints(function)
     except (TypeError, NameError) as error:
-        rule = "must be a function with types"
-        raise InvalidInputError(f"probe {name!r} {rule}, got {error}") from error
-    data, config_type = hints.get("data"), hints.get("config")
+        raise InvalidInputError(
+            f"probe {name!r} must be a function with types, got {error}"
+        ) from error
+    data = hints.get("data")
+    config_type = hints.get("config")
     if data not in DATA_KINDS or not isinstance(config_type, type):
-        known = ", ".join(kind.__name__ for kind in DATA_KINDS)
-        rule = (
-            f"must declare data as one of {known} and config as a dataclass of sections"
+        kinds = ", ".join(kind.__name__ for kind in DATA_KINDS)
+        raise InvalidInputError(
+            f"probe {name!r} must declare data as one of {kinds} and config as a dataclass of "
+            f"sections, got {data} and {config_type}"
         )
-        raise InvalidInputError(f"probe {name!r} {rule}, got {data} and {config_type}")
     return Probe(name, function, DATA_KINDS[data], config_type)
 
 
-def _call(place: str, data: Any, *more: Any, **given: Any) -> ProbeResult:
-    """A probe by its file and name: torch and scikit-learn are imported with what needs them."""
+def _call(place: str, data: Any, *args: Any, **kwargs: Any) -> ProbeResult:
+    """Result of a probe by its file and name: torch and scikit-learn are imported as needed."""
     file, name = place.split(":")
-    found = getattr(import_module(f"thinsection.probe.{file}"), name)(
-        data, *more, **given
-    )
-    return cast(ProbeResult, found)
+    probe = getattr(import_module(f"thinsection.probe.{file}"), name)
+    return cast(ProbeResult, probe(data, *args, **kwargs))
 
 
 def linear(data: TileSet, config: ProbeConfig) -> ProbeResult:
@@ -111,26 +110,42 @@ def linear(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
       thinsection probe linear BRACS_RoI/ --layout bracs --encoder uni --out probe/
     """
-    return _call("probes.tiles:linear_probe", data, **config.seeded)
+    return _call(
+        "probes.tiles:linear_probe",
+        data,
+        protocol=config.protocol,
+        device=config.compute.device,
+    )
 
 
 def knn(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """Cosine neighbours vote; the protocol says where k is chosen."""
-    return _call("probes.tiles:knn_probe", data, **config.blockwise)
+    return _call(
+        "probes.tiles:knn_probe",
+        data,
+        protocol=config.protocol,
+        device=config.compute.device,
+        budget_bytes=config.budget_bytes,
+    )
 
 
 def fewshot(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """SimpleShot: support sets of 16 tiles per class, majority vote."""
-    return _call("probes.tiles:fewshot_probe", data, **config.blockwise)
+    return _call(
+        "probes.tiles:fewshot_probe",
+        data,
+        protocol=config.protocol,
+        device=config.compute.device,
+        budget_bytes=config.budget_bytes,
+    )
 
 
 def tileset(data: TileSet, config: ProbeConfig) -> tuple[ProbeResult, ...]:
     """Linear, kNN and few-shot on the same tiles, and their mean."""
-    data = import_module("thinsection.probe.probes.tiles").check_all(
-        data, config.protocol
-    )
-    three = [probe(data, config) for probe in (linear, knn, fewshot)]
-    return (*three, tileset_result(three))
+    tiles = import_module("thinsection.probe.probes.tiles")
+    checked = tiles.check_all(data, config.protocol)
+    results = [probe(checked, config) for probe in (linear, knn, fewshot)]
+    return (*results, tileset_result(results))
 
 
 def slide(data: CaseSet, config: ProbeConfig) -> ProbeResult:
@@ -148,8 +163,15 @@ def survival(data: SurvivalSet, config: ProbeConfig) -> ProbeResult:
 
 def robustness(data: RobustnessSet, config: RobustnessConfig) -> ProbeResult:
     """PathoROB: do neighbours on other slides share the biology or the hospital?"""
-    asked = {"k": config.robustness.k, "choose_k": config.robustness.choose_k}
-    return _call("probes.pathorob:robustness_probe", data, **asked, **config.blockwise)
+    return _call(
+        "probes.pathorob:robustness_probe",
+        data,
+        k=config.robustness.k,
+        choose_k=config.robustness.choose_k,
+        protocol=config.protocol,
+        device=config.compute.device,
+        budget_bytes=config.budget_bytes,
+    )
 
 
 def regression(data: ValueSet, config: ProbeConfig) -> ProbeResult:
@@ -162,12 +184,23 @@ def regression(data: ValueSet, config: ProbeConfig) -> ProbeResult:
 
 def retrieval(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """Nearest training tiles of a tile: recall, majority vote and mean average precision at k."""
-    return _call("probes.tiles:retrieval_probe", data, **config.blockwise)
+    return _call(
+        "probes.tiles:retrieval_probe",
+        data,
+        protocol=config.protocol,
+        device=config.compute.device,
+        budget_bytes=config.budget_bytes,
+    )
 
 
 def calibration(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """How far the linear probe's probabilities are from what comes true."""
-    return _call("probes.tiles:calibration_probe", data, **config.seeded)
+    return _call(
+        "probes.tiles:calibration_probe",
+        data,
+        protocol=config.protocol,
+        device=config.compute.device,
+    )
 
 
 def invariance(data: Path, config: ProbeConfig) -> ProbeResult:
@@ -201,10 +234,22 @@ def _entry(function: Any) -> Entry:
     return Entry(name=name, help=line, target=function, needs=needs, extra="probe")
 
 
-_OWN = (
-    *(linear, knn, fewshot, tileset, slide, survival, robustness, segment),
-    *(regression, retrieval, calibration, invariance, clustering, apd),
+_OUR_PROBES = (
+    linear,
+    knn,
+    fewshot,
+    tileset,
+    slide,
+    survival,
+    robustness,
+    segment,
+    regression,
+    retrieval,
+    calibration,
+    invariance,
+    clustering,
+    apd,
 )
 PROBES: Registry[ProbeFunction] = Registry(
-    "probe", "thinsection.probes", tuple(map(_entry, _OWN))
+    "probe", "thinsection.probes", tuple(map(_entry, _OUR_PROBES))
 )

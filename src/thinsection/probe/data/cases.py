@@ -138,7 +138,7 @@ def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
             for row in rows
             if row[first_fold] and split_name(row[first_fold], where) == TRAIN
         ]
-    label_names = {}
+    label_names: dict[Any, Any] = {}
     if not survival:
         label_names = config.get("label_dict") or {}
     return _grouped(

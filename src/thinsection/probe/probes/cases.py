@@ -1,6 +1,7 @@
 """Probes over folds: logistic and Cox regression of slides (cases); HEST's ridge."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -9,8 +10,9 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 
-from thinsection.errors import DatasetError, importing, require
+from thinsection.errors import DatasetError, importing
 from thinsection.evaluation import metrics
+from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.embeddings import check_finite
 from thinsection.evaluation.intervals import interval
 from thinsection.evaluation.metrics import FloatVector, Fold, IndexArray, Scorer
@@ -31,7 +33,7 @@ from thinsection.probe.result import (
 
 Cases = CaseSet | SurvivalSet
 Folds = Sequence[Fold]
-Parts = Sequence[Any]  # what the model of each fold answers of its validation rows
+Parts = Sequence[FloatVector]  # answers of each fold's model on its validation rows
 
 
 def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult:
@@ -45,27 +47,30 @@ def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult
     if protocol.inner_folds:
         return _nested("slide", slide_probe, cases, protocol)
     x = cases.vectors.astype(np.float64) if settings.double else cases.vectors
-    solver: dict[str, Any] = {"solver": "lbfgs"}
-    if cases.name in settings.liblinear_tasks:
-        solver = {"solver": "liblinear", "dual": len(x) < x.shape[1]}
-    given = {
-        "class_weight": "balanced",
-        "max_iter": settings.max_iter,
-        "random_state": 0,
-        **solver,
-    }
+    uses_liblinear = cases.name in settings.liblinear_tasks
 
     def fit(c: float, train: IndexArray, val: IndexArray) -> FloatVector:
-        model = LogisticRegression(C=c, **given).fit(x[train], cases.labels[train])
-        return model.predict_proba(x[val])  # type: ignore[no-any-return]
+        model = LogisticRegression(
+            C=c,
+            class_weight="balanced",
+            max_iter=settings.max_iter,
+            random_state=0,
+            solver="liblinear" if uses_liblinear else "lbfgs",
+            dual=uses_liblinear and len(x) < x.shape[1],
+        )
+        model.fit(x[train], cases.labels[train])
+        return np.asarray(model.predict_proba(x[val]))
 
     folds = _folds(cases, protocol)
-    best, parts, scores = _swept(cases, folds, settings.cs, fit)
-    by_c = {
-        f"{c:g}": float(metrics.mean_with_value(of_folds))
-        for c, of_folds in scores.items()
+    best, parts, scores = _sweep(cases, folds, settings.cs, fit)
+    details = {
+        "best_c": best,
+        "score_by_c": {
+            f"{c:g}": float(metrics.mean_with_value(fold_scores))
+            for c, fold_scores in scores.items()
+        },
+        "fold_scores": scores[best],
     }
-    details = {"best_c": best, "score_by_c": by_c, "fold_scores": scores[best]}
     return _result("slide", cases, folds, parts, protocol=protocol, details=details)
 
 
@@ -80,16 +85,15 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
     if protocol.inner_folds:
         return _nested("survival", survival_probe, cases, protocol)
     folds = _folds(cases, protocol)
-    best, parts, scores = _swept(
-        cases, folds, settings.alphas, partial(_risk, cases, settings)
-    )
-    means = {
-        a: float(metrics.mean_with_value(of_folds)) for a, of_folds in scores.items()
-    }
+    fit = partial(_risk, cases, settings)
+    best, parts, scores = _sweep(cases, folds, settings.alphas, fit)
     details = {
         "fold_scores": scores[best],
         "model": settings.model,
-        "score_by_alpha": means,
+        "score_by_alpha": {
+            alpha: float(metrics.mean_with_value(fold_scores))
+            for alpha, fold_scores in scores.items()
+        },
     }
     return _result("survival", cases, folds, parts, protocol=protocol, details=details)
 
@@ -98,10 +102,10 @@ def _risk(
     cases: SurvivalSet,
     settings: suites.SurvivalSettings,
     alpha: float,
-    *fold: IndexArray,
+    train: IndexArray,
+    val: IndexArray,
 ) -> FloatVector:
     """Risk scores of the validation cases."""
-    train, val = fold
     with importing("the survival probe needs scikit-survival", "probe"):
         from sksurv.linear_model import CoxnetSurvivalAnalysis, CoxPHSurvivalAnalysis
         from sksurv.util import Surv
@@ -121,32 +125,40 @@ def _risk(
     return np.asarray(model.predict(x[val]), dtype=np.float64)
 
 
-def _swept(
-    cases: Cases, folds: Folds, values: Sequence[float], fit: Callable[..., FloatVector]
+def _sweep(
+    cases: Cases,
+    folds: Folds,
+    values: Sequence[float],
+    fit: Callable[[float, IndexArray, IndexArray], FloatVector],
 ) -> tuple[float, list[FloatVector], dict[float, list[float]]]:
-    """The best value of a sweep, what its folds answer, and the scores of each value's folds."""
-    answers = {value: [fit(value, *fold) for fold in folds] for value in values}
-    scorers = {value: _scorers(cases, folds, parts) for value, parts in answers.items()}
-    scores = {
-        value: _fold_scores(folds, of_folds) for value, of_folds in scorers.items()
-    }
-    best = max(
-        scores, key=lambda value: float(metrics.mean_with_value(scores[value]))
-    )  # max keeps the first of equals
+    """The best value of a sweep, answers of its folds, and the scores of each value's folds."""
+    answers: dict[float, list[FloatVector]] = {}
+    scores: dict[float, list[float]] = {}
+    means: dict[float, float] = {}
+    for value in values:
+        answers[value] = [fit(value, train, val) for train, val in folds]
+        scorers = _scorers(cases, folds, answers[value])
+        scores[value] = _fold_scores(folds, scorers)
+        means[value] = float(metrics.mean_with_value(scores[value]))
+    best = max(means, key=means.__getitem__)  # max keeps the first of equals
     return best, answers[best], scores
 
 
 def _nested(
     name: str, run: Callable[..., Any], cases: Cases, protocol: Protocol
 ) -> ProbeResult:
-    """Under a protocol with inner folds."""
-    folds, found, beside = honest_cases(run, cases, protocol, _folds)
-    known = [
-        (r.predictions and r.predictions.probability, r.risks and r.risks.risk)
-        for r in found
-    ]
-    parts = [risk if share is None else share for share, risk in known]
-    return _result(name, cases, folds, parts, protocol=protocol, details=beside)
+    """Result under a protocol with inner folds."""
+    folds, results, details = honest_cases(run, cases, protocol, _folds)
+    parts = []
+    for result in results:
+        if (
+            result.predictions is not None
+            and result.predictions.probability is not None
+        ):
+            parts.append(result.predictions.probability)
+        elif result.risks is not None:
+            parts.append(result.risks.risk)
+    return _result(name, cases, folds, parts, protocol=protocol, details=details)
 
 
 def _folds(cases: Cases, protocol: Protocol) -> Folds:
@@ -155,57 +167,69 @@ def _folds(cases: Cases, protocol: Protocol) -> Folds:
     They are stratified by label, or event. Raises DatasetError: the parts of a fold share patients,
     or cases of one vector, or a part lacks a class, so that it can neither train nor score.
     """
-    strata, drawn = cases.strata, {"folds": protocol.folds, "seed": protocol.seed}
+    strata = cases.strata
     names = cases.class_names if isinstance(cases, CaseSet) else ()
+    folds: Folds
     if cases.folds:
-        folds: Folds = cases.folds
+        folds = cases.folds
     elif cases.shared_patients:
-        folds = grouped_folds(strata, cases.shared_patients, **drawn)
+        folds = grouped_folds(
+            strata, cases.shared_patients, folds=protocol.folds, seed=protocol.seed
+        )
     else:
-        folds = stratified_folds(strata, class_names=names, **drawn)
+        folds = stratified_folds(
+            strata, folds=protocol.folds, seed=protocol.seed, class_names=names
+        )
     cases.leakage(folds)
-    for i, fold in enumerate(folds):
+    for number, fold in enumerate(folds):
         for part, rows in zip(("train", "validation"), fold, strict=True):
-            there = set(strata[rows].tolist())
-            missing = ", ".join(name for c, name in enumerate(names) if c not in there)
-            rule = f"the {part} part of each fold must hold every class"
-            found = f"none of {missing} in fold {i} of {cases.name!r}"
-            require(not missing, rule, found, error=DatasetError)
+            present = set(strata[rows].tolist())
+            missing = [name for c, name in enumerate(names) if c not in present]
+            if missing:
+                raise DatasetError(
+                    f"the {part} part of each fold must hold every class, "
+                    f"got none of {', '.join(missing)} in fold {number} of {cases.name!r}"
+                )
     return folds
 
 
 def _scorers(cases: Cases, folds: Folds, parts: Parts) -> list[Scorer]:
-    """By fold: the score of its validation rows, AUROC or Harrell's c-index, under weights."""
-    pairs = [(part, val) for part, (_, val) in zip(parts, folds, strict=True)]
-    if isinstance(cases, CaseSet):
-        return [
-            partial(metrics.macro_auroc, part, cases.labels[val]) for part, val in pairs
-        ]
-    event, time = cases.event, cases.time
-    return [concordance(event[val], time[val], risk) for risk, val in pairs]
+    """Score of each fold's validation rows under weights: AUROC or Harrell's c-index."""
+    scorers: list[Scorer] = []
+    for part, (_, val) in zip(parts, folds, strict=True):
+        if isinstance(cases, CaseSet):
+            scorers.append(partial(metrics.macro_auroc, part, cases.labels[val]))
+        else:
+            scorers.append(concordance(cases.event[val], cases.time[val], part))
+    return scorers
 
 
 def _fold_scores(folds: Folds, scorers: list[Scorer]) -> list[float]:
-    """By fold: the score of its validation rows, each counted once."""
+    """Score of each fold's validation rows, each counted once."""
     pairs = zip(scorers, folds, strict=True)
     return [float(score(np.ones((1, len(val))))[0]) for score, (_, val) in pairs]
 
 
-def _rows(data: Cases | ValueSet, folds: Folds) -> tuple[IndexArray, dict[str, Any]]:
-    """All validation rows, fold after fold, and whose they are."""
-    rows, sizes = (
-        np.concatenate([val for _, val in folds]),
-        [len(val) for _, val in folds],
-    )
-    ids, groups = (
-        tuple(data.ids[i] for i in rows),
-        data.groups and data.groups.take(rows),
-    )
-    return rows, {
-        "ids": ids,
-        "groups": groups,
-        "fold": np.repeat(np.arange(len(folds)), sizes),
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ScoredRows:
+    """All validation rows, fold after fold."""
+
+    rows: IndexArray  # of the data
+    ids: tuple[str, ...]
+    groups: Groups | None
+    fold: IndexArray  # number of the fold of each row
+
+    @classmethod
+    def of_folds(cls, data: Cases | ValueSet, folds: Folds) -> "_ScoredRows":
+        """Validation rows of folds."""
+        rows = np.concatenate([val for _, val in folds])
+        sizes = [len(val) for _, val in folds]
+        return cls(
+            rows=rows,
+            ids=tuple(data.ids[row] for row in rows),
+            groups=data.groups.take(rows) if data.groups else None,
+            fold=np.repeat(np.arange(len(folds)), sizes),
+        )
 
 
 def _result(
@@ -215,21 +239,18 @@ def _result(
     parts: Parts,
     *,
     protocol: Protocol,
-    **known: Any,
+    details: dict[str, Any],
 ) -> ProbeResult:
-    """The score of what the folds answer, with an interval over cases."""
-    (rows, said), answers = _rows(cases, folds), np.concatenate(parts)
+    """The score of the folds' answers, with an interval over cases."""
+    scored_rows = _ScoredRows.of_folds(cases, folds)
     facts: dict[str, Any] = {"cases": len(cases.ids)}
+    answered: Predictions | Risks
     if isinstance(cases, CaseSet):
-        said |= {"class_names": cases.class_names, "truth": cases.labels[rows]}
-        said |= {"prediction": answers.argmax(axis=1), "probability": answers}
         metric = "auroc"
-        known["predictions"] = Predictions(**said)
+        answered = _predictions(cases, scored_rows, parts)
     else:
-        high = np.concatenate([risk > np.median(risk) for risk in parts])
-        said |= {"event": cases.event[rows], "time": cases.time[rows], "risk": answers}
         metric = "c_index"
-        known["risks"] = Risks(high=high, **said)
+        answered = _risks(cases, scored_rows, parts)
         facts["events"] = int(cases.event.sum())
     facts |= {
         "dim": cases.vectors.shape[1],
@@ -238,26 +259,55 @@ def _result(
         **cases.hashes(folds),
         "leakage": cases.leakage(folds),
     }
-    said_rows = known.get("predictions") or known["risks"]
     if protocol.inner_folds:  # one score of pairs of the same fold
-        score = said_rows.value(metric)
-        found = said_rows.interval(metric, seed=protocol.seed)
-        null_p = label_permutation_p(said_rows, metric, seed=protocol.seed)
-        known["details"] = {**known["details"], "null_p": null_p}
+        score = answered.value(metric)
+        score_interval = answered.interval(metric, seed=protocol.seed)
+        null_p = label_permutation_p(answered, metric, seed=protocol.seed)
+        details = {**details, "null_p": null_p}
     else:  # the suite's own: a mean over folds
         scorers = _scorers(cases, folds, parts)
         score = float(metrics.mean_with_value(_fold_scores(folds, scorers)))
-        mean = metrics.fold_mean(scorers, metrics.folds_of(said["fold"], len(rows)))
-        found = interval(said_rows.sampling, mean, metric, seed=protocol.seed)
+        rows_by_fold = metrics.folds_of(scored_rows.fold, len(scored_rows.rows))
+        mean = metrics.fold_mean(scorers, rows_by_fold)
+        score_interval = interval(answered.sampling, mean, metric, seed=protocol.seed)
     return ProbeResult(
         probe=probe,
         dataset=cases.name,
         metric=metric,
         score=score,
-        interval=found,
-        facts=facts,
+        interval=score_interval,
         protocol=protocol,
-        **known,
+        details=details,
+        facts=facts,
+        predictions=answered if isinstance(answered, Predictions) else None,
+        risks=answered if isinstance(answered, Risks) else None,
+    )
+
+
+def _predictions(cases: CaseSet, scored_rows: _ScoredRows, parts: Parts) -> Predictions:
+    """Predicted classes of all validation cases."""
+    probability = np.concatenate(parts)
+    return Predictions(
+        ids=scored_rows.ids,
+        groups=scored_rows.groups,
+        fold=scored_rows.fold,
+        class_names=cases.class_names,
+        truth=cases.labels[scored_rows.rows],
+        prediction=probability.argmax(axis=1),
+        probability=probability,
+    )
+
+
+def _risks(cases: SurvivalSet, scored_rows: _ScoredRows, parts: Parts) -> Risks:
+    """Predicted risks of all validation cases; high ones are above the median of their fold."""
+    return Risks(
+        ids=scored_rows.ids,
+        groups=scored_rows.groups,
+        fold=scored_rows.fold,
+        event=cases.event[scored_rows.rows],
+        time=cases.time[scored_rows.rows],
+        risk=np.concatenate(parts),
+        high=np.concatenate([risk > np.median(risk) for risk in parts]),
     )
 
 
@@ -270,40 +320,50 @@ def regression_probe(data: ValueSet, *, protocol: Protocol = NANOPATH) -> ProbeR
     Memory: 8 N D + 16 N T. Source: HEST-1k (mahmoodlab/HEST), `hest.bench`.
     """
     check_finite(data.embeddings, data.ids)
-    rows, known = _rows(data, data.folds)
-    guesses = [_ridge(data, *fold, protocol) for fold in data.folds]
-    pairs = zip(guesses, (val for _, val in data.folds), strict=True)
-    by_target = [
-        metrics.pearson(data.targets[v], g, np.ones((1, len(v))))[0] for g, v in pairs
-    ]
-    known |= {"truth": data.targets[rows], "prediction": np.concatenate(guesses)}
-    scores = [float(np.nanmean(found)) for found in by_target]
-    means = dict(
-        zip(data.target_names, np.nanmean(by_target, axis=0).tolist(), strict=True)
+    predictions = []
+    pearson_by_fold = []
+    for train, val in data.folds:
+        prediction = _ridge(data, train, val, protocol)
+        ones = np.ones((1, len(val)))
+        predictions.append(prediction)
+        pearson_by_fold.append(metrics.pearson(data.targets[val], prediction, ones)[0])
+    scores = [float(np.nanmean(by_target)) for by_target in pearson_by_fold]
+    target_means = np.nanmean(pearson_by_fold, axis=0).tolist()
+    scored_rows = _ScoredRows.of_folds(data, data.folds)
+    values = Values(
+        ids=scored_rows.ids,
+        groups=scored_rows.groups,
+        fold=scored_rows.fold,
+        target_names=data.target_names,
+        truth=data.targets[scored_rows.rows],
+        prediction=np.concatenate(predictions),
     )
-    details = {"fold_scores": scores, "pearson_by_target": means}
-    asked = (
-        data.ids,
-        data.targets.tolist(),
-        [(t.tolist(), v.tolist()) for t, v in data.folds],
-    )
-    facts = {"rows": len(data.ids), "dim": data.embeddings.shape[1], **data.facts}
-    facts |= data_hashes([data.embeddings], asked)
-    values = Values(target_names=data.target_names, **known)
-    parts = metrics.folds_of(known["fold"], len(rows))
-    by_fold = [
-        metrics.value_scorers(values.truth[part], values.prediction[part])["pearson"]
-        for part in parts
+    rows_by_fold = metrics.folds_of(scored_rows.fold, len(scored_rows.rows))
+    scorers = [
+        metrics.value_scorers(values.truth[rows], values.prediction[rows])["pearson"]
+        for rows in rows_by_fold
     ]
-    mean = metrics.fold_mean(by_fold, parts)
+    mean = metrics.fold_mean(scorers, rows_by_fold)
+    folds = [(train.tolist(), val.tolist()) for train, val in data.folds]
+    hashed_rows = (data.ids, data.targets.tolist(), folds)
     return scored(
         "regression",
         data,
         values,
         "pearson",
         protocol=protocol,
-        details=details,
-        facts=facts,
+        details={
+            "fold_scores": scores,
+            "pearson_by_target": dict(
+                zip(data.target_names, target_means, strict=True)
+            ),
+        },
+        facts={
+            "rows": len(data.ids),
+            "dim": data.embeddings.shape[1],
+            **data.facts,
+            **data_hashes([data.embeddings], hashed_rows),
+        },
         score=float(np.nanmean(scores)),
         interval=interval(values.sampling, mean, "pearson", seed=protocol.seed),
     )
@@ -319,15 +379,19 @@ def _ridge(
     """
     settings = protocol.regression
     scaler = StandardScaler().fit(data.embeddings[train])
-    x = [scaler.transform(data.embeddings[rows]) for rows in (train, val)]
-    most = min(settings.components, *x[0].shape)
-    pca = PCA(n_components=most, random_state=settings.seed)
+    train_scores = scaler.transform(data.embeddings[train])
+    val_scores = scaler.transform(data.embeddings[val])
+    num_components = min(settings.components, *train_scores.shape)
+    pca = PCA(n_components=num_components, random_state=settings.seed)
     # `fit_transform`, as HEST has it: of a randomised decomposition it is not `transform` of `fit`
-    x = [
-        part.astype(np.float32).astype(np.float64)
-        for part in (pca.fit_transform(x[0]), pca.transform(x[1]))
-    ]
-    alpha = 100 / (most * data.targets.shape[1])
-    known = {"random_state": settings.seed, "fit_intercept": False, "max_iter": 1000}
-    model = Ridge(solver="lsqr", alpha=alpha, **known).fit(x[0], data.targets[train])
-    return np.asarray(model.predict(x[1]), dtype=np.float64).reshape(len(val), -1)
+    x_train = pca.fit_transform(train_scores).astype(np.float32).astype(np.float64)
+    x_val = pca.transform(val_scores).astype(np.float32).astype(np.float64)
+    model = Ridge(
+        solver="lsqr",
+        alpha=100 / (num_components * data.targets.shape[1]),
+        random_state=settings.seed,
+        fit_intercept=False,
+        max_iter=1000,
+    )
+    model.fit(x_train, data.targets[train])
+    return np.asarray(model.predict(x_val), dtype=np.float64).reshape(len(val), -1)

@@ -11,20 +11,19 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 from skimage.color import hed2rgb, rgb2hed
 
-from thinsection.errors import require
+from thinsection.errors import InvalidInputError
 from thinsection.evaluation.embeddings import Embeddings
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data import images
 from thinsection.probe.data.load import image_rows
+from thinsection.probe.data.sets import TileSet
 from thinsection.probe.probes.tiles import knn_probe
 from thinsection.probe.result import ProbeResult, Ratios, scored
 from thinsection.types import RgbArray
 
-STAIN, BLUR_PX, JPEG_QUALITY = (
-    (1.3, 0.75, 1.0),
-    1.0,
-    40,
-)  # of H, E and rest; sigma; of 1..95
+STAIN = (1.3, 0.75, 1.0)  # of haematoxylin, eosin and the rest
+BLUR_PX = 1.0  # sigma
+JPEG_QUALITY = 40  # of 1..95
 
 
 def stained(tile: RgbArray) -> RgbArray:
@@ -56,12 +55,24 @@ def invariance_probe(path: Path, config: ProbeConfig) -> ProbeResult:
     embeddings, no images.
     """
     data, encoder = image_rows(path, config)
-    require(data.images, "data must be images", f"embeddings in {str(path)!r}")
+    if not data.images:
+        raise InvalidInputError(f"data must be images, got embeddings in {str(path)!r}")
     size = config.compute.batch_size
     tiles = images.embed_rows(data, encoder, batch_size=size)
-    before = knn_probe(tiles, **config.blockwise)
-    refs, unit = [data.images[i] for i in data.fold[1]], _unit(tiles.val.embeddings)
-    cosines, drops = {}, {}
+
+    def knn(of_tiles: TileSet) -> ProbeResult:
+        return knn_probe(
+            of_tiles,
+            protocol=config.protocol,
+            device=config.compute.device,
+            budget_bytes=config.budget_bytes,
+        )
+
+    before = knn(tiles)
+    refs = [data.images[i] for i in data.fold[1]]
+    unit = _unit(tiles.val.embeddings)
+    cosines = {}
+    drops = {}
     for name, change in CHANGES.items():
 
         def encode(batch: RgbArray, change: Callable[..., RgbArray] = change) -> Any:
@@ -70,19 +81,28 @@ def invariance_probe(path: Path, config: ProbeConfig) -> ProbeResult:
         moved = images.embed_images(refs, encode, batch_size=size)
         cosines[name] = (unit * _unit(moved)).sum(axis=1)
         changed = replace(tiles, val=replace(tiles.val, embeddings=moved))
-        drops[name] = before.score - knn_probe(changed, **config.blockwise).score
-    mean, val = np.mean([*cosines.values()], axis=0), tiles.val
-    share = {"top": mean, "bottom": np.ones(len(mean)), "groups": val.groups}
-    means = {name: float(found.mean()) for name, found in cosines.items()}
-    details = {"cosine": means, "score_drop": drops, "knn_score": before.score}
-    rows = Ratios(metric="cosine", ids=val.ids, **share)
-    known: dict[str, Any] = {
-        "protocol": config.protocol,
-        "details": details,
-        "facts": before.facts,
-    }
+        drops[name] = before.score - knn(changed).score
+    mean = np.mean([*cosines.values()], axis=0)
+    rows = Ratios(
+        metric="cosine",
+        ids=tiles.val.ids,
+        top=mean,
+        bottom=np.ones(len(mean)),
+        groups=tiles.val.groups,
+    )
     return scored(
-        "invariance", tiles, rows, "cosine", score=float(mean.mean()), **known
+        "invariance",
+        tiles,
+        rows,
+        "cosine",
+        score=float(mean.mean()),
+        protocol=config.protocol,
+        details={
+            "cosine": {name: float(each.mean()) for name, each in cosines.items()},
+            "score_drop": drops,
+            "knn_score": before.score,
+        },
+        facts=before.facts,
     )
 
 
