@@ -25,9 +25,6 @@ class ClamHead(AbmilHead):
     with `subtyping` those of highest attention are to be negative for the other classes.
     """
 
-    # at 5e-4 one fold in three ends by patience before attention has found the tiles
-    recipe = Recipe(lr=2e-3)
-
     def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
         super().__init__(dim, outputs, settings)
         self.bag_weight = 1 - settings.instance_weight
