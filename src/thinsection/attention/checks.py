@@ -165,7 +165,7 @@ def check_out(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _share_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether an element of one lies where one of the other does; reads no element."""
+    """True where an element of one lies where one of the other does; reads no element."""
     one_places = np.asarray(_Addresses(one))
     other_places = np.asarray(_Addresses(other))
     return bool(np.shares_memory(one_places, other_places))

@@ -42,7 +42,7 @@ def fast_products() -> Iterator[None]:
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether oneDNN multiplies fp32 in fp32 and clearly faster than PyTorch's own way here."""
+    """True where oneDNN multiplies fp32 in fp32 and clearly faster than PyTorch's own way here."""
     is_built: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not (is_built and hasattr(torch.backends.mkldnn, "matmul")):
         return False
@@ -63,7 +63,7 @@ def onednn_is_faster() -> bool:
 def is_worth_it(
     error: float, own_s: Sequence[float], onednn_s: Sequence[float]
 ) -> bool:
-    """Whether oneDNN's products are float32's, and its quickest turn is faster by MIN_GAIN."""
+    """True where oneDNN's products are float32's, and its quickest turn is faster by MIN_GAIN."""
     return error <= MAX_ERROR and min(own_s) > MIN_GAIN * min(onednn_s)
 
 

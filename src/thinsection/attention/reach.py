@@ -1,4 +1,4 @@
-"""How far keys reach: which pairs of blocks drown in rounding and need not be computed.
+"""Reach of keys: pairs of blocks that drown in rounding need not be computed.
 
 A base-2 score is at most (|q||k| scale - slope * distance) log2 e. Key blocks are taken nearest
 first, so the sums of a query block's rows are known from below; where all keys that are left weigh
@@ -76,7 +76,7 @@ class Reach:
     def ends_before(
         self, key_block: KeyBlock, head: int, least_sum: Callable[[], float]
     ) -> bool:
-        """Whether this key block and those after it are below the rounding of every row's sum.
+        """True where this key block and those after it are below the rounding of every row's sum.
 
         `least_sum` gives the log2 of the smallest row's sum so far; it waits for a GPU, so it is
         asked only where the answer depends on it.

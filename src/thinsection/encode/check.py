@@ -59,7 +59,7 @@ def _check_entry(name: str) -> Check:
 
 
 def _check_weights(spec: EncoderSpec) -> Check:
-    """Whether the weights are here, or could be had."""
+    """Condition that the weights are here, or could be had."""
     if spec.architecture.kind == "lite0":
         return Check("weights", True, "in the package efficientnet_lite0")
     if spec.repo is None:
@@ -93,7 +93,7 @@ def _download_obstacle(spec: EncoderSpec, repo: str) -> str | None:
 
 
 def _check_memory(spec: EncoderSpec, device: torch.device) -> Check:
-    """Whether the weights in float32 fit into free memory."""
+    """Condition that the weights in float32 fit into free memory."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     else:

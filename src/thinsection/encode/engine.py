@@ -42,7 +42,7 @@ MAX_ERROR = 1e-5  # fp32: of the range of the embeddings
 MAX_ANGLE = 5e-3  # bf16: 1 - cosine of an embedding
 # precisions of OpenVINO on CPUs, with its names of them
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
-# of madvise(2): pages of a shared mapping are read again when asked for
+# advice of madvise(2): pages of a shared mapping are read again when asked for
 _MADV_DONTNEED = 4
 _MODEL = "model.xml"
 _WEIGHTS = "model.bin"
@@ -82,7 +82,7 @@ class SelfCheck:
     angle: float  # largest 1 - cosine
 
     def passes(self, precision: str) -> bool:
-        """Whether the distance is within the precision's tolerance."""
+        """True where the distance is within the precision's tolerance."""
         if precision == "fp32":
             return self.error <= MAX_ERROR
         return self.angle <= MAX_ANGLE
@@ -184,7 +184,7 @@ def _short_hash(text: str, digits: int) -> str:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a graph is there with the bytes that were written."""
+    """True where a graph is there with the bytes that were written."""
     try:
         written = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         return bool(written == _manifest(folder))

@@ -31,7 +31,7 @@ class Event(Protocol):
     """A place in a queue."""
 
     def query(self) -> bool:
-        """Whether the queue has passed it."""
+        """True where the queue has passed it."""
 
     def synchronize(self) -> None:
         """Wait until the queue has passed it."""

@@ -76,11 +76,11 @@ _SLIDE_ENCODERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """How the network is built, without its weights."""
+    """Architecture of a network, without its weights."""
 
     kind: ArchitectureKind  # decides which builder of `encode.backbone` reads the rest
     model: str  # a timm name, a class of transformers, or the folder with a config.json (auto)
-    # of the builder; layers by name
+    # arguments of the builder; layers by name
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
@@ -105,7 +105,7 @@ class EncoderSpec:
     # whether `precision='auto'` may take bf16 or fp16: true where embeddings keep a cosine
     # >= 0.9999 to float32's, as those of vision transformers do
     half_precision: bool = True
-    # of the network as built here; None for an encoder that is not declared
+    # count in the network as built here; None for an encoder that is not declared
     num_params: int | None = None
     licence: str = "unknown"  # SPDX identifier, or the publisher's name of it
     source: str = ""  # paper or project

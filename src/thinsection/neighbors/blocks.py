@@ -94,7 +94,7 @@ def _nearest_in_block(
 
 
 def _is_one_group(point_group: Tensor, query_group: Tensor) -> bool:
-    """Whether ascending ids of points and of queries are all the same."""
+    """True where ascending ids of points and of queries are all the same."""
     group = point_group[0]
     ends = (point_group[-1], query_group[0], query_group[-1])
     return all(bool(end == group) for end in ends)

@@ -31,7 +31,7 @@ _GROWTH = 4  # factor of each further round
 _MAX_CANDIDATES = 512  # beyond it a row has that many ties and is searched in blocks
 _MAX_ROWS = 8192
 _MIN_ROWS = 64
-# of a pair in a radius: indices twice, coordinates, differences, distances
+# memory of a pair in a radius: indices twice, coordinates, differences, distances
 _PAIR_BYTES = 160
 
 

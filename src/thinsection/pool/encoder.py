@@ -1,4 +1,4 @@
-"""What every slide encoder offers, which tile embeddings it was made for, and those by name.
+"""Contract of slide encoders, the tile embeddings that each was made for, and their registry.
 
 Shapes: N tiles of one slide, D channels of a tile embedding, D' of the slide embedding.
 """
@@ -38,7 +38,7 @@ MPP_TOLERANCE = 0.1  # relative: 0.5 µm/px covers scanners from 0.45 to 0.55
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What a slide encoder is built with; `load_slide_encoder` has the meaning of each."""
+    """Arguments of a slide encoder; `load_slide_encoder` has the meaning of each."""
 
     weights: str | Path | None = None
     device: str = "auto"

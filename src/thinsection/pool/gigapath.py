@@ -229,7 +229,7 @@ class GigaPathNet(nn.Module):
 def heads_at_a_time(
     num_tokens: int, config: LongNetConfig, *, budget_bytes: int
 ) -> int:
-    """As many heads at a time as the budget allows; a BudgetError where not even one fits."""
+    """Most heads at a time that the budget allows; a BudgetError where not even one fits."""
     state = 4 * num_tokens * config.dim
     hidden = 16 * TOKEN_BLOCK * config.mlp_dim
     fixed = ATTENTION_BYTES + hidden

@@ -35,7 +35,7 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
     repository: ClassVar[str]  # on the hub
     revision: ClassVar[str]  # a commit
     files: ClassVar[tuple[str, ...]]  # names of the weights file, the preferred first
-    # of the weights' names; outside of it lies another model
+    # the weights' names begin with it; beside them lies another model
     prefix: ClassVar[str] = ""
     # pattern of the names of the layers whose products bfloat16 is for
     large_layers: ClassVar[str]
@@ -147,7 +147,7 @@ def plan_heads(
     peak_bytes: Callable[[int], int],
     budget_bytes: int,
 ) -> HeadPlan:
-    """As many heads at a time, of an equal number each time, as the budget allows.
+    """Most heads at a time that the budget allows; their number divides all heads.
 
     Args:
         name: of the encoder, for the message.

@@ -49,7 +49,7 @@ Tokens = Callable[[slice], Tensor]  # slice of tile tokens -> summed embeddings 
 def plan_tokens(
     num_tokens: int, *, budget_bytes: int, element_bytes: int = 4
 ) -> HeadPlan:
-    """As many heads at a time as the budget allows; a BudgetError where not even one fits.
+    """Most heads at a time that the budget allows; a BudgetError where not even one fits.
 
     States take 4 C bytes a token, q, k and v of all heads 3 C elements of `element_bytes`; with all
     heads at once the attention writes over q, else its output takes another C elements.

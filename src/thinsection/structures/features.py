@@ -71,7 +71,7 @@ def _check_feature(
 
 
 def _spreads(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:
-    """Whether a tensor of the shape expands to the other: its last dimensions are those, or 1."""
+    """True where a tensor of the shape expands to the other: its last lengths are those, or 1."""
     pairs = zip(reversed(shape), reversed(over), strict=False)
     return len(shape) <= len(over) and all(n in (1, m) for n, m in pairs)
 

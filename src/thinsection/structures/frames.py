@@ -37,7 +37,7 @@ FrameImpl = Literal["chain", "rows"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameOptions:
-    """How `token_frame_atoms` works; none changes a frame where distances differ."""
+    """Options of `token_frame_atoms`; none changes a frame where distances differ."""
 
     # 'chain' searches each atom's own chain, ties go to the lower index; 'rows' forms the whole row
     # of each atomised token's start atom: the original's choice among ties and in invalid frames
@@ -124,7 +124,7 @@ def frame_atoms(
     inf: float = 1e9,
     options: FrameOptions = FrameOptions(),
 ) -> FrameAtoms:
-    """As `token_frame_atoms`, by index and with the angle; for tables. Same Memory and Raises."""
+    """Frames of `token_frame_atoms` by index, with the angle; for tables. Same Memory and Raises."""
     check_shapes(batch, x, atom_mask)
     features = expand_features(batch)
     if options.check:
@@ -197,7 +197,7 @@ def _frames(
 
 
 def _is_wide(cos_angle: Tensor, threshold: float) -> Tensor:
-    """Whether an angle is more than `threshold` degrees from 0 and from 180."""
+    """True where an angle is more than `threshold` degrees from 0 and from 180."""
     lowest = math.cos((180 - threshold) * math.pi / 180)
     highest = math.cos(threshold * math.pi / 180)
     return (cos_angle < highest) * (cos_angle > lowest)

@@ -18,7 +18,7 @@ from thinsection.errors import BudgetError
 from thinsection.neighbors.api import Impl, choose
 from thinsection.neighbors.reference import NO_SELF, NeighborQuery, order_by_group
 
-# of a row of distances: differences, their squares (3 each), their sum, the mask, both masked
+# numbers held for each distance of a row: differences, their squares (3 each), their sum, the mask, both masked
 _NUMBERS_PER_PAIR = 10
 
 
@@ -54,7 +54,7 @@ class Atoms:
         )
 
 
-# of one structure: tokens (t,), and their two atoms (2, t) or -1
+# gives, for one structure, tokens (t,) and their two atoms (2, t) or -1
 NearestTwo = Callable[[Atoms], tuple[Tensor, Tensor]]
 
 
