@@ -124,7 +124,7 @@ def frame_atoms(
     inf: float = 1e9,
     options: FrameOptions = FrameOptions(),
 ) -> FrameAtoms:
-    """Frames of `token_frame_atoms` by index, with the angle; for tables. Same Memory and Raises."""
+    """Frames of `token_frame_atoms` by index, with the angle. Same Memory and Raises."""
     check_shapes(batch, x, atom_mask)
     features = expand_features(batch)
     if options.check:

@@ -18,7 +18,7 @@ from thinsection.errors import BudgetError
 from thinsection.neighbors.api import Impl, choose
 from thinsection.neighbors.reference import NO_SELF, NeighborQuery, order_by_group
 
-# numbers held for each distance of a row: differences, their squares (3 each), their sum, the mask, both masked
+# for each distance of a row: differences, squares (3 each), their sum, the mask, both masked
 _NUMBERS_PER_PAIR = 10
 
 
