@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.comparison import permuted_rows
@@ -148,7 +149,7 @@ def beside(
     null: _Score,
     learnt: _Score,
     *,
-    least: FloatVector | IndexArray,
+    least: npt.NDArray[np.number],
 ) -> dict[str, Any]:
     """What stands beside the score: of each seed, of permuted labels, and the learning curve."""
     seeds = range(p.seed, p.seed + p.null_draws)
