@@ -280,7 +280,7 @@ class Results:
         return self.folder / next(iter(record.files))
 
     def ledger(self, slide_id: str) -> SlideLedger:
-        """What is known of a slide. Raises InvalidInputError: it is not of this folder."""
+        """The ledger of a slide. Raises InvalidInputError: it is not of this folder."""
         if slide_id not in self.ledgers:
             hint = nearest(slide_id, self.slides)
             raise InvalidInputError(

@@ -185,7 +185,7 @@ class SlidePreparer:
         )
 
     def _hashes_whole(self, work: SlideWork, slide: Slide) -> bool:
-        """Whether every byte of the file is hashed beside: nobody has done so, and it is local."""
+        """True where every byte of the file is hashed beside: nobody has done so, and it is local."""
         compares_times = self.spec.slides.fingerprint == "times"
         return (
             compares_times and slide.source is None and not work.ledger.source["whole"]

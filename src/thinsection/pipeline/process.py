@@ -283,7 +283,7 @@ class SlideJob:
 def wanted_of(
     prepared: PreparedSlide, encoders: Sequence["TileEncoder"]
 ) -> list["Wanted"]:
-    """What a slide lacks of each encoder: '' nothing, 'embeddings', or 'tokens' for both."""
+    """Request to each encoder: '' for nothing, 'embeddings', or 'tokens' for both."""
     wanted: list[Wanted] = []
     for encoder in encoders:
         fed = [s for s in prepared.streamed if encoder_of(s) == encoder.label]

@@ -43,7 +43,7 @@ def _same(section_type: type, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChecksConfig:
-    """Which checks, and when a slide fails them."""
+    """Checks, and the rules by which a slide fails them."""
 
     pipeline: str = option("auto", _PIPELINES)
     from_histoqc: Path | None = option(

@@ -1,4 +1,4 @@
-"""What each invocation leaves under `OUT/records/`: settings, versions, counts, what was used.
+"""Records of invocations under `OUT/records/`: settings, versions, counts, what was used.
 
 records/20261121-231430-host-4711/run.json      config, versions, counts, seconds
                                   usage/        see `usage.monitor`

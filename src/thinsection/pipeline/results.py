@@ -1,4 +1,4 @@
-"""What a run says of each slide, and the record of a failure."""
+"""Results of a run, slide by slide, and the record of a failure."""
 
 import traceback
 from dataclasses import asdict, dataclass, field

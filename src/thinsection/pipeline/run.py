@@ -41,7 +41,7 @@ OnMessage = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Listeners:
-    """Who hears of a run's progress."""
+    """Listeners to a run's progress."""
 
     on_event: OnEvent  # from any thread
     on_message: OnMessage

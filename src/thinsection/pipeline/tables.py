@@ -47,7 +47,7 @@ _COHORT_COLUMNS = ("slide_path", *OF_COHORTS)  # what a cohort says of each slid
 
 @dataclass(frozen=True, kw_only=True)
 class KnownSlide:
-    """What a results folder says of a slide, whichever invocation brought it there."""
+    """A slide as its results folder has it, whichever invocation brought it there."""
 
     slide_id: str
     ledger: SlideLedger  # empty where the slide failed before any stage was done

@@ -34,7 +34,7 @@ def verify(folder: Path) -> tuple[int, list[str]]:
 
 
 def _verify_datasets(folder: Path) -> tuple[int, list[str]]:
-    """As `verify`, of a folder with HDF5 files of other tools."""
+    """Compares the datasets of a folder with HDF5 files of other tools; see `verify`."""
     paths = sorted(folder.rglob("*.h5"))
     if not paths:
         raise StoreError(

@@ -96,7 +96,7 @@ def calibrate(measure: Callable[[], Calibration] | None = None) -> Calibration:
 
 
 def is_calibrated(key: str | None = None) -> bool:
-    """Whether the rates of this machine are kept, or those of an encoder on it."""
+    """True where the rates of this machine are kept, or those of an encoder on it."""
     kept = _kept().get(machine_key())
     return kept is not None and (key is None or key in kept["encoders"])
 
@@ -267,7 +267,7 @@ def _graphs() -> Iterator[Path]:
 
 
 def is_quick(size: EncoderSize, *, batch_size: int) -> bool:
-    """Whether `measure_cpu_peak` takes half a minute of one core at most."""
+    """True where `measure_cpu_peak` takes half a minute of one core at most."""
     return size.flops_per_tile * batch_size * _PEAK_BATCHES * _PEAK_TIMES <= _PEAK_FLOPS
 
 

@@ -1,4 +1,4 @@
-"""What a run costs as formulas: peak memory, and time over measured rates.
+"""Cost of a run as formulas: peak memory, and time over measured rates.
 
 Host peak = process + weights + batch + buffers + scratch + caches + prepared + results:
     process   interpreter, libraries, allocator: measured once per machine (`calibration`)

@@ -24,12 +24,13 @@ from thinsection.types import parse_bytes
 # the last stage of a run
 Goal = Literal["tissue", "qc", "segment", "tile", "embed", "aggregate"]
 ENCODING = ("embed", "aggregate")  # goals that load encoders
-CPU_BATCH, GPU_BATCH = 32, 256  # tiles
+CPU_BATCH = 32  # tiles
+GPU_BATCH = 256  # tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidesConfig:
-    """How slides are opened."""
+    """Settings of opening slides."""
 
     reader: str = option(
         AUTO,
@@ -83,7 +84,7 @@ class SlidesConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodeConfig:
-    """Which tile encoders, and where they run."""
+    """Tile encoders, and the devices that they run on."""
 
     encoders: tuple[str, ...] = option(
         ("efficientnet_lite0",),
@@ -130,7 +131,7 @@ class EncodeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregateConfig:
-    """Which slide encoders pool the tile embeddings."""
+    """Slide encoders that pool the tile embeddings."""
 
     slide_encoders: tuple[str, ...] = option(
         ("mean",),
@@ -170,7 +171,7 @@ class QcConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
-    """What is written beside the embeddings, and what becomes of what is there."""
+    """Files that are written beside the embeddings, and the treatment of those that are there."""
 
     write: tuple[str, ...] = option(
         (), "Further formats; repeat.", choices=FORMATS.names
@@ -221,7 +222,7 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingConfig:
-    """Which slide encoder pools tiles files that are there, and what these may leave open."""
+    """Slide encoder for stored tile embeddings, and what their files may leave open."""
 
     slide_encoder: str = option(
         "mean",

@@ -1,4 +1,4 @@
-"""What the stream makes of a slide's tiles: embeddings and token grids, and their files."""
+"""Embeddings and token grids, which the stream of a slide's tiles feeds, and their files."""
 
 import hashlib
 import json

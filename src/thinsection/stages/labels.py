@@ -55,7 +55,7 @@ def variant(section: Any, *, leave_out: tuple[str, ...] = ()) -> str:
 
 
 def _is_exact(value: Any) -> bool:
-    """Whether no other value has its slug, within a name of several parts too."""
+    """True where no other value has its slug, within a name of several parts too."""
     items = value if isinstance(value, tuple | list) else (value,)
     return all(_EXACT.fullmatch(str(item)) and item != _NO_ITEMS for item in items)
 

@@ -1,4 +1,4 @@
-"""Where the tissue of a slide is: by the default detector, or as what passed quality control."""
+"""Tissue of a slide: by the default detector, or as what passed quality control."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

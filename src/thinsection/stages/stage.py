@@ -204,7 +204,7 @@ class SlideWork:
         return stage_key(of=key, said=words)
 
     def is_done(self, stage: AnyStage) -> bool:
-        """Whether the ledger has the stage's result."""
+        """True where the ledger has the stage's result."""
         return self.ledger.done(stage.address, self.key(stage))
 
     def path(self, name: str) -> Path:
@@ -347,7 +347,7 @@ class SlideWork:
         self.rows_before_edit.append(RowsBeforeEdit(content, kept))
 
     def _was_edited(self, stage: AnyStage) -> bool:
-        """Whether what the stage is made of was drawn on the same pixels, and drawn anew."""
+        """True where what the stage is made of was drawn on the same pixels, and drawn anew."""
         record = self.ledger.stages.get(stage.address)
         if stage.drawn and record is not None:
             same_pixels = record.facts.get("pixels") == self.source.key
@@ -355,6 +355,6 @@ class SlideWork:
         return any(self._was_edited(need) for need in stage.needs)
 
     def _is_other(self, stage: AnyStage) -> bool:
-        """Whether the ledger has a result of the stage that another file or setting made."""
+        """True where the ledger has a result of the stage that another file or setting made."""
         record = self.ledger.stages.get(stage.address)
         return record is not None and record.key != self.key(stage)

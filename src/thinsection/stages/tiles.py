@@ -48,7 +48,7 @@ class TilesStage(Stage[TileTable]):
 
     @property
     def has_pixel_filters(self) -> bool:
-        """Whether the stream decides which candidates are kept."""
+        """True where the stream decides which candidates are kept."""
         return bool(load_filters(self.config.tile_filter))
 
     @property
