@@ -185,7 +185,7 @@ class SlidePreparer:
         )
 
     def _hashes_whole(self, work: SlideWork, slide: Slide) -> bool:
-        """True where every byte of the file is hashed beside: nobody has done so, and it is local."""
+        """True for a local file of which nobody has hashed every byte."""
         compares_times = self.spec.slides.fingerprint == "times"
         return (
             compares_times and slide.source is None and not work.ledger.source["whole"]

@@ -178,7 +178,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         return None
 
     def _untouched(self, entry: SlideEntry, record: Path) -> bool:
-        """True where the slide is older than the record's last word, and its files are all there."""
+        """True for a slide older than the record's last word, whose files are all there."""
         path = Path(entry.slide_path)
         last = max(log.stat().st_mtime for log in (record / _ENDED).glob("*.jsonl"))
         if not path.is_file() or path.stat().st_mtime > last:

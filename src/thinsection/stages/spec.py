@@ -33,7 +33,7 @@ from thinsection.types import PlainValues, parse_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingSpec:
-    """Models by which tiles become embeddings: which a process loads, how, and where they compute."""
+    """Models by which tiles become embeddings, how they are loaded, and where they compute."""
 
     stain: StainConfig  # normalisation before the encoders
     encoders: tuple[str, ...]  # none for goals that embed nothing
