@@ -2,14 +2,13 @@
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from thinsection.config import nearest
-from thinsection.errors import DatasetError, importing, require, rewording
+from thinsection.errors import DatasetError, importing, rewording
 from thinsection.evaluation.metrics import Fold
 from thinsection.files.json_text import read_json
 
@@ -40,7 +39,6 @@ _COLUMN_BY_LIST = {
     "days": "time",
     "case_ids": "case_id",
 }
-check = partial(require, error=DatasetError)
 
 
 def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:

@@ -10,14 +10,14 @@ import base64
 import csv
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import stats
 
-from thinsection.errors import DatasetError, require
+from thinsection.errors import DatasetError, InvalidInputError
 from thinsection.evaluation import comparison
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.intervals import LEVEL
@@ -59,19 +59,22 @@ def compare(folders: Sequence[Path], out: Path, *, metric: str | None = None) ->
     for scored in find_results(folders):
         task = f"{scored.document['dataset']}, {scored.document['probe']}"
         models = by_task.setdefault(task, {})
-        twice = f"{scored.model!r} twice for {task!r}"
-        require(
-            scored.model not in models, "models must differ", twice, error=DatasetError
-        )
+        if scored.model in models:
+            raise DatasetError(
+                f"models must differ, got {scored.model!r} twice for {task!r}"
+            )
         models[scored.model] = scored
     several = {task: models for task, models in by_task.items() if len(models) > 1}
-    rule = "results must hold a task of two models or more"
-    require(several, rule, sorted(by_task) or "no result", error=DatasetError)
+    if not several:
+        raise DatasetError(
+            "results must hold a task of two models or more, "
+            f"got {sorted(by_task) or 'no result'}"
+        )
     tasks = [
         _compare_task(name, [*models.values()], metric)
         for name, models in several.items()
     ]
-    pairs = [pair for found in tasks for pair in found["pairs"]]
+    pairs = [*chain.from_iterable(task["pairs"] for task in tasks)]
     p_values = [pair["p_value"] for pair in pairs]
     rates = stats.false_discovery_control(p_values)  # Benjamini and Hochberg's
     for pair, holm, fdr in zip(pairs, comparison.holm(p_values), rates, strict=True):
@@ -80,8 +83,8 @@ def compare(folders: Sequence[Path], out: Path, *, metric: str | None = None) ->
             "p_bh": float(fdr),
             "different": bool(holm < 1 - LEVEL),
         }
-    for found in tasks:
-        _rank(found)
+    for compared in tasks:
+        _rank(compared)
     return _write({"tasks": tasks, "models": _overall(tasks)}, out)
 
 
@@ -91,26 +94,28 @@ def _compare_task(
     """Scores of every model by every metric, and each pair's difference, not yet corrected."""
     first = models[0]
     for other in models[1:]:
-        said = [
-            (m.document["data"].get("rows_sha256"), _key(m.rows))
-            for m in (first, other)
+        keys = [
+            (model.document["data"].get("rows_sha256"), _key(model.rows))
+            for model in (first, other)
         ]
-        same = (
-            said[0] == said[1],
-            first.document["protocol"] == other.document["protocol"],
-        )
-        what = "settings" if same[0] else "rows"
-        found = f"{first.model!r} and {other.model!r} with other {what}"
-        rule = f"results of {task!r} must be of the same rows, folds and protocol"
-        require(all(same), rule, f"{found}; probe them alike", error=DatasetError)
-    metric, groups = metric or first.document["metric"], first.rows.groups
+        difference_in = ""
+        if first.document["protocol"] != other.document["protocol"]:
+            difference_in = "settings"
+        if keys[0] != keys[1]:
+            difference_in = "rows"
+        if difference_in:
+            raise DatasetError(
+                f"results of {task!r} must be of the same rows, folds and protocol, "
+                f"got {first.model!r} and {other.model!r} with other {difference_in}; "
+                "probe them alike"
+            )
+    metric = metric or first.document["metric"]
+    groups = first.rows.groups
     for model in models:
-        known = ", ".join(model.rows.scorers)
-        require(
-            metric in model.rows.scorers,
-            f"metric of {task!r} must be one of {known}",
-            metric,
-        )
+        if metric not in model.rows.scorers:
+            raise InvalidInputError(
+                f"metric of {task!r} must be one of {', '.join(model.rows.scorers)}, got {metric}"
+            )
     ids, scorers = first.rows.ids, [model.rows.scorers[metric] for model in models]
     drawn = comparison.resample(scorers, first.rows.sampling, seed=SEED)
     pairs = []
@@ -225,7 +230,10 @@ def read_rows(path: Path, document: dict[str, Any]) -> Rows:
     """The rows of a result, from the table beside it."""
     with path.with_suffix(".csv").open(newline="", encoding="utf-8") as file:
         table = [*csv.DictReader(file)]
-    require(table, "result must have a table of rows", f"none beside {str(path)!r}")
+    if not table:
+        raise InvalidInputError(
+            f"result must have a table of rows, got none beside {str(path)!r}"
+        )
     known: dict[str, Any] = {"ids": tuple(row["id"] for row in table)}
     if "group" in table[0]:
         unit = (document["interval"] or {}).get("unit", "patients")

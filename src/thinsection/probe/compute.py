@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from thinsection.attention.products import fast_products
-from thinsection.errors import BudgetError, require
+from thinsection.errors import BudgetError, InvalidInputError
 from thinsection.evaluation.embeddings import Embeddings
 from thinsection.probe.protocol import Similarity
 from thinsection.store.tile_tables import EmbeddingRows
@@ -35,15 +35,13 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 def rows_within(
     budget_bytes: int, per_row: int, *, name: str, most: int, fixed: int = 0
 ) -> int:
-    """How many rows of a block fit beside `fixed` bytes into the budget: between 1 and `most`."""
+    """Number of rows (1 to `most`) that fit into the budget beside `fixed` bytes."""
     rows = (budget_bytes - fixed) // per_row
-    needed, given = map(format_bytes, (fixed + per_row, budget_bytes))
-    require(
-        rows >= 1,
-        f"budget_bytes must hold one {name} ({needed})",
-        given,
-        error=BudgetError,
-    )
+    if rows < 1:
+        raise BudgetError(
+            f"budget_bytes must hold one {name} ({format_bytes(fixed + per_row)}), "
+            f"got {format_bytes(budget_bytes)}"
+        )
     return min(rows, max(1, most))
 
 
@@ -74,8 +72,14 @@ def nearest_rows(
     Memory: budget_bytes + 8 Nq k, whatever N (on CUDA one block of the bank is there at a time).
     """
     dim, width = bank.shape[1], queries.shape[1]
-    require(width == dim, f"queries must have the width of the bank {dim}", width)
-    require(1 <= k <= len(bank), f"k must lie in 1..{len(bank)}, the bank's rows", k)
+    if width != dim:
+        raise InvalidInputError(
+            f"queries must have the width of the bank {dim}, got {width}"
+        )
+    if not 1 <= k <= len(bank):
+        raise InvalidInputError(
+            f"k must lie in 1..{len(bank)}, the bank's rows, got {k}"
+        )
     where = resolve_device(device, mps=False)
     columns, name = min(COLUMN_BLOCK, len(bank)), "query against one block"
     # similarities, the two inputs' unit rows, and the running best

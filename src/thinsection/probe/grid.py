@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 
 import thinsection
 from thinsection.config import as_mapping, option, read_toml, replace_flat, section
-from thinsection.errors import ConfigError, ThinsectionError, require
+from thinsection.errors import ConfigError, ThinsectionError
 from thinsection.evaluation.parts import PATHOBENCH_TABLE
 from thinsection.evaluation.tables import TABLE_SUFFIXES
 from thinsection.files.atomic import write_json, write_table, write_text
@@ -225,16 +225,21 @@ def probe_jobs(data: Sequence[Path], config: ProbeGridConfig) -> list[ProbeJob]:
 
     Jobs of equal names (data of one stem) get a hash of their data's path.
     """
-    grid, base = config.grid, ProbeConfig(data=config.data, compute=config.compute)
+    grid = config.grid
+    base = ProbeConfig(data=config.data, compute=config.compute)
     other = [
         p for p in grid.probe if not issubclass(load_probe(p).config_type, ProbeConfig)
     ]
-    rule, fits = "probe must be one with a `ProbeConfig`", grid.probe and not other
-    require(fits, rule, other or "none", error=ConfigError)
-    require(data, "data must name at least one path", "none", error=ConfigError)
-    found = ", ".join(map(repr, grid.seeds))
-    whole = all(re.fullmatch(r"\s*[+-]?\d+\s*", seed) for seed in grid.seeds)
-    require(whole, "grid.seeds must be whole numbers", found, error=ConfigError)
+    if not grid.probe or other:
+        raise ConfigError(
+            f"probe must be one with a `ProbeConfig`, got {other or 'none'}"
+        )
+    if not data:
+        raise ConfigError("data must name at least one path, got none")
+    if not all(re.fullmatch(r"\s*[+-]?\d+\s*", seed) for seed in grid.seeds):
+        raise ConfigError(
+            f"grid.seeds must be whole numbers, got {', '.join(map(repr, grid.seeds))}"
+        )
     encoders = grid.encoders or (base.data.encoder,)
     seeds: Sequence[int | None] = [*map(int, grid.seeds)] or [base.compute.seed]
     jobs = []
@@ -259,18 +264,17 @@ def probe_jobs(data: Sequence[Path], config: ProbeGridConfig) -> list[ProbeJob]:
 
 def suite_jobs(path: Path, document: Mapping[str, Any]) -> list[ProbeJob]:
     """The jobs of a suite: tasks, then encoders, then probes."""
-    encoders, tasks = document.get("encoders"), document.get("tasks")
-    require(encoders, "encoders must name at least one", encoders, error=ConfigError)
-    require(tasks, "tasks must be given as [[tasks]]", tasks, error=ConfigError)
+    encoders = document.get("encoders")
+    tasks = document.get("tasks")
+    if not encoders:
+        raise ConfigError(f"encoders must name at least one, got {encoders}")
+    if not tasks:
+        raise ConfigError(f"tasks must be given as [[tasks]], got {tasks}")
     shared = {k: v for k, v in document.items() if k not in _KEYS}
     jobs = []
     for given in tasks or ():
-        require(
-            "data" in given,
-            "each task must have data",
-            sorted(given),
-            error=ConfigError,
-        )
+        if "data" not in given:
+            raise ConfigError(f"each task must have data, got {sorted(given)}")
         own = shared | {k: v for k, v in given.items() if k not in _TASK_KEYS}
         tasks_found = find_tasks(path.parent / given["data"])
         for (task, data, kind), encoder in itertools.product(

@@ -1,4 +1,4 @@
-"""What a probe returns, and its plain form for a result file."""
+"""Results of probes, and their plain form for a result file."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.config import as_mapping
-from thinsection.errors import require
+from thinsection.errors import InvalidInputError
 from thinsection.evaluation import intervals, metrics
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.comparison import permutation_p, permuted_rows
@@ -452,9 +452,13 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
     alike = (
         len(rows) == len(results) and len({p.ids for p in rows}) == len(metrics) == 1
     )
-    found = f"{sorted(metrics)} of {[r.dataset for r in results]}"
-    require(alike, "results must be probes of the same rows with one metric", found)
-    first, size = results[0], (max(len(p.each) for p in rows), len(rows[0].truth))
+    if not alike:
+        raise InvalidInputError(
+            "results must be probes of the same rows with one metric, "
+            f"got {sorted(metrics)} of {[r.dataset for r in results]}"
+        )
+    first = results[0]
+    size = (max(len(p.each) for p in rows), len(rows[0].truth))
     # a probe of one seed stands beside each seed of the others
     every = replace(
         rows[0], repeats=np.concatenate([np.resize(p.each, size) for p in rows])

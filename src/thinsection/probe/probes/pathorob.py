@@ -18,7 +18,7 @@ from sklearn.metrics import (
     silhouette_score,
 )
 
-from thinsection.errors import InvalidInputError, require
+from thinsection.errors import InvalidInputError
 from thinsection.evaluation import metrics
 from thinsection.evaluation.cases import group_rows
 from thinsection.evaluation.embeddings import check_finite, check_vectors
@@ -251,8 +251,11 @@ def clustering_probe(
                 adjusted_rand_score(of[rows], labels) for of in (biology, centre)
             )
             trials.append(bio - where)
-    rule = "tiles must come of two classes at two centres"
-    require(by_combination, rule, f"no such four groups in {data.name!r}")
+    if not by_combination:
+        raise InvalidInputError(
+            "tiles must come of two classes at two centres, "
+            f"got no such four groups in {data.name!r}"
+        )
     means = {name: float(np.mean(trials)) for name, trials in by_combination.items()}
     spread = [
         np.std(trials, ddof=1) for trials in by_combination.values() if len(trials) > 1
@@ -304,14 +307,16 @@ def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeRes
         [*dict.fromkeys(data.biological_class)],
     )
     inside = [*dict.fromkeys(data.medical_center)][:2]
-    require(len(inside) == 2, "apd needs two centres to train on", inside)
+    if len(inside) != 2:
+        raise InvalidInputError(f"apd needs two centres to train on, got {inside}")
     y = np.array([classes.index(name) for name in data.biological_class])
     of_class = [y == k for k in range(len(classes))]
     chunks = [[_slides(data, (centre == c) & of) for of in of_class] for c in inside]
     least = min(len(of) for row in chunks for of in row)
-    require(
-        least >= 5, "each class must have >= 5 slides at each of the two centres", least
-    )
+    if least < 5:
+        raise InvalidInputError(
+            f"each class must have >= 5 slides at each of the two centres, got {least}"
+        )
     base = (least - 3) // 2  # slides of a class and centre in split 0
     outside = np.flatnonzero(~np.isin(centre, inside))
     # PathoROB hands scikit-learn tuples of rows, which it converts to float64

@@ -15,7 +15,7 @@ from scipy.special import softmax
 from torch.nn.functional import cross_entropy, linear
 
 from thinsection.attention.products import fast_products
-from thinsection.errors import DatasetError, InvalidInputError, require
+from thinsection.errors import DatasetError, InvalidInputError
 from thinsection.evaluation import metrics
 from thinsection.evaluation.calibration import calibration_bins
 from thinsection.evaluation.embeddings import Embeddings
@@ -346,10 +346,12 @@ def draw_support_sets(
     Raises DatasetError: a class has fewer than `shots` rows.
     """
     rows_of = [np.flatnonzero(labels == c) for c in range(len(class_names))]
-    rule = f"each class must have >= {shots} training rows for {shots} shots"
     for name, rows in zip(class_names, rows_of, strict=True):
-        found = f"{len(rows)} of class {name!r}; label more tiles or drop the class"
-        require(len(rows) >= shots, rule, found, error=DatasetError)
+        if len(rows) < shots:
+            raise DatasetError(
+                f"each class must have >= {shots} training rows for {shots} shots, "
+                f"got {len(rows)} of class {name!r}; label more tiles or drop the class"
+            )
     draw = np.random.default_rng(seed).choice
     return np.array(
         [[draw(r, shots, replace=False) for r in rows_of] for _ in range(num_sets)]

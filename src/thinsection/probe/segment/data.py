@@ -20,7 +20,7 @@ from thinsection.errors import DatasetError, rewording
 from thinsection.evaluation.cases import Groups, group_rows
 from thinsection.evaluation.metrics import Fold
 from thinsection.evaluation.splits import shuffled_folds
-from thinsection.evaluation.tables import check, unexpected
+from thinsection.evaluation.tables import unexpected
 from thinsection.probe.data.images import read_images
 from thinsection.probe.data.sets import ImageRef
 from thinsection.types import RgbArray
@@ -88,14 +88,14 @@ class SegmentSet:
 
     def labels(self) -> npt.NDArray[np.uint8]:
         """uint8 (N, 256, 256), checked to be classes. Memory: 65,536 N bytes."""
-        out, top = (
-            np.empty((len(self), PX, PX), dtype=np.uint8),
-            len(self.class_names) - 1,
-        )
+        out = np.empty((len(self), PX, PX), dtype=np.uint8)
+        top = len(self.class_names) - 1
         for i, name in enumerate(self.ids):
             out[i] = self.label(i)
-            found = f"{out[i].max()} in {name!r} of {self.name}"
-            check(out[i].max() <= top, f"labels must be 0..{top}", found)
+            if out[i].max() > top:
+                raise DatasetError(
+                    f"labels must be 0..{top}, got {out[i].max()} in {name!r} of {self.name}"
+                )
         return out
 
 
@@ -107,10 +107,15 @@ def load_pannuke(root: Path) -> SegmentSet:
         raise unexpected(root, "PanNuke", [str(p.relative_to(root)) for p in paths])
     shapes = [_mapped(path).shape for path in paths]
     for path, shape, channels in zip(paths, shapes, (3, 6, 3, 6), strict=True):
-        rule = f"{path.stem} must be of shape (N, {PX}, {PX}, {channels})"
-        check(shape[1:] == (PX, PX, channels), rule, f"{shape} in {str(path)!r}")
-    sizes, masks = ([shape[0] for shape in shapes[part::2]] for part in (0, 1))
-    check(sizes == masks, "images and masks must be as many", f"{sizes} and {masks}")
+        if shape[1:] != (PX, PX, channels):
+            raise DatasetError(
+                f"{path.stem} must be of shape (N, {PX}, {PX}, {channels}), "
+                f"got {shape} in {str(path)!r}"
+            )
+    sizes = [shape[0] for shape in shapes[0::2]]
+    masks = [shape[0] for shape in shapes[1::2]]
+    if sizes != masks:
+        raise DatasetError(f"images and masks must be as many, got {sizes} and {masks}")
 
     def row(part: int, i: int) -> npt.NDArray[Any]:
         fold = int(i >= sizes[0])
@@ -139,11 +144,8 @@ def _mapped(path: Path) -> npt.NDArray[Any]:
         "array must be a whole .npy", path, OSError, ValueError, error=DatasetError
     ):
         array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    check(
-        array.flags.c_contiguous,
-        "array must be in C order",
-        f"Fortran's in {str(path)!r}",
-    )
+    if not array.flags.c_contiguous:
+        raise DatasetError(f"array must be in C order, got Fortran's in {str(path)!r}")
     return array
 
 
@@ -220,9 +222,8 @@ def load_bcss(root: Path) -> SegmentSet:
                 (i, y, x) for y, x in np.argwhere(spans.mean(axis=(1, 3)) >= 0.5)
             ]
     of_val = np.array([whose[i] in BCSS_VAL for i, _, _ in places])
-    check(
-        of_val.any() and not of_val.all(), "BCSS must hold both splits", f"{set(whose)}"
-    )
+    if not of_val.any() or of_val.all():
+        raise DatasetError(f"BCSS must hold both splits, got {set(whose)}")
 
     def square(
         paths: list[Path], row: int, how: Image.Resampling
@@ -264,12 +265,17 @@ def read_label(path: Path) -> npt.NDArray[np.uint8]:
             if is_mat
             else np.load(path)
         )
-    top, low, high = len(CONSEP_REMAP) - 1 if is_mat else 255, label.min(), label.max()
+    top = len(CONSEP_REMAP) - 1 if is_mat else 255
+    low = label.min()
+    high = label.max()
     fits = (
         label.ndim == 2 and low >= 0 and high <= top and (label == label.round()).all()
     )
-    rule = f"label must be whole numbers 0..{top} of shape (H, W)"
-    check(fits, rule, f"{label.dtype} {label.shape}, {low}..{high} in {str(path)!r}")
+    if not fits:
+        raise DatasetError(
+            f"label must be whole numbers 0..{top} of shape (H, W), "
+            f"got {label.dtype} {label.shape}, {low}..{high} in {str(path)!r}"
+        )
     whole: npt.NDArray[np.uint8] = label.astype(np.uint8)
     return CONSEP_REMAP[whole] if is_mat else whole
 
@@ -288,13 +294,16 @@ def _from_files(
         return np.asarray(picture.resize((PX, PX), Image.Resampling.BILINEAR))
 
     def label(i: int) -> LabelImage:
-        found = read_label(labels[i])
+        classes = read_label(labels[i])
         with Image.open(images[i]) as picture:
             size = (picture.height, picture.width)
-        rule, got = f"label must be of its image's size {size}", str(labels[i])
-        check(found.shape == size, rule, f"{found.shape} in {got!r}")
+        if classes.shape != size:
+            raise DatasetError(
+                f"label must be of its image's size {size}, "
+                f"got {classes.shape} in {str(labels[i])!r}"
+            )
         return np.asarray(
-            Image.fromarray(found).resize((PX, PX), Image.Resampling.NEAREST)
+            Image.fromarray(classes).resize((PX, PX), Image.Resampling.NEAREST)
         )
 
     known |= {

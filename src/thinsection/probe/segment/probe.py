@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from thinsection.encode import DEFAULT_ENCODER, TileEncoder, load_encoder
-from thinsection.errors import ConfigError, require
+from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation import metrics
 from thinsection.evaluation.intervals import Sampling, interval
 from thinsection.evaluation.metrics import Counts, IndexArray, image_counts
@@ -61,9 +61,8 @@ def run_segment_probe(root: Path, config: SegmentConfig) -> ProbeResult:
     protocol = get_protocol(NANOPATH.name, seed=chosen.seed)
     settings: SegmentSettings = protocol.require("segment")
     if chosen.epochs is not None:
-        require(
-            chosen.epochs >= 1, "epochs must be >= 1", chosen.epochs, error=ConfigError
-        )
+        if chosen.epochs < 1:
+            raise ConfigError(f"epochs must be >= 1, got {chosen.epochs}")
         settings = replace(settings, epochs=chosen.epochs)
         protocol = replace(protocol, segment=settings)
     data = SEGMENT_DATASETS[chosen.dataset](root)
@@ -287,8 +286,11 @@ class MaskTransformer(nn.Module):
 def grid_edge(num_tokens: int) -> int:
     """g of T = g * g tokens; raises InvalidInputError where T is no square."""
     edge = math.isqrt(num_tokens)
-    found = f"{num_tokens}; the encoder must give patch tokens without prefix tokens"
-    require(edge * edge == num_tokens, "tokens must form a square grid", found)
+    if edge * edge != num_tokens:
+        raise InvalidInputError(
+            f"tokens must form a square grid, got {num_tokens}; "
+            "the encoder must give patch tokens without prefix tokens"
+        )
     return edge
 
 
@@ -385,14 +387,13 @@ class SegmentTrainer:
         for epoch in range(1, s.epochs + 1):
             order = train[torch.randperm(len(train), generator=generator).numpy()]
             of_batches = self._epoch(head, order, optimizer)
-            loss, val_loss = (
-                float(of_batches.mean()),
-                float(self._epoch(head, val).mean()),
-            )
-            found = f"{loss} in epoch {epoch}; scale the features"
-            require(
-                math.isfinite(loss + val_loss), "training loss must stay finite", found
-            )
+            loss = float(of_batches.mean())
+            val_loss = float(self._epoch(head, val).mean())
+            if not math.isfinite(loss + val_loss):
+                raise InvalidInputError(
+                    f"training loss must stay finite, got {loss} in epoch {epoch}; "
+                    "scale the features"
+                )
             if val_loss < min(val_losses, default=math.inf):
                 best = copy.deepcopy(head.state_dict())
             first.append(float(of_batches[0]))
