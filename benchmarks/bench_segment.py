@@ -110,7 +110,7 @@ def compare(theirs: dict[str, Any], labels: Path) -> dict[str, float]:
     """Outputs on its inputs, channels of its pixels, and the map px by px over its tissue."""
     segmenter = load_segmenter("lavlab-shell", device="cpu")
     outputs = segmenter.network(theirs["x"])
-    channels = StainChannels.of(theirs["picture"], "its own picture")
+    channels = StainChannels.fit(theirs["picture"], "its own picture")
     eho = theirs["eho"].astype(np.float32)
     eho = (eho - eho.min((0, 1))) / np.maximum(eho.max((0, 1)) - eho.min((0, 1)), 1)
     ours = tifffile.imread(labels)

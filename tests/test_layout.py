@@ -55,7 +55,6 @@ PACKAGES = {
 KNOWN_UPWARD: set[tuple[str, str]] = set()
 KNOWN_CIRCLES: set[tuple[str, str]] = {
     ("thinsection.slide.resize", "thinsection.slide.base"),
-    ("thinsection.segment.segmenter", "thinsection.segment.network"),
 }
 
 

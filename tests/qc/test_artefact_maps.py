@@ -12,7 +12,8 @@ from tests.support.tuning_slide import tuning_slide
 
 from thinsection.arrays import get_namespace
 from thinsection.qc.checks import convnet
-from thinsection.qc.checks.artefact_maps import CLASSES, Features, artefact_maps
+from thinsection.qc.checks.artefact_features import Features
+from thinsection.qc.checks.artefact_maps import CLASSES, artefact_maps
 
 PICTURES = REAL.parents[1] / "pictures"
 
@@ -64,9 +65,9 @@ def test_maps_have_the_shape_of_their_image_and_are_probabilities(mpp: float) ->
 def test_bands_of_rows_do_not_show(monkeypatch: pytest.MonkeyPatch, mpp: float) -> None:
     rgb = tuning_slide(9_502, size=(331, 283), mpp=mpp).rgb
     ns = get_namespace("cpu")
-    monkeypatch.setattr("thinsection.qc.checks.artefact_maps._BAND_PX", 1 << 30)
+    monkeypatch.setattr("thinsection.qc.checks.artefact_features._BAND_PX", 1 << 30)
     whole = artefact_maps(ns, rgb, mpp)
-    monkeypatch.setattr("thinsection.qc.checks.artefact_maps._BAND_PX", 1)
+    monkeypatch.setattr("thinsection.qc.checks.artefact_features._BAND_PX", 1)
     assert len(Features(ns, rgb, mpp).bands) > 12
     bands = artefact_maps(ns, rgb, mpp)
     for name, plane in whole.items():

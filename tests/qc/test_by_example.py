@@ -16,9 +16,9 @@ from tests.support.pixel_examples import (
 
 from thinsection.arrays import get_namespace
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.qc.checks import by_example
-from thinsection.qc.checks.by_example import (
-    ByExample,
+from thinsection.qc.checks import pixel_model
+from thinsection.qc.checks.by_example import ByExample, trained_model
+from thinsection.qc.checks.pixel_model import (
     Example,
     PixelModel,
     load_model,
@@ -26,7 +26,6 @@ from thinsection.qc.checks.by_example import (
     predict,
     probabilities,
     train,
-    trained_model,
 )
 
 RNG = np.random.default_rng(2)
@@ -97,7 +96,7 @@ def test_bands_give_what_the_whole_image_gives(
         get_namespace("cpu"),
     )
     whole = probabilities(ns, picture, models)
-    monkeypatch.setattr(by_example, "_BAND_PX", 50 * 43)
+    monkeypatch.setattr(pixel_model, "_BAND_PX", 50 * 43)
     for check, expected in whole.items():
         got = probabilities(ns, picture, models)[check]
         np.testing.assert_allclose(got, expected, atol=1e-4)
@@ -120,7 +119,7 @@ def test_a_cached_model_is_read_and_a_damaged_one_trained_again(
     first = trained_model(own, tmp_path)
     (path,) = (tmp_path / "qc-models").iterdir()
     with np.load(path, allow_pickle=False) as arrays:
-        assert set(arrays) == {"features", *by_example.WEIGHTS}
+        assert set(arrays) == {"features", *pixel_model.WEIGHTS}
     stamp = path.stat().st_mtime_ns
     assert same(first, trained_model(own, tmp_path))
     assert path.stat().st_mtime_ns == stamp

@@ -10,7 +10,7 @@ from tests.qc.slides import ArraySlide
 
 from thinsection.errors import ConfigError
 from thinsection.qc import Pipeline, load_pipeline, run_qc
-from thinsection.qc.pipeline import pipeline_from_ini
+from thinsection.qc.histoqc_config import pipeline_from_ini
 
 # glass, and noisy tissue of 900 px and of 100 px, which is not flat
 PIXELS = np.full((60, 80, 3), 240, np.uint8)
@@ -80,7 +80,7 @@ def test_a_preset_is_the_converted_config(
     stem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # as where HistoQC, whose pictures would be taken, is not installed
-    monkeypatch.setattr("thinsection.qc.pipeline.find_spec", lambda name: None)
+    monkeypatch.setattr("thinsection.qc.histoqc_config.find_spec", lambda name: None)
     pipeline, _ = pipeline_from_ini(config(stem))
     assert replace(pipeline, name=PRESETS[stem]) == load_pipeline(PRESETS[stem])
 

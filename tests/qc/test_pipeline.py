@@ -6,7 +6,8 @@ import pytest
 
 from thinsection.errors import ConfigError
 from thinsection.qc import load_pipeline, preset_names
-from thinsection.qc.pipeline import dump_pipeline, pipeline_from_ini
+from thinsection.qc.histoqc_config import pipeline_from_ini
+from thinsection.qc.pipeline import dump_pipeline
 
 # the steps and values of a HistoQC config, in its own syntax
 INI = """

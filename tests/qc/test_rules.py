@@ -15,7 +15,7 @@ from thinsection.qc import (
     run_qc,
     tile_qc_columns,
 )
-from thinsection.qc.engine import parse_rule
+from thinsection.qc.rules import parse_rule
 from thinsection.qc.tissue import box_fractions
 from thinsection.types import MaskFrame
 

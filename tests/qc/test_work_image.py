@@ -5,13 +5,13 @@ import pytest
 from PIL import Image
 from tests.qc.slides import ArraySlide, needs_real_slide, real_slide, reduced
 
-from thinsection.qc import work_image
-from thinsection.qc.work_image import (
+from thinsection.qc import histoqc_image
+from thinsection.qc.histoqc_image import (
     coarsest_level,
     fitted_size,
     read_work_images,
-    regions_at,
 )
+from thinsection.qc.work_image import regions_at
 
 RNG = np.random.default_rng(1)
 BASE = RNG.integers(0, 256, (1237, 913, 3), dtype=np.uint8)
@@ -19,7 +19,7 @@ BASE = RNG.integers(0, 256, (1237, 913, 3), dtype=np.uint8)
 
 @pytest.fixture(autouse=True)
 def many_strips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_image, "STRIP_BYTES", 1 << 19)
+    monkeypatch.setattr(histoqc_image, "STRIP_BYTES", 1 << 19)
 
 
 @needs_real_slide

@@ -8,7 +8,7 @@ import pytest
 
 from thinsection.errors import ConfigError
 from thinsection.qc import run_qc
-from thinsection.qc.engine import parse_rule
+from thinsection.qc.rules import parse_rule
 from thinsection.report.qc_sheet import write_qc_parquet, write_qc_sheet
 from thinsection.report.verdict import (
     column_order,

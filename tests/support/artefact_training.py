@@ -18,8 +18,9 @@ from tests.support.tuning_slide import tuning_slide
 
 from thinsection.arrays import get_namespace
 from thinsection.qc.checks import artefact_maps
+from thinsection.qc.checks.artefact_features import Features
 from thinsection.qc.checks.artefact_maps import CLASSES
-from thinsection.qc.checks.by_example import PixelModel, save_model
+from thinsection.qc.checks.pixel_model import PixelModel, save_model
 from thinsection.slide import open_slide
 from thinsection.types import MaskArray, RgbArray
 
@@ -94,7 +95,7 @@ def drawn(
 def density_features(rgb: RgbArray) -> list[npt.NDArray[np.float32]]:
     """The small net's planes (H, W) of an image at WORK_MPP, which is also their px."""
     ns = get_namespace("cpu")
-    features = artefact_maps.Features(ns, rgb, WORK_MPP)
+    features = Features(ns, rgb, WORK_MPP)
     return list(features.planes(slice(0, len(rgb))))
 
 

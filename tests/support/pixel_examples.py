@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scipy import ndimage
 
 from thinsection.qc.checks import by_example
-from thinsection.qc.checks.by_example import Example, PixelModel, save_model, train
+from thinsection.qc.checks.pixel_model import Example, PixelModel, save_model, train
 from thinsection.types import MaskArray, RgbArray
 
 _Floats = npt.NDArray[np.float64]

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from thinsection.errors import ConfigError
-from thinsection.tiles.filters import contrast, load_filters
+from thinsection.testing.synthetic import ArraySlide
+from thinsection.tiles import TilesConfig, tile_grid
+from thinsection.tiles.filters import (
+    _percentile,
+    contrast,
+    kept_by_rules,
+    load_filters,
+)
 
 
 def plain_rule(tile: np.ndarray) -> bool:
@@ -39,6 +46,27 @@ def test_percentiles_interpolate_between_order_statistics() -> None:
     tile.flat[:3] = [0, 0, 100]
     tile.flat[-1] = 255
     assert contrast(tile[None])[0] == plain_rule(tile)
+
+
+@pytest.mark.parametrize("percent", [0.0, 5.0, 37.0, 50.0, 100.0])
+@pytest.mark.parametrize("num_values", [1, 2, 7, 60])
+def test_percentiles_are_numpys(percent: float, num_values: int) -> None:
+    values = np.random.default_rng(num_values).integers(0, 256, (5, num_values))
+    counts = np.stack([np.bincount(row, minlength=256) for row in values])
+    got = _percentile(counts.cumsum(axis=1), percent)
+    np.testing.assert_allclose(got, np.percentile(values, percent, axis=1), rtol=1e-12)
+
+
+def test_rules_on_columns_keep_the_tiles_for_which_all_of_them_hold() -> None:
+    table = tile_grid(
+        ArraySlide([np.zeros((300, 400, 3), np.uint8)]), TilesConfig(tile_px=64)
+    )
+    place = np.arange(len(table))
+    table = table.with_columns({"place": place, "odd": place % 2})
+    keep = kept_by_rules(table, ["tissue", "place>=3", "odd==1", "px_focus>9"])
+    np.testing.assert_array_equal(keep, (place >= 3) & (place % 2 == 1))
+    with pytest.raises(ConfigError, match=r"must name a column, got 'plaec'.*'place'"):
+        kept_by_rules(table, ["plaec>3"])
 
 
 def test_the_mask_filter_needs_no_pixels_and_unknown_names_are_refused() -> None:

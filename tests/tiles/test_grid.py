@@ -158,14 +158,16 @@ def test_a_table_keeps_its_columns_in_step_with_its_tiles() -> None:
 
 @pytest.mark.parametrize("pad", [False, True])
 def test_the_order_is_by_block_then_row_then_column(pad: bool) -> None:
-    plan = TilesConfig(tile_px=20, overlap=4).plan(slide())
+    oblong = slide(slide_mpp=(0.5, 0.25))
+    plan = TilesConfig(tile_px=20, overlap=4).plan(oblong)
+    assert (plan.size_l0, plan.stride_l0) == ((20, 40), (16, 32))
     order = [
         (row // 8, column // 8, row, column)
-        for row in range(-(-SIZE[1] // 16))
+        for row in range(-(-SIZE[1] // 32))
         for column in range(-(-SIZE[0] // 16))
-        if pad or (row * 16 + 20 <= SIZE[1] and column * 16 + 20 <= SIZE[0])
+        if pad or (row * 32 + 40 <= SIZE[1] and column * 16 + 20 <= SIZE[0])
     ]
-    want = [[column * 16, row * 16] for _, _, row, column in sorted(order)]
+    want = [[column * 16, row * 32] for _, _, row, column in sorted(order)]
     assert grid_coords(SIZE, plan, pad=pad).tolist() == want
 
 

@@ -22,8 +22,9 @@ from thinsection.pipeline.results import SlideResult
 from thinsection.pipeline.run import run
 from thinsection.pipeline.tables import known_slides
 from thinsection.qc import Pipeline, load_pipeline
-from thinsection.qc.engine import QcRule
-from thinsection.qc.pipeline import dump_pipeline, pipeline_from_ini
+from thinsection.qc.histoqc_config import pipeline_from_ini
+from thinsection.qc.pipeline import dump_pipeline
+from thinsection.qc.rules import QcRule
 from thinsection.report.histoqc import write_histoqc
 from thinsection.report.qc_sheet import write_qc_parquet
 from thinsection.stages.config import OutputConfig, QcConfig, RunConfig, SlidesConfig

@@ -16,7 +16,7 @@ from thinsection.pipeline.measures_tables import (
 from thinsection.pipeline.tables import KnownSlide
 from thinsection.qc import qc_fail
 from thinsection.qc.checks.check import Score
-from thinsection.qc.engine import QcRule, parse_rule
+from thinsection.qc.rules import QcRule, parse_rule
 from thinsection.report.qc_files import QC_FORMAT, QC_JSON
 from thinsection.report.qc_sheet import judge_rows, write_qc_csv, write_qc_sheet
 from thinsection.report.verdict import load_rules

@@ -1,4 +1,4 @@
-"""The default tissue mask, and of any mask its picture and the share of a box that it covers."""
+"""The default tissue mask; pictures of masks, and the share of a box that a mask covers."""
 
 import colorsys
 import math
@@ -15,7 +15,8 @@ from thinsection.arrays.morphology import dilated_by_disk, drop_small, opened_by
 from thinsection.config import option
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import notebook_html
-from thinsection.qc.checks.by_example import ByExample, probabilities, trained_model
+from thinsection.qc.checks.by_example import ByExample, trained_model
+from thinsection.qc.checks.pixel_model import probabilities
 from thinsection.qc.checks.tissue import Tissue, detect_tissue
 from thinsection.qc.work_image import resolution_of, work_size
 from thinsection.slide import Slide, read_resized
@@ -29,16 +30,19 @@ from thinsection.types import (
     format_mpp,
 )
 
-_INK_UM, _INK_GAP_UM, _MIN_INK_UM2 = (
-    16.0,
-    64.0,
-    6400.0,
-)  # px looked at; gaps in ink; least spot
 Color = tuple[int, int, int]  # RGB, 0 to 255
 Tints = Iterable[tuple[MaskArray, Color]]
 Shares = npt.NDArray[np.float32]  # (N,), in [0, 1]
 TISSUE_COLOR: Color = (0, 160, 80)
-_DIMMED = 0.35  # share of its own colour that a px out of use keeps
+
+# Of the px that are searched for ink.
+_INK_UM = 16.0
+# Gaps in ink that are closed.
+_INK_GAP_UM = 64.0
+# Smaller spots are not ink.
+_MIN_INK_UM2 = 6400.0
+# Share of its own colour that a px out of use keeps.
+_DIMMED = 0.35
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +68,17 @@ class TissueConfig:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TissueMask:
-    """A mask and where it lies."""
+    """A mask and its place on the slide."""
 
     mask: MaskArray  # bool (H, W), True = tissue
-    frame: MaskFrame  # how its px map to level 0
+    frame: MaskFrame  # maps its px to level 0
     mask_mpp: Mpp | None  # (x, y) µm per mask px, or None where the slide has no mpp
     thumbnail: RgbArray  # uint8 (H, W, 3), the image that it was made from
-    # that was measured: 'H&E', 'IHC', 'unsure' (of the two), 'grey' or 'dark'; '' where none was
+    # the measured stain: 'H&E', 'IHC', 'unsure' (of the two), 'grey' or 'dark'; '' where
+    # none was measured
     stain: str = ""
-    pen_fraction: float = (
-        0.0  # share of the slide that would be tissue but for ink, [0, 1]
-    )
+    # share of the slide that would be tissue but for ink, [0, 1]
+    pen_fraction: float = 0.0
 
     @property
     def tissue_fraction(self) -> float:
@@ -82,27 +86,29 @@ class TissueMask:
         return float(self.mask.mean())
 
     def fractions(self, coords_l0: CoordsL0, size_l0: Size) -> Shares:
-        """The share of tissue of each box, as of `box_fractions`."""
+        """The share of tissue of each box; see `box_fractions`."""
         return box_fractions(self.mask, self.frame, coords_l0, size_l0)
 
     def __repr__(self) -> str:
         height, width = self.mask.shape
-        size = f"{width} x {height} px, {format_mpp(self.mask_mpp)}"
-        return f"TissueMask({size}, {self.tissue_fraction:.1%} tissue)"
+        return (
+            f"TissueMask({width} x {height} px, {format_mpp(self.mask_mpp)}, "
+            f"{self.tissue_fraction:.1%} tissue)"
+        )
 
     def _repr_html_(self) -> str:
         picture = overlay(self.thumbnail, self.mask)
-        return notebook_html(
-            picture, f"{self.tissue_fraction:.1%} tissue", [repr(self)]
-        )
+        title = f"{self.tissue_fraction:.1%} tissue"
+        return notebook_html(picture, title, [repr(self)])
 
 
 def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
-    """Where the tissue of a slide is, of any stain, without pen, slide edge and dust.
+    """Detects the tissue of a slide, of any stain, without pen, slide edge and dust.
 
-    Optical density, colour and texture of a thumbnail of about 8 µm/px against the glass that it
-    shows (docs/tissue.md): an empty slide gives an empty mask, a slide full of tissue a full one.
-    Pieces and holes below the configured areas go (without an mpp, as many px as at 8 µm/px).
+    Optical density, colour and texture of a thumbnail of about 8 µm/px are compared with
+    the glass that it shows (docs/tissue.md): an empty slide gives an empty mask, a slide
+    full of tissue a full one. Pieces and holes below the configured areas go (without an
+    mpp, as many px as at 8 µm/px).
 
     Memory: O(thumbnail): about 60 bytes per mask px, beside one strip of the level that is read.
 
@@ -110,19 +116,21 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
         SlideReadError: the slide's pixels cannot be decoded.
     """
     config = config or TissueConfig()
-    where = work_frame(slide, config.mask_mpp)
-    rgb = where.thumbnail
-    found, stain = segment_tissue(rgb, config, px_um=where.px_um)
-    mask = found & ~_ink(rgb, where.px_um) if found.any() else found
-    pen_fraction = float((found & ~mask).mean())
-    if pen_fraction:  # what is left of a piece between two strokes
-        least_px = config.min_speck_um2 / where.px_um**2
+    picture = work_frame(slide, config.mask_mpp)
+    detected, stain = segment_tissue(picture.thumbnail, config, px_um=picture.px_um)
+    mask = detected
+    if detected.any():
+        mask = detected & ~_find_ink(picture.thumbnail, picture.px_um)
+    pen_fraction = float((detected & ~mask).mean())
+    if pen_fraction:
+        # specks that remain of a piece between two strokes
+        least_px = config.min_speck_um2 / picture.px_um**2
         mask = drop_small(get_namespace("cpu"), mask, least_px)
     return TissueMask(
         mask=mask,
-        frame=where.frame,
-        mask_mpp=where.mask_mpp,
-        thumbnail=rgb,
+        frame=picture.frame,
+        mask_mpp=picture.mask_mpp,
+        thumbnail=picture.thumbnail,
         stain=stain,
         pen_fraction=pen_fraction,
     )
@@ -130,26 +138,27 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkFrame:
-    """The picture of a slide on which tissue is found, and where it lies."""
+    """The picture of a slide on which tissue is detected, and its place."""
 
     thumbnail: RgbArray  # uint8 (H, W, 3)
-    frame: MaskFrame  # how its px map to level 0
+    frame: MaskFrame  # maps its px to level 0
     mask_mpp: Mpp | None  # (x, y) µm per px, or None where the slide has no mpp
     px_um: float  # µm per px, assumed where the slide has no mpp
 
 
 def work_frame(slide: Slide, mask_mpp: float) -> WorkFrame:
-    """The picture of a slide at about `mask_mpp`: that of quality control in µm, px by px."""
+    """The picture of a slide at about `mask_mpp`: the one that quality control sees."""
     mpp_xy = resolution_of(slide, mask_mpp, slide.slide_mpp)
-    frame = MaskFrame(
-        size_th=work_size(slide.size, mpp_xy, mask_mpp), size_l0=slide.size
-    )
-    x, y = np.multiply(mpp_xy, frame.downsample_xy).tolist()
+    size_th = work_size(slide.size, mpp_xy, mask_mpp)
+    frame = MaskFrame(size_th=size_th, size_l0=slide.size)
+    downsample_x, downsample_y = frame.downsample_xy
+    mpp_x = mpp_xy[0] * downsample_x
+    mpp_y = mpp_xy[1] * downsample_y
     return WorkFrame(
-        thumbnail=read_resized(slide, frame.size_th),
+        thumbnail=read_resized(slide, size_th),
         frame=frame,
-        mask_mpp=(x, y) if slide.slide_mpp else None,
-        px_um=math.sqrt(x * y),
+        mask_mpp=(mpp_x, mpp_y) if slide.slide_mpp else None,
+        px_um=math.sqrt(mpp_x * mpp_y),
     )
 
 
@@ -157,37 +166,52 @@ def segment_tissue(
     rgb: RgbArray, config: TissueConfig, *, px_um: float
 ) -> tuple[MaskArray, str]:
     """Mask (H, W) and measured stain of an RGB thumbnail (H, W, 3) of px of px_um µm."""
-    areas_px = config.min_speck_um2 / px_um**2, config.min_hole_um2 / px_um**2
-    return detect_tissue(get_namespace("cpu"), rgb, px_um, areas_px, config.black_level)
+    return detect_tissue(
+        get_namespace("cpu"),
+        rgb,
+        px_um,
+        min_piece_px=config.min_speck_um2 / px_um**2,
+        min_hole_px=config.min_hole_um2 / px_um**2,
+        black_level=config.black_level,
+    )
 
 
-def _ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
-    """Where there is pen, by the small network of `--qc auto` at 16 µm/px, bool (H, W)."""
-    check, ns = ByExample(), get_namespace("cpu")
-    model = trained_model(check, Path())  # the package's own: no cache
+def _find_ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
+    """The mask of pen, by the small network of `--qc auto` at 16 µm/px, bool (H, W)."""
+    ns = get_namespace("cpu")
+    check = ByExample()
+    # the package's own model needs no cache
+    model = trained_model(check, Path())
     factor = max(1, round(_INK_UM / px_um))
     small = np.asarray(Image.fromarray(thumbnail).reduce(factor))
-    found = probabilities(ns, small, {check: model})[check] > check.threshold
-    found = drop_small(ns, found, _MIN_INK_UM2 / (px_um * factor) ** 2)
-    gap = _INK_GAP_UM / (px_um * factor)  # streaks of a dry pen, and its rim
-    found = ~opened_by_disk(ns, ~dilated_by_disk(ns, found, gap / 4), gap)
-    whole = found.repeat(factor, axis=0).repeat(factor, axis=1)
-    return np.asarray(whole[: thumbnail.shape[0], : thumbnail.shape[1]])
+    ink = probabilities(ns, small, {check: model})[check] > check.threshold
+    ink = drop_small(ns, ink, _MIN_INK_UM2 / (px_um * factor) ** 2)
+    # the streaks of a dry pen are joined, and its rim is added
+    gap = _INK_GAP_UM / (px_um * factor)
+    grown = dilated_by_disk(ns, ink, gap / 4)
+    ink = ~opened_by_disk(ns, ~grown, gap)
+    enlarged = ink.repeat(factor, axis=0).repeat(factor, axis=1)
+    return np.asarray(enlarged[: thumbnail.shape[0], : thumbnail.shape[1]])
 
 
 def hues(num: int) -> list[Color]:
-    """So many colours, spread over the hues."""
-    spread = [
-        colorsys.hsv_to_rgb((0.02 + n * 0.618) % 1.0, 0.85, 0.9) for n in range(num)
-    ]
-    return [(round(r * 255), round(g * 255), round(b * 255)) for r, g, b in spread]
+    """Makes colours that are spread over the hues."""
+    colors = []
+    for n in range(num):
+        red, green, blue = colorsys.hsv_to_rgb((0.02 + n * 0.618) % 1.0, 0.85, 0.9)
+        colors.append((round(red * 255), round(green * 255), round(blue * 255)))
+    return colors
 
 
 def overlay(rgb: RgbArray, mask_use: MaskArray, tints: Tints = ()) -> RgbArray:
-    """The picture: out of use dimmed and tinted by the mask that took it, the rest outlined."""
+    """Draws a mask on its picture: px in use are outlined, others dimmed and tinted.
+
+    `tints` are the masks that took px out of use, with their colours.
+    """
     from scipy import ndimage
 
-    picture, unused = rgb.astype(np.float32), ~mask_use
+    picture = rgb.astype(np.float32)
+    unused = ~mask_use
     tint = np.full_like(picture, 255.0)
     for mask, color in tints:
         tint[mask & unused] = color
@@ -197,37 +221,52 @@ def overlay(rgb: RgbArray, mask_use: MaskArray, tints: Tints = ()) -> RgbArray:
 
 
 def box_fractions(
-    mask: MaskArray, frame: MaskFrame, coords_l0: CoordsL0, size_l0: Size
+    mask: MaskArray | npt.NDArray[np.floating],
+    frame: MaskFrame,
+    coords_l0: CoordsL0,
+    size_l0: Size,
 ) -> Shares:
     """The area-weighted share of each box that lies on True mask px, float32 (N,).
 
-    Boxes of one size (width, height) have their top-left corners at coords_l0, (N, 2). Mask px that
-    a box cuts count by the part that it cuts; what lies outside the mask (H, W) counts as False.
+    Boxes of one size (width, height) have their top-left corners at coords_l0, (N, 2).
+    Mask px that a box cuts count by the part that it cuts; area outside the mask (H, W)
+    counts as False. A mask may hold shares in place of bool.
 
     Memory: 8 bytes per mask px for the integral image, and about 100 bytes per box.
     """
-    (height, width), downsample = mask.shape, np.array(frame.downsample_xy)
+    height, width = mask.shape
+    downsample = np.array(frame.downsample_xy)
     integral = np.zeros((height + 1, width + 1), dtype=np.float64)
     np.cumsum(np.cumsum(mask, axis=0, dtype=np.float64), axis=1, out=integral[1:, 1:])
     left, top = (coords_l0 / downsample).T
     right, bottom = ((coords_l0 + np.array(size_l0)) / downsample).T
-
-    def up_to(row: npt.NDArray, column: npt.NDArray) -> npt.NDArray:
-        """Area of the mask above and left of points, bilinear between nodes, clipped outside."""
-        row, column = np.clip(row, 0, height), np.clip(column, 0, width)
-        r0 = np.minimum(row.astype(np.int64), height - 1)
-        c0 = np.minimum(column.astype(np.int64), width - 1)
-        fr, fc = row - r0, column - c0
-        upper = integral[r0, c0] * (1 - fc) + integral[r0, c0 + 1] * fc
-        lower = integral[r0 + 1, c0] * (1 - fc) + integral[r0 + 1, c0 + 1] * fc
-        return np.asarray(upper * (1 - fr) + lower * fr)
-
-    # so and not by SciPy's map_coordinates, which makes 1e-17 of nothing
+    # SciPy's map_coordinates would make 1e-17 of nothing
     covered = (
-        up_to(bottom, right)
-        - up_to(top, right)
-        - up_to(bottom, left)
-        + up_to(top, left)
+        _area_above_left(integral, bottom, right)
+        - _area_above_left(integral, top, right)
+        - _area_above_left(integral, bottom, left)
+        + _area_above_left(integral, top, left)
     )
     shares = covered / np.prod(size_l0 / downsample)
     return np.asarray(np.clip(shares, 0.0, 1.0), dtype=np.float32)
+
+
+_Floats = npt.NDArray[np.float64]
+
+
+def _area_above_left(integral: _Floats, row: _Floats, column: _Floats) -> _Floats:
+    """Area of a mask above and left of points: bilinear between nodes, clipped outside."""
+    height = integral.shape[0] - 1
+    width = integral.shape[1] - 1
+    row = np.clip(row, 0, height)
+    column = np.clip(column, 0, width)
+    r0 = np.minimum(row.astype(np.int64), height - 1)
+    c0 = np.minimum(column.astype(np.int64), width - 1)
+    row_part = row - r0
+    column_part = column - c0
+    upper = integral[r0, c0] * (1 - column_part) + integral[r0, c0 + 1] * column_part
+    lower = (
+        integral[r0 + 1, c0] * (1 - column_part)
+        + integral[r0 + 1, c0 + 1] * column_part
+    )
+    return np.asarray(upper * (1 - row_part) + lower * row_part)

@@ -12,8 +12,8 @@ from thinsection.errors import StoreError, rewording
 from thinsection.files.atomic import atomic_path, write_json
 from thinsection.files.json_text import read_json
 from thinsection.qc.checks.measures import SavedMask
-from thinsection.qc.engine import QcResult
 from thinsection.qc.pipeline import pipeline_from_mapping
+from thinsection.qc.result import QcResult
 from thinsection.qc.tissue import TISSUE_COLOR
 from thinsection.report.draw import write_drawing
 from thinsection.report.layers import Layer, Outline, Tint

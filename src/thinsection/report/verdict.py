@@ -9,7 +9,7 @@ from typing import Literal
 from thinsection.config import from_mapping, read_toml
 from thinsection.errors import ConfigError
 from thinsection.qc.checks.check import EMPTY_SCORE, Score
-from thinsection.qc.engine import parse_rule
+from thinsection.qc.rules import parse_rule
 
 GOOD = "good"
 # from best to worst

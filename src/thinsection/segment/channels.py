@@ -1,8 +1,8 @@
-"""From windows of a slide to a network's input channels.
+"""Input channels of a network, made of windows of a slide.
 
-'rgb' is normalised by mean and std. 'eosin_hematoxylin_density' are the amounts of the two stains
-and the mean optical density, each between the slide's 1st and 99th percentile; the slide's stains
-are found once, on a small picture of it.
+'rgb' is normalised by mean and std. 'eosin_hematoxylin_density' are the amounts of the
+two stains and the mean optical density, each between the slide's 1st and 99th percentile;
+the slide's stains are estimated once, on a small picture of it.
 """
 
 import math
@@ -11,22 +11,29 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import require
+from thinsection.errors import InvalidInputError
 from thinsection.types import MaskArray, RgbArray, TileArray
 
 Planes = npt.NDArray[np.float32]  # (B, C, H, W)
 Matrix = npt.NDArray[np.float64]
-# Ruifrok and Johnston 2001; eosin's of length 1
+
+# Vectors of Ruifrok and Johnston 2001; eosin's of length 1.
 _HEMATOXYLIN = (0.65, 0.70, 0.29)
 _EOSIN = np.divide((0.07, 0.99, 0.11), np.linalg.norm((0.07, 0.99, 0.11)))
-_MIN_MAGNITUDE = 16.0  # of density, scaled so that black has 255; below it is glass
-_LOWEST_WHITE, _USUAL_WHITE = 200.0, 240.0
-_BLACK = 1e-10  # where a channel is 0 its density is as good as unbounded
-_GLASS_VALUE, _GLASS_SATURATION = (
-    0.83 * 255,
-    0.12,
-)  # px that are brighter and paler are glass
-_MIN_PX = 100  # of glass to measure its brightness, and of tissue to find stains in
+# Least density of tissue, scaled so that black has 255.
+_MIN_MAGNITUDE = 16.0
+# Brightness of glass, of 255: limit, and value where it cannot be measured.
+_LOWEST_WHITE = 200.0
+_USUAL_WHITE = 240.0
+# Share of light in place of 0, where the density would be unbounded.
+_BLACK = 1e-10
+# Pixels that are brighter and paler are glass.
+_GLASS_VALUE = 0.83 * 255
+_GLASS_SATURATION = 0.12
+# Pixels of glass to measure its brightness, and of tissue to estimate stains.
+_MIN_PX = 100
+# A channel with a smaller range has one value.
+_FLAT = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,85 +54,107 @@ class RgbChannels:
 class StainChannels:
     """Eosin, hematoxylin and optical density, in steps of 1/255, [0, 1]."""
 
-    white: float  # what glass transmits, of 255
-    rows: Matrix  # (3, 3): what gives the three channels of the density of R, G, B
+    white: float  # light that glass transmits, of 255
+    rows: Matrix  # (3, 3), from the density of R, G, B to the three channels
     low: tuple[float, ...]  # 1st percentile of each over the slide, shown as 0
     high: tuple[float, ...]  # 99th, shown as 1
 
     def __call__(self, tiles: TileArray) -> Planes:
-        """uint8 (B, H, W, 3) to float32 (B, 3, H, W); each window's channels span [0, 1]."""
+        """uint8 (B, H, W, 3) to float32 (B, 3, H, W); channels of a window span [0, 1]."""
         planes = np.empty((len(tiles), 3, *tiles.shape[1:3]), dtype=np.float32)
-        table = _density(np.arange(256), self.white).astype(np.float32)
+        densities = _density(np.arange(256), self.white).astype(np.float32)
+        unmixing = self.rows.T.astype(np.float32)
         for tile, plane in zip(tiles, planes):
-            amounts = table[tile] @ self.rows.T.astype(np.float32)
-            for n, (low, high) in enumerate(zip(self.low, self.high)):
-                step = np.float32(255.0 / (high - low + 1e-8))
-                steps = np.clip((amounts[..., n] - low) * step, 0, 255).astype(np.uint8)
-                first, last = int(steps.min()), int(steps.max())
-                plane[n] = (steps - np.float32(first)) / max(1, last - first)
+            amounts = densities[tile] @ unmixing
+            for channel, (low, high) in enumerate(zip(self.low, self.high)):
+                scale = np.float32(255.0 / (high - low + _FLAT))
+                scaled = (amounts[..., channel] - low) * scale
+                steps = np.clip(scaled, 0, 255).astype(np.uint8)
+                first = int(steps.min())
+                last = int(steps.max())
+                plane[channel] = (steps - np.float32(first)) / max(1, last - first)
         return planes
 
     @classmethod
-    def of(cls, rgb: RgbArray, where: str) -> "StainChannels":
-        """The stains of a slide, from a picture (H, W, 3) of it.
+    def fit(cls, rgb: RgbArray, slide_path: str) -> "StainChannels":
+        """Estimates the stains of a slide from a picture (H, W, 3) of it.
 
-        Memory: 40 bytes per px of the picture. Raises InvalidInputError: it has not two stains.
+        Memory: 40 bytes per pixel of the picture.
+
+        Raises:
+            InvalidInputError: the picture has not two stains.
         """
-        brightest, dimmest = rgb.max(axis=2), rgb.min(axis=2)
-        glass = brightest > _GLASS_VALUE
-        glass &= brightest - dimmest < _GLASS_SATURATION * brightest
-        white = _white(rgb, glass)
-        vectors = stain_vectors(_density(rgb[~glass], white, _BLACK), white, where)
-        third = np.cross(vectors[0], vectors[1])
-        inverse = np.linalg.inv(
-            np.stack([*vectors, third / np.linalg.norm(third)], axis=1)
-        )
-        rows = np.stack([inverse[0], inverse[1], np.full(3, 1 / 3)])
-        low, high = np.percentile(
-            _density(rgb, white).reshape(-1, 3) @ rows.T, (1, 99), axis=0
-        )
-        flat = high <= low + 1e-8
-        low, high = np.where(flat, 0.0, low), np.where(flat, 1.0, high)
+        brightest = rgb.max(axis=2)
+        dimmest = rgb.min(axis=2)
+        is_pale = brightest - dimmest < _GLASS_SATURATION * brightest
+        glass = (brightest > _GLASS_VALUE) & is_pale
+        white = _measure_white(rgb, glass)
+        tissue_density = _density(rgb[~glass], white, _BLACK)
+        eosin, hematoxylin = stain_vectors(tissue_density, white, slide_path)
+        residual = np.cross(eosin, hematoxylin)
+        residual = residual / np.linalg.norm(residual)
+        unmixing = np.linalg.inv(np.stack([eosin, hematoxylin, residual], axis=1))
+        rows = np.stack([unmixing[0], unmixing[1], np.full(3, 1 / 3)])
+        amounts = _density(rgb, white).reshape(-1, 3) @ rows.T
+        low, high = np.percentile(amounts, (1, 99), axis=0)
+        flat = high <= low + _FLAT
+        low = np.where(flat, 0.0, low)
+        high = np.where(flat, 1.0, high)
         return cls(white=white, rows=rows, low=tuple(low), high=tuple(high))
 
 
-def stain_vectors(density: Matrix, white: float, where: str) -> tuple[Matrix, Matrix]:
-    """Eosin and hematoxylin, unit vectors of density, of px (n, 3) of tissue.
+def stain_vectors(
+    density: Matrix, white: float, slide_path: str
+) -> tuple[Matrix, Matrix]:
+    """Eosin and hematoxylin, unit vectors of density, of pixels (n, 3) of tissue.
 
-    Source: Macenko et al., ISBI 2009, as HistomicsTK does it: axes of the px about the origin, and
-        the 1st and 99th percentile of their angles, exact to a px.
+    Source: Macenko et al., ISBI 2009, as HistomicsTK does it: axes of the pixels about
+        the origin, and the 1st and 99th percentile of their angles, exact to a pixel.
     """
     scaled = density * (math.log(10) * 255 / math.log(white))
-    axes = np.linalg.eigh(scaled.T @ scaled)[1][:, :0:-1]  # the two largest
+    # the two axes of largest variance
+    axes = np.linalg.eigh(scaled.T @ scaled)[1][:, :0:-1]
     plane = scaled @ axes
     plane = plane[np.linalg.norm(plane, axis=1) > _MIN_MAGNITUDE]
-    rule = f"a slide's stains must be found in >= {_MIN_PX} px that absorb light"
-    require(len(plane) >= _MIN_PX, rule, f"{len(plane)} in {where!r}")
-    # from the mean direction, which no angle is far from, so that none wraps around
+    if len(plane) < _MIN_PX:
+        raise InvalidInputError(
+            f"a slide's stains must be found in >= {_MIN_PX} px that absorb light, "
+            f"got {len(plane)} in {slide_path!r}"
+        )
+    # angles from the mean direction, which no pixel is far from, do not wrap around
     centre = plane.mean(axis=0)
-    angles = np.arctan2(
-        plane[:, 1] * centre[0] - plane[:, 0] * centre[1], plane @ centre
-    )
-    order = np.argsort(angles, kind="stable")
-    ends = [
-        axes @ plane[order[int(share * len(order) + 0.5)]] for share in (0.01, 0.99)
-    ]
-    first, second = (end / np.linalg.norm(end) for end in ends)
-    one, other = (end @ _EOSIN - end @ _HEMATOXYLIN for end in (first, second))
-    return (first, second) if one >= other else (second, first)
+    across = plane[:, 1] * centre[0] - plane[:, 0] * centre[1]
+    order = np.argsort(np.arctan2(across, plane @ centre), kind="stable")
+    first = _unit(axes @ plane[order[int(0.01 * len(order) + 0.5)]])
+    last = _unit(axes @ plane[order[int(0.99 * len(order) + 0.5)]])
+    if _eosin_likeness(first) >= _eosin_likeness(last):
+        return first, last
+    return last, first
 
 
-def _density(values: npt.NDArray, white: float, darkest: float = 1.0) -> Matrix:
-    """Optical density, log10, of px values; what is brighter than glass has none."""
-    return np.asarray(
-        -np.log10(np.clip(values.astype(np.float64), darkest, white) / white)
-    )
+def _unit(vector: Matrix) -> Matrix:
+    return np.asarray(vector / np.linalg.norm(vector))
 
 
-def _white(rgb: RgbArray, glass: MaskArray) -> float:
-    """Mean value of glass, without px that a program filled in."""
+def _eosin_likeness(vector: Matrix) -> float:
+    return float(vector @ _EOSIN - vector @ _HEMATOXYLIN)
+
+
+def _density(
+    values: npt.NDArray[np.integer], white: float, darkest: float = 1.0
+) -> Matrix:
+    """Optical density, log10, of pixel values; values brighter than glass have none."""
+    transmitted = np.clip(values.astype(np.float64), darkest, white) / white
+    return np.asarray(-np.log10(transmitted))
+
+
+def _measure_white(rgb: RgbArray, glass: MaskArray) -> float:
+    """Mean value of glass, without pixels that a program filled in."""
     bright = rgb[glass]
     scanned = bright[(bright < 255).any(axis=1)]
-    bright = scanned if len(scanned) >= _MIN_PX else bright
-    mean = bright.mean(dtype=np.float64) if len(bright) >= _MIN_PX else _USUAL_WHITE
+    if len(scanned) >= _MIN_PX:
+        bright = scanned
+    mean = _USUAL_WHITE
+    if len(bright) >= _MIN_PX:
+        mean = bright.mean(dtype=np.float64)
     return float(np.clip(mean, _LOWEST_WHITE, 255.0))

@@ -19,8 +19,8 @@ from thinsection.qc import (
     run_qc,
     tile_qc_columns,
 )
-from thinsection.qc.engine import parse_rule
 from thinsection.qc.pipeline import preset_names
+from thinsection.qc.rules import parse_rule
 from thinsection.qc.tissue import TISSUE_COLOR, TissueConfig, TissueMask, tissue_mask
 from thinsection.report.picture import PICTURE, read_mask, save_picture, slide_picture
 from thinsection.report.qc_files import load_qc, write_qc

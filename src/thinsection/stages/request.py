@@ -5,7 +5,7 @@ from pathlib import Path
 
 from thinsection.errors import ConfigError, MissingDependencyError
 from thinsection.qc import load_pipeline, prepare_models
-from thinsection.qc.engine import parse_rule
+from thinsection.qc.rules import parse_rule
 from thinsection.report.verdict import load_rules
 from thinsection.slide.annotations import RegionsConfig
 from thinsection.slide.cohort import SlideEntry, load_cohort

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from thinsection.config import nearest
 from thinsection.errors import ConfigError
-from thinsection.qc.engine import QcRule, parse_rule
+from thinsection.qc.rules import QcRule, parse_rule
 from thinsection.registry import Entry, Registry
 from thinsection.tiles.measures import MEASURES, measure_tiles
 from thinsection.tiles.table import TileTable

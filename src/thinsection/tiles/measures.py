@@ -7,7 +7,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from thinsection.arrays import filters, get_namespace
-from thinsection.qc.checks.artefacts import Focus, detail_bands
+from thinsection.qc.checks.focus import Focus, detail_bands
 from thinsection.types import TileArray
 
 _CHANNELS = ("red", "green", "blue")

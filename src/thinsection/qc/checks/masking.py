@@ -1,4 +1,4 @@
-"""Checks that narrow the mask as HistoQC does: by light and colour, and by the mask's own shape."""
+"""Checks that narrow the mask as HistoQC does: by light, colour, and the mask's own shape."""
 
 import math
 
@@ -7,23 +7,27 @@ import numpy as np
 from thinsection.arrays import Array, filters, morphology
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 
+_KMEANS_STEPS = 100
+
 
 class Intensity(QcCheck, kind="intensity"):
     """Keeps px whose gray and colour spread lie between two limits each: no glass, or no dirt."""
 
     name: str = "bright"
-    lower_gray: float | None = None  # open limits of luma, [0, 1]; None sets none
+    # open limits of luma, [0, 1]; None sets none
+    lower_gray: float | None = None
     upper_gray: float | None = None
-    lower_std: float | None = None  # of the standard deviation over R, G, B, 0 to 255
+    # of the standard deviation over R, G, B, 0 to 255
+    lower_std: float | None = None
     upper_std: float | None = None
-    invert: bool = False  # True keeps the others
+    # True keeps the others
+    invert: bool = False
 
     def __call__(self, view: QcView) -> Outcome:
         kept = _between(view.gray, self.lower_gray, self.upper_gray)
         if self.lower_std is not None or self.upper_std is not None:
-            kept &= _between(
-                filters.channel_std(view.ns, view.rgb), self.lower_std, self.upper_std
-            )
+            spread = filters.channel_std(view.ns, view.rgb)
+            kept &= _between(spread, self.lower_std, self.upper_std)
         return view.left(view.mask_use & (kept ^ self.invert), self.name)
 
     @property
@@ -40,9 +44,12 @@ class Otsu(QcCheck, kind="otsu", removes_glass=True):
     """Keeps px darker than Otsu's threshold of the work image."""
 
     name: str = "otsu"
-    local: bool = False  # True takes the threshold in a disk around each px
-    radius: str = length("15 px")  # of that disk
-    invert: bool = False  # True keeps the others
+    # True takes the threshold in a disk around each px
+    local: bool = False
+    # of that disk
+    radius: str = length("15 px")
+    # True keeps the others
+    invert: bool = False
 
     def __call__(self, view: QcView) -> Outcome:
         if self.local:
@@ -57,18 +64,16 @@ class BrightestCluster(QcCheck, kind="brightest_cluster", removes_glass=True):
     """Removes the brightest cluster of gray values, by k-means on a 256-bin histogram: no seed."""
 
     name: str = "brightest_cluster"
-    num_clusters: int = (
-        3  # the mask keeps what is darker than half-way between the brightest two
-    )
+    # the mask keeps px darker than half-way between the brightest two
+    num_clusters: int = 3
 
     def __call__(self, view: QcView) -> Outcome:
-        counts = view.ns.download(
-            view.ns.xp.bincount(view.gray8.ravel(), minlength=256)
-        )
+        counts = view.ns.xp.bincount(view.gray8.ravel(), minlength=256)
+        counts = view.ns.download(counts)
         values = np.arange(256) / 255.0
         present = values[counts > 0]
         centers = np.linspace(present[0], present[-1], self.num_clusters)
-        for _ in range(100):
+        for _ in range(_KMEANS_STEPS):
             cluster = np.abs(values[:, None] - centers).argmin(axis=1)
             weight = np.bincount(cluster, counts, minlength=self.num_clusters)
             total = np.bincount(cluster, counts * values, minlength=self.num_clusters)
@@ -84,12 +89,14 @@ class LocalMinimum(QcCheck, kind="local_minimum", removes_glass=True):
     """Keeps px with something dark nearby."""
 
     name: str = "bright"
-    column: str = "brightestPixels"  # of its share; HistoQC's name for it
-    radius: str = length("5 px")  # of the disk in which the darkest px counts
-    upper_gray: int = 210  # the darkest px must be at most this, 0 to 255
-    invert: bool = (
-        True  # False keeps the others (HistoQC's own default is True, as here)
-    )
+    # of its share; HistoQC's name for it
+    column: str = "brightestPixels"
+    # of the disk in which the darkest px counts
+    radius: str = length("5 px")
+    # the darkest px must be at most this, 0 to 255
+    upper_gray: int = 210
+    # False keeps the others (HistoQC's own default is True, as here)
+    invert: bool = True
 
     def __call__(self, view: QcView) -> Outcome:
         disk = morphology.disk_footprint(view.length_px(self.radius))
@@ -101,42 +108,40 @@ class Flat(QcCheck, kind="flat"):
     """Removes large areas without texture: smears, bubbles, glass."""
 
     name: str = "flat_areas"
-    kernel: str = length("10 px")  # edge of the square whose mean is taken
-    max_difference: float = (
-        0.01  # a px is flat if it is closer to that mean, gray in [0, 1]
-    )
-    min_area: str = area(
-        "500 px"
-    )  # smaller flat areas, and holes in them, do not count
+    # edge of the square whose mean is taken
+    kernel: str = length("10 px")
+    # a px is flat if it is closer to that mean, gray in [0, 1]
+    max_difference: float = 0.01
+    # smaller flat areas, and holes in them, do not count
+    min_area: str = area("500 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        ns, least = view.ns, view.area_px(self.min_area)
-        mean = filters.box_mean(
-            ns, view.gray, max(1, round(view.length_px(self.kernel)))
-        )
-        found = morphology.drop_small(
-            ns, abs(mean - view.gray) < self.max_difference, least
-        )
-        return view.left(
-            view.mask_use & morphology.drop_small(ns, ~found, least), self.name
-        )
+        least_px = view.area_px(self.min_area)
+        edge_px = max(1, round(view.length_px(self.kernel)))
+        mean = filters.box_mean(view.ns, view.gray, edge_px)
+        flat = abs(mean - view.gray) < self.max_difference
+        flat = morphology.drop_small(view.ns, flat, least_px)
+        textured = morphology.drop_small(view.ns, ~flat, least_px)
+        return view.left(view.mask_use & textured, self.name)
 
 
 class Blurry(QcCheck, kind="blurry"):
     """Removes px far from any edge: HistoQC's blur check, for comparison; `focus` finds blur."""
 
     name: str = "blurry"
-    image_mpp: float = 4.0  # nominal mpp of the image it looks at, µm/px (2.5x)
-    sigma: float = 100.0  # of the Gaussian over |Laplacian|, in px of that image
-    max_edge: float = 0.15  # blurry where the blurred |Laplacian| is at most this
+    # nominal mpp of the image it looks at, µm/px (2.5x)
+    image_mpp: float = 4.0
+    # of the Gaussian over |Laplacian|, in px of that image
+    sigma: float = 100.0
+    # blurry where the blurred |Laplacian| is at most this
+    max_edge: float = 0.15
 
     def __call__(self, view: QcView) -> Outcome:
         edges = filters.laplacian(view.ns, view.gray_at(self.image_mpp))
         view.ns.xp.abs(edges, out=edges)
-        near = filters.gaussian(view.ns, edges, self.sigma, shape=view.gray.shape)
-        return view.left_regions(
-            view.mask_use & (near > self.max_edge), f"{self.name}_removed"
-        )
+        nearby = filters.gaussian(view.ns, edges, self.sigma, shape=view.gray.shape)
+        sharp = view.mask_use & (nearby > self.max_edge)
+        return view.left_regions(sharp, f"{self.name}_removed")
 
     @property
     def image_mpps(self) -> tuple[float, ...]:
@@ -147,20 +152,24 @@ class Fat(QcCheck, kind="fat"):
     """Removes groups of many small holes, as fat is."""
 
     name: str = "fatlike"
-    max_cell: str = area("64 px")  # a hole smaller than this may be a fat cell
-    min_cell: str = area("9 px")  # a hole smaller than this is noise
-    kernel: str = length("10 px")  # edge of the square that joins neighbouring holes
-    min_area: str = area("1000 px")  # joined holes must cover more than this
+    # a hole smaller than this may be a fat cell
+    max_cell: str = area("64 px")
+    # a hole smaller than this is noise
+    min_cell: str = area("9 px")
+    # edge of the square that joins neighbouring holes
+    kernel: str = length("10 px")
+    # joined holes must cover more than this
+    min_area: str = area("1000 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        ns, mask = view.ns, view.mask_use
+        ns = view.ns
+        mask = view.mask_use
         holes = morphology.fill_small(ns, mask, view.area_px(self.max_cell)) & ~mask
         cells = morphology.drop_small(ns, holes, view.area_px(self.min_cell))
-        joined = morphology.dilated_by_square(
-            ns, cells, max(1, round(view.length_px(self.kernel)))
-        )
-        found = morphology.drop_small(ns, joined, int(view.area_px(self.min_area)) + 1)
-        return view.left_regions(mask & ~found, "fatlike_tissue_removed", found)
+        edge_px = max(1, round(view.length_px(self.kernel)))
+        joined = morphology.dilated_by_square(ns, cells, edge_px)
+        fat = morphology.drop_small(ns, joined, int(view.area_px(self.min_area)) + 1)
+        return view.left_regions(mask & ~fat, "fatlike_tissue_removed", fat)
 
 
 class FillHoles(QcCheck, kind="fill_holes", fills=True):
@@ -203,7 +212,6 @@ class Spurs(QcCheck, kind="spurs"):
     radius: str = length("5 px")
 
     def __call__(self, view: QcView) -> Outcome:
-        new = morphology.opened_by_disk(
-            view.ns, view.mask_use, view.length_px(self.radius)
-        )
+        radius_px = view.length_px(self.radius)
+        new = morphology.opened_by_disk(view.ns, view.mask_use, radius_px)
         return view.left(new, "spur_pixels")

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,14 @@ from PIL import Image
 
 from thinsection.arrays import Array, ArrayNamespace, filters
 from thinsection.errors import ConfigError, rewording
-from thinsection.qc.checks.check import EMPTY_SCORE, Outcome, QcCheck, QcView, Score
+from thinsection.qc.checks.check import (
+    EMPTY_SCORE,
+    Outcome,
+    QcCheck,
+    QcView,
+    ReportTable,
+    Score,
+)
 
 _Floats = npt.NDArray[np.float64]
 _Indices = npt.NDArray[np.integer]
@@ -21,127 +28,159 @@ class Contrast(QcCheck, kind="contrast"):
     """Tenengrad, Michelson and RMS contrast of the gray image."""
 
     name: str = "contrast"
-    prefix: str = ""  # put before the column names, with an underscore
-    limit_to_mask: bool = True  # False measures the whole image
-    invert: bool = (
-        False  # takes the gradient outside the mask, gray inside, as HistoQC does
-    )
+    # put before the column names, with an underscore
+    prefix: str = ""
+    # False measures the whole image
+    limit_to_mask: bool = True
+    # takes the gradient outside the mask, gray inside, as HistoQC does
+    invert: bool = False
 
     def __call__(self, view: QcView) -> Outcome:
-        inside = view.mask_use if self.limit_to_mask else ...
-        where = view.mask_use ^ self.invert if self.limit_to_mask else ...
-        energy = float(filters.sobel_energy(view.ns, view.gray)[where].sum())
-        gray = view.gray[inside]
-        names = [
-            _prefixed(self.prefix, f"{s}_contrast")
-            for s in ("tenenGrad", "michelson", "rms")
-        ]
+        energy = filters.sobel_energy(view.ns, view.gray)
+        gray = view.gray
+        if self.limit_to_mask:
+            energy = energy[view.mask_use ^ self.invert]
+            gray = gray[view.mask_use]
+        tenengrad_column = _prefixed(self.prefix, "tenenGrad_contrast")
+        michelson_column = _prefixed(self.prefix, "michelson_contrast")
+        rms_column = _prefixed(self.prefix, "rms_contrast")
         if gray.size == 0:
-            return _no_tissue(self.name, names)
-        highest, lowest = float(gray.max()), float(gray.min())
-        tenengrad = energy**0.5 / gray.size  # sqrt(sum of squared gradients) / N
-        michelson = (
-            (highest - lowest) / (highest + lowest) if highest + lowest > 0 else 0.0
-        )
-        return Outcome(
-            scores=dict(zip(names, (tenengrad, michelson, float(gray.std()))))
-        )
+            columns = [tenengrad_column, michelson_column, rms_column]
+            return _no_tissue(self.name, columns)
+        highest = float(gray.max())
+        lowest = float(gray.min())
+        michelson = 0.0
+        if highest + lowest > 0:
+            michelson = (highest - lowest) / (highest + lowest)
+        scores: dict[str, Score] = {
+            # sqrt(sum of squared gradients) / N
+            tenengrad_column: float(energy.sum()) ** 0.5 / gray.size,
+            michelson_column: michelson,
+            rms_column: float(gray.std()),
+        }
+        return Outcome(scores=scores)
 
 
 class Brightness(QcCheck, kind="brightness"):
     """Mean and population standard deviation of gray or of each channel; -100 and 0 of no px."""
 
     name: str = "brightness"
-    space: Literal["gray", "RGB", "YUV"] = (
-        "gray"  # gray is [0, 1], RGB 0 to 255, YUV of [0, 1]
-    )
-    prefix: str = ""  # put before the column names, with an underscore
-    limit_to_mask: bool = True  # False measures the whole image
-    invert: bool = False  # True measures outside the mask
+    # gray is [0, 1], RGB 0 to 255, YUV of [0, 1]
+    space: Literal["gray", "RGB", "YUV"] = "gray"
+    # put before the column names, with an underscore
+    prefix: str = ""
+    # False measures the whole image
+    limit_to_mask: bool = True
+    # True measures outside the mask
+    invert: bool = False
 
     def __call__(self, view: QcView) -> Outcome:
-        where = view.mask_use ^ self.invert if self.limit_to_mask else ...
-        px = (view.gray if self.space == "gray" else view.rgb)[where]
+        px = view.gray if self.space == "gray" else view.rgb
+        px = px[view.mask_use ^ self.invert] if self.limit_to_mask else px[...]
         stems = ("grayscale",) if self.space == "gray" else ("chan1", "chan2", "chan3")
         suffix = "_YUV" if self.space == "YUV" else ""
         scores: dict[str, Score] = {}
-        for c, stem in enumerate(stems):  # one at a time: a third of the memory
-            values = (
-                filters.gray_from_rgb(view.ns, px, filters.YUV[c]) if suffix else px
-            )
-            values = px[..., c].astype(float) if self.space == "RGB" else values
-            key = _prefixed(self.prefix, f"{stem}_brightness")
-            scores[key + suffix] = float(values.mean()) if values.size else EMPTY_SCORE
-            scores[f"{key}_std{suffix}"] = float(values.std()) if values.size else 0.0
+        # one channel at a time takes a third of the memory
+        for channel, stem in enumerate(stems):
+            values = self._channel(view.ns, px, channel)
+            column = _prefixed(self.prefix, f"{stem}_brightness")
+            is_empty = values.size == 0
+            scores[column + suffix] = EMPTY_SCORE if is_empty else float(values.mean())
+            scores[f"{column}_std{suffix}"] = 0.0 if is_empty else float(values.std())
         return Outcome(scores=scores)
+
+    def _channel(self, ns: ArrayNamespace, px: Array, channel: int) -> Array:
+        if self.space == "YUV":
+            return filters.gray_from_rgb(ns, px, filters.YUV[channel])
+        if self.space == "RGB":
+            return px[..., channel].astype(float)
+        return px
 
 
 class Stains(QcCheck, kind="stains"):
     """Mean and std of each stain in the mask, clipped to [0, the image's .99 quantile]; drawn."""
 
     name: str = "stains"
-    stain: str = "hed_from_rgb"  # stain set, one of `arrays.filters.STAINS`
-    use_mask: bool = True  # False measures the whole image
+    # stain set, one of `arrays.filters.STAINS`
+    stain: str = "hed_from_rgb"
+    # False measures the whole image
+    use_mask: bool = True
 
     def __call__(self, view: QcView) -> Outcome:
-        ns, xp = view.ns, view.ns.xp
-        names = [
-            f"deconv_c{c}_{statistic}"
-            for c in range(3)
-            for statistic in ("mean", "std")
-        ]
         if self.use_mask and not bool(view.mask_use.any()):
-            drawn = {
-                f"deconv_c{c}": np.zeros(view.rgb.shape[:2], np.uint8) for c in range(3)
-            }
-            return replace(_no_tissue(self.name, names), tables=drawn)
-        found: list[float] = []
-        pictures: dict[str, npt.NDArray[Any]] = {}
-        densities, unmixing = filters.stain_tables(self.stain)
-        for c in range(3):  # one at a time, and by tables: a third of the memory
-            tables = [xp.asarray(densities * share) for share in unmixing[:, c]]
-            amount = xp.zeros(view.rgb.shape[:2])
-            for k, table in enumerate(tables):
-                amount += table[view.rgb[..., k]]
-            xp.maximum(amount, 0.0, out=amount)
-            xp.minimum(amount, xp.quantile(amount, 0.99), out=amount)
+            return self._empty(view)
+        scores: dict[str, Score] = {}
+        pictures: dict[str, ReportTable] = {}
+        # one stain at a time takes a third of the memory
+        for stain in range(3):
+            amount = self._amounts(view, stain)
             values = amount[view.mask_use] if self.use_mask else amount
-            found += [float(values.mean()), float(values.std())]
-            low, high = float(values.min()), float(values.max())
+            scores[f"deconv_c{stain}_mean"] = float(values.mean())
+            scores[f"deconv_c{stain}_std"] = float(values.std())
+            low = float(values.min())
+            high = float(values.max())
             del values
-            amount -= low
-            amount /= max(high - low, 1e-12)
-            amount *= view.mask_use | (not self.use_mask)
-            amount *= 255
-            pictures[f"deconv_c{c}"] = ns.download(
-                xp.rint(amount, out=amount).astype(xp.uint8)
-            )
-        return Outcome(scores=dict(zip(names, found, strict=True)), tables=pictures)
+            pictures[f"deconv_c{stain}"] = self._draw(view, amount, low, high)
+        return Outcome(scores=scores, tables=pictures)
+
+    def _empty(self, view: QcView) -> Outcome:
+        columns = []
+        for stain in range(3):
+            columns += [f"deconv_c{stain}_mean", f"deconv_c{stain}_std"]
+        shape = view.rgb.shape[:2]
+        pictures = {f"deconv_c{stain}": np.zeros(shape, np.uint8) for stain in range(3)}
+        return replace(_no_tissue(self.name, columns), tables=pictures)
+
+    def _amounts(self, view: QcView, stain: int) -> Array:
+        """Amount of a stain at each pixel, float64 (H, W), by tables of channel values."""
+        xp = view.ns.xp
+        densities, unmixing = filters.stain_tables(self.stain)
+        amount = xp.zeros(view.rgb.shape[:2])
+        for channel, weight in enumerate(unmixing[:, stain]):
+            table = xp.asarray(densities * weight)
+            amount += table[view.rgb[..., channel]]
+        xp.maximum(amount, 0.0, out=amount)
+        xp.minimum(amount, xp.quantile(amount, 0.99), out=amount)
+        return amount
+
+    def _draw(
+        self, view: QcView, amount: Array, low: float, high: float
+    ) -> ReportTable:
+        """The amounts as a picture, which overwrites them."""
+        xp = view.ns.xp
+        amount -= low
+        amount /= max(high - low, 1e-12)
+        if self.use_mask:
+            amount *= view.mask_use
+        amount *= 255
+        xp.rint(amount, out=amount)
+        return view.ns.download(amount.astype(xp.uint8))
 
 
 class Histogram(QcCheck, kind="histogram"):
     """Density histogram of each channel, and its squared distance to those of template images."""
 
     name: str = "histogram"
-    bins: int = 20  # over 0 to 255
-    limit_to_mask: bool = True  # False measures the whole image
-    templates: tuple[str, ...] = ()  # image files; each adds a column `<stem>_MSE_hist`
-    absent: tuple[
-        str, ...
-    ] = ()  # stems of templates that are not at hand: their columns are NA
+    # over 0 to 255
+    bins: int = 20
+    # False measures the whole image
+    limit_to_mask: bool = True
+    # image files; each adds a column `<stem>_MSE_hist`
+    templates: tuple[str, ...] = ()
+    # stems of templates that are not at hand: their columns are NA
+    absent: tuple[str, ...] = ()
 
     def __call__(self, view: QcView) -> Outcome:
-        pixels = (
-            view.rgb[view.mask_use] if self.limit_to_mask else view.rgb.reshape(-1, 3)
-        )
-        own = self._density(view.ns, pixels)
+        px = view.rgb.reshape(-1, 3)
+        if self.limit_to_mask:
+            px = view.rgb[view.mask_use]
+        own = self._density(view.ns, px)
         scores: dict[str, Score] = {f"{stem}_MSE_hist": "NA" for stem in self.absent}
         for path in self.templates:
             rgb = view.ns.upload(read_rgb(path).reshape(-1, 3), reason="template")
+            difference = own - self._density(view.ns, rgb)
             stem = PurePath(path.replace("\\", "/")).stem
-            scores[f"{stem}_MSE_hist"] = float(
-                ((own - self._density(view.ns, rgb)) ** 2).sum()
-            )
+            scores[f"{stem}_MSE_hist"] = float((difference**2).sum())
         return Outcome(scores=scores, tables={self.name: own})
 
     @property
@@ -150,13 +189,15 @@ class Histogram(QcCheck, kind="histogram"):
 
     def _density(self, ns: ArrayNamespace, rgb: Array) -> _Floats:
         """Density of each channel over 0 to 255, (bins, 3) on the host; zeros without px."""
-        counts = [ns.xp.bincount(rgb[:, c], minlength=256) for c in range(3)]
-        host = ns.download(ns.xp.stack(counts, axis=1)).astype(np.float64)
-        index = np.minimum(
-            (np.arange(256) * self.bins) // 255, self.bins - 1
-        )  # as numpy's bins
-        binned = [np.bincount(index, host[:, c], minlength=self.bins) for c in range(3)]
-        total = np.maximum(host.sum(axis=0), 1)
+        by_channel = [ns.xp.bincount(rgb[:, c], minlength=256) for c in range(3)]
+        counts = ns.download(ns.xp.stack(by_channel, axis=1)).astype(np.float64)
+        # NumPy's bins: the last one holds its upper edge
+        bin_of_value = np.minimum((np.arange(256) * self.bins) // 255, self.bins - 1)
+        binned = [
+            np.bincount(bin_of_value, counts[:, c], minlength=self.bins)
+            for c in range(3)
+        ]
+        total = np.maximum(counts.sum(axis=0), 1)
         return np.asarray(np.stack(binned, axis=1) / total / (255 / self.bins))
 
 
@@ -164,59 +205,67 @@ class Texture(QcCheck, kind="texture"):
     """Mean and std of six co-occurrence measures over random squares; warns where none fits."""
 
     name: str = "texture"
-    prefix: str = ""  # put before the column names, with an underscore
-    square_px: int = 32  # edge of a square; its top-left corner lies in the mask
-    num_squares: int = 100  # how many
-    num_levels: int = 8  # gray levels
-    distance_px: int = 5  # between the two px of a pair, along x
-    invert: bool = False  # True puts the squares outside the mask
-    seed: int = 0  # of their places, which are those of HistoQC's --seed
+    # put before the column names, with an underscore
+    prefix: str = ""
+    # edge of a square; its top-left corner lies in the mask
+    square_px: int = 32
+    num_squares: int = 100
+    # gray levels
+    num_levels: int = 8
+    # between the two px of a pair, along x
+    distance_px: int = 5
+    # True puts the squares outside the mask
+    invert: bool = False
+    # of their places, which are those of HistoQC's --seed
+    seed: int = 0
 
     def __call__(self, view: QcView) -> Outcome:
         mask = view.ns.download(view.mask_use ^ self.invert)
         places = np.flatnonzero(mask)
         if not len(places):
-            where = "outside" if self.invert else "in"
+            side = "outside" if self.invert else "in"
             return Outcome(
-                warnings=(f"{self.name}: no px {where} the mask to measure texture at",)
+                warnings=(f"{self.name}: no px {side} the mask to measure texture at",)
             )
-        rng = np.random.RandomState(self.seed)  # HistoQC's: the same squares
+        # HistoQC's generator gives the same squares
+        rng = np.random.RandomState(self.seed)
         chosen = places[rng.choice(len(places), self.num_squares)]
         rows, columns = np.divmod(chosen, mask.shape[1])
         gray = view.ns.download(view.gray, reason="co-occurrence")
         scores: dict[str, Score] = {}
         for measure, values in self.measured(gray, rows, columns).items():
             column = _prefixed(self.prefix, measure)
-            scores |= {
-                column: float(values.mean()),
-                f"{column}_std": float(values.std()),
-            }
+            scores[column] = float(values.mean())
+            scores[f"{column}_std"] = float(values.std())
         return Outcome(scores=scores)
 
     def measured(
         self, gray: _Floats, rows: _Indices, columns: _Indices
     ) -> dict[str, _Floats]:
-        """Each measure of each square, (squares,), cut at the border; on the host, as skimage.
+        """Measures squares, which the border may cut: (squares,) by name; on the host.
 
         Source: Haralick et al., Textural features for image classification, 1973.
         """
-        from skimage.feature import (
-            graycomatrix,
-            graycoprops,
-        )  # half a second, for this check only
+        # half a second to import, for this check only
+        from skimage.feature import graycomatrix, graycoprops
 
-        edge, limits = self.square_px, np.linspace(0, 1, self.num_levels)
-        settings: dict[str, Any] = {"levels": self.num_levels, "symmetric": True}
+        edge = self.square_px
+        limits = np.linspace(0, 1, self.num_levels)
         counts = []
-        for r, c in zip(rows, columns, strict=True):
+        for row, column in zip(rows, columns, strict=True):
             # a gray value v lies in level ceil(v * (num_levels - 1))
-            square = np.digitize(gray[r : r + edge, c : c + edge], limits, right=True)
-            counts.append(
-                graycomatrix(square, [self.distance_px], [0], **settings)[:, :, 0, 0]
+            square = gray[row : row + edge, column : column + edge]
+            levels = np.digitize(square, limits, right=True)
+            pairs = graycomatrix(
+                levels,
+                [self.distance_px],
+                [0],
+                levels=self.num_levels,
+                symmetric=True,
             )
-        stacked = np.stack(counts, axis=2)[
-            ..., None
-        ]  # squares in the place of distances
+            counts.append(pairs[:, :, 0, 0])
+        # squares take the place of distances
+        stacked = np.stack(counts, axis=2)[..., None]
         return {name: graycoprops(stacked, name)[:, 0] for name in _TEXTURE}
 
 
@@ -236,18 +285,20 @@ class Equalised(QcCheck, kind="equalised"):
     name: str = "equalised"
 
     def __call__(self, view: QcView) -> Outcome:
-        xp, share = view.ns.xp, filters.equalised(view.ns, view.gray8)
-        return Outcome(
-            tables={self.name: view.ns.download(xp.rint(share * 255).astype(xp.uint8))}
-        )
+        xp = view.ns.xp
+        share = filters.equalised(view.ns, view.gray8)
+        picture = xp.rint(share * 255).astype(xp.uint8)
+        return Outcome(tables={self.name: view.ns.download(picture)})
 
 
 class SavedMask(QcCheck, kind="saved_mask"):
     """Measures nothing; leaves the mask as it is at that point as a picture."""
 
     name: str = "saved_mask"
-    of: str = ""  # an earlier check, whose mask is left in its place
-    geojson: bool = False  # whether `<name>.geojson` has it in level-0 px as well
+    # an earlier check, whose mask is left in its place
+    of: str = ""
+    # True leaves `<name>.geojson` in level-0 px as well
+    geojson: bool = False
 
     def __call__(self, view: QcView) -> Outcome:
         mask = view.touched.get(self.of) if self.of else view.mask_use
@@ -255,32 +306,31 @@ class SavedMask(QcCheck, kind="saved_mask"):
             return Outcome(
                 warnings=(f"{self.name}: no earlier check {self.of!r} left a mask",)
             )
-        return Outcome(
-            tables={self.name: view.ns.download(mask).astype(np.uint8) * 255}
-        )
+        picture = view.ns.download(mask).astype(np.uint8) * 255
+        return Outcome(tables={self.name: picture})
 
 
 class SavedMacro(QcCheck, kind="saved_macro"):
     """Measures nothing; leaves the slide's macro picture for the report."""
 
     name: str = "macro"
-    edge_px: int = 500  # of its longer side
+    # of its longer side
+    edge_px: int = 500
 
     def __call__(self, view: QcView) -> Outcome:
-        if (rgb := view.associated("macro")) is None:
+        rgb = view.associated("macro")
+        if rgb is None:
             return Outcome(warnings=("the slide has no macro picture",))
         height, width = rgb.shape[:2]
-        x, y = (
-            max(1, round(self.edge_px * px / max(rgb.shape[:2])))
-            for px in (width, height)
-        )
-        return Outcome(
-            tables={self.name: np.asarray(Image.fromarray(rgb).resize((x, y)))}
-        )
+        longer = max(height, width)
+        new_width = max(1, round(self.edge_px * width / longer))
+        new_height = max(1, round(self.edge_px * height / longer))
+        picture = Image.fromarray(rgb).resize((new_width, new_height))
+        return Outcome(tables={self.name: np.asarray(picture)})
 
 
 def read_rgb(path: str) -> npt.NDArray[np.uint8]:
-    """A picture file as uint8 (H, W, 3)."""
+    """Reads a picture file as uint8 (H, W, 3)."""
     rule = "picture must be a readable image file"
     with rewording(rule, path, OSError, error=ConfigError), Image.open(path) as image:
         return np.asarray(image.convert("RGB"))
@@ -290,6 +340,8 @@ def _prefixed(prefix: str, name: str) -> str:
     return f"{prefix}_{name}" if prefix else name
 
 
-def _no_tissue(what: str, columns: list[str]) -> Outcome:
-    warning = f"no tissue is left to measure {what} in; its columns are -100"
-    return Outcome(scores=dict.fromkeys(columns, EMPTY_SCORE), warnings=(warning,))
+def _no_tissue(check: str, columns: list[str]) -> Outcome:
+    return Outcome(
+        scores=dict.fromkeys(columns, EMPTY_SCORE),
+        warnings=(f"no tissue is left to measure {check} in; its columns are -100",),
+    )

@@ -1,0 +1,213 @@
+"""Finds blur by the share of the finest detail.
+
+Defocus takes the finest band of detail first, so that the ratio of its amplitude to that
+of the next band falls, whatever the strength of the stain.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import product
+
+from thinsection.arrays import Array, ArrayNamespace, filters, morphology
+from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area
+
+Square = tuple[int, int]  # row and column in a grid of squares
+
+# Percentile of a slide's gray that is glass, or the lightest tissue.
+_WHITE_PERCENTILE = 97
+# Gray by which glass may lie below that; more where it has no colour.
+_GLASS_GRAY = 0.03
+_GREY_GLASS_GRAY = 0.09
+# Glass without colour differs by less between channels, [0, 1].
+_GLASS_COLOUR = 0.03
+# Blocks along the edge of a square.
+_SQUARE_BLOCKS = 8
+# A slide of so few squares is looked at as a whole.
+_FEW_SQUARES = 400
+# Squares below so many times the limit of blur are suspect: all around are looked at.
+_SUSPECT = 1.15
+# The sharpest tissue has so many times the least ratio, unless its noise is less than
+# that of the glass.
+_SHARP_TIMES = 1.5
+
+
+class Focus(QcCheck, kind="focus"):
+    """Removes blurred tissue; `<name>_median_ratio` says how sharp the slide is as a whole."""
+
+    name: str = "focus"
+    # where detail is measured, µm/px; a slide of less is taken as it is
+    image_mpp: float = 0.5
+    # edge of the blocks in which it is averaged, px of that image
+    block_px: int = 32
+    # gray, [0, 1], added to the coarse band: noise does not decide
+    floor: float = 0.006
+    # blurred where the ratio is below this share of the slide's 75th percentile (sharp
+    # tissue) ...
+    relative: float = 0.55
+    # ... or below this, for a slide that is blurred as a whole
+    min_ratio: float = 0.27
+    # smaller blurred areas, and holes in them, do not count
+    min_area: str = area("0.004 mm2")
+
+    def __call__(self, view: QcView) -> Outcome:
+        ns = view.ns
+        glass = _glass_in_tissue(view)
+        # a block that glass is part of has a border in it, which is detail of its own
+        near_glass = morphology.dilated_by_disk(ns, glass, view.length_px("12 um"))
+        judged = view.mask_use & ~near_glass
+        if not bool(judged.any()):
+            return Outcome(warnings=(f"{self.name}: no tissue to judge the focus of",))
+        blocks = _Sharpness(self, view, judged, glass).measure()
+        # the median removes specks and keeps borders
+        smooth = ns.ndimage.median_filter(blocks, size=3, mode="nearest")
+        ratio = filters.resized_nearest(ns, smooth, view.gray.shape)
+        tissue = view.mask_use & ~glass
+        measured = ratio[tissue]
+        usual = self.relative * float(ns.xp.percentile(measured, 75))
+        blurred = (ratio < max(self.min_ratio, usual)) & tissue
+        least_px = view.area_px(self.min_area)
+        blurred = morphology.fill_small(ns, blurred, least_px)
+        blurred = morphology.drop_small(ns, blurred, least_px)
+        # a block that is sharp in part looks sharp
+        blurred = morphology.dilated_by_disk(ns, blurred, view.length_px("8 um"))
+        blurred &= tissue
+        outcome = view.left_regions(view.mask_use & ~blurred, f"{self.name}_removed")
+        median = float(ns.xp.median(measured))
+        scores = {**outcome.scores, f"{self.name}_median_ratio": median}
+        return replace(outcome, scores=scores)
+
+
+class _Sharpness:
+    """Amplitude of the finest band of detail over that of the next, per block.
+
+    The finest lies between no blur and a Gaussian of 1 px, the next between 1 and 2 px;
+    the noise that glass has of both is subtracted. Of a large slide every second square
+    of 8 x 8 blocks in both directions is read, then all around those that may be blurred;
+    other blocks get a mean.
+
+    Memory: O(one square + blocks).
+    """
+
+    def __init__(self, check: Focus, view: QcView, judged: Array, glass: Array) -> None:
+        ns = view.ns
+        self._check = check
+        self._ns = ns
+        self._size, self._read = view.regions_at(check.image_mpp)
+        width, height = self._size
+        shape = (math.ceil(height / check.block_px), math.ceil(width / check.block_px))
+        self._bands = ns.xp.zeros((2, *shape), dtype=ns.xp.float32)
+        # blocks that were read
+        self._read_blocks = ns.xp.zeros(shape, dtype=bool)
+        self._judged = filters.resized_nearest(ns, judged, shape)
+        self._glass = filters.resized_nearest(ns, glass, shape)
+        self._gray = filters.resized_nearest(ns, view.gray, shape)
+
+    def measure(self) -> Array:
+        """Ratio per block, float32."""
+        xp = self._ns.xp
+        square_px = _SQUARE_BLOCKS * self._check.block_px
+        rows = math.ceil(self._size[1] / square_px)
+        columns = math.ceil(self._size[0] / square_px)
+        step = 2 if rows * columns > _FEW_SQUARES else 1
+        waiting = set(product(range(rows), range(columns)))
+        chosen = set(product(range(0, rows, step), range(0, columns, step)))
+        while chosen:
+            self._read_squares(chosen)
+            waiting -= chosen
+            tissue = self._read_blocks & self._judged
+            ratio, sharp = self._ratio(tissue)
+            chosen = waiting & self._around_suspects(tissue, ratio, sharp)
+        sigma = _SQUARE_BLOCKS / 3
+        sums = filters.gaussian(self._ns, tissue * ratio, sigma)
+        weights = filters.gaussian(self._ns, tissue * xp.float32(1), sigma)
+        return xp.where(tissue, ratio, sums / xp.maximum(weights, 1e-6))
+
+    def _read_squares(self, squares: Iterable[Square]) -> None:
+        """Measures the bands of squares that hold tissue to judge."""
+        width, height = self._size
+        square_px = _SQUARE_BLOCKS * self._check.block_px
+        for row, column in sorted(squares):
+            blocks = (
+                slice(row * _SQUARE_BLOCKS, (row + 1) * _SQUARE_BLOCKS),
+                slice(column * _SQUARE_BLOCKS, (column + 1) * _SQUARE_BLOCKS),
+            )
+            if not bool(self._judged[blocks].any()):
+                continue
+            rgb = self._read(
+                column * square_px,
+                row * square_px,
+                min((column + 1) * square_px, width),
+                min((row + 1) * square_px, height),
+            )
+            square = self._ns.upload(rgb, reason="square")
+            bands = detail_bands(self._ns, square, self._check.block_px)
+            self._bands[:, blocks[0], blocks[1]] = bands
+            self._read_blocks[blocks] = True
+
+    def _ratio(self, tissue: Array) -> tuple[Array, float]:
+        """Ratio per block, and that of the slide's sharp tissue."""
+        ratio = self._ratio_without(self._read_blocks & self._glass)
+        sharp = self._sharp(ratio, tissue)
+        if sharp <= _SHARP_TIMES * self._check.min_ratio:
+            # this tissue has less noise than the glass
+            ratio = self._ratio_without(self._glass & False)
+            sharp = self._sharp(ratio, tissue)
+        return ratio, sharp
+
+    def _sharp(self, ratio: Array, tissue: Array) -> float:
+        if not bool(tissue.any()):
+            return 0.0
+        return float(self._ns.xp.percentile(ratio[tissue], 75))
+
+    def _ratio_without(self, glass: Array) -> Array:
+        """Ratio per block, without the noise of light that blocks of glass have."""
+        fine = self._amplitude(self._bands[0], glass)
+        coarse = self._amplitude(self._bands[1], glass)
+        return fine / (coarse + self._check.floor)
+
+    def _amplitude(self, band: Array, glass: Array) -> Array:
+        xp = self._ns.xp
+        noise = 0.0
+        if bool(glass.any()):
+            # the square of the noise of light is as the light
+            noise = float(xp.median((band**2 / (self._gray + 0.01))[glass]))
+        return xp.sqrt((band**2 - noise * self._gray).clip(0))
+
+    def _around_suspects(
+        self, tissue: Array, ratio: Array, sharp: float
+    ) -> set[Square]:
+        """Squares in and around which most tissue may be blurred."""
+        check = self._check
+        limit = max(check.min_ratio, _SUSPECT * check.relative * sharp)
+        low = tissue & (ratio < limit)
+        low_share = filters.block_means(self._ns, low * 1.0, _SQUARE_BLOCKS)
+        tissue_share = filters.block_means(self._ns, tissue * 1.0, _SQUARE_BLOCKS)
+        suspects = self._ns.xp.argwhere(low_share > tissue_share / 2)
+        around = set()
+        for row, column in self._ns.download(suspects).tolist():
+            for dy, dx in product((-1, 0, 1), repeat=2):
+                around.add((row + dy, column + dx))
+        return around
+
+
+def detail_bands(ns: ArrayNamespace, rgb: Array, block_px: int) -> Array:
+    """Amplitudes of the finest band of detail and the next, float32 (2, blocks, blocks)."""
+    gray = filters.gray32_from_rgb(ns, rgb)
+    once = filters.gaussian(ns, gray, 1.0)
+    twice = filters.gaussian(ns, gray, 2.0)
+    fine = filters.block_means(ns, abs(gray - once), block_px)
+    coarse = filters.block_means(ns, abs(once - twice), block_px)
+    return ns.xp.stack([fine, coarse])
+
+
+def _glass_in_tissue(view: QcView) -> Array:
+    """The mask of glass inside of tissue, as in fat: it has no detail to judge."""
+    xp = view.ns.xp
+    white = float(xp.percentile(view.gray[::4, ::4], _WHITE_PERCENTILE))
+    darkness = white - filters.gaussian(view.ns, view.gray, 0.7)
+    lowest, highest = filters.extremes(view.ns, view.rgb.transpose(2, 0, 1))
+    colour = (highest - lowest) / xp.float32(255)
+    # the light of a lamp may vary where there is no colour
+    is_grey = filters.gaussian(view.ns, colour, 0.7) < _GLASS_COLOUR
+    return darkness < xp.where(is_grey, _GREY_GLASS_GRAY, _GLASS_GRAY)

@@ -1,0 +1,110 @@
+"""Declaration of a segmenter, as data: from the registry, or from an entry of TOML.
+
+An entry gives resolution and edge of its windows, the meaning of its input and output
+channels, and the place of its weights: an ONNX file, or a torch architecture by name with
+a safetensors or safe .pth file. No entry runs code that is not installed already.
+"""
+
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from thinsection.config import from_mapping, read_toml
+from thinsection.encode.registry import IMAGENET_MEAN, IMAGENET_STD
+from thinsection.errors import ConfigError
+from thinsection.registry import Entry, Registry
+
+# The table of a TOML file.
+_TABLE = "segmenter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmenterSpec:
+    """Everything that is declared of a segmenter; a TOML entry has these keys."""
+
+    # in the registry, and of its folder of results
+    name: str
+    help: str = ""
+    # meaning of the output channels, in order
+    outputs: tuple[str, ...]
+    # the output that is no class; None: all are classes
+    background: str | None = None
+    # largest: the largest output. threshold: the first class above `threshold` and above
+    # the background; a pixel without one is background
+    rule: Literal["largest", "threshold"] = "largest"
+    # of the network's outputs; 0 for logits is a probability of a half
+    threshold: float = 0.0
+    # µm/px of its windows
+    mpp: float
+    # edge of a window
+    px: int = 512
+    # least share of a window's edge that neighbours share, [0, 0.5]
+    overlap: float = 0.25
+    channels: Literal["rgb", "eosin_hematoxylin_density"] = "rgb"
+    # per channel, applied to values in [0, 1]; mean and std are of "rgb" alone
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    # a path, beside the TOML file if relative, or 'package:PATH'
+    weights: str | None = None
+    # of the weights' file: another one is refused
+    sha256: str | None = None
+    # 'module:callable' that makes a torch module; None: ONNX
+    architecture: str | None = None
+    # arguments of that callable; "none" is None
+    options: dict[str, Any] = field(default_factory=dict)
+    # name of the output of a network that gives a dict
+    output: str = "out"
+    # beginnings of names that a weights file may have left over
+    unused: tuple[str, ...] = ()
+    licence: str = "unknown"
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.outputs or len(set(self.outputs)) < len(self.outputs):
+            raise self._refusal("outputs must be different names")
+        if self.background is not None and self.background not in self.outputs:
+            raise self._refusal("background must be one of the outputs")
+        if self.mpp <= 0 or self.px < 8:
+            raise self._refusal("mpp must be > 0 and px >= 8")
+        if not 0 <= self.overlap <= 0.5:
+            raise self._refusal("overlap must be in [0, 0.5]")
+
+    def _refusal(self, rule: str) -> ConfigError:
+        return ConfigError(f"segmenter {self.name!r}: {rule}, got {asdict(self)}")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the labels 1, 2, ...; a pixel of label 0 has no class."""
+        return tuple(name for name in self.outputs if name != self.background)
+
+
+def read_spec(path: Path) -> SegmenterSpec:
+    """Reads the entry of a TOML file."""
+    values = read_toml(path).get(_TABLE, {})
+    return from_mapping(SegmenterSpec, values, where=f"{_TABLE}.")
+
+
+@cache
+def declared_segmenters() -> tuple[Entry, ...]:
+    """Entries of `segmenters.toml` beside this file."""
+    rows = read_toml(Path(__file__).with_name("segmenters.toml"))[_TABLE]
+    entries = []
+    for row in rows:
+        spec = from_mapping(SegmenterSpec, row)
+        package = "onnxruntime" if spec.architecture is None else "timm"
+        entry = Entry(
+            name=spec.name,
+            help=spec.help,
+            target=spec,
+            needs=(package,),
+            extra="segment",
+        )
+        entries.append(entry)
+    return tuple(entries)
+
+
+# another package's entry point names a SegmenterSpec, or an Entry with one
+SEGMENTERS: Registry[SegmenterSpec] = Registry(
+    "segmenter", "thinsection.segmenters", declared_segmenters
+)
