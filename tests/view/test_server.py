@@ -198,7 +198,7 @@ def test_no_request_meets_a_slide_that_another_closes(
     ]
     with Viewer([folder], memory="512MiB") as viewer:
         shown = viewer._shown
-        assert shown._most_open == 1
+        assert shown._max_open == 1
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda path: ask(viewer, path), asked))
         wrong = [
