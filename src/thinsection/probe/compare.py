@@ -151,7 +151,7 @@ def _model(scored: Scored, score: float) -> dict[str, Any]:
 
 
 def _key(rows: Rows) -> list[Any]:
-    """What results of the same rows share: names, folds, truth."""
+    """Key that results of the same rows share: names, folds, truth."""
     fold = getattr(rows, "fold", None)
     truth = rows.time if isinstance(rows, Risks) else getattr(rows, "truth", None)
     parts = [np.asarray(p).tolist() for p in (fold, truth) if p is not None]
@@ -187,7 +187,7 @@ def _rank(task: dict[str, Any]) -> None:
 
 
 def _overall(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each model the mean rank and the mean score over its tasks, best first."""
+    """Mean rank and mean score of each model over its tasks, best first."""
     names = [
         *dict.fromkeys(model["model"] for task in tasks for model in task["models"])
     ]

@@ -1,4 +1,4 @@
-"""What probes compute with: the device, blocks within a budget, and the nearest rows.
+"""Computation of probes: the device, blocks within a budget, and the nearest rows.
 
 Neighbours are exact, found in blocks of bounded memory, ties by lowest index: a float top-k leaves
 the order of ties open, on sortable 64-bit keys it does not. Their upper half has a similarity's

@@ -1,4 +1,4 @@
-"""What a probe run needs to know; the command line and TOML derive from it."""
+"""Settings of a probe run; the command line and TOML derive from them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ ProtocolName = Literal["honest", "nanopath", "eva", "pathobench"]
 
 
 def layouts() -> tuple[str, ...]:
-    """How labelled data may lie on disk: docs/probes.md tells what each looks for."""
+    """Layouts of labelled data on disk: docs/probes.md tells what each looks for."""
     from thinsection.probe.data.images import LAYOUTS  # with image readers
 
     return ("auto", "tiles", "manifest", *LAYOUTS)

@@ -65,7 +65,7 @@ def grid_probes() -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class GridSection:
-    """Which jobs."""
+    """Choice of jobs."""
 
     probe: tuple[str, ...] = option(
         ("linear",), "probe; repeat for more", choices=grid_probes
@@ -135,7 +135,7 @@ class ProbeJob:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeDone:
-    """What became of a job: a row per score; 'tileset' has four, a failed job one."""
+    """Outcome of a job: a row per score; 'tileset' has four, a failed job one."""
 
     rows: tuple[ProbeRow, ...]
 
@@ -342,7 +342,7 @@ def find_tasks(path: Path) -> Iterator[tuple[str, Path, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeTask(Task[ProbeJob, ProbeDone]):
-    """See `Task`: some probe jobs in one process. A failed job is a row."""
+    """Task of some probe jobs in one process. A failed job is a row."""
 
     kind: ClassVar[str] = "probe"
     entry_type: ClassVar[type[Any]] = ProbeJob
@@ -354,7 +354,7 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
     def __call__(
         self, entries: Sequence[ProbeJob], *, on_event: Callable[[Any], None]
     ) -> Report[ProbeDone]:
-        """See `Task.__call__`."""
+        """Runs the jobs, see `Task.__call__`."""
         set_threads(self.threads, torch_too=True)
         return Report(results=tuple(self._run(job) for job in entries))
 

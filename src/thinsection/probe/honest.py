@@ -33,9 +33,8 @@ from thinsection.probe.data.sets import (
 from thinsection.probe.protocol import Protocol
 from thinsection.probe.result import Choice, ProbeResult, choices, classified
 
-Guess = tuple[
-    IndexArray, FloatVector, dict[str, Any]
-]  # labels (Nq,), shares (Nq, K), details
+# labels (Nq,), shares (Nq, K), details
+Guess = tuple[IndexArray, FloatVector, dict[str, Any]]
 Guesser = Callable[[TileSet, Any, int], Guess]  # of data, settings and seed
 Run = Callable[..., ProbeResult]  # (data, protocol=...): a probe
 _Score = Callable[..., float]  # of permuted labels (seed), of some rows (shots, seed)
@@ -50,13 +49,21 @@ def tile_probe(
     Memory: that of the guess; under `honest` the training rows once more. Raises DatasetError: the
     splits do not fit each other; ConfigError: the protocol does not define the probe.
     """
-    data, settings = check_tile_set(data), protocol.require(name)
+    data = check_tile_set(data)
+    settings = protocol.require(name)
     if protocol.inner_folds:
         run: Run = partial(tile_probe, name, guess, select=select)
         return _honest_tiles(run, data, protocol, select=select)
     prediction, share, details = guess(data, settings, protocol.seed)
-    known = {"metric": settings.metric, "protocol": protocol, "details": details}
-    return classified(name, data, prediction, probability=share, **known)
+    return classified(
+        name,
+        data,
+        prediction,
+        metric=settings.metric,
+        protocol=protocol,
+        probability=share,
+        details=details,
+    )
 
 
 def narrowed(
@@ -84,17 +91,18 @@ def narrowed(
 
 
 def _best(scores: list[dict[Choice, float]]) -> Choice:
-    """Of the settings that every fold tried the best on the mean; of equal ones the first."""
-    shared = [c for c in scores[0] if all(c in found for found in scores)]
-    return max(
-        shared, key=lambda c: float(mean_with_value([found[c] for found in scores]))
-    )
+    """Best setting on the mean of those that every fold tried; of equal ones the first."""
+    means: dict[Choice, float] = {}
+    for choice in scores[0]:
+        if all(choice in of_fold for of_fold in scores):
+            means[choice] = float(mean_with_value([one[choice] for one in scores]))
+    return max(means, key=means.__getitem__)
 
 
 def _honest_tiles(
     run: Run, data: TileSet, protocol: Protocol, *, select: bool
 ) -> ProbeResult:
-    """See `tile_probe`."""
+    """Result under a protocol with inner folds, see `tile_probe`."""
     train, n = data.train, data.num_classes
     choice, words = (), "nothing was selected"
     if select:
@@ -151,7 +159,7 @@ def beside(
     *,
     least: npt.NDArray[np.number],
 ) -> dict[str, Any]:
-    """What stands beside the score: of each seed, of permuted labels, and the learning curve."""
+    """Scores beside the score: of each seed, of permuted labels, and the learning curve."""
     seeds = range(p.seed, p.seed + p.null_draws)
     by_null, shots = (
         [null(seed) for seed in seeds],

@@ -73,7 +73,7 @@ def write_probe_report(result: ProbeResult, out_dir: Path) -> Path:
 
 
 def _columns(result: ProbeResult) -> dict[str, Iterable[Any]]:
-    """By header: what the result says of each row, with group and fold; else details by name."""
+    """Columns by header: what the result says of each row; else details by name."""
     if (rows := result.rows) is None:
         return {"name": result.details.keys(), "value": result.details.values()}
     columns: dict[str, Iterable[Any]] = {"id": rows.ids}

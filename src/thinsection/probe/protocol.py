@@ -120,7 +120,7 @@ class RetrievalSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathorobSettings:
-    """Of the clustering score and of APD."""
+    """Settings of the clustering score and of APD."""
 
     max_clusters: int = 30  # 2 up to this are tried
     trials: int = 50  # k-means seeds a combination of classes and centres

@@ -46,7 +46,7 @@ METRIC_WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
-    """What a probe says row by row: `scorers` and `columns` (for the table, by header) of it."""
+    """Answers of a probe row by row: `scorers` and `columns` (for the table, by header) of it."""
 
     ids: tuple[str, ...]  # (N,) names of the rows
     groups: Groups | None = (
@@ -63,7 +63,7 @@ class _Rows:
 
     @property
     def sampling(self) -> Sampling:
-        """What an interval resamples, and how many of each class there are."""
+        """Units that an interval resamples, and how many of each class there are."""
         runs = len(self.ids) // len(set(self.ids))  # of a repeated cross-validation
         return Sampling.of_rows(
             len(self.ids),
@@ -77,7 +77,7 @@ class _Rows:
 
     @property
     def classed(self) -> bool:
-        """Whether `truth` are classes."""
+        """True where `truth` are classes."""
         return False
 
     def value(self, metric: str) -> float:
@@ -271,7 +271,7 @@ class Values(_Rows):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratios(_Rows):
-    """What each row adds to a score that is sum / sum: neighbours of a kind, a cosine, ..."""
+    """Parts that each row adds to a score that is sum / sum: neighbours of a kind, a cosine, ..."""
 
     metric: str
     top: FloatVector  # (N,)
@@ -335,7 +335,7 @@ class ProbeResult:
 
     @property
     def rows(self) -> Rows | None:
-        """What it says of each row: enough to compare it with another result of the same rows."""
+        """Answers row by row: enough to compare it with another result of the same rows."""
         return self.predictions or self.risks or self.values or self.ratios
 
     def as_mapping(self) -> dict[str, Any]:
@@ -428,7 +428,7 @@ def choices(result: ProbeResult) -> dict[Choice, float]:
 
 
 def selection_words(result: ProbeResult) -> str:
-    """Where the settings of a score were chosen."""
+    """Sentence on where the settings of a score were chosen."""
     protocol, details, tried = result.protocol, result.details, len(choices(result))
     if "selected_on" in details:
         return str(details["selected_on"])

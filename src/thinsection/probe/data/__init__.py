@@ -1,1 +1,1 @@
-"""What is probed: labelled sets, and how they are read from disk."""
+"""Data of probes: labelled sets, and how they are read from disk."""

@@ -27,7 +27,7 @@ JPEG_QUALITY = 40  # of 1..95
 
 
 def stained(tile: RgbArray) -> RgbArray:
-    """With 30 % more haematoxylin and 25 % less eosin."""
+    """Tile with 30 % more haematoxylin and 25 % less eosin."""
     rgb = hed2rgb(rgb2hed(tile) * np.array(STAIN))
     return np.asarray(np.clip(rgb * 255 + 0.5, 0, 255), dtype=np.uint8)
 

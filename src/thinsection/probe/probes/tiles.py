@@ -366,7 +366,7 @@ def simpleshot_votes(
     device: str = "cpu",
     budget_bytes: int = GIB,
 ) -> IndexArray:
-    """How many support sets vote for each class, (Nq, K).
+    """Number of support sets that vote for each class, (Nq, K).
 
     With support mean m and unit prototype p the cosine of a query q ranks as (q - m) . p, since
     |q - m| is the same for every class. All embeddings are shifted by one fixed vector first
