@@ -1,6 +1,7 @@
 """Heatmaps: a planted lesion is found on a real slide; pictures, GeoJSON and sheets say so."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn.metrics import roc_auc_score
-from tests.conftest import REAL_SLIDES
-from tests.predict.lesions import HEAD, Trained, train, trained_on_parts
+from tests.predict.lesions import HEAD, Trained, train
 from tests.support.lesion import Box, inside, write_with_lesion
 
 import thinsection as ts
@@ -25,19 +25,6 @@ from thinsection.store.geojson import write_tiles_geojson
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
 
 LESION: Box = (2100, 900, 2950, 1750)
-
-
-@pytest.fixture(scope="module")
-def source() -> Path:
-    path = REAL_SLIDES / "tcga-cr-7395-01a-01-ts1.svs"
-    if not path.is_file():
-        pytest.skip(f"no real slide at {path}; set THINSECTION_TEST_SLIDES")
-    return path
-
-
-@pytest.fixture(scope="module")
-def trained(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return trained_on_parts(source, tmp_path_factory.mktemp("parts"), HEAD)
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +97,7 @@ def test_a_colour_means_the_same_on_every_slide_and_after_a_second_run(
     """One slide first, then all: the first is drawn again as the cohort's scale wants it."""
     first = trained.slides[0]
     out = tmp_path / "results"
+    shutil.copytree(trained.results, out)  # embeddings are there
     alone = ts.heatmap(trained.model, first, out=out, top_tiles=0, geojson=False)
     picture = next(p for p in alone if "score_" in p.name)
     home = picture.parent
@@ -143,6 +131,7 @@ def test_the_scale_is_that_of_all_tiles_of_all_slides(
     trained: Trained, tmp_path: Path
 ) -> None:
     out = tmp_path / "results"
+    shutil.copytree(trained.results, out)
     drawn = ts.heatmap(
         trained.model, list(trained.slides), out=out, top_tiles=0, geojson=False
     )

@@ -9,8 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from tests.conftest import REAL_SLIDES
-from tests.predict.lesions import Trained, trained_on_parts
+from tests.predict.lesions import Trained
 from typer.testing import CliRunner
 
 import thinsection as ts
@@ -18,14 +17,6 @@ from thinsection.cli.main import build_app
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.predict.model_file import load_model, save_model
 from thinsection.predict.predicting import predict
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    source = REAL_SLIDES / "tcga-cr-7395-01a-01-ts1.svs"
-    if not source.is_file():
-        pytest.skip(f"no real slide at {source}; set THINSECTION_TEST_SLIDES")
-    return trained_on_parts(source, tmp_path_factory.mktemp("parts"))
 
 
 def table(path: Path) -> list[dict[str, str]]:
