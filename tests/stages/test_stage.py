@@ -20,13 +20,19 @@ from thinsection.stages.source import Source, source_key
 from thinsection.stages.stage import (
     Output,
     RecordedStage,
+    RowsBeforeEdit,
     SlideStage,
     SlideWork,
     Stage,
     StoreStage,
 )
 from thinsection.store.identity import file_sum, file_times, fingerprint
-from thinsection.store.ledger import SlideLedger, load_ledger, stage_key
+from thinsection.store.ledger import (
+    SlideLedger,
+    StageRecord,
+    load_ledger,
+    stage_key,
+)
 
 PIXELS = Source(key="pixels")
 
@@ -93,6 +99,13 @@ class Size(SlideStage[int]):
 
     def run(self, work: SlideWork, slide: Any) -> Output[int]:
         return Output(files=(), facts={"width": slide.size[0]}, value=slide.size[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeOf(Size):
+    """The same, of a slide with another stage."""
+
+    of: Stage[Any]
 
 
 FIRST = Words(text="first", name="first")
@@ -475,3 +488,54 @@ def test_an_opened_slide_is_described_in_the_ledger(tmp_path: Path) -> None:
     slide.slide_mpp = (0.5, 0.25)
     work.take_slide(slide)  # type: ignore[arg-type]
     assert (work.ledger.slide["mpp_x"], work.ledger.slide["mpp_y"]) == (0.5, 0.25)
+
+
+def test_files_that_lie_elsewhere_are_fetched_before_a_stage_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path, FIRST)
+    fetched: list[str] = []
+
+    def bring(ledger: SlideLedger, record: StageRecord) -> SlideLedger:
+        fetched.append(record.key)
+        return ledger
+
+    monkeypatch.setattr(SlideLedger, "bring", bring)
+    key = FIRST.key(PIXELS)
+    work = work_in(tmp_path, FIRST, SECOND)
+    work.value(FIRST)
+    assert fetched == [key]
+    work.perform(SECOND)
+    assert fetched == [key, key]
+    slide = SimpleNamespace(size=(7, 5))
+    work.perform_on(slide, SizeOf(of=FIRST))  # type: ignore[arg-type]
+    assert fetched == [key, key, key]
+
+
+def test_files_that_are_gone_already_are_no_error(tmp_path: Path) -> None:
+    work = made(tmp_path, FIRST)
+    path = tmp_path / "grid/first/a.txt"
+    path.unlink()
+    (tmp_path / "grid/first/b.txt").write_text("b")
+    work.finish(FIRST, Output(files=("grid/first/b.txt",)))
+    (tmp_path / "grid/first/b.txt").unlink()
+    other = work_in(tmp_path, changed())
+    other.remove_outdated(changed())
+    assert not load_ledger(tmp_path, "a").stages
+    other.rows_before_edit.append(RowsBeforeEdit("c", path))
+    other.drop_rows_before_edit()
+
+
+def test_loaded_slide_encoders_are_found_by_name(tmp_path: Path) -> None:
+    work = work_in(tmp_path)
+    assert work.slide_encoders == {}
+    encoders: Any = {"mean": object()}
+    pooling = SlideWork(
+        entry=work.entry,
+        out=tmp_path,
+        source=PIXELS,
+        ledger=work.ledger,
+        stages=(),
+        slide_encoders=encoders,
+    )
+    assert pooling.slide_encoders == encoders
