@@ -50,12 +50,6 @@ PACKAGES = {
     "benchmarks": ROOT / "benchmarks",
     "tests": ROOT / "tests",
 }
-# Arrows that are wrong and not yet cut. The list only shrinks: an entry that is no longer
-# needed fails.
-KNOWN_UPWARD: set[tuple[str, str]] = set()
-KNOWN_CIRCLES: set[tuple[str, str]] = {
-    ("thinsection.slide.resize", "thinsection.slide.base"),
-}
 
 
 def arrows_of(package: str, folder: Path) -> list[Arrow]:
@@ -77,10 +71,6 @@ def upward(arrows: list[Arrow], rooms: tuple[str, ...]) -> list[Arrow]:
     return wrong
 
 
-def without(arrows: list[Arrow], pairs: set[tuple[str, str]]) -> list[Arrow]:
-    return [arrow for arrow in arrows if (arrow.source, arrow.target) not in pairs]
-
-
 def test_every_file_lies_in_a_room_of_the_list() -> None:
     modules = modules_below(PACKAGES["thinsection"], "thinsection")
     del modules["thinsection"]
@@ -89,30 +79,15 @@ def test_every_file_lies_in_a_room_of_the_list() -> None:
 
 def test_a_room_imports_only_from_rooms_above_it() -> None:
     arrows = arrows_of("thinsection", PACKAGES["thinsection"])
-    wrong = upward(without(arrows, KNOWN_UPWARD), ROOMS)
+    wrong = upward(arrows, ROOMS)
     assert not wrong, "\n".join(map(str, wrong))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_files_import_each_other_in_a_circle(package: str) -> None:
     arrows = arrows_of(package, PACKAGES[package])
-    found = circles(without(arrows, KNOWN_CIRCLES))
+    found = circles(arrows)
     assert not found, "\n".join(" <-> ".join(circle) for circle in found)
-
-
-def test_known_faults_are_still_there() -> None:
-    """A cut arrow leaves the list, so that nobody draws it again."""
-    arrows = []
-    for package, folder in PACKAGES.items():
-        arrows += arrows_of(package, folder)
-    ours = [arrow for arrow in arrows if arrow.source.startswith("thinsection.")]
-    still_upward = {(arrow.source, arrow.target) for arrow in upward(ours, ROOMS)}
-    assert still_upward >= KNOWN_UPWARD
-    pairs = {(arrow.source, arrow.target) for arrow in arrows if arrow.kind != "target"}
-    for source, target in KNOWN_CIRCLES:
-        assert (source, target) in pairs, f"{source} no longer imports {target}"
-        others = KNOWN_CIRCLES - {(source, target)}
-        assert circles(without(arrows, others)), f"no circle through {source}"
 
 
 def test_rooms_take_only_the_version_from_the_face() -> None:
