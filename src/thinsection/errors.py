@@ -129,18 +129,6 @@ class StaleResultError(StoreError):
     """A result under this name was made from another file or with other settings."""
 
 
-def require(
-    ok: object,
-    rule: str,
-    got: object,
-    *,
-    error: type[ThinsectionError] = InvalidInputError,
-) -> None:
-    """Raises `<rule>, got <got>` where `ok` is false; for checks whose message costs nothing."""
-    if not ok:
-        raise error(f"{rule}, got {got}")
-
-
 @contextmanager
 def rewording(
     rule: str,

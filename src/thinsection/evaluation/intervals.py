@@ -67,8 +67,8 @@ class Sampling:
         groups: Groups | Sequence[str] | None = None,
         *,
         unit: str = "rows",
-        classes: npt.NDArray | None = None,
-        events: npt.NDArray | None = None,
+        classes: npt.NDArray[np.generic] | None = None,
+        events: npt.NDArray[np.generic] | None = None,
         fold: IndexArray | None = None,
         folds: int | None = None,
     ) -> "Sampling":
