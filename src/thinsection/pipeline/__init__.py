@@ -1,1 +1,1 @@
-"""`run` and its siblings: a cohort through the graph of stages."""
+"""`run` and related functions: a cohort through the graph of stages."""

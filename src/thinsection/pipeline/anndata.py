@@ -25,15 +25,15 @@ def export_anndata(
     features: str | None = None,
     on_damage: Listener | None = None,
 ) -> int:
-    """Number of tiles written to an .h5ad: X = embeddings, obsm['spatial'] = level-0 coordinates.
+    """Writes an .h5ad: X = embeddings, obsm['spatial'] = level-0 coordinates; returns its tiles.
 
-    `obs` has slide_id, patient_id, label, split and the per-tile columns that all slides share;
-    its index is `<slide_id>:<x>x<y>`. `features` is 'GRID/features_NAME' or NAME; None where there
-    is one. A damaged slide is an error; with `on_damage`, which is told of it, it is left out.
+    `obs` has slide_id, patient_id, label, split and the per-tile columns that all slides share.
+    Its index is `<slide_id>:<x>x<y>`. `features` is 'GRID/features_NAME' or NAME; None if there is
+    only one. A damaged slide is an error; with `on_damage`, it is reported there and left out.
 
     Memory: the embeddings of all slides, twice while they are joined.
 
-    Raises StoreError: no embeddings in the folder; InvalidInputError: several and none named.
+    Raises StoreError: no embeddings in the folder; InvalidInputError: several and no name given.
     """
     with importing("export needs anndata", "export"):
         import anndata
@@ -79,7 +79,7 @@ def export_anndata(
 
 
 def _columns(results: Results, slide_id: str, address: str) -> dict[str, Any]:
-    """Columns of a slide's tiles: the slide, its row of the cohort, its per-tile tables."""
+    """Columns for a slide's tiles: the slide, its cohort columns, its per-tile tables."""
     slide = results.ledgers[slide_id].slide
     columns: dict[str, Any] = {"slide_id": slide_id}
     for name in OF_COHORTS:

@@ -1,4 +1,4 @@
-"""The end of a run, well or early: tables, record, pages, and the summary for who called it."""
+"""End of a run, with or without an error: tables, record, pages, and the summary for the caller."""
 
 import html
 from collections import Counter
@@ -34,9 +34,9 @@ class RunSummary:
     out: Path | str  # the results folder, or its URL
     record: Path  # folder of the invocation's record
     results: tuple[SlideResult, ...]  # one per slide, in the order of the cohort
-    stage_seconds: dict[str, float]  # busy and waiting seconds by stage
+    stage_seconds: dict[str, float]  # seconds at work and waiting, by stage
     seconds: float  # wall-clock time
-    allow_empty: bool = False  # a slide without any tile is no failure
+    allow_empty: bool = False  # True counts a slide without any tile as a success
     # slides of the folder whose files have the same content, each group by slide id
     equal_slides: tuple[tuple[str, ...], ...] = ()
 
@@ -48,7 +48,7 @@ class RunSummary:
 
     @property
     def exit_code(self) -> int:
-        """0 where every slide has its result, 3 where some failed or have no tile."""
+        """0 if every slide has its result, 3 if some failed or have no tile."""
         counts = self.counts
         if counts["failed"] or (counts["empty"] and not self.allow_empty):
             return EXIT_SOME_FAILED
@@ -68,9 +68,9 @@ class RunSummary:
 def finish_run(
     task: RunTask, entries: Sequence[SlideEntry], report: Report[SlideResult]
 ) -> RunSummary:
-    """Writes the tables, the record, its efficiency page, and the QC page where there was QC.
+    """Writes the tables, the record, its efficiency page, and the QC page if there was QC.
 
-    The report is of all chunks, merged; of a batch job not yet of all entries.
+    The report merges all chunks; for a batch job, some entries may not be in it yet.
     """
     record = Record.read(task.record)
     begun = datetime.fromisoformat(record.document["started"])
@@ -116,9 +116,9 @@ def end_early(
     report: Report[SlideResult],
     error: BaseException,
 ) -> None:
-    """Writes the tables of what is done, where there is room, and notes on the error how to go on.
+    """Writes tables of the finished slides, if the disk has room, and adds a note on how to resume.
 
-    Slides that nobody has reported are known by what their processes noted in the record.
+    Unreported slides are taken from the notes of their processes in the record.
     """
     ended = dict(ended_slides(task.record))
     for result in report.results:
@@ -145,6 +145,6 @@ def end_early(
 def _not_ended(
     entries: Sequence[SlideEntry], results: Sequence[SlideResult]
 ) -> list[SlideEntry]:
-    """The slides of an invocation that have no result yet."""
+    """Slides of an invocation that have no result yet."""
     ended = {result.slide_id for result in results}
     return [entry for entry in entries if entry.slide_id not in ended]

@@ -1,4 +1,4 @@
-"""Progress of a run, as its listeners are told."""
+"""Progress of a run, as values for its listeners."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from thinsection.pipeline.results import SlideResult
 class RunEvent:
     """Progress of a run; may be emitted from any thread."""
 
-    # opening, started, tiles, ended; waiting: another process holds the slide
+    # opening, started, tiles, ended; waiting: another process works on the slide
     kind: str
     slide_id: str
-    num_tiles: int = 0  # of 'started': to come; of 'tiles': done
-    # of 'opening': what is done before tiles are; of 'tiles': what sets their pace;
-    # of 'waiting': who holds the slide
+    num_tiles: int = 0  # 'started': tiles to come; 'tiles': tiles done
+    # 'opening': steps before the tiles; 'tiles': the slowest step;
+    # 'waiting': the process that works on the slide
     text: str = ""
-    result: SlideResult | None = None  # of 'ended'
+    result: SlideResult | None = None  # only for 'ended'
 
 
 OnEvent = Callable[[RunEvent], None]

@@ -1,4 +1,4 @@
-"""A results folder as Python sees it: slides, tables, embeddings; and as AnnData."""
+"""Results folder in Python: slides, tables, embeddings, and export as AnnData."""
 
 import csv
 import html
@@ -43,15 +43,15 @@ from thinsection.types import PlainValues, format_bytes
 if TYPE_CHECKING:
     import pandas
 
-Listener = Callable[[str], None]  # takes a line of text
-_SHOWN_SLIDES = 8  # thumbnails of `_repr_html_`
-_SHOWN_PX = 96  # their height
+Listener = Callable[[str], None]  # receives a line of text
+_SHOWN_SLIDES = 8  # thumbnails in `_repr_html_`
+_SHOWN_PX = 96  # height of a thumbnail in pixels
 
 
 def open_results(out: str | Path) -> "Results":
-    """The results of `run`, `qc` and `aggregate` in a folder.
+    """Opens a folder with results of `run`, `qc` or `aggregate`.
 
-    Memory: some kB per slide. Raises StoreError: it is no results folder.
+    Memory: some kB per slide. Raises StoreError: it is not a results folder.
     """
     folder = Path(out)
     if not (folder / SLIDES).is_dir():
@@ -65,20 +65,20 @@ def open_results(out: str | Path) -> "Results":
 
 @dataclass(frozen=True)
 class FolderRow:
-    """One folder of results, over all slides."""
+    """One folder of results, for all slides."""
 
     address: str  # '256px_0.5mpp/features_uni2_h'
-    num_slides: int  # that have a result there
-    num_bytes: int  # of its files
-    facts: PlainValues  # of the last slide: encoder, dim and so on
+    num_slides: int  # slides with a result in this folder
+    num_bytes: int  # bytes of its files
+    facts: PlainValues  # facts of the last slide: encoder, dim and so on
 
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """A results folder; what is read is read when it is asked for."""
+    """Results folder; files are read only when a method needs them."""
 
     folder: Path
-    ledgers: Mapping[str, SlideLedger]  # by slide id
+    ledgers: Mapping[str, SlideLedger]  # ledgers by slide id
 
     @property
     def slides(self) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class Results:
     @cached_property
     def folders(self) -> tuple[FolderRow, ...]:
         """Every folder of results: masks, grids, embeddings, slide embeddings, pictures."""
-        records: dict[str, list[StageRecord]] = {}  # by address
+        records: dict[str, list[StageRecord]] = {}  # records by address
         for ledger in self.ledgers.values():
             for address, record in ledger.stages.items():
                 records.setdefault(address, []).append(record)
@@ -101,7 +101,7 @@ class Results:
             )
             for address, of_slides in records.items()
         ]
-        # what lies beside the slides comes first
+        # folders beside the slides come first
         rows.sort(key=lambda r: (not r.address.startswith(f"{SLIDES}/"), r.address))
         return tuple(rows)
 
@@ -127,9 +127,9 @@ class Results:
         return read_records(self.folder)
 
     def rows(self, labels: str | Path | None = None) -> list[dict[str, Any]]:
-        """A row per slide and grid, as summary.csv has them.
+        """One row per slide and grid, as in summary.csv.
 
-        `labels` is a CSV with a column slide_id, whose other columns are joined by it.
+        `labels` is a CSV with a column slide_id; its other columns are joined by slide_id.
 
         Raises StoreError: the labels cannot be read.
         """
@@ -147,11 +147,11 @@ class Results:
         return pd.DataFrame(self.rows(labels))
 
     def tiles(self, slide_id: str, grid: str | None = None) -> TilesFile:
-        """Coordinates and columns of a slide's tile grid: those of every table of the same tiles.
+        """Coordinates of a slide's tile grid, and the columns of every table with the same tiles.
 
-        `slide_id` is of `slides`, `grid` of `grids`: None where there is one.
+        `slide_id` is one of `slides`, `grid` one of `grids`; None if there is only one.
 
-        Memory: 16 bytes a tile, and 4 of each column.
+        Memory: 16 bytes per tile, and 4 per tile and column.
         """
         first, *others = self.tile_tables(slide_id, grid)
         tiles = first.read()
@@ -166,12 +166,13 @@ class Results:
     def tile_tables(
         self, slide_id: str, grid: str | None = None
     ) -> tuple[TileTableFile, ...]:
-        """The per-tile tables of a slide: tiles, measures, heatmaps; no values are read.
+        """Per-tile tables of a slide: tiles, measures, heatmaps; no values are read.
 
         Raises StoreError: the slide has no such grid.
         """
         address = one_address(self.grids, grid, "grid")
-        self.file(slide_id, f"{address}/{TILES}")  # refuses where it is not
+        # raises StoreError if the slide has no such grid
+        self.file(slide_id, f"{address}/{TILES}")
         files = {
             stage_address: self.folder / next(iter(record.files))
             for stage_address, record in self.ledgers[slide_id].stages.items()
@@ -182,7 +183,7 @@ class Results:
     def tile_embeddings(self, slide_id: str, features: str | None = None) -> TilesFile:
         """Embeddings (N, D) and coordinates of a slide's tiles.
 
-        `features` is of `features`, or its last part without 'features_'; None where there is one.
+        `features` is one of `features`, or its last part without 'features_'; None if there is one.
 
         Memory: 4 N D bytes.
         """
@@ -192,16 +193,16 @@ class Results:
     def embedding_rows(
         self, slide_id: str, features: str | None = None
     ) -> EmbeddingRows:
-        """The same embeddings, rows of which are read from the file when they are asked for."""
+        """The same embeddings as rows that are read from the file only on access."""
         address = one_address(self.features, features, "features")
         return EmbeddingRows(self.file(slide_id, address))
 
     def slide_embeddings(
         self, name: str | None = None
     ) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-        """Slide ids and their embeddings, float32 (S, D), of the slides that have one.
+        """Ids and embeddings, float32 (S, D), of the slides that have a slide embedding.
 
-        `name` is of `slide_features`, or its last part; None where there is one.
+        `name` is one of `slide_features`, or its last part; None if there is only one.
 
         Memory: 4 S D bytes.
         """
@@ -220,7 +221,7 @@ class Results:
         return tuple(slide_ids), np.stack(embeddings)
 
     def failures(self) -> dict[str, str]:
-        """Slide id -> message of each slide whose last run failed, or whose ledger is damaged."""
+        """Messages by slide id, for slides whose last run failed or whose ledger is damaged."""
         failures = {}
         for slide_id, ledger in self.ledgers.items():
             if ledger.damage:
@@ -271,7 +272,7 @@ class Results:
         )
 
     def file(self, slide_id: str, address: str) -> Path:
-        """The file of a slide in a folder of results. Raises StoreError: there is none."""
+        """File of a slide in a folder of results. Raises StoreError: the file does not exist."""
         record = self.ledger(slide_id).stages.get(address)
         if record is None or not record.files:
             raise StoreError(
@@ -280,7 +281,7 @@ class Results:
         return self.folder / next(iter(record.files))
 
     def ledger(self, slide_id: str) -> SlideLedger:
-        """The ledger of a slide. Raises InvalidInputError: it is not of this folder."""
+        """Ledger of a slide. Raises InvalidInputError: the slide is not in this folder."""
         if slide_id not in self.ledgers:
             hint = nearest(slide_id, self.slides)
             raise InvalidInputError(
@@ -290,9 +291,9 @@ class Results:
 
 
 def one_address(known: Sequence[str], name: str | None, what: str) -> str:
-    """The address that a name means: whole, its last part, or that without its prefix.
+    """Address for a name, which may be the address, its last part, or that without its prefix.
 
-    Raises InvalidInputError: none or several of that name.
+    Raises InvalidInputError: no address, or several, have that name.
     """
     addresses = [
         address for address in known if name is None or name in _short_names(address)
@@ -305,7 +306,7 @@ def one_address(known: Sequence[str], name: str | None, what: str) -> str:
 
 
 def _short_names(address: str) -> tuple[str, ...]:
-    """Every name by which a person may mean an address."""
+    """All names that a person may use for an address."""
     last = address.rpartition("/")[2]
     return (
         address,
@@ -332,7 +333,7 @@ def _labels(path: Path) -> dict[str, dict[str, str]]:
 def leaving_out(
     slide_id: str, on_left_out: Listener | None, *errors: type[Exception]
 ) -> Iterator[None]:
-    """Tells of an error with a slide, which is left out; where nobody listens, it is raised."""
+    """Reports an error of a slide and leaves the slide out; without a listener, it is raised."""
     try:
         yield
     except errors as error:

@@ -1,4 +1,4 @@
-"""Tables of the measures of a folder's slides, and how far each slide is from the usual."""
+"""Tables of the slides' measures, and each slide's distance from the usual values."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from thinsection.store.tile_tables import MEASURED
 from thinsection.tiles.measures import MEASURES
 
 MEASURED_COLUMNS = (*STAIN_COLUMNS, *MEASURES)
-# column -> columns over which the distance is taken
+# column -> columns that enter the distance
 DISTANCES = {
     "measures_distance": MEASURED_COLUMNS,
     "measures_stain_distance": STAIN_COLUMNS,
@@ -26,7 +26,7 @@ Row = Mapping[str, float]
 
 
 def measures_table(out: Path, grid: str) -> Path:
-    """Path of the table of measures of a grid."""
+    """Path of the table of measures for a grid."""
     return out / f"{MEASURED}_{grid}.csv"
 
 
@@ -36,15 +36,15 @@ def write_measures(
     stage: MeasuresStage,
     reference: Path | None,
 ) -> None:
-    """Writes `measures_GRID.csv`, a row per slide of the folder that has a tile.
+    """Writes `measures_GRID.csv` with one row per slide of the folder that has a tile.
 
     Args:
         out: the results folder.
-        slides: all of the folder.
-        stage: measures of the run's grid.
-        reference: results folder whose slides are the usual; None takes those of `out`.
+        slides: all slides of the folder.
+        stage: stage of the measures for the run's grid.
+        reference: results folder whose slides define the usual values; None takes those of `out`.
 
-    Memory: some kB per slide of the folder and of the reference's.
+    Memory: some kB per slide of the folder and of the reference.
     """
     stored = measures_of([slide.ledger for slide in slides], stage)
     usual_rows = stored if reference is None else measured_slides(reference, stage)
@@ -65,11 +65,11 @@ def write_measures(
 
 
 def check_reference(spec: RunSpec) -> None:
-    """Refuses a reference that has no measures of this run's grid.
+    """Raises an error if a reference has no measures for this run's grid.
 
     Raises:
-        ConfigError: it has none, or measures are not asked for.
-        StoreError: it is no results folder.
+        ConfigError: it has none, or the run computes no measures.
+        StoreError: it is not a results folder.
     """
     folder = spec.output.measures_reference
     if folder is None:
@@ -92,12 +92,12 @@ def check_reference(spec: RunSpec) -> None:
 
 
 def measured_slides(folder: Path, stage: MeasuresStage) -> dict[str, Row]:
-    """Measures of each slide of a folder that has them and a tile."""
+    """Measures of each slide of a folder; slides without measures or tiles are left out."""
     return measures_of(load_ledgers(folder), stage)
 
 
 def measures_of(ledgers: Iterable[SlideLedger], stage: MeasuresStage) -> dict[str, Row]:
-    """Measures of each slide whose ledger has them and a tile."""
+    """Measures from each ledger; slides without measures or tiles are left out."""
     rows: dict[str, Row] = {}
     for ledger in ledgers:
         record = ledger.stages.get(stage.address)
@@ -109,12 +109,12 @@ def measures_of(ledgers: Iterable[SlideLedger], stage: MeasuresStage) -> dict[st
 
 
 def distances(rows: Sequence[Row], reference: Sequence[Row]) -> list[dict[str, float]]:
-    """Per slide its distance to the reference: in all measures, and in the stains' alone.
+    """Two distances of each slide from the reference: in all measures, and in the stains alone.
 
-    The root of the mean of z² over the columns that the slide has, z = (value - median) /
-    (1.4826 MAD): median, and MAD the median absolute deviation, are of the reference's slides,
-    the divisor is at least 0.001 max(1, |median|). Fewer than 5 slides say nothing of what is
-    usual: there is no distance then.
+    The distance is the root of the mean of z² over the columns that the slide has, where
+    z = (value - median) / (1.4826 MAD). The median, and MAD, the median absolute deviation, come
+    from the reference's slides; the divisor is at least 0.001 max(1, |median|). Fewer than 5
+    slides do not define usual values, so that there is no distance.
     """
     usual = {
         name: usual_of([row.get(name) for row in reference])
@@ -134,7 +134,7 @@ def distances(rows: Sequence[Row], reference: Sequence[Row]) -> list[dict[str, f
 def _distance(
     row: Row, columns: Sequence[str], usual: Mapping[str, Usual]
 ) -> float | None:
-    """Root mean square of a slide's deviations; None where no column can be compared."""
+    """Root mean square of a slide's deviations; None if no column can be compared."""
     squares = []
     for name in columns:
         usual_values = usual[name]

@@ -1,10 +1,10 @@
-"""The models of a run: loaded where pixels are encoded, and recognised from records elsewhere.
+"""Models of a run: loaded to encode pixels, otherwise recognised from records of earlier runs.
 
-A run records beside each encoder's identity which files it was read from, with their size and
-times, and a hash of the surroundings that decide what a name and 'auto' mean. While none of that
-has changed, the recorded identity is that of the encoder that would be loaded now, so a finished
-folder is recognised without torch and without reading weights. Anything else (other files, a moving
-branch of the hub, code of other packages) loads the encoders.
+A run records beside each encoder's identity the files that it was read from, with their size and
+times. It also records a hash of the machine and package versions on which the meaning of a name and
+of 'auto' depends. While all of this is unchanged, loading would give the recorded encoder again. A
+finished folder is then recognised without torch and without reading weights. In any other case
+(other files, a moving branch of the hub, code of other packages) the encoders are loaded.
 """
 
 import functools
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from thinsection.pool import SlideEncoder
 
 Stamps = tuple[tuple[str, int, int, int], ...]  # name, size and times of files
-_READ = "read"  # of a record: see `_WeightsRead`
-# their versions decide what a name and 'auto' mean
+_READ = "read"  # key in a record, see `_WeightsRead`
+# packages whose versions decide the meaning of a name and of 'auto'
 _PACKAGES = ("thinsection", "torch", "openvino", "timm", "transformers")
-_WITHOUT_WEIGHTS = ("mean", "max")  # slide encoders that their name alone decides
+_WITHOUT_WEIGHTS = ("mean", "max")  # slide encoders without weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModels:
-    """Encoders that a process loaded once for all its slides; none for goals that embed nothing."""
+    """Encoders that a process loads once for all its slides; empty for goals that embed nothing."""
 
     encoders: tuple["TileEncoder", ...] = ()
     slide_encoders: tuple["SlideEncoder", ...] = ()
@@ -56,22 +56,23 @@ class LoadedModels:
 
 @dataclass(frozen=True, kw_only=True)
 class _WeightsRead:
-    """Files that an encoder was read from, and what else decided which encoder it is."""
+    """Files that an encoder was read from, with a hash of machine and package versions."""
 
-    stamps: tuple[tuple[Any, ...], ...]  # as `Stamps`
-    where: str  # hash of the surroundings
-    tokens: bool  # whether it has a dense token grid
+    stamps: tuple[tuple[Any, ...], ...]  # see `Stamps`
+    where: str  # hash of machine and package versions
+    tokens: bool  # True if it has a dense token grid
 
 
 @functools.lru_cache(maxsize=1)
 def load_models(encoding: EncodingSpec, stamped: Stamps | None = ()) -> LoadedModels:
-    """Models of a run, loaded once per settings and stamps of the files that these name.
+    """Loads the models of a run, once per settings and stamps of the files named there.
 
-    On a CPU this process then keeps freed memory.
+    On a CPU, this process then keeps freed memory.
     """
     if not encoding.encoders:
         return LoadedModels()
-    from thinsection.encode import load_encoder  # torch: goals before it start without
+    # imports torch, which goals without encoders do not need
+    from thinsection.encode import load_encoder
     from thinsection.encode.memory import keep_freed_memory
     from thinsection.pool import load_slide_encoder
 
@@ -128,7 +129,7 @@ def models_document(models: Models, encoding: EncodingSpec) -> dict[str, Any]:
 
 
 def recorded_models(document: PlainValues, encoding: EncodingSpec) -> Models | None:
-    """Models of a `models_document`; None where other ones may be loaded by now."""
+    """Models from a `models_document`; None if loading might give other models now."""
     count = len(encoding.encoders)
     entries = list(document.items())
     encoders = []
@@ -156,7 +157,7 @@ def recorded_models(document: PlainValues, encoding: EncodingSpec) -> Models | N
 def _recorded_encoder(
     label: str, entry: Any, encoding: EncodingSpec
 ) -> EncoderIdentity | None:
-    """Identity of an entry; None where it is damaged, or files or surroundings have changed."""
+    """Identity in an entry; None if the entry is damaged, or files, machine or versions changed."""
     try:
         provenance = coerce(entry, dict[str, Any], label)
         read = from_mapping(_WeightsRead, provenance.pop(_READ, {}))
@@ -176,7 +177,7 @@ def _recorded_encoder(
 
 
 def _recorded_slide_encoder(name: str, entry: Any) -> SlideEncoderIdentity | None:
-    """Identity of an entry; None of a slide encoder with weights, whose files are not recorded."""
+    """Identity in an entry; None for slide encoders with weights, whose files are not recorded."""
     if name not in _WITHOUT_WEIGHTS or not isinstance(entry, dict):
         return None
     if entry.get("weights_hash") or "precision" not in entry:
@@ -188,7 +189,7 @@ def _recorded_slide_encoder(name: str, entry: Any) -> SlideEncoderIdentity | Non
 
 
 def file_stamps(files: Sequence[str]) -> Stamps | None:
-    """Name, size and times of each file; None where one is gone."""
+    """Name, size and times of each file; None if a file is missing."""
     try:
         stats = [Path(file).stat() for file in files]
     except OSError:
@@ -200,14 +201,14 @@ def file_stamps(files: Sequence[str]) -> Stamps | None:
 
 
 def _stain_target(encoding: EncodingSpec) -> StainLook | None:
-    """Look that tiles are normalised to; None where that is off."""
+    """Colours that tiles are normalised to; None if normalisation is off."""
     if encoding.stain.stain_norm == "none":
         return None
     return stain_target(encoding.stain)
 
 
 def _surroundings(encoding: EncodingSpec) -> str:
-    """Hash of what decides, beside files, which encoder a name and 'auto' mean."""
+    """Hash of machine and package versions, which decide the meaning of a name and of 'auto'."""
     parts: list[Any] = [
         cpu_model(),
         sorted(str(path) for path in Path("/dev").glob("nvidia*")),
@@ -222,7 +223,7 @@ def _surroundings(encoding: EncodingSpec) -> str:
 
 
 def _installed_version(package: str) -> str:
-    """Version of a package; '' where it is not installed."""
+    """Version of a package; '' if it is not installed."""
     with suppress(PackageNotFoundError):
         return version(package)
     return ""

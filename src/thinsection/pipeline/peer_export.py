@@ -1,7 +1,7 @@
-"""A results folder in the folder of another tool: links where files are equal, never replaced.
+"""Exports results to another tool's folder; equal files are linked, and nothing is overwritten.
 
-What their readers take for the field of view is ours in µm: docs/formats.md says which of them were
-run on it.
+The exported tiles cover the same field of view in µm as ours. docs/formats.md lists the
+readers that were run on such a folder.
 """
 
 import contextlib
@@ -28,28 +28,28 @@ from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SlideLedger
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
 
-# suffixes that TRIDENT takes as one
+# suffixes that TRIDENT treats as one
 _COMPOUND_SUFFIXES = (".ome.tif", ".ome.tiff", ".ome.zarr")
 # tools that name a slide's files by its id, not by its file's name
 _NAMED_BY_ID = ("stamp", "slide2vec")
 
-# a file of ours, or what writes one
+# a file to link, or a function that writes the file
 Source = Path | Callable[[Path], None]
-# file name -> rows
+# rows by file name
 Tables = Mapping[str, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerSlide:
-    """One slide as a layout sees it. Properties raise InvalidInputError where nobody knows them.
+    """One slide for a layout. Properties raise InvalidInputError if the value is not known.
 
     Attributes:
-        slide_id: our id.
+        slide_id: id in our results.
         out: the tool's folder.
-        facts: facts of the ledger: slide_path, width, mpp_x, label, ...
-        tiles: coordinates, attributes and columns; no embeddings.
+        facts: facts from the ledger: slide_path, width, mpp_x, label, ...
+        tiles: coordinates, attributes and columns, without embeddings.
         tiles_path: file of the tiles.
-        encoder: its name in the tool; '' where there are no embeddings.
+        encoder: the tool's name of it; '' if there are no embeddings.
         features_path: file of the embeddings.
         dim: dimension of the embeddings.
         slide_features: files of slide embeddings, by name of the slide encoder.
@@ -72,7 +72,7 @@ class PeerSlide:
 
     @property
     def file_stem(self) -> str:
-        """The file's name without suffix, by which TRIDENT and CLAM find a slide's files."""
+        """Name of the slide's file without suffix; TRIDENT and CLAM name their files after it."""
         name = Path(self.path).name
         for suffix in _COMPOUND_SUFFIXES:
             if name.lower().endswith(suffix):
@@ -81,7 +81,7 @@ class PeerSlide:
 
     @property
     def edge_l0(self) -> int:
-        """Edge of a tile in level-0 px; tiles that are not square there are refused."""
+        """Edge of a tile in level-0 pixels. Raises an error if tiles are not square there."""
         width, height = (int(edge) for edge in self.tiles.attributes["tile_size_l0"])
         if width != height:
             raise InvalidInputError(
@@ -92,7 +92,7 @@ class PeerSlide:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Px of level 0."""
+        """Width and height of level 0 in pixels."""
         width = self.facts.get("width")
         height = self.facts.get("height")
         if not width or not height:
@@ -103,7 +103,7 @@ class PeerSlide:
 
     @property
     def mpp(self) -> tuple[float, float]:
-        """µm/px."""
+        """Resolution of level 0 in µm per pixel."""
         mpp_x = self.facts.get("mpp_x")
         mpp_y = self.facts.get("mpp_y")
         if not mpp_x or not mpp_y:
@@ -113,7 +113,7 @@ class PeerSlide:
         return float(mpp_x), float(mpp_y)
 
     def features(self) -> npt.NDArray[Any]:
-        """Its embeddings (N, D).
+        """Embeddings (N, D).
 
         Memory:
             4 N D bytes.
@@ -127,16 +127,16 @@ class PeerSlide:
     def write_pt(
         self, path: Path, order: npt.NDArray[np.intp] | slice = slice(None)
     ) -> None:
-        """Writes the embeddings as one tensor, float32 (N, D); `order` is of its rows."""
+        """Writes the embeddings as one tensor, float32 (N, D); `order` reorders the rows."""
         import torch
 
         tensor = torch.from_numpy(self.features()[order]).float()
-        # by a name, the archive would hold the temporary file's
+        # given a path, torch.save would write the temporary file's name into the archive
         with path.open("wb") as file:
             torch.save(tensor, file)
 
     def check_embedded(self, tool: str) -> None:
-        """Refuses a slide without the embedding of any tile."""
+        """Raises an error if a slide has no embedding of any tile."""
         if self.features_path is None or not len(self.tiles.coords_l0):
             raise InvalidInputError(
                 f"tiles must be embedded, got none of {self.slide_id!r}; "
@@ -146,11 +146,11 @@ class PeerSlide:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Layout of a tool's folder.
+    """Layout of another tool's folder.
 
     Attributes:
-        files: relative name of each file of a slide, and its source.
-        tables: tables of all slides.
+        files: makes the relative name of each file of a slide, with its source.
+        tables: makes the tables of all slides.
     """
 
     files: Callable[[PeerSlide], Iterator[tuple[str, Source]]]
@@ -191,25 +191,25 @@ def export_peer(
     copy: bool = False,
     on_left_out: Listener | None = None,
 ) -> int:
-    """Writes a folder as `tool` writes it, and returns the number of slides that are now in it.
+    """Writes a folder as `tool` does, and returns the number of slides in it after the export.
 
-    What is there is never replaced by other bytes; doing it again adds slides that are new. Files
-    that are equal in both are hard links (copies across file systems, or with `copy`).
+    Existing files are never overwritten with other bytes; a second export adds the new slides.
+    Files that are equal in both are hard links (copies across file systems, or with `copy`).
 
     Args:
         folder: a results folder.
         out: job_dir of TRIDENT, feat_dir of CLAM, ...
         tool: a name in `LAYOUTS`.
-        features: 'GRID/features_NAME' or NAME; None where there is one, or coordinates alone.
+        features: 'GRID/features_NAME' or NAME; None if there is one, or to export only coordinates.
         copy: copies files, for tools that write over their files.
-        on_left_out: called with each slide that cannot be exported: with None that is an error.
+        on_left_out: called with each slide that cannot be exported; with None that is an error.
 
     Memory:
         A slide's embeddings, 4 N D bytes; some kB per slide.
 
     Raises:
-        StoreError: nothing to export, or other bytes are in the way.
-        InvalidInputError: several embeddings and none named, or two slides of one file name.
+        StoreError: nothing to export, or a file with other bytes exists.
+        InvalidInputError: several embeddings and no name given, or two slides with one file name.
     """
     layout = LAYOUTS.load(tool)
     results = open_results(folder)
@@ -252,7 +252,7 @@ def export_peer(
 
 
 def _check_file_stems(slides: Sequence[PeerSlide], tool: str) -> None:
-    """Refuses two slides of one file name, whose files the tool would take for each other's."""
+    """Raises an error for two slides with one file name, which the tool could not distinguish."""
     ids_by_stem: dict[str, str] = {}
     for slide in slides:
         other = ids_by_stem.setdefault(slide.file_stem, slide.slide_id)
@@ -272,7 +272,7 @@ def _peer_slide(
     address: str,
     tool: str,
 ) -> PeerSlide:
-    """A slide of a results folder, with the names that its encoders have in the tool."""
+    """Slide of a results folder, with the tool's names of its encoders."""
     files = {}
     for stage_address, record in ledger.stages.items():
         if record.files:
@@ -302,7 +302,7 @@ def _peer_slide(
 
 
 def _place(target: Path, source: Source, *, copy: bool = False) -> None:
-    """Puts a file where none is, or where the same one is."""
+    """Writes a file; an existing file must be the same."""
     with atomic_path(target) as tmp:
         if isinstance(source, Path):
             link_or_copy(source, tmp, copy=copy)
@@ -316,7 +316,7 @@ def _place(target: Path, source: Source, *, copy: bool = False) -> None:
 
 
 def _place_table(target: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes a table where none is, or one whose rows are all in the new one."""
+    """Writes a table; all rows of an existing table must be in the new one."""
     with atomic_path(target) as tmp:
         write_table(tmp, rows)
         with contextlib.suppress(FileNotFoundError):

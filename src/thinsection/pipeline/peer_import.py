@@ -1,7 +1,7 @@
-"""Folders of TRIDENT, CLAM, STAMP and slide2vec as results of ours: coordinates, features, lists.
+"""Imports folders of TRIDENT, CLAM, STAMP and slide2vec: coordinates, features, lists of slides.
 
-What is imported lies under a grid's name of its own (`trident_20x_256px_0px_overlap`) with keys
-that no run of ours has, so that none takes it for its own. `ls`, `verify`, `aggregate`, `probe` and
+Imported files have a grid name of their own (`trident_20x_256px_0px_overlap`) and keys that no run
+of ours produces, so that no run mistakes them for its own. `ls`, `verify`, `aggregate`, `probe` and
 `export` read it.
 """
 
@@ -55,26 +55,26 @@ def import_peer(
     encoder: str | None = None,
     on_left_out: Listener | None = None,
 ) -> int:
-    """Takes a tool's folder into a results folder; the number of slides that are now in it.
+    """Imports a tool's folder into a results folder; returns the number of slides then in it.
 
-    Tables (`*.csv`) in the tool's folder give patients, labels, paths and resolutions. The same
-    files again are left as they are; others under a name that is there are refused.
+    Tables (`*.csv`) in the tool's folder give patients, labels, paths and resolutions. Files that
+    were imported before are left as they are; other files with the same name are an error.
 
     Args:
         folder: job_dir of TRIDENT, feat_dir of CLAM (with patches/), feature_dir of STAMP, output
             folder of slide2vec.
-        out: the results folder.
+        out: results folder.
         tool: a name in `SOURCES`.
-        slides: as of `run`, for size and µm/px: STAMP's coordinates are µm, so that it needs them,
-            or a table with the resolution.
-        encoder: whose features these are, where the tool's files do not say (CLAM).
-        on_left_out: called with each slide that cannot be imported: with None that is an error.
+        slides: as for `run`, to get size and µm per pixel. STAMP's coordinates are in µm, so STAMP
+            needs this, or a table with the resolution.
+        encoder: encoder of the features, if the tool's files do not name it (CLAM).
+        on_left_out: called with each slide that cannot be imported; with None that is an error.
 
     Memory:
         A slide's embeddings, 8 N D bytes; some kB per slide.
 
     Raises:
-        StoreError: nothing there that the tool writes, or other results are in the way.
+        StoreError: no files of the tool, or other results with the same name.
     """
     if tool not in SOURCES:
         raise InvalidInputError(
@@ -108,7 +108,7 @@ def import_peer(
 
 
 def _entries(slides: Sequence[str | Path]) -> dict[str, SlideEntry]:
-    """The slides of a cohort by their ids, and by the names of their files."""
+    """Slides of a cohort by their ids, and by the names of their files."""
     if not slides:
         return {}
     cohort = load_cohort(slides)
@@ -118,7 +118,7 @@ def _entries(slides: Sequence[str | Path]) -> dict[str, SlideEntry]:
 
 
 def _read_tables(folder: Path) -> dict[str, dict[str, str]]:
-    """The columns of a folder's tables for each slide, under our names."""
+    """Columns of a folder's tables for each slide, under our names."""
     slides: dict[str, dict[str, str]] = {}
     patients: dict[str, dict[str, str]] = {}
     for path in sorted(folder.glob("*.csv")):
@@ -128,7 +128,7 @@ def _read_tables(folder: Path) -> dict[str, dict[str, str]]:
             rows = read_table(path)
         for row in rows:
             cells = {name: text for name, text in named_columns(row).items() if text}
-            # TRIDENT's and STAMP's name of the file is all there is
+            # TRIDENT's and STAMP's tables may give only the name of the file
             if "slide_path" in cells:
                 cells.setdefault("slide_id", cells["slide_path"])
             if "slide_id" in cells:
@@ -143,7 +143,7 @@ def _read_tables(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def _without_suffix(name: str) -> str:
-    """A slide's id from the name of its file, or of a file of its features."""
+    """Id of a slide from the name of its file, or of a file of its features."""
     file_name = Path(name).name
     for suffix in (*slide_suffixes(), ".h5"):
         if file_name.lower().endswith(suffix):
@@ -154,7 +154,7 @@ def _without_suffix(name: str) -> str:
 def _slide_facts(
     slide_id: str, row: Mapping[str, str], entry: SlideEntry | None
 ) -> Facts:
-    """Facts of a slide for its ledger; of the opened slide where one is given."""
+    """Facts of a slide for its ledger, including those of the opened slide if there is one."""
     facts: Facts = {"slide_id": slide_id, "slide_path": row.get("slide_path", "")}
     facts |= {name: row.get(name) for name in OF_COHORTS}
     if row.get("slide_mpp"):
@@ -205,7 +205,7 @@ def _import_slide(
 
 
 def _merged_facts(ledger: SlideLedger, tiles: PeerTiles, facts: Facts) -> Facts:
-    """The facts of a slide's ledger, with what is known of it now."""
+    """Facts in a slide's ledger, updated with the new ones."""
     size = {}
     if tiles.size is not None:
         size = {"width": tiles.size[0], "height": tiles.size[1]}
@@ -214,7 +214,7 @@ def _merged_facts(ledger: SlideLedger, tiles: PeerTiles, facts: Facts) -> Facts:
 
 
 def _attributes(tool: str, tiles: PeerTiles, facts: Facts) -> Facts:
-    """The attributes of a file of imported tiles, without those that nobody knows."""
+    """Attributes for a file of imported tiles, without unknown ones."""
     edge_l0 = tiles.edge_l0
     tile_px = tiles.tile_px
     stride_l0 = round(edge_l0 * (1 - tiles.overlap_px / tile_px))
@@ -246,7 +246,7 @@ def _attributes(tool: str, tiles: PeerTiles, facts: Facts) -> Facts:
 def _write_stage(
     ledger: SlideLedger, address: str, tiles: PeerTiles, attributes: Facts
 ) -> SlideLedger:
-    """The ledger with the file of a stage, which is written where it is not there yet."""
+    """Adds a stage to the ledger, and writes its file if that does not exist yet."""
     tool = attributes["imported_from"]
     name = f"{address}/{ledger.slide_id}.h5"
     target = ledger.out / name
@@ -265,12 +265,12 @@ def _write_stage(
             writer.append(tiles.coords_l0, tiles.features)
         digest = file_sum(tmp)
         size = tmp.stat().st_size
-        # no run's key has this form: never taken for a result of ours
+        # no run's key has this form, so that no run mistakes the file for its own
         key = f"imported-{stage_key(tool=tool, sum=digest)}"
         recorded = ledger.stages.get(address)
         if recorded is not None:
             is_same = recorded.key == key
-        else:  # a kill may have left the file without its record
+        else:  # a killed process may have left the file without its record
             is_same = not target.exists() or file_sum(target) == digest
         if not is_same:
             raise StoreError(

@@ -1,4 +1,4 @@
-"""The folders of TRIDENT, CLAM and STAMP: their files of a slide, and their tables."""
+"""Folders of TRIDENT, CLAM and STAMP: the files for one slide, and the tables."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from thinsection.store.tiles_h5 import TilesWriter
 
 
 def _trident_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
-    """The files of a job_dir.
+    """Files of a job_dir.
 
     Source:
         mahmoodlab/TRIDENT a91fa84, trident/Processor.py.
@@ -37,7 +37,7 @@ def _trident_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
 
 
 def _trident_tables(slides: Sequence[PeerSlide]) -> Tables:
-    """`--custom_list_of_wsis`: an absolute path wins over its --wsi_dir."""
+    """Table for `--custom_list_of_wsis`; its absolute paths replace TRIDENT's --wsi_dir."""
     rows = []
     for slide in slides:
         path = str(Path(slide.path).absolute())
@@ -46,14 +46,14 @@ def _trident_tables(slides: Sequence[PeerSlide]) -> Tables:
 
 
 def _clam_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
-    """The files of a feat_dir with its patches.
+    """Files of a feat_dir with its patches.
 
     Source:
         mahmoodlab/CLAM 53e2409, extract_features_fp.py, wsi_core/WholeSlideImage.py.
     """
     stem = slide.file_stem
-    # it reads patch_size px of patch_level, so both are given of level 0: there is no level whose
-    # number its OpenSlide and our reader count alike in every file
+    # CLAM reads patch_size pixels at patch_level. Both refer to level 0 here, since OpenSlide and
+    # our reader do not number the other levels alike in every file.
     attributes = {
         "patch_size": slide.edge_l0,
         "patch_level": 0,
@@ -76,7 +76,7 @@ def _clam_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
 
 
 def _clam_tables(slides: Sequence[PeerSlide]) -> Tables:
-    """The tables that `extract_features_fp.py --csv_path` and its dataset classes read."""
+    """Tables that `extract_features_fp.py --csv_path` and CLAM's dataset classes read."""
     processed = []
     labels = []
     for slide in slides:
@@ -94,7 +94,7 @@ def _clam_tables(slides: Sequence[PeerSlide]) -> Tables:
 
 
 def _stamp_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
-    """The file of a feature_dir: `feats`, and `coords` in µm.
+    """File of a feature_dir: `feats`, and `coords` in µm.
 
     Source:
         KatherLab/STAMP c54ce06, src/stamp/preprocessing/__init__.py.
@@ -117,7 +117,7 @@ def _stamp_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
 
 
 def _stamp_tables(slides: Sequence[PeerSlide]) -> Tables:
-    """Its `clini_table` and `slide_table`; the ground truth's column is LABEL."""
+    """Tables `clini_table` and `slide_table`; the ground truth's column is LABEL."""
     files = []
     label_by_patient = {}
     for slide in slides:

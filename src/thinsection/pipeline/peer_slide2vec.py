@@ -1,4 +1,4 @@
-"""slide2vec's folder: tilings as hs2p stores them, embeddings as tensors, its list of slides."""
+"""Folder of slide2vec: tilings in hs2p's format, embeddings as tensors, and a list of slides."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from thinsection.pipeline.peer_export import Layout, PeerSlide, Source, Tables
 from thinsection.slide.geometry import nominal_mpp
 
 _BACKEND = "openslide"
-# keys of hs2p's metadata, which it asks for by name; those that are known are set below
+# keys of hs2p's metadata that slide2vec requires; known values are set below
 _PROVENANCE_KEYS = [
     "sample_id",
     "image_path",
@@ -62,7 +62,7 @@ _ARTIFACT_KEYS = [
     "selection_strategy",
     "output_mode",
 ]
-# columns of its list of slides
+# columns of slide2vec's list of slides
 _PROCESS_KEYS = [
     "annotation",
     "output_mode",
@@ -82,14 +82,14 @@ Document = dict[str, Any]
 
 
 def _slide2vec_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
-    """The tiling and the embeddings of a slide.
+    """Files with the tiling and the embeddings of a slide.
 
     Source:
         clemsgrs/slide2vec 7cfa6bf, slide2vec/artifacts.py, and hs2p 6.1.0, tiling/io.py.
     """
     slide.check_embedded("slide2vec")
     x, y = slide.tiles.coords_l0.T
-    order = np.lexsort((y, x))  # its tiles are sorted by x, then y
+    order = np.lexsort((y, x))  # slide2vec sorts tiles by x, then y
     fractions = slide.tiles.columns.get("tissue_fraction", np.ones(len(x)))[order]
     tiling = _tiling_document(slide)
     embedding = _embedding_document(slide)
@@ -112,12 +112,12 @@ def _slide2vec_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
 
 
 def _coordinates_name(slide: PeerSlide, suffix: str) -> str:
-    """Name of a file of a slide's tiles, relative to the tool's folder."""
+    """Name of a slide's tile file, relative to the tool's folder."""
     return f"tiles/{slide.slide_id}.coordinates.{suffix}"
 
 
 def _embedding_document(slide: PeerSlide) -> Document:
-    """The metadata of a slide's embeddings."""
+    """Metadata of a slide's embeddings."""
     return {
         "sample_id": slide.slide_id,
         "artifact_type": "tile_embeddings",
@@ -142,7 +142,7 @@ def _embedding_document(slide: PeerSlide) -> Document:
 
 
 def _requested_mpp(slide: PeerSlide) -> float:
-    """The resolution that was asked for, equal in all slides; the true one where nobody knows."""
+    """Requested resolution, equal in all slides; the slide's own one if that is not known."""
     attributes = slide.tiles.attributes
     power = float(attributes.get("target_magnification", 0))
     if power:
@@ -151,7 +151,7 @@ def _requested_mpp(slide: PeerSlide) -> float:
 
 
 def _tiling_document(slide: PeerSlide) -> Document:
-    """The metadata that hs2p asks of a tiling; what does not apply is None."""
+    """Metadata of a tiling for hs2p; fields that do not apply are None."""
     attributes = slide.tiles.attributes
     edge_l0 = slide.edge_l0
     mpp = slide.mpp[0]
@@ -174,7 +174,7 @@ def _tiling_document(slide: PeerSlide) -> Document:
         "tiling": {
             "requested_tile_size_px": tile_px,
             "requested_spacing_um": _requested_mpp(slide),
-            # the field of view in px of level 0: exact, whatever the levels are
+            # the field of view in level-0 pixels, which is exact for any pyramid
             "read_level": 0,
             "read_tile_size_px": edge_l0,
             "read_spacing_um": mpp,
@@ -195,7 +195,7 @@ def _tiling_document(slide: PeerSlide) -> Document:
 
 
 def _slide2vec_tables(slides: Sequence[PeerSlide]) -> Tables:
-    """The list that its pipeline goes on from, and the manifest of slides."""
+    """List of slides that slide2vec's pipeline resumes from, and the manifest of slides."""
     process_list = []
     manifest = []
     for slide in slides:

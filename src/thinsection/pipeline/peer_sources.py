@@ -1,4 +1,4 @@
-"""Tiles and features as TRIDENT, CLAM, STAMP and slide2vec store them, read slide by slide."""
+"""Reads tiles and features in the formats of TRIDENT, CLAM, STAMP and slide2vec, slide by slide."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,10 +16,10 @@ from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.types import CoordsL0, Size
 
-# facts of a slide by our names: mpp_x, mpp_y, ...
+# facts of a slide under our names: mpp_x, mpp_y, ...
 Facts = Mapping[str, Any]
 
-# errors of Python at a file that is not what it should be; UnpicklingError is a PickleError
+# Python errors that a malformed file may cause; UnpicklingError is a PickleError
 _DAMAGE = (
     OSError,
     ValueError,
@@ -35,17 +35,17 @@ _TILING_END = ".coordinates.meta.json"
 
 @dataclass(frozen=True, kw_only=True)
 class PeerTiles:
-    """Tiles of one slide with one encoder's features, or without.
+    """Tiles of one slide, with or without features of one encoder.
 
     Attributes:
-        grid: name of the grid, as the tool names the folder, or what its files say.
+        grid: name of the grid, from the tool's folder or from its files.
         coords_l0: int64 (N, 2).
-        edge_l0: level-0 px that a tile covers.
-        tile_px: px that the encoder was given, before its own resizing.
-        overlap_px: of `tile_px`.
+        edge_l0: edge of a tile in level-0 pixels.
+        tile_px: edge of the tile in pixels before the encoder's own resizing.
+        overlap_px: overlap in pixels of `tile_px`.
         power: nominal magnification of the tiles.
-        size: of level 0.
-        encoder: as the tool calls it; '' where it does not say.
+        size: width and height of level 0.
+        encoder: the tool's name of it; '' if the file does not name it.
         features: (N, D).
     """
 
@@ -62,12 +62,12 @@ class PeerTiles:
 
 @dataclass(frozen=True)
 class PeerSource:
-    """Files of a tool, and their reader.
+    """Patterns of a tool's files, and the function that reads one.
 
     Attributes:
-        patterns: patterns of its files of tiles; the first that any file fits counts.
-        end: end of their names after a slide's name.
-        read: reads one, given the facts of its slide.
+        patterns: patterns of its tile files; the first one that matches any file is used.
+        end: part of a file's name after the slide's name.
+        read: reads one file, with the facts of its slide.
     """
 
     patterns: tuple[str, ...]
@@ -75,7 +75,7 @@ class PeerSource:
     read: Callable[[Path, Facts], Iterator[PeerTiles]]
 
     def find_files(self, folder: Path) -> list[Path]:
-        """The files of tiles of a folder, in the order of their names."""
+        """Tile files of a folder, sorted by name."""
         for pattern in self.patterns:
             paths = sorted(folder.glob(pattern))
             if paths:
@@ -84,7 +84,7 @@ class PeerSource:
 
 
 def _read_trident(path: Path, facts: Facts) -> Iterator[PeerTiles]:
-    """The tiles of a job_dir, or of one grid of it.
+    """Reads the tiles of a job_dir, or of one grid in it.
 
     Source:
         mahmoodlab/TRIDENT a91fa84, trident/IO.py.
@@ -104,7 +104,7 @@ def _read_trident(path: Path, facts: Facts) -> Iterator[PeerTiles]:
     bare = PeerTiles(
         grid=grid.name,
         coords_l0=tiles.coords_l0,
-        edge_l0=round(tile_px * slide_power / power),  # what its patcher reads
+        edge_l0=round(tile_px * slide_power / power),  # as TRIDENT's patcher reads it
         tile_px=int(tile_px),
         overlap_px=int(attributes.get("overlap", 0)),
         power=power,
@@ -121,10 +121,10 @@ def _read_trident(path: Path, facts: Facts) -> Iterator[PeerTiles]:
 
 
 def _features_of(file: Path, coords_l0: CoordsL0) -> npt.NDArray[Any] | None:
-    """The features of the tiles at these corners.
+    """Features of the tiles at these corners.
 
     Raises:
-        StoreError: the file has others.
+        StoreError: the file has other tiles.
     """
     tiles = read_tiles(file)
     if not np.array_equal(tiles.coords_l0, coords_l0):
@@ -135,7 +135,7 @@ def _features_of(file: Path, coords_l0: CoordsL0) -> npt.NDArray[Any] | None:
 
 
 def _read_clam(path: Path, facts: Facts) -> Iterator[PeerTiles]:
-    """The tiles of a save_dir that is the feat_dir.
+    """Reads the tiles of a save_dir that is also the feat_dir.
 
     Source:
         mahmoodlab/CLAM 53e2409, create_patches_fp.py
@@ -156,7 +156,7 @@ def _read_clam(path: Path, facts: Facts) -> Iterator[PeerTiles]:
     if feature_file.exists():
         features = _features_of(feature_file, tiles.coords_l0)
     yield PeerTiles(
-        grid="patches",  # a folder is one run: sizes in px may differ by scanner
+        grid="patches",  # a folder has one run; sizes in pixels may differ by scanner
         coords_l0=tiles.coords_l0,
         edge_l0=int(edge_l0),
         tile_px=int(attributes["patch_size"]),
@@ -166,7 +166,7 @@ def _read_clam(path: Path, facts: Facts) -> Iterator[PeerTiles]:
 
 
 def _read_stamp(path: Path, facts: Facts) -> Iterator[PeerTiles]:
-    """The tiles of a feature_dir, or of the folder above.
+    """Reads the tiles of a feature_dir, or of the folder above it.
 
     Source:
         KatherLab/STAMP c54ce06, modeling/data.py.
@@ -207,7 +207,7 @@ def _read_stamp(path: Path, facts: Facts) -> Iterator[PeerTiles]:
 
 
 def _read_slide2vec(path: Path, facts: Facts) -> Iterator[PeerTiles]:
-    """The tiles of its output folder.
+    """Reads the tiles of slide2vec's output folder.
 
     Source:
         clemsgrs/slide2vec 7cfa6bf, artifacts.py; hs2p 6.1.0.
@@ -241,7 +241,7 @@ def _read_slide2vec(path: Path, facts: Facts) -> Iterator[PeerTiles]:
 
 
 def _read_array(folder: Path, slide_id: str) -> npt.NDArray[Any]:
-    """One array (N, D) of an .npz or a .pt, without running what a pickle may hold."""
+    """Reads one array (N, D) from an .npz or a .pt without running code from a pickle."""
     import torch
 
     packed = folder / f"{slide_id}.npz"

@@ -1,7 +1,7 @@
 """Plots for notebooks, `ts.plot`: tissue, tiles, values and embeddings of a results folder.
 
-Slides are drawn by `report.layers` on their stored picture, so that no slide file is opened; axes
-are matplotlib's, in mm. Each function draws on `ax`, or on a new figure, and gives the axes back.
+Slides are drawn by `report.layers` on their stored picture, so that no slide file is opened. Axes
+are matplotlib's, in mm. Each function draws on `ax`, or on a new figure, and returns the axes.
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ from thinsection.store.tiles_h5 import TilesFile
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# that a legend lists
+# largest number of names in a legend
 _MAX_NAMES = 12
-# principal components that UMAP sees
+# principal components that UMAP receives
 _UMAP_COMPONENTS = 50
 _DOT_AREA = 9.0
 
 
 def tissue(results: Results, slide_id: str, *, ax: "Axes | None" = None) -> "Axes":
-    """The slide with its tissue outlined."""
+    """Draws the slide with its tissue outlined."""
     return _draw(results, slide_id, [], ax)
 
 
@@ -39,7 +39,7 @@ def tiles(
     *,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """The slide with its tissue and the tiles of a grid; `grid` as of `results.tiles`."""
+    """Draws the slide with its tissue and the tiles of a grid; `grid` as for `results.tiles`."""
     table = results.tiles(slide_id, grid)
     label = f"{len(table.coords_l0):,} tiles"
     layer = Tiles(table.coords_l0, table.size_l0, label)
@@ -55,18 +55,18 @@ def heatmap(
     colormap: str = Values.colormap,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """A number per tile as colour over the slide.
+    """Draws one number per tile as colour over the slide.
 
     Args:
         results: a results folder.
         slide_id: one of its slides.
         values: a column of the tile table ('tissue_fraction', 'px_focus'), or (N,) numbers.
-        grid: as of `results.tiles`.
+        grid: as for `results.tiles`.
         colormap: one of `report.layers.COLORMAPS`.
         ax: axes to draw on.
 
     Raises:
-        InvalidInputError: no such column, or another number of values than tiles.
+        InvalidInputError: no such column, or the number of values is not that of the tiles.
     """
     table = results.tiles(slide_id, grid)
     if isinstance(values, str):
@@ -91,15 +91,15 @@ def embedding(
     max_tiles: int = 20_000,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Tile embeddings in two dimensions, a dot a tile.
+    """Draws tile embeddings in two dimensions, one dot per tile.
 
     Args:
         results: a results folder.
-        features: as of `results.tile_embeddings`.
-        color: 'slide_id', what else the cohort says of a slide ('label', 'patient_id'), or a column
+        features: as for `results.tile_embeddings`.
+        color: 'slide_id', another cohort column ('label', 'patient_id'), or a column
             of the tile table ('qc_focus', 'tissue_fraction', 'px_focus').
         method: 'pca', or 'umap' of the first 50 principal components, seeded.
-        max_tiles: as many are taken, evenly over the tiles of each slide.
+        max_tiles: largest number of dots; tiles are sampled evenly over each slide.
         ax: axes to draw on.
 
     Memory:
@@ -127,19 +127,19 @@ def embedding(
 def _principal_components(
     rows: npt.NDArray[np.float32], count: int
 ) -> npt.NDArray[np.floating]:
-    """The first principal components of rows."""
+    """First principal components of the rows."""
     centred = rows - rows.mean(axis=0)
     _, vectors = np.linalg.eigh(centred.T @ centred)
-    # the last vector is the first component
+    # the last vector belongs to the first component
     return np.asarray(centred @ vectors[:, : -1 - count : -1])
 
 
 def _scatter(
     ax: "Axes", points: npt.NDArray[np.floating], colors: npt.NDArray[Any], title: str
 ) -> None:
-    """A dot per tile: numbers by a colour bar, words by a legend."""
+    """Draws a dot per tile: numbers with a colour bar, words with a legend."""
     if colors.dtype.kind == "f" and len(np.unique(colors)) == 1:
-        # a number that all tiles share has no scale; it is named like a word
+        # a number that all tiles share needs no scale and is listed like a word
         colors = np.full(len(colors), f"{colors[0]:.3g}")
     if colors.dtype.kind == "f":
         dots = ax.scatter(
@@ -163,7 +163,7 @@ def _scatter(
 def _sample_tiles(
     results: Results, features: str | None, color: str, max_tiles: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[Any]]:
-    """Embeddings of some tiles of each slide, and the word or number that colours each."""
+    """Embeddings of sampled tiles of each slide, and the word or number for their colour."""
     address = one_address(results.features, features, "features")
     embeddings = {}
     for slide_id, ledger in results.ledgers.items():
@@ -190,7 +190,7 @@ def _sample_tiles(
 
 
 def _column(table: TilesFile, name: str) -> npt.NDArray[Any]:
-    """A column of a tile table."""
+    """One column of a tile table."""
     if name not in table.columns:
         names = sorted(table.columns)
         raise InvalidInputError(
@@ -200,7 +200,7 @@ def _column(table: TilesFile, name: str) -> npt.NDArray[Any]:
 
 
 def _axes(ax: "Axes | None") -> "Axes":
-    """The axes, or those of a new figure."""
+    """Given axes, or those of a new figure."""
     with importing("plots must have matplotlib", "plot"):
         from matplotlib import pyplot
     if ax is not None:
@@ -213,7 +213,7 @@ def _axes(ax: "Axes | None") -> "Axes":
 def _draw(
     results: Results, slide_id: str, over: Sequence[Layer], ax: "Axes | None"
 ) -> "Axes":
-    """The slide with layers and its tissue's outline, a legend and a colour bar."""
+    """Draws the slide with layers, its tissue's outline, a legend and a colour bar."""
     ledger = results.ledger(slide_id)
     ax = _axes(ax)
     picture = open_picture(ledger)
@@ -231,7 +231,7 @@ def _draw(
 
 
 def _add_legend(ax: "Axes", layers: Sequence[Layer]) -> None:
-    """A patch per layer, or a colour bar where it has values."""
+    """Adds a patch per layer, or a colour bar if the layer has values."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.patches import Patch

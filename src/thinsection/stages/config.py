@@ -1,4 +1,4 @@
-"""Settings of a run and of aggregation by itself; command line, TOML and plan derive from these."""
+"""Settings of a run and of pooling alone; the command line, TOML and the plan derive from these."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,13 +61,13 @@ class SlidesConfig:
     )
 
     def __post_init__(self) -> None:
-        _ = self.look  # refuses channels and percentiles that cannot be
+        _ = self.look  # refuses impossible channels and percentiles
         if self.name_pattern is not None:
             path_columns(self.name_pattern, "")
 
     @property
     def look(self) -> Look | None:
-        """Channels and profile by which pixels become RGB; None leaves them as they are."""
+        """Channels and profile that turn pixels into RGB; None leaves the pixels as they are."""
         if self.channels is None and not self.icc:
             return None
         parts = [part.strip() for part in (self.channels or "").split(",")]
@@ -171,7 +171,7 @@ class QcConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
-    """Files that are written beside the embeddings, and the treatment of those that are there."""
+    """Files that are written beside the embeddings, and how existing files are treated."""
 
     write: tuple[str, ...] = option(
         (), "Further formats; repeat.", choices=FORMATS.names
@@ -222,7 +222,7 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingConfig:
-    """Slide encoder for stored tile embeddings, and what their files may leave open."""
+    """Slide encoder for stored tile embeddings, and facts that their files may lack."""
 
     slide_encoder: str = option(
         "mean",

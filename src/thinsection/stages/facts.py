@@ -1,4 +1,4 @@
-"""Facts of a slide: what its ledger, the summary and pages say of it, as plain values."""
+"""Facts of a slide for its ledger, the summary and the pages, as plain values."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +11,7 @@ OF_COHORTS = ("patient_id", "label", "split")
 
 
 def slide_facts(slide: Slide, entry: SlideEntry, ledger: SlideLedger) -> dict[str, Any]:
-    """Facts of an opened slide, beside what the ledger has of its row in the cohort."""
+    """Facts of an opened slide, without the columns that the ledger copies from the cohort."""
     mpp_x, mpp_y = slide.slide_mpp or (None, None)
     levels = [
         {"size": list(level.size), "downsample": level.downsample}
@@ -37,7 +37,7 @@ def slide_facts(slide: Slide, entry: SlideEntry, ledger: SlideLedger) -> dict[st
 
 
 def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> dict[str, Any]:
-    """The slide's facts and those of the stages, later ones winning; warnings joined."""
+    """Facts of the slide and of its stages; later stages win, and warnings are joined."""
     merged: dict[str, Any] = {}
     warnings = [ledger.damage]
     recorded = [ledger.stages[name] for name in addresses if name in ledger.stages]
@@ -49,7 +49,7 @@ def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> dict[str, Any
 
 
 def cohort_facts(entry: SlideEntry, ledger: SlideLedger) -> dict[str, Any]:
-    """Columns of the cohort; what an earlier cohort said of the slide is kept."""
+    """Columns of the cohort; `more` keeps columns that only an earlier cohort had."""
     facts = {name: getattr(entry, name) for name in OF_COHORTS}
     facts = {name: value for name, value in facts.items() if value is not None}
     return facts | {"more": {**ledger.slide.get("more", {}), **entry.more}}

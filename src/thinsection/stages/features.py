@@ -1,4 +1,4 @@
-"""Embeddings and token grids, which the stream of a slide's tiles feeds, and their files."""
+"""Embeddings and token grids of a slide's tiles, and the files that the stream fills with them."""
 
 import hashlib
 import json
@@ -32,12 +32,12 @@ class FeaturesStage(TileStage[TilesFile]):
     title: ClassVar[str] = "embed"
 
     tiles: TilesStage
-    encoder: str  # its label, as part of the folder's name
+    encoder: str  # label of the encoder, part of the folder's name
     identity: PlainValues  # `EncoderIdentity.provenance`; see `deciding`
-    dtype: str = "float32"  # of the stored embeddings
+    dtype: str = "float32"  # type of the stored embeddings
     # normalisation before the encoder
     stain: StainConfig = field(default_factory=StainConfig)
-    target: StainLook | None = None  # the look that it aims at
+    target: StainLook | None = None  # colours that stain normalisation aims at
 
     @property
     def label(self) -> str:
@@ -77,14 +77,15 @@ class FeaturesStage(TileStage[TilesFile]):
         return attributes
 
     def content(self, work: SlideWork, table: TileTable) -> str:
-        """Hash of what the embeddings depend on: pixels, tiles, encoder; not of how the tiles came
-        to be. Stain normalisation looks at the tissue, so that counts where it is on."""
+        """Hash of all that the embeddings depend on: pixels, tiles and encoder.
+        It does not depend on how the tiles were chosen, except where stain normalisation is on,
+        which estimates the stains from the tissue."""
         digest = self._row_digest(work, table)
         digest.update(np.ascontiguousarray(table.coords_l0).tobytes())
         return digest.hexdigest()[:24]
 
     def row_content(self, work: SlideWork, table: TileTable) -> str:
-        """Hash of what one row depends on: `content` but for which tiles there are."""
+        """Hash of all that one row depends on: as `content`, but without the list of tiles."""
         return self._row_digest(work, table).hexdigest()[:24]
 
     def _row_digest(self, work: SlideWork, table: TileTable) -> "hashlib._Hash":
@@ -100,7 +101,7 @@ class FeaturesStage(TileStage[TilesFile]):
         return hashlib.sha256(text.encode())
 
     def reuse(self, work: SlideWork, table: TileTable) -> Output[TilesFile] | None:
-        """Takes the file of the same tiles under another grid's name; None where there is none."""
+        """Reuses the file of the same tiles under another grid's name; None if there is none."""
         content = self.content(work, table)
         for address, record in work.ledger.stages.items():
             if address == self.address or record.facts.get("content") != content:
@@ -116,9 +117,9 @@ class FeaturesStage(TileStage[TilesFile]):
         return None
 
     def known_rows(self, work: SlideWork, table: TileTable) -> KnownRows | None:
-        """Embeddings of some of the tiles in a file of other tiles, the one that has the most.
+        """Embeddings of some of these tiles from the file that shares most tiles with the table.
 
-        Memory: 200 bytes a tile of the table and of each file.
+        Memory: 200 bytes per tile of the table and of each file.
         """
         content = self.row_content(work, table)
         paths = [rows.path for rows in work.rows_before_edit if rows.content == content]
@@ -136,8 +137,8 @@ class FeaturesStage(TileStage[TilesFile]):
 def deciding(identity: PlainValues) -> dict[str, Any]:
     """Part of an encoder's identity that decides a result.
 
-    The hash sees every weight, so the revision that brought them is for the record only; so is the
-    engine, which sums in an order of its own.
+    The hash covers every weight, so the revision of the weights is only recorded. So is the
+    engine, although it sums in an order of its own.
     """
     return {
         name: value
@@ -149,9 +150,9 @@ def deciding(identity: PlainValues) -> dict[str, Any]:
 def find_known_rows(
     work: SlideWork, stages: Sequence[FeaturesStage], table: TileTable
 ) -> dict[str, KnownRows]:
-    """Embeddings that need no encoder, by address; none unless each stage has some.
+    """Embeddings that need no encoder, by address; empty unless every stage has some.
 
-    A tile that one stage lacks is left to the encoders of all: it is read once for them.
+    A tile that one stage lacks goes to all encoders, since it is read once for all of them.
     """
     found = []
     for stage in stages:
@@ -171,7 +172,7 @@ class TokensStage(TileStage[None]):
 
     title: ClassVar[str] = "tokens"
 
-    features: FeaturesStage  # of the same encoder: both come from one forward pass
+    features: FeaturesStage  # features of the same encoder, from the same forward pass
 
     @property
     def address(self) -> str:
@@ -187,12 +188,12 @@ class TokensStage(TileStage[None]):
 
 
 class OpenResult:
-    """The file of a stage that the stream feeds, while it grows; it appears whole or not at all.
+    """File of a stage while the stream fills it; it appears complete or not at all.
 
     Args:
         work: the slide.
-        stage: whose file it is.
-        attributes: of the files of the slide's tiles.
+        stage: stage that the file belongs to.
+        attributes: attributes of the slide's tile files.
         known: rows that need no encoder.
 
     Memory: one batch.
@@ -218,7 +219,7 @@ class OpenResult:
     def append(
         self, coords_l0: CoordsL0, values: npt.NDArray[np.floating[Any]]
     ) -> None:
-        """Adds the encoder's embeddings (b, D) or tokens (b, T, C) of its next tiles."""
+        """Adds the embeddings (b, D) or tokens (b, T, C) of the encoder's next tiles."""
         writer = self._open(values.shape[1:])
         if self._merger is None:
             writer.append(coords_l0, values)
@@ -228,11 +229,11 @@ class OpenResult:
     def close(
         self, empty_shape: tuple[int, ...], warnings: Sequence[str] = ()
     ) -> Output[Any]:
-        """Puts the file in its place.
+        """Moves the finished file to its place.
 
         Args:
             empty_shape: shape of a row, for a slide without tiles.
-            warnings: on how the tiles were changed and encoded.
+            warnings: warnings about how the tiles were changed and encoded.
         """
         work = self._work
         features = self._features
@@ -251,9 +252,9 @@ class OpenResult:
         return Output(files=(self._name,), facts=facts)
 
     def abandon(self) -> None:
-        """Drops what was written."""
+        """Deletes what was written so far."""
         if self._writer is not None:
-            with suppress(OSError, RuntimeError):  # of a disk that is full
+            with suppress(OSError, RuntimeError):  # a full disk may refuse this, too
                 self._writer.close()
         self._stack.__exit__(OSError, OSError("abandoned"), None)
 

@@ -1,6 +1,6 @@
-"""Formats of a slide's tile embeddings beside our own HDF5: `--write tsv`.
+"""Formats of tile embeddings beside Thinsection's own HDF5, such as `--write tsv`.
 
-Another package adds one by an entry point of the group `thinsection.formats` that names a function
+Another package adds a format by an entry point of the group `thinsection.formats` for a function
 `(EmbeddingTable, Path) -> None` with attributes `suffixes`, `needs` and `extra`, or an `Entry`.
 """
 
@@ -21,10 +21,10 @@ from thinsection.types import CoordsL0
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingTable:
-    """Embeddings of a slide, as a format gets them."""
+    """Embeddings of one slide, as a format receives them."""
 
     slide_id: str
-    patient_id: str | None  # as the cohort says, like the label
+    patient_id: str | None  # from the cohort, like the label
     label: str | None
     coords_l0: CoordsL0  # int64 (N, 2)
     tile_embeddings: npt.NDArray[np.floating]  # float32 or float16 (N, D)
@@ -82,7 +82,7 @@ def write_zarr(table: EmbeddingTable, path: Path) -> None:
 
 
 def _exported(name: str, help: str, target: Format, suffix: str, needs: str) -> Entry:
-    """A format whose package is of the extra 'export'."""
+    """Format whose package belongs to the extra 'export'."""
     return Entry(
         name=name,
         help=help,
@@ -93,7 +93,7 @@ def _exported(name: str, help: str, target: Format, suffix: str, needs: str) -> 
     )
 
 
-PLAIN = ("tsv", "zarr")  # have no columns beside the embeddings
+PLAIN = ("tsv", "zarr")  # formats without columns beside the embeddings
 FORMATS: Registry[Format] = Registry(
     "output format",
     "thinsection.formats",

@@ -1,4 +1,4 @@
-"""From a resolved run to the graph of its stages, each after what it needs."""
+"""Makes the graph of stages from a resolved run; each stage follows those that it needs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,18 +28,18 @@ from thinsection.tiles.transforms import StainLook
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """Identities of a run's models, on which its stages depend; none where nothing is embedded."""
+    """Identities of a run's models, on which its stages depend; empty if nothing is embedded."""
 
     encoders: tuple[EncoderIdentity, ...] = ()
     slide_encoders: tuple[SlideEncoderIdentity, ...] = ()
-    # look that tiles are normalised to; None where that is off
+    # colours that tiles are normalised to; None if normalisation is off
     stain_target: StainLook | None = None
 
 
 def stages_of(spec: RunSpec, models: Models) -> tuple[AnyStage, ...]:
-    """Every stage of a run up to its goal, each after what it needs.
+    """Every stage of a run up to its goal; each stage follows those that it needs.
 
-    Raises InvalidInputError: a slide encoder takes none of the encoders' embeddings.
+    Raises InvalidInputError: a slide encoder accepts none of the encoders' embeddings.
     """
     mask = mask_stage(spec)
     stages: list[AnyStage] = [*mask.needs, mask]
@@ -67,9 +67,9 @@ def stages_of(spec: RunSpec, models: Models) -> tuple[AnyStage, ...]:
 
 
 def mask_stage(spec: RunSpec) -> TissueStage | QcStage:
-    """The stage that says where the tissue is.
+    """Stage that detects the tissue.
 
-    Quality control is that of its preset, or of its file as that is now.
+    Quality control uses its preset, or the current content of its file.
     """
     reader = spec.slides.reader
     if spec.regions.tissue:
@@ -95,9 +95,10 @@ def mask_stage(spec: RunSpec) -> TissueStage | QcStage:
 def segment_stages(
     spec: RunSpec, mask: TissueStage | QcStage | None
 ) -> tuple[SegmentStage, ...]:
-    """A stage for each segmenter; `mask` says where they look, None: everywhere.
+    """One stage per segmenter, inside `mask`; None segments the whole slide.
 
-    Raises ConfigError: no such one, or two with a class of one name; WeightsError: no weights.
+    Raises ConfigError: unknown segmenter, or two with a class of the same name.
+    Raises WeightsError: the weights are missing.
     """
     stages = []
     class_names: list[str] = []
@@ -123,7 +124,7 @@ def segment_stages(
 
 
 def measures_stage(spec: RunSpec) -> MeasuresStage:
-    """The stage of a run's measures of tiles, which were asked for."""
+    """Stage of the tile measures; the run must ask for them."""
     graph = stages_of(replace(spec, goal="tile"), Models())
     return next(stage for stage in graph if isinstance(stage, MeasuresStage))
 
@@ -148,7 +149,7 @@ def _features_stages(
 def _leaves(
     spec: RunSpec, tiles: TilesStage, features: Sequence[FeaturesStage]
 ) -> list[AnyStage]:
-    """Measures, picture, graph and further formats, as far as they are asked for."""
+    """Stages for measures, picture, graph and further formats, if the run asks for them."""
     output = spec.output
     stages: list[AnyStage] = []
     measures = None
@@ -169,7 +170,7 @@ def _leaves(
 def _pooling_stages(
     spec: RunSpec, features: Sequence[FeaturesStage], models: Models
 ) -> list[PoolingStage]:
-    """Each slide encoder over the embeddings that it takes."""
+    """Stages of each slide encoder, one for each kind of embeddings that it accepts."""
     stages = []
     for slide_encoder in models.slide_encoders:
         refusals: list[InvalidInputError] = []

@@ -1,6 +1,6 @@
-"""Names of folders and files that say which settings made them, without a look at the disk.
+"""Names of folders and files, made from the settings alone; the disk is not read.
 
-Default settings have the short name that TRIDENT's users know (`256px_0.5mpp`); each other setting
+Default settings have the short name that TRIDENT's users know (`256px_0.5mpp`). Each other setting
 adds a part, so that two different results never share a name.
 """
 
@@ -12,16 +12,17 @@ from typing import Any
 
 from thinsection.tiles.grid import TilesConfig
 
-_MAX_PART = 60  # characters of the settings' part of a name; longer ones become a hash
+_MAX_PART = 60  # longest part of a name in characters; longer parts become a hash
 _NO_ITEMS = "none"
 _EXACT = re.compile(r"-?[A-Za-z0-9.]+")
-_NAMED = ("tile_px", "tile_mpp", "overlap")  # have places of their own in a grid's name
+# settings with a fixed place in a grid's name
+_NAMED = ("tile_px", "tile_mpp", "overlap")
 
 
 def grid_label(tiles: TilesConfig, mask_label: str) -> str:
     """Folder of a tile grid: '256px_0.5mpp', '512px_native_64px_overlap_qc-auto', ...
 
-    `mask_label` is of the tissue mask or quality control; '' at their defaults.
+    `mask_label` is the label of the tissue mask or of quality control; '' at the defaults.
     """
     mpp = "native" if tiles.mpp is None else f"{slug(tiles.mpp)}mpp"
     overlap = f"{tiles.overlap}px_overlap" if tiles.overlap else ""
@@ -30,7 +31,7 @@ def grid_label(tiles: TilesConfig, mask_label: str) -> str:
 
 
 def join_label(*parts: str) -> str:
-    """The parts that say something, joined by underscores."""
+    """Joins the non-empty parts by underscores."""
     return "_".join(part for part in parts if part)
 
 
@@ -44,7 +45,7 @@ def variant(section: Any, *, leave_out: tuple[str, ...] = ()) -> str:
         value = getattr(section, field.name)
         default = getattr(defaults, field.name)
         if value != default:
-            # 1 is 1.0
+            # 1 and 1.0 give the same name
             changed[field.name] = float(value) if isinstance(default, float) else value
     name = join_label(*(f"{key}-{slug(value)}" for key, value in changed.items()))
     if len(name) > _MAX_PART:
@@ -55,7 +56,7 @@ def variant(section: Any, *, leave_out: tuple[str, ...] = ()) -> str:
 
 
 def _is_exact(value: Any) -> bool:
-    """True where no other value has its slug, within a name of several parts too."""
+    """True if no other value has the same slug, also within a name of several parts."""
     items = value if isinstance(value, tuple | list) else (value,)
     return all(_EXACT.fullmatch(str(item)) and item != _NO_ITEMS for item in items)
 
@@ -64,7 +65,8 @@ def slug(value: Any) -> str:
     """A value as part of a file's name: letters, digits, dots, dashes, pluses and underscores."""
     if isinstance(value, tuple | list):
         return "+".join(slug(item) for item in value) or _NO_ITEMS
-    if isinstance(value, float):  # the shortest digits that read back: '0.5', '8'
+    # the shortest digits that give the same float: '0.5', '8'
+    if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
     return re.sub(r"[^\w.+-]+", "-", str(value)).strip("-") or "x"

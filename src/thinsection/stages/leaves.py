@@ -1,4 +1,4 @@
-"""Stages that read stored results only: pooling, overview, tile graph, other formats."""
+"""Stages that read only stored results: pooling, overview, tile graph, other formats."""
 
 import re
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def pool_tiles(
     layout: "TileLayout",
     **key: str,
 ) -> int:
-    """Writes the embedding (D,) of the slide that the path is named by, and its origin; D."""
+    """Pools the tiles, writes the slide embedding (D,) with its origin to `path`, and returns D."""
     assert tiles.features is not None
     embedding = encoder.encode_tiles(tiles.features, tiles.coords_l0, layout)
     attributes = {
@@ -55,9 +55,9 @@ def tile_layout(
     tile_px_l0: int | None = None,
     stride_l0: int | None = None,
 ) -> "TileLayout":
-    """Layout that the tiles file of this path says; the arguments count where it is silent.
+    """Layout of tiles from the attributes of their file; the arguments fill in missing values.
 
-    Raises StoreError: nobody says the size of a tile.
+    Raises StoreError: the size of a tile is not known.
     """
     from thinsection.pool import TileLayout
 
@@ -79,13 +79,14 @@ def tile_layout(
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingStage(StoreStage[None]):
-    """`GRID/slide_features_NAME/ID.h5`: `features` (D,), of the stored embeddings of its tiles."""
+    """`GRID/slide_features_NAME/ID.h5`: `features` (D,), pooled from stored tile embeddings."""
 
     title: ClassVar[str] = "aggregate"
 
-    features: AnyStage  # of the tile embeddings
+    features: AnyStage  # stage of the tile embeddings
     slide_encoder: SlideEncoderIdentity
-    warnings: tuple[str, ...] = ()  # on what does not fit between the two
+    # warnings that embeddings and slide encoder do not match
+    warnings: tuple[str, ...] = ()
 
     @property
     def address(self) -> str:
@@ -98,9 +99,9 @@ class PoolingStage(StoreStage[None]):
         return {"slide_encoder": deciding(self.slide_encoder.identity)}
 
     def run(self, work: SlideWork) -> Output[None]:
-        """Pools; a slide without tiles has no embedding and no file.
+        """Pools the tiles; a slide without tiles gets no embedding and no file.
 
-        Memory: 4 N D bytes and the slide encoder's own bound.
+        Memory: 4 N D bytes and the slide encoder's own limit.
         """
         slide_id = work.entry.slide_id
         encoder = work.slide_encoders[self.slide_encoder.name]
@@ -136,7 +137,7 @@ class OverviewStage(StoreStage[None]):
         return (self.tiles, self.tiles.mask)
 
     def run(self, work: SlideWork) -> Output[None]:
-        """Draws what is stored, so that the picture is the same at any time."""
+        """Draws from stored files only, so that the picture is the same whenever it is made."""
         name = self.file(work.entry.slide_id, ".png")
         table = work.value(self.tiles)
         tissue = work.value(self.tiles.mask)
@@ -152,9 +153,9 @@ class OverviewStage(StoreStage[None]):
 
 
 def parse_graph_spec(text: str) -> dict[str, Any]:
-    """Arguments of `tile_graph` that 'knn:8' or 'radius:100' (µm) names.
+    """Arguments of `tile_graph` for a text such as 'knn:8' or 'radius:100' (µm).
 
-    Raises ConfigError: it names none.
+    Raises ConfigError: the text is neither.
     """
     match = _GRAPH_SPEC.fullmatch(text)
     kind, value = match.groups() if match else ("", "0")
@@ -184,7 +185,7 @@ class GraphStage(StoreStage[None]):
         return {"graph": self.spec}
 
     def run(self, work: SlideWork) -> Output[None]:
-        """Builds the graph. Memory: that of `tile_graph`."""
+        """Builds the graph. Memory: as `tile_graph`."""
         from thinsection.neighbors import tile_graph
 
         table = work.value(self.tiles)
@@ -209,8 +210,8 @@ class FormatStage(StoreStage[None]):
     cohort_columns: ClassVar[tuple[str, ...]] = ("patient_id", "label")
 
     features: FeaturesStage
-    format: str  # name of `FORMATS`
-    # its columns go beside those of the tile table
+    format: str  # name in `FORMATS`
+    # its columns are written beside those of the tile table
     measures: MeasuresStage | None = None
 
     @property
@@ -236,7 +237,7 @@ class FormatStage(StoreStage[None]):
         name = self.file(slide_id, FORMATS.entry(self.format).suffixes[0])
         stored = self.features.load(work)
         assert stored.features is not None
-        # in the order of a table that was read back
+        # the order of columns in a table that was read back
         columns = dict(sorted(work.value(self.features.tiles).columns.items()))
         if self.measures is not None:
             columns |= work.value(self.measures)

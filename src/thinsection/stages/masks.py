@@ -1,4 +1,4 @@
-"""Tissue of a slide: by the default detector, or as what passed quality control."""
+"""Tissue of a slide: from the default detector, or from quality control."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -44,11 +44,11 @@ class TissueStage(SlideStage[TissueMask]):
     title: ClassVar[str] = "tissue"
 
     config: TissueConfig
-    reader: str = AUTO  # that was asked for
+    reader: str = AUTO  # requested reader
 
     @property
     def label(self) -> str:
-        """Part of a grid's name that says how its tissue was found; '' at the defaults."""
+        """Part of a grid's name for the tissue settings; '' at the defaults."""
         return join_label(variant(self.config), _reader_label(self.reader))
 
     @property
@@ -60,7 +60,7 @@ class TissueStage(SlideStage[TissueMask]):
         return {"tissue": asdict(self.config), "reader": self.reader}
 
     def run(self, work: SlideWork, slide: Slide) -> Output[TissueMask]:
-        """Finds the tissue on one thumbnail. Memory: that of `tissue_mask`."""
+        """Detects the tissue on one thumbnail. Memory: as `tissue_mask`."""
         tissue = self.find(work, slide)
         slide_id = work.entry.slide_id
         mask_name = self._name(slide_id, "tissue", "png")
@@ -86,11 +86,11 @@ class TissueStage(SlideStage[TissueMask]):
         return Output(files=names, facts=facts, value=tissue)
 
     def find(self, work: SlideWork, slide: Slide) -> TissueMask:
-        """The tissue of the opened slide."""
+        """Tissue of the opened slide."""
         return tissue_mask(slide, self.config)
 
     def load(self, work: SlideWork) -> TissueMask:
-        """The mask to the bit; the thumbnail as its JPEG has it."""
+        """Reads the exact mask, and the thumbnail as its JPEG stores it."""
         slide_id = work.entry.slide_id
         mask = read_mask(work.path(self._name(slide_id, "tissue", "png")))
         with Image.open(work.path(self._name(slide_id, "thumbnail", "jpg"))) as picture:
@@ -106,7 +106,7 @@ class TissueStage(SlideStage[TissueMask]):
         )
 
     def tile_columns(self, work: SlideWork, table: TileTable) -> Columns:
-        """Further columns of the tile table: none."""
+        """Further columns of the tile table; the detector adds none."""
         return {}
 
     def _name(self, slide_id: str, stem: str, suffix: str) -> str:
@@ -115,7 +115,7 @@ class TissueStage(SlideStage[TissueMask]):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedTissue(TissueMask):
-    """Tissue that passed quality control, in the place of the default tissue mask."""
+    """Tissue that passed quality control; it replaces the default tissue mask."""
 
     qc: QcResult  # masks of the checks, scores and warnings
 
@@ -127,16 +127,17 @@ class QcStage(SlideStage[CheckedTissue]):
     title: ClassVar[str] = "qc"
 
     pipeline: Pipeline
-    source: str  # the preset's name, or the TOML file that it came from
-    strict: bool = False  # no guard: a check may take most of the tissue
-    # where one holds the slide is left out; no part of the result
+    source: str  # name of the preset, or its TOML file
+    # True applies every check, even one that removes most of the tissue
+    strict: bool = False
+    # a slide is left out if one of them applies; they do not change the result
     rules: tuple[str, ...] = ()
-    reader: str = AUTO  # that was asked for
-    device: str = "cpu"  # where the checks are computed
+    reader: str = AUTO  # requested reader
+    device: str = "cpu"  # device that computes the checks
 
     @property
     def name(self) -> str:
-        """The preset's name, or that of the file with a hash of its content."""
+        """Name of the preset, or of its file with a hash of the content."""
         name = self.source
         if name not in preset_names():
             content = short_hash(self.pipeline.as_mapping())
@@ -145,7 +146,7 @@ class QcStage(SlideStage[CheckedTissue]):
 
     @property
     def label(self) -> str:
-        """Part of a grid's name that says which checks made its mask: 'qc-auto'."""
+        """Part of a grid's name for the checks that made its mask: 'qc-auto'."""
         return join_label(f"qc-{self.name}", _reader_label(self.reader))
 
     @property
@@ -158,7 +159,7 @@ class QcStage(SlideStage[CheckedTissue]):
         return settings | {"strict": True} if self.strict else settings
 
     def run(self, work: SlideWork, slide: Slide) -> Output[CheckedTissue]:
-        """Runs the checks. Memory: that of `run_qc`."""
+        """Runs the checks. Memory: as `run_qc`."""
         result = run_qc(
             slide,
             self.pipeline,
@@ -183,12 +184,12 @@ class QcStage(SlideStage[CheckedTissue]):
         )
 
     def load(self, work: SlideWork) -> CheckedTissue:
-        """Tissue as the files have it; equal to what the checks found."""
+        """Reads the tissue from the files; it equals the result of the checks."""
         folder = self.folder(work.entry.slide_id)
         return _checked_tissue(load_qc(work.path(folder)))
 
     def check_rules(self, work: SlideWork) -> None:
-        """Raises QcExclusion with the rule and the value: a rule holds, the slide is left out."""
+        """Raises QcExclusion, with rule and value, if a rule excludes the slide."""
         row = work.value(self).qc.row
         for rule in self.rules:
             if qc_fail(row, rule):
@@ -196,7 +197,7 @@ class QcStage(SlideStage[CheckedTissue]):
                 raise QcExclusion(f"left out by {rule!r}: {column} is {row[column]}")
 
     def tile_columns(self, work: SlideWork, table: TileTable) -> Columns:
-        """Per check, the share of each tile that it took."""
+        """Share of each tile that each check removed."""
         qc = work.value(self).qc
         shares = tile_qc_columns(qc, table.coords_l0, table.plan.size_l0[0])
         return {f"qc_{name}": share for name, share in shares.items()}

@@ -1,4 +1,4 @@
-"""Measures of a slide's tiles, and what they say of its stains."""
+"""Measures of a slide's tiles, and the stains that are estimated from them."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -17,8 +17,8 @@ from thinsection.tiles.measures import MEASURES, measure_tiles
 from thinsection.tiles.transforms import StainVectors
 from thinsection.types import PlainValues, TileArray
 
-_SAMPLED_TILES = 256  # spread evenly over the table, to estimate stain vectors from
-_SAMPLE_PX = 32  # of each, at least so many rows and columns, spread evenly
+_SAMPLED_TILES = 256  # tiles spread evenly over the table, to estimate stain vectors
+_SAMPLE_PX = 32  # rows and columns per tile, at least, spread evenly
 STAIN_COLUMNS = (
     "macenko_hematoxylin_red",
     "macenko_hematoxylin_green",
@@ -33,9 +33,9 @@ STAIN_COLUMNS = (
 
 @dataclass(eq=False)
 class TileMeasures:
-    """Measures of a slide's tiles while decode workers take them, in whatever order.
+    """Measures of a slide's tiles; decode workers add them in any order.
 
-    Memory: 64 bytes per tile, and a sample of at most 2**20 pixels, 3 bytes each.
+    Memory: 64 bytes per tile, and a sample of at most 2**20 pixels at 3 bytes each.
     """
 
     num_tiles: int
@@ -52,7 +52,7 @@ class TileMeasures:
         self._sample = np.empty((count, edge, edge, 3), dtype=np.uint8)
 
     def __call__(self, indices: npt.NDArray[np.int64], tiles: TileArray) -> None:
-        """Takes tiles (b, tile_px, tile_px, 3) at their places in the table; from any thread."""
+        """Adds tiles (b, tile_px, tile_px, 3) at their places in the table; safe in any thread."""
         if len(indices):
             self.values[indices] = measure_tiles(tiles)
         for row in np.flatnonzero(np.isin(indices, self._places)).tolist():
@@ -60,7 +60,7 @@ class TileMeasures:
             self._sample[slot] = tiles[row, :: self._step, :: self._step]
 
     def sample(self, kept: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """Pixels (n, 3) of the sampled tiles that were kept."""
+        """Pixels (n, 3) of those sampled tiles that the filters kept."""
         return self._sample[np.isin(self._places, kept)].reshape(-1, 3)
 
 
@@ -68,7 +68,7 @@ class TileMeasures:
 class MeasuresStage(TileStage[Columns]):
     """`GRID/measures/ID.h5` and `.tsv`: a row per tile; facts: medians and stains of the slide.
 
-    Fed by the stream, in the pass that encoders need, or in one of its own.
+    The stream feeds it, in the pass that encoders need or in a pass of its own.
     """
 
     title: ClassVar[str] = "measures"
@@ -100,7 +100,7 @@ class MeasuresStage(TileStage[Columns]):
             "x_l0": table.coords_l0[:, 0],
             "y_l0": table.coords_l0[:, 1],
         }
-        # in the order of a table that was read back
+        # the order of columns in a table that was read back
         text_columns |= dict(sorted(table.columns.items()))
         text_columns |= columns
         rows = zip(*text_columns.values())
@@ -119,7 +119,7 @@ class MeasuresStage(TileStage[Columns]):
 
 
 def _stain_facts(pixels: npt.NDArray[np.uint8], slide_id: str) -> dict[str, Any]:
-    """Macenko's stain vectors and strengths; none, and why, where there are not two stains."""
+    """Macenko's stain vectors and strengths; only a reason if there are not two stains."""
     try:
         stains = StainVectors.estimate(pixels, slide_id)
     except InvalidInputError as error:

@@ -1,4 +1,4 @@
-"""Regions that people drew on a slide, and tissue as they drew it."""
+"""Regions that people drew on a slide, and tissue that people drew."""
 
 from dataclasses import asdict, dataclass
 from itertools import cycle
@@ -20,12 +20,13 @@ from thinsection.store.ledger import SLIDES
 from thinsection.tiles import TileTable
 from thinsection.types import CoordsL0, PlainValues, Size
 
-ROI_SHARE = "roi_fraction"  # column: the share of a tile that the regions cover
+# name of the column with the share of a tile that the regions cover
+ROI_SHARE = "roi_fraction"
 _COLORS = (TISSUE_COLOR, (200, 0, 0), (150, 200, 150), (0, 110, 220), (240, 160, 0))
 
 
 def drawn_sums(config: RegionsConfig, entry: SlideEntry) -> dict[str, str]:
-    """Hash of what was drawn on a slide, by role. Raises InvalidInputError: nothing was."""
+    """Hash of the drawing for a slide, by role. Raises InvalidInputError: there is none."""
     return {
         role: file_sum(config.file(role, entry))
         for role in ROLES
@@ -37,7 +38,7 @@ def drawn_sums(config: RegionsConfig, entry: SlideEntry) -> dict[str, str]:
 class RegionsStage(SlideStage[Regions]):
     """`slides/ID/ROLE_NAME.geojson`; value: the `Regions`.
 
-    The file's bytes are in the key; where it lies, and the classes, in the name.
+    The key depends on the file's bytes. The folder's name depends on its path and on the classes.
     """
 
     title: ClassVar[str] = "regions"
@@ -58,7 +59,7 @@ class RegionsStage(SlideStage[Regions]):
 
     @property
     def label(self) -> str:
-        """Part of a grid's name that says what was drawn: 'roi-drawn-1a2b3c'."""
+        """Part of a grid's name for the drawing: 'roi-drawn-1a2b3c'."""
         place = getattr(self.config, self.role)
         settings_hash = short_hash([place, self.settings])
         return f"{self.role}-{slug(Path(place).stem)}-{settings_hash}"
@@ -68,7 +69,7 @@ class RegionsStage(SlideStage[Regions]):
         return f"{SLIDES}/{self.label}"
 
     def run(self, work: SlideWork, slide: Slide) -> Output[Regions]:
-        """Reads the file of the slide."""
+        """Reads the drawing of the slide."""
         name = f"{SLIDES}/{work.entry.slide_id}/{self.label}.geojson"
         regions = self._read(work, self.config.file(self.role, work.entry))
         features = [
@@ -78,7 +79,7 @@ class RegionsStage(SlideStage[Regions]):
             )
         ]
         write_features(work.path(name), features)
-        # the pixels tell an edit from another slide
+        # the hash of the pixels distinguishes an edited drawing from another slide
         facts = {"pixels": work.source.key, "warnings": "; ".join(regions.notes)}
         return Output(files=(name,), facts=facts, value=regions)
 
@@ -98,12 +99,12 @@ class RegionsStage(SlideStage[Regions]):
         return Regions(classes=classes, notes=regions.notes)
 
     def area(self, work: SlideWork) -> Any:
-        """The included classes less the excluded ones, as shapely's geometry."""
+        """Area of the included classes without the excluded ones, as a shapely geometry."""
         regions = work.value(self)
         return regions.area(self.config.include_class, self.config.exclude_class)
 
     def tile_columns(self, work: SlideWork, table: TileTable) -> Columns:
-        """The share of each tile in each class, and of `--roi` in all that is included."""
+        """Share of each tile in each class; for `--roi` also the share in all included classes."""
         classes = work.value(self).classes
         areas: dict[str, Any] = {}
         if self.role == "roi":
@@ -123,9 +124,9 @@ class RegionsStage(SlideStage[Regions]):
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnTissue(TissueMask):
-    """The polygons, beside their pixels at the detector's resolution, which are for pictures."""
+    """Drawn polygons; their mask at the detector's resolution is only for pictures."""
 
-    area: Any  # shapely's
+    area: Any  # shapely geometry
 
     def fractions(self, coords_l0: CoordsL0, size_l0: Size) -> Shares:
         return coverage(self.area, coords_l0, size_l0)
@@ -133,7 +134,7 @@ class DrawnTissue(TissueMask):
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnTissueStage(TissueStage):
-    """Tissue as somebody drew it, in the place of our detector's answer."""
+    """Tissue that a person drew; it replaces the detector's result."""
 
     regions: RegionsStage
 
@@ -142,7 +143,7 @@ class DrawnTissueStage(TissueStage):
         return join_label(self.regions.label, super().label)
 
     def find(self, work: SlideWork, slide: Slide) -> DrawnTissue:
-        """The polygons and their pixels."""
+        """Drawn polygons and their mask."""
         area = self.regions.area(work)
         where = work_frame(slide, self.config.mask_mpp)
         return DrawnTissue(
@@ -154,9 +155,9 @@ class DrawnTissueStage(TissueStage):
         )
 
     def load(self, work: SlideWork) -> DrawnTissue:
-        """The stored polygons and mask."""
+        """Stored polygons and their mask."""
         return DrawnTissue(**vars(super().load(work)), area=self.regions.area(work))
 
     def tile_columns(self, work: SlideWork, table: TileTable) -> Columns:
-        """Each class's share of each tile."""
+        """Share of each tile in each class."""
         return self.regions.tile_columns(work, table)

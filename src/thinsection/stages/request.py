@@ -1,4 +1,4 @@
-"""The slides of a run, and what can be refused in seconds before any of them is opened."""
+"""Slides of a run, and checks that take seconds and come before any slide is opened."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,9 +24,9 @@ def cohort_of(
     regions: RegionsConfig | None = None,
     on_message: Callable[[str], None] = lambda text: None,
 ) -> tuple[SlideEntry, ...]:
-    """Slides of a cohort, with the resolution that the settings give to those without one.
+    """Slides of a cohort; slides without a resolution get the one from the settings.
 
-    Raises CohortError: no slides; ConfigError: nobody can have drawn `regions` on them.
+    Raises CohortError: no slides; ConfigError: no drawing of `regions` can belong to these slides.
     """
     mpp = None
     if settings.slide_mpp:
@@ -44,12 +44,12 @@ def cohort_of(
 
 
 def check_run(spec: RunSpec) -> None:
-    """Finds out in seconds what would else fail slide by slide.
+    """Checks in seconds what would otherwise fail for each slide.
 
     Raises:
-        ConfigError: unknown tile filter, a graph that is not one, a rule without checks.
+        ConfigError: unknown tile filter, invalid graph, or a rule without checks.
         MissingDependencyError: a format whose package is not installed.
-        BudgetError: the memory does not hold the stream's least.
+        BudgetError: the memory is below the minimum of the stream.
     """
     load_filters(spec.tiles.tile_filter)
     segments = segment_stages(spec, None)

@@ -1,4 +1,4 @@
-"""Embeddings that files hold already of some tiles of a table."""
+"""Embeddings of some of a table's tiles that files already contain."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.types import CoordsL0
 
-_BLOCK = 1024  # rows of embeddings that are copied at once
+_BLOCK = 1024  # rows of embeddings per copy
 
 # (coordinates, embeddings) of consecutive tiles
 Block = tuple[CoordsL0, npt.NDArray[Any]]
@@ -20,27 +20,27 @@ Block = tuple[CoordsL0, npt.NDArray[Any]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownRows:
-    """Rows of a file of embeddings for the tiles of a table; the others come from the encoder.
+    """Rows in a file of embeddings for the tiles of a table; other tiles go to the encoder.
 
-    Memory: 32 bytes a tile, and `_BLOCK` rows of embeddings at a time.
+    Memory: 32 bytes per tile, and `_BLOCK` rows of embeddings at a time.
     """
 
     path: Path
-    rows: npt.NDArray[np.int64]  # (N,) of the file; -1 where the tile is not in it
-    coords_l0: CoordsL0  # (N, 2) of all tiles
+    rows: npt.NDArray[np.int64]  # (N,) row in the file; -1 if the tile is not in it
+    coords_l0: CoordsL0  # (N, 2) coordinates of all tiles
 
     @property
     def lacking(self) -> npt.NDArray[np.bool_]:
-        """Mask (N,) of the tiles that the encoder is to see."""
+        """Mask (N,) of the tiles that the encoder must process."""
         return np.asarray(self.rows < 0)
 
     def without(self, lacking: npt.NDArray[np.bool_]) -> "KnownRows":
-        """The same file, with further tiles left to the encoder."""
+        """The same file, with further tiles sent to the encoder."""
         rows = np.where(lacking, -1, self.rows)
         return KnownRows(path=self.path, rows=rows, coords_l0=self.coords_l0)
 
     def blocks(self, start: int, stop: int) -> Iterator[Block]:
-        """Stored embeddings of the tiles from `start` to `stop`, which are all known."""
+        """Stored embeddings of the tiles from `start` to `stop`; the file must have all of them."""
         stored = EmbeddingRows(self.path)
         for first in range(start, stop, _BLOCK):
             part = slice(first, min(stop, first + _BLOCK))
@@ -48,7 +48,7 @@ class KnownRows:
 
 
 def read_known_rows(path: Path, coords_l0: CoordsL0) -> KnownRows:
-    """Rows that a file of embeddings has of the tiles at these corners."""
+    """Finds the rows of a file of embeddings for tiles with these corners."""
     with open_h5(path) as file:
         stored = stored_dataset(file, "coords", path)[...].tolist()
     row_of = {tuple(corner): row for row, corner in enumerate(stored)}
@@ -59,18 +59,18 @@ def read_known_rows(path: Path, coords_l0: CoordsL0) -> KnownRows:
 
 
 class RowMerger:
-    """Puts known rows between those that the encoder gives, in the order of the table."""
+    """Merges known rows with rows from the encoder, in the order of the table."""
 
     def __init__(self, known: KnownRows) -> None:
         self._known = known
         self._encoded_places = np.flatnonzero(known.lacking)
-        self._num_encoded = 0  # tiles that the encoder gave so far
+        self._num_encoded = 0  # tiles from the encoder so far
         self._num_merged = 0  # tiles of the table so far
 
     def add(
         self, coords_l0: CoordsL0, values: npt.NDArray[np.floating[Any]]
     ) -> Iterator[Block]:
-        """Yields the encoder's next rows, and the known ones before and between them."""
+        """Yields the encoder's next rows, with the known rows before and between them."""
         stop = self._num_encoded + len(values)
         places = self._encoded_places[self._num_encoded : stop]
         self._num_encoded = stop
@@ -81,7 +81,7 @@ class RowMerger:
             self._num_merged = int(places[run[-1]]) + 1
 
     def remaining(self) -> Iterator[Block]:
-        """Yields the known rows after the encoder's last."""
+        """Yields the known rows that follow the encoder's last row."""
         yield from self._known_until(len(self._known.rows))
 
     def _known_until(self, place: int) -> Iterator[Block]:

@@ -1,4 +1,4 @@
-"""Classes that networks give to the pixels of a slide, and tissue as they see it."""
+"""Pixel classes of a slide from segmentation networks, and tissue from such classes."""
 
 import math
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from thinsection.tiles import TileTable
 from thinsection.tiles.grid import Tissue
 from thinsection.types import MaskFrame, PlainValues
 
-# settings that say which network runs and how, and are no part of its label
+# settings of how and by which network is segmented; the label does not contain them
 _NOT_RESULTS = ("segmenters", "segment_weights", "segment_memory", "tissue_segmenter")
 
 
@@ -39,13 +39,14 @@ class SegmentStage(SlideStage[Segmentation]):
 
     segmenter: Segmenter
     config: SegmentConfig
-    mask: TissueStage | QcStage | None  # where windows are computed; None: everywhere
-    reader: str = AUTO  # that was asked for
+    # windows inside this mask are computed; None computes all
+    mask: TissueStage | QcStage | None
+    reader: str = AUTO  # requested reader
     stream: StreamConfig = field(default_factory=StreamConfig)
 
     @property
     def label(self) -> str:
-        """Name of the network, with what differs from the defaults."""
+        """Name of the network, with the settings that differ from the defaults."""
         changed = variant(self.config, leave_out=_NOT_RESULTS)
         return join_label(slug(self.segmenter.label), changed)
 
@@ -67,7 +68,7 @@ class SegmentStage(SlideStage[Segmentation]):
         }
 
     def run(self, work: SlideWork, slide: Slide) -> Output[Segmentation]:
-        """Runs the network. Memory: that of `segment`."""
+        """Runs the network. Memory: as `segment`."""
         labels_name = f"{self.folder(work.entry.slide_id)}/labels.tif"
         with atomic_path(work.path(labels_name)) as tmp:
             segmentation = segment(
@@ -91,7 +92,7 @@ class SegmentStage(SlideStage[Segmentation]):
         return Output(files=names, facts=facts, value=segmentation)
 
     def _tissue(self, work: SlideWork, slide: Slide) -> Tissue:
-        """Mask of the windows that are computed: the tissue's, or one that is the whole slide."""
+        """Mask of the windows to compute: the tissue, or the whole slide."""
         if self.mask is not None:
             return work.value(self.mask)
         frame = MaskFrame(size_th=(1, 1), size_l0=slide.size)
@@ -100,10 +101,10 @@ class SegmentStage(SlideStage[Segmentation]):
     def _write(
         self, work: SlideWork, slide: Slide, segmentation: Segmentation
     ) -> tuple[str, ...]:
-        """Writes a picture, outlines, and each class's share as grey values; their names."""
+        """Writes a picture, outlines, and each class's share as grey values; gives their names."""
         folder = self.folder(work.entry.slide_id)
         colors = segmentation.colors
-        # the frame may reach beyond the slide
+        # the frame may extend beyond the slide
         down_x, down_y = segmentation.frame.downsample_xy
         width = math.ceil(slide.size[0] / down_x)
         height = math.ceil(slide.size[1] / down_y)
@@ -130,7 +131,7 @@ class SegmentStage(SlideStage[Segmentation]):
         return (overlay_name, *share_names, outlines_name)
 
     def load(self, work: SlideWork) -> Segmentation:
-        """Classes as the files have them; equal to what the network gave."""
+        """Reads the classes from the files; they equal the network's result."""
         facts = work.ledger.stages[self.address].facts["map"]
         folder = work.path(self.folder(work.entry.slide_id))
         spec = self.segmenter.spec
@@ -151,23 +152,23 @@ class SegmentStage(SlideStage[Segmentation]):
         )
 
     def tile_columns(self, work: SlideWork, table: TileTable) -> Columns:
-        """Per class, the share of each tile."""
+        """Share of each tile in each class."""
         segmentation = work.value(self)
         return segmentation.tile_columns(table.coords_l0, table.plan.size_l0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentedTissueStage(TissueStage):
-    """The classes of a network in the place of our tissue detector's answer."""
+    """Tissue from the classes of a network; it replaces the detector's result."""
 
-    segments: SegmentStage  # over the whole slide
+    segments: SegmentStage  # segmentation of the whole slide
 
     @property
     def label(self) -> str:
         return join_label(f"tissue-{self.segments.label}", super().label)
 
     def find(self, work: SlideWork, slide: Slide) -> TissueMask:
-        """Tissue where any class is, at the detector's resolution."""
+        """Tissue wherever there is any class, at the detector's resolution."""
         segmentation = work.value(self.segments)
         where = work_frame(slide, self.config.mask_mpp)
         columns = _nearest(where.frame, segmentation.frame, axis=0)
@@ -183,7 +184,7 @@ class SegmentedTissueStage(TissueStage):
 def _nearest(
     target: MaskFrame, source: MaskFrame, *, axis: int
 ) -> npt.NDArray[np.int64]:
-    """Places along an axis of `source` at the centres of the pixels of `target`."""
+    """Indices along an axis of `source` at the centres of the pixels of `target`."""
     centres_l0 = (np.arange(target.size_th[axis]) + 0.5) * target.downsample_xy[axis]
     places = (centres_l0 / source.downsample_xy[axis]).astype(np.int64)
     return np.minimum(places, source.size_th[axis] - 1)

@@ -1,4 +1,4 @@
-"""Identity of a slide's pixels, from which every key of its stages follows."""
+"""Identity of a slide's pixels, from which the keys of all its stages are derived."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,16 +9,17 @@ from thinsection.store.ledger import stage_key
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Identity of a slide's pixels, and hashes of what people drew on it."""
+    """Identity of a slide's pixels, and hashes of the drawings for it."""
 
     key: str
-    drawn: Mapping[str, str] = field(default_factory=dict)  # by role: 'tissue', 'roi'
+    # hashes by role: 'tissue', 'roi'
+    drawn: Mapping[str, str] = field(default_factory=dict)
 
 
 def source_key(
     content: str, entry: SlideEntry, drawn: Mapping[str, str] | None = None
 ) -> Source:
-    """Identity of a slide's pixels: its file, and the resolution and look that were set for it."""
+    """Identity of a slide's pixels: its file, and the resolution and channels set for it."""
     look = {} if entry.look is None else {"look": asdict(entry.look)}
     key = stage_key(slide=content, mpp=entry.slide_mpp, **look)
     return Source(key=key, drawn=drawn or {})

@@ -1,7 +1,7 @@
-"""A run as it was decided on: settings and a goal become one frozen value, once, at the edge.
+"""Settings and a goal as one frozen value, resolved once where they enter.
 
-`resolve` is the last function that sees a `RunConfig`. Everything below it takes the `RunSpec`,
-which travels to workers as JSON or by pickle, or the one section of it that it needs.
+`resolve` is the last function that reads a `RunConfig`. The code below it takes the `RunSpec`,
+which travels to workers as JSON or by pickle, or only the section that it needs.
 """
 
 from dataclasses import dataclass, replace
@@ -33,12 +33,12 @@ from thinsection.types import PlainValues, parse_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingSpec:
-    """Models by which tiles become embeddings, how they are loaded, and where they compute."""
+    """Models that turn tiles into embeddings, how they are loaded, and their device."""
 
-    stain: StainConfig  # normalisation before the encoders
-    encoders: tuple[str, ...]  # none for goals that embed nothing
-    slide_encoders: tuple[str, ...]  # none but for the goal 'aggregate'
-    tokens: bool  # whether dense token grids are stored, too
+    stain: StainConfig  # stain normalisation before the encoders
+    encoders: tuple[str, ...]  # empty for goals that embed nothing
+    slide_encoders: tuple[str, ...]  # empty unless the goal is 'aggregate'
+    tokens: bool  # True also stores dense token grids
     weights: str | None
     slide_weights: str | None
     pretrained: bool
@@ -48,11 +48,11 @@ class EncodingSpec:
     engine: Literal["auto", "torch", "openvino"]
     batch_size: int  # tiles; 0 takes the device's default
     seed: int
-    pooling_bytes: int  # memory of a slide encoder's attention
+    pooling_bytes: int  # memory for a slide encoder's attention
 
     @property
     def named_files(self) -> tuple[str, ...]:
-        """Names of models, weights and references, each of which may be a file."""
+        """Names of models, weights and references; each of them may be the path of a file."""
         names = [*self.encoders, self.weights, self.slide_weights]
         names.append(self.stain.stain_reference)
         return tuple(name for name in names if name)
@@ -60,7 +60,7 @@ class EncodingSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """Everything that a run depends on, checked, in the sections that its parts take."""
+    """Everything that a run depends on, checked, in one section per part of the program."""
 
     goal: Goal  # the last stage
     slides: SlidesConfig
@@ -73,10 +73,10 @@ class RunSpec:
     stream: StreamConfig
     output: OutputConfig
     executor: ExecutorConfig
-    settings: PlainValues  # plain values as they were asked for, for the record
+    settings: PlainValues  # settings as the user gave them, for the record
 
     def batch_size(self, *, on_gpu: bool) -> int:
-        """Tiles per batch: the wanted number, or the device's default as far as memory holds it."""
+        """Tiles per batch: the requested number, or the device's default, limited by the memory."""
         if self.encoding.batch_size:
             return self.encoding.batch_size
         largest = self.stream.largest_batch(
@@ -85,7 +85,7 @@ class RunSpec:
         return min(GPU_BATCH if on_gpu else CPU_BATCH, largest)
 
     def stream_budget(self, batch_size: int) -> StreamBudget:
-        """Buffers of the stream. Raises BudgetError: the memory holds fewer than three batches."""
+        """Buffers of the stream. Raises BudgetError: there is no memory for three batches."""
         return self.stream.budget(
             batch_size, tile_px=self.tiles.tile_px, tile_bytes=MAX_SCRATCH
         )
@@ -98,17 +98,17 @@ class RunSpec:
 def resolve(
     config: RunConfig, goal: str, overrides: PlainValues | None = None
 ) -> RunSpec:
-    """The run that settings and a goal ask for.
+    """Resolves settings and a goal into a run.
 
-    Nothing is read, imported or downloaded: what takes seconds to check is for `check_run`.
+    Nothing is read, imported or downloaded; `check_run` does the checks that take seconds.
 
     Args:
         config: all settings.
         goal: the last stage: 'tissue', 'qc', 'segment', 'tile', 'embed' or 'aggregate'.
-        overrides: single settings by name, over those of `config`.
+        overrides: single settings by name, which replace those of `config`.
 
     Raises:
-        ConfigError: unknown setting or goal, a wrong value, or two origins of the tissue.
+        ConfigError: unknown setting or goal, a wrong value, or two sources of the tissue.
         UnknownEncoderError: no such tile encoder or slide encoder.
     """
     config = replace_flat(config, overrides or {})
@@ -152,7 +152,7 @@ def resolve(
 
 
 def _check_names(encoding: EncodingSpec) -> None:
-    """Refuses models that nobody declares."""
+    """Raises an error for models that are not declared anywhere."""
     for name in encoding.encoders:
         check_encoder_name(name)
     for name in encoding.slide_encoders:
@@ -160,7 +160,7 @@ def _check_names(encoding: EncodingSpec) -> None:
 
 
 def _check_tissue_origins(spec: RunSpec) -> None:
-    """Refuses tissue from more than one of drawings, a network and quality control."""
+    """Allows only one of drawings, a network and quality control to define the tissue."""
     origins = {
         "tissue": spec.regions.tissue,
         "tissue_segmenter": spec.segment.tissue_segmenter,

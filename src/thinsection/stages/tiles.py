@@ -21,7 +21,7 @@ from thinsection.tiles.filters import MASK_FILTER, kept_by_rules
 from thinsection.tiles.grid import TilesConfig
 from thinsection.types import CoordsL0, PlainValues, format_bytes
 
-# of a tile in a region: with 0 a tile outside of all regions would count as inside
+# share of a tile inside a region; with 0, a tile outside all regions would count as inside
 _LEAST_SHARE = 1e-30
 
 
@@ -29,16 +29,16 @@ _LEAST_SHARE = 1e-30
 class TilesStage(Stage[TileTable]):
     """`GRID/tiles/ID.h5`; value: the `TileTable`.
 
-    Of the opened slide come the `candidates`. Where pixel filters decide on them, the stream reads
-    them, and `write` gets the ones that are kept.
+    `candidates` come from the opened slide. If pixel filters are on, the stream reads them, and
+    `write` receives those that the filters keep.
     """
 
     title: ClassVar[str] = "tile"
 
     config: TilesConfig
-    mask: TissueStage | QcStage  # its value says where the tissue is
-    segments: tuple[SegmentStage, ...] = ()  # whose classes' shares are columns
-    roi: RegionsStage | None = None  # in which tiles lie
+    mask: TissueStage | QcStage  # its value is the tissue
+    segments: tuple[SegmentStage, ...] = ()  # their class shares become columns
+    roi: RegionsStage | None = None  # tiles must lie in these regions
 
     @property
     def needs(self) -> tuple[TissueStage | QcStage | SegmentStage | RegionsStage, ...]:
@@ -48,12 +48,12 @@ class TilesStage(Stage[TileTable]):
 
     @property
     def has_pixel_filters(self) -> bool:
-        """True where the stream decides which candidates are kept."""
+        """True if pixel filters in the stream decide which candidates are kept."""
         return bool(load_filters(self.config.tile_filter))
 
     @property
     def grid(self) -> str:
-        """Folder of all that belongs to this grid: '256px_0.5mpp'."""
+        """Folder of all results of this grid: '256px_0.5mpp'."""
         labels = [self.mask.label]
         labels += [f"seg-{stage.label}" for stage in self.segments]
         if self.roi is not None:
@@ -66,13 +66,13 @@ class TilesStage(Stage[TileTable]):
 
     @property
     def settings(self) -> PlainValues:
-        # '0.50' is '0.5'
+        # so that '0.50' equals '0.5'
         return {"tiles": asdict(self.config) | {"tile_mpp": self.config.mpp}}
 
     def candidates(self, work: SlideWork, slide: Slide) -> TileTable:
-        """The tiles that hold enough tissue, before any pixel filter.
+        """Tiles with enough tissue, before any pixel filter.
 
-        Raises BudgetError: one tile takes more pixels of the slide's levels than a worker may hold.
+        Raises BudgetError: one tile needs more pixels of the slide's levels than a worker may hold.
         """
         tissue = work.value(self.mask)
         if MASK_FILTER in self.config.tile_filter:
