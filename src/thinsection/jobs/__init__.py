@@ -1,1 +1,1 @@
-"""Tasks, and where they are worked on: this process, Dask workers, Slurm jobs."""
+"""Tasks, and the executors that run them: this process, Dask workers, Slurm jobs."""

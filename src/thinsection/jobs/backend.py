@@ -1,8 +1,8 @@
-"""A backend: where jobs run, and how each of them ended.
+"""Backend: an executor that runs jobs and reports how each of them ended.
 
 Another package adds an executor by a subclass of `Backend` and an entry point of the group
-`thinsection.executors` that names it; `--executor NAME` then works for every command. The suite
-`thinsection.testing.executor_contract.WorkerContract` says whether it does.
+`thinsection.executors` for that class. `--executor NAME` then works for every command. The test
+suite `thinsection.testing.executor_contract.WorkerContract` checks such a class.
 """
 
 from abc import ABC, abstractmethod
@@ -21,16 +21,16 @@ from thinsection.usage.analysis import Request
 How = Literal["reported", "died", "failed", "over"]
 OnMessage = Callable[[str], None]
 
-# by the class name of an error that a task raised
+# resource that ran out, by the class name of the task's error
 _WANT_OF_ERROR: dict[str, Want] = {"MemoryError": "memory", "OutOfMemoryError": "gpu"}
 
 
 def ignore_event(event: object) -> None:
-    """Takes an event that nobody listens to."""
+    """Ignores an event."""
 
 
 def ignore_message(text: str) -> None:
-    """Takes a message that nobody listens to."""
+    """Ignores a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,20 +40,20 @@ class Try:
     entries: tuple[object, ...]
     task: AnyTask
     number: int = 1
-    # memory and card
+    # memory size and GPU
     rung: Rung = Rung()
-    # resources of the batch job that died of these entries
+    # resources of the batch job that died while it worked on these entries
     before: Request | None = None
 
     @property
     def alone(self) -> bool:
-        """True where each entry is a job of its own, because the job that had it died."""
+        """True if each entry is a separate job, because an earlier job with it died."""
         return self.number > 1
 
     def retry(
         self, entries: Sequence[object], rung: Rung, before: Request | None
     ) -> "Try":
-        """The next try of some entries: each alone, in less memory than the first."""
+        """Next try of some entries, each alone and with less memory used than in the first try."""
         return Try(
             entries=tuple(entries),
             task=self.task if self.alone else self.task.smaller(),
@@ -65,15 +65,15 @@ class Try:
 
 @dataclass(frozen=True)
 class Site:
-    """Place and listeners of a backend, for one `Try`.
+    """Settings and listeners that a backend gets for one `Try`.
 
     Attributes:
-        config: settings with all rungs.
+        config: settings with all memory sizes and GPUs.
         attempt: the entries and how they are tried.
         folder: folder of the invocation's records; every worker sees it.
-        on_event: called with what tasks emit, from any thread.
-        on_message: called with lines for the person who waits.
-        cluster: cluster of the backend's own kind, handed in from Python.
+        on_event: called with events of tasks, from any thread.
+        on_message: called with lines of text for the user.
+        cluster: existing cluster of the backend's own type, from Python.
     """
 
     config: ExecutorConfig
@@ -86,7 +86,7 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A chunk on its way, its task fitted to the worker."""
+    """Chunk of entries in a backend, with its task adapted to the worker."""
 
     entries: tuple[object, ...]
     task: AnyTask
@@ -100,14 +100,14 @@ class Ended:
 
     Attributes:
         job: the job.
-        how: 'reported': with a report of all entries. 'died': its process was ended from outside.
-            'failed': by an error of the worker or the cluster, another time may help. 'over': it
-            would end like this every time.
-        report: report of its first entries, as far as there is one.
-        reason: an end without a whole report, in words for a person.
-        error: one of this package's errors (settings, weights) ends the whole execution.
-        want: resource whose lack ended it, as far as that is known or likely.
-        granted: resources of a batch job.
+        how: 'reported': all entries have a result. 'died': the process was killed from outside.
+            'failed': an error of the worker or the cluster, which a retry may fix. 'over': an
+            end that a retry would repeat.
+        report: report of the first entries, if there is one.
+        reason: why the report is incomplete, as text for the user.
+        error: error of this package (settings, weights), which ends the whole execution.
+        want: resource that ran out, if that is known or likely.
+        granted: resources of the batch job.
     """
 
     job: Job
@@ -119,7 +119,7 @@ class Ended:
     granted: Request | None = None
 
     def raise_if_fatal(self) -> None:
-        """Raises an error of settings, weights or disk, which would be the same for every job."""
+        """Raises an error of settings, weights or disk, which every job would meet."""
         if isinstance(self.error, ClusterError):
             return
         if isinstance(self.error, ThinsectionError):
@@ -135,7 +135,7 @@ class Ended:
         error: BaseException | None,
         report: AnyReport | None = None,
     ) -> "Ended":
-        """End by an error of this class name that the task raised: want of memory is a death."""
+        """End for a task's error of this class name; running out of memory counts as a death."""
         want = _WANT_OF_ERROR.get(name)
         return cls(
             job=job,
@@ -148,40 +148,40 @@ class Ended:
 
 
 class Backend(ABC):
-    """Takes jobs of one `Try` and is polled for those that ended; open as a context manager.
+    """Runs the jobs of one `Try` and is polled for ended ones; open it as a context manager.
 
-    The driver (`execute`) decides what is sent, what is tried again and what is lost. A backend
-    says of every job that it took exactly once how it ended; it never tries one again by itself,
-    and a death ends no other job than the one that the worker had. Leaving the context ends what
-    it started, also after an exception (but not what a batch system has queued).
+    The driver (`execute`) decides which jobs are sent, retried or lost. A backend reports the end
+    of every accepted job exactly once. It never retries a job by itself, and the death of a worker
+    ends only that worker's job. When the context is left, also after an exception, the backend
+    ends all that it started, except jobs that a batch system has queued.
     """
 
-    # `site.on_event` gets what tasks emit, in the order of each task; otherwise the driver sends
-    # the end of each entry and nothing else
+    # `site.on_event` receives the events of tasks, in the order of each task. Otherwise the driver
+    # sends only an event for the end of each entry.
     carries_events: ClassVar[bool] = True
-    # entries known to be done are not sent
+    # entries that are already done are not sent
     asks_finished: ClassVar[bool] = True
-    # resources of which the next rung of the settings gives more
+    # resources of which a retry can get more, if the settings list a larger size
     climbs: tuple[Want, ...] = ("memory",)
-    # jobs at once, known once it is open; decides the size of chunks
+    # jobs at the same time, known once the backend is open; decides the size of chunks
     workers: int = 1
-    # CPUs of a worker; None leaves tasks as they are
+    # CPUs of a worker; None does not change tasks
     threads: int | None = None
-    # workers record what they use, because they are no children of this process
+    # workers record their resource use, because they are not children of this process
     monitored: bool = True
 
     def __init__(self, site: Site) -> None:
-        """Keeps what it is opened with; starts nothing yet."""
+        """Stores its arguments; nothing is started yet."""
         self.site = site
-        # with one memory size and one card
+        # settings with one memory size and one GPU
         self.config = site.config.at_rung(site.attempt.rung)
-        # ends all that it has started
+        # on exit, ends all that the backend has started
         self.stack = ExitStack()
-        # jobs that have not ended, by what the backend knows them by
+        # jobs that have not ended, by the backend's own key
         self.sent: dict[Any, Job] = {}
 
     def __enter__(self) -> Self:
-        """Opens it; what was started before an error is ended."""
+        """Opens the backend; after an error, ends all that was started."""
         with ExitStack() as stack:
             stack.push(self.stack)
             self.open()
@@ -189,55 +189,55 @@ class Backend(ABC):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends what was started."""
+        """Ends all that was started."""
         self.stack.close()
 
     @abstractmethod
     def open(self) -> None:
-        """Starts or connects to what it needs, its end on `self.stack`.
+        """Starts or connects to the workers; puts the clean-up on `self.stack`.
 
         Raises:
-            ClusterError: it is not there.
+            ClusterError: the cluster cannot be reached.
         """
 
     def fit(self, task: AnyTask) -> AnyTask:
-        """The task as its workers take it."""
+        """Task, adapted to its workers."""
         if self.threads is None:
             return task
         return task.on_worker(threads=self.threads, monitored=self.monitored)
 
     def chunks(self, entries: Sequence[object]) -> Sequence[Sequence[object]]:
-        """The entries of each job of a first try."""
+        """Entries of each job in a first try."""
         return make_chunks(entries, self.config, workers=self.workers)
 
     def room(self) -> int:
-        """Number of jobs that it would take now."""
+        """Number of jobs that the backend would accept now."""
         return self.workers - len(self.sent)
 
     @abstractmethod
     def send(self, jobs: Sequence[Job]) -> None:
-        """Takes jobs, at most `room` many."""
+        """Accepts jobs, at most as many as `room` returns."""
 
     @abstractmethod
     def poll(self, *, waiting: int) -> Sequence[Ended]:
-        """The jobs that ended, each once; waits for one, some seconds at most.
+        """Jobs that ended, each once; waits some seconds at most for one.
 
         Args:
-            waiting: jobs that have yet to be sent; a backend that can lets idle workers go.
+            waiting: number of jobs not yet sent; some backends can then release idle workers.
 
         Raises:
-            ClusterError: all of the cluster was lost.
+            ClusterError: the whole cluster was lost.
         """
 
 
 def load_backend(name: str) -> type[Backend]:
-    """The backend of a name in `EXECUTORS`."""
+    """Backend for a name in `EXECUTORS`."""
     backend: type[Backend] = EXECUTORS.load(name)
     return backend
 
 
 def connecting(address: object) -> AbstractContextManager[None]:
-    """Says of any failure to connect that nothing runs at the address."""
+    """Turns any failure to connect into an error that says that nothing runs at the address."""
     rule = "scheduler must be the address of a running one"
     return rewording(
         rule, address, OSError, RuntimeError, ValueError, error=ClusterError

@@ -8,18 +8,18 @@ from thinsection.jobs.executor import ExecutorConfig
 
 Item = TypeVar("Item")
 
-# a job that is lost costs no more entries than these
+# largest number of entries that one lost job can cost
 MAX_CHUNK_ENTRIES = 16
-# Slurm's default MaxArraySize is 1001, the first index that is refused
+# Slurm's default MaxArraySize is 1001, the first index that Slurm refuses
 MAX_ARRAY = 1000
-# jobs at once of a batch system, where --workers does not say it
+# jobs at the same time in a batch system, if --workers is not set
 ARRAY_WORKERS = 8
-# enough that a slow chunk at the end does not leave the other workers idle
+# several chunks per worker, so that one slow chunk does not leave the others idle at the end
 _CHUNKS_PER_WORKER = 4
 
 
 def chunked(entries: Sequence[Item], size: int) -> list[tuple[Item, ...]]:
-    """Cuts the entries into runs of `size`; the last one may be shorter."""
+    """Cuts the entries into chunks of `size`; the last one may be shorter."""
     return [tuple(entries[i : i + size]) for i in range(0, len(entries), size)]
 
 
@@ -32,12 +32,12 @@ def chunk_size(num_entries: int, workers: int) -> int:
 def make_chunks(
     entries: Sequence[Item], config: ExecutorConfig, *, workers: int = 0
 ) -> list[tuple[Item, ...]]:
-    """Cuts the entries into at most as many chunks as a Slurm array may have tasks.
+    """Cuts the entries into chunks, at most as many as a Slurm array may have tasks.
 
     Args:
-        entries: what is to be worked on.
-        config: settings; `chunk_slides` decides the size where it is given.
-        workers: workers that will take chunks; 0: those of a batch array.
+        entries: entries to work on.
+        config: settings; `chunk_slides` sets the size if it is given.
+        workers: workers that will run chunks; 0 means those of a batch array.
     """
     workers = workers or config.workers or ARRAY_WORKERS
     size = config.chunk_slides or chunk_size(len(entries), workers)

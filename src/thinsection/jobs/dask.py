@@ -1,7 +1,7 @@
-"""Dask workers: local processes, one per GPU, jobs of Slurm, or a cluster that runs already.
+"""Dask workers: local processes, one per GPU, Slurm jobs, or an existing cluster.
 
-A worker runs one task at a time; the task itself uses the threads. Dask's own spilling and pausing
-are off, because a task holds no Dask data; the nanny ends a worker that exceeds its memory.
+A worker runs one task at a time, and the task itself uses the threads. Dask's own spilling and
+pausing are off, because a task has no Dask data. The nanny ends a worker that exceeds its memory.
 """
 
 import logging
@@ -30,16 +30,16 @@ from thinsection.types import MIB, parse_bytes
 
 LOG_NAME = "dask-workers.log"
 _POLL_S = 2.0
-# while no worker lives: the nanny starts a new one in about a second
+# seconds between checks while no worker lives; the nanny starts a new one in about a second
 _RESTART_POLL_S = 0.2
-# a cluster without a worker for so long is lost
+# seconds without any worker after which a cluster counts as lost
 _NO_WORKERS_S = 300.0
-# for the first worker: a job may have to start
+# seconds to wait for the first worker, since a job may have to start
 _WAIT_S = 300.0
-# to a scheduler that must be there already
+# seconds to connect to a scheduler that already runs
 _CONNECT_S = 10.0
 _SETTINGS = {
-    # the driver decides what is tried again
+    # retries are decided by the driver
     "distributed.scheduler.allowed-failures": 0,
     "distributed.scheduler.work-stealing": False,
     "distributed.worker.memory.target": False,
@@ -53,21 +53,21 @@ _log = logging.getLogger(__name__)
 
 
 class DaskBackend(Backend):
-    """See `Backend`; a job is known by its future. One task runs on a worker at a time.
+    """See `Backend`; the key of a job is its future. A worker runs one task at a time.
 
-    A cluster that was handed in, or whose scheduler's address is given, keeps its own settings: it
-    may try a job whose worker died on others, so there any loss of a worker counts as a death.
+    A cluster from Python, or with a given scheduler address, keeps its own settings. It may retry a
+    job on other workers if one dies, so any loss of a worker there counts as a death.
     """
 
     def open(self) -> None:
-        """Connects to what the settings ask for, or starts it, and waits for a worker."""
+        """Connects to the cluster in the settings, or starts one, and waits for a worker."""
         import dask
-        import distributed  # brings its defaults, which must outlive our settings
+        import distributed  # its defaults must be loaded before our settings
 
         self._distributed: Any = distributed
         self._worker_of: dict[Any, str] = {}  # future -> address
         self._worker_seen_s = time.monotonic()
-        self._num_asked = 0  # jobs that the cluster was last scaled to
+        self._num_asked = 0  # number of jobs in the last scaling of the cluster
         self._topic = f"thinsection-{secrets.token_hex(4)}"
         self._logs = self.site.folder / LOGS
         self.stack.enter_context(dask.config.set(_SETTINGS))
@@ -82,14 +82,14 @@ class DaskBackend(Backend):
         self.stack.callback(self._client.unsubscribe_topic, self._topic)
 
     def room(self) -> int:
-        """See `Backend.room`: one job for each idle worker, and none that waits behind another."""
+        """See `Backend.room`: one job for each idle worker; no job waits behind another."""
         return min(super().room(), len(self._idle_addresses()))
 
     def send(self, jobs: Sequence[Job]) -> None:
-        """Gives each idle worker one job, by address.
+        """Sends one job to each idle worker, by address.
 
-        Left to itself the scheduler may queue two on one worker, and the entries that only waited
-        there would be blamed for its death.
+        Without addresses the scheduler may queue two jobs on one worker. If the worker dies, the
+        entries that only waited there would also be blamed.
         """
         for job, address in zip(jobs, self._idle_addresses()):
             future = self._client.submit(
@@ -123,7 +123,7 @@ class DaskBackend(Backend):
         return ended
 
     def _wait(self) -> list[Any]:
-        """The futures that ended, after waiting for one for a while."""
+        """Futures that ended; waits a while for the first."""
         if not self.sent:
             threading.Event().wait(_RESTART_POLL_S)
             return []
@@ -135,7 +135,7 @@ class DaskBackend(Backend):
         return []
 
     def _end(self, job: Job, future: Any) -> Ended:
-        """End of the job of a future that is over."""
+        """End of the job of a future that is done."""
         if future.status == "finished":
             return Ended(job=job, how="reported", report=future.result())
         error = future.exception() if future.status == "error" else None
@@ -148,10 +148,10 @@ class DaskBackend(Backend):
         return Ended.by_error(job, type(error).__name__, str(error), error=error)
 
     def _cancel_stranded(self, before: set[str]) -> list[Any]:
-        """Cancels jobs whose worker left without dying at work (scaled down, out of time).
+        """Cancels jobs whose worker left without dying at work (scaled down, time limit).
 
         Args:
-            before: addresses of the workers that lived when the poll began.
+            before: addresses of the workers at the beginning of the poll.
         """
         gone = set(self._worker_of.values()) - before - self._addresses()
         stranded = [
@@ -164,20 +164,20 @@ class DaskBackend(Backend):
         return stranded
 
     def _addresses(self) -> set[str]:
-        """The workers that live now."""
+        """Addresses of the current workers."""
         return set(self._client.scheduler_info(n_workers=-1)["workers"])
 
     def _idle_addresses(self) -> list[str]:
         return sorted(self._addresses() - set(self._worker_of.values()))
 
     def _receive_event(self, message: tuple[float, dict[str, Any]]) -> None:
-        """Takes an event that `run_job` sent: (time, document)."""
+        """Receives an event that `run_job` sent: (time, document)."""
         event_type = self.site.attempt.task.event_type
         if event_type is not None:
             self.site.on_event(from_mapping(event_type, message[1]["event"]))
 
     def _connect(self) -> Any:
-        """A client of a cluster that runs already, and is not taken down."""
+        """Client of an existing cluster, which is not shut down afterwards."""
         cluster = self.site.cluster
         self.monitored = not isinstance(cluster, self._distributed.LocalCluster)
         self.threads = self.config.threads
@@ -195,7 +195,7 @@ class DaskBackend(Backend):
         return client
 
     def _start(self) -> Any:
-        """A client of a cluster of our own."""
+        """Client of a cluster that this process starts."""
         config = self.config
         self.monitored = config.jobqueue is not None
         self.workers, self.threads = local_shape(config)
@@ -219,7 +219,7 @@ class DaskBackend(Backend):
         return self._client
 
     def _resize(self, wanted: int) -> None:
-        """Keeps as many jobs in the queue as have work; lost ones are replaced, idle ones end."""
+        """Scales the queue to the jobs with work: lost ones are replaced, idle ones end."""
         if self.config.jobqueue is None or self._foreign:
             return
         jobs = max(1, min(self.workers, wanted))
@@ -228,7 +228,7 @@ class DaskBackend(Backend):
             self._num_asked = jobs
 
     def _local_cluster(self) -> Any:
-        """Workers on this node, one per GPU where the settings name some."""
+        """Workers on this node, one per GPU if the settings list GPUs."""
         scratch = str(self.stack.enter_context(scratch_folder("dask")))
         memory_limit = local_memory(self.config, self.workers)
         if not self.config.gpu_ids:
@@ -302,7 +302,7 @@ class DaskBackend(Backend):
 
 
 def run_job(task: AnyTask, entries: tuple[object, ...], topic: str) -> AnyReport:
-    """Runs on the worker: the task, with its events sent to the client."""
+    """Runs the task on the worker, with its events sent to the client."""
     from distributed import get_worker
 
     worker = get_worker()

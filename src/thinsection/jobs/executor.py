@@ -1,7 +1,7 @@
-"""The settings of executors and the list of them.
+"""Settings of executors, and their list.
 
-Where the settings list several sizes of memory or several cards, the first is for every entry and
-each further one for the entries that died for want of it: a ladder, on which `Rung` is a place.
+If the settings list several memory sizes or GPUs, every entry starts with the first. An entry that
+runs out of memory is retried with the next one. A `Rung` is a position in these lists.
 """
 
 import re
@@ -14,14 +14,14 @@ from thinsection.registry import Entry, Registry
 from thinsection.types import parse_bytes
 from thinsection.usage.limits import read_limits
 
-# resource whose lack ended a worker or an entry
+# resource that ran out in a worker or an entry
 Want = Literal["memory", "gpu"]
 
-# folder of the workers' logs below that of an invocation's records
+# folder of the workers' logs inside that of an invocation's record
 LOGS = "logs"
 CPUS_PER_WORKER = 4
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# a value that a scheduler's directive takes unquoted
+# value that needs no quotes in a scheduler's directive
 _WORD = re.compile(r"[^\s\"'\\#\x00-\x1f\x7f]+")
 
 _BUILT_IN = (
@@ -55,13 +55,13 @@ _BUILT_IN = (
         target="thinsection.jobs.slurm:SlurmBackend",
     ),
 )
-# The classes take these settings, so their type is said by `backend.load_backend`.
+# The classes use these settings, so `backend.load_backend` declares their type.
 EXECUTORS: Registry[Any] = Registry("executor", "thinsection.executors", _BUILT_IN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """Places in the settings' lists of memory sizes and of cards, from 0."""
+    """Positions in the settings' lists of memory sizes and GPUs, from 0."""
 
     memory: int = 0
     gpu: int = 0
@@ -69,7 +69,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorConfig:
-    """Place and width of the work on entries."""
+    """Executor, number of workers and their resources."""
 
     executor: str = option(
         "auto",
@@ -165,12 +165,12 @@ class ExecutorConfig:
 
     @property
     def in_process(self) -> bool:
-        """True where this very process does the work."""
+        """True if this process itself does the work."""
         return chosen_executor(self) == "inline"
 
     @property
     def gpu_ids(self) -> tuple[str, ...]:
-        """The parts of `gpus`: indices or UUIDs."""
+        """Parts of `gpus`: indices or UUIDs."""
         return _split(self.gpus)
 
     @property
@@ -179,7 +179,7 @@ class ExecutorConfig:
         return self.worker_memory or self.job_memory
 
     def next_rung(self, rung: Rung, want: Want) -> Rung | None:
-        """The rung with the next card or the next memory size; None after the last."""
+        """Position with the next GPU or the next memory size; None after the last."""
         if want == "gpu":
             gpu = rung.gpu + 1
             return replace(rung, gpu=gpu) if gpu < len(_split(self.gpu)) else None
@@ -188,10 +188,10 @@ class ExecutorConfig:
         return replace(rung, memory=memory) if memory < num_sizes else None
 
     def at_rung(self, rung: Rung) -> "ExecutorConfig":
-        """The settings with one size of memory and one card.
+        """Settings with one memory size and one GPU.
 
-        Where several cards are listed a job asks for its card by name, in `--gres` or where the
-        settings say {gpu}.
+        If several GPUs are listed, a job requests its GPU by name, in `--gres` or at {gpu} in the
+        settings.
         """
         card = _pick(self.gpu, rung.gpu)
         gres = self.gres
@@ -214,11 +214,11 @@ class ExecutorConfig:
 
 
 def chosen_executor(config: ExecutorConfig, *, cluster: object = None) -> str:
-    """The name in `EXECUTORS` that the settings come to.
+    """Name in `EXECUTORS` for these settings.
 
     Args:
         config: settings.
-        cluster: a Dask client or cluster that was handed in; it wins.
+        cluster: a Dask client or cluster from Python; it takes precedence.
     """
     if cluster is not None:
         return "dask"
@@ -232,7 +232,7 @@ def chosen_executor(config: ExecutorConfig, *, cluster: object = None) -> str:
 
 
 def local_shape(config: ExecutorConfig) -> tuple[int, int]:
-    """(workers, threads of each) on this node."""
+    """Number of workers on this node, and threads of each."""
     cpus = max(1, int(read_limits().cpus))
     workers = config.workers or len(config.gpu_ids) or max(1, cpus // CPUS_PER_WORKER)
     threads = config.threads or max(1, cpus // workers)
@@ -240,17 +240,17 @@ def local_shape(config: ExecutorConfig) -> tuple[int, int]:
 
 
 def local_memory(config: ExecutorConfig, workers: int) -> int:
-    """Bytes at which a worker on this node is ended: what the settings say, or an equal share."""
+    """Bytes at which a worker on this node is ended: from the settings, or an equal share."""
     if config.memory:
         return parse_bytes(config.memory)
     return read_limits().memory_bytes // workers
 
 
 def parse_walltime(text: str) -> int:
-    """Seconds of Slurm's 'MM', 'MM:SS', 'HH:MM:SS', 'D-HH', 'D-HH:MM' or 'D-HH:MM:SS'.
+    """Seconds for Slurm's 'MM', 'MM:SS', 'HH:MM:SS', 'D-HH', 'D-HH:MM' or 'D-HH:MM:SS'.
 
     Raises:
-        ConfigError: the text is none of these.
+        ConfigError: the text has none of these forms.
     """
     days, dash, clock = text.rpartition("-")
     parts = clock.split(":")
@@ -260,7 +260,7 @@ def parse_walltime(text: str) -> int:
             f"executor.walltime must be 'HH:MM:SS' or 'D-HH:MM:SS', got {text!r}"
         )
     if not dash and len(parts) < 3:
-        parts = ["0", *parts]  # without days, up to two numbers begin with the minutes
+        parts = ["0", *parts]  # without days, one or two numbers begin with the minutes
     hours, minutes, seconds = (int(part) for part in [*parts, "0", "0"][:3])
     total = int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
     if total <= 0:
@@ -275,6 +275,6 @@ def _split(text: str | None) -> tuple[str, ...]:
 
 
 def _pick(text: str | None, index: int) -> str | None:
-    """The part of a list at an index, or its last one; None of an empty list."""
+    """Part of a list at an index, or its last part; None for an empty list."""
     values = _split(text)
     return values[min(index, len(values) - 1)] if values else None

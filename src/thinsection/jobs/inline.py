@@ -1,4 +1,4 @@
-"""This process as a backend: it works when it is polled, and an error of a task is the caller's."""
+"""Backend in this process: it works when it is polled, and errors of a task reach the caller."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -8,17 +8,17 @@ from thinsection.jobs.executor import Want
 
 
 class InlineBackend(Backend):
-    """See `Backend`; a job is known by its number."""
+    """See `Backend`; the key of a job is its number."""
 
-    # a task finds out by itself what is done, better than by files
+    # the task itself knows better than the files which entries are done
     asks_finished: ClassVar[bool] = False
     climbs: tuple[Want, ...] = ()
 
     def open(self) -> None:
-        """See `Backend.open`: it is open."""
+        """See `Backend.open`; there is nothing to open."""
 
     def chunks(self, entries: Sequence[object]) -> Sequence[Sequence[object]]:
-        """See `Backend.chunks`: one stream without a pause, or entry by entry."""
+        """See `Backend.chunks`: one continuous stream, or one chunk per entry."""
         return self.site.attempt.task.parts(entries)
 
     def send(self, jobs: Sequence[Job]) -> None:

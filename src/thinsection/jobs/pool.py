@@ -1,4 +1,4 @@
-"""Worker processes on this node, each with a pipe of its own: a death costs only its own job."""
+"""Worker processes on this node, each with its own pipe; a death costs only that worker's job."""
 
 import multiprocessing
 import os
@@ -21,14 +21,14 @@ from thinsection.jobs.task import AnyReport, merge_reports
 from thinsection.types import format_bytes
 
 _POLL_S = 0.5
-# for a worker to let go of its slide; Docker gives the whole process ten
+# seconds for a worker to finish its slide; Docker gives the whole process ten
 _GRACE_S = 5.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(kw_only=True, eq=False)
 class _Worker:
-    """A process, the reports on its job so far, and why this side has ended it."""
+    """Worker process, the reports on its job so far, and why this process ended it."""
 
     process: ForkServerProcess
     pipe: Connection
@@ -37,20 +37,20 @@ class _Worker:
 
 
 class PoolBackend(Backend):
-    """See `Backend`; a job is known by its worker.
+    """See `Backend`; the key of a job is its worker.
 
-    Processes come from a fork server, so that they inherit neither threads nor locks; as with any
-    pool of Python, a script that uses it guards its own start by `if __name__ == "__main__"`.
+    Processes come from a fork server, so that they inherit neither threads nor locks. As with any
+    process pool in Python, a script must guard its start by `if __name__ == "__main__"`.
     """
 
     monitored: bool = False
 
     def open(self) -> None:
-        """See `Backend.open`: processes start with their first job."""
+        """See `Backend.open`; processes start with their first job."""
         self.workers, self.threads = local_shape(self.config)
         self._memory_bytes = local_memory(self.config, self.workers)
         self._context = multiprocessing.get_context("forkserver")
-        # the server imports what the task needs once, not every worker
+        # the fork server imports the task's packages once for all workers
         self._context.set_forkserver_preload([type(self.site.attempt.task).__module__])
         self._pool: list[_Worker] = []
         self._memory_checked_s = time.monotonic()
@@ -74,7 +74,7 @@ class PoolBackend(Backend):
         return ended
 
     def _end_workers(self) -> None:
-        """Ends all processes; those at work are asked to let go, then killed."""
+        """Ends all processes; busy ones are asked to stop first, then killed."""
         for worker in self._pool:
             worker.pipe.close()
             if worker in self.sent:
@@ -90,14 +90,14 @@ class PoolBackend(Backend):
                 worker.process.join()
 
     def _idle_worker(self) -> _Worker:
-        """A worker without a job, started where there is none."""
+        """Worker without a job; starts one if there is none."""
         for worker in self._pool:
             if worker not in self.sent:
                 return worker
         return self._start_worker()
 
     def _start_worker(self) -> _Worker:
-        """Starts a process under the least free number, which also decides its GPU."""
+        """Starts a process with the lowest free number, which also decides its GPU."""
         taken = {worker.process.name for worker in self._pool}
         number = 0
         while str(number) in taken:
@@ -115,7 +115,7 @@ class PoolBackend(Backend):
         return worker
 
     def _read_message(self, worker: _Worker) -> Ended | None:
-        """Takes one message of a worker that has a job; returns the job's end where it is that."""
+        """Reads one message from a busy worker; returns the job's end if the message is that."""
         try:
             kind, content = worker.pipe.recv()
         except (EOFError, OSError):
@@ -132,12 +132,12 @@ class PoolBackend(Backend):
             return Ended(job=job, how="reported", report=report)
         name, message = content
         error_type = getattr(errors, name, None)
-        # an error of this package comes back as the worker raised it
+        # an error of this package is passed on as the worker raised it
         error = error_type(message) if error_type is not None else None
         return Ended.by_error(job, name, message, error=error, report=report)
 
     def _bury(self, worker: _Worker) -> Ended:
-        """The end of the job whose worker died."""
+        """End of the job of a dead worker."""
         worker.pipe.close()
         worker.process.join()
         self._pool.remove(worker)
@@ -152,14 +152,14 @@ class PoolBackend(Backend):
         )
 
     def _end_bloated_workers(self) -> None:
-        """Ends workers that hold more than they may, before the machine does."""
+        """Ends workers that exceed their memory, before the machine does."""
         if time.monotonic() - self._memory_checked_s < _POLL_S:
             return
         self._memory_checked_s = time.monotonic()
         for worker in self.sent:
             try:
                 held_bytes = psutil.Process(worker.process.pid).memory_info().rss
-            except psutil.Error:  # it ended by itself
+            except psutil.Error:  # the worker ended by itself
                 continue
             if held_bytes > self._memory_bytes:
                 allowed = format_bytes(self._memory_bytes)
@@ -168,14 +168,14 @@ class PoolBackend(Backend):
 
 
 def _serve(pipe: Connection, threads: int, gpu: str | None) -> None:
-    """The worker: jobs in; events, a report per stream or entry, and the end of each job out."""
+    """Runs the worker: receives jobs; sends events, reports per stream or entry, and each end."""
     for name in _THREAD_VARIABLES:
         os.environ[name] = str(threads)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     # the driver ends its workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # without the driver there is nobody to work for; what is done lies in the files
+    # without the driver the worker stops; results so far are in the files
     with suppress(errors.Stopped, EOFError, BrokenPipeError), errors.stopping():
         _serve_jobs(pipe, threads)
 
@@ -188,7 +188,7 @@ def _serve_jobs(pipe: Connection, threads: int) -> None:
             pipe.send((kind, content))
 
     while True:
-        task, entries = pipe.recv()  # imports what the task needs
+        task, entries = pipe.recv()  # also imports the packages of the task
         threadpoolctl.threadpool_limits(threads)
         try:
             for part in task.parts(entries):

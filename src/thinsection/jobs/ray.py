@@ -1,4 +1,4 @@
-"""Tasks on Ray: a local one, or a cluster that runs already."""
+"""Tasks on Ray: a local one, or an existing cluster."""
 
 import os
 import signal
@@ -13,24 +13,24 @@ from thinsection.types import MIB, parse_bytes
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 _POLL_S = 2.0
-# results are small: everything else lies in files
+# results are small, since everything else is in files
 _STORE_BYTES = 100 * MIB
 
 
 class RayBackend(Backend):
-    """See `Backend`; a job is known by Ray's reference. Ray tries nothing again by itself.
+    """See `Backend`; the key of a job is Ray's reference. Ray does not retry by itself.
 
-    A Ray that this process is connected to already is used and left as it is. On a cluster a job
-    asks for its CPUs, for `--mem`, and for one GPU where the settings name one.
+    A Ray to which this process is already connected is used and not shut down. On a cluster a job
+    requests its CPUs, `--mem`, and one GPU if the settings list any.
     """
 
     def open(self) -> None:
-        """Connects to the scheduler of the settings or of RAY_ADDRESS, or starts a local Ray."""
+        """Connects to the scheduler in the settings or RAY_ADDRESS, or starts a local Ray."""
         import ray
 
         self._ray: Any = ray
         self._events: Any = None
-        # resources that a job asks for
+        # resources that a job requests
         self._options: dict[str, float] = {"num_cpus": 1, "max_retries": 0}
         self.workers, self.threads = local_shape(self.config)
         address = self.config.scheduler or os.environ.get(ADDRESS_VARIABLE)
@@ -39,7 +39,7 @@ class RayBackend(Backend):
             self.stack.callback(ray.shutdown)
             self._start(address)
         if address is None and not is_connected:
-            self.climbs = ()  # a local Ray limits nobody
+            self.climbs = ()  # a local Ray does not limit memory
         else:
             self._ask_of_cluster()
         if self.site.attempt.task.event_type is not None:
@@ -56,13 +56,13 @@ class RayBackend(Backend):
 
     def poll(self, *, waiting: int) -> Sequence[Ended]:
         ready, _ = self._ray.wait(list(self.sent), num_returns=1, timeout=_POLL_S)
-        if self._events is not None:  # a task's events arrived before its end
+        if self._events is not None:  # a task's events arrive before its end
             for event in self._events.get_nowait_batch(self._events.qsize()):
                 self.site.on_event(event)
         return [self._end(self.sent.pop(reference), reference) for reference in ready]
 
     def _end(self, job: Job, reference: Any) -> Ended:
-        """End of the job of a reference that is ready."""
+        """End of the job of a finished reference."""
         from ray import exceptions
 
         try:
@@ -80,12 +80,12 @@ class RayBackend(Backend):
         return Ended.by_error(job, type(cause).__name__, str(cause), error=cause)
 
     def _cancel_jobs(self) -> None:
-        """Ends what still runs."""
+        """Ends the running jobs."""
         for reference in self.sent:
             self._ray.cancel(reference, force=True)
 
     def _start(self, address: str | None) -> None:
-        """Connects to the address, or starts a Ray of our own; our signal handler stays."""
+        """Connects to the address, or starts a local Ray; keeps this process's signal handler."""
         handler = signal.getsignal(signal.SIGTERM)
         try:
             if address is None:
@@ -99,14 +99,15 @@ class RayBackend(Backend):
                 return
             with connecting(address):
                 self._ray.init(address=address, log_to_driver=False)
-        except SystemExit as end:  # by Ray's own handler, which takes the place of ours
+        # raised by Ray's signal handler, which temporarily replaces ours
+        except SystemExit as end:
             raise Stopped("SIGTERM", 128 + signal.SIGTERM) from end
         finally:
             if handler is not None and signal.getsignal(signal.SIGTERM) is not handler:
                 signal.signal(signal.SIGTERM, handler)
 
     def _ask_of_cluster(self) -> None:
-        """Decides what a job asks for, and how many of them the cluster holds at once."""
+        """Sets the resources of a job, and the number of jobs that fit into the cluster."""
         config = self.config
         self.threads = config.threads or config.job_cpus or CPUS_PER_WORKER
         cpus_per_job = config.job_cpus or self.threads
@@ -120,6 +121,6 @@ class RayBackend(Backend):
 
 
 def run_job(task: AnyTask, entries: tuple[object, ...], events: Any) -> AnyReport:
-    """Runs on the worker: the task, with its events put on the driver's queue."""
+    """Runs the task on the worker, with its events sent to the driver's queue."""
     on_event = ignore_event if events is None else events.put
     return task(entries, on_event=on_event)

@@ -1,4 +1,4 @@
-"""The request of a batch job, number by number, and the script of an array that makes it."""
+"""Resources of a batch job, number by number, and the script of its array."""
 
 import re
 import shlex
@@ -22,22 +22,22 @@ _WORKING_STATES = ("idle", "mix", "alloc", "comp")
 _PLAIN = re.compile(r"[\w@%+=:,./-]+")
 _CARDS = re.compile(r"gpu:(?:([^:,()]+):)?(\d+)")
 
-# field of `Request` -> value, and where it comes from
+# field of `Request` -> value and source
 Numbers = dict[str, tuple[int, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """The resources of one job."""
+    """Resources of one job."""
 
     request: Request
-    # a line per number: where it comes from, with its margin
+    # a line per number with its source and margin
     origins: tuple[str, ...]
-    # why there is no prediction, where one was wanted
+    # why a wanted prediction is missing
     warning: str = ""
 
     def lines(self) -> tuple[str, ...]:
-        """Lines for the person who submits: the warning, then the origins."""
+        """Lines for the user: the warning, then the sources."""
         if not self.warning:
             return self.origins
         return (f"warning: {self.warning}", *self.origins)
@@ -46,7 +46,7 @@ class JobRequest:
 def job_request(
     config: ExecutorConfig, predicted: Numbers | None = None, *, warning: str = ""
 ) -> JobRequest:
-    """The resources of a job: flags (of lists the first), else predictions, else defaults."""
+    """Resources of a job: from flags (the first of a list), else predictions, else defaults."""
     config = config.at_rung(Rung())
     names_gpu = (config.gres or "").startswith("gpu")
     numbers: Numbers = {
@@ -88,18 +88,18 @@ def batch_script(
     notes: Sequence[str] = (),
     python: str = sys.executable,
 ) -> str:
-    """The script of an array.
+    """Script of an array.
 
     Args:
         folder: folder of the array.
-        config: settings with one memory size and one card.
+        config: settings with one memory size and one GPU.
         num_tasks: array tasks.
         request: resources of each array task.
-        notes: lines that say where the request comes from.
-        python: interpreter that has the package, on the nodes too.
+        notes: lines with the sources of the request.
+        python: Python interpreter with the package; it must have the same path on the nodes.
 
     Raises:
-        ConfigError: Slurm would refuse the array, or a value breaks out of its line.
+        ConfigError: Slurm would refuse the array, or a value would end its line of the script.
     """
     if not 1 <= num_tasks <= MAX_ARRAY:
         raise ConfigError(f"num_tasks must be in [1, {MAX_ARRAY}], got {num_tasks}")
@@ -116,7 +116,8 @@ def batch_script(
         directives.append(f"--partition={_quoted(config.partition, 'partition')}")
     if config.account:
         directives.append(f"--account={_quoted(config.account, 'account')}")
-    directives += config.directive  # the user's own come last and win
+    # directives of the user come last and take precedence
+    directives += config.directive
 
     command = [python, "-m", "thinsection", "slurm", "array-task", str(folder)]
     lines = ["#!/bin/bash"]
@@ -132,13 +133,13 @@ def batch_script(
 
 
 def resource_directives(request: Request, config: ExecutorConfig) -> list[str]:
-    """CPUs, memory, time and GPU as directives; `--gres` of the settings wins."""
+    """Directives for CPUs, memory, time and GPU; `--gres` in the settings takes precedence."""
     gres = _quoted(config.gres, "gres") if config.gres else None
     return request.directives(gres=gres)
 
 
 def _quoted(text: str, name: str) -> str:
-    """The text as one value of a directive, as sbatch reads its lines."""
+    """Quotes the text as one value of a directive, in the way that sbatch reads its lines."""
     if CONTROL.search(text):
         raise ConfigError(
             f"{name} must hold no line break or control character, got {text!r}"
@@ -151,12 +152,12 @@ def _quoted(text: str, name: str) -> str:
 def fitting_nodes(
     listed: str, request: Request, *, suits: Callable[[str], bool] = lambda gpu: True
 ) -> list[str]:
-    """A line for each partition and kind of GPU that a request fits, with what is free there now.
+    """One line per partition and kind of GPU that fits a request, with its free nodes.
 
     Args:
-        listed: what `SINFO` prints.
+        listed: output of `SINFO`.
         request: resources of the job.
-        suits: whether the job fits a GPU of that name, '' where Slurm knows none.
+        suits: tells whether the job fits a GPU of this name; '' if Slurm does not name it.
     """
     nodes_by_state: dict[str, Counter[str]] = {}
     for row in listed.splitlines():

@@ -1,4 +1,4 @@
-"""Job arrays of Slurm: the backend, and how an array is written and submitted."""
+"""Job arrays of Slurm: the backend, and how it writes and submits an array."""
 
 import secrets
 import shutil
@@ -17,12 +17,12 @@ from thinsection.jobs.slurm_array import FOLDER, Array
 from thinsection.types import format_bytes, parse_bytes
 
 CLIMBS: tuple[Want, ...] = ("memory", "gpu")
-# times the memory of what died, where the settings list no more
+# factor on the memory of a dead job, if the settings list no larger size
 _MORE = 2
 
 
 class Submitted(Exception):
-    """The work was handed to Slurm, or written for it: `array`; and nobody waits for it here."""
+    """Signals that `array` was submitted to Slurm, or only written, and nobody waits for it."""
 
     def __init__(self, array: Array) -> None:
         super().__init__(str(array.folder))
@@ -30,11 +30,11 @@ class Submitted(Exception):
 
 
 class SlurmBackend(Backend):
-    """See `Backend`: an array for all jobs of a try, at most `MAX_ARRAY`; a job is its index.
+    """See `Backend`: one array for all jobs of a try, at most `MAX_ARRAY`; the key is the index.
 
-    CPUs, memory and time are those of `Task.request`, else of the flags, or defaults; a second try
-    asks for what the first one had, with the next memory of the settings or twice as much. An
-    interrupted wait leaves the array queued; `thinsection slurm status` and `collect` find it.
+    CPUs, memory and time come from `Task.request`, else from flags or defaults. A second try
+    requests the same, but the next memory size in the settings, or twice as much. After an
+    interrupted wait the array stays queued; `thinsection slurm status` and `collect` find it.
     """
 
     carries_events: ClassVar[bool] = False
@@ -42,15 +42,15 @@ class SlurmBackend(Backend):
     poll_s: ClassVar[float] = 5.0
 
     def open(self) -> None:
-        """See `Backend.open`: Slurm is there, or the first `sbatch` says so."""
+        """See `Backend.open`; if Slurm is missing, the first `sbatch` reports it."""
         self.workers = self.config.workers or ARRAY_WORKERS
 
     def room(self) -> int:
-        """See `Backend.room`: nothing while an array is there."""
+        """See `Backend.room`: 0 while there is an array."""
         return 0 if self.sent else MAX_ARRAY
 
     def send(self, jobs: Sequence[Job]) -> None:
-        """Writes an array, submits it, and raises `Submitted` where nobody is to wait for it."""
+        """Writes an array, submits it, and raises `Submitted` if the settings say not to wait."""
         entries: list[object] = []
         for job in jobs:
             entries += job.entries
@@ -71,16 +71,16 @@ class SlurmBackend(Backend):
 def write_array(site: Site, chunk_size: int, *, submit: bool = True) -> Array:
     """Writes the folder of an array and submits it.
 
-    Lines of the script say where the numbers come from. Where Slurm refuses the memory of a second
-    try, the same as before is asked for.
+    Comments in the script give the sources of the numbers. If Slurm refuses the memory of a second
+    try, the previous amount is requested.
 
     Args:
-        site: settings, entries, and the folder that gets the array's.
-        chunk_size: entries of each array task.
-        submit: False only writes it.
+        site: settings, entries, and the folder for that of the array.
+        chunk_size: entries per array task.
+        submit: False only writes the array.
 
     Raises:
-        ClusterError: there is no Slurm, or it refuses.
+        ClusterError: Slurm is missing, or refuses the array.
     """
     job = _job_request(site.attempt, chunk_size, site.config)
     for line in job.lines():
@@ -91,7 +91,7 @@ def write_array(site: Site, chunk_size: int, *, submit: bool = True) -> Array:
     try:
         number = array.submit()
     except ClusterError as error:
-        shutil.rmtree(array.folder)  # nobody has seen it
+        shutil.rmtree(array.folder)  # no other process has seen it
         before = site.attempt.before
         if before is None or job.request == before:
             raise
@@ -106,7 +106,7 @@ def write_array(site: Site, chunk_size: int, *, submit: bool = True) -> Array:
 
 
 def submit_alone(site: Site) -> None:
-    """Submits each entry as an array task of its own, in as many arrays as Slurm needs."""
+    """Submits each entry as a separate array task, in as many arrays as Slurm needs."""
     for entries in chunked(site.attempt.entries, MAX_ARRAY):
         write_array(_site_of_entries(site, entries), 1)
 
@@ -116,8 +116,8 @@ def _site_of_entries(site: Site, entries: Sequence[object]) -> Site:
 
 
 def _save_array(site: Site, chunk_size: int, job: JobRequest) -> Array:
-    """Writes an array under a new name, its task fitted to the CPUs of the request."""
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]  # to the millisecond
+    """Writes an array under a new name, with its task adapted to the requested CPUs."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]  # in milliseconds
     task = site.attempt.task.on_worker(threads=job.request.cpus, monitored=True)
     array = Array(
         site.folder / FOLDER / f"{stamp}-{secrets.token_hex(2)}",
@@ -131,7 +131,7 @@ def _save_array(site: Site, chunk_size: int, job: JobRequest) -> Array:
 
 
 def _job_request(attempt: Try, chunk_size: int, config: ExecutorConfig) -> JobRequest:
-    """The request of the task or the settings; on a second try of what died, with more memory."""
+    """Request of the task or the settings; more memory for a second try after a death."""
     current = config.at_rung(attempt.rung)
     before = attempt.before
     if before is None:

@@ -1,12 +1,12 @@
-"""A Slurm array of tasks of any kind, as a folder.
+"""A Slurm array of any kind of task, as a folder.
 
-FOLDER/slurm/<name>/tasks.json       the task, the entries of each array index, what was asked for
-                    array.sh         what sbatch takes
-                    job_id           the number that Slurm gave it
+FOLDER/slurm/<name>/tasks.json       the task, the entries of each array index, the request
+                    array.sh         script for sbatch
+                    job_id           Slurm's number of the array
                     logs/A_a.log     one per array task
-                    results/<i>.json reports of index i: of all its entries, or of the first ones,
+                    results/<i>.json reports of index i, for all its entries or the first ones,
                                      rewritten as each one ends
-                    results/<i>.error  the error by which index i ended itself
+                    results/<i>.error  error that ended index i
 """
 
 import json
@@ -35,20 +35,20 @@ from thinsection.usage.analysis import Request
 
 FOLDER = "slurm"
 DOCUMENT_NAME = "tasks.json"
-# below the folder that a person names: of an output folder, and of the records of its invocations
+# below the folder that the user names: in an output folder, and in the records of its invocations
 _PLACES = (f"{FOLDER}/*/{DOCUMENT_NAME}", f"records/*/{FOLDER}/*/{DOCUMENT_NAME}")
 
 
 @dataclass(frozen=True)
 class Array:
-    """A written (and perhaps submitted) array.
+    """Array that was written, and perhaps submitted.
 
     Attributes:
         folder: the folder of its files.
-        attempt: the entries, and the task, fitted to the CPUs of an array task.
-        chunk_size: entries of each array task but the last.
+        attempt: the entries, and the task, adapted to the CPUs of an array task.
+        chunk_size: entries of each array task except the last.
         request: resources of each array task.
-        config: settings with all rungs.
+        config: settings with all memory sizes and GPUs.
     """
 
     folder: Path
@@ -59,25 +59,25 @@ class Array:
 
     @cached_property
     def chunks(self) -> list[tuple[object, ...]]:
-        """The entries of array index 1, 2, ..."""
+        """Entries of array index 1, 2, ..."""
         return chunked(self.attempt.entries, self.chunk_size)
 
     @property
     def script(self) -> Path:
-        """Path of the script that sbatch takes."""
+        """Path of the script for sbatch."""
         return self.folder / "array.sh"
 
     @property
     def job_id(self) -> int | None:
-        """Slurm's number; None where it was not submitted."""
+        """Slurm's number of the array; None if it was not submitted."""
         path = self.folder / "job_id"
         return int(path.read_text()) if path.exists() else None
 
     def save(self, notes: Sequence[str]) -> None:
-        """Writes tasks.json, the script, the folder of logs.
+        """Writes tasks.json, the script, and the folder for logs.
 
         Memory:
-            Some 200 bytes an entry.
+            About 200 bytes per entry.
         """
         text = batch_script(
             self.folder,
@@ -90,11 +90,11 @@ class Array:
         write_text(self.script, text)
         document = as_mapping(self)
         document["kind"] = self.attempt.task.kind
-        del document["folder"]  # it may be moved
+        del document["folder"]  # the folder may be moved
         write_json(self.folder / DOCUMENT_NAME, document)
 
     def submit(self) -> int:
-        """Hands the script to sbatch and keeps the number."""
+        """Submits the script by sbatch and stores the job's number."""
         if self.job_id is not None:
             raise ClusterError(
                 f"array must not be submitted yet, got job {self.job_id}"
@@ -104,7 +104,7 @@ class Array:
         return number
 
     def run_index(self, index: int, *, on_report: Callable[[AnyReport], None]) -> None:
-        """Works on the entries of one array index, in this process, and keeps what came of them."""
+        """Works on the entries of one array index in this process, and stores the outcome."""
         if not 1 <= index <= len(self.chunks):
             raise ClusterError(f"index must be in [1, {len(self.chunks)}], got {index}")
         reports = []
@@ -114,13 +114,13 @@ class Array:
                 reports.append(as_mapping(report))
                 write_json(self._result_path(index, "json"), reports)
                 on_report(report)
-        except Exception as error:  # kept for who collects, who does not read logs
+        except Exception as error:  # stored for `collect`, which does not read logs
             text = f"{type(error).__name__}: {error}\n"
             write_text(self._result_path(index, "error"), text)
             raise
 
     def reports(self, index: int) -> list[AnyReport]:
-        """The reports of array index `index` so far, of its first entries."""
+        """Reports of array index `index` so far, for its first entries."""
         path = self._result_path(index, "json")
         if not path.exists():
             return []
@@ -138,12 +138,12 @@ class Array:
         return reports
 
     def states(self, *, among: Collection[int] | None = None) -> dict[int, str]:
-        """Array index -> 'DONE' (it reported), Slurm's state while it is there, or 'LOST'."""
+        """State per array index: 'DONE' (reported), Slurm's state if it is listed, or 'LOST'."""
         states, _ = self._look_up_states(among)
         return states
 
     def ended(self, *, among: Collection[int] | None = None) -> dict[int, Ended]:
-        """The array tasks that ended, and how; the accounting knows what squeue has forgotten."""
+        """Ends of the array tasks; the accounting still lists tasks that squeue has dropped."""
         states, listed = self._look_up_states(among)
         lost = {index for index, state in states.items() if state == "LOST"}
         if lost - listed.keys():
@@ -159,12 +159,12 @@ class Array:
     def _look_up_states(
         self, among: Collection[int] | None
     ) -> tuple[dict[int, str], dict[int, TaskState]]:
-        """The states of these indices (None: of all), and what squeue said of them."""
+        """States of these indices (None means all), and the part of them that squeue listed."""
         indices = range(1, len(self.chunks) + 1) if among is None else among
         job_id = self.job_id
         if job_id is None:
             return dict.fromkeys(indices, "WRITTEN"), {}
-        # squeue is asked first: a task reports, then leaves
+        # squeue is asked before the results are read, since a task reports first and then leaves it
         listed = task_states(job_id, len(self.chunks))
         states = {}
         for index in indices:
@@ -182,15 +182,15 @@ class Array:
         return Job(entries=self.chunks[index - 1], task=self.attempt.task)
 
     def _reported(self, index: int) -> Ended:
-        """The end of an array task that has reported all its entries."""
+        """End of an array task that has reported all its entries."""
         report = merge_reports(self.reports(index))
         return Ended(job=self._job(index), how="reported", report=report)
 
     def _unreported(self, index: int, state: TaskState) -> Ended:
-        """The end of an array task that has not reported everything.
+        """End of an array task that has not reported everything.
 
-        Not worth another try: what the user cancelled, what ended by its own error, and an entry
-        that ran out of time alone. What Slurm has forgotten is, where it had begun.
+        Not retried are tasks that the user cancelled, that ended by their own error, and single
+        entries that ran out of time. Tasks that Slurm has dropped are retried if they had begun.
         """
         job = self._job(index)
         log = self.folder / "logs" / f"{self.job_id}_{index}.log"
@@ -219,10 +219,10 @@ class Array:
 
 
 def load_array(folder: Path, kinds: Registry[Any]) -> Array:
-    """The array of a folder, of one of the kinds of task.
+    """Loads the array in a folder, for one of the given kinds of task.
 
     Raises:
-        StoreError: there is none, or not of this version.
+        StoreError: there is no array, or one of another version.
     """
     try:
         document = json.loads((folder / DOCUMENT_NAME).read_text(encoding="utf-8"))
@@ -252,7 +252,7 @@ def load_array(folder: Path, kinds: Registry[Any]) -> Array:
 
 
 def array_folders(out: Path) -> list[Path]:
-    """The folders of all arrays of an output folder and of its records, oldest first."""
+    """Folders of all arrays of an output folder and of its records, oldest first."""
     folders: list[Path] = []
     for place in _PLACES:
         folders += [document.parent for document in out.glob(place)]

@@ -1,4 +1,4 @@
-"""All arrays of an output folder: their status, and their reports merged into one."""
+"""Collects all arrays of an output folder: their status, and their reports merged into one."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ from thinsection.registry import Registry
 
 
 def array_status(array: Array) -> tuple[Counter[str], Counter[str]]:
-    """(Array tasks by state: DONE, LOST, or Slurm's word; entries by status, or 'missing')."""
+    """(Array tasks by state: DONE, LOST, or Slurm's state; entries by status, or 'missing')."""
     task = array.attempt.task
     entries: Counter[str] = Counter()
     for index, chunk in enumerate(array.chunks, start=1):
@@ -24,7 +24,7 @@ def array_status(array: Array) -> tuple[Counter[str], Counter[str]]:
         for report in array.reports(index):
             reported += report.results
         for entry, reported_result in zip_longest(chunk, reported):
-            # a later try may have done it
+            # a later array may have finished the entry
             result = task.finished(entry) or reported_result
             status = getattr(result, "status", "done") if result else "missing"
             entries[status] += 1
@@ -33,15 +33,15 @@ def array_status(array: Array) -> tuple[Counter[str], Counter[str]]:
 
 @dataclass(kw_only=True)
 class Collected:
-    """All arrays of one kind in an output folder, merged; the newest word on an entry counts.
+    """All arrays of one kind in an output folder, merged; the newest result of an entry is used.
 
     Attributes:
         task: task of the newest array.
-        entries: entries of every array, once, by name.
-        results: results of those that ended, by name.
-        waiting: array tasks that still wait or run.
-        stage_seconds: summed over array tasks.
-        facts: which models did the work.
+        entries: entries of all arrays, each once, by name.
+        results: results of finished entries, by name.
+        waiting: array tasks that are queued or running.
+        stage_seconds: seconds by stage, summed over array tasks.
+        facts: facts about the models that were used.
     """
 
     task: AnyTask
@@ -52,10 +52,10 @@ class Collected:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def add(self, array: Array, site: Site, *, retry: bool) -> list[Try]:
-        """Takes what an older array says of entries that no newer one has.
+        """Adds the results of an older array, for entries that no newer array has.
 
         Returns:
-            The tries that follow; none where `retry` is False.
+            The next tries; none if `retry` is False.
         """
         name = self.task.name
         newer = set(self.entries)
@@ -89,7 +89,7 @@ class Collected:
 
 
 def _without_retry(ended: Ended) -> Ended:
-    """The same end, after which nothing is tried again."""
+    """Same end, but without a retry."""
     return replace(ended, how="over") if ended.how == "died" else ended
 
 
@@ -102,17 +102,18 @@ def collect(
 ) -> list[Collected]:
     """Merges the reports of all arrays below a folder, for each kind of task.
 
-    Array tasks that ended without a report are recorded entry by entry, but for what died for the
-    first time or can climb: that is submitted once more, each entry alone (see `retry.py`).
+    An array task that ended without a report is recorded entry by entry. The exception are tasks
+    that died for the first time or can get more memory: their entries are submitted once more,
+    each alone (see `retry.py`).
 
     Args:
         out: an output folder.
         kinds: the kinds of task.
-        retry: False submits nothing, and records what died.
-        on_message: called with lines for the person who waits.
+        retry: False submits nothing, and records dead tasks as lost.
+        on_message: called with lines of text for the user.
 
     Raises:
-        StoreError: no array was ever written there.
+        StoreError: the folder has no array.
     """
     folders = array_folders(out)
     if not folders:

@@ -1,4 +1,4 @@
-"""Slurm's commands: what they are asked, and what they say of the tasks of an array."""
+"""Calls Slurm's commands, and parses the states of an array's tasks."""
 
 import logging
 import re
@@ -13,7 +13,7 @@ from thinsection.jobs.executor import Want
 
 _TIMEOUT_S = 60
 _TASK = re.compile(r"^\d+_(\d+)$")
-# exit_code is the status that wait() gives
+# exit_code is the status that wait() returns
 _FORMAT = "JobArrayID:|,State:|,exit_code:|"
 _DEATHS = frozenset(("OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "TIMEOUT"))
 _ENDED = _DEATHS | {"COMPLETED", "FAILED", "CANCELLED", "DEADLINE", "REVOKED"}
@@ -23,26 +23,26 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class TaskState:
-    """State of an array task, as Slurm says it."""
+    """State of an array task according to Slurm."""
 
-    # Slurm's word (RUNNING, FAILED, OUT_OF_MEMORY, ...); '': forgotten
+    # Slurm's name (RUNNING, FAILED, OUT_OF_MEMORY, ...); '' if Slurm has dropped the task
     state: str = ""
     # exit code of the batch script
     exit_code: int = 0
-    # signal that ended it; 0 for none
+    # signal that ended it; 0 if none
     signal: int = 0
 
     @property
     def ended(self) -> bool:
-        """True where it neither waits nor runs any more."""
+        """True if it is neither queued nor running."""
         return self.state in _ENDED
 
     @property
     def died(self) -> bool:
-        """True where it was ended from outside, against the user's will: another try may help.
+        """True if it was killed from outside, but not by the user; a retry may help.
 
-        An exit code of its own (settings, weights) would be the same again; a shell or container
-        says 128 + signal.
+        An exit code of the task (settings, weights) would be the same again. A shell or container
+        reports a signal as 128 + signal.
         """
         if self.state == "FAILED":
             return self.signal > 0 or self.exit_code > 128
@@ -50,12 +50,12 @@ class TaskState:
 
     @property
     def want(self) -> Want | None:
-        """Memory, where that is said or likely: the kernel sends SIGKILL."""
+        """Memory, if Slurm reports that or it is likely, as after SIGKILL by the kernel."""
         was_killed = signal.SIGKILL in (self.signal, self.exit_code - 128)
         return "memory" if self.state == "OUT_OF_MEMORY" or was_killed else None
 
     def describe(self) -> str:
-        """Words such as 'FAILED, signal 9'."""
+        """Describes the state, such as 'FAILED, signal 9'."""
         if not self.state:
             return "killed, cancelled or out of time: Slurm does not know any more"
         if self.signal:
@@ -69,25 +69,26 @@ def sbatch(script: Path) -> int:
     """Submits a script and returns the job's id.
 
     Raises:
-        ClusterError: no sbatch, or what it refuses.
+        ClusterError: sbatch is missing, or refuses the script.
     """
     text = _call(["sbatch", "--parsable", str(script)])
-    number = text.strip().split(";")[0]  # 'ID' or 'ID;CLUSTER'
+    number = text.strip().split(";")[0]  # the output is 'ID' or 'ID;CLUSTER'
     if not number.isdigit():
         raise ClusterError(f"sbatch must answer with a job id, got {text!r}")
     return int(number)
 
 
 def task_states(job_id: int, num_tasks: int) -> dict[int, TaskState]:
-    """Array index -> state of the tasks that squeue lists; ended ones stay there for some minutes.
+    """State per array index for tasks in squeue; ended tasks stay listed for some minutes.
 
-    A line without an index speaks of all tasks that have none: cancelled before they began.
+    A line without an index refers to all tasks without one: cancelled before they began.
     """
     command = ["squeue", "--noheader", "--array", "--states=all", f"--Format={_FORMAT}"]
     try:
         text = _call([*command, f"--jobs={job_id}"])
     except ClusterError as error:
-        if "Invalid job id" in str(error):  # it ended long ago and was forgotten
+        # it ended long ago and squeue has dropped it
+        if "Invalid job id" in str(error):
             return {}
         raise
     listed: dict[int, TaskState] = {}
@@ -107,7 +108,7 @@ def task_states(job_id: int, num_tasks: int) -> dict[int, TaskState]:
 
 
 def accounted_states(job_id: int) -> dict[int, TaskState]:
-    """The same from Slurm's accounting, which does not forget; empty where it is not kept."""
+    """States from Slurm's accounting, which keeps ended tasks; empty without accounting."""
     command = ["sacct", "--noheader", "--parsable2", "--allocations"]
     try:
         text = _call([*command, f"--jobs={job_id}", "--format=JobID,State,ExitCode"])
@@ -121,7 +122,7 @@ def accounted_states(job_id: int) -> dict[int, TaskState]:
         if match:
             exit_code, _, signal_number = codes.partition(":")
             states[int(match.group(1))] = TaskState(
-                state=state.partition(" ")[0],  # 'CANCELLED by 1000'
+                state=state.partition(" ")[0],  # such as 'CANCELLED by 1000'
                 exit_code=int(exit_code or 0),
                 signal=int(signal_number or 0),
             )
@@ -129,13 +130,13 @@ def accounted_states(job_id: int) -> dict[int, TaskState]:
 
 
 def _cells(line: str) -> tuple[str, str, str]:
-    """The three cells of a line, '' for those that it lacks."""
+    """First three cells of a line; missing cells are ''."""
     name, state, status, *_ = f"{line}|||".split("|")
     return name.strip(), state.strip(), status.strip()
 
 
 def _call(command: list[str]) -> str:
-    """Runs one of Slurm's commands and returns what it prints."""
+    """Runs one of Slurm's commands and returns its output."""
     name = command[0]
     if shutil.which(name) is None:
         raise ClusterError(

@@ -1,4 +1,4 @@
-"""Slide embeddings from stored tile embeddings: of a results folder, of TRIDENT's or of CLAM's."""
+"""Slide embeddings from stored tile embeddings, in folders of our results, TRIDENT or CLAM."""
 
 import contextlib
 import functools
@@ -40,16 +40,16 @@ from thinsection.types import parse_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeaturesFile:
-    """The tile embeddings of one slide."""
+    """File with the tile embeddings of one slide."""
 
     slide_id: str
-    path: Path  # the HDF5 file
-    out: Path  # where slide embeddings go: `OUT/slide_features_NAME/ID.h5`
-    # folder whose ledger knows the file; None for files of others
+    path: Path  # HDF5 file
+    out: Path  # slide embeddings are written to `OUT/slide_features_NAME/ID.h5`
+    # results folder whose ledger lists the file; None for files of other tools
     results: Path | None = None
 
     def ended(self, status: Status, **more: Any) -> SlideResult:
-        """The end of this slide."""
+        """Result for this slide."""
         return SlideResult(
             slide_id=self.slide_id, slide_path=str(self.path), status=status, **more
         )
@@ -57,7 +57,7 @@ class FeaturesFile:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingTask(Task[FeaturesFile, SlideResult]):
-    """See `Task`: some features files in one process, which loads the slide encoder once."""
+    """See `Task`: pools some features files in one process, which loads the slide encoder once."""
 
     kind: ClassVar[str] = "aggregate"
     entry_type: ClassVar[type[Any]] = FeaturesFile
@@ -68,9 +68,9 @@ class PoolingTask(Task[FeaturesFile, SlideResult]):
     def __call__(
         self, entries: Sequence[FeaturesFile], *, on_event: Callable[[Any], None]
     ) -> Report[SlideResult]:
-        """See `Task.__call__`; a bad file is a failed result.
+        """See `Task.__call__`; a bad file gives a failed result.
 
-        Memory: a slide's embeddings, 4 N D bytes, and the slide encoder's own bound.
+        Memory: a slide's embeddings, 4 N D bytes, and the slide encoder's own limit.
         """
         set_threads(self.threads, torch_too=True)
         encoder = loaded_encoder(self.pooling)
@@ -78,12 +78,12 @@ class PoolingTask(Task[FeaturesFile, SlideResult]):
         return Report(results=tuple(results))
 
     def _pool(self, file: FeaturesFile, encoder: SlideEncoder) -> SlideResult:
-        """The end of one file: done, skipped or failed."""
+        """Result of one file: done, skipped or failed."""
         try:
             if file.results is not None:
                 return _pool_recorded(file, file.results, encoder)
             return _pool_foreign(file, encoder, self.pooling)
-        except OutputError:  # no slide's own
+        except OutputError:  # not the fault of one slide
             raise
         except Exception as error:  # noqa: BLE001 - the per-slide boundary of pooling
             message = f"{type(error).__name__}: {error}"
@@ -102,16 +102,16 @@ def aggregate_folder(
     on_result: Callable[[SlideResult], None] = lambda result: None,
     on_message: Callable[[str], None] = lambda text: None,
 ) -> list[SlideResult]:
-    """A result per features file of a folder, pooled now or before with the same settings.
+    """Pools every features file of a folder; returns a result per file, also for finished ones.
 
     In a results folder the embeddings of every grid and encoder are pooled (or those that
-    `pooling.features` names), into `GRID/slide_features_NAME/`; of other folders (TRIDENT's,
-    CLAM's) or one file into `slide_features_NAME/` beside them, or below `out`, which workers of
-    other nodes must see. `on_result` is told of each slide as it ends.
+    `pooling.features` names), into `GRID/slide_features_NAME/`. For other folders (TRIDENT's,
+    CLAM's) or one file, results go to `slide_features_NAME/` beside them, or below `out`, which
+    workers on other nodes must be able to read. `on_result` is called as each slide ends.
 
-    Memory: in each worker one slide's embeddings, 4 N D bytes, and the slide encoder's own bound.
+    Memory: in each worker one slide's embeddings, 4 N D bytes, and the slide encoder's own limit.
 
-    Raises ThinsectionError: bad settings, no files, or the cluster; a bad file is a failed result.
+    Raises ThinsectionError: bad settings, no files, or the cluster; a bad file only fails itself.
     """
     config = config or AggregateRunConfig()
     if not folder.exists():
@@ -163,9 +163,9 @@ def aggregate_folder(
 def find_features(
     folder: Path, *, out: Path | None = None, wanted: str | None = None
 ) -> list[FeaturesFile]:
-    """The features files of a folder, see `aggregate_folder`; `wanted` is part of an address.
+    """Features files of a folder, see `aggregate_folder`; `wanted` is part of an address.
 
-    Raises StoreError: there is none; says what was looked for.
+    Raises StoreError: there are none; the message names the patterns.
     """
     if (folder / SLIDES).is_dir():
         return _recorded_features(folder, out, wanted)
@@ -189,7 +189,7 @@ def find_features(
 def _recorded_features(
     folder: Path, out: Path | None, wanted: str | None
 ) -> list[FeaturesFile]:
-    """The features files that the ledgers of a results folder name."""
+    """Features files that the ledgers of a results folder list."""
     results = open_results(folder)
     addresses = [name for name in results.features if wanted is None or wanted in name]
     files = []
@@ -217,7 +217,7 @@ def _recorded_features(
 def _pool_recorded(
     file: FeaturesFile, results: Path, slide_encoder: SlideEncoder
 ) -> SlideResult:
-    """Pools a file of a results folder: by the same stage as a run, in the slide's ledger."""
+    """Pools a file of a results folder with the stage that a run uses, in the slide's ledger."""
     lock = results / SLIDES / file.slide_id / LOCK_NAME
     with hold(lock):
         ledger = load_ledger(results, file.slide_id)
@@ -258,7 +258,7 @@ def _pool_recorded(
 def _pool_foreign(
     file: FeaturesFile, encoder: SlideEncoder, pooling: PoolingConfig
 ) -> SlideResult:
-    """Pools a file of other tools: the key stands in the slide embedding itself."""
+    """Pools a file of another tool; the key is stored in the slide embedding itself."""
     tiles = read_tiles(file.path)
     if tiles.features is None or len(tiles.features) == 0:
         raise StoreError(
@@ -273,11 +273,12 @@ def _pool_foreign(
     folder = file.out / f"slide_features_{name}"
     target = folder / f"{file.slide_id}.h5"
     key = _content_key(tiles, encoder, layout)
-    # another process may have been at it
+    # another process may have pooled it meanwhile
     with hold(folder / f"{LOCK_NAME}-{file.slide_id}"):
         for left in unfinished([folder]).get(file.slide_id, []):
             left.unlink(missing_ok=True)
-        with contextlib.suppress(StoreError):  # none is there
+        # raised if there is no slide embedding yet
+        with contextlib.suppress(StoreError):
             if read_slide_embedding(target).attributes.get("key") == key:
                 return file.ended("skipped", facts=facts)
         pool_tiles(tiles, encoder, target, layout, key=key)
@@ -289,16 +290,16 @@ def _facts(tiles: TilesFile, warnings: Sequence[str]) -> dict[str, Any]:
 
 
 def fit_warnings(tiles: TilesFile, slide_encoder: SlideEncoder) -> tuple[str, ...]:
-    """Warnings of what does not fit between the tiles and the slide encoder.
+    """Warnings about tiles that do not match the slide encoder.
 
-    Raises InvalidInputError: the embeddings are of a tile encoder that it does not take.
+    Raises InvalidInputError: the slide encoder does not accept embeddings of this tile encoder.
     """
     attributes = tiles.attributes
     name = attributes.get("encoder")
     tile_px = attributes.get("patch_size")
     mpp = attributes.get("tile_mpp")
     power = attributes.get("target_magnification")
-    if mpp is None and power:  # TRIDENT's files say the power only
+    if mpp is None and power:  # TRIDENT's files contain only the magnification
         mpp = nominal_mpp(float(power))
     return check_fit(
         slide_encoder,
@@ -311,7 +312,7 @@ def fit_warnings(tiles: TilesFile, slide_encoder: SlideEncoder) -> tuple[str, ..
 def _content_key(
     tiles: TilesFile, slide_encoder: SlideEncoder, layout: TileLayout
 ) -> str:
-    """Hash of all that the slide embedding depends on: encoder, layout, embeddings, places."""
+    """Hash of all that the slide embedding depends on: encoder, layout, embeddings, coordinates."""
     deciding_values = {
         "slide_encoder": deciding(slide_encoder.identity),
         "size_l0": layout.size_l0,
@@ -325,7 +326,7 @@ def _content_key(
 
 @functools.lru_cache(maxsize=1)
 def loaded_encoder(pooling: PoolingConfig) -> SlideEncoder:
-    """The slide encoder, loaded once per process and settings."""
+    """Slide encoder, loaded once per process and settings."""
     return load_slide_encoder(
         pooling.slide_encoder,
         weights=pooling.slide_weights,

@@ -1,4 +1,4 @@
-"""A slide before its tiles are read: claimed, opened, its grid laid, and what is left to stream."""
+"""Prepares a slide before its tiles are read: claims it, opens it, and lays its tile grid."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -49,9 +49,9 @@ def claim_slide(
     spec: RunSpec,
     slide_encoders: Mapping[str, SlideEncoder] | None = None,
 ) -> ClaimedSlide:
-    """A slide as its ledger tells it, with what is missing of these stages.
+    """Slide with its ledger, and the list of stages that are not done.
 
-    Raises StoreError: the slide's file cannot be read; InvalidInputError: nobody drew on it.
+    Raises StoreError: the slide's file cannot be read; InvalidInputError: it has no drawing.
     """
     ledger = load_ledger(out, entry.slide_id)
     times = ""
@@ -82,10 +82,10 @@ def claim_slide(
 def skipped_result(
     entry: SlideEntry, *, out: Path, spec: RunSpec, models: Models | None = None
 ) -> SlideResult | None:
-    """The result of a slide that is done with the same settings and file; None where it is not.
+    """Result of a slide that is done with the same settings and file; None if it is not done.
 
-    Without `models`: for goals that need none. Rules of quality control are for whoever has the
-    slide's lock.
+    Goals without encoders need no `models`. Rules of quality control are not checked here, as that
+    needs the slide's lock.
     """
     if spec.qc.qc_fail or read_failure(out, entry.slide_id) is not None:
         return None
@@ -98,7 +98,7 @@ def skipped_result(
 
 
 def check_quality(work: SlideWork) -> None:
-    """Raises QcExclusion where a rule of the run's quality control holds: rule and value."""
+    """Raises QcExclusion, with rule and value, if a quality-control rule of the run applies."""
     for stage in work.stages:
         if isinstance(stage, QcStage) and stage.rules:
             work.stage_title = stage.title
@@ -107,17 +107,17 @@ def check_quality(work: SlideWork) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SlidePreparer:
-    """Does what needs a slide but no tiles, and says which tiles are to be read.
+    """Does the work on a slide that needs no tiles, and chooses the tiles to read.
 
-    Called in the stream's prepare thread while other slides are decoded and encoded. A slide that
-    lacks only what is made from stored files is not opened. A bad slide comes back as
+    The stream's prepare thread calls it while other slides are decoded and encoded. If a slide
+    lacks only results that are made from stored files, it is not opened. A bad slide comes back as
     `SlideFailed`.
     """
 
     spec: RunSpec
-    # memory for images that are decoded whole: they wait for those before them
+    # memory for images that are decoded whole; they wait until earlier ones are released
     wholes: Scratch
-    target: StainLook | None  # look of stain normalisation; None where it is off
+    target: StainLook | None  # colours of stain normalisation; None if it is off
 
     def __call__(
         self, claimed: ClaimedSlide
@@ -140,19 +140,19 @@ class SlidePreparer:
                 if prepared.streamed:
                     tiles = self._tiles_to_read(prepared, slide, grid)
             return tiles or SlideTiles(key=prepared, slide=None, table=None)
-        except OutputError:  # no slide's own: it ends the run
+        except OutputError:  # not the fault of one slide, so it ends the run
             raise
         except Exception as error:  # noqa: BLE001 - the per-slide boundary; recorded
             failed = PreparedSlide(claimed=claimed)
             return SlideFailed(key=failed, stage=work.stage_title, error=error)
         finally:
-            if slide is not None and tiles is None:  # nobody needs its tiles
+            if slide is not None and tiles is None:  # no stage needs its tiles
                 slide.close()
 
     def _tiles_to_read(
         self, prepared: PreparedSlide, slide: Slide, grid: TilesStage
     ) -> SlideTiles[PreparedSlide]:
-        """The tiles that the stream reads, and how it changes and measures them."""
+        """Tiles that the stream reads, and how it changes and measures them."""
         work = prepared.work
         table = prepared.table
         assert table is not None
@@ -161,7 +161,8 @@ class SlidePreparer:
             known_rows = find_known_rows(work, features, table)
             prepared = replace(prepared, known_rows=known_rows)
             if known_rows:
-                first = known_rows[features[0].address]  # all lack the same tiles
+                # all of them lack the same tiles
+                first = known_rows[features[0].address]
                 table = table.select(first.lacking)
         transform = None
         if self.target is not None and len(table):
@@ -185,7 +186,7 @@ class SlidePreparer:
         )
 
     def _hashes_whole(self, work: SlideWork, slide: Slide) -> bool:
-        """True for a local file of which nobody has hashed every byte."""
+        """True for a local file that was never hashed completely."""
         compares_times = self.spec.slides.fingerprint == "times"
         return (
             compares_times and slide.source is None and not work.ledger.source["whole"]
@@ -193,13 +194,13 @@ class SlidePreparer:
 
 
 def _grid_of(work: SlideWork) -> TilesStage | None:
-    """The tile grid among the stages of a run; None for goals before it."""
+    """Tile grid among the stages of a run; None for goals that end before it."""
     grids = (stage for stage in work.stages if isinstance(stage, TilesStage))
     return next(grids, None)
 
 
 def _open(work: SlideWork, reader: str, wholes: Scratch) -> Slide:
-    """Opens the slide. Raises BudgetError: decoded whole it would exceed the memory."""
+    """Opens the slide. Raises BudgetError: decoded as a whole it would exceed the memory."""
     slide = work.entry.open(reader)
     try:
         work.take_slide(slide)
@@ -220,16 +221,17 @@ def _open(work: SlideWork, reader: str, wholes: Scratch) -> Slide:
 
 
 def _read_slide(work: SlideWork, slide: Slide, grid: TilesStage | None) -> None:
-    """Runs the missing stages that read the slide: tissue or quality control, regions, networks."""
+    """Runs missing stages that read the slide: tissue or quality control, regions, networks."""
     if grid is not None:
-        grid.config.plan(slide)  # a missing mpp is said before any pixel is read
+        # raises an error for a missing resolution before any pixel is read
+        grid.config.plan(slide)
     for stage in list(work.missing):
         if isinstance(stage, SlideStage):
             work.perform_on(slide, stage)
 
 
 def _lay_grid(claimed: ClaimedSlide, slide: Slide, grid: TilesStage) -> PreparedSlide:
-    """The slide with its grid, and the stages that its tiles feed."""
+    """Slide with its grid, and the stages that its tiles feed."""
     work = claimed.work
     work.stage_title = grid.title
     is_missing = grid in work.missing
@@ -253,7 +255,7 @@ def _lay_grid(claimed: ClaimedSlide, slide: Slide, grid: TilesStage) -> Prepared
 
 
 def _reuse_files(work: SlideWork, table: TileTable) -> None:
-    """Takes over embeddings of the same tiles that lie under another grid's name."""
+    """Reuses embeddings of the same tiles that are stored under another grid's name."""
     for stage in list(work.missing):
         if isinstance(stage, FeaturesStage):
             output = stage.reuse(work, table)

@@ -1,4 +1,4 @@
-"""`qc`: quality control of a cohort by the same stages as a run."""
+"""`qc`: quality control of a cohort with the same stages as a run."""
 
 import dataclasses
 import sys
@@ -36,7 +36,7 @@ _FURTHER = "Further outputs: histoqc (results.tsv, pictures), parquet (the table
 
 
 def _same(section_type: type, name: str) -> Any:
-    """The setting of a section of a run: default, help and choices."""
+    """Copies a setting from a section of a run: default, help and choices."""
     by_name = {field.name: field for field in dataclasses.fields(section_type)}
     field = by_name[name]
     return dataclasses.field(default=field.default, metadata=field.metadata)
@@ -57,7 +57,7 @@ class ChecksConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkConfig:
-    """Device of the checks, and what is written."""
+    """Device of the checks, and the files to write."""
 
     device: str = _same(QcConfig, "qc_device")
     resume: bool = _same(OutputConfig, "resume")
@@ -82,17 +82,18 @@ class QcSummary:
     """Results of a QC run."""
 
     results: tuple[SlideResult, ...]  # one per slide, in the order of the cohort
-    failing: tuple[tuple[str, QcRule], ...]  # (slide_id, rule) for each rule that holds
+    # (slide_id, rule) for each rule that applies
+    failing: tuple[tuple[str, QcRule], ...]
     page: Path  # the contact sheet
 
     @property
     def num_failed(self) -> int:
-        """Slides that could not be looked at."""
+        """Number of slides that could not be checked."""
         return sum(result.status == "failed" for result in self.results)
 
 
 def chosen_pipeline(config: QcRunConfig) -> tuple[Pipeline, list[str]]:
-    """The pipeline of the settings, with notes on what HistoQC's config could not bring along.
+    """Pipeline from the settings, with notes on settings of HistoQC that were not converted.
 
     Raises ConfigError: no such pipeline, or an unknown key.
     """
@@ -110,11 +111,11 @@ def check_slides(
     on_event: OnEvent = lambda event: None,
     on_message: Callable[[str], None] = lambda text: None,
 ) -> QcSummary:
-    """Looks at every slide and writes its files, then the table, the page and what else was asked.
+    """Checks every slide and writes its files, then the table, the page and other requested files.
 
-    `run` into the same folder with the same checks finds the results there.
+    A `run` into the same folder with the same checks reuses these results.
 
-    Memory: that of `run_qc`, in each worker.
+    Memory: as `run_qc`, in each worker.
 
     Raises:
         ThinsectionError: bad settings or no slides, before work starts. A bad slide does not raise.
@@ -153,8 +154,8 @@ def check_slides(
 
 
 def _run_settings(config: QcRunConfig, pipeline: Pipeline, out: Path) -> RunConfig:
-    """The settings of the run that does it; HistoQC's pipeline becomes a file that any process
-    can load."""
+    """Settings of the run that does the checks; a HistoQC pipeline becomes a file that every
+    worker process can load."""
     checks = config.checks
     source = checks.pipeline
     if checks.from_histoqc is not None:

@@ -1,4 +1,4 @@
-"""Tables and page of a folder's quality control: qc_NAME.csv and qc_NAME.html."""
+"""Tables and page for a folder's quality control: qc_NAME.csv and qc_NAME.html."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ QcRow = dict[str, Score]
 
 
 def qc_stage(spec: RunSpec) -> QcStage:
-    """The stage of a run's quality control, which was asked for."""
+    """Stage of a run's quality control; the run must ask for it."""
     stage = mask_stage(spec)
     assert isinstance(stage, QcStage)
     return stage
@@ -45,9 +45,9 @@ def qc_table_name(stage: QcStage) -> str:
 def write_qc_tables(
     out: Path, slides: Sequence[KnownSlide], stage: QcStage, config: QcConfig
 ) -> None:
-    """Writes qc_NAME.csv and qc_NAME.html of all slides that quality control has looked at.
+    """Writes qc_NAME.csv and qc_NAME.html for all slides that quality control has checked.
 
-    Where the folder has measures of tiles that passed the same checks, they are further columns.
+    If the folder has measures of tiles that passed the same checks, these become further columns.
     """
     rows = qc_rows(slides, stage)
     measured = _measured_columns(out, slides, stage.address)
@@ -65,7 +65,7 @@ def write_qc_tables(
 
 
 def qc_rows(slides: Sequence[KnownSlide], stage: QcStage) -> list[QcRow]:
-    """The line of each slide of a folder: what its qc.json says, or why there is none."""
+    """Row of each slide of a folder: the content of its qc.json, or why there is none."""
     rows: list[QcRow] = []
     for slide in slides:
         folder = stage.folder(slide.slide_id)
@@ -81,10 +81,10 @@ def qc_rows(slides: Sequence[KnownSlide], stage: QcStage) -> list[QcRow]:
 
 
 def _qc_columns(slide: KnownSlide, path: Path) -> QcRow:
-    """Status, warnings and scores of a slide; empty where quality control never saw it."""
+    """Status, warnings and scores of a slide; empty if quality control did not check it."""
     try:
         document = _qc_document(path)
-    except ConfigError as damage:  # the slide's own, no other row suffers
+    except ConfigError as damage:  # only this slide is damaged; other rows stay
         return {"status": "failed", "warnings": f"{QC_JSON} is damaged: {damage}"}
     if document is not None:
         columns: QcRow = {"status": "done"} | document["facts"] | document["scores"]
@@ -96,7 +96,7 @@ def _qc_columns(slide: KnownSlide, path: Path) -> QcRow:
 
 
 def _qc_document(path: Path) -> dict[str, Any] | None:
-    """The checked parts of a qc.json. Raises ConfigError: it is damaged."""
+    """Parts of a qc.json after a check. Raises ConfigError: it is damaged."""
     try:
         content = read_json(path)
     except (OSError, ValueError):
@@ -114,7 +114,7 @@ def _qc_document(path: Path) -> dict[str, Any] | None:
 def _measured_columns(
     out: Path, slides: Sequence[KnownSlide], mask_address: str
 ) -> dict[str, dict[str, float]]:
-    """By slide, what measures_GRID.csv says, of the first grid whose tiles a mask decided."""
+    """Rows of measures_GRID.csv by slide, for the first grid that is based on a tissue mask."""
     grids = set()
     for slide in slides:
         for address, record in slide.ledger.stages.items():
@@ -137,7 +137,7 @@ def _measured_columns(
 def failing_rules(
     rows: Sequence[QcRow], rules: Sequence[str]
 ) -> list[tuple[str, QcRule]]:
-    """(slide_id, rule) for each rule that holds for a slide that was looked at."""
+    """(slide_id, rule) for each rule that applies to a checked slide."""
     parsed = [parse_rule(rule) for rule in rules]
     failing = []
     for row in rows:

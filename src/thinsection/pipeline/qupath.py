@@ -1,7 +1,7 @@
-"""Results as QuPath reads them: a GeoJSON a slide, outlines as annotations, tiles as detections.
+"""Exports results to QuPath: a GeoJSON per slide, outlines as annotations, tiles as detections.
 
-A QuPath project keeps its objects in Java's serialised form (`data.qpdata`), which nobody else can
-write; a script imports the files into whatever project the slides are in.
+A QuPath project stores its objects in Java's serialised form (`data.qpdata`), which only QuPath can
+write. Therefore a script imports the files into any project that contains the slides.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from thinsection.pipeline.folder import (
 )
 from thinsection.store.geojson import tile_features, write_features
 
-# prefix of columns of which the largest names a tile -> how large it must be
+# prefix of class columns -> smallest value; the largest value gives the class of a tile
 _CLASS_COLUMNS = {"score_": 0.0, "class_": 0.5}
 SCRIPT = "import_into_qupath.groovy"
 _GROOVY = """\
@@ -44,27 +44,27 @@ def export_qupath(
     grid: str | None = None,
     on_left_out: Listener | None = None,
 ) -> int:
-    """Writes `ID.geojson` of each slide and a script that imports them; the number of slides.
+    """Writes `ID.geojson` per slide and a script that imports them; returns the number of slides.
 
-    Annotations are the outlines of tissue, quality control, regions and segmenters; detections are
-    the tiles of a grid with every per-tile column as a measurement. The class of a tile is that of
-    its largest `score_*`, or of the `class_*` that covers half of it, or its `cluster`.
+    Annotations are the outlines of tissue, quality control, regions and segmenters. Detections are
+    the tiles of a grid with every per-tile column as a measurement. The class of a tile comes from
+    its largest `score_*`, or from the `class_*` that covers half of it, or from its `cluster`.
 
-    Files of an earlier export are replaced.
+    Files of an earlier export are overwritten.
 
     Args:
         folder: a results folder.
         out: folder of the files.
-        grid: None where there is one, or none.
-        on_left_out: called with each slide that cannot be exported: with None that is an error.
+        grid: name of the grid; None if there is one or none.
+        on_left_out: called with each slide that cannot be exported; with None that is an error.
 
     Memory:
-        A slide's columns as text, about 30 bytes a value and 250 a tile.
+        A slide's columns as text, about 30 bytes per value and 250 per tile.
     """
     results = open_results(folder)
     if results.grids or grid:
         grid = one_address(results.grids, grid, "grid")
-    files: dict[str, str] = {}  # image -> its GeoJSON
+    files: dict[str, str] = {}  # name of the image -> its GeoJSON
     for slide_id, ledger in results.ledgers.items():
         with leaving_out(slide_id, on_left_out, StoreError, ValueError):
             name = f"{slide_id}.geojson"
@@ -82,7 +82,7 @@ def export_qupath(
 
 
 def _groovy(text: str) -> str:
-    """The text as a string of Groovy, in which nothing is replaced."""
+    """String literal in Groovy without interpolation."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
     return f"'{escaped}'"
 
@@ -90,7 +90,7 @@ def _groovy(text: str) -> str:
 def _features(
     results: Results, slide_id: str, grid: str | None
 ) -> list[dict[str, Any]]:
-    """The outlines that a slide's grid was laid on, and its tiles; without a grid all outlines."""
+    """Outlines that a slide's grid is based on, and its tiles; without a grid, all outlines."""
     stages = results.ledgers[slide_id].stages
     tiles = stages.get(f"{grid}/tiles")
     if tiles is None:
@@ -112,7 +112,7 @@ def _features(
 
 
 def _tile_classes(columns: Mapping[str, npt.NDArray[Any]]) -> list[str]:
-    """The class of each tile, '' of none; [] where no column names any."""
+    """Class of each tile, '' for no class; [] if no column gives classes."""
     for prefix, least in _CLASS_COLUMNS.items():
         shares_by_class = {}
         for name, column in columns.items():

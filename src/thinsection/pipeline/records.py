@@ -1,4 +1,4 @@
-"""Records of invocations under `OUT/records/`: settings, versions, counts, what was used.
+"""Records of invocations under `OUT/records/`: settings, versions, counts, resource use.
 
 records/20261121-231430-host-4711/run.json      config, versions, counts, seconds
                                   usage/        see `usage.monitor`
@@ -32,7 +32,7 @@ RECORDS = "records"
 RECORD_NAME = "run.json"
 PAGE_NAME = "efficiency.html"
 LOG_NAME = "run.log"
-# sections that decide where work happens, not what comes out
+# sections that decide where work happens; they do not change results
 _PLACE_SECTIONS = ("executor", "stream")
 _KINDS = {
     "started": str,
@@ -46,14 +46,14 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Record:
-    """One invocation."""
+    """Record of one invocation."""
 
     folder: Path  # OUT/records/NAME
-    document: PlainValues  # of run.json
+    document: PlainValues  # content of run.json
 
     @classmethod
     def read(cls, folder: Path) -> "Record":
-        """The record of a folder. Raises StoreError: it is missing or damaged."""
+        """Reads the record in a folder. Raises StoreError: it is missing or damaged."""
         path = folder / RECORD_NAME
         try:
             text = path.read_text(encoding="utf-8")
@@ -67,7 +67,7 @@ class Record:
 
     @property
     def deciding_settings(self) -> dict[str, Any]:
-        """The settings that decide the results, by section."""
+        """Settings that decide the results, by section."""
         config = self.document.get("config", {})
         return {
             name: section
@@ -77,7 +77,7 @@ class Record:
 
 
 def begin_record(out: Path, command: str, config: PlainValues) -> Record:
-    """Makes the folder of an invocation that begins now, and says with what."""
+    """Makes the folder of an invocation that begins now, with its settings and versions."""
     now = datetime.now(UTC)
     host = platform.node()
     folder = _new_folder(out / RECORDS, f"{now:%Y%m%d-%H%M%S}-{host}-{os.getpid()}")
@@ -91,7 +91,7 @@ def begin_record(out: Path, command: str, config: PlainValues) -> Record:
 
 
 def _new_folder(parent: Path, name: str) -> Path:
-    """Makes a folder of this name, numbered for two invocations of one process in a second."""
+    """Makes a folder with this name; a second invocation in the same second gets a number."""
     for number in itertools.count():
         folder = parent / (f"{name}-{number}" if number else name)
         with contextlib.suppress(FileExistsError):
@@ -101,7 +101,7 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 
 def log(folder: Path, text: str) -> None:
-    """Adds lines with the time (UTC) to the `run.log` of a record; any thread, any process."""
+    """Adds lines with the time (UTC) to a record's `run.log`; safe in any thread or process."""
     now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
     lines = [f"{now} {line}\n" for line in text.splitlines()]
     path = folder / LOG_NAME
@@ -113,7 +113,7 @@ def log(folder: Path, text: str) -> None:
 
 
 def end_record(record: Record, facts: PlainValues) -> Record:
-    """Adds to run.json what came of it: counts, seconds, models."""
+    """Adds the outcome to run.json: counts, seconds, models."""
     ended = Record(record.folder, {**record.document, **facts})
     write_json(record.folder / RECORD_NAME, ended.document)
     return ended
@@ -121,22 +121,24 @@ def end_record(record: Record, facts: PlainValues) -> Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """An invocation that is under way."""
+    """Invocation in progress."""
 
-    folder: Path  # of its record
-    counts: dict[str, int]  # what came of it; whoever does the work fills it
+    folder: Path  # folder of its record
+    # counts of results, filled in by the code that does the work
+    counts: dict[str, int]
 
 
 @contextlib.contextmanager
 def recording(out: Path, command: str, config: PlainValues) -> Iterator[Recording]:
-    """Records an invocation: how it began, and how it ended, well or early."""
+    """Records an invocation from start to end, with or without an error."""
     began = time.monotonic()
     record = begin_record(out, command, config)
     under_way = Recording(folder=record.folder, counts={})
     try:
         yield under_way
     except BaseException as error:
-        with contextlib.suppress(OSError):  # the error of the work is the one to tell
+        # so that the caller sees the error of the work itself
+        with contextlib.suppress(OSError):
             reason = str(error) or type(error).__name__
             end_record(record, {"ended_by": reason})
         raise
@@ -145,18 +147,18 @@ def recording(out: Path, command: str, config: PlainValues) -> Iterator[Recordin
 
 
 def read_records(out: Path) -> list[Record]:
-    """The invocations of a results folder, oldest first; unreadable ones are left out."""
+    """Invocations of a results folder, oldest first; unreadable ones are left out."""
     records = []
     for path in sorted((out / RECORDS).glob(f"*/{RECORD_NAME}")):
         with contextlib.suppress(StoreError):
             records.append(Record.read(path.parent))
-    # names tell seconds and processes only
+    # the names distinguish only seconds and processes
     records.sort(key=lambda record: str(record.document.get("started", "")))
     return records
 
 
 def same_settings(out: Path, record: Record) -> Iterator[Record]:
-    """Earlier records with the settings that decide the results, newest first."""
+    """Earlier records with the same settings for the results, newest first."""
     if not record.document["config"]["output"]["resume"]:
         return
     for earlier in reversed(read_records(out)):
@@ -166,9 +168,9 @@ def same_settings(out: Path, record: Record) -> Iterator[Record]:
 
 
 def efficiency(out: Path) -> tuple[Efficiency, Path]:
-    """The analysis of the newest invocation that finished any slide, and its page.
+    """Analysis of the newest invocation that finished any slide, and its page.
 
-    Raises StoreError: no invocation did work there, or it left no record of what it used.
+    Raises StoreError: no invocation did work there, or it did not record its resource use.
     """
     for record in reversed(read_records(out)):
         if record.document.get("counts", {}).get("done"):
@@ -179,9 +181,9 @@ def efficiency(out: Path) -> tuple[Efficiency, Path]:
 
 
 def write_efficiency(folder: Path) -> Efficiency:
-    """Writes efficiency.html of a record, and its section 'efficiency' of run.json.
+    """Writes a record's efficiency.html and the section 'efficiency' of its run.json.
 
-    Raises StoreError: no process left a record of what it used.
+    Raises StoreError: no process recorded its resource use.
     """
     usages = read_usage(folder)
     if not any(usage.samples for usage in usages):

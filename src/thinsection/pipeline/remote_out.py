@@ -1,9 +1,9 @@
-"""A run whose results go to a URL: a local folder holds a slide's files until they are there.
+"""Writes results to a URL; a local folder holds a slide's files until they are uploaded.
 
-The target looks as a local results folder does. A slide's `slide.json` is taken away before its
-files are replaced and put last, so a kill at any moment leaves a finished slide or one that is done
-again. Here stay the ledgers of all slides (some kB each) and the files of the slides in work; what
-a new stage reads of earlier runs is fetched.
+The folder at the URL has the layout of a local results folder. A slide's `slide.json` is deleted
+before its files are replaced and is uploaded last. If the process is killed, a slide is then either
+finished or done again. The local folder keeps the ledgers of all slides (some kB each) and the
+files of slides in progress. A new stage downloads the earlier results that it needs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,24 +30,24 @@ from thinsection.store.ledger import (
     load_ledger,
 )
 
-# files of a slide that the tables of a run are made from
+# files of a slide from which the tables of a run are made
 _KEPT = (LEDGER_NAME, FAILURE_NAME)
-# files that stay here
+# files that are not uploaded
 _LOCAL = (LOCK_NAME, ELSEWHERE_NAME)
 
 
 @contextmanager
 def uploads_to(out: str, spec: RunSpec, executor: object) -> Iterator["Uploads"]:
-    """A local folder that looks like what is at a URL, and what moves finished slides there.
+    """Makes a local folder with the ledgers at a URL, and the object that uploads finished slides.
 
-    One run at a time may write to a URL, since object stores have no locks.
+    Only one run at a time may write to a URL, since object stores have no locks.
 
     Memory:
-        Some kB per slide of the target. Disk (TMPDIR): the files of the slides in work.
+        Some kB per slide of the target. Disk (TMPDIR): the files of the slides in progress.
 
     Raises:
-        ConfigError: another executor than inline, or quality control.
-        StoreError: the target cannot be written.
+        ConfigError: an executor other than inline, or quality control.
+        StoreError: the target is not writable.
     """
     if executor is not None or not spec.executor.in_process:
         raise ConfigError(
@@ -72,7 +72,7 @@ def listing_of(url: str) -> Iterator[Path]:
     Disk (TMPDIR): some kB per slide.
 
     Raises:
-        StoreError: there are no results.
+        StoreError: the URL has no results.
     """
     target = RemoteFolder(url)
     names = [name for name in target.sizes() if _is_listed(PurePath(name))]
@@ -87,7 +87,7 @@ def listing_of(url: str) -> Iterator[Path]:
 
 
 def _is_listed(name: PurePath) -> bool:
-    """True where a file of a results folder is one of those that `listing_of` fetches."""
+    """True for the files of a results folder that `listing_of` downloads."""
     if ".." in name.parts:
         return False
     if name.parts[0] == SLIDES:
@@ -100,20 +100,20 @@ class Uploads:
 
     Attributes:
         target: folder at the URL.
-        folder: the local one.
+        folder: local folder.
     """
 
     def __init__(self, target: RemoteFolder, folder: Path) -> None:
-        """Fetches what the target says of its slides: the run resumes from it."""
+        """Downloads the target's ledgers, so that the run can resume."""
         self.target = target
         self.folder = folder
         # slides of the run, by id
         self._entries: dict[str, SlideEntry] = {}
-        # slides whose files did not arrive
+        # slides whose files could not be uploaded
         self._failed: dict[str, SlideResult] = {}
-        # name -> bytes of each file of the target
+        # name -> bytes of each file at the target
         self._sizes = target.sizes()
-        # files that the target's ledgers name, by slide
+        # files that the target's ledgers list, by slide
         self._recorded: dict[str, set[str]] = {}
         for name in self._sizes:
             is_kept = name.startswith(f"{SLIDES}/") and PurePath(name).name in _KEPT
@@ -129,14 +129,14 @@ class Uploads:
             self._recorded[slide_id] = names
 
     def expect(self, entries: Sequence[SlideEntry]) -> None:
-        """Takes the slides of the run."""
+        """Sets the slides of the run."""
         self._entries = {entry.slide_id: entry for entry in entries}
 
     def watch(self, on_event: OnEvent) -> OnEvent:
-        """The listener that also moves the files of each slide that ends.
+        """Wraps a listener so that it also uploads the files of each slide that ends.
 
-        Called in the thread that wrote them: the next slide waits, so that no more than the slides
-        in work are held here.
+        It runs in the thread that wrote the files. The next slide waits, so that the local folder
+        contains only slides in progress.
         """
 
         def receive(event: RunEvent) -> None:
@@ -147,14 +147,14 @@ class Uploads:
         return receive
 
     def settle(self, result: SlideResult) -> SlideResult:
-        """The result of a slide, failed where its files did not arrive."""
+        """Result of a slide, changed to failed if its files could not be uploaded."""
         return self._failed.get(result.slide_id, result)
 
     def put_rest(self, record: str) -> None:
-        """Puts the tables and records, the run.json of the named one last.
+        """Uploads the tables and records; run.json of the named record comes last.
 
         Raises:
-            StoreError: the target refuses.
+            StoreError: the target is not writable.
         """
         names = []
         for path in sorted(self.folder.rglob("*")):
@@ -174,7 +174,7 @@ class Uploads:
             ) from error
 
     def _upload(self, result: SlideResult) -> SlideResult:
-        """The result of a slide whose files were moved; a failed one where they do not arrive."""
+        """Uploads a slide and returns its result, or a failed one if the upload fails."""
         if result.status == "skipped":
             return result
         entry = self._entries[result.slide_id]
@@ -183,12 +183,13 @@ class Uploads:
         except Exception as error:  # noqa: BLE001 - the per-slide boundary of uploading
             result = record_failure(self.folder, entry, "upload", error)
             self._failed[entry.slide_id] = result
-        for name in self._ledger_files(entry.slide_id):  # the tables need none of these
+        # the tables do not need these files
+        for name in self._ledger_files(entry.slide_id):
             (self.folder / name).unlink(missing_ok=True)
         return result
 
     def _move_files(self, slide_id: str) -> None:
-        """Replaces the files of a slide at the target, its ledger first taken away and put last."""
+        """Replaces a slide's files at the target; deletes its ledger first, uploads it last."""
         ledger_name = f"{SLIDES}/{slide_id}/{LEDGER_NAME}"
         failure_name = f"{SLIDES}/{slide_id}/{FAILURE_NAME}"
         ledger = load_ledger(self.folder, slide_id)
@@ -197,7 +198,7 @@ class Uploads:
         for name in (ledger_name, failure_name, *obsolete):
             if self._sizes.pop(name, None) is not None:
                 self.target.delete(name)
-        # a file that was fetched to be read is there as it was
+        # files that were downloaded only to be read are unchanged
         made_here = sorted(wanted - set(ledger.elsewhere.brought))
         names = [*made_here, failure_name]
         if ledger.stages:
@@ -210,7 +211,7 @@ class Uploads:
         self._recorded[slide_id] = wanted
 
     def _ledger_files(self, slide_id: str) -> set[str]:
-        """The files that the local ledger of a slide names."""
+        """Files that the local ledger of a slide lists."""
         names: set[str] = set()
         for record in load_ledger(self.folder, slide_id).stages.values():
             names.update(record.files)

@@ -19,21 +19,22 @@ Status = Literal["done", "skipped", "empty", "excluded", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class SlideResult:
-    """The end of one slide in one run: plain values that travel between processes."""
+    """Result of one slide in one run, as plain values that travel between processes."""
 
     slide_id: str  # as in the cohort, like the path
     slide_path: str
-    status: Status  # 'empty': now or before no tile was found; 'excluded' by a QC rule
-    # where it failed: open, tissue, qc, tile, decode, encode, aggregate, ...
+    # 'empty': no tile was found, now or earlier; 'excluded': by a QC rule
+    status: Status
+    # stage of the failure: open, tissue, qc, tile, decode, encode, aggregate, ...
     stage: str = ""
-    error: str = ""  # the message, one line, '' unless failed
-    facts: dict[str, Any] = field(default_factory=dict)  # what the summary shows
-    # that it took beyond the slide before it, with which it overlaps; 0 where unknown
+    error: str = ""  # message in one line; '' unless the slide failed
+    facts: dict[str, Any] = field(default_factory=dict)  # facts for the summary
+    # seconds since the slide before it ended, as slides overlap; 0 if unknown
     seconds: float = field(default=0.0, compare=False)
 
     @classmethod
     def of(cls, entry: SlideEntry, status: Status, **more: Any) -> "SlideResult":
-        """The end of a slide of the cohort."""
+        """Result of a slide of the cohort."""
         num_tiles = more.get("facts", {}).get("num_tiles")
         if status in ("done", "skipped") and num_tiles == 0:
             status = "empty"
@@ -43,7 +44,7 @@ class SlideResult:
 
 
 def describe(result: SlideResult) -> str:
-    """One line on a slide that ended."""
+    """Describes a finished slide in one line."""
     name = result.slide_id
     facts = result.facts
     match result.status:
@@ -62,7 +63,7 @@ def describe(result: SlideResult) -> str:
 
 
 def _counts(facts: dict[str, Any]) -> str:
-    """Numbers of a slide as the end of a line: ', 120 tiles, H&E'."""
+    """Counts of a slide for the end of a line: ', 120 tiles, H&E'."""
     parts = []
     if facts.get("num_tiles") is not None:
         parts.append(f"{facts['num_tiles']} tiles")
@@ -104,7 +105,7 @@ def failure_path(out: Path, slide_id: str) -> Path:
 
 
 def read_failure(out: Path, slide_id: str) -> SlideResult | None:
-    """The failure that is recorded of a slide; None where there is none, or it is not readable."""
+    """Recorded failure of a slide; None if there is none, or it is not readable."""
     try:
         document = read_json(failure_path(out, slide_id))
         values = {
@@ -120,7 +121,7 @@ def read_failure(out: Path, slide_id: str) -> SlideResult | None:
 
 
 def read_failed_entry(out: Path, slide_id: str) -> SlideEntry | None:
-    """The cohort's row of a slide whose failure is recorded; None as of `read_failure`."""
+    """Cohort row of a slide with a recorded failure; None as for `read_failure`."""
     try:
         document = read_json(failure_path(out, slide_id))
         return from_mapping(SlideEntry, document["entry"] | {"slide_id": slide_id})

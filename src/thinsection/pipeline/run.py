@@ -1,4 +1,4 @@
-"""`run`: slides in, results out; every invocation leaves a record of its own."""
+"""`run`: from slides to results; every invocation writes its own record."""
 
 import contextlib
 import shutil
@@ -35,21 +35,21 @@ from thinsection.types import MIB, PlainValues, format_bytes
 from thinsection.usage.monitor import resource_monitor
 
 MIN_FREE_BYTES = 256 * MIB
-_SHOWN_GROUPS = 5  # of slides of equal content that are named in full
+_SHOWN_GROUPS = 5  # groups of slides with equal content that are listed in full
 OnMessage = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listeners:
-    """Listeners to a run's progress."""
+    """Listeners for a run's progress."""
 
-    on_event: OnEvent  # from any thread
+    on_event: OnEvent  # called from any thread
     on_message: OnMessage
-    # has the last word on a slide: fails one whose files did not arrive
+    # last change to a slide's result, such as failed if its files were not uploaded
     settle: Callable[[SlideResult], SlideResult] = lambda result: result
 
     def logged(self, record: Path) -> "Listeners":
-        """The same, who also note what they hear in the log of a record."""
+        """The same listeners, which also write to the log of a record."""
 
         def on_event(event: RunEvent) -> None:
             if event.result is not None:
@@ -78,24 +78,25 @@ def run(
     on_message: OnMessage = lambda text: None,
     **settings: Any,
 ) -> RunSummary:
-    """Takes slides from files to embeddings, resuming what earlier runs left.
+    """Takes slides from files to embeddings, and resumes earlier runs.
 
     Under `out`: `slides/ID/` with tissue mask, thumbnail and the ledger; a folder per tile grid
     (`256px_0.5mpp/`) with `tiles/ID.h5`, `features_ENCODER/ID.h5`, `slide_features_NAME/ID.h5`,
-    `overviews/ID.png` and what else was asked for; `summary.csv`, `failed.csv`, `records/`. Other
-    settings make other folders beside those: nothing is replaced unless `output.overwrite` is on.
+    `overviews/ID.png` and other requested files; `summary.csv`, `failed.csv`, `records/`. Other
+    settings write to other folders; nothing is overwritten unless `output.overwrite` is on.
 
     Args:
         slides: files, folders, URLs or cohort CSVs.
         out: results folder, made if absent; or a URL (s3://, ...), for one run at a time.
         config: all settings.
         stage: the last stage: 'tissue', 'qc', 'tile', 'embed' or 'aggregate'.
-        executor: a Dask client or cluster to work on, in place of what the settings name.
-        on_event: progress, from any thread.
-        on_message: lines of the executor: the dashboard's address, a worker's death.
-        settings: single settings by name, over those of `config`: tile_px=512, encoders=["uni"].
+        executor: a Dask client or cluster, used instead of the one in the settings.
+        on_event: receives progress, from any thread.
+        on_message: receives messages of the executor: the dashboard's address, a worker's death.
+        settings: single settings by name, which replace those of `config`: tile_px=512,
+        encoders=["uni"].
 
-    Memory: `config.stream.memory` for tiles, whatever the slides' size, beside the encoders.
+    Memory: `config.stream.memory` for tiles of slides of any size, and the encoders.
 
     Raises:
         ThinsectionError: bad settings, no slides, unknown encoder, unwritable or full folder; all
@@ -122,7 +123,7 @@ def _run_at_url(
     *,
     executor: Any,
 ) -> RunSummary:
-    """`run` whose results go to a URL as slides end."""
+    """Runs with results at a URL, where each slide is uploaded as it ends."""
     from thinsection.pipeline.remote_out import uploads_to
 
     with uploads_to(out, spec, executor) as uploads:
@@ -136,7 +137,7 @@ def _run_at_url(
         try:
             summary = _run_in_folder(entries, uploads.folder, spec, uploading)
         except BaseException:
-            # the tables, where the target takes them
+            # upload the tables if the target is writable
             with contextlib.suppress(StoreError):
                 uploads.put_rest("")
             raise
@@ -152,7 +153,7 @@ def _run_in_folder(
     *,
     executor: Any = None,
 ) -> RunSummary:
-    """`run` on checked settings and a folder that exists."""
+    """Runs with checked settings in an existing folder."""
     task = make_task(out, spec)
     listeners = listeners.logged(task.record)
     reports: list[Report[SlideResult]] = []
@@ -162,7 +163,7 @@ def _run_in_folder(
             finished = finished_report(out, Record.read(task.record), entries, spec)
             facts: dict[str, Any] = {}
             if finished is None and executor is None and spec.executor.in_process:
-                # errors of settings and weights come before any slide's
+                # raise errors of settings and weights before any slide is read
                 facts = _load_encoders(task, listeners.on_message)
             begun = True
             if finished is None:
@@ -180,7 +181,7 @@ def _run_in_folder(
             for line in _equal_lines(summary.equal_slides):
                 listeners.on_message(line)
             return summary
-    except Submitted:  # no end: the work goes on elsewhere
+    except Submitted:  # the work continues in the batch system
         raise
     except BaseException as error:
         if begun or not isinstance(error, ThinsectionError):
@@ -189,7 +190,7 @@ def _run_in_folder(
 
 
 def _load_encoders(task: RunTask, on_message: OnMessage) -> dict[str, Any]:
-    """Loads the encoders into this process; facts of the record of what is used."""
+    """Loads the encoders into this process; returns facts for the record of resource use."""
     if task.spec.encoding.encoders:
         on_message(f"loading {', '.join(task.spec.encoding.encoders)}")
     return task.facts(task.models())
@@ -204,7 +205,7 @@ def _execute(
     executor: Any,
     facts: PlainValues,
 ) -> None:
-    """Works on the entries and adds what comes back to `reports`; records what is used."""
+    """Works on the entries, adds the reports to `reports`, and records the resource use."""
 
     def stage_seconds() -> Mapping[str, float]:
         return merge_reports(reports).stage_seconds
@@ -225,10 +226,10 @@ def _execute(
 def finished_report(
     out: Path, record: Record, entries: Sequence[SlideEntry], spec: RunSpec
 ) -> Report[SlideResult] | None:
-    """Report of a run that has nothing to do; None where there is something, or may be.
+    """Report of a run with nothing to do; None if there may be work.
 
-    Asks what a worker asks, without its encoders: whether each stage has its result, by the keys
-    that follow from recorded identities.
+    It makes the check of a worker, but without encoders: whether each stage has its result, by
+    keys from recorded identities.
     """
     if not spec.encoding.encoders or spec.output.overwrite:
         return None
@@ -248,7 +249,7 @@ def finished_report(
 
 
 def _equal_lines(groups: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each of the first groups of slides of equal content, and how many follow."""
+    """One line for each of the first groups of equal slides, and the number of further groups."""
     lines = []
     for ids in groups[:_SHOWN_GROUPS]:
         names = ", ".join(map(repr, ids))
@@ -260,7 +261,7 @@ def _equal_lines(groups: Sequence[Sequence[str]]) -> list[str]:
 
 
 def make_task(out: Path, spec: RunSpec) -> RunTask:
-    """The task of an invocation that begins now, and its record."""
+    """Makes the task of an invocation that begins now, and its record."""
     folder = out.resolve()
     # each goal is a subcommand
     command = "run" if spec.goal == "aggregate" else spec.goal
@@ -283,15 +284,15 @@ def make_task(out: Path, spec: RunSpec) -> RunTask:
 
 
 def check_folder(out: Path) -> Path:
-    """The results folder, made and proved writable and with room.
+    """Makes the results folder, and checks that it is writable and has room.
 
-    Raises StoreError: it cannot be made or written, holds an earlier layout, or has no 256 MiB.
+    Raises StoreError: it is not writable, has an earlier layout, or has less than 256 MiB free.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
         with atomic_path(out / "writable") as tmp:
             tmp.write_bytes(b"\0")
-        (out / "writable").unlink(missing_ok=True)  # another run may have taken it
+        (out / "writable").unlink(missing_ok=True)  # another run may have deleted it
         free = shutil.disk_usage(out).free
     except OSError as error:
         raise StoreError(

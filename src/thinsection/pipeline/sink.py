@@ -1,4 +1,4 @@
-"""Results onto disk, in a thread of its own, so that the encoders do not wait for it."""
+"""Writes results to disk in a separate thread, so that the encoders do not wait for it."""
 
 import threading
 from collections.abc import Callable
@@ -20,34 +20,34 @@ from thinsection.stream.threads import Channel, ChannelClosed
 if TYPE_CHECKING:
     from thinsection.encode.embed import EmbeddedBatch
 
-# taken in order; a batch of tiles without embeddings says only which of them filters kept
+# handled in order; a tile batch without embeddings only reports the tiles that filters kept
 Item = Union[
     "EmbeddedBatch[PreparedSlide]",
     TileBatch[PreparedSlide],
     SlideFinished[PreparedSlide],
     SlideFailed[PreparedSlide],
 ]
-# batches of embeddings that may wait for the disk: 4 x 256 x 2560 x 4 B = 10 MiB at the largest
+# batches of embeddings that may wait for the disk: at most 4 x 256 x 2560 x 4 B = 10 MiB
 _QUEUED = 4
 
 
 def encoder_of(stage: AnyStage) -> str:
-    """Label of the encoder that feeds a stage; '' for stages that none feeds."""
+    """Label of the encoder that feeds a stage; '' if no encoder feeds it."""
     source = stage.features if isinstance(stage, TokensStage) else stage
     return source.encoder if isinstance(source, FeaturesStage) else ""
 
 
 class ResultSink:
-    """Takes a stream's events, batches of tiles embedded, and leaves finished slides.
+    """Receives a stream's events, with embedded batches, and writes finished slides.
 
-    Its thread owns a slide's `SlideWork` from the first of its items on.
+    Its thread owns a slide's `SlideWork` from the slide's first item on.
 
     Args:
-        dims: width of each encoder's embeddings by label, in the order of a batch's.
-        on_end: told of each slide's end, in the sink's thread.
-        clock: adds up the time of writing and pooling.
+        dims: width of each encoder's embeddings by label, in the order within a batch.
+        on_end: called with each slide's end, in the sink's thread.
+        clock: sums the time of writing and pooling.
 
-    Memory: `_QUEUED` batches of embeddings; while one slide is pooled its (N, D) embeddings.
+    Memory: `_QUEUED` batches of embeddings; while a slide is pooled, its (N, D) embeddings.
     """
 
     def __init__(
@@ -61,16 +61,17 @@ class ResultSink:
         self._on_end = on_end
         self._clock = clock
         self._channel: Channel[Item] = Channel(_QUEUED)
-        self._open: _OpenSlide | None = None  # the slide at work
-        self._given_up: PreparedSlide | None = None  # whose further items are dropped
+        self._open: _OpenSlide | None = None  # slide in progress
+        # failed slide whose further items are dropped
+        self._given_up: PreparedSlide | None = None
         self._failure: BaseException | None = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def put(self, item: Item) -> None:
-        """Hands an item over, waiting for room.
+        """Queues an item, and waits if the queue is full.
 
-        Raises BaseException: whatever broke the sink itself.
+        Raises BaseException: an error that ended the sink's thread.
         """
         try:
             self._channel.put(item)
@@ -89,9 +90,10 @@ class ResultSink:
         try:
             self._done.wait()
         finally:
-            # the wait may be interrupted: the slide at work is finished, no other is begun
+            # if the wait is interrupted, the current slide is finished and no other is begun
             self._channel.close()
-            self._done.wait()  # Thread.join that was interrupted takes the thread for ended
+            # after an interrupt, Thread.join would report a running thread as ended
+            self._done.wait()
             self._abandon()
         if exc_type is None and self._failure is not None:
             raise self._failure
@@ -119,7 +121,7 @@ class ResultSink:
                     self._opened(prepared).append(item)
                 return
             self._finish(prepared)
-        except OutputError:  # the next slide would fare the same
+        except OutputError:  # the next slide would fail in the same way
             raise
         except Exception as error:  # noqa: BLE001 - the per-slide boundary of writing
             self._give_up(prepared, prepared.work.stage_title, error)
@@ -136,13 +138,13 @@ class ResultSink:
         self._on_end(FinishedSlide(entry=prepared.entry, error=error, stage=stage))
 
     def _opened(self, prepared: PreparedSlide) -> "_OpenSlide":
-        """The slide with the files of the stages that the stream feeds."""
+        """Slide with open files for the stages that the stream feeds."""
         if self._open is None:
             self._open = _OpenSlide(prepared, self._dims)
         return self._open
 
     def _finish(self, prepared: PreparedSlide) -> None:
-        """Completes the files of the stream, then all that is made from what is stored."""
+        """Completes the files from the stream, then runs the stages that read stored results."""
         with self._clock.timed("write_busy"):
             self._opened(prepared).finish()
             self._open = None
@@ -154,14 +156,14 @@ class ResultSink:
                     work.perform(stage)
 
     def _abandon(self) -> None:
-        """Drops half-written files."""
+        """Deletes incomplete files."""
         if self._open is not None:
             self._open.abandon()
             self._open = None
 
 
 class _OpenSlide:
-    """A slide whose tiles come in: the files of the stages that they feed, and which were kept."""
+    """Slide whose tiles arrive: open files of the stages that they feed, and the tiles kept."""
 
     def __init__(self, prepared: PreparedSlide, dims: dict[str, int]) -> None:
         self._prepared = prepared
@@ -180,7 +182,7 @@ class _OpenSlide:
     def append(
         self, item: "EmbeddedBatch[PreparedSlide] | TileBatch[PreparedSlide]"
     ) -> None:
-        """Takes a batch: which tiles were kept, and their embeddings."""
+        """Adds a batch: the tiles that were kept, and their embeddings."""
         self._kept.append(item.indices)
         if isinstance(item, TileBatch):
             return
@@ -239,6 +241,6 @@ class _OpenSlide:
         )
 
     def abandon(self) -> None:
-        """Drops half-written files."""
+        """Deletes incomplete files."""
         for file in self._files:
             file.abandon()

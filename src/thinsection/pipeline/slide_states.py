@@ -1,10 +1,10 @@
-"""Values for what a slide is on its way through a process.
+"""Values for the states of a slide in a process.
 
-    ClaimedSlide    under its lock; nothing was opened
-    PreparedSlide   its grid is laid, and what the stream is to feed is known
-    FinishedSlide   its end, well or not
+    ClaimedSlide    under its lock, not opened
+    PreparedSlide   its grid is laid, and the stages that the stream feeds are known
+    FinishedSlide   ended, with or without an error
 
-The one object that changes on the way is the `SlideWork` that they hold.
+Only the `SlideWork` inside these values changes.
 """
 
 from collections.abc import Mapping
@@ -25,8 +25,8 @@ class ClaimedSlide:
     """A slide under its lock, before it is opened."""
 
     work: SlideWork
-    times: str  # `file_times` before anything was read; '' where they do not count
-    # whether the stored ledger lacks something of the slide's file or of its row in the cohort
+    times: str  # `file_times` before anything was read; '' if times are not compared
+    # True if the stored ledger lacks facts of the slide's file or of its cohort row
     ledger_is_old: bool = False
 
     @property
@@ -37,26 +37,28 @@ class ClaimedSlide:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedSlide:
-    """A slide whose grid is laid, and what the stream is to feed of it.
+    """Slide with its grid, and all that the stream must make from it.
 
-    Decode workers, the encoders' thread and the sink see this one value.
+    Decode workers, the encoders' thread and the sink share this value.
     """
 
     claimed: ClaimedSlide
-    slide: Slide | None = None  # None where it was not opened
+    slide: Slide | None = None  # None if it was not opened
+    # the grid, or its candidates before pixel filters
     table: TileTable | None = (
-        None  # of the grid, or its candidates before pixel filters
+        None
+        # attributes of its tile files
     )
-    attributes: PlainValues = field(default_factory=dict)  # of its tiles' files
+    attributes: PlainValues = field(default_factory=dict)
     streamed: tuple[AnyStage, ...] = ()  # stages that its tiles feed
-    warnings: tuple[str, ...] = ()  # on how its tiles were changed
+    warnings: tuple[str, ...] = ()  # warnings about how its tiles were changed
     known_rows: Mapping[str, KnownRows] = field(default_factory=dict)  # by address
     measures: TileMeasures | None = None  # filled while tiles are decoded
-    whole_sum: WholeSum | None = None  # while nobody has read every byte of its file
+    whole_sum: WholeSum | None = None  # None once the complete file has been hashed
 
     @property
     def work(self) -> SlideWork:
-        """Ledger and values; for the thread that owns them."""
+        """Ledger and values; only for the thread that owns them."""
         return self.claimed.work
 
     @property
@@ -65,9 +67,9 @@ class PreparedSlide:
         return self.claimed.entry
 
     def fetched(self) -> dict[str, int]:
-        """Bytes and requests of a slide by URL; none of a file.
+        """Bytes and requests for a slide read from a URL; zero for a local file.
 
-        Its fingerprint counts twice: it is taken before the slide is read and after.
+        The fingerprint counts twice, since it is taken before and after the slide is read.
         """
         remote = None if self.slide is None else self.slide.source
         if remote is None:
@@ -82,9 +84,9 @@ class PreparedSlide:
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedSlide:
-    """The end of a slide on its way through a process."""
+    """Result of a slide in a process."""
 
     entry: SlideEntry
-    facts: PlainValues = field(default_factory=dict)  # of a slide that is done
-    error: Exception | None = None  # of a slide that failed
-    stage: str = ""  # where it failed
+    facts: PlainValues = field(default_factory=dict)  # facts of a slide that is done
+    error: Exception | None = None  # error of a slide that failed
+    stage: str = ""  # stage that failed

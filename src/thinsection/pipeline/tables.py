@@ -1,4 +1,4 @@
-"""The slides of a results folder, and the tables summary.csv and failed.csv."""
+"""Slides of a results folder, and the tables summary.csv and failed.csv."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -42,27 +42,27 @@ SUMMARY_COLUMNS = (
     "warnings",
 )
 FAILED_COLUMNS = ("slide_id", "slide_path", "stage", "error", "details")
-_COHORT_COLUMNS = ("slide_path", *OF_COHORTS)  # what a cohort says of each slide
+_COHORT_COLUMNS = ("slide_path", *OF_COHORTS)  # cohort columns of each slide
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownSlide:
-    """A slide as its results folder has it, whichever invocation brought it there."""
+    """Slide of a results folder, from any invocation."""
 
     slide_id: str
-    ledger: SlideLedger  # empty where the slide failed before any stage was done
-    failure: SlideResult | None  # of the last invocation that looked at it
+    ledger: SlideLedger  # empty if the slide failed before any stage was done
+    failure: SlideResult | None  # failure in the last invocation that processed it
     cohort: PlainValues  # slide_path, patient_id, label and split
     more: Mapping[str, str]  # further columns of the cohort table
 
     @property
     def slide_path(self) -> str:
-        """The slide's file, '' where nobody noted it."""
+        """Path of the slide's file, '' if it is not recorded."""
         return str(self.cohort.get("slide_path") or "")
 
 
 def known_slides(out: Path) -> list[KnownSlide]:
-    """Every slide of a results folder, by slide id: what tables and pages are made of.
+    """Every slide of a results folder by slide id, for tables and pages.
 
     Memory: some kB per slide.
     """
@@ -80,7 +80,7 @@ def known_slides(out: Path) -> list[KnownSlide]:
 def _known_slide(
     ledger: SlideLedger, failure: SlideResult | None, entry: SlideEntry | None
 ) -> KnownSlide:
-    """A slide by its ledger; the entry of a failure is newer, so it wins."""
+    """Slide from its ledger; the entry of a failure is newer, so it takes precedence."""
     cohort = {name: ledger.slide.get(name) for name in _COHORT_COLUMNS}
     more = dict(ledger.slide.get("more") or {})
     if entry is not None:
@@ -101,13 +101,13 @@ def write_tables(
 ) -> list[tuple[str, ...]]:
     """Writes summary.csv (a row per slide and grid) and failed.csv (a row per failed slide).
 
-    Slides of earlier runs keep their rows; the files are replaced atomically. What comes back are
-    the groups of slides whose content is equal: their rows name the others among the warnings.
+    Slides of earlier runs keep their rows; the files are replaced atomically. Returns the groups
+    of slides with equal content; the warnings in their rows name each other.
 
     Args:
         out: the results folder.
-        slides: all of the folder, see `known_slides`.
-        waiting: slides of this invocation that have not ended: 'missing', whatever is there.
+        slides: all slides of the folder, see `known_slides`.
+        waiting: slides of this invocation that have not ended; their status is 'missing'.
 
     Memory: some kB per slide.
     """
@@ -142,7 +142,7 @@ def write_tables(
 def _summary_rows(
     slide: KnownSlide, equal_ids: Sequence[str], *, waits: bool
 ) -> Iterator[dict[str, Any]]:
-    """Rows of summary.csv of a slide, a row per grid."""
+    """Rows of a slide in summary.csv, one per grid."""
     others = [slide_id for slide_id in equal_ids if slide_id != slide.slide_id]
     note = f"the same content as {', '.join(others)}" if others else ""
     for grid_row in grid_rows(slide.ledger):
@@ -155,7 +155,7 @@ def _summary_rows(
 
 
 def _status(slide: KnownSlide, grid_row: PlainValues, *, waits: bool) -> str:
-    """Status of a slide in a grid, by what lies in the folder."""
+    """Status of a slide in a grid, from the files in the folder."""
     if slide.failure is not None:
         return slide.failure.status
     if waits or not slide.ledger.stages:
@@ -164,14 +164,14 @@ def _status(slide: KnownSlide, grid_row: PlainValues, *, waits: bool) -> str:
 
 
 def grid_rows(ledger: SlideLedger) -> Iterator[dict[str, Any]]:
-    """Facts of a slide, a row per tile grid; one row for a slide without any.
+    """Facts of a slide, with one row per tile grid, and one row for a slide without grids.
 
-    Columns `features` and `slide_features` name what lies in the folders of these names, `also`
-    the other folders of the grid that hold a file of the slide.
+    Columns `features` and `slide_features` list the folders with these prefixes; `also` lists
+    the other folders of the grid that contain a file of the slide.
     """
     slide = {name: value for name, value in ledger.slide.items() if value is not None}
     slide = slide.pop("more", {}) | slide
-    folders_of: dict[str, list[str]] = {}  # by grid
+    folders_of: dict[str, list[str]] = {}  # folders by grid
     for address in ledger.stages:
         grid, _, folder = address.partition("/")
         if grid != SLIDES:
@@ -193,7 +193,7 @@ def grid_rows(ledger: SlideLedger) -> Iterator[dict[str, Any]]:
 
 
 def _without_prefix(folders: Sequence[str], prefix: str) -> str:
-    """The folders that begin so, without that, as a cell of a table."""
+    """Names of folders with a prefix, without the prefix, as a table cell."""
     labels = [
         folder.removeprefix(prefix) for folder in folders if folder.startswith(prefix)
     ]

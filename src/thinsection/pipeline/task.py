@@ -1,4 +1,4 @@
-"""The task of a run: a chunk of slides through one process, as a value that travels to it."""
+"""Task of a run: a chunk of slides for one process, as a value that can be sent there."""
 
 import contextlib
 import functools
@@ -40,13 +40,14 @@ from thinsection.usage.monitor import resource_monitor
 if TYPE_CHECKING:
     from thinsection.jobs.request import JobRequest
 
-ENDS = ("done", "skipped", "empty")  # of a slide that need not be looked at again
-_ENDED = "ended"  # folder of a record: a line of JSON per slide that a process finished
+ENDS = ("done", "skipped", "empty")  # a slide with one of these needs no further work
+# folder in a record, with one line of JSON per slide that a process finished
+_ENDED = "ended"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunTask(Task[SlideEntry, SlideResult]):
-    """See `Task`: slides up to a goal, of `run` and of each of its stages, `qc` too."""
+    """See `Task`: slides up to a goal, for `run`, each of its stages, and `qc`."""
 
     kind: ClassVar[str] = "run"
     entry_type: ClassVar[type[Any]] = SlideEntry
@@ -55,20 +56,21 @@ class RunTask(Task[SlideEntry, SlideResult]):
     streams: ClassVar[bool] = True
 
     out: Path  # results folder, absolute, on a file system that every worker sees
-    record: Path  # folder of this invocation below it
+    record: Path  # folder of this invocation inside `out`
     spec: RunSpec
-    monitored: bool = False  # record what this process uses: none above it does
-    # when the run began, by `filesystem_now`: a slide that a worker finished since and could not
-    # report, because it died, was done, not skipped
+    # True records the resource use of this process, because no parent process does
+    monitored: bool = False
+    # Start of the run, by `filesystem_now`. If a worker finished a slide after that and died before
+    # reporting it, the slide counts as done, not as skipped.
     started: float = float("inf")
-    # records of earlier invocations with the same settings: what they finished and nobody touched
-    # since need not be sent to a batch system
+    # Records of earlier invocations with the same settings. Slides that they finished and that have
+    # not changed since are not sent to a batch system.
     kept: tuple[Path, ...] = ()
 
     def __call__(
         self, entries: Sequence[SlideEntry], *, on_event: Callable[[RunEvent], None]
     ) -> Report[SlideResult]:
-        """See `Task.__call__`; each slide is noted in the record as it ends."""
+        """See `Task.__call__`; the end of each slide is written to the record."""
         encoding = self.spec.encoding
         set_threads(self.threads, torch_too=bool(encoding.encoders))
         models = self.models()
@@ -109,7 +111,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         )
 
     def models(self) -> LoadedModels:
-        """The encoders, loaded once per process, settings and files that these name."""
+        """Encoders, loaded once per process, settings and files named there."""
         encoding = self.spec.encoding
         files = [name for name in encoding.named_files if Path(name).is_file()]
         return load_models(encoding, file_stamps(files))
@@ -127,16 +129,16 @@ class RunTask(Task[SlideEntry, SlideResult]):
         return facts
 
     def on_worker(self, *, threads: int, monitored: bool) -> Self:
-        """See `Task.on_worker`; 0 threads leave everything as it is."""
+        """See `Task.on_worker`; 0 threads change nothing."""
         spec = self.spec.with_stream(
             decode_workers=self.spec.stream.decode_workers or threads
         )
         return replace(self, spec=spec, threads=threads, monitored=monitored)
 
     def smaller(self) -> Self:
-        """Half the stream's memory, or what three batches need; one decoding thread.
+        """Same task with half the stream's memory, but at least three batches; one decoding thread.
 
-        Batches keep their size: what a batch holds may show in the last bit of its embeddings.
+        The batch size stays, since it may change the last bit of the embeddings.
         """
         batch_size = self.spec.encoding.batch_size or GPU_BATCH
         batch_bytes = batch_size * self.spec.tiles.tile_px**2 * CHANNELS
@@ -149,7 +151,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         return replace(self, spec=spec)
 
     def lost(self, entry: SlideEntry, reason: str) -> SlideResult:
-        """Records a slide that no worker survives; what this run finished stays done."""
+        """Records a slide that ends every worker; if this run finished it, it stays done."""
         done = ended_slides(self.record).get(entry.slide_id)
         return done or record_failure(self.out, entry, LOST_STAGE, ClusterError(reason))
 
@@ -158,9 +160,11 @@ class RunTask(Task[SlideEntry, SlideResult]):
         return entry.slide_id
 
     def finished(self, entry: SlideEntry) -> SlideResult | None:
-        """See `Task.finished`: by this invocation; without encoders by any one; else by `kept`.
+        """See `Task.finished`.
+        The result comes from this invocation. Without encoders, any invocation counts; with
+        encoders, only those in `kept`.
 
-        Whether embeddings are done to the letter is decided by the worker, which has the weights.
+        Only a worker, which has the weights, can decide exactly whether embeddings are done.
         """
         done = ended_slides(self.record).get(entry.slide_id)
         if done is not None:
@@ -178,7 +182,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         return None
 
     def _untouched(self, entry: SlideEntry, record: Path) -> bool:
-        """True for a slide older than the record's last word, whose files are all there."""
+        """True if the slide is older than the record's last line and all its files exist."""
         path = Path(entry.slide_path)
         last = max(log.stat().st_mtime for log in (record / _ENDED).glob("*.jsonl"))
         if not path.is_file() or path.stat().st_mtime > last:
@@ -193,13 +197,13 @@ class RunTask(Task[SlideEntry, SlideResult]):
     def request(
         self, chunks: Sequence[Sequence[SlideEntry]], config: ExecutorConfig
     ) -> "JobRequest":
-        """See `Task.request`: what the plan predicts."""
+        """See `Task.request`: resources that the plan predicts."""
         from thinsection.planning.job import run_request
 
         return run_request(chunks, replace(self.spec, executor=config))
 
     def _done_in_this_run(self, result: SlideResult) -> SlideResult:
-        """A slide that a dead worker of this very run finished was done, not skipped."""
+        """Changes 'skipped' to 'done' for a slide that a dead worker of this run finished."""
         if result.status != "skipped":
             return result
         ledger = SlideLedger(out=self.out, slide_id=result.slide_id)
@@ -209,7 +213,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
 
 
 def ended_slides(record: Path) -> Mapping[str, SlideResult]:
-    """The slides that an invocation finished or found done, from what its processes noted."""
+    """Slides that an invocation finished or found done, from the notes of its processes."""
     logs = sorted((record / _ENDED).glob("*.jsonl"))
     sizes = tuple((path, path.stat().st_size) for path in logs)
     return _read_ended_slides(sizes)
@@ -217,11 +221,11 @@ def ended_slides(record: Path) -> Mapping[str, SlideResult]:
 
 @functools.lru_cache(maxsize=4)
 def _read_ended_slides(logs: tuple[tuple[Path, int], ...]) -> dict[str, SlideResult]:
-    """Results by slide in logs of these sizes; a log that grew is another argument."""
+    """Results by slide in logs of these sizes; a longer log is a new argument for the cache."""
     results = {}
     for path, _ in logs:
         for line in path.read_text(encoding="utf-8").splitlines():
-            # but for the torn last line of a killed process
+            # skips the incomplete last line of a killed process
             with contextlib.suppress(ValueError):
                 result = from_mapping(SlideResult, parse_json(line))
                 results[result.slide_id] = result
@@ -229,16 +233,16 @@ def _read_ended_slides(logs: tuple[tuple[Path, int], ...]) -> dict[str, SlideRes
 
 
 def filesystem_now(folder: Path) -> float:
-    """The time by the clock that stamps files in a folder: a file server's may differ from ours."""
+    """Time from the clock that stamps files in a folder; a file server's clock may differ."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=f".now{TMP_MARK}") as file:
         return os.fstat(file.fileno()).st_mtime
 
 
 def set_threads(threads: int, *, torch_too: bool) -> None:
-    """Sets the threads of matrix products, and of torch's operators.
+    """Sets the threads for matrix products, and for torch's operators.
 
-    0 leaves the libraries' choice, but for a choice of more than the CPUs that this process may
-    use: libraries do not see the quota of a cgroup.
+    0 keeps the libraries' choice, unless it exceeds the CPUs that this process may use, since
+    libraries do not see the quota of a cgroup.
     """
     import threadpoolctl
 

@@ -1,4 +1,4 @@
-"""Comparison of files with the checksums that were written beside them."""
+"""Compares files with the checksums that were written beside them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +11,14 @@ from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord
 
 
 def verify(folder: Path) -> tuple[int, list[str]]:
-    """(Checksums that were compared, a line for each file that is damaged or missing).
+    """Number of compared checksums, and a line for each file that is damaged or missing.
 
-    Of a results folder every file that a ledger names; of another folder each dataset of its .h5
-    files. Files of earlier versions have sizes only.
+    For a results folder, every file in a ledger is compared; for another folder, each dataset of
+    its .h5 files. For files of earlier versions only the size is compared.
 
     Memory: 256 KiB, or one dataset.
 
-    Raises StoreError: it holds neither.
+    Raises StoreError: the folder has neither.
     """
     if not (folder / SLIDES).is_dir():
         return _verify_datasets(folder)
@@ -34,7 +34,7 @@ def verify(folder: Path) -> tuple[int, list[str]]:
 
 
 def _verify_datasets(folder: Path) -> tuple[int, list[str]]:
-    """Compares the datasets of a folder with HDF5 files of other tools; see `verify`."""
+    """Compares the datasets in a folder of HDF5 files from other tools, see `verify`."""
     paths = sorted(folder.rglob("*.h5"))
     if not paths:
         raise StoreError(
@@ -52,7 +52,7 @@ def _verify_datasets(folder: Path) -> tuple[int, list[str]]:
 def _damaged_files(
     folder: Path, ledger: SlideLedger, record: StageRecord
 ) -> Iterator[str]:
-    """A line for each file of a stage that is not as it was written."""
+    """One line for each file of a stage that differs from its checksum."""
     for name, size in record.files.items():
         path = folder / name
         if not path.is_file():
