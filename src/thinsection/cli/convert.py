@@ -17,7 +17,7 @@ from thinsection.errors import InvalidInputError, ThinsectionError
 if TYPE_CHECKING:
     from thinsection.slide.deid import Report
 
-# name of what is worked on, and the work, which returns what is printed of it
+# name of an input, and its job, which returns the text to print
 Job = tuple[str, Callable[[], str]]
 
 app = typer.Typer()
@@ -115,7 +115,7 @@ def deid(
     sheet_folder = None
     if target is not None:
         sheet_folder = sheets or target / "contact-sheets"
-    removed: list[str] = []  # grows as slides are looked at
+    removed: list[str] = []  # filled while slides are examined
 
     def deid_one(slide: Path) -> str:
         report = _deid_tiff(slide, target, sheet_folder, overwrite=overwrite)
@@ -142,7 +142,7 @@ def _indented(report: "Report") -> str:
 
 
 def _split_by_kind(slides: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Slides that are files of their own, and DICOM files; broken ones are among the first."""
+    """Slides that are single files, and DICOM files; damaged files are in the first list."""
     from thinsection.slide.deid.dicom import is_dicom, read_instance
 
     others: list[Path] = []
@@ -160,7 +160,7 @@ def _split_by_kind(slides: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 def _deid_tiff(
     slide: Path, target: Path | None, sheets: Path | None, *, overwrite: bool
 ) -> "Report":
-    """Looks at one slide, and copies it where there is a folder."""
+    """Checks one slide, and copies it if there is an output folder."""
     from thinsection.slide.deid import deidentify, examine
 
     if target is None or sheets is None:
@@ -176,7 +176,7 @@ def _deid_tiff(
 def _deid_dicom(
     slides: Sequence[Path], target: Path | None, sheets: Path | None, *, overwrite: bool
 ) -> Mapping[Path, "Report"]:
-    """Looks at all DICOM files together, because they name each other, and copies them."""
+    """Checks all DICOM files together, because they refer to each other, and copies them."""
     from thinsection.slide.deid import deidentify_dicom
 
     return deidentify_dicom(
@@ -188,11 +188,11 @@ def _deid_dicom(
 
 
 def _run_each(jobs: Sequence[Job], identifying: Sequence[str] = ()) -> None:
-    """Prints what was done for each slide; exit code 3 if one failed.
+    """Runs the jobs and prints a line for each slide; exit code 3 if one failed.
 
     Args:
-        jobs: the work.
-        identifying: what the jobs found that identifies somebody; exit code 3 if there is any.
+        jobs: work for each slide.
+        identifying: identifying content that the jobs found; exit code 3 if there is any.
     """
     console = Console(stderr=True)
     failed = False

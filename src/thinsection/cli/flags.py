@@ -1,7 +1,7 @@
-"""Flags of a command, derived from a configuration dataclass: a default is written once.
+"""Flags of a command, derived from a configuration dataclass, so that each default is in one place.
 
-A command that is marked by `with_config` has a flag per setting, and `--config` for a TOML file.
-A flag wins over the file, and the file over the dataclass default.
+A command that is marked by `with_config` has one flag per setting, and `--config` for a TOML file.
+A flag takes precedence over the file, and the file over the dataclass default.
 """
 
 import sys
@@ -21,15 +21,15 @@ from thinsection.config import flat_fields, from_mapping, read_toml, replace_fla
 from thinsection.errors import ConfigError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-# names of a registry that a line of `--help` lists; of more it lists none
+# largest number of registry names in a line of `--help`; a longer list is left out
 _LISTED = 12
 
 
 def with_config(settings: type | str) -> Callable[[Command], Command]:
-    """Marks a typer command: it has a flag per setting and `--config`, and takes one `config`.
+    """Marks a typer command: it gets a flag per setting and `--config`, and receives one `config`.
 
     Args:
-        settings: the class, or 'module:Class' that is imported when the command is called.
+        settings: the class, or 'module:Class', which is imported when the command is called.
     """
 
     def mark(command: Command) -> Command:
@@ -40,7 +40,7 @@ def with_config(settings: type | str) -> Callable[[Command], Command]:
 
 
 def add_flags(app: typer.Typer) -> None:
-    """Gives the commands of an application, and of its groups, their flags, listed by section."""
+    """Adds the flags, sorted by section, to the commands of an application and of its groups."""
     for command in app.registered_commands:
         settings = getattr(command.callback, "settings", None)
         if settings is not None and command.callback is not None:
@@ -55,9 +55,9 @@ def add_flags(app: typer.Typer) -> None:
 
 
 class _CommandBySection(TyperCommand):
-    """A command whose `--help` lists its flags by the section of the settings."""
+    """Command whose `--help` lists its flags by section of the settings."""
 
-    # typer brings a click of its own, whose classes have no public name
+    # typer has its own copy of click, whose classes have no public name
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
@@ -74,16 +74,16 @@ class _CommandBySection(TyperCommand):
 
 @dataclass(frozen=True)
 class _Synonym:
-    """A flag that says a setting in other words."""
+    """Flag that gives the value of another setting in a different form."""
 
     setting: str
-    # gives the value of its text, and a line that says so
+    # converts its text into a value and a line of explanation
     translate: Callable[[str], tuple[Any, str]]
     parameter: Parameter
 
 
 def _with_flags(command: Callable[..., Any], cls: type) -> Callable[..., Any]:
-    """The function from which typer makes the flags of a marked command."""
+    """Function from which typer derives the flags of a marked command."""
     hints = typing.get_type_hints(command, include_extras=True)
     own = [
         parameter.replace(
@@ -131,7 +131,7 @@ def _with_flags(command: Callable[..., Any], cls: type) -> Callable[..., Any]:
 
 @cache
 def _flag_parameters(cls: type) -> dict[str, Parameter]:
-    """A parameter per setting, by its name."""
+    """Parameter for each setting, by its name."""
     defaults = cls()
     parameters = {}
     for name, (section, field, kind) in flat_fields(cls).items():
@@ -154,7 +154,7 @@ def _flag_parameters(cls: type) -> dict[str, Parameter]:
 
 
 def _choices(names: Callable[[], Any] | None, kind: Any) -> list[str]:
-    """The values that a flag's help lists; none where they are too many."""
+    """Values that a flag's help lists; empty if there are too many."""
     if names is None:
         literals = get_args(kind) if get_origin(kind) is Literal else ()
         return [str(value) for value in literals]
@@ -163,7 +163,7 @@ def _choices(names: Callable[[], Any] | None, kind: Any) -> list[str]:
 
 
 def _synonyms(cls: type) -> dict[str, _Synonym]:
-    """The flags of the settings' `also`, by their names."""
+    """Flags in the settings' `also`, by their names."""
     synonyms = {}
     for setting, (section, field, _) in flat_fields(cls).items():
         for flag, translate in (field.metadata.get("also") or {}).items():
@@ -192,7 +192,7 @@ def _optional(name: str, annotation: Any) -> Parameter:
 
 
 def _flag_type(kind: Any) -> Any:
-    """The type that typer parses; None means that the flag was not given."""
+    """Type that typer parses; None means that the flag was not given."""
     if get_origin(kind) is tuple:
         return list[str] | None
     if get_origin(kind) is Literal:

@@ -1,4 +1,4 @@
-"""`thinsection doctor` on this machine, `thinsection models` on encoders."""
+"""`thinsection doctor` for this machine, and `thinsection models` for encoders."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ from thinsection.types import format_bytes
 if TYPE_CHECKING:
     from thinsection.encode import EncoderSpec
 
-# registries that other packages may add to; each says itself what its entries are
+# registries that other packages may extend; each of them describes its own entries
 REGISTRIES = (
     "thinsection.slide.readers:READERS",
     "thinsection.tiles.filters:FILTERS",
@@ -42,7 +42,7 @@ Finding = tuple[str, str, bool, str]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 
 EXIT_WOULD_NOT_LOAD = 1
-# drivers of NVIDIA, Windows' Linux, AMD
+# device files of the drivers for NVIDIA, WSL and AMD
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 _ALSO = "also: timm:<name>, hf:<repo>[@<revision>], the path of a checkpoint with its config.json"
 _EPILOG = (
@@ -70,13 +70,13 @@ def doctor(
     for findings in (_devices(), _entries(), _places(out or Path())):
         for area, name, usable, detail in findings:
             mark = Text("ok", "green") if usable else Text("--", "yellow")
-            # "thinsection[export]" is text: rich would take the brackets for markup
+            # "thinsection[export]" is plain text, but rich would read the brackets as markup
             table.add_row(mark, area, Text(name), Text(detail))
     Console().print(table)
 
 
 def _entries() -> Iterator[Finding]:
-    """Entries of the registries; those that need the same packages share a line."""
+    """Entries of the registries; entries that need the same packages share a line."""
     for place in REGISTRIES:
         registry: Registry[object] = resolve_name(place)
         names_by_state: dict[tuple[bool, str], list[str]] = {}
@@ -88,7 +88,7 @@ def _entries() -> Iterator[Finding]:
 
 
 def _detail(entry: Entry) -> str:
-    """Versions of the packages that an entry needs, or what to do."""
+    """Versions of the packages that an entry needs, or the remedy if one is missing."""
     if entry.missing:
         return f"needs {', '.join(entry.missing)}: {entry.remedy}"
     versions = [_version(package) for package in entry.needs]
@@ -98,10 +98,11 @@ def _detail(entry: Entry) -> str:
 
 @cache
 def _version(package: str) -> str:
-    """Name and version of the distribution that has a package; '' where none says so."""
+    """Name and version of the distribution of a package; '' if it is not known."""
     with suppress(PackageNotFoundError):
         return f"{package} {version(package)}"
-    for distribution in distributions():  # one of another name: openslide-python
+    # a distribution may have another name than its package, such as openslide-python
+    for distribution in distributions():
         packages = (distribution.read_text("top_level.txt") or "").split()
         if package in packages:
             return f"{distribution.name} {distribution.version}"
@@ -109,7 +110,7 @@ def _version(package: str) -> str:
 
 
 def _devices() -> Iterator[Finding]:
-    """The CPUs; and GPUs, for which PyTorch is imported only where there is a driver of one."""
+    """CPUs and GPUs; PyTorch is imported only if there is a GPU driver."""
     import psutil
 
     from thinsection.machine import affinity_count, cpu_count
@@ -150,7 +151,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _places(out: Path) -> Iterator[Finding]:
-    """The cache of the hub, its token, and the disk of the output folder."""
+    """Cache and token of the hub, and the disk of the output folder."""
     hub = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     token = bool(os.environ.get("HF_TOKEN")) or (hub / "token").is_file()
     yield "cache", "HF_HOME", hub.is_dir(), str(hub)
@@ -201,7 +202,7 @@ def list_models(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 def _plain_spec(spec: "EncoderSpec") -> dict[str, Any]:
-    """A declared encoder as JSON values."""
+    """Declared encoder as JSON values."""
     plain = dataclasses.asdict(spec)
     plain["architecture"]["options"] = dict(spec.architecture.options)
     plain["needs"] = list(spec.needs)
@@ -209,7 +210,7 @@ def _plain_spec(spec: "EncoderSpec") -> dict[str, Any]:
 
 
 def _row(spec: "EncoderSpec") -> dict[str, str]:
-    """A row of the list of encoders, by heading."""
+    """Row in the list of encoders, by heading."""
     needs = [package for package in spec.needs if package != "huggingface_hub"]
     if spec.gated:
         needs.append("token (gated)")
@@ -228,7 +229,7 @@ def _row(spec: "EncoderSpec") -> dict[str, str]:
 
 
 def _table(rows: list[dict[str, str]]) -> Table:
-    """The rows for a terminal: names whole, numbers to the right."""
+    """Rows for a terminal; names are not shortened, numbers are aligned to the right."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     longest_name = max(len(row["name"]) for row in rows)
     for heading in rows[0]:

@@ -1,6 +1,6 @@
-"""The `thinsection` command: finds the subcommand, and turns our errors into a line.
+"""The `thinsection` command: loads the subcommand, and prints our errors as one line.
 
-Modules are imported only when their command is called, so that `thinsection --help` is quick.
+Modules are imported only if their command is called, so that `thinsection --help` is quick.
 """
 
 import contextlib
@@ -76,20 +76,21 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("run", "Run the main job on one slide and show the results."),
 }
 
-# our own errors, as for a wrong flag
+# the same code as for a wrong flag
 EXIT_USAGE = 2
-# the output cannot be written any more; what is done stays
+# code if the output is not writable; finished results stay
 EXIT_OUTPUT = 4
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
-    """The application with the called command, or with the list of all for `--help`."""
+    """Application with the called command, or with the list of all commands for `--help`."""
     app = typer.Typer(
         name="thinsection",
         help="Whole-slide images to embeddings and predictions, in the memory you have.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,  # plain help: to draw its boxes took half of the CPU time
+        # plain help, since drawing boxes took half of the CPU time
+        rich_markup_mode=None,
     )
 
     @app.callback(invoke_without_command=True)
@@ -113,19 +114,19 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
 
 
 def called_name(arguments: Sequence[str]) -> str | None:
-    """The first argument that is no flag."""
+    """First argument that is not a flag."""
     names = (argument for argument in arguments if not argument.startswith("-"))
     return next(names, None)
 
 
 def do_nothing() -> None:
-    """Stands for a command that is listed and not called."""
+    """Placeholder for a command that is listed but not called."""
 
 
 def _add_command(app: typer.Typer, name: str, arguments: Sequence[str]) -> None:
     """Imports the module of a command and adds that command alone.
 
-    The others of the module would each be built with their dozens of flags.
+    The other commands of the module would each be built with dozens of flags.
     """
     module = importlib.import_module(f"thinsection.cli.{COMMANDS[name][0]}")
     has_builder = hasattr(module, "build")
@@ -140,7 +141,7 @@ def _add_command(app: typer.Typer, name: str, arguments: Sequence[str]) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
-    # tifffile logs what it also raises, and Python prints the log where nobody listens
+    # tifffile logs errors that it also raises; without a handler Python would print the log
     logging.getLogger("tifffile").addHandler(logging.NullHandler())
     try:
         with stopping(), writing("standard output"):
@@ -154,11 +155,11 @@ def main() -> None:
 
 
 def _print_error(start: str, error: BaseException) -> None:
-    """Writes the error and what was noted on it, each on a line."""
+    """Prints the error and its notes, one per line."""
     from rich.console import Console
 
     lines = [f"{start}{error}", *getattr(error, "__notes__", [])]
-    with contextlib.suppress(OSError):  # nobody reads it any more
+    with contextlib.suppress(OSError):  # the reader of the output may have closed it
         console = Console(stderr=True)
         text = "\n".join(lines)
         console.print(text, style="bold red", markup=False, soft_wrap=True)

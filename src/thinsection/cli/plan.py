@@ -1,4 +1,4 @@
-"""`thinsection plan`: memory and time before anything runs."""
+"""`thinsection plan`: predicts memory and time of a run."""
 
 import subprocess
 from typing import Annotated
@@ -33,7 +33,7 @@ def plan(
     """
     from thinsection.slide.cohort import load_cohort
 
-    # a wrong path or name is said before what is slow
+    # report a wrong path or name before slow work
     load_cohort(slides)
     spec = resolve(config, "aggregate")
 
@@ -76,7 +76,7 @@ def _size(num_bytes: int | None) -> str:
 
 
 def _print_request(slides: list[str], spec: RunSpec, gpu_bytes: int) -> None:
-    """Prints what `thinsection slurm script` would write for the same, and where it fits."""
+    """Prints the request that `thinsection slurm script` would make, and the nodes that fit it."""
     from thinsection.jobs.chunks import make_chunks
     from thinsection.jobs.executor import Rung
     from thinsection.jobs.request import SINFO, fitting_nodes, resource_directives

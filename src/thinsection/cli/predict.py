@@ -1,4 +1,4 @@
-"""`thinsection train`, `predict`, `heatmap`, `model`: heads, what they say, where it comes from."""
+"""`thinsection train`, `predict`, `heatmap`, `model`: train heads, predict, and explain results."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -113,7 +113,7 @@ def predict(
 
 
 def _validation_line(validation: dict[str, Any]) -> str:
-    """The headline of a validation in one line."""
+    """Headline of a validation in one line."""
     from thinsection.probe.result import METRIC_WORDS
 
     line = f"{validation['validation']} validation on {validation['cases']} cases"
@@ -159,7 +159,7 @@ def heatmap(
 
 @group.callback()
 def model_group() -> None:
-    """Keeps `model` a group, although it has one command."""
+    """Makes typer treat `model` as a group, although it has only one command."""
 
 
 @group.command("show")

@@ -23,11 +23,11 @@ GridOut = Annotated[
 
 
 def build(name: str, arguments: Sequence[str]) -> typer.Typer:
-    """`bench`, or the group `probe` with the flags of the subcommand that is called.
+    """Builds `bench`, or the group `probe` with the flags of the called subcommand.
 
     Args:
         name: 'bench' or 'probe'.
-        arguments: what follows; without any, every subcommand gets its flags.
+        arguments: arguments after the name; without any, every subcommand gets its flags.
     """
     root = typer.Typer()
     if name == "bench":
@@ -47,12 +47,12 @@ def build(name: str, arguments: Sequence[str]) -> typer.Typer:
 
 
 def _add_probe(app: typer.Typer, name: str, *, with_flags: bool) -> None:
-    """Adds the subcommand of a probe; that of one that cannot be loaded only says why."""
+    """Adds the subcommand of a probe; if it cannot be loaded, the subcommand reports why."""
     try:
         probe = load_probe(name)
     except (
         ThinsectionError
-    ) as error:  # raised when it is called: the others are unharmed
+    ) as error:  # raised only if this subcommand is called, so that the others work
         app.command(
             name,
             help=f"Cannot be loaded: {error}",
@@ -64,7 +64,7 @@ def _add_probe(app: typer.Typer, name: str, *, with_flags: bool) -> None:
 
 
 def _probe_command(probe: Probe) -> Callable[..., None]:
-    """The subcommand of a probe, with a flag per setting."""
+    """Subcommand of a probe, with a flag per setting."""
     data_argument = typer.Argument(metavar=probe.kind.metavar, help=probe.kind.help)
 
     def command(path: Path, out: Path, config: Any) -> None:
@@ -87,7 +87,7 @@ def _raising(error: ThinsectionError) -> Callable[[], None]:
 
 
 def _write_and_print(result: ProbeResult, out: Path) -> None:
-    """Writes the report and prints the score and where to look."""
+    """Writes the report and prints the score and the path."""
     from thinsection.probe.page import interval_words, write_probe_report
 
     page = write_probe_report(result, out)
@@ -176,7 +176,7 @@ def _bench(
 
 
 def _print_rows_and_exit(rows: Sequence["ProbeRow"], file: Path) -> None:
-    """Prints a line per score and where they all are; exit code 3 where a job failed."""
+    """Prints a line per score and their folder; exit code 3 if a job failed."""
     for row in rows:
         score = row.error if row.score is None else f"{row.metric} {row.score:.4f}"
         typer.echo(f"{row.job}: {row.status}, {row.probe}: {score}")

@@ -1,4 +1,4 @@
-"""Progress of a run for a person: a live bar on a terminal, now and then a line in a log."""
+"""Progress of a run for the user: a live bar on a terminal, or occasional lines in a log."""
 
 import threading
 import time
@@ -11,21 +11,21 @@ from rich.text import Text
 from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.results import describe
 
-# without a terminal: the pause between two lines doubles from the first to the second
+# seconds between two lines without a terminal; they double from the first to the second value
 _FIRST_LINE_S = 5.0
 _LINE_EVERY_S = 60.0
-# window of the rate that is shown
+# time window of the displayed rate, in seconds
 _WINDOW_S = 20.0
-# a time left is extrapolated from at least so much work
+# least time and share of the work before a remaining time is estimated
 _LEAST_WORK_S = 5.0
 _LEAST_WORK_SHARE = 0.02
 
 
 class RunProgress:
-    """Turns run events into one `bar`: slides ended, tiles/s, what holds them up, time left.
+    """Turns run events into one `bar`: finished slides, tiles/s, slowest step, remaining time.
 
-    The time left extrapolates, from the first batch on, what slides and tiles of the slides at work
-    have taken; it is shown after 5 s and 2 % of what was to do.
+    From the first batch on, the remaining time is extrapolated from finished slides and from
+    tiles of slides in progress. It appears after 5 s and 2 % of the work.
     """
 
     def __init__(self, console: Console, num_slides: int) -> None:
@@ -41,24 +41,24 @@ class RunProgress:
         )
         self._task = self.bar.add_task("starting", total=num_slides)
         self._lock = threading.Lock()
-        # tiles of the slides at work
+        # tiles of the slides in progress
         self._expected_tiles: dict[str, int] = {}
         self._seen_phases: set[str] = set()
-        # (time, tiles so far) of the events within the window
+        # (time, tiles so far) for the events within the window
         self._recent: deque[tuple[float, int]] = deque()
         self._started = time.monotonic()
-        # (time, slides done) when the last phase began
+        # (time, finished slides) at the start of the last phase
         self._first_work: tuple[float, float] | None = None
         self._num_tiles = 0
         self._num_ended = 0
-        # slides' worth of tiles that are done of the slides at work
+        # finished tiles of slides in progress, as a share of slides
         self._share_done = 0.0
         self._bottleneck = ""
         self._pause_s = _FIRST_LINE_S
         self._next_line = self._started + _FIRST_LINE_S
 
     def __call__(self, event: RunEvent) -> None:
-        """Takes one event; any thread."""
+        """Handles one event; safe in any thread."""
         with self._lock:
             if event.kind == "opening":
                 self._begin_phase(
@@ -84,7 +84,7 @@ class RunProgress:
         self._console.print(Text(text, style=style), highlight=False, soft_wrap=True)
 
     def _add_tiles(self, event: RunEvent) -> None:
-        """Counts the tiles of an event, and what share of their slide they are."""
+        """Counts the tiles of an event, and their share of the slide."""
         self._num_tiles += event.num_tiles
         self._bottleneck = event.text
         expected = self._expected_tiles.get(event.slide_id, event.num_tiles)
@@ -92,7 +92,7 @@ class RunProgress:
         self._share_done = min(share_done, len(self._expected_tiles) or 1)
 
     def _begin_phase(self, name: str, text: str) -> None:
-        """A line when something begins for the first time, and how far into the run that was."""
+        """Prints a line when a step begins for the first time, with the time since the start."""
         if name in self._seen_phases:
             return
         self._seen_phases.add(name)
@@ -101,7 +101,7 @@ class RunProgress:
         self.say(f"{text}, after {now - self._started:.1f} s")
 
     def _show(self) -> None:
-        """Updates the bar; without a terminal, prints a line where one is due."""
+        """Updates the bar; without a terminal, prints a line if enough time has passed."""
         now = time.monotonic()
         done = min(self._num_ended + self._share_done, self._num_slides)
         self._recent.append((now, self._num_tiles))
@@ -125,7 +125,7 @@ class RunProgress:
             self.say(", ".join([slides, *parts]))
 
     def _seconds_left(self, now: float, done: float) -> float | None:
-        """Seconds that the rest will take; None while too little work says so."""
+        """Seconds until the end; None while too little work is done for an estimate."""
         if self._first_work is None or done >= self._num_slides:
             return None
         began, done_before = self._first_work
@@ -138,7 +138,7 @@ class RunProgress:
 
 
 def clock(seconds: float) -> str:
-    """A time in short: '45 s', '12 min', '3.5 h'."""
+    """Formats a time in short: '45 s', '12 min', '3.5 h'."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:
@@ -147,5 +147,5 @@ def clock(seconds: float) -> str:
 
 
 def say(text: str) -> None:
-    """Prints a line at once, so that a log shows it when it is true."""
+    """Prints a line and flushes, so that a log has it at the right time."""
     print(text, flush=True)

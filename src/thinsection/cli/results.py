@@ -1,4 +1,4 @@
-"""Stored things: results (`ls`, `view`, `efficiency`, `export`), caches of features (`cache`)."""
+"""Commands for results (`ls`, `view`, `efficiency`, `export`) and for feature caches (`cache`)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -91,7 +91,7 @@ def _show_results(name: str, results: "Results") -> None:
 
 
 def _outcome(record: "Record") -> str:
-    """End of an invocation in words: '3 done, 1 failed'."""
+    """Outcome of an invocation in words: '3 done, 1 failed'."""
     counts = record.document.get("counts")
     if not counts:
         return "not finished"
@@ -153,7 +153,7 @@ def efficiency(folder: FolderArgument) -> None:
 
 
 def _print_and_exit(left_out: list[str], summary: str) -> None:
-    """Prints what was left out and what was done; exit code 3 where something was."""
+    """Prints the number of results and the slides left out; exit code 3 if there are any."""
     print(*left_out, summary, sep="\n")
     if left_out:
         raise typer.Exit(EXIT_SOME_LEFT_OUT)
@@ -198,7 +198,7 @@ def export_qupath(
 
 
 def _export_command(tool: str) -> Callable[..., None]:
-    """The command `export TOOL` of a layout, which another package may have brought."""
+    """Command `export TOOL` for a layout, which may come from another package."""
 
     def export(
         folder: FolderArgument,
@@ -288,7 +288,7 @@ def list_caches(cache_dir: CacheDir = None) -> None:
 
 
 def _cache_facts(entry: "CacheEntry") -> list[str]:
-    """The manifest of a whole cache, or how far one has come, or what is wrong with it."""
+    """Manifest of a complete cache, or the progress of an incomplete one, or its error."""
     manifest = entry.manifest
     if manifest is None:
         if entry.state == "unfinished":

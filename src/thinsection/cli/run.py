@@ -1,4 +1,4 @@
-"""`thinsection run`, its stages, `qc`, `aggregate`, `demo`; before them `config`."""
+"""`thinsection run`, its stages, `qc`, `aggregate`, `demo`, and `config` for their settings."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,9 +38,9 @@ Examples:
 
     thinsection {name} slides/ --out results --config run.toml --memory 1GiB
 """
-# px; a biopsy at 20x, about 200 tiles
+# edge in pixels; a biopsy at 20x, about 200 tiles
 _DEMO_SIZE = (6000, 5000)
-# path of a file to look at, relative to the results folder -> what it is
+# path in the results folder -> description, for files that the user should open
 _DEMO_FILES = {
     "index.html": "the run as a page: open it in a browser, look here first",
     "{grid}/overviews/{id}.png": "the slide, its tissue outlined, its tiles",
@@ -52,7 +52,7 @@ _DEMO_FILES = {
 
 
 def _help(name: str, summary: str) -> str:
-    """The help of a command that runs slides up to a stage."""
+    """Help of a command that runs slides up to a stage."""
     return summary + _EXAMPLES.format(name=name)
 
 
@@ -108,10 +108,10 @@ def run_embed(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
 
 
 def _run_and_report(slides: list[str], out: str, config: RunConfig, stage: str) -> int:
-    """Runs with progress, prints where the results are, and gives the exit code."""
+    """Runs with a progress bar, prints the path of the results, and returns the exit code."""
     from thinsection.slide.cohort import load_cohort
 
-    # a wrong path or name is said before what is slow
+    # report a wrong path or name before slow work
     num_slides = len(load_cohort(slides))
     resolve(config, stage)
 

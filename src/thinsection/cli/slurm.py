@@ -1,4 +1,4 @@
-"""`thinsection slurm`: arrays of any kind of task written, submitted, looked at and collected."""
+"""`thinsection slurm`: writes, submits, shows and collects arrays of any kind of task."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ _CONTEXT = {
     "help_option_names": [],
 }
 
-# kind of a task -> its class: the rooms of pipelines and probes are above that of jobs
+# kind of task -> its class; imported by name, since jobs may not import the rooms above it
 _TASKS = (
     Entry(name="run", help="Slides.", target="thinsection.pipeline.task:RunTask"),
     Entry(
@@ -83,7 +83,7 @@ def submit(context: typer.Context) -> None:
 
 
 def _write_array(arguments: list[str], *, queue: str) -> "Array | None":
-    """Runs the command up to where it hands its work to Slurm; None where nothing is missing."""
+    """Runs the command until it would submit its work to Slurm; None if nothing is missing."""
     from thinsection.errors import ConfigError
     from thinsection.files.sources import is_url
     from thinsection.jobs.slurm import Submitted
@@ -95,7 +95,7 @@ def _write_array(arguments: list[str], *, queue: str) -> "Array | None":
         command = ["run", *arguments]
     app = build_app(command)
     try:
-        # standard output is kept for the script, or the number of the job
+        # standard output is only for the script, or the job's number
         with redirect_stdout(sys.stderr):
             app(
                 [*command, "--executor", "slurm", "--queue", queue],
@@ -212,6 +212,6 @@ def _status(result: object) -> str:
 
 
 def _counts_text(counts: Mapping[str, int]) -> str:
-    """Text such as '3 done, 1 failed'."""
+    """Formats counts such as '3 done, 1 failed'."""
     rows = sorted(counts.items())
     return ", ".join(f"{count} {name.lower()}" for name, count in rows)

@@ -1,7 +1,7 @@
-"""Numbers of this machine and of an encoder for the cost models, without its weights.
+"""Rates of this machine and sizes of an encoder for the cost models, without its weights.
 
-Rates are measured once in some seconds and kept at ~/.cache/thinsection/plan.json (XDG_CACHE_HOME
-is respected), by CPU, core count and library versions.
+Rates are measured once, which takes seconds, and stored in ~/.cache/thinsection/plan.json
+(XDG_CACHE_HOME is respected), by CPU, core count and library versions.
 """
 
 import hashlib
@@ -35,14 +35,14 @@ from thinsection.machine import cpu_count, cpu_model
 from thinsection.qc.checks.artefact_maps import artefact_maps
 
 _FILE = "plan.json"
-_DECODE_S = 0.5  # CPU-seconds that decoding is measured for
-_RATE_S = 2.0  # CPU-seconds that an encoder is measured for
-_TILE_PX = 256  # edge of the tile that is decoded
-_RATE_TILES = 8  # of a batch whose rate is measured
-_MAPS_PX = 512  # edge of the image that quality control's nets are given
-_PEAK_BATCHES = 2.5  # that a process encodes whose peak is measured
-_PEAK_TIMES = 3  # processes whose peak is measured
-_PEAK_FLOPS = 2e12  # operations of all of them that are quick
+_DECODE_S = 0.5  # CPU-seconds for the measurement of decoding
+_RATE_S = 2.0  # CPU-seconds for the measurement of an encoder
+_TILE_PX = 256  # edge of the decoded tile in pixels
+_RATE_TILES = 8  # tiles in the batch that is timed
+_MAPS_PX = 512  # edge of the image for quality control's networks in pixels
+_PEAK_BATCHES = 2.5  # batches in the process whose peak memory is measured
+_PEAK_TIMES = 3  # processes whose peak memory is measured
+_PEAK_FLOPS = 2e12  # below this total of operations, peak measurements are quick
 
 Engine = Literal["torch", "openvino"]
 
@@ -52,11 +52,11 @@ class Calibration:
     """Rates of one machine."""
 
     process_bytes: int  # resident memory of a process that has loaded the libraries
-    start_s: float  # CPU-seconds until it has
-    decode_px_per_s: float  # JPEG px decoded per CPU-second
-    # CPU-seconds of a slide's tissue, polygons, pictures and files
+    start_s: float  # CPU-seconds until the libraries are loaded
+    decode_px_per_s: float  # JPEG pixels decoded per CPU-second
+    # CPU-seconds for a slide's tissue, polygons, pictures and files
     slide_s: float = 0.35
-    # CPU-seconds of quality control's nets for a px of tissue
+    # CPU-seconds of quality control's networks per pixel of tissue
     maps_s_per_px: float = 2e-6
     # key -> tiles per CPU-second
     encoders: dict[str, float] = field(default_factory=dict)
@@ -69,15 +69,15 @@ class EncoderSize:
     """Size of an encoder: memory and arithmetic."""
 
     weights_bytes: int  # of its weights
-    batch_bytes: int  # of one batch in work, weights not counted
-    dim: int  # of an embedding
+    batch_bytes: int  # bytes of one batch in progress, without the weights
+    dim: int  # length of an embedding
     flops_per_tile: float  # multiply-adds count as two
-    # measured, of a process with libraries and weights
+    # measured peak of a process with libraries and weights
     cpu_peak_bytes: int | None = None
 
 
 def machine_key() -> str:
-    """Names this machine and the versions that its rates depend on."""
+    """Key for this machine and the versions on which its rates depend."""
     parts = [
         platform.machine(),
         platform.processor(),
@@ -89,14 +89,14 @@ def machine_key() -> str:
 
 
 def calibrate(measure: Callable[[], Calibration] | None = None) -> Calibration:
-    """The kept measurements of this machine, made now if there are none."""
+    """Stored measurements of this machine, or new ones if there are none."""
     if not is_calibrated():
         keep((measure or measure_machine)())
     return Calibration(**_kept()[machine_key()])
 
 
 def is_calibrated(key: str | None = None) -> bool:
-    """True where the rates of this machine are kept, or those of an encoder on it."""
+    """True if rates of this machine are stored; with an encoder, also its rate here."""
     kept = _kept().get(machine_key())
     return kept is not None and (key is None or key in kept["encoders"])
 
@@ -104,7 +104,7 @@ def is_calibrated(key: str | None = None) -> bool:
 def encoder_number(
     table: Literal["encoders", "peaks"], key: str, measure: Callable[[], float]
 ) -> float:
-    """A number of an encoder, of one of `Calibration`'s tables: kept, or measured now."""
+    """Number of an encoder from one of `Calibration`'s tables: stored, or measured now."""
     machine = calibrate()
     numbers: dict[str, float] = getattr(machine, table)
     if key not in numbers:
@@ -122,13 +122,13 @@ def keep(calibration: Calibration) -> None:
 def _kept() -> dict[str, Any]:
     try:
         document = json.loads((user_cache_dir() / _FILE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # a damaged cache is measured anew
+    except (FileNotFoundError, ValueError):  # a damaged cache is measured again
         return {}
     return document if isinstance(document, dict) else {}
 
 
 def measure_machine() -> Calibration:
-    """Measures in a fresh process (memory) and in this one (decoding, nets); about 10 s."""
+    """Measures in a fresh process (memory) and in this one (decoding, networks); about 10 s."""
     seconds, peak = _run_probe(_START_PROBE)
     return Calibration(
         process_bytes=int(peak),
@@ -139,7 +139,7 @@ def measure_machine() -> Calibration:
 
 
 def _run_probe(code: str, *arguments: str) -> list[float]:
-    """Numbers that a fresh process prints as JSON; a run's libraries are loaded before `code`."""
+    """Numbers that a fresh process prints as JSON; it loads a run's libraries before `code`."""
     command = [sys.executable, "-c", _IMPORTS + code, *arguments]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
@@ -150,7 +150,7 @@ def _run_probe(code: str, *arguments: str) -> list[float]:
 
 
 def measure_decoding() -> float:
-    """JPEG px per CPU-second of this thread, on a textured tile at quality 80."""
+    """JPEG pixels per CPU-second of this thread, on a textured tile at quality 80."""
     rng = np.random.default_rng(0)
     coarse = rng.integers(90, 230, (_TILE_PX // 8, _TILE_PX // 8, 3), dtype=np.uint8)
     fine = rng.integers(0, 24, (_TILE_PX, _TILE_PX, 3), dtype=np.uint8)
@@ -168,7 +168,7 @@ def measure_decoding() -> float:
 
 
 def measure_maps() -> float:
-    """CPU-seconds of the nets that quality control asks, for a px of tissue."""
+    """CPU-seconds of quality control's networks per pixel of tissue."""
     rgb = np.random.default_rng(0).integers(
         90, 230, (_MAPS_PX, _MAPS_PX, 3), dtype=np.uint8
     )
@@ -185,11 +185,11 @@ def encoder_size(
     on_gpu: bool = False,
     engine: Engine = "torch",
 ) -> EncoderSize:
-    """Size of the encoder for a batch, by dry passes on a CPU's or a GPU's behalf.
+    """Size of the encoder for a batch, by dry passes for a CPU or a GPU.
 
-    `engine` is the one that it is planned for, not the one that it runs by.
+    `engine` is the planned engine, not the one that the encoder runs on now.
 
-    Raises InvalidInputError: another package's encoder, which cannot be looked into.
+    Raises InvalidInputError: an encoder of another package, which allows no dry pass.
     """
     if not isinstance(encoder, NetworkTileEncoder):
         raise InvalidInputError(
@@ -214,9 +214,9 @@ def encoder_size(
 def measure_rate(
     encoder: TileEncoder, *, tile_px: int, engine: Engine = "torch"
 ) -> float:
-    """Tiles per CPU-second, over all threads, after a warm-up; memory is kept as in a run.
+    """Tiles per CPU-second over all threads, after a warm-up; freed memory is kept as in a run.
 
-    For OpenVINO the encoder, which has random weights, is converted and the graph not kept.
+    For OpenVINO, the encoder with random weights is converted, and the graph is not stored.
     """
     if engine == "openvino" and isinstance(encoder, NetworkTileEncoder):
         with _graphs() as folder:
@@ -240,7 +240,8 @@ def measure_cpu_peak(
 ) -> int:
     """Peak bytes of a fresh process that encodes batches as a run does, with random weights.
 
-    The mean of a few: where small objects end up in the heap is chance, and moves the peak.
+    Returns the mean of a few processes, since the layout of small objects in the heap is random and
+    changes the peak.
     """
     with _graphs() as folder:
         arguments = (
@@ -252,7 +253,7 @@ def measure_cpu_peak(
             str(folder),
         )
         if engine == "openvino":
-            # converts, as only the first run of all does
+            # converts the graph, which otherwise only the very first run does
             _run_probe(_PEAK_PROBE, *arguments)
         peaks = [_run_probe(_PEAK_PROBE, *arguments)[0] for _ in range(_PEAK_TIMES)]
     return int(statistics.mean(peaks))
@@ -260,14 +261,14 @@ def measure_cpu_peak(
 
 @contextmanager
 def _graphs() -> Iterator[Path]:
-    """A folder for converted graphs that are only measured."""
+    """Temporary folder for graphs that are converted only for a measurement."""
     user_cache_dir().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=user_cache_dir(), prefix=TMP_MARK) as folder:
         yield Path(folder)
 
 
 def is_quick(size: EncoderSize, *, batch_size: int) -> bool:
-    """True where `measure_cpu_peak` takes half a minute of one core at most."""
+    """True if `measure_cpu_peak` takes at most half a minute of one core."""
     return size.flops_per_tile * batch_size * _PEAK_BATCHES * _PEAK_TIMES <= _PEAK_FLOPS
 
 

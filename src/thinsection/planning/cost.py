@@ -1,19 +1,19 @@
-"""Cost of a run as formulas: peak memory, and time over measured rates.
+"""Cost of a run by formulas: peak memory, and time from measured rates.
 
 Host peak = process + weights + batch + buffers + scratch + caches + prepared + results:
     process   interpreter, libraries, allocator: measured once per machine (`calibration`)
-    weights   of the encoder, and once more while they are loaded
-    batch     what one encoding batch holds (encode.memory.batch_bytes, a dry pass); on a CPU
+    weights   weights of the encoder, and once more while they are loaded
+    batch     memory of one encoding batch (encode.memory.batch_bytes, a dry pass); on a CPU
     buffers   min(slots * batch_size, tiles of the run) * tile_px² * 3 (stream.budget)
     scratch   decode workers * (region + tile of the level that is read) (stream.budget)
     caches    decoded segments that readers keep, per opened slide
-    prepared  (prefetched + 2) * 40 bytes per px of the tissue mask, and what the threads hold that
-              prepare and write slides beside the encoder; 27 bytes per px at 4 µm/px of the slide
-              that quality control is at
+    prepared  (prefetched + 2) * 40 bytes per pixel of the tissue mask, and the threads' memory to
+              prepare and write slides beside the encoder; 27 bytes per pixel at 4 µm/px of the
+              slide in quality control
     results   tiles of the largest slide * embedding bytes * 3 (collected, pooled, written)
-On a CPU process, weights and batch are measured together where that is quick: the heap of a process
-that encodes keeps holes that no formula knows. On a GPU, weights and batch are there, beside the
-driver's context and two batches in transfer.
+On a CPU, process, weights and batch are measured together if that is quick, since the heap of an
+encoding process keeps holes that no formula predicts. On a GPU, weights and batch are in its
+memory, with the driver's context and two batches in transfer.
 """
 
 from collections.abc import Sequence
@@ -28,42 +28,43 @@ from thinsection.stream.budget import CHANNELS
 from thinsection.types import GIB, MIB
 
 MASK_BYTES_PER_PX = 40
-# threads' stacks and arenas, pictures and tables of slides that are prepared or written: what is
-# not modelled one by one, fitted to benchmarks/bench_plan.py
+# threads' stacks and arenas, pictures and tables of slides in preparation or output: all memory
+# that is not modelled one by one, fitted to benchmarks/bench_plan.py
 OTHER_BYTES = 72 * MIB
-# over the parts: peaks of equal runs differ, as the heap falls; see benchmarks/bench_plan.py
+# margin over the parts, since equal runs have different peaks by heap layout; see
+# benchmarks/bench_plan.py
 MARGIN = 1.06
 CUDA_CONTEXT_BYTES = 600 * MIB
-# of the driver and kernels in a process; a bound, not measured here
+# memory of driver and kernels per process; an upper bound, not measured here
 CUDA_HOST_BYTES = 2 * GIB
 _RESULT_COPIES = 3
-# share of the data sheet's matrix rate that a vision transformer's forward pass reaches; an
-# assumption, not a measurement: replace it by a calibration on the card
+# share of the data sheet's matrix rate that a vision transformer's forward pass reaches; this
+# is an assumption, not a measurement, to be replaced by a calibration on the GPU
 ASSUMED_EFFICIENCY = 0.35
-# quality control: process, which may have to train pixel models, + work images and what a check
-# holds beside them, by the px of the slide at 4 µm/px (finer where the pipeline's image is); bounds
-# that were fitted to benchmarks/bench_qc.py, which compares
+# Bounds for quality control, fitted to and compared by benchmarks/bench_qc.py: the process, which
+# may have to train pixel models, and bytes of work images and checks per pixel of the slide at
+# 4 µm/px, or finer if the pipeline's image is finer.
 COARSEST_MPP = 4.0
-TRAINING_S = 15.0  # of a process that does not see the cache of pixel models
+TRAINING_S = 15.0  # seconds for a process without access to the cache of pixel models
 _PROCESS_BYTES = 384 * MIB
 _BYTES_PER_PX = 27
 _START_S = 1.0
 _S_PER_PX = 3e-7
 _MAPS_S_PER_PX = 3e-6
 _S_PER_L0_PX = 1 / 60e6
-# CPU-seconds of a slide with levels, as in a run: imports, checks, blur at level 0; nets beside
+# CPU-seconds of a slide with levels in a run: imports, checks, blur at level 0; without networks
 _RUN_S = 0.3
 _RUN_S_PER_PX = 1e-7
 _RUN_S_PER_L0_PX = 2.5e-9
 
 
 def encoders_together(sizes: Sequence[EncoderSize]) -> EncoderSize:
-    """Size of several encoders of one process: all weights, one batch in work at a time."""
+    """Size of several encoders in one process: all weights, and one batch at a time."""
     weights = sum(size.weights_bytes for size in sizes)
     peaks = []
     for size in sizes:
         if size.cpu_peak_bytes is not None:
-            # a measured peak has the encoder's own weights and the libraries in it
+            # a measured peak contains the encoder's own weights and the libraries
             peaks.append(size.cpu_peak_bytes + weights - size.weights_bytes)
     return EncoderSize(
         weights_bytes=weights,
@@ -80,28 +81,29 @@ class QcSize:
 
     num_px_l0: int
     slide_mpp: float
-    work_mpp: float = COARSEST_MPP  # of the finest image that checks see as a whole
-    maps: bool = False  # whether nets look for artefacts
+    # resolution of the finest image that checks see as a whole
+    work_mpp: float = COARSEST_MPP
+    maps: bool = False  # True if networks search for artefacts
 
     @property
     def peak_bytes(self) -> int:
-        """Highest peak of a process of its own."""
+        """Largest peak of a process that only does quality control."""
         return _PROCESS_BYTES + self.held_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Most bytes that images and checks hold."""
+        """Largest number of bytes in images and checks."""
         return int(_BYTES_PER_PX * self._work_px)
 
     @property
     def most_s(self) -> float:
-        """Most CPU-seconds of a slide, also of one without levels."""
+        """Largest CPU-seconds of a slide, also of one without levels."""
         per_px = _MAPS_S_PER_PX if self.maps else _S_PER_PX
         return _START_S + per_px * self._work_px + _S_PER_L0_PX * self.num_px_l0
 
     def run_s(self, maps_s_per_px: float) -> float:
-        """CPU-seconds in a run, where the nets take that for a px of tissue."""
-        # half of a slide is tissue
+        """CPU-seconds in a run; the argument is the networks' time per pixel of tissue."""
+        # assume that half of a slide is tissue
         per_px = _RUN_S_PER_PX + self.maps * maps_s_per_px / 2
         return _RUN_S + per_px * self._work_px + _RUN_S_PER_L0_PX * self.num_px_l0
 
@@ -116,10 +118,10 @@ class SlideSize:
 
     slide_id: str
     num_tiles: int  # tiles with enough tissue
-    read_px: int  # px of the level that are decoded for one tile
-    mask_px: int  # of the tissue mask
-    thumbnail_px: int  # px that are decoded for the thumbnail
-    qc: QcSize | None = None  # None for a run without
+    read_px: int  # pixels of the level that are decoded for one tile
+    mask_px: int  # pixels of the tissue mask
+    thumbnail_px: int  # pixels that are decoded for the thumbnail
+    qc: QcSize | None = None  # None for a run without quality control
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,7 @@ class MemoryPlan:
     """Predicted peaks and their parts."""
 
     host: dict[str, int]  # name of a part -> bytes of host memory
-    # the same on the GPU; empty without one
+    # parts of GPU memory; empty without a GPU
     gpu: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -145,11 +147,11 @@ class MemoryPlan:
 class TimePlan:
     """Predicted seconds."""
 
-    start_s: float  # imports and weights, once per process
-    prepare_s: float  # opening, tissue, grid, pictures; CPU-seconds
+    start_s: float  # seconds for imports and weights, once per process
+    prepare_s: float  # CPU-seconds for opening, tissue, grid and pictures
     decode_s: float = 0.0  # CPU-seconds
     encode_s: float = 0.0  # CPU-seconds, or seconds of the GPU
-    wall_s: float  # of the run
+    wall_s: float  # wall-clock seconds of the run
 
     @property
     def cpu_s(self) -> float:
@@ -161,13 +163,13 @@ class TimePlan:
 class Gpu:
     """One kind of GPU."""
 
-    name: str  # as `--gpu` takes it
-    memory_bytes: int  # on the card
+    name: str  # name for `--gpu`
+    memory_bytes: int  # memory of the card
     half_flops: float  # dense half-precision operations per second
 
 
 def _card(name: str, memory_gib: int, half_teraflops: float) -> Gpu:
-    """A card by its data sheet."""
+    """Makes a GPU from the numbers in its data sheet."""
     return Gpu(
         name=name, memory_bytes=memory_gib * GIB, half_flops=half_teraflops * 1e12
     )
@@ -187,7 +189,7 @@ GPUS = {card.name: card for card in _CARDS}
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of that name. Raises ConfigError: not known; names the nearest."""
+    """GPU of this name. Raises ConfigError: unknown name; the message lists the nearest."""
     if name not in GPUS:
         raise ConfigError(f"gpu must be a known one, got {name!r}{nearest(name, GPUS)}")
     return GPUS[name]
@@ -195,13 +197,14 @@ def find_gpu(name: str) -> Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:
-    """The formulas, with what they need beside the slides."""
+    """Formulas for the cost of slides, with all their other inputs."""
 
     spec: RunSpec
     gpu: Gpu | None  # None for a CPU
     encoder: EncoderSize | None  # None for a run that ends with the tile grid
     machine: Calibration
-    tiles_per_s: float = 0.0  # of the encoders here, per CPU-second; unused with a GPU
+    # rate of the encoders on this machine, per CPU-second; not used with a GPU
+    tiles_per_s: float = 0.0
 
     @property
     def batch_size(self) -> int:
@@ -209,7 +212,7 @@ class Planner:
         return self.spec.batch_size(on_gpu=self.gpu is not None)
 
     def memory(self, slides: Sequence[SlideSize], *, cpus: int) -> MemoryPlan:
-        """Peaks of one process with so many CPUs that takes these slides, at least one."""
+        """Peaks of one process with this number of CPUs and at least one of these slides."""
         machine_bytes = self.machine.process_bytes
         encoder = self.encoder
         parts = self._slide_parts(slides)
@@ -241,19 +244,19 @@ class Planner:
         return CHANNELS * self.spec.tiles.tile_px**2
 
     def _slide_parts(self, slides: Sequence[SlideSize]) -> dict[str, int]:
-        """Memory of slides that are prepared, or at quality control."""
+        """Memory of slides in preparation or in quality control."""
         prepared = min(self.spec.stream.prefetch_slides + 2, len(slides))
         mask_bytes = max(slide.mask_px for slide in slides) * MASK_BYTES_PER_PX
         parts = {"prepared slides": prepared * mask_bytes + OTHER_BYTES}
         checks = [slide.qc.held_bytes for slide in slides if slide.qc]
-        if checks:  # of one slide at a time
+        if checks:  # for one slide at a time
             parts["quality control"] = max(checks)
         return parts
 
     def _tile_parts(
         self, slides: Sequence[SlideSize], encoder: EncoderSize, cpus: int
     ) -> dict[str, int]:
-        """Memory of tiles that are decoded, and of their embeddings."""
+        """Memory of decoded tiles and of their embeddings."""
         workers = self.spec.stream.decode_workers or cpus
         spec = self.spec.with_stream(decode_workers=workers)
         budget = spec.stream_budget(self.batch_size)
@@ -271,10 +274,10 @@ class Planner:
         }
 
     def time(self, slides: Sequence[SlideSize], *, cpus: float) -> TimePlan:
-        """Seconds of one process with so many CPUs that takes these slides.
+        """Seconds of one process with this number of CPUs for these slides.
 
-        On a CPU decoding and encoding share the cores. On a GPU they overlap: the slower of
-        decoding and of encoding on the card sets the pace.
+        On a CPU decoding and encoding share the cores. On a GPU they overlap, so that the slower of
+        the two decides.
         """
         start_s = self.machine.start_s
         px_per_s = self.machine.decode_px_per_s

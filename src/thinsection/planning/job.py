@@ -1,4 +1,4 @@
-"""Resources that each batch job of a run should ask for, predicted from a sample of its slides."""
+"""Resources for each batch job of a run, predicted from a sample of its slides."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,20 +29,22 @@ from thinsection.usage.analysis import (
     with_margins,
 )
 
-MAX_OPENED = 64  # headers that a submission opens at most: seconds, not minutes
+# largest number of headers that a submission opens, so that it takes seconds
+MAX_OPENED = 64
 _MIN_GPU_CPUS = 2
 _MAX_GPU_CPUS = 16
 
 
 def run_request(chunks: Sequence[Sequence[SlideEntry]], spec: RunSpec) -> JobRequest:
-    """Resources of each job of a run over one of these chunks.
+    """Resources of each job of a run for one of these chunks.
 
-    All get the same, so it is planned for the hungriest imaginable: as many slides as the largest
-    chunk has, as if they were the largest of up to `MAX_OPENED` whose headers and thumbnails are
-    opened, evenly over the cohort by file size. A flag always wins; where all are given nothing is
-    opened. Without a prediction the defaults are taken and `warning` says why.
+    All jobs request the same, so the worst case is planned: as many slides as in the largest chunk,
+    each as large as the largest in a sample. The sample has up to `MAX_OPENED` slides, evenly over
+    the cohort by file size, whose headers and thumbnails are opened. Flags take precedence; if all
+    are given, nothing is opened. Without a prediction the defaults are used, and `warning` gives
+    the reason.
 
-    Raises ConfigError (unknown GPU or setting), BudgetError (`--memory` is below the least).
+    Raises ConfigError (unknown GPU or setting), BudgetError (`--memory` is below the minimum).
     """
     executor = spec.executor
     numbers: Numbers = {}
@@ -66,9 +68,9 @@ def run_request(chunks: Sequence[Sequence[SlideEntry]], spec: RunSpec) -> JobReq
 
 
 def sample_entries(entries: Sequence[SlideEntry]) -> list[SlideEntry]:
-    """At most `MAX_OPENED` local slides, evenly over their file sizes, the largest among them.
+    """At most `MAX_OPENED` local slides, evenly over their file sizes, including the largest.
 
-    Raises CohortError: none is a local file.
+    Raises CohortError: there is no local file.
     """
     local = [
         entry
@@ -89,7 +91,7 @@ def sample_entries(entries: Sequence[SlideEntry]) -> list[SlideEntry]:
 def _look_at(
     sample: Sequence[SlideEntry], look: Callable[[SlideEntry], Looked]
 ) -> tuple[Looked, ...]:
-    """Answers of `look` for the slides that open. Raises CohortError: none does."""
+    """Results of `look` for the slides that open. Raises CohortError: no slide opens."""
     answers, unreadable = look_into(sample, look)
     if not answers:
         raise CohortError(f"no slide opens, got {next(iter(unreadable.values()))}")
@@ -118,7 +120,7 @@ def _run_numbers(sample: list[SlideEntry], count: int, spec: RunSpec) -> Numbers
 
 
 def _cpus(formulas: Planner, slides: Sequence[SlideSize]) -> tuple[int, str]:
-    """CPUs that keep a GPU fed, and why; without a GPU any number will do, so the default."""
+    """Number of CPUs that keep a GPU busy, and why; without a GPU, the default."""
     time = formulas.time(slides, cpus=1)
     if formulas.gpu is None or not time.encode_s:
         return DEFAULT.cpus, "default"
@@ -132,7 +134,7 @@ def _cpus(formulas: Planner, slides: Sequence[SlideSize]) -> tuple[int, str]:
 
 
 def _qc_numbers(sample: Sequence[SlideEntry], count: int, spec: RunSpec) -> Numbers:
-    """One CPU, and bounds of memory and time, of quality control of `count` slides."""
+    """One CPU, and upper bounds of memory and time, for quality control of `count` slides."""
     look = partial(
         _qc_size_of, reader=spec.slides.reader, pipeline=load_pipeline(spec.qc.qc)
     )
@@ -145,7 +147,7 @@ def _qc_numbers(sample: Sequence[SlideEntry], count: int, spec: RunSpec) -> Numb
 
 
 def _qc_size_of(entry: SlideEntry, *, reader: str, pipeline: Pipeline) -> QcSize:
-    """Size of a slide as quality control sees it, of which only the header is read."""
+    """Size of a slide for quality control; only its header is read."""
     with entry.open(reader) as slide:
         return qc_size(slide, pipeline, entry)
 
@@ -153,7 +155,7 @@ def _qc_size_of(entry: SlideEntry, *, reader: str, pipeline: Pipeline) -> QcSize
 def _with_margins(
     cpus: tuple[int, str], memory: tuple[int, str], time: tuple[float, str]
 ) -> Numbers:
-    """Each number with its margin, which is named beside where the number comes from."""
+    """Each number with its margin, which is stated beside the source of the number."""
     memory_bytes, walltime_s = with_margins(memory[0], time[0])
     return {
         "cpus": cpus,
@@ -166,6 +168,6 @@ def _with_margins(
 
 
 def _basis(count: int, num_opened: int) -> str:
-    """Words on the slides that a prediction is made for."""
+    """Describes the slides on which a prediction is based."""
     slides = f"{count} slides" if count > 1 else "1 slide"
     return f"for {slides} as large as the largest of {num_opened} opened"

@@ -1,4 +1,4 @@
-"""A run planned before it runs: headers and thumbnails in, memory and time out."""
+"""Plan of a run: predicts memory and time from headers and thumbnails."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -42,12 +42,12 @@ Listener = Callable[[str], None]
 class RunPlan:
     """Predicted memory and time of a run."""
 
-    slides: tuple[SlideSize, ...]  # of each slide that opens
-    unreadable: dict[str, str]  # slide id -> why it does not
-    memory: MemoryPlan  # of one process that takes all slides
+    slides: tuple[SlideSize, ...]  # slides that open
+    unreadable: dict[str, str]  # slide id -> error message
+    memory: MemoryPlan  # one process with all slides
     time: TimePlan
-    gpu: Gpu | None  # the card that it is planned for; None for a CPU
-    warnings: tuple[str, ...]  # budgets that cannot hold, and what would
+    gpu: Gpu | None  # planned GPU; None for a CPU
+    warnings: tuple[str, ...]  # limits that are too low, and sufficient values
 
 
 def plan(
@@ -60,15 +60,15 @@ def plan(
 
     Args:
         slides: files, folders or cohort CSVs.
-        config: of the run that is planned.
-        on_message: told what is about to be measured, once a machine and encoder.
+        config: settings of the planned run.
+        on_message: called before each measurement, once per machine and encoder.
 
     Memory: one thumbnail and one tile table at a time, and the encoder.
 
     Raises:
         ConfigError: unknown GPU or setting.
         CohortError: no slides.
-        BudgetError: none that opens.
+        BudgetError: no slide opens.
     """
     spec = resolve(config or RunConfig(), "aggregate")
     entries = cohort_of(slides, spec.slides, spec.regions)
@@ -89,12 +89,12 @@ def plan(
 
 
 def planner(spec: RunSpec, *, on_message: Listener = lambda text: None) -> Planner:
-    """Formulas of a run's cost, with the sizes of its encoders and the rates of this machine.
+    """Formulas for a run's cost, with the sizes of its encoders and the rates of this machine.
 
-    Weights are not downloaded: sizes come from the architecture. The first call on a machine, and
-    the first with an encoder, measures for some seconds.
+    Weights are not downloaded, as sizes come from the architecture. The first call on a machine,
+    and the first call with an encoder, take some seconds to measure.
 
-    Raises ConfigError (unknown GPU or setting), InvalidInputError (another package's encoder).
+    Raises ConfigError (unknown GPU or setting), InvalidInputError (encoder of another package).
     """
     if not spec.encoding.encoders:
         machine = calibration.calibrate()
@@ -123,9 +123,10 @@ def planner(spec: RunSpec, *, on_message: Listener = lambda text: None) -> Plann
 def _measured_encoder(
     name: str, spec: RunSpec, gpu: Gpu | None, on_message: Listener
 ) -> tuple[EncoderSize, float]:
-    """Size of an encoder, and its tiles per CPU-second by the engine that will run.
+    """Size of an encoder, and its tiles per CPU-second on the engine of the run.
 
-    Sizes come from a dry pass by torch; nothing is converted but for a measurement, which is kept.
+    Sizes come from a dry pass with torch. A graph is converted only for a measurement, whose result
+    is stored.
     """
     encoding = spec.encoding
     tile_px = spec.tiles.tile_px
@@ -171,9 +172,9 @@ def _measured_encoder(
 
 
 def planned_gpu(spec: RunSpec) -> Gpu | None:
-    """Card of the settings: the named one, or the slowest where they say 'cuda' only.
+    """GPU in the settings: the named one, or the slowest known one for plain 'cuda'.
 
-    Raises ConfigError: no such card.
+    Raises ConfigError: unknown GPU.
     """
     settings = spec.executor.at_rung(Rung())
     if settings.gpu is not None:
@@ -188,7 +189,7 @@ def planned_gpu(spec: RunSpec) -> Gpu | None:
 def look_into(
     entries: Sequence[SlideEntry], look: Callable[[SlideEntry], Looked]
 ) -> tuple[tuple[Looked, ...], dict[str, str]]:
-    """Answers of `look` for the slides that open, and why the others do not, by slide id."""
+    """Results of `look` for the slides that open, and errors of the others, by slide id."""
     answers = []
     unreadable = {}
     for entry in entries:
@@ -200,7 +201,7 @@ def look_into(
 
 
 def slide_size(entry: SlideEntry, spec: RunSpec) -> SlideSize:
-    """Opens a slide, finds its tissue on the thumbnail and counts its tiles; decodes no tile."""
+    """Opens a slide, detects its tissue on the thumbnail and counts its tiles; decodes no tile."""
     mask_mpp = spec.tissue.mask_mpp
     with entry.open(spec.slides.reader) as slide:
         table = tile_grid(slide, spec.tiles, tissue=tissue_mask(slide, spec.tissue))
@@ -224,7 +225,7 @@ def slide_size(entry: SlideEntry, spec: RunSpec) -> SlideSize:
 
 
 def qc_size(slide: Slide, pipeline: Pipeline, entry: SlideEntry) -> QcSize:
-    """Size of a slide as quality control sees it, from its header."""
+    """Size of a slide for quality control, from its header."""
     scale = scale_of(slide, pipeline, mean_mpp(entry.slide_mpp))
     return QcSize(
         num_px_l0=math.prod(slide.size),
@@ -235,7 +236,7 @@ def qc_size(slide: Slide, pipeline: Pipeline, entry: SlideEntry) -> QcSize:
 
 
 def _warnings(memory: MemoryPlan, formulas: Planner) -> tuple[str, ...]:
-    """Sentences on budgets that cannot hold the run."""
+    """Sentences about limits that are too low for the run."""
     executor = formulas.spec.executor
     job_memory = executor.at_rung(Rung()).job_memory
     gpu = formulas.gpu

@@ -1,1 +1,1 @@
-"""Pictures and pages that a person looks at."""
+"""Pictures and pages for the user."""

@@ -1,8 +1,8 @@
-"""Pictures of whole slides: what was found, drawn over the tissue, with scale bar and legend.
+"""Pictures of whole slides: results drawn over the slide, with scale bar and legend.
 
-One way for the overview, quality control, heatmaps and notebooks: a `Picture` of at most
-`LONG_SIDE` px and layers, of which each knows how to paint itself, become one image. Below it a
-strip says how long a millimetre is and what the colours mean; the px above it are the slide's.
+The overview, quality control, heatmaps and notebooks all use it. A `Picture` of at most `LONG_SIDE`
+pixels and layers, each of which paints itself, become one image. A strip below it has the scale bar
+and the legend of the colours. The pixels above the strip are those of the slide.
 """
 
 import unicodedata
@@ -27,24 +27,24 @@ from thinsection.report.picture import Picture
 from thinsection.types import RgbArray
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
-# left, top, right, bottom, px
+# left, top, right, bottom in pixels
 Box = tuple[int, int, int, int]
 
 _INK = (29, 39, 51)
 _PAPER = (255, 255, 255)
-# share of a picture's width that its scale bar takes at most
+# largest share of a picture's width for its scale bar
 _BAR_SHARE = 0.18
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the strip: words, a sign, words.
+    """Part of the strip: text, a sign, text.
 
     Attributes:
-        left: words before the sign.
-        sign_px: width of the sign.
-        right: words after it.
-        layer: layer that the sign stands for; None: the scale bar.
+        left: text before the sign.
+        sign_px: width of the sign in pixels.
+        right: text after the sign.
+        layer: layer that the sign explains; None for the scale bar.
     """
 
     left: str
@@ -54,9 +54,9 @@ class _Part:
 
 
 def draw(picture: Picture, layers: Sequence[Layer], *, caption: str = "") -> RgbArray:
-    """`paint`, and below it a strip with caption, scale bar, legend and colour bars.
+    """Draws `paint`, and below it a strip with caption, scale bar, legend and colour bars.
 
-    The strip's height depends on what it says; px above it are at their place on the slide.
+    The strip's height depends on its text; pixels above it keep their place on the slide.
     """
     painted = paint(picture, layers)
     width, height = picture.size
@@ -96,19 +96,19 @@ def draw(picture: Picture, layers: Sequence[Layer], *, caption: str = "") -> Rgb
 def write_drawing(
     path: Path, picture: Picture, layers: Sequence[Layer], *, caption: str = ""
 ) -> None:
-    """Writes `draw` as a PNG, atomically."""
+    """Writes the image of `draw` as a PNG, atomically."""
     image = Image.fromarray(draw(picture, layers, caption=caption))
     with atomic_path(path) as tmp:
         image.save(tmp, format="PNG", compress_level=4)
 
 
 def _ascii(text: str) -> str:
-    """Text without accents and other signs: the font that comes with Pillow knows ASCII."""
+    """Text in ASCII, since Pillow's own font has no accents or other signs."""
     return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
 
 
 def _shortened(text: str, font: Font, width: int) -> str:
-    """Text that is at most `width` px long; a longer one ends in dots."""
+    """Text that is at most `width` pixels long; a longer one ends in dots."""
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(text + "...") > width:
@@ -119,7 +119,7 @@ def _shortened(text: str, font: Font, width: int) -> str:
 def _strip_parts(
     picture: Picture, layers: Sequence[Layer], font_px: int
 ) -> list[_Part]:
-    """The parts below a picture: the scale bar, then the legend."""
+    """Parts of the strip: the scale bar, then the legend."""
     parts: list[_Part] = []
     if picture.slide_mpp is not None:
         width_mm = picture.size_l0[0] * picture.slide_mpp[0] / 1000
@@ -144,7 +144,7 @@ def _strip_parts(
 
 
 def _draw_sign(pen: ImageDraw.ImageDraw, box: Box, layer: Layer | None) -> None:
-    """Draws the sign of a layer in the legend; without one the scale bar."""
+    """Draws the sign of a layer in the legend, or the scale bar if there is no layer."""
     left, top, right, bottom = box
     if layer is None:
         pen.line((left, bottom - 3, right, bottom - 3), fill=_INK, width=4)
@@ -172,7 +172,7 @@ def _over_white(color: Sequence[int], opacity: float) -> tuple[int, ...]:
 
 
 def nice_length(most: float) -> float:
-    """The largest 1, 2 or 5 times a power of ten that is not more."""
+    """Largest number of the form 1, 2 or 5 times a power of ten that is not larger."""
     power = 10.0 ** np.floor(np.log10(most))
     fitting = [step for step in (1, 2, 5) if step * power <= most * (1 + 1e-9)]
     return float(round(max(fitting) * power, 12))

@@ -1,4 +1,4 @@
-"""Quality control in HistoQC's files: `results.tsv`, and a folder of pictures per slide."""
+"""Quality control in HistoQC's file formats: `results.tsv`, and a folder of pictures per slide."""
 
 import re
 import shutil
@@ -13,9 +13,9 @@ from thinsection.report.qc_files import read_png, write_png
 from thinsection.report.qc_sheet import Row, picture_folder, plain_number
 
 _SMALL_EDGE_PX = 500
-# weights of R, G and B in HistoQC's gray pictures
+# weights of R, G and B in HistoQC's grey pictures
 _GRAY_WEIGHTS = (0.2125, 0.7154, 0.0721)
-# HistoQC's first columns, of the file itself; those of the checks follow
+# HistoQC's first columns, about the file itself; the columns of the checks follow
 _FIRST_COLUMNS = (
     "filename",
     "comments",
@@ -30,14 +30,14 @@ _FIRST_COLUMNS = (
     "comment",
 )
 _LAST_COLUMNS = ("pixels_to_use", "warnings")
-# our own columns of a row, which no check has filled
+# our own columns in a row that do not come from checks
 _OWN_COLUMNS = ("slide_id", "slide_path", "folder", "status", "fails")
 # our column -> HistoQC's name
 _COLUMN_NAMES = {"tissue_pieces_num_regions": "#pieces_of_tissue"}
-# in no cell of HistoQC's table
+# text that no cell of HistoQC's table may contain
 _BREAKS = re.compile(r"[\t\n\r]")
 _HEADERS = ("start_time", "pipeline", "outdir", "config_file", "command_line_args")
-# our picture -> the end of HistoQC's file name
+# our picture -> the ending of HistoQC's file name
 _SUFFIXES = {
     "thumbnail": "thumb",
     "flat_areas": "flat",
@@ -49,16 +49,16 @@ _SUFFIXES = {
 
 
 def write_histoqc(out: Path, rows: Sequence[Row], headers: Mapping[str, str]) -> None:
-    """Writes `results.tsv`, and per slide a folder named like its file with HistoQC's pictures.
+    """Writes `results.tsv`, and per slide a folder with HistoQC's pictures, named as its file.
 
-    A slide is named `<slide_id><suffix of its file>`: the file's own name, but for equal names
-    from different folders. Failed slides have no line, as in HistoQC. Columns are those of the
-    pipeline's checks in its order, by HistoQC's names, ours among them; what a row lacks is NA, no
-    number to pandas and HistoQC's UI.
+    A slide is named `<slide_id><suffix of its file>`. This is its file's name, except for files
+    with the same name in different folders. Failed slides have no row, as in HistoQC. Columns come
+    from the pipeline's checks in their order, with HistoQC's names, and ours for the rest. Missing
+    values are NA, which pandas and HistoQC's UI do not read as numbers.
 
     Args:
-        out: folder of HistoQC's files.
-        rows: of the run; `folder` (else `slide_id`) is where pictures lie, relative to `out`.
+        out: folder for HistoQC's files.
+        rows: rows of the run; `folder` (else `slide_id`) is the path of its pictures in `out`.
         headers: 'start_time', 'pipeline', 'outdir', 'config_file' and 'command_line_args'.
     """
     done = [row for row in rows if row["status"] != "failed"]
@@ -75,7 +75,7 @@ def write_histoqc(out: Path, rows: Sequence[Row], headers: Mapping[str, str]) ->
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:
-    """HistoQC's first columns, those of the checks in their order, and HistoQC's last ones."""
+    """HistoQC's first columns, those of the checks in their order, and HistoQC's last columns."""
     apart = {*_FIRST_COLUMNS, *_LAST_COLUMNS, *_OWN_COLUMNS}
     check_columns: dict[str, None] = {}
     for row in sorted(rows, key=len, reverse=True):

@@ -1,10 +1,10 @@
-"""`index.html` of a results folder: what is there, what failed and why, and where to look next.
+"""`index.html` of a results folder: its results, failures with reasons, and links to details.
 
-It is made of the tables and records that lie in the folder, never of slides or tiles; thumbnails
-with the tissue's outline lie in a few sheets beside it, which are drawn again only where a picture
-changed. The page works from the file system and asks nobody for anything. What differs from one
-invocation to the next (times, hosts) lies in `records/runs.js`: the page itself says of equal
-results the same bytes.
+The page is made from the tables and records in the folder, never from slides or tiles. Thumbnails
+with the tissue's outline are in a few sheets beside it, which are redrawn only if a picture
+changed. The page works from the file system and needs no network. Data that differ between
+invocations (times, hosts) are in `records/runs.js`, so that equal results give the same bytes of
+the page itself.
 """
 
 import contextlib
@@ -27,20 +27,20 @@ from thinsection.store.ledger import SLIDES
 
 INDEX = "index.html"
 RUNS = "records/runs.js"
-# folder of the sheets of thumbnails
+# folder with the sheets of thumbnails
 THUMBNAILS = "index"
 _SLIDE_SHEETS = "slides"
 
-# column of a QC or measures table -> the page's title of its distribution
+# column of a QC or measures table -> title of its distribution on the page
 _NUMBERS = {
     "focus_removed_percent": "out of focus, share of the tissue",
     "px_focus": "focus of the tiles (median)",
     "deconv_c0_mean": "hematoxylin (mean)",
     "deconv_c1_mean": "eosin (mean)",
 }
-# in such a column: nothing was measured; HistoQC's is -100
+# value for "not measured" in such a column; HistoQC's is -100
 _NOTHING = ("", f"{EMPTY_SCORE:g}", f"{EMPTY_SCORE}")
-# tables -> the columns that the page has of them; of others all
+# table -> its columns on the page; for other tables, all columns
 _TABLES: dict[str, tuple[str, ...]] = {
     "qc_*.csv": ("slide_id", "folder", "verdict", "why", *_NUMBERS),
     "measures_*.csv": ("slide_id", *_NUMBERS),
@@ -49,19 +49,19 @@ _TABLES: dict[str, tuple[str, ...]] = {
     "predictions_*.csv": (),
 }
 _EXPERIMENT = ("name", "task", "target", "metric", "value", "interval", "date")
-# JSON values that the page shows
+# JSON values that the page displays
 Document = dict[str, Any]
 
 
 def write_index(out: Path, *, draw_thumbnails: bool = True) -> None:
     """Writes the page from summary.csv, failed.csv, qc_*.csv, records/ and so on; atomically.
 
-    A table that is not there, or cannot be read, leaves out what it would tell.
+    If a table is missing or not readable, its part of the page is left out.
 
     Args:
         out: results folder.
-        draw_thumbnails: without it the page shows those that are drawn already: for a process that
-            is asked to end, which has seconds and not the minutes that thousands of pictures take.
+        draw_thumbnails: False shows only thumbnails that are already drawn. This is for a process
+            that must end within seconds, while thousands of pictures take minutes.
 
     Memory:
         Some kB per slide, and one sheet of thumbnails (9 MB).
@@ -100,7 +100,7 @@ def write_index(out: Path, *, draw_thumbnails: bool = True) -> None:
 
 
 def _read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a table that name a slide, with these columns or all; no empty cells."""
+    """Rows of a table that name a slide, with these columns or all, without empty cells."""
     rows: list[dict[str, str]] = []
     with contextlib.suppress(OSError, ValueError):
         for row in read_table(path):
@@ -111,7 +111,7 @@ def _read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
                 is_empty = not text or (name in _NUMBERS and text in _NOTHING)
                 if not is_empty and (not columns or name in columns):
                     cells[name] = text
-            if row.get("status") == "skipped":  # done by an earlier run
+            if row.get("status") == "skipped":  # an earlier run finished it
                 cells["status"] = "done"
             rows.append(cells)
     return rows
@@ -127,7 +127,7 @@ def _heatmaps(out: Path) -> dict[str, list[str]]:
 
 
 def _experiments(out: Path) -> list[Document]:
-    """The headline of each experiment, with the name of its folder."""
+    """Headline of each experiment, with the name of its folder."""
     experiments = []
     for path in sorted((out / "experiments").glob("*/experiment.json")):
         document = _read_document(path)
@@ -138,7 +138,7 @@ def _experiments(out: Path) -> list[Document]:
 
 
 def _records(out: Path) -> list[Document]:
-    """The invocations, with the files of each that can be opened."""
+    """Invocations, with links to the files of each."""
     records = []
     for path in sorted((out / "records").glob("*/run.json")):
         document = _read_document(path)
@@ -157,7 +157,7 @@ def _records(out: Path) -> list[Document]:
 
 
 def _slide_seconds(out: Path) -> dict[str, float]:
-    """Seconds that each slide took; a newer invocation counts before an older one."""
+    """Seconds that each slide took; a newer invocation takes precedence over an older one."""
     seconds_by_slide: dict[str, float] = {}
     for path in sorted((out / "records").glob("*/ended/*.jsonl")):
         with contextlib.suppress(OSError, ValueError):
@@ -169,7 +169,7 @@ def _slide_seconds(out: Path) -> dict[str, float]:
 
 
 def _read_document(path: Path) -> Document:
-    """The JSON object of a file; empty where there is none that can be read."""
+    """JSON object in a file; empty if there is none, or it is not readable."""
     with contextlib.suppress(OSError, ValueError):
         document = read_json(path)
         if isinstance(document, dict):
@@ -178,9 +178,9 @@ def _read_document(path: Path) -> Document:
 
 
 def _outlined_thumbnail(picture: Path, mask: Path | None = None) -> Image.Image:
-    """A thumbnail with the tissue's outline."""
+    """Thumbnail with the tissue's outline."""
     with Image.open(picture) as file:
-        # decoded at an eighth where that is enough
+        # JPEG decoding at an eighth of the size, if that is enough
         file.draft("RGB", (2 * CELL[0], 2 * CELL[1]))
         image = file.convert("RGB")
     image.thumbnail(CELL)

@@ -1,4 +1,4 @@
-"""Layers over a picture of a slide, each of which paints itself: outlines, tints, tiles, values."""
+"""Layers that paint themselves over a slide's picture: outlines, tints, tiles, values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from thinsection.report.picture import Picture
 from thinsection.types import CoordsL0, MaskArray, RgbArray, Size
 
 Numbers = npt.NDArray[np.floating]
-# (N, 4): left, top, right, bottom, px
+# (N, 4): left, top, right, bottom in pixels
 Boxes = npt.NDArray[np.int64]
 
 OUTLINE: Color = (0, 110, 72)
@@ -20,13 +20,13 @@ TILE: Color = (32, 96, 200)
 _RIM: Color = (255, 255, 255)
 # rows of a picture that are computed together
 _BAND_ROWS = 128
-# px of a tile below which borders would be all that is seen
+# tiles smaller than this in pixels would show nothing but borders
 _LEAST_EDGE_PX = 6
-# opacity, of 255: shade of tiles with and without lines, and their lines
+# opacities out of 255: shade of tiles with and without lines, and their lines
 _SHADE_WITH_LINES = 20
 _SHADE_ALONE = 71
 _LINE_OPACITY = 150
-# nine steps each, of matplotlib's maps of these names
+# nine colours of matplotlib's map of each name
 _COLORMAPS = {
     "viridis": "440154 472d7b 3b528b 2c728e 21918c 28ae80 5ec962 addc30 fde725",
     "magma": "000004 1d1147 51127c 832681 b73779 e75263 fc8961 fec488 fcfdbf",
@@ -38,19 +38,19 @@ COLORMAPS = tuple(_COLORMAPS)
 
 @dataclass(frozen=True)
 class Outline:
-    """The smooth border of a mask (H, W) that shows the whole slide at any resolution."""
+    """Smooth border of a mask (H, W), which covers the whole slide at any resolution."""
 
     mask: MaskArray
     label: str = ""
     color: Color = OUTLINE
-    # px
+    # pixels
     width: float = 3.0
 
     def paint(self, image: Image.Image, size_l0: Size) -> None:
-        """Draws it, with a light rim so that it is seen on any stain."""
+        """Draws the border with a light rim, so that it is visible on any stain."""
         if not self.mask.any():
             return
-        # tissue at the edge has a border too
+        # tissue at the edge of the slide has a border, too
         field = np.pad(_smooth_resize(self.mask, image.size), 1)
         for top in range(0, image.height, _BAND_ROWS):
             band = field[top : top + _BAND_ROWS + 2].astype(np.float32)
@@ -64,7 +64,7 @@ class Outline:
 
 @dataclass(frozen=True)
 class Tint:
-    """A colour over a mask (H, W) that shows the whole slide at any resolution."""
+    """Colour over a mask (H, W), which covers the whole slide at any resolution."""
 
     mask: MaskArray
     label: str = ""
@@ -72,14 +72,14 @@ class Tint:
     opacity: float = 0.55
 
     def paint(self, image: Image.Image, size_l0: Size) -> None:
-        """Draws it."""
+        """Draws the colour."""
         cover = _smooth_resize(self.mask, image.size).astype(np.float32)
         _blend(image, self.color, cover * (self.opacity / 255))
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles as thin lines, lightly shaded; of very small ones only the shade."""
+    """Tiles as thin lines with a light shade; very small tiles have only the shade."""
 
     coords_l0: CoordsL0
     tile_size_l0: Size
@@ -87,7 +87,7 @@ class Tiles:
     color: Color = TILE
 
     def paint(self, image: Image.Image, size_l0: Size) -> None:
-        """Draws them; neighbours share a line."""
+        """Draws the tiles; neighbours share a line."""
         boxes = _tile_boxes(self.coords_l0, self.tile_size_l0, image.size, size_l0)
         edges_px = np.array(self.tile_size_l0) * image.size / size_l0
         has_lines = min(edges_px) >= _LEAST_EDGE_PX
@@ -106,16 +106,16 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Values:
-    """A number per tile as a colour; overlapping tiles are averaged, NaN is left out.
+    """Number per tile as a colour; overlapping tiles are averaged, NaN is left out.
 
     Attributes:
         coords_l0: int64 (N, 2), corners of the tiles.
-        tile_size_l0: of every tile, level-0 px.
+        tile_size_l0: edges of every tile in level-0 pixels.
         values: (N,).
-        label: words of the legend; '': none.
+        label: text in the legend; '' for no text.
         colormap: one of `COLORMAPS`.
-        limits: values of the first and last colour; None: the least and the greatest.
-        opacity: of the colours over the slide.
+        limits: values of the first and last colour; None uses the smallest and the largest.
+        opacity: opacity of the colours over the slide.
     """
 
     coords_l0: CoordsL0
@@ -128,7 +128,7 @@ class Values:
 
     @property
     def shown_limits(self) -> tuple[float, float]:
-        """`limits`, or the least and the greatest value."""
+        """`limits`, or the smallest and the largest value."""
         if self.limits:
             return self.limits
         finite = self.values[np.isfinite(self.values)]
@@ -138,17 +138,17 @@ class Values:
 
     @property
     def only_value(self) -> str:
-        """The value of all tiles, where there is no scale to show; '' where there is one."""
+        """Value that all tiles share, so that no scale is needed; '' if values differ."""
         if not np.isfinite(self.values).any():
             return "no value"
         low, high = self.shown_limits
         return f"{low:.3g}" if low == high else ""
 
     def paint(self, image: Image.Image, size_l0: Size) -> None:
-        """Draws them.
+        """Draws the values.
 
         Memory:
-            40 bytes a px, and 100 a tile.
+            40 bytes per pixel, and 100 per tile.
         """
         finite = np.isfinite(self.values)
         boxes = _tile_boxes(
@@ -163,15 +163,15 @@ class Values:
         image.paste(Image.fromarray(colors), (0, 0), Image.fromarray(alpha))
 
 
-# drawn over a picture, the first one lowest
+# layers over a picture, the lowest one first
 Layer = Outline | Tint | Tiles | Values
 
 
 def paint(picture: Picture, layers: Sequence[Layer]) -> RgbArray:
-    """The picture with the layers over it, first one lowest, uint8 (H, W, 3); no legend.
+    """Picture with layers over it, the lowest one first, uint8 (H, W, 3), without a legend.
 
     Memory:
-        About 60 bytes a px of the picture (160 MB at most), and what layers say.
+        About 60 bytes per pixel of the picture (160 MB at most), and the memory of the layers.
     """
     image = Image.fromarray(picture.rgb)
     for layer in layers:
@@ -180,7 +180,7 @@ def paint(picture: Picture, layers: Sequence[Layer]) -> RgbArray:
 
 
 def colorize(shares: Numbers, colormap: str) -> npt.NDArray[np.uint8]:
-    """Colours, uint8 (..., 3), of numbers in [0, 1]; what lies outside has the end's colour."""
+    """Colours, uint8 (..., 3), for numbers in [0, 1]; values outside get an end's colour."""
     steps = [list(bytes.fromhex(color)) for color in _COLORMAPS[colormap].split()]
     positions = np.linspace(0, 1, len(steps))
     channels = [
@@ -193,7 +193,7 @@ def colorize(shares: Numbers, colormap: str) -> npt.NDArray[np.uint8]:
 
 
 def _smooth_resize(mask: MaskArray, size: Size) -> npt.NDArray[np.uint8]:
-    """The mask at another size, without steps: (H, W), 0 to 255, its border at 127.5."""
+    """Mask at another size with smooth edges: (H, W), 0 to 255, with the border at 127.5."""
     growth = max(1.0, size[0] / mask.shape[1], size[1] / mask.shape[0])
     resampling = Image.Resampling.BILINEAR if growth > 1 else Image.Resampling.BOX
     image = Image.fromarray(mask).convert("L").resize(size, resampling)
@@ -201,7 +201,7 @@ def _smooth_resize(mask: MaskArray, size: Size) -> npt.NDArray[np.uint8]:
 
 
 def _blend(image: Image.Image, color: Color, alpha: Numbers, top: int = 0) -> None:
-    """Paints rows from `top` on, in the opacity of each px."""
+    """Paints rows from `top` on, with an opacity per pixel."""
     opacity = Image.fromarray((alpha * 255 + 0.5).astype(np.uint8))
     image.paste(color, (0, top, image.width, top + opacity.height), opacity)
 
@@ -209,7 +209,7 @@ def _blend(image: Image.Image, color: Color, alpha: Numbers, top: int = 0) -> No
 def _tile_boxes(
     coords_l0: CoordsL0, tile_size_l0: Size, size: Size, size_l0: Size
 ) -> Boxes:
-    """(N, 4): left, top, right, bottom of tiles in px of a picture, at least one px each."""
+    """(N, 4): left, top, right, bottom of tiles in pixels of a picture, at least one pixel each."""
     scale = np.array(size) / np.array(size_l0)
     first = np.rint(coords_l0 * scale)
     end = np.maximum(np.rint((coords_l0 + np.array(tile_size_l0)) * scale), first + 1)
@@ -219,7 +219,7 @@ def _tile_boxes(
 def _box_sums(
     boxes: Boxes, values: Numbers | float, size: Size
 ) -> npt.NDArray[np.float64]:
-    """Per px, the sum of the values of the boxes that it lies in: an integral of their corners."""
+    """Sum of the values of all boxes over each pixel, by a cumulative sum of their corners."""
     width, height = size
     corners = np.zeros((height + 1, width + 1))
     left, right = np.clip(boxes[:, [0, 2]].T, 0, width)

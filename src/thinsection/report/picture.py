@@ -1,4 +1,4 @@
-"""Pictures of whole slides: made of a slide, stored in its folder, opened again to draw on."""
+"""Pictures of whole slides: made from a slide, stored in its folder, opened again to draw on."""
 
 import math
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from thinsection.slide.geometry import best_level
 from thinsection.store.ledger import SlideLedger
 from thinsection.types import MaskArray, Mpp, RgbArray, Size
 
-# px of a picture, never more than the slide has
+# long side of a picture in pixels, or that of the slide if it is smaller
 LONG_SIDE = 1600
-# how the names of stored pictures begin
+# prefixes of the names of stored pictures
 PICTURE = "picture"
-# px of the long side of a thumbnail that will do, where a level has more px than the second
+# long side in pixels from which a thumbnail is used, if the level has more pixels than the second
 _FAIR_LONG_SIDE = 1000
 _GIANT_LEVEL_PX = 50_000_000
 _JPEG_QUALITY = 90
@@ -26,30 +26,30 @@ _JPEG_QUALITY = 90
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A whole slide at a size that can be looked at."""
+    """Whole slide at a size for viewing."""
 
     # uint8 (H, W, 3)
     rgb: RgbArray
     size_l0: Size
-    # without it there is no scale bar
+    # None means no scale bar
     slide_mpp: Mpp | None = None
 
     @property
     def size(self) -> Size:
-        """(width, height), px."""
+        """(width, height) in pixels."""
         return self.rgb.shape[1], self.rgb.shape[0]
 
 
 def slide_picture(slide: Slide, thumbnail: RgbArray | None = None) -> RgbArray:
-    """The slide with `LONG_SIDE` px along its long side, or as many as it has, uint8 (H, W, 3).
+    """Slide with `LONG_SIDE` pixels along its long side, or all it has, uint8 (H, W, 3).
 
-    It is read from the fitting level, in strips, or made of a thumbnail that is large enough: of
-    1000 px where that level is so large that to read it once more would cost seconds. By URL no
-    finer level is fetched than the thumbnail was made of, and level 0 not once more: a picture of
-    few px then.
+    It is read in strips from the best level, or made from a thumbnail that is large enough. If
+    reading that level would take seconds, a thumbnail of 1000 pixels is enough. For a URL, no level
+    is downloaded that is finer than the thumbnail's, and level 0 is not downloaded twice; the
+    picture may then be small.
 
     Memory:
-        That of `read_resized`: 160 MiB and the picture, whatever the slide's size.
+        As `read_resized`: 160 MiB and the picture, for a slide of any size.
 
     Raises:
         SlideReadError: the slide's pixels cannot be decoded.
@@ -81,9 +81,9 @@ def save_picture(path: Path, rgb: RgbArray) -> None:
 
 
 def picture_files(folder: Path) -> tuple[Path, ...]:
-    """The picture in a slide's folder, and the mask that it was stored with; empty without one.
+    """Picture in a slide's folder, and the mask that was stored with it; empty if there is none.
 
-    Folders of older versions have a thumbnail only.
+    Folders of older versions have only a thumbnail.
     """
     places = [folder, *sorted(folder.glob("qc_*"))]
     for kind in (PICTURE, "thumbnail"):
@@ -94,7 +94,7 @@ def picture_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _with_mask(picture: Path, kind: str) -> tuple[Path, ...]:
-    """A stored picture, and the first of the masks that may lie beside it."""
+    """Stored picture, and the first existing file of the masks."""
     tissue = picture.stem.replace(kind, "tissue")
     for name in (tissue, "mask_kept", "mask_use"):
         mask = picture.with_name(f"{name}.png")
@@ -104,7 +104,7 @@ def _with_mask(picture: Path, kind: str) -> tuple[Path, ...]:
 
 
 def thumbnail_file(folder: Path) -> Path | None:
-    """The smallest picture of the whole slide in its folder, whichever stage left it; or None."""
+    """Smallest picture of the whole slide in its folder, from any stage; or None."""
     for pattern in ("thumbnail*.jpg", f"{PICTURE}*.jpg", f"qc_*/{PICTURE}*.jpg"):
         paths = sorted(folder.glob(pattern))
         if paths:
@@ -113,10 +113,10 @@ def thumbnail_file(folder: Path) -> Path | None:
 
 
 def open_picture(ledger: SlideLedger) -> Picture:
-    """The stored picture of a slide of a results folder, to draw on.
+    """Stored picture of a slide of a results folder, to draw on.
 
     Raises:
-        StoreError: it has none, or it is damaged.
+        StoreError: there is no picture, or it is damaged.
     """
     slide = ledger.slide
     files = picture_files(ledger.path.parent)
@@ -136,6 +136,6 @@ def open_picture(ledger: SlideLedger) -> Picture:
 
 
 def read_mask(path: Path) -> MaskArray:
-    """A mask that was stored as a picture, bool (H, W)."""
+    """Reads a mask from a picture, bool (H, W)."""
     with Image.open(path) as file:
         return np.asarray(file.convert("L")) > 0

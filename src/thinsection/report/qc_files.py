@@ -1,4 +1,4 @@
-"""The files that quality control leaves of a slide, and how they are read back."""
+"""Writes and reads the files of a slide's quality control."""
 
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,11 +22,11 @@ from thinsection.store.geojson import write_masks_geojson
 from thinsection.types import MaskFrame, RgbArray
 
 QC_FORMAT = "thinsection-qc/2"
-# written last: where it is, everything is
+# written last, so that its presence means that all files are complete
 QC_JSON = "qc.json"
-# width, height
+# width and height in pixels
 _HISTOGRAM_PX = (420, 200)
-# px above and below the curves
+# pixels above and below the curves
 _HISTOGRAM_MARGIN = 12
 _CHANNEL_COLORS = ("#c0392b", "#27ae60", "#2e5fc0")
 _REMEDY = "run quality control again"
@@ -37,17 +37,18 @@ def write_qc(
 ) -> None:
     """Writes pictures, masks, GeoJSON and, last, `qc.json`; each file atomically.
 
-    `<check>.png` is what a check touched, `mask_use.png` what is left (both white = True),
-    `mask_kept.png` what the guard keeps if that is more, `thumbnail.png` the work image,
+    `<check>.png` is the area that a check affected, `mask_use.png` the tissue in use (both white =
+    True), `mask_kept.png` the tissue with overruled checks if that is more, `thumbnail.png` the
+    work image,
     `overlay.png` both together with a legend, `histogram.png` the colours in the mask, `qc.geojson`
-    all masks in level-0 px.
+    all masks in level-0 pixels.
 
     Args:
-        result: what quality control found on a slide.
+        result: result of quality control for a slide.
         folder: folder of the files.
-        key: by which a later run knows the result again.
-        picture: uint8 (H, W, 3), the slide's picture, which the overlay is drawn on and which
-            `picture.jpg` then is; None draws on the work image.
+        key: key by which a later run recognises the result.
+        picture: uint8 (H, W, 3), the slide's picture; the overlay is drawn on it, and it is stored
+            as `picture.jpg`. None draws on the work image.
     """
     densities = {}
     pictures = {**result.masks, "mask_use": result.mask_use, "thumbnail": result.rgb}
@@ -100,7 +101,7 @@ def _write_overlay(result: QcResult, path: Path, picture: RgbArray | None) -> No
 
 
 def _write_outlines(result: QcResult, folder: Path) -> None:
-    """Writes the GeoJSON of all masks, and of each saved mask that asks for its own."""
+    """Writes the GeoJSON of all masks, and of each saved mask that requests its own."""
     for check in result.pipeline.checks:
         if not isinstance(check, SavedMask) or not check.geojson:
             continue
@@ -114,7 +115,7 @@ def _write_outlines(result: QcResult, folder: Path) -> None:
 
 
 def _overlay_layers(result: QcResult) -> list[Layer]:
-    """The tissue that no check took as it is, the rest lighter and tinted, largest first."""
+    """Layers of the overlay: passed tissue is unchanged, other areas lighter, the largest first."""
     use = result.mask_use
     num_px = max(1, use.size)
     glass_checks = {
@@ -157,7 +158,7 @@ def _histogram(density: npt.NDArray[Any]) -> RgbArray:
 
 
 def load_qc(folder: Path) -> QcResult:
-    """The result that `write_qc` left in a folder, equal to the fresh one; no slide is opened.
+    """Reads the result that `write_qc` stored, equal to the original; no slide is opened.
 
     Memory:
         O(H * W) for each mask, and the work image.
@@ -166,7 +167,7 @@ def load_qc(folder: Path) -> QcResult:
         StoreError, ConfigError: files are missing, damaged, of another format or check.
     """
     path = folder / QC_JSON
-    # a list may stand where a table is expected
+    # the file may have a list in place of a table
     damages = (OSError, AttributeError, KeyError, TypeError, ValueError)
     with _rewording("qc result must be whole", path, *damages):
         document = read_json(path)
@@ -209,12 +210,12 @@ def _rewording(
 
 
 def read_png(path: Path) -> npt.NDArray[Any]:
-    """The pixels of a stored picture.
+    """Reads the pixels of a stored picture.
 
     Raises:
         StoreError: it is missing or damaged.
     """
-    # a damaged PNG is a SyntaxError to Pillow
+    # Pillow raises SyntaxError for a damaged PNG
     readable = _rewording("qc picture must be readable", path, OSError, SyntaxError)
     with readable, Image.open(path) as picture:
         return np.array(picture)

@@ -1,4 +1,4 @@
-"""The tables and the page of a quality control: a row per slide, with verdicts and outliers."""
+"""Tables and page of a quality control: a row per slide, with verdicts and outliers."""
 
 import math
 import statistics
@@ -22,12 +22,12 @@ from thinsection.report.verdict import VerdictRule, load_rules
 
 # scores of one slide, by column name
 Row = Mapping[str, Score]
-# a column's median and scaled median absolute deviation; None where slides are too few
+# median and scaled median absolute deviation of a column; None if there are too few slides
 Usual = tuple[float, float] | None
 
-# times the median absolute deviation, scaled to a normal's sigma
+# factor on the median absolute deviation, scaled to sigma of a normal distribution
 _OUTLIER_DEVIATIONS = 3.5
-# fewer say nothing about what is usual
+# fewer slides do not define usual values
 _MIN_SLIDES = 5
 _FIRST_COLUMNS = ("slide_id", "slide_path", "folder", "status")
 # columns of the page's plots
@@ -41,7 +41,7 @@ _PLOTTED = (
 
 
 def write_qc_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Writes one line per slide; columns are those of all rows, what a row lacks is empty."""
+    """Writes one line per slide with the columns of all rows; missing values are empty."""
     lines = []
     for row in rows:
         lines.append({name: plain_number(value) for name, value in row.items()})
@@ -49,14 +49,14 @@ def write_qc_csv(path: Path, rows: Sequence[Row]) -> None:
 
 
 def plain_number(value: Score) -> Score | int:
-    """The value; a whole number without a decimal point."""
+    """The value; a whole number loses its decimal point."""
     if isinstance(value, float) and math.isfinite(value) and value == int(value):
         return int(value)
     return value
 
 
 def write_qc_parquet(path: Path, rows: Sequence[Row]) -> None:
-    """Writes the same table as Parquet; a column of words is text, what a row lacks is null."""
+    """Writes the same table as Parquet; text columns are strings, missing values are null."""
     with importing("--write parquet must have pyarrow", "export"):
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -77,7 +77,7 @@ def write_qc_parquet(path: Path, rows: Sequence[Row]) -> None:
 def judge_rows(
     rows: Sequence[Row], rules: Sequence[VerdictRule]
 ) -> list[dict[str, Score]]:
-    """The rows with columns `verdict` and `why`; what is unusual is so among these rows."""
+    """Rows with columns `verdict` and `why`; these rows define the usual values."""
     usual = _usual_by_column(rows)
     judged_rows: list[dict[str, Score]] = []
     for row in rows:
@@ -95,7 +95,7 @@ def judge_rows(
 
 
 def usual_of(column: Sequence[Score | None]) -> Usual:
-    """Median and scaled median absolute deviation of a column; None where slides are too few."""
+    """Median and scaled median absolute deviation of a column; None for too few slides."""
     values = []
     for value in column:
         number = _measured(value)
@@ -108,7 +108,7 @@ def usual_of(column: Sequence[Score | None]) -> Usual:
 
 
 def is_outlier(value: Score | None, usual: Usual) -> bool:
-    """True where a value lies far from the run's usual, and for -100 (nothing to measure)."""
+    """True if a value is far from the run's usual values, or -100 (not measured)."""
     if value == EMPTY_SCORE:
         return True
     if not isinstance(value, float) or usual is None:
@@ -117,19 +117,19 @@ def is_outlier(value: Score | None, usual: Usual) -> bool:
 
 
 def deviations(value: float, usual: tuple[float, float]) -> float:
-    """Scaled median absolute deviations by which a value lies above the usual: a robust z."""
+    """Distance above the median in scaled median absolute deviations: a robust z."""
     median, deviation = usual
-    least = 1e-3 * max(1.0, abs(median))  # equal slides make a deviation of 0
+    least = 1e-3 * max(1.0, abs(median))  # equal slides would give a deviation of 0
     return (value - median) / max(deviation, least)
 
 
 def _measured(value: Score | None) -> float | None:
-    """The value where it is a number that was measured."""
+    """The value if it is a measured number."""
     return value if isinstance(value, float) and value != EMPTY_SCORE else None
 
 
 def _usual_by_column(rows: Sequence[Row]) -> dict[str, Usual]:
-    """The usual of each column of numbers, in the order of the page."""
+    """Usual values of each numeric column, in the order of the page."""
     names: dict[str, None] = {}
     for row in rows:
         names |= {name: None for name in row if not isinstance(row[name], str)}
@@ -146,15 +146,15 @@ def write_qc_sheet(
 ) -> None:
     """Writes the page: verdicts, thumbnails with overlays, sortable columns, outliers marked.
 
-    Thumbnails lie in sheets in the folder `index` beside it, and the larger pictures are links. No
-    server, no address outside.
+    Thumbnails are in sheets in the folder `index` beside it, and larger pictures are links. The
+    page needs no server and loads nothing from the network.
 
     Args:
-        path: file of the page.
-        rows: those of qc.csv; `folder` (else `slide_id`) is where a slide's pictures lie, relative
+        path: path of the page.
+        rows: rows of qc.csv; `folder` (else `slide_id`) is the path of a slide's pictures, relative
             to the page's folder.
         title: title of the page.
-        rules: rules of the verdicts; None: the ready ones.
+        rules: rules of the verdicts; None uses the built-in ones.
     """
     rules = rules or load_rules(None)
     ordered = sorted(rows, key=lambda row: verdicts.natural_key(str(row["slide_id"])))
@@ -183,7 +183,7 @@ def write_qc_sheet(
 
 
 def _write_thumbnails(path: Path, rows: Sequence[Row]) -> dict[str, Place]:
-    """Draws the overlays of a page's rows into sheets; the place of each by slide."""
+    """Draws the overlays of a page's rows into sheets; returns the place of each by slide."""
     overlays = {}
     for row in rows:
         overlay = path.parent / picture_folder(row) / "overlay.png"
@@ -195,7 +195,7 @@ def _write_thumbnails(path: Path, rows: Sequence[Row]) -> dict[str, Place]:
 def _page_line(
     row: Row, usual: Mapping[str, Usual], folder: Path, thumbnail: Place | None
 ) -> dict[str, Any]:
-    """The values of a slide that the page's template shows."""
+    """Values of a slide for the page's template."""
     cells = [_cell(row.get(name), usual[name]) for name in usual]
     pictures = picture_folder(row)
     names = {path.stem for path in (folder / pictures).glob("*.png")}
@@ -203,7 +203,7 @@ def _page_line(
     others = sorted(names.difference(first))
     if thumbnail is not None:
         sheet, x, y = thumbnail
-        # the page shows thumbnails at half their size
+        # the page displays thumbnails at half their size
         thumbnail = (quote(sheet), x // 2, y // 2)
     return {
         "verdict": row["verdict"],
@@ -221,7 +221,7 @@ def _page_line(
 
 
 def _cell(value: Score | None, usual: Usual) -> dict[str, Any]:
-    """Text, key to sort by, and whether a value is an outlier."""
+    """Text, sort key, and whether a value is an outlier."""
     if value is None or isinstance(value, str):
         return {"text": value or "", "sort": "", "outlier": False}
     text = f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
@@ -229,7 +229,7 @@ def _cell(value: Score | None, usual: Usual) -> dict[str, Any]:
 
 
 def _plot_point(row: Row) -> dict[str, Any]:
-    """The values of a slide in the page's plots of batches."""
+    """Values of a slide in the page's plots of batches."""
     point: dict[str, Any] = {
         "slide": str(row["slide_id"]),
         "scanner": str(row.get("type", "")),

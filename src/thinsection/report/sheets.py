@@ -1,4 +1,4 @@
-"""Sheets of thumbnails beside a page: many small pictures in few files."""
+"""Sheets of thumbnails for a page: many small pictures in few files."""
 
 import contextlib
 import json
@@ -10,14 +10,14 @@ from PIL import Image
 
 from thinsection.files.atomic import atomic_path
 
-# px of a thumbnail in a sheet: width, height
+# width and height of a thumbnail in a sheet, in pixels
 CELL = (200, 150)
 _COLUMNS = 10
 _ROWS = 10
 
-# files that a thumbnail is made of, by its key
+# files for each thumbnail, by its key
 Sources = Mapping[str, tuple[Path, ...]]
-# name of a sheet, and x and y of a thumbnail in it, px
+# name of a sheet, and x and y of a thumbnail in it in pixels
 Place = tuple[str, int, int]
 
 
@@ -31,15 +31,15 @@ def write_sheets(
 ) -> dict[str, Place]:
     """Draws thumbnails into sheets, and returns the place of each by its key.
 
-    A sheet is named by the files that it is made of and their sizes: what is there is not drawn
-    again, so that a run that finds everything done costs a look at each file.
+    The name of a sheet is a hash of its source files and their sizes. An existing sheet is not
+    drawn again, so that a run with nothing to do only reads the size of each file.
 
     Args:
         folder: folder of the sheets.
-        kind: how their names begin.
-        sources: files of each thumbnail.
+        kind: prefix of their names.
+        sources: files for each thumbnail.
         thumbnail: makes a thumbnail from its files.
-        draw: without it keys whose sheet is not there are left out.
+        draw: False leaves out keys whose sheet does not exist.
 
     Memory:
         One sheet, 9 MB.
@@ -59,20 +59,20 @@ def write_sheets(
 
 
 def drop_sheets(folder: Path, kind: str, page: str) -> None:
-    """Removes the sheets that a page, which is in its place, no longer shows."""
+    """Removes sheets that the finished page no longer uses."""
     for path in folder.glob(f"{kind}_*.jpg"):
         if path.name not in page:
             path.unlink(missing_ok=True)
 
 
 def _digest(group: Sources) -> str:
-    """A name for the files of a sheet and their sizes."""
+    """Hash for the name of a sheet, from its files and their sizes."""
     files = [[key, *(path.stat().st_size for path in group[key])] for key in group]
     return sha256(json.dumps(files).encode()).hexdigest()[:16]
 
 
 def _corner(number: int) -> tuple[int, int]:
-    """(x, y) of the corner of a thumbnail in its sheet, px."""
+    """(x, y) of the corner of a thumbnail in its sheet, in pixels."""
     row, column = divmod(number, _COLUMNS)
     return column * CELL[0], row * CELL[1]
 

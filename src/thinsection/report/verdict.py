@@ -1,4 +1,4 @@
-"""Verdicts on a slide's quality control, in words: by ready rules, or those of a TOML file."""
+"""Verdicts on a slide's quality control in words, by built-in rules or those of a TOML file."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from thinsection.qc.rules import parse_rule
 GOOD = "good"
 # from best to worst
 _VERDICTS = (GOOD, "look", "exclude")
-# columns of which an outlier is an unusual stain -> its words
+# columns whose outliers mean an unusual stain -> text for that
 STAIN = {
     "chan1_brightness": "red",
     "chan2_brightness": "green",
@@ -22,7 +22,7 @@ STAIN = {
     "deconv_c0_mean": "hematoxylin",
     "deconv_c1_mean": "eosin",
 }
-# group of columns -> how their names begin, the telling ones first
+# group of columns -> prefixes of their names, the most informative first
 GROUPS: dict[str, tuple[str, ...]] = {
     "usable": ("pixels_to_use", "tissue_pieces"),
     "artefacts": (
@@ -45,7 +45,7 @@ OTHER = "other"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictRule:
-    """A verdict with its words, given where a rule holds; never without the rule's column."""
+    """Verdict with its text, for slides to which a rule applies; not without the rule's column."""
 
     words: str
     # such as 'pixels_to_use<1000'
@@ -53,17 +53,17 @@ class VerdictRule:
     verdict: Literal["look", "exclude"] = "look"
 
     def holds(self, row: Mapping[str, Score]) -> bool:
-        """True where the rule holds for a slide's row."""
+        """True if the rule applies to a slide's row."""
         rule = parse_rule(self.rule)
         value = row.get(rule.column)
         return isinstance(value, int | float) and rule.holds(value)
 
 
 def load_rules(path: Path | None) -> tuple[VerdictRule, ...]:
-    """The rules of a file's tables `[[verdict]]` (words, rule, verdict), or our ready ones.
+    """Rules from a file's tables `[[verdict]]` (words, rule, verdict), or the built-in rules.
 
     Raises:
-        ConfigError: an unknown key, or a rule that is none.
+        ConfigError: an unknown key, or an invalid rule.
     """
     path = path or Path(__file__).with_name("verdicts.toml")
     tables = read_toml(path).get("verdict", [])
@@ -78,7 +78,7 @@ def load_rules(path: Path | None) -> tuple[VerdictRule, ...]:
 def verdict(
     row: Mapping[str, Score], rules: Sequence[VerdictRule], outliers: Sequence[str] = ()
 ) -> tuple[str, str]:
-    """The verdict ('good', 'look', 'exclude' or 'failed') of a slide's row and why, in words."""
+    """Verdict ('good', 'look', 'exclude' or 'failed') for a slide's row, with the reason."""
     if row["status"] == "failed":
         return "failed", ""
     verdicts = [GOOD]
@@ -99,7 +99,7 @@ def verdict(
 
 
 def group_of(column: str) -> str:
-    """The group of columns that a column belongs to."""
+    """Group of a column."""
     for group, prefixes in GROUPS.items():
         if column.startswith(prefixes):
             return group
@@ -107,7 +107,7 @@ def group_of(column: str) -> str:
 
 
 def column_order(columns: Sequence[str]) -> list[str]:
-    """Columns by groups, the telling ones first, equal beginnings as they come."""
+    """Columns by group, the most informative first; within a prefix the order stays."""
     prefixes: list[str] = []
     for group_prefixes in GROUPS.values():
         prefixes += group_prefixes
@@ -119,7 +119,7 @@ def column_order(columns: Sequence[str]) -> list[str]:
 
 
 def natural_key(text: str) -> list[tuple[bool, int, str]]:
-    """A key by which 's2' comes before 's10'."""
+    """Sort key by which 's2' comes before 's10'."""
     key = []
     for part in re.split(r"(\d+)", text.lower()):
         is_number = part.isdigit()

@@ -1,1 +1,1 @@
-"""Resources that a run held and used, recorded and analysed."""
+"""Records and analyses the resources that a run requested and used."""

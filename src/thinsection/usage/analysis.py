@@ -1,4 +1,4 @@
-"""Analysis of a run: resources used and held, the bottleneck in a sentence, the next request."""
+"""Analysis of a run: resources used and requested, the bottleneck, and the next request."""
 
 import math
 from collections import Counter
@@ -9,23 +9,23 @@ from statistics import fmean
 from thinsection.types import GIB, MIB, PlainValues, format_bytes
 from thinsection.usage.monitor import NETWORK_FILESYSTEMS, ProcessUsage
 
-# factors that are said beside the numbers
+# margins, which are stated beside the numbers
 MEMORY_MARGIN = 1.2
 TIME_MARGIN = 1.5
 CPU_MARGIN = 1.15
 LEAST_TIME_S = 300
 _MEMORY_STEP = 256 * MIB
-# a stage that waits less than this share of the time is well fed
+# a stage that waits less than this share of the time does not lack input
 _FED_SHARE = 0.15
-# share of its CPUs: where a run got less and work waited for one, others are in its way
+# share of its CPUs; if a run got less while work was ready, other processes slowed it
 _STARVED_SHARE = 0.7
-# share of a limit from which on a process was close to being killed
+# share of a limit above which a process was close to being killed
 _NEAR_LIMIT = 0.9
 _GPU_IDLE_UTIL = 0.01
-# shorter times count as this, where they divide
+# shorter times are replaced by this in divisions
 _TINY_S = 1e-9
 
-# by the causes that `machine.stalled_s` names
+# messages by cause, as in `machine.stalled_s`
 _STALLS = {
     "throttled": "was held back by its cgroup's quota: ask for more CPUs (--job-cpus)",
     "queued": "stood behind other work of the machine: ask for CPUs of its own (--job-cpus), or "
@@ -36,19 +36,19 @@ _STALLS = {
 
 @dataclass(frozen=True)
 class Share:
-    """Requested against used of one resource, as a person reads them."""
+    """Requested and used amount of one resource, as text for the user."""
 
     # 'CPU', 'memory', 'time' or 'GPU'
     name: str
     requested: str
     used: str
-    # None where nothing was requested or known
+    # None if nothing was requested or known
     fraction: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Resources that a job asks for, or that the next one of its kind should."""
+    """Resources that a job requests, or that the next job of its kind should request."""
 
     cpus: int
     memory_bytes: int
@@ -56,7 +56,7 @@ class Request:
     walltime_s: int
 
     def directives(self, *, gres: str | None = None) -> list[str]:
-        """The request as sbatch takes it; `gres` stands in place of the number of GPUs."""
+        """Directives for sbatch; `gres` replaces the number of GPUs."""
         if not gres and self.gpus:
             gres = f"gpu:{self.gpus}"
         directives = [
@@ -75,28 +75,28 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency:
-    """The analysis of one run."""
+    """Analysis of one run."""
 
     shares: tuple[Share, ...]
     # one sentence with the flag to change
     bottleneck: str
     warnings: tuple[str, ...]
-    # None where nothing was worked on
+    # None if no work was done
     next_request: Request | None
-    # time of the longest process
+    # wall-clock time of the longest process
     wall_s: float
     # sums over processes
     stage_seconds: Mapping[str, float]
 
 
 def analyse(usages: Sequence[ProcessUsage]) -> Efficiency:
-    """Judges the records of a run; with several jobs, each resource by the sum, peaks by the worst.
+    """Analyses the records of a run; for several jobs, sums of resources and the largest peak.
 
-    Only workers that did work count: neither a process that merely waited for them nor one that
-    found everything done says what the work takes.
+    Only processes that did work count. A process that waited for workers, or found everything done,
+    does not show what the work needs.
 
     Raises:
-        ValueError: no record holds a sample.
+        ValueError: no record has a sample.
     """
     sampled = [usage for usage in usages if usage.samples]
     if not sampled:
@@ -122,7 +122,7 @@ def analyse(usages: Sequence[ProcessUsage]) -> Efficiency:
 
 
 def recommend(usages: Sequence[ProcessUsage]) -> Request:
-    """The request that would have held every one of these processes, with the stated margins."""
+    """Request that would have been enough for each of these processes, with the stated margins."""
     busy_cpus = max(usage.cpu_s / max(usage.wall_s, _TINY_S) for usage in usages)
     memory_bytes, walltime_s = with_margins(
         max(usage.peak_bytes for usage in usages),
@@ -138,16 +138,16 @@ def recommend(usages: Sequence[ProcessUsage]) -> Request:
 
 
 def with_margins(memory_bytes: float, seconds: float) -> tuple[int, int]:
-    """(Bytes, seconds) to ask for: steps of 256 MiB, and whole minutes of at least five."""
+    """Bytes and seconds to request, in steps of 256 MiB and whole minutes (at least five)."""
     steps = math.ceil(memory_bytes * MEMORY_MARGIN / _MEMORY_STEP)
     minutes = math.ceil(seconds * TIME_MARGIN / 60)
     return steps * _MEMORY_STEP, max(LEAST_TIME_S, minutes * 60)
 
 
 def starvation(usages: Sequence[ProcessUsage]) -> str:
-    """One sentence on what kept the CPUs from work that was ready; '' where nothing did.
+    """Sentence on the cause that kept CPUs from work that was ready; '' if there was none.
 
-    No setting of the run helps then, and how its stages waited for each other says little.
+    In that case no setting of the run helps, and waiting times of stages mean little.
     """
 
     def stalled_share(usage: ProcessUsage) -> float:
@@ -166,7 +166,7 @@ def starvation(usages: Sequence[ProcessUsage]) -> str:
 
 
 def held_up(stages: Mapping[str, float]) -> str:
-    """The stage that has set the pace of the tiles so far, in two words; '' where unknown yet."""
+    """Slowest stage for the tiles so far, in two words; '' if not known yet."""
     wait = stages.get("encode_wait", 0.0)
     busy = stages.get("encode_busy", 0.0)
     if busy <= 0:
@@ -176,7 +176,7 @@ def held_up(stages: Mapping[str, float]) -> str:
 
 
 def bottleneck(stages: Mapping[str, float], facts: PlainValues, *, cpus: float) -> str:
-    """One sentence: which stage held the others up, and the flag that changes it."""
+    """Sentence that names the slowest stage and the flag to change."""
     wait = stages.get("encode_wait", 0.0)
     busy = stages.get("encode_busy", 0.0) + stages.get("transfer_busy", 0.0)
     if wait + busy <= 0:
@@ -290,7 +290,7 @@ def _warnings(usages: Sequence[ProcessUsage]) -> Iterator[str]:
 
 
 def _facts(usages: Sequence[ProcessUsage]) -> PlainValues:
-    """The facts of all records, a later one before an earlier one, without those unknown."""
+    """Known facts of all records; later records take precedence."""
     facts: dict[str, object] = {}
     for usage in usages:
         facts |= {name: fact for name, fact in usage.facts.items() if fact is not None}
@@ -298,7 +298,7 @@ def _facts(usages: Sequence[ProcessUsage]) -> PlainValues:
 
 
 def _gpu_idle(usage: ProcessUsage) -> bool:
-    """True where no sample saw this process's memory on a GPU, nor the GPU at work."""
+    """True if no sample shows memory of this process on a GPU, nor a busy GPU."""
     return all(
         not sample.gpu_bytes and (sample.gpu_util or 0.0) < _GPU_IDLE_UTIL
         for sample in usage.samples
@@ -306,7 +306,7 @@ def _gpu_idle(usage: ProcessUsage) -> bool:
 
 
 def format_walltime(seconds: float) -> str:
-    """Text such as '01:02:03' or '2-03:04:05', as Slurm reads it."""
+    """Formats a time for Slurm, such as '01:02:03' or '2-03:04:05'."""
     days, within_day = divmod(math.ceil(seconds), 86400)
     hours, within_hour = divmod(within_day, 3600)
     clock = f"{hours:02d}:{within_hour // 60:02d}:{within_hour % 60:02d}"

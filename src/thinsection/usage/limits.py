@@ -1,4 +1,4 @@
-"""Limits of a process: the tightest of those of Slurm, cgroups and the machine."""
+"""Limits of a process: the smallest of those from Slurm, cgroups and the machine."""
 
 import os
 import time
@@ -12,17 +12,17 @@ import psutil
 from thinsection.machine import affinity_count, cgroup_limits
 from thinsection.types import MIB
 
-# set by our own batch script: Slurm before 23.02 does not tell its jobs
+# set by our own batch script, since Slurm before 23.02 does not pass it to jobs
 TIME_LIMIT_VARIABLE = "THINSECTION_TIME_LIMIT_S"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    """Resources that a process may use, and their source."""
+    """Resources that a process may use, and the source of the limits."""
 
-    # a fraction where a quota cuts one
+    # a fraction if a quota limits the CPUs
     cpus: float
-    # memory of the host
+    # bytes of host memory
     memory_bytes: int
     gpus: int = 0
     walltime_s: float | None = None
@@ -35,7 +35,7 @@ class Requested:
 def read_limits(
     *, env: Mapping[str, str] = os.environ, root: Path = Path("/")
 ) -> Requested:
-    """The tightest of what Slurm, cgroups and the machine allow; `root` holds /proc and /sys."""
+    """Smallest limits from Slurm, cgroups and the machine; `root` contains /proc and /sys."""
     machine_cpus = float(affinity_count())
     machine_bytes = int(psutil.virtual_memory().total)
     cgroup_cpus, cgroup_bytes = cgroup_limits(root)
@@ -53,12 +53,12 @@ def read_limits(
 
 
 def _slurm_limits(env: Mapping[str, str], cpus: float, memory_bytes: int) -> Requested:
-    """Limits of a Slurm job, within the CPUs and bytes of its node."""
+    """Limits of a Slurm job; they do not exceed the CPUs and bytes of its node."""
     job = env["SLURM_JOB_ID"]
     if "SLURM_ARRAY_TASK_ID" in env:
         job = f"{env.get('SLURM_ARRAY_JOB_ID', job)}_{env['SLURM_ARRAY_TASK_ID']}"
     job_cpus = _number(env.get("SLURM_CPUS_PER_TASK") or env.get("SLURM_CPUS_ON_NODE"))
-    # memory is in MB (2^20), of the node or of a CPU; 0 stands for the whole node
+    # memory is in MB (2^20), per node or per CPU; 0 means the whole node
     per_cpu = _number(env.get("SLURM_MEM_PER_CPU")) or 0
     per_node = _number(env.get("SLURM_MEM_PER_NODE"))
     job_bytes = int((per_node or per_cpu * (job_cpus or cpus)) * MIB)
@@ -73,7 +73,7 @@ def _slurm_limits(env: Mapping[str, str], cpus: float, memory_bytes: int) -> Req
 
 
 def _slurm_gpus(env: Mapping[str, str]) -> int:
-    """GPUs of a Slurm job: those it names, else their number, else those that CUDA shows."""
+    """GPUs of a Slurm job: the listed ones, else their number, else those visible to CUDA."""
     names = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS")
     if names:
         return _count_devices(names)
@@ -84,7 +84,7 @@ def _slurm_gpus(env: Mapping[str, str]) -> int:
 
 
 def _slurm_walltime(env: Mapping[str, str]) -> float | None:
-    """Seconds that a Slurm job has; None where nothing says so."""
+    """Time limit of a Slurm job in seconds; None if it is not known."""
     limit_s = _number(env.get(TIME_LIMIT_VARIABLE))
     end = _number(env.get("SLURM_JOB_END_TIME"))
     if limit_s is not None or end is None:
@@ -94,14 +94,14 @@ def _slurm_walltime(env: Mapping[str, str]) -> float | None:
 
 
 def _count_devices(text: str | None) -> int:
-    """Number of devices in a list such as '0,1'; '' and '-1' and 'NoDevFiles' hide all."""
+    """Number of devices in a list such as '0,1'; '', '-1' and 'NoDevFiles' mean none."""
     if not text or text in ("-1", "NoDevFiles"):
         return 0
     return len([part for part in text.split(",") if part.strip()])
 
 
 def _number(text: str | None) -> float | None:
-    """The number that a text says; None where it says none."""
+    """Number in a text; None if there is none."""
     with suppress(ValueError):
         return float(text or "")
     return None

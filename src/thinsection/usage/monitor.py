@@ -1,7 +1,7 @@
-"""A thread that records what a process tree uses, and the records read back.
+"""Records the resource use of a process tree in a thread, and reads the records.
 
-The record, a file, has a header line (host, limits, facts), a line per `Sample`, one a second, and
-a last line with the stage seconds. A killed run leaves its timeline.
+A record is a file with a header line (host, limits, facts), one line per `Sample` and second, and
+a last line with the stage seconds. If a run is killed, its samples remain.
 """
 
 import json
@@ -22,7 +22,7 @@ from thinsection.usage.limits import Requested, read_limits
 from thinsection.usage.samplers import GpuSampler, Sample, TreeSampler
 
 USAGE_FOLDER = "usage"
-# file systems that are reached over a network: opening weights from them is slow at every start
+# file systems in a network, from which weights load slowly at every start
 NETWORK_FILESYSTEMS = frozenset(
     [
         "nfs",
@@ -42,7 +42,7 @@ NETWORK_FILESYSTEMS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessUsage:
-    """The record of one monitored process tree."""
+    """Record of one monitored process tree."""
 
     host: str
     pid: int
@@ -57,7 +57,7 @@ class ProcessUsage:
     facts: PlainValues = field(default_factory=dict)
     # see `machine.stalled_s`
     stalled_s: Mapping[str, float] = field(default_factory=dict)
-    # the block ended and no stage had done anything
+    # True if the block ended before any stage did work
     idle: bool = False
 
     @property
@@ -72,7 +72,7 @@ class ProcessUsage:
 
     @property
     def peak_bytes(self) -> int:
-        """Most resident memory."""
+        """Largest resident memory in bytes."""
         return max(sample.rss_bytes for sample in self.samples)
 
 
@@ -86,16 +86,16 @@ def resource_monitor(
 ) -> Iterator[Path]:
     """Records this process tree while the block runs, in `out/usage/HOST-PID-TIME.jsonl`.
 
-    What cannot be written is left out: a record is no reason to end a run.
+    Write errors are ignored, so that a record never ends a run.
 
     Args:
-        out: folder of the invocation's records.
-        facts: settings that explain the record, beside what is found in the environment.
-        stage_seconds: asked when the block ends.
+        out: folder of the invocation's record.
+        facts: settings that explain the record, added to those of the environment.
+        stage_seconds: called when the block ends.
         interval_s: seconds between two samples.
 
     Yields:
-        The file of the record.
+        Path of the record.
 
     Memory:
         Constant; about 100 bytes of file per sample.
@@ -149,10 +149,10 @@ def resource_monitor(
 
 
 def read_usage(out: Path) -> list[ProcessUsage]:
-    """The records below an invocation's folder, oldest first; unreadable headers are left out."""
+    """Records in an invocation's folder, oldest first; those with a bad header are skipped."""
     usages = []
     for path in (Path(out) / USAGE_FOLDER).glob("*.jsonl"):
-        # a file may have been tampered with
+        # the file may have been changed by hand
         with suppress(ValueError, TypeError, KeyError, AttributeError):
             usage = _parse_record(path.read_text(encoding="utf-8").splitlines())
             if usage is not None:
@@ -161,10 +161,10 @@ def read_usage(out: Path) -> list[ProcessUsage]:
 
 
 def _parse_record(lines: list[str]) -> ProcessUsage | None:
-    """The usage that the lines of a record tell of; None without a header."""
+    """Usage from the lines of a record; None without a header."""
     rows = []
     for line in lines:
-        with suppress(ValueError):  # the torn last line of a killed process
+        with suppress(ValueError):  # the incomplete last line of a killed process
             rows.append(json.loads(line))
     if not rows or not isinstance(rows[0], dict) or "requested" not in rows[0]:
         return None
@@ -184,7 +184,7 @@ def _parse_record(lines: list[str]) -> ProcessUsage | None:
 
 
 def environment_facts(*, gpus_visible: int) -> dict[str, Any]:
-    """gpus_visible, torch_cuda_build (None before torch was loaded), and where the cache lies."""
+    """gpus_visible, torch_cuda_build (None before torch is loaded), and the cache's file system."""
     torch = sys.modules.get("torch")
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     return {
@@ -196,7 +196,7 @@ def environment_facts(*, gpus_visible: int) -> dict[str, Any]:
 
 
 def filesystem_of(path: Path, mounts: str | None = None) -> str:
-    """Type of the file system that holds a path, by /proc/mounts; '' where that does not say."""
+    """Type of the file system of a path, by /proc/mounts; '' if it is not listed."""
     target = path.resolve()
     deepest = -1
     filesystem = ""
@@ -206,7 +206,7 @@ def filesystem_of(path: Path, mounts: str | None = None) -> str:
             continue
         point = Path(cells[1].replace("\\040", " "))
         holds_path = point == target or point in target.parents
-        # the last of several mounts on a point hides the others
+        # if several mounts share a point, the last one counts
         if holds_path and len(point.parts) >= deepest:
             deepest = len(point.parts)
             filesystem = cells[2]

@@ -1,4 +1,4 @@
-"""`efficiency.html`: an analysis as one file without scripts or outside resources."""
+"""`efficiency.html`: the analysis in one file, without scripts or external resources."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from thinsection.usage.analysis import Efficiency, format_walltime
 from thinsection.usage.monitor import ProcessUsage
 from thinsection.usage.samplers import Sample
 
-# room that has the templates
+# folder with the templates
 _ROOM = "thinsection.usage"
-# sizes of the picture, px
+# sizes of the picture in pixels
 _WIDTH = 900
 _ROW_HEIGHT = 70
 _ROW_STEP = _ROW_HEIGHT + 18
@@ -24,7 +24,7 @@ _STAGES = ("prepare", "decode", "transfer", "encode", "write")
 
 @dataclass(frozen=True)
 class _Row:
-    """One resource over time: a line of values per process, and how a value is written."""
+    """One resource over time: a line of values per process, and the format of its values."""
 
     label: str
     lines: list[list[float]]
@@ -32,7 +32,7 @@ class _Row:
 
 
 def efficiency_page(analysis: Efficiency, usages: Sequence[ProcessUsage]) -> str:
-    """The page as HTML text."""
+    """Page as HTML text."""
     seconds = analysis.stage_seconds
     stages = []
     for name in _STAGES:
@@ -54,10 +54,10 @@ def efficiency_page(analysis: Efficiency, usages: Sequence[ProcessUsage]) -> str
 
 
 def timeline_svg(usages: Sequence[ProcessUsage]) -> str:
-    """CPU, memory, GPU and disk over time as one SVG picture, a line per process.
+    """CPU, memory, GPU and disk over time as one SVG picture, with a line per process.
 
     Memory:
-        At most 600 points per line, however long the run was.
+        At most 600 points per line, for a run of any length.
     """
     records = [usage for usage in usages if usage.samples]
     begin = min((usage.started for usage in records), default=0.0)
@@ -90,7 +90,7 @@ def timeline_svg(usages: Sequence[ProcessUsage]) -> str:
 
 
 def _resource_rows(usages: Sequence[ProcessUsage]) -> list[_Row]:
-    """The rows of the picture; one of the GPU where any was seen."""
+    """Rows of the picture; the GPU has a row if any process used one."""
     cpus = []
     gpu = []
     memory = []
@@ -117,7 +117,7 @@ def _has_gpu(usage: ProcessUsage) -> bool:
 
 
 def _rates(samples: Sequence[Sample], totals: Sequence[float]) -> list[float]:
-    """Growth per second of a total from sample to sample; 0 for the first."""
+    """Growth per second of a total between samples; 0 for the first sample."""
     rates = [0.0]
     for (before, total_before), (after, total_after) in pairwise(zip(samples, totals)):
         span_s = after.t_s - before.t_s
@@ -129,7 +129,7 @@ def _rates(samples: Sequence[Sample], totals: Sequence[float]) -> list[float]:
 
 
 def _polyline(times: Sequence[float], values: Sequence[float], *, top: int) -> str:
-    """The line in px, of shares in [0, 1]; of many samples the highest of each column stays."""
+    """Line in pixels for shares in [0, 1]; of many samples, the largest per column is drawn."""
     columns: dict[int, float] = {}
     for time, value in zip(times, values):
         column = round(time * _MAX_POINTS)

@@ -1,4 +1,4 @@
-"""One look at what a process tree uses: CPU, memory, I/O, and the visible GPUs."""
+"""Samples of a process tree's resource use: CPU, memory, I/O, and the visible GPUs."""
 
 import os
 from collections.abc import Mapping
@@ -8,33 +8,33 @@ from typing import Any
 
 import psutil
 
-# walking the whole process table costs the most, so it is done every so many samples
+# reading the whole process table is slow, so it is done once in this many samples
 _REFRESH_SAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look at a process tree, a line of the record; everything since the monitor started."""
+    """One sample of a process tree; totals count from the start of the monitor."""
 
     t_s: float
-    # CPU seconds of the tree, children that ended included
+    # CPU seconds of the tree, with ended children
     cpu_s: float
-    # sum over the tree: pages shared by forks count twice
+    # sum over the tree; pages shared by forked processes count twice
     rss_bytes: int
     processes: int
-    # through read calls
+    # bytes through read calls
     read_bytes: int
     write_bytes: int
-    # received and sent by the whole node
+    # bytes received and sent by the whole node
     net_bytes: int
-    # mean of the visible GPUs, [0, 1]; None without one
+    # mean over the visible GPUs, [0, 1]; None without a GPU
     gpu_util: float | None = None
-    # bytes that this tree holds on them
+    # bytes of this tree on the GPUs
     gpu_bytes: int | None = None
 
 
 class GpuSampler:
-    """Utilisation and memory of the visible GPUs through NVML; finds none where NVML is not."""
+    """Utilisation and memory of the visible GPUs through NVML; no GPUs if NVML is missing."""
 
     def __init__(self, env: Mapping[str, str] = os.environ) -> None:
         self.handles: list[Any] = []
@@ -57,13 +57,13 @@ class GpuSampler:
                 self.handles.append(pynvml.nvmlDeviceGetHandleByUUID(name.encode()))
 
     def sample(self, pids: set[int]) -> tuple[float | None, int | None]:
-        """(mean utilisation [0, 1], bytes held by `pids`); None without a GPU."""
+        """(mean utilisation [0, 1], bytes of the processes `pids`); None without a GPU."""
         if not self.handles:
             return None, None
         util = 0.0
         held_bytes = 0
         for handle in self.handles:
-            with suppress(self._nvml.NVMLError):  # MIG slices give no utilisation
+            with suppress(self._nvml.NVMLError):  # MIG slices report no utilisation
                 util += self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
             with suppress(self._nvml.NVMLError):
                 for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle):
@@ -72,7 +72,7 @@ class GpuSampler:
         return util / len(self.handles), held_bytes
 
     def close(self) -> None:
-        """Lets NVML go."""
+        """Closes NVML."""
         if self._nvml is not None:
             self._nvml.nvmlShutdown()
             self._nvml = None
@@ -95,21 +95,21 @@ class _Work:
 
 
 class TreeSampler:
-    """Adds up CPU, memory and I/O over this process and its descendants."""
+    """Sums CPU, memory and I/O over this process and its descendants."""
 
     def __init__(self, *, gpu: GpuSampler | None = None) -> None:
         self._root = psutil.Process()
         self._gpu = gpu
         self._tree: list[psutil.Process] = [self._root]
         self._num_looks = 0
-        # by pid, at the last look
+        # by pid, in the last sample
         self._living: dict[int, _Work] = {}
         self._ended = _Work()
         self._start_net = _net_bytes()
         self._start, _ = self._look()
 
     def sample(self, t_s: float) -> Sample:
-        """The state of the tree, counted from when the sampler was made."""
+        """Usage of the tree since the sampler was made."""
         work, rss_bytes = self._look()
         gpu_util = None
         gpu_bytes = None
@@ -129,14 +129,14 @@ class TreeSampler:
         )
 
     def _look(self) -> tuple[_Work, int]:
-        """(Work so far, resident bytes); what ended processes did is kept."""
+        """(Work so far, resident bytes), with the work of ended processes."""
         if self._num_looks % _REFRESH_SAMPLES == 0:
             self._tree = [self._root, *self._root.children(recursive=True)]
         self._num_looks += 1
         living: dict[int, _Work] = {}
         rss_bytes = 0
         for process in self._tree:
-            # it may end between two looks
+            # the process may end meanwhile
             with suppress(psutil.Error), process.oneshot():
                 times = process.cpu_times()
                 rss_bytes += process.memory_info().rss
@@ -152,7 +152,7 @@ class TreeSampler:
 
 
 def _io_bytes(process: psutil.Process) -> tuple[int, int]:
-    """Bytes through read and write calls: unlike block I/O they include network file systems."""
+    """Bytes through read and write calls, which include network file systems, unlike block I/O."""
     try:
         counters = process.io_counters()
     except (psutil.AccessDenied, AttributeError, NotImplementedError):
@@ -163,7 +163,7 @@ def _io_bytes(process: psutil.Process) -> tuple[int, int]:
 
 
 def _net_bytes() -> int:
-    """Bytes that the whole node has received and sent; 0 where nothing says so."""
+    """Bytes that the whole node has received and sent; 0 if that is not known."""
     with suppress(OSError, RuntimeError):
         counters = psutil.net_io_counters()
         if counters:

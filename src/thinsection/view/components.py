@@ -1,27 +1,27 @@
-"""Colours and clusters of a slide's tiles, from their embeddings by principal components."""
+"""Colours and clusters of a slide's tiles, from the principal components of their embeddings."""
 
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.store.tile_tables import EmbeddingRows
 
-# rows from which components are found, and that are projected at a time
+# rows for fitting the components, and rows that are projected at a time
 _FIT_ROWS = 8192
 _BLOCK_ROWS = 4096
-# by which tiles are clustered; the first three are shown as colours
+# components for clustering; the first three become colours
 _COMPONENTS = 32
 
 Scores = npt.NDArray[np.float32]
 
 
 def component_scores(rows: EmbeddingRows, budget_bytes: int) -> Scores:
-    """The first principal components (N, up to 32) of embeddings, the sign of each one fixed.
+    """First principal components (N, up to 32) of embeddings, with a fixed sign for each one.
 
-    They are found from up to 8192 rows spread evenly.
+    They are fitted to up to 8192 rows, spread evenly.
 
     Memory:
-        12 D bytes a row of these, which are fewer where the budget asks it, 8 D² of their products,
-        16 KiB D of a block, 128 N.
+        12 D bytes per fitted row (a small budget lowers their number), 8 D² for their products,
+        16 KiB D per block, 128 N.
     """
     num_rows, dim = rows.shape
     affordable = max(256, budget_bytes // (12 * dim))
@@ -42,7 +42,7 @@ def component_scores(rows: EmbeddingRows, budget_bytes: int) -> Scores:
 
 
 def component_colours(scores: Scores) -> npt.NDArray[np.float64]:
-    """The first three as red, green and blue: percentiles 1 and 99 become 0 and 255."""
+    """First three components as red, green and blue; percentiles 1 and 99 become 0 and 255."""
     first = np.zeros((len(scores), 3), dtype=np.float32)
     first[:, : scores.shape[1]] = scores[:, :3]
     low, high = np.percentile(first, (1, 99), axis=0) if len(first) else (0, 1)
@@ -51,7 +51,7 @@ def component_colours(scores: Scores) -> npt.NDArray[np.float64]:
 
 
 def tile_clusters(scores: Scores, count: int) -> npt.NDArray[np.int64]:
-    """k-means by the scores, seeded; the largest cluster is 0."""
+    """Clusters the scores by seeded k-means; the largest cluster is 0."""
     from scipy.cluster.vq import kmeans, vq  # slow to import
 
     if len(scores) <= count:

@@ -22,7 +22,7 @@ from thinsection.view.components import (
     tile_clusters,
 )
 
-# kinds of layers whose tiles have values, and how these are sent
+# kinds of layers whose tiles have values, and the data type in the response
 _DTYPES = {
     "grid": "u1",
     "values": "<f4",
@@ -30,17 +30,17 @@ _DTYPES = {
     "classes": "u1",
     "edges": "<i4",
 }
-# colour of outlines whose class has none
+# colour of outlines if the class has none
 _GRAY = (90, 90, 90)
-# the values of the tiles of a file
+# reads the values of a file's tiles
 _Values = Callable[[TilesFile], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer; `read` gives what is drawn.
+    """One layer; `read` returns the data to draw.
 
-    Of 'outlines' that is JSON, a list of GeoJSON's geometries. The others are little-endian: 5
+    For 'outlines' this is JSON, a list of GeoJSON geometries. All other kinds are little-endian: 5
     uint32 (N, tile width and height, stride x and y in level-0 px), int32 (N, 2) corners, then of
     'values' float32 (N,), 'colours' uint8 (N, 3), 'classes' uint8 (N,), 'edges' int32 (E, 2) rows.
     """
@@ -55,7 +55,7 @@ class Layer:
 def layers_of(
     results: Results, slide_id: str, clusters: int, budget_bytes: int
 ) -> Iterator[Layer]:
-    """The layers of a slide of a results folder.
+    """Layers of a slide in a results folder.
 
     Memory:
         The text of its outlines.
@@ -77,7 +77,7 @@ def layers_of(
 
 
 def _grid_layers(results: Results, slide_id: str, grid: str) -> Iterator[Layer]:
-    """The tiles of a grid, their graphs, and the columns of their tables."""
+    """Layers for the tiles of a grid, their graphs, and the columns of their tables."""
     tables = results.tile_tables(slide_id, grid)
     tiles_path = tables[0].path
     yield _tile_layer(grid, "tiles", "grid", tiles_path, lambda tiles: np.empty(0))
@@ -96,7 +96,7 @@ def _grid_layers(results: Results, slide_id: str, grid: str) -> Iterator[Layer]:
 def _embedding_layers(
     address: str, path: Path, clusters: int, budget_bytes: int
 ) -> Iterator[Layer]:
-    """The principal components and the clusters of a slide's embeddings."""
+    """Layers for the principal components and the clusters of a slide's embeddings."""
     rows = EmbeddingRows(path)
 
     def colours(tiles: TilesFile) -> npt.NDArray[Any]:
@@ -110,7 +110,7 @@ def _embedding_layers(
 
 
 def _tile_layer(group: str, name: str, kind: str, path: Path, values: _Values) -> Layer:
-    """A layer of the tiles of a file; nothing is read before it is drawn."""
+    """Layer with the tiles of a file; nothing is read before it is drawn."""
 
     def read() -> bytes:
         tiles = read_tiles(path, embeddings=False)
@@ -131,7 +131,7 @@ def _column_of(name: str) -> _Values:
 
 
 def _edges_of(path: Path) -> _Values:
-    """Reads (E, 2) rows of the tiles, each pair once; of a slide without tiles there are none."""
+    """Reads (E, 2) rows of the tiles, each pair once; none for a slide without tiles."""
 
     def edges(tiles: TilesFile) -> npt.NDArray[Any]:
         with open_h5(path) as file:
@@ -144,10 +144,10 @@ def _edges_of(path: Path) -> _Values:
 
 
 def outline_layers(path: Path, group: str) -> Iterator[Layer]:
-    """A layer for each class of a GeoJSON file.
+    """Layer for each class of a GeoJSON file.
 
     Raises:
-        StoreError: it cannot be read.
+        StoreError: the file is not readable.
     """
     colors: dict[str, str] = {}
     shapes: dict[str, list[Any]] = {}

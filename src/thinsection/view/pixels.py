@@ -1,4 +1,4 @@
-"""A slide as deep-zoom tiles: the file's own JPEG segments where they fit, else encoded here."""
+"""Slide as deep-zoom tiles: the file's own JPEG segments if possible, else encoded here."""
 
 import math
 import threading
@@ -15,33 +15,33 @@ from thinsection.slide import Slide
 from thinsection.slide.geometry import best_level, l0_from_lv
 from thinsection.types import Level, RgbArray, Size
 
-# px of the tiles that are encoded here
+# edge of tiles that are encoded here, in pixels
 EDGE = 512
 _QUALITY = 85
-# edges of segments that make good tiles
+# smallest and largest edge of segments that are sent as tiles
 _SEGMENT_PX = range(128, 1025)
-# edge of a region that is read at once to be reduced
+# edge of a region that is read in one step before it is reduced
 _READ_PX = 2048
-# edge of a crop, level-0 px
+# longest edge of a crop in level-0 pixels
 _MAX_CROP_PX = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZoomLevel:
-    """One level of what the browser asks for; its tiles are a grid from the top-left corner."""
+    """Level that the browser can request; its tiles are a grid from the top-left corner."""
 
-    # level-0 px per px
+    # level-0 pixels per pixel
     downsample: float
-    # px
+    # width in pixels
     size: Size
-    # px
+    # height in pixels
     tile: Size = (EDGE, EDGE)
-    # level of the file whose segments its tiles are
+    # level of the file whose segments are its tiles
     stored: int | None = None
 
 
 class BytesCache:
-    """Bytes by key; the least recently used go first. Thread-safe.
+    """Cache of bytes by key; drops the least recently used first. Thread-safe.
 
     Memory:
         `num_bytes`.
@@ -54,7 +54,7 @@ class BytesCache:
         self._values: OrderedDict[Hashable, bytes] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
-        """The bytes of a key; made now where none are held."""
+        """Bytes for a key; computed now if they are not cached."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
@@ -71,12 +71,13 @@ class BytesCache:
 
 
 class DeepZoom:
-    """The tiles of an open slide, as JPEG. Thread-safe.
+    """Tiles of an open slide as JPEG. Thread-safe.
 
-    `levels` are, coarsest first, the slide's own and halves between them and below the last.
+    `levels` are, coarsest first, the slide's own levels, halvings between them, and halvings of the
+    smallest one.
 
     Memory:
-        14 MiB for a picture that is made, beside the reader's own.
+        14 MiB while a picture is made, and the reader's own memory.
     """
 
     def __init__(self, slide: Slide) -> None:
@@ -85,11 +86,11 @@ class DeepZoom:
         self.levels = tuple(_zoom_levels(slide))[::-1]
 
     def tile(self, index: int, column: int, row: int) -> bytes:
-        """A tile of a level as a JPEG, cut off where the slide ends.
+        """Tile of a level as a JPEG, cut at the edge of the slide.
 
         Raises:
-            InvalidInputError: no such tile.
-            SlideReadError: it cannot be decoded.
+            InvalidInputError: there is no such tile.
+            SlideReadError: the pixels cannot be decoded.
         """
         level = self.levels[index]
         tile_width, tile_height = level.tile
@@ -107,7 +108,7 @@ class DeepZoom:
         return stored or encode(self._pixels(level.downsample, x, y, (width, height)))
 
     def crop(self, x: int, y: int, size_l0: Size, edge_px: int) -> bytes:
-        """A region of level 0 as a JPEG whose longer edge is at most `edge_px`."""
+        """Region of level 0 as a JPEG whose longer edge is at most `edge_px`."""
         if min(size_l0) <= 0 or max(size_l0) > _MAX_CROP_PX:
             raise InvalidInputError(
                 f"crop must have edges of 1 to {_MAX_CROP_PX} px, got {size_l0}"
@@ -121,13 +122,13 @@ class DeepZoom:
         return encode(pixels)
 
     def _pixels(self, downsample: float, x: float, y: float, size: Size) -> RgbArray:
-        """A region at any downsample, reduced in parts from the best level.
+        """Region at any downsample, reduced in parts from the best level.
 
         Args:
-            downsample: level-0 px per px.
-            x: left edge, px at that downsample.
-            y: top edge.
-            size: px at that downsample.
+            downsample: level-0 pixels per pixel.
+            x: left edge in pixels at that downsample.
+            y: top edge in pixels at that downsample.
+            size: width and height in pixels at that downsample.
         """
         level = self._source_level(downsample)
         ratio = downsample / level.downsample
@@ -151,7 +152,7 @@ class DeepZoom:
         return region
 
     def _source_level(self, downsample: float) -> Level:
-        """The slide's own level of that downsample, else the best one to reduce."""
+        """Level of the slide with that downsample, else the best level to reduce."""
         for level in self.slide.levels:
             if level.downsample == downsample:
                 return level
@@ -159,7 +160,7 @@ class DeepZoom:
 
 
 def encode(pixels: RgbArray) -> bytes:
-    """A picture (H, W, 3) as a JPEG."""
+    """Encodes a picture (H, W, 3) as a JPEG."""
     contiguous = np.ascontiguousarray(pixels)
     return bytes(
         simplejpeg.encode_jpeg(contiguous, quality=_QUALITY, colorsubsampling="420")
@@ -167,7 +168,7 @@ def encode(pixels: RgbArray) -> bytes:
 
 
 def _zoom_levels(slide: Slide) -> Iterator[ZoomLevel]:
-    """The slide's own levels and the halves between them, finest first."""
+    """Levels of the slide and the halvings between them, finest first."""
     next_downsamples = [level.downsample for level in slide.levels[1:]]
     for level, next_downsample in zip(slide.levels, [*next_downsamples, math.inf]):
         downsample = level.downsample
@@ -192,7 +193,7 @@ def _zoom_levels(slide: Slide) -> Iterator[ZoomLevel]:
 
 
 def _sends_segments(slide: Slide, level: Level) -> bool:
-    """True where the file's segments of a level are sent as they are."""
+    """True if the file's segments of a level can be sent unchanged."""
     edges = level.segment or ()
     has_good_edges = all(edge in _SEGMENT_PX for edge in edges)
     return has_good_edges and bool(slide.stored_jpeg(level.index, 0, 0))

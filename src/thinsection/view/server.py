@@ -1,7 +1,7 @@
-"""The viewer's server: behind a token, read-only.
+"""Server of the viewer: read-only, and protected by a token.
 
-It is bound to 127.0.0.1. A URL names a slide by its id and the rest by numbers; both are looked up
-in what the viewer was started with, so that no part of a URL becomes a path.
+It listens on 127.0.0.1. A URL contains the id of a slide and numbers. All of them are looked up in
+the viewer's sources, so that no part of a URL becomes a path.
 """
 
 import json
@@ -40,30 +40,30 @@ _LIBRARY = "openseadragon.min.js"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; "
     "style-src 'self' 'unsafe-inline'; base-uri 'none'; form-action 'none'",
-    "Referrer-Policy": "no-referrer",  # the address has the token
+    "Referrer-Policy": "no-referrer",  # the address contains the token
     "X-Content-Type-Options": "nosniff",
 }
-# pictures stay as they are, while results may change; a new start has a new token
+# pictures may be cached, results may change; a new start has a new token
 _PICTURE_HEADERS = {**_HEADERS, "Cache-Control": "private, max-age=86400"}
 
 Answer = Callable[[Request], Response]
 
 
 class Viewer(Closing):
-    """A running viewer at `url`, in a thread of its own; a notebook shows it as a frame.
+    """Running viewer at `url`, in its own thread; a notebook shows it as a frame.
 
     Args:
         source: an open slide, results, or paths: slides, folders, cohort CSVs, a results folder.
         config: all settings.
-        settings: single ones, in their place: `port=8765`.
+        settings: single settings, which replace those of `config`: `port=8765`.
 
     Memory:
-        `config.view.memory`, as `ShownSlides` spends it.
+        `config.view.memory`, divided as in `ShownSlides`.
 
     Raises:
-        MissingDependencyError: OpenSeadragon was not fetched.
+        MissingDependencyError: OpenSeadragon was not downloaded.
         ConfigError: the port is taken.
-        ThinsectionError: as of `ShownSlides`.
+        ThinsectionError: as for `ShownSlides`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Viewer(Closing):
         port = config.view.port
         with rewording("port must be free", port, OSError, error=ConfigError):
             self._socket = socket.create_server(("127.0.0.1", port))
-        # else the head and the body of an answer are 40 ms apart
+        # otherwise the head and the body of a response are 40 ms apart
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/{token}/"
         self._server = uvicorn.Server(
@@ -98,13 +98,13 @@ class Viewer(Closing):
             time.sleep(0.01)
 
     def wait(self) -> None:
-        """Waits until somebody closes it, or the process is asked to end."""
+        """Waits until `close` is called, or the process is asked to end."""
         while self._thread.is_alive():
-            # a signal during `join` would make Python 3.11 take it for ended
+            # after a signal during `join`, Python 3.11 would regard the thread as ended
             time.sleep(0.2)
 
     def close(self) -> None:
-        """Ends the server."""
+        """Stops the server."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
@@ -114,7 +114,7 @@ class Viewer(Closing):
 
 
 class _WithToken:
-    """Answers 403 where the first part of the path is not the token; it is compared in full."""
+    """Responds 403 unless the first part of the path is the token; compares in constant time."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -132,7 +132,7 @@ class _WithToken:
 
 
 def _application(shown: ShownSlides) -> Starlette:
-    """Every address of the viewer; in threads, as browsers ask for six things at a time."""
+    """Routes of the viewer; they run in threads, as browsers send six requests at a time."""
     static = _static_files()
     slide = "/slides/{slide_id}"
     routes = [
@@ -159,7 +159,7 @@ def _application(shown: ShownSlides) -> Starlette:
 
 
 def _static_files() -> Answer:
-    """Answers with the page and its scripts, which are read once."""
+    """Serves the page and its scripts, which are read once."""
     files = {path.name: path.read_bytes() for path in _STATIC.iterdir()}
     if _LIBRARY not in files:
         raise MissingDependencyError(
@@ -201,7 +201,7 @@ def _as_bytes(make: Callable[..., bytes]) -> Answer:
 def _as_lines(make: Callable[..., Iterator[bytes]]) -> Answer:
     def answer(request: Request) -> Response:
         lines = make(**request.path_params)
-        first = next(lines)  # it refuses before an answer has begun
+        first = next(lines)  # errors are raised here, before the response begins
         return StreamingResponse(
             chain([first], lines), media_type="application/x-ndjson", headers=_HEADERS
         )
@@ -210,7 +210,7 @@ def _as_lines(make: Callable[..., Iterator[bytes]]) -> Answer:
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    """The answer to an error: 404 where there is no such thing, else 422 with the message."""
+    """Response to an error: 404 if the object does not exist, else 422 with the message."""
     if isinstance(error, LookupError) and not isinstance(error, ThinsectionError):
         return JSONResponse({"error": "there is no such thing here"}, 404, _HEADERS)
     lines = [str(error), *getattr(error, "__notes__", [])]
@@ -220,14 +220,14 @@ def _refuse(request: Request, error: Exception) -> Response:
 def view(source: Slide | Source, **settings: object) -> Viewer:
     """Shows a slide or results in a viewer, which a notebook displays as a frame.
 
-    It runs in a thread until `close()`; close it before a slide that it shows.
+    It runs in a thread until `close()`. Close it before you close a slide that it shows.
 
     Args:
         source: an open slide, results, or paths: slides, folders, cohort CSVs, a results folder.
-        settings: those of `thinsection view`: port, memory, annotations, show_label.
+        settings: settings of `thinsection view`: port, memory, annotations, show_label.
 
     Raises:
         MissingDependencyError: the extra 'view' is not installed.
-        ThinsectionError: as of `Viewer`.
+        ThinsectionError: as for `Viewer`.
     """
     return Viewer(source, None, **settings)

@@ -1,4 +1,4 @@
-"""The slides of a viewer, and every answer on them."""
+"""Slides of a viewer, and the responses to all requests for them."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ from thinsection.view.pixels import BytesCache, DeepZoom, encode
 from thinsection.view.similar import similar_tiles
 
 _LEAST_BYTES = 512 * MIB
-# memory of the process, with PyTorch, which a search for similar tiles loads
+# memory of the process with PyTorch, which the search for similar tiles loads
 _BASE_BYTES = 320 * MIB
 # memory of an open slide
 _OPEN_BYTES = CACHE_BYTES + 32 * MIB
@@ -76,26 +76,26 @@ class ViewConfig:
 
 @dataclass(kw_only=True)
 class _OpenSlide:
-    """A slide that is open, and how many requests read it now."""
+    """Open slide, and the number of requests that read it now."""
 
     deep: DeepZoom
     readers: int = 0
 
 
 class ShownSlides:
-    """The slides of a viewer, and every answer on them. Thread-safe.
+    """Slides of a viewer, and the responses to all requests for them. Thread-safe.
 
-    Methods raise LookupError where there is no such slide, level, layer or picture.
+    Methods raise LookupError if the slide, level, layer or picture does not exist.
 
     Memory:
-        Some kB a slide. Of `memory` less 320 MiB of the process half is for open slides (96 MiB
-        each, at least one, and those that requests read), a quarter for encoded tiles, a quarter
-        for work on embeddings.
+        Some kB per slide. Of `memory`, without 320 MiB for the process, half is for open
+        slides (96 MiB each, at least one, and those that requests read), a quarter for encoded
+        tiles, a quarter for work on embeddings.
 
     Raises:
-        CohortError: the paths name no slide.
+        CohortError: the paths contain no slide.
         BudgetError: memory is below 512 MiB.
-        InvalidInputError: several results folders.
+        InvalidInputError: more than one results folder.
     """
 
     def __init__(self, source: Slide | Source, config: ViewConfig) -> None:
@@ -109,28 +109,29 @@ class ShownSlides:
         self._budget = (memory_bytes - _BASE_BYTES) // 4
         self._max_open = max(1, 2 * self._budget // _OPEN_BYTES)
         self._cache = BytesCache(self._budget)
-        # the last used last
+        # the most recently used slide is last
         self._open: OrderedDict[str, _OpenSlide] = OrderedDict()
         self._layers: dict[str, list[Layer]] = {}
-        # version of the results folder that was read last
+        # version of the results folder at the last reading
         self._version = 0
-        # slides whose layers are of this version
+        # slides whose layers belong to this version
         self._fresh: set[str] = set()
         self._results = _NO_RESULTS
         self._stamps: dict[Path, int] = {}
-        if isinstance(source, Slide):  # whoever opened it closes it
+        if isinstance(source, Slide):  # the caller opened this slide and must close it
             name = Path(source.slide_path).name
             entry = SlideEntry(slide_id=name, slide_path=source.slide_path)
             self._named = [entry]
             self._open[name] = _OpenSlide(deep=DeepZoom(source))
         else:
-            for folder in _results_folders(source):  # before its ledgers are read
+            # versions are read before the ledgers
+            for folder in _results_folders(source):
                 self._stamps = _change_times(Path(folder))
             self._results, self._named = _find_slides(source, config)
         self._entries = self._all_entries()
 
     def _all_entries(self) -> dict[str, SlideEntry]:
-        """The slides of the results, then those that are named; the latter's paths hold."""
+        """Slides of the results, then the named ones; paths of the latter take precedence."""
         entries = {}
         for ledger in self._results.ledgers.values():
             entries[ledger.slide_id] = _entry_of(ledger, self._look)
@@ -139,7 +140,7 @@ class ShownSlides:
         return entries
 
     def _reload(self) -> None:
-        """Reads what changed in the results folder since it was read last."""
+        """Reads changes in the results folder since the last reading."""
         if self._results is _NO_RESULTS:
             return
         with self._lock:
@@ -167,7 +168,7 @@ class ShownSlides:
 
     @contextlib.contextmanager
     def _reading(self, slide_id: str) -> Iterator[DeepZoom]:
-        """A slide that is open, and stays so, as long as the block reads it."""
+        """Opens a slide, and keeps it open while the block reads it."""
         entry = self._entries[slide_id]
         with self._lock:
             if slide_id not in self._open:
@@ -194,16 +195,16 @@ class ShownSlides:
             raise
 
     def _close_idle(self) -> None:
-        """Closes slides beyond the memory, the least recently used first, if nobody reads them."""
+        """Closes unused slides that exceed the memory, the least recently used first."""
         idle = [name for name, opened in self._open.items() if not opened.readers]
         num_too_many = max(0, len(self._open) - self._max_open)
         for name in idle[:num_too_many]:
             self._open.pop(name).deep.slide.close()
 
     def _layers_of(self, slide_id: str) -> list[Layer]:
-        """The layers of a slide as the folder now has them.
+        """Current layers of a slide.
 
-        A layer keeps its number while the viewer runs: a page that was loaded earlier asks by it.
+        A layer keeps its number while the viewer runs, as pages that were loaded earlier use it.
         """
         with self._lock:
             if slide_id in self._fresh:
@@ -232,19 +233,19 @@ class ShownSlides:
                 yield from outline_layers(drawn, "annotations")
 
     def _features(self, slide_id: str) -> list[str]:
-        """Addresses of the embeddings that a slide has."""
+        """Addresses of a slide's embeddings."""
         ledger = self._results.ledgers.get(slide_id)
         if ledger is None:
             return []
         return [name for name in self._results.features if name in ledger.stages]
 
     def listed(self) -> list[str]:
-        """The id of every slide, of those too that were finished since the start."""
+        """Ids of all slides, including those finished since the start."""
         self._reload()
         return list(self._entries)
 
     def facts(self, slide_id: str) -> dict[str, Any]:
-        """Sizes and levels, layers, names of embeddings and of other pictures."""
+        """Sizes and levels, layers, names of embeddings and of further pictures."""
         layers = self._layers_of(slide_id) if slide_id in self._entries else []
         with self._reading(slide_id) as deep:
             slide = deep.slide
@@ -265,7 +266,7 @@ class ShownSlides:
             }
 
     def tile(self, slide_id: str, level: int, column: int, row: int) -> bytes:
-        """A tile of a level of the deep zoom, as a JPEG."""
+        """Tile of a deep-zoom level, as a JPEG."""
 
         def read() -> bytes:
             with self._reading(slide_id) as deep:
@@ -274,15 +275,16 @@ class ShownSlides:
         return self._cache.get((slide_id, level, column, row), read)
 
     def layer(self, slide_id: str, number: int) -> bytes:
-        """The bytes that a layer draws."""
+        """Bytes to draw for a layer."""
         if slide_id not in self._entries:
             raise KeyError(slide_id)
         layer = self._layers_of(slide_id)[number]
         return self._cache.get((slide_id, number, "layer", self._version), layer.read)
 
     def thumbnail(self, slide_id: str) -> bytes:
-        """The whole slide, small: made of the results' picture where there is one."""
-        entry = self._entries[slide_id]  # its id is a name, whatever the URL has
+        """Small picture of the whole slide, from the results' picture if there is one."""
+        # checked id, so that no text from the URL becomes a path
+        entry = self._entries[slide_id]
         return self._cache.get(
             (slide_id, "thumbnail"), lambda: self._read_thumbnail(entry)
         )
@@ -304,19 +306,19 @@ class ShownSlides:
             return encode(np.asarray(small))
 
     def picture(self, slide_id: str, name: str) -> bytes:
-        """Label or macro, where they are shown."""
+        """Label or macro image, if the settings allow it."""
         if name not in _IDENTIFYING or not self._config.show_label:
             raise KeyError(name)
         with self._reading(slide_id) as deep:
             return encode(deep.slide.associated_image(name))
 
     def crop(self, slide_id: str, x: int, y: int, width: int, height: int) -> bytes:
-        """A region of level 0, small, as a JPEG."""
+        """Small JPEG of a region of level 0."""
         with self._reading(slide_id) as deep:
             return deep.crop(x, y, (width, height), _CROP_PX)
 
     def similar(self, slide_id: str, features: int, x: int, y: int) -> Iterator[bytes]:
-        """Lines of JSON: the tiles that are most similar to the one at a point, so far."""
+        """Lines of JSON with the tiles most similar to the one at a point, as the search goes on."""
         answers = similar_tiles(
             self._results,
             slide_id,
@@ -330,7 +332,7 @@ class ShownSlides:
 
 
 def _layer_facts(layer: Layer) -> dict[str, str]:
-    """The words of a layer in the viewer's list."""
+    """Text for a layer in the viewer's list."""
     return {
         "group": layer.group,
         "name": layer.name,
@@ -342,7 +344,7 @@ def _layer_facts(layer: Layer) -> dict[str, str]:
 def _find_slides(
     source: Source, config: ViewConfig
 ) -> tuple[Results, list[SlideEntry]]:
-    """The results, and the slides that are named beside them, whose paths hold."""
+    """Results, and named slides, whose paths take precedence."""
     named: list[str | Path] = []
     if isinstance(source, Results):
         results = source
@@ -356,10 +358,10 @@ def _find_slides(
 
 
 def _results_folders(source: Source) -> list[str | Path]:
-    """The one results folder that is named, or none.
+    """The one results folder among the sources, or None.
 
     Raises:
-        InvalidInputError: several.
+        InvalidInputError: there are several.
     """
     if isinstance(source, Results):
         return [source.folder]
@@ -374,7 +376,7 @@ def _results_folders(source: Source) -> list[str | Path]:
 
 
 def _entry_of(ledger: SlideLedger, look: Look | None) -> SlideEntry:
-    """The slide of a ledger, with the resolution that its run gave it."""
+    """Slide from a ledger, with the resolution that its run used."""
     facts = ledger.slide
     mpp = None
     if facts.get("mpp_x") and facts.get("mpp_y"):
@@ -388,11 +390,12 @@ def _entry_of(ledger: SlideLedger, look: Look | None) -> SlideEntry:
 
 
 def _change_times(folder: Path) -> dict[Path, int]:
-    """Time of the last change of each ledger of a results folder, and of its results' folders."""
+    """Time of the last change of each ledger and of each results subfolder."""
     if not (folder / SLIDES).is_dir():
         return {}
     times: dict[Path, int] = {}
     for path in [*(folder / SLIDES).glob(f"*/{LEDGER_NAME}"), *folder.glob("*/*/")]:
-        with contextlib.suppress(FileNotFoundError):  # it went between the two looks
+        # it was deleted since it was listed
+        with contextlib.suppress(FileNotFoundError):
             times[path] = path.stat().st_mtime_ns
     return times

@@ -1,4 +1,4 @@
-"""The tiles whose embeddings are most similar to one tile's, in a slide and its cohort."""
+"""Tiles with embeddings most similar to that of one tile, in a slide and its cohort."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from thinsection.pipeline.folder import Results
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.types import PointL0
 
-# times as many tiles as wanted are found in float32, and ordered in float64
+# factor on the requested tiles: candidates in float32, which are then sorted in float64
 _CANDIDATES = 4
 
 # JSON values of a tile: slide, row, x, y, width, height, similarity
@@ -27,28 +27,29 @@ def similar_tiles(
     count: int,
     budget: int,
 ) -> Iterator[dict[str, Any]]:
-    """The tiles whose embeddings have the largest cosine to one tile's: exact, slide by slide.
+    """Tiles whose embeddings have the largest cosine to that of one tile: exact, slide by slide.
 
     Args:
-        results: the results folder.
+        results: results folder.
         slide_id: slide of the tile.
         features: address of the embeddings.
-        point_l0: a point in the tile.
-        count: tiles that are wanted of this slide, and of the others.
-        budget: bytes.
+        point_l0: point in the tile.
+        count: number of tiles from this slide, and from all other slides.
+        budget: memory in bytes.
 
     Yields:
-        `tile` in which the point lies; `slide` and `cohort`, the `count` most similar tiles of this
-        slide (the tile left out) and of the others so far; `done` slides `of` all. A tile has
+        `tile` at the point; `slide` and `cohort`, the `count` most similar tiles of this slide
+        (without the tile itself) and of the other slides so far; number of `done` slides, `of` all.
+        A tile has
         slide, row, x, y, width, height, similarity.
 
     Memory:
-        The budget, whatever the number of tiles: embeddings are read in blocks.
+        The budget, for any number of tiles, since embeddings are read in blocks.
 
     Raises:
-        InvalidInputError: no tile is there.
+        InvalidInputError: there is no tile at the point.
     """
-    # with PyTorch, so imported when it is first asked for
+    # imports PyTorch, so it is imported at the first search
     from thinsection.probe.compute import nearest_rows
 
     rows = results.embedding_rows(slide_id, features)
@@ -58,7 +59,7 @@ def similar_tiles(
     names = [
         name for name, ledger in results.ledgers.items() if features in ledger.stages
     ]
-    names.sort(key=lambda name: name != slide_id)  # its own slide comes first
+    names.sort(key=lambda name: name != slide_id)  # the tile's own slide comes first
     best: dict[str, list[FoundTile]] = {"slide": [], "cohort": []}
     for num_done, name in enumerate(names, start=1):
         is_own = name == slide_id
@@ -77,7 +78,7 @@ def similar_tiles(
 
 
 def _row_at(rows: EmbeddingRows, point_l0: PointL0) -> int:
-    """The row of the tile in which a point lies; where tiles overlap, of the nearest centre."""
+    """Row of the tile at a point; if tiles overlap, the one with the nearest centre."""
     tile_size_l0 = np.array(rows.tiles.size_l0)
     offset = np.array(point_l0) - rows.tiles.coords_l0
     is_inside = ((offset >= 0) & (offset < tile_size_l0)).all(axis=1)
@@ -93,7 +94,7 @@ def _describe(
     query: npt.NDArray[np.float32],
     indices: list[int],
 ) -> list[FoundTile]:
-    """Tiles with their place and their cosine to the query, in float64."""
+    """Tiles with their position and their cosine to the query, in float64."""
     embeddings = rows[indices].astype(np.float64)
     wanted = query[0].astype(np.float64)
     lengths = np.linalg.norm(embeddings, axis=1) * np.linalg.norm(wanted)
