@@ -1,1 +1,1 @@
-"""From embeddings to predictions: heads, model files, predictions, heatmaps."""
+"""Predictions from embeddings: heads, model files, predictions, heatmaps."""

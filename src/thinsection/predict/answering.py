@@ -1,7 +1,7 @@
-"""A model asked about one bag after another: a slide, or all slides of a case.
+"""Predictions of a model for one bag after another; a bag has a slide, or all slides of a case.
 
-OUT/predictions_MODEL/ID.json    the answer, and a key of model and files: for a resume
-GRID/heatmap_MODEL/ID.h5         asked for: attention and contribution to each score, per tile
+OUT/predictions_MODEL/ID.json    the prediction, and a key of model and files, to resume
+GRID/heatmap_MODEL/ID.h5         if requested: attention and contribution to each score, per tile
 """
 
 from collections.abc import Sequence
@@ -38,33 +38,34 @@ from thinsection.store.ledger import stage_key
 from thinsection.weights.origin import slug
 from thinsection.weights.placement import resolve_device
 
-FORMAT = 2  # of ID.json
-UNLIKE = "unlike the training set"  # begins a warning
+FORMAT = 2  # format of ID.json
+UNLIKE = "unlike the training set"  # start of a warning
 
 TileColumns = dict[str, npt.NDArray[np.floating]]  # (N,) each
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer of a model for a bag. Plain values."""
+    """Prediction of a model for one bag, as plain values."""
 
     level: Literal["slide", "case"]
     name: str
     case_id: str
-    files: tuple[str, ...] = ()  # of embeddings, absolute
-    answers: tuple[float, ...] = ()  # see `Target.answers`; () where there are none
+    files: tuple[str, ...] = ()  # files of embeddings, absolute
+    answers: tuple[float, ...] = ()  # see `Target.answers`; () if there are none
     # standard deviation over members; () for fewer than two
     spread: tuple[float, ...] = ()
-    members: int = 0  # that were asked: of a training case those that have not seen it
-    distance: float | None = None  # of the mean embedding, see `Usual`
+    # number of members that predicted; for a training case, only those that were not trained on it
+    members: int = 0
+    distance: float | None = None  # distance of the mean embedding, see `Usual`
     warnings: tuple[str, ...] = ()
     error: str = ""
-    patient_id: str = ""  # '': not known
+    patient_id: str = ""  # '' if not known
     seen: Seen = ""
 
 
 class Known(NamedTuple):
-    """Marks by which a bag may be known from training."""
+    """Marks by which a bag can be recognised as a training case."""
 
     names: list[str]
     contents: list[str]
@@ -73,7 +74,7 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictTask(Task[Prediction, Prediction]):
-    """See `Task`: some bags in one process, which loads the model once."""
+    """See `Task`: predicts some bags in one process, which loads the model once."""
 
     kind: ClassVar[str] = "predict"
     entry_type: ClassVar[type[Prediction]] = Prediction
@@ -89,9 +90,9 @@ class PredictTask(Task[Prediction, Prediction]):
     def __call__(
         self, entries: Sequence[Prediction], *, on_event: OnEvent
     ) -> Report[Prediction]:
-        """See `Task.__call__`; a bad file is a prediction with an error.
+        """See `Task.__call__`; a bad file gives a prediction with an error.
 
-        Memory: the model, and one bag: its embeddings, and what the head takes (`Head.forward`).
+        Memory: the model, and one bag: its embeddings and the head's memory (`Head.forward`).
         """
         set_threads(self.threads, torch_too=True)
         model = load_model(self.model)
@@ -111,13 +112,13 @@ class PredictTask(Task[Prediction, Prediction]):
         return replace(entry, error=reason)
 
     def name(self, entry: Prediction) -> str:
-        """See `Task.name`: also of its file; a case's name may be no file's."""
+        """See `Task.name`; also of its file, as a case's name may be no valid file name."""
         if entry.level == "slide":
             return entry.name
         return f"case-{case_mark(entry.name)}"
 
     def finished(self, entry: Prediction) -> Prediction | None:
-        """See `Task.finished`: by the same model, of the same files."""
+        """See `Task.finished`; the prediction must come from the same model and files."""
         try:
             document = read_json(self.folder / f"{self.name(entry)}.json")
             if document.pop("key") != self._key(entry):
@@ -129,7 +130,7 @@ class PredictTask(Task[Prediction, Prediction]):
             return None
 
     def _draws(self, entry: Prediction) -> bool:
-        """True for an entry that gets a heatmap."""
+        """True if the entry gets a heatmap."""
         return self.heatmaps and entry.level == "slide"
 
     def _heatmap(self, entry: Prediction) -> Path:
@@ -137,7 +138,7 @@ class PredictTask(Task[Prediction, Prediction]):
         return Path(entry.files[0]).parent.parent / folder / f"{entry.name}.h5"
 
     def _key(self, entry: Prediction) -> str:
-        """Hash of all that decides an answer: the model, the names and the files."""
+        """Hash of all that decides a prediction: the model, the names and the files."""
         files = []
         for path in entry.files:
             stat = Path(path).stat()
@@ -151,7 +152,7 @@ class PredictTask(Task[Prediction, Prediction]):
         )
 
     def _answer(self, model: Model, entry: Prediction) -> Prediction:
-        """Asks the model, and writes its answer."""
+        """Makes the prediction of the model, and writes it."""
         key = self._key(entry)
         paths = [Path(path) for path in entry.files]
         for path in paths:
@@ -189,7 +190,7 @@ class PredictTask(Task[Prediction, Prediction]):
 
 
 def _known_by(entry: Prediction, paths: Sequence[Path]) -> Known:
-    """Marks of a bag. Memory: the embeddings of one slide."""
+    """Marks for a bag. Memory: the embeddings of one slide."""
     stems = [path.stem for path in paths]
     names = name_marks(entry.name, entry.case_id, entry.patient_id, *stems)
     contents = []
@@ -202,7 +203,7 @@ def _known_by(entry: Prediction, paths: Sequence[Path]) -> Known:
 
 
 def _write_heatmap(path: Path, embeddings: Path, columns: TileColumns) -> None:
-    """Writes a per-tile table with the places of the embeddings' tiles."""
+    """Writes a per-tile table with the coordinates of the tiles."""
     with open_h5(embeddings) as file:
         coords = file["coords"][:]
         attributes = {
@@ -218,14 +219,15 @@ def _write_heatmap(path: Path, embeddings: Path, columns: TileColumns) -> None:
 def through(
     model: Model, members: Sequence[int], bag: Bag, device: str, *, tiles: bool
 ) -> tuple[npt.NDArray[np.float64], TileColumns]:
-    """Logits (M, K) of some members, and columns of the tiles (their mean over members).
+    """Logits (M, K) of some members, and per-tile columns (mean over members).
 
-    `attention` is the mean over a head's attentions. `score_NAME` is what the tile adds to the
-    answer, at the member's temperature: of two classes to the log-odds of NAME, of more classes
-    to the logit of NAME less the mean logit of the others, else to the logit itself. A head whose
-    logits are no sum over tiles has attention alone.
+    `attention` is the mean over a head's attentions. `score_NAME` is the contribution of the tile
+    to the prediction, at the member's temperature. For two classes it is that to the log-odds of
+    NAME, for more classes
+    to the logit of NAME minus the mean logit of the others, else to the logit itself. A head whose
+    logits are not a sum over tiles has only attention.
 
-    Raises InvalidInputError: `tiles` of a head that has neither attention nor evidence.
+    Raises InvalidInputError: `tiles` for a head with neither attention nor evidence.
     """
     target = model.card.target
     where = resolve_device(device, mps=False)
@@ -257,9 +259,9 @@ def through(
 def tile_scores(
     evidence: npt.NDArray[np.floating], target: Target
 ) -> npt.NDArray[np.floating]:
-    """Scores (N, K) of tiles by their evidence (N, K), see `through`.
+    """Scores (N, K) of tiles from their evidence (N, K), see `through`.
 
-    Where classes exclude each other, the mean evidence for the other classes is taken off.
+    If classes exclude each other, the mean evidence for the other classes is subtracted.
     """
     if not target.exclusive:
         return evidence

@@ -1,8 +1,8 @@
-"""Bags: the tile embeddings of a case, rows of which are read from the stored files by need.
+"""Bags: the tile embeddings of a case, whose rows are read from the stored files when needed.
 
-A bag that fits the budget whole is kept from its first use on and never thrown out: in a cycle
-through all bags, which training is, no other rule has more hits. Of the others the drawn rows are
-read from their places in the file (`EmbeddingRows`): 2,048 of 20,000 tiles are a tenth of it.
+A bag that fits completely into the memory budget is kept from its first use on. Training cycles
+through all bags, and no other rule has more cache hits in a cycle. For other bags only the drawn
+rows are read from the file (`EmbeddingRows`): 2,048 of 20,000 tiles are a tenth of it.
 """
 
 from collections import deque
@@ -24,21 +24,23 @@ from thinsection.store.tiles_h5 import TilesFile, check_numbers
 from thinsection.types import Closing, CoordsL0
 
 PREFETCH = 1  # bags that are read ahead
-INDEX_BYTES = 8192  # of the index that is kept of a slide which is not
+# bytes of the index that is kept for a slide whose rows are not kept
+INDEX_BYTES = 8192
 SLIDE_GAP = 1024  # cells between the slides of a bag
 
 Rows = npt.NDArray[np.int64]
-Stored = EmbeddingRows | npt.NDArray[Any]  # of one slide: on disk, or in memory
+# embeddings of one slide, on disk or in memory
+Stored = EmbeddingRows | npt.NDArray[Any]
 
 
 class Bag(NamedTuple):
-    """Tiles of a case, slide after slide."""
+    """Tiles of a case, one slide after the other."""
 
     features: npt.NDArray[np.float32]  # (N, D)
-    cells: Rows | None  # (N, 2), see `grid_cells`; None where they were not asked for
+    cells: Rows | None  # (N, 2), see `grid_cells`; None if they were not requested
 
     def tensors(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Features and cells on a device, as a head takes them."""
+        """Features and cells on a device, as input of a head."""
         features = torch.from_numpy(self.features).to(device)
         if self.cells is None:
             return features, None
@@ -46,15 +48,16 @@ class Bag(NamedTuple):
 
 
 class Bags(Closing):
-    """The bags of cases; several slides of a case are one bag.
+    """Bags of cases; several slides of a case form one bag.
 
     Args:
-        files: of each case, an embeddings file a slide.
-        budget_bytes: of bags that are kept whole, in the type in which they are stored.
-        cells: whether bags have the places of their tiles.
+        files: for each case, one embeddings file per slide.
+        budget_bytes: memory for bags that are kept, in their stored data type.
+        cells: True adds the positions of tiles to bags.
 
-    Memory: budget_bytes, 8 KiB a slide, and PREFETCH + 1 bags as they are asked for (twice where
-    float16 is stored, or a case has several slides). Packed files, and no HDF5, are read whole.
+    Memory: budget_bytes, 8 KiB per slide, and PREFETCH + 1 bags as requested (twice if float16 is
+    stored, or a case has several slides). Compressed files and
+    formats other than HDF5 are read whole.
     """
 
     def __init__(
@@ -76,9 +79,9 @@ class Bags(Closing):
     def read(
         self, case: int, *, most: int = 0, rng: np.random.Generator | None = None
     ) -> Bag:
-        """The bag of a case: all tiles, or with `rng` a draw of at most `most`, in their order.
+        """Bag of a case: all tiles, or with `rng` at most `most` random ones, in their order.
 
-        Raises DatasetError: no tiles, slides of several encoders, values that are not finite.
+        Raises DatasetError: no tiles, slides of several encoders, or values that are not finite.
         """
         paths = self._files[case]
         slides = self._slides(case)
@@ -90,7 +93,7 @@ class Bags(Closing):
         parts = [slide[:] for slide in slides] if rows is None else _take(slides, rows)
         joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
         features = np.ascontiguousarray(joined, dtype=np.float32)
-        # a sum in float32 may overflow where every value is finite: look again then
+        # a sum in float32 may overflow although every value is finite, so check them one by one
         if not np.isfinite(features.sum()):
             ids = [f"row {i} of {paths[0].name}" for i in range(len(features))]
             check_finite(features, ids)
@@ -101,7 +104,7 @@ class Bags(Closing):
         return Bag(features, cells)
 
     def _slides(self, case: int) -> Sequence[Stored]:
-        """Slides of a case, kept from the first use on where the budget allows it."""
+        """Slides of a case, kept from the first use on if the budget allows it."""
         if case in self._kept:
             return self._kept[case]
         slides: list[Stored] = [open_embeddings(path) for path in self._files[case]]
@@ -116,13 +119,13 @@ class Bags(Closing):
             isinstance(slide, EmbeddingRows) and slide.index_bytes <= INDEX_BYTES
             for slide in slides
         ):
-            self._kept[case] = slides  # where their rows lie, not the rows
+            self._kept[case] = slides  # keep the positions of rows, not the rows
         return slides
 
     def stream(
         self, cases: Sequence[int], *, most: int = 0, seed: Sequence[int] = ()
     ) -> Iterator[tuple[int, Bag]]:
-        """Each case with its bag, read ahead; `most` draws tiles by the seed and the case alone."""
+        """Yields each case and its bag, read ahead; `most` draws tiles by seed and case alone."""
         todo = iter(cases)
         waiting = deque[tuple[int, Future[Bag]]]()
         while True:
@@ -136,7 +139,7 @@ class Bags(Closing):
             yield case, future.result()
 
     def close(self) -> None:
-        """Ends the thread and lets the bags go."""
+        """Ends the thread and releases the bags."""
         self._thread.shutdown(cancel_futures=True)
         self._kept.clear()
 
@@ -155,7 +158,7 @@ def _check_slides(slides: Sequence[Stored], paths: Sequence[Path]) -> None:
 
 
 def _take(slides: Sequence[Stored], rows: Rows) -> list[npt.NDArray[Any]]:
-    """Rows of each slide; `rows` count through all slides."""
+    """Rows of each slide; `rows` are numbered through all slides."""
     parts = []
     first = 0
     for slide in slides:
@@ -166,7 +169,7 @@ def _take(slides: Sequence[Stored], rows: Rows) -> list[npt.NDArray[Any]]:
 
 
 def _read_cells(paths: Sequence[Path]) -> Rows:
-    """The cells of all tiles of a case. Memory: 32 N bytes."""
+    """Cells of all tiles of a case. Memory: 32 N bytes."""
     slides = []
     for path in paths:
         with open_h5(path) as file:
@@ -185,10 +188,10 @@ def _read_cells(paths: Sequence[Path]) -> Rows:
 
 
 def grid_cells(slides: Sequence[tuple[CoordsL0, int]]) -> Rows:
-    """Column and row (N, 2) of each tile of a bag; its slides lie side by side, SLIDE_GAP apart.
+    """Column and row (N, 2) of each tile of a bag; slides are side by side, SLIDE_GAP apart.
 
     Args:
-        slides: of each slide the tiles' corners, and a tile's edge, level-0 px.
+        slides: for each slide the tiles' corners, and the edge of a tile in level-0 pixels.
     """
     parts = []
     left = 0

@@ -1,8 +1,8 @@
-"""From embeddings and labels to an experiment: models of folds, honest scores, one model file.
+"""Experiment from embeddings and labels: models of folds, out-of-fold scores, one model file.
 
-OUT/experiment.json, index.html   all figures; their page
-    model.safetensors             the ensemble of the folds, for `predict` and `heatmap`
-    predictions.csv               of slides and cases, by the fold that has not seen them
+OUT/experiment.json, index.html   all figures, and a page with them
+    model.safetensors             ensemble of the folds, for `predict` and `heatmap`
+    predictions.csv               slides and cases, predicted by folds not trained on them
     cohort.json, folds/           see `folds`
 """
 
@@ -59,13 +59,13 @@ from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
 from thinsection.weights.origin import slug
 
-GRID = ("lr", "weight_decay", "bag_size", "dropout")  # settings that may be tried
-RESIDUAL_TILES = 64  # of each case, for the variance of its tiles
+GRID = ("lr", "weight_decay", "bag_size", "dropout")  # settings that can be searched
+RESIDUAL_TILES = 64  # tiles per case for the variance of its tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldsConfig:
-    """Settings of the folds, and of the settings that are tried."""
+    """Settings of the folds, and of the search over settings."""
 
     folds: int = option(
         5, "parts of the cases, each tested by a model that has not seen it"
@@ -108,7 +108,7 @@ class TrainConfig:
 
 
 class Trained(NamedTuple):
-    """Folds that are trained, and the one temperature of their logits."""
+    """Trained folds, and the common temperature of their logits."""
 
     study: Study
     contents: Contents
@@ -124,21 +124,21 @@ def train(
     against: str | Path | None = None,
     on_message: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Trains a head on stored embeddings and scores it; the content of experiment.json.
+    """Trains a head on stored embeddings and scores it; returns the content of experiment.json.
 
-    Folds that are done with the same settings and labels are not trained again; one that was killed
-    goes on from its last checkpoint, to the same bytes.
+    Folds that are done with the same settings and labels are not trained again. A fold that was
+    killed resumes from its last checkpoint and gives the same bytes.
 
     Args:
         data: a results folder, or features of TRIDENT, CLAM, STAMP or slide2vec.
         out: folder of the experiment; `RESULTS/experiments/NAME` appears on the results' page.
         config: all settings; `labels.labels` and `labels.target` have no default.
-        against: another experiment, to be compared with on the cases of both.
-        on_message: lines for the person who waits.
+        against: another experiment, for a comparison on the cases of both.
+        on_message: called with lines of text for the user.
 
     Memory: `cross.memory` in each process.
 
-    Raises ThinsectionError: labels that do not fit, bad settings, a damaged file, a lost cluster.
+    Raises ThinsectionError: labels that do not match, bad settings, a damaged file, a lost cluster.
     """
     config = config or TrainConfig()
     out = Path(out).absolute()
@@ -174,7 +174,7 @@ def train(
 def plan(
     cohort: Cohort, cross: FoldsConfig, seed: int
 ) -> tuple[Study, Contents, list[str]]:
-    """Folds whose parts share nothing, the slides' contents, and sentences for the person.
+    """Folds whose parts share nothing, the slides' contents, and messages for the user.
 
     Raises DatasetError, InvalidInputError, ConfigError: see `make_parts`, `read_contents` and
     `check_copies`.
@@ -204,7 +204,7 @@ def plan(
 def _train_folds(
     study: Study, config: TrainConfig, out: Path, on_message: Callable[[str], None]
 ) -> list[FoldResult]:
-    """For each fold the head of the setting whose inner loss is lowest, the first of equals."""
+    """Head of each fold for the setting with the lowest inner loss, the first of equal ones."""
     settings = list(_settings(config))
     jobs_by_fold = [
         [
@@ -221,7 +221,7 @@ def _train_folds(
     execute(
         [job for jobs in jobs_by_fold for job in jobs],
         TrainTask(out=out, memory=config.cross.memory, threads=config.executor.threads),
-        # a fold may take long: each is a task of its own
+        # one task per job, since a fold may take long
         replace(config.executor, chunk_slides=config.executor.chunk_slides or 1),
         folder=out,
         on_report=collect_errors,
@@ -236,7 +236,7 @@ def _train_folds(
 
 
 def _best_setting(out: Path, jobs: Sequence[FoldJob], study: Study) -> FoldResult:
-    """The result of a fold whose inner loss is lowest, the first of equals."""
+    """Result of a fold with the lowest inner loss, the first if several are equal."""
     results = []
     for job in jobs:
         result = read_fold(out, job.name, fold_key(job, study))
@@ -247,7 +247,7 @@ def _best_setting(out: Path, jobs: Sequence[FoldJob], study: Study) -> FoldResul
 
 
 def _settings(config: TrainConfig) -> Iterator[tuple[HeadConfig, FitConfig]]:
-    """Every combination of the grid."""
+    """All combinations of the grid."""
     grid: dict[str, list[Any]] = {}
     for item in config.cross.grid:
         name, _, listed = item.partition("=")
@@ -274,7 +274,7 @@ def _document(
     *,
     name: str,
 ) -> dict[str, Any]:
-    """The content of experiment.json."""
+    """Content of experiment.json."""
     study = trained.study
     cross = config.cross
     sampling = scored.sampling
@@ -331,7 +331,7 @@ def _fold_rows(trained: Trained, scored: Tested) -> list[dict[str, Any]]:
 
 
 def _score_words(score: dict[str, Any]) -> str:
-    """A score with its interval, or why it has none."""
+    """Score with its interval, or the reason why there is none."""
     if score["value"] is None:
         return "no value"
     words = f"{score['value']:.4f}"
@@ -348,7 +348,7 @@ def _ensemble(
     *,
     name: str,
 ) -> Model:
-    """The heads of all folds as one model."""
+    """Heads of all folds as one model."""
     study, contents, results, temperature = trained
     cohort = study.cohort
     files = [path for paths in cohort.paths for path in paths]
@@ -392,7 +392,7 @@ def _ensemble(
 
 
 def _usual(study: Study, contents: Contents) -> Usual:
-    """Usual embeddings of the training cases: their means, and some tiles of each."""
+    """Usual embeddings from the training cases: their means, and some tiles of each."""
     case_of = study.case_of_slide
     num_tiles = np.bincount(case_of, weights=contents.num_tiles)
     with Bags(study.cohort.paths) as bags:
@@ -402,7 +402,7 @@ def _usual(study: Study, contents: Contents) -> Usual:
 
 
 def _marks_by_case(study: Study, contents: Contents) -> list[list[str]]:
-    """Marks of each case in the model file: of its name, its slides' names and embeddings."""
+    """Marks of each case for the model file, from its name, its slides' names and embeddings."""
     cohort = study.cohort
     marks = [
         name_marks(case, patient, *slides)

@@ -1,4 +1,4 @@
-"""The page of an experiment: scores, curves, folds, and the cases that are predicted worst."""
+"""Page of an experiment: scores, curves, folds, and the cases with the worst predictions."""
 
 import base64
 from collections.abc import Iterator, Mapping
@@ -31,17 +31,17 @@ from thinsection.report.picture import thumbnail_file
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WORST = 12  # cases that are shown
+WORST = 12  # number of cases shown
 THUMBNAIL_PX = 200
 
 
 def experiment_page(document: Mapping[str, Any], tested: Tested, slides: Path) -> str:
-    """The page as HTML, pictures inside; heatmaps appear on it once they are drawn.
+    """Page as HTML with its pictures inside; heatmaps appear on it once they are drawn.
 
     Args:
         document: the content of experiment.json.
-        tested: out-of-fold answers.
-        slides: the folder `slides` of the results, which has pictures of them.
+        tested: out-of-fold predictions.
+        slides: folder `slides` of the results, which has pictures of them.
 
     Raises MissingDependencyError: matplotlib is not installed.
     """
@@ -105,7 +105,7 @@ def _draw_folds(axes: "Axes", document: Mapping[str, Any], result: Any) -> Words
 
 
 def _worst_cases(tested: Tested, slides: Path) -> Iterator[dict[str, Any]]:
-    """The cases whose answers are farthest from the truth, the worst first."""
+    """Cases whose predictions are farthest from the truth, the worst first."""
     target = tested.target
     for i in np.argsort(-_errors(tested), kind="stable")[:WORST]:
         slide = tested.slides[i][0]
@@ -126,7 +126,7 @@ def _worst_cases(tested: Tested, slides: Path) -> Iterator[dict[str, Any]]:
 
 
 def _errors(tested: Tested) -> Floats:
-    """Distance of the answer from the truth for each case, (n,)."""
+    """Distance of the prediction from the truth for each case, (n,)."""
     target = tested.target
     truth = tested.truth
     answers = tested.answers
@@ -135,6 +135,6 @@ def _errors(tested: Tested) -> Floats:
         return np.asarray(1 - right)
     if target.kind in ("multilabel", "regression"):
         return np.asarray(np.abs(answers - truth).mean(axis=1))
-    # of cases with the event: how far the order by risk is from that by time
+    # for cases with the event: distance between the order by risk and the order by time
     late = rankdata(truth[:, 1]) - rankdata(-target.risk(answers))
     return np.where(truth[:, 0] == 1, np.abs(late), -1.0)

@@ -1,10 +1,10 @@
-"""Each fold as a job of an executor, and the file that it leaves.
+"""Folds as jobs of an executor, and the file that each of them writes.
 
-OUT/cohort.json            cases, files, labels, folds: what every worker reads
+OUT/cohort.json            cases, files, labels, folds, for every worker
 OUT/folds/<job>.safetensors    weights `head.*`; `logits` (n, K) of the test cases, `stop` (m, K)
-                           of the inner ones, `slides` (l, K) of slides of cases that have
+                           of the inner cases, `slides` (l, K) of slides in cases with
                            several; metadata `told`: key, losses, best epoch, target
-    <job>.checkpoint       of one that is on its way
+    <job>.checkpoint       checkpoint of an unfinished fold
 """
 
 from collections.abc import Sequence
@@ -34,20 +34,20 @@ from thinsection.types import parse_bytes
 
 COHORT_NAME = "cohort.json"
 FOLDS = "folds"
-FORMAT = 2  # of a fold's file
-# memory beside the kept bags, in sizes of the largest bag: two that are read, and what one takes
-# in a head of 512 channels
+FORMAT = 2  # format of a fold's file
+# memory beside the kept bags, in multiples of the largest bag: two that are read, and the memory
+# of one in a head with 512 channels
 BAGS_AT_WORK = 9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Cases, labels and folds of a training, as every worker reads them."""
+    """Cases, labels and folds of a training, as all workers read them."""
 
     cohort: Cohort
     parts: tuple[Part, ...]
     digests: tuple[str, ...] = ()  # `content_digest` of each file of embeddings
-    warnings: tuple[str, ...] = ()  # leaks that are likely, or allowed
+    warnings: tuple[str, ...] = ()  # warnings about leaks that are likely, or allowed
 
     @classmethod
     def load(cls, out: Path) -> Self:
@@ -56,7 +56,7 @@ class Study:
 
     @property
     def case_of_slide(self) -> IndexArray:
-        """The case of each slide, (slides,), as `Contents` has them."""
+        """Case of each slide, (slides,), in the format of `Contents`."""
         counts = [len(slides) for slides in self.cohort.slides]
         return np.repeat(np.arange(len(counts)), counts)
 
@@ -67,10 +67,10 @@ class Study:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldJob:
-    """One fold with one setting; plain values that travel between processes."""
+    """One fold with one setting, as plain values that travel between processes."""
 
     fold: int
-    setting: int  # of the grid
+    setting: int  # index in the grid
     head: HeadConfig
     fit: FitConfig
 
@@ -85,31 +85,32 @@ class FoldDone:
     """Outcome of a fold job."""
 
     name: str
-    words: str = ""  # for the person who waits
-    error: str = ""  # why it failed, '' where it did not
+    words: str = ""  # text for the user
+    error: str = ""  # why it failed, '' if it did not
 
 
 class FoldResult(NamedTuple):
     """Content of a fold's file."""
 
-    name: str  # of its job
-    state: State  # of its head
+    name: str  # name of its job
+    state: State  # weights of its head
     losses: Losses
-    best: int  # epoch, from 1
-    target: Target  # with centre, spread and edges of the fold's training cases
-    logits: Floats  # (n, K) of the test cases
-    stop: Floats  # (m, K) of the inner cases
+    best: int  # best epoch, counted from 1
+    # target with centre, spread and edges from the fold's training cases
+    target: Target
+    logits: Floats  # (n, K) logits of the test cases
+    stop: Floats  # (m, K) logits of the inner cases
     slides: Floats  # (l, K)
 
     @property
     def stop_loss(self) -> float:
-        """The inner loss of the head: settings are chosen by it."""
+        """Inner loss of the head, by which settings are chosen."""
         return self.losses[self.best - 1][1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTask(Task[FoldJob, FoldDone]):
-    """See `Task`: folds in one process, which share the bags that fit into its memory."""
+    """See `Task`: trains folds in one process; they share the bags that fit into its memory."""
 
     kind: ClassVar[str] = "train"
     entry_type: ClassVar[type[FoldJob]] = FoldJob
@@ -117,13 +118,13 @@ class TrainTask(Task[FoldJob, FoldDone]):
     event_type: ClassVar[type[FoldDone]] = FoldDone
     streams: ClassVar[bool] = True
 
-    out: Path  # absolute, seen by every worker
+    out: Path  # absolute path that every worker can reach
     memory: str
 
     def __call__(
         self, entries: Sequence[FoldJob], *, on_event: OnEvent
     ) -> Report[FoldDone]:
-        """See `Task.__call__`. Memory: `memory`, of the whole process."""
+        """See `Task.__call__`. Memory: `memory` for the whole process."""
         set_threads(self.threads, torch_too=True)
         study = Study.load(self.out)
         files = study.cohort.paths
@@ -144,7 +145,7 @@ class TrainTask(Task[FoldJob, FoldDone]):
         return FoldDone(name=entry.name, error=reason)
 
     def finished(self, entry: FoldJob) -> FoldDone | None:
-        """See `Task.finished`: the fold's file is of these settings and labels."""
+        """See `Task.finished`; the fold's file must have these settings and labels."""
         done = read_fold(self.out, entry.name, fold_key(entry, Study.load(self.out)))
         return FoldDone(name=entry.name) if done else None
 
@@ -155,7 +156,7 @@ class TrainTask(Task[FoldJob, FoldDone]):
     def _run(self, job: FoldJob, study: Study, bags: Bags) -> FoldDone:
         key = fold_key(job, study)
         folder = self.out / FOLDS
-        # another process at the same fold is waited for
+        # wait for another process with the same fold
         with hold(folder / job.name / LOCK_NAME):
             result = read_fold(self.out, job.name, key)
             if result is None:
@@ -175,7 +176,7 @@ class TrainTask(Task[FoldJob, FoldDone]):
 
 
 def fold_key(job: FoldJob, study: Study) -> str:
-    """Hash of all that decides a fold's bytes: embeddings, labels, part, settings."""
+    """Hash of all that decides a fold's bytes: embeddings, labels, split, settings."""
     cohort = study.cohort
     return stage_key(
         format=FORMAT,
@@ -191,7 +192,7 @@ def fold_key(job: FoldJob, study: Study) -> str:
 
 
 def read_fold(out: Path, name: str, key: str | None = None) -> FoldResult | None:
-    """A fold's file; None where it is not there, damaged, or has another key than is asked for."""
+    """Reads a fold's file; None if it is missing, damaged, or does not have this key."""
     try:
         header, tensors = read_state(out / FOLDS / f"{name}.safetensors")
     except (OSError, SafetensorError):

@@ -1,14 +1,14 @@
-"""Where a model looks: values per tile as a picture, as GeoJSON for QuPath, as a sheet of tiles.
+"""Heatmaps: values per tile as a picture, as GeoJSON for QuPath, and as a sheet of tiles.
 
 GRID/heatmap_MODEL/ID.h5           `tiles/attention`, `tiles/score_NAME`, see `predicting`
                    ID.COLUMN.png   the slide with a column over it
                    ID.geojson      tiles with all columns as measurements
-                   ID.top.png      the tiles of highest score, a row for each column
+                   ID.top.png      tiles with the highest scores, a row for each column
                    scale.json      the values of the first and last colour, for all slides
-Pictures of a column of any other per-tile table lie in GRID/heatmap_COLUMN.
+Pictures for a column of another per-tile table are in GRID/heatmap_COLUMN.
 
-One scale holds for all slides of a folder, so that a colour means the same on each. Where a new
-slide changes the scale, the pictures of the others are drawn again.
+All slides of a folder share one scale, so that a colour has the same meaning on each. If a new
+slide changes the scale, the pictures of the other slides are drawn again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,11 +44,11 @@ from thinsection.store.tiles_h5 import read_tiles as read_tiles_file
 from thinsection.weights.origin import slug
 
 SCALE_NAME = "scale.json"
-TILE_PX = 192  # edge of a tile on the sheet
-GAP_PX = 6  # between tiles of the sheet
-TEXT_PX = 18  # height of the sheet's text
-MAX_SCORES = 4  # pictures of scores where classes do not exclude each other
-QUANTILES = 512  # values that stand for a larger slide when the cohort's scale is made
+TILE_PX = 192  # edge of a tile on the sheet in pixels
+GAP_PX = 6  # gap between tiles of the sheet in pixels
+TEXT_PX = 18  # height of the sheet's text in pixels
+MAX_SCORES = 4  # largest number of score pictures if classes do not exclude each other
+QUANTILES = 512  # values that represent a larger slide in the cohort's scale
 Numbers = npt.NDArray[np.floating]
 Limits = tuple[float, float]  # values of the first and of the last colour
 
@@ -80,13 +80,13 @@ class HeatmapRunConfig(PredictRunConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """Everything that the pictures of one folder share."""
+    """Data that all pictures of one folder share."""
 
     results: Results
     home: Path  # GRID/heatmap_NAME
     load: Callable[[str], TilesFile]  # slide_id -> its table
-    sheet_columns: tuple[str, ...]  # a row of top tiles each
-    model_name: str  # in the caption; '' for a column
+    sheet_columns: tuple[str, ...]  # each of them gets a row of top tiles
+    model_name: str  # name in the caption; '' for a column
     config: HeatmapConfig
 
 
@@ -100,19 +100,19 @@ def heatmap(
     on_message: Callable[[str], None] = lambda text: None,
     **settings: Any,
 ) -> list[Path]:
-    """The pictures of where a model's answer comes from, or of a per-tile column; what was written.
+    """Draws a model's heatmaps, or a per-tile column; returns the written files.
 
     Args:
-        source: a model file; or a column of a per-tile table of a results folder: 'px_focus',
+        source: a model file, or a column of a per-tile table of a results folder: 'px_focus',
             'heatmap_grade:score_high'.
-        slides, out: as of `predict`; with a column `slides` is a results folder.
-        config: all settings; `settings` are single ones over it.
-        on_event, on_message: as of `predict`.
+        slides, out: as for `predict`; with a column, `slides` is a results folder.
+        config: all settings; `settings` are single ones that replace them.
+        on_event, on_message: as for `predict`.
 
-    Memory: that of `predict`; to draw, 100 bytes a tile of one slide, 16 kB a slide for the scale,
-    and the picture. The GeoJSON is written in pieces.
+    Memory: as `predict`; for drawing, 100 bytes per tile of one slide, 16 kB per slide for the
+    scale, and the picture. The GeoJSON is written in pieces.
 
-    Raises ThinsectionError: as of `predict`; no such column or class, a head without attention.
+    Raises ThinsectionError: as for `predict`; no such column or class, a head without attention.
     """
     config = replace_flat(config or HeatmapRunConfig(), settings)
     if not Path(source).is_file():
@@ -155,7 +155,7 @@ def heatmap(
 
 
 def _draw_column(results: Results, column: str, config: HeatmapConfig) -> list[Path]:
-    """Pictures of a stored column, of all slides that have it."""
+    """Draws a stored column for all slides that have it."""
     grid = one_address(results.grids, None, "grid")
     slides = [
         s for s, ledger in results.ledgers.items() if f"{grid}/tiles" in ledger.stages
@@ -199,14 +199,14 @@ def _check_positive(positive: str | None, target: Target) -> None:
 
 
 def _score_column(name: str) -> str:
-    """Column of a class's or an output's score."""
+    """Column with the score of a class or an output."""
     return f"score_{slug(name)}"
 
 
 def _drawn_scores(
     answers: Sequence[float], target: Target, config: HeatmapConfig
 ) -> list[str]:
-    """Columns of scores that are drawn of a slide with these answers (K,)."""
+    """Score columns to draw for a slide with these predictions (K,)."""
     if config.positive is not None:
         return [_score_column(config.positive)]
     if not target.exclusive:
@@ -219,9 +219,9 @@ def _drawn_scores(
 def _draw_folder(
     drawing: Drawing, columns_by_slide: Mapping[str, Sequence[str]]
 ) -> list[Path]:
-    """Draws the slides; of the folder's other slides those whose scale has changed.
+    """Draws the slides, and those other slides of the folder whose scale has changed.
 
-    Returns the files of the slides that were asked for.
+    Returns the files of the requested slides.
     """
     record = _read_record(drawing.home)
     earlier = {
@@ -251,7 +251,7 @@ def _draw_folder(
 
 @contextmanager
 def _own_pictures(drawing: Drawing, slide_id: str) -> Iterator[None]:
-    """Holds the slide's lock; what a killed process left of its pictures goes first."""
+    """Locks the slide; deletes pictures that a killed process left incomplete."""
     folder = drawing.results.ledgers[slide_id].path.parent
     with hold(folder / LOCK_NAME):
         sweep_slide(slide_id, folder, unfinished([drawing.home]))
@@ -259,7 +259,7 @@ def _own_pictures(drawing: Drawing, slide_id: str) -> Iterator[None]:
 
 
 def _read_record(home: Path) -> dict[str, Any]:
-    """The record that `_draw_folder` wrote last; {} where it is missing or damaged."""
+    """Reads the last record of `_draw_folder`; {} if it is missing or damaged."""
     try:
         record = read_json(home / SCALE_NAME)
     except (OSError, ValueError, RecursionError):
@@ -269,7 +269,7 @@ def _read_record(home: Path) -> dict[str, Any]:
 
 
 def _shown_values(name: str, table: TilesFile) -> Numbers:
-    """Values (N,) as they are drawn: attention as multiples of the slide's mean, 1 / N."""
+    """Values (N,) to draw; attention is in multiples of the slide's mean, 1 / N."""
     values = table.columns[name]
     return values * len(values) if name == "attention" else values
 
@@ -277,9 +277,9 @@ def _shown_values(name: str, table: TilesFile) -> Numbers:
 def _shared_limits(
     drawing: Drawing, columns_by_slide: Mapping[str, Sequence[str]]
 ) -> dict[str, Limits]:
-    """Values of the first and the last colour of each column, over all slides.
+    """Values of the first and last colour of each column, over all slides.
 
-    Each slide counts by its tiles. Memory: 16 QUANTILES bytes a slide and column.
+    Each slide is weighted by its tiles. Memory: 16 QUANTILES bytes per slide and column.
     """
     samples: dict[str, list[Numbers]] = {}
     weights: dict[str, list[Numbers]] = {}
@@ -309,7 +309,7 @@ def _shared_limits(
 
 
 def _weighted_quantile(values: Numbers, weights: Numbers, level: float) -> float:
-    """The least value that at least `level` of the weight does not exceed."""
+    """Smallest value such that values up to it have at least `level` of the weight."""
     order = np.argsort(values, kind="stable")
     share = np.cumsum(weights[order])
     place = int(np.searchsorted(share, level * share[-1] * (1 - 1e-12)))
@@ -317,7 +317,7 @@ def _weighted_quantile(values: Numbers, weights: Numbers, level: float) -> float
 
 
 def _is_score(name: str) -> bool:
-    """True for a column with a sign, whose colours run from -x to x."""
+    """True for a signed column, whose colours run from -x to x."""
     return name.startswith("score_")
 
 
@@ -328,7 +328,7 @@ def _write_pictures(
     columns: Iterable[str],
     limits: Mapping[str, Limits],
 ) -> list[Path]:
-    """The slide with each column over it."""
+    """Draws the slide with each column over it."""
     written = []
     for name in (name for name in columns if name in table.columns):
         path = drawing.home / f"{slide_id}.{slug(name)}.png"
@@ -353,14 +353,15 @@ def _write_pictures(
 
 
 def _write_tables(drawing: Drawing, slide_id: str, table: TilesFile) -> list[Path]:
-    """GeoJSON of all columns, and the sheet of top tiles."""
+    """Writes the GeoJSON of all columns, and the sheet of top tiles."""
     written = []
     if drawing.config.geojson:
         path = drawing.home / f"{slide_id}.geojson"
         write_tiles_geojson(path, table)
         written.append(path)
     columns = [name for name in drawing.sheet_columns if name in table.columns]
-    columns = columns or [*table.columns]  # a head without scores: by attention
+    # a head without scores has its top tiles by attention
+    columns = columns or [*table.columns]
     if drawing.config.top_tiles:
         path = drawing.home / f"{slide_id}.top.png"
         ledger = drawing.results.ledgers[slide_id]
@@ -380,10 +381,10 @@ def draw_top_tiles(
     columns: Sequence[str],
     num_tiles: int,
 ) -> Image.Image:
-    """The tiles of highest value, best first, a row for each column, read from the slide.
+    """Tiles with the highest values, best first, a row for each column, read from the slide.
 
-    Tiles with a negative score are left out where others have a positive one. Memory: the tiles of
-    one row, and the sheet.
+    Tiles with a negative score are left out if other tiles have a positive one. Memory: the tiles
+    of one row, and the sheet.
     """
     slide_facts = ledger.slide
     slide_mpp = None

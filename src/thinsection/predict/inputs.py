@@ -1,4 +1,4 @@
-"""The embeddings that a model takes: what a file says of its own, and what must be alike."""
+"""Embeddings that a model accepts: the facts in a file, and which of them must agree."""
 
 import contextlib
 import math
@@ -21,7 +21,7 @@ from thinsection.store.ledger import SLIDES
 from thinsection.store.tiles_h5 import check_numbers
 from thinsection.weights.origin import slug
 
-# sections of a run's settings that decide what is embedded, not where
+# sections of a run's settings that decide the embeddings
 DECIDING = (
     "slides",
     "tissue",
@@ -32,8 +32,8 @@ DECIDING = (
     "encode",
     "aggregate",
 )
-SLIDE_FEATURES = "slide_features_"  # folders of slide embeddings begin so
-# attributes of a file that are taken as they are
+SLIDE_FEATURES = "slide_features_"  # prefix of folders with slide embeddings
+# attributes of a file that are used unchanged
 TEXTS = (
     "encoder",
     "weights_hash",
@@ -46,26 +46,26 @@ TEXTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Facts that a file of embeddings states; None: not stated. Metadata are names in messages."""
+    """Facts in a file of embeddings; None if not stated. Metadata are names for messages."""
 
     level: Literal["tile", "slide"] = option("tile", "level of the embeddings")
     encoder: str | None = option(None, "encoder")
     weights_hash: str | None = option(None, "weights of the encoder")
     revision: str | None = option(None, "commit of the encoder")
     tile_px: int | None = option(None, "tile_px")
-    tile_mpp: float | None = option(None, "tile_mpp")  # that was asked for, µm/px
+    tile_mpp: float | None = option(None, "tile_mpp")  # requested resolution in µm/px
     precision: str | None = option(None, "precision of the encoder")
     preprocessing: str | None = option(None, "preprocessing")
     resample: str | None = option(None, "resampling")
-    # 'uni2_h_macenko'; None: no folder of ours
+    # such as 'uni2_h_macenko'; None if the folder is not ours
     features: str | None = option(None, "embeddings")
     dim: int = option(1, "channels")
-    # settings of the run that made them
+    # settings of the run that made the embeddings
     run: dict[str, Any] = field(default_factory=dict)
 
 
 def read_inputs(path: Path) -> Inputs:
-    """The facts of one file of embeddings. Raises StoreError: it is none."""
+    """Reads the facts of one file of embeddings. Raises StoreError: the file has none."""
     if path.suffix.lower() not in (".h5", ".hdf5"):
         return Inputs(dim=read_embeddings(path).shape[1])
     folder = path.parent.name
@@ -105,7 +105,7 @@ def read_inputs(path: Path) -> Inputs:
 
 
 def training_inputs(files: Sequence[Path]) -> Inputs:
-    """The facts that all files of a training set share, and the settings of their run."""
+    """Facts that all files of a training set share, and the settings of their run."""
     first = read_inputs(files[0])
     for path in files[1:]:
         check_inputs(first, read_inputs(path), path.stem, owner="the training set's")
@@ -115,9 +115,9 @@ def training_inputs(files: Sequence[Path]) -> Inputs:
 def check_inputs(
     wanted: Inputs, inputs: Inputs, slide_id: str, *, owner: str = "the model's"
 ) -> None:
-    """Refuses embeddings that the head has never seen the like of.
+    """Raises an error for embeddings that differ from those of the head's training.
 
-    Raises InvalidInputError: names the first that differs, encoder, weights, commit, tile_px, ...
+    Raises InvalidInputError: names the first difference: encoder, weights, commit, tile_px, ...
     """
     for fact in fields(Inputs):
         words = fact.metadata.get("help")
@@ -139,7 +139,7 @@ def check_inputs(
 
 
 def _run_settings(path: Path, inputs: Inputs) -> dict[str, Any]:
-    """Settings of the newest run that made this grid with this encoder; {} for others' files."""
+    """Settings of the newest run that made this grid with this encoder; {} for other tools."""
     out = path.absolute().parents[2]
     grid = path.absolute().parts[-3]
     if not (out / SLIDES).is_dir():
@@ -150,7 +150,7 @@ def _run_settings(path: Path, inputs: Inputs) -> dict[str, Any]:
             for name, section in record.document.get("config", {}).items()
             if name in DECIDING
         }
-        # a file of checks may be gone
+        # a file with checks may have been deleted
         with contextlib.suppress(ConfigError, StoreError):
             config = from_mapping(RunConfig, settings)
             encoders = [
@@ -166,7 +166,7 @@ def _run_settings(path: Path, inputs: Inputs) -> dict[str, Any]:
 
 
 def _grid_of(config: RunConfig) -> str:
-    """Name of the tile grid of a run."""
+    """Name of a run's tile grid."""
     spec = resolve(config, "tile")
     mask = mask_stage(spec)
     segments = segment_stages(spec, mask)
@@ -174,7 +174,7 @@ def _grid_of(config: RunConfig) -> str:
 
 
 def run_config(inputs: Inputs, model: str) -> RunConfig:
-    """The settings of a run that makes such embeddings; ConfigError: another tool made them."""
+    """Settings of a run that makes such embeddings; ConfigError: they come from another tool."""
     if not inputs.run:
         raise ConfigError(
             f"a model must know the run that made its embeddings, got none in {model!r}; "

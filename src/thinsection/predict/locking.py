@@ -1,7 +1,7 @@
-"""Figures that training fixes for good: the threshold, the risk that is high, the baseline hazard.
+"""Figures that training fixes: the threshold, the cut for high risk, the baseline hazard.
 
-All of it is chosen on cases that the head in question was not fitted to, and stored in the model
-file. New cases are judged by it; nothing is chosen on them.
+All of them are chosen on cases that the respective head was not fitted to, and stored in the model
+file. New cases are judged by them; nothing is chosen on new cases.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ HORIZONS = (0.25, 0.5, 0.75)  # quantiles of the times of training events
 def lock_of(
     study: Study, results: Sequence[FoldResult], tested: Tested, temperature: float
 ) -> Lock:
-    """The fixed figures, by the kind of the target; none for several classes and for values.
+    """Fixed figures for the kind of target; none for several classes and for values.
 
     Args:
         study: the cohort and its folds.
-        results: each fold's head, with its logits of inner cases.
-        tested: out-of-fold answers.
-        temperature: of the logits of all folds.
+        results: head of each fold, with its logits of inner cases.
+        tested: out-of-fold predictions.
+        temperature: temperature of the logits of all folds.
     """
     kind = study.cohort.target.kind
     if kind in ("binary", "multilabel"):
@@ -39,9 +39,9 @@ def lock_of(
 def _threshold_lock(
     study: Study, results: Sequence[FoldResult], temperature: float
 ) -> Lock:
-    """Youden's threshold of each output on the inner cases of all folds, pooled.
+    """Youden's threshold of each output on the pooled inner cases of all folds.
 
-    An output whose inner cases are of one kind has none.
+    An output has no threshold if its inner cases are all positive or all negative.
     """
     target = study.cohort.target
     values = study.cohort.array
@@ -60,7 +60,7 @@ def _threshold_lock(
 
 
 def _risk_lock(tested: Tested) -> Lock:
-    """The median out-of-fold risk, times at which survival is scored, the baseline hazard."""
+    """Median out-of-fold risk, times at which survival is scored, and baseline hazard."""
     event, time, risk = _risk_by_case(tested)
     horizons = tuple(np.unique(np.quantile(time[event], HORIZONS)).tolist())
     cut = float(np.median(risk))
@@ -78,8 +78,8 @@ def _risk_lock(tested: Tested) -> Lock:
 def _risk_by_case(tested: Tested) -> tuple[np.ndarray, Floats, Floats]:
     """Event, time and out-of-fold risk of each case, on the scale of all heads' mean risk.
 
-    The partial likelihood leaves each head of 'cox' a constant of its own. A head's constant is
-    taken to be its mean over the cases that it tests, and replaced by the mean over heads.
+    The partial likelihood does not determine an additive constant of each 'cox' head. A head's
+    constant is estimated by its mean over its test cases, and replaced by the mean over heads.
     """
     risk = tested.target.risk(tested.answers)
     if tested.target.kind == "cox":

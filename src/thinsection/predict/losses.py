@@ -10,7 +10,7 @@ from thinsection.predict.heads.head import Criterion
 
 
 def targets_of(target: Target, values: Floats) -> Tensor:
-    """A row a case as the criterion takes it: class; labels; scaled value; event and time."""
+    """One row per case for the criterion: class; labels; scaled value; event and time."""
     if target.exclusive:
         return torch.from_numpy(values[:, 0].astype(np.int64))
     if target.kind == "regression":
@@ -22,12 +22,12 @@ def targets_of(target: Target, values: Floats) -> Tensor:
 
 
 def criterion_of(target: Target, train: Tensor, *, weighted: bool) -> Criterion:
-    """The loss of one case, logits (K,) and its target; 'cox' has none, see `cox_loss`.
+    """Loss of one case from logits (K,) and its target; 'cox' has none, see `cox_loss`.
 
     Args:
-        target: what is predicted.
+        target: predicted target.
         train: targets of the training cases.
-        weighted: whether rare classes weigh more.
+        weighted: True gives rare classes a larger weight.
     """
     if target.exclusive:
         return _class_loss(len(target.names), train, weighted=weighted)
@@ -57,7 +57,7 @@ def _label_loss(train: Tensor, *, weighted: bool) -> Criterion:
 
 
 def discrete_loss(logits: Tensor, y: Tensor) -> Tensor:
-    """-log likelihood of an event in an interval, or of none up to it; y = (event, interval).
+    """-log likelihood of an event in an interval, or of no event up to it; y = (event, interval).
 
     Source: Zadeh and Schmid, Bias in cross-entropy-based training of deep survival networks, 2020.
     """
@@ -70,7 +70,7 @@ def discrete_loss(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def cox_loss(risk: Tensor, y: Tensor) -> Tensor:
-    """-log partial likelihood (Breslow) an event, risks (n,) and y (n, 2): event, time."""
+    """-log partial likelihood (Breslow) per event, risks (n,) and y (n, 2): event, time."""
     event = y[:, 0] == 1
     time = y[:, 1]
     at_risk = torch.where(time[None] >= time[:, None], risk[None].float(), -torch.inf)

@@ -1,8 +1,9 @@
-"""A model is one safetensors file: the heads of an ensemble, and all that predicting needs.
+"""Model in one safetensors file: the heads of an ensemble, and all other data for predictions.
 
 Metadata `thinsection_model`: the `ModelCard` as JSON, with the `Inputs` of its heads. Tensors:
-`<i>.<name>` of each member; `mean`, `axes`, `variances`, `within` of `Usual`. Loading runs no code;
-a header that does not fit is refused before a tensor is read.
+`<i>.<name>` of each member; `mean`, `axes`, `variances`, `within` of `Usual`. Loading runs no
+code.
+An invalid header is an error before any tensor is read.
 """
 
 import hashlib
@@ -39,8 +40,8 @@ from thinsection.weights.files import (
 )
 
 FORMAT = 2
-# how a slide or case is known from training: not; by its name or its patient's; by its embeddings
-# under another name; nearly by its mean embedding
+# How a slide or case is recognised from training: not at all, by its name or its patient's name, by
+# its embeddings under another name, or approximately by its mean embedding.
 Seen = Literal["", "name", "content", "near"]
 USUAL_TENSORS = ("mean", "axes", "variances", "within")
 MAX_HEADER = 16 * MIB
@@ -57,14 +58,14 @@ MAX_SIZES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One head of the ensemble."""
+    """Head in the ensemble."""
 
-    # that divides its logits (Guo et al. 2017), from inner folds
+    # divisor of its logits (Guo et al. 2017), fitted on inner folds
     temperature: float = 1.0
-    # marks of training cases and slides that it has not seen: of their names (`case_mark`) and of
-    # their embeddings (`content_mark`)
+    # marks of training cases and slides that this head was not trained on: of their names
+    # (`case_mark`) and of their embeddings (`content_mark`)
     held_out: tuple[str, ...] = ()
-    # with centre, spread and edges of its training cases; None: the card's target
+    # target with centre, spread and edges of its training cases; None: the card's target
     target: Target | None = None
 
 
@@ -72,35 +73,36 @@ class Member:
 class Lock:
     """Figures that training has fixed, by which new cases are judged; see `locking.lock_of`."""
 
-    # output -> predicted probability from which a case counts as positive; of two classes the
-    # second one alone
+    # output -> predicted probability from which a case counts as positive; for two classes only
+    # the second one
     thresholds: dict[str, float] = field(default_factory=dict)
-    inner_cases: int = 0  # that the thresholds were chosen on
+    inner_cases: int = 0  # number of cases on which the thresholds were chosen
     risk_cut: float | None = None  # risks above it are high
     horizons: tuple[float, ...] = ()  # times at which survival is scored
-    # of 'cox': times of events, and the cumulative baseline hazard from each on
+    # for 'cox': times of events, and the cumulative baseline hazard from each time on
     times: tuple[float, ...] = ()
     hazard: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """The header of a model file; plain values."""
+    """Header of a model file, as plain values."""
 
     name: str
     head: HeadConfig
     target: Target
     inputs: Inputs
     members: tuple[Member, ...]
-    floor: float  # of `Usual`
+    floor: float  # `floor` of `Usual`
     threshold: float
     within_floor: float = 0.0
     num_tiles: float = 1.0
-    table_sha256: str = ""  # of the training table's bytes
+    table_sha256: str = ""  # sha256 of the training table's bytes
     trained: tuple[str, ...] = ()  # marks of all training cases and slides
-    sketches: tuple[str, ...] = ()  # of the mean embedding of each training slide
-    lock: Lock | None = None  # None: made by a version that fixed nothing
-    # cases, slides, and so on, as the card says
+    # sketches of the mean embedding of each training slide
+    sketches: tuple[str, ...] = ()
+    lock: Lock | None = None  # None if the file comes from a version that fixed nothing
+    # counts of cases, slides, and so on, for the card
     data: dict[str, Any] = field(default_factory=dict)
     scores: dict[str, Any] = field(default_factory=dict)  # metric -> number or text
     versions: dict[str, str] = field(default_factory=dict)
@@ -109,16 +111,16 @@ class ModelCard:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model in memory."""
+    """Model in memory."""
 
     card: ModelCard
-    heads: tuple[Head, ...]  # as `card.members`
+    heads: tuple[Head, ...]  # in the order of `card.members`
     usual: Usual
 
     def answers(
         self, logits: npt.NDArray[np.floating], members: Sequence[int]
     ) -> Floats:
-        """Calibrated answers (M, K) of some members' logits (M, K); see `Target.answers`."""
+        """Calibrated predictions (M, K) from some members' logits (M, K); see `Target.answers`."""
         answers = []
         for row, i in zip(logits, members, strict=True):
             member = self.card.members[i]
@@ -127,7 +129,7 @@ class Model:
         return np.stack(answers)
 
     def asked(self, marks: Collection[str]) -> list[int]:
-        """The members that answer for a case or slide: all, or those that have not seen it."""
+        """Members that predict a case or slide; for training cases, those not trained on it."""
         members = enumerate(self.card.members)
         unseen = [i for i, member in members if {*marks} & {*member.held_out}]
         return unseen or list(range(len(self.heads)))
@@ -138,11 +140,11 @@ class Model:
         contents: Collection[str],
         means: npt.NDArray[np.floating],
     ) -> Seen:
-        """The way in which a slide or case is known from training.
+        """How a slide or case is recognised from training.
 
         Args:
-            names: marks of its names.
-            contents: marks of the embeddings of its slides.
+            names: marks from its names.
+            contents: marks from the embeddings of its slides.
             means: mean embedding of each of its slides (S, D).
         """
         marks = {*self.card.trained}
@@ -158,11 +160,11 @@ class Model:
         return ""
 
     def seen_warnings(self, seen: Seen, marks: Collection[str]) -> list[str]:
-        """Sentences for the person, where a slide or case is known from training.
+        """Messages for the user if a slide or case is recognised from training.
 
         Args:
             seen: see `seen_as`.
-            marks: of its names and its embeddings.
+            marks: marks from its names and its embeddings.
         """
         if not seen:
             return []
@@ -180,12 +182,12 @@ class Model:
 
 
 def case_mark(case_id: str) -> str:
-    """Mark of a training case in the header: no name leaves the hospital."""
+    """Mark of a training case in the header: a hash, so that the file has no patient names."""
     return hashlib.sha256(case_id.encode()).hexdigest()[:16]
 
 
 def name_marks(*names: str) -> list[str]:
-    """Marks of ids, as they are written and without spaces, capitals and leading zeros."""
+    """Marks of ids, as written, and without spaces, capitals and leading zeros."""
     forms = []
     for name in filter(None, names):
         forms += [name, plain_id(name)]
@@ -198,7 +200,7 @@ def content_mark(digest: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what computes."""
+    """Versions of the packages that compute results."""
     return {
         "thinsection": thinsection.__version__,
         "torch": str(torch.__version__),
@@ -207,7 +209,7 @@ def versions() -> dict[str, str]:
 
 
 def save_model(path: Path, model: Model) -> None:
-    """Writes the model, atomically; the same model gives the same bytes."""
+    """Writes the model atomically; the same model gives the same bytes."""
     tensors = {
         name: tensor.cpu().contiguous()
         for name, tensor in nn.ModuleList(model.heads).state_dict().items()
@@ -220,9 +222,9 @@ def save_model(path: Path, model: Model) -> None:
 
 
 def read_card(path: Path) -> ModelCard:
-    """The header of a model file, every field checked; no tensor is read.
+    """Reads the header of a model file and checks every field; no tensor is read.
 
-    Raises WeightsError: it is no model, a number is out of bounds. ConfigError: a field is wrong.
+    Raises WeightsError: not a model, or a number is out of bounds. ConfigError: a field is wrong.
     """
     header = _read_header(path)
     if header.get("format") != FORMAT:
@@ -252,7 +254,7 @@ def read_card(path: Path) -> ModelCard:
 
 
 def _read_header(path: Path) -> dict[str, Any]:
-    """The card as JSON has it. Raises WeightsError: it is no model."""
+    """Card as JSON values. Raises WeightsError: the file is not a model."""
     rule = "model must be a file of `thinsection train`"
     errors = (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError)
     with rewording(rule, path, *errors, error=WeightsError), path.open("rb") as file:
@@ -263,12 +265,12 @@ def _read_header(path: Path) -> dict[str, Any]:
             )
         metadata = parse_json(file.read(size))["__metadata__"]
         header: dict[str, Any] = parse_json(metadata[MODEL_KEY])
-        header.get("format")  # an AttributeError where it is no object
+        header.get("format")  # raises AttributeError if it is not an object
     return header
 
 
 def _check_lock(lock: Lock) -> None:
-    """Raises WeightsError: thresholds are no probabilities, or the hazard is none."""
+    """Raises WeightsError: thresholds are not probabilities, or the hazard is not valid."""
     if not all(0 <= threshold <= 1 for threshold in lock.thresholds.values()):
         raise WeightsError(f"thresholds must be in 0..1, got {lock.thresholds}")
     rising = all(np.all(np.diff(v) >= 0) for v in (lock.times, lock.hazard))
@@ -281,9 +283,9 @@ def _check_lock(lock: Lock) -> None:
 
 
 def load_model(path: str | Path) -> Model:
-    """The model of a file, whose tensors are exactly those of its heads.
+    """Loads the model of a file, whose tensors must be exactly those of its heads.
 
-    Memory: its size, twice while it is read. Raises: as `read_card`.
+    Memory: the size of the file, twice while it is read. Raises: as for `read_card`.
     """
     card = read_card(Path(path))
     state = read_state_dict(path)
@@ -318,7 +320,7 @@ def load_model(path: str | Path) -> Model:
 
 
 def card_markdown(card: ModelCard) -> str:
-    """The model card: intended use, data, figures, limits; printable characters only."""
+    """Model card: intended use, data, figures, limits; only printable characters."""
     text = render_page(
         "thinsection.predict", "card.md.j2", card=card, inputs=card.inputs
     )

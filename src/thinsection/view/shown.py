@@ -318,7 +318,7 @@ class ShownSlides:
             return deep.crop(x, y, (width, height), _CROP_PX)
 
     def similar(self, slide_id: str, features: int, x: int, y: int) -> Iterator[bytes]:
-        """Lines of JSON with the tiles most similar to the one at a point, as the search goes on."""
+        """Lines of JSON with the tiles most similar to the one at a point, as they are found."""
         answers = similar_tiles(
             self._results,
             slide_id,
