@@ -17,7 +17,7 @@ from tests.support.pixel_examples import pen_examples
 
 from benchmarks.harness import arguments, finish
 from thinsection.qc import Pipeline, load_pipeline, prepare_models, run_qc
-from thinsection.qc.checks.by_example import ByExample
+from thinsection.qc.checks.by_example import ExampleCheck
 from thinsection.slide import open_slide
 from thinsection.testing import run_and_measure
 
@@ -52,7 +52,7 @@ def train_once(cache_dir: str) -> None:
     folder = Path(cache_dir) / "examples"
     pictures = [str(path) for path in sorted(folder.glob("rgb*.png"))]
     masks = [str(path) for path in sorted(folder.glob("mask*.png"))]
-    own = ByExample(
+    own = ExampleCheck(
         model="own", example_images=tuple(pictures), example_masks=tuple(masks)
     )
     prepare_models(Pipeline(name="own", checks=(own,)), cache_dir=Path(cache_dir))

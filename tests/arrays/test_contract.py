@@ -161,7 +161,7 @@ def test_otsu_of_one_value_is_that_value(ns: ArrayNamespace) -> None:
 def test_local_otsu_crosses_to_the_host_and_is_counted(ns: ArrayNamespace) -> None:
     image, disk = RGB[..., 1], morphology.disk(4)
     same(ns, ours.local_otsu(ns, ns.upload(image), disk), rank.otsu(image, disk))
-    assert ns.crossings["local otsu"] == (0 if ns.device == "cpu" else 2)
+    assert ns.transfers["local otsu"] == (0 if ns.device == "cpu" else 2)
 
 
 def test_equalising_is_scikit_images(ns: ArrayNamespace) -> None:

@@ -74,7 +74,7 @@ def test_a_marker_comes_out_after_the_batches_before_it(encoders) -> None:
     first, second = batches(2)
     order = [
         *worker.submit(first),
-        *worker.mark("end of a slide"),
+        *worker.queue_in_order("end of a slide"),
         *worker.submit(second),
     ]
     order += worker.flush()

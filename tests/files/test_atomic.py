@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from thinsection.errors import OutputError
-from thinsection.files.atomic import atomic_path, write_json, write_text, writing
+from thinsection.files.atomic import atomic_path, output_errors, write_json, write_text
 
 
 def test_a_failure_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
@@ -54,9 +54,12 @@ def test_a_deleted_or_forbidden_output_is_lost_and_another_file_is_not(
 ) -> None:
     out = tmp_path / "out"
     inside = OSError(number, "no", str(out / "records" / "run.log"))
-    with pytest.raises(OutputError, match=r"run\.log.*bring the folder"), writing(out):
+    with (
+        pytest.raises(OutputError, match=r"run\.log.*bring the folder"),
+        output_errors(out),
+    ):
         raise inside
     elsewhere = OSError(number, "no", str(tmp_path / "slides" / "a.svs"))
-    with pytest.raises(OSError) as caught, writing(out):
+    with pytest.raises(OSError) as caught, output_errors(out):
         raise elsewhere
     assert caught.value is elsewhere

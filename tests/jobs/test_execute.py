@@ -33,27 +33,29 @@ class Doubling(Task[int, str]):
     def finished(self, entry: int) -> str | None:
         return f"{entry} was done" if entry in self.in_files else None
 
-    def ended(self, result: str) -> object | None:
+    def end_event(self, result: str) -> object | None:
         return None if "was done" in result else f"ended: {result}"
 
 
 def done(job: Job) -> Ended:
     results = tuple(str(2 * entry) for entry in job.entries)
     report = Report(results=results, stage_seconds={"busy": len(results)})
-    return Ended(job=job, how="reported", report=report)
+    return Ended(job=job, kind="reported", report=report)
 
 
 def died(job: Job) -> Ended:
-    return Ended(job=job, how="died", reason="its worker died")
+    return Ended(job=job, kind="died", reason="its worker died")
 
 
 def failed(job: Job) -> Ended:
-    return Ended(job=job, how="failed", reason="no network", error=ClusterError("lost"))
+    return Ended(
+        job=job, kind="failed", reason="no network", error=ClusterError("lost")
+    )
 
 
 def refused(job: Job) -> Ended:
     error = ConfigError("tiles.x must be 1, got 2")
-    return Ended(job=job, how="failed", reason="ConfigError", error=error)
+    return Ended(job=job, kind="failed", reason="ConfigError", error=error)
 
 
 @dataclass
@@ -84,7 +86,7 @@ class Simulation:
     folder: Path
     ends: dict[tuple[int, ...], list[End]] = field(default_factory=dict)
     carries_events: bool = True
-    asks_finished: bool = True
+    skips_finished_entries: bool = True
 
     def run(
         self, count: int, task: AnyTask | None = None, *, retries: int = 2
@@ -94,7 +96,7 @@ class Simulation:
 
         class Simulated(Backend):
             carries_events: ClassVar[bool] = self.carries_events
-            asks_finished: ClassVar[bool] = self.asks_finished
+            skips_finished_entries: ClassVar[bool] = self.skips_finished_entries
 
             def open(self) -> None:
                 self.workers = 2
@@ -169,7 +171,7 @@ def test_where_all_is_finished_no_backend_is_opened(simulation: Simulation) -> N
 
 
 def test_a_backend_that_does_not_ask_sends_everything(simulation: Simulation) -> None:
-    simulation.asks_finished = False
+    simulation.skips_finished_entries = False
     record = simulation.run(2, Doubling(in_files=(0, 1)))
     assert record.sent == [(0, 1)]
     assert record.messages == []
@@ -182,7 +184,7 @@ def test_the_entries_of_a_dead_job_are_tried_alone_after_the_others(
     record = simulation.run(4)
     assert record.sent == [(0, 1), (2, 3), (0,), (1,)]
     assert len(record.opened) == 2
-    assert record.opened[1].site.attempt.number == 2
+    assert record.opened[1].context.attempt.number == 2
     assert record.results == [
         "4",
         "6",
@@ -203,7 +205,7 @@ def test_an_empty_report_is_not_handed_on(simulation: Simulation) -> None:
 def test_seconds_without_results_are_handed_on(simulation: Simulation) -> None:
     def died_late(job: Job) -> Ended:
         report: Report[str] = Report(results=(), stage_seconds={"busy": 1.0})
-        return Ended(job=job, how="died", report=report)
+        return Ended(job=job, kind="died", report=report)
 
     simulation.ends = {(0, 1): [died_late]}
     record = simulation.run(2)

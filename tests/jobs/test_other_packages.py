@@ -27,15 +27,15 @@ class ThreadBackend(Backend):
 
     def send(self, jobs):
         for job in jobs:
-            work = self._pool.submit(job.task, job.entries, on_event=self.site.on_event)
+            work = self._pool.submit(job.task, job.entries, on_event=self.context.on_event)
             self._running[work] = job
 
     def poll(self, *, waiting):
         done = [work for work in self._running if work.done()]
         ended = [(self._running.pop(work), work.result()) for work in done]
         if ended:
-            self.site.on_message(f"toy: {len(ended)} ended")
-        return [Ended(job=job, how="reported", report=report) for job, report in ended]
+            self.context.on_message(f"toy: {len(ended)} ended")
+        return [Ended(job=job, kind="reported", report=report) for job, report in ended]
 '''
 
 

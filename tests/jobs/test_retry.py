@@ -6,9 +6,9 @@ from typing import Any, Self
 
 import pytest
 
-from thinsection.jobs.backend import Ended, How, Job, Try
-from thinsection.jobs.executor import ExecutorConfig, Rung, Want
-from thinsection.jobs.retry import Outcome, RetryPolicy, close_job, merge_tries
+from thinsection.jobs.backend import Attempt, Ended, EndKind, Job
+from thinsection.jobs.executor import ExecutorConfig, Resource, Rung
+from thinsection.jobs.retry import Outcome, RetryPolicy, close_job, merge_attempts
 from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.types import GIB
 from thinsection.usage.analysis import Request
@@ -50,18 +50,18 @@ class Plan(Task[str, Row]):
 
 
 def ended(
-    how: How,
+    kind: EndKind,
     *,
     entries: str = "abc",
     reported: Sequence[Row] = (),
-    want: Want | None = None,
+    lacking: Resource | None = None,
 ) -> Ended:
     return Ended(
         job=Job(entries=tuple(entries), task=Plan()),
-        how=how,
+        kind=kind,
         report=Report(results=tuple(reported), stage_seconds={"busy": 1.5}),
         reason=DIED,
-        want=want,
+        lacking=lacking,
         granted=GRANTED,
     )
 
@@ -72,16 +72,18 @@ def close(
     number: int = 1,
     rung: Rung = FIRST,
     config: ExecutorConfig = TWO_SIZES,
-    climbs: tuple[Want, ...] = ("memory", "gpu"),
+    growable_resources: tuple[Resource, ...] = ("memory", "gpu"),
     superseded: str = "",
     **task: Any,
 ) -> tuple[Outcome, list[str]]:
     """The outcome of a job and the messages about it."""
-    attempt = Try(entries=end.job.entries, task=Plan(**task), number=number, rung=rung)
+    attempt = Attempt(
+        entries=end.job.entries, task=Plan(**task), number=number, rung=rung
+    )
     messages: list[str] = []
     outcome = close_job(
         end,
-        RetryPolicy(attempt, config, climbs),
+        RetryPolicy(attempt, config, growable_resources),
         on_message=messages.append,
         is_superseded=lambda entry: str(entry) in superseded,
     )
@@ -117,22 +119,23 @@ def test_one_entry_is_told_of_in_the_singular() -> None:
 
 
 @pytest.mark.parametrize(
-    ("want", "rung"), [("memory", Rung(memory=1)), ("gpu", Rung(gpu=1)), (None, Rung())]
+    ("lacking", "rung"),
+    [("memory", Rung(memory=1)), ("gpu", Rung(gpu=1)), (None, Rung())],
 )
 def test_a_death_for_want_of_something_gets_more_of_it(
-    want: Want | None, rung: Rung
+    lacking: Resource | None, rung: Rung
 ) -> None:
-    outcome, _ = close(ended("died", want=want))
+    outcome, _ = close(ended("died", lacking=lacking))
     assert [retry.rung for retry in outcome.retries] == [rung]
 
 
 def test_a_backend_that_cannot_give_more_tries_with_the_same() -> None:
-    outcome, _ = close(ended("died", want="memory"), climbs=("gpu",))
+    outcome, _ = close(ended("died", lacking="memory"), growable_resources=("gpu",))
     assert [retry.rung for retry in outcome.retries] == [Rung()]
 
 
 def test_an_entry_that_dies_alone_climbs_to_the_last_size_and_is_lost_there() -> None:
-    death = ended("died", entries="a", want="memory")
+    death = ended("died", entries="a", lacking="memory")
     outcome, _ = close(death, number=2)
     (retry,) = outcome.retries
     assert (retry.number, retry.rung) == (3, Rung(memory=1))
@@ -154,9 +157,9 @@ def test_an_entry_that_dies_alone_for_no_want_is_lost_at_the_second_time() -> No
     )
 
 
-@pytest.mark.parametrize("how", ["failed", "over"])
-def test_what_another_time_would_not_mend_is_lost_at_once(how: How) -> None:
-    outcome, messages = close(ended(how, reported=[Row("a")], want="memory"))
+@pytest.mark.parametrize("kind", ["failed", "over"])
+def test_what_another_time_would_not_mend_is_lost_at_once(kind: EndKind) -> None:
+    outcome, messages = close(ended(kind, reported=[Row("a")], lacking="memory"))
     assert outcome.entries == ("a", "b", "c")
     assert outcome.report.results[1:] == (
         Row("b", f"lost: {DIED}"),
@@ -232,11 +235,11 @@ def test_a_job_without_any_report_has_an_empty_one() -> None:
 
 
 def test_tries_on_the_same_rung_become_one() -> None:
-    first = Try(entries=("a",), task=Plan(), number=2)
-    larger = Try(entries=("b",), task=Plan(), number=2, rung=Rung(memory=1))
-    last = Try(entries=("c", "d"), task=Plan(), number=3, before=GRANTED)
-    assert merge_tries([first, larger, last]) == [
+    first = Attempt(entries=("a",), task=Plan(), number=2)
+    larger = Attempt(entries=("b",), task=Plan(), number=2, rung=Rung(memory=1))
+    last = Attempt(entries=("c", "d"), task=Plan(), number=3, before=GRANTED)
+    assert merge_attempts([first, larger, last]) == [
         replace(last, entries=("a", "c", "d")),
         larger,
     ]
-    assert merge_tries([]) == []
+    assert merge_attempts([]) == []

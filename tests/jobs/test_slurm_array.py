@@ -9,7 +9,7 @@ import pytest
 
 from thinsection.errors import ClusterError, ConfigError, StoreError
 from thinsection.jobs import slurm_array
-from thinsection.jobs.backend import Site, Try
+from thinsection.jobs.backend import Attempt, BackendContext
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig, Rung
 from thinsection.jobs.slurm import (
@@ -196,8 +196,8 @@ class TestSlurm(WorkerContract):
 def written(folder: Path, config: ExecutorConfig = SLURM, **faults: Any) -> Array:
     """An array of two tasks, with three entries and one."""
     entries = tuple(Number(value=value) for value in range(4))
-    attempt = Try(entries=entries, task=SquareTask(folder=folder, **faults))
-    return write_array(Site(config, attempt, folder), 3, submit=False)
+    attempt = Attempt(entries=entries, task=SquareTask(folder=folder, **faults))
+    return write_array(BackendContext(config, attempt, folder), 3, submit=False)
 
 
 def test_an_array_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_an_entry_that_ran_out_of_time_alone_is_not_tried_again(
     array = written(tmp_path)
     array.submit()
     slurm.states[0] = {1: PENDING, 2: TaskState(state="TIMEOUT")}
-    assert array.ended()[2].how == "over"
+    assert array.ended()[2].kind == "over"
 
 
 def test_an_array_that_squeue_has_forgotten_is_looked_up_in_the_accounting(
@@ -380,7 +380,11 @@ def test_an_array_that_squeue_has_forgotten_is_looked_up_in_the_accounting(
     slurm.states[0] = {}
     slurm.accounted = {1: CANCELLED, 2: TaskState(state="OUT_OF_MEMORY")}
     ended = array.ended()
-    assert (ended[1].how, ended[2].how, ended[2].want) == ("over", "died", "memory")
+    assert (ended[1].kind, ended[2].kind, ended[2].lacking) == (
+        "over",
+        "died",
+        "memory",
+    )
     assert "(CANCELLED, signal 15)" in ended[1].reason
 
 

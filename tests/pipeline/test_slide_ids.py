@@ -18,7 +18,7 @@ from thinsection.cli.slurm import TASKS
 from thinsection.config import replace_flat
 from thinsection.errors import OutputError, StoreError
 from thinsection.evaluation.labels import LabelsConfig, read_cohort
-from thinsection.jobs.backend import Try
+from thinsection.jobs.backend import Attempt
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.slurm_array import Array, load_array
 from thinsection.pipeline.ending import RunSummary
@@ -364,7 +364,7 @@ def test_the_tasks_of_an_array_have_the_ids_of_the_whole_cohort(
 ) -> None:
     whole = claim_ids(tmp_path / "out", load_cohort([cohort]))
     task = make_task(check_folder(tmp_path / "out"), resolve(RunConfig(), "tissue"))
-    attempt = Try(entries=whole, task=task)
+    attempt = Attempt(entries=whole, task=task)
     array = Array(
         tmp_path / "array",
         attempt,

@@ -17,7 +17,7 @@ from tests.support.pixel_examples import (
 from thinsection.arrays import get_namespace
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.qc.checks import pixel_model
-from thinsection.qc.checks.by_example import ByExample, trained_model
+from thinsection.qc.checks.by_example import ExampleCheck, trained_model
 from thinsection.qc.checks.pixel_model import (
     Example,
     PixelModel,
@@ -32,14 +32,14 @@ RNG = np.random.default_rng(2)
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> ByExample:
+def own(tmp_path: Path) -> ExampleCheck:
     """Examples in which orange is what to find."""
     rgb = RNG.integers(150, 255, (40, 60, 3), dtype=np.uint8)
     mask = np.zeros((40, 60), dtype=np.uint8)
     rgb[10:30, 20:40], mask[10:30, 20:40] = (250, 140, 20), 255
     Image.fromarray(rgb).save(tmp_path / "image.png")
     Image.fromarray(mask).save(tmp_path / "mask.png")
-    return ByExample(
+    return ExampleCheck(
         model="own",
         example_images=(str(tmp_path / "image.png"),),
         example_masks=(str(tmp_path / "mask.png"),),
@@ -54,7 +54,7 @@ def same(a: PixelModel, b: PixelModel) -> bool:
 
 
 def test_a_model_of_own_examples_finds_what_they_show(
-    own: ByExample, tmp_path: Path
+    own: ExampleCheck, tmp_path: Path
 ) -> None:
     model = trained_model(own, tmp_path / "cache")
     picture = np.full((20, 30, 3), 200, np.uint8)
@@ -84,7 +84,7 @@ def test_a_network_is_its_formula_layer_by_layer() -> None:
 
 
 def test_bands_give_what_the_whole_image_gives(
-    own: ByExample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: ExampleCheck, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = replace(
         own, features=("smooth", "frangi", "texture", "ridge", "rgb", "laplace")
@@ -106,7 +106,7 @@ def test_bands_give_what_the_whole_image_gives(
 
 
 def test_the_same_seed_gives_the_same_model_and_another_seed_another(
-    own: ByExample, tmp_path: Path
+    own: ExampleCheck, tmp_path: Path
 ) -> None:
     first = trained_model(own, tmp_path / "a")
     assert same(first, trained_model(own, tmp_path / "b"))
@@ -114,7 +114,7 @@ def test_the_same_seed_gives_the_same_model_and_another_seed_another(
 
 
 def test_a_cached_model_is_read_and_a_damaged_one_trained_again(
-    own: ByExample, tmp_path: Path
+    own: ExampleCheck, tmp_path: Path
 ) -> None:
     first = trained_model(own, tmp_path)
     (path,) = (tmp_path / "qc-models").iterdir()
@@ -128,7 +128,7 @@ def test_a_cached_model_is_read_and_a_damaged_one_trained_again(
     assert same(first, trained_model(own, tmp_path))
 
 
-def test_another_mask_is_another_model(own: ByExample, tmp_path: Path) -> None:
+def test_another_mask_is_another_model(own: ExampleCheck, tmp_path: Path) -> None:
     trained_model(own, tmp_path)
     mask = np.asarray(Image.open(own.example_masks[0])).copy()
     mask[10:20] = 0
@@ -144,7 +144,10 @@ def test_a_model_that_comes_with_the_package_is_that_of_the_generated_examples(
     name: str, examples: Callable[[int], list[Example]], tmp_path: Path
 ) -> None:
     """Bit by bit on one machine; elsewhere a sum may round otherwise, so answers are compared."""
-    shipped, anew = trained_model(ByExample(model=name), tmp_path), train_built_in(name)
+    shipped, anew = (
+        trained_model(ExampleCheck(model=name), tmp_path),
+        train_built_in(name),
+    )
     assert not list(tmp_path.iterdir())
     assert shipped.features == anew.features
     picture, mask = examples(7)[2]
@@ -159,16 +162,16 @@ def test_a_model_that_comes_with_the_package_is_that_of_the_generated_examples(
 def test_the_packages_models_have_their_own_features(tmp_path: Path) -> None:
     asked = ("rgb", "smooth", "laplace", "texture")
     assert (
-        trained_model(ByExample(model="pen", features=asked), tmp_path).features
+        trained_model(ExampleCheck(model="pen", features=asked), tmp_path).features
         == asked
     )
     message = r"pen_markings.features must be those of the model 'coverslip' \(rgb, .*ridge\), got"
     with pytest.raises(ConfigError, match=message):
-        trained_model(ByExample(model="coverslip", features=asked), tmp_path)
+        trained_model(ExampleCheck(model="coverslip", features=asked), tmp_path)
 
 
 def test_examples_that_do_not_pair_up_are_refused(
-    own: ByExample, tmp_path: Path
+    own: ExampleCheck, tmp_path: Path
 ) -> None:
     with pytest.raises(
         ConfigError, match=r"one example mask per image, got 1 images and 0 masks"

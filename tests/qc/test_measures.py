@@ -130,7 +130,7 @@ def test_intensity_keeps_what_lies_strictly_between_its_limits() -> None:
     gray, std = color.rgb2gray(RGB), RGB.std(axis=2)
     kept = MASK & (gray > 0.2) & (gray < 0.6) & (std > 10) & (std < 90)
     assert np.array_equal(outcome.mask_use, kept)
-    assert np.array_equal(outcome.touched, MASK & ~kept)
+    assert np.array_equal(outcome.affected_area, MASK & ~kept)
     assert outcome.scores["bright"] == 1 - kept.sum() / MASK.sum()
 
 
@@ -172,7 +172,7 @@ def test_flat_areas_below_the_area_do_not_count() -> None:
     rgb = RNG.integers(0, 256, (80, 90, 3), dtype=np.uint8)
     rgb[10:50, 10:50] = 128
     rgb[60:75, 60:75] = 128
-    found = masking.Flat()(view_of(rgb)).touched
+    found = masking.Flat()(view_of(rgb)).affected_area
     assert found[20:40, 20:40].all()
     assert not found[55:].any()
 

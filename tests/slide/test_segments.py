@@ -244,12 +244,12 @@ def test_segments_are_waited_for_and_tried_again_where_another_thread_failed() -
     with ThreadPoolExecutor(2) as pool:
 
         def take(uses: dict[int, int]) -> list[int]:
-            with cache.taken(segments, uses) as arrays:
+            with cache.borrow(segments, uses, whole=[6]) as arrays:
                 return [int(px[0, 0, 0]) for px in arrays]
 
-        first = pool.submit(take, {5: 1, 6: 0})
+        first = pool.submit(take, {5: 1, 6: 1})
         assert started.wait(10)
-        second = pool.submit(take, {6: 0, 7: 1})
+        second = pool.submit(take, {6: 1, 7: 1})
         failing.set()
         with pytest.raises(SlideReadError, match="first"):
             first.result(10)

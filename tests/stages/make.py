@@ -39,7 +39,7 @@ def open_work(path: Path, out: Path, *stages: Stage[Any]) -> Opened:
     ledger = SlideLedger(out=out, slide_id=path.stem)
     work = SlideWork(entry=entry, out=out, source=source, ledger=ledger, stages=stages)
     slide = open_slide(path)
-    work.take_slide(slide)
+    work.note_metadata(slide)
     return Opened(work, slide)
 
 
@@ -56,7 +56,7 @@ def lay_grid(opened: Opened, stage: TilesStage) -> TileTable:
     table = stage.candidates(work, slide)
     slide_id, config = work.entry.slide_id, stage.config
     attributes = tile_attributes(slide_id, slide, table, config=config)
-    work.record(stage, lambda: stage.write(work, slide, table, attributes))
+    work.make_and_record(stage, lambda: stage.write(work, slide, table, attributes))
     return table
 
 

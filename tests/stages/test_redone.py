@@ -125,7 +125,7 @@ def test_what_the_cohort_corrects_is_written_again_and_nothing_else_is(
 
 def test_a_file_that_a_stage_does_not_write_again_goes(work: SlideWork) -> None:
     name = GRAPH.file("a")
-    work.finish(GRAPH, Output(files=()))
+    work.record(GRAPH, Output(files=()))
     assert not work.path(name).exists()
     assert work.is_done(GRAPH)  # nothing to write is a result, too
 
@@ -198,7 +198,7 @@ def test_the_same_tiles_under_another_grids_name_are_taken_over(
     assert (
         work.path(name).stat().st_ino == work.path(UNI.file("a")).stat().st_ino
     )  # no copy
-    work.finish(stage, output)
+    work.record(stage, output)
     assert (
         work.ledger.stages[stage.address].facts == work.ledger.stages[UNI.address].facts
     )

@@ -63,7 +63,7 @@ def embed(
     for start in range(0, len(table), batch):
         stop = start + batch
         result.append(table.coords_l0[start:stop], values[start:stop])
-    work.finish(stage, result.close(values.shape[1:]))
+    work.record(stage, result.close(values.shape[1:]))
 
 
 def random_embeddings(work: SlideWork, width: int = 7) -> np.ndarray:
@@ -210,7 +210,7 @@ def test_a_slide_without_tiles_has_embeddings_of_no_rows(
 ) -> None:
     opened.perform(MASK)
     table = GRID.candidates(work, opened.slide).select(np.empty(0, np.int64))
-    work.finish(GRID, GRID.write(work, opened.slide, table, {}))
+    work.record(GRID, GRID.write(work, opened.slide, table, {}))
     embed(opened, UNI, np.empty((0, 7), np.float32))
     stored = UNI.load(later(work))
     assert stored.features is not None
@@ -229,7 +229,7 @@ def test_tokens_come_back_in_float16(opened: Opened, work: SlideWork) -> None:
     result = OpenResult(work, stage, attributes_of(opened, GRID))
     result.append(table.coords_l0[:3], values[:3])
     result.append(table.coords_l0[3:], values[3:])
-    work.finish(stage, result.close((4, 6)))
+    work.record(stage, result.close((4, 6)))
     with h5py.File(work.path(stage.file("a"))) as file:
         assert_same(values.astype(np.float16), file["tokens"][...])
         assert_same(table.coords_l0, file["coords"][...])

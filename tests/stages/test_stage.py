@@ -18,9 +18,9 @@ from thinsection.slide.look import Look
 from thinsection.stages.facts import ledger_facts
 from thinsection.stages.source import Source, source_key
 from thinsection.stages.stage import (
+    EmbeddingsBeforeEdit,
     Output,
     RecordedStage,
-    RowsBeforeEdit,
     SlideStage,
     SlideWork,
     Stage,
@@ -78,7 +78,7 @@ class Drawn(Words):
     """Words of what was drawn."""
 
     @property
-    def drawn(self) -> str:
+    def annotation_setting(self) -> str:
         return "roi"
 
     def run(self, work: SlideWork) -> Output[str]:
@@ -158,9 +158,9 @@ def test_a_key_is_of_the_source_the_settings_and_the_keys_of_what_is_needed() ->
 
 
 def test_what_was_drawn_counts_for_the_stage_that_is_made_of_it_alone() -> None:
-    source = Source(key="pixels", drawn={"roi": "ab", "tissue": "cd"})
-    edited = Source(key="pixels", drawn={"roi": "xx", "tissue": "cd"})
-    other_role = Source(key="pixels", drawn={"roi": "ab", "tissue": "xx"})
+    source = Source(key="pixels", annotation_hashes={"roi": "ab", "tissue": "cd"})
+    edited = Source(key="pixels", annotation_hashes={"roi": "xx", "tissue": "cd"})
+    other_role = Source(key="pixels", annotation_hashes={"roi": "ab", "tissue": "xx"})
     drawn = Drawn(text="x")
     expected = stage_key(of=["pixels"], settings={"text": "x"}, drawn="ab")
     assert drawn.key(source) == drawn.key(other_role) == expected != drawn.key(edited)
@@ -203,7 +203,11 @@ def test_files_lie_below_the_address_and_folders_below_the_slide() -> None:
 def test_a_stage_that_nobody_reads_says_so(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="nothing reads slides/size back"):
         Size().load(work_in(tmp_path))
-    assert Size().settings == {} and Size().drawn == "" and Size().cohort_columns == ()
+    assert (
+        Size().settings == {}
+        and Size().annotation_setting == ""
+        and Size().cohort_columns == ()
+    )
 
 
 # ledger and values
@@ -237,10 +241,10 @@ def test_a_value_is_what_the_stage_gave_or_what_is_read_back_once(
 
 def test_a_stage_without_a_value_is_read_back(tmp_path: Path) -> None:
     work = made(tmp_path, FIRST)
-    work.finish(FIRST, Output(files=("grid/first/a.txt",)))
+    work.record(FIRST, Output(files=("grid/first/a.txt",)))
     assert work.value(FIRST) == "first"  # that of before stays
     later = work_in(tmp_path, FIRST)
-    later.finish(FIRST, Output(files=("grid/first/a.txt",)))
+    later.record(FIRST, Output(files=("grid/first/a.txt",)))
     assert later.value(FIRST) == "first read"
 
 
@@ -280,9 +284,9 @@ def test_the_columns_of_the_cohort_count_where_a_result_repeats_them(
 ) -> None:
     named = Named(text="x", name="named")
     work = made(tmp_path, named, FIRST, label="LUAD")
-    assert work.key(FIRST) == FIRST.key(PIXELS)
+    assert work.result_key(FIRST) == FIRST.key(PIXELS)
     key = named.key(PIXELS)
-    assert work.key(named) == stage_key(of=key, said={"label": "LUAD"}) != key
+    assert work.result_key(named) == stage_key(of=key, said={"label": "LUAD"}) != key
     corrected = work_in(tmp_path, named, FIRST, label="LUSC")
     corrected.find_missing()
     assert corrected.missing == [named]
@@ -353,7 +357,7 @@ def test_a_result_that_is_replaced_takes_along_what_was_made_from_it(
     assert not (tmp_path / "grid/first/a.txt").exists()
     assert not (tmp_path / "grid/third/a.txt").exists()
     assert list(load_ledger(tmp_path, "a").stages) == ["grid/beside"]
-    assert work.rows_before_edit == []
+    assert work.embeddings_before_edit == []
 
 
 def test_the_same_result_removes_nothing(tmp_path: Path) -> None:
@@ -366,7 +370,7 @@ def test_the_same_result_removes_nothing(tmp_path: Path) -> None:
 def test_a_file_that_is_not_written_again_goes(tmp_path: Path) -> None:
     work = made(tmp_path, FIRST)
     (tmp_path / "grid/first/b.txt").write_text("b")
-    work.finish(FIRST, Output(files=("grid/first/b.txt",)))
+    work.record(FIRST, Output(files=("grid/first/b.txt",)))
     assert not (tmp_path / "grid/first/a.txt").exists()
     assert (tmp_path / "grid/first/b.txt").exists()
 
@@ -379,33 +383,38 @@ def test_an_edit_is_made_again_and_keeps_the_rows_of_before_aside(
 ) -> None:
     drawn = Drawn(text="drawn", name="drawn")
     rows = Words(text="rows", name="rows", of=drawn)
-    before = Source(key="pixels", drawn={"roi": "1"})
-    after = Source(key="pixels", drawn={"roi": "2"})
+    before = Source(key="pixels", annotation_hashes={"roi": "1"})
+    after = Source(key="pixels", annotation_hashes={"roi": "2"})
     made(tmp_path, drawn, rows, source=before)
     work = work_in(tmp_path, drawn, rows, source=after)
     work.find_missing()
     assert work.missing == [drawn, rows]
     work.check_stale()  # an edit is no other slide
     work.perform(drawn)
-    (kept,) = work.rows_before_edit
-    assert kept.content == "rows of rows"
+    (kept,) = work.embeddings_before_edit
+    assert kept.settings_hash == "rows of rows"
     assert kept.path.read_text() == "rows" and kept.path.name.startswith(".a.txt")
     assert not (tmp_path / "grid/rows/a.txt").exists()
-    work.drop_rows_before_edit()
+    work.drop_embeddings_before_edit()
     assert not kept.path.exists()
 
 
 def test_drawings_on_other_pixels_are_no_edit(tmp_path: Path) -> None:
     drawn = Drawn(text="drawn", name="drawn")
     rows = Words(text="rows", name="rows", of=drawn)
-    made(tmp_path, drawn, rows, source=Source(key="pixels", drawn={"roi": "1"}))
-    other = Source(key="other", drawn={"roi": "2"})
+    made(
+        tmp_path,
+        drawn,
+        rows,
+        source=Source(key="pixels", annotation_hashes={"roi": "1"}),
+    )
+    other = Source(key="other", annotation_hashes={"roi": "2"})
     work = work_in(tmp_path, drawn, rows, source=other)
     work.find_missing()
     with pytest.raises(StaleResultError):
         work.check_stale()
     work.remove_outdated(drawn)
-    assert work.rows_before_edit == []
+    assert work.embeddings_before_edit == []
 
 
 # the slide's file
@@ -449,7 +458,7 @@ def test_the_hash_of_every_byte_is_added_to_what_is_known_of_the_file(
 ) -> None:
     work = work_in(tmp_path)
     work.ledger.source["samples"] = "s"
-    work.take_whole_sum("w")
+    work.note_file_hash("w")
     assert work.ledger.source == {"samples": "s", "whole": "w"}
 
 
@@ -466,7 +475,7 @@ def test_an_opened_slide_is_described_in_the_ledger(tmp_path: Path) -> None:
         rendering="r",
         notes=("n1", "n2"),
     )
-    work.take_slide(slide)  # type: ignore[arg-type]
+    work.note_metadata(slide)  # type: ignore[arg-type]
     assert work.ledger.slide == {
         "slide_id": "a",
         "slide_path": str(tmp_path / "a.svs"),
@@ -486,7 +495,7 @@ def test_an_opened_slide_is_described_in_the_ledger(tmp_path: Path) -> None:
         "more": {"site": "x"},
     }
     slide.slide_mpp = (0.5, 0.25)
-    work.take_slide(slide)  # type: ignore[arg-type]
+    work.note_metadata(slide)  # type: ignore[arg-type]
     assert (work.ledger.slide["mpp_x"], work.ledger.slide["mpp_y"]) == (0.5, 0.25)
 
 
@@ -517,13 +526,13 @@ def test_files_that_are_gone_already_are_no_error(tmp_path: Path) -> None:
     path = tmp_path / "grid/first/a.txt"
     path.unlink()
     (tmp_path / "grid/first/b.txt").write_text("b")
-    work.finish(FIRST, Output(files=("grid/first/b.txt",)))
+    work.record(FIRST, Output(files=("grid/first/b.txt",)))
     (tmp_path / "grid/first/b.txt").unlink()
     other = work_in(tmp_path, changed())
     other.remove_outdated(changed())
     assert not load_ledger(tmp_path, "a").stages
-    other.rows_before_edit.append(RowsBeforeEdit("c", path))
-    other.drop_rows_before_edit()
+    other.embeddings_before_edit.append(EmbeddingsBeforeEdit("c", path))
+    other.drop_embeddings_before_edit()
 
 
 def test_loaded_slide_encoders_are_found_by_name(tmp_path: Path) -> None:

@@ -23,20 +23,20 @@ class ArrayNamespace:
     ndimage: Any  # scipy.ndimage or cupyx.scipy.ndimage
     # count of copies between host and device, by reason. Work images in and masks out are
     # `upload` and `download`; others are operations that the device lacks
-    crossings: Counter[str] = field(default_factory=Counter, compare=False)
+    transfers: Counter[str] = field(default_factory=Counter, compare=False)
 
     def upload(self, array: npt.NDArray[Any], *, reason: str = "upload") -> Array:
         """The host array on the device; the same array on a CPU."""
         if self.xp is np:
             return array
-        self.crossings[reason] += 1
+        self.transfers[reason] += 1
         return self.xp.asarray(array)
 
     def download(self, array: Array, *, reason: str = "download") -> npt.NDArray[Any]:
         """The device array on the host; the same array on a CPU."""
         if self.xp is np:
             return np.asarray(array)
-        self.crossings[reason] += 1
+        self.transfers[reason] += 1
         return np.asarray(self.xp.asnumpy(array))
 
 

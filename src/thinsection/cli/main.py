@@ -14,7 +14,7 @@ import typer
 from thinsection import errors
 from thinsection.cli.flags import add_flags
 from thinsection.errors import stopping
-from thinsection.files.atomic import writing
+from thinsection.files.atomic import output_errors
 
 # command -> (module of this package whose `app` has it, its line in `thinsection --help`)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -144,7 +144,7 @@ def main() -> None:
     # tifffile logs errors that it also raises; without a handler Python would print the log
     logging.getLogger("tifffile").addHandler(logging.NullHandler())
     try:
-        with stopping(), writing("standard output"):
+        with stopping(), output_errors("standard output"):
             build_app(sys.argv[1:])()
     except errors.ThinsectionError as error:
         _print_error("error: ", error)

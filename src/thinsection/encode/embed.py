@@ -121,7 +121,7 @@ class BatchEncoder(Generic[K, Marker]):
         self._under_way.append(_Pending(batch, answers, self._notes()))
         yield from self._drain(self._most_under_way)
 
-    def mark(self, marker: Marker) -> Iterator[EmbeddedBatch[K] | Marker]:
+    def queue_in_order(self, marker: Marker) -> Iterator[EmbeddedBatch[K] | Marker]:
         """Pass a marker through the queue: it comes out after every batch submitted before it."""
         self._under_way.append(_Marker(marker))
         yield from self._drain(self._most_under_way)

@@ -46,7 +46,7 @@ Row = Mapping[str, object] | Sequence[object]
 
 
 @contextmanager
-def writing(path: Path | str) -> Iterator[None]:
+def output_errors(path: Path | str) -> Iterator[None]:
     """Turns what the block raises because nothing can be written into an OutputError.
 
     A full disk or quota, no inodes, a read-only, stale or lost file system; an output that was
@@ -144,7 +144,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     mark = f"{TMP_MARK}{os.getpid()}-{secrets.token_hex(4)}"
     stem = _shorten(path.stem, f"{mark}{suffix}")
     tmp = path.with_name(f".{stem}{mark}{suffix}")
-    with writing(path):
+    with output_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield tmp

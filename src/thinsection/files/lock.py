@@ -26,7 +26,7 @@ from pathlib import Path, PurePath
 import psutil
 
 from thinsection.errors import StoreError, rewording
-from thinsection.files.atomic import TMP_MARK, writing
+from thinsection.files.atomic import TMP_MARK, output_errors
 from thinsection.files.json_text import read_json
 
 LOCK_NAME = ".lock"  # in the folder of a slide or of a job
@@ -101,7 +101,10 @@ class FileLock:
         )
         folder = self.path.parent
         rule = "output folder must be writable"
-        with rewording(rule, folder, OSError, error=StoreError), writing(self.path):
+        with (
+            rewording(rule, folder, OSError, error=StoreError),
+            output_errors(self.path),
+        ):
             folder.mkdir(parents=True, exist_ok=True)
             try:
                 file = self.path.open("x")
@@ -124,7 +127,7 @@ class FileLock:
             return True
         probe = self.path.with_name(f"{self.path.name}.now-{secrets.token_hex(4)}")
         try:
-            with writing(probe):
+            with output_errors(probe):
                 probe.touch()  # tells the time of the file system that holds both
             return probe.stat().st_mtime - self.path.stat().st_mtime >= STALE_AFTER_S
         except FileNotFoundError:

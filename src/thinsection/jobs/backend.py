@@ -14,15 +14,18 @@ from typing import Any, ClassVar, Literal, Self
 
 from thinsection.errors import ClusterError, ThinsectionError, rewording
 from thinsection.jobs.chunks import make_chunks
-from thinsection.jobs.executor import EXECUTORS, ExecutorConfig, Rung, Want
+from thinsection.jobs.executor import EXECUTORS, ExecutorConfig, Resource, Rung
 from thinsection.jobs.task import AnyReport, AnyTask, OnEvent
 from thinsection.usage.analysis import Request
 
-How = Literal["reported", "died", "failed", "over"]
+EndKind = Literal["reported", "died", "failed", "over"]
 OnMessage = Callable[[str], None]
 
 # resource that ran out, by the class name of the task's error
-_WANT_OF_ERROR: dict[str, Want] = {"MemoryError": "memory", "OutOfMemoryError": "gpu"}
+_RESOURCE_BY_ERROR: dict[str, Resource] = {
+    "MemoryError": "memory",
+    "OutOfMemoryError": "gpu",
+}
 
 
 def ignore_event(event: object) -> None:
@@ -34,7 +37,7 @@ def ignore_message(text: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Try:
+class Attempt:
     """Entries that are tried in the same way."""
 
     entries: tuple[object, ...]
@@ -52,9 +55,9 @@ class Try:
 
     def retry(
         self, entries: Sequence[object], rung: Rung, before: Request | None
-    ) -> "Try":
-        """Next try of some entries, each alone and with less memory used than in the first try."""
-        return Try(
+    ) -> "Attempt":
+        """Next attempt of some entries, each alone and with smaller batches than in the first."""
+        return Attempt(
             entries=tuple(entries),
             task=self.task if self.alone else self.task.smaller(),
             number=self.number + 1,
@@ -64,8 +67,8 @@ class Try:
 
 
 @dataclass(frozen=True)
-class Site:
-    """Settings and listeners that a backend gets for one `Try`.
+class BackendContext:
+    """Settings and listeners that a backend gets for one `Attempt`.
 
     Attributes:
         config: settings with all memory sizes and GPUs.
@@ -77,7 +80,7 @@ class Site:
     """
 
     config: ExecutorConfig
-    attempt: Try
+    attempt: Attempt
     folder: Path
     on_event: OnEvent = ignore_event
     on_message: OnMessage = ignore_message
@@ -100,22 +103,23 @@ class Ended:
 
     Attributes:
         job: the job.
-        how: 'reported': all entries have a result. 'died': the process was killed from outside.
+        kind: 'reported': all entries have a result. 'died': the process was killed from outside,
+            or ran out of memory.
             'failed': an error of the worker or the cluster, which a retry may fix. 'over': an
             end that a retry would repeat.
         report: report of the first entries, if there is one.
         reason: why the report is incomplete, as text for the user.
         error: error of this package (settings, weights), which ends the whole execution.
-        want: resource that ran out, if that is known or likely.
+        lacking: resource that ran out, if that is known or likely.
         granted: resources of the batch job.
     """
 
     job: Job
-    how: How
+    kind: EndKind
     report: AnyReport | None = None
     reason: str = ""
     error: BaseException | None = None
-    want: Want | None = None
+    lacking: Resource | None = None
     granted: Request | None = None
 
     def raise_if_fatal(self) -> None:
@@ -136,19 +140,19 @@ class Ended:
         report: AnyReport | None = None,
     ) -> "Ended":
         """End for a task's error of this class name; running out of memory counts as a death."""
-        want = _WANT_OF_ERROR.get(name)
+        lacking = _RESOURCE_BY_ERROR.get(name)
         return cls(
             job=job,
-            how="failed" if want is None else "died",
+            kind="failed" if lacking is None else "died",
             report=report,
             reason=f"{name}: {message}",
             error=error,
-            want=want,
+            lacking=lacking,
         )
 
 
 class Backend(ABC):
-    """Runs the jobs of one `Try` and is polled for ended ones; open it as a context manager.
+    """Runs the jobs of one `Attempt` and is polled for ended ones; open it as a context manager.
 
     The driver (`execute`) decides which jobs are sent, retried or lost. A backend reports the end
     of every accepted job exactly once. It never retries a job by itself, and the death of a worker
@@ -156,13 +160,13 @@ class Backend(ABC):
     ends all that it started, except jobs that a batch system has queued.
     """
 
-    # `site.on_event` receives the events of tasks, in the order of each task. Otherwise the driver
-    # sends only an event for the end of each entry.
+    # True if `context.on_event` receives the events of tasks, in the order of each task. Otherwise
+    # the driver sends only an event for the end of each entry.
     carries_events: ClassVar[bool] = True
     # entries that are already done are not sent
-    asks_finished: ClassVar[bool] = True
+    skips_finished_entries: ClassVar[bool] = True
     # resources of which a retry can get more, if the settings list a larger size
-    climbs: tuple[Want, ...] = ("memory",)
+    growable_resources: tuple[Resource, ...] = ("memory",)
     # jobs at the same time, known once the backend is open; decides the size of chunks
     workers: int = 1
     # CPUs of a worker; None does not change tasks
@@ -170,11 +174,11 @@ class Backend(ABC):
     # workers record their resource use, because they are not children of this process
     monitored: bool = True
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, context: BackendContext) -> None:
         """Stores its arguments; nothing is started yet."""
-        self.site = site
+        self.context = context
         # settings with one memory size and one GPU
-        self.config = site.config.at_rung(site.attempt.rung)
+        self.config = context.config.at_rung(context.attempt.rung)
         # on exit, ends all that the backend has started
         self.stack = ExitStack()
         # jobs that have not ended, by the backend's own key
@@ -200,14 +204,14 @@ class Backend(ABC):
             ClusterError: the cluster cannot be reached.
         """
 
-    def fit(self, task: AnyTask) -> AnyTask:
+    def adapt_task(self, task: AnyTask) -> AnyTask:
         """Task, adapted to its workers."""
         if self.threads is None:
             return task
         return task.on_worker(threads=self.threads, monitored=self.monitored)
 
     def chunks(self, entries: Sequence[object]) -> Sequence[Sequence[object]]:
-        """Entries of each job in a first try."""
+        """Entries of each job in a first attempt."""
         return make_chunks(entries, self.config, workers=self.workers)
 
     def room(self) -> int:

@@ -69,15 +69,15 @@ class DaskBackend(Backend):
         self._worker_seen_s = time.monotonic()
         self._num_asked = 0  # number of jobs in the last scaling of the cluster
         self._topic = f"thinsection-{secrets.token_hex(4)}"
-        self._logs = self.site.folder / LOGS
+        self._logs = self.context.folder / LOGS
         self.stack.enter_context(dask.config.set(_SETTINGS))
         self._foreign = (
-            self.site.cluster is not None or self.config.scheduler is not None
+            self.context.cluster is not None or self.config.scheduler is not None
         )
         self._client = self._connect() if self._foreign else self._start()
         self.stack.callback(self._save_logs)
         if self._client.dashboard_link:
-            self.site.on_message(f"dask dashboard: {self._client.dashboard_link}")
+            self.context.on_message(f"dask dashboard: {self._client.dashboard_link}")
         self._client.subscribe_topic(self._topic, self._receive_event)
         self.stack.callback(self._client.unsubscribe_topic, self._topic)
 
@@ -137,12 +137,12 @@ class DaskBackend(Backend):
     def _end(self, job: Job, future: Any) -> Ended:
         """End of the job of a future that is done."""
         if future.status == "finished":
-            return Ended(job=job, how="reported", report=future.result())
+            return Ended(job=job, kind="reported", report=future.result())
         error = future.exception() if future.status == "error" else None
         was_killed = isinstance(error, self._distributed.scheduler.KilledWorker)
         if was_killed or (error is None and self._foreign):
             reason = f"its worker died; see {self._logs / LOG_NAME}"
-            return Ended(job=job, how="died", reason=reason, want="memory")
+            return Ended(job=job, kind="died", reason=reason, lacking="memory")
         if error is None:
             error = ClusterError("task was lost")
         return Ended.by_error(job, type(error).__name__, str(error), error=error)
@@ -172,16 +172,16 @@ class DaskBackend(Backend):
 
     def _receive_event(self, message: tuple[float, dict[str, Any]]) -> None:
         """Receives an event that `run_job` sent: (time, document)."""
-        event_type = self.site.attempt.task.event_type
+        event_type = self.context.attempt.task.event_type
         if event_type is not None:
-            self.site.on_event(from_mapping(event_type, message[1]["event"]))
+            self.context.on_event(from_mapping(event_type, message[1]["event"]))
 
     def _connect(self) -> Any:
         """Client of an existing cluster, which is not shut down afterwards."""
-        cluster = self.site.cluster
+        cluster = self.context.cluster
         self.monitored = not isinstance(cluster, self._distributed.LocalCluster)
         self.threads = self.config.threads
-        self.climbs = ()
+        self.growable_resources = ()
         if isinstance(cluster, self._distributed.Client):
             client: Any = cluster
         else:
@@ -202,7 +202,7 @@ class DaskBackend(Backend):
         if config.jobqueue is not None:
             self.workers = config.workers or 1
             self.threads = config.threads or config.job_cpus or CPUS_PER_WORKER
-            self.climbs = ("memory", "gpu")
+            self.growable_resources = ("memory", "gpu")
             cluster = self._slurm_cluster(self.threads)
         else:
             cluster = self._local_cluster()

@@ -1,14 +1,17 @@
-"""The one driver: entries of any kind through any executor, each reported exactly once.
+"""The driver that runs entries of any kind on any executor and reports each exactly once.
 
-    chunks -> jobs -> Backend -> ended -+-> reported
-                ^                       +-> failed: the same job again, `retries` times
-                |                       +-> over: recorded as lost
-                |                       +-> died: its entries
-                +-- alone, in less memory, on the next rung of the settings
-                                        +-> died again, no rung left: recorded as lost
+Entries are grouped into jobs, and a backend runs the jobs. A job ends in one of four ways:
 
-Entries that are tried again (`retry.py`) wait until the others have ended, in a backend that is
-opened anew: so a next rung can be a larger worker, another card or a second array alike.
+    reported   it has a result for each entry: the results are reported
+    failed     an error of the worker or the cluster: the same job is sent again, at most
+               `retries` times
+    over       an error that a retry cannot fix: its entries are recorded as lost
+    died       its process was killed or ran out of memory: each entry is tried again alone, with
+               smaller batches, and with more memory if memory ran out and the settings list a
+               larger size; an entry is lost if it dies alone and no larger size is left
+
+Entries that are tried again (see `retry.py`) wait until all other jobs have ended. They run in a
+new backend, which may start larger workers, use another GPU or submit another job array.
 """
 
 from collections import deque
@@ -18,17 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.jobs.backend import (
+    Attempt,
     Backend,
+    BackendContext,
     Job,
     OnMessage,
-    Site,
-    Try,
     ignore_event,
     ignore_message,
     load_backend,
 )
 from thinsection.jobs.executor import ExecutorConfig, chosen_executor
-from thinsection.jobs.retry import Outcome, RetryPolicy, close_job, merge_tries
+from thinsection.jobs.retry import Outcome, RetryPolicy, close_job, merge_attempts
 from thinsection.jobs.task import (
     AnyReport,
     AnyTask,
@@ -42,30 +45,32 @@ from thinsection.jobs.task import (
 
 @dataclass(frozen=True)
 class Reporter:
-    """Hands on reports, and an event for each result whose worker sent none."""
+    """Passes reports on to the caller, and sends the events that no worker sent."""
 
     task: AnyTask
     on_report: Callable[[AnyReport], None]
     on_event: OnEvent
 
-    def report(self, report: AnyReport, silent_results: Sequence[object]) -> None:
-        """Hands on a report, and the events of the results whose worker sent none."""
+    def report(
+        self, report: AnyReport, results_without_event: Sequence[object]
+    ) -> None:
+        """Passes a report on, and sends an end event for each of the given results."""
         if report.results or report.stage_seconds:
             self.on_report(report)
-        for result in silent_results:
-            event = self.task.ended(result)
+        for result in results_without_event:
+            event = self.task.end_event(result)
             if event is not None:
                 self.on_event(event)
 
     def report_outcome(self, outcome: Outcome, *, carries_events: bool) -> None:
-        """Hands on the outcome of a job.
+        """Reports the outcome of a job.
 
         Args:
             outcome: final results of the job.
-            carries_events: the worker has sent the events of what it reported.
+            carries_events: True if the worker sent the events of the results that it reported.
         """
-        num_sent = outcome.num_from_worker if carries_events else 0
-        self.report(outcome.report, outcome.report.results[num_sent:])
+        num_with_event = outcome.num_from_worker if carries_events else 0
+        self.report(outcome.report, outcome.report.results[num_with_event:])
 
 
 def execute(
@@ -79,36 +84,45 @@ def execute(
     on_message: OnMessage = ignore_message,
     cluster: Any = None,
 ) -> None:
-    """Returns when every entry was reported exactly once, in any order.
+    """Runs the task on all entries; returns when each was reported exactly once, in any order.
 
     Entries that are finished already are not sent to another process.
 
     Args:
-        entries: what to work on.
+        entries: entries to work on.
         task: the work.
-        config: where and how wide.
-        folder: folder of this invocation's records, absolute, seen by every worker; it gets logs
-            and arrays.
-        on_report: called in this thread as chunks end.
-        on_event: called from any thread, as far as the executor carries progress.
+        config: the executor, and the number and size of its workers.
+        folder: absolute path of the folder of this invocation, which every worker sees. Logs and
+            the files of job arrays are written there.
+        on_report: called in this thread whenever a job has ended.
+        on_event: called with progress events, from any thread; some executors send fewer of them.
         on_message: called with lines for the person who waits.
-        cluster: a Dask client or cluster that stands in place of what the settings name.
+        cluster: a Dask client or cluster to use instead of the one in the settings.
 
     Raises:
-        ThinsectionError: settings, weights or the cluster; not a bad entry.
+        ThinsectionError: settings, weights or the cluster cannot be used; never for a bad entry.
         Submitted: the settings say not to wait for the batch system.
     """
     backend_type = load_backend(chosen_executor(config, cluster=cluster))
     reporter = Reporter(task, on_report, on_event)
     missing: Sequence[Entry] = entries
-    if backend_type.asks_finished:
+    if backend_type.skips_finished_entries:
         missing = _report_finished(entries, task, reporter, on_message)
-    tries = deque([Try(entries=tuple(missing), task=task)] if missing else [])
-    while tries:
-        site = Site(config, tries.popleft(), folder, on_event, on_message, cluster)
-        with backend_type(site) as backend:
-            retries = work_on(backend, reporter)
-        tries.extend(merge_tries(retries))
+    attempts: deque[Attempt] = deque()
+    if missing:
+        attempts.append(Attempt(entries=tuple(missing), task=task))
+    while attempts:
+        context = BackendContext(
+            config=config,
+            attempt=attempts.popleft(),
+            folder=folder,
+            on_event=on_event,
+            on_message=on_message,
+            cluster=cluster,
+        )
+        with backend_type(context) as backend:
+            next_attempts = run_attempt(backend, reporter)
+        attempts.extend(merge_attempts(next_attempts))
 
 
 def _report_finished(
@@ -117,7 +131,7 @@ def _report_finished(
     reporter: Reporter,
     on_message: OnMessage,
 ) -> list[Entry]:
-    """Reports the entries that are done already, and returns the others."""
+    """Reports the entries that are finished already, and returns the others."""
     results: list[Result] = []
     missing: list[Entry] = []
     for entry in entries:
@@ -132,35 +146,36 @@ def _report_finished(
     return missing
 
 
-def work_on(backend: Backend, reporter: Reporter) -> list[Try]:
-    """Sends all jobs of a backend's try, reports what ended, and returns the next tries."""
-    site = backend.site
-    policy = RetryPolicy(site.attempt, site.config, backend.climbs)
-    jobs = deque(_first_jobs(backend))
+def run_attempt(backend: Backend, reporter: Reporter) -> list[Attempt]:
+    """Runs all jobs of a backend's attempt, reports their results, and returns next attempts."""
+    context = backend.context
+    policy = RetryPolicy(context.attempt, context.config, backend.growable_resources)
+    jobs = deque(_make_jobs(backend))
     num_running = 0
-    retries: list[Try] = []
+    next_attempts: list[Attempt] = []
     while jobs or num_running:
-        room = min(backend.room(), len(jobs))
-        if room > 0:
-            backend.send([jobs.popleft() for _ in range(room)])
-            num_running += room
+        num_to_send = min(backend.room(), len(jobs))
+        if num_to_send > 0:
+            backend.send([jobs.popleft() for _ in range(num_to_send)])
+            num_running += num_to_send
         for ended in backend.poll(waiting=len(jobs)):
             num_running -= 1
             ended.raise_if_fatal()
-            if ended.how == "failed" and ended.job.failures < site.config.retries:
-                site.on_message(f"a task failed ({ended.reason}): sent again")
-                jobs.append(replace(ended.job, failures=ended.job.failures + 1))
+            job = ended.job
+            if ended.kind == "failed" and job.failures < context.config.retries:
+                context.on_message(f"a task failed ({ended.reason}): sent again")
+                jobs.append(replace(job, failures=job.failures + 1))
                 continue
-            outcome = close_job(ended, policy, on_message=site.on_message)
+            outcome = close_job(ended, policy, on_message=context.on_message)
             reporter.report_outcome(outcome, carries_events=backend.carries_events)
-            retries += outcome.retries
-    return retries
+            next_attempts += outcome.retries
+    return next_attempts
 
 
-def _first_jobs(backend: Backend) -> list[Job]:
-    """The jobs of a backend's try; after a death each entry is alone."""
-    attempt = backend.site.attempt
-    task = backend.fit(attempt.task)
+def _make_jobs(backend: Backend) -> list[Job]:
+    """Makes the jobs of a backend's attempt; in a later attempt each entry has its own job."""
+    attempt = backend.context.attempt
+    task = backend.adapt_task(attempt.task)
     if attempt.alone:
         return [Job(entries=(entry,), task=task) for entry in attempt.entries]
     chunks = backend.chunks(attempt.entries)

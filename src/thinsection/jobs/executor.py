@@ -15,7 +15,7 @@ from thinsection.types import parse_bytes
 from thinsection.usage.limits import read_limits
 
 # resource that ran out in a worker or an entry
-Want = Literal["memory", "gpu"]
+Resource = Literal["memory", "gpu"]
 
 # folder of the workers' logs inside that of an invocation's record
 LOGS = "logs"
@@ -178,9 +178,9 @@ class ExecutorConfig:
         """Memory of a worker process on this node."""
         return self.worker_memory or self.job_memory
 
-    def next_rung(self, rung: Rung, want: Want) -> Rung | None:
+    def next_rung(self, rung: Rung, lacking: Resource) -> Rung | None:
         """Position with the next GPU or the next memory size; None after the last."""
-        if want == "gpu":
+        if lacking == "gpu":
             gpu = rung.gpu + 1
             return replace(rung, gpu=gpu) if gpu < len(_split(self.gpu)) else None
         memory = rung.memory + 1

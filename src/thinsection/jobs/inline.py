@@ -4,22 +4,22 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from thinsection.jobs.backend import Backend, Ended, Job
-from thinsection.jobs.executor import Want
+from thinsection.jobs.executor import Resource
 
 
 class InlineBackend(Backend):
     """See `Backend`; the key of a job is its number."""
 
     # the task itself knows better than the files which entries are done
-    asks_finished: ClassVar[bool] = False
-    climbs: tuple[Want, ...] = ()
+    skips_finished_entries: ClassVar[bool] = False
+    growable_resources: tuple[Resource, ...] = ()
 
     def open(self) -> None:
         """See `Backend.open`; there is nothing to open."""
 
     def chunks(self, entries: Sequence[object]) -> Sequence[Sequence[object]]:
         """See `Backend.chunks`: one continuous stream, or one chunk per entry."""
-        return self.site.attempt.task.parts(entries)
+        return self.context.attempt.task.parts(entries)
 
     def send(self, jobs: Sequence[Job]) -> None:
         self.sent = dict(enumerate(jobs))
@@ -29,6 +29,6 @@ class InlineBackend(Backend):
         self.sent = {}
         ended = []
         for job in jobs:
-            report = job.task(job.entries, on_event=self.site.on_event)
-            ended.append(Ended(job=job, how="reported", report=report))
+            report = job.task(job.entries, on_event=self.context.on_event)
+            ended.append(Ended(job=job, kind="reported", report=report))
         return ended

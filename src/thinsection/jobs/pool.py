@@ -51,7 +51,9 @@ class PoolBackend(Backend):
         self._memory_bytes = local_memory(self.config, self.workers)
         self._context = multiprocessing.get_context("forkserver")
         # the fork server imports the task's packages once for all workers
-        self._context.set_forkserver_preload([type(self.site.attempt.task).__module__])
+        self._context.set_forkserver_preload(
+            [type(self.context.attempt.task).__module__]
+        )
         self._pool: list[_Worker] = []
         self._memory_checked_s = time.monotonic()
         self.stack.callback(self._end_workers)
@@ -121,7 +123,7 @@ class PoolBackend(Backend):
         except (EOFError, OSError):
             return self._bury(worker)
         if kind == "event":
-            self.site.on_event(content)
+            self.context.on_event(content)
             return None
         if kind == "report":
             worker.reports.append(content)
@@ -129,7 +131,7 @@ class PoolBackend(Backend):
         job = self.sent.pop(worker)
         report = merge_reports(worker.reports)
         if kind == "end":
-            return Ended(job=job, how="reported", report=report)
+            return Ended(job=job, kind="reported", report=report)
         name, message = content
         error_type = getattr(errors, name, None)
         # an error of this package is passed on as the worker raised it
@@ -145,10 +147,10 @@ class PoolBackend(Backend):
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
         return Ended(
             job=self.sent.pop(worker),
-            how="died",
+            kind="died",
             report=merge_reports(worker.reports),
             reason=f"its worker died ({worker.ended_for or cause})",
-            want="memory" if code == -signal.SIGKILL else None,
+            lacking="memory" if code == -signal.SIGKILL else None,
         )
 
     def _end_bloated_workers(self) -> None:

@@ -39,10 +39,10 @@ class RayBackend(Backend):
             self.stack.callback(ray.shutdown)
             self._start(address)
         if address is None and not is_connected:
-            self.climbs = ()  # a local Ray does not limit memory
+            self.growable_resources = ()  # a local Ray does not limit memory
         else:
             self._ask_of_cluster()
-        if self.site.attempt.task.event_type is not None:
+        if self.context.attempt.task.event_type is not None:
             from ray.util.queue import Queue
 
             self._events = Queue(actor_options={"num_cpus": 0})
@@ -58,7 +58,7 @@ class RayBackend(Backend):
         ready, _ = self._ray.wait(list(self.sent), num_returns=1, timeout=_POLL_S)
         if self._events is not None:  # a task's events arrive before its end
             for event in self._events.get_nowait_batch(self._events.qsize()):
-                self.site.on_event(event)
+                self.context.on_event(event)
         return [self._end(self.sent.pop(reference), reference) for reference in ready]
 
     def _end(self, job: Job, reference: Any) -> Ended:
@@ -66,11 +66,11 @@ class RayBackend(Backend):
         from ray import exceptions
 
         try:
-            return Ended(job=job, how="reported", report=self._ray.get(reference))
+            return Ended(job=job, kind="reported", report=self._ray.get(reference))
         except (exceptions.WorkerCrashedError, exceptions.OutOfMemoryError) as error:
             first_line = str(error).strip().splitlines()[0]
             reason = f"its worker died ({first_line})"
-            return Ended(job=job, how="died", reason=reason, want="memory")
+            return Ended(job=job, kind="died", reason=reason, lacking="memory")
         except exceptions.RayTaskError as error:
             cause = error.cause
         except exceptions.RayError as error:  # a node or its store was lost

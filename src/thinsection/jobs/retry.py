@@ -1,85 +1,105 @@
-"""The policy of what happens to entries whose job died, failed or ran out of memory.
+"""The policy for entries whose job died, failed or ran out of memory.
 
-A death costs nobody but the entry that caused it, and an entry is never tried without end:
+A death costs only the entry that caused it, and no entry is tried without end:
 
-- An entry whose job died is tried alone, in less memory, with the next memory size or card of the
-  settings where the death was for want of it.
-- An entry that dies alone climbs on while the settings list more, and is lost after the last.
-- An entry whose own result says that memory was short climbs too, where there is more.
-- A job that ended by an error which another time would not mend is recorded as lost.
+- An entry whose job died is tried again in a job of its own, with smaller batches. If memory ran
+  out, that job also gets more memory, or a GPU with more memory, if the settings list one.
+- An entry that dies alone is tried again with each larger size that the settings list. It is lost
+  when there is no larger size.
+- An entry whose own result says that memory ran out is tried again with the next larger size. If
+  there is none, that result is final.
+- If a job ends with an error that a retry cannot fix, its entries without a result are lost.
+
+A lost entry is recorded as failed. A rung is one choice of sizes: a memory size and a GPU.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from thinsection.jobs.backend import Ended, OnMessage, Try
-from thinsection.jobs.executor import ExecutorConfig, Rung, Want
+from thinsection.jobs.backend import Attempt, Ended, OnMessage
+from thinsection.jobs.executor import ExecutorConfig, Resource, Rung
 from thinsection.jobs.task import AnyReport, Report
 from thinsection.usage.analysis import Request
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Decides, for one try, which entries are tried once more.
+    """Decides which entries of one attempt are tried again.
 
     Attributes:
-        attempt: the try whose jobs end.
+        attempt: the attempt whose jobs end.
         config: settings with all rungs.
-        climbs: resources of which a next try can have more.
+        growable_resources: resources of which the next attempt can get more.
     """
 
-    attempt: Try
+    attempt: Attempt
     config: ExecutorConfig
-    climbs: Collection[Want]
+    growable_resources: Collection[Resource]
 
-    def larger_rung(self, want: Want | None) -> Rung | None:
-        """The next rung for a want; None where there is none, or nothing was wanting."""
-        if want is None or want not in self.climbs:
+    def larger_rung(self, lacking: Resource | None) -> Rung | None:
+        """Returns the rung with more of the resource that ran out; None if there is none.
+
+        Args:
+            lacking: resource that ran out; None if no resource did.
+        """
+        if lacking is None or lacking not in self.growable_resources:
             return None
-        return self.config.next_rung(self.attempt.rung, want)
+        return self.config.next_rung(self.attempt.rung, lacking)
 
-    def retry_starved(
-        self, entry: object, want: Want | None, granted: Request | None
-    ) -> Try | None:
-        """The next try of an entry that failed for want of memory; None: its result is final."""
-        rung = self.larger_rung(want)
+    def retry_failed(
+        self, entry: object, lacking: Resource | None, granted: Request | None
+    ) -> Attempt | None:
+        """Returns the next attempt of an entry with a result; None if its result is final.
+
+        Args:
+            entry: the entry.
+            lacking: resource that ran out, by the result; None for any other result.
+            granted: resources that the batch job had.
+        """
+        rung = self.larger_rung(lacking)
         if rung is None:
             return None
         return self.attempt.retry([entry], rung, granted)
 
-    def retry_unreported(self, entries: Sequence[object], ended: Ended) -> Try | None:
-        """The next try of entries that a job left without a report; None: they are lost."""
-        if ended.how != "died" or not entries:
+    def retry_unreported(
+        self, entries: Sequence[object], ended: Ended
+    ) -> Attempt | None:
+        """Returns the next attempt of entries without a result; None if they are lost."""
+        if ended.kind != "died":
             return None
-        rung = self.larger_rung(ended.want)
-        if rung is None and self.attempt.alone:
-            return None
-        return self.attempt.retry(entries, rung or self.attempt.rung, ended.granted)
+        rung = self.larger_rung(ended.lacking)
+        if rung is None:
+            if self.attempt.alone:
+                return None
+            rung = self.attempt.rung
+        return self.attempt.retry(entries, rung, ended.granted)
 
     def loss_reason(self, ended: Ended) -> str:
-        """The reason why entries of a job are lost, for a person."""
+        """Returns the reason why entries of a job are lost, for a person."""
         if not self.attempt.alone:
             return ended.reason
-        if self.attempt.number == 2:
+        # attempts are numbered from 1, and all but the first have each entry alone
+        num_attempts = self.attempt.number
+        if num_attempts == 2:
             return f"{ended.reason}, twice, the second time alone"
-        return f"{ended.reason}, {self.attempt.number} times, at last alone"
+        return f"{ended.reason}, {num_attempts} times, at last alone"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Final results of a job that ended, and the tries that follow.
+    """Final results of a job that ended, and the next attempts.
 
     Attributes:
         entries: entries whose result is final.
-        report: the report with the results of these entries, in this order.
-        num_from_worker: how many of the results, from the first, the worker itself reported.
-        retries: next tries of the other entries.
+        report: report with the results of these entries, in this order.
+        num_from_worker: number of results that the worker reported; these come first.
+        retries: next attempts of the other entries.
     """
 
     entries: tuple[object, ...]
     report: AnyReport
     num_from_worker: int
-    retries: tuple[Try, ...]
+    retries: tuple[Attempt, ...]
 
 
 def close_job(
@@ -91,22 +111,24 @@ def close_job(
 ) -> Outcome:
     """Applies the policy to each entry of a job that ended.
 
-    An entry without a report is looked for in the files first, and recorded there where it is lost.
+    The files may have the result of an entry that the job did not report. Without one the entry is
+    tried again, or recorded as lost.
 
     Args:
-        ended: how the job ended.
-        policy: the policy of its try.
-        on_message: called with a line where entries are tried alone.
-        is_superseded: whether a newer job has the entry; then it is neither retried nor lost here.
+        ended: the end of the job.
+        policy: policy of the attempt that the job belongs to.
+        on_message: called with a line if entries are tried again alone.
+        is_superseded: True for an entry that a newer job has; that job decides on it.
     """
     task = policy.attempt.task
     report = ended.report or Report(results=())
     entries: list[object] = []
     results: list[object] = []
-    retries: list[Try] = []
+    retries: list[Attempt] = []
+    # results are in the order of the entries, and stop early if the job did
     for entry, result in zip(ended.job.entries, report.results):
-        want = None if is_superseded(entry) else task.starved(result)
-        retry = policy.retry_starved(entry, want, ended.granted)
+        lacking = None if is_superseded(entry) else task.lacking_resource(result)
+        retry = policy.retry_failed(entry, lacking, ended.granted)
         if retry is None:
             entries.append(entry)
             results.append(result)
@@ -115,7 +137,8 @@ def close_job(
     num_from_worker = len(results)
 
     missing: list[object] = []
-    for entry in ended.job.entries[len(report.results) :]:
+    num_reported = len(report.results)
+    for entry in ended.job.entries[num_reported:]:
         result = task.finished(entry)
         if result is not None:
             entries.append(entry)
@@ -123,15 +146,15 @@ def close_job(
         elif not is_superseded(entry):
             missing.append(entry)
 
-    retry = policy.retry_unreported(missing, ended)
-    if retry is not None:
-        retries.append(retry)
-        who = "1 entry: it" if len(missing) == 1 else f"{len(missing)} entries: each"
-        on_message(f"a worker died with {who} is tried alone")
-    else:
-        reason = policy.loss_reason(ended)
-        entries += missing
-        results += [task.lost(entry, reason) for entry in missing]
+    if missing:
+        retry = policy.retry_unreported(missing, ended)
+        if retry is None:
+            reason = policy.loss_reason(ended)
+            entries += missing
+            results += [task.lost(entry, reason) for entry in missing]
+        else:
+            retries.append(retry)
+            on_message(_retry_message(len(missing)))
     return Outcome(
         entries=tuple(entries),
         report=replace(report, results=tuple(results)),
@@ -140,11 +163,22 @@ def close_job(
     )
 
 
-def merge_tries(tries: Sequence[Try]) -> list[Try]:
-    """Joins the entries of tries on the same rung; the last of them says how they are tried."""
-    by_rung: dict[Rung, Try] = {}
-    for attempt in tries:
-        earlier = by_rung.get(attempt.rung)
-        entries = earlier.entries if earlier else ()
-        by_rung[attempt.rung] = replace(attempt, entries=entries + attempt.entries)
-    return list(by_rung.values())
+def _retry_message(num_entries: int) -> str:
+    if num_entries == 1:
+        return "a worker died with 1 entry: it is tried alone"
+    return f"a worker died with {num_entries} entries: each is tried alone"
+
+
+def merge_attempts(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Joins attempts on the same rung into one.
+
+    It has the entries of all of them; its other fields are those of the last one.
+    """
+    merged_by_rung: dict[Rung, Attempt] = {}
+    for attempt in attempts:
+        earlier = merged_by_rung.get(attempt.rung)
+        earlier_entries = earlier.entries if earlier else ()
+        merged_by_rung[attempt.rung] = replace(
+            attempt, entries=earlier_entries + attempt.entries
+        )
+    return list(merged_by_rung.values())

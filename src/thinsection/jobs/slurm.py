@@ -9,14 +9,14 @@ from datetime import datetime
 from typing import ClassVar
 
 from thinsection.errors import ClusterError
-from thinsection.jobs.backend import Backend, Ended, Job, Site, Try
+from thinsection.jobs.backend import Attempt, Backend, BackendContext, Ended, Job
 from thinsection.jobs.chunks import ARRAY_WORKERS, MAX_ARRAY, chunked
-from thinsection.jobs.executor import ExecutorConfig, Want
+from thinsection.jobs.executor import ExecutorConfig, Resource
 from thinsection.jobs.request import JobRequest, job_request
 from thinsection.jobs.slurm_array import FOLDER, Array
 from thinsection.types import format_bytes, parse_bytes
 
-CLIMBS: tuple[Want, ...] = ("memory", "gpu")
+GROWABLE_RESOURCES: tuple[Resource, ...] = ("memory", "gpu")
 # factor on the memory of a dead job, if the settings list no larger size
 _MORE = 2
 
@@ -30,15 +30,15 @@ class Submitted(Exception):
 
 
 class SlurmBackend(Backend):
-    """See `Backend`: one array for all jobs of a try, at most `MAX_ARRAY`; the key is the index.
+    """See `Backend`: one array for an attempt, of at most `MAX_ARRAY` jobs; the key is the index.
 
-    CPUs, memory and time come from `Task.request`, else from flags or defaults. A second try
+    CPUs, memory and time come from `Task.request`, else from flags or defaults. A second attempt
     requests the same, but the next memory size in the settings, or twice as much. After an
     interrupted wait the array stays queued; `thinsection slurm status` and `collect` find it.
     """
 
     carries_events: ClassVar[bool] = False
-    climbs: tuple[Want, ...] = CLIMBS
+    growable_resources: tuple[Resource, ...] = GROWABLE_RESOURCES
     poll_s: ClassVar[float] = 5.0
 
     def open(self) -> None:
@@ -54,9 +54,11 @@ class SlurmBackend(Backend):
         entries: list[object] = []
         for job in jobs:
             entries += job.entries
-        site = _site_of_entries(self.site, entries)
+        context = _context_of_entries(self.context, entries)
         queue = self.config.queue
-        self._array = write_array(site, len(jobs[0].entries), submit=queue != "script")
+        self._array = write_array(
+            context, len(jobs[0].entries), submit=queue != "script"
+        )
         if queue != "wait":
             raise Submitted(self._array)
         self.sent = dict(enumerate(jobs, start=1))
@@ -68,70 +70,76 @@ class SlurmBackend(Backend):
         return [replace(end, job=self.sent.pop(index)) for index, end in ended.items()]
 
 
-def write_array(site: Site, chunk_size: int, *, submit: bool = True) -> Array:
+def write_array(
+    context: BackendContext, chunk_size: int, *, submit: bool = True
+) -> Array:
     """Writes the folder of an array and submits it.
 
     Comments in the script give the sources of the numbers. If Slurm refuses the memory of a second
     try, the previous amount is requested.
 
     Args:
-        site: settings, entries, and the folder for that of the array.
+        context: settings, entries, and the folder for that of the array.
         chunk_size: entries per array task.
         submit: False only writes the array.
 
     Raises:
         ClusterError: Slurm is missing, or refuses the array.
     """
-    job = _job_request(site.attempt, chunk_size, site.config)
+    job = _job_request(context.attempt, chunk_size, context.config)
     for line in job.lines():
-        site.on_message(line)
-    array = _save_array(site, chunk_size, job)
+        context.on_message(line)
+    array = _save_array(context, chunk_size, job)
     if not submit:
         return array
     try:
         number = array.submit()
     except ClusterError as error:
         shutil.rmtree(array.folder)  # no other process has seen it
-        before = site.attempt.before
+        before = context.attempt.before
         if before is None or job.request == before:
             raise
-        site.on_message(f"more memory is refused, so the same is asked for: {error}")
+        context.on_message(f"more memory is refused, so the same is asked for: {error}")
         same = JobRequest(request=before, origins=("as before",))
-        array = _save_array(site, chunk_size, same)
+        array = _save_array(context, chunk_size, same)
         number = array.submit()
-    site.on_message(
+    context.on_message(
         f"slurm job {number}: {len(array.chunks)} array tasks, logs in {array.folder}/logs"
     )
     return array
 
 
-def submit_alone(site: Site) -> None:
+def submit_alone(context: BackendContext) -> None:
     """Submits each entry as a separate array task, in as many arrays as Slurm needs."""
-    for entries in chunked(site.attempt.entries, MAX_ARRAY):
-        write_array(_site_of_entries(site, entries), 1)
+    for entries in chunked(context.attempt.entries, MAX_ARRAY):
+        write_array(_context_of_entries(context, entries), 1)
 
 
-def _site_of_entries(site: Site, entries: Sequence[object]) -> Site:
-    return replace(site, attempt=replace(site.attempt, entries=tuple(entries)))
+def _context_of_entries(
+    context: BackendContext, entries: Sequence[object]
+) -> BackendContext:
+    return replace(context, attempt=replace(context.attempt, entries=tuple(entries)))
 
 
-def _save_array(site: Site, chunk_size: int, job: JobRequest) -> Array:
+def _save_array(context: BackendContext, chunk_size: int, job: JobRequest) -> Array:
     """Writes an array under a new name, with its task adapted to the requested CPUs."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]  # in milliseconds
-    task = site.attempt.task.on_worker(threads=job.request.cpus, monitored=True)
+    task = context.attempt.task.on_worker(threads=job.request.cpus, monitored=True)
     array = Array(
-        site.folder / FOLDER / f"{stamp}-{secrets.token_hex(2)}",
-        replace(site.attempt, task=task),
+        context.folder / FOLDER / f"{stamp}-{secrets.token_hex(2)}",
+        replace(context.attempt, task=task),
         chunk_size,
         request=job.request,
-        config=site.config,
+        config=context.config,
     )
     array.save(job.origins)
     return array
 
 
-def _job_request(attempt: Try, chunk_size: int, config: ExecutorConfig) -> JobRequest:
-    """Request of the task or the settings; more memory for a second try after a death."""
+def _job_request(
+    attempt: Attempt, chunk_size: int, config: ExecutorConfig
+) -> JobRequest:
+    """Request of the task or the settings; more memory for a second attempt after a death."""
     current = config.at_rung(attempt.rung)
     before = attempt.before
     if before is None:

@@ -19,7 +19,7 @@ from typing import Any
 from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import ClusterError, StoreError, ThinsectionError
 from thinsection.files.atomic import write_json, write_text
-from thinsection.jobs.backend import Ended, Job, Try
+from thinsection.jobs.backend import Attempt, Ended, Job
 from thinsection.jobs.chunks import chunked
 from thinsection.jobs.executor import ExecutorConfig, Rung
 from thinsection.jobs.request import batch_script
@@ -52,7 +52,7 @@ class Array:
     """
 
     folder: Path
-    attempt: Try
+    attempt: Attempt
     chunk_size: int
     request: Request
     config: ExecutorConfig
@@ -184,7 +184,7 @@ class Array:
     def _reported(self, index: int) -> Ended:
         """End of an array task that has reported all its entries."""
         report = merge_reports(self.reports(index))
-        return Ended(job=self._job(index), how="reported", report=report)
+        return Ended(job=self._job(index), kind="reported", report=report)
 
     def _unreported(self, index: int, state: TaskState) -> Ended:
         """End of an array task that has not reported everything.
@@ -196,10 +196,10 @@ class Array:
         log = self.folder / "logs" / f"{self.job_id}_{index}.log"
         error_path = self._result_path(index, "error")
         died = state.died
-        want = state.want
+        lacking = state.lacking
         if not state.state and log.exists() and not error_path.exists():
             died = True
-            want = "memory"
+            lacking = "memory"
         if state.state == "TIMEOUT" and len(job.entries) == 1:
             died = False
         reason = f"array task {self.job_id}_{index} ended without a report ({state.describe()})"
@@ -207,10 +207,10 @@ class Array:
             reason += f": {error_path.read_text(encoding='utf-8').strip()}"
         return Ended(
             job=job,
-            how="died" if died else "over",
+            kind="died" if died else "over",
             report=merge_reports(self.reports(index)),
             reason=f"{reason}; see {log}",
-            want=want,
+            lacking=lacking,
             granted=self.request,
         )
 
@@ -228,7 +228,7 @@ def load_array(folder: Path, kinds: Registry[Any]) -> Array:
         document = json.loads((folder / DOCUMENT_NAME).read_text(encoding="utf-8"))
         task_type = kinds.load(document["kind"])
         saved = document["attempt"]
-        attempt = Try(
+        attempt = Attempt(
             entries=tuple(
                 from_mapping(task_type.entry_type, entry) for entry in saved["entries"]
             ),

@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.errors import StoreError
-from thinsection.jobs.backend import Ended, OnMessage, Site, Try, ignore_message
-from thinsection.jobs.retry import RetryPolicy, close_job, merge_tries
-from thinsection.jobs.slurm import CLIMBS, submit_alone
+from thinsection.jobs.backend import (
+    Attempt,
+    BackendContext,
+    Ended,
+    OnMessage,
+    ignore_message,
+)
+from thinsection.jobs.retry import RetryPolicy, close_job, merge_attempts
+from thinsection.jobs.slurm import GROWABLE_RESOURCES, submit_alone
 from thinsection.jobs.slurm_array import Array, array_folders, load_array
 from thinsection.jobs.task import AnyTask
 from thinsection.registry import Registry
@@ -51,11 +57,13 @@ class Collected:
     stage_seconds: Counter[str] = field(default_factory=Counter)
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, array: Array, site: Site, *, retry: bool) -> list[Try]:
+    def add(
+        self, array: Array, context: BackendContext, *, retry: bool
+    ) -> list[Attempt]:
         """Adds the results of an older array, for entries that no newer array has.
 
         Returns:
-            The next tries; none if `retry` is False.
+            The next attempts; none if `retry` is False.
         """
         name = self.task.name
         newer = set(self.entries)
@@ -63,18 +71,20 @@ class Collected:
         def is_in_newer_array(entry: object) -> bool:
             return name(entry) in newer
 
-        for entry in site.attempt.entries:
+        for entry in context.attempt.entries:
             self.entries.setdefault(name(entry), entry)
         for state in array.states().values():
             self.waiting += state not in ("DONE", "LOST", "WRITTEN")
 
-        policy = RetryPolicy(site.attempt, site.config, CLIMBS if retry else ())
-        tries: list[Try] = []
+        policy = RetryPolicy(
+            context.attempt, context.config, GROWABLE_RESOURCES if retry else ()
+        )
+        attempts: list[Attempt] = []
         for ended in array.ended().values():
             outcome = close_job(
                 ended if retry else _without_retry(ended),
                 policy,
-                on_message=site.on_message,
+                on_message=context.on_message,
                 is_superseded=is_in_newer_array,
             )
             for entry, result in zip(
@@ -84,13 +94,13 @@ class Collected:
                     self.results[name(entry)] = result
             self.stage_seconds.update(outcome.report.stage_seconds)
             self.facts = {**outcome.report.facts, **self.facts}
-            tries += outcome.retries
-        return merge_tries(tries)
+            attempts += outcome.retries
+        return merge_attempts(attempts)
 
 
 def _without_retry(ended: Ended) -> Ended:
     """Same end, but without a retry."""
-    return replace(ended, how="over") if ended.how == "died" else ended
+    return replace(ended, kind="over") if ended.kind == "died" else ended
 
 
 def collect(
@@ -121,18 +131,18 @@ def collect(
             f"out must hold an array of 'thinsection slurm submit', got none in {str(out)!r}"
         )
     collected_by_kind: dict[str, Collected] = {}
-    sites: list[Site] = []
+    contexts: list[BackendContext] = []
     for folder in reversed(folders):
         array = load_array(folder, kinds)
         task = array.attempt.task
-        site = Site(
+        context = BackendContext(
             array.config, array.attempt, folder.parents[1], on_message=on_message
         )
         collected = collected_by_kind.setdefault(task.kind, Collected(task=task))
-        for attempt in collected.add(array, site, retry=retry):
-            sites.append(replace(site, attempt=attempt))
-    for site in sites:
-        submit_alone(site)
-        num_entries = len(site.attempt.entries)
-        collected_by_kind[site.attempt.task.kind].waiting += num_entries
+        for attempt in collected.add(array, context, retry=retry):
+            contexts.append(replace(context, attempt=attempt))
+    for context in contexts:
+        submit_alone(context)
+        num_entries = len(context.attempt.entries)
+        collected_by_kind[context.attempt.task.kind].waiting += num_entries
     return list(collected_by_kind.values())

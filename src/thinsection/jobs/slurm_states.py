@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinsection.errors import ClusterError
-from thinsection.jobs.executor import Want
+from thinsection.jobs.executor import Resource
 
 _TIMEOUT_S = 60
 _TASK = re.compile(r"^\d+_(\d+)$")
@@ -49,7 +49,7 @@ class TaskState:
         return self.state in _DEATHS
 
     @property
-    def want(self) -> Want | None:
+    def lacking(self) -> Resource | None:
         """Memory, if Slurm reports that or it is likely, as after SIGKILL by the kernel."""
         was_killed = signal.SIGKILL in (self.signal, self.exit_code - 128)
         return "memory" if self.state == "OUT_OF_MEMORY" or was_killed else None

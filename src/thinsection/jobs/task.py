@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from thinsection.jobs.executor import ExecutorConfig, Want
+from thinsection.jobs.executor import ExecutorConfig, Resource
 from thinsection.jobs.request import JobRequest
 from thinsection.types import PlainValues
 
@@ -108,14 +108,14 @@ class Task(ABC, Generic[Entry, Result]):
         """Name of an entry; the same work has the same name."""
         return str(getattr(entry, "name", None) or repr(entry))
 
-    def starved(self, result: Result) -> Want | None:
+    def lacking_resource(self, result: Result) -> Resource | None:
         """Resource that ran out according to an entry's `error`; None for any other end."""
         error = str(getattr(result, "error", ""))
         if "OutOfMemoryError" in error or "CUDA out of memory" in error:
             return "gpu"
         return "memory" if error.startswith("MemoryError") else None
 
-    def ended(self, result: Result) -> object | None:
+    def end_event(self, result: Result) -> object | None:
         """Event for a result whose worker could not send one; None for no event."""
         return None
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
-from thinsection.files.atomic import writing
+from thinsection.files.atomic import output_errors
 from thinsection.files.sources import is_url
 from thinsection.jobs.task import Report
 from thinsection.pipeline.folder import open_results
@@ -128,7 +128,7 @@ def end_early(
     reason = str(error) or type(error).__name__
     tables = f"tables are in {task.out}"
     try:
-        with writing(task.out):
+        with output_errors(task.out):
             waiting = _not_ended(entries, results)
             write_tables(task.out, known_slides(task.out), waiting)
             end_record(Record.read(task.record), {"ended_by": reason})

@@ -14,7 +14,7 @@ import numpy as np
 
 from thinsection.config import as_mapping
 from thinsection.errors import OutputError, StoreError
-from thinsection.files.atomic import writing
+from thinsection.files.atomic import output_errors
 from thinsection.files.lock import LOCK_NAME, hold, sweep_slide, unfinished
 from thinsection.jobs.execute import execute
 from thinsection.jobs.task import Report, Task
@@ -133,7 +133,7 @@ def aggregate_folder(
     task = PoolingTask(pooling=config.pooling, threads=config.executor.threads)
     try:
         with (
-            writing(home),
+            output_errors(home),
             recording(home, "aggregate", as_mapping(config)) as record,
         ):
             execute(

@@ -116,7 +116,7 @@ class SlidePreparer:
 
     spec: RunSpec
     # memory for images that are decoded whole; they wait until earlier ones are released
-    wholes: Scratch
+    memory_for_whole_images: Scratch
     target: StainLook | None  # colours of stain normalisation; None if it is off
 
     def __call__(
@@ -131,7 +131,9 @@ class SlidePreparer:
             work.check_stale()
             grid = _grid_of(work)
             if not all(isinstance(stage, StoreStage) for stage in work.missing):
-                slide = _open(work, self.spec.slides.reader, self.wholes)
+                slide = _open(
+                    work, self.spec.slides.reader, self.memory_for_whole_images
+                )
                 _read_slide(work, slide, grid)
             check_quality(work)
             prepared = PreparedSlide(claimed=claimed, slide=slide)
@@ -199,21 +201,22 @@ def _grid_of(work: SlideWork) -> TilesStage | None:
     return next(grids, None)
 
 
-def _open(work: SlideWork, reader: str, wholes: Scratch) -> Slide:
+def _open(work: SlideWork, reader: str, memory_for_whole_images: Scratch) -> Slide:
     """Opens the slide. Raises BudgetError: decoded as a whole it would exceed the memory."""
     slide = work.entry.open(reader)
     try:
-        work.take_slide(slide)
+        work.note_metadata(slide)
         held = slide.held_bytes
-        if held > wholes.total:
+        if held > memory_for_whole_images.total:
+            available = int(memory_for_whole_images.total)
             raise BudgetError(
                 f"memory must leave {format_bytes(held)} for an image that is decoded "
-                f"whole, got {format_bytes(int(wholes.total))} beside the tiles in "
+                f"whole, got {format_bytes(available)} beside the tiles in "
                 f"{Path(slide.slide_path).name!r}; raise --memory, lower --batch-size, "
                 "or convert it to a tiled TIFF"
             )
         if held:
-            slide.on_close.enter_context(wholes.taken(held))
+            slide.on_close.enter_context(memory_for_whole_images.taken(held))
     except BaseException:
         slide.close()
         raise
@@ -241,7 +244,7 @@ def _lay_grid(claimed: ClaimedSlide, slide: Slide, grid: TilesStage) -> Prepared
     if is_missing and grid.has_pixel_filters:
         streamed.append(grid)
     elif is_missing:
-        work.record(grid, lambda: grid.write(work, slide, table, attributes))
+        work.make_and_record(grid, lambda: grid.write(work, slide, table, attributes))
     if not streamed:
         _reuse_files(work, table)
     streamed += [stage for stage in work.missing if isinstance(stage, TileStage)]
@@ -260,4 +263,4 @@ def _reuse_files(work: SlideWork, table: TileTable) -> None:
         if isinstance(stage, FeaturesStage):
             output = stage.reuse(work, table)
             if output is not None:
-                work.finish(stage, output)
+                work.record(stage, output)

@@ -1,6 +1,5 @@
-"""A chunk of slides through one process: claim, prepare, stream, encode, write."""
+"""Takes a chunk of slides through one process: claim, prepare, stream, encode, write."""
 
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinsection.errors import InvalidInputError, OutputError, StoreError
-from thinsection.files.atomic import writing
+from thinsection.files.atomic import output_errors
 from thinsection.files.lock import (
     LOCK_NAME,
     FileLock,
@@ -27,7 +26,7 @@ from thinsection.pipeline.results import (
     record_failure,
 )
 from thinsection.pipeline.sink import Item, ResultSink, encoder_of
-from thinsection.pipeline.slide_states import ClaimedSlide, FinishedSlide, PreparedSlide
+from thinsection.pipeline.slide_states import ClaimedSlide, PreparedSlide, SlideEnd
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.features import TokensStage
 from thinsection.stages.graph import stages_of
@@ -40,86 +39,98 @@ from thinsection.stream.batches import SlideFailed, SlideFinished, SlideStarted
 from thinsection.stream.threads import Scratch
 from thinsection.tiles import load_filters
 from thinsection.types import parse_bytes
-from thinsection.usage.analysis import held_up
+from thinsection.usage.analysis import slowest_step
 
 if TYPE_CHECKING:
     from thinsection.encode import TileEncoder
     from thinsection.encode.embed import BatchEncoder, Wanted
 
-_POLL_S = 1.0  # between looks at slides that other processes hold
+# seconds between two tries to claim slides that other processes hold
+_POLL_S = 1.0
 
 
 @dataclass(kw_only=True)
 class SlideJob:
-    """Slides through one process up to a goal; any number of them may work on one folder.
+    """Takes slides through the run's stages in one process.
 
-    Memory: the stream's budget, the encoders, and one slide's embeddings while it is pooled.
+    Several processes may share a results folder; the lock of a slide keeps them apart.
+
+    Memory: the stream's budget, the encoders, and one slide's embeddings while they are pooled.
     """
 
     out: Path  # results folder
     spec: RunSpec
     models: LoadedModels
-    # where busy and waiting time is added up
+    # adds up the busy and the waiting time of each step
     clock: StageClock = field(default_factory=StageClock)
-    on_event: OnEvent = lambda event: None  # progress, from any thread
+    # called with progress events, from any thread
+    on_event: OnEvent = lambda event: None
     _stages: tuple[AnyStage, ...] = field(init=False)
     _results: dict[str, SlideResult] = field(default_factory=dict, init=False)
     _locks: dict[str, FileLock] = field(default_factory=dict, init=False)
     _held_elsewhere: list[SlideEntry] = field(default_factory=list, init=False)
-    # of slides that others hold: each watches whether its lock is touched
+    # locks that other processes hold; each notices when its holder stops refreshing it
     _foreign_locks: dict[str, FileLock] = field(default_factory=dict, init=False)
     _announced_holders: dict[str, str] = field(default_factory=dict, init=False)
-    # files that killed processes left in folders of all slides, by slide; None: not looked yet
-    _unfinished: dict[str, list[Path]] | None = field(default=None, init=False)
-    _ending: bool = field(default=False, init=False)  # no further slide is begun
+    # temporary files that killed processes left in folders shared by all slides, by slide;
+    # None until these folders are searched
+    _leftover_files: dict[str, list[Path]] | None = field(default=None, init=False)
+    # True after an error of the run: no further slide is claimed
+    _stopping: bool = field(default=False, init=False)
     _claimed_at: dict[str, float] = field(default_factory=dict, init=False)
-    _ended_at: float = field(default=0.0, init=False)  # when the last slide ended
+    # time at which the last slide was closed
+    _last_closed_at: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self._stages = stages_of(self.spec, self.models.identities)
 
     def process(self, entries: Sequence[SlideEntry]) -> list[SlideResult]:
-        """A result per slide, in their order; a bad one is a failed result, never an exception."""
+        """Returns one result for each slide, in the order of `entries`.
+
+        A slide that cannot be processed gives a failed result, not an exception.
+        """
         with heartbeat(self._locks.values()):
-            self._work_through(entries)
+            self._process_free_slides(entries)
             while self._held_elsewhere:
                 waiting = self._held_elsewhere
                 for entry in waiting:
-                    self._tell_waiting(entry)
-                threading.Event().wait(_POLL_S)
-                self._work_through(waiting)
+                    self._emit_waiting(entry)
+                time.sleep(_POLL_S)
+                self._process_free_slides(waiting)
         return [self._results[entry.slide_id] for entry in entries]
 
-    def _work_through(self, entries: Sequence[SlideEntry]) -> None:
-        """One pass over slides; those that others hold are left in `_held_elsewhere`."""
+    def _process_free_slides(self, entries: Sequence[SlideEntry]) -> None:
+        """Processes the slides that no other process holds, and lists the others.
+
+        The others are in `_held_elsewhere` afterwards.
+        """
         self._held_elsewhere = []
-        self._unfinished = (
-            None  # a process that held a slide may have been killed since
-        )
+        # search again: a process that held a slide may have been killed since
+        self._leftover_files = None
         encoders = self.models.encoders
-        batches = None
+        batch_encoder = None
         if encoders:
             from thinsection.encode import embed
 
-            batches = embed.BatchEncoder[PreparedSlide, Item](
+            batch_encoder = embed.BatchEncoder[PreparedSlide, Item](
                 encoders, clock=self.clock
             )
         dims = {encoder.label: encoder.dim for encoder in encoders}
         stream = self._open_stream(entries)
         with (
-            ResultSink(dims=dims, on_end=self._take_end, clock=self.clock) as sink,
+            ResultSink(dims=dims, on_end=self._record_end, clock=self.clock) as sink,
             stream,
         ):
             try:
-                self._pump(stream, batches, sink)
+                self._forward_events(stream, batch_encoder, sink)
             except BaseException:
-                self._ending = True
+                self._stopping = True
                 raise
 
     def _open_stream(
         self, entries: Sequence[SlideEntry]
     ) -> TileStream[ClaimedSlide, PreparedSlide]:
-        """The stream of the slides' tiles."""
+        """Opens the stream of decoded tiles."""
         spec = self.spec
         encoders = self.models.encoders
         allocate = None
@@ -131,11 +142,17 @@ class SlideJob:
         batch_size = spec.batch_size(on_gpu=on_gpu)
         budget = spec.stream_budget(batch_size)
         stream_bytes = budget.slots * budget.batch_bytes + budget.scratch_bytes
-        wholes = Scratch(parse_bytes(spec.stream.memory) - stream_bytes)
+        memory_for_whole_images = Scratch(
+            parse_bytes(spec.stream.memory) - stream_bytes
+        )
         target = self.models.identities.stain_target
         return TileStream(
             self._claim(entries),
-            SlidePreparer(spec=spec, wholes=wholes, target=target),
+            SlidePreparer(
+                spec=spec,
+                memory_for_whole_images=memory_for_whole_images,
+                target=target,
+            ),
             budget=budget,
             batch_size=batch_size,
             allocate=allocate,
@@ -144,45 +161,56 @@ class SlideJob:
             clock=self.clock,
         )
 
-    def _pump(
+    def _forward_events(
         self,
         stream: TileStream[ClaimedSlide, PreparedSlide],
-        batches: "BatchEncoder[PreparedSlide, Item] | None",
+        batch_encoder: "BatchEncoder[PreparedSlide, Item] | None",
         sink: ResultSink,
     ) -> None:
-        """Hands the stream's events on, with embeddings in the place of the tiles they are of."""
+        """Passes the stream's events on to the sink; tiles are replaced by their embeddings."""
         for event in stream:
+            slide = event.key
             if isinstance(event, SlideStarted):
-                self._tell("started", event.key, event.num_tiles)
+                self._emit("started", slide, event.num_tiles)
                 continue
             if isinstance(event, TileBatch):
-                wanted = wanted_of(event.key, self.models.encoders)
-                if batches is not None and any(wanted):
-                    self._hand_over(batches.submit(event, wanted), sink)
+                requests = encoder_requests(slide, self.models.encoders)
+                if batch_encoder is not None and any(requests):
+                    self._put(batch_encoder.submit(event, requests), sink)
                     continue
-                event.release()  # only which tiles the filters kept is asked for
-            self._hand_over(batches.mark(event) if batches else [event], sink)
-        if batches is not None:
-            self._hand_over(batches.flush(), sink)
+                # no encoder needs the pixels; the sink only needs the indices of the tiles
+                event.release()
+            if batch_encoder is None:
+                self._put([event], sink)
+            else:
+                self._put(batch_encoder.queue_in_order(event), sink)
+        if batch_encoder is not None:
+            self._put(batch_encoder.flush(), sink)
 
-    def _hand_over(self, items: Iterable[Item], sink: ResultSink) -> None:
+    def _put(self, items: Iterable[Item], sink: ResultSink) -> None:
+        """Puts items into the sink, and reports progress for each batch of embeddings."""
         for item in items:
+            # every other item is an `EmbeddedBatch`, whose module is not imported here, because
+            # it imports torch
             if not isinstance(item, TileBatch | SlideFinished | SlideFailed):
-                pace = held_up(self.clock.seconds())
-                self._tell("tiles", item.key, len(item.indices), pace)
+                bottleneck = slowest_step(self.clock.seconds())
+                self._emit("tiles", item.key, len(item.indices), bottleneck)
             sink.put(item)
 
     def _claim(self, entries: Sequence[SlideEntry]) -> Iterator[ClaimedSlide]:
-        """Slides that are not done and that nobody else holds; runs in the prepare thread."""
+        """Yields slides that are not done and that no other process holds.
+
+        Runs in the stream's prepare thread.
+        """
         for entry in entries:
-            if self._ending:
+            if self._stopping:
                 return
             try:
                 claimed = self._claim_one(entry)
             except OutputError:
                 raise
             except (StoreError, InvalidInputError) as error:
-                self._end(entry, record_failure(self.out, entry, "open", error))
+                self._close_slide(entry, record_failure(self.out, entry, "open", error))
                 continue
             if claimed is None:
                 continue
@@ -190,11 +218,11 @@ class SlideJob:
                 self._skip(claimed)
                 continue
             steps = _steps_before_tiles(claimed.work.missing)
-            self._tell("opening", claimed, 0, ", ".join(steps) or "what is stored")
+            self._emit("opening", claimed, 0, ", ".join(steps) or "stored results")
             yield claimed
 
     def _claim_one(self, entry: SlideEntry) -> ClaimedSlide | None:
-        """The slide under its lock; None where another process holds it."""
+        """Locks a slide and reads its ledger; returns None if another process holds the lock."""
         path = self.out / SLIDES / entry.slide_id / LOCK_NAME
         lock = self._foreign_locks.pop(entry.slide_id, FileLock(path))
         if not lock.acquire():
@@ -203,10 +231,10 @@ class SlideJob:
             return None
         self._locks[entry.slide_id] = lock
         self._claimed_at[entry.slide_id] = time.monotonic()
-        if self._unfinished is None:
-            self._unfinished = _unfinished_files(self.out)
-        with writing(lock.path):
-            sweep_slide(entry.slide_id, lock.path.parent, self._unfinished)
+        if self._leftover_files is None:
+            self._leftover_files = _find_leftover_files(self.out)
+        with output_errors(lock.path):
+            sweep_slide(entry.slide_id, lock.path.parent, self._leftover_files)
         return claim_slide(
             entry,
             self._stages,
@@ -218,45 +246,51 @@ class SlideJob:
         )
 
     def _skip(self, claimed: ClaimedSlide) -> None:
-        """Ends a slide of which nothing is missing; rules of quality control may exclude it."""
+        """Ends a slide whose results are complete; quality rules may still exclude it."""
         work = claimed.work
         try:
-            if claimed.ledger_is_old:  # so that every byte is compared once only
+            if claimed.ledger_is_old:
+                # Save the identity of the slide file, so that the next run need not hash the
+                # whole file again. No result has changed, so the ledger keeps its time stamp.
                 work.ledger.save(keep_time=work.ledger.path.exists())
             check_quality(work)
         except OutputError:
             raise
         except Exception as error:  # noqa: BLE001 - the per-slide boundary; recorded
-            end = FinishedSlide(entry=work.entry, error=error, stage=work.stage_title)
+            end = SlideEnd(entry=work.entry, error=error, stage=work.stage_title)
         else:
-            end = FinishedSlide(entry=work.entry, facts=work.facts())
-        self._take_end(end, status="skipped")
+            end = SlideEnd(entry=work.entry, facts=work.facts())
+        self._record_end(end, status="skipped")
 
-    def _take_end(self, end: FinishedSlide, *, status: Status = "done") -> None:
-        """Records the end of a slide, and tells of it."""
+    def _record_end(self, end: SlideEnd, *, status: Status = "done") -> None:
+        """Writes or removes the slide's failure record, and closes the slide."""
         entry = end.entry
         if end.error is not None:
             end.error.add_note(f"slide {entry.slide_id!r}, stage {end.stage}")
-            self._end(entry, record_failure(self.out, entry, end.stage, end.error))
-            return
-        with writing(self.out):  # one of an earlier run
-            failure_path(self.out, entry.slide_id).unlink(missing_ok=True)
-        self._end(entry, SlideResult.of(entry, status, facts=dict(end.facts)))
+            result = record_failure(self.out, entry, end.stage, end.error)
+        else:
+            # remove the failure record of an earlier run
+            with output_errors(self.out):
+                failure_path(self.out, entry.slide_id).unlink(missing_ok=True)
+            result = SlideResult.of(entry, status, facts=dict(end.facts))
+        self._close_slide(entry, result)
 
-    def _end(self, entry: SlideEntry, result: SlideResult) -> None:
+    def _close_slide(self, entry: SlideEntry, result: SlideResult) -> None:
+        """Releases the lock of a slide, keeps its result and emits its last event."""
         lock = self._locks.pop(entry.slide_id, None)
         if lock is not None:
             lock.release()
         now = time.monotonic()
         if result.status != "skipped":
-            # slides overlap: the time that this one took beyond the one before
-            begun = max(self._ended_at, self._claimed_at.get(entry.slide_id, now))
-            result = replace(result, seconds=round(now - begun, 2))
-        self._ended_at = now
+            # slides overlap, so count only the time since the previous slide was closed
+            claimed_at = self._claimed_at.get(entry.slide_id, now)
+            counted_from = max(self._last_closed_at, claimed_at)
+            result = replace(result, seconds=round(now - counted_from, 2))
+        self._last_closed_at = now
         self._results[entry.slide_id] = result
         self.on_event(RunEvent(kind="ended", slide_id=entry.slide_id, result=result))
 
-    def _tell(
+    def _emit(
         self,
         kind: str,
         slide: ClaimedSlide | PreparedSlide,
@@ -268,8 +302,8 @@ class SlideJob:
             RunEvent(kind=kind, slide_id=slide_id, num_tiles=num_tiles, text=text)
         )
 
-    def _tell_waiting(self, entry: SlideEntry) -> None:
-        """Says who holds a slide, once for each slide and holder."""
+    def _emit_waiting(self, entry: SlideEntry) -> None:
+        """Reports which process holds a slide, once for each slide and holder."""
         lock = self._foreign_locks[entry.slide_id]
         holder = str(lock.owner())
         if self._announced_holders.get(entry.slide_id) == holder:
@@ -280,22 +314,26 @@ class SlideJob:
         )
 
 
-def wanted_of(
+def encoder_requests(
     prepared: PreparedSlide, encoders: Sequence["TileEncoder"]
 ) -> list["Wanted"]:
-    """Request to each encoder: '' for nothing, 'embeddings', or 'tokens' for both."""
-    wanted: list[Wanted] = []
+    """Returns the request to each encoder: 'tokens' (with embeddings), 'embeddings' or ''."""
+    requests: list[Wanted] = []
     for encoder in encoders:
-        fed = [s for s in prepared.streamed if encoder_of(s) == encoder.label]
-        if any(isinstance(stage, TokensStage) for stage in fed):
-            wanted.append("tokens")
+        stages_of_encoder = [
+            stage for stage in prepared.streamed if encoder_of(stage) == encoder.label
+        ]
+        if any(isinstance(stage, TokensStage) for stage in stages_of_encoder):
+            requests.append("tokens")
+        elif stages_of_encoder:
+            requests.append("embeddings")
         else:
-            wanted.append("embeddings" if fed else "")
-    return wanted
+            requests.append("")
+    return requests
 
 
 def _steps_before_tiles(missing: Sequence[AnyStage]) -> list[str]:
-    """Titles of the missing stages that are made before tiles are read, once each."""
+    """Titles of the missing stages that run before tiles are read, each title once."""
     titles = [
         stage.title
         for stage in missing
@@ -305,7 +343,13 @@ def _steps_before_tiles(missing: Sequence[AnyStage]) -> list[str]:
     return list(dict.fromkeys(titles))
 
 
-def _unfinished_files(out: Path) -> dict[str, list[Path]]:
-    """Files that killed processes left in the folders of all slides, by slide."""
-    grids = [path for path in out.glob("*") if path.name not in (SLIDES, RECORDS)]
-    return unfinished([folder for grid in grids for folder in grid.glob("*")])
+def _find_leftover_files(out: Path) -> dict[str, list[Path]]:
+    """Finds the temporary files that killed processes left in shared folders, by slide.
+
+    A shared folder holds one file of each slide: `out/GRID/STAGE`.
+    """
+    shared_folders: list[Path] = []
+    for folder in out.glob("*"):
+        if folder.name not in (SLIDES, RECORDS):
+            shared_folders += folder.glob("*")
+    return unfinished(shared_folders)

@@ -20,7 +20,7 @@ from typing import Any
 import thinsection
 from thinsection.config import coerce
 from thinsection.errors import StoreError
-from thinsection.files.atomic import write_json, write_text, writing
+from thinsection.files.atomic import output_errors, write_json, write_text
 from thinsection.files.json_text import parse_json
 from thinsection.store.ledger import check_kinds
 from thinsection.types import PlainValues
@@ -106,7 +106,7 @@ def log(folder: Path, text: str) -> None:
     lines = [f"{now} {line}\n" for line in text.splitlines()]
     path = folder / LOG_NAME
     with (
-        writing(path),
+        output_errors(path),
         path.open("a", encoding="utf-8", errors="backslashreplace") as file,
     ):
         file.write("".join(lines))

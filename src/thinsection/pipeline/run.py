@@ -9,7 +9,7 @@ from typing import Any
 
 import thinsection
 from thinsection.errors import DiskSpaceError, StoreError, ThinsectionError
-from thinsection.files.atomic import atomic_path, writing
+from thinsection.files.atomic import atomic_path, output_errors
 from thinsection.files.lock import sweep_old
 from thinsection.files.sources import is_url
 from thinsection.jobs.execute import execute
@@ -109,7 +109,7 @@ def run(
     listeners = Listeners(on_event=on_event, on_message=on_message)
     if is_url(str(out)):
         return _run_at_url(entries, str(out), spec, listeners, executor=executor)
-    with writing(str(out)):
+    with output_errors(str(out)):
         folder = check_folder(Path(out))
         entries = claim_ids(folder, entries, on_message)
         return _run_in_folder(entries, folder, spec, listeners, executor=executor)
@@ -159,7 +159,7 @@ def _run_in_folder(
     reports: list[Report[SlideResult]] = []
     begun = False
     try:
-        with writing(out):
+        with output_errors(out):
             finished = finished_report(out, Record.read(task.record), entries, spec)
             facts: dict[str, Any] = {}
             if finished is None and executor is None and spec.executor.in_process:
@@ -173,7 +173,7 @@ def _run_in_folder(
             else:
                 reports.append(finished)
                 for result in finished.results:
-                    listeners.on_event(task.ended(result))
+                    listeners.on_event(task.end_event(result))
             report = merge_reports(reports)
             ended = {r.slide_id: listeners.settle(r) for r in report.results}
             results = tuple(ended[entry.slide_id] for entry in entries)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import OutputError
-from thinsection.pipeline.slide_states import FinishedSlide, PreparedSlide
+from thinsection.pipeline.slide_states import PreparedSlide, SlideEnd
 from thinsection.stages.features import FeaturesStage, OpenResult, TokensStage
 from thinsection.stages.measures import MeasuresStage
 from thinsection.stages.stage import AnyStage, StoreStage
@@ -54,7 +54,7 @@ class ResultSink:
         self,
         *,
         dims: dict[str, int],
-        on_end: Callable[[FinishedSlide], None],
+        on_end: Callable[[SlideEnd], None],
         clock: StageClock,
     ) -> None:
         self._dims = dims
@@ -127,15 +127,15 @@ class ResultSink:
             self._give_up(prepared, prepared.work.stage_title, error)
         else:
             work = prepared.work
-            work.drop_rows_before_edit()
+            work.drop_embeddings_before_edit()
             facts = work.facts() | prepared.fetched()
-            self._on_end(FinishedSlide(entry=work.entry, facts=facts))
+            self._on_end(SlideEnd(entry=work.entry, facts=facts))
 
     def _give_up(self, prepared: PreparedSlide, stage: str, error: Exception) -> None:
         self._abandon()
         self._given_up = prepared
-        prepared.work.drop_rows_before_edit()
-        self._on_end(FinishedSlide(entry=prepared.entry, error=error, stage=stage))
+        prepared.work.drop_embeddings_before_edit()
+        self._on_end(SlideEnd(entry=prepared.entry, error=error, stage=stage))
 
     def _opened(self, prepared: PreparedSlide) -> "_OpenSlide":
         """Slide with open files for the stages that the stream feeds."""
@@ -203,7 +203,7 @@ class _OpenSlide:
         prepared = self._prepared
         work = prepared.work
         if prepared.whole_sum is not None:
-            work.take_whole_sum(prepared.whole_sum.result())
+            work.note_file_hash(prepared.whole_sum.result())
         if prepared.slide is not None:
             work.check_unchanged(prepared.claimed.times)
         kept = np.concatenate(self._kept)
@@ -216,13 +216,13 @@ class _OpenSlide:
         for file in self._files:
             work.stage_title = file.stage.title
             width = self._dims[encoder_of(file.stage)]
-            work.finish(file.stage, file.close((width,), self._warnings))
+            work.record(file.stage, file.close((width,), self._warnings))
 
     def _write_grid(self, stage: TilesStage, kept: npt.NDArray[np.int64]) -> None:
         prepared = self._prepared
         assert prepared.table is not None
         table = prepared.table.select(kept)
-        prepared.work.record(
+        prepared.work.make_and_record(
             stage,
             lambda: stage.write(
                 prepared.work, prepared.slide, table, prepared.attributes
@@ -235,7 +235,7 @@ class _OpenSlide:
         prepared = self._prepared
         measures = prepared.measures
         assert measures is not None
-        prepared.work.record(
+        prepared.work.make_and_record(
             stage,
             lambda: stage.write(prepared.work, measures, kept, prepared.attributes),
         )

@@ -2,7 +2,7 @@
 
     ClaimedSlide    under its lock, not opened
     PreparedSlide   its grid is laid, and the stages that the stream feeds are known
-    FinishedSlide   ended, with or without an error
+    SlideEnd   ended, with or without an error
 
 Only the `SlideWork` inside these values changes.
 """
@@ -83,7 +83,7 @@ class PreparedSlide:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinishedSlide:
+class SlideEnd:
     """Result of a slide in a process."""
 
     entry: SlideEntry

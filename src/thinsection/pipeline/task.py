@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from thinsection.config import from_mapping
 from thinsection.errors import ClusterError
-from thinsection.files.atomic import TMP_MARK, writing
+from thinsection.files.atomic import TMP_MARK, output_errors
 from thinsection.files.json_text import parse_json
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report, Task
@@ -77,7 +77,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         clock = StageClock()
         path = self.record / _ENDED / f"{socket.gethostname()}-{os.getpid()}.jsonl"
         with contextlib.ExitStack() as stack:
-            stack.enter_context(writing(path.parent))
+            stack.enter_context(output_errors(path.parent))
             path.parent.mkdir(parents=True, exist_ok=True)
             if self.monitored:
                 monitor = resource_monitor(
@@ -92,7 +92,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
                 if event.result is not None and event.result.status in ENDS:
                     result = self._done_in_this_run(event.result)
                     line = json.dumps(asdict(result)) + "\n"
-                    with writing(path):
+                    with output_errors(path):
                         log.write(line.encode())
                 on_event(event)
 
@@ -190,8 +190,8 @@ class RunTask(Task[SlideEntry, SlideResult]):
         ledger = load_ledger(self.out, entry.slide_id)
         return all(ledger.complete(stage) for stage in ledger.stages.values())
 
-    def ended(self, result: SlideResult) -> RunEvent:
-        """See `Task.ended`."""
+    def end_event(self, result: SlideResult) -> RunEvent:
+        """See `Task.end_event`."""
         return RunEvent(kind="ended", slide_id=result.slide_id, result=result)
 
     def request(

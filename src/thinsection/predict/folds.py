@@ -149,8 +149,8 @@ class TrainTask(Task[FoldJob, FoldDone]):
         done = read_fold(self.out, entry.name, fold_key(entry, Study.load(self.out)))
         return FoldDone(name=entry.name) if done else None
 
-    def ended(self, result: FoldDone) -> FoldDone:
-        """See `Task.ended`."""
+    def end_event(self, result: FoldDone) -> FoldDone:
+        """See `Task.end_event`."""
         return result
 
     def _run(self, job: FoldJob, study: Study, bags: Bags) -> FoldDone:

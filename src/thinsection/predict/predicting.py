@@ -26,7 +26,7 @@ from thinsection.evaluation.labels import (
     join_labels,
     known_patients,
 )
-from thinsection.files.atomic import read_table, write_table, writing
+from thinsection.files.atomic import output_errors, read_table, write_table
 from thinsection.files.json_text import read_json
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
@@ -228,7 +228,7 @@ def _answers(
     settings = as_mapping(config) | {"model": str(task.model)}
     waiting = [entry for entry in entries if task.name(entry) not in done]
     home = source.home
-    with writing(home), recording(home, command, settings) as record:
+    with output_errors(home), recording(home, command, settings) as record:
         execute(
             waiting,
             task,

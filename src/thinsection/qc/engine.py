@@ -11,7 +11,7 @@ from pathlib import Path
 from thinsection.arrays import Array, ArrayNamespace, filters, get_namespace
 from thinsection.config import user_cache_dir
 from thinsection.qc.checks.artefact_maps import artefact_maps
-from thinsection.qc.checks.by_example import ByExample, trained_model
+from thinsection.qc.checks.by_example import ExampleCheck, trained_model
 from thinsection.qc.checks.check import (
     Outcome,
     QcCheck,
@@ -24,27 +24,30 @@ from thinsection.qc.pipeline import Pipeline, load_pipeline
 from thinsection.qc.result import QcResult
 from thinsection.qc.work_image import (
     Scale,
+    image_warnings,
     read_images,
     regions_at,
     scale_of,
-    suspicions,
 )
 from thinsection.slide import Slide
 from thinsection.types import MaskFrame, RgbArray, Size
 
-Models = dict[ByExample, PixelModel]
+Models = dict[ExampleCheck, PixelModel]
 
-# Share of the tissue; a check that takes more of it is not believed.
-_GUARDED_SHARE = 0.5
-# Properties with the file's comment; they are equal where both readers open it.
+# A check that removes more than this share of the tissue is taken for an error.
+_MAX_REMOVED_SHARE = 0.5
+# Properties with the file's comment; OpenSlide and the TIFF reader name it differently.
 _COMMENTS = ("openslide.comment", "tiff.ImageDescription")
 
 
 def prepare_models(pipeline: Pipeline, *, cache_dir: Path | None = None) -> Models:
-    """The pipeline's pixel models; those of own examples are trained into the cache, once."""
+    """Loads the pixel model of each check by example.
+
+    A model for the user's own examples is trained once and kept in the cache.
+    """
     models = {}
     for check in pipeline.checks:
-        if isinstance(check, ByExample):
+        if isinstance(check, ExampleCheck):
             models[check] = trained_model(check, cache_dir or user_cache_dir())
     return models
 
@@ -58,22 +61,24 @@ def run_qc(
     slide_mpp: float | None = None,
     strict: bool = False,
 ) -> QcResult:
-    """Runs every check of the pipeline on the slide; one without tissue gets warnings, no error.
+    """Runs every check of the pipeline on the slide.
+
+    A slide without tissue gives a result with warnings, not an error.
 
     Args:
-        slide: opened.
-        pipeline: a preset's name, a TOML file, or the result of `load_pipeline`.
+        slide: an opened slide.
+        pipeline: name of a preset, path of a TOML file, or result of `load_pipeline`.
         device: 'cpu' or 'cuda[:index]'.
-        cache_dir: of the pixel models; None is `user_cache_dir()`.
-        slide_mpp: µm per level-0 px, in place of the file's own.
-        strict: no guard: a check that takes most of the tissue, or all of it, has its way.
+        cache_dir: folder of the pixel models; None is `user_cache_dir()`.
+        slide_mpp: µm per level-0 px, to replace the value of the file.
+        strict: apply every check, even one that removes most of the tissue or all of it.
 
-    Memory: O(work images + one strip of the level that is read), whatever the slide's size.
+    Memory: O(work images + one strip of the level that is read), for any size of slide.
 
     Raises:
         SlideReadError: a region cannot be decoded.
-        DeviceError: the device is not there.
-        ConfigError: no such pipeline, or a check names examples or templates that cannot be used.
+        DeviceError: the device does not exist.
+        ConfigError: there is no such pipeline, or its examples or templates cannot be used.
     """
     if not isinstance(pipeline, Pipeline):
         pipeline = load_pipeline(pipeline)
@@ -82,21 +87,23 @@ def run_qc(
     started = time.perf_counter()
     images = read_images(slide, pipeline, scale)
     read_s = time.perf_counter() - started
-    models = partial(prepare_models, pipeline, cache_dir=cache_dir)
-    view = _make_view(ns, slide, scale, images, models)
+    rgb = images[pipeline.work_mpp]
+    get_models = partial(prepare_models, pipeline, cache_dir=cache_dir)
+    view = _make_view(
+        ns, slide, scale, images=images, work_image=rgb, get_models=get_models
+    )
     narrowing = _Narrowing(view, pipeline, strict=strict)
     for check in pipeline.checks:
         narrowing.apply(check)
-    left, kept = narrowing.final_masks()
-    mask_use = ns.download(left)
-    rgb = images[pipeline.work_mpp]
+    device_mask_use, device_mask_kept = narrowing.final_masks()
+    mask_use = ns.download(device_mask_use)
     masks = {}
     scores: dict[str, Score] = {}
-    warnings = [*scale.warnings, *suspicions(rgb)]
+    warnings = [*scale.warnings, *image_warnings(rgb)]
     tables: dict[str, ReportTable] = {}
     for name, outcome in narrowing.outcomes.items():
-        if outcome.touched is not None:
-            masks[name] = ns.download(outcome.touched)
+        if outcome.affected_area is not None:
+            masks[name] = ns.download(outcome.affected_area)
         scores.update(outcome.scores)
         warnings += outcome.warnings
         tables.update(outcome.tables)
@@ -114,8 +121,8 @@ def run_qc(
         facts=_read_facts(slide),
         tables=tables,
         seconds={"read": read_s, **narrowing.seconds},
-        crossings=dict(ns.crossings),
-        kept=None if kept is None else ns.download(kept),
+        transfers=dict(ns.transfers),
+        mask_kept=None if device_mask_kept is None else ns.download(device_mask_kept),
     )
 
 
@@ -123,22 +130,24 @@ def _make_view(
     ns: ArrayNamespace,
     slide: Slide,
     scale: Scale,
+    *,
     images: Mapping[float, RgbArray],
-    models: Callable[[], Models],
+    work_image: RgbArray,
+    get_models: Callable[[], Models],
 ) -> QcView:
-    """The view before any check: all px are in use. The first image is the work image."""
-    rgb = ns.upload(next(iter(images.values())))
-    mpp_th = _work_px_um(slide.size, rgb.shape[1::-1], scale)
+    """Makes the view for the first check, with all pixels in use."""
+    rgb = ns.upload(work_image)
+    mpp_th = _work_image_mpp(slide.size, work_image.shape[1::-1], scale)
 
     @cache
-    def all_probabilities() -> dict[ByExample, Array]:
-        # the first check that asks computes all, as they share features
-        return probabilities(ns, rgb, models())
+    def all_probabilities() -> dict[ExampleCheck, Array]:
+        # all models share features, so the first call computes all probabilities
+        return probabilities(ns, rgb, get_models())
 
     def gray_at(nominal_mpp: float) -> Array:
         return filters.gray32_from_rgb(ns, ns.upload(images[nominal_mpp]))
 
-    def probability_of(check: ByExample) -> Array:
+    def probability_of(check: ExampleCheck) -> Array:
         return all_probabilities()[check]
 
     def associated(name: str) -> RgbArray | None:
@@ -160,16 +169,29 @@ def _make_view(
     )
 
 
-def _work_px_um(size_l0: Size, size_th: Size, scale: Scale) -> float:
-    """µm per px of the work image: HistoQC's by the long side, else the mean of both."""
+def _work_image_mpp(size_l0: Size, work_size: Size, scale: Scale) -> float:
+    """µm per pixel of the work image.
+
+    HistoQC computes it from the long side alone; otherwise it is the geometric mean of x and y.
+    """
     if scale.by_long_side:
-        return scale.slide_mpp * max(size_l0) / max(size_th)
+        return scale.slide_mpp * max(size_l0) / max(work_size)
     area_um2 = math.prod(size_l0) * math.prod(scale.mpp_xy)
-    return math.sqrt(area_um2 / math.prod(size_th))
+    return math.sqrt(area_um2 / math.prod(work_size))
 
 
 class _Narrowing:
-    """The mask while checks narrow it one after the other."""
+    """The mask while one check after the other removes pixels from it.
+
+    If a check removes most of the tissue, or all that is left, this is taken for an error and the
+    check is overruled. A check that may rightly do so (ink) is never overruled, and with `strict`
+    no check is. The pipeline's `guard` decides what an overruled check does:
+
+        guard on    the check removes nothing
+        guard off   the check removes its pixels, so that later checks measure the same as in
+                    HistoQC; a second mask is kept for tiles, on which overruled checks remove
+                    nothing
+    """
 
     def __init__(self, view: QcView, pipeline: Pipeline, *, strict: bool) -> None:
         self.outcomes: dict[str, Outcome] = {}
@@ -178,56 +200,76 @@ class _Narrowing:
         self._pipeline = pipeline
         self._strict = strict
         self._stain = ""
-        # tissue that the last check for glass left; 0 before it
+        # tissue pixels after the last check that removes glass; 0 before the first one
         self._tissue_px = 0
-        # the mask as if guarded checks had taken nothing; None while it is the view's
-        self._kept: Array | None = None
+        # with the guard off: the second mask, once a check was overruled
+        self._mask_kept: Array | None = None
 
     def apply(self, planned: QcCheck) -> None:
-        """Runs a check and narrows the mask, unless the guard keeps the tissue."""
+        """Runs a check and narrows the mask, unless the check is overruled."""
         started = time.perf_counter()
         check = self._pipeline.variant(planned, self._stain)
-        before = self._view.mask_use
+        mask_before = self._view.mask_use
         outcome = check(self._view_for(check))
         warnings = self._repeated_columns(check.name, outcome)
-        left = before if outcome.mask_use is None else outcome.mask_use
-        num_before = int(self._view.ns.xp.count_nonzero(before))
-        num_left = int(self._view.ns.xp.count_nonzero(left))
-        num_taken = num_before - num_left
-        took_tissue = 0 < self._tissue_px * _GUARDED_SHARE < num_taken
-        took_most = took_tissue or (num_before > 0 and num_left == 0)
-        can_guard = self._tissue_px > 0 and check.guarded and not self._strict
-        is_guarded = took_most and can_guard
-        if took_most:
+        mask_after = mask_before if outcome.mask_use is None else outcome.mask_use
+        num_before = int(self._view.ns.xp.count_nonzero(mask_before))
+        num_after = int(self._view.ns.xp.count_nonzero(mask_after))
+        num_removed = num_before - num_after
+        is_overruled = False
+        if self._removes_most(num_before, num_after):
+            is_overruled = self._can_overrule(check)
             warnings.append(
-                _took_most(check.name, num_taken, self._tissue_px, kept=is_guarded)
+                _removal_warning(
+                    check.name, num_removed, self._tissue_px, is_overruled=is_overruled
+                )
             )
-        if is_guarded and self._pipeline.guard:
-            left = before
-        elif is_guarded and self._kept is None:
-            self._kept = before
-        elif not is_guarded and self._kept is not None:
-            self._kept = self._kept & (left | ~before)
+        if not self._pipeline.guard:
+            self._narrow_mask_kept(mask_before, mask_after, is_overruled=is_overruled)
+        elif is_overruled:
+            mask_after = mask_before
         if check.removes_glass:
-            self._tissue_px = num_left
+            self._tissue_px = num_after
         self.outcomes[check.name] = replace(
             outcome, mask_use=None, warnings=(*warnings, *outcome.warnings)
         )
-        self._view = replace(self._view, mask_use=left)
+        self._view = replace(self._view, mask_use=mask_after)
         self._stain = outcome.stain or self._stain
         self.seconds[check.name] = time.perf_counter() - started
 
+    def _removes_most(self, num_before: int, num_after: int) -> bool:
+        """True if a check removes most of the tissue, or all pixels that are left."""
+        if num_before > 0 and num_after == 0:
+            return True
+        limit = self._tissue_px * _MAX_REMOVED_SHARE
+        return self._tissue_px > 0 and num_before - num_after > limit
+
+    def _can_overrule(self, check: QcCheck) -> bool:
+        """True if the check is overruled when it removes most of the tissue."""
+        return self._tissue_px > 0 and check.can_be_overruled and not self._strict
+
+    def _narrow_mask_kept(
+        self, mask_before: Array, mask_after: Array, *, is_overruled: bool
+    ) -> None:
+        """Updates the second mask, which exists from the first overruled check on."""
+        if is_overruled:
+            if self._mask_kept is None:
+                self._mask_kept = mask_before
+        elif self._mask_kept is not None:
+            removed = mask_before & ~mask_after
+            self._mask_kept = self._mask_kept & ~removed
+
     def _view_for(self, check: QcCheck) -> QcView:
-        touched = {
-            name: outcome.touched
+        affected_areas = {
+            name: outcome.affected_area
             for name, outcome in self.outcomes.items()
-            if outcome.touched is not None
+            if outcome.affected_area is not None
         }
         statistics = check.statistics or self._pipeline.statistics
-        return replace(self._view, statistics=statistics, touched=touched)
+        return replace(self._view, statistics=statistics, affected_areas=affected_areas)
 
     def _repeated_columns(self, name: str, outcome: Outcome) -> list[str]:
-        """Warnings of columns that an earlier check wrote."""
+        """Warnings about columns that an earlier check wrote."""
         warnings = []
         for column in outcome.scores:
             if any(column in earlier.scores for earlier in self.outcomes.values()):
@@ -237,38 +279,40 @@ class _Narrowing:
         return warnings
 
     def final_masks(self) -> tuple[Array, Array | None]:
-        """The mask, and the tissue that the guard kept, where it is another.
+        """Returns the mask after all checks, and the second mask if a check was overruled.
 
-        A check that enforces its mask takes it again, also where a later one filled it.
+        The area of a check that enforces its mask is removed last, even if a later check filled it.
         """
-        left = self._view.mask_use
-        kept = self._kept
+        mask_use = self._view.mask_use
+        mask_kept = self._mask_kept
         for outcome in self.outcomes.values():
-            if not outcome.enforce or outcome.touched is None:
+            if not outcome.enforce or outcome.affected_area is None:
                 continue
-            left = left & ~outcome.touched
-            if kept is not None:
-                kept = kept & ~outcome.touched
-        return left, kept
+            mask_use = mask_use & ~outcome.affected_area
+            if mask_kept is not None:
+                mask_kept = mask_kept & ~outcome.affected_area
+        return mask_use, mask_kept
 
 
-def _took_most(name: str, num_px: int, tissue_px: int, *, kept: bool) -> str:
-    """The warning of a check that took most of the tissue."""
+def _removal_warning(
+    name: str, num_removed: int, tissue_px: int, *, is_overruled: bool
+) -> str:
+    """The warning about a check that removes most of the tissue."""
     share = "all that was left"
-    if num_px < tissue_px:
-        share = f"{num_px / tissue_px:.0%} of the tissue"
-    if kept:
+    if num_removed < tissue_px:
+        share = f"{num_removed / tissue_px:.0%} of the tissue"
+    if is_overruled:
         return (
             f"{name} would take {share}, which is kept: look at its picture, "
-            "or --qc-strict"
+            "or pass --qc-strict to remove it"
         )
     if tissue_px:
         return f"{name} took {share}: look at its picture"
-    return f"{name} left no tissue: look at it"
+    return f"{name} left no tissue: look at its picture"
 
 
 def _read_facts(slide: Slide) -> dict[str, Score]:
-    """The file's own metadata, as HistoQC writes them."""
+    """Metadata of the file, under the names that HistoQC gives them."""
     width, height = slide.size
     mpp_x: Score = "NA"
     mpp_y: Score = "NA"

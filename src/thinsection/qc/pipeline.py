@@ -15,7 +15,7 @@ from thinsection.config import (
 )
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.qc.checks.artefacts import Bubbles, Dirt, Folds, Ink
-from thinsection.qc.checks.by_example import ByExample
+from thinsection.qc.checks.by_example import ExampleCheck
 from thinsection.qc.checks.check import QcCheck, Statistics
 from thinsection.qc.checks.focus import Focus
 from thinsection.qc.checks.masking import (
@@ -50,7 +50,7 @@ WorkFrom = Literal["objective_power", "mpp"]
 Usable = Literal["absolute", "relative2image"]
 
 _BUILT_IN: tuple[type[QcCheck], ...] = (
-    ByExample,
+    ExampleCheck,
     Intensity,
     Otsu,
     BrightestCluster,
@@ -223,7 +223,7 @@ def _check_variants(pipeline: Pipeline) -> None:
         for name, table in tables.items():
             key = f"variant.{stain}.{name}"
             check = checks.get(name)
-            if check is None or isinstance(check, ByExample):
+            if check is None or isinstance(check, ExampleCheck):
                 raise ConfigError(
                     f"{key} must be one of the pipeline's that is not by example, "
                     f"got {name!r}{nearest(name, checks)}"

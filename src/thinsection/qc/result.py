@@ -45,9 +45,9 @@ class QcResult:
     # per check, and of reading
     seconds: dict[str, float] = field(default_factory=dict)
     # copies between host and device, by reason
-    crossings: Mapping[str, int] = field(default_factory=dict)
-    # tissue that the guard leaves to tile, where that is not `mask_use`
-    kept: MaskArray | None = None
+    transfers: Mapping[str, int] = field(default_factory=dict)
+    # mask without the overruled checks, for tiles; None if it is `mask_use`
+    mask_kept: MaskArray | None = None
 
     @property
     def row(self) -> dict[str, Score]:
@@ -58,7 +58,7 @@ class QcResult:
     def tissue(self) -> TissueMask:
         """The mask that tiles are laid on: it passed every check, or the guard kept it."""
         return TissueMask(
-            mask=self.mask_use if self.kept is None else self.kept,
+            mask=self.mask_use if self.mask_kept is None else self.mask_kept,
             frame=self.frame,
             mask_mpp=(self.mpp_th, self.mpp_th),
             thumbnail=self.rgb,

@@ -15,7 +15,7 @@ from thinsection.arrays.morphology import dilated_by_disk, drop_small, opened_by
 from thinsection.config import option
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import notebook_html
-from thinsection.qc.checks.by_example import ByExample, trained_model
+from thinsection.qc.checks.by_example import ExampleCheck, trained_model
 from thinsection.qc.checks.pixel_model import probabilities
 from thinsection.qc.checks.tissue import Tissue, detect_tissue
 from thinsection.qc.work_image import resolution_of, work_size
@@ -179,7 +179,7 @@ def segment_tissue(
 def _find_ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
     """The mask of pen, by the small network of `--qc auto` at 16 µm/px, bool (H, W)."""
     ns = get_namespace("cpu")
-    check = ByExample()
+    check = ExampleCheck()
     # the package's own model needs no cache
     model = trained_model(check, Path())
     factor = max(1, round(_INK_UM / px_um))

@@ -161,7 +161,7 @@ def read_images(
     return dict(zip(mpps, read_work_images(slide, edges), strict=True))
 
 
-def suspicions(rgb: RgbArray) -> list[str]:
+def image_warnings(rgb: RgbArray) -> list[str]:
     """Sentences about the work image, uint8 (H, W, 3); none for a usual H&E slide."""
     if np.ptp(rgb, axis=(0, 1)).max() <= _ONE_COLOUR_RANGE:
         return ["the slide is of one colour: empty glass, or a failed scan"]

@@ -52,8 +52,8 @@ def write_qc(
     """
     densities = {}
     pictures = {**result.masks, "mask_use": result.mask_use, "thumbnail": result.rgb}
-    if result.kept is not None:
-        pictures["mask_kept"] = result.kept
+    if result.mask_kept is not None:
+        pictures["mask_kept"] = result.mask_kept
     mask_names = [name for name in pictures if name != "thumbnail"]
     for name, table in result.tables.items():
         if table.dtype == np.uint8:
@@ -79,7 +79,7 @@ def write_qc(
         "scores": result.scores,
         "mpp_th": result.mpp_th,
         "seconds": result.seconds,
-        "crossings": result.crossings,
+        "crossings": result.transfers,
         "size_l0": frame.size_l0,
         "size_th": frame.size_th,
         "masks": mask_names,
@@ -190,10 +190,10 @@ def load_qc(folder: Path) -> QcResult:
             scores=document["scores"],
             mpp_th=document["mpp_th"],
             seconds=document["seconds"],
-            crossings=document["crossings"],
+            transfers=document["crossings"],
             warnings=tuple(document["warnings"]),
             mask_use=masks.pop("mask_use"),
-            kept=masks.pop("mask_kept", None),
+            mask_kept=masks.pop("mask_kept", None),
             masks=masks,
             tables=tables,
             frame=MaskFrame(

@@ -122,7 +122,11 @@ class FeaturesStage(TileStage[TilesFile]):
         Memory: 200 bytes per tile of the table and of each file.
         """
         content = self.row_content(work, table)
-        paths = [rows.path for rows in work.rows_before_edit if rows.content == content]
+        paths = [
+            rows.path
+            for rows in work.embeddings_before_edit
+            if rows.settings_hash == content
+        ]
         for record in work.ledger.stages.values():
             if record.facts.get("rows") == content and work.ledger.complete(record):
                 paths += [work.path(name) for name in record.files]

@@ -169,7 +169,7 @@ class QcStage(SlideStage[CheckedTissue]):
         )
         folder = self.folder(work.entry.slide_id)
         picture = slide_picture(slide, result.rgb)
-        write_qc(result, work.path(folder), key=work.key(self), picture=picture)
+        write_qc(result, work.path(folder), key=work.result_key(self), picture=picture)
         names = sorted(path.name for path in work.path(folder).iterdir())
         facts = {
             "tissue_fraction": round(float(result.tissue.mask.mean()), 6),

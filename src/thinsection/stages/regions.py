@@ -47,7 +47,7 @@ class RegionsStage(SlideStage[Regions]):
     role: str  # 'tissue' or 'roi'
 
     @property
-    def drawn(self) -> str:
+    def annotation_setting(self) -> str:
         return self.role
 
     @property

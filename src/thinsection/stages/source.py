@@ -12,14 +12,16 @@ class Source:
     """Identity of a slide's pixels, and hashes of the drawings for it."""
 
     key: str
-    # hashes by role: 'tissue', 'roi'
-    drawn: Mapping[str, str] = field(default_factory=dict)
+    # hash of the annotation of each setting: 'tissue', 'roi'
+    annotation_hashes: Mapping[str, str] = field(default_factory=dict)
 
 
 def source_key(
-    content: str, entry: SlideEntry, drawn: Mapping[str, str] | None = None
+    content: str,
+    entry: SlideEntry,
+    annotation_hashes: Mapping[str, str] | None = None,
 ) -> Source:
     """Identity of a slide's pixels: its file, and the resolution and channels set for it."""
     look = {} if entry.look is None else {"look": asdict(entry.look)}
     key = stage_key(slide=content, mpp=entry.slide_mpp, **look)
-    return Source(key=key, drawn=drawn or {})
+    return Source(key=key, annotation_hashes=annotation_hashes or {})

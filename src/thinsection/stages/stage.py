@@ -1,12 +1,14 @@
-"""A stage is a value: where its result lies, what it needs, what decides it, and how it is made.
+"""Stages: the steps of a run, each a value that says where its result lies and how it is made.
 
-A run is the graph of the stages that were asked for. Three kinds differ in what they read:
+A stage also lists the stages that it needs, and the settings that change its result. A run is the
+graph of the stages that its goal needs. Three kinds differ in what they read:
 
     SlideStage   the opened slide: tissue, quality control, segmentations
     TileStage    decoded tiles, all such stages of a slide in one pass: embeddings, token grids
-    StoreStage   what other stages left on disk: pooling, pictures, graphs, exports
+    StoreStage   results of other stages on disk: pooling, pictures, graphs, exports
 
-The tile grid is of the first kind, and of the second where pixel filters decide on its tiles.
+The tile grid is made like a SlideStage; with pixel filters it is made like a TileStage, because
+then the pixels of a tile decide whether the tile is kept.
 """
 
 from abc import ABC, abstractmethod
@@ -39,25 +41,25 @@ class Output(Generic[T_co]):
     files: tuple[str, ...]  # relative to the results folder
     # plain values for ledger and summary
     facts: PlainValues = field(default_factory=dict)
-    # taken by later stages of this run, in place of reading the files
+    # later stages of this run use it instead of reading the files
     value: T_co | None = None
 
 
 class Stage(ABC, Generic[T_co]):
-    """One step on a slide's way, whose result is read back as a `T_co`.
+    """One step of the work on a slide; `load` reads its result back as a `T_co`.
 
-    Subclasses are frozen dataclasses of the settings that they need. Class attributes say what all
-    of a kind have in common; the rest follows from the settings.
+    Subclasses are frozen dataclasses. Their fields are the settings of the step. Class attributes
+    hold for all stages of a subclass.
     """
 
-    # what a person calls it in failures: tissue, qc, tile, embed, ...
+    # name of the step in messages: tissue, qc, tile, embed, ...
     title: ClassVar[str]
     # cohort columns that are copied into the result; a change there runs the stage again
     cohort_columns: ClassVar[tuple[str, ...]] = ()
 
     @property
-    def drawn(self) -> str:
-        """Setting that names what people drew, of which it is made; '' of none."""
+    def annotation_setting(self) -> str:
+        """Name of the setting with the annotation file; '' for a stage without one."""
         return ""
 
     @property
@@ -70,32 +72,35 @@ class Stage(ABC, Generic[T_co]):
 
     @property
     def settings(self) -> PlainValues:
-        """Plain values that decide the result, beside those of `needs`."""
+        """Plain values that change the result, without those of the stages in `needs`."""
         return {}
 
     @property
     def needs(self) -> tuple["Stage[Any]", ...]:
-        """Stages that it is made from: those among its fields, if a kind says no others."""
+        """Stages whose results this one reads; by default every field that is a stage."""
         return tuple(value for value in vars(self).values() if isinstance(value, Stage))
 
     def load(self, work: "SlideWork") -> T_co:
-        """The value of its `Output`, read from the files; for stages that others need."""
+        """Reads the value of the result from its files; only for stages that others need."""
         raise TypeError(f"nothing reads {self.address} back")
 
     def key(self, source: Source) -> str:
-        """Hash of all that the result depends on but the cohort's columns."""
-        of = [need.key(source) for need in self.needs] or [source.key]
-        if self.drawn:
-            drawn = source.drawn.get(self.drawn)
-            return stage_key(of=of, settings=dict(self.settings), drawn=drawn)
-        return stage_key(of=of, settings=dict(self.settings))
+        """Hash of the inputs and settings that the result depends on, without cohort columns."""
+        input_keys = [need.key(source) for need in self.needs] or [source.key]
+        settings = dict(self.settings)
+        # the names of the arguments are part of the hash
+        if self.annotation_setting:
+            annotation_hash = source.annotation_hashes.get(self.annotation_setting)
+            return stage_key(of=input_keys, settings=settings, drawn=annotation_hash)
+        return stage_key(of=input_keys, settings=settings)
 
     def folder(self, slide_id: str) -> str:
-        """Folder of a slide's files, relative to the results', for a stage that has one."""
-        return f"{SLIDES}/{slide_id}/{self.address.removeprefix(f'{SLIDES}/')}"
+        """Folder of one slide's files, relative to the results folder."""
+        name = self.address.removeprefix(f"{SLIDES}/")
+        return f"{SLIDES}/{slide_id}/{name}"
 
     def file(self, slide_id: str, suffix: str = ".h5") -> str:
-        """Its one file of a slide, relative to the results folder."""
+        """File of one slide, relative to the results folder, for a stage with one file a slide."""
         return f"{self.address}/{slide_id}{suffix}"
 
 
@@ -108,11 +113,11 @@ class SlideStage(Stage[T_co]):
 
 
 class TileStage(Stage[T_co]):
-    """A stage that the stream of decoded tiles feeds."""
+    """A stage that reads the stream of decoded tiles."""
 
 
 class StoreStage(Stage[T_co]):
-    """A stage that reads what other stages left on disk."""
+    """A stage that reads results of other stages on disk."""
 
     @abstractmethod
     def run(self, work: "SlideWork") -> Output[T_co]:
@@ -121,7 +126,7 @@ class StoreStage(Stage[T_co]):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedStage(Stage[None]):
-    """A stage that is done, known by its entry in the ledger alone."""
+    """A finished stage of which only the entry in the ledger is known."""
 
     title: ClassVar[str] = "recorded"
 
@@ -133,7 +138,7 @@ class RecordedStage(Stage[None]):
         return self.recorded_address
 
     def key(self, source: Source) -> str:
-        """The recorded one."""
+        """The key that the ledger has."""
         return self.recorded_key
 
 
@@ -141,28 +146,30 @@ AnyStage = Stage[Any]
 
 
 @dataclass(frozen=True)
-class RowsBeforeEdit:
-    """Embeddings of a slide's tiles as they were before a drawing was edited."""
+class EmbeddingsBeforeEdit:
+    """Embeddings of a slide's tiles from before its annotation was edited."""
 
-    content: str  # hash of all that a row depends on but its tile
-    path: Path  # the file, under a hidden name
+    # hash of everything that an embedding depends on, except the tile itself
+    settings_hash: str
+    # a hidden file
+    path: Path
 
 
 class SlideWork:
     """Ledger and stage values of one slide, while a process works on it under the slide's lock.
 
-    One thread owns it at a time: the stream's prepare thread until the slide is prepared, then the
-    sink's thread, from the slide's first batch to its end. The threads between them, which decode
-    and encode, see the frozen `PreparedSlide` only.
+    One thread uses it at a time: the stream's prepare thread until the slide is prepared, then the
+    sink's thread from the slide's first batch to its end. The threads that decode and encode in
+    between use only the frozen `PreparedSlide`.
 
     Args:
         entry: row of the cohort.
         out: the results folder.
         source: identity of the slide's pixels.
-        ledger: as it is stored.
-        stages: all of the run, each after what it needs.
-        overwrite: whether results made from another file or setting may be replaced.
-        slide_encoders: loaded ones by name, for the stages that pool.
+        ledger: the stored ledger.
+        stages: all stages of the run; each comes after the stages that it needs.
+        overwrite: True if results of another slide file or other settings may be replaced.
+        slide_encoders: loaded slide encoders by name, for the stages that pool.
     """
 
     def __init__(
@@ -183,85 +190,101 @@ class SlideWork:
         self.overwrite = overwrite
         self.slide_encoders = slide_encoders or {}
         self.ledger = replace(ledger, slide=ledger.slide | cohort_facts(entry, ledger))
-        self.missing: list[AnyStage] = []  # those that are not done
-        self.stage_title = "open"  # of the stage at work, for failures
-        self.rows_before_edit: list[RowsBeforeEdit] = []
-        self._values: dict[str, object] = {}  # of stages, by address
-        self._finished: list[str] = []  # addresses of the stages that this work made
+        # stages that are not done
+        self.missing: list[AnyStage] = []
+        # title of the stage at work, for the record of a failure
+        self.stage_title = "open"
+        self.embeddings_before_edit: list[EmbeddingsBeforeEdit] = []
+        # value of each stage by its address
+        self._values: dict[str, object] = {}
+        # addresses of the stages that this object made
+        self._finished: list[str] = []
 
     def find_missing(self, *, resume: bool = True) -> None:
-        """Lists the stages that the ledger lacks; all of them where nothing is resumed."""
+        """Sets `missing` to the stages that the ledger lacks; without `resume`, to all stages."""
         self.missing = [
             stage for stage in self.stages if not (resume and self.is_done(stage))
         ]
 
-    def key(self, stage: AnyStage) -> str:
-        """Hash of all that the stage's result of this slide depends on."""
+    def result_key(self, stage: AnyStage) -> str:
+        """Hash of everything that the stage's result for this slide depends on."""
         key = stage.key(self.source)
         if not stage.cohort_columns:
             return key
-        words = {name: self.ledger.slide.get(name) for name in stage.cohort_columns}
-        return stage_key(of=key, said=words)
+        cohort_values = {
+            name: self.ledger.slide.get(name) for name in stage.cohort_columns
+        }
+        # the names of the arguments are part of the hash
+        return stage_key(of=key, said=cohort_values)
 
     def is_done(self, stage: AnyStage) -> bool:
-        """True where the ledger has the stage's result."""
-        return self.ledger.done(stage.address, self.key(stage))
+        """True if the ledger has the stage's result."""
+        return self.ledger.done(stage.address, self.result_key(stage))
 
     def path(self, name: str) -> Path:
-        """A file of the results folder."""
+        """Path of a file in the results folder."""
         return self.out / name
 
     def value(self, stage: Stage[T]) -> T:
-        """The value that a stage gave in this run, or that is read back."""
+        """Value of a stage: from this run if the run made it, else read from its files."""
         if stage.address not in self._values:
             self.fetch(stage)
             self._values[stage.address] = stage.load(self)
         return cast(T, self._values[stage.address])
 
     def fetch(self, stage: AnyStage) -> None:
-        """Brings the files of a finished stage here, where they lie at the URL of the run only."""
+        """Downloads the files of a finished stage if they exist only at the run's URL."""
         record = self.ledger.stages.get(stage.address)
         if record is not None:
             self.ledger = self.ledger.bring(record)
 
     def perform(self, stage: StoreStage[Any]) -> None:
-        """Runs a stage that reads the store, and records it."""
+        """Runs a stage that reads stored results, and records its result."""
         self._start(stage)
-        self.record(stage, lambda: stage.run(self))
+        self.make_and_record(stage, lambda: stage.run(self))
 
     def perform_on(self, slide: Slide, stage: SlideStage[Any]) -> None:
-        """Runs a stage that reads the opened slide, and records it."""
+        """Runs a stage that reads the opened slide, and records its result."""
         self._start(stage)
-        self.record(stage, lambda: stage.run(self, slide))
+        self.make_and_record(stage, lambda: stage.run(self, slide))
 
-    def record(self, stage: Stage[T], make: Callable[[], Output[T]]) -> None:
-        """Puts what is made now in the place of another result of the stage."""
+    def make_and_record(self, stage: Stage[T], make: Callable[[], Output[T]]) -> None:
+        """Removes an outdated result of the stage, makes a new one and records it."""
         self.stage_title = stage.title
         self.remove_outdated(stage)
-        self.finish(stage, make())
+        self.record(stage, make())
 
-    def take_slide(self, slide: Slide) -> None:
-        """Notes in the ledger what the opened slide says of itself."""
+    def note_metadata(self, slide: Slide) -> None:
+        """Copies the metadata of the opened slide into the ledger."""
         facts = slide_facts(slide, self.entry, self.ledger)
         self.ledger = replace(self.ledger, slide=facts)
 
-    def take_whole_sum(self, whole: str) -> None:
-        """Adds the hash of every byte to what the ledger knows of the file."""
-        self.ledger = replace(self.ledger, source=self.ledger.source | {"whole": whole})
+    def note_file_hash(self, file_hash: str) -> None:
+        """Adds the hash of the whole slide file to the ledger."""
+        source = self.ledger.source | {"whole": file_hash}
+        self.ledger = replace(self.ledger, source=source)
 
     def check_unchanged(self, times: str) -> None:
-        """Raises StoreError: the slide's file was written while it was read.
+        """Checks that the slide file was not written while it was read.
 
-        What this work has made of it is removed: nobody knows which bytes it shows. `times` are the
-        `file_times` before anything was read; '' where they do not count.
+        If it was, the results that this object made are removed; they may mix old and new bytes.
+
+        Args:
+            times: `file_times` of the slide from before it was read; '' skips this comparison.
+
+        Raises:
+            StoreError: the slide file has changed.
         """
         path = self.entry.slide_path
+        hash_of_sampled_bytes = self.ledger.source["samples"]
         same_times = not times or file_times(path) == times
-        if same_times and fingerprint(path) == self.ledger.source["samples"]:
+        if same_times and fingerprint(path) == hash_of_sampled_bytes:
             return
         for address in self._finished:
             record = self.ledger.stages.get(address)
-            for name in record.files if record else ():
+            if record is None:
+                continue
+            for name in record.files:
                 self.path(name).unlink(missing_ok=True)
         self.ledger = self.ledger.without(self._finished)
         self.ledger.save()
@@ -271,47 +294,55 @@ class SlideWork:
         )
 
     def check_stale(self) -> None:
-        """Raises StaleResultError: another file or other settings made what is there.
+        """Checks that no stored result was made from another slide file or other settings.
 
-        What repeats the cohort's words is made again where these changed: that costs no tile; so
-        is what somebody drew, which costs the tiles that changed.
+        Results that copy cohort columns, and results that depend on an edited annotation, are
+        replaced without `--overwrite`: few or no tiles are encoded again.
+
+        Raises:
+            StaleResultError: a stored result would be replaced without `--overwrite`.
         """
+        if self.overwrite:
+            return
         for stage in self.missing:
-            replaceable = self.overwrite or stage.cohort_columns
-            if replaceable or not self._is_other(stage) or self._was_edited(stage):
-                continue
-            raise StaleResultError(
-                f"{stage.address} of {self.entry.slide_id!r} must be of the same file and "
-                "settings, got one of another slide file, mpp, weights or version; pass "
-                "--overwrite to replace it and all that was made from it, or another --out"
-            )
+            is_replaceable = bool(stage.cohort_columns) or self._was_edited(stage)
+            if self._is_outdated(stage) and not is_replaceable:
+                raise StaleResultError(
+                    f"{stage.address} of {self.entry.slide_id!r} must be of the same file and "
+                    "settings, got one of another slide file, mpp, weights or version; pass "
+                    "--overwrite to replace it and all that was made from it, or another --out"
+                )
 
     def remove_outdated(self, stage: AnyStage) -> None:
-        """Removes another result of the stage, and what was made from it.
+        """Removes an outdated result of the stage, and all results that were made from it.
 
-        Before any file is replaced: a kill leaves no file that is taken for another's result.
+        Call it before a new file is put in place. A killed process then leaves no old file that
+        could be taken for a new one.
         """
-        if not self._is_other(stage):
+        if not self._is_outdated(stage):
             return
         addresses = (stage.address, *self.ledger.derived(stage.address))
-        edited = self._was_edited(stage)
+        was_edited = self._was_edited(stage)
         for address in addresses:
             record = self.ledger.stages[address]
+            # only results with embeddings have this hash, which is stored as "rows"
+            settings_hash = record.facts.get("rows")
             for name in record.files:
-                if edited and record.facts.get("rows"):
-                    self._keep_rows(record.facts["rows"], self.path(name))
+                if was_edited and settings_hash:
+                    self._keep_embeddings(settings_hash, self.path(name))
                 self.path(name).unlink(missing_ok=True)
         self.ledger = self.ledger.without(addresses)
         self.ledger.save()
 
-    def finish(self, stage: Stage[T], output: Output[T]) -> None:
-        """Records a stage whose files are in place."""
-        before = self.ledger.stages.get(stage.address)
-        for name in before.files if before else ():
-            if name not in output.files:
-                self.path(name).unlink(missing_ok=True)
+    def record(self, stage: Stage[T], output: Output[T]) -> None:
+        """Records a result whose files are in place; removes other files of an earlier result."""
+        earlier = self.ledger.stages.get(stage.address)
+        if earlier is not None:
+            for name in earlier.files:
+                if name not in output.files:
+                    self.path(name).unlink(missing_ok=True)
         record = StageRecord(
-            key=self.key(stage),
+            key=self.result_key(stage),
             files={name: self.path(name).stat().st_size for name in output.files},
             needs=tuple(need.address for need in stage.needs),
             facts=dict(output.facts),
@@ -327,34 +358,37 @@ class SlideWork:
             self._values[stage.address] = output.value
 
     def facts(self) -> dict[str, Any]:
-        """Facts of the slide and of the run's stages; warnings joined."""
+        """Facts of the slide and of the run's stages, with all warnings joined into one text."""
         return ledger_facts(self.ledger, [stage.address for stage in self.stages])
 
-    def drop_rows_before_edit(self) -> None:
-        """Removes embeddings of tiles as they were before an edit."""
-        for rows in self.rows_before_edit:
-            rows.path.unlink(missing_ok=True)
+    def drop_embeddings_before_edit(self) -> None:
+        """Removes the embeddings that were kept from before an annotation was edited."""
+        for embeddings in self.embeddings_before_edit:
+            embeddings.path.unlink(missing_ok=True)
 
     def _start(self, stage: AnyStage) -> None:
+        """Notes the stage at work, and downloads the files that it needs."""
         self.stage_title = stage.title
         for need in stage.needs:
             self.fetch(need)
 
-    def _keep_rows(self, content: str, path: Path) -> None:
-        """Keeps embeddings aside from which tiles that did not change are taken."""
-        kept = path.with_name(f".{path.name}{TMP_MARK}kept")
-        link_or_copy(path, kept)
-        self.rows_before_edit.append(RowsBeforeEdit(content, kept))
+    def _keep_embeddings(self, settings_hash: str, path: Path) -> None:
+        """Keeps a file of embeddings under a hidden name, to reuse it for unchanged tiles."""
+        hidden_path = path.with_name(f".{path.name}{TMP_MARK}kept")
+        link_or_copy(path, hidden_path)
+        self.embeddings_before_edit.append(
+            EmbeddingsBeforeEdit(settings_hash, hidden_path)
+        )
 
     def _was_edited(self, stage: AnyStage) -> bool:
-        """True where what the stage is made of was drawn on the same pixels, and drawn anew."""
+        """True if the stored result is outdated because the annotation changed, not the slide."""
         record = self.ledger.stages.get(stage.address)
-        if stage.drawn and record is not None:
+        if stage.annotation_setting and record is not None:
             same_pixels = record.facts.get("pixels") == self.source.key
-            return same_pixels and self._is_other(stage)
+            return same_pixels and self._is_outdated(stage)
         return any(self._was_edited(need) for need in stage.needs)
 
-    def _is_other(self, stage: AnyStage) -> bool:
-        """True where the ledger has a result of the stage that another file or setting made."""
+    def _is_outdated(self, stage: AnyStage) -> bool:
+        """True if the ledger has a result of the stage from other inputs or settings."""
         record = self.ledger.stages.get(stage.address)
-        return record is not None and record.key != self.key(stage)
+        return record is not None and record.key != self.result_key(stage)

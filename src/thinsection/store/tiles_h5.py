@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 import thinsection
 from thinsection.errors import InvalidInputError, StoreError
-from thinsection.files.atomic import KeepingFile, atomic_path, writing
+from thinsection.files.atomic import KeepingFile, atomic_path, output_errors
 from thinsection.slide import Slide
 from thinsection.slide.geometry import best_level, nominal_power
 from thinsection.store.hdf5 import (
@@ -224,18 +224,18 @@ class TilesWriter(Closing):
         return stored
 
     def _extend(self, dataset: "_GrowingDataset", values: Values) -> None:
-        with writing(self._path):
+        with output_errors(self._path):
             dataset.extend(values)
             self._raw.check()
 
     def add_column(self, name: str, values: Column) -> None:
         """Adds a per-tile column under /tiles."""
-        with writing(self._path):
+        with output_errors(self._path):
             add_dataset(self._file, f"tiles/{name}", values)
 
     def close(self) -> None:
         """Adds the checksums and closes the file."""
-        with writing(self._path), self._open_files:
+        with output_errors(self._path), self._open_files:
             self._coords.seal()
             if self._features is not None:
                 self._features.seal()

@@ -165,7 +165,7 @@ def starvation(usages: Sequence[ProcessUsage]) -> str:
     return f"the run got {got:.0%} of its {worst.requested.cpus:g} CPUs: {why}"
 
 
-def held_up(stages: Mapping[str, float]) -> str:
+def slowest_step(stages: Mapping[str, float]) -> str:
     """Slowest stage for the tiles so far, in two words; '' if not known yet."""
     wait = stages.get("encode_wait", 0.0)
     busy = stages.get("encode_busy", 0.0)

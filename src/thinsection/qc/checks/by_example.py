@@ -27,7 +27,7 @@ _MODELS = Path(__file__).parent / "models"
 _DEFAULT_FEATURES = ("rgb", "smooth", "laplace", "texture")
 
 
-class ByExample(QcCheck, kind="by_example", guarded=False):
+class ExampleCheck(QcCheck, kind="by_example", can_be_overruled=False):
     """Removes px that look like the positive px of example pictures; they stay out of the mask."""
 
     name: str = "pen_markings"
@@ -73,7 +73,7 @@ class ByExample(QcCheck, kind="by_example", guarded=False):
         return (*self.example_images, *self.example_masks)
 
 
-def trained_model(check: ByExample, cache_dir: Path) -> PixelModel:
+def trained_model(check: ExampleCheck, cache_dir: Path) -> PixelModel:
     """The model of a check: the package's, or for 'own' that of the cache, else trained.
 
     The file's name holds the hash of examples, features and training, so that another
@@ -101,7 +101,7 @@ def trained_model(check: ByExample, cache_dir: Path) -> PixelModel:
 
 
 def _training_key(
-    check: ByExample, examples: list[Example], features: tuple[str, ...]
+    check: ExampleCheck, examples: list[Example], features: tuple[str, ...]
 ) -> str:
     content = hashlib.sha256()
     for rgb, mask in examples:
@@ -117,7 +117,7 @@ def _training_key(
     return hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:16]
 
 
-def _built_in_model(check: ByExample) -> PixelModel:
+def _built_in_model(check: ExampleCheck) -> PixelModel:
     model = None
     if check.model in BUILT_IN:
         model = load_model(_MODELS / f"{check.model}.npz")
@@ -135,7 +135,7 @@ def _built_in_model(check: ByExample) -> PixelModel:
     return model
 
 
-def _own_examples(check: ByExample) -> list[Example]:
+def _own_examples(check: ExampleCheck) -> list[Example]:
     images = check.example_images
     masks = check.example_masks
     if not images or len(images) != len(masks):

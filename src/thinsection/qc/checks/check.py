@@ -57,11 +57,11 @@ class Outcome:
     # bool (H, W), the mask after the check; None leaves it as it was
     mask_use: Array | None = None
     # bool (H, W), pixels that it found (or filled); None if it only measures
-    touched: Array | None = None
+    affected_area: Array | None = None
     # columns of the slide's row
     scores: Mapping[str, Score] = field(default_factory=dict)
     tables: Mapping[str, ReportTable] = field(default_factory=dict)
-    # takes `touched` out of the final mask again, also where a later check filled it
+    # takes `affected_area` out of the final mask again, also where a later check filled it
     enforce: bool = False
     # sentences for the slide's row
     warnings: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class QcView:
     # class -> probability in 255ths, uint8 (H, W)
     artefact_maps: Callable[[], Mapping[str, Array]]
     # by earlier checks, bool (H, W)
-    touched: Mapping[str, Array] = field(default_factory=dict)
+    affected_areas: Mapping[str, Array] = field(default_factory=dict)
     # an associated image of the slide by name ('macro'), on the host; None where it has none
     associated: Callable[[str], RgbArray | None] = _no_picture
 
@@ -127,7 +127,7 @@ class QcView:
         """The outcome of a check that leaves `new` of the mask; its share is one column."""
         return Outcome(
             mask_use=new,
-            touched=self.mask_use & ~new,
+            affected_area=self.mask_use & ~new,
             scores={column: self.share(new)},
             enforce=enforce,
         )
@@ -135,19 +135,19 @@ class QcView:
     def without(self, artefact: Array, column: str) -> Outcome:
         """The outcome of a check that takes an artefact, which is drawn on glass too."""
         outcome = self.left(self.mask_use & ~artefact, column, enforce=True)
-        return replace(outcome, touched=artefact)
+        return replace(outcome, affected_area=artefact)
 
     def left_regions(
-        self, new: Array, prefix: str, touched: Array | None = None
+        self, new: Array, prefix: str, affected_area: Array | None = None
     ) -> Outcome:
         """The outcome of a check that leaves `new`, with four columns of its regions.
 
-        `touched` are the regions; None: the pixels that it took.
+        `affected_area` are the regions; None: the pixels that it took.
         """
-        if touched is None:
-            touched = self.mask_use & ~new
-        scores = self.region_scores(prefix, touched, self.share(new))
-        return Outcome(mask_use=new, touched=touched, scores=scores)
+        if affected_area is None:
+            affected_area = self.mask_use & ~new
+        scores = self.region_scores(prefix, affected_area, self.share(new))
+        return Outcome(mask_use=new, affected_area=affected_area, scores=scores)
 
     def region_scores(self, prefix: str, mask: Array, share: float) -> dict[str, Score]:
         """Number, mean and largest area of the 8-connected regions of a mask, and a share."""
@@ -172,9 +172,9 @@ class QcCheck(ABC):
     kind: ClassVar[str]
     # packages beyond ours that it imports, by import name
     needs: ClassVar[tuple[str, ...]] = ()
-    # False if taking most of a slide's tissue is no mistake: ink
-    guarded: ClassVar[bool] = True
-    # True if touched pixels are given to the mask, not taken from it
+    # False if the check may rightly remove most of a slide's tissue: ink
+    can_be_overruled: ClassVar[bool] = True
+    # True if the affected pixels are given to the mask, not taken from it
     fills: ClassVar[bool] = False
     # unique in a pipeline: of the mask, its picture and, in most checks, the column
     name: str = ""

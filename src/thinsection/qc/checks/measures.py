@@ -301,7 +301,7 @@ class SavedMask(QcCheck, kind="saved_mask"):
     geojson: bool = False
 
     def __call__(self, view: QcView) -> Outcome:
-        mask = view.touched.get(self.of) if self.of else view.mask_use
+        mask = view.affected_areas.get(self.of) if self.of else view.mask_use
         if mask is None:
             return Outcome(
                 warnings=(f"{self.name}: no earlier check {self.of!r} left a mask",)

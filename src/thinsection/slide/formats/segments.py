@@ -1,13 +1,14 @@
-"""Slides stored as a grid of segments, each decoded whole and once: what their readers share.
+"""Reads slides whose levels are stored as a grid of segments.
 
-A segment that a region cuts is kept while its other parts will be asked for.
+A segment is one tile or strip of the slide file, and is always decoded whole. If a region uses only
+a part of a segment, the segment stays in memory until other regions have used its other parts.
 """
 
 import math
 import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,49 +23,61 @@ from thinsection.slide.base import WHITE, Slide
 from thinsection.slide.geometry import ReadPlan, origins_lv
 from thinsection.types import MIB, CoordsL0, Level, Mpp, RgbArray, TileArray
 
-CACHE_BYTES = 64 * MIB  # of decoded segments that a region cut, per slide
+# decoded segments in memory, for each slide
+CACHE_BYTES = 64 * MIB
 # a segment must fit a budget that the user never sees; larger ones are refused
 MAX_SEGMENT_BYTES = 128 * MIB
-# of decoded segments before regions are cut from them; or one that is larger
+# segments decoded in one step; a larger segment is decoded alone
 _DECODED_AT_ONCE_BYTES = 4 * MIB
-_TILES_AT_ONCE = 1 << 16  # whose corners are looked at in one step
+# tiles whose uses of segments are counted in one step
+_TILES_AT_ONCE = 1 << 16
 
 
-class Decoder:
-    """Decodes segments of one level, whole, also beyond the border; a subclass fills `decode`.
+def _ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+class Decoder(ABC):
+    """Decodes segments of one level. Segments at the border reach beyond the image.
 
     Attributes:
         size: (width, height) of the level, px.
         segment: (width, height) of a segment, px.
         columns: segments in a row of the grid.
         rows: rows of the grid.
-        sparse: True where some segments may be empty.
+        sparse: True if some segments may be empty.
     """
 
     def __init__(self, level: Level, name: str) -> None:
         assert level.segment is not None
         self.size = level.size
         self.segment = level.segment
-        self.columns = -(-self.size[0] // self.segment[0])
-        self.rows = -(-self.size[1] // self.segment[1])
+        self.columns = _ceil_div(self.size[0], self.segment[0])
+        self.rows = _ceil_div(self.size[1], self.segment[1])
         self.sparse = False
         self._name = name
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape of the array of a segment."""
+        """Shape of the array of a segment, (height, width, 3)."""
         return (self.segment[1], self.segment[0], 3)
 
     def is_empty(self, index: int) -> bool:
-        """Tells whether nothing is stored of a segment: nothing was scanned there, it is white."""
+        """True if the file stores no data for a segment; the segment is then white."""
         return False
 
     @abstractmethod
     def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
-        """Fills `outs`, each of `shape`, with the segments row * columns + column."""
+        """Decodes segments into arrays.
+
+        Args:
+            indices: index of each segment, row * columns + column.
+            outs: an array of `shape` for each segment.
+        """
 
     def jpeg(self, index: int) -> bytes | None:
-        """Returns a segment as it is stored, as a JPEG of its own; None if it is none."""
+        """Returns the stored bytes of a segment if they are a complete JPEG, else None."""
         return None
 
     def _error(self, index: int, reason: str) -> SlideReadError:
@@ -75,164 +88,209 @@ class Decoder:
         )
 
 
-class _Held:
+class _CacheEntry:
     """A segment in the cache.
 
     Attributes:
-        index: number of the segment.
-        pixels: its pixels, valid once it is ready.
-        readers: how many blocks read it now.
-        busy: a thread decodes it.
-        ready: it is decoded.
-        kept: another region will ask for it.
+        index: index of the segment in its level.
+        pixels: pixels of the segment, valid once `is_ready`.
+        num_borrowers: number of `borrow` blocks that use it at the moment.
+        is_decoding: True while a thread decodes it.
+        is_ready: True once it is decoded.
+        stays: True if it stays in the cache after the last block that uses it.
     """
 
-    __slots__ = ("busy", "index", "kept", "pixels", "readers", "ready")
+    __slots__ = ("index", "is_decoding", "is_ready", "num_borrowers", "pixels", "stays")
 
     def __init__(self, index: int, pixels: RgbArray) -> None:
         self.index = index
         self.pixels = pixels
-        self.readers = 0
-        self.busy = False
-        self.ready = False
-        self.kept = False
+        self.num_borrowers = 0
+        self.is_decoding = False
+        self.is_ready = False
+        self.stays = False
 
 
 class SegmentCache:
-    """Segments of a slide between the first region that cuts them and the last. Thread-safe.
+    """Decoded segments of a slide that regions may still use. Thread-safe.
 
-    Where it is known what will be asked for (`expect`) a segment goes with its last use. Others
-    stay where they were cut, until room is needed: the least recently used go first. Memory:
-    `num_bytes`, or what threads read at the moment where that is more.
+    A segment whose uses were announced by `expect` is dropped after its last use. Any other segment
+    that was used in part stays until memory is needed. The least recently used ones are dropped
+    first.
+
+    Memory: `num_bytes`, or the segments that are borrowed at the moment if these are more.
     """
 
     def __init__(self, num_bytes: int) -> None:
-        self._total = num_bytes
-        self._used = 0  # bytes of what is held, and of what is spare
-        self._held: OrderedDict[tuple[Decoder, int], _Held] = OrderedDict()
-        self._spare: list[RgbArray] = []  # the last one is still in the CPU's caches
-        # how often each segment will be asked for; Python's numbers come out of a memoryview
-        # quicker than out of an array
+        self._max_bytes = num_bytes
+        # bytes of all entries and of the free arrays
+        self._allocated_bytes = 0
+        # the least recently used entry is the first
+        self._entries: OrderedDict[tuple[Decoder, int], _CacheEntry] = OrderedDict()
+        # arrays for reuse; the last one is taken first, as it is still in the CPU's caches
+        self._free_arrays: list[RgbArray] = []
+        # number of announced uses of each segment; reading one number is faster from a memoryview
+        # than from an array
         self._expected: dict[Decoder, memoryview] = {}
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._entries)
 
     def expect(self, decoder: Decoder, counts: npt.NDArray[np.int64]) -> None:
-        """Adds how often each segment will be asked for to what was announced before."""
+        """Announces the number of uses of each segment, in addition to earlier announcements."""
         with self._changed:
             total = counts + np.asarray(self._expected.get(decoder, 0))
             self._expected[decoder] = total.data
 
     @contextmanager
-    def taken(
-        self, decoder: Decoder, uses: Mapping[int, int]
+    def borrow(
+        self, decoder: Decoder, num_uses: Mapping[int, int], whole: Collection[int]
     ) -> Iterator[list[RgbArray]]:
-        """Yields the pixels of some segments, to be read within the block.
+        """Yields the pixels of segments in the order of `num_uses`, for use within the block.
 
         Args:
             decoder: decoder of their level.
-            uses: how many regions cut each segment, by its index; 0: one takes it whole.
+            num_uses: by the index of a segment, number of regions that use it in this block.
+            whole: indices of the segments that a region uses whole. These do not stay in the cache,
+                unless further uses were announced.
         """
-        taken = []
+        entries = []
         with self._changed:
-            for index in uses:
-                held = self._held.get((decoder, index))
-                if held is None:
-                    held = _Held(index, self._array(decoder.shape))
-                    self._held[decoder, index] = held
-                held.readers += 1
-                taken.append(held)
+            for index in num_uses:
+                entry = self._entries.get((decoder, index))
+                if entry is None:
+                    entry = _CacheEntry(index, self._allocate(decoder.shape))
+                    self._entries[decoder, index] = entry
+                entry.num_borrowers += 1
+                entries.append(entry)
         try:
-            self._make_ready(decoder, taken)
-            yield [held.pixels for held in taken]
+            self._decode_missing(decoder, entries)
+            yield [entry.pixels for entry in entries]
         finally:
             with self._changed:
-                for held, num_uses in zip(taken, uses.values()):
-                    self._release(decoder, held, num_uses)
+                for entry in entries:
+                    self._count_uses(
+                        decoder,
+                        entry,
+                        num_uses[entry.index],
+                        is_whole=entry.index in whole,
+                    )
+                    self._give_back(decoder, entry)
 
-    def _array(self, shape: tuple[int, int, int]) -> RgbArray:
-        """Returns memory for a segment: taken back from another one, or new."""
+    def _allocate(self, shape: tuple[int, int, int]) -> RgbArray:
+        """Returns an array for a segment: a used one of the same shape, or a new one.
+
+        Used arrays of another shape, which are segments of another level, are deallocated until
+        there is room for a new one. `_allocated_bytes` counts each array once from its allocation
+        to its deallocation, also while it is free or passes from one segment to the next.
+        """
         num_bytes = math.prod(shape)
         while True:
-            pixels = self._take_back(num_bytes)
+            pixels = self._reclaim_array(num_bytes)
             if pixels is None:
-                self._used += num_bytes
+                self._allocated_bytes += num_bytes
                 return np.empty(shape, dtype=np.uint8)
             if pixels.shape == shape:
                 return pixels
-            self._used -= pixels.nbytes  # segments of another level: let go
+            self._allocated_bytes -= pixels.nbytes
 
-    def _take_back(self, num_bytes: int) -> RgbArray | None:
-        """Returns memory that nobody reads; None where new memory fits, or all of it is read."""
-        if self._spare:
-            return self._spare.pop()
-        if self._used + num_bytes <= self._total:
+    def _reclaim_array(self, num_bytes: int) -> RgbArray | None:
+        """Returns an array that nobody uses; may drop the least recently used segment for it.
+
+        Returns None if `num_bytes` more can be allocated within the limit. Returns None also if
+        every array is in use; the limit is then exceeded.
+        """
+        if self._free_arrays:
+            return self._free_arrays.pop()
+        if self._allocated_bytes + num_bytes <= self._max_bytes:
             return None
-        for key, held in self._held.items():  # the oldest first
-            if not held.readers:
-                del self._held[key]
-                return held.pixels
+        for key, entry in self._entries.items():
+            if entry.num_borrowers == 0:
+                del self._entries[key]
+                return entry.pixels
         return None
 
-    def _make_ready(self, decoder: Decoder, taken: Sequence[_Held]) -> None:
-        """Decodes what no other thread decodes, and waits for the rest.
+    def _decode_missing(self, decoder: Decoder, entries: Sequence[_CacheEntry]) -> None:
+        """Returns when all entries are decoded.
 
-        What another thread failed at is tried here.
+        This thread decodes the entries that no other thread decodes, then waits for the others. If
+        another thread fails at an entry, this one tries it.
         """
         while True:
-            missing = [held for held in taken if not held.ready]
+            missing = [entry for entry in entries if not entry.is_ready]
             if not missing:
                 return
-            with self._changed:
-                mine = [held for held in missing if not (held.busy or held.ready)]
-                for held in mine:
-                    held.busy = True
-                while not mine and all(held.busy for held in missing):
-                    self._changed.wait()
-            if not mine:
-                continue
-            ready = False
-            try:
-                decoder.decode(
-                    [held.index for held in mine], [held.pixels for held in mine]
-                )
-                ready = True
-            finally:
-                with self._changed:
-                    for held in mine:
-                        held.busy = False
-                        held.ready = ready
-                    self._changed.notify_all()
+            claimed = self._claim_entries(missing)
+            if claimed:
+                self._decode_claimed(decoder, claimed)
 
-    def _release(self, decoder: Decoder, held: _Held, num_uses: int) -> None:
-        """Keeps what will be asked for, as the youngest; makes the memory of the rest spare."""
-        held.readers -= 1
+    def _claim_entries(self, missing: Sequence[_CacheEntry]) -> list[_CacheEntry]:
+        """Marks entries as decoded by this thread, and returns them.
+
+        If other threads decode all of them, waits until one of these is done or has failed, and
+        returns no entries.
+        """
+        with self._changed:
+            claimed = []
+            for entry in missing:
+                if not (entry.is_decoding or entry.is_ready):
+                    entry.is_decoding = True
+                    claimed.append(entry)
+            if not claimed:
+                while all(entry.is_decoding for entry in missing):
+                    self._changed.wait()
+            return claimed
+
+    def _decode_claimed(self, decoder: Decoder, entries: Sequence[_CacheEntry]) -> None:
+        """Decodes entries, and wakes the threads that wait for them, also after an error."""
+        is_ready = False
+        try:
+            decoder.decode(
+                [entry.index for entry in entries], [entry.pixels for entry in entries]
+            )
+            is_ready = True
+        finally:
+            with self._changed:
+                for entry in entries:
+                    entry.is_decoding = False
+                    entry.is_ready = is_ready
+                self._changed.notify_all()
+
+    def _count_uses(
+        self, decoder: Decoder, entry: _CacheEntry, num_uses: int, *, is_whole: bool
+    ) -> None:
+        """Subtracts uses from the announced ones, and decides whether the segment stays."""
         expected = self._expected.get(decoder)
-        num_expected = 0 if expected is None else expected[held.index]
-        if expected is not None and num_expected:
-            left = max(0, num_expected - max(1, num_uses))
-            expected[held.index] = left
-            held.kept = left > 0
-        elif num_uses:
-            held.kept = True  # a region cut it, so its neighbour may be next
-        if held.readers:
+        num_expected = 0 if expected is None else expected[entry.index]
+        if expected is not None and num_expected > 0:
+            num_left = max(0, num_expected - num_uses)
+            expected[entry.index] = num_left
+            entry.stays = num_left > 0
+        elif not is_whole:
+            # a region used a part of it, so the neighbouring region may be read next
+            entry.stays = True
+
+    def _give_back(self, decoder: Decoder, entry: _CacheEntry) -> None:
+        """Ends one block's use of an entry; after the last, keeps the entry or frees its array."""
+        entry.num_borrowers -= 1
+        if entry.num_borrowers > 0:
             return
-        if held.kept and held.ready:
-            self._held.move_to_end((decoder, held.index))
+        if entry.stays and entry.is_ready:
+            # the most recently used entry is the last
+            self._entries.move_to_end((decoder, entry.index))
             return
-        del self._held[decoder, held.index]
-        if self._used <= self._total:
-            self._spare.append(held.pixels)
+        del self._entries[decoder, entry.index]
+        if self._allocated_bytes <= self._max_bytes:
+            self._free_arrays.append(entry.pixels)
         else:
-            self._used -= held.pixels.nbytes
+            self._allocated_bytes -= entry.pixels.nbytes
 
 
 class SegmentedSlide(Slide):
-    """A slide whose levels are grids of segments, one decoder for each. Thread-safe.
+    """A slide whose levels are grids of segments, with one decoder for each level. Thread-safe.
 
-    Memory: `CACHE_BYTES` of decoded segments, and per reading thread one.
+    Memory: `CACHE_BYTES` of decoded segments, and one more segment for each reading thread.
     """
 
     def __init__(
@@ -260,24 +318,28 @@ class SegmentedSlide(Slide):
         self._cache = SegmentCache(CACHE_BYTES)
 
     def expect(self, coords_l0: CoordsL0, plan: ReadPlan) -> None:
-        """Counts how often the tiles cut each segment.
+        """Counts how many tiles use each segment, and announces it to the cache.
 
-        Memory: 8 bytes for each segment of the level, for as long as the slide is open.
+        Memory: 8 bytes for each segment of the level, as long as the slide is open.
         """
         self._open_level(plan.level)
         decoder = self._decoders[plan.level]
         size = np.array(plan.size_lv)
         segment = np.array(decoder.segment)
-        last = np.array((decoder.columns, decoder.rows))
-        # changes of the count from place to place, along x and y; their sums are the counts
+        grid_size = np.array((decoder.columns, decoder.rows))
+        # a 2-D difference array; its cumulative sums are the numbers of tiles
         changes = np.zeros((decoder.rows + 1, decoder.columns + 1), dtype=np.int64)
         for start in range(0, len(coords_l0), _TILES_AT_ONCE):
             coords = coords_l0[start : start + _TILES_AT_ONCE]
             origins = origins_lv(coords, plan.downsample)
             if plan.size_lv == decoder.segment and not (origins % segment).any():
-                continue  # decoded straight into place
-            left, top = np.clip(origins // segment, 0, last).T
-            right, bottom = np.clip(-(-(origins + size) // segment), 0, last).T
+                # each tile is a whole segment, which is decoded without the cache
+                continue
+            first_segments = origins // segment
+            # place of the first segment behind each tile
+            end_segments = (origins + size - 1) // segment + 1
+            left, top = np.clip(first_segments, 0, grid_size).T
+            right, bottom = np.clip(end_segments, 0, grid_size).T
             np.add.at(changes, (top, left), 1)
             np.add.at(changes, (top, right), -1)
             np.add.at(changes, (bottom, left), -1)
@@ -289,6 +351,7 @@ class SegmentedSlide(Slide):
     def stored_jpeg(self, level: int, column: int, row: int) -> bytes | None:
         """See `Slide.stored_jpeg`."""
         self._open_level(level)
+        # a rendering (colour profile, channels) changes the stored pixels
         if self.rendering:
             return None
         decoder = self._decoders[level]
@@ -300,51 +363,56 @@ class SegmentedSlide(Slide):
     ) -> None:
         decoder = self._decoders[level]
         width, height = decoder.segment
-        is_segment = out.shape[1:3] == (height, width)
-        if is_segment and not any(x % width or y % height for x, y in origins_lv):
+        is_segment_size = out.shape[1:3] == (height, width)
+        if is_segment_size and not any(x % width or y % height for x, y in origins_lv):
             indices = [
                 y // height * decoder.columns + x // width for x, y in origins_lv
             ]
             decoder.decode(indices, out)
             return
-        self._gather(decoder, origins_lv, out)
+        self._assemble(decoder, origins_lv, out)
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
-        self._gather(self._decoders[level], [origin_lv], out[None])
+        self._assemble(self._decoders[level], [origin_lv], out[None])
 
-    def _gather(
+    def _assemble(
         self, decoder: Decoder, origins: Sequence[tuple[int, int]], out: TileArray
     ) -> None:
-        """Fills regions from the segments that they touch, each of which is looked up once."""
-        parts = _cut_regions(decoder, origins, (out.shape[2], out.shape[1]))
+        """Fills regions with the parts of segments that they cover; borrows each segment once."""
+        size = (out.shape[2], out.shape[1])
+        parts = _cut_regions(decoder, origins, size)
         for target in parts.empty:
             out[target] = WHITE
         indices = sorted(parts.pieces)
         step = max(1, _DECODED_AT_ONCE_BYTES // math.prod(decoder.shape))
         for start in range(0, len(indices), step):
             group = indices[start : start + step]
-            uses = {
-                index: 0 if index in parts.whole else len(parts.pieces[index])
+            num_uses = {
+                # a segment that one region uses whole counts as one use
+                index: 1 if index in parts.whole else len(parts.pieces[index])
                 for index in group
             }
-            with self._cache.taken(decoder, uses) as segments:
+            with self._cache.borrow(decoder, num_uses, parts.whole) as segments:
                 for index, pixels in zip(group, segments):
                     for target, source in parts.pieces[index]:
                         out[target] = pixels[source]
 
 
-_Target = tuple[int, slice, slice]  # number of a region, its rows and columns
-_Source = tuple[slice, slice]  # rows and columns of a segment
+# number of a region, and rows and columns of its pixels
+_Target = tuple[int, slice, slice]
+# rows and columns of a segment's pixels
+_Source = tuple[slice, slice]
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """Parts of segments from which regions are put together.
+    """Parts of segments that fill some regions.
 
     Attributes:
-        pieces: by the index of a segment: where its parts go, and which parts these are.
-        whole: segments that a region takes whole.
-        empty: parts of regions of which the file has nothing.
+        pieces: by the index of a segment, the place of each of its parts in a region (target) and
+            in the segment (source).
+        whole: indices of the segments that one region uses whole.
+        empty: parts of regions for which the file stores no data.
     """
 
     pieces: dict[int, list[tuple[_Target, _Source]]]
@@ -355,53 +423,65 @@ class _Parts:
 def _cut_regions(
     decoder: Decoder, origins: Sequence[tuple[int, int]], size: tuple[int, int]
 ) -> _Parts:
-    """Returns which parts of which segments fill regions of one size."""
+    """Returns the parts of segments that fill regions of one size."""
     width, height = size
-    edge_x, edge_y = decoder.segment
-    size_x, size_y = decoder.size
-    columns = decoder.columns
-    sparse = decoder.sparse
+    segment_width, segment_height = decoder.segment
+    level_width, level_height = decoder.size
     pieces = defaultdict[int, list[tuple[_Target, _Source]]](list)
     whole: set[int] = set()
     empty: list[_Target] = []
     for number, (x, y) in enumerate(origins):
-        across = _cuts(x, width, edge_x, size_x)
-        for row, source_y, target_y, all_y in _cuts(y, height, edge_y, size_y):
-            for column, source_x, target_x, all_x in across:
-                index = row * columns + column
+        cuts_x = _cut_axis(x, width, segment_width, level_width)
+        cuts_y = _cut_axis(y, height, segment_height, level_height)
+        for row, source_y, target_y, is_whole_y in cuts_y:
+            for column, source_x, target_x, is_whole_x in cuts_x:
+                index = row * decoder.columns + column
                 target = (number, target_y, target_x)
-                if sparse and decoder.is_empty(index):
+                if decoder.sparse and decoder.is_empty(index):
                     empty.append(target)
                     continue
                 pieces[index].append((target, (source_y, source_x)))
-                if all_y and all_x:
+                if is_whole_y and is_whole_x:
                     whole.add(index)
     return _Parts(pieces, whole, empty)
 
 
 class _Cut(NamedTuple):
-    """Part of a segment along one axis that a region takes."""
+    """Overlap of a region with one segment, along one axis.
 
-    place: int  # of the segment along the axis
-    source: slice  # of the segment
-    target: slice  # of the region
-    is_whole: bool  # whether it is all of the segment that lies in the image
+    Attributes:
+        place: number of the segment along the axis.
+        source: overlap in pixels of the segment.
+        target: overlap in pixels of the region.
+        is_whole: True if the overlap is all of the segment that lies in the image.
+    """
+
+    place: int
+    source: slice
+    target: slice
+    is_whole: bool
 
 
-@lru_cache(maxsize=1024)  # rows and columns of a grid come again and again
-def _cuts(start: int, length: int, edge: int, size: int) -> list[_Cut]:
-    """Cuts [start, start + length) by segments of `edge` px, along an axis of `size` px."""
+# cached, because all regions in a row or column of a grid have the same cuts
+@lru_cache(maxsize=1024)
+def _cut_axis(
+    start: int, length: int, segment_length: int, image_length: int
+) -> list[_Cut]:
+    """Cuts [start, start + length) at the borders of segments, along one axis, in pixels."""
     cuts = []
-    for place in range(start // edge, -(-(start + length) // edge)):
-        left = place * edge
-        first = max(start, left)
-        last = min(start + length, left + edge)
+    end = start + length
+    for place in range(start // segment_length, _ceil_div(end, segment_length)):
+        segment_start = place * segment_length
+        segment_end = segment_start + segment_length
+        cut_start = max(start, segment_start)
+        cut_end = min(end, segment_end)
+        length_in_image = min(segment_end, image_length) - segment_start
         cuts.append(
             _Cut(
                 place=place,
-                source=slice(first - left, last - left),
-                target=slice(first - start, last - start),
-                is_whole=last - first == min(edge, size - left),
+                source=slice(cut_start - segment_start, cut_end - segment_start),
+                target=slice(cut_start - start, cut_end - start),
+                is_whole=cut_end - cut_start == length_in_image,
             )
         )
     return cuts

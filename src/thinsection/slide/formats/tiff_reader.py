@@ -73,7 +73,7 @@ class TiffSlide(SegmentedSlide):
         decoder = decoder_of(level, page, self._source)
         width, height = decoder.size
         image = np.empty((height, width, 3), dtype=np.uint8)
-        self._gather(decoder, [(0, 0)], image[None])
+        self._assemble(decoder, [(0, 0)], image[None])
         turned = turn_pixels(image, orientation_of(page))
         return np.ascontiguousarray(turned)
 
