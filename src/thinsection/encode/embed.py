@@ -1,4 +1,4 @@
-"""Tiles through encoders: batches are decoded and transferred while others are encoded."""
+"""Encodes tiles; batches are decoded and transferred while other batches are encoded."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -27,12 +27,13 @@ from thinsection.stream import StageClock, StreamConfig, TileBatch, iter_tiles
 from thinsection.tiles import TileFilter, TileTable
 from thinsection.types import CoordsL0, RgbArray
 
-_IN_FLIGHT = 3  # batches on a GPU: one on its way in, one at work, one on its way back
+# batches on a GPU: one in transfer to it, one in computation, one in transfer back
+_IN_FLIGHT = 3
 
-# request to an encoder for a batch: nothing, or tokens beside embeddings
+# request to an encoder for a batch: nothing, embeddings, or also tokens
 Wanted = Literal["", "embeddings", "tokens"]
-K = TypeVar("K")  # by which the caller knows a slide
-Marker = TypeVar("Marker")  # of the caller, between batches
+K = TypeVar("K")  # type of the caller's key for a slide
+Marker = TypeVar("Marker")  # type of the caller's markers between batches
 OptionalArrays = tuple[npt.NDArray[np.float32] | None, ...]
 
 
@@ -40,17 +41,17 @@ OptionalArrays = tuple[npt.NDArray[np.float32] | None, ...]
 class EmbeddedBatch(Generic[K]):
     """Embeddings of one batch of tiles on the host, in the order of the encoders."""
 
-    key: K  # of the slide
+    key: K  # key of the slide
     indices: npt.NDArray[np.int64]  # (b,), places in the tile table
     coords_l0: CoordsL0
-    tile_embeddings: OptionalArrays  # (b, D); None where not wanted
-    tokens: OptionalArrays  # (b, T, C); None where not wanted
-    notes: tuple[str, ...] = ()  # on how it was done, for the slide's record
+    tile_embeddings: OptionalArrays  # (b, D); None if not requested
+    tokens: OptionalArrays  # (b, T, C); None if not requested
+    notes: tuple[str, ...] = ()  # notes on how it was encoded, for the slide's record
 
 
 @dataclass(frozen=True, eq=False)
 class _Pending(Generic[K]):
-    """A batch whose answers are under way, one per encoder."""
+    """Batch in computation, with one result per encoder."""
 
     batch: TileBatch[K]
     answers: list[Answer | Arrays | None]
@@ -59,19 +60,20 @@ class _Pending(Generic[K]):
 
 @dataclass(frozen=True)
 class _Marker(Generic[Marker]):
-    """A marker of the caller in the queue of batches."""
+    """Marker of the caller in the queue of batches."""
 
     value: Marker
 
 
 class BatchEncoder(Generic[K, Marker]):
-    """Feeds each batch to every encoder from one buffer and hands embeddings back in order.
+    """Gives each batch to every encoder from one buffer and returns embeddings in order.
 
-    On CUDA the copy of batch k+1, the encoders of batch k and the way back of batch k-1 run side
-    by side (`Queues`); elsewhere a batch runs at once. Each encoder gets the batch that it would
-    get alone. A batch that the device's memory does not hold is halved, and `notes` say so.
+    On CUDA, batch k+1 is copied to the device, batch k is encoded and batch k-1 is copied back at
+    the same time (`Queues`); elsewhere a batch is processed at once. Each encoder gets the batch
+    that it would
+    get alone. A batch that exceeds the device's memory is halved, and `notes` report that.
 
-    Memory: `_IN_FLIGHT` batches of tiles and answers, beside what one encoder after another takes.
+    Memory: `_IN_FLIGHT` batches of tiles and results, and the memory of the largest encoder.
     """
 
     def __init__(
@@ -101,9 +103,9 @@ class BatchEncoder(Generic[K, Marker]):
     def submit(
         self, batch: TileBatch[K], wanted: Sequence[Wanted] | None = None
     ) -> Iterator[EmbeddedBatch[K] | Marker]:
-        """Encode a batch as `wanted` of each encoder (None: embeddings); yields all that is ready.
+        """Encode a batch as `wanted` of each encoder (None: embeddings); yields finished batches.
 
-        The batch's buffer is released when all have taken it; at most this one is kept longer.
+        The batch's buffer is released when all encoders have read it, at most one batch later.
         """
         requests: Sequence[Wanted] = wanted or ["embeddings"] * len(self._encoders)
         with self._clock.timed("transfer_busy"):
@@ -127,12 +129,12 @@ class BatchEncoder(Generic[K, Marker]):
         yield from self._drain(self._most_under_way)
 
     def flush(self) -> Iterator[EmbeddedBatch[K] | Marker]:
-        """Yield all that is still under way."""
+        """Yield all batches that are not finished yet."""
         self.release()
         yield from self._drain(0)
 
     def release(self, *, leave: int = 0) -> None:
-        """Release the buffers that were copied, and wait for those beyond `leave`."""
+        """Release buffers that were copied, and wait until at most `leave` are in use."""
         while self._copying:
             batch, sent = self._copying[0]
             may_stay = len(self._copying) <= leave
@@ -146,7 +148,7 @@ class BatchEncoder(Generic[K, Marker]):
     def _answer(
         self, place: int, sent: dict[torch.device, Sent], host: Tensor, request: Wanted
     ) -> Answer | Arrays:
-        """Answer of one encoder: on its way back from a GPU, else the arrays."""
+        """Result of one encoder: in transfer from a GPU, else the arrays."""
         encoder = self._encoders[place]
         encode: Encode = encoder.encode_with_tokens
         if request == "embeddings":
@@ -158,7 +160,7 @@ class BatchEncoder(Generic[K, Marker]):
         return self._queues[encoder.device].answer(sent[encoder.device], in_parts)
 
     def _notes(self) -> tuple[str, ...]:
-        """A note on each encoder whose batches had to be halved."""
+        """Note on each encoder whose batches were halved."""
         return tuple(
             f"{encoder.label}: out of GPU memory, {halving.at_once} tiles at once"
             for encoder, halving in zip(self._encoders, self._halving, strict=True)
@@ -166,7 +168,7 @@ class BatchEncoder(Generic[K, Marker]):
         )
 
     def _drain(self, leave: int) -> Iterator[EmbeddedBatch[K] | Marker]:
-        """Yield from the front of the queue until only `leave` batches are under way."""
+        """Yield from the front of the queue until only `leave` batches remain."""
         while self._under_way:
             first = self._under_way[0]
             if isinstance(first, _Marker):
@@ -180,7 +182,7 @@ class BatchEncoder(Generic[K, Marker]):
             yield self._fetch(first)
 
     def _fetch(self, pending: _Pending[K]) -> EmbeddedBatch[K]:
-        """The batch with its encoders' answers on the host."""
+        """Batch with its encoders' results on the host."""
         embeddings: list[npt.NDArray[np.float32] | None] = []
         tokens: list[npt.NDArray[np.float32] | None] = []
         with self._clock.timed("encode_busy"):
@@ -208,7 +210,7 @@ def _encode_alone(encoder: TileEncoder, tiles: Tensor) -> tuple[Tensor]:
 def pinned_allocator(
     encoders: Sequence[TileEncoder],
 ) -> Callable[[tuple[int, ...]], RgbArray]:
-    """Allocator of batch buffers, page-locked where an encoder's device copies asynchronously."""
+    """Allocator of batch buffers, page-locked if an encoder's device copies asynchronously."""
     pin_memory = any(encoder.device.type == "cuda" for encoder in encoders)
 
     def allocate(shape: tuple[int, ...]) -> RgbArray:
@@ -232,7 +234,7 @@ def embed_tiles(
     Args:
         slide, tiles, encoder: from `open_slide` (it stays open), `tile_grid` and `load_encoder`.
         batch_size: tiles that are encoded together.
-        filters: pixel filters; tiles that one refuses are left out.
+        filters: pixel filters; tiles that one of them rejects are left out.
         config: memory and decoding threads of the stream.
 
     Memory: the stream's budget, the encoder's activations, and 4 N D bytes for the result.
@@ -244,7 +246,7 @@ def embed_tiles(
         slide, tiles, batch_size=batch_size, filters=filters, config=config
     ):
         batches += worker.submit(batch)
-        # the stream takes each buffer back before it gives the next one
+        # the stream waits for each buffer before it gives the next one
         worker.release()
     batches += worker.flush()
     indices = [np.arange(0)]

@@ -1,4 +1,4 @@
-"""Tile encoders: the contract that the pipeline knows, and the one that runs a torch network.
+"""Tile encoders: the interface for the pipeline, and its implementation for torch networks.
 
 Shapes: B tiles, [B, H, W, 3] uint8 in; embeddings [B, D] and tokens [B, T, C] float32 out.
 """
@@ -29,18 +29,18 @@ from thinsection.weights.placement import DTYPES, Placement
 
 
 class TileEncoder(ABC):
-    """Tiles in, one vector per tile out. The same batch gives the same bytes.
+    """Encoder from tiles to one vector per tile. The same batch gives the same bytes.
 
-    A package's own encoder sets the attributes without a value and the abstract methods; it
-    overrides `encode_with_tokens` where it has a dense map.
+    An encoder of another package sets the attributes without a value and the abstract methods. It
+    overrides `encode_with_tokens` if it has a dense map.
     """
 
     spec: EncoderSpec
     device: torch.device
-    precision: str  # of matrix products: fp32, fp16 or bf16
-    origin: Origin = Origin()  # of the weights; `load_encoder` sets it
-    # name and version, and why it is not another; for the record, no part of the identity: in fp32
-    # engines differ as sums in another order do
+    precision: str  # precision of matrix products: fp32, fp16 or bf16
+    origin: Origin = Origin()  # origin of the weights; `load_encoder` sets it
+    # Name and version, and why no other engine is used. It is recorded, but is not part of the
+    # identity: in fp32, engines differ only as sums in another order do.
     engine: str = f"torch {torch.__version__}"
 
     @property
@@ -53,7 +53,7 @@ class TileEncoder(ABC):
         """float32 [B, D] on `device`."""
 
     def encode_with_tokens(self, tiles_u8: TileBatch) -> tuple[Tensor, Tensor]:
-        """Embeddings of `encode`, to the bit, and tokens float32 [B, T, C], from one pass.
+        """Embeddings, exactly those of `encode`, and tokens float32 [B, T, C], from one pass.
 
         Tokens are patch tokens in row-major order, without prefix tokens, or the positions of a
         feature map.
@@ -68,7 +68,7 @@ class TileEncoder(ABC):
         )
 
     def encode_tokens(self, tiles_u8: TileBatch) -> Tensor:
-        """float32 [B, T, C] on `device`: the tokens of `encode_with_tokens` alone."""
+        """float32 [B, T, C] on `device`: only the tokens of `encode_with_tokens`."""
         return self.encode_with_tokens(tiles_u8)[1]
 
     @property
@@ -78,10 +78,10 @@ class TileEncoder(ABC):
 
     @property
     def identity(self) -> dict[str, str]:
-        """All that decides an embedding; and the hub's `revision`.
+        """All that decides an embedding, and the hub's `revision`.
 
-        That is name, weights_hash, precision and preprocessing, as JSON: a checkpoint's folder says
-        its preprocessing, whatever it is called.
+        These are name, weights_hash, precision and preprocessing, as JSON. Preprocessing is
+        included because a checkpoint's folder defines it, under any name.
         """
         identity = self.origin.identity(
             self.spec.name, precision=self.precision, weights_hash=self.weights_hash
@@ -97,7 +97,7 @@ class TileEncoder(ABC):
     @property
     def label(self) -> str:
         """A readable name for a folder of results: 'uni2_h', 'uni2_h_bf16', 'uni_w1a2b3c'."""
-        # hashing takes its time, and only own weights' hash is in the label
+        # hashing is slow, and the label contains the hash only for own weights
         weights_hash = self.weights_hash if self.origin.own_weights else None
         return self.origin.label(
             self.spec.name, precision=self.precision, weights_hash=weights_hash
@@ -105,7 +105,7 @@ class TileEncoder(ABC):
 
 
 class NetworkTileEncoder(TileEncoder):
-    """A `Backbone` with its preprocessing, on one device, in one precision."""
+    """`Backbone` with its preprocessing, on one device, in one precision."""
 
     def __init__(
         self,
@@ -119,10 +119,10 @@ class NetworkTileEncoder(TileEncoder):
         self.device = placement.device
         self.precision = placement.precision
         self.backbone = backbone.eval().requires_grad_(False)
-        # convolutions are up to twice as fast with channels last; linear layers do not care
+        # convolutions are up to twice as fast with channels last; linear layers are not affected
         self.backbone.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.device.type == "cuda" and self.precision != "fp32":
-            # computed before they are rounded
+            # computed before the weights are rounded
             _ = self.weights_hash
             store_products_as(self.backbone, DTYPES[self.precision])
         self._network: Network = self.backbone
@@ -135,11 +135,11 @@ class NetworkTileEncoder(TileEncoder):
         return hash_state_dict(self.backbone.network.state_dict())
 
     def to_openvino(self, cache_dir: Path | None = None) -> SelfCheck:
-        """Compute by OpenVINO from now on; PyTorch's weights are let go of.
+        """Compute by OpenVINO from now on; PyTorch's weights are released.
 
-        Returns the distance of its answers to seeded tiles from PyTorch's, for the caller to judge.
+        Returns the distance of its embeddings of seeded tiles from PyTorch's; the caller decides.
 
-        Raises InvalidInputError: it does not compute in this precision, or cannot take this
+        Raises InvalidInputError: OpenVINO does not support this precision, or cannot convert this
         network.
         """
         pixels = preprocess(_seeded_tiles(self.spec.tile_px), self.spec)
@@ -155,10 +155,10 @@ class NetworkTileEncoder(TileEncoder):
         return check
 
     def encode(self, tiles_u8: TileBatch) -> Tensor:
-        """float32 [B, D] embeddings on `device`; InvalidInputError for tiles that do not fit.
+        """float32 [B, D] embeddings on `device`; InvalidInputError for tiles of a wrong shape.
 
-        Memory: counted by `batch_bytes`. On a CPU the network sees `CPU_TILES` at once, so that a
-            larger batch costs its tiles and embeddings only.
+        Memory: see `batch_bytes`. On a CPU the network receives `CPU_TILES` at a time, so that a
+            larger batch costs only its tiles and embeddings.
         """
         (embeddings,) = self._answers(tiles_u8, with_tokens=False)
         return embeddings
@@ -166,7 +166,7 @@ class NetworkTileEncoder(TileEncoder):
     def encode_with_tokens(self, tiles_u8: TileBatch) -> tuple[Tensor, Tensor]:
         """Embeddings [B, D] and patch tokens [B, T, C], float32, from one pass.
 
-        Memory: that of `encode`, and 4 B T C bytes; `batch_bytes(..., tokens=True)` counts it.
+        Memory: as `encode`, and 4 B T C bytes; see `batch_bytes(..., tokens=True)`.
         """
         if not self.spec.supports_tokens:
             return super().encode_with_tokens(tiles_u8)
@@ -174,11 +174,11 @@ class NetworkTileEncoder(TileEncoder):
         return embeddings, tokens
 
     def tiles_at_once(self, batch_size: int) -> int:
-        """Number of tiles of a batch that the network sees at once on this device."""
+        """Number of tiles of a batch that the network receives at a time on this device."""
         return min(batch_size, CPU_TILES) if self.device.type == "cpu" else batch_size
 
     def _answers(self, tiles_u8: TileBatch, *, with_tokens: bool) -> list[Tensor]:
-        """Embeddings and, where wanted, tokens of a batch, float32, computed part by part."""
+        """Embeddings and, if requested, tokens of a batch, float32, computed part by part."""
         batch = as_uint8_batch(tiles_u8)
         step = max(1, self.tiles_at_once(len(batch)))
         num_answers = 2 if with_tokens else 1
@@ -220,7 +220,7 @@ class NetworkTileEncoder(TileEncoder):
 
 
 def _seeded_tiles(edge: int) -> Tensor:
-    """uint8 [CPU_TILES, edge, edge, 3]: patches of 16 px in any colour, under fine noise."""
+    """uint8 [CPU_TILES, edge, edge, 3]: patches of 16 pixels in random colours, with fine noise."""
     generator = torch.Generator().manual_seed(0)
     patches = -(-edge // 16)
     shape = (CPU_TILES, patches, patches, 3)

@@ -1,7 +1,7 @@
 """Engines that run a network on a CPU: PyTorch, or OpenVINO with the same graph converted.
 
-A converted graph is kept in the user's cache by the weights' hash, and with it how far its answers
-to seeded tiles are from PyTorch's, on each kind of CPU.
+A converted graph is stored in the user's cache by the weights' hash. For each kind of CPU, the
+cache also stores the distance of the graph's embeddings of seeded tiles from PyTorch's.
 
 Shapes: pixels [B, 3, E, E] of E = `input_px`; embeddings [B, D] and tokens [B, T, C].
 """
@@ -38,11 +38,11 @@ EngineChoice = Literal["auto", "torch", "openvino"]
 Network = Callable[[Tensor], tuple[Tensor, Tensor]]
 Shape = tuple[int, int, int, int]
 
-MAX_ERROR = 1e-5  # fp32: of the range of the embeddings
-MAX_ANGLE = 5e-3  # bf16: 1 - cosine of an embedding
-# precisions of OpenVINO on CPUs, with its names of them
+MAX_ERROR = 1e-5  # fp32: largest difference as a share of the embeddings' range
+MAX_ANGLE = 5e-3  # bf16: largest 1 - cosine of an embedding
+# precisions of OpenVINO on CPUs, with OpenVINO's names for them
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
-# advice of madvise(2): pages of a shared mapping are read again when asked for
+# advice for madvise(2): pages of a shared mapping are read again on access
 _MADV_DONTNEED = 4
 _MODEL = "model.xml"
 _WEIGHTS = "model.bin"
@@ -50,9 +50,9 @@ _MANIFEST = "manifest.json"
 
 
 def why_torch(engine: EngineChoice, device: torch.device, *, is_random: bool) -> str:
-    """Reason why torch computes without a try of OpenVINO; '' where that is tried, on a CPU only.
+    """Reason why torch is used without trying OpenVINO; '' to try it, which is only on a CPU.
 
-    Raises InvalidInputError: unknown engine, or openvino on another device.
+    Raises InvalidInputError: unknown engine, or openvino on a device other than a CPU.
     """
     choices = get_args(EngineChoice)
     if engine not in choices:
@@ -82,18 +82,18 @@ class SelfCheck:
     angle: float  # largest 1 - cosine
 
     def passes(self, precision: str) -> bool:
-        """True where the distance is within the precision's tolerance."""
+        """True if the distance is within the precision's tolerance."""
         if precision == "fp32":
             return self.error <= MAX_ERROR
         return self.angle <= MAX_ANGLE
 
 
 class OpenVinoNetwork:
-    """A converted network for batches of B tiles; smaller ones are filled up. Thread-safe.
+    """Converted network for batches of B tiles; smaller batches are padded. Thread-safe.
 
     The embedding of a tile does not depend on the other tiles of its batch.
 
-    Memory: the weights in OpenVINO's order (twice while they are put into it), and activations of B
+    Memory: the weights in OpenVINO's layout (twice while they are converted), and activations of B
     tiles.
     """
 
@@ -105,7 +105,7 @@ class OpenVinoNetwork:
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": PRECISIONS[precision],
-            # else processes of a machine would share the first cores
+            # otherwise processes on one machine would share the first cores
             "ENABLE_CPU_PINNING": False,
         }
         compiled = _openvino().Core().compile_model(model, "CPU", options)
@@ -128,7 +128,7 @@ class OpenVinoNetwork:
 
 
 def engine_version(engine: str) -> str:
-    """'torch 2.13.0': an engine and the version that is installed."""
+    """Engine and its installed version, such as 'torch 2.13.0'."""
     return f"{engine} {version(engine)}"
 
 
@@ -140,13 +140,13 @@ def converted_network(
     weights_hash: str,
     cache_dir: Path | None = None,
 ) -> tuple[OpenVinoNetwork, SelfCheck]:
-    """The network (in fp32 on the CPU) for OpenVINO: from the cache, or converted and put there.
+    """Network (in fp32 on the CPU) for OpenVINO: from the cache, or converted and stored there.
 
-    It is converted for, and compared on, `pixels`; afterwards it is on the meta device.
+    It is converted and compared with `pixels`; afterwards it is on the meta device.
 
-    Memory: converting, a half of the weights beside them, and their size on disk; compiling, twice
-    the weights.
-    Raises InvalidInputError: a precision or a network that OpenVINO cannot take.
+    Memory: for conversion, half of the weights in addition, and their size on disk; for
+    compilation, twice the weights.
+    Raises InvalidInputError: a precision or a network that OpenVINO does not support.
     """
     if precision not in PRECISIONS:
         raise InvalidInputError(
@@ -157,7 +157,7 @@ def converted_network(
     folder = _graph_folder(cache_dir or user_cache_dir(), weights_hash, shape)
     if not _is_whole(folder):
         with hold(folder.with_suffix(".lock")):
-            # another process may have made it while this one waited
+            # another process may have made it while this one waited for the lock
             if not _is_whole(folder):
                 _convert(network, pixels, folder)
     check_path = folder / f"{precision}-{_short_hash(cpu_model(), 16)}.json"
@@ -174,7 +174,7 @@ def converted_network(
 
 
 def _graph_folder(cache_dir: Path, weights_hash: str, shape: Shape) -> Path:
-    """Folder in the cache of the graph of these weights, this shape and these versions."""
+    """Folder in the cache for the graph of these weights, this shape and these versions."""
     key = f"{weights_hash}|{shape}|{version('openvino')}|{torch.__version__}"
     return cache_dir / "openvino" / _short_hash(key, 32)
 
@@ -184,7 +184,7 @@ def _short_hash(text: str, digits: int) -> str:
 
 
 def _is_whole(folder: Path) -> bool:
-    """True where a graph is there with the bytes that were written."""
+    """True if a graph exists with the bytes that were written."""
     try:
         written = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         return bool(written == _manifest(folder))
@@ -203,11 +203,11 @@ def _digest(path: Path) -> str:
 
 
 def _convert(network: nn.Module, pixels: Tensor, folder: Path) -> None:
-    """Write the graph whole or not at all; not by `convert_model`, which reports to a server."""
+    """Write the complete graph or nothing; `convert_model` is not used, as it sends usage data."""
     unfinished = folder.with_name(f"{folder.name}{TMP_MARK}")
     # left by a process that was killed
     shutil.rmtree(unfinished, ignore_errors=True)
-    # damaged, or not there
+    # it may be damaged, or not exist
     shutil.rmtree(folder, ignore_errors=True)
     try:
         unfinished.mkdir(parents=True)
@@ -231,12 +231,12 @@ def _write_graph(network: nn.Module, pixels: Tensor, path: Path) -> None:
     frontend = FrontEndManager().load_by_framework("pytorch")
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            # tracing warns that it fixes shapes: they are fixed here
+            # tracing warns that shapes become fixed, which is intended
             warnings.simplefilter("ignore")
             traced = TorchScriptPythonDecoder(
                 network,
                 example_input=pixels,
-                # the self-check compares answers instead
+                # the self-check compares embeddings instead
                 trace_kwargs={"check_trace": False},
             )
             graph = frontend.convert(frontend.load(traced))
@@ -244,7 +244,7 @@ def _write_graph(network: nn.Module, pixels: Tensor, path: Path) -> None:
         openvino.save_model(graph, path, compress_to_fp16=False)
     except OSError:
         raise
-    except Exception as error:  # tracing and converting may raise anything
+    except Exception as error:  # tracing and conversion may raise any error
         lines = str(error).splitlines()
         reason = lines[0] if lines else type(error).__name__
         raise InvalidInputError(
@@ -264,7 +264,7 @@ def _compared(embeddings: Tensor, expected: Tensor) -> SelfCheck:
 
 
 def _forget_pages(path: Path) -> None:
-    """Give back the pages of a mapped file, which were copied, so that they take no memory."""
+    """Release the pages of a mapped file after they were copied, so that they use no memory."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""Identities of tile encoders: what stages, folders and records know of them, without torch."""
+"""Identities of tile encoders for stages, folders and records; torch is not imported."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderIdentity:
-    """A tile encoder as its results name it; equal identities give equal embeddings."""
+    """Identity of a tile encoder in its results; equal identities give equal embeddings."""
 
-    name: str  # in the registry
-    label: str  # in the names of folders: 'uni2_h_bf16'
+    name: str  # name in the registry
+    label: str  # label in the names of folders: 'uni2_h_bf16'
     # name, weights_hash, precision, preprocessing and engine; the hub's revision
     provenance: Mapping[str, str]
-    supports_tokens: bool = False  # whether it has a dense token grid
-    # files of its weights; None where they are not all that decides what the weights are
+    supports_tokens: bool = False  # True if it has a dense token grid
+    # files of its weights; None if the weights depend on more than these files
     files: tuple[str, ...] | None = None
 
 

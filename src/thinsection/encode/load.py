@@ -1,4 +1,4 @@
-"""`load_encoder`: from a name to an encoder that is ready to run."""
+"""`load_encoder`: makes a ready encoder from a name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,23 +34,24 @@ def load_encoder(
     seed: int = 0,
     engine: EngineChoice = "auto",
 ) -> TileEncoder:
-    """The encoder of that name, on its device, with its weights.
+    """Encoder of that name, on its device, with its weights.
 
     Args:
         name: a registry name, `timm:<name>`, `hf:<repo>[@<revision>]`, the path of a checkpoint
-            with its config.json, or the name of an encoder that another package brings.
+            with its config.json, or the name of an encoder from another package.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: auto, fp32, fp16 or bf16.
-        weights: in place of the published ones: a file, a folder, or `owner/name@COMMIT`.
-        pretrained: False: seeded random weights, no download.
-        allow_remote_code: whether code from the hub may run, for the models that need it.
-        seed: of the random weights.
-        engine: what computes on a CPU: torch, openvino, or auto: openvino where it is installed
-            and its answers are PyTorch's; for random weights torch. `encoder.engine` says why not.
+        weights: weights in place of the published ones: a file, a folder, or `owner/name@COMMIT`.
+        pretrained: False uses seeded random weights, without a download.
+        allow_remote_code: True allows code from the hub to run, for the models that need it.
+        seed: seed of the random weights.
+        engine: engine on a CPU: torch, openvino, or auto. auto uses openvino if it is installed and
+            its embeddings match PyTorch's; random weights use torch. `encoder.engine` has the
+            reason.
 
-    Memory: the weights once, in float32; twice while OpenVINO puts them into its own order.
+    Memory: the weights once, in float32; twice while OpenVINO converts their layout.
     Raises UnknownEncoderError, DeviceError, MissingDependencyError; WeightsError: the weights
-    cannot be had, may not be used, or do not fit.
+    cannot be downloaded, may not be used, or do not match.
     """
     is_registered = name in ENCODERS
     path = Path(name) if not is_registered and Path(name).exists() else None
@@ -79,7 +80,7 @@ def load_encoder(
             )
             own_origin = replace(origin, revision=loaded.revision, files=loaded.files)
             return NetworkTileEncoder(spec, loaded.backbone, placement, own_origin)
-        # the spec of a folder or of the hub may change, that of another name may not
+        # the spec of a folder or of the hub may change; those of other names cannot
         may_change = path is not None or name.startswith(HUB_PREFIX)
         own_origin = replace(origin, files=None if may_change else ())
         backbone = build_backbone(spec, seed=seed)
@@ -114,7 +115,7 @@ def _load_from_package(  # noqa: PLR0917 - the arguments of `load_encoder`
 
 
 def _label_name(path: Path | None, spec: EncoderSpec) -> str:
-    """Name in labels: of a checkpoint its stem, unless that says nothing; else the spec's."""
+    """Name in labels: for a checkpoint its stem, unless that is generic; else the spec's."""
     if path is not None and path.is_file() and path.name not in WEIGHTS_FILES:
         return path.stem
     return spec.name
@@ -122,19 +123,17 @@ def _label_name(path: Path | None, spec: EncoderSpec) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A network with its weights, and where they came from."""
+    """Network with its weights, and their origin."""
 
     backbone: Backbone
     revision: str | None  # commit on the hub
-    files: (
-        tuple[str, ...] | None
-    )  # None where they are not all that decides the weights
+    files: tuple[str, ...] | None  # None if the weights depend on more than these files
 
 
 def _load_pretrained(
     spec: EncoderSpec, name: str, source: str | Path | None, *, allow_remote_code: bool
 ) -> _Loaded:
-    """The network with weights of the source, or the published ones."""
+    """Network with weights from the source, or the published ones."""
     own_path = None
     if source is not None:
         own_path = hub.find_weights(source, files=spec.weights_files)
@@ -146,7 +145,7 @@ def _load_pretrained(
     if own_path is not None:
         return _Loaded(backbone, revision=None, files=files_of(path))
     commit = hub.commit_of(path)
-    # 'hf:' without a commit is whatever the repository holds today
+    # 'hf:' without a commit means the current commit of the repository
     is_moving = name.startswith(HUB_PREFIX) and str(commit) not in name
     is_pinned = spec.revision == commit and not is_moving
     return _Loaded(
@@ -160,7 +159,7 @@ def _on_engine(
     *,
     is_random: bool,
 ) -> NetworkTileEncoder:
-    """The encoder, run by the engine that was asked for; with 'auto' it says what it refused."""
+    """Encoder on the requested engine; with 'auto', it records why OpenVINO was rejected."""
     encoder = load_on_torch()
     reason = why_torch(engine, encoder.device, is_random=is_random)
     if engine == "torch" or encoder.device.type != "cpu":
@@ -174,14 +173,14 @@ def _on_engine(
                 f"engine must be torch here, got openvino for {encoder.spec.name!r} "
                 f"in {encoder.precision}: {reason}"
             )
-        # its weights were let go of
+        # its weights were released
         encoder = load_on_torch()
     encoder.engine += f" (not openvino: {reason})"
     return encoder
 
 
 def _move_to_openvino(encoder: NetworkTileEncoder) -> str:
-    """Let OpenVINO compute; returns the reason why it cannot, or ''."""
+    """Move the computation to OpenVINO; returns the reason if that is not possible, or ''."""
     try:
         check = encoder.to_openvino()
     except (InvalidInputError, StoreError, OSError, RuntimeError) as error:

@@ -1,8 +1,8 @@
-"""Memory of a batch, known before it runs; and the heap of a process on the CPU.
+"""Memory of a batch, predicted before it runs; and the heap of a process on the CPU.
 
-A dry pass runs preprocessing and network on the meta device, where tensors have no data, and counts
-every storage from its creation to its release. For scratch space inside operations a fixed
-allowance is added to the peak of that sum.
+A dry pass runs preprocessing and network on the meta device, where tensors have no data, and adds
+up every storage from its creation to its release. A fixed allowance for scratch space inside
+operations is added to the peak of that sum.
 """
 
 import ctypes
@@ -24,29 +24,29 @@ from thinsection.encode.preprocessing import CPU_TILES, preprocess
 from thinsection.errors import BudgetError, InvalidInputError
 from thinsection.types import MIB, format_bytes
 
-# convolutions and the allocator: EfficientNet-Lite0 on a CPU took 8 MiB beyond its 4 tiles
+# convolutions and the allocator: EfficientNet-Lite0 on a CPU took 8 MiB more than its 4 tiles
 SCRATCH_BYTES = 16 * MIB
 HALF = (torch.float16, torch.bfloat16)
-# products of transformers pack their operands: ViT-S/16 took up to 1.37 times the count
+# matrix products of transformers pack their operands: ViT-S/16 took up to 1.37 times the sum
 TOKEN_MARGIN = 1.4
-# OpenVINO's own code, and its graph of a network: 60 MiB for EfficientNet-Lite0 and for ViT-S/16
+# OpenVINO's own code and graph: 60 MiB for EfficientNet-Lite0 and for ViT-S/16
 OPENVINO_BYTES = 64 * MIB
-# a CPU's second part of a batch finds holes in the heap between what the first one freed: with them
-# EfficientNet-Lite0 took 0.9 to 1.4 times the count and scratch, ViT-S and ResNets less
+# On a CPU, the second part of a batch reuses heap fragments that the first one freed. With them,
+# EfficientNet-Lite0 took 0.9 to 1.4 times the sum and scratch, ViT-S and ResNets less.
 HOLES_MARGIN = 1.5
 
-# numbers of glibc's malloc.h
+# constants in glibc's malloc.h
 _TRIM_THRESHOLD = -1
 _TOP_PAD = -2
 _MMAP_MAX = -4
 
 
 class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the bytes of all storages that operations make, and remembers the highest sum."""
+    """Sums the bytes of all storages that operations make, and keeps the highest sum."""
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # a view of a weight comes out of an operation too, but is no new storage
+        # operations also return views of weights, which are not new storages
         self._live = {weight.untyped_storage()._cdata: 0 for weight in weights}
         self.peak_bytes = 0
 
@@ -69,7 +69,7 @@ class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Attention that holds its output only, as the fused kernels of CPUs and GPUs do."""
+    """Attention that allocates only its output, as the fused kernels of CPUs and GPUs do."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -85,8 +85,8 @@ class _FusedAttention(TorchFunctionMode):
 def weights_bytes(encoder: NetworkTileEncoder, *, engine: str | None = None) -> int:
     """Bytes of the weights, with the half-precision copies that autocast makes of them.
 
-    With OpenVINO the library counts too; loading takes as much again. `engine` is by default the
-    encoder's own.
+    With OpenVINO the library is included, and loading takes the same amount again. `engine` is by
+    default the encoder's own.
     """
     weights = encoder.backbone.state_dict().values()
     total: int = sum(weight.nbytes for weight in weights)
@@ -94,7 +94,7 @@ def weights_bytes(encoder: NetworkTileEncoder, *, engine: str | None = None) -> 
         return total + OPENVINO_BYTES
     if encoder.precision == "fp32":
         return total
-    # weights that are stored in half precision need no copy (`store_products_as`)
+    # weights stored in half precision need no copy (`store_products_as`)
     copied: int = sum(weight.nbytes for weight in weights if weight.dtype not in HALF)
     return total + copied // 2
 
@@ -107,18 +107,18 @@ def batch_bytes(
     at_once: int | None = None,
     tokens: bool = False,
 ) -> int:
-    """Peak bytes that `encode` holds for one batch, the uint8 tiles included, the weights not.
+    """Peak bytes of `encode` for one batch, with the uint8 tiles and without the weights.
 
-    On a CPU that is `CPU_TILES` tiles in the network, beside the other tiles and all embeddings.
-    Counted in float32 also where half precision needs less, as PyTorch takes it: OpenVINO takes
+    On a CPU that is `CPU_TILES` tiles in the network, and the other tiles and all embeddings. It is
+    counted in float32 for PyTorch, also if half precision needs less; OpenVINO needs less.
     less.
 
     Args:
-        encoder: whose batch it is.
+        encoder: encoder of the batch.
         batch_size: tiles of the batch.
-        tile_px: edge of a tile; None: of the encoder's tiles.
+        tile_px: edge of a tile in pixels; None: that of the encoder's tiles.
         at_once: tiles in the network at once; None: as on the encoder's device.
-        tokens: count `encode_with_tokens` instead.
+        tokens: True counts `encode_with_tokens` instead.
     """
     if batch_size < 1:
         raise InvalidInputError(f"batch_size must be >= 1, got {batch_size}")
@@ -130,7 +130,7 @@ def batch_bytes(
     waiting = batch_size - at_once
     if not waiting:
         return in_network
-    # on a CPU the tokens of all tiles lie beside those of the part that is in the network
+    # on a CPU, the tokens of all tiles are kept beside the part that is in the network
     bytes_per_waiting = edge * edge * 3 + encoder.dim * 4 + token_bytes
     return int(in_network * HOLES_MARGIN) + waiting * bytes_per_waiting
 
@@ -138,11 +138,11 @@ def batch_bytes(
 def dry_pass(
     encoder: NetworkTileEncoder, num_tiles: int, edge: int
 ) -> tuple[int, int, int]:
-    """Peak bytes of so many tiles in the network together, and a tile's tokens (T, C)."""
+    """Peak bytes for this number of tiles in the network, and a tile's tokens (T, C)."""
     backbone = encoder.backbone
     state = {}
     for name, weight in (*backbone.named_parameters(), *backbone.named_buffers()):
-        # in float32 also where they are stored narrower
+        # counted in float32, also if weights are stored in a smaller type
         dtype = torch.float32 if weight.is_floating_point() else weight.dtype
         state[name] = torch.empty_like(weight, device="meta", dtype=dtype)
     shape = (num_tiles, edge, edge, 3)
@@ -160,7 +160,7 @@ def dry_pass(
 def largest_batch_size(
     encoder: NetworkTileEncoder, *, budget_bytes: int, tile_px: int | None = None
 ) -> int:
-    """The largest batch whose `batch_bytes` fit into the budget; a BudgetError where none does."""
+    """Largest batch whose `batch_bytes` are within the budget; BudgetError if there is none."""
     bytes_of = functools.partial(batch_bytes, encoder, tile_px=tile_px)
     one_tile = bytes_of(batch_size=1)
     if one_tile > budget_bytes:
@@ -169,23 +169,24 @@ def largest_batch_size(
             f"{format_bytes(one_tile)}, got {format_bytes(budget_bytes)}; raise --memory"
         )
     on_cpu = encoder.device.type == "cpu"
-    # on a CPU each tile beyond those in the network costs less
+    # on a CPU, each tile beyond those in the network costs less
     first_in_parts = CPU_TILES + 1
     in_parts = on_cpu and bytes_of(batch_size=first_in_parts) <= budget_bytes
     start = first_in_parts if in_parts else 1
     start_bytes = bytes_of(batch_size=start)
     bytes_per_tile = bytes_of(batch_size=start + 1) - start_bytes
-    # linear in the batch, but for the part that only the first tile holds
+    # linear in the batch, except for memory that only the first tile needs
     largest = start + (budget_bytes - start_bytes) // max(bytes_per_tile, 1)
     return min(largest, CPU_TILES) if on_cpu and not in_parts else largest
 
 
 def keep_freed_memory() -> bool:
-    """Make malloc keep freed memory for the rest of this process; False where there is no glibc.
+    """Make malloc keep freed memory for the rest of this process; False without glibc.
 
-    By default each tensor above 32 MiB is mapped anew, its pages cleared at first touch: up to half
-    of an encoder's CPU time (benchmarks/bench_heap.py). The heap then stays at its peak and grows
-    by holes: for a whole process to decide. A run calls it, `load_encoder` does not.
+    By default each tensor above 32 MiB is mapped anew and its pages are cleared at first use, which
+    takes up to half of an encoder's CPU time (benchmarks/bench_heap.py). With this, the heap stays
+    at its peak and gets fragmented, so it is a decision for a whole process. A run calls it,
+    `load_encoder` does not.
     """
     libc = _glibc()
     if libc is None:

@@ -1,4 +1,4 @@
-"""Tile encoders' networks in plain torch, with the parameter names of the published weights.
+"""Networks of tile encoders in plain torch, with the parameter names of the published weights.
 
 **CONCH v1.5**, TITAN's tile encoder: a ViT-L/16 and an attentional pooler with one learned query.
 [B, 3, H, W] in, tokens [B, 1 + T, 1024] from the trunk, [B, 768] from the pooler. The positions
@@ -6,7 +6,7 @@ are interpolated in every forward pass, by a scale factor (not a size) and witho
 Source: Ding et al., arXiv:2411.19666; `conch_v1_5.py` and `ConchConfig` in MahmoodLab/TITAN.
 
 **EfficientNet-Lite0**: inverted bottlenecks with ReLU6, no squeeze-and-excitation. [B, 3, H, W] in,
-feature map [B, 1280, H/32, W/32] out; the checkpoint's classifier is left aside.
+feature map [B, 1280, H/32, W/32] out; the checkpoint's classifier is not used.
 Source: Tan and Le, arXiv:1905.11946; the Lite variant is Google's `efficientnet/lite`.
 """
 
@@ -23,7 +23,7 @@ MLP_RATIO = 4
 POOLER_HEADS = 8
 TRUNK_EPS = 1e-6
 POOLER_EPS = 1e-5
-# DINO's guard against a scale that rounds down to one position less
+# DINO's safeguard against a scale that rounds down to one position less
 INTERPOLATION_OFFSET = 0.1
 
 
@@ -86,7 +86,7 @@ class Block(nn.Module):
 
 
 class Trunk(nn.Module):
-    """The vision transformer: class token first, position table interpolated to the input."""
+    """Vision transformer: class token first, position table interpolated to the input."""
 
     def __init__(self, config: ConchConfig) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Trunk(nn.Module):
         self.norm = nn.LayerNorm(width, eps=TRUNK_EPS)
 
     def positions(self, rows: int, columns: int) -> Tensor:
-        """The table for this grid, [1, 1 + rows * columns, width]."""
+        """Position table for this grid, [1, 1 + rows * columns, width]."""
         edge = self.table_edge
         if (rows, columns) == (edge, edge):
             return self.pos_embed
@@ -120,7 +120,7 @@ class Trunk(nn.Module):
 
 
 class AttentionalPooler(nn.Module):
-    """A learned query that attends to all tokens, the class token included."""
+    """Learned query that attends to all tokens, including the class token."""
 
     def __init__(self, config: ConchConfig) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class Stage(NamedTuple):
 
     expansion: int
     kernel: int
-    stride: int  # of the first block
+    stride: int  # stride of the first block
     channels: int
     blocks: int
 
@@ -180,8 +180,8 @@ STAGES = (
 )
 STEM_CHANNELS = 32
 HEAD_CHANNELS = 1280
-BN_EPS = 1e-3  # TensorFlow's, in which the weights were trained
-CLASSIFIER = "_fc."  # its 1000-class layer, which an encoder has no use for
+BN_EPS = 1e-3  # value of TensorFlow, in which the weights were trained
+CLASSIFIER = "_fc."  # prefix of the 1000-class layer, which an encoder does not use
 
 
 class SameConv2d(nn.Conv2d):
@@ -196,7 +196,7 @@ class SameConv2d(nn.Conv2d):
         return F.conv2d(x, self.weight, self.bias, self.stride, 0, 1, self.groups)
 
     def _padding(self, length: int) -> int:
-        """Pixels of padding on both sides together."""
+        """Total pixels of padding on both sides."""
         kernel = self.kernel_size[0]
         stride = self.stride[0]
         num_outputs = -(-length // stride)
@@ -214,7 +214,7 @@ def _conv(
 
 
 class InvertedBottleneck(nn.Module):
-    """Expand (where the factor is above 1), depthwise, project; residual where the shape stays."""
+    """Expand (if the factor is above 1), depthwise, project; residual if the shape stays."""
 
     def __init__(
         self, c_in: int, c_out: int, expansion: int, kernel: int, stride: int
@@ -241,7 +241,7 @@ class InvertedBottleneck(nn.Module):
 
 
 class EfficientNetLite0(nn.Module):
-    """The feature extractor: stem, 16 bottlenecks, 1x1 head convolution."""
+    """Feature extractor: stem, 16 bottlenecks, 1x1 head convolution."""
 
     def __init__(self) -> None:
         super().__init__()

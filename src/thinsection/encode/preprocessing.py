@@ -1,8 +1,8 @@
-"""Tiles resized, cropped and normalised for a network.
+"""Resizes, crops and normalises tiles for a network.
 
-As torchvision's `transforms.v2` does: on a CPU in uint8, elsewhere in float32, which is rounded.
-These two and Pillow's differ by at most one grey level of 255 on smooth tiles; on white noise
-bicubic by up to six (0.14 in the mean).
+It follows torchvision's `transforms.v2`: on a CPU in uint8, elsewhere in float32 and then rounded.
+These two and Pillow's result differ by at most one grey level of 255 on smooth tiles, and on white
+noise with bicubic by up to six (0.14 in the mean).
 
 Shapes: B tiles, [B, H, W, 3] uint8 in, [B, 3, input_px, input_px] float32 to the network.
 """
@@ -20,8 +20,8 @@ from thinsection.errors import InvalidInputError
 
 TileBatch = Tensor | npt.NDArray[np.uint8]  # uint8 [B, H, W, 3]
 
-# tiles that a CPU puts through the network at once: some per cent slower than 32 at most, in a
-# fraction of the memory, and with a peak that hardly varies (benchmarks/bench_heap.py)
+# Tiles in the network at a time on a CPU. Compared with 32, this is some per cent slower at most,
+# needs a fraction of the memory, and has a more constant peak (benchmarks/bench_heap.py).
 CPU_TILES = 4
 
 
@@ -31,11 +31,11 @@ def preprocess(
     """Tiles resized, cropped, normalised: float32 [B, 3, input_px, input_px], channels last.
 
     Args:
-        tiles_u8: uint8 [B, H, W, 3], of any device, where the result is too.
-        spec: of the encoder (`encoder.spec`, `encoder_spec(name)`).
-        out: of an earlier call for as many tiles or more, to be written over, not made again.
+        tiles_u8: uint8 [B, H, W, 3] on any device; the result is on the same device.
+        spec: spec of the encoder (`encoder.spec`, `encoder_spec(name)`).
+        out: result of an earlier call with at least as many tiles, which is overwritten.
 
-    Memory: B * 3 * input_px² * 4 bytes, and resized uint8 tiles: of `CPU_TILES` on a CPU.
+    Memory: B * 3 * input_px² * 4 bytes, and resized uint8 tiles (`CPU_TILES` of them on a CPU).
     Raises InvalidInputError: tiles are not uint8 [B, H, W, 3], or too small.
     """
     tiles = as_uint8_batch(tiles_u8)
@@ -49,7 +49,7 @@ def preprocess(
         )
     _check_out(out, tiles, edge)
     out = out[:count]
-    # a row of pixels is one run of numbers: four times as fast as three channels at a time
+    # with a row of pixels as one run of numbers it is four times as fast as with three channels
     rows = out.permute(0, 2, 3, 1).view(count, edge, edge * 3)
     mean, std = _rows_of(spec.mean, spec.std, edge, tiles.device)
     step = CPU_TILES if tiles.device.type == "cpu" else max(count, 1)
@@ -60,9 +60,9 @@ def preprocess(
 
 
 def as_uint8_batch(tiles_u8: TileBatch) -> Tensor:
-    """A uint8 tensor [B, H, W, 3] of the tiles, without a copy where that is possible."""
+    """Tiles as a uint8 tensor [B, H, W, 3], without a copy if possible."""
     if isinstance(tiles_u8, np.ndarray):
-        # a tensor cannot be read-only: torch would warn and let it be written
+        # torch has no read-only tensors; it would warn and then allow writes to the array
         writable = tiles_u8 if tiles_u8.flags.writeable else tiles_u8.copy()
         tiles_u8 = torch.from_numpy(np.ascontiguousarray(writable))
     shape = tuple(tiles_u8.shape)
@@ -88,7 +88,7 @@ def _check_out(out: Tensor, tiles: Tensor, edge: int) -> None:
 
 
 def _cropped(tiles: Tensor, spec: EncoderSpec) -> Tensor:
-    """The tiles' centres after resizing, uint8 [B, input_px, input_px * 3]."""
+    """Centres of the tiles after resizing, uint8 [B, input_px, input_px * 3]."""
     pixels = tiles.permute(0, 3, 1, 2)
     if spec.resize_px is not None:
         size = resized_size(pixels.shape[-2], pixels.shape[-1], spec.resize_px)
@@ -97,7 +97,7 @@ def _cropped(tiles: Tensor, spec: EncoderSpec) -> Tensor:
 
 
 def resized_size(height: int, width: int, resize_px: int) -> tuple[int, int]:
-    """(height, width) when the shorter side becomes `resize_px` (torchvision's rounding)."""
+    """(height, width) for a shorter side of `resize_px`, with torchvision's rounding."""
     if height <= width:
         return resize_px, int(resize_px * width / height)
     return int(resize_px * height / width), resize_px
@@ -115,7 +115,7 @@ def resize(pixels: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
 def resize_in_float(
     pixels: Tensor, size: tuple[int, int], interpolation: str
 ) -> Tensor:
-    """The resize where uint8 kernels are missing: float32, then rounded back to uint8."""
+    """Resize without uint8 kernels: in float32, then rounded back to uint8."""
     resized = _interpolate(pixels.float(), size, interpolation)
     return resized.clamp_(0, 255).round_().to(torch.uint8)
 
@@ -127,7 +127,7 @@ def _interpolate(pixels: Tensor, size: tuple[int, int], interpolation: str) -> T
 
 
 def centre_crop(pixels: Tensor, input_px: int) -> Tensor:
-    """The middle `input_px` square of [B, 3, H, W], which must not be smaller."""
+    """Middle `input_px` square of [B, 3, H, W], which must not be smaller."""
     height, width = pixels.shape[-2:]
     if min(height, width) < input_px:
         raise InvalidInputError(
@@ -143,9 +143,9 @@ def centre_crop(pixels: Tensor, input_px: int) -> Tensor:
 def _rows_of(
     mean: Rgb, std: Rgb, edge: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Mean and std of a row of pixels, [3 edge] each.
+    """Mean and std for a row of pixels, [3 edge] each.
 
-    Cached on the device: to send them with each batch makes a GPU's host wait.
+    Cached on the device, since a transfer with each batch would make a GPU's host wait.
     """
     mean_row, std_row = torch.tensor((mean, std), device=device).repeat(1, edge)
     return mean_row, std_row

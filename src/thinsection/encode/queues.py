@@ -1,12 +1,12 @@
-"""Three queues of a GPU: batches travel in, are encoded and travel back side by side.
+"""Three queues of a GPU: copy in, encode and copy back run at the same time.
 
-Events put the queues in order, the host waits last:
+Events put the queues in order; only the host waits, at the end:
 
     host buffer --[in]--> tiles --[compute]--> answers --[out]--> page-locked ring --> arrays
                    k+1              k                     k-1
 
-Tensors that a queue uses stay referenced until the host has seen the last event of their batch, so
-that the allocator hands no memory on that another queue still reads.
+Tensors that a queue uses stay referenced until the host has seen the last event of their batch.
+Otherwise the allocator could reuse memory that another queue still reads.
 """
 
 from bisect import bisect_left
@@ -21,43 +21,43 @@ import torch
 from torch import Tensor
 
 Arrays = tuple[npt.NDArray[np.float32], ...]
-Encode = Callable[[Tensor], tuple[Tensor, ...]]  # tiles to answers, row by row
-# tiles to the answers of consecutive parts of them
+Encode = Callable[[Tensor], tuple[Tensor, ...]]  # tiles to results, row by row
+# tiles to the results of consecutive parts
 EncodeInParts = Callable[[Tensor], Sequence[tuple[Tensor, ...]]]
-Stream = Any  # a queue: torch.cuda's, or a simulated one
+Stream = Any  # a queue: from torch.cuda, or simulated
 
 
 class Event(Protocol):
-    """A place in a queue."""
+    """Position in a queue."""
 
     def query(self) -> bool:
-        """True where the queue has passed it."""
+        """True if the queue has passed it."""
 
     def synchronize(self) -> None:
         """Wait until the queue has passed it."""
 
 
 class Card:
-    """Operations of a CUDA device; tests hand in one whose queues have simulated times."""
+    """Operations of a CUDA device; tests use a substitute with simulated times."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def stream(self) -> Stream:
-        """A new queue, behind all that was queued on the device's current one."""
+        """New queue, which starts after all work in the device's current queue."""
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        # on which the weights travel to the device
+        # the queue that copies the weights to the device
         stream.wait_stream(torch.cuda.current_stream(self.device))
         return stream
 
     def on(self, stream: Stream) -> AbstractContextManager[Any]:
-        """Context whose operations go into this queue."""
+        """Context whose operations are added to this queue."""
         return torch.cuda.stream(stream)
 
     def record(self, stream: Stream, *, for_host: bool) -> Event:
-        """An event at the queue's end.
+        """Event at the queue's end.
 
-        `for_host`: the host will wait for it, and sleeps then, where it would else spin and take
+        `for_host`: the host will wait for it. It then sleeps, as otherwise it would spin and take
         a core from the decode workers.
         """
         event: Event = torch.cuda.Event(blocking=for_host)  # type: ignore[no-untyped-call]
@@ -65,29 +65,29 @@ class Card:
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Let the queue go on when the event has passed; the host does not wait."""
+        """Make the queue wait until the event has passed; the host does not wait."""
         stream.wait_event(event)
 
     def to_device(self, host: Tensor) -> Tensor:
-        """A copy on the device, by the current queue; `host` is page-locked, or the host waits."""
+        """Copy on the device, in the current queue; the host waits unless `host` is page-locked."""
         return host.to(self.device, non_blocking=True)
 
     def to_host(self, answer: Tensor, pinned: Tensor) -> None:
-        """Copy an answer into a page-locked buffer, by the current queue."""
+        """Copy a result into a page-locked buffer, in the current queue."""
         pinned.copy_(answer, non_blocking=True)
 
     def pinned(self, numbers: int) -> Tensor:
-        """A page-locked float32 buffer."""
+        """Page-locked float32 buffer."""
         return torch.empty(numbers, dtype=torch.float32, pin_memory=True)
 
     def free_unused(self) -> None:
-        """Give memory that no tensor holds back to the device."""
+        """Return unused memory to the device."""
         torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """Tiles on their way to the device."""
+    """Tiles in transfer to the device."""
 
     tiles: Tensor
     copied: Event
@@ -95,18 +95,19 @@ class Sent:
 
 @dataclass(eq=False)
 class Answer:
-    """Answer of an encoder to a batch, on its way back: a buffer and a shape for each tensor."""
+    """Result of an encoder for a batch, in transfer: a buffer and a shape for each tensor."""
 
     buffers: list[Tensor]
     shapes: list[torch.Size]
+    # the device's tensors, until `fetched`
     fetched: Event
-    held: list[object] = field(repr=False)  # the device's tensors, until `fetched`
+    held: list[object] = field(repr=False)
 
 
 class Queues:
-    """The three queues of one device and the page-locked ring of its answers.
+    """Three queues of one device and the page-locked ring buffer for its results.
 
-    Memory: of the host, the answers of the batches under way; of the device, their tiles too.
+    Memory: on the host, the results of batches in progress; on the device, also their tiles.
     """
 
     def __init__(self, card: Card) -> None:
@@ -117,13 +118,13 @@ class Queues:
         self._free: list[Tensor] = []
 
     def send(self, host: Tensor) -> Sent:
-        """Queue the copy of a host buffer, which may be used again after `copied`."""
+        """Queue the copy of a host buffer, which may be reused after `copied`."""
         with self._card.on(self._into):
             tiles = self._card.to_device(host)
         return Sent(tiles, self._card.record(self._into, for_host=True))
 
     def answer(self, sent: Sent, encode: EncodeInParts) -> Answer:
-        """Queue the computing behind the copy, and the way back behind the computing."""
+        """Queue the computation after the copy, and the copy back after the computation."""
         card = self._card
         card.wait(self._compute, sent.copied)
         with card.on(self._compute):
@@ -143,7 +144,7 @@ class Queues:
         return Answer(buffers, shapes, fetched, held=[sent, parts])
 
     def fetch(self, answer: Answer) -> Arrays:
-        """Wait for the way back; returns the answer, and its buffers are free again."""
+        """Wait for the copy back; returns the result, and its buffers become free."""
         answer.fetched.synchronize()
         answer.held.clear()
         self._free += answer.buffers
@@ -153,30 +154,30 @@ class Queues:
         )
 
     def _take_buffer(self, numbers: int) -> Tensor:
-        """The smallest free buffer that is large enough; a new one takes the largest's place."""
+        """Smallest free buffer that is large enough; otherwise a new one replaces the largest."""
         self._free.sort(key=Tensor.numel)
         place = bisect_left(self._free, numbers, key=Tensor.numel)
         if place < len(self._free):
             return self._free.pop(place)
-        # to lock pages takes long: it is done for the first batches only
+        # locking pages is slow, so it is done only for the first batches
         if self._free:
             self._free.pop()
         return self._card.pinned(numbers)
 
 
 class Halving:
-    """Batches that may turn out too large for the device: halved until one fits.
+    """Halves batches that are too large for the device until one fits.
 
-    A size that did not fit is not tried again: `at_once` stays for the batches that follow. Rows
-    stay in order; their last bits may be those of the smaller batch.
+    A size that failed is not tried again: `at_once` stays for the following batches. Rows stay in
+    order; their last bits may be those of the smaller batch.
     """
 
     def __init__(self, free_unused: Callable[[], None]) -> None:
         self._free_unused = free_unused
-        self.at_once: int | None = None  # tiles; None: all of a batch
+        self.at_once: int | None = None  # tiles per part; None for all of a batch
 
     def encode(self, encode: Encode, tiles: Tensor) -> list[tuple[Tensor, ...]]:
-        """Answers of each part, in order; an OutOfMemoryError if a single tile does not fit."""
+        """Results of each part, in order; OutOfMemoryError if a single tile does not fit."""
         while True:
             step = min(self.at_once or len(tiles), len(tiles))
             try:
@@ -188,5 +189,5 @@ class Halving:
                 if step <= 1:
                     raise
             self.at_once = -(-step // 2)
-            # here, not in the handler: its traceback holds what was computed
+            # not inside the handler, since its traceback references the computed tensors
             self._free_unused()

@@ -1,6 +1,6 @@
-"""Tile encoders as data, and their names: ours, other packages', and other tools'.
+"""Tile encoders as data, with our names, those of other packages, and those of other tools.
 
-The declarations are `encoders_own.toml` and `encoders_timm.toml` beside this file.
+The declarations are in `encoders_own.toml` and `encoders_timm.toml` in this folder.
 """
 
 import tomllib
@@ -17,8 +17,9 @@ from thinsection.errors import UnknownEncoderError
 from thinsection.registry import Entry, Registry
 
 Interpolation = Literal["bilinear", "bicubic"]
-# How tokens become one vector. cls: the class token; cls_mean: it and the mean of the patch tokens,
-# concatenated; mean: of the patch tokens or the feature map; head: the architecture's own pooling.
+# How tokens become one vector. cls: the class token; cls_mean: the class token and the mean of the
+# patch tokens,
+# concatenated; mean: mean of the patch tokens or the feature map; head: the architecture's own.
 Pooling = Literal["cls", "cls_mean", "mean", "head"]
 ArchitectureKind = Literal[
     "lite0", "timm", "transformers", "conch_v15", "auto", "custom"
@@ -28,7 +29,7 @@ Rgb = tuple[float, float, float]
 IMAGENET_MEAN: Rgb = (0.485, 0.456, 0.406)
 IMAGENET_STD: Rgb = (0.229, 0.224, 0.225)
 DEFAULT_ENCODER = "efficientnet_lite0"
-# package that builds each kind of architecture, beside ours
+# package that builds each kind of architecture, other than ours
 _PACKAGE_OF = {"timm": "timm", "transformers": "transformers", "auto": "transformers"}
 _TABLES = ("encoders_own.toml", "encoders_timm.toml")
 TIMM_PREFIX = "timm:"
@@ -36,14 +37,14 @@ HUB_PREFIX = "hf:"
 
 
 class _ToolNames(NamedTuple):
-    """Names of one of our encoders in other tools; '' where a tool has none."""
+    """Names of one of our encoders in other tools; '' if a tool does not have it."""
 
     trident: str = ""  # `enc_name`
     stamp: str = ""  # `ExtractorName`
-    slide2vec: str = ""  # in its registry
+    slide2vec: str = ""  # name in its registry
 
 
-# STAMP's virchow and virchow2 take the class token alone: ours is its virchow-full
+# STAMP's virchow and virchow2 use only the class token; ours equals its virchow-full
 _TOOL_NAMES = {
     "conch_v15": _ToolNames("conch_v15", "conch1_5", "conchv15"),
     "gigapath": _ToolNames("gigapath", "gigapath", "gigapath"),
@@ -66,7 +67,7 @@ _TOOL_NAMES = {
     "virchow": _ToolNames("virchow", "virchow-full", "virchow"),
     "virchow2": _ToolNames("virchow2", "", "virchow2"),
 }
-# other tools' names of slide encoders, and ours
+# other tools' names of slide encoders -> our names
 _SLIDE_ENCODERS = {
     "gigapath_slide": "gigapath",
     "prov_gigapath": "gigapath",
@@ -78,7 +79,8 @@ _SLIDE_ENCODERS = {
 class Architecture:
     """Architecture of a network, without its weights."""
 
-    kind: ArchitectureKind  # decides which builder of `encode.backbone` reads the rest
+    # decides which builder in `encode.backbone` reads the other fields
+    kind: ArchitectureKind
     model: str  # a timm name, a class of transformers, or the folder with a config.json (auto)
     # arguments of the builder; layers by name
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -86,40 +88,42 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
-    """Everything that is declared of a tile encoder before it is loaded."""
+    """Declared facts of a tile encoder, known before it is loaded."""
 
-    name: str  # in the registry
+    name: str  # name in the registry
     dim: int  # length D of an embedding
     architecture: Architecture
-    tile_px: int = 224  # edge of the tiles that it was made for, px at `tile_mpp`
-    # µm/px of those tiles; None where the model states none
+    # edge in pixels at `tile_mpp` of the tiles for which it was made
+    tile_px: int = 224
+    # µm/px of those tiles; None if the publisher gives none
     tile_mpp: float | None = 0.5
-    input_px: int = 224  # edge of the network's input, after resizing and centre crop
-    # the tile's shorter side after resizing; None: not resized
+    # edge of the network's input in pixels, after resizing and centre crop
+    input_px: int = 224
+    # shorter side of the tile after resizing; None: not resized
     resize_px: int | None = 224
     interpolation: Interpolation = "bilinear"  # always antialiased
     mean: Rgb = IMAGENET_MEAN  # per channel, applied to values in [0, 1], like std
     std: Rgb = IMAGENET_STD
     pooling: Pooling = "cls"
-    supports_tokens: bool = True  # whether `encode_tokens` gives a dense map
-    # whether `precision='auto'` may take bf16 or fp16: true where embeddings keep a cosine
-    # >= 0.9999 to float32's, as those of vision transformers do
+    supports_tokens: bool = True  # True if `encode_tokens` gives a dense map
+    # True if `precision='auto'` may choose bf16 or fp16, since embeddings keep a cosine >= 0.9999
+    # to those in float32, as with vision transformers.
     half_precision: bool = True
-    # count in the network as built here; None for an encoder that is not declared
+    # parameters of the network as built here; None for an encoder that is not declared
     num_params: int | None = None
-    licence: str = "unknown"  # SPDX identifier, or the publisher's name of it
+    licence: str = "unknown"  # SPDX identifier, or the publisher's name for it
     source: str = ""  # paper or project
-    repo: str | None = None  # on the Hugging Face hub
-    # pinned commit of `repo`; None: none is known, main is taken, with a warning that names it
+    repo: str | None = None  # repository on the Hugging Face hub
+    # pinned commit of `repo`; None uses main, with a warning that names the commit
     revision: str | None = None
-    # names of the weights file, the preferred first
+    # names of the weights file, the preferred one first
     weights_files: tuple[str, ...] = ("model.safetensors", "pytorch_model.bin")
-    # whether the hub wants a token of an account that accepted the terms
+    # True if the hub requires a token of an account that accepted the terms
     gated: bool = False
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """Settings of a tile's way to the network, in plain values."""
+        """Settings of the preprocessing, in plain values."""
         return {
             "input_px": self.input_px,
             "resize_px": self.resize_px,
@@ -141,7 +145,7 @@ class EncoderSpec:
 
 @cache
 def declared_encoders() -> Mapping[str, EncoderSpec]:
-    """Every declared encoder by name."""
+    """All declared encoders by name."""
     folder = files("thinsection.encode")
     specs: dict[str, EncoderSpec] = {}
     for table in _TABLES:
@@ -155,7 +159,7 @@ def declared_encoders() -> Mapping[str, EncoderSpec]:
 
 
 def _spec(row: Mapping[str, Any]) -> EncoderSpec:
-    """Spec of one table of the TOML files."""
+    """Spec from one table of the TOML files."""
     architecture = Architecture(
         kind=row["kind"], model=row["model"], options=row.get("options", {})
     )
@@ -183,29 +187,29 @@ def _entries() -> Iterator[Entry]:
         )
 
 
-# Ours are specs; another package's is called with device, precision, weights, pretrained and seed,
-# by keyword, and gives a TileEncoder.
+# Our entries are specs. An entry of another package is called with device, precision, weights,
+# pretrained and seed as keywords, and returns a TileEncoder.
 ENCODERS: Registry[Any] = Registry(
     "encoder", "thinsection.encoders", _entries, error=UnknownEncoderError
 )
 
 
 def check_encoder_name(name: str) -> None:
-    """Raise UnknownEncoderError for a name of no encoder; nothing is imported or downloaded."""
+    """Raise UnknownEncoderError for an unknown name; nothing is imported or downloaded."""
     is_undeclared = name.startswith((TIMM_PREFIX, HUB_PREFIX)) or Path(name).exists()
     if name not in ENCODERS and not is_undeclared:
-        encoder_spec(name)  # raises
+        encoder_spec(name)  # raises an error for an unknown name
 
 
 def encoder_spec(name: str) -> EncoderSpec:
-    """The declaration of a registry name, or another tool's of one; else an UnknownEncoderError."""
+    """Declaration for a registry name, or another tool's name; else UnknownEncoderError."""
     if name not in ENCODERS:
         name = our_name(name)
     if name in declared_encoders():
         return declared_encoders()[name]
     hint = nearest(name, ENCODERS.names())
     if "did you mean" not in hint:
-        hint = ""  # which would list all names
+        hint = ""  # without a hint the message would list all names
     raise UnknownEncoderError(
         "encoder must be a declared one, 'timm:<name>', 'hf:<repo>' or a checkpoint's path, "
         f"got {name!r}{hint}; 'thinsection models' lists all"
@@ -213,9 +217,9 @@ def encoder_spec(name: str) -> EncoderSpec:
 
 
 def peer_encoder(tool: str, encoder: str, label: str) -> str:
-    """The tool's name of embeddings whose folder of ours is `features_LABEL`.
+    """Name in the tool for embeddings in our folder `features_LABEL`.
 
-    The rest of the label, after the encoder, stays; an encoder that the tool lacks keeps our name.
+    The part of the label after the encoder stays; an encoder that the tool lacks keeps our name.
     """
     if tool not in _ToolNames._fields or not label.startswith(encoder):
         return label
@@ -225,7 +229,7 @@ def peer_encoder(tool: str, encoder: str, label: str) -> str:
 
 @cache
 def _our_names() -> dict[str, str]:
-    """Our name by each tool's name, and by our own."""
+    """Our names by the tools' names, and by our own."""
     our_names = {"conch_v1_5": "conch_v15"}
     for encoder, names in _TOOL_NAMES.items():
         our_names |= {_plain(name): encoder for name in names if name}
@@ -237,11 +241,11 @@ def _plain(name: str) -> str:
 
 
 def our_name(name: str) -> str:
-    """Our name of a tile encoder that a tool calls so; the name itself where none does."""
+    """Our name of a tile encoder from a tool's name; an unknown name stays."""
     return _our_names().get(_plain(name), name)
 
 
 def our_slide_encoder(name: str) -> str:
-    """Our name of a slide encoder that a tool calls so; the name itself where none does."""
+    """Our name of a slide encoder from a tool's name; an unknown name stays."""
     model, colon, output = name.partition(":")
     return _SLIDE_ENCODERS.get(_plain(model), model) + colon + output

@@ -1,7 +1,7 @@
-"""Specs of encoders by name, of those that nobody declared here too.
+"""Specs of encoders by name, including encoders that are not declared here.
 
-Models of timm, a repository or a folder say their geometry and normalisation in a config;
-dimensions come from a forward pass on the meta device.
+For models of timm, a repository or a folder, the config gives geometry and normalisation.
+Dimensions come from a forward pass on the meta device.
 """
 
 import difflib
@@ -32,15 +32,15 @@ from thinsection.weights.files import WEIGHTS_FILES
 from thinsection.weights.placement import optional_package
 
 PREPROCESSOR_NAME = "preprocessor_config.json"
-_PIL_BICUBIC = 3  # transformers writes Pillow's enum
+_PIL_BICUBIC = 3  # transformers uses the numbers of Pillow's enum
 
-Config = Mapping[str, Any]  # of JSON
+Config = Mapping[str, Any]  # parsed JSON
 
 
 def find_spec(name: str) -> EncoderSpec:
-    """The spec of a name, declared or not; `hf:` reads the repository's config.
+    """Spec for a name, declared or not; for `hf:` it reads the repository's config.
 
-    Raises UnknownEncoderError, MissingDependencyError; WeightsError: the config does not say all.
+    Raises UnknownEncoderError, MissingDependencyError; WeightsError: the config is incomplete.
     """
     if name in declared_encoders():
         return encoder_spec(name)
@@ -50,7 +50,7 @@ def find_spec(name: str) -> EncoderSpec:
         return _hub_spec(name)
     path = Path(name)
     if not path.exists():
-        return encoder_spec(name)  # of another tool's name, or raises
+        return encoder_spec(name)  # accepts other tools' names, or raises an error
     config = (path if path.is_dir() else path.parent) / CONFIG_NAME
     if not config.is_file():
         raise WeightsError(
@@ -77,13 +77,13 @@ def _hub_spec(name: str) -> EncoderSpec:
     config_path = hub.hub_file(repo, (CONFIG_NAME,), revision=revision or None)
     commit = hub.commit_of(config_path) or revision or None
     if _is_transformers(_read_json(config_path)):
-        # pixels are described in another file
+        # another file describes the preprocessing
         hub.hub_file(repo, (PREPROCESSOR_NAME,), revision=commit)
     return replace(_folder_spec(name, config_path), repo=repo, revision=commit)
 
 
 def _folder_spec(name: str, config_path: Path) -> EncoderSpec:
-    """Spec of a model from its config.json, of timm's form or of transformers'."""
+    """Spec of a model from its config.json, in timm's or transformers' format."""
     config = _read_json(config_path)
     if _is_transformers(config):
         return _from_transformers(name, config, config_path.parent)
@@ -137,7 +137,7 @@ def _from_timm(
         repo=_hub_id(published),
         weights_files=WEIGHTS_FILES,
     )
-    # the dimension and the kind of features that the network really has
+    # dimension and kind of features of the actual network
     backbone = build_backbone(spec, device="meta").eval()
     with torch.no_grad():
         pixels = torch.empty(1, 3, input_px, input_px, device="meta")
@@ -164,7 +164,7 @@ def _hub_id(published: Config) -> str | None:
 
 
 def _from_transformers(name: str, config: Config, folder: Path) -> EncoderSpec:
-    """Spec of a model of transformers' form, whose folder says how pixels are normalised."""
+    """Spec of a model in transformers' format, whose folder defines the normalisation of pixels."""
     path = folder / PREPROCESSOR_NAME
     pixels = _read_json(path) if path.is_file() else {}
     is_normalised = pixels.get("image_mean") and pixels.get("image_std")

@@ -1,8 +1,8 @@
-"""From slides, or from embeddings that are there, to a prediction per slide and per case.
+"""Predictions per slide and per case, from slides or from existing embeddings.
 
 OUT/predictions_MODEL.csv        a row per slide, and per case of several slides
 OUT/predictions_MODEL/           see `answering`
-OUT/validation_MODEL/            asked for with labels, see `validation`
+OUT/validation_MODEL/            if labels are given, see `validation`
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ from thinsection.weights.origin import slug
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictConfig:
-    """Settings of the questions to a model."""
+    """Settings for predictions by a model."""
 
     device: str = option(
         "auto", "auto, cpu, cuda or cuda:1; of the head, and of the encoder"
@@ -63,7 +63,7 @@ class PredictConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationConfig:
-    """Labels of new cases, that the locked model is tested on."""
+    """Labels of new cases, on which the fixed model is tested."""
 
     labels: Path | None = option(
         None,
@@ -92,21 +92,22 @@ class Predictions(NamedTuple):
     """Results of `predict`."""
 
     table: Path
-    results: Path  # the folder with the embeddings
-    address: str  # of these
+    results: Path  # folder with the embeddings
+    address: str  # address of the embeddings
     rows: list[Prediction]
-    validation: dict[str, Any] | None = None  # what validation.json holds
-    page: Path | None = None  # of the validation
+    validation: dict[str, Any] | None = None  # content of validation.json
+    page: Path | None = None  # page of the validation
 
 
 class Source(NamedTuple):
-    """The embeddings that a model is asked about."""
+    """Embeddings for which a model makes predictions."""
 
     data: Path  # folder with the embeddings
-    home: Path  # folder of what is written
-    asked: set[str] | None  # slides that this call names; None: all of the folder
+    home: Path  # folder for the results
+    # slides that this call names; None means all slides of the folder
+    asked: set[str] | None
     files: dict[str, Path]  # slide id -> file of embeddings
-    lacking: dict[str, str]  # slide id -> why it has none
+    lacking: dict[str, str]  # slide id -> reason why it has no embeddings
     address: str
 
 
@@ -121,23 +122,23 @@ def predict(
     on_message: Callable[[str], None] = lambda text: None,
     **settings: Any,
 ) -> Predictions:
-    """A model's predictions of slides, and of their cases; what is there already is not redone.
+    """Predicts slides and their cases by a model; existing predictions are reused.
 
     Args:
-        model: file of `thinsection train`.
-        slides: slide files, folders or cohort CSVs, which are embedded as the model says; or one
-            folder with embeddings: of results, TRIDENT, CLAM, STAMP or slide2vec.
-        out: results folder; None for that of the embeddings.
-        config: all settings; `settings` are single ones over it: device="cuda". With
-            labels="external.csv" the model is also tested on these, see `validation`.
-        heatmaps: also write `GRID/heatmap_MODEL/ID.h5`.
-        on_event: progress of slides that are embedded.
-        on_message: lines for the person who waits.
+        model: file from `thinsection train`.
+        slides: slide files, folders or cohort CSVs, which are embedded with the model's settings;
+            or one folder with embeddings: of results, TRIDENT, CLAM, STAMP or slide2vec.
+        out: results folder; None uses that of the embeddings.
+        config: all settings; `settings` are single ones that replace them: device="cuda". With
+            labels="external.csv" the model is also tested on these labels, see `validation`.
+        heatmaps: True also writes `GRID/heatmap_MODEL/ID.h5`.
+        on_event: receives the progress of embedding.
+        on_message: called with lines of text for the user.
 
-    Memory: of the run, then in each worker one bag, 4 N D bytes, and what the head takes.
+    Memory: as `run`, then in each worker one bag, 4 N D bytes, and the head's own memory.
 
     Raises:
-        InvalidInputError: embeddings of another encoder, commit, tile_px, tile_mpp, ...
+        InvalidInputError: embeddings with another encoder, commit, tile_px, tile_mpp, ...
         ThinsectionError: bad settings, no model, no slides. A bad slide is a row with its error.
     """
     config = replace_flat(config or PredictRunConfig(), settings)
@@ -211,9 +212,9 @@ def _answers(
     config: PredictRunConfig,
     on_message: Callable[[str], None],
 ) -> list[Prediction]:
-    """A row for each bag, and for each slide without embeddings."""
+    """Row for each bag, and for each slide without embeddings."""
     done: dict[str, Prediction] = {}
-    # slides of earlier calls that this one does not name get no heatmap now
+    # slides of earlier calls that this call does not name get no heatmap now
     plain = replace(task, heatmaps=False)
     for entry in entries:
         asked = source.asked is None or entry.name in source.asked
@@ -248,7 +249,7 @@ def _answers(
 
 
 def _slides_in_table(table: Path) -> set[str]:
-    """The slides that were asked about before: their rows stay."""
+    """Slides that were predicted earlier; their rows stay."""
     if not table.is_file():
         return set()
     with rewording("table must be a UTF-8 CSV", table, ValueError, error=StoreError):
@@ -258,7 +259,7 @@ def _slides_in_table(table: Path) -> set[str]:
 def _rows_of_other_data(
     task: PredictTask, rows: Sequence[Prediction]
 ) -> list[Prediction]:
-    """Earlier answers of the same model, in the same folder, for embeddings that lie elsewhere."""
+    """Earlier predictions of this model in this folder, for embeddings in another folder."""
     plain = replace(task, heatmaps=False)
     names = {task.name(row) for row in rows}
     others = list[Prediction]()
@@ -273,9 +274,9 @@ def _rows_of_other_data(
 
 
 def _labels_config(config: ValidationConfig, target: Target) -> LabelsConfig | None:
-    """Settings for reading the labels of new cases, by the model's task; None: there are none.
+    """Settings for reading the labels of new cases, by the model's task; None without labels.
 
-    Raises ConfigError: columns without a table.
+    Raises ConfigError: columns are given without a table.
     """
     if config.labels is None:
         if config.target or config.time:
@@ -295,7 +296,7 @@ def _labels_config(config: ValidationConfig, target: Target) -> LabelsConfig | N
 
 
 def _rows_of_cases(rows: Sequence[Prediction], cohort: Cohort) -> list[Prediction]:
-    """The row of each labelled case: of its one slide, or of all its slides."""
+    """Row of each labelled case, from its one slide, or from all its slides."""
     row_by_files = {row.files: row for row in rows}
     return [row_by_files[files] for files in cohort.files]
 
@@ -309,7 +310,7 @@ def _embed(
     on_event: Callable[[Any], None],
     on_message: Callable[[str], None],
 ) -> set[str]:
-    """Embeds slides as the model says; their ids."""
+    """Embeds slides with the model's settings; returns their ids."""
     settings = run_config(card.inputs, card.name)
     settings = replace(
         settings,
@@ -329,7 +330,7 @@ def _embed(
 
 
 def _has_embeddings(folder: Path) -> bool:
-    """True for a folder of results, or of another tool's embeddings."""
+    """True for a folder of results, or with embeddings of another tool."""
     if not folder.is_dir():
         return False
     if (folder / SLIDES).is_dir():
@@ -340,9 +341,9 @@ def _has_embeddings(folder: Path) -> bool:
 def _embeddings(
     data: Path, inputs: Inputs, named: str | None, kept: set[str] | None
 ) -> FeatureFiles:
-    """Those of the slides that are kept (None: of all), as the model takes them.
+    """Embeddings of some slides (None: of all) that the model accepts.
 
-    Raises InvalidInputError: none are; says what is wrong with those that come nearest.
+    Raises InvalidInputError: there are none; the message explains the nearest candidates.
     """
     addresses: Sequence[str | None] = [named]
     if named is None and (data / SLIDES).is_dir():
@@ -366,12 +367,12 @@ def _embeddings(
 def _bags(
     files: Mapping[str, Path], owners: Mapping[str, str], cohort: Cohort | None
 ) -> Iterator[Prediction]:
-    """The bags that are asked about: each slide, then each case of several slides.
+    """Bags to predict: each slide, then each case of several slides.
 
     Args:
         files: slide id -> file of embeddings.
         owners: slide id -> patient.
-        cohort: labelled cases, whose slides are theirs alone; None: there are none.
+        cohort: labelled cases, which do not share slides; None if there are none.
     """
     patients = [owners.get(slide, "") for slide in files]
     of_row = group_rows([*files], patients, where="the results").of_row
@@ -406,7 +407,7 @@ def _bags(
 def _with_slide_warnings(
     rows: Sequence[Prediction], source: Source, inputs: Inputs
 ) -> list[Prediction]:
-    """The rows with the warnings of the run and of quality control of their slides."""
+    """Rows with the warnings of the run and of quality control for their slides."""
     if not (source.data / SLIDES).is_dir():
         return list(rows)
     results = open_results(source.data)
@@ -442,7 +443,7 @@ def _slide_warnings(
 
 
 def _line(row: Prediction, target: Target) -> dict[str, Any]:
-    """A row of predictions_MODEL.csv."""
+    """Row of predictions_MODEL.csv."""
     warnings = [*row.warnings, row.error] if row.error else row.warnings
     return {
         "level": row.level,

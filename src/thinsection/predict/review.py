@@ -1,6 +1,6 @@
-"""Facts that a reviewer asks for beside the scores: cases, methods, sites, subgroups, chance.
+"""Facts for reviewers beside the scores: cases, methods, sites, subgroups, chance.
 
-Plain values that stand in experiment.json under `review` and on the page.
+They are plain values, stored in experiment.json under `review` and shown on the page.
 """
 
 import json
@@ -35,7 +35,7 @@ from thinsection.probe.result import METRIC_WORDS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewSettings:
-    """Settings of the training that stand on the page."""
+    """Settings of the training that the page shows."""
 
     head: HeadConfig
     fit: FitConfig
@@ -68,14 +68,12 @@ def review(
         "sites": _sites(study, means, seed),
         "checklist": [item._asdict() for item in checklist(answers)],
     }
-    plain: dict[str, Any] = json.loads(
-        json.dumps(document)
-    )  # as experiment.json has it
+    plain: dict[str, Any] = json.loads(json.dumps(document))  # as in experiment.json
     return plain
 
 
 def _subgroup_tables(study: Study, tested: Tested, seed: int) -> list[dict[str, Any]]:
-    """Scores by site where sites are known, and by each subgroup column."""
+    """Scores by site if sites are known, and by each subgroup column."""
     cohort = study.cohort
     labels_by_column = dict(zip(cohort.subgroup_columns, cohort.subgroups, strict=True))
     if cohort.sites:
@@ -91,7 +89,7 @@ def _subgroup_tables(study: Study, tested: Tested, seed: int) -> list[dict[str, 
 def subgroup_rows(
     tested: Tested, label_by_case: dict[str, str], *, seed: int
 ) -> list[dict[str, Any]]:
-    """Score and interval of each subgroup's cases, or why there is no number."""
+    """Score and interval for the cases of each subgroup, or the reason why there is none."""
     labels = np.array([label_by_case[case] for case in tested.cases])
     rows = []
     for label in np.unique(labels):
@@ -109,7 +107,7 @@ def subgroup_rows(
             continue
         try:
             scorer = part.scorers[tested.metric]
-        except InvalidInputError as error:  # no comparable pair
+        except InvalidInputError as error:  # there is no comparable pair
             row["missing"] = str(error)
             continue
         bounds = intervals.interval(part.sampling, scorer, tested.metric, seed=seed)
@@ -122,7 +120,7 @@ def subgroup_rows(
 
 
 def _repeat_rows(study: Study, tested: Tested) -> list[dict[str, Any]]:
-    """The score of each drawing of the folds; none where folds are drawn once."""
+    """Score of each repetition of the folds; empty if folds are drawn once."""
     repeat_of_fold = np.array([part.repeat for part in study.parts])
     repeats = np.unique(repeat_of_fold)
     if len(repeats) < 2:
@@ -137,7 +135,7 @@ def _repeat_rows(study: Study, tested: Tested) -> list[dict[str, Any]]:
 
 
 def _permuted_labels(study: Study, means: Floats, seed: int) -> dict[str, Any]:
-    """Scores of a linear head on mean embeddings (n, D), labels as they are and permuted."""
+    """Scores of a linear head on mean embeddings (n, D), with true and with permuted labels."""
     cohort = study.cohort
     if not (cohort.target.exclusive or cohort.target.kind == "regression"):
         return {"missing": f"not computed for {cohort.target.kind} targets"}
@@ -157,7 +155,7 @@ def _permuted_labels(study: Study, means: Floats, seed: int) -> dict[str, Any]:
 
 
 def _sites(study: Study, means: Floats, seed: int) -> dict[str, Any]:
-    """The probe of the site by mean embeddings (n, D), or why there is none."""
+    """Result of predicting the site from mean embeddings (n, D), or the reason for no result."""
     cohort = study.cohort
     if not cohort.sites:
         missing = "nobody knows the sites; name their column with --site COLUMN"
@@ -193,7 +191,7 @@ def _methods(
     results: Sequence[FoldResult],
     settings: ReviewSettings,
 ) -> list[tuple[str, str]]:
-    """Methods: a heading and a sentence each."""
+    """Methods: pairs of a heading and a sentence."""
     grid = ", ".join(settings.grid) or "none was tried: one setting"
     epochs = ", ".join(str(result.best) for result in results)
     inner = [len(part.stop) for part in study.parts]
@@ -233,7 +231,7 @@ def _checklist_answers(
     methods: dict[str, str],
     subgroup_columns: Sequence[str],
 ) -> dict[str, str]:
-    """Answers to the items of TRIPOD+AI, as far as the software knows them."""
+    """Answers to the items of TRIPOD+AI that the software can give."""
     cohort = study.cohort
     target = ", ".join(cohort.target.columns)
     shown = ", ".join(METRIC_WORDS.get(name, name) for name in tested.scorers)

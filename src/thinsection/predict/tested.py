@@ -1,6 +1,6 @@
-"""Out-of-fold answers: what each fold's head says of the cases that it has not seen.
+"""Out-of-fold predictions: each fold's head predicts the cases that it was not trained on.
 
-They are scored, compared with another experiment's, and written as a table.
+They are scored, compared with those of another experiment, and written as a table.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,33 +24,34 @@ from thinsection.predict.losses import criterion_of, targets_of
 from thinsection.probe.result import Predictions, Risks, Rows, Values
 
 EXPERIMENT_NAME = "experiment.json"
-# metric that is printed first, by the kind of the target; of classes and labels the AUROC
+# metric that is printed first, by kind of target; for classes and labels it is the AUROC
 HEADLINE = {"regression": "pearson", "cox": "c_index", "discrete": "c_index"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tested:
-    """Out-of-fold answers, row by row."""
+    """Out-of-fold predictions, row by row."""
 
     target: Target
-    cases: tuple[str, ...]  # (n,); splits of a file may test a case several times
-    slides: tuple[tuple[str, ...], ...]  # of each
+    # (n,); with splits from a file, a case may be tested several times
+    cases: tuple[str, ...]
+    slides: tuple[tuple[str, ...], ...]  # slides of each case
     fold: IndexArray
     truth: Floats  # (n, T), see `Cohort.values`
     answers: Floats  # (n, K), see `Target.answers`
 
     @property
     def metric(self) -> str:
-        """The metric that is printed first."""
+        """Name of the metric that is printed first."""
         return HEADLINE.get(self.target.kind, "auroc")
 
     @property
     def sampling(self) -> Sampling:
-        """Cases as units, with the classes or events by which they are counted."""
+        """Sampling of cases as units, with the classes or events by which they are counted."""
         return case_sampling(self.target, self.cases, self.truth, self.fold)
 
     def take(self, rows: IndexArray) -> "Tested":
-        """Some of the rows."""
+        """Selects some of the rows."""
         return replace(
             self,
             cases=tuple(self.cases[i] for i in rows),
@@ -62,7 +63,7 @@ class Tested:
 
     @property
     def scorers(self) -> metrics.Scorers:
-        """Every metric over all cases; of several labels the mean."""
+        """Every metric over all cases; for several labels, the mean over labels."""
         each = [rows.scorers for rows in self.rows()]
         return {
             name: metrics.MeanScorer([scorers[name] for scorers in each])
@@ -70,16 +71,16 @@ class Tested:
         }
 
     def score(self) -> float:
-        """The metric that is printed first."""
+        """Value of the metric that is printed first."""
         return metrics.all_scores(self.scorers, len(self.cases))[self.metric]
 
     def fold_score(self, fold: int) -> float | None:
-        """The score of one fold's cases; None where they have no pair of cases."""
+        """Score of one fold's cases; None if no pair of cases can be compared."""
         score = self.take(np.flatnonzero(self.fold == fold)).score()
         return score if np.isfinite(score) else None
 
     def rows(self) -> list[Rows]:
-        """The rows as a probe has them: classes, values or risks; of several labels each."""
+        """Rows in the format of a probe: classes, values or risks; for several labels, one each."""
         target = self.target
         if target.exclusive:
             truth = self.truth[:, 0].astype(np.int64)
@@ -134,7 +135,7 @@ class Tested:
 def score_table(
     scorers: metrics.Scorers, sampling: Sampling, *, seed: int
 ) -> dict[str, dict[str, Any]]:
-    """Metric -> its value and 95 % confidence interval; None where there is none, and why."""
+    """Metric -> value and 95 % confidence interval, or None and the reason."""
     every = np.ones((1, len(sampling.codes)))
     table = {}
     for name, scorer in scorers.items():
@@ -178,14 +179,14 @@ def case_sampling(
 
 
 def test_rows(study: Study) -> tuple[list[int], IndexArray]:
-    """Cases that the folds test, fold after fold, and the fold of each."""
+    """Cases tested by the folds, fold after fold, and the fold of each."""
     rows = [i for part in study.parts for i in part.test]
     sizes = [len(part.test) for part in study.parts]
     return rows, np.repeat(np.arange(len(study.parts)), sizes)
 
 
 def forecast(study: Study) -> Iterator[str]:
-    """Sentences about the scores that are known before training.
+    """Messages about the scores that are possible, before training.
 
     Raises DatasetError: no fold will have two cases whose risks can be compared.
     """
@@ -207,7 +208,7 @@ def forecast(study: Study) -> Iterator[str]:
 
 
 def ensemble_temperature(study: Study, results: Sequence[FoldResult]) -> float:
-    """The one temperature of all folds' logits, from all their inner cases."""
+    """Common temperature of all folds' logits, fitted on all their inner cases."""
     target = study.cohort.target
     if target.kind in ("cox", "regression"):
         return 1.0
@@ -228,7 +229,7 @@ def ensemble_temperature(study: Study, results: Sequence[FoldResult]) -> float:
 def tested_of(
     study: Study, results: Sequence[FoldResult], temperature: float
 ) -> tuple[Tested, dict[str, Floats]]:
-    """Answers of each fold for its test cases, and for the slides of cases that have several."""
+    """Predictions of each fold for its test cases, and for the slides of cases with several."""
     cohort = study.cohort
     slides: dict[str, Floats] = {}
     answers = []
@@ -251,9 +252,9 @@ def tested_of(
 
 
 def read_tested(experiment: Path) -> Tested:
-    """Out-of-fold answers of an experiment's folder.
+    """Reads the out-of-fold predictions of an experiment.
 
-    Raises StoreError: it is none of `thinsection train`, or a fold is missing.
+    Raises StoreError: it is not a folder of `thinsection train`, or a fold is missing.
     """
     rule = "experiment must be one of `thinsection train`"
     with rewording(rule, experiment, OSError, ValueError, KeyError, error=StoreError):
@@ -267,11 +268,11 @@ def read_tested(experiment: Path) -> Tested:
 
 
 def compare(mine: Tested, other: Path) -> dict[str, Any]:
-    """The difference to another experiment on the cases of both, paired; > 0: this one is higher.
+    """Paired difference from another experiment on the cases of both; > 0: this one is higher.
 
-    For two classes DeLong's test of pairs of the same fold, else a paired bootstrap of cases.
+    For two classes it is DeLong's test of pairs within a fold, else a paired bootstrap of cases.
 
-    Raises StoreError, InvalidInputError: it is none, of another target, or of other cases.
+    Raises StoreError, InvalidInputError: not an experiment, another target, or no common cases.
     """
     theirs = read_tested(other)
     if mine.target != theirs.target:

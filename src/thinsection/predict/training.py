@@ -1,7 +1,7 @@
-"""One head trained on one fold, to the same bytes however often it is killed on the way.
+"""Training of one head on one fold; a killed training resumes and gives the same bytes.
 
-All that is drawn (order, tiles, dropout) comes from the seed, the epoch and the case, never from a
-state that would have to be kept. A checkpoint holds weights, optimiser and history.
+All random choices (order, tiles, dropout) depend only on the seed, the epoch and the case, so that
+no random state must be stored. A checkpoint has weights, optimiser and history.
 """
 
 import json
@@ -32,15 +32,16 @@ from thinsection.weights.files import write_tensors
 from thinsection.weights.placement import resolve_device
 
 State = dict[str, Tensor]
-Losses = list[tuple[float, float]]  # of training and of the inner cases, by epoch
-HEADER_KEY = "told"  # metadata are one value: several have no order of their own
-INNER = 1 << 30  # in place of an epoch, in seeds of what is drawn of inner cases
-COX_CASES = 16  # whose risks are compared in a step
+# losses of the training cases and of the inner cases, by epoch
+Losses = list[tuple[float, float]]
+HEADER_KEY = "told"  # metadata are one value, since several have no fixed order
+INNER = 1 << 30  # replaces the epoch in seeds for draws from inner cases
+COX_CASES = 16  # number of cases whose risks are compared in a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitConfig:
-    """Settings of the training of a head."""
+    """Settings for the training of a head."""
 
     epochs: int = option(0, "most passes over the training cases; 0: the head's own")
     patience: int = option(
@@ -66,7 +67,7 @@ class FitConfig:
 
 
 def with_recipe(fit: FitConfig, head: str) -> FitConfig:
-    """The settings with the head's own learning rate, epochs and patience where they are 0."""
+    """Settings with the head's own learning rate, epochs and patience in place of 0."""
     recipe = load_head(head).recipe
     return replace(
         fit,
@@ -77,10 +78,10 @@ def with_recipe(fit: FitConfig, head: str) -> FitConfig:
 
 
 class Trainer:
-    """The training of one fold.
+    """Training of one fold.
 
     Memory: the head five times (weights, gradient, AdamW's two, the best so far), the bags of a
-    step, and what one bag takes on its way through the head.
+    step, and the memory of one bag in the head.
     """
 
     def __init__(
@@ -109,9 +110,9 @@ class Trainer:
         )
 
     def run(self, config: HeadConfig, checkpoint: Path, key: str) -> None:
-        """Trains from the checkpoint of this key, if there is one, to the end of patience.
+        """Trains until patience ends, from the checkpoint of this key if there is one.
 
-        Afterwards `head` is that of the best epoch, and `losses` are those of all epochs.
+        Afterwards `head` has the weights of the best epoch, and `losses` the losses of all epochs.
         """
         first = self.bags.read(self.part.train[0], most=1, rng=np.random.default_rng(0))
         dim = first.features.shape[1]
@@ -141,7 +142,7 @@ class Trainer:
         self.head.eval()
 
     def _goes_on(self) -> bool:
-        """True while another epoch is due."""
+        """True if another epoch must follow."""
         done = len(self.losses)
         since_best = done - _best_epoch(self.losses)
         return done < self.fit.epochs and since_best < self.fit.patience
@@ -160,14 +161,14 @@ class Trainer:
         torch.manual_seed(int(sequence.generate_state(1)[0]))
 
     def _forward(self, bag: Bag, epoch: int, case: int) -> HeadOutput:
-        """The bag through the head, with the dropout of this epoch and case."""
+        """Output of the head for a bag, with the dropout of this epoch and case."""
         self._seed(epoch, case)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             output: HeadOutput = self.head(*bag.tensors(self.device))
         return output
 
     def _epoch(self, epoch: int) -> float:
-        """The mean loss of the training cases, a step for every `batch_cases` of them."""
+        """Trains one epoch, a step per `batch_cases` cases; returns the mean loss."""
         seed = [self.fit.seed, self.fold, epoch]
         order = np.random.default_rng(seed).permutation(self.part.train).tolist()
         stream = self.bags.stream(order, most=self.fit.bag_size, seed=seed)
@@ -179,7 +180,7 @@ class Trainer:
         return total / len(order)
 
     def _step(self, batch: Sequence[tuple[int, Bag]], epoch: int) -> float:
-        """One step of the optimiser; the sum of the cases' losses."""
+        """Makes one step of the optimiser; returns the sum of the cases' losses."""
         self.optimizer.zero_grad(set_to_none=True)
         criteria = [self.criterion] * len(batch)
         if self.cox:
@@ -195,7 +196,7 @@ class Trainer:
         return total
 
     def _slopes(self, batch: Sequence[tuple[int, Bag]], epoch: int) -> list[Criterion]:
-        """For each case z times d loss / d risk: one bag at a time is held with its gradients."""
+        """For each case z times d loss / d risk; only one bag at a time keeps its gradients."""
         with torch.no_grad():
             risks = [
                 self._forward(bag, epoch, case).logits[0].float() for case, bag in batch
@@ -205,7 +206,7 @@ class Trainer:
         return [partial(_times, slope) for slope in torch.autograd.grad(loss, risk)[0]]
 
     def _inner_loss(self) -> float:
-        """Mean loss of the inner cases, on the same draw of their tiles after every epoch."""
+        """Mean loss of the inner cases; their tiles are drawn in the same way after every epoch."""
         rows = list(self.part.stop)
         seed = [self.fit.seed, self.fold, INNER]
         bags = self.bags.stream(rows, most=self.fit.bag_size, seed=seed)
@@ -217,7 +218,7 @@ class Trainer:
             return float(self._mean_loss(logits, rows))
 
     def _mean_loss(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
-        """Mean loss of some cases by their logits (n, K)."""
+        """Mean loss of some cases from their logits (n, K)."""
         y = self.y[list(rows)]
         if self.cox:
             return cox_loss(logits[:, 0], y)
@@ -225,7 +226,7 @@ class Trainer:
         return torch.stack(losses).mean()
 
     def predict(self, bags: Bags, cases: Sequence[int]) -> Tensor:
-        """Logits (n, K) float64 of whole bags, in fp32."""
+        """Logits (n, K) in float64 for complete bags, computed in fp32."""
         logits = []
         self.head.eval()
         with torch.inference_mode():
@@ -235,7 +236,7 @@ class Trainer:
         return torch.stack(logits or [torch.zeros(0)])
 
     def write(self, path: Path, key: str) -> None:
-        """Writes the head, and its logits of inner and test cases and their slides, in fp32."""
+        """Writes the head, and its fp32 logits for inner and test cases and their slides."""
         tensors = {
             f"head.{name}": value.cpu().contiguous()
             for name, value in self.head.state_dict().items()
@@ -256,7 +257,7 @@ class Trainer:
         write_tensors(path, tensors, {HEADER_KEY: json.dumps(header)})
 
     def _save(self, best: State, path: Path, key: str) -> None:
-        """Writes a checkpoint: tensors `head.*`, `best.*`, `adam<i>.*` of each parameter."""
+        """Writes a checkpoint: tensors `head.*`, `best.*`, and `adam<i>.*` of each parameter."""
         states = {"head": self.head.state_dict(), "best": best}
         for i, own in self.optimizer.state_dict()["state"].items():
             states[f"adam{i}"] = own
@@ -268,7 +269,7 @@ class Trainer:
         write_tensors(path, flat, {HEADER_KEY: json.dumps(header)})
 
     def _restore(self, path: Path, key: str) -> tuple[Losses, State]:
-        """The history and the best weights so far; head and optimiser are put where they were."""
+        """History and best weights so far; sets head and optimiser to their stored state."""
         if not path.exists():
             return [], {}
         header, flat = read_state(path)
@@ -293,14 +294,14 @@ def _times(slope: Tensor, logits: Tensor, y: Tensor) -> Tensor:
 
 
 def read_state(path: Path) -> tuple[dict[str, Any], State]:
-    """The header of a fold's file or a checkpoint, and its tensors."""
+    """Header of a fold's file or a checkpoint, and its tensors."""
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         return parse_json(file.metadata()[HEADER_KEY]), tensors
 
 
 def _best_epoch(losses: Losses) -> int:
-    """The epoch of the lowest inner loss, from 1, the first of equals; 0 before any."""
+    """Epoch with the lowest inner loss, from 1, the first of equal ones; 0 before any epoch."""
     if not losses:
         return 0
     inner = [loss for _, loss in losses]

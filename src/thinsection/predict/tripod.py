@@ -1,4 +1,4 @@
-"""The TRIPOD+AI checklist of an experiment, filled from what the software knows.
+"""TRIPOD+AI checklist for an experiment, with the answers that the software can give.
 
 Source: Collins et al., BMJ 385 (2024): e078378. Topics are in our own words.
 """
@@ -10,7 +10,7 @@ OPEN = "to be filled by the authors"
 
 
 class Item(NamedTuple):
-    """A line of the checklist."""
+    """Item of the checklist."""
 
     number: str
     topic: str
@@ -74,7 +74,7 @@ _TOPICS = {
 
 
 def checklist(answers: Mapping[str, str]) -> list[Item]:
-    """All items; those without an answer are left to the authors."""
+    """All items; items without an answer are left to the authors."""
     unknown = answers.keys() - _TOPICS.keys()
     if unknown:
         raise KeyError(f"items must be of TRIPOD+AI, got {sorted(unknown)}")

@@ -1,4 +1,4 @@
-"""Usual embeddings: how far a case may be from the training cases before it is unlike them.
+"""Usual embeddings: the largest distance from the training cases that still counts as similar.
 
 Shapes: n training cases, D channels, R axes. Source: Ledoit and Wolf, "A well-conditioned estimator
 for large-dimensional covariance matrices", 2004.
@@ -14,25 +14,26 @@ import numpy.typing as npt
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.labels import Floats
 
-BLOCK = 1024  # cases that are looked at together
+BLOCK = 1024  # cases that are processed together
 
 
 @dataclass(frozen=True)
 class Usual:
-    """Mean embeddings (D,) of the training cases: their mean and covariance, and how far is far.
+    """Mean embeddings (D,) of the training cases: mean, covariance and largest usual distance.
 
-    The covariance is Ledoit and Wolf's shrunk one, kept as R axes and their variances; in all
-    other directions the variance is `floor`.
+    The covariance is Ledoit and Wolf's shrinkage estimate, stored as R axes and their variances. In
+    all other directions the variance is `floor`.
     """
 
     mean: Floats  # (D,)
     axes: Floats  # (R, D), orthonormal
     variances: Floats  # (R,)
     floor: float
-    threshold: float  # a distance; 99 % of training cases are nearer to the others
+    # distance below which 99 % of training cases are from the other training cases
+    threshold: float
     within: Floats  # (R,) variance of the tiles of one case along each axis
     within_floor: float  # variance of the tiles of one case in any other direction
-    num_tiles: float  # of a training case, harmonic mean
+    num_tiles: float  # tiles per training case, harmonic mean
 
     @classmethod
     def of(
@@ -41,11 +42,11 @@ class Usual:
         residuals: Iterable[npt.NDArray[np.floating]] = (),
         num_tiles: Sequence[float] = (),
     ) -> "Usual":
-        """Usual embeddings by the training cases.
+        """Usual embeddings from the training cases.
 
         Args:
             means: mean embedding of each case, (n, D), n >= 3.
-            residuals: some tiles of each case less their mean, (tiles, D).
+            residuals: some tiles of each case minus the mean of the case, (tiles, D).
             num_tiles: tiles of each case.
 
         Memory: 32 D² bytes.
@@ -70,7 +71,7 @@ class Usual:
         variances = squares / n
         lengths = np.concatenate([*by_block(lambda z: (z**2).sum(1))])
         shrink, floor = _shrinkage(lengths, variances, mean)
-        # each case against the others, whose covariance is one product less (Sherman-Morrison)
+        # each case against the others, whose covariance is a rank-one update (Sherman-Morrison)
         others = (1 - shrink) * n / (n - 1) * variances + floor
         q = np.concatenate([*by_block(lambda z: ((z @ axes.T) ** 2 / others).sum(1))])
         b = (1 - shrink) * n / (n - 1) ** 2
@@ -92,7 +93,7 @@ class Usual:
 
     @property
     def center(self) -> Floats:
-        """The mean as a model file holds it, in float32: sketches begin there."""
+        """Mean in float32, as a model file stores it; sketches are relative to it."""
         return self.mean.astype(np.float32).astype(np.float64)
 
     def distance(
@@ -106,7 +107,7 @@ class Usual:
         extra = max(0.0, 1 / (num_tiles or self.num_tiles) - 1 / self.num_tiles)
         z = embedding - self.mean
         along = (self.axes @ z) ** 2
-        beyond = 0.0  # squared length outside of the axes
+        beyond = 0.0  # squared length outside the axes
         if len(self.axes) < len(z):
             beyond = max(0.0, float(z @ z - along.sum()))
         variances = self.variances + extra * self.within
@@ -115,11 +116,11 @@ class Usual:
 
 
 def _shrinkage(lengths: Floats, variances: Floats, mean: Floats) -> tuple[float, float]:
-    """Ledoit and Wolf's shrinkage, and the variance that it gives every direction.
+    """Ledoit and Wolf's shrinkage, and the variance that it adds in every direction.
 
     Args:
-        lengths: squared length of each case less the mean, (n,).
-        variances: of the cases along the axes.
+        lengths: squared length of each case minus the mean, (n,).
+        variances: variances of the cases along the axes.
         mean: (D,).
     """
     n = len(lengths)
@@ -128,7 +129,7 @@ def _shrinkage(lengths: Floats, variances: Floats, mean: Floats) -> tuple[float,
     square = (variances**2).sum()
     spread = ((lengths**2).sum() / n - square) / n
     shrink = min(1.0, spread / max(square - dim * level**2, 1e-300))
-    # equal cases vary by what float32 rounds away: a distance stays a finite number
+    # equal cases differ only by float32 rounding; a lower bound keeps distances finite
     rounding = (np.finfo(np.float32).eps * np.abs(mean).max()) ** 2
     floor = float(max(shrink * level, 1e-9 * level, rounding, 1e-30))
     return shrink, floor
@@ -137,7 +138,7 @@ def _shrinkage(lengths: Floats, variances: Floats, mean: Floats) -> tuple[float,
 def _tile_variance(
     residuals: Iterable[npt.NDArray[np.floating]], axes: Floats
 ) -> tuple[Floats, float]:
-    """Variance of a case's tiles along axes (R, D), and in any other direction."""
+    """Variance of a case's tiles along axes (R, D), and in all other directions."""
     rank, dim = axes.shape
     along = np.zeros(rank)
     beyond = 0.0

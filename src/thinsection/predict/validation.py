@@ -1,10 +1,10 @@
-"""A locked model on cases with labels: how well it does where nothing was fitted.
+"""Validation of a fixed model on labelled cases that it was not fitted to.
 
 OUT/validation_MODEL/validation.json, index.html   figures with 95 % intervals; their page
-                     cases.csv                     truth and answer of each labelled case
+                     cases.csv                     truth and prediction of each labelled case
 
-Cases of the training set are left out and named. Where all cases are of it, what is written is an
-internal validation and says so.
+Cases of the training set are left out and named. If all cases are from the training set, the result
+is an internal validation and is called so.
 """
 
 from collections.abc import Sequence
@@ -36,11 +36,11 @@ FEW_INNER_CASES = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Locked:
-    """A model that is not changed any more."""
+    """Model that is not changed any more."""
 
     card: ModelCard
-    file: str  # name of its file
-    sha256: str  # of the file
+    file: str  # name of the model's file
+    sha256: str  # sha256 of the file
 
 
 def write_validation(
@@ -51,14 +51,14 @@ def write_validation(
     *,
     table: Path,
 ) -> dict[str, Any]:
-    """Writes the figures, their page and the table of cases; what validation.json holds.
+    """Writes the figures, their page and the table of cases; returns validation.json's content.
 
     Args:
         out: OUT/validation_MODEL.
-        model: the model, whose card says what training fixed.
+        model: the model, whose card has the figures fixed in training.
         cohort: cases with labels.
-        answered: what the model says of each, (n,).
-        table: file of the labels.
+        answered: predictions of the model for each case, (n,).
+        table: file with the labels.
 
     Memory: BLOCK_BYTES of weights, and 16 n² bytes for survival.
 
@@ -121,7 +121,7 @@ def write_validation(
 
 
 def _why_left_out(one: Prediction) -> str:
-    """Why a case is not scored; '' where it is."""
+    """Reason why a case is not scored; '' if it is scored."""
     if one.seen == "name":
         return "of the training set"
     if one.seen == "content":
@@ -134,7 +134,7 @@ def _why_unanswered(one: Prediction) -> str:
 
 
 def _why_no_test(one: Prediction, card: ModelCard) -> str:
-    """Why a training case is not scored: no head is left that has not seen it."""
+    """Reason why a training case is not scored: every head was trained on it."""
     if one.answers and one.members == len(card.members):
         return "of the training set, and every head has seen it"
     return _why_unanswered(one)
@@ -143,7 +143,7 @@ def _why_no_test(one: Prediction, card: ModelCard) -> str:
 def _warnings(
     rows: Rows, cohort: Cohort, answered: Sequence[Prediction], kept: Sequence[int]
 ) -> list[str]:
-    """Sentences that a reader must know before the figures."""
+    """Messages that a reader must know before the figures."""
     warnings = []
     near = [cohort.cases[i] for i in kept if answered[i].seen == "near"]
     if near:
@@ -170,7 +170,7 @@ def _warnings(
 
 
 def _threshold_warnings(lock: Lock | None) -> list[str]:
-    """A sentence where a threshold was chosen on few cases."""
+    """Warning for each threshold that was chosen on few cases."""
     if lock is None or not lock.thresholds or lock.inner_cases >= FEW_INNER_CASES:
         return []
     return [

@@ -1,4 +1,4 @@
-"""The figures of a validation: discrimination, calibration, calls, net benefit, survival."""
+"""Figures of a validation: discrimination, calibration, decisions, net benefit, survival."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ from thinsection.predict.model_file import Lock
 from thinsection.predict.tested import HEADLINE, score_table
 from thinsection.probe.curves import Column, RiskGroup, risk_group, round_times
 
-SEED = 0  # of the resamples
+SEED = 0  # seed of the bootstrap samples
 OLD_MODEL = (
     "the model file fixes no threshold and no baseline hazard; train the model again with "
     "this version to have it"
@@ -38,7 +38,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The n cases that are scored."""
+    """Scored cases, n of them."""
 
     target: Target
     truth: Floats  # (n, T), see `Cohort.values`
@@ -47,14 +47,14 @@ class Rows:
 
     @property
     def unit(self) -> str:
-        """The unit that is resampled."""
+        """Unit of the bootstrap samples."""
         several = len(set(self.patients)) < len(self.patients)
         return "patients" if several else "cases"
 
     def sampling(
         self, *, classes: IndexArray | None = None, events: Flags | None = None
     ) -> Sampling:
-        """Patients as units, with the classes or events by which they are counted."""
+        """Sampling of patients as units, with the classes or events by which they are counted."""
         return Sampling.of_rows(
             len(self.patients),
             self.patients,
@@ -73,11 +73,11 @@ class Survival(NamedTuple):
 
 
 def figures(rows: Rows, lock: Lock | None) -> Json:
-    """All figures: the headline, scores, and what belongs to the kind of the target.
+    """All figures: the headline, scores, and those for the kind of the target.
 
     Args:
         rows: the scored cases.
-        lock: figures that training has fixed; None: the model file is of an earlier version.
+        lock: figures that training has fixed; None if the model file is from an earlier version.
 
     Raises DatasetError: no two times can be compared.
     """
@@ -123,7 +123,7 @@ def _pick(table: Json, names: Sequence[str]) -> Json:
 
 
 def outcome_columns(rows: Rows) -> list[Column]:
-    """Each class or label against the rest; of two classes the second alone."""
+    """Each class or label against the rest; for two classes only the second."""
     target = rows.target
     if target.kind == "multilabel":
         truths = [label == 1 for label in rows.truth.T]
@@ -141,7 +141,7 @@ def outcome_columns(rows: Rows) -> list[Column]:
 
 
 def _outcomes(rows: Rows, lock: Lock) -> list[Json]:
-    """Figures of each class or label against the rest; of two classes the second alone."""
+    """Figures of each class or label against the rest; for two classes only the second."""
     multiclass = rows.target.kind == "multiclass"
     outcomes = []
     for k, column in enumerate(outcome_columns(rows)):
@@ -167,7 +167,7 @@ def _outcomes(rows: Rows, lock: Lock) -> list[Json]:
 def _outcome(
     rows: Rows, truth: Flags, probability: FloatVector, called: Flags | None
 ) -> Json:
-    """Discrimination, calibration, calls and net benefit of one class or label."""
+    """Discrimination, calibration, decisions and net benefit for one class or label."""
     labels = truth.astype(np.int64)
     shares = np.stack([1 - probability, probability], axis=1)
     scorers = class_scorers(labels, (probability > 0.5).astype(np.int64), 2, shares)
@@ -212,7 +212,7 @@ def _counts(truth: Flags, called: Flags) -> dict[str, int]:
 
 
 def _classes(rows: Rows) -> tuple[Json, Json]:
-    """Scores over several classes, and the confusion matrix with an interval of each share."""
+    """Scores over several classes, and the confusion matrix with an interval for each share."""
     truth = rows.truth[:, 0].astype(np.int64)
     predicted = rows.answers.argmax(axis=1)
     num_classes = len(rows.target.names)
@@ -239,7 +239,7 @@ def _classes(rows: Rows) -> tuple[Json, Json]:
 
 
 def _value_line(rows: Rows) -> Json | None:
-    """Line of the measured on the predicted value; None where that is not known."""
+    """Regression line of the measured on the predicted value; None if it is not defined."""
     line = external.value_line(rows.truth[:, 0], rows.answers[:, 0])
     if line is None:
         return None
@@ -250,7 +250,7 @@ def _value_line(rows: Rows) -> Json | None:
 
 
 def _survival(rows: Rows, lock: Lock) -> tuple[Json, Json, list[str]]:
-    """Scores, figures by risk group and by time, and what is missing."""
+    """Scores, figures by risk group and by time, and the reasons for missing figures."""
     cases = Survival(
         event=rows.truth[:, 0] == 1,
         time=rows.truth[:, 1],
@@ -305,7 +305,7 @@ def _scores_at(
     times: Sequence[float],
     sampling: Sampling,
 ) -> list[Json]:
-    """AUROC, and with predicted survival (n, times) the Brier score, at each time."""
+    """AUROC at each time; with predicted survival (n, times) also the Brier score."""
     event, time, risk = cases
     rows = []
     for i, t in enumerate(times):
@@ -319,7 +319,7 @@ def _scores_at(
 def _risk_groups(
     cases: Survival, cut: float | None, ticks: FloatVector
 ) -> tuple[list[RiskGroup], Json | None]:
-    """Curves of low and high risk, and the hazard ratio; none where there is no cut."""
+    """Curves of low and high risk, and the hazard ratio; empty if there is no cut."""
     if cut is None:
         return [], None
     event, time, risk = cases
@@ -336,7 +336,7 @@ def _risk_groups(
 
 
 def _risk_slope(event: Flags, time: FloatVector, risk: FloatVector) -> Json | None:
-    """Slope of the log hazard on the log risk: 1 where risks are spread as they should be."""
+    """Slope of the log hazard on the log risk; 1 if the spread of risks is right."""
     ratio = external.hazard_ratio(event, time, risk)
     if ratio is None:
         return None
@@ -353,7 +353,7 @@ def _risk_slope(event: Flags, time: FloatVector, risk: FloatVector) -> Json | No
 def _survival_calibration(
     event: Flags, time: FloatVector, survival: Floats | None, times: Sequence[float]
 ) -> Json | None:
-    """Observed survival of cases of similar predicted survival, at the middle time."""
+    """Observed survival in groups of similar predicted survival, at the middle time."""
     if survival is None or not times:
         return None
     place = len(times) // 2
@@ -368,7 +368,7 @@ def _survival_calibration(
 
 
 def plain_estimate(estimate: Estimate) -> Json:
-    """An estimate for JSON, None in place of NaN."""
+    """Estimate for JSON, with None in place of NaN."""
     plain = asdict(estimate)
     for name in ("value", "low", "high"):
         if not np.isfinite(plain[name]):

@@ -1,4 +1,4 @@
-"""The page of a validation: its figures as HTML, with pictures inside."""
+"""Page of a validation: its figures as HTML, with pictures inside."""
 
 import base64
 from collections.abc import Mapping
@@ -39,13 +39,13 @@ CALL_WORDS = {
 def validation_page(
     document: Mapping[str, Any], curves: Columns, truth: Floats, answers: Floats
 ) -> str:
-    """The page as HTML.
+    """Page as HTML.
 
     Args:
         document: the content of validation.json.
-        curves: classes or labels of the scored cases; none for values and survival.
-        truth: of the scored cases, (n, T).
-        answers: of the scored cases, (n, K).
+        curves: classes or labels of the scored cases; empty for values and survival.
+        truth: true values of the scored cases, (n, T).
+        answers: predictions for the scored cases, (n, K).
 
     Raises MissingDependencyError: matplotlib is not installed.
     """
@@ -66,12 +66,12 @@ def validation_page(
 
 
 def number_words(value: float | None) -> str:
-    """A figure with four digits; a dash where there is none."""
+    """Number with four digits; a dash if there is none."""
     return "–" if value is None else f"{value:.4f}"
 
 
 def interval_words(score: Mapping[str, Any]) -> str:
-    """The 95 % confidence interval, or why there is none."""
+    """95 % confidence interval, or the reason why there is none."""
     if score["low"] is None:
         return f"none: {score.get('missing') or 'no value'}"
     return f"{score['low']:.4f} to {score['high']:.4f}"
@@ -110,7 +110,7 @@ def _calibration(axes: "Axes", outcomes: list[dict[str, Any]], result: Any) -> W
 
 
 def _band(bins: list[dict[str, Any]]) -> Band:
-    """Bins of the document as arrays; NaN in place of None."""
+    """Bins of the document as arrays, with NaN in place of None."""
     observed = {
         name: np.array([one["observed"][name] for one in bins], dtype=np.float64)
         for name in ("value", "low", "high")
