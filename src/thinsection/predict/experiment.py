@@ -1,6 +1,6 @@
 """Experiment from embeddings and labels: models of folds, out-of-fold scores, one model file.
 
-OUT/experiment.json, index.html   all figures, and a page with them
+OUT/experiment.json, index.html   all figures, and a page with them; heatmaps.js beside it
     model.safetensors             ensemble of the folds, for `predict` and `heatmap`
     predictions.csv               slides and cases, predicted by folds not trained on them
     cohort.json, folds/           see `folds`
@@ -39,6 +39,7 @@ from thinsection.predict.folds import (
 )
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import build_head
+from thinsection.predict.heatmap_links import heatmap_folder, write_heatmap_links
 from thinsection.predict.inputs import training_inputs
 from thinsection.predict.locking import lock_of
 from thinsection.predict.model_file import (
@@ -57,7 +58,6 @@ from thinsection.predict.usual import Usual
 from thinsection.report.index import write_index
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
-from thinsection.weights.origin import slug
 
 GRID = ("lr", "weight_decay", "bag_size", "dropout")  # settings that can be searched
 RESIDUAL_TILES = 64  # tiles per case for the variance of its tiles
@@ -158,13 +158,14 @@ def train(
     document = _document(config, trained, scored, notes, name=out.name)
     if against is not None:
         document["against"] = tested.compare(scored, Path(against))
-    heatmaps = folder / cohort.place.split("/")[0] / f"heatmap_{slug(out.name)}"
+    heatmaps = heatmap_folder(folder / cohort.place.split("/")[0], out.name)
     document["heatmaps"] = os.path.relpath(heatmaps, out)
     model = _ensemble(config, trained, scored, document["scores"], name=out.name)
     save_model(out / "model.safetensors", model)
     write_table(out / "predictions.csv", tested.lines_of(scored, slides))
     page = experiment_page(document, scored, folder / SLIDES)
     write_text(out / "index.html", page)
+    write_heatmap_links(out, heatmaps)
     write_json(out / tested.EXPERIMENT_NAME, document)
     if (out.parent.parent / "summary.csv").is_file():  # RESULTS/experiments/NAME
         write_index(out.parent.parent)

@@ -11,6 +11,7 @@ from scipy.stats import rankdata
 
 from thinsection.evaluation.labels import Floats
 from thinsection.files.pages import data_uri, render_page
+from thinsection.predict.heatmap_links import LINKS_NAME
 from thinsection.predict.tested import Tested
 from thinsection.probe.curves import (
     COLORS,
@@ -59,6 +60,7 @@ def experiment_page(document: Mapping[str, Any], tested: Tested, slides: Path) -
             for picture in _pictures(document, tested)
         ],
         "worst": list(_worst_cases(tested, slides)),
+        "links": LINKS_NAME,
     }
     return render_page("thinsection.predict", "experiment.html.j2", **values)
 

@@ -28,6 +28,7 @@ from thinsection.files.atomic import atomic_path, write_json
 from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold, sweep_slide, unfinished
 from thinsection.pipeline.folder import Results, one_address, open_results
+from thinsection.predict.heatmap_links import refresh_heatmap_links
 from thinsection.predict.model_file import read_card
 from thinsection.predict.predicting import PredictRunConfig, predict
 from thinsection.report.draw import write_drawing
@@ -150,6 +151,7 @@ def heatmap(
         if row.level == "slide" and row.answers
     }
     written = _draw_folder(drawing, columns_by_slide)
+    refresh_heatmap_links(Path(source), home)
     write_index(results.folder)
     return written
 
