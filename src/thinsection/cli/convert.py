@@ -1,4 +1,4 @@
-"""Files into files: `thinsection convert` and `deid` write slides anew, `frames` tables."""
+"""Commands that write new files: `convert` and `deid` for slides, `frames` for tables."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

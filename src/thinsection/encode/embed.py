@@ -69,9 +69,9 @@ class BatchEncoder(Generic[K, Marker]):
     """Gives each batch to every encoder from one buffer and returns embeddings in order.
 
     On CUDA, batch k+1 is copied to the device, batch k is encoded and batch k-1 is copied back at
-    the same time (`Queues`); elsewhere a batch is processed at once. Each encoder gets the batch
-    that it would
-    get alone. A batch that exceeds the device's memory is halved, and `notes` report that.
+    the same time (`Queues`); elsewhere a batch is processed at once. The presence of other
+    encoders does not change the batch of an encoder. A batch that exceeds the device's memory is
+    halved, and `notes` report that.
 
     Memory: `_IN_FLIGHT` batches of tiles and results, and the memory of the largest encoder.
     """

@@ -173,7 +173,7 @@ def _on_engine(
                 f"engine must be torch here, got openvino for {encoder.spec.name!r} "
                 f"in {encoder.precision}: {reason}"
             )
-        # its weights were released
+        # the PyTorch weights were released
         encoder = load_on_torch()
     encoder.engine += f" (not openvino: {reason})"
     return encoder

@@ -17,9 +17,9 @@ from thinsection.errors import UnknownEncoderError
 from thinsection.registry import Entry, Registry
 
 Interpolation = Literal["bilinear", "bicubic"]
-# How tokens become one vector. cls: the class token; cls_mean: the class token and the mean of the
-# patch tokens,
-# concatenated; mean: mean of the patch tokens or the feature map; head: the architecture's own.
+# Pooling of tokens to one vector. cls: the class token; cls_mean: the class token and the mean of
+# the patch tokens, concatenated; mean: mean of the patch tokens or the feature map; head: the
+# architecture's own pooling.
 Pooling = Literal["cls", "cls_mean", "mean", "head"]
 ArchitectureKind = Literal[
     "lite0", "timm", "transformers", "conch_v15", "auto", "custom"

@@ -179,7 +179,7 @@ class Backend(ABC):
         self.context = context
         # settings with one memory size and one GPU
         self.config = context.config.at_rung(context.attempt.rung)
-        # on exit, ends all that the backend has started
+        # clean-up that ends all that the backend has started
         self.stack = ExitStack()
         # jobs that have not ended, by the backend's own key
         self.sent: dict[Any, Job] = {}

@@ -62,7 +62,7 @@ class DaskBackend(Backend):
     def open(self) -> None:
         """Connects to the cluster in the settings, or starts one, and waits for a worker."""
         import dask
-        import distributed  # its defaults must be loaded before our settings
+        import distributed  # loads Dask's defaults, which must come before our settings
 
         self._distributed: Any = distributed
         self._worker_of: dict[Any, str] = {}  # future -> address

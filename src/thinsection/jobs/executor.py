@@ -250,7 +250,7 @@ def parse_walltime(text: str) -> int:
     """Seconds for Slurm's 'MM', 'MM:SS', 'HH:MM:SS', 'D-HH', 'D-HH:MM' or 'D-HH:MM:SS'.
 
     Raises:
-        ConfigError: the text has none of these forms.
+        ConfigError: the text has another form.
     """
     days, dash, clock = text.rpartition("-")
     parts = clock.split(":")

@@ -22,7 +22,7 @@ _MORE = 2
 
 
 class Submitted(Exception):
-    """Signals that `array` was submitted to Slurm, or only written, and nobody waits for it."""
+    """Signals that `array` was submitted to Slurm, or only written, without a wait for results."""
 
     def __init__(self, array: Array) -> None:
         super().__init__(str(array.folder))
@@ -123,7 +123,7 @@ def _context_of_entries(
 
 def _save_array(context: BackendContext, chunk_size: int, job: JobRequest) -> Array:
     """Writes an array under a new name, with its task adapted to the requested CPUs."""
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]  # in milliseconds
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]  # milliseconds
     task = context.attempt.task.on_worker(threads=job.request.cpus, monitored=True)
     array = Array(
         context.folder / FOLDER / f"{stamp}-{secrets.token_hex(2)}",

@@ -159,7 +159,7 @@ class Array:
     def _look_up_states(
         self, among: Collection[int] | None
     ) -> tuple[dict[int, str], dict[int, TaskState]]:
-        """States of these indices (None means all), and the part of them that squeue listed."""
+        """States of some indices (None means all), and those of the indices that squeue listed."""
         indices = range(1, len(self.chunks) + 1) if among is None else among
         job_id = self.job_id
         if job_id is None:

@@ -104,7 +104,7 @@ def _read_trident(path: Path, facts: Facts) -> Iterator[PeerTiles]:
     bare = PeerTiles(
         grid=grid.name,
         coords_l0=tiles.coords_l0,
-        edge_l0=round(tile_px * slide_power / power),  # as TRIDENT's patcher reads it
+        edge_l0=round(tile_px * slide_power / power),  # formula of TRIDENT's patcher
         tile_px=int(tile_px),
         overlap_px=int(attributes.get("overlap", 0)),
         power=power,

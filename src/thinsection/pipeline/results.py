@@ -21,7 +21,7 @@ Status = Literal["done", "skipped", "empty", "excluded", "failed"]
 class SlideResult:
     """Result of one slide in one run, as plain values that travel between processes."""
 
-    slide_id: str  # as in the cohort, like the path
+    slide_id: str  # id from the cohort, as is the path
     slide_path: str
     # 'empty': no tile was found, now or earlier; 'excluded': by a QC rule
     status: Status

@@ -52,7 +52,8 @@ class PreparedSlide:
     attributes: PlainValues = field(default_factory=dict)
     streamed: tuple[AnyStage, ...] = ()  # stages that its tiles feed
     warnings: tuple[str, ...] = ()  # warnings about how its tiles were changed
-    known_rows: Mapping[str, KnownRows] = field(default_factory=dict)  # by address
+    # key: address of a stage
+    known_rows: Mapping[str, KnownRows] = field(default_factory=dict)
     measures: TileMeasures | None = None  # filled while tiles are decoded
     whole_sum: WholeSum | None = None  # None once the complete file has been hashed
 

@@ -161,6 +161,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
 
     def finished(self, entry: SlideEntry) -> SlideResult | None:
         """See `Task.finished`.
+
         The result comes from this invocation. Without encoders, any invocation counts; with
         encoders, only those in `kept`.
 
@@ -221,7 +222,7 @@ def ended_slides(record: Path) -> Mapping[str, SlideResult]:
 
 @functools.lru_cache(maxsize=4)
 def _read_ended_slides(logs: tuple[tuple[Path, int], ...]) -> dict[str, SlideResult]:
-    """Results by slide in logs of these sizes; a longer log is a new argument for the cache."""
+    """Results by slide from logs; their sizes are arguments so that a longer log is read again."""
     results = {}
     for path, _ in logs:
         for line in path.read_text(encoding="utf-8").splitlines():

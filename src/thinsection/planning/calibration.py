@@ -68,7 +68,7 @@ class Calibration:
 class EncoderSize:
     """Size of an encoder: memory and arithmetic."""
 
-    weights_bytes: int  # of its weights
+    weights_bytes: int  # memory of its weights
     batch_bytes: int  # bytes of one batch in progress, without the weights
     dim: int  # length of an embedding
     flops_per_tile: float  # multiply-adds count as two

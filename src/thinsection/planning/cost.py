@@ -249,7 +249,7 @@ class Planner:
         mask_bytes = max(slide.mask_px for slide in slides) * MASK_BYTES_PER_PX
         parts = {"prepared slides": prepared * mask_bytes + OTHER_BYTES}
         checks = [slide.qc.held_bytes for slide in slides if slide.qc]
-        if checks:  # for one slide at a time
+        if checks:  # quality control has one slide in memory at a time
             parts["quality control"] = max(checks)
         return parts
 

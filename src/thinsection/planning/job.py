@@ -36,7 +36,7 @@ _MAX_GPU_CPUS = 16
 
 
 def run_request(chunks: Sequence[Sequence[SlideEntry]], spec: RunSpec) -> JobRequest:
-    """Resources of each job of a run for one of these chunks.
+    """Resources for each job of a run; a job works on one chunk.
 
     All jobs request the same, so the worst case is planned: as many slides as in the largest chunk,
     each as large as the largest in a sample. The sample has up to `MAX_OPENED` slides, evenly over

@@ -222,10 +222,9 @@ def through(
     """Logits (M, K) of some members, and per-tile columns (mean over members).
 
     `attention` is the mean over a head's attentions. `score_NAME` is the contribution of the tile
-    to the prediction, at the member's temperature. For two classes it is that to the log-odds of
-    NAME, for more classes
-    to the logit of NAME minus the mean logit of the others, else to the logit itself. A head whose
-    logits are not a sum over tiles has only attention.
+    to the prediction, at the member's temperature. It refers to the log-odds of NAME for two
+    classes, to the logit of NAME minus the mean logit of the others for more classes, and else to
+    the logit itself. A head whose logits are not a sum over tiles has only attention.
 
     Raises InvalidInputError: `tiles` for a head with neither attention nor evidence.
     """

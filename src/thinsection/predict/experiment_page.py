@@ -137,6 +137,6 @@ def _errors(tested: Tested) -> Floats:
         return np.asarray(1 - right)
     if target.kind in ("multilabel", "regression"):
         return np.asarray(np.abs(answers - truth).mean(axis=1))
-    # for cases with the event: distance between the order by risk and the order by time
+    # only cases with the event: distance between the order by risk and the order by time
     late = rankdata(truth[:, 1]) - rankdata(-target.risk(answers))
     return np.where(truth[:, 0] == 1, np.abs(late), -1.0)

@@ -1,9 +1,8 @@
 """Model in one safetensors file: the heads of an ensemble, and all other data for predictions.
 
 Metadata `thinsection_model`: the `ModelCard` as JSON, with the `Inputs` of its heads. Tensors:
-`<i>.<name>` of each member; `mean`, `axes`, `variances`, `within` of `Usual`. Loading runs no
-code.
-An invalid header is an error before any tensor is read.
+`<i>.<name>` of each member; `mean`, `axes`, `variances`, `within` of `Usual`. Loading runs
+no code. An invalid header is an error before any tensor is read.
 """
 
 import hashlib
@@ -40,7 +39,7 @@ from thinsection.weights.files import (
 )
 
 FORMAT = 2
-# How a slide or case is recognised from training: not at all, by its name or its patient's name, by
+# Ways to recognise a slide or case from training: not at all, by its name or its patient's name, by
 # its embeddings under another name, or approximately by its mean embedding.
 Seen = Literal["", "name", "content", "near"]
 USUAL_TENSORS = ("mean", "axes", "variances", "within")
@@ -79,7 +78,7 @@ class Lock:
     inner_cases: int = 0  # number of cases on which the thresholds were chosen
     risk_cut: float | None = None  # risks above it are high
     horizons: tuple[float, ...] = ()  # times at which survival is scored
-    # for 'cox': times of events, and the cumulative baseline hazard from each time on
+    # only for 'cox': times of events, and the cumulative baseline hazard from each time on
     times: tuple[float, ...] = ()
     hazard: tuple[float, ...] = ()
 
@@ -114,7 +113,7 @@ class Model:
     """Model in memory."""
 
     card: ModelCard
-    heads: tuple[Head, ...]  # in the order of `card.members`
+    heads: tuple[Head, ...]  # same order as `card.members`
     usual: Usual
 
     def answers(
@@ -140,7 +139,7 @@ class Model:
         contents: Collection[str],
         means: npt.NDArray[np.floating],
     ) -> Seen:
-        """How a slide or case is recognised from training.
+        """Way in which a slide or case is recognised from training.
 
         Args:
             names: marks from its names.

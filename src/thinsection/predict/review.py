@@ -68,7 +68,8 @@ def review(
         "sites": _sites(study, means, seed),
         "checklist": [item._asdict() for item in checklist(answers)],
     }
-    plain: dict[str, Any] = json.loads(json.dumps(document))  # as in experiment.json
+    # JSON values of experiment.json
+    plain: dict[str, Any] = json.loads(json.dumps(document))
     return plain
 
 

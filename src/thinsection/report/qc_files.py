@@ -38,10 +38,9 @@ def write_qc(
     """Writes pictures, masks, GeoJSON and, last, `qc.json`; each file atomically.
 
     `<check>.png` is the area that a check affected, `mask_use.png` the tissue in use (both white =
-    True), `mask_kept.png` the tissue with overruled checks if that is more, `thumbnail.png` the
-    work image,
-    `overlay.png` both together with a legend, `histogram.png` the colours in the mask, `qc.geojson`
-    all masks in level-0 pixels.
+    True), `mask_kept.png` the tissue with overruled checks if that is more. `thumbnail.png` is the
+    work image, `overlay.png` shows it with the masks and a legend, `histogram.png` the colours in
+    the mask, `qc.geojson` all masks in level-0 pixels.
 
     Args:
         result: result of quality control for a slide.

@@ -78,8 +78,10 @@ class FeaturesStage(TileStage[TilesFile]):
 
     def content(self, work: SlideWork, table: TileTable) -> str:
         """Hash of all that the embeddings depend on: pixels, tiles and encoder.
+
         It does not depend on how the tiles were chosen, except where stain normalisation is on,
-        which estimates the stains from the tissue."""
+        which estimates the stains from the tissue.
+        """
         digest = self._row_digest(work, table)
         digest.update(np.ascontiguousarray(table.coords_l0).tobytes())
         return digest.hexdigest()[:24]

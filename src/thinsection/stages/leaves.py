@@ -211,7 +211,7 @@ class FormatStage(StoreStage[None]):
 
     features: FeaturesStage
     format: str  # name in `FORMATS`
-    # its columns are written beside those of the tile table
+    # the columns of its measures are written beside those of the tile table
     measures: MeasuresStage | None = None
 
     @property

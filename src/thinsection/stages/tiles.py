@@ -36,7 +36,7 @@ class TilesStage(Stage[TileTable]):
     title: ClassVar[str] = "tile"
 
     config: TilesConfig
-    mask: TissueStage | QcStage  # its value is the tissue
+    mask: TissueStage | QcStage  # gives the tissue
     segments: tuple[SegmentStage, ...] = ()  # their class shares become columns
     roi: RegionsStage | None = None  # tiles must lie in these regions
 

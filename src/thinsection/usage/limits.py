@@ -1,4 +1,4 @@
-"""Limits of a process: the smallest of those from Slurm, cgroups and the machine."""
+"""Limits of a process: the smallest limit that Slurm, cgroups or the machine sets."""
 
 import os
 import time

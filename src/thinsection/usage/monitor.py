@@ -49,7 +49,7 @@ class ProcessUsage:
     # seconds since 1970
     started: float
     requested: Requested
-    # in order of time
+    # sorted by time
     samples: tuple[Sample, ...]
     # seconds by stage, counted by the stream
     stage_seconds: Mapping[str, float] = field(default_factory=dict)

@@ -102,7 +102,7 @@ class TreeSampler:
         self._gpu = gpu
         self._tree: list[psutil.Process] = [self._root]
         self._num_looks = 0
-        # by pid, in the last sample
+        # key: pid; values of the last sample
         self._living: dict[int, _Work] = {}
         self._ended = _Work()
         self._start_net = _net_bytes()

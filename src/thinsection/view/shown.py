@@ -358,7 +358,7 @@ def _find_slides(
 
 
 def _results_folders(source: Source) -> list[str | Path]:
-    """The one results folder among the sources, or None.
+    """Results folder among the sources, or None; there may be only one.
 
     Raises:
         InvalidInputError: there are several.
