@@ -1,6 +1,5 @@
 """Page of an experiment: scores, curves, folds, and the cases with the worst predictions."""
 
-import base64
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,10 +54,7 @@ def experiment_page(document: Mapping[str, Any], tested: Tested, slides: Path) -
             (METRIC_WORDS.get(name, name), score)
             for name, score in document["scores"].items()
         ],
-        "pictures": [
-            (picture.title, picture.caption, base64.b64encode(picture.png).decode())
-            for picture in _pictures(document, tested)
-        ],
+        "pictures": [picture.for_page() for picture in _pictures(document, tested)],
         "worst": list(_worst_cases(tested, slides)),
         "links": LINKS_NAME,
     }
@@ -89,7 +85,7 @@ def _pictures(document: Mapping[str, Any], tested: Tested) -> list[Picture]:
     return [*drawn, draw_picture("folds", document, _draw_folds)]
 
 
-def _draw_folds(axes: "Axes", document: Mapping[str, Any], result: Any) -> Words:
+def _draw_folds(axes: "Axes", document: Mapping[str, Any]) -> Words:
     scores = [fold["score"] for fold in document["folds"]]
     heights = [np.nan if score is None else score for score in scores]
     if document["interval"]:

@@ -1,6 +1,5 @@
 """Page of a validation: its figures as HTML, with pictures inside."""
 
-import base64
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +49,7 @@ def validation_page(
     Raises MissingDependencyError: matplotlib is not installed.
     """
     pictures = [
-        (picture.title, picture.caption, base64.b64encode(picture.png).decode())
-        for picture in _pictures(document, curves, truth, answers)
+        picture.for_page() for picture in _pictures(document, curves, truth, answers)
     ]
     return render_page(
         "thinsection.predict",
@@ -97,7 +95,7 @@ def _pictures(
     return drawn
 
 
-def _calibration(axes: "Axes", outcomes: list[dict[str, Any]], result: Any) -> Words:
+def _calibration(axes: "Axes", outcomes: list[dict[str, Any]]) -> Words:
     for i, outcome in enumerate(outcomes):
         band = _band(outcome["calibration_curve"])
         draw_frequencies(axes, band, color=color_of(i), label=outcome["name"])
@@ -123,7 +121,7 @@ def _band(bins: list[dict[str, Any]]) -> Band:
     )
 
 
-def _survival(axes: "Axes", survival: dict[str, Any], result: Any) -> Words:
+def _survival(axes: "Axes", survival: dict[str, Any]) -> Words:
     draw_groups(axes, survival["groups"], survival["ticks"])
     caption = (
         "Kaplan-Meier curves with log-log 95 % confidence bands; the groups are cut at the median "
@@ -132,9 +130,7 @@ def _survival(axes: "Axes", survival: dict[str, Any], result: Any) -> Words:
     return "Survival by risk group", caption
 
 
-def _survival_calibration(
-    axes: "Axes", calibration: dict[str, Any], result: Any
-) -> Words:
+def _survival_calibration(axes: "Axes", calibration: dict[str, Any]) -> Words:
     draw_frequencies(axes, _band(calibration["bins"]), color=COLORS[0])
     axes.set(xlabel="predicted survival", ylabel="observed survival (Kaplan-Meier)")
     caption = (

@@ -6,7 +6,6 @@ A result is a probe's <probe>.json with the table of its rows beside it. Results
 set and probe) are compared where rows, folds and protocol are the same, each on the same resamples.
 """
 
-import base64
 import csv
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from thinsection.errors import DatasetError, InvalidInputError
 from thinsection.evaluation import comparison
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.intervals import LEVEL
-from thinsection.evaluation.metrics import LOWER_IS_BETTER
+from thinsection.evaluation.metrics import LOWER_IS_BETTER, FloatVector, IndexArray
 from thinsection.files.atomic import write_bytes, write_json, write_table, write_text
 from thinsection.files.json_text import read_json
 from thinsection.files.pages import render_page
@@ -33,8 +32,16 @@ if TYPE_CHECKING:
 
 SEED = 1337  # of the resamples, which every model of a task shares
 # facts of a result that say what was probed
-_PROBED = "encoder encoder_commit weights_sha256 precision tiles rows_sha256 embeddings_sha256"
-IDENTITY = tuple(_PROBED.split())
+IDENTITY = (
+    "encoder",
+    "encoder_commit",
+    "weights_sha256",
+    "precision",
+    "tiles",
+    "rows_sha256",
+    "embeddings_sha256",
+)
+Document = dict[str, Any]  # a result, or a part of a comparison, as JSON holds it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +49,7 @@ class Scored:
     """One result with its rows."""
 
     model: str
-    document: dict[str, Any]
+    document: Document
     rows: Rows
 
 
@@ -57,176 +64,179 @@ def compare(folders: Sequence[Path], out: Path, *, metric: str | None = None) ->
     """
     by_task: dict[str, dict[str, Scored]] = {}
     for scored in find_results(folders):
-        task = f"{scored.document['dataset']}, {scored.document['probe']}"
-        models = by_task.setdefault(task, {})
+        name = f"{scored.document['dataset']}, {scored.document['probe']}"
+        models = by_task.setdefault(name, {})
         if scored.model in models:
             raise DatasetError(
-                f"models must differ, got {scored.model!r} twice for {task!r}"
+                f"models must differ, got {scored.model!r} twice for {name!r}"
             )
         models[scored.model] = scored
-    several = {task: models for task, models in by_task.items() if len(models) > 1}
-    if not several:
+    tasks = [
+        _compare_task(name, [*models.values()], metric)
+        for name, models in by_task.items()
+        if len(models) > 1
+    ]
+    if not tasks:
         raise DatasetError(
             "results must hold a task of two models or more, "
             f"got {sorted(by_task) or 'no result'}"
         )
-    tasks = [
-        _compare_task(name, [*models.values()], metric)
-        for name, models in several.items()
-    ]
-    pairs = [*chain.from_iterable(task["pairs"] for task in tasks)]
+    _correct([*chain.from_iterable(task["pairs"] for task in tasks)])
+    for task in tasks:
+        _rank(task)
+    return _write(tasks, _overall(tasks), out)
+
+
+def _correct(pairs: list[Document]) -> None:
+    """Adds to each pair its p values that are corrected for all pairs."""
     p_values = [pair["p_value"] for pair in pairs]
     rates = stats.false_discovery_control(p_values)  # Benjamini and Hochberg's
-    for pair, holm, fdr in zip(pairs, comparison.holm(p_values), rates, strict=True):
-        pair |= {
-            "p_holm": float(holm),
-            "p_bh": float(fdr),
-            "different": bool(holm < 1 - LEVEL),
-        }
-    for compared in tasks:
-        _rank(compared)
-    return _write({"tasks": tasks, "models": _overall(tasks)}, out)
+    for pair, holm, rate in zip(pairs, comparison.holm(p_values), rates, strict=True):
+        pair["p_holm"] = float(holm)
+        pair["p_bh"] = float(rate)
+        pair["different"] = bool(holm < 1 - LEVEL)
 
 
-def _compare_task(
-    task: str, models: list[Scored], metric: str | None
-) -> dict[str, Any]:
+def _compare_task(name: str, models: list[Scored], metric: str | None) -> Document:
     """Scores of every model by every metric, and each pair's difference, not yet corrected."""
     first = models[0]
-    for other in models[1:]:
-        keys = [
-            (model.document["data"].get("rows_sha256"), _key(model.rows))
-            for model in (first, other)
-        ]
-        difference_in = ""
-        if first.document["protocol"] != other.document["protocol"]:
-            difference_in = "settings"
-        if keys[0] != keys[1]:
-            difference_in = "rows"
-        if difference_in:
-            raise DatasetError(
-                f"results of {task!r} must be of the same rows, folds and protocol, "
-                f"got {first.model!r} and {other.model!r} with other {difference_in}; "
-                "probe them alike"
-            )
     metric = metric or first.document["metric"]
-    groups = first.rows.groups
+    for model in models[1:]:
+        _check_alike(name, first, model)
     for model in models:
         if metric not in model.rows.scorers:
             raise InvalidInputError(
-                f"metric of {task!r} must be one of {', '.join(model.rows.scorers)}, got {metric}"
+                f"metric of {name!r} must be one of {', '.join(model.rows.scorers)}, got {metric}"
             )
-    ids, scorers = first.rows.ids, [model.rows.scorers[metric] for model in models]
+    scorers = [model.rows.scorers[metric] for model in models]
     drawn = comparison.resample(scorers, first.rows.sampling, seed=SEED)
     pairs = []
-    for a, b in combinations(range(len(models)), 2):
-        difference = _delong(
-            models[a].rows, models[b].rows, metric
-        ) or drawn.difference(a, b)
-        named = {
-            "a": models[a].model,
-            "b": models[b].model,
-            "difference": difference.value,
-        }
-        pairs.append(named | asdict(difference) | {"detectable": difference.detectable})
-    told = {
-        "task": task,
+    for (i, a), (k, b) in combinations(enumerate(models), 2):
+        difference = _delong(a.rows, b.rows, metric) or drawn.difference(i, k)
+        pairs.append(
+            {
+                "a": a.model,
+                "b": b.model,
+                "difference": difference.value,
+                **asdict(difference),
+                "detectable": difference.detectable,
+            }
+        )
+    groups = first.rows.groups
+    return {
+        "task": name,
         "metric": metric,
-        "rows": len(ids),
+        "rows": len(first.rows.ids),
         "groups": drawn.sampling.units,
-    }
-    shown = [_model(m, float(s)) for m, s in zip(models, drawn.observed, strict=True)]
-    return told | {
         "unit": groups.unit if groups else "rows",
-        "models": shown,
+        "models": [
+            _model(model, float(score))
+            for model, score in zip(models, drawn.observed, strict=True)
+        ],
         "pairs": pairs,
     }
 
 
-def _model(scored: Scored, score: float) -> dict[str, Any]:
-    told, data = scored.document, scored.document["data"]
-    known = {"model": scored.model, "score": score, "interval": told["interval"]}
-    identity = {name: data[name] for name in IDENTITY if data.get(name) is not None}
-    return {**known, "metrics": told["metrics"], "identity": identity}
+def _check_alike(task: str, first: Scored, other: Scored) -> None:
+    """Refuses results of other rows, folds or settings."""
+    same_data = _data_hash(first) == _data_hash(other)
+    if not same_data or _key(first.rows) != _key(other.rows):
+        difference = "rows"
+    elif first.document["protocol"] != other.document["protocol"]:
+        difference = "settings"
+    else:
+        return
+    raise DatasetError(
+        f"results of {task!r} must be of the same rows, folds and protocol, "
+        f"got {first.model!r} and {other.model!r} with other {difference}; "
+        "probe them alike"
+    )
 
 
-def _key(rows: Rows) -> list[Any]:
-    """Key that results of the same rows share: names, folds, truth."""
-    fold = getattr(rows, "fold", None)
+def _data_hash(scored: Scored) -> str | None:
+    """Hash of all rows, those of training included."""
+    value: str | None = scored.document["data"].get("rows_sha256")
+    return value
+
+
+def _key(rows: Rows) -> tuple[object, ...]:
+    """Key that results of the same scored rows share: names, folds, truth."""
     truth = rows.time if isinstance(rows, Risks) else getattr(rows, "truth", None)
-    parts = [np.asarray(p).tolist() for p in (fold, truth) if p is not None]
-    return [type(rows), rows.ids, *parts]  # training rows: the facts' rows_sha256
+    fold = np.asarray(rows.fold).tolist()
+    return (type(rows), rows.ids, fold, np.asarray(truth).tolist())
+
+
+def _model(scored: Scored, score: float) -> Document:
+    document = scored.document
+    facts = document["data"]
+    return {
+        "model": scored.model,
+        "score": score,
+        "interval": document["interval"],
+        "metrics": document["metrics"],
+        "identity": {k: facts[k] for k in IDENTITY if facts.get(k) is not None},
+    }
 
 
 def _delong(a: Rows, b: Rows, metric: str) -> comparison.Difference | None:
     """DeLong's test, where the score is one area under one curve of two classes."""
-    if (
-        metric != "auroc"
-        or not isinstance(a, Predictions)
-        or not isinstance(b, Predictions)
-    ):
+    if metric != "auroc":
+        return None
+    if not isinstance(a, Predictions) or not isinstance(b, Predictions):
         return None
     if len(a.class_names) > 2 or a.probability is None or b.probability is None:
         return None
-    shares = [a.probability[:, 1], b.probability[:, 1]]
+    probabilities = [a.probability[:, 1], b.probability[:, 1]]
     folds = (a.fold, b.fold)
-    return comparison.delong(shares, a.truth == 1, a.sampling, folds=folds)
+    return comparison.delong(probabilities, a.truth == 1, a.sampling, folds=folds)
 
 
-def _rank(task: dict[str, Any]) -> None:
+def _rank(task: Document) -> None:
     """Adds to each model its rank among those that the corrected tests tell apart."""
     names = [model["model"] for model in task["models"]]
     better = np.zeros((len(names), len(names)), dtype=bool)
     for pair in task["pairs"]:
         if pair["different"]:
-            a, b = names.index(pair["a"]), names.index(pair["b"])
-            wins = (pair["difference"] > 0) != (task["metric"] in LOWER_IS_BETTER)
-            better[(a, b) if wins else (b, a)] = True
+            a = names.index(pair["a"])
+            b = names.index(pair["b"])
+            a_wins = (pair["difference"] > 0) != (task["metric"] in LOWER_IS_BETTER)
+            better[(a, b) if a_wins else (b, a)] = True
     for model, rank in zip(task["models"], comparison.tied_ranks(better), strict=True):
         model["rank"] = int(rank)
 
 
-def _overall(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _overall(tasks: list[Document]) -> list[Document]:
     """Mean rank and mean score of each model over its tasks, best first."""
-    names = [
-        *dict.fromkeys(model["model"] for task in tasks for model in task["models"])
-    ]
-    found = [
-        {model["model"]: model["score"] for model in task["models"]} for task in tasks
-    ]
-    scores = np.array([[of.get(name, np.nan) for name in names] for of in found])
+    models = chain.from_iterable(task["models"] for task in tasks)
+    names = [*dict.fromkeys(model["model"] for model in models)]
+    scores = np.full((len(tasks), len(names)), np.nan)
+    for of_task, task in zip(scores, tasks, strict=True):
+        for model in task["models"]:
+            of_task[names.index(model["model"])] = model["score"]
     lower = [task["metric"] in LOWER_IS_BETTER for task in tasks]
-    ranks, means = (
-        comparison.mean_ranks(scores, lower=lower),
-        np.nanmean(scores, axis=0),
-    )
-    rows = zip(names, ranks.tolist(), means.tolist(), strict=True)
+    ranks = comparison.mean_ranks(scores, lower=lower).tolist()
+    means = np.nanmean(scores, axis=0).tolist()
     overall = [
         {"model": name, "mean_rank": rank, "mean_score": mean}
-        for name, rank, mean in rows
+        for name, rank, mean in zip(names, ranks, means, strict=True)
     ]
     return sorted(overall, key=lambda model: model["mean_rank"])
 
 
 def find_results(folders: Sequence[Path]) -> list[Scored]:
     """Every result with a table of rows, in the folders and all below them."""
-    found = []
+    results = []
     for folder in folders:
         for path in sorted(Path(folder).rglob("*.json")):
             document = read_json(path)
-            if (
-                not isinstance(document, dict)
-                or not {"probe", "metrics"} <= document.keys()
-            ):
-                continue
-            model = document["data"].get("encoder") or Path(folder).name
-            found.append(
-                Scored(model=model, document=document, rows=read_rows(path, document))
-            )
-    return found
+            if isinstance(document, dict) and {"probe", "metrics"} <= document.keys():
+                model = document["data"].get("encoder") or Path(folder).name
+                rows = read_rows(path, document)
+                results.append(Scored(model=model, document=document, rows=rows))
+    return results
 
 
-def read_rows(path: Path, document: dict[str, Any]) -> Rows:
+def read_rows(path: Path, document: Document) -> Rows:
     """The rows of a result, from the table beside it."""
     with path.with_suffix(".csv").open(newline="", encoding="utf-8") as file:
         table = [*csv.DictReader(file)]
@@ -234,98 +244,102 @@ def read_rows(path: Path, document: dict[str, Any]) -> Rows:
         raise InvalidInputError(
             f"result must have a table of rows, got none beside {str(path)!r}"
         )
-    known: dict[str, Any] = {"ids": tuple(row["id"] for row in table)}
-    if "group" in table[0]:
-        unit = (document["interval"] or {}).get("unit", "patients")
-        known["groups"] = Groups(unit, tuple(row["group"] for row in table))
 
-    def numbers(name: str) -> Any:
+    def numbers(name: str) -> FloatVector:
         return np.array([float(row[name]) for row in table])
 
-    fold = {"fold": numbers("fold").astype(np.int64)} if "fold" in table[0] else {}
-    if "bottom" in table[0]:
-        top, bottom = numbers("top"), numbers("bottom")
-        return Ratios(metric=document["metric"], top=top, bottom=bottom, **known)
-    if "risk" in table[0]:
-        event, high = (numbers(name) > 0 for name in ("event", "above_fold_median"))
-        values = {
-            "risk": numbers("risk"),
-            "time": numbers("time"),
-            "event": event,
-            "high": high,
-        }
-        return Risks(**values, **known, **fold)
-    if "classes" in document:
-        names = tuple(entry["name"] for entry in document["classes"])
-        seeds = [name for name in table[0] if name.startswith("seed_")]
-        columns = ("truth", "prediction", *seeds)
-        labels = np.array([[names.index(r[k]) for r in table] for k in columns])
-        known["repeats"] = labels[2:] if seeds else None
-        shares = [numbers(f"p_{name}") for name in names if f"p_{name}" in table[0]]
-        known |= {
-            "class_names": names,
-            "truth": labels[0],
-            "prediction": labels[1],
-            **fold,
-        }
-        return Predictions(
-            probability=np.stack(shares, axis=1) if shares else None, **known
+    headers = table[0].keys()
+    ids = tuple(row["id"] for row in table)
+    groups = None
+    if "group" in headers:
+        unit = (document["interval"] or {}).get("unit", "patients")
+        groups = Groups(unit, tuple(row["group"] for row in table))
+    fold = numbers("fold").astype(np.int64) if "fold" in headers else None
+    if "bottom" in headers:
+        return Ratios(
+            ids=ids,
+            groups=groups,
+            metric=document["metric"],
+            top=numbers("top"),
+            bottom=numbers("bottom"),
         )
-    names = tuple(
-        name.removeprefix("true ") for name in table[0] if name.startswith("true ")
+    if "risk" in headers:
+        return Risks(
+            ids=ids,
+            groups=groups,
+            fold=fold,
+            risk=numbers("risk"),
+            high=numbers("above_fold_median") > 0,
+            event=numbers("event") > 0,
+            time=numbers("time"),
+        )
+    if "classes" in document:
+        class_names = tuple(entry["name"] for entry in document["classes"])
+
+        def labels(name: str) -> IndexArray:
+            return np.array([class_names.index(row[name]) for row in table])
+
+        shares = [numbers(f"p_{n}") for n in class_names if f"p_{n}" in headers]
+        repeats = [labels(name) for name in headers if name.startswith("seed_")]
+        return Predictions(
+            ids=ids,
+            groups=groups,
+            fold=fold,
+            class_names=class_names,
+            truth=labels("truth"),
+            prediction=labels("prediction"),
+            probability=np.stack(shares, axis=1) if shares else None,
+            repeats=np.array(repeats) if repeats else None,
+        )
+    names = [h.removeprefix("true ") for h in headers if h.startswith("true ")]
+    return Values(
+        ids=ids,
+        groups=groups,
+        fold=fold,
+        target_names=tuple(names),
+        truth=np.stack([numbers(f"true {name}") for name in names], axis=1),
+        prediction=np.stack([numbers(f"predicted {name}") for name in names], axis=1),
     )
-    both = [
-        [numbers(f"{kind} {name}") for name in names] for kind in ("true", "predicted")
-    ]
-    truth, guess = (np.stack(of_kind, axis=1) for of_kind in both)
-    return Values(target_names=names, truth=truth, prediction=guess, **known, **fold)
 
 
-def _write(found: dict[str, Any], out: Path) -> Path:
-    pairs = [
-        {"task": task["task"], **pair}
-        for task in found["tasks"]
-        for pair in task["pairs"]
-    ]
+def _write(tasks: list[Document], models: list[Document], out: Path) -> Path:
+    """Writes table, pictures, page and JSON of a comparison; returns the page."""
+    pairs = []
+    for task in tasks:
+        pairs += [{"task": task["task"], **pair} for pair in task["pairs"]]
     write_table(out / "comparison.csv", pairs, list(pairs[0]))
-    draws = {
-        "ranks": (found["models"], _draw_ranks),
-        "differences": (pairs, _draw_differences),
-    }
     pictures = [
-        plots.draw_picture(name, source, draw) for name, (source, draw) in draws.items()
+        plots.draw_picture("ranks", models, _draw_ranks),
+        plots.draw_picture("differences", pairs, _draw_differences),
     ]
     for picture in pictures:
         write_bytes(out / f"comparison_{picture.name}.png", picture.png)
-    shown = [
-        (p.title, p.caption, base64.b64encode(p.png).decode("ascii")) for p in pictures
-    ]
-    names = [model["model"] for model in found["models"]]
     page = out / "comparison.html"
-    values = {
-        "names": names,
-        "pictures": shown,
-        "lower": LOWER_IS_BETTER,
-        "level": LEVEL,
-    }
-    write_text(
-        page, render_page("thinsection.probe", "compare.html.j2", **found, **values)
+    html = render_page(
+        "thinsection.probe",
+        "compare.html.j2",
+        tasks=tasks,
+        models=models,
+        names=[model["model"] for model in models],
+        pictures=[picture.for_page() for picture in pictures],
+        lower=LOWER_IS_BETTER,
+        level=LEVEL,
     )
-    write_json(page.with_suffix(".json"), strict(found))
+    write_text(page, html)
+    write_json(page.with_suffix(".json"), strict({"tasks": tasks, "models": models}))
     return page
 
 
-def _draw_ranks(axes: "Axes", models: list[dict[str, Any]], _: Any) -> curves.Words:
-    names, ranks = ([m[k] for m in models[::-1]] for k in ("model", "mean_rank"))
+def _draw_ranks(axes: "Axes", models: list[Document]) -> curves.Words:
+    names = [model["model"] for model in models[::-1]]
+    ranks = [model["mean_rank"] for model in models[::-1]]
     axes.figure.set_size_inches(5.4, 1 + 0.4 * len(models))  # type: ignore[union-attr]
     axes.barh(names, ranks, color=curves.COLORS[0], height=0.6)
     axes.set(xlabel="mean rank over the tasks", xlim=(0, len(names) + 0.2))
     return "Mean rank", "1 is best in every task; equal scores share their mean rank."
 
 
-def _draw_differences(
-    axes: "Axes", pairs: list[dict[str, Any]], _: Any
-) -> curves.Words:
+def _draw_differences(axes: "Axes", pairs: list[Document]) -> curves.Words:
     axes.figure.set_size_inches(7.2, 1.2 + 0.28 * len(pairs))  # type: ignore[union-attr]
     for y, pair in enumerate(pairs[::-1]):
         color = curves.COLORS[5 if pair["different"] else 7]

@@ -5,8 +5,6 @@ the order of ties open, on sortable 64-bit keys it does not. Their upper half ha
 bits, made monotonic, the lower half the complement of the column's index.
 """
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -27,7 +25,7 @@ NO_KEY = torch.iinfo(torch.int64).min  # of a row of the own group
 Bank = Embeddings | EmbeddingRows
 
 
-def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
     """The array as a tensor; on the CPU it shares the array's memory and is only read."""
     return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
 
@@ -81,40 +79,38 @@ def nearest_rows(
             f"k must lie in 1..{len(bank)}, the bank's rows, got {k}"
         )
     where = resolve_device(device, mps=False)
-    columns, name = min(COLUMN_BLOCK, len(bank)), "query against one block"
+    similarities = _closeness if similarity == "l2" else _cosine
+    columns = min(COLUMN_BLOCK, len(bank))
     # similarities, the two inputs' unit rows, and the running best
     wide = 2 if similarity == "l2" else 1  # float64 inputs and products
     per_row = columns * (KEY_BYTES + 16 * (wide - 1)) + dim * 8 * wide + k * 48
-    fixed = columns * dim * 8 * wide
-    rows = rows_within(budget_bytes, per_row, name=name, most=QUERY_BLOCK, fixed=fixed)
-    found = np.empty((len(queries), k), dtype=np.int64)
+    rows = rows_within(
+        budget_bytes,
+        per_row,
+        name="query against one block",
+        most=QUERY_BLOCK,
+        fixed=columns * dim * 8 * wide,
+    )
+    nearest = np.empty((len(queries), k), dtype=np.int64)
     with torch.inference_mode(), fast_products():
         for start in range(0, len(queries), rows):
             part = slice(start, start + rows)
             q = to_device(queries[part], where)
             best = torch.empty((len(q), 0), dtype=torch.int64, device=where)
             for left in range(0, len(bank), columns):
-                block = to_device(bank[left : left + columns], where)
-                scores = (
-                    _cosine(q, block)
-                    if similarity == "cosine"
-                    else _closeness(q, block)
-                )
+                block = slice(left, left + columns)
+                scores = similarities(q, to_device(bank[block], where))
                 keys = _sortable_keys(scores, first_column=left)
                 if groups is not None:
-                    of_query, of_bank = (
-                        groups[part, None],
-                        groups[left : left + columns],
-                    )
-                    keys.masked_fill_(to_device(of_query == of_bank, where), NO_KEY)
-                best = torch.cat(
-                    [best, keys.topk(min(k, keys.shape[1]), dim=1).values], dim=1
-                )
-                del keys  # before the next block is built
+                    same_group = groups[part, None] == groups[block]
+                    keys.masked_fill_(to_device(same_group, where), NO_KEY)
+                best_of_block = keys.topk(min(k, keys.shape[1]), dim=1).values
+                del scores, keys  # before the next block is built
+                best = torch.cat([best, best_of_block], dim=1)
                 best = best.topk(min(k, best.shape[1]), dim=1).values
             index = LOW_HALF - (best & LOW_HALF)
-            found[part] = index.masked_fill_(best == NO_KEY, -1).cpu().numpy()
-    return found
+            nearest[part] = index.masked_fill_(best == NO_KEY, -1).cpu().numpy()
+    return nearest
 
 
 def _cosine(queries: torch.Tensor, block: torch.Tensor) -> torch.Tensor:

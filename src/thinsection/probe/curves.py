@@ -5,7 +5,7 @@ Each function draws on axes and returns the title and the caption, see `plots.dr
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -100,7 +100,7 @@ def class_columns(rows: Predictions) -> list[Column]:
     return [Column(names[c], rows.truth == c, rows.probability[:, c]) for c in classes]
 
 
-def draw_roc(axes: "Axes", columns: Columns, result: Any) -> Words:
+def draw_roc(axes: "Axes", columns: Columns) -> Words:
     """ROC curves, with bands where rows can be resampled."""
     for column, sampling, color in columns.drawable():
         band = roc_band(column.truth, column.probability, sampling, seed=SEED)
@@ -112,7 +112,7 @@ def draw_roc(axes: "Axes", columns: Columns, result: Any) -> Words:
     return "ROC", words if columns.sampling is None else f"{words} {BAND}"
 
 
-def draw_precision(axes: "Axes", columns: Columns, result: Any) -> Words:
+def draw_precision(axes: "Axes", columns: Columns) -> Words:
     """Curves of precision by recall, with bands where rows can be resampled."""
     for column, sampling, color in columns.drawable():
         band = precision_band(column.truth, column.probability, sampling, seed=SEED)
@@ -128,7 +128,7 @@ def _draw_band(axes: "Axes", band: Band, name: str, color: str) -> None:
     axes.plot(band.x, band.y, color=color, label=name, linewidth=1.8)
 
 
-def draw_calibration(axes: "Axes", columns: Columns, result: Any) -> Words:
+def draw_calibration(axes: "Axes", columns: Columns) -> Words:
     """Observed frequency by predicted probability, with a resampled interval for each bin."""
     for column, sampling, color in columns.drawable():
         assert sampling is not None
@@ -162,7 +162,7 @@ def draw_frequencies(
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
 
 
-def draw_decision(axes: "Axes", columns: Columns, result: Any) -> Words:
+def draw_decision(axes: "Axes", columns: Columns) -> Words:
     """Net benefit by threshold probability; treating everybody is dotted, nobody is 0."""
     highest = 0.0
     for column, _, color in columns.drawable():
@@ -180,9 +180,7 @@ def draw_decision(axes: "Axes", columns: Columns, result: Any) -> Words:
     return "Decision curve", caption
 
 
-def draw_values(
-    axes: "Axes", pair: tuple[FloatVector, FloatVector], result: Any
-) -> Words:
+def draw_values(axes: "Axes", pair: tuple[FloatVector, FloatVector]) -> Words:
     """Measured (n,) by predicted values (n,)."""
     measured, predicted = pair
     axes.scatter(predicted, measured, s=14, color=COLORS[0], linewidths=0)
@@ -192,7 +190,7 @@ def draw_values(
     return "Values", "On the dotted line predictions equal measurements."
 
 
-def draw_risks(axes: "Axes", risks: Risks, result: Any) -> Words:
+def draw_risks(axes: "Axes", risks: Risks) -> Words:
     """Kaplan-Meier curves of the halves by risk, with hazard ratio and log-rank test."""
     first = np.zeros(len(risks.ids), dtype=bool)  # a case once, however many repeats
     first[np.unique(risks.ids, return_index=True)[1]] = True

@@ -30,23 +30,28 @@ from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
-from thinsection.jobs.task import Report, Task
+from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.pipeline.task import set_threads
 from thinsection.probe.compare import compare
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.page import write_probe_report
 from thinsection.probe.registry import PROBES, load_probe
+from thinsection.probe.result import ProbeResult
 from thinsection.store.ledger import stage_key
 
-TABLE_NAME, JOB_NAME, TRACEBACK_NAME = "probes.csv", "job.json", "traceback.txt"
+TABLE_NAME = "probes.csv"
+JOB_NAME = "job.json"
+TRACEBACK_NAME = "traceback.txt"
 BY_KIND = {
     "tiles": ("knn", "linear", "fewshot"),
     "slide": ("slide",),
     "survival": ("survival",),
 }
-_KEYS, _TASK_KEYS = ("name", "encoders", "tasks"), ("data", "probes", "name")
+_KEYS = ("name", "encoders", "tasks")
+_TASK_KEYS = ("data", "probes", "name")
 _PATHS = ("root", "embeddings", "labels", "test")
 OnMessage = Callable[[str], None]
+Status = Literal["done", "skipped", "failed"]  # skipped: it was done before
 
 
 def grid_probes() -> tuple[str, ...]:
@@ -55,10 +60,8 @@ def grid_probes() -> tuple[str, ...]:
     def fits(name: str) -> bool:
         try:
             return issubclass(load_probe(name).config_type, ProbeConfig)
-        except (
-            ThinsectionError
-        ):  # one that cannot be loaded says why when it is asked for
-            return True
+        except ThinsectionError:
+            return True  # one that cannot be loaded says why when it is asked for
 
     return tuple(filter(fits, PROBES.names()))
 
@@ -101,7 +104,7 @@ class ProbeRow:
     encoder: str | None
     seed: int | None
     probe: str  # of the result; 'tileset' has four
-    status: Literal["done", "skipped", "failed"]  # skipped: it was done before
+    status: Status
     metric: str = ""
     score: float | None = None
     low: float | None = None  # with `high` the bootstrap interval
@@ -126,11 +129,35 @@ class ProbeJob:
             probe=self.probe, data=self.data, settings=as_mapping(self.config)
         )
 
-    def row(self, **values: Any) -> ProbeRow:
-        """A row of the table."""
-        encoder, seed = self.config.data.encoder, self.config.compute.seed
-        known = {"job": self.name, "data": self.data, "encoder": encoder, "seed": seed}
-        return ProbeRow(**{**known, "probe": self.probe, **values})
+    def failed_row(self, error: str) -> ProbeRow:
+        """The row of the table that says why there is no score."""
+        return ProbeRow(
+            job=self.name,
+            data=self.data,
+            encoder=self.config.data.encoder,
+            seed=self.config.compute.seed,
+            probe=self.probe,
+            status="failed",
+            error=error,
+        )
+
+    def done_row(self, result: ProbeResult) -> ProbeRow:
+        """The row of a result."""
+        interval = result.interval
+        if interval is not None and not math.isfinite(interval.low):  # of one slide
+            interval = None
+        return ProbeRow(
+            job=self.name,
+            data=self.data,
+            encoder=self.config.data.encoder,
+            seed=self.config.compute.seed,
+            probe=result.probe,
+            status="done",
+            metric=result.metric,
+            score=float(result.score),
+            low=float(interval.low) if interval else None,
+            high=float(interval.high) if interval else None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,16 +206,21 @@ def run_suite(
     Memory: of the largest probe, in each worker. Raises ConfigError: the suite's file, with the key
     that is wrong.
     """
-    config, document, out = config or BenchConfig(), read_toml(path), Path(out)
+    config = config or BenchConfig()
+    document = read_toml(path)
+    out = Path(out)
     jobs = suite_jobs(path, document)
     rows = _run_jobs(jobs, out, config.executor, resume=True, tell=on_message)
     done = [row for row in rows if row.status != "failed"]
     if len({row.encoder for row in done}) > 1:
         on_message(str(compare([out], out)))
-    results = [read_json(out / r.job / f"{r.probe}.json") for r in done]
-    version = {"thinsection": thinsection.__version__, "suite": document}
-    shown = [asdict(row) for row in rows]
-    write_json(out / "suite.json", {**version, "rows": shown, "results": results})
+    suite = {
+        "thinsection": thinsection.__version__,
+        "suite": document,
+        "rows": [asdict(row) for row in rows],
+        "results": [read_json(out / row.job / f"{row.probe}.json") for row in done],
+    }
+    write_json(out / "suite.json", suite)
     return rows
 
 
@@ -200,22 +232,21 @@ def _run_jobs(
     resume: bool,
     tell: OnMessage,
 ) -> list[ProbeRow]:
-    (out := Path(out).resolve()).mkdir(parents=True, exist_ok=True)
-    task, rows = (
-        ProbeTask(out=out, threads=executor.threads, resume=resume),
-        list[ProbeRow](),
-    )
+    out = Path(out).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    task = ProbeTask(out=out, threads=executor.threads, resume=resume)
+    rows: list[ProbeRow] = []
 
     def keep(report: Report[ProbeDone]) -> None:
-        rows.extend(row for job in report.results for row in job.rows)
+        for done in report.results:
+            rows.extend(done.rows)
 
     # a probe may take long: each is a task of its own
     executor = replace(executor, chunk_slides=executor.chunk_slides or 1)
     execute(jobs, task, executor, folder=out, on_report=keep, on_message=tell)
     order = {job.name: number for number, job in enumerate(jobs)}
-    rows.sort(
-        key=lambda row: order[row.job]
-    )  # stable: the four of a tile set stay in order
+    # stable: the four of a tile set stay in order
+    rows.sort(key=lambda row: order[row.job])
     write_table(out / TABLE_NAME, map(asdict, rows), [f.name for f in fields(ProbeRow)])
     return rows
 
@@ -253,13 +284,13 @@ def probe_jobs(data: Sequence[Path], config: ProbeGridConfig) -> list[ProbeJob]:
             ProbeJob(name=name, probe=probe, data=str(path.resolve()), config=settings)
         )
     counts = Counter(job.name for job in jobs)
-    marks = [f"-{hashlib.sha256(job.data.encode()).hexdigest()[:6]}" for job in jobs]
-    marked = [
-        m if counts[job.name] > 1 else "" for job, m in zip(jobs, marks, strict=True)
-    ]
-    return [
-        replace(job, name=job.name + m) for job, m in zip(jobs, marked, strict=True)
-    ]
+    return [_marked(job) if counts[job.name] > 1 else job for job in jobs]
+
+
+def _marked(job: ProbeJob) -> ProbeJob:
+    """The job with a hash of its data's path in its name."""
+    digest = hashlib.sha256(job.data.encode()).hexdigest()
+    return replace(job, name=f"{job.name}-{digest[:6]}")
 
 
 def suite_jobs(path: Path, document: Mapping[str, Any]) -> list[ProbeJob]:
@@ -272,29 +303,29 @@ def suite_jobs(path: Path, document: Mapping[str, Any]) -> list[ProbeJob]:
         raise ConfigError(f"tasks must be given as [[tasks]], got {tasks}")
     shared = {k: v for k, v in document.items() if k not in _KEYS}
     jobs = []
-    for given in tasks or ():
-        if "data" not in given:
-            raise ConfigError(f"each task must have data, got {sorted(given)}")
-        own = shared | {k: v for k, v in given.items() if k not in _TASK_KEYS}
-        tasks_found = find_tasks(path.parent / given["data"])
-        for (task, data, kind), encoder in itertools.product(
-            tasks_found, encoders or ()
-        ):
-            name, words = given.get("name", task), {"encoder": encoder, "task": task}
-            paths = {
-                k: path.parent / str(own[k]).format(**words) for k in _PATHS if k in own
-            }
-            config = replace_flat(ProbeConfig(), {**own, **paths, "encoder": encoder})
-            for probe in given.get("probes", BY_KIND[kind]):
+    for entry in tasks:
+        if "data" not in entry:
+            raise ConfigError(f"each task must have data, got {sorted(entry)}")
+        settings = shared | {k: v for k, v in entry.items() if k not in _TASK_KEYS}
+        found = find_tasks(path.parent / entry["data"])
+        for (task, data, kind), encoder in itertools.product(found, encoders):
+            name = entry.get("name", task)
+            own = {**settings, "encoder": encoder}
+            for key in _PATHS:
+                if key in own:
+                    text = str(own[key]).format(encoder=encoder, task=task)
+                    own[key] = path.parent / text
+            config = replace_flat(ProbeConfig(), own)
+            for probe in entry.get("probes", BY_KIND[kind]):
                 load_probe(probe)  # its name is right before anything runs
-                job = {
-                    "probe": probe,
-                    "data": str(data).format(**words),
-                    "config": config,
-                }
-                jobs.append(
-                    ProbeJob(name=f"{name}-{encoder}-{probe}", dataset=name, **job)
+                job = ProbeJob(
+                    name=f"{name}-{encoder}-{probe}",
+                    dataset=name,
+                    probe=probe,
+                    data=str(data).format(encoder=encoder, task=task),
+                    config=config,
                 )
+                jobs.append(job)
     return jobs
 
 
@@ -303,21 +334,11 @@ def find_tasks(path: Path) -> Iterator[tuple[str, Path, str]]:
 
     A path with {encoder} in it is taken as it stands.
     """
-    later, suffix, table = (
-        "{" in str(path),
-        path.suffix.lower(),
-        path / PATHOBENCH_TABLE,
-    )
-    if later or suffix in TABLE_SUFFIXES:
-        words = (
-            path.read_text(encoding="utf-8") if suffix == ".json" and not later else ""
-        )
-        slides = '"slides"' in words or '"slide_ids"' in words
-        yield (
-            path.stem,
-            path,
-            "survival" if '"events"' in words else "slide" if slides else "tiles",
-        )
+    table = path / PATHOBENCH_TABLE
+    if "{" in str(path):
+        yield path.stem, path, "tiles"
+    elif path.suffix.lower() in TABLE_SUFFIXES:
+        yield path.stem, path, _kind_of_file(path)
     elif table.is_file():
         survival = "_days" in table.read_text(encoding="utf-8").split("\n")[0]
         yield path.name, path, "survival" if survival else "slide"
@@ -328,16 +349,26 @@ def find_tasks(path: Path) -> Iterator[tuple[str, Path, str]]:
             f"*/{PATHOBENCH_TABLE}",
             "*/manifest.csv",
         )
-        found = sorted(p for name in names for p in path.glob(name))
-        if not found:
+        files = sorted(itertools.chain.from_iterable(map(path.glob, names)))
+        if not files:
             yield path.name, path, "tiles"  # a folder of images
-        for task in found:
-            if task.name == "manifest.csv":
-                yield task.parent.name, task, "tiles"
+        for file in files:
+            if file.name == "manifest.csv":
+                yield file.parent.name, file, "tiles"
+            elif file.name == PATHOBENCH_TABLE:
+                yield from find_tasks(file.parent)
             else:
-                yield from find_tasks(
-                    task.parent if task.name == PATHOBENCH_TABLE else task
-                )
+                yield from find_tasks(file)
+
+
+def _kind_of_file(path: Path) -> str:
+    """Kind of the task in a JSON, by its keys; other tables are of tiles."""
+    if path.suffix.lower() != ".json":
+        return "tiles"
+    text = path.read_text(encoding="utf-8")
+    if '"events"' in text:
+        return "survival"
+    return "slide" if '"slides"' in text or '"slide_ids"' in text else "tiles"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,14 +376,14 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
     """Task of some probe jobs in one process. A failed job is a row."""
 
     kind: ClassVar[str] = "probe"
-    entry_type: ClassVar[type[Any]] = ProbeJob
-    result_type: ClassVar[type[Any]] = ProbeDone
+    entry_type: ClassVar[type] = ProbeJob
+    result_type: ClassVar[type] = ProbeDone
 
     out: Path  # output folder, absolute, on a file system that every worker sees
     resume: bool = True  # whether a job that is done with the same settings is skipped
 
     def __call__(
-        self, entries: Sequence[ProbeJob], *, on_event: Callable[[Any], None]
+        self, entries: Sequence[ProbeJob], *, on_event: OnEvent
     ) -> Report[ProbeDone]:
         """Runs the jobs, see `Task.__call__`."""
         set_threads(self.threads, torch_too=True)
@@ -360,7 +391,7 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
 
     def lost(self, entry: ProbeJob, reason: str) -> ProbeDone:
         """The row of a job whose worker died."""
-        return ProbeDone(rows=(entry.row(status="failed", error=reason),))
+        return ProbeDone(rows=(entry.failed_row(reason),))
 
     def finished(self, entry: ProbeJob) -> ProbeDone | None:
         """The rows of a job that was done with the same settings."""
@@ -368,59 +399,46 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
             document = read_json(self.out / entry.name / JOB_NAME)
             if not self.resume or document["key"] != entry.key:
                 return None
-            rows = (
+            rows = [
                 ProbeRow(**{**row, "status": "skipped"}) for row in document["rows"]
-            )
+            ]
             return ProbeDone(rows=tuple(rows))
-        except (
-            FileNotFoundError,
-            ValueError,
-            TypeError,
-            KeyError,
-        ):  # damaged counts as none
-            return None
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            return None  # damaged counts as none
 
     def _run(self, job: ProbeJob) -> ProbeDone:
         folder = self.out / job.name
-        with hold(
-            folder / LOCK_NAME
-        ):  # another process that is at the same job is waited for
-            if done := self.finished(job):
+        # another process that is at the same job is waited for
+        with hold(folder / LOCK_NAME):
+            done = self.finished(job)
+            if done is not None:
                 return done
             (folder / JOB_NAME).unlink(missing_ok=True)
             try:
                 rows = _probe_rows(job, folder)
             except Exception as error:  # noqa: BLE001 - the per-job boundary; its traceback is kept
-                write_text(
-                    folder / TRACEBACK_NAME, "".join(traceback.format_exception(error))
-                )
-                return self.lost(
-                    job, f"{type(error).__name__}: {error}".replace("\n", " ")
-                )
+                lines = traceback.format_exception(error)
+                write_text(folder / TRACEBACK_NAME, "".join(lines))
+                reason = f"{type(error).__name__}: {error}".replace("\n", " ")
+                return self.lost(job, reason)
             (folder / TRACEBACK_NAME).unlink(missing_ok=True)
-            write_json(
-                folder / JOB_NAME,
-                {"key": job.key, "rows": [asdict(row) for row in rows]},
-            )
+            document = {"key": job.key, "rows": [asdict(row) for row in rows]}
+            write_json(folder / JOB_NAME, document)
             return ProbeDone(rows=rows)
 
 
 def _probe_rows(job: ProbeJob, folder: Path) -> tuple[ProbeRow, ...]:
     """A row per result of a job, their reports written."""
-    probe, encoder, rows = load_probe(job.probe), job.config.data.encoder, []
+    probe = load_probe(job.probe)
     config = probe.config_type(data=job.config.data, compute=job.config.compute)
     data = probe.kind.load(Path(job.data), config)
-    for found in probe.run(data, config):
-        facts = {"encoder": encoder, **found.facts}
-        result = replace(found, dataset=job.dataset or found.dataset, facts=facts)
-        write_probe_report(result, folder)
-        values = {"metric": result.metric, "score": float(result.score)}
-        if result.interval is not None and math.isfinite(
-            result.interval.low
-        ):  # not of one slide
-            values |= {
-                "low": float(result.interval.low),
-                "high": float(result.interval.high),
-            }
-        rows.append(job.row(probe=result.probe, status="done", **values))
+    rows = []
+    for result in probe.run(data, config):
+        named = replace(
+            result,
+            dataset=job.dataset or result.dataset,
+            facts={"encoder": job.config.data.encoder, **result.facts},
+        )
+        write_probe_report(named, folder)
+        rows.append(job.done_row(named))
     return tuple(rows)

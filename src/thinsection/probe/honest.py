@@ -6,13 +6,13 @@ score stand that of permuted labels (what the probe makes of nothing) and a lear
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.comparison import permuted_rows
@@ -31,13 +31,19 @@ from thinsection.probe.data.sets import (
     check_tile_set,
 )
 from thinsection.probe.protocol import Protocol
-from thinsection.probe.result import Choice, ProbeResult, choices, classified
+from thinsection.probe.result import (
+    Choice,
+    Details,
+    ProbeResult,
+    choices,
+    classified,
+)
 
 # labels (Nq,), shares (Nq, K), details
-Guess = tuple[IndexArray, FloatVector, dict[str, Any]]
+Guess = tuple[IndexArray, FloatVector, Details]
 Guesser = Callable[[TileSet, Any, int], Guess]  # of data, settings and seed
 Run = Callable[..., ProbeResult]  # (data, protocol=...): a probe
-_Score = Callable[..., float]  # of permuted labels (seed), of some rows (shots, seed)
+Cases = CaseSet | SurvivalSet
 MIN_SURVIVORS = 16  # with and without event, for a model to be fitted
 
 
@@ -52,7 +58,7 @@ def tile_probe(
     data = check_tile_set(data)
     settings = protocol.require(name)
     if protocol.inner_folds:
-        run: Run = partial(tile_probe, name, guess, select=select)
+        run = partial(tile_probe, name, guess, select=select)
         return _honest_tiles(run, data, protocol, select=select)
     prediction, share, details = guess(data, settings, protocol.seed)
     return classified(
@@ -70,32 +76,34 @@ def narrowed(
     protocol: Protocol, choice: Choice, *, most_shots: int | None = None
 ) -> Protocol:
     """The protocol with one setting of each sweep, nothing to select, for one seed."""
-    p, values = replace(protocol, inner_folds=0), [float(v) for v in choice]
+    p = replace(protocol, inner_folds=0)
+    values = [float(value) for value in choice]
     if p.linear and len(values) == 2:
-        rate, epochs = (values[0],), int(values[1])
-        return replace(
-            p, linear=replace(p.linear, lrs=rate, epochs=epochs, last_epoch=True)
-        )
+        rate, epochs = values
+        linear = replace(p.linear, lrs=(rate,), epochs=int(epochs), last_epoch=True)
+        return replace(p, linear=linear)
     if p.fewshot and most_shots is not None:
-        p = replace(
-            p, fewshot=replace(p.fewshot, shots=min(most_shots, p.fewshot.shots))
-        )
+        shots = min(most_shots, p.fewshot.shots)
+        p = replace(p, fewshot=replace(p.fewshot, shots=shots))
     if not values:
         return p
+    value = values[0]
     return replace(  # a probe reads its own alone
         p,
-        knn=p.knn and replace(p.knn, ks=(int(values[0]),)),
-        logistic=p.logistic and replace(p.logistic, cs=(values[0],)),
-        survival=p.survival and replace(p.survival, alphas=(values[0],)),
+        knn=p.knn and replace(p.knn, ks=(int(value),)),
+        logistic=p.logistic and replace(p.logistic, cs=(value,)),
+        survival=p.survival and replace(p.survival, alphas=(value,)),
     )
 
 
-def _best(scores: list[dict[Choice, float]]) -> Choice:
+def _best(scores: Sequence[dict[Choice, float]]) -> Choice:
     """Best setting on the mean of those that every fold tried; of equal ones the first."""
     means: dict[Choice, float] = {}
     for choice in scores[0]:
         if all(choice in of_fold for of_fold in scores):
-            means[choice] = float(mean_with_value([one[choice] for one in scores]))
+            means[choice] = float(
+                mean_with_value([of_fold[choice] for of_fold in scores])
+            )
     return max(means, key=means.__getitem__)
 
 
@@ -103,77 +111,94 @@ def _honest_tiles(
     run: Run, data: TileSet, protocol: Protocol, *, select: bool
 ) -> ProbeResult:
     """Result under a protocol with inner folds, see `tile_probe`."""
-    train, n = data.train, data.num_classes
-    choice, words = (), "nothing was selected"
+    train = data.train
+    choice: Choice = ()
+    words = "nothing was selected"
     if select:
-        inner, seed = protocol.inner_folds, protocol.seed
-        folds, over = drawn_folds(train.labels, train.groups, folds=inner, seed=seed)
-        swept = replace(protocol, inner_folds=0)
-        parts = [
-            replace(data, train=train.take(a), val=train.take(b)) for a, b in folds
-        ]
-        choice = _best([choices(run(part, protocol=swept)) for part in parts])
-        words = f"chosen on {inner} inner folds of the training rows {over}".strip()
+        choice, words = _choose_setting(run, data, protocol)
     chosen = narrowed(protocol, choice)
     seeds = range(protocol.seed, protocol.seed + protocol.repeats)
     runs = [run(data, protocol=replace(chosen, seed=seed)) for seed in seeds]
 
-    def trained_on(part: Split) -> float:
-        least = int(np.bincount(part.labels, minlength=n).min())
-        fitting = (min(int(choice[0]), len(part)),) if len(choice) == 1 else choice
-        fits = narrowed(protocol, fitting, most_shots=least)
-        return run(replace(data, train=part), protocol=fits).score
+    def score_trained_on(part: Split) -> float:
+        smallest = int(np.bincount(part.labels, minlength=data.num_classes).min())
+        fitting = choice
+        if len(choice) == 1:  # a number of neighbours
+            fitting = (min(int(choice[0]), len(part)),)
+        own = narrowed(protocol, fitting, most_shots=smallest)
+        return run(replace(data, train=part), protocol=own).score
 
-    def null(seed: int) -> float:
-        return trained_on(
-            replace(
-                train,
-                labels=train.labels[permuted(train.labels, train.groups, seed)],
-            )
-        )
+    def null_score(seed: int) -> float:
+        labels = train.labels[permuted(train.labels, train.groups, seed)]
+        return score_trained_on(replace(train, labels=labels))
 
-    def learnt(shots: int, seed: int) -> float:
-        return trained_on(train.take(draw_rows(train.labels, shots, seed=seed)))
+    def shots_score(shots: int, seed: int) -> float:
+        return score_trained_on(train.take(draw_rows(train.labels, shots, seed=seed)))
 
-    scores, guesses = (
-        [r.score for r in runs],
-        [r.predictions for r in runs if r.predictions],
-    )
-    details = {"selected": ", ".join(map(str, choice)), "selected_on": words}
-    details |= beside(protocol, scores, null, learnt, least=np.bincount(train.labels))
-    more: dict[str, Any] = {
-        "metric": runs[0].metric,
-        "protocol": protocol,
-        "details": details,
+    details = {
+        "selected": ", ".join(map(str, choice)),
+        "selected_on": words,
+        **_scores_beside(
+            protocol,
+            [r.score for r in runs],
+            null_score,
+            shots_score,
+            smallest_class=np.bincount(train.labels).min(),
+        ),
     }
-    more |= {"repeats": np.stack([g.prediction for g in guesses])}
-    more |= {"probability": guesses[0].probability}
-    return classified(runs[0].probe, data, guesses[0].prediction, **more)
+    guesses = [r.predictions for r in runs if r.predictions]
+    return classified(
+        runs[0].probe,
+        data,
+        guesses[0].prediction,
+        metric=runs[0].metric,
+        protocol=protocol,
+        details=details,
+        probability=guesses[0].probability,
+        repeats=np.stack([g.prediction for g in guesses]),
+    )
 
 
-def beside(
-    p: Protocol,
+def _choose_setting(run: Run, data: TileSet, protocol: Protocol) -> tuple[Choice, str]:
+    """The best setting on inner folds of the training rows, and these in words."""
+    train = data.train
+    inner_folds = protocol.inner_folds
+    folds, unit_words = drawn_folds(
+        train.labels, train.groups, folds=inner_folds, seed=protocol.seed
+    )
+    swept = replace(protocol, inner_folds=0)
+    scores = []
+    for fitted, scored in folds:
+        part = replace(data, train=train.take(fitted), val=train.take(scored))
+        scores.append(choices(run(part, protocol=swept)))
+    words = f"chosen on {inner_folds} inner folds of the training rows {unit_words}"
+    return _best(scores), words.strip()
+
+
+def _scores_beside(
+    protocol: Protocol,
     scores: list[float],
-    null: _Score,
-    learnt: _Score,
+    null_score: Callable[[int], float],
+    shots_score: Callable[[int, int], float],
     *,
-    least: npt.NDArray[np.number],
-) -> dict[str, Any]:
-    """Scores beside the score: of each seed, of permuted labels, and the learning curve."""
-    seeds = range(p.seed, p.seed + p.null_draws)
-    by_null, shots = (
-        [null(seed) for seed in seeds],
-        [k for k in p.shots if k < least.min()],
-    )
-    curve = {
-        str(k): float(mean_with_value([learnt(k, seed) for seed in seeds]))
-        for k in shots
-    }
+    smallest_class: float,
+) -> Details:
+    """Scores beside the score: of each seed, of permuted labels, and the learning curve.
+
+    `null_score` takes a seed; `shots_score` a number of rows per class and a seed.
+    """
+    seeds = range(protocol.seed, protocol.seed + protocol.null_draws)
+    null_scores = [null_score(seed) for seed in seeds]
+    curve: dict[str, float] = {}
+    for shots in protocol.shots:
+        if shots < smallest_class:
+            draws = [shots_score(shots, seed) for seed in seeds]
+            curve[str(shots)] = float(mean_with_value(draws))
     curve["all"] = float(np.mean(scores))
     return {
         "seed_scores": scores,
-        "null_score": float(mean_with_value(by_null)),
-        "null_scores": by_null,
+        "null_score": float(mean_with_value(null_scores)),
+        "null_scores": null_scores,
         "score_by_shots": curve,
     }
 
@@ -188,32 +213,32 @@ def permuted(labels: IndexArray, groups: Groups | None, seed: int) -> IndexArray
 
 def honest_cases(
     run: Run,
-    cases: CaseSet | SurvivalSet,
+    cases: Cases,
     protocol: Protocol,
-    folds_of: Callable[..., Any],
-) -> tuple[list[Fold], list[ProbeResult], dict[str, Any]]:
+    draw_folds: Callable[[Cases, Protocol], Sequence[Fold]],
+) -> tuple[list[Fold], list[ProbeResult], Details]:
     """A probe of cases: folds (of each seed), the result of each, what stands beside the score.
 
     Memory: that of the probe, and the cases of a fold once more.
     """
-    seeds = range(
-        protocol.seed, protocol.seed + (1 if cases.folds else protocol.repeats)
-    )
-    by_seed = [folds_of(cases, replace(protocol, seed=seed)) for seed in seeds]
-    outer = [fold for folds in by_seed for fold in folds]
+    repeats = 1 if cases.folds else protocol.repeats
+    seeds = range(protocol.seed, protocol.seed + repeats)
+    by_seed = [draw_folds(cases, replace(protocol, seed=seed)) for seed in seeds]
+    outer = [*chain.from_iterable(by_seed)]
     swept = replace(protocol, inner_folds=0, folds=protocol.inner_folds)
     chosen = [
         _best([choices(run(cases.take(train), protocol=swept))]) for train, _ in outer
     ]
-    pairs = zip(outer, (narrowed(protocol, choice) for choice in chosen), strict=True)
-    parts = [run(replace(cases, folds=(fold,)), protocol=own) for fold, own in pairs]
-    usual, labels = (
-        narrowed(protocol, Counter(chosen).most_common(1)[0][0]),
-        cases.strata,
-    )
+    results = [
+        run(replace(cases, folds=(fold,)), protocol=narrowed(protocol, choice))
+        for fold, choice in zip(outer, chosen, strict=True)
+    ]
+    usual = narrowed(protocol, Counter(chosen).most_common(1)[0][0])
+    labels = cases.strata
 
-    def null(seed: int) -> float:
-        order, scores = np.arange(len(labels)), []
+    def null_score(seed: int) -> float:
+        scores = []
+        order = np.arange(len(labels))
         for train, val in by_seed[0]:
             mixed = order.copy()
             groups = cases.groups and cases.groups.take(train)
@@ -222,27 +247,27 @@ def honest_cases(
             scores.append(run(data, protocol=usual).score)
         return float(mean_with_value(scores))
 
-    def learnt(shots: int, seed: int) -> float:
+    def shots_score(shots: int, seed: int) -> float:
         few = tuple(
-            (a[draw_rows(labels[a], shots, seed=seed)], b) for a, b in by_seed[0]
+            (train[draw_rows(labels[train], shots, seed=seed)], val)
+            for train, val in by_seed[0]
         )
         return run(replace(cases, folds=few), protocol=usual).score
 
-    by_fold = np.array([part.score for part in parts]).reshape(len(by_seed), -1)
-    per_seed = mean_with_value(by_fold.T)
+    by_fold = np.array([result.score for result in results]).reshape(len(by_seed), -1)
     training_share = len(by_seed[0][0][0]) / len(labels)
-    least = np.asarray(np.bincount(labels) * training_share, dtype=np.float64)
     if isinstance(cases, SurvivalSet):
         shots = tuple(k for k in protocol.shots if k >= MIN_SURVIVORS)
         protocol = replace(protocol, shots=shots)
-    details: dict[str, Any] = {
-        "selected": dict(Counter(", ".join(map(str, c)) for c in chosen))
+    details = {
+        "selected": dict(Counter(", ".join(map(str, choice)) for choice in chosen)),
+        "selected_on": f"chosen on {protocol.inner_folds} inner folds of the training cases",
+        **_scores_beside(
+            protocol,
+            mean_with_value(by_fold.T).tolist(),
+            null_score,
+            shots_score,
+            smallest_class=(np.bincount(labels) * training_share).min(),
+        ),
     }
-    details["selected_on"] = (
-        f"chosen on {protocol.inner_folds} inner folds of the training cases"
-    )
-    return (
-        outer,
-        parts,
-        details | beside(protocol, per_seed.tolist(), null, learnt, least=least),
-    )
+    return outer, results, details

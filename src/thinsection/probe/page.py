@@ -1,10 +1,8 @@
 """Files of a probe's result: JSON and CSV for programs, a page for people."""
 
-import base64
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from thinsection.config import as_mapping
 from thinsection.files.atomic import write_bytes, write_json, write_table, write_text
@@ -60,10 +58,7 @@ def write_probe_report(result: ProbeResult, out_dir: Path) -> Path:
         settings=settings,
         classes=[] if rows is None else per_class_rows(rows),
         facts=_facts(result),
-        pictures=[
-            (p.title, p.caption, base64.b64encode(p.png).decode("ascii"))
-            for p in pictures
-        ],
+        pictures=[picture.for_page() for picture in pictures],
         protocol=json.dumps(as_mapping(result.protocol), indent=2),
     )
     write_text(page, html)
@@ -72,15 +67,16 @@ def write_probe_report(result: ProbeResult, out_dir: Path) -> Path:
     return page
 
 
-def _columns(result: ProbeResult) -> dict[str, Iterable[Any]]:
-    """Columns by header: what the result says of each row; else details by name."""
-    if (rows := result.rows) is None:
+def _columns(result: ProbeResult) -> dict[str, Iterable[object]]:
+    """Columns by header: the answers row by row; else details by name."""
+    rows = result.rows
+    if rows is None:
         return {"name": result.details.keys(), "value": result.details.values()}
-    columns: dict[str, Iterable[Any]] = {"id": rows.ids}
+    columns: dict[str, Iterable[object]] = {"id": rows.ids}
     if rows.groups is not None:
         columns["group"] = rows.groups.of_row
-    if (fold := getattr(rows, "fold", None)) is not None:
-        columns["fold"] = fold.tolist()
+    if rows.fold is not None:
+        columns["fold"] = rows.fold.tolist()
     return columns | rows.columns
 
 
@@ -93,23 +89,30 @@ def interval_words(result: ProbeResult) -> str:
         return f"no interval: {interval.missing}"
     ends = f"{interval.low:.4f} to {interval.high:.4f}"
     drawn = f"{interval.draws} resamples of {interval.units} {interval.unit}"
-    null = result.details.get("null_score")
-    beside = "" if null is None else f"; permuted labels score {null:.4f}"
-    if (p_value := result.details.get("null_p")) is not None:
-        beside += f", p {p_value:.3g}"
-    return f"{interval.level:.0%} interval {ends}, {drawn}{beside}"
+    words = f"{interval.level:.0%} interval {ends}, {drawn}"
+    null_score = result.details.get("null_score")
+    if null_score is not None:
+        words += f"; permuted labels score {null_score:.4f}"
+    p_value = result.details.get("null_p")
+    if p_value is not None:
+        words += f", p {p_value:.3g}"
+    return words
 
 
 def _facts(result: ProbeResult) -> list[tuple[str, str]]:
     """Name and value of the protocol's name, the data's facts and the sweep's short details."""
     protocol = result.protocol
     short = {k: v for k, v in result.details.items() if k not in LONG_DETAILS}
-    named = {"protocol": f"{protocol.name} ({protocol.source})", "seed": protocol.seed}
-    rows = [*named.items(), *result.facts.items(), *short.items()]
+    rows = [
+        ("protocol", f"{protocol.name} ({protocol.source})"),
+        ("seed", protocol.seed),
+        *result.facts.items(),
+        *short.items(),
+    ]
     return [(name.replace("_", " "), _words(value)) for name, value in rows]
 
 
-def _words(value: Any) -> str:
+def _words(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k}: {_words(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):

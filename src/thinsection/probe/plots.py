@@ -1,8 +1,9 @@
 """Pictures of a probe's result, as PNG bytes: drawn off screen, same input, same picture."""
 
+import base64
 import io
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,9 +21,10 @@ from thinsection.probe.result import Examples, Predictions, ProbeResult
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Draw = Callable[["Axes", Any, Any], Words]  # the second is what it is drawn from
+Source = TypeVar("Source")  # what a picture is drawn from
 
-DPI, SIZE_IN = 120, (5.4, 4.2)  # width, height
+DPI = 120
+SIZE_IN = (5.4, 4.2)  # width, height
 OVERLAY = 0.55  # opacity of a class over the image
 LOSSES = ("train_losses", "val_losses", "best_epochs")  # of each fold
 SWEEPS = {"score_by_k": "k neighbours", "score_by_c": "C (inverse regularisation)"}
@@ -36,6 +38,10 @@ class Picture(NamedTuple):
     caption: str
     png: bytes
 
+    def for_page(self) -> tuple[str, str, str]:
+        """Title, caption and PNG in base64, as the templates take them."""
+        return self.title, self.caption, base64.b64encode(self.png).decode("ascii")
+
 
 def probe_pictures(result: ProbeResult) -> list[Picture]:
     """Every picture that the result has data for.
@@ -44,36 +50,39 @@ def probe_pictures(result: ProbeResult) -> list[Picture]:
     """
     rows = result.predictions
     details = result.details
-    curves = None
+    drawn = []
+    if rows is not None:
+        drawn.append(draw_picture("confusion", rows, draw_confusion))
     if rows is not None and rows.probability is not None:
         # tiles are many: their curves have no bands
         sampling = None if rows.fold is None else rows.sampling
         curves = Columns(class_columns(rows), sampling)
-    draws: dict[str, tuple[Any, Draw]] = {  # None: there is nothing to draw it from
-        "confusion": (rows, draw_confusion),
-        "roc": (curves, draw_roc),
-        "curve": (details.get("curve"), _curve),
-        "sweep": (next(filter(details.__contains__, SWEEPS), None), _sweep),
-        "learning": (details.get("score_by_shots"), _learning),
-        "survival": (result.risks, draw_risks),
-        "examples": (result.examples, _examples),
-        "losses": (details if set(LOSSES) <= details.keys() else None, _losses),
-    }
-    drawn = {name: drawing for name, drawing in draws.items() if drawing[0] is not None}
-    return [
-        draw_picture(name, source, draw, result)
-        for name, (source, draw) in drawn.items()
-    ]
+        drawn.append(draw_picture("roc", curves, draw_roc))
+    if details.get("curve") is not None:
+        drawn.append(draw_picture("curve", result, _curve))
+    if not SWEEPS.keys().isdisjoint(details):
+        drawn.append(draw_picture("sweep", result, _sweep))
+    if details.get("score_by_shots") is not None:
+        drawn.append(draw_picture("learning", result, _learning))
+    if result.risks is not None:
+        drawn.append(draw_picture("survival", result.risks, draw_risks))
+    if result.examples is not None:
+        drawn.append(draw_picture("examples", result.examples, _examples))
+    if set(LOSSES) <= details.keys():
+        drawn.append(draw_picture("losses", result, _losses))
+    return drawn
 
 
-def draw_picture(name: str, source: Any, draw: Draw, result: Any = None) -> Picture:
+def draw_picture(
+    name: str, source: Source, draw: Callable[["Axes", Source], Words]
+) -> Picture:
     """Drawn on a figure outside of pyplot's global state."""
     with importing("pictures need matplotlib", "probe"):
         from matplotlib.figure import Figure
     figure = Figure(figsize=SIZE_IN, dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
-    title, caption = draw(axes, source, result)
+    title, caption = draw(axes, source)
     if axes.get_legend_handles_labels()[0] and axes.get_legend() is None:
         axes.legend(fontsize=8)
     buffer = io.BytesIO()
@@ -84,9 +93,10 @@ def draw_picture(name: str, source: Any, draw: Draw, result: Any = None) -> Pict
     return Picture(name, title, caption, buffer.getvalue())
 
 
-def draw_confusion(axes: "Axes", rows: Predictions, result: ProbeResult) -> Words:
+def draw_confusion(axes: "Axes", rows: Predictions) -> Words:
     """Rows are the truth; the shade is the share of the row, the number the count."""
-    names, counts = [_short(name) for name in rows.class_names], rows.counts
+    names = [_short(name) for name in rows.class_names]
+    counts = rows.counts
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = 2.6 + 0.55 * len(names)
     axes.figure.set_size_inches(side + 0.8, side)  # type: ignore[union-attr]
@@ -108,10 +118,11 @@ def draw_confusion(axes: "Axes", rows: Predictions, result: ProbeResult) -> Word
     return "Confusion matrix", caption
 
 
-def _curve(axes: "Axes", curves: dict[str, list[float]], result: ProbeResult) -> Words:
+def _curve(axes: "Axes", result: ProbeResult) -> Words:
     """Validation score after each epoch, one line per learning rate, the best marked."""
-    lr, epoch = result.details["best_lr"], result.details["best_epoch"]
-    for i, (name, scores) in enumerate(curves.items()):
+    lr = result.details["best_lr"]
+    epoch = result.details["best_epoch"]
+    for i, (name, scores) in enumerate(result.details["curve"].items()):
         epochs = range(1, len(scores) + 1)
         axes.plot(epochs, scores, color=color_of(i), label=f"lr {name}", linewidth=1.5)
     _circle(axes, epoch, result.score)
@@ -119,8 +130,9 @@ def _curve(axes: "Axes", curves: dict[str, list[float]], result: ProbeResult) ->
     return "Score over epochs", f"The circle is what counts: lr {lr:g}, epoch {epoch}."
 
 
-def _sweep(axes: "Axes", key: str, result: ProbeResult) -> Words:
+def _sweep(axes: "Axes", result: ProbeResult) -> Words:
     """The score at each setting of a sweep, the best marked."""
+    key = next(key for key in SWEEPS if key in result.details)
     names, scores = zip(*result.details[key].items(), strict=True)
     best = int(np.argmax(scores))
     axes.plot(names, scores, marker="o", color=color_of(0), linewidth=1.5)
@@ -129,8 +141,9 @@ def _sweep(axes: "Axes", key: str, result: ProbeResult) -> Words:
     return "Sweep", f"The circle is what counts: {names[best]}."
 
 
-def _learning(axes: "Axes", curve: dict[str, float], result: ProbeResult) -> Words:
+def _learning(axes: "Axes", result: ProbeResult) -> Words:
     """The score with more and more training rows, and what permuted labels score."""
+    curve = result.details["score_by_shots"]
     axes.plot([*curve], [*curve.values()], marker="o", color=color_of(0), linewidth=1.5)
     null = result.details["null_score"]
     axes.axhline(
@@ -140,17 +153,17 @@ def _learning(axes: "Axes", curve: dict[str, float], result: ProbeResult) -> Wor
     return "Learning curve", "Means over draws, with the settings that all rows chose."
 
 
-def _examples(axes: "Axes", shown: Examples, result: ProbeResult) -> Words:
+def _examples(axes: "Axes", examples: Examples) -> Words:
     """One row an image: the image, the truth over it, the prediction over it."""
     from matplotlib.colors import ListedColormap
 
-    count, height, edge = shown.truth.shape
-    labels = np.concatenate(
-        [np.zeros_like(shown.truth), shown.truth, shown.prediction], axis=2
-    )
+    truth = examples.truth
+    count, height, edge = truth.shape
+    labels = np.concatenate([np.zeros_like(truth), truth, examples.prediction], axis=2)
     labels = labels.reshape(count * height, 3 * edge)
-    images = np.tile(shown.images, (1, 1, 3, 1)).reshape(count * height, 3 * edge, 3)
-    names = shown.class_names[1:]
+    images = np.tile(examples.images, (1, 1, 3, 1))
+    images = images.reshape(count * height, 3 * edge, 3)
+    names = examples.class_names[1:]
     axes.figure.set_size_inches(6.6, 2.2 * count + 0.6)  # type: ignore[union-attr]
     axes.imshow(images)
     palette = ListedColormap(["#FFFFFF", *(color_of(c) for c in range(len(names)))])
@@ -174,9 +187,10 @@ def _examples(axes: "Axes", shown: Examples, result: ProbeResult) -> Words:
     return "Predicted masks beside truth", caption
 
 
-def _losses(axes: "Axes", details: dict[str, Any], result: ProbeResult) -> Words:
+def _losses(axes: "Axes", result: ProbeResult) -> Words:
     """Dice loss of training (dashed) and validation over epochs, one colour a fold."""
-    for i, (train, val, best) in enumerate(zip(*map(details.get, LOSSES), strict=True)):
+    by_fold = zip(*map(result.details.__getitem__, LOSSES), strict=True)
+    for i, (train, val, best) in enumerate(by_fold):
         epochs = range(1, len(train) + 1)
         axes.plot(epochs, train, color=color_of(i), linestyle="--", linewidth=1)
         axes.plot(epochs, val, color=color_of(i), label=f"fold {i + 1}", linewidth=1.6)
@@ -200,6 +214,5 @@ def _circle(axes: "Axes", x: float, y: float) -> None:
     )
 
 
-def _short(name: Any, most: int = 22) -> str:
-    text = str(name)
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _short(name: str) -> str:
+    return name if len(name) <= 22 else name[:21] + "…"

@@ -13,15 +13,22 @@ from thinsection.evaluation import intervals, metrics
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.comparison import permutation_p, permuted_rows
 from thinsection.evaluation.intervals import Interval, Sampling
-from thinsection.evaluation.metrics import Counts, FloatVector, IndexArray, Scorers
+from thinsection.evaluation.metrics import (
+    Counts,
+    FloatVector,
+    IndexArray,
+    Scorers,
+    Weights,
+)
 from thinsection.evaluation.survival import concordance
-from thinsection.probe.data.sets import TileSet
-from thinsection.probe.protocol import Metric, Protocol
+from thinsection.probe.data.sets import RobustnessSet, TileSet, ValueSet
+from thinsection.probe.protocol import Protocol
 
 FORMAT_VERSION = 1
 PERMUTATIONS = 199  # of the truth, for a p value
 SWEPT = ("score_by_k", "score_by_c", "score_by_alpha")  # details
 Choice = tuple[Any, ...]  # of settings
+Details = dict[str, Any]  # plain values, as JSON holds them
 METRIC_WORDS = {
     "macro_f1": "macro F1",
     "balanced_accuracy": "balanced accuracy",
@@ -49,12 +56,10 @@ class _Rows:
     """Answers of a probe row by row: `scorers` and `columns` (for the table, by header) of it."""
 
     ids: tuple[str, ...]  # (N,) names of the rows
-    groups: Groups | None = (
-        None  # of the rows: what is resampled; None: the rows themselves
-    )
-    fold: IndexArray | None = (
-        None  # (N,) of the model that predicted a row; None: one model
-    )
+    # of the rows: what is resampled; None: the rows themselves
+    groups: Groups | None = None
+    # (N,) of the model that predicted a row; None: one model
+    fold: IndexArray | None = None
 
     @property
     def scorers(self) -> Scorers:
@@ -64,7 +69,8 @@ class _Rows:
     @property
     def sampling(self) -> Sampling:
         """Units that an interval resamples, and how many of each class there are."""
-        runs = len(self.ids) // len(set(self.ids))  # of a repeated cross-validation
+        # of a repeated cross-validation
+        runs = len(self.ids) // len(set(self.ids))
         return Sampling.of_rows(
             len(self.ids),
             self.groups or self.ids,
@@ -125,9 +131,8 @@ class Predictions(_Rows):
     truth: IndexArray  # (N,)
     prediction: IndexArray  # (N,)
     probability: FloatVector | None = None  # (N, K) class scores that sum to 1
-    repeats: IndexArray | None = (
-        None  # (R, N) predictions of each seed, where they are scored
-    )
+    # (R, N) predictions of each seed, where they are scored
+    repeats: IndexArray | None = None
 
     @property
     def classed(self) -> bool:
@@ -165,27 +170,30 @@ class Predictions(_Rows):
         )
         if self.repeats is None:
             return scorers
-        seeds = [metrics.class_scorers(self.truth, of, k) for of in self.repeats]
-        means: Scorers = {
-            name: metrics.MeanScorer([seed[name] for seed in seeds])
-            for name in seeds[0]
-        }
-        return scorers | means
+        by_seed = [
+            metrics.class_scorers(self.truth, labels, k) for labels in self.repeats
+        ]
+        for name in by_seed[0]:
+            scorers[name] = metrics.MeanScorer([seed[name] for seed in by_seed])
+        return scorers
 
     @property
-    def columns(self) -> dict[str, Iterable[Any]]:
+    def columns(self) -> dict[str, Iterable[object]]:
         """For the table of rows, by header."""
         names = self.class_names
-        shares = () if self.probability is None else self.probability.T
-        seeds = () if self.repeats is None else self.repeats
-        return {
-            "truth": [names[t] for t in self.truth],
-            "prediction": [names[g] for g in self.prediction],
+        columns: dict[str, Iterable[object]] = {
+            "truth": [names[label] for label in self.truth],
+            "prediction": [names[label] for label in self.prediction],
             "correct": (self.truth == self.prediction).astype(int),
-            **{f"seed_{i}": [names[g] for g in of] for i, of in enumerate(seeds)},
-            # every digit: a share of 1/3 lies on the edge of a bin of ECE
-            **{f"p_{n}": s.tolist() for n, s in zip(names, shares, strict=False)},
         }
+        if self.repeats is not None:
+            for i, labels in enumerate(self.repeats):
+                columns[f"seed_{i}"] = [names[label] for label in labels]
+        if self.probability is not None:
+            # every digit: a share of 1/3 lies on the edge of a bin of ECE
+            for name, share in zip(names, self.probability.T, strict=False):
+                columns[f"p_{name}"] = share.tolist()
+        return columns
 
     @property
     def counts(self) -> Counts:
@@ -237,13 +245,14 @@ class Risks(_Rows):
         return {"c_index": concordance(self.event, self.time, self.risk, self.fold)}
 
     @property
-    def columns(self) -> dict[str, Iterable[Any]]:
+    def columns(self) -> dict[str, Iterable[object]]:
         """For the table of rows, by header."""
-        flags = {
+        return {
+            "risk": self.risk.tolist(),
             "above_fold_median": self.high.astype(int),
             "event": self.event.astype(int),
+            "time": self.time.tolist(),
         }
-        return {"risk": self.risk.tolist(), **flags, "time": self.time.tolist()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,13 +269,13 @@ class Values(_Rows):
         return metrics.value_scorers(self.truth, self.prediction, self.fold)
 
     @property
-    def columns(self) -> dict[str, Iterable[Any]]:
+    def columns(self) -> dict[str, Iterable[object]]:
         """For the table of rows, by header."""
-        kinds = {"true": self.truth, "predicted": self.prediction}
-        of_target = [(k, n, t) for t, n in enumerate(self.target_names) for k in kinds]
-        return {
-            f"{kind} {name}": kinds[kind][:, t].tolist() for kind, name, t in of_target
-        }
+        columns: dict[str, Iterable[object]] = {}
+        for t, name in enumerate(self.target_names):
+            columns[f"true {name}"] = self.truth[:, t].tolist()
+            columns[f"predicted {name}"] = self.prediction[:, t].tolist()
+        return columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,14 +289,16 @@ class Ratios(_Rows):
     @property
     def scorers(self) -> Scorers:
         """The one metric."""
-        return {
-            self.metric: lambda w: metrics.ratio(
-                w @ self.top, w @ self.bottom, empty=np.nan
+
+        def mean(weights: Weights) -> FloatVector:
+            return metrics.ratio(
+                weights @ self.top, weights @ self.bottom, empty=np.nan
             )
-        }
+
+        return {self.metric: mean}
 
     @property
-    def columns(self) -> dict[str, Iterable[Any]]:
+    def columns(self) -> dict[str, Iterable[object]]:
         """For the table of rows, by header."""
         return {"top": self.top.tolist(), "bottom": self.bottom.tolist()}
 
@@ -317,16 +328,15 @@ class ProbeResult:
     protocol: Protocol  # the whole of it
     # plain values: what the sweep saw (per learning rate, k, fold, ...), and what the data are
     # (sizes, source, split rule, encoder)
-    details: dict[str, Any] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+    details: Details = field(default_factory=dict)
+    facts: Details = field(default_factory=dict)
     predictions: Predictions | None = None  # row by row, where the probe classifies
     risks: Risks | None = None  # case by case, where it predicts survival
     values: Values | None = None  # row by row, where it predicts numbers
     ratios: Ratios | None = None  # row by row, where the score is a ratio of sums
     examples: Examples | None = None  # images with masks, where it segments
-    remarks: tuple[
-        str, ...
-    ] = ()  # what a person should read beside the score, line by line
+    # what a person should read beside the score, line by line
+    remarks: tuple[str, ...] = ()
 
     @property
     def metric_words(self) -> str:
@@ -338,33 +348,39 @@ class ProbeResult:
         """Answers row by row: enough to compare it with another result of the same rows."""
         return self.predictions or self.risks or self.values or self.ratios
 
-    def as_mapping(self) -> dict[str, Any]:
+    def as_mapping(self) -> Details:
         """Plain nested values without the rows (these go to CSV); NaN becomes None."""
-        names = ("probe", "dataset", "metric", "score", "interval", "details")
-        own: dict[str, Any] = {name: getattr(self, name) for name in names}
-        mapping = {"format_version": FORMAT_VERSION, **own}
-        mapping |= {"data": self.facts, "protocol": self.protocol}
-        if self.rows is not None:
-            mapping["metrics"] = metrics.all_scores(
-                self.rows.scorers, len(self.rows.ids)
-            )
-            mapping["pooled_over"] = {
-                name: metrics.pooled_over(name) for name in self.rows.scorers
-            }
+        mapping: dict[str, object] = {
+            "format_version": FORMAT_VERSION,
+            "probe": self.probe,
+            "dataset": self.dataset,
+            "metric": self.metric,
+            "score": self.score,
+            "interval": self.interval,
+            "details": self.details,
+            "data": self.facts,
+            "protocol": self.protocol,
+        }
+        rows = self.rows
+        if rows is not None:
+            scorers = rows.scorers
+            mapping["metrics"] = metrics.all_scores(scorers, len(rows.ids))
+            mapping["pooled_over"] = {n: metrics.pooled_over(n) for n in scorers}
         if self.predictions is not None:
             mapping["classes"] = per_class_rows(self.predictions)
             mapping["confusion_matrix"] = self.predictions.counts.tolist()
         return strict(mapping)  # type: ignore[no-any-return]
 
 
-def per_class_rows(predictions: Predictions) -> list[dict[str, Any]]:
+def per_class_rows(predictions: Predictions) -> list[Details]:
     """One mapping a class: name, rows, precision, recall, F1."""
     counts = predictions.counts
     columns = {"rows": counts.sum(axis=1), **metrics.per_class_scores(counts)}
-    rows = zip(
-        predictions.class_names, *(v.tolist() for v in columns.values()), strict=True
-    )
-    return [dict(zip(("name", *columns), row, strict=True)) for row in rows]
+    rows = []
+    for c, name in enumerate(predictions.class_names):
+        values = {header: column[c].item() for header, column in columns.items()}
+        rows.append({"name": name, **values})
+    return rows
 
 
 def classified(
@@ -372,24 +388,28 @@ def classified(
     data: TileSet,
     prediction: IndexArray,
     *,
-    metric: Metric,
+    metric: str,
     protocol: Protocol,
-    details: dict[str, Any],
-    **more: Any,
+    details: Details,
+    probability: FloatVector | None = None,
+    repeats: IndexArray | None = None,
 ) -> ProbeResult:
     """The result of a tile probe from its predictions on the validation split.
 
-    `more` may hold `probability` and `repeats`, see `Predictions`.
+    `probability` and `repeats`: see `Predictions`.
     """
-    more |= {
-        "class_names": data.class_names,
-        "groups": data.val.groups,
-        "ids": data.val.ids,
-    }
-    rows = Predictions(truth=data.val.labels, prediction=prediction, **more)
-    sizes = {"train_rows": len(data.train), "val_rows": len(data.val)}
+    rows = Predictions(
+        ids=data.val.ids,
+        groups=data.val.groups,
+        class_names=data.class_names,
+        truth=data.val.labels,
+        prediction=prediction,
+        probability=probability,
+        repeats=repeats,
+    )
     facts = {
-        **sizes,
+        "train_rows": len(data.train),
+        "val_rows": len(data.val),
         "dim": int(data.train.embeddings.shape[1]),
         **data.facts,
         **data.hashes,
@@ -403,33 +423,57 @@ def classified(
 
 
 def scored(
-    probe: str, data: Any, rows: Rows, metric: str, *, protocol: Protocol, **known: Any
+    probe: str,
+    data: TileSet | ValueSet | RobustnessSet,
+    rows: Rows,
+    metric: str,
+    *,
+    protocol: Protocol,
+    details: Details,
+    facts: Details,
+    score: float | None = None,
+    interval: Interval | None = None,
 ) -> ProbeResult:
     """The result whose score is a metric of its rows, with its interval, where none are given."""
-    if "score" not in known:
-        known["score"] = rows.value(metric)
-    if "interval" not in known:
-        known["interval"] = rows.interval(metric, seed=protocol.seed)
-    known[type(rows).__name__.lower()] = rows  # its field: `values`, say
+    if score is None:
+        score = rows.value(metric)
+    if interval is None:
+        interval = rows.interval(metric, seed=protocol.seed)
     return ProbeResult(
-        probe=probe, dataset=data.name, metric=metric, protocol=protocol, **known
+        probe=probe,
+        dataset=data.name,
+        metric=metric,
+        score=score,
+        interval=interval,
+        protocol=protocol,
+        details=details,
+        facts=facts,
+        predictions=rows if isinstance(rows, Predictions) else None,
+        risks=rows if isinstance(rows, Risks) else None,
+        values=rows if isinstance(rows, Values) else None,
+        ratios=rows if isinstance(rows, Ratios) else None,
     )
 
 
 def choices(result: ProbeResult) -> dict[Choice, float]:
     """The score of each setting that a probe tried."""
-    d = result.details
-    if curve := d.get("curve"):
-        return {
-            (lr, e): s for lr, scores in curve.items() for e, s in enumerate(scores, 1)
-        }
-    swept: dict[Any, float] = next((d[key] for key in SWEPT if key in d), {})
-    return {(value,): score for value, score in swept.items()} or {(): result.score}
+    details = result.details
+    scores: dict[Choice, float] = {}
+    for lr, by_epoch in details.get("curve", {}).items():
+        scores |= {(lr, epoch): score for epoch, score in enumerate(by_epoch, 1)}
+    if scores:
+        return scores
+    for key in SWEPT:
+        if key in details:
+            return {(value,): score for value, score in details[key].items()}
+    return {(): result.score}
 
 
 def selection_words(result: ProbeResult) -> str:
     """Sentence on where the settings of a score were chosen."""
-    protocol, details, tried = result.protocol, result.details, len(choices(result))
+    protocol = result.protocol
+    details = result.details
+    tried = len(choices(result))
     if "selected_on" in details:
         return str(details["selected_on"])
     if "best_epochs" in details:
@@ -448,31 +492,32 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
     probes of other rows, or with other metrics.
     """
     rows = [r.predictions for r in results if r.predictions is not None]
-    metrics = {r.metric for r in results}
-    alike = (
-        len(rows) == len(results) and len({p.ids for p in rows}) == len(metrics) == 1
-    )
-    if not alike:
+    metric_names = {r.metric for r in results}
+    row_ids = {p.ids for p in rows}
+    if len(rows) < len(results) or len(row_ids) != 1 or len(metric_names) != 1:
         raise InvalidInputError(
             "results must be probes of the same rows with one metric, "
-            f"got {sorted(metrics)} of {[r.dataset for r in results]}"
+            f"got {sorted(metric_names)} of {[r.dataset for r in results]}"
         )
     first = results[0]
-    size = (max(len(p.each) for p in rows), len(rows[0].truth))
     # a probe of one seed stands beside each seed of the others
-    every = replace(
-        rows[0], repeats=np.concatenate([np.resize(p.each, size) for p in rows])
-    )
-    interval = every.interval(first.metric, seed=first.protocol.seed)
-    details: dict[str, Any] = {r.probe: r.score for r in results}
-    score = float(np.mean([*details.values()]))
-    details["selected_on"] = "; ".join(
-        f"{r.probe}: {selection_words(r)}" for r in results
-    )
-    if nulls := [r.details["null_score"] for r in results if "null_score" in r.details]:
+    size = (max(len(p.each) for p in rows), len(rows[0].truth))
+    repeats = np.concatenate([np.resize(p.each, size) for p in rows])
+    all_rows = replace(rows[0], repeats=repeats)
+    words = [f"{r.probe}: {selection_words(r)}" for r in results]
+    details: Details = {r.probe: r.score for r in results}
+    details["selected_on"] = "; ".join(words)
+    nulls = [r.details["null_score"] for r in results if "null_score" in r.details]
+    if nulls:
         details["null_score"] = float(np.mean(nulls))
-    first = replace(first, probe="tileset", predictions=None)
-    return replace(first, score=score, interval=interval, details=details)
+    return replace(
+        first,
+        probe="tileset",
+        score=float(np.mean([r.score for r in results])),
+        interval=all_rows.interval(first.metric, seed=first.protocol.seed),
+        details=details,
+        predictions=None,
+    )
 
 
 def strict(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from sklearn.decomposition import PCA
@@ -20,9 +19,10 @@ from thinsection.evaluation.splits import grouped_folds, stratified_folds
 from thinsection.evaluation.survival import concordance
 from thinsection.probe import protocol as suites
 from thinsection.probe.data.sets import CaseSet, SurvivalSet, ValueSet, data_hashes
-from thinsection.probe.honest import honest_cases
+from thinsection.probe.honest import Cases, Run, honest_cases
 from thinsection.probe.protocol import NANOPATH, Protocol
 from thinsection.probe.result import (
+    Details,
     Predictions,
     ProbeResult,
     Risks,
@@ -31,7 +31,6 @@ from thinsection.probe.result import (
     scored,
 )
 
-Cases = CaseSet | SurvivalSet
 Folds = Sequence[Fold]
 Parts = Sequence[FloatVector]  # answers of each fold's model on its validation rows
 
@@ -144,18 +143,14 @@ def _sweep(
     return best, answers[best], scores
 
 
-def _nested(
-    name: str, run: Callable[..., Any], cases: Cases, protocol: Protocol
-) -> ProbeResult:
+def _nested(name: str, run: Run, cases: Cases, protocol: Protocol) -> ProbeResult:
     """Result under a protocol with inner folds."""
     folds, results, details = honest_cases(run, cases, protocol, _folds)
     parts = []
     for result in results:
-        if (
-            result.predictions is not None
-            and result.predictions.probability is not None
-        ):
-            parts.append(result.predictions.probability)
+        predictions = result.predictions
+        if predictions is not None and predictions.probability is not None:
+            parts.append(predictions.probability)
         elif result.risks is not None:
             parts.append(result.risks.risk)
     return _result(name, cases, folds, parts, protocol=protocol, details=details)
@@ -239,11 +234,11 @@ def _result(
     parts: Parts,
     *,
     protocol: Protocol,
-    details: dict[str, Any],
+    details: Details,
 ) -> ProbeResult:
     """The score of the folds' answers, with an interval over cases."""
     scored_rows = _ScoredRows.of_folds(cases, folds)
-    facts: dict[str, Any] = {"cases": len(cases.ids)}
+    facts: Details = {"cases": len(cases.ids)}
     answered: Predictions | Risks
     if isinstance(cases, CaseSet):
         metric = "auroc"

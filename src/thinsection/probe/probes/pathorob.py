@@ -4,9 +4,9 @@ Source: PathoROB (bifold-pathomics), `robustness_index`, `clustering_score` and 
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
-from typing import Any
+from itertools import chain, combinations, product
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from thinsection.probe.result import ProbeResult, Ratios, scored
 from thinsection.types import GIB
 
 APD_CS = 10 ** np.linspace(-8, 4, 15)  # of the logistic regressions
+FIRST_SEED = 1337  # of k-means
 _Chunks = list[IndexArray]  # the rows of each slide of one class and centre
 
 
@@ -95,7 +96,7 @@ def robustness_probe(
         top=counts.so.astype(np.float64),
         bottom=either.astype(np.float64),
     )
-    details: dict[str, Any] = {
+    details: dict[str, object] = {
         "k": k,
         "so": int(counts.so.sum()),
         "os": int(counts.os.sum()),
@@ -153,10 +154,9 @@ class NeighbourCounts:
 
 def _check_columns(data: RobustnessSet, settings: suites.RobustnessSettings) -> None:
     """Raises InvalidInputError: see `robustness_probe`."""
-    columns = [*_columns(data)]
+    lengths = [len(column) for column in _columns(data)]
     if data.pair:
-        columns.append(data.pair)
-    lengths = [len(column) for column in columns]
+        lengths.append(len(data.pair))
     if {*lengths} != {len(data.embeddings)}:
         raise InvalidInputError(
             f"columns must be one entry a tile, got {lengths} for {len(data.embeddings)} tiles"
@@ -211,9 +211,14 @@ def _columns(data: RobustnessSet) -> tuple[tuple[str, ...], ...]:
     return data.biological_class, data.medical_center, data.slide_id
 
 
-def _facts(data: RobustnessSet, **more: int) -> dict[str, Any]:
-    sizes = {"tiles": len(data.slide_id), "slides": len(set(data.slide_id)), **more}
-    return {**sizes, **data.facts, **data_hashes([data.embeddings], _columns(data))}
+def _facts(data: RobustnessSet, **sizes: int) -> dict[str, object]:
+    return {
+        "tiles": len(data.slide_id),
+        "slides": len(set(data.slide_id)),
+        **sizes,
+        **data.facts,
+        **data_hashes([data.embeddings], _columns(data)),
+    }
 
 
 def clustering_probe(
@@ -228,64 +233,73 @@ def clustering_probe(
     InvalidInputError: no two classes at two centres.
     """
     settings = protocol.pathorob
-    biology, centre = (
-        np.array(c) for c in (data.biological_class, data.medical_center)
-    )
+    biology = np.array(data.biological_class)
+    centre = np.array(data.medical_center)
     check_finite(data.embeddings, data.slide_id)
-    by_combination: dict[str, list[float]] = {}
-    found_k = []
-    names = (list(dict.fromkeys(column.tolist())) for column in (biology, centre))
-    for classes, centres in product(*(combinations(of, 2) for of in names)):
-        pairs = product(classes, centres)
-        parts = [np.flatnonzero((biology == b) & (centre == c)) for b, c in pairs]
+    means: dict[str, float] = {}
+    spreads = []
+    cluster_numbers = []
+    class_pairs = combinations(dict.fromkeys(data.biological_class), 2)
+    centre_pairs = combinations(dict.fromkeys(data.medical_center), 2)
+    for classes, centres in product(class_pairs, centre_pairs):
+        parts = [
+            np.flatnonzero((biology == b) & (centre == c))
+            for b, c in product(classes, centres)
+        ]
         if not all(map(len, parts)):
             continue
         rows = np.concatenate(parts)
         x = data.embeddings[rows]
         x = x / np.sqrt((x**2).sum(axis=1))[:, None]
-        found_k.append(_best_k(x, settings))
-        trials = by_combination[f"{'-'.join(classes)} at {'-'.join(centres)}"] = []
+        k = _best_k(x, settings)
+        cluster_numbers.append(k)
+        trials = []
         for trial in range(settings.trials):
-            labels = _clusters(x, found_k[-1], 1337 + trial, 5)
-            bio, where = (
-                adjusted_rand_score(of[rows], labels) for of in (biology, centre)
-            )
-            trials.append(bio - where)
-    if not by_combination:
+            labels = _clusters(x, k, FIRST_SEED + trial, starts=5)
+            biology_index = adjusted_rand_score(biology[rows], labels)
+            centre_index = adjusted_rand_score(centre[rows], labels)
+            trials.append(biology_index - centre_index)
+        means[f"{'-'.join(classes)} at {'-'.join(centres)}"] = float(np.mean(trials))
+        if len(trials) > 1:
+            spreads.append(np.std(trials, ddof=1))
+    if not means:
         raise InvalidInputError(
             "tiles must come of two classes at two centres, "
             f"got no such four groups in {data.name!r}"
         )
-    means = {name: float(np.mean(trials)) for name, trials in by_combination.items()}
-    spread = [
-        np.std(trials, ddof=1) for trials in by_combination.values() if len(trials) > 1
-    ]
-    std = float(np.mean(spread)) if spread else 0.0
     details = {
         "score_by_combination": means,
-        "mean_std_over_trials": std,
-        "clusters": found_k,
+        "mean_std_over_trials": float(np.mean(spreads)) if spreads else 0.0,
+        "clusters": cluster_numbers,
     }
-    known = {"metric": "clustering_score", "protocol": protocol, "details": details}
-    return _unresampled(
-        "clustering", data, score=float(np.mean([*means.values()])), **known
+    return ProbeResult(
+        probe="clustering",
+        dataset=data.name,
+        metric="clustering_score",
+        score=float(np.mean([*means.values()])),
+        interval=None,  # it is one number of all tiles
+        protocol=protocol,
+        details=details,
+        facts=_facts(data),
     )
 
 
 def _clusters(
-    x: npt.NDArray[np.floating], k: int, seed: int, starts: int
+    x: npt.NDArray[np.floating], k: int, seed: int, *, starts: int
 ) -> npt.NDArray[np.int32]:
-    known = {"random_state": seed, "n_init": starts, "init": "random"}
-    return KMeans(n_clusters=k, **known).fit(x).labels_  # type: ignore[no-any-return]
+    """Cluster of each row, (n,), by the best of several starts of k-means."""
+    model = KMeans(n_clusters=k, random_state=seed, n_init=starts, init="random")
+    return model.fit(x).labels_  # type: ignore[no-any-return]
 
 
 def _best_k(x: npt.NDArray[np.floating], settings: suites.PathorobSettings) -> int:
     """The number of clusters with the best silhouette by cosine, the first of equals."""
     ks = range(2, min(settings.max_clusters, len(x) - 1) + 1)
-    labels = [_clusters(x, k, 1337, 20) for k in ks]
-    return ks[
-        int(np.argmax([silhouette_score(x, of, metric="cosine") for of in labels]))
+    silhouettes = [
+        silhouette_score(x, _clusters(x, k, FIRST_SEED, starts=20), metric="cosine")
+        for k in ks
     ]
+    return ks[int(np.argmax(silhouettes))]
 
 
 def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeResult:
@@ -302,17 +316,19 @@ def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeRes
     class at a centre.
     """
     check_finite(data.embeddings, data.slide_id)
-    centre, classes = (
-        np.array(data.medical_center),
-        [*dict.fromkeys(data.biological_class)],
-    )
+    centre = np.array(data.medical_center)
+    biology = np.array(data.biological_class)
     inside = [*dict.fromkeys(data.medical_center)][:2]
     if len(inside) != 2:
         raise InvalidInputError(f"apd needs two centres to train on, got {inside}")
+    classes = [*dict.fromkeys(data.biological_class)]
     y = np.array([classes.index(name) for name in data.biological_class])
-    of_class = [y == k for k in range(len(classes))]
-    chunks = [[_slides(data, (centre == c) & of) for of in of_class] for c in inside]
-    least = min(len(of) for row in chunks for of in row)
+    centre_chunks = []
+    for name in inside:
+        of_class = [_slides(data, (centre == name) & (biology == c)) for c in classes]
+        centre_chunks.append(of_class)
+    all_chunks = [*chain.from_iterable(centre_chunks)]
+    least = min(map(len, all_chunks))
     if least < 5:
         raise InvalidInputError(
             f"each class must have >= 5 slides at each of the two centres, got {least}"
@@ -321,14 +337,15 @@ def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeRes
     outside = np.flatnonzero(~np.isin(centre, inside))
     # PathoROB hands scikit-learn tuples of rows, which it converts to float64
     x = data.embeddings.astype(np.float64)
-    scores = []  # by iteration: splits x (in, out of domain)
+    scores = []  # in and out of the domain, of each iteration's splits
     for seed in random.Random(1000).sample(range(10_000), protocol.pathorob.iterations):
         rng = random.Random(seed)
-        for of in (of for row in chunks for of in row):
-            rng.shuffle(of)
-        splits = ([*_split(chunks, base, s), outside] for s in range(base + 1))
-        scores.append([_accuracies(x, y, parts) for parts in splits])
-    accuracy = np.array(scores)  # (iterations, splits, 2)
+        for chunks in all_chunks:
+            rng.shuffle(chunks)
+        for step in range(base + 1):
+            train, val, test = _split(centre_chunks, base, step)
+            scores.append(_accuracies(x, y, train, val, (test, outside)))
+    accuracy = np.reshape(scores, (-1, base + 1, 2))  # (iterations, splits, 2)
     drops = (accuracy[:, 1:] / accuracy[:, :1]).mean(axis=1).mean(axis=0) - 1
     details = {
         "apd_out_of_domain": float(drops[1]) if len(outside) else None,
@@ -336,54 +353,60 @@ def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeRes
         "accuracy_by_split_out_of_domain": accuracy[:, :, 1].mean(axis=0).tolist(),
         "centres": inside,
     }
-    known = {"metric": "apd", "protocol": protocol, "details": details}
-    return _unresampled("apd", data, score=float(drops[0]), **known)
+    return ProbeResult(
+        probe="apd",
+        dataset=data.name,
+        metric="apd",
+        score=float(drops[0]),
+        interval=None,  # it is one number of all tiles
+        protocol=protocol,
+        details=details,
+        facts=_facts(data),
+    )
 
 
-def _slides(data: RobustnessSet, of: npt.NDArray[np.bool_]) -> _Chunks:
+def _slides(data: RobustnessSet, chosen: npt.NDArray[np.bool_]) -> _Chunks:
     """The chosen rows by slide, in order of appearance."""
-    rows = np.flatnonzero(of)
+    rows = np.flatnonzero(chosen)
     slide = np.array(data.slide_id)[rows]
     return [rows[slide == name] for name in dict.fromkeys(slide.tolist())]
 
 
 def _accuracies(
-    x: npt.NDArray[np.floating], y: IndexArray, parts: list[IndexArray]
+    x: npt.NDArray[np.floating],
+    y: IndexArray,
+    train: IndexArray,
+    val: IndexArray,
+    tests: Sequence[IndexArray],
 ) -> list[float]:
-    """Balanced accuracies of the last two parts (NaN for none), by the C best on the second."""
-    train, val, *tests = parts
-    models = [
-        LogisticRegression(C=c, random_state=0).fit(x[train], y[train]) for c in APD_CS
-    ]
+    """Balanced accuracy of each test (NaN for no rows), by the C best on `val`."""
 
     def accuracy(model: LogisticRegression, rows: IndexArray) -> float:
         return float(balanced_accuracy_score(y[rows], model.predict(x[rows])))
 
-    best = max(
-        models, key=lambda model: accuracy(model, val)
-    )  # max keeps the first of equals
+    models = [
+        LogisticRegression(C=c, random_state=0).fit(x[train], y[train]) for c in APD_CS
+    ]
+    # max keeps the first of equals
+    best = max(models, key=lambda model: accuracy(model, val))
     return [accuracy(best, rows) if len(rows) else np.nan for rows in tests]
 
 
-def _split(chunks: list[list[_Chunks]], base: int, split: int) -> list[IndexArray]:
-    """Rows of training, validation and in-domain test: see `apd_probe`."""
-    parts: list[list[IndexArray]] = [[], [], []]
-    for (c, row), k in product(enumerate(chunks), range(len(chunks[0]))):
-        count = base + split if (k < len(row) / 2) == (c == 1) else base - split
-        rows = np.concatenate(row[k])
-        each = len(rows) // len(row[k])
-        used = count * each
-        held_out, test = (
-            rows[used : used + used // (2 * base)],
-            rows[(2 * base + 1) * each :],
-        )
-        for part, of in zip(parts, (rows[:used], held_out, test), strict=True):
-            part.append(of)
-    return [np.concatenate(part) for part in parts]
-
-
-def _unresampled(probe: str, data: RobustnessSet, **known: Any) -> ProbeResult:
-    """A score without an interval: it is one number of all tiles."""
-    return ProbeResult(
-        probe=probe, dataset=data.name, interval=None, facts=_facts(data), **known
-    )
+def _split(
+    centre_chunks: Sequence[list[_Chunks]], base: int, step: int
+) -> tuple[IndexArray, IndexArray, IndexArray]:
+    """Rows of training, validation and in-domain test of split `step`: see `apd_probe`."""
+    train = []
+    val = []
+    test = []
+    for centre, by_class in enumerate(centre_chunks):
+        for k, chunks in enumerate(by_class):
+            in_first_half = k < len(by_class) / 2
+            grows = in_first_half == (centre == 1)
+            rows = np.concatenate(chunks)
+            tiles_per_slide = len(rows) // len(chunks)
+            used = (base + step if grows else base - step) * tiles_per_slide
+            train.append(rows[:used])
+            val.append(rows[used : used + used // (2 * base)])
+            test.append(rows[(2 * base + 1) * tiles_per_slide :])
+    return np.concatenate(train), np.concatenate(val), np.concatenate(test)

@@ -26,23 +26,25 @@ def thunder_calibration(
     confidence = probability.max(axis=1)
     correct = probability.argmax(axis=1) == truth
     edges = np.linspace(0, 1, num_bins + 1)
-    equal_width = [
-        (confidence > low) & (confidence <= high) for low, high in pairwise(edges)
-    ]
-    filled = [rows for rows in equal_width if rows.any()]
-    gaps = [_gap(confidence[rows], correct[rows]) for rows in filled]
-    shares = [rows.mean() for rows in filled]
+    gaps = []
+    shares = []
+    for low, high in pairwise(edges):
+        rows = (confidence > low) & (confidence <= high)
+        if rows.any():
+            gaps.append(_gap(confidence[rows], correct[rows]))
+            shares.append(rows.mean())
     # a share of 1 / num_bins each, the last bin takes the remainder
     order = np.argsort(confidence)
     per_bin = len(order) // num_bins
     cuts = [per_bin * i for i in range(1, num_bins)]
-    equal_size = [rows for rows in np.split(order, cuts) if len(rows)]
-    adaptive = [_gap(confidence[rows], correct[rows]) for rows in equal_size]
-    counted = [
-        gap
-        for gap, rows in zip(adaptive, equal_size, strict=True)
-        if confidence[rows].mean() > MIN_CONFIDENCE
-    ]
+    adaptive = []
+    counted = []
+    for members in np.split(order, cuts):
+        if len(members):
+            gap = _gap(confidence[members], correct[members])
+            adaptive.append(gap)
+            if confidence[members].mean() > MIN_CONFIDENCE:
+                counted.append(gap)
     return {
         "ece": float(np.dot(gaps, shares)),
         "mce": float(max(gaps)),

@@ -5,8 +5,6 @@ Shapes: N training and Nq validation rows, D channels, K classes, S support sets
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,13 +63,12 @@ def linear_probe(
     """
 
     def guess(data: TileSet, settings: suites.LinearSettings, seed: int) -> Guess:
-        train = partial(train_head, data, settings, device=device)
         heads = {
-            f"{lr:g}": train(lr=lr, seed=seed + i) for i, lr in enumerate(settings.lrs)
+            f"{lr:g}": train_head(data, settings, lr=lr, seed=seed + i, device=device)
+            for i, lr in enumerate(settings.lrs)
         }
-        best = max(
-            heads.values(), key=lambda head: head.score
-        )  # max keeps the first of equals
+        # max keeps the first of equals
+        best = max(heads.values(), key=lambda head: head.score)
         weight = best.weight.T.astype(np.float64)
         details = {
             "best_lr": best.lr,
@@ -100,25 +97,33 @@ def calibration_probe(
     """
     result = linear_probe(data, protocol=protocol, device=device)
     rows = result.predictions
-    assert (
-        rows is not None and rows.probability is not None
-    )  # a linear probe classifies
+    # a linear probe classifies
+    assert rows is not None
+    assert rows.probability is not None
     bins = calibration_bins(rows.probability, rows.truth, np.ones((1, len(rows.ids))))
-    count, sure, right = (part[0][bins[0][0] > 0] for part in bins)
-    shares = (count.tolist(), (sure / count).tolist(), (right / count).tolist())
+    filled = bins[0][0] > 0
+    count, confidence_sum, right_sum = (part[0][filled] for part in bins)
+    reliability = {
+        "rows": count.tolist(),
+        "confidence": (confidence_sum / count).tolist(),
+        "right": (right_sum / count).tolist(),
+    }
     details = {
         "linear_score": result.score,
         "selected_on": selection_words(result),
-        "largest_gap": float((np.abs(sure - right) / count).max()),
+        "largest_gap": float((np.abs(confidence_sum - right_sum) / count).max()),
         "thunder": thunder_calibration(rows.probability, rows.truth),
-        "reliability": dict(zip(("rows", "confidence", "right"), shares, strict=True)),
+        "reliability": reliability,
     }
-    known: dict[str, Any] = {
-        "protocol": protocol,
-        "details": details,
-        "facts": result.facts,
-    }
-    return scored("calibration", data, rows, "ece", **known)
+    return scored(
+        "calibration",
+        data,
+        rows,
+        "ece",
+        protocol=protocol,
+        details=details,
+        facts=result.facts,
+    )
 
 
 def train_head(
@@ -136,7 +141,8 @@ def train_head(
     """
     where = resolve_device(device, mps=False)
     generator = torch.Generator().manual_seed(seed)
-    x, y = to_device(data.train.embeddings, where), to_device(data.train.labels, where)
+    x = to_device(data.train.embeddings, where)
+    y = to_device(data.train.labels, where)
     val = to_device(data.val.embeddings, where)
     start = initial_head(data.num_classes, x.shape[1], generator)
     weight, bias = (p.to(where).requires_grad_() for p in start)
@@ -146,7 +152,8 @@ def train_head(
     per_epoch = math.ceil(len(x) / settings.batch_size)
     steps_left = settings.max_steps or (settings.epochs or 0) * per_epoch
     best: LinearHead | None = None
-    scores, losses = [], []
+    scores = []
+    losses = []
     for epoch in range(1, math.ceil(steps_left / per_epoch) + 1):
         order = torch.randperm(len(x), generator=generator).to(where)
         batches = torch.split(order, settings.batch_size)[:steps_left]
@@ -163,12 +170,19 @@ def train_head(
             guess = linear(val, weight, bias).argmax(dim=1).cpu().numpy()
         scores.append(_score(data, guess, settings.metric))
         if best is None or scores[-1] > best.score or settings.last_epoch:
-            w, b = (p.detach().cpu().numpy().copy() for p in (weight, bias))
-            known: dict[str, Any] = {"lr": lr, "epoch": epoch, "score": scores[-1]}
-            best = LinearHead(**known, weight=w, bias=b, prediction=guess)
+            best = LinearHead(
+                lr=lr,
+                epoch=epoch,
+                score=scores[-1],
+                weight=weight.detach().cpu().numpy().copy(),
+                bias=bias.detach().cpu().numpy().copy(),
+                prediction=guess,
+            )
     if best is None or not math.isfinite(losses[-1]):
-        found = f"{losses[-1]} at learning rate {lr:g} in {data.name!r}; scale the embeddings"
-        raise InvalidInputError(f"training loss must stay finite, got {found}")
+        raise InvalidInputError(
+            f"training loss must stay finite, got {losses[-1]} at learning rate {lr:g} "
+            f"in {data.name!r}; scale the embeddings"
+        )
     return replace(best, scores=tuple(scores), losses=tuple(losses))
 
 
@@ -202,16 +216,18 @@ def knn_probe(
 
     def guess(data: TileSet, settings: suites.KnnSettings, seed: int) -> Guess:
         ks = sorted(k for k in settings.ks if k <= len(data.train))
-        voted = _neighbour_labels(data, max(ks), "cosine", device, budget_bytes)
-        guesses = (
-            (k, count_votes(voted[:, :k], data.num_classes).argmax(axis=1)) for k in ks
-        )
-        scores = {k: _score(data, found, settings.metric) for k, found in guesses}
+        near = _neighbour_labels(data, max(ks), "cosine", device, budget_bytes)
+        scores: dict[int, float] = {}
+        for k in ks:
+            labels = count_votes(near[:, :k], data.num_classes).argmax(axis=1)
+            scores[k] = _score(data, labels, settings.metric)
         best = max(scores, key=scores.__getitem__)  # max keeps the first of equals
-        votes = count_votes(voted[:, :best], data.num_classes)
-        left_out = [k for k in settings.ks if k not in ks]
-        by_k = {str(k): score for k, score in scores.items()}
-        details = {"best_k": best, "score_by_k": by_k, "left_out_ks": left_out}
+        votes = count_votes(near[:, :best], data.num_classes)
+        details = {
+            "best_k": best,
+            "score_by_k": {str(k): score for k, score in scores.items()},
+            "left_out_ks": [k for k in settings.ks if k not in ks],
+        }
         return votes.argmax(axis=1), votes / best, details
 
     return tile_probe("knn", guess, data, protocol)
@@ -253,36 +269,54 @@ def retrieval_probe(
     train, val = data.train, data.val
     settings = protocol.retrieval
     ks = [k for k in settings.ks if k <= len(train)]
-    voted = _neighbour_labels(data, ks[-1], settings.similarity, device, budget_bytes)
-    hit = voted == val.labels[:, None]
+    near = _neighbour_labels(data, ks[-1], settings.similarity, device, budget_bytes)
+    hit = near == val.labels[:, None]
     precision = hit * (hit.cumsum(axis=1) / np.arange(1, ks[-1] + 1))
-    details: dict[str, Any] = {"k": ks[-1], "similarity": settings.similarity}
+    details: dict[str, object] = {"k": ks[-1], "similarity": settings.similarity}
     for k in ks:
-        votes = count_votes(voted[:, :k], data.num_classes)
+        votes = count_votes(near[:, :k], data.num_classes)
         own = votes[np.arange(len(votes)), val.labels]
         details[f"recall_at_{k}"] = float(hit[:, :k].any(axis=1).mean())
         details[f"majority_at_{k}"] = float((own == votes.max(axis=1)).mean())
-        details[f"map_at_{k}"] = float(precision[:, :k].sum(axis=1).mean() / k)
-    of_row = {"top": precision.mean(axis=1), "bottom": np.ones(len(val))}
-    rows = Ratios(metric="map", ids=val.ids, groups=val.groups, **of_row)
+        score = float(precision[:, :k].sum(axis=1).mean() / k)
+        details[f"map_at_{k}"] = score
+    rows = Ratios(
+        metric="map",
+        ids=val.ids,
+        groups=val.groups,
+        top=precision.mean(axis=1),
+        bottom=np.ones(len(val)),
+    )
     facts = {
         "train_rows": len(train),
         "val_rows": len(val),
         **data.facts,
         **data.hashes,
     }
-    known: dict[str, Any] = {"protocol": protocol, "details": details, "facts": facts}
     return scored(
-        "retrieval", data, rows, "map", score=details[f"map_at_{ks[-1]}"], **known
+        "retrieval",
+        data,
+        rows,
+        "map",
+        score=score,  # at the largest k
+        protocol=protocol,
+        details=details,
+        facts=facts,
     )
 
 
 def check_all(data: TileSet, protocol: Protocol) -> TileSet:
     """The checked set, where all three probes can have it: asked before the first one runs."""
     data = check_tile_set(data)
-    settings = [protocol.require(probe) for probe in ("linear", "knn", "fewshot")]
-    once = {"shots": settings[-1].shots, "num_sets": 1, "seed": protocol.seed}
-    draw_support_sets(data.train.labels, data.class_names, **once)
+    protocol.require("linear")
+    protocol.require("knn")
+    draw_support_sets(
+        data.train.labels,
+        data.class_names,
+        shots=protocol.require("fewshot").shots,
+        num_sets=1,
+        seed=protocol.seed,
+    )
     return data
 
 
@@ -317,18 +351,22 @@ def fewshot_probe(
     """
 
     def guess(data: TileSet, settings: suites.FewshotSettings, seed: int) -> Guess:
-        num_sets, bank, rows = (
-            settings.support_sets,
+        support = draw_support_sets(
+            data.train.labels,
+            data.class_names,
+            shots=settings.shots,
+            num_sets=settings.support_sets,
+            seed=seed,
+        )
+        votes = simpleshot_votes(
             data.train.embeddings,
             data.val.embeddings,
+            support,
+            device=device,
+            budget_bytes=budget_bytes,
         )
-        drawn = {"shots": settings.shots, "num_sets": num_sets, "seed": seed}
-        support = draw_support_sets(data.train.labels, data.class_names, **drawn)
-        votes = simpleshot_votes(
-            bank, rows, support, device=device, budget_bytes=budget_bytes
-        )
-        details = {"shots": settings.shots, "support_sets": num_sets}
-        return votes.argmax(axis=1), votes / num_sets, details
+        details = {"shots": settings.shots, "support_sets": settings.support_sets}
+        return votes.argmax(axis=1), votes / settings.support_sets, details
 
     return tile_probe("fewshot", guess, data, protocol, select=False)
 
@@ -345,17 +383,19 @@ def draw_support_sets(
 
     Raises DatasetError: a class has fewer than `shots` rows.
     """
-    rows_of = [np.flatnonzero(labels == c) for c in range(len(class_names))]
-    for name, rows in zip(class_names, rows_of, strict=True):
+    rows_by_class = [np.flatnonzero(labels == c) for c in range(len(class_names))]
+    for name, rows in zip(class_names, rows_by_class, strict=True):
         if len(rows) < shots:
             raise DatasetError(
                 f"each class must have >= {shots} training rows for {shots} shots, "
                 f"got {len(rows)} of class {name!r}; label more tiles or drop the class"
             )
-    draw = np.random.default_rng(seed).choice
-    return np.array(
-        [[draw(r, shots, replace=False) for r in rows_of] for _ in range(num_sets)]
-    )
+    rng = np.random.default_rng(seed)
+    support = np.empty((num_sets, len(class_names), shots), dtype=np.int64)
+    for one_set in support:
+        for c, rows in enumerate(rows_by_class):
+            one_set[c] = rng.choice(rows, shots, replace=False)
+    return support
 
 
 def simpleshot_votes(
@@ -376,10 +416,8 @@ def simpleshot_votes(
     """
     where = resolve_device(device, mps=False)
     _, num_classes, shots = support.shape
-    half, dim = (
-        budget_bytes // 2,
-        train.shape[1],
-    )  # half of the budget for sets, half for queries
+    dim = train.shape[1]
+    half = budget_bytes // 2  # one half for sets, one for queries
     per_set = num_classes * dim * 4 * (2 * shots + 4)
     block = rows_within(half, per_set, name="support set", most=SET_BLOCK)
     per_query = 8 * dim + block * num_classes * 8 + block * 24
@@ -390,20 +428,16 @@ def simpleshot_votes(
         for first in range(0, len(support), block):
             chosen = to_device(train[support[first : first + block]], where) - shift
             class_means = chosen.mean(dim=2)  # of (sets, K, shots, D)
-            means = class_means.mean(
-                dim=1, keepdim=True
-            )  # classes have equally many shots
+            # classes have equally many shots
+            means = class_means.mean(dim=1, keepdim=True)
             prototypes = unit_rows((class_means - means).flatten(0, 1))
-            offsets = (
-                (prototypes.view_as(class_means) * means).sum(dim=2).flatten()
-            )  # m . p
+            projected = prototypes.view_as(class_means) * means
+            offsets = projected.sum(dim=2).flatten()  # m . p
             for start in range(0, len(queries), rows):
                 part = slice(start, start + rows)
-                cosine = (
-                    (to_device(queries[part], where) - shift) @ prototypes.T
-                ).sub_(offsets)
-                winner = cosine.view(len(cosine), len(chosen), num_classes).argmax(
-                    dim=2
-                )
-                votes[part] += count_votes(winner.cpu().numpy(), num_classes)
+                shifted = to_device(queries[part], where) - shift
+                cosine = (shifted @ prototypes.T).sub_(offsets)
+                by_set = cosine.view(len(cosine), len(chosen), num_classes)
+                winner = by_set.argmax(dim=2).cpu().numpy()
+                votes[part] += count_votes(winner, num_classes)
     return votes

@@ -7,8 +7,8 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +18,16 @@ from scipy.io.matlab import MatReadError
 
 from thinsection.errors import DatasetError, rewording
 from thinsection.evaluation.cases import Groups, group_rows
-from thinsection.evaluation.metrics import Fold
+from thinsection.evaluation.metrics import Fold, IndexArray
 from thinsection.evaluation.splits import shuffled_folds
 from thinsection.evaluation.tables import unexpected
 from thinsection.probe.data.images import read_images
 from thinsection.probe.data.sets import ImageRef
-from thinsection.types import RgbArray
+from thinsection.types import MaskArray, RgbArray
 
-PX, FOLDS, SEED = 256, 3, 1337
+PX = 256
+FOLDS = 3
+SEED = 1337
 LabelImage = npt.NDArray[np.uint8]  # (256, 256)
 
 PANNUKE_CLASSES = (
@@ -40,15 +42,12 @@ MONUSAC_CLASSES = ("background", "epithelial", "lymphocyte", "neutrophil", "macr
 CONSEP_CLASSES = ("background", "other", "inflammatory", "epithelial", "spindle-shaped")
 CONSEP_REMAP = np.array((0, 1, 2, 3, 3, 4, 4, 4), dtype=np.uint8)
 BCSS_CLASSES = ("outside", "tumor", "stroma", "inflammatory", "necrosis", "other")
-BCSS_REMAP = np.full(
-    256, 5, dtype=np.uint8
-)  # of its 22 classes; what is not named here is other
+# of its 22 classes; those that are not named here are other
+BCSS_REMAP = np.full(256, 5, dtype=np.uint8)
 BCSS_REMAP[[0, 1, 19, 20, 2, 3, 10, 11, 4]] = (0, 1, 1, 1, 2, 3, 3, 3, 4)
 BCSS_PX = 512  # edge of a square, px at 0.25 µm/px
-BCSS_VAL, BCSS_TEST = (
-    {"BH", "C8", "A8", "A1", "E9"},
-    {"OL", "LL", "E2", "EW", "GM", "S3"},
-)
+BCSS_VAL = {"BH", "C8", "A8", "A1", "E9"}
+BCSS_TEST = {"OL", "LL", "E2", "EW", "GM", "S3"}
 MONUSAC_FOLDER = "MoNuSAC_images_and_annotations"
 
 
@@ -73,10 +72,9 @@ class SegmentSet:
         """sha256 over the name and the files' contents in their order. Memory: 256 KiB."""
         whole = hashlib.sha256(self.name.encode())
         for path in self.files:
-            told = rewording(
-                "data file must be readable", path, OSError, error=DatasetError
-            )
-            with told, path.open("rb") as file:
+            rule = "data file must be readable"
+            errors = rewording(rule, path, OSError, error=DatasetError)
+            with errors, path.open("rb") as file:
                 whole.update(hashlib.file_digest(file, "sha256").digest())
         return whole.hexdigest()
 
@@ -101,8 +99,10 @@ class SegmentSet:
 
 def load_pannuke(root: Path) -> SegmentSet:
     """PanNuke's folds 1 and 2, read image by image; fold 3 is never opened."""
-    parts = [(k, part) for k in (1, 2) for part in ("images", "masks")]
-    paths = [root / f"Fold{k}" / part / f"fold{k}" / f"{part}.npy" for k, part in parts]
+    paths = [
+        root / f"Fold{k}" / part / f"fold{k}" / f"{part}.npy"
+        for k, part in product((1, 2), ("images", "masks"))
+    ]
     if not all(path.is_file() for path in paths):
         raise unexpected(root, "PanNuke", [str(p.relative_to(root)) for p in paths])
     shapes = [_mapped(path).shape for path in paths]
@@ -117,39 +117,42 @@ def load_pannuke(root: Path) -> SegmentSet:
     if sizes != masks:
         raise DatasetError(f"images and masks must be as many, got {sizes} and {masks}")
 
-    def row(part: int, i: int) -> npt.NDArray[Any]:
-        fold = int(i >= sizes[0])
-        return _mapped(paths[2 * fold + part])[i - fold * sizes[0]]  # type: ignore[no-any-return]
+    def image(i: int) -> RgbArray:
+        fold, row = places[i]
+        # published as float64 of whole numbers
+        return np.array(_mapped(paths[2 * fold])[row], np.uint8)
 
-    first, second = np.split(np.arange(sum(sizes)), sizes[:1])
+    def label(i: int) -> LabelImage:
+        fold, row = places[i]
+        return pannuke_label(_mapped(paths[2 * fold + 1])[row])
+
+    places = [(0, row) for row in range(sizes[0])]
+    places += [(1, row) for row in range(sizes[1])]
+    first, second = np.split(np.arange(len(places)), sizes[:1])
     return SegmentSet(
         name="pannuke",
         class_names=PANNUKE_CLASSES,
-        ids=tuple(
-            f"fold{k}:{i}" for k, size in enumerate(sizes, 1) for i in range(size)
-        ),
+        ids=tuple(f"fold{fold + 1}:{row}" for fold, row in places),
         folds=((first, second),),
         files=tuple(paths[::2]),
-        image=lambda i: np.array(
-            row(0, i), np.uint8
-        ),  # published as float64 of whole numbers
-        label=lambda i: pannuke_label(row(1, i)),
+        image=image,
+        label=label,
         split_rule="Fold1 train, Fold2 validation",
     )
 
 
-def _mapped(path: Path) -> npt.NDArray[Any]:
+def _mapped(path: Path) -> npt.NDArray[np.number]:
     """The array of a .npy, mapped. For one row: pages that stay mapped count as our memory."""
     with rewording(
         "array must be a whole .npy", path, OSError, ValueError, error=DatasetError
     ):
-        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: npt.NDArray[np.number] = np.load(path, mmap_mode="r", allow_pickle=False)
     if not array.flags.c_contiguous:
         raise DatasetError(f"array must be in C order, got Fortran's in {str(path)!r}")
     return array
 
 
-def pannuke_label(mask: npt.NDArray[Any]) -> LabelImage:
+def pannuke_label(mask: npt.NDArray[np.number]) -> LabelImage:
     """(H, W, 6) instance maps -> (H, W): j + 1 where channel j (0..4) > 0, a later one wins."""
     label = np.zeros(mask.shape[:2], dtype=np.uint8)
     for channel in range(5):
@@ -163,23 +166,29 @@ def load_monusac(root: Path) -> SegmentSet:
     images = sorted(base.glob("*/*.tif"))
     without = [p for p in images if not p.with_suffix(".npy").is_file()]
     if not images or without:
-        lost = f" beside {without[0].name}" if without else ""
-        wanted = f"the label image (H, W), values 0..{len(MONUSAC_CLASSES) - 1}"
-        looked_for = [f"{MONUSAC_FOLDER}/<slide>/<x>.tif", f"<x>.npy{lost}: {wanted}"]
-        raise unexpected(root, "MoNuSAC", looked_for)
-    labels, slide_of = (
-        [p.with_suffix(".npy") for p in images],
-        [p.parent.name for p in images],
+        beside = f" beside {without[0].name}" if without else ""
+        content = f"the label image (H, W), values 0..{len(MONUSAC_CLASSES) - 1}"
+        raise unexpected(
+            root,
+            "MoNuSAC",
+            [f"{MONUSAC_FOLDER}/<slide>/<x>.tif", f"<x>.npy{beside}: {content}"],
+        )
+    slide_by_image = [path.parent.name for path in images]
+    slides, slide_index = np.unique(slide_by_image, return_inverse=True)
+    folds = []
+    for train, val in shuffled_folds(len(slides), folds=FOLDS, seed=SEED):
+        in_train = np.isin(slide_index, train)
+        in_val = np.isin(slide_index, val)
+        folds.append((np.flatnonzero(in_train), np.flatnonzero(in_val)))
+    return _from_files(
+        "monusac",
+        MONUSAC_CLASSES,
+        images,
+        [path.with_suffix(".npy") for path in images],
+        folds=folds,
+        split_rule=f"{FOLDS} folds over {len(slides)} slides, seed {SEED}",
+        groups=group_rows(slide_by_image, where=repr(str(base))),
     )
-    slides, of_image = np.unique(slide_of, return_inverse=True)
-    drawn = shuffled_folds(len(slides), folds=FOLDS, seed=SEED)
-    folds = tuple(
-        tuple(np.flatnonzero(np.isin(of_image, part)) for part in fold)
-        for fold in drawn
-    )
-    rule = f"{FOLDS} folds over {len(slides)} slides, seed {SEED}"
-    known = {"split_rule": rule, "groups": group_rows(slide_of, where=repr(str(base)))}
-    return _from_files("monusac", MONUSAC_CLASSES, images, labels, folds=folds, **known)
 
 
 def load_consep(root: Path) -> SegmentSet:
@@ -188,14 +197,17 @@ def load_consep(root: Path) -> SegmentSet:
     labels = [root / "Train" / "Labels" / f"{p.stem}.mat" for p in images]
     without = [p for p in labels if not p.is_file()]
     if not images or without:
-        wanted = without[0].name if without else "*.mat"
+        missing = without[0].name if without else "*.mat"
         raise unexpected(
-            root, "CoNSeP", ["Train/Images/*.png", f"Train/Labels/{wanted}"]
+            root, "CoNSeP", ["Train/Images/*.png", f"Train/Labels/{missing}"]
         )
-    folds = tuple(shuffled_folds(len(images), folds=FOLDS, seed=SEED))
-    rule = f"{FOLDS} folds over images, seed {SEED}"
     return _from_files(
-        "consep", CONSEP_CLASSES, images, labels, folds=folds, split_rule=rule
+        "consep",
+        CONSEP_CLASSES,
+        images,
+        labels,
+        folds=shuffled_folds(len(images), folds=FOLDS, seed=SEED),
+        split_rule=f"{FOLDS} folds over images, seed {SEED}",
     )
 
 
@@ -212,37 +224,42 @@ def load_bcss(root: Path) -> SegmentSet:
             root, "BCSS", ["rgbs_colorNormalized/*.png", "masks/<the same>.png"]
         )
     places: list[tuple[int, int, int]] = []
-    whose = [path.stem.split("-")[1] for path in images]
+    institutes = [path.stem.split("-")[1] for path in images]
     for i, mask in enumerate(masks):
-        if whose[i] not in BCSS_TEST:
-            inside = _picture(mask) > 0
-            h, w = (n // BCSS_PX for n in inside.shape)
-            spans = inside[: h * BCSS_PX, : w * BCSS_PX].reshape(h, BCSS_PX, w, BCSS_PX)
-            places += [
-                (i, y, x) for y, x in np.argwhere(spans.mean(axis=(1, 3)) >= 0.5)
-            ]
-    of_val = np.array([whose[i] in BCSS_VAL for i, _, _ in places])
-    if not of_val.any() or of_val.all():
-        raise DatasetError(f"BCSS must hold both splits, got {set(whose)}")
+        if institutes[i] not in BCSS_TEST:
+            places += [(i, y, x) for y, x in _inner_squares(_picture(mask) > 0)]
+    in_val = np.array([institutes[i] in BCSS_VAL for i, _, _ in places])
+    if not in_val.any() or in_val.all():
+        raise DatasetError(f"BCSS must hold both splits, got {set(institutes)}")
 
     def square(
-        paths: list[Path], row: int, how: Image.Resampling
+        paths: list[Path], row: int, resampling: Image.Resampling
     ) -> npt.NDArray[np.uint8]:
         i, y, x = places[row]
-        part = (slice(n * BCSS_PX, (n + 1) * BCSS_PX) for n in (y, x))
-        picture = Image.fromarray(np.ascontiguousarray(_picture(paths[i])[tuple(part)]))
-        return np.asarray(picture.resize((PX, PX), how))
+        rows = slice(y * BCSS_PX, (y + 1) * BCSS_PX)
+        columns = slice(x * BCSS_PX, (x + 1) * BCSS_PX)
+        part = np.ascontiguousarray(_picture(paths[i])[rows, columns])
+        return np.asarray(Image.fromarray(part).resize((PX, PX), resampling))
 
     return SegmentSet(
         name="bcss",
         class_names=BCSS_CLASSES,
         ids=tuple(f"{images[i].stem}:{x}x{y}" for i, y, x in places),
-        folds=((np.flatnonzero(~of_val), np.flatnonzero(of_val)),),
+        folds=((np.flatnonzero(~in_val), np.flatnonzero(in_val)),),
         files=tuple(images),
         image=lambda row: square(images, row, Image.Resampling.BILINEAR)[..., :3],
         label=lambda row: BCSS_REMAP[square(masks, row, Image.Resampling.NEAREST)],
         split_rule="eva's institutes: BH, C8, A8, A1 and E9 validate",
     )
+
+
+def _inner_squares(inside: MaskArray) -> IndexArray:
+    """Squares (n, 2) of BCSS_PX, as y and x, that lie inside the region by half."""
+    height, width = inside.shape
+    h = height // BCSS_PX
+    w = width // BCSS_PX
+    squares = inside[: h * BCSS_PX, : w * BCSS_PX].reshape(h, BCSS_PX, w, BCSS_PX)
+    return np.argwhere(squares.mean(axis=(1, 3)) >= 0.5)
 
 
 @lru_cache(maxsize=2)  # an image and its mask, as rows come in order
@@ -251,8 +268,12 @@ def _picture(path: Path) -> npt.NDArray[np.uint8]:
         return np.asarray(Image.open(path))
 
 
-SEGMENT_DATASETS = {"pannuke": load_pannuke, "monusac": load_monusac}
-SEGMENT_DATASETS |= {"consep": load_consep, "bcss": load_bcss}
+SEGMENT_DATASETS = {
+    "pannuke": load_pannuke,
+    "monusac": load_monusac,
+    "consep": load_consep,
+    "bcss": load_bcss,
+}
 
 
 def read_label(path: Path) -> npt.NDArray[np.uint8]:
@@ -268,10 +289,8 @@ def read_label(path: Path) -> npt.NDArray[np.uint8]:
     top = len(CONSEP_REMAP) - 1 if is_mat else 255
     low = label.min()
     high = label.max()
-    fits = (
-        label.ndim == 2 and low >= 0 and high <= top and (label == label.round()).all()
-    )
-    if not fits:
+    in_range = low >= 0 and high <= top
+    if label.ndim != 2 or not in_range or (label != label.round()).any():
         raise DatasetError(
             f"label must be whole numbers 0..{top} of shape (H, W), "
             f"got {label.dtype} {label.shape}, {low}..{high} in {str(path)!r}"
@@ -285,9 +304,12 @@ def _from_files(
     class_names: tuple[str, ...],
     images: list[Path],
     labels: list[Path],
-    **known: Any,
+    *,
+    folds: list[Fold],
+    split_rule: str,
+    groups: Groups | None = None,
 ) -> SegmentSet:
-    """Images of any size with their labels; `known`: the folds, and their rule in words."""
+    """Images of any size with their labels."""
 
     def image(i: int) -> RgbArray:
         picture = Image.fromarray(next(read_images([ImageRef(images[i])])))
@@ -306,10 +328,14 @@ def _from_files(
             Image.fromarray(classes).resize((PX, PX), Image.Resampling.NEAREST)
         )
 
-    known |= {
-        "ids": tuple(f"{p.parent.name}/{p.stem}" for p in images),
-        "files": tuple(images),
-    }
     return SegmentSet(
-        name=name, class_names=class_names, image=image, label=label, **known
+        name=name,
+        class_names=class_names,
+        ids=tuple(f"{path.parent.name}/{path.stem}" for path in images),
+        folds=tuple(folds),
+        files=tuple(images),
+        image=image,
+        label=label,
+        split_rule=split_rule,
+        groups=groups,
     )

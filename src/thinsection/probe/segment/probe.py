@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +47,8 @@ from thinsection.types import GIB, RgbArray, parse_bytes
 from thinsection.weights.placement import resolve_device
 
 NUM_EXAMPLES = 4  # images shown beside their prediction
-INIT_STD, NORM_EPS = 0.02, 1e-5
+INIT_STD = 0.02
+NORM_EPS = 1e-5
 LabelImages = npt.NDArray[np.uint8]  # (N, H, W)
 
 
@@ -57,7 +57,8 @@ def run_segment_probe(root: Path, config: SegmentConfig) -> ProbeResult:
 
     Memory: `cache_memory` + the encoder, then the head (see `SegmentTrainer`) + 65,536 N bytes.
     """
-    chosen, cached = config.segment, config.cache
+    chosen = config.segment
+    cached = config.cache
     protocol = get_protocol(NANOPATH.name, seed=chosen.seed)
     settings: SegmentSettings = protocol.require("segment")
     if chosen.epochs is not None:
@@ -66,22 +67,28 @@ def run_segment_probe(root: Path, config: SegmentConfig) -> ProbeResult:
         settings = replace(settings, epochs=chosen.epochs)
         protocol = replace(protocol, segment=settings)
     data = SEGMENT_DATASETS[chosen.dataset](root)
-    how: dict[str, Any] = {"device": chosen.device, "precision": chosen.precision}
     with segment_features(
         data,
-        load_encoder(
-            chosen.encoder or DEFAULT_ENCODER, engine=chosen.engine, **how
-        ),  # let go then
+        load_encoder(  # without a name, so that it is freed once the features are there
+            chosen.encoder or DEFAULT_ENCODER,
+            engine=chosen.engine,
+            device=chosen.device,
+            precision=chosen.precision,
+        ),
         settings,
         root=cached.cache_dir or default_root(),
         budget_bytes=parse_bytes(cached.cache_memory, name="cache_memory"),
         storage=cached.cache_dtype,
         batch_size=chosen.batch_size,
     ) as cache:
-        how = {"geometry": chosen.geometry, "device": chosen.device}
-        return with_cache_facts(
-            segment_probe(data, cache, protocol=protocol, **how), cache
+        result = segment_probe(
+            data,
+            cache,
+            protocol=protocol,
+            geometry=chosen.geometry,
+            device=chosen.device,
         )
+        return with_cache_facts(result, cache)
 
 
 def segment_features(
@@ -105,17 +112,19 @@ def segment_features(
         for images in data.image_batches(start, batch_size):
             yield encoder.encode_tokens(centre(images, settings))
 
-    sizes = {"image_px": settings.image_px, "crop_px": settings.crop_px}
-    how = {"precision": encoder.precision, "device": encoder.device.type}
-    how["engine"] = encoder.engine.partition(" (")[
-        0
-    ]  # its sums are in an order of their own
+    preprocessing = {
+        "image_px": settings.image_px,
+        "crop_px": settings.crop_px,
+        **encoder.spec.preprocessing,
+        "precision": encoder.precision,
+        "device": encoder.device.type,
+        # its sums are in an order of their own
+        "engine": encoder.engine.partition(" (")[0],
+    }
     key = CacheKey(
         encoder=encoder.spec.name,
         weights_hash=encoder.weights_hash,
-        preprocessing=json.dumps(
-            sizes | {**encoder.spec.preprocessing} | how, sort_keys=True
-        ),
+        preprocessing=json.dumps(preprocessing, sort_keys=True),
         data_hash=data.contents_hash(),
         storage=storage,
     )
@@ -144,15 +153,19 @@ def segment_probe(
     Memory: what `features` takes + 65,536 N bytes of labels + 24 K² N of counts + the trainer.
     """
     settings: SegmentSettings = protocol.require("segment")
-    where, num_classes = resolve_device(device, mps=False), len(data.class_names)
     trainer = SegmentTrainer(
-        features, data.labels(), num_classes, settings, geometry, where
+        features,
+        data.labels(),
+        num_classes=len(data.class_names),
+        settings=settings,
+        geometry=geometry,
+        device=resolve_device(device, mps=False),
     )
     fits = [
-        trainer.fit(*fold, seed=protocol.seed + i) for i, fold in enumerate(data.folds)
+        trainer.fit(train, val, seed=protocol.seed + i)
+        for i, (train, val) in enumerate(data.folds)
     ]
-    (head, *_), counts, told = zip(*fits, strict=True)
-    losses = {name: [of[name] for of in told] for name in told[0]}
+    counts = [fit.counts for fit in fits]
     weight = settings.background_weight
     jaccard = np.concatenate([metrics.image_jaccard(c) for c in counts])
     weights = np.concatenate([metrics.image_weights(c, weight) for c in counts])
@@ -162,31 +175,37 @@ def segment_probe(
 
     rows = np.concatenate([val for _, val in data.folds])
     groups = data.groups and data.groups.take(rows)
-    whose = Sampling.of_rows(len(rows), groups, unit="images")
+    sampling = Sampling.of_rows(len(rows), groups, unit="images")
     background = float(np.mean([metrics.background_score(c, weight) for c in counts]))
     per_class = metrics.class_jaccard(np.concatenate(counts).sum(axis=0)).tolist()
     scores = [metrics.weighted_jaccard(c, weight) for c in counts]
-    by_class = dict(zip(data.class_names, per_class, strict=True))
-    details: dict[str, Any] = {
-        "fold_scores": scores,
-        "all_background_score": background,
-    }
-    details |= {
-        "best_epochs": losses.pop("best_epochs"),
-        "class_jaccard_of_all_px": by_class,
-    }
-    n, tokens, dim = features.shape
-    facts = {"images": n, "tokens": tokens, "dim": dim, "geometry": geometry}
+    images, tokens, dim = features.shape
     return ProbeResult(
         probe="segment",
         dataset=data.name,
         metric="weighted_jaccard",
         score=float(np.mean(scores)),
-        interval=interval(whose, score, "weighted_jaccard", seed=protocol.seed),
+        interval=interval(sampling, score, "weighted_jaccard", seed=protocol.seed),
         protocol=protocol,
-        details=details | losses,
-        facts={**facts, "split_rule": data.split_rule},
-        examples=_examples(data, trainer, head),
+        details={
+            "fold_scores": scores,
+            "all_background_score": background,
+            "best_epochs": [fit.best_epoch for fit in fits],
+            "class_jaccard_of_all_px": dict(
+                zip(data.class_names, per_class, strict=True)
+            ),
+            "first_batch_losses": [fit.first_batch_losses[0] for fit in fits],
+            "train_losses": [fit.train_losses for fit in fits],
+            "val_losses": [fit.val_losses for fit in fits],
+        },
+        facts={
+            "images": images,
+            "tokens": tokens,
+            "dim": dim,
+            "geometry": geometry,
+            "split_rule": data.split_rule,
+        },
+        examples=_examples(data, trainer, fits[0].head),
         remarks=(f"background everywhere would score {background:.4f}",),
     )
 
@@ -196,22 +215,23 @@ def _examples(
 ) -> Examples:
     """Evenly spaced validation images of the first fold, in the frame that is scored."""
     val = data.folds[0][1]
-    rows = val[
-        np.linspace(0, len(val) - 1, min(NUM_EXAMPLES, len(val))).astype(np.int64)
-    ]
-    truth, prediction = map(
-        np.concatenate, zip(*trainer.predict(head, rows), strict=True)
-    )
-    whole = np.stack([data.image(int(i)) for i in rows])
-    images = label_window(whole, trainer.settings, trainer.geometry)
+    places = np.linspace(0, len(val) - 1, min(NUM_EXAMPLES, len(val)))
+    rows = val[places.astype(np.int64)]
+    truths, predictions = zip(*trainer.predict(head, rows), strict=True)
+    images = np.stack([data.image(int(row)) for row in rows])
     return Examples(
-        images=images, truth=truth, prediction=prediction, class_names=data.class_names
+        images=label_window(images, trainer.settings, trainer.geometry),
+        truth=np.concatenate(truths),
+        prediction=np.concatenate(predictions),
+        class_names=data.class_names,
     )
 
 
 def with_cache_facts(result: ProbeResult, cache: FeatureCache) -> ProbeResult:
     """The result with what the cache kept and, for a lossy dtype, what that cost."""
-    manifest, loss, remarks = cache.manifest, cache.manifest.loss, result.remarks
+    manifest = cache.manifest
+    loss = manifest.loss
+    remarks = result.remarks
     if loss is not None:
         changed = f"{loss.changed} of {loss.values} values changed"
         error = f"largest error {loss.max_abs_error:.3g}"
@@ -270,9 +290,8 @@ class MaskTransformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         num_classes = self.class_tokens.shape[1]
-        x = torch.cat(
-            [self.project(tokens), self.class_tokens.expand(len(tokens), -1, -1)], dim=1
-        )
+        class_tokens = self.class_tokens.expand(len(tokens), -1, -1)
+        x = torch.cat([self.project(tokens), class_tokens], dim=1)
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)
@@ -345,9 +364,27 @@ def label_window(
     if geometry == "compatible":
         return labels
     margin = (settings.image_px - settings.crop_px) // 2
-    return labels[
-        :, margin : margin + settings.crop_px, margin : margin + settings.crop_px
-    ]
+    inner = slice(margin, margin + settings.crop_px)
+    return labels[:, inner, inner]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldFit:
+    """A head at the epoch of its best validation loss, and the way there.
+
+    A loss of an epoch is the mean over its batches, however small the last.
+    """
+
+    head: MaskTransformer
+    counts: Counts  # (N, K, K) of each validation image
+    first_batch_losses: list[float]  # of each epoch, as the next
+    train_losses: list[float]
+    val_losses: list[float]
+
+    @property
+    def best_epoch(self) -> int:
+        """The first of the epochs with the least validation loss, from 1."""
+        return 1 + int(np.argmin(self.val_losses))
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,29 +402,23 @@ class SegmentTrainer:
     geometry: Geometry
     device: torch.device
 
-    def fit(
-        self, train: IndexArray, val: IndexArray, *, seed: int
-    ) -> tuple[MaskTransformer, Counts, dict[str, Any]]:
-        """The head at the epoch with the best dice loss on rows `val`, the first of ties.
-
-        Also the confusion matrices (N, K, K) of these rows, and the details of a result: losses are
-        means over the batches of an epoch, however small the last.
-        """
-        generator, s, k = (
-            torch.Generator().manual_seed(seed),
-            self.settings,
-            self.num_classes,
-        )
-        head = initial_head(self.features.shape[2], k, s, generator).to(self.device)
+    def fit(self, train: IndexArray, val: IndexArray, *, seed: int) -> FoldFit:
+        """Trains on rows `train`; the epoch with the best dice loss on rows `val` counts."""
+        settings = self.settings
+        dim = self.features.shape[2]
+        generator = torch.Generator().manual_seed(seed)
+        head = initial_head(dim, self.num_classes, settings, generator).to(self.device)
         optimizer = torch.optim.Adam(
-            head.parameters(), lr=s.lr, weight_decay=s.weight_decay
+            head.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
         )
-        best: dict[str, Any] = {}
-        first, losses, val_losses = list[float](), list[float](), list[float]()
-        for epoch in range(1, s.epochs + 1):
+        best: dict[str, Tensor] = {}
+        first_batch_losses: list[float] = []
+        train_losses: list[float] = []
+        val_losses: list[float] = []
+        for epoch in range(1, settings.epochs + 1):
             order = train[torch.randperm(len(train), generator=generator).numpy()]
-            of_batches = self._epoch(head, order, optimizer)
-            loss = float(of_batches.mean())
+            batch_losses = self._epoch(head, order, optimizer)
+            loss = float(batch_losses.mean())
             val_loss = float(self._epoch(head, val).mean())
             if not math.isfinite(loss + val_loss):
                 raise InvalidInputError(
@@ -396,18 +427,21 @@ class SegmentTrainer:
                 )
             if val_loss < min(val_losses, default=math.inf):
                 best = copy.deepcopy(head.state_dict())
-            first.append(float(of_batches[0]))
-            losses.append(loss)
+            first_batch_losses.append(float(batch_losses[0]))
+            train_losses.append(loss)
             val_losses.append(val_loss)
         head.load_state_dict(best)
-        counts = np.concatenate(
-            [image_counts(*pair, k) for pair in self.predict(head, val)]
+        counts = [
+            image_counts(truth, prediction, self.num_classes)
+            for truth, prediction in self.predict(head, val)
+        ]
+        return FoldFit(
+            head=head,
+            counts=np.concatenate(counts),
+            first_batch_losses=first_batch_losses,
+            train_losses=train_losses,
+            val_losses=val_losses,
         )
-        told = {
-            "best_epochs": 1 + int(np.argmin(val_losses)),
-            "first_batch_losses": first[0],
-        }
-        return head, counts, {**told, "train_losses": losses, "val_losses": val_losses}
 
     def _epoch(
         self,
@@ -433,23 +467,19 @@ class SegmentTrainer:
         """uint8 (truth, prediction) of rows, batch by batch, in the frame that is scored."""
         with torch.no_grad():
             for scores, labels in self._scored(head, rows):
-                yield (
-                    labels.byte().cpu().numpy(),
-                    scores.argmax(dim=1).byte().cpu().numpy(),
-                )
+                prediction = scores.argmax(dim=1)
+                yield labels.byte().cpu().numpy(), prediction.byte().cpu().numpy()
 
     def _scored(
         self, head: MaskTransformer, rows: IndexArray
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """(scores, labels) of each batch on the device."""
+        settings = self.settings
+        batches = self.features.batches(rows, settings.batch_size, device=self.device)
         done = 0
-        for tokens in self.features.batches(
-            rows, self.settings.batch_size, device=self.device
-        ):
+        for tokens in batches:
             truth = self.labels[rows[done : done + len(tokens)]]
-            truth = np.ascontiguousarray(
-                label_window(truth, self.settings, self.geometry)
-            )
+            truth = np.ascontiguousarray(label_window(truth, settings, self.geometry))
             labels = torch.from_numpy(truth).to(self.device).long()
-            yield upsampled(head(tokens), self.settings, self.geometry), labels
+            yield upsampled(head(tokens), settings, self.geometry), labels
             done += len(tokens)
