@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src" / "thinsection"
 
+pytestmark = pytest.mark.check  # builds a wheel and checks it with mypy
+
 SCRIPT = '''
 """What a user writes; every name below has its own type, none is Any."""
 
@@ -28,8 +30,6 @@ from thinsection.pool import SlideEncoder
 from thinsection.qc import QcResult, TissueMask
 from thinsection.slide import Slide
 from thinsection.tiles import TileTable
-
-pytestmark = pytest.mark.check  # builds a wheel and checks it with mypy
 
 with ts.open_slide("a.svs") as slide:
     assert_type(slide, Slide)

@@ -36,7 +36,7 @@ THUMBNAIL_PX = 200
 
 
 def experiment_page(document: Mapping[str, Any], tested: Tested, slides: Path) -> str:
-    """Page as HTML with its pictures inside; heatmaps appear on it once they are drawn.
+    """Page as HTML with its pictures inside; links to heatmaps come from heatmaps.js.
 
     Args:
         document: the content of experiment.json.
