@@ -2,17 +2,18 @@
 
 from pathlib import Path
 
+import pytest
 from tests.support.other_package import in_shell, install
 
 from thinsection.pipeline.folder import open_results
 from thinsection.testing.synthetic import write_he_slide
 
+pytestmark = pytest.mark.check  # processes with another package
+
 TOY_EXECUTOR = '''
 from concurrent.futures import ThreadPoolExecutor
 
 from thinsection.jobs.backend import Backend, Ended
-
-pytestmark = pytest.mark.check  # processes with another package
 
 
 class ThreadBackend(Backend):

@@ -12,11 +12,11 @@ from thinsection.errors import InvalidInputError
 from thinsection.pool import load_slide_encoder
 from thinsection.pool.encoder import SLIDE_ENCODERS
 
+pytestmark = pytest.mark.check  # processes with another package
+
 TOY = '''
 import numpy as np
 from thinsection.pool import SlideEncoder
-
-pytestmark = pytest.mark.check  # processes with another package
 
 
 class MedianSlideEncoder(SlideEncoder):

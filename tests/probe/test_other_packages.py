@@ -7,6 +7,8 @@ import pytest
 from tests.probe.make import two_regions
 from tests.support.other_package import in_shell, install
 
+pytestmark = pytest.mark.check  # processes with another package
+
 TOY = '''
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +16,6 @@ from pathlib import Path
 import numpy as np
 from thinsection.config import option, section
 from thinsection.probe import ProbeConfig, ProbeResult, TileSet, classified
-
-pytestmark = pytest.mark.check  # processes with another package
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,13 @@ from tests.support.qc_csv import read_qc_csv
 from thinsection.qc import CHECKS
 from thinsection.testing.synthetic import write_he_slide
 
+pytestmark = pytest.mark.check  # processes with another package
+
 TOY_CHECK = '''
 from dataclasses import dataclass
 from typing import ClassVar
 
 from thinsection.qc import Outcome, QcCheck, QcView, length
-
-pytestmark = pytest.mark.check  # processes with another package
 
 
 @dataclass(frozen=True, kw_only=True)
