@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import os
 import time
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ def assembly(num_atoms: int) -> dict[str, Any]:
     ]
     table, summary = frame_table(joined(parts), "assembly")
     assert summary.valid_frames % copies == 0 and table.num_rows == summary.tokens
-    return {**summary.as_mapping(), "cpu_seconds": time.process_time() - start}
+    return {**asdict(summary), "cpu_seconds": time.process_time() - start}
 
 
 def _batch(num_atoms: int, chain_atoms: int) -> State:

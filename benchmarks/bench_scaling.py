@@ -99,16 +99,18 @@ def executor_seconds_per_task(out: Path, num_tasks: int) -> float:
     from thinsection.jobs.executor import ExecutorConfig
     from thinsection.slide.cohort import SlideEntry
     from thinsection.stages.config import RunConfig
+    from thinsection.stages.spec import resolve
 
     config = RunConfig(
         executor=ExecutorConfig(executor="dask", workers=2, threads=1, chunk_slides=1)
     )
+    spec = resolve(config, "embed")
     out.mkdir()
     times: list[float] = []
     execute(
         [SlideEntry(slide_id=f"s{i}", slide_path="none") for i in range(num_tasks)],
-        IdleTask(out=out, record=out / "record", config=config, goal="embed"),
-        config.executor,
+        IdleTask(out=out, record=out / "record", spec=spec),
+        spec.executor,
         folder=out,
         on_report=lambda report: times.append(time.perf_counter()),
     )

@@ -56,7 +56,7 @@ def execute_slides(
     execute(
         entries(slides),
         task,
-        replace(task.config.executor, chunk_slides=2),
+        replace(task.spec.executor, chunk_slides=2),
         folder=task.record,
         on_report=lambda report: results.extend(report.results),
         on_message=messages.append,
@@ -146,13 +146,13 @@ def test_a_slide_is_alone_in_less_memory_that_still_holds_three_batches(
 ) -> None:
     task = faulty(tmp_path / "out")
     smaller = task.smaller()
-    assert parse_bytes(smaller.config.stream.memory) == GIB
-    assert smaller.config.stream.decode_workers == 1
-    assert smaller.config.encode == task.config.encode  # batches decide the last bit
-    memory = [parse_bytes(task.config.stream.memory)]
+    assert parse_bytes(smaller.spec.stream.memory) == GIB
+    assert smaller.spec.stream.decode_workers == 1
+    assert smaller.spec.encoding == task.spec.encoding  # batches decide the last bit
+    memory = [parse_bytes(task.spec.stream.memory)]
     for _ in range(6):
         task = task.smaller()
-        memory.append(parse_bytes(task.config.stream.memory))
+        memory.append(parse_bytes(task.spec.stream.memory))
     assert memory[-1] == memory[-2] >= 3 * 256 * 256 * 256 * 3
 
 

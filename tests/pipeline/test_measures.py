@@ -171,10 +171,10 @@ def test_the_sample_is_bounded_and_the_same_whatever_the_order_of_batches() -> N
             for indices in order:
                 made(indices, tiles)
         kept = np.arange(0, many, 3)
-        assert len(one.sampled(kept)) <= 2**20
-        np.testing.assert_array_equal(one.sampled(kept), other.sampled(kept))
+        assert len(one.sample(kept)) <= 2**20
+        np.testing.assert_array_equal(one.sample(kept), other.sample(kept))
         np.testing.assert_array_equal(one.values, other.values)
-    assert len(one.sampled(np.arange(many))) == 256 * 32 * 32
+    assert len(one.sample(np.arange(many))) == 256 * 32 * 32
 
 
 def test_a_slide_of_one_stain_has_measures_no_vectors_and_a_word(
