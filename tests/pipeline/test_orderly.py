@@ -190,7 +190,7 @@ def test_a_signal_while_thumbnails_are_drawn_is_obeyed_before_the_next_one(
         drawn.append(picture)
         raise Stopped("SIGTERM", 143)
 
-    monkeypatch.setattr(index, "_outlined", stopped)
+    monkeypatch.setattr(index, "_outlined_thumbnail", stopped)
     with pytest.raises(Stopped) as caught:
         run([slides / "s0.svs"], out=tmp_path, **settings)
     assert len(drawn) == 1
