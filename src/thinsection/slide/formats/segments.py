@@ -25,7 +25,7 @@ from thinsection.types import MIB, CoordsL0, Level, Mpp, RgbArray, TileArray
 
 # decoded segments in memory, for each slide
 CACHE_BYTES = 64 * MIB
-# a segment must fit a budget that the user never sees; larger ones are refused
+# Slides with a larger segment are refused, because each reading thread holds a decoded segment.
 MAX_SEGMENT_BYTES = 128 * MIB
 # segments decoded in one step; a larger segment is decoded alone
 _DECODED_AT_ONCE_BYTES = 4 * MIB
@@ -63,6 +63,10 @@ class Decoder(ABC):
         """Shape of the array of a segment, (height, width, 3)."""
         return (self.segment[1], self.segment[0], 3)
 
+    def index(self, column: int, row: int) -> int:
+        """Returns the index of the segment at a place in the grid."""
+        return row * self.columns + column
+
     def is_empty(self, index: int) -> bool:
         """True if the file stores no data for a segment; the segment is then white."""
         return False
@@ -72,7 +76,7 @@ class Decoder(ABC):
         """Decodes segments into arrays.
 
         Args:
-            indices: index of each segment, row * columns + column.
+            indices: `index` of each segment.
             outs: an array of `shape` for each segment.
         """
 
@@ -118,11 +122,11 @@ class SegmentCache:
     that was used in part stays until memory is needed. The least recently used ones are dropped
     first.
 
-    Memory: `num_bytes`, or the segments that are borrowed at the moment if these are more.
+    Memory: `max_bytes`, or the segments that are borrowed at the moment if these are more.
     """
 
-    def __init__(self, num_bytes: int) -> None:
-        self._max_bytes = num_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         # bytes of all entries and of the free arrays
         self._allocated_bytes = 0
         # the least recently used entry is the first
@@ -140,18 +144,22 @@ class SegmentCache:
     def expect(self, decoder: Decoder, counts: npt.NDArray[np.int64]) -> None:
         """Announces the number of uses of each segment, in addition to earlier announcements."""
         with self._changed:
-            total = counts + np.asarray(self._expected.get(decoder, 0))
+            total = counts.copy()
+            announced = self._expected.get(decoder)
+            if announced is not None:
+                total += np.asarray(announced)
             self._expected[decoder] = total.data
 
     @contextmanager
     def borrow(
         self, decoder: Decoder, num_uses: Mapping[int, int], whole: Collection[int]
     ) -> Iterator[list[RgbArray]]:
-        """Yields the pixels of segments in the order of `num_uses`, for use within the block.
+        """Yields the pixels of segments for use within the block.
 
         Args:
             decoder: decoder of their level.
-            num_uses: by the index of a segment, number of regions that use it in this block.
+            num_uses: number of regions that use a segment in this block, by the segment's index;
+                the order of the keys is the order of the yielded segments.
             whole: indices of the segments that a region uses whole. These do not stay in the cache,
                 unless further uses were announced.
         """
@@ -170,7 +178,7 @@ class SegmentCache:
         finally:
             with self._changed:
                 for entry in entries:
-                    self._count_uses(
+                    self._subtract_uses(
                         decoder,
                         entry,
                         num_uses[entry.index],
@@ -181,30 +189,30 @@ class SegmentCache:
     def _allocate(self, shape: tuple[int, int, int]) -> RgbArray:
         """Returns an array for a segment: a used one of the same shape, or a new one.
 
-        Used arrays of another shape, which are segments of another level, are deallocated until
-        there is room for a new one. `_allocated_bytes` counts each array once from its allocation
-        to its deallocation, also while it is free or passes from one segment to the next.
+        `_allocated_bytes` counts each array once from its allocation to its deallocation, also
+        while it is free or passes from one segment to the next.
         """
         num_bytes = math.prod(shape)
-        while True:
-            pixels = self._reclaim_array(num_bytes)
+        room_bytes = self._max_bytes - num_bytes
+        while self._free_arrays or self._allocated_bytes > room_bytes:
+            pixels = self._take_unused_array()
             if pixels is None:
-                self._allocated_bytes += num_bytes
-                return np.empty(shape, dtype=np.uint8)
+                # every array is in use, so the new one exceeds the limit
+                break
             if pixels.shape == shape:
                 return pixels
+            # deallocate an array of another level to make room
             self._allocated_bytes -= pixels.nbytes
+        self._allocated_bytes += num_bytes
+        return np.empty(shape, dtype=np.uint8)
 
-    def _reclaim_array(self, num_bytes: int) -> RgbArray | None:
-        """Returns an array that nobody uses; may drop the least recently used segment for it.
+    def _take_unused_array(self) -> RgbArray | None:
+        """Takes a free array, else drops the least recently used segment and takes its array.
 
-        Returns None if `num_bytes` more can be allocated within the limit. Returns None also if
-        every array is in use; the limit is then exceeded.
+        Returns None if every array is in use.
         """
         if self._free_arrays:
             return self._free_arrays.pop()
-        if self._allocated_bytes + num_bytes <= self._max_bytes:
-            return None
         for key, entry in self._entries.items():
             if entry.num_borrowers == 0:
                 del self._entries[key]
@@ -224,23 +232,24 @@ class SegmentCache:
             claimed = self._claim_entries(missing)
             if claimed:
                 self._decode_claimed(decoder, claimed)
+            else:
+                self._wait_for_other_threads(missing)
 
     def _claim_entries(self, missing: Sequence[_CacheEntry]) -> list[_CacheEntry]:
-        """Marks entries as decoded by this thread, and returns them.
-
-        If other threads decode all of them, waits until one of these is done or has failed, and
-        returns no entries.
-        """
+        """Marks the entries that no thread decodes as decoded by this one, and returns them."""
+        claimed = []
         with self._changed:
-            claimed = []
             for entry in missing:
                 if not (entry.is_decoding or entry.is_ready):
                     entry.is_decoding = True
                     claimed.append(entry)
-            if not claimed:
-                while all(entry.is_decoding for entry in missing):
-                    self._changed.wait()
-            return claimed
+        return claimed
+
+    def _wait_for_other_threads(self, missing: Sequence[_CacheEntry]) -> None:
+        """Waits until another thread has decoded one of the entries, or has failed at it."""
+        with self._changed:
+            while all(entry.is_decoding for entry in missing):
+                self._changed.wait()
 
     def _decode_claimed(self, decoder: Decoder, entries: Sequence[_CacheEntry]) -> None:
         """Decodes entries, and wakes the threads that wait for them, also after an error."""
@@ -257,19 +266,20 @@ class SegmentCache:
                     entry.is_ready = is_ready
                 self._changed.notify_all()
 
-    def _count_uses(
+    def _subtract_uses(
         self, decoder: Decoder, entry: _CacheEntry, num_uses: int, *, is_whole: bool
     ) -> None:
         """Subtracts uses from the announced ones, and decides whether the segment stays."""
         expected = self._expected.get(decoder)
-        num_expected = 0 if expected is None else expected[entry.index]
-        if expected is not None and num_expected > 0:
-            num_left = max(0, num_expected - num_uses)
-            expected[entry.index] = num_left
-            entry.stays = num_left > 0
-        elif not is_whole:
-            # a region used a part of it, so the neighbouring region may be read next
-            entry.stays = True
+        if expected is None or expected[entry.index] == 0:
+            # No use was announced. If a region used a part of the segment, its neighbour may be
+            # read next.
+            if not is_whole:
+                entry.stays = True
+            return
+        num_left = max(0, expected[entry.index] - num_uses)
+        expected[entry.index] = num_left
+        entry.stays = num_left > 0
 
     def _give_back(self, decoder: Decoder, entry: _CacheEntry) -> None:
         """Ends one block's use of an entry; after the last, keeps the entry or frees its array."""
@@ -324,10 +334,11 @@ class SegmentedSlide(Slide):
         """
         self._open_level(plan.level)
         decoder = self._decoders[plan.level]
-        size = np.array(plan.size_lv)
+        tile_size = np.array(plan.size_lv)
         segment = np.array(decoder.segment)
         grid_size = np.array((decoder.columns, decoder.rows))
-        # a 2-D difference array; its cumulative sums are the numbers of tiles
+        # A tile uses a rectangle of segments. Marking its four corners is enough: the sums over
+        # all segments to the left and above then count the tiles (a summed-area table).
         changes = np.zeros((decoder.rows + 1, decoder.columns + 1), dtype=np.int64)
         for start in range(0, len(coords_l0), _TILES_AT_ONCE):
             coords = coords_l0[start : start + _TILES_AT_ONCE]
@@ -335,11 +346,11 @@ class SegmentedSlide(Slide):
             if plan.size_lv == decoder.segment and not (origins % segment).any():
                 # each tile is a whole segment, which is decoded without the cache
                 continue
-            first_segments = origins // segment
-            # place of the first segment behind each tile
-            end_segments = (origins + size - 1) // segment + 1
-            left, top = np.clip(first_segments, 0, grid_size).T
-            right, bottom = np.clip(end_segments, 0, grid_size).T
+            first_segments = np.clip(origins // segment, 0, grid_size)
+            last_segments = (origins + tile_size - 1) // segment
+            end_segments = np.clip(last_segments + 1, 0, grid_size)
+            left, top = first_segments.T
+            right, bottom = end_segments.T
             np.add.at(changes, (top, left), 1)
             np.add.at(changes, (top, right), -1)
             np.add.at(changes, (bottom, left), -1)
@@ -356,132 +367,150 @@ class SegmentedSlide(Slide):
             return None
         decoder = self._decoders[level]
         with self._reading(f"segment {column}, {row} of level {level}"):
-            return decoder.jpeg(row * decoder.columns + column)
+            return decoder.jpeg(decoder.index(column, row))
 
     def _fill_all(
-        self, origins_lv: Sequence[tuple[int, int]], level: int, out: TileArray
+        self, origins: Sequence[tuple[int, int]], level: int, out: TileArray
     ) -> None:
+        """Fills regions of one size; regions that are whole segments bypass the cache."""
         decoder = self._decoders[level]
-        width, height = decoder.segment
-        is_segment_size = out.shape[1:3] == (height, width)
-        if is_segment_size and not any(x % width or y % height for x, y in origins_lv):
-            indices = [
-                y // height * decoder.columns + x // width for x, y in origins_lv
-            ]
+        indices = _whole_segments(decoder, origins, (out.shape[2], out.shape[1]))
+        if indices is None:
+            self._assemble(decoder, origins, out)
+        else:
             decoder.decode(indices, out)
-            return
-        self._assemble(decoder, origins_lv, out)
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
+        """Fills one region."""
         self._assemble(self._decoders[level], [origin_lv], out[None])
 
     def _assemble(
         self, decoder: Decoder, origins: Sequence[tuple[int, int]], out: TileArray
     ) -> None:
-        """Fills regions with the parts of segments that they cover; borrows each segment once."""
+        """Fills regions from the segments that they overlap; borrows each segment once."""
         size = (out.shape[2], out.shape[1])
-        parts = _cut_regions(decoder, origins, size)
-        for target in parts.empty:
-            out[target] = WHITE
-        indices = sorted(parts.pieces)
+        overlaps = _find_overlaps(decoder, origins, size)
+        for in_region in overlaps.empty:
+            out[in_region] = WHITE
+        indices = sorted(overlaps.by_segment)
         step = max(1, _DECODED_AT_ONCE_BYTES // math.prod(decoder.shape))
         for start in range(0, len(indices), step):
             group = indices[start : start + step]
-            num_uses = {
-                # a segment that one region uses whole counts as one use
-                index: 1 if index in parts.whole else len(parts.pieces[index])
-                for index in group
-            }
-            with self._cache.borrow(decoder, num_uses, parts.whole) as segments:
+            num_uses = {index: overlaps.num_uses(index) for index in group}
+            with self._cache.borrow(decoder, num_uses, overlaps.whole) as segments:
                 for index, pixels in zip(group, segments):
-                    for target, source in parts.pieces[index]:
-                        out[target] = pixels[source]
+                    for in_region, in_segment in overlaps.by_segment[index]:
+                        out[in_region] = pixels[in_segment]
 
 
-# number of a region, and rows and columns of its pixels
-_Target = tuple[int, slice, slice]
-# rows and columns of a segment's pixels
-_Source = tuple[slice, slice]
+def _whole_segments(
+    decoder: Decoder, origins: Sequence[tuple[int, int]], size: tuple[int, int]
+) -> list[int] | None:
+    """Returns the segment of each region; None if some region is not exactly one segment."""
+    if size != decoder.segment:
+        return None
+    indices = []
+    for x, y in origins:
+        column, x_in_segment = divmod(x, size[0])
+        row, y_in_segment = divmod(y, size[1])
+        if x_in_segment or y_in_segment:
+            return None
+        indices.append(decoder.index(column, row))
+    return indices
+
+
+# index of a region, and the rows and columns of an overlap in this region
+_InRegion = tuple[int, slice, slice]
+# rows and columns of an overlap in a segment
+_InSegment = tuple[slice, slice]
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """Parts of segments that fill some regions.
+class _Overlaps:
+    """Overlaps of regions with segments.
 
     Attributes:
-        pieces: by the index of a segment, the place of each of its parts in a region (target) and
-            in the segment (source).
+        by_segment: all overlaps of a segment, by the segment's index.
         whole: indices of the segments that one region uses whole.
-        empty: parts of regions for which the file stores no data.
+        empty: overlaps with segments for which the file stores no data.
     """
 
-    pieces: dict[int, list[tuple[_Target, _Source]]]
+    by_segment: dict[int, list[tuple[_InRegion, _InSegment]]]
     whole: set[int]
-    empty: list[_Target]
+    empty: list[_InRegion]
+
+    def num_uses(self, index: int) -> int:
+        """Returns how often a segment counts as used: once if a region uses it whole."""
+        return 1 if index in self.whole else len(self.by_segment[index])
 
 
-def _cut_regions(
+def _find_overlaps(
     decoder: Decoder, origins: Sequence[tuple[int, int]], size: tuple[int, int]
-) -> _Parts:
-    """Returns the parts of segments that fill regions of one size."""
+) -> _Overlaps:
+    """Finds the overlaps of regions of one size with the segments of a level."""
     width, height = size
     segment_width, segment_height = decoder.segment
     level_width, level_height = decoder.size
-    pieces = defaultdict[int, list[tuple[_Target, _Source]]](list)
+    by_segment = defaultdict[int, list[tuple[_InRegion, _InSegment]]](list)
     whole: set[int] = set()
-    empty: list[_Target] = []
-    for number, (x, y) in enumerate(origins):
-        cuts_x = _cut_axis(x, width, segment_width, level_width)
-        cuts_y = _cut_axis(y, height, segment_height, level_height)
-        for row, source_y, target_y, is_whole_y in cuts_y:
-            for column, source_x, target_x, is_whole_x in cuts_x:
-                index = row * decoder.columns + column
-                target = (number, target_y, target_x)
+    empty: list[_InRegion] = []
+    for region, (x, y) in enumerate(origins):
+        columns = _find_axis_overlaps(x, width, segment_width, level_width)
+        rows = _find_axis_overlaps(y, height, segment_height, level_height)
+        for row in rows:
+            for column in columns:
+                index = decoder.index(column.segment, row.segment)
+                in_region = (region, row.in_region, column.in_region)
                 if decoder.sparse and decoder.is_empty(index):
-                    empty.append(target)
+                    empty.append(in_region)
                     continue
-                pieces[index].append((target, (source_y, source_x)))
-                if is_whole_y and is_whole_x:
+                in_segment = (row.in_segment, column.in_segment)
+                by_segment[index].append((in_region, in_segment))
+                if row.is_whole and column.is_whole:
                     whole.add(index)
-    return _Parts(pieces, whole, empty)
+    return _Overlaps(by_segment, whole, empty)
 
 
-class _Cut(NamedTuple):
+class _AxisOverlap(NamedTuple):
     """Overlap of a region with one segment, along one axis.
 
     Attributes:
-        place: number of the segment along the axis.
-        source: overlap in pixels of the segment.
-        target: overlap in pixels of the region.
+        segment: column or row of the segment in the grid.
+        in_segment: pixels of the overlap, counted from the start of the segment.
+        in_region: pixels of the overlap, counted from the start of the region.
         is_whole: True if the overlap is all of the segment that lies in the image.
     """
 
-    place: int
-    source: slice
-    target: slice
+    segment: int
+    in_segment: slice
+    in_region: slice
     is_whole: bool
 
 
-# cached, because all regions in a row or column of a grid have the same cuts
+# cached, because all regions in a row or column of a grid have the same overlaps
 @lru_cache(maxsize=1024)
-def _cut_axis(
+def _find_axis_overlaps(
     start: int, length: int, segment_length: int, image_length: int
-) -> list[_Cut]:
-    """Cuts [start, start + length) at the borders of segments, along one axis, in pixels."""
-    cuts = []
+) -> list[_AxisOverlap]:
+    """Finds the overlaps of the pixels [start, start + length) with segments, along one axis."""
+    overlaps = []
     end = start + length
-    for place in range(start // segment_length, _ceil_div(end, segment_length)):
-        segment_start = place * segment_length
+    first_segment = start // segment_length
+    end_segment = _ceil_div(end, segment_length)
+    for segment in range(first_segment, end_segment):
+        segment_start = segment * segment_length
         segment_end = segment_start + segment_length
-        cut_start = max(start, segment_start)
-        cut_end = min(end, segment_end)
+        overlap_start = max(start, segment_start)
+        overlap_end = min(end, segment_end)
         length_in_image = min(segment_end, image_length) - segment_start
-        cuts.append(
-            _Cut(
-                place=place,
-                source=slice(cut_start - segment_start, cut_end - segment_start),
-                target=slice(cut_start - start, cut_end - start),
-                is_whole=cut_end - cut_start == length_in_image,
+        overlaps.append(
+            _AxisOverlap(
+                segment=segment,
+                in_segment=slice(
+                    overlap_start - segment_start, overlap_end - segment_start
+                ),
+                in_region=slice(overlap_start - start, overlap_end - start),
+                is_whole=overlap_end - overlap_start == length_in_image,
             )
         )
-    return cuts
+    return overlaps
