@@ -97,7 +97,7 @@ def test_a_whole_report_is_final() -> None:
     assert outcome.report.results == tuple(rows)
     assert outcome.report.stage_seconds == {"busy": 1.5}
     assert outcome.num_from_worker == 3
-    assert outcome.retries == ()
+    assert outcome.next_attempts == ()
     assert messages == []
 
 
@@ -105,7 +105,7 @@ def test_what_a_dead_job_left_is_tried_alone_in_less_memory_of_the_same_size() -
     outcome, messages = close(ended("died", reported=[Row("a")]))
     assert outcome.report.results == (Row("a"),)
     assert outcome.num_from_worker == 1
-    (retry,) = outcome.retries
+    (retry,) = outcome.next_attempts
     assert retry.entries == ("b", "c")
     assert (retry.alone, retry.number, retry.rung) == (True, 2, Rung())
     assert retry.task.num_smaller == 1
@@ -126,22 +126,22 @@ def test_a_death_for_want_of_something_gets_more_of_it(
     lacking: Resource | None, rung: Rung
 ) -> None:
     outcome, _ = close(ended("died", lacking=lacking))
-    assert [retry.rung for retry in outcome.retries] == [rung]
+    assert [retry.rung for retry in outcome.next_attempts] == [rung]
 
 
 def test_a_backend_that_cannot_give_more_tries_with_the_same() -> None:
     outcome, _ = close(ended("died", lacking="memory"), growable_resources=("gpu",))
-    assert [retry.rung for retry in outcome.retries] == [Rung()]
+    assert [retry.rung for retry in outcome.next_attempts] == [Rung()]
 
 
 def test_an_entry_that_dies_alone_climbs_to_the_last_size_and_is_lost_there() -> None:
     death = ended("died", entries="a", lacking="memory")
     outcome, _ = close(death, number=2)
-    (retry,) = outcome.retries
+    (retry,) = outcome.next_attempts
     assert (retry.number, retry.rung) == (3, Rung(memory=1))
     assert retry.task.num_smaller == 0  # it is small already
     outcome, messages = close(death, number=3, rung=retry.rung)
-    assert outcome.retries == ()
+    assert outcome.next_attempts == ()
     assert outcome.report.results == (
         Row("a", f"lost: {DIED}, 3 times, at last alone"),
     )
@@ -151,7 +151,7 @@ def test_an_entry_that_dies_alone_climbs_to_the_last_size_and_is_lost_there() ->
 
 def test_an_entry_that_dies_alone_for_no_want_is_lost_at_the_second_time() -> None:
     outcome, _ = close(ended("died", entries="a"), number=2)
-    assert outcome.retries == ()
+    assert outcome.next_attempts == ()
     assert outcome.report.results == (
         Row("a", f"lost: {DIED}, twice, the second time alone"),
     )
@@ -165,7 +165,7 @@ def test_what_another_time_would_not_mend_is_lost_at_once(kind: EndKind) -> None
         Row("b", f"lost: {DIED}"),
         Row("c", f"lost: {DIED}"),
     )
-    assert outcome.retries == ()
+    assert outcome.next_attempts == ()
     assert messages == []
 
 
@@ -185,7 +185,7 @@ def test_an_entry_that_failed_for_want_of_memory_climbs_and_the_others_stay(
     assert outcome.entries == ("a", "c")
     assert outcome.report.results == (Row("a"), Row("c"))
     assert outcome.num_from_worker == 2
-    (retry,) = outcome.retries
+    (retry,) = outcome.next_attempts
     assert (retry.entries, retry.rung, retry.before) == (("b",), rung, GRANTED)
     assert messages == []
 
@@ -196,7 +196,7 @@ def test_an_entry_that_failed_for_want_of_memory_on_the_last_size_is_final() -> 
         ended("reported", entries="a", reported=[row]), rung=Rung(memory=1)
     )
     assert outcome.report.results == (row,)
-    assert outcome.retries == ()
+    assert outcome.next_attempts == ()
 
 
 def test_what_files_tell_of_is_done_without_a_report() -> None:
@@ -204,20 +204,20 @@ def test_what_files_tell_of_is_done_without_a_report() -> None:
     assert outcome.entries == ("b",)
     assert outcome.report.results == (Row("b", "from files"),)
     assert outcome.num_from_worker == 0  # so its event is still to be sent
-    assert [retry.entries for retry in outcome.retries] == [("a", "c")]
+    assert [retry.entries for retry in outcome.next_attempts] == [("a", "c")]
     assert messages == ["a worker died with 2 entries: each is tried alone"]
 
 
 def test_a_death_after_the_last_entry_costs_nothing() -> None:
     outcome, messages = close(ended("died"), in_files=("a", "b", "c"))
     assert outcome.entries == ("a", "b", "c")
-    assert (outcome.retries, messages) == ((), [])
+    assert (outcome.next_attempts, messages) == ((), [])
 
 
 def test_an_entry_of_a_newer_job_is_neither_retried_nor_lost() -> None:
     task = Plan()
     outcome, _ = close(ended("died"), superseded="b", recorded=task.recorded)
-    assert [retry.entries for retry in outcome.retries] == [("a", "c")]
+    assert [retry.entries for retry in outcome.next_attempts] == [("a", "c")]
     outcome, _ = close(ended("over"), superseded="b", recorded=task.recorded)
     assert outcome.entries == ("a", "c")
     assert task.recorded == ["a", "c"]

@@ -7,11 +7,12 @@ Entries are grouped into jobs, and a backend runs the jobs. A job ends in one of
                `retries` times
     over       an error that a retry cannot fix: its entries are recorded as lost
     died       its process was killed or ran out of memory: each entry is tried again alone, with
-               smaller batches, and with more memory if memory ran out and the settings list a
-               larger size; an entry is lost if it dies alone and no larger size is left
+               smaller batches (see `retry.py`)
 
-Entries that are tried again (see `retry.py`) wait until all other jobs have ended. They run in a
-new backend, which may start larger workers, use another GPU or submit another job array.
+An entry that dies alone is tried again with more memory, if memory ran out and the settings list
+a larger size; else it is recorded as lost. Entries that are tried again wait until all other jobs
+have ended. They run in a new backend, which may start larger workers, use another GPU or submit
+another job array.
 """
 
 from collections import deque
@@ -55,6 +56,7 @@ class Reporter:
         self, report: AnyReport, results_without_event: Sequence[object]
     ) -> None:
         """Passes a report on, and sends an end event for each of the given results."""
+        # the report of a job that died before its first result is empty
         if report.results or report.stage_seconds:
             self.on_report(report)
         for result in results_without_event:
@@ -69,8 +71,11 @@ class Reporter:
             outcome: final results of the job.
             carries_events: True if the worker sent the events of the results that it reported.
         """
-        num_with_event = outcome.num_from_worker if carries_events else 0
-        self.report(outcome.report, outcome.report.results[num_with_event:])
+        results = outcome.report.results
+        if carries_events:
+            # the results that the worker reported come first
+            results = results[outcome.num_from_worker :]
+        self.report(outcome.report, results_without_event=results)
 
 
 def execute(
@@ -105,12 +110,12 @@ def execute(
     """
     backend_type = load_backend(chosen_executor(config, cluster=cluster))
     reporter = Reporter(task, on_report, on_event)
-    missing: Sequence[Entry] = entries
+    unfinished: Sequence[Entry] = entries
     if backend_type.skips_finished_entries:
-        missing = _report_finished(entries, task, reporter, on_message)
+        unfinished = _report_finished(entries, task, reporter, on_message)
     attempts: deque[Attempt] = deque()
-    if missing:
-        attempts.append(Attempt(entries=tuple(missing), task=task))
+    if unfinished:
+        attempts.append(Attempt(entries=tuple(unfinished), task=task))
     while attempts:
         context = BackendContext(
             config=config,
@@ -133,17 +138,18 @@ def _report_finished(
 ) -> list[Entry]:
     """Reports the entries that are finished already, and returns the others."""
     results: list[Result] = []
-    missing: list[Entry] = []
+    unfinished: list[Entry] = []
     for entry in entries:
         result = task.finished(entry)
         if result is None:
-            missing.append(entry)
+            unfinished.append(entry)
         else:
             results.append(result)
     if results:
-        reporter.report(Report(results=tuple(results)), results)
+        report = Report(results=tuple(results))
+        reporter.report(report, results_without_event=results)
         on_message(f"{len(results)} of {len(entries)} are done and left out")
-    return missing
+    return unfinished
 
 
 def run_attempt(backend: Backend, reporter: Reporter) -> list[Attempt]:
@@ -158,6 +164,7 @@ def run_attempt(backend: Backend, reporter: Reporter) -> list[Attempt]:
         if num_to_send > 0:
             backend.send([jobs.popleft() for _ in range(num_to_send)])
             num_running += num_to_send
+        # some backends release idle workers when no job is waiting to be sent
         for ended in backend.poll(waiting=len(jobs)):
             num_running -= 1
             ended.raise_if_fatal()
@@ -168,7 +175,7 @@ def run_attempt(backend: Backend, reporter: Reporter) -> list[Attempt]:
                 continue
             outcome = close_job(ended, policy, on_message=context.on_message)
             reporter.report_outcome(outcome, carries_events=backend.carries_events)
-            next_attempts += outcome.retries
+            next_attempts += outcome.next_attempts
     return next_attempts
 
 

@@ -93,13 +93,13 @@ class Outcome:
         entries: entries whose result is final.
         report: report with the results of these entries, in this order.
         num_from_worker: number of results that the worker reported; these come first.
-        retries: next attempts of the other entries.
+        next_attempts: attempts of the other entries.
     """
 
     entries: tuple[object, ...]
     report: AnyReport
     num_from_worker: int
-    retries: tuple[Attempt, ...]
+    next_attempts: tuple[Attempt, ...]
 
 
 def close_job(
@@ -124,16 +124,16 @@ def close_job(
     report = ended.report or Report(results=())
     entries: list[object] = []
     results: list[object] = []
-    retries: list[Attempt] = []
+    next_attempts: list[Attempt] = []
     # results are in the order of the entries, and stop early if the job did
     for entry, result in zip(ended.job.entries, report.results):
         lacking = None if is_superseded(entry) else task.lacking_resource(result)
-        retry = policy.retry_failed(entry, lacking, ended.granted)
-        if retry is None:
+        next_attempt = policy.retry_failed(entry, lacking, ended.granted)
+        if next_attempt is None:
             entries.append(entry)
             results.append(result)
         else:
-            retries.append(retry)
+            next_attempts.append(next_attempt)
     num_from_worker = len(results)
 
     missing: list[object] = []
@@ -147,19 +147,19 @@ def close_job(
             missing.append(entry)
 
     if missing:
-        retry = policy.retry_unreported(missing, ended)
-        if retry is None:
+        next_attempt = policy.retry_unreported(missing, ended)
+        if next_attempt is None:
             reason = policy.loss_reason(ended)
             entries += missing
             results += [task.lost(entry, reason) for entry in missing]
         else:
-            retries.append(retry)
+            next_attempts.append(next_attempt)
             on_message(_retry_message(len(missing)))
     return Outcome(
         entries=tuple(entries),
         report=replace(report, results=tuple(results)),
         num_from_worker=num_from_worker,
-        retries=tuple(retries),
+        next_attempts=tuple(next_attempts),
     )
 
 

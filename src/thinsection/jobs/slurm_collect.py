@@ -94,7 +94,7 @@ class Collected:
                     self.results[name(entry)] = result
             self.stage_seconds.update(outcome.report.stage_seconds)
             self.facts = {**outcome.report.facts, **self.facts}
-            attempts += outcome.retries
+            attempts += outcome.next_attempts
         return merge_attempts(attempts)
 
 

@@ -87,42 +87,53 @@ def run_qc(
     started = time.perf_counter()
     images = read_images(slide, pipeline, scale)
     read_s = time.perf_counter() - started
-    rgb = images[pipeline.work_mpp]
-    get_models = partial(prepare_models, pipeline, cache_dir=cache_dir)
+    work_image = images[pipeline.work_mpp]
     view = _make_view(
-        ns, slide, scale, images=images, work_image=rgb, get_models=get_models
+        ns,
+        slide,
+        scale,
+        images=images,
+        work_image=work_image,
+        # called only if a check by example asks for its probabilities
+        get_models=partial(prepare_models, pipeline, cache_dir=cache_dir),
     )
-    narrowing = _Narrowing(view, pipeline, strict=strict)
+    runner = _CheckRunner(view, pipeline, strict=strict)
     for check in pipeline.checks:
-        narrowing.apply(check)
-    device_mask_use, device_mask_kept = narrowing.final_masks()
+        runner.run(check)
+    device_mask_use, device_mask_for_tiles = runner.final_masks()
     mask_use = ns.download(device_mask_use)
+    mask_kept = None
+    if device_mask_for_tiles is not None:
+        mask_kept = ns.download(device_mask_for_tiles)
     masks = {}
     scores: dict[str, Score] = {}
-    warnings = [*scale.warnings, *image_warnings(rgb)]
+    warnings = [*scale.warnings, *image_warnings(work_image)]
     tables: dict[str, ReportTable] = {}
-    for name, outcome in narrowing.outcomes.items():
+    for name, outcome in runner.outcomes.items():
         if outcome.affected_area is not None:
             masks[name] = ns.download(outcome.affected_area)
         scores.update(outcome.scores)
         warnings += outcome.warnings
         tables.update(outcome.tables)
-    is_absolute = pipeline.pixels_to_use == "absolute"
-    scores["pixels_to_use"] = float(mask_use.sum() if is_absolute else mask_use.mean())
+    if pipeline.pixels_to_use == "absolute":
+        scores["pixels_to_use"] = float(mask_use.sum())
+    else:
+        scores["pixels_to_use"] = float(mask_use.mean())
+    height, width = work_image.shape[:2]
     return QcResult(
         mask_use=mask_use,
-        frame=MaskFrame(size_th=rgb.shape[1::-1], size_l0=slide.size),
+        frame=MaskFrame(size_th=(width, height), size_l0=slide.size),
         masks=masks,
         scores=scores,
         warnings=tuple(warnings),
         pipeline=pipeline,
-        rgb=rgb,
+        rgb=work_image,
         mpp_th=view.mpp_th,
         facts=_read_facts(slide),
         tables=tables,
-        seconds={"read": read_s, **narrowing.seconds},
+        seconds={"read": read_s, **runner.seconds},
         transfers=dict(ns.transfers),
-        mask_kept=None if device_mask_kept is None else ns.download(device_mask_kept),
+        mask_kept=mask_kept,
     )
 
 
@@ -137,7 +148,8 @@ def _make_view(
 ) -> QcView:
     """Makes the view for the first check, with all pixels in use."""
     rgb = ns.upload(work_image)
-    mpp_th = _work_image_mpp(slide.size, work_image.shape[1::-1], scale)
+    height, width = work_image.shape[:2]
+    mpp_th = _work_image_mpp(slide.size, (width, height), scale)
 
     @cache
     def all_probabilities() -> dict[ExampleCheck, Array]:
@@ -180,17 +192,18 @@ def _work_image_mpp(size_l0: Size, work_size: Size, scale: Scale) -> float:
     return math.sqrt(area_um2 / math.prod(work_size))
 
 
-class _Narrowing:
-    """The mask while one check after the other removes pixels from it.
+class _CheckRunner:
+    """Runs one check after the other; each narrows the mask that the next one gets.
 
-    If a check removes most of the tissue, or all that is left, this is taken for an error and the
-    check is overruled. A check that may rightly do so (ink) is never overruled, and with `strict`
-    no check is. The pipeline's `guard` decides what an overruled check does:
+    A check that removes most of the tissue, or all pixels that are left, is taken to be wrong. It
+    is then overruled: tiles are laid also on the pixels that it removed. A check that may rightly
+    remove most of the tissue (ink) is never overruled, and with `strict` no check is.
 
-        guard on    the check removes nothing
-        guard off   the check removes its pixels, so that later checks measure the same as in
-                    HistoQC; a second mask is kept for tiles, on which overruled checks remove
-                    nothing
+    The pipeline's `guard` decides which mask the checks after an overruled one get:
+
+        guard on    the mask from before the overruled check
+        guard off   the narrowed mask, so that they measure the same as in HistoQC; a second mask,
+                    which overruled checks do not narrow, is kept for the tiles
     """
 
     def __init__(self, view: QcView, pipeline: Pipeline, *, strict: bool) -> None:
@@ -200,66 +213,67 @@ class _Narrowing:
         self._pipeline = pipeline
         self._strict = strict
         self._stain = ""
-        # tissue pixels after the last check that removes glass; 0 before the first one
+        # tissue pixels after the last check that removes glass; 0 until such a check has run
         self._tissue_px = 0
         # with the guard off: the second mask, once a check was overruled
-        self._mask_kept: Array | None = None
+        self._mask_for_tiles: Array | None = None
 
-    def apply(self, planned: QcCheck) -> None:
+    def run(self, check: QcCheck) -> None:
         """Runs a check and narrows the mask, unless the check is overruled."""
         started = time.perf_counter()
-        check = self._pipeline.variant(planned, self._stain)
-        mask_before = self._view.mask_use
+        # a pipeline may have other settings for the stain that an earlier check measured
+        check = self._pipeline.variant(check, self._stain)
         outcome = check(self._view_for(check))
         warnings = self._repeated_columns(check.name, outcome)
+        mask_before = self._view.mask_use
         mask_after = mask_before if outcome.mask_use is None else outcome.mask_use
-        num_before = int(self._view.ns.xp.count_nonzero(mask_before))
-        num_after = int(self._view.ns.xp.count_nonzero(mask_after))
-        num_removed = num_before - num_after
+        count_nonzero = self._view.ns.xp.count_nonzero
+        num_left = int(count_nonzero(mask_after))
+        num_removed = int(count_nonzero(mask_before)) - num_left
         is_overruled = False
-        if self._removes_most(num_before, num_after):
+        if self._removes_most(num_removed, num_left):
             is_overruled = self._can_overrule(check)
             warnings.append(
                 _removal_warning(
                     check.name, num_removed, self._tissue_px, is_overruled=is_overruled
                 )
             )
-        if not self._pipeline.guard:
-            self._narrow_mask_kept(mask_before, mask_after, is_overruled=is_overruled)
-        elif is_overruled:
-            mask_after = mask_before
+        self._narrow_masks(mask_after, is_overruled=is_overruled)
         if check.removes_glass:
-            self._tissue_px = num_after
+            self._tissue_px = num_left
+        # the mask is in the view; dropping it here frees memory
         self.outcomes[check.name] = replace(
             outcome, mask_use=None, warnings=(*warnings, *outcome.warnings)
         )
-        self._view = replace(self._view, mask_use=mask_after)
         self._stain = outcome.stain or self._stain
         self.seconds[check.name] = time.perf_counter() - started
 
-    def _removes_most(self, num_before: int, num_after: int) -> bool:
+    def _removes_most(self, num_removed: int, num_left: int) -> bool:
         """True if a check removes most of the tissue, or all pixels that are left."""
-        if num_before > 0 and num_after == 0:
+        if num_removed > 0 and num_left == 0:
             return True
         limit = self._tissue_px * _MAX_REMOVED_SHARE
-        return self._tissue_px > 0 and num_before - num_after > limit
+        return self._tissue_px > 0 and num_removed > limit
 
     def _can_overrule(self, check: QcCheck) -> bool:
         """True if the check is overruled when it removes most of the tissue."""
         return self._tissue_px > 0 and check.can_be_overruled and not self._strict
 
-    def _narrow_mask_kept(
-        self, mask_before: Array, mask_after: Array, *, is_overruled: bool
-    ) -> None:
-        """Updates the second mask, which exists from the first overruled check on."""
+    def _narrow_masks(self, mask_after: Array, *, is_overruled: bool) -> None:
+        """Sets the mask for the next check, and narrows the mask for tiles if there is one."""
+        mask_before = self._view.mask_use
+        if is_overruled and self._pipeline.guard:
+            return
         if is_overruled:
-            if self._mask_kept is None:
-                self._mask_kept = mask_before
-        elif self._mask_kept is not None:
+            if self._mask_for_tiles is None:
+                self._mask_for_tiles = mask_before
+        elif self._mask_for_tiles is not None:
             removed = mask_before & ~mask_after
-            self._mask_kept = self._mask_kept & ~removed
+            self._mask_for_tiles = self._mask_for_tiles & ~removed
+        self._view = replace(self._view, mask_use=mask_after)
 
     def _view_for(self, check: QcCheck) -> QcView:
+        """Makes the view for a check, with the pixels that earlier checks found."""
         affected_areas = {
             name: outcome.affected_area
             for name, outcome in self.outcomes.items()
@@ -279,36 +293,37 @@ class _Narrowing:
         return warnings
 
     def final_masks(self) -> tuple[Array, Array | None]:
-        """Returns the mask after all checks, and the second mask if a check was overruled.
+        """Returns the mask after all checks, and the mask for tiles if it is another one.
 
         The area of a check that enforces its mask is removed last, even if a later check filled it.
         """
         mask_use = self._view.mask_use
-        mask_kept = self._mask_kept
+        mask_for_tiles = self._mask_for_tiles
         for outcome in self.outcomes.values():
             if not outcome.enforce or outcome.affected_area is None:
                 continue
             mask_use = mask_use & ~outcome.affected_area
-            if mask_kept is not None:
-                mask_kept = mask_kept & ~outcome.affected_area
-        return mask_use, mask_kept
+            if mask_for_tiles is not None:
+                mask_for_tiles = mask_for_tiles & ~outcome.affected_area
+        return mask_use, mask_for_tiles
 
 
 def _removal_warning(
     name: str, num_removed: int, tissue_px: int, *, is_overruled: bool
 ) -> str:
     """The warning about a check that removes most of the tissue."""
-    share = "all that was left"
     if num_removed < tissue_px:
         share = f"{num_removed / tissue_px:.0%} of the tissue"
+    else:
+        share = "all that was left"
     if is_overruled:
         return (
             f"{name} would take {share}, which is kept: look at its picture, "
             "or pass --qc-strict to remove it"
         )
-    if tissue_px:
-        return f"{name} took {share}: look at its picture"
-    return f"{name} left no tissue: look at its picture"
+    if tissue_px == 0:
+        return f"{name} left no tissue: look at its picture"
+    return f"{name} took {share}: look at its picture"
 
 
 def _read_facts(slide: Slide) -> dict[str, Score]:

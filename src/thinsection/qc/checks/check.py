@@ -18,6 +18,7 @@ from thinsection.arrays.morphology import region_areas
 from thinsection.errors import ConfigError
 from thinsection.types import RgbArray, Size
 
+# a cell of the slide's row: a number, a label, or 'NA'
 Score = float | str
 Statistics = Literal["relative2mask", "relative2image", "absolute"]
 # (width, height) of all, and (left, top, right, bottom) -> RGB px of that part, on the host
