@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from thinsection.errors import MissingDependencyError, RescueError
 from thinsection.rescue.openfold3_pairs import (
@@ -22,7 +21,7 @@ from thinsection.rescue.openfold3_pairs import (
 from thinsection.structures.frames import FrameOptions
 
 VERSIONS = ("0.4.5", "0.5.0")  # whose functions were compared with ours
-Function = Callable[..., Any]
+Function = Callable[..., object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +179,7 @@ def _bound(
 ) -> Function:
     """Our function, called as the original is."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         calls.append(target.name)
         arguments = signature.bind(*args, **kwargs)
         arguments.apply_defaults()

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction, FunctionCtx
 
 from thinsection.errors import RescueError
 from thinsection.neighbors.reference import distances_between
@@ -21,9 +22,8 @@ from thinsection.neighbors.tree import pairs_within
 from thinsection.structures.features import backbone_offsets
 from thinsection.structures.frames import Coordinates, FrameOptions, token_frame_atoms
 
-Batch = Mapping[
-    str, Any
-]  # of OpenFold3: tensors, and the mapping 'ground_truth' of tensors
+# of OpenFold3: tensors, and the mapping 'ground_truth' of tensors
+Batch = Mapping[str, Any]
 _THRESHOLDS = (0.5, 1, 2, 4)  # of lDDT, Å
 _PROTEIN_RADIUS = 15  # of lDDT, Å
 _NUCLEIC_RADIUS = 30
@@ -151,12 +151,12 @@ class _KnownGradient(torch.autograd.Function):
     """A value of x whose gradient is known already."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, x: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
         ctx.save_for_backward(gradient)
         return value
 
     @staticmethod
-    def backward(ctx: Any, d_value: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: BackwardCFunction, d_value: Tensor) -> tuple[Tensor, None, None]:
         # gradients are recorded here under create_graph alone
         if torch.is_grad_enabled():
             raise RescueError(

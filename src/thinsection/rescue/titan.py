@@ -48,8 +48,8 @@ _ATTENTION_ATTRIBUTES = (
 _TOLERANCE_FP32 = 1e-4
 _TOLERANCE_LOW_PRECISION = 0.03
 
-Method = Callable[..., Any]
 Foreign = Any  # an object of the hub's remote code, or of a peer's package
+Method = Callable[..., object]
 ModelT = TypeVar("ModelT")
 
 
@@ -133,7 +133,7 @@ class _Replacements:
     ) -> None:
         entry = getattr(hub, _ENTRY)
 
-        def encode(*args: Any, **kwargs: Any) -> Any:
+        def encode(*args: object, **kwargs: object) -> object:
             # Mussel puts its methods anew each time it hands out its function
             self.put()
             return entry(*args, **kwargs)
@@ -244,7 +244,7 @@ def _forward_features_of(encoder: Foreign) -> Method:
         coords: Tensor | None = None,
         mask: Tensor | None = None,
         bg_mask: Tensor | None = None,
-    ) -> Any:
+    ) -> object:
         batch, _, w, h = x.shape
         if batch != 1 or encoder.masked_im_modeling:
             return original(x, coords=coords, mask=mask, bg_mask=bg_mask)
@@ -267,7 +267,7 @@ def _forward_of(attention: Foreign, calls: list[int], budget_bytes: int) -> Meth
 
     def forward(
         x: Tensor, attn_bias: _Cells | Tensor, bg_mask: Tensor | None = None
-    ) -> Any:
+    ) -> object:
         if not isinstance(attn_bias, _Cells):
             return original(x, attn_bias, bg_mask)
         calls.append(1)

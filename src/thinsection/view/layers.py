@@ -4,18 +4,18 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import StoreError, rewording
-from thinsection.files.json_text import read_json
+from thinsection.files.json_text import Json, read_json
 from thinsection.pipeline.folder import Results
 from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import SLIDES
 from thinsection.store.tile_tables import TILES, EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
+from thinsection.tiles.table import Column
 from thinsection.view.components import (
     component_colours,
     component_scores,
@@ -33,7 +33,7 @@ _DTYPES = {
 # colour of outlines if the class has none
 _GRAY = (90, 90, 90)
 # reads the values of a file's tiles
-_Values = Callable[[TilesFile], npt.NDArray[Any]]
+_Values = Callable[[TilesFile], npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +99,10 @@ def _embedding_layers(
     """Layers for the principal components and the clusters of a slide's embeddings."""
     rows = EmbeddingRows(path)
 
-    def colours(tiles: TilesFile) -> npt.NDArray[Any]:
+    def colours(tiles: TilesFile) -> npt.NDArray[np.float64]:
         return component_colours(component_scores(rows, budget_bytes))
 
-    def classes(tiles: TilesFile) -> npt.NDArray[Any]:
+    def classes(tiles: TilesFile) -> npt.NDArray[np.int64]:
         return tile_clusters(component_scores(rows, budget_bytes), clusters)
 
     yield _tile_layer(address, "principal components", "colours", path, colours)
@@ -124,7 +124,7 @@ def _tile_layer(group: str, name: str, kind: str, path: Path, values: _Values) -
 
 
 def _column_of(name: str) -> _Values:
-    def column(tiles: TilesFile) -> npt.NDArray[Any]:
+    def column(tiles: TilesFile) -> Column:
         return tiles.columns[name]
 
     return column
@@ -133,7 +133,7 @@ def _column_of(name: str) -> _Values:
 def _edges_of(path: Path) -> _Values:
     """Reads (E, 2) rows of the tiles, each pair once; none for a slide without tiles."""
 
-    def edges(tiles: TilesFile) -> npt.NDArray[Any]:
+    def edges(tiles: TilesFile) -> npt.NDArray[np.generic]:
         with open_h5(path) as file:
             if not len(file):
                 return np.empty((0, 2))
@@ -150,7 +150,7 @@ def outline_layers(path: Path, group: str) -> Iterator[Layer]:
         StoreError: the file is not readable.
     """
     colors: dict[str, str] = {}
-    shapes: dict[str, list[Any]] = {}
+    shapes: dict[str, list[Json]] = {}
     damages = (OSError, ValueError, AttributeError, KeyError, TypeError)
     with rewording("outlines must be GeoJSON", path, *damages, error=StoreError):
         document = read_json(path)

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -244,7 +243,7 @@ class ShownSlides:
         self._reload()
         return list(self._entries)
 
-    def facts(self, slide_id: str) -> dict[str, Any]:
+    def facts(self, slide_id: str) -> dict[str, object]:
         """Sizes and levels, layers, names of embeddings and of further pictures."""
         layers = self._layers_of(slide_id) if slide_id in self._entries else []
         with self._reading(slide_id) as deep:

@@ -1,7 +1,7 @@
 """Tiles with embeddings most similar to that of one tile, in a slide and its cohort."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,29 @@ from thinsection.types import PointL0
 # factor on the requested tiles: candidates in float32, which are then sorted in float64
 _CANDIDATES = 4
 
-# JSON values of a tile: slide, row, x, y, width, height, similarity
-FoundTile = dict[str, Any]
+
+class FoundTile(TypedDict):
+    """Tile of a search, as JSON holds it; its corner and size are in level-0 pixels."""
+
+    slide: str
+    row: int
+    x: int
+    y: int
+    width: float
+    height: float
+    similarity: float
+
+
+class SearchState(TypedDict):
+    """Best tiles after a number of slides, as JSON holds them."""
+
+    tile: FoundTile  # the tile at the point
+    of: int  # number of slides that are searched
+    slide: list[
+        FoundTile
+    ]  # most similar tiles of the same slide, without the tile itself
+    cohort: list[FoundTile]  # most similar tiles of the other slides so far
+    done: int  # number of slides that were searched
 
 
 def similar_tiles(
@@ -26,7 +47,7 @@ def similar_tiles(
     *,
     count: int,
     budget: int,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[SearchState]:
     """Tiles whose embeddings have the largest cosine to that of one tile: exact, slide by slide.
 
     Args:
@@ -38,10 +59,7 @@ def similar_tiles(
         budget: memory in bytes.
 
     Yields:
-        `tile` at the point; `slide` and `cohort`, the `count` most similar tiles of this slide
-        (without the tile itself) and of the other slides so far; number of `done` slides, `of` all.
-        A tile has
-        slide, row, x, y, width, height, similarity.
+        The best tiles so far, after each slide.
 
     Memory:
         The budget, for any number of tiles, since embeddings are read in blocks.
@@ -60,7 +78,8 @@ def similar_tiles(
         name for name, ledger in results.ledgers.items() if features in ledger.stages
     ]
     names.sort(key=lambda name: name != slide_id)  # the tile's own slide comes first
-    best: dict[str, list[FoundTile]] = {"slide": [], "cohort": []}
+    own_tiles: list[FoundTile] = []
+    other_tiles: list[FoundTile] = []
     for num_done, name in enumerate(names, start=1):
         is_own = name == slide_id
         rows = results.embedding_rows(name, features)
@@ -70,11 +89,17 @@ def similar_tiles(
             if is_own:
                 near = near[near != row]
             near = np.sort(near)
-            kind = "slide" if is_own else "cohort"
-            tiles = best[kind] + _describe(name, rows, query, near.tolist())
+            tiles = own_tiles if is_own else other_tiles
+            tiles += _describe(name, rows, query, near.tolist())
             tiles.sort(key=lambda tile: -tile["similarity"])
-            best[kind] = tiles[:count]
-        yield {"tile": tile, "of": len(names), **best, "done": num_done}
+            del tiles[count:]
+        yield {
+            "tile": tile,
+            "of": len(names),
+            "slide": [*own_tiles],
+            "cohort": [*other_tiles],
+            "done": num_done,
+        }
 
 
 def _row_at(rows: EmbeddingRows, point_l0: PointL0) -> int:
