@@ -6,9 +6,9 @@ folder (ours, or TRIDENT's) the one folder `*/features_<encoder>` is taken.
 
 import pickle
 import tokenize
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from thinsection.stages.facts import ledger_facts
 from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
 from thinsection.store.tile_tables import EmbeddingRows
+from thinsection.store.tiles_h5 import Attributes
 
 Embeddings = npt.NDArray[np.float32]  # (N, D)
 H5_SUFFIXES = (".h5", ".hdf5")
@@ -43,7 +44,7 @@ class FeatureFiles(NamedTuple):
     place: str  # folder of the embeddings, for messages
 
 
-def _h5_features(path: Path) -> npt.NDArray[Any]:
+def _h5_features(path: Path) -> npt.NDArray[np.generic]:
     with open_h5(path) as file:
         if "features" not in file:
             raise DatasetError(
@@ -53,7 +54,7 @@ def _h5_features(path: Path) -> npt.NDArray[Any]:
         return np.asarray(stored_dataset(file, "features", path)[...])
 
 
-def _npy_array(path: Path) -> npt.NDArray[Any]:
+def _npy_array(path: Path) -> npt.NDArray[np.generic]:
     """An array whose header promises no more than the file has; ValueError for what is none."""
     try:
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -62,7 +63,7 @@ def _npy_array(path: Path) -> npt.NDArray[Any]:
     return np.array(mapped)
 
 
-def _torch_tensor(path: Path) -> npt.NDArray[Any]:
+def _torch_tensor(path: Path) -> npt.NDArray[np.generic]:
     """A tensor, or a list of one: eva writes both. Only tensors are loaded, no code runs."""
     import torch
 
@@ -81,7 +82,7 @@ def _torch_tensor(path: Path) -> npt.NDArray[Any]:
     return np.asarray(value.float().numpy())
 
 
-_READERS: dict[str, Callable[[Path], npt.NDArray[Any]]] = {
+_READERS: dict[str, Callable[[Path], npt.NDArray[np.generic]]] = {
     ".h5": _h5_features,
     ".hdf5": _h5_features,
     ".npy": _npy_array,
@@ -118,7 +119,7 @@ def read_embeddings(path: Path) -> Embeddings:
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
-def open_embeddings(path: Path) -> EmbeddingRows | npt.NDArray[Any]:
+def open_embeddings(path: Path) -> EmbeddingRows | Embeddings:
     """Embeddings (N, D) as a file stores them; rows of HDF5 are read when asked for."""
     if path.suffix.lower() in H5_SUFFIXES:
         return EmbeddingRows(path)
@@ -173,11 +174,11 @@ def encoder_facts(path: Path) -> dict[str, str]:
     return facts
 
 
-def _attributes(path: Path) -> Mapping[str, Any]:
+def _attributes(path: Path) -> Attributes:
     """Attributes of an HDF5 file and of its datasets, the later ones in the place of earlier."""
     import h5py
 
-    attributes: dict[str, Any] = {}
+    attributes: dict[str, object] = {}
     with h5py.File(path, "r") as file:
         attributes.update(file.attrs.items())
         for name in ("coords", "features"):

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -164,10 +164,17 @@ class Target:
             return answers[:, 0]
         return np.asarray(-answers @ np.arange(len(self.names)))
 
-    def cells(self, answers: Sequence[float]) -> dict[str, Any]:
+    def truth_cells(self, values: Sequence[float]) -> dict[str, str | float]:
+        """True values (T,) of a case as cells of a table: its class, else one a column."""
+        if self.exclusive:
+            return {"truth": self.names[int(values[0])]}
+        pairs = zip(self.columns, values, strict=True)
+        return {f"truth_{column}": value for column, value in pairs}
+
+    def cells(self, answers: Sequence[float]) -> dict[str, str | float | None]:
         """Answers (K,) as cells of a table, empty ones for (): the class or risk, then each."""
         row = np.array([answers])
-        cells: dict[str, Any] = {}
+        cells: dict[str, str | float | None] = {}
         if self.exclusive:
             cells["prediction"] = self.names[int(row.argmax())] if row.size else None
         elif self.kind == "discrete":
@@ -175,7 +182,7 @@ class Target:
         begin = "" if self.kind in ("cox", "regression") else "p_"
         return cells | self.named(begin, answers)
 
-    def named(self, begin: str, values: Sequence[float]) -> dict[str, Any]:
+    def named(self, begin: str, values: Sequence[float]) -> dict[str, float | None]:
         """A cell for each output, its name with `begin` before it; empty ones for ()."""
         cells: Sequence[float | None] = values or [None for _ in self.names]
         return {begin + name: cell for name, cell in zip(self.names, cells)}

@@ -7,7 +7,7 @@ A `Scorer` maps row weights (B, N), the weight of each row in each of B resample
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -116,7 +116,7 @@ def image_counts(
 
 def _tallies(
     counts: Tallies,
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+) -> tuple[npt.NDArray[np.number], npt.NDArray[np.number], npt.NDArray[np.number]]:
     """Rows (px) of each class that are right, predicted as it, and truly of it; (..., K) each."""
     return (
         np.diagonal(counts, axis1=-2, axis2=-1),

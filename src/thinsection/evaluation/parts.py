@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.splits import grouped_folds, stratified_folds
 from thinsection.evaluation.tables import TEST, TRAIN, VAL, read_rows, split_name
-from thinsection.files.json_text import read_json
+from thinsection.files.json_text import Json, read_json
 
 FoldUnit = Literal["case", "site", "each-site"]
 PATHOBENCH_TABLE = "k=all.tsv"
@@ -395,7 +395,7 @@ def _table_splits(file: Path) -> Iterator[list[SplitEntry]]:
         yield entries
 
 
-def _listed(ids: Any) -> list[Any]:
+def _listed(ids: Json) -> list[Json]:
     """The ids of a side: a list, or under one of nanopath's words."""
     if isinstance(ids, dict):
         ids = next((ids[word] for word in _IDS if word in ids), [])

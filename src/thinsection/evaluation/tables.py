@@ -3,14 +3,13 @@
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from thinsection.config import nearest
 from thinsection.errors import DatasetError, importing, rewording
 from thinsection.evaluation.metrics import Fold
-from thinsection.files.json_text import read_json
+from thinsection.files.json_text import Json, read_json
 
 TextRow = Mapping[str, str]
 TRAIN = "train"
@@ -55,7 +54,7 @@ def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
     return rows
 
 
-def _text_row(raw_row: Mapping[Any, Any]) -> dict[str, str]:
+def _text_row(raw_row: Mapping[str, object]) -> dict[str, str]:
     """Row with its names and cells as text; cells without a name of a column are left out."""
     row = {}
     for name, cell in raw_row.items():
@@ -78,7 +77,7 @@ def require_columns(
             )
 
 
-def _raw_rows(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
+def _raw_rows(path: Path) -> tuple[Sequence[str], Sequence[Mapping[str, object]]]:
     """Column names and rows as they are in the file."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
@@ -97,7 +96,7 @@ def _raw_rows(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
         return reader.fieldnames or (), list(reader)
 
 
-def _listed_rows(task: Any, path: Path) -> list[dict[str, Any]]:
+def _listed_rows(task: Json, path: Path) -> list[dict[str, Json]]:
     """Rows of a task as nanopath and THUNDER write it: lists by split, or cases with their folds.
 
     Lists of the test split are left out.
@@ -108,15 +107,15 @@ def _listed_rows(task: Any, path: Path) -> list[dict[str, Any]]:
         raise DatasetError(
             f"list must have train and val, or case_ids, got something else in {str(path)!r}"
         )
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Json]] = []
     for split in (TRAIN, VAL):
         rows += _rows_of_lists(task[split], split, len(rows), path)
     return rows
 
 
 def _rows_of_lists(
-    lists: Mapping[str, Any], split: str, first_row: int, path: Path
-) -> list[dict[str, Any]]:
+    lists: Mapping[str, Json], split: str, first_row: int, path: Path
+) -> list[dict[str, Json]]:
     """Rows of equally long lists; those of images count from `first_row` in the embeddings."""
     columns = {
         _COLUMN_BY_LIST[name]: values

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ SLIDE_GAP = 1024  # cells between the slides of a bag
 
 Rows = npt.NDArray[np.int64]
 # embeddings of one slide, on disk or in memory
-Stored = EmbeddingRows | npt.NDArray[Any]
+Stored = EmbeddingRows | npt.NDArray[np.floating]
 
 
 class Bag(NamedTuple):
@@ -157,7 +157,7 @@ def _check_slides(slides: Sequence[Stored], paths: Sequence[Path]) -> None:
         )
 
 
-def _take(slides: Sequence[Stored], rows: Rows) -> list[npt.NDArray[Any]]:
+def _take(slides: Sequence[Stored], rows: Rows) -> list[npt.NDArray[np.floating]]:
     """Rows of each slide; `rows` are numbered through all slides."""
     parts = []
     first = 0

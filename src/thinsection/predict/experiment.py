@@ -7,12 +7,12 @@ OUT/experiment.json, index.html   all figures, and a page with them; heatmaps.js
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from thinsection.evaluation.labels import Cohort, LabelsConfig, read_cohort
 from thinsection.evaluation.leaks import Contents, check_copies, read_contents, sketches
 from thinsection.evaluation.parts import Drawing, FoldUnit, make_parts
 from thinsection.files.atomic import write_json, write_table, write_text
+from thinsection.files.json_text import Json
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report
@@ -52,7 +53,7 @@ from thinsection.predict.model_file import (
     versions,
 )
 from thinsection.predict.review import ReviewSettings, review
-from thinsection.predict.tested import Tested
+from thinsection.predict.tested import Score, Tested
 from thinsection.predict.training import FitConfig, with_recipe
 from thinsection.predict.usual import Usual
 from thinsection.report.index import write_index
@@ -123,7 +124,7 @@ def train(
     config: TrainConfig | None = None,
     against: str | Path | None = None,
     on_message: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Trains a head on stored embeddings and scores it; returns the content of experiment.json.
 
     Folds that are done with the same settings and labels are not trained again. A fold that was
@@ -249,7 +250,7 @@ def _best_setting(out: Path, jobs: Sequence[FoldJob], study: Study) -> FoldResul
 
 def _settings(config: TrainConfig) -> Iterator[tuple[HeadConfig, FitConfig]]:
     """All combinations of the grid."""
-    grid: dict[str, list[Any]] = {}
+    grid: dict[str, list[float]] = {}
     for item in config.cross.grid:
         name, _, listed = item.partition("=")
         if name not in GRID or not listed:
@@ -262,9 +263,14 @@ def _settings(config: TrainConfig) -> Iterator[tuple[HeadConfig, FitConfig]]:
             grid[name] = [kind(text) for text in listed.split(",")]
     for values in product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
-        dropout = chosen.pop("dropout", config.head.dropout)
-        fit = with_recipe(replace(config.fit, **chosen), config.head.head)
-        yield replace(config.head, dropout=dropout), fit
+        fit = replace(
+            config.fit,
+            lr=chosen.get("lr", config.fit.lr),
+            weight_decay=chosen.get("weight_decay", config.fit.weight_decay),
+            bag_size=int(chosen.get("bag_size", config.fit.bag_size)),
+        )
+        head = replace(config.head, dropout=chosen.get("dropout", config.head.dropout))
+        yield head, with_recipe(fit, head.head)
 
 
 def _document(
@@ -274,7 +280,7 @@ def _document(
     notes: Sequence[str],
     *,
     name: str,
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Content of experiment.json."""
     study = trained.study
     cross = config.cross
@@ -314,7 +320,7 @@ def _document(
     }
 
 
-def _fold_rows(trained: Trained, scored: Tested) -> list[dict[str, Any]]:
+def _fold_rows(trained: Trained, scored: Tested) -> list[dict[str, float | None]]:
     """Sizes, epochs and score of each fold."""
     pairs = zip(trained.study.parts, trained.results, strict=True)
     return [
@@ -331,7 +337,7 @@ def _fold_rows(trained: Trained, scored: Tested) -> list[dict[str, Any]]:
     ]
 
 
-def _score_words(score: dict[str, Any]) -> str:
+def _score_words(score: Score) -> str:
     """Score with its interval, or the reason why there is none."""
     if score["value"] is None:
         return "no value"
@@ -345,7 +351,7 @@ def _ensemble(
     config: TrainConfig,
     trained: Trained,
     scored: Tested,
-    scores: dict[str, dict[str, Any]],
+    scores: Mapping[str, Score],
     *,
     name: str,
 ) -> Model:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 from scipy.stats import rankdata
 
 from thinsection.evaluation.labels import Floats
+from thinsection.files.json_text import Json
 from thinsection.files.pages import data_uri, render_page
 from thinsection.predict.heatmap_links import LINKS_NAME
 from thinsection.predict.tested import Tested
@@ -35,7 +36,7 @@ WORST = 12  # number of cases shown
 THUMBNAIL_PX = 200
 
 
-def experiment_page(document: Mapping[str, Any], tested: Tested, slides: Path) -> str:
+def experiment_page(document: Mapping[str, Json], tested: Tested, slides: Path) -> str:
     """Page as HTML with its pictures inside; links to heatmaps come from heatmaps.js.
 
     Args:
@@ -61,7 +62,7 @@ def experiment_page(document: Mapping[str, Any], tested: Tested, slides: Path) -
     return render_page("thinsection.predict", "experiment.html.j2", **values)
 
 
-def _pictures(document: Mapping[str, Any], tested: Tested) -> list[Picture]:
+def _pictures(document: Mapping[str, Json], tested: Tested) -> list[Picture]:
     rows = tested.rows()
     first = rows[0]
     drawn = []
@@ -85,7 +86,7 @@ def _pictures(document: Mapping[str, Any], tested: Tested) -> list[Picture]:
     return [*drawn, draw_picture("folds", document, _draw_folds)]
 
 
-def _draw_folds(axes: "Axes", document: Mapping[str, Any]) -> Words:
+def _draw_folds(axes: "Axes", document: Mapping[str, Json]) -> Words:
     scores = [fold["score"] for fold in document["folds"]]
     heights = [np.nan if score is None else score for score in scores]
     if document["interval"]:
@@ -102,7 +103,7 @@ def _draw_folds(axes: "Axes", document: Mapping[str, Any]) -> Words:
     )
 
 
-def _worst_cases(tested: Tested, slides: Path) -> Iterator[dict[str, Any]]:
+def _worst_cases(tested: Tested, slides: Path) -> Iterator[dict[str, object]]:
     """Cases whose predictions are farthest from the truth, the worst first."""
     target = tested.target
     for i in np.argsort(-_errors(tested), kind="stable")[:WORST]:

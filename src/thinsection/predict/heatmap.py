@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +24,9 @@ from thinsection.config import from_mapping, nearest, option, replace_flat, sect
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.labels import Target
 from thinsection.files.atomic import atomic_path, write_json
-from thinsection.files.json_text import read_json
+from thinsection.files.json_text import Json, read_json
 from thinsection.files.lock import LOCK_NAME, hold, sweep_slide, unfinished
+from thinsection.pipeline.events import OnEvent
 from thinsection.pipeline.folder import Results, one_address, open_results
 from thinsection.predict.heatmap_links import refresh_heatmap_links
 from thinsection.predict.model_file import read_card
@@ -97,9 +97,9 @@ def heatmap(
     *,
     out: str | Path | None = None,
     config: HeatmapRunConfig | None = None,
-    on_event: Callable[[Any], None] = lambda event: None,
+    on_event: OnEvent = lambda event: None,
     on_message: Callable[[str], None] = lambda text: None,
-    **settings: Any,
+    **settings: object,
 ) -> list[Path]:
     """Draws a model's heatmaps, or a per-tile column; returns the written files.
 
@@ -260,7 +260,7 @@ def _own_pictures(drawing: Drawing, slide_id: str) -> Iterator[None]:
         yield
 
 
-def _read_record(home: Path) -> dict[str, Any]:
+def _read_record(home: Path) -> dict[str, Json]:
     """Reads the last record of `_draw_folder`; {} if it is missing or damaged."""
     try:
         record = read_json(home / SCALE_NAME)

@@ -5,11 +5,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from thinsection.config import as_mapping, from_mapping, option
 from thinsection.errors import ConfigError, InvalidInputError, StoreError
 from thinsection.evaluation.embeddings import read_embeddings
+from thinsection.files.json_text import Json
 from thinsection.pipeline.records import read_records
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import RunConfig
@@ -61,7 +62,7 @@ class Inputs:
     features: str | None = option(None, "embeddings")
     dim: int = option(1, "channels")
     # settings of the run that made the embeddings
-    run: dict[str, Any] = field(default_factory=dict)
+    run: dict[str, Json] = field(default_factory=dict)
 
 
 def read_inputs(path: Path) -> Inputs:
@@ -84,9 +85,7 @@ def read_inputs(path: Path) -> Inputs:
             f"{str(path)!r}; make the file anew"
         )
     attributes.setdefault("encoder", attributes.get("slide_encoder"))
-    texts: dict[str, Any] = {
-        name: str(attributes[name]) for name in TEXTS if attributes.get(name)
-    }
+    texts = {name: str(attributes[name]) for name in TEXTS if attributes.get(name)}
     of_slide = folder.startswith(SLIDE_FEATURES)
     features = None
     if "weights_hash" in texts:
@@ -100,7 +99,12 @@ def read_inputs(path: Path) -> Inputs:
         features=features,
         tile_px=None if tile_px is None else int(tile_px),
         tile_mpp=round(nominal_mpp(power), 6) if power else None,
-        **texts,
+        encoder=texts.get("encoder"),
+        weights_hash=texts.get("weights_hash"),
+        revision=texts.get("revision"),
+        precision=texts.get("precision"),
+        resample=texts.get("resample"),
+        preprocessing=texts.get("preprocessing"),
     )
 
 
@@ -138,7 +142,7 @@ def check_inputs(
         )
 
 
-def _run_settings(path: Path, inputs: Inputs) -> dict[str, Any]:
+def _run_settings(path: Path, inputs: Inputs) -> dict[str, Json]:
     """Settings of the newest run that made this grid with this encoder; {} for other tools."""
     out = path.absolute().parents[2]
     grid = path.absolute().parts[-3]

@@ -11,7 +11,7 @@ import platform
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from thinsection.errors import WeightsError, rewording
 from thinsection.evaluation.cases import plain_id
 from thinsection.evaluation.labels import Floats, Target
 from thinsection.evaluation.leaks import is_near, sketches
-from thinsection.files.json_text import parse_json
+from thinsection.files.json_text import Json, parse_json
 from thinsection.files.pages import render_page
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import Head, build_head
@@ -102,8 +102,8 @@ class ModelCard:
     sketches: tuple[str, ...] = ()
     lock: Lock | None = None  # None if the file comes from a version that fixed nothing
     # counts of cases, slides, and so on, for the card
-    data: dict[str, Any] = field(default_factory=dict)
-    scores: dict[str, Any] = field(default_factory=dict)  # metric -> number or text
+    data: dict[str, Json] = field(default_factory=dict)
+    scores: dict[str, Json] = field(default_factory=dict)  # metric -> number or text
     versions: dict[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -252,7 +252,7 @@ def read_card(path: Path) -> ModelCard:
     return card
 
 
-def _read_header(path: Path) -> dict[str, Any]:
+def _read_header(path: Path) -> dict[str, Json]:
     """Card as JSON values. Raises WeightsError: the file is not a model."""
     rule = "model must be a file of `thinsection train`"
     errors = (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError)
@@ -263,7 +263,7 @@ def _read_header(path: Path) -> dict[str, Any]:
                 f"header must have at most {MAX_HEADER} bytes, got {size}"
             )
         metadata = parse_json(file.read(size))["__metadata__"]
-        header: dict[str, Any] = parse_json(metadata[MODEL_KEY])
+        header: dict[str, Json] = parse_json(metadata[MODEL_KEY])
         header.get("format")  # raises AttributeError if it is not an object
     return header
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from thinsection.config import as_mapping, from_mapping, option, replace_flat, section
 from thinsection.errors import ConfigError, InvalidInputError, StoreError, rewording
@@ -27,10 +27,11 @@ from thinsection.evaluation.labels import (
     known_patients,
 )
 from thinsection.files.atomic import output_errors, read_table, write_table
-from thinsection.files.json_text import read_json
+from thinsection.files.json_text import Json, read_json
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report
+from thinsection.pipeline.events import OnEvent
 from thinsection.pipeline.folder import Results, open_results
 from thinsection.pipeline.qc_tables import qc_rows, qc_stage
 from thinsection.pipeline.records import recording
@@ -95,7 +96,7 @@ class Predictions(NamedTuple):
     results: Path  # folder with the embeddings
     address: str  # address of the embeddings
     rows: list[Prediction]
-    validation: dict[str, Any] | None = None  # content of validation.json
+    validation: dict[str, Json] | None = None  # content of validation.json
     page: Path | None = None  # page of the validation
 
 
@@ -118,9 +119,9 @@ def predict(
     out: str | Path | None = None,
     config: PredictRunConfig | None = None,
     heatmaps: bool = False,
-    on_event: Callable[[Any], None] = lambda event: None,
+    on_event: OnEvent = lambda event: None,
     on_message: Callable[[str], None] = lambda text: None,
-    **settings: Any,
+    **settings: object,
 ) -> Predictions:
     """Predicts slides and their cases by a model; existing predictions are reused.
 
@@ -307,7 +308,7 @@ def _embed(
     config: PredictRunConfig,
     *,
     out: str,
-    on_event: Callable[[Any], None],
+    on_event: OnEvent,
     on_message: Callable[[str], None],
 ) -> set[str]:
     """Embeds slides with the model's settings; returns their ids."""
@@ -442,7 +443,7 @@ def _slide_warnings(
     return warnings
 
 
-def _line(row: Prediction, target: Target) -> dict[str, Any]:
+def _line(row: Prediction, target: Target) -> dict[str, object]:
     """Row of predictions_MODEL.csv."""
     warnings = [*row.warnings, row.error] if row.error else row.warnings
     return {

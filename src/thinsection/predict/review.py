@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from thinsection.evaluation.permuted import (
     site_probe,
 )
 from thinsection.evaluation.table_one import table_one
+from thinsection.files.json_text import Json
 from thinsection.predict.folds import FoldResult, Study
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.tested import Tested
@@ -45,13 +46,31 @@ class ReviewSettings:
     grid: tuple[str, ...]
 
 
+class SubgroupRow(TypedDict):
+    """Score of the cases of one subgroup, as JSON holds it."""
+
+    subgroup: str
+    cases: int
+    value: float | None
+    low: float | None
+    high: float | None
+    missing: str  # reason why there is no score; '' if there is one
+
+
+class SubgroupTable(TypedDict):
+    """Scores by the subgroups of one column, as JSON holds them."""
+
+    column: str
+    rows: list[SubgroupRow]
+
+
 def review(
     study: Study,
     contents: Contents,
     tested: Tested,
     results: Sequence[FoldResult],
     settings: ReviewSettings,
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Table 1, methods, repeats, sites, subgroups, permuted labels and the checklist."""
     seed = settings.fit.seed
     means = contents.case_means(study.case_of_slide)
@@ -68,18 +87,18 @@ def review(
         "sites": _sites(study, means, seed),
         "checklist": [item._asdict() for item in checklist(answers)],
     }
-    # JSON values of experiment.json
-    plain: dict[str, Any] = json.loads(json.dumps(document))
+    # lists in place of tuples, as in experiment.json
+    plain: dict[str, Json] = json.loads(json.dumps(document))
     return plain
 
 
-def _subgroup_tables(study: Study, tested: Tested, seed: int) -> list[dict[str, Any]]:
+def _subgroup_tables(study: Study, tested: Tested, seed: int) -> list[SubgroupTable]:
     """Scores by site if sites are known, and by each subgroup column."""
     cohort = study.cohort
     labels_by_column = dict(zip(cohort.subgroup_columns, cohort.subgroups, strict=True))
     if cohort.sites:
         labels_by_column = {"site": cohort.sites} | labels_by_column
-    tables = []
+    tables: list[SubgroupTable] = []
     for column, labels in labels_by_column.items():
         label_by_case = dict(zip(cohort.cases, labels, strict=True))
         rows = subgroup_rows(tested, label_by_case, seed=seed)
@@ -89,13 +108,13 @@ def _subgroup_tables(study: Study, tested: Tested, seed: int) -> list[dict[str, 
 
 def subgroup_rows(
     tested: Tested, label_by_case: dict[str, str], *, seed: int
-) -> list[dict[str, Any]]:
+) -> list[SubgroupRow]:
     """Score and interval for the cases of each subgroup, or the reason why there is none."""
     labels = np.array([label_by_case[case] for case in tested.cases])
     rows = []
     for label in np.unique(labels):
         part = tested.take(np.flatnonzero(labels == label))
-        row: dict[str, Any] = {
+        row: SubgroupRow = {
             "subgroup": str(label),
             "cases": len(set(part.cases)),
             "value": None,
@@ -120,7 +139,7 @@ def subgroup_rows(
     return rows
 
 
-def _repeat_rows(study: Study, tested: Tested) -> list[dict[str, Any]]:
+def _repeat_rows(study: Study, tested: Tested) -> list[dict[str, float]]:
     """Score of each repetition of the folds; empty if folds are drawn once."""
     repeat_of_fold = np.array([part.repeat for part in study.parts])
     repeats = np.unique(repeat_of_fold)
@@ -135,7 +154,7 @@ def _repeat_rows(study: Study, tested: Tested) -> list[dict[str, Any]]:
     return rows
 
 
-def _permuted_labels(study: Study, means: Floats, seed: int) -> dict[str, Any]:
+def _permuted_labels(study: Study, means: Floats, seed: int) -> dict[str, Json]:
     """Scores of a linear head on mean embeddings (n, D), with true and with permuted labels."""
     cohort = study.cohort
     if not (cohort.target.exclusive or cohort.target.kind == "regression"):
@@ -155,7 +174,7 @@ def _permuted_labels(study: Study, means: Floats, seed: int) -> dict[str, Any]:
     return {"missing": "", **_with_metric_words(permuted)}
 
 
-def _sites(study: Study, means: Floats, seed: int) -> dict[str, Any]:
+def _sites(study: Study, means: Floats, seed: int) -> dict[str, Json]:
     """Result of predicting the site from mean embeddings (n, D), or the reason for no result."""
     cohort = study.cohort
     if not cohort.sites:
@@ -181,7 +200,7 @@ def _sites(study: Study, means: Floats, seed: int) -> dict[str, Any]:
     }
 
 
-def _with_metric_words(permuted: Permuted) -> dict[str, Any]:
+def _with_metric_words(permuted: Permuted) -> dict[str, Json]:
     words = METRIC_WORDS.get(permuted.metric, permuted.metric)
     return asdict(permuted) | {"metric": words}
 

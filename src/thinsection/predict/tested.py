@@ -6,7 +6,7 @@ They are scored, compared with those of another experiment, and written as a tab
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from thinsection.evaluation.intervals import Sampling, interval, why_missing
 from thinsection.evaluation.labels import Floats, Target, several
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.survival import comparable_pairs
-from thinsection.files.json_text import read_json
+from thinsection.files.json_text import Json, read_json
 from thinsection.predict.folds import FoldResult, Study, read_fold
 from thinsection.predict.losses import criterion_of, targets_of
 from thinsection.probe.result import Predictions, Risks, Rows, Values
@@ -26,6 +26,17 @@ from thinsection.probe.result import Predictions, Risks, Rows, Values
 EXPERIMENT_NAME = "experiment.json"
 # metric that is printed first, by kind of target; for classes and labels it is the AUROC
 HEADLINE = {"regression": "pearson", "cox": "c_index", "discrete": "c_index"}
+
+
+class Score(TypedDict):
+    """Value of a metric with its 95 % confidence interval, as JSON holds it."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    missing: str  # reason why there is no interval; '' if there is one
+    resamples: int
+    pooled_over: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +145,10 @@ class Tested:
 
 def score_table(
     scorers: metrics.Scorers, sampling: Sampling, *, seed: int
-) -> dict[str, dict[str, Any]]:
-    """Metric -> value and 95 % confidence interval, or None and the reason."""
+) -> dict[str, Score]:
+    """Score of each metric."""
     every = np.ones((1, len(sampling.codes)))
-    table = {}
+    table: dict[str, Score] = {}
     for name, scorer in scorers.items():
         value = float(scorer(every)[0])
         bounds = interval(sampling, scorer, name, seed=seed)
@@ -267,7 +278,7 @@ def read_tested(experiment: Path) -> Tested:
     return tested_of(study, whole, ensemble_temperature(study, whole))[0]
 
 
-def compare(mine: Tested, other: Path) -> dict[str, Any]:
+def compare(mine: Tested, other: Path) -> dict[str, Json]:
     """Paired difference from another experiment on the cases of both; > 0: this one is higher.
 
     For two classes it is DeLong's test of pairs within a fold, else a paired bootstrap of cases.
@@ -308,7 +319,9 @@ def compare(mine: Tested, other: Path) -> dict[str, Any]:
     }
 
 
-def lines_of(tested: Tested, slides: Mapping[str, Floats]) -> Iterator[dict[str, Any]]:
+def lines_of(
+    tested: Tested, slides: Mapping[str, Floats]
+) -> Iterator[dict[str, object]]:
     """Rows of predictions.csv, as those of `predict`, with truth and fold."""
     target = tested.target
     for i, (case, case_slides) in enumerate(
@@ -319,13 +332,7 @@ def lines_of(tested: Tested, slides: Mapping[str, Floats]) -> Iterator[dict[str,
         else:
             lines = [("case", "", tested.answers[i])]
             lines += [("slide", slide, slides[slide]) for slide in several(case_slides)]
-        truth: dict[str, Any]
-        if target.exclusive:
-            truth = {"truth": target.names[int(tested.truth[i, 0])]}
-        else:
-            values = tested.truth[i].tolist()
-            pairs = zip(target.columns, values, strict=True)
-            truth = {f"truth_{column}": value for column, value in pairs}
+        truth = target.truth_cells(tested.truth[i].tolist())
         for level, slide, answers in lines:
             yield {
                 "level": level,

@@ -10,7 +10,6 @@ is an internal validation and is called so.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from thinsection.evaluation.cases import listed_names
 from thinsection.evaluation.intervals import DRAWS
 from thinsection.evaluation.labels import Cohort, Target
 from thinsection.files.atomic import write_json, write_table, write_text
+from thinsection.files.json_text import Json
 from thinsection.predict.answering import UNLIKE, Prediction
 from thinsection.predict.model_file import Lock, ModelCard, versions
 from thinsection.predict.validation_figures import (
@@ -50,7 +50,7 @@ def write_validation(
     answered: Sequence[Prediction],
     *,
     table: Path,
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Writes the figures, their page and the table of cases; returns validation.json's content.
 
     Args:
@@ -184,27 +184,19 @@ def _case_lines(
     cohort: Cohort,
     answered: Sequence[Prediction],
     left_out: Sequence[str],
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Rows of cases.csv."""
     lines = []
     for i, one in enumerate(answered):
-        values = cohort.values[i]
-        line: dict[str, Any] = {
+        line: dict[str, object] = {
             "case_id": cohort.cases[i],
             "patient_id": cohort.patients[i],
             "slides": ";".join(cohort.slides[i]),
+            **cohort.target.truth_cells(cohort.values[i]),
+            **target.cells(one.answers),
+            "members": one.members,
+            "left_out": left_out[i],
+            "warnings": "; ".join(one.warnings),
         }
-        if target.exclusive:
-            line["truth"] = target.names[int(values[0])]
-        else:
-            columns = cohort.target.columns
-            line |= {
-                f"truth_{column}": value
-                for column, value in zip(columns, values, strict=True)
-            }
-        line |= target.cells(one.answers)
-        line["members"] = one.members
-        line["left_out"] = left_out[i]
-        line["warnings"] = "; ".join(one.warnings)
         lines.append(line)
     return lines

@@ -1,14 +1,14 @@
 """Figures of a validation: discrimination, calibration, decisions, net benefit, survival."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from thinsection.errors import DatasetError
 from thinsection.evaluation import external, horizons
-from thinsection.evaluation.external import Estimate
+from thinsection.evaluation.external import CalibrationBin, CalibrationLine, Estimate
 from thinsection.evaluation.intervals import Sampling
 from thinsection.evaluation.labels import Floats, Target
 from thinsection.evaluation.metrics import (
@@ -20,8 +20,9 @@ from thinsection.evaluation.metrics import (
     value_scorers,
 )
 from thinsection.evaluation.survival import comparable_pairs, concordance
+from thinsection.files.json_text import Json
 from thinsection.predict.model_file import Lock
-from thinsection.predict.tested import HEADLINE, score_table
+from thinsection.predict.tested import HEADLINE, Score, score_table
 from thinsection.probe.curves import Column, RiskGroup, risk_group, round_times
 
 SEED = 0  # seed of the bootstrap samples
@@ -32,8 +33,6 @@ OLD_MODEL = (
 OF_CASE = ("auroc", "auprc", "brier", "ece")
 OF_CLASSES = ("auroc", "auprc", "balanced_accuracy", "macro_f1", "brier", "ece")
 OF_VALUES = ("r2", "mae", "pearson", "spearman")
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,7 @@ class Survival(NamedTuple):
     risk: FloatVector
 
 
-def figures(rows: Rows, lock: Lock | None) -> Json:
+def figures(rows: Rows, lock: Lock | None) -> dict[str, Json]:
     """All figures: the headline, scores, and those for the kind of the target.
 
     Args:
@@ -82,18 +81,24 @@ def figures(rows: Rows, lock: Lock | None) -> Json:
     Raises DatasetError: no two times can be compared.
     """
     kind = rows.target.kind
-    parts: Json = {"outcomes": [], "classes": None, "values": None, "survival": None}
+    parts: dict[str, Json] = {
+        "outcomes": [],
+        "classes": None,
+        "values": None,
+        "survival": None,
+    }
     missing = []
     if lock is None and kind not in ("multiclass", "regression"):
         missing.append(OLD_MODEL)
-    scores: Json = {}
+    scores: dict[str, Score] = {}
     if kind in ("cox", "discrete"):
         scores, parts["survival"], without = _survival(rows, lock or Lock())
         missing += without
     elif kind == "regression":
         scorers = _pick(value_scorers(rows.truth, rows.answers), OF_VALUES)
         scores = score_table(scorers, rows.sampling(), seed=SEED)
-        parts["values"] = _value_line(rows)
+        line = external.value_line(rows.truth[:, 0], rows.answers[:, 0])
+        parts["values"] = _plain_line(line)
     else:
         parts["outcomes"] = _outcomes(rows, lock or Lock())
         if kind == "binary":
@@ -107,19 +112,23 @@ def figures(rows: Rows, lock: Lock | None) -> Json:
                 if outcome["threshold"] is None
             ]
     metric = "r2" if kind == "regression" else HEADLINE.get(kind, "auroc")
-    headline = scores.get(metric) or {"value": None, "low": None, "high": None}
+    value = None
+    interval: list[float | None] = [None, None]
+    if metric in scores:
+        value = scores[metric]["value"]
+        interval = [scores[metric]["low"], scores[metric]["high"]]
     return {
         **parts,
         "missing": missing,
         "metric": metric,
-        "value": headline["value"],
-        "interval": [headline["low"], headline["high"]],
+        "value": value,
+        "interval": interval,
         "scores": scores,
     }
 
 
-def _pick(table: Json, names: Sequence[str]) -> Json:
-    return {name: table[name] for name in names}
+def _pick(scorers: Scorers, names: Sequence[str]) -> Scorers:
+    return {name: scorers[name] for name in names}
 
 
 def outcome_columns(rows: Rows) -> list[Column]:
@@ -140,7 +149,7 @@ def outcome_columns(rows: Rows) -> list[Column]:
     return columns[1:] if target.kind == "binary" else columns
 
 
-def _outcomes(rows: Rows, lock: Lock) -> list[Json]:
+def _outcomes(rows: Rows, lock: Lock) -> list[dict[str, Json]]:
     """Figures of each class or label against the rest; for two classes only the second."""
     multiclass = rows.target.kind == "multiclass"
     outcomes = []
@@ -166,7 +175,7 @@ def _outcomes(rows: Rows, lock: Lock) -> list[Json]:
 
 def _outcome(
     rows: Rows, truth: Flags, probability: FloatVector, called: Flags | None
-) -> Json:
+) -> dict[str, Json]:
     """Discrimination, calibration, decisions and net benefit for one class or label."""
     labels = truth.astype(np.int64)
     shares = np.stack([1 - probability, probability], axis=1)
@@ -184,16 +193,10 @@ def _outcome(
         ),
         "calls": calls,
         "counts": None if called is None else _counts(truth, called),
-        "calibration": None
-        if line is None
-        else {
-            "intercept": plain_estimate(line.intercept),
-            "slope": plain_estimate(line.slope),
-        },
-        "calibration_curve": [
-            {"predicted": one.predicted, "observed": plain_estimate(one.observed)}
-            for one in external.calibration_curve(truth, probability)
-        ],
+        "calibration": _plain_line(line),
+        "calibration_curve": _plain_bins(
+            external.calibration_curve(truth, probability)
+        ),
         "decision_curve": {
             "thresholds": decision.thresholds.tolist(),
             "model": decision.model.tolist(),
@@ -211,7 +214,7 @@ def _counts(truth: Flags, called: Flags) -> dict[str, int]:
     }
 
 
-def _classes(rows: Rows) -> tuple[Json, Json]:
+def _classes(rows: Rows) -> tuple[dict[str, Score], dict[str, Json]]:
     """Scores over several classes, and the confusion matrix with an interval for each share."""
     truth = rows.truth[:, 0].astype(np.int64)
     predicted = rows.answers.argmax(axis=1)
@@ -238,18 +241,9 @@ def _classes(rows: Rows) -> tuple[Json, Json]:
     }
 
 
-def _value_line(rows: Rows) -> Json | None:
-    """Regression line of the measured on the predicted value; None if it is not defined."""
-    line = external.value_line(rows.truth[:, 0], rows.answers[:, 0])
-    if line is None:
-        return None
-    return {
-        "intercept": plain_estimate(line.intercept),
-        "slope": plain_estimate(line.slope),
-    }
-
-
-def _survival(rows: Rows, lock: Lock) -> tuple[Json, Json, list[str]]:
+def _survival(
+    rows: Rows, lock: Lock
+) -> tuple[dict[str, Score], dict[str, Json], list[str]]:
     """Scores, figures by risk group and by time, and the reasons for missing figures."""
     cases = Survival(
         event=rows.truth[:, 0] == 1,
@@ -304,7 +298,7 @@ def _scores_at(
     survival: Floats | None,
     times: Sequence[float],
     sampling: Sampling,
-) -> list[Json]:
+) -> list[dict[str, Json]]:
     """AUROC at each time; with predicted survival (n, times) also the Brier score."""
     event, time, risk = cases
     rows = []
@@ -318,7 +312,7 @@ def _scores_at(
 
 def _risk_groups(
     cases: Survival, cut: float | None, ticks: FloatVector
-) -> tuple[list[RiskGroup], Json | None]:
+) -> tuple[list[RiskGroup], dict[str, Json] | None]:
     """Curves of low and high risk, and the hazard ratio; empty if there is no cut."""
     if cut is None:
         return [], None
@@ -335,39 +329,47 @@ def _risk_groups(
     return groups, None if ratio is None else plain_estimate(ratio)
 
 
-def _risk_slope(event: Flags, time: FloatVector, risk: FloatVector) -> Json | None:
+def _risk_slope(
+    event: Flags, time: FloatVector, risk: FloatVector
+) -> dict[str, Json] | None:
     """Slope of the log hazard on the log risk; 1 if the spread of risks is right."""
     ratio = external.hazard_ratio(event, time, risk)
     if ratio is None:
         return None
     value, low, high = np.log([ratio.value, ratio.low, ratio.high]).tolist()
-    return {
-        "value": value,
-        "low": low,
-        "high": high,
-        "cases": ratio.cases,
-        "method": ratio.method,
-    }
+    return plain_estimate(replace(ratio, value=value, low=low, high=high))
 
 
 def _survival_calibration(
     event: Flags, time: FloatVector, survival: Floats | None, times: Sequence[float]
-) -> Json | None:
+) -> dict[str, Json] | None:
     """Observed survival in groups of similar predicted survival, at the middle time."""
     if survival is None or not times:
         return None
     place = len(times) // 2
     bins = external.survival_bins(event, time, survival[:, place], times[place])
+    return {"time": times[place], "bins": _plain_bins(bins)}
+
+
+def _plain_line(line: CalibrationLine | None) -> dict[str, Json] | None:
+    """Line for JSON; None if it is not defined."""
+    if line is None:
+        return None
     return {
-        "time": times[place],
-        "bins": [
-            {"predicted": one.predicted, "observed": plain_estimate(one.observed)}
-            for one in bins
-        ],
+        "intercept": plain_estimate(line.intercept),
+        "slope": plain_estimate(line.slope),
     }
 
 
-def plain_estimate(estimate: Estimate) -> Json:
+def _plain_bins(bins: Sequence[CalibrationBin]) -> list[dict[str, Json]]:
+    """Bins of a calibration curve for JSON."""
+    return [
+        {"predicted": one.predicted, "observed": plain_estimate(one.observed)}
+        for one in bins
+    ]
+
+
+def plain_estimate(estimate: Estimate) -> dict[str, Json]:
     """Estimate for JSON, with None in place of NaN."""
     plain = asdict(estimate)
     for name in ("value", "low", "high"):

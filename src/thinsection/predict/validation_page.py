@@ -1,13 +1,15 @@
 """Page of a validation: its figures as HTML, with pictures inside."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from thinsection.evaluation.curves import Band
 from thinsection.evaluation.labels import Floats
+from thinsection.files.json_text import Json
 from thinsection.files.pages import render_page
+from thinsection.predict.tested import Score
 from thinsection.probe.curves import (
     COLORS,
     Columns,
@@ -36,7 +38,7 @@ CALL_WORDS = {
 
 
 def validation_page(
-    document: Mapping[str, Any], curves: Columns, truth: Floats, answers: Floats
+    document: Mapping[str, Json], curves: Columns, truth: Floats, answers: Floats
 ) -> str:
     """Page as HTML.
 
@@ -68,7 +70,7 @@ def number_words(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
-def interval_words(score: Mapping[str, Any]) -> str:
+def interval_words(score: Score) -> str:
     """95 % confidence interval, or the reason why there is none."""
     if score["low"] is None:
         return f"none: {score.get('missing') or 'no value'}"
@@ -76,7 +78,7 @@ def interval_words(score: Mapping[str, Any]) -> str:
 
 
 def _pictures(
-    document: Mapping[str, Any], curves: Columns, truth: Floats, answers: Floats
+    document: Mapping[str, Json], curves: Columns, truth: Floats, answers: Floats
 ) -> list[Picture]:
     drawn = []
     if curves.columns:
@@ -95,7 +97,7 @@ def _pictures(
     return drawn
 
 
-def _calibration(axes: "Axes", outcomes: list[dict[str, Any]]) -> Words:
+def _calibration(axes: "Axes", outcomes: Sequence[Json]) -> Words:
     for i, outcome in enumerate(outcomes):
         band = _band(outcome["calibration_curve"])
         draw_frequencies(axes, band, color=color_of(i), label=outcome["name"])
@@ -107,7 +109,7 @@ def _calibration(axes: "Axes", outcomes: list[dict[str, Any]]) -> Words:
     return "Calibration", caption
 
 
-def _band(bins: list[dict[str, Any]]) -> Band:
+def _band(bins: Sequence[Json]) -> Band:
     """Bins of the document as arrays, with NaN in place of None."""
     observed = {
         name: np.array([one["observed"][name] for one in bins], dtype=np.float64)
@@ -121,7 +123,7 @@ def _band(bins: list[dict[str, Any]]) -> Band:
     )
 
 
-def _survival(axes: "Axes", survival: dict[str, Any]) -> Words:
+def _survival(axes: "Axes", survival: Mapping[str, Json]) -> Words:
     draw_groups(axes, survival["groups"], survival["ticks"])
     caption = (
         "Kaplan-Meier curves with log-log 95 % confidence bands; the groups are cut at the median "
@@ -130,7 +132,7 @@ def _survival(axes: "Axes", survival: dict[str, Any]) -> Words:
     return "Survival by risk group", caption
 
 
-def _survival_calibration(axes: "Axes", calibration: dict[str, Any]) -> Words:
+def _survival_calibration(axes: "Axes", calibration: Mapping[str, Json]) -> Words:
     draw_frequencies(axes, _band(calibration["bins"]), color=COLORS[0])
     axes.set(xlabel="predicted survival", ylabel="observed survival (Kaplan-Meier)")
     caption = (
