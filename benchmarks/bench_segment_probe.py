@@ -18,6 +18,7 @@ from tests.support.segmentation import MAKERS, RamFeatures, StubEncoder, setting
 from benchmarks import cache_processes
 from benchmarks.harness import arguments, finish
 from thinsection.probe import NANOPATH, Protocol
+from thinsection.probe.protocol import SegmentSettings
 from thinsection.probe.result import ProbeResult
 from thinsection.probe.segment.data import SEGMENT_DATASETS, SegmentSet
 from thinsection.probe.segment.probe import centre, segment_features, segment_probe
@@ -70,7 +71,7 @@ def from_cache(
     data: SegmentSet, folder: Path, protocol: Protocol, storage: Storage
 ) -> ProbeResult:
     """The probe on a cache whose budget holds two small batches, so that it stays on disk."""
-    budget = 4 * protocol.require("segment").batch_size * 196 * 24 * 4
+    budget = 4 * protocol.require("segment", SegmentSettings).batch_size * 196 * 24 * 4
     options: dict[str, Any] = {"budget_bytes": budget, "storage": storage}
     root = folder / "cache"
     with segment_features(

@@ -144,7 +144,7 @@ def test_the_protocol_is_the_published_one() -> None:
     )
     assert as_mapping(NANOPATH)["segment"]["background_weight"] == 16.0
     with pytest.raises(ConfigError, match="must define the segment probe, got 'eva'"):
-        EVA.require("segment")
+        EVA.require("segment", SegmentSettings)
 
 
 def test_the_head_is_the_formula_in_float64() -> None:

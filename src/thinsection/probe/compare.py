@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import stats
@@ -22,7 +22,7 @@ from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.intervals import LEVEL
 from thinsection.evaluation.metrics import LOWER_IS_BETTER, FloatVector, IndexArray
 from thinsection.files.atomic import write_bytes, write_json, write_table, write_text
-from thinsection.files.json_text import read_json
+from thinsection.files.json_text import Json, read_json
 from thinsection.files.pages import render_page
 from thinsection.probe import curves, plots
 from thinsection.probe.result import Predictions, Ratios, Risks, Rows, Values, strict
@@ -41,7 +41,7 @@ IDENTITY = (
     "rows_sha256",
     "embeddings_sha256",
 )
-Document = dict[str, Any]  # a result, or a part of a comparison, as JSON holds it
+Document = dict[str, Json]  # a result, or a part of a comparison, as JSON holds it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import thinsection
 from thinsection.config import as_mapping, option, read_toml, replace_flat, section
@@ -26,7 +26,7 @@ from thinsection.errors import ConfigError, ThinsectionError
 from thinsection.evaluation.parts import PATHOBENCH_TABLE
 from thinsection.evaluation.tables import TABLE_SUFFIXES
 from thinsection.files.atomic import write_json, write_table, write_text
-from thinsection.files.json_text import read_json
+from thinsection.files.json_text import Json, read_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
@@ -293,7 +293,7 @@ def _marked(job: ProbeJob) -> ProbeJob:
     return replace(job, name=f"{job.name}-{digest[:6]}")
 
 
-def suite_jobs(path: Path, document: Mapping[str, Any]) -> list[ProbeJob]:
+def suite_jobs(path: Path, document: Mapping[str, Json]) -> list[ProbeJob]:
     """The jobs of a suite: tasks, then encoders, then probes."""
     encoders = document.get("encoders")
     tasks = document.get("tasks")

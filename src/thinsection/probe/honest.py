@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -30,7 +30,12 @@ from thinsection.probe.data.sets import (
     TileSet,
     check_tile_set,
 )
-from thinsection.probe.protocol import Protocol
+from thinsection.probe.protocol import (
+    FewshotSettings,
+    KnnSettings,
+    LinearSettings,
+    Protocol,
+)
 from thinsection.probe.result import (
     Choice,
     Details,
@@ -41,14 +46,21 @@ from thinsection.probe.result import (
 
 # labels (Nq,), shares (Nq, K), details
 Guess = tuple[IndexArray, FloatVector, Details]
-Guesser = Callable[[TileSet, Any, int], Guess]  # of data, settings and seed
+TileSettings = TypeVar("TileSettings", LinearSettings, KnnSettings, FewshotSettings)
+Guesser = Callable[[TileSet, TileSettings, int], Guess]  # of data, settings and seed
 Run = Callable[..., ProbeResult]  # (data, protocol=...): a probe
 Cases = CaseSet | SurvivalSet
 MIN_SURVIVORS = 16  # with and without event, for a model to be fitted
 
 
 def tile_probe(
-    name: str, guess: Guesser, data: TileSet, protocol: Protocol, *, select: bool = True
+    name: str,
+    kind: type[TileSettings],
+    guess: Guesser[TileSettings],
+    data: TileSet,
+    protocol: Protocol,
+    *,
+    select: bool = True,
 ) -> ProbeResult:
     """The result of a guess as the protocol has it; without `select` there is nothing to choose.
 
@@ -56,9 +68,9 @@ def tile_probe(
     splits do not fit each other; ConfigError: the protocol does not define the probe.
     """
     data = check_tile_set(data)
-    settings = protocol.require(name)
+    settings = protocol.require(name, kind)
     if protocol.inner_folds:
-        run = partial(tile_probe, name, guess, select=select)
+        run = partial(tile_probe, name, kind, guess, select=select)
         return _honest_tiles(run, data, protocol, select=select)
     prediction, share, details = guess(data, settings, protocol.seed)
     return classified(

@@ -6,11 +6,12 @@ a suite does not define is an error, never a guess.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 from thinsection.config import from_mapping, nearest, read_toml
 from thinsection.errors import ConfigError
 
+SettingsT = TypeVar("SettingsT")
 Metric = Literal["macro_f1", "balanced_accuracy"]
 Similarity = Literal["cosine", "l2"]
 Geometry = Literal[
@@ -181,10 +182,10 @@ class Protocol:
     shots: tuple[int, ...] = (1, 4, 16, 64, 256)  # rows a class of the learning curve
     notes: tuple[str, ...] = ()
 
-    def require(self, probe: str) -> Any:
+    def require(self, probe: str, kind: type[SettingsT]) -> SettingsT:
         """The settings of a probe. Raises ConfigError: this protocol defines no such probe."""
         settings = getattr(self, probe)
-        if settings is None:
+        if not isinstance(settings, kind):
             others = [
                 repr(p.name)
                 for p in PROTOCOLS.values()

@@ -1,16 +1,16 @@
-"""The probes by name, what each wants, and how another package adds one (docs/probes.md).
+"""The probes by name, what each wants, and how another package adds one (docs/own_probe.md).
 
 A probe is a function `(data, config) -> ProbeResult`, or several results in a tuple. The types that
 it declares say what is read for it (see `DATA_KINDS`) and which flags it has, its docstring is its
-help. Probes whose `config` is a `ProbeConfig` run in a grid too.
+help. Probes whose `config` is a `ProbeConfig` run in a grid too. Torch and scikit-learn are
+imported when a probe runs.
 """
 
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 from thinsection.errors import InvalidInputError
 from thinsection.probe.config import ProbeConfig, RobustnessConfig, SegmentConfig
@@ -34,7 +34,7 @@ class DataKind(NamedTuple):
 
     metavar: str
     help: str
-    load: Callable[[Path, Any], Any]
+    load: Callable[..., object]  # of a path and a configuration
 
 
 _TILES = "A manifest, a dataset folder, tile embeddings, or a results folder."
@@ -62,7 +62,7 @@ class Probe:
     kind: DataKind
     config_type: type
 
-    def run(self, data: Any, config: Any) -> tuple[ProbeResult, ...]:
+    def run(self, data: object, config: object) -> tuple[ProbeResult, ...]:
         """The results on data that `kind.load` gave."""
         returned = self.function(data, config)
         results = returned if isinstance(returned, tuple) else (returned,)
@@ -94,13 +94,6 @@ def load_probe(name: str) -> Probe:
     return Probe(name, function, DATA_KINDS[data], config_type)
 
 
-def _call(place: str, data: Any, *args: Any, **kwargs: Any) -> ProbeResult:
-    """Result of a probe by its file and name: torch and scikit-learn are imported as needed."""
-    file, name = place.split(":")
-    probe = getattr(import_module(f"thinsection.probe.{file}"), name)
-    return cast(ProbeResult, probe(data, *args, **kwargs))
-
-
 def linear(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """One linear layer on frozen embeddings; the protocol says where rate and epoch are chosen.
 
@@ -110,8 +103,9 @@ def linear(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
       thinsection probe linear BRACS_RoI/ --layout bracs --encoder uni --out probe/
     """
-    return _call(
-        "probes.tiles:linear_probe",
+    from thinsection.probe.probes.tiles import linear_probe
+
+    return linear_probe(
         data,
         protocol=config.protocol,
         device=config.compute.device,
@@ -120,8 +114,9 @@ def linear(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
 def knn(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """Cosine neighbours vote; the protocol says where k is chosen."""
-    return _call(
-        "probes.tiles:knn_probe",
+    from thinsection.probe.probes.tiles import knn_probe
+
+    return knn_probe(
         data,
         protocol=config.protocol,
         device=config.compute.device,
@@ -131,8 +126,9 @@ def knn(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
 def fewshot(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """SimpleShot: support sets of 16 tiles per class, majority vote."""
-    return _call(
-        "probes.tiles:fewshot_probe",
+    from thinsection.probe.probes.tiles import fewshot_probe
+
+    return fewshot_probe(
         data,
         protocol=config.protocol,
         device=config.compute.device,
@@ -142,8 +138,9 @@ def fewshot(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
 def tileset(data: TileSet, config: ProbeConfig) -> tuple[ProbeResult, ...]:
     """Linear, kNN and few-shot on the same tiles, and their mean."""
-    tiles = import_module("thinsection.probe.probes.tiles")
-    checked = tiles.check_all(data, config.protocol)
+    from thinsection.probe.probes.tiles import check_all
+
+    checked = check_all(data, config.protocol)
     results = [probe(checked, config) for probe in (linear, knn, fewshot)]
     return (*results, tileset_result(results))
 
@@ -153,18 +150,23 @@ def slide(data: CaseSet, config: ProbeConfig) -> ProbeResult:
 
     Example: thinsection probe slide labels.csv --embeddings out/ --out probe/
     """
-    return _call("probes.cases:slide_probe", data, protocol=config.protocol)
+    from thinsection.probe.probes.cases import slide_probe
+
+    return slide_probe(data, protocol=config.protocol)
 
 
 def survival(data: SurvivalSet, config: ProbeConfig) -> ProbeResult:
     """Cox regression on case means, Harrell's c-index over folds."""
-    return _call("probes.cases:survival_probe", data, protocol=config.protocol)
+    from thinsection.probe.probes.cases import survival_probe
+
+    return survival_probe(data, protocol=config.protocol)
 
 
 def robustness(data: RobustnessSet, config: RobustnessConfig) -> ProbeResult:
     """PathoROB: do neighbours on other slides share the biology or the hospital?"""
-    return _call(
-        "probes.pathorob:robustness_probe",
+    from thinsection.probe.probes.pathorob import robustness_probe
+
+    return robustness_probe(
         data,
         k=config.robustness.k,
         choose_k=config.robustness.choose_k,
@@ -179,13 +181,16 @@ def regression(data: ValueSet, config: ProbeConfig) -> ProbeResult:
 
     Example: thinsection probe regression genes.csv --embeddings spots.npy --out probe/
     """
-    return _call("probes.cases:regression_probe", data, protocol=config.protocol)
+    from thinsection.probe.probes.cases import regression_probe
+
+    return regression_probe(data, protocol=config.protocol)
 
 
 def retrieval(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """Nearest training tiles of a tile: recall, majority vote and mean average precision at k."""
-    return _call(
-        "probes.tiles:retrieval_probe",
+    from thinsection.probe.probes.tiles import retrieval_probe
+
+    return retrieval_probe(
         data,
         protocol=config.protocol,
         device=config.compute.device,
@@ -195,8 +200,9 @@ def retrieval(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
 def calibration(data: TileSet, config: ProbeConfig) -> ProbeResult:
     """How far the linear probe's probabilities are from what comes true."""
-    return _call(
-        "probes.tiles:calibration_probe",
+    from thinsection.probe.probes.tiles import calibration_probe
+
+    return calibration_probe(
         data,
         protocol=config.protocol,
         device=config.compute.device,
@@ -205,17 +211,23 @@ def calibration(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
 def invariance(data: Path, config: ProbeConfig) -> ProbeResult:
     """How far stain, blur, JPEG and rotation move the embeddings of images, and kNN's score."""
-    return _call("probes.invariance:invariance_probe", data, config)
+    from thinsection.probe.probes.invariance import invariance_probe
+
+    return invariance_probe(data, config)
 
 
 def clustering(data: RobustnessSet, config: ProbeConfig) -> ProbeResult:
     """PathoROB's clustering score: do clusters follow biology or hospital?"""
-    return _call("probes.pathorob:clustering_probe", data, protocol=config.protocol)
+    from thinsection.probe.probes.pathorob import clustering_probe
+
+    return clustering_probe(data, protocol=config.protocol)
 
 
 def apd(data: RobustnessSet, config: ProbeConfig) -> ProbeResult:
     """PathoROB's average performance drop where training ties class to hospital."""
-    return _call("probes.pathorob:apd_probe", data, protocol=config.protocol)
+    from thinsection.probe.probes.pathorob import apd_probe
+
+    return apd_probe(data, protocol=config.protocol)
 
 
 def segment(data: Path, config: SegmentConfig) -> ProbeResult:
@@ -225,16 +237,18 @@ def segment(data: Path, config: SegmentConfig) -> ProbeResult:
 
       thinsection probe segment PanNuke/ --dataset pannuke --encoder uni --out probe/
     """
-    return _call("segment.probe:run_segment_probe", data, config)
+    from thinsection.probe.segment.probe import run_segment_probe
+
+    return run_segment_probe(data, config)
 
 
-def _entry(function: Any) -> Entry:
+def _entry(function: ProbeFunction) -> Entry:
     name, line = function.__name__, (function.__doc__ or "").splitlines()[0]
     needs = ("sksurv",) if name == "survival" else ()
     return Entry(name=name, help=line, target=function, needs=needs, extra="probe")
 
 
-_OUR_PROBES = (
+_OUR_PROBES: tuple[ProbeFunction, ...] = (
     linear,
     knn,
     fewshot,

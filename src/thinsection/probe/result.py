@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +20,15 @@ from thinsection.evaluation.metrics import (
     Weights,
 )
 from thinsection.evaluation.survival import concordance
+from thinsection.files.json_text import Json
 from thinsection.probe.data.sets import RobustnessSet, TileSet, ValueSet
 from thinsection.probe.protocol import Protocol
 
 FORMAT_VERSION = 1
 PERMUTATIONS = 199  # of the truth, for a p value
 SWEPT = ("score_by_k", "score_by_c", "score_by_alpha")  # details
-Choice = tuple[Any, ...]  # of settings
-Details = dict[str, Any]  # plain values, as JSON holds them
+Choice = tuple[str | float, ...]  # of settings
+Details = dict[str, Json]  # plain values, as JSON holds them
 METRIC_WORDS = {
     "macro_f1": "macro F1",
     "balanced_accuracy": "balanced accuracy",
@@ -369,7 +369,8 @@ class ProbeResult:
         if self.predictions is not None:
             mapping["classes"] = per_class_rows(self.predictions)
             mapping["confusion_matrix"] = self.predictions.counts.tolist()
-        return strict(mapping)  # type: ignore[no-any-return]
+        plain: Details = strict(mapping)
+        return plain
 
 
 def per_class_rows(predictions: Predictions) -> list[Details]:
@@ -520,7 +521,7 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
     )
 
 
-def strict(value: Any) -> Any:
+def strict(value: object) -> Json:
     """The value with only what strict JSON holds: NaN and infinities become None."""
     if is_dataclass(value):
         value = as_mapping(value)

@@ -8,9 +8,10 @@ Any other table, or a list of nanopath's: slide_id, optional case_id, split and 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,7 @@ from thinsection.evaluation.labels import drop_missing, encode_labels, read_numb
 from thinsection.evaluation.metrics import Fold
 from thinsection.evaluation.parts import PATHOBENCH_TABLE
 from thinsection.evaluation.tables import TEST, TRAIN, TextRow, split_name
+from thinsection.files.json_text import Json
 from thinsection.probe.config import DataSection, ProbeConfig
 from thinsection.probe.data.sets import CaseSet, SurvivalSet
 from thinsection.probe.protocol import Protocol
@@ -43,6 +45,7 @@ PATHOBENCH_CONFIG = "config.yaml"
 PANDA = {"image_id", "isup_grade"}  # columns of its table
 
 ReadEmbeddings = Callable[[Path], Embeddings]  # a file to (N, D)
+SetT = TypeVar("SetT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +61,7 @@ class CaseTable:
     label_names: Mapping[str, str] = field(default_factory=dict)
     groups: Groups  # the patients of the cases
     folds: tuple[Fold, ...] | None = None  # of the file
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Json] = field(default_factory=dict)
 
 
 def load_case_table(
@@ -138,7 +141,7 @@ def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
             for row in rows
             if row[first_fold] and split_name(row[first_fold], where) == TRAIN
         ]
-    label_names: dict[Any, Any] = {}
+    label_names: dict[object, object] = {}
     if not survival:
         label_names = config.get("label_dict") or {}
     return _grouped(
@@ -162,7 +165,7 @@ def _grouped(
     *,
     name: str,
     key: str,
-    facts: dict[str, Any],
+    facts: Mapping[str, Json],
     folded: bool = True,
     label_names: Mapping[str, str] | None = None,
 ) -> CaseTable:
@@ -266,19 +269,8 @@ def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
         whole = value.removesuffix(".0")
         texts.append(label_names.get(value) or label_names.get(whole, value))
     names, labels = encode_labels(texts, repr(table.name), tuple(label_names.values()))
-    files = _slide_files(table, config)
-    return CaseSet(
-        name=table.name,
-        ids=table.ids,
-        vectors=mean_vectors(files, embeddings.read_embeddings),
-        files=files,
-        folds=table.folds,
-        groups=table.groups,
-        allow_leakage=config.data.allow_leakage,
-        facts={**table.facts, **embeddings.encoder_facts(files[0][0])},
-        class_names=names,
-        labels=labels,
-    )
+    make = partial(CaseSet, class_names=names, labels=labels)
+    return _read_set(make, table, config)
 
 
 def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
@@ -291,8 +283,14 @@ def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
         cell = row[event_column]
         events.append(read_number(cell, event_column, table.name, flag=True))
         times.append(read_number(row[time_column], time_column, table.name))
+    make = partial(SurvivalSet, event=np.array(events) == 1, time=np.array(times))
+    return _read_set(make, table, config)
+
+
+def _read_set(make: Callable[..., SetT], table: CaseTable, config: ProbeConfig) -> SetT:
+    """The set of a table's cases; `make` has what they are labelled with."""
     files = _slide_files(table, config)
-    return SurvivalSet(
+    return make(
         name=table.name,
         ids=table.ids,
         vectors=mean_vectors(files, embeddings.read_embeddings),
@@ -301,8 +299,6 @@ def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
         groups=table.groups,
         allow_leakage=config.data.allow_leakage,
         facts={**table.facts, **embeddings.encoder_facts(files[0][0])},
-        event=np.array(events) == 1,
-        time=np.array(times),
     )
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -276,7 +276,7 @@ def embed_rows(
     return data.tile_set(embed, **encoder_facts(encoder))
 
 
-def encoder_facts(encoder: "TileEncoder") -> dict[str, Any]:
+def encoder_facts(encoder: "TileEncoder") -> dict[str, str]:
     """Facts of the encoder for a result file."""
     return {
         "encoder": encoder.spec.name,

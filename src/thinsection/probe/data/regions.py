@@ -7,7 +7,7 @@ are never opened.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,11 @@ from thinsection.errors import ConfigError, DatasetError, rewording
 from thinsection.evaluation import embeddings, tables
 from thinsection.evaluation.cases import CASE_COLUMNS
 from thinsection.evaluation.tables import TEST, TextRow, split_name
-from thinsection.files.json_text import read_json
+from thinsection.files.json_text import Json, read_json
 from thinsection.probe.data import sets
 from thinsection.probe.data.sets import LabelledRows
 from thinsection.store.tiles_h5 import read_tiles
+from thinsection.tiles.table import Column
 from thinsection.types import CoordsL0
 
 CLASS_PREFIX = "class_"  # of columns of the tile table: what was drawn
@@ -193,7 +194,7 @@ def drawn_labels(path: Path) -> RowsByTile:
     return {tile: {"label": names[shares[:, tile].argmax()]} for tile in covered}
 
 
-def drawn_classes(path: Path) -> dict[str, npt.NDArray[Any]]:
+def drawn_classes(path: Path) -> dict[str, Column]:
     """Columns `class_NAME` of the tile table beside a file of embeddings: what was drawn."""
     tiles = path.parent.parent / "tiles" / path.name
     if not tiles.is_file():
@@ -275,7 +276,7 @@ def _read_labels(path: Path) -> Labels:
     return places_by_slide
 
 
-def _label_row(properties: Mapping[str, Any], path: Path) -> TextRow:
+def _label_row(properties: Mapping[str, Json], path: Path) -> TextRow:
     """Label, and case and split where they are known, of a row or a region's properties."""
     row = {"label": str(properties["label"])}
     cases = [properties[name] for name in CASE_COLUMNS if properties.get(name)]
@@ -292,7 +293,9 @@ def read_regions(path: Path) -> list[LabelledRegion]:
         "labels must be GeoJSON", path, OSError, ValueError, error=DatasetError
     ):
         document = read_json(path)
-    features: Any = document.get("features") if isinstance(document, dict) else document
+    features: Json = (
+        document.get("features") if isinstance(document, dict) else document
+    )
     if not isinstance(features, list) or not features:
         raise DatasetError(
             f"labels must be a FeatureCollection with features, got {str(path)!r}"
@@ -300,7 +303,7 @@ def read_regions(path: Path) -> list[LabelledRegion]:
     return [_region(feature, number, path) for number, feature in enumerate(features)]
 
 
-def _region(feature: Any, number: int, path: Path) -> LabelledRegion:
+def _region(feature: Json, number: int, path: Path) -> LabelledRegion:
     properties = feature.get("properties") or {}
     geometry = feature.get("geometry") or {}
     class_name = (properties.get("classification") or {}).get("name")

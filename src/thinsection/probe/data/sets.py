@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from thinsection.evaluation.leaks import check_leakage, near_cases
 from thinsection.evaluation.metrics import Fold, IndexArray
 from thinsection.evaluation.splits import draw_rows, drawn_folds
 from thinsection.evaluation.tables import TextRow, split_fold
+from thinsection.files.json_text import Json
 
 Labels = npt.NDArray[np.int64]  # (N,), 0..K-1
 FOLDS = 3  # where data bring no split: one of so many validates
@@ -55,9 +56,6 @@ class Split:
         )
 
 
-Pair = tuple[Split, Split]  # train and validation
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileSet:
     """Training and validation embeddings of one dataset."""
@@ -67,7 +65,7 @@ class TileSet:
     train: Split
     val: Split
     # for the result file: source, split, ...
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Json] = field(default_factory=dict)
     # True where train and val may share patients, slides or rows
     allow_leakage: bool = False
 
@@ -126,7 +124,7 @@ class LabelledRows:
     class_names: tuple[str, ...]
     labels: Labels
     fold: Fold  # rows that train, and rows that validate; a row may do neither
-    facts: dict[str, Any]
+    facts: dict[str, Json]
     embeddings: Embeddings | None = None
     ids: Sequence[str] = ()  # (N,), of embeddings; images have names
     images: Sequence[ImageRef] = ()
@@ -137,7 +135,7 @@ class LabelledRows:
             check_finite(self.embeddings, self.ids)
 
     def tile_set(
-        self, read: Callable[[IndexArray], Embeddings], **facts: Any
+        self, read: Callable[[IndexArray], Embeddings], **facts: Json
     ) -> TileSet:
         """The embeddings that `read` gives of the fold's rows, with further facts."""
         ids = self.ids or [image.name for image in self.images]
@@ -185,7 +183,7 @@ class _Cases:
     groups: Groups | None = None
     # True where the parts of a fold may share patients or vectors
     allow_leakage: bool = False
-    facts: dict[str, Any] = field(default_factory=dict)  # for the result file
+    facts: dict[str, Json] = field(default_factory=dict)  # for the result file
 
     # of a case, beside its vector; the first makes the strata
     _columns: ClassVar[tuple[str, ...]]
@@ -305,7 +303,7 @@ class RobustnessSet:
     # the 2 x 2 pair of classes and centres that scores the tile (PathoROB's subset); () for none
     pair: tuple[str, ...] = ()
     groups: Groups | None = None  # None: the slides
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Json] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,7 +317,7 @@ class ValueSet:
     targets: npt.NDArray[np.float64]  # (N, T)
     folds: tuple[Fold, ...]
     groups: Groups | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Json] = field(default_factory=dict)
 
 
 def make_split(
@@ -379,7 +377,7 @@ def join_splits(*parts: Split) -> Split:
     )
 
 
-def data_hashes(embeddings: Sequence[npt.NDArray[Any]], rows: Any) -> dict[str, str]:
+def data_hashes(embeddings: Sequence[Embeddings], rows: object) -> dict[str, str]:
     """sha256 of the rows (names, labels, folds), the same for every encoder, and of the vectors."""
     rows_digest = hashlib.sha256(json.dumps(rows).encode())
     digest = hashlib.sha256()
@@ -449,7 +447,7 @@ def label_rows(
     seed: int,
     class_names: Sequence[str] = (),
     rule: str = "split column",
-    facts: Mapping[str, Any] | None = None,
+    facts: Mapping[str, Json] | None = None,
     embeddings: Embeddings | None = None,
     ids: Sequence[str] = (),
     images: Sequence[ImageRef] = (),
@@ -482,7 +480,7 @@ def label_rows(
         [row.get(column, "") for row in rows] for column in ("slide_id", *CASE_COLUMNS)
     ]
     notes = spelling_notes(*id_columns)
-    all_facts: dict[str, Any] = {"split_rule": rule}
+    all_facts: dict[str, Json] = {"split_rule": rule}
     if notes:
         all_facts["ids"] = notes[0]
     return LabelledRows(

@@ -42,7 +42,7 @@ def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult
     InvalidInputError: a class has fewer cases than folds; ConfigError: the protocol defines no
     slide probe.
     """
-    settings: suites.LogisticSettings = protocol.require("logistic")
+    settings = protocol.require("logistic", suites.LogisticSettings)
     if protocol.inner_folds:
         return _nested("slide", slide_probe, cases, protocol)
     x = cases.vectors.astype(np.float64) if settings.double else cases.vectors
@@ -80,7 +80,7 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
     MissingDependencyError: scikit-survival is not installed; ConfigError: the protocol defines no
     survival probe.
     """
-    settings: suites.SurvivalSettings = protocol.require("survival")
+    settings = protocol.require("survival", suites.SurvivalSettings)
     if protocol.inner_folds:
         return _nested("survival", survival_probe, cases, protocol)
     folds = _folds(cases, protocol)

@@ -4,9 +4,9 @@ import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from scipy.ndimage import gaussian_filter
 from skimage.color import hed2rgb, rgb2hed
@@ -75,7 +75,9 @@ def invariance_probe(path: Path, config: ProbeConfig) -> ProbeResult:
     drops = {}
     for name, change in CHANGES.items():
 
-        def encode(batch: RgbArray, change: Callable[..., RgbArray] = change) -> Any:
+        def encode(
+            batch: RgbArray, change: Callable[..., RgbArray] = change
+        ) -> torch.Tensor:
             return encoder.encode(np.stack([change(tile) for tile in batch]))
 
         moved = images.embed_images(refs, encode, batch_size=size)

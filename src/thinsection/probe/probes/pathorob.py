@@ -57,7 +57,7 @@ def robustness_probe(
     Memory: budget_bytes + 20 N k. Raises InvalidInputError: columns of different lengths, NaN, no
     pairs in a set that PathoROB scores by pairs, or no SO and no OS neighbour.
     """
-    settings: suites.RobustnessSettings = protocol.require("robustness")
+    settings = protocol.require("robustness", suites.RobustnessSettings)
     _check_columns(data, settings)
     pairs = _rows_by_pair(data)
     if k is None:

@@ -81,7 +81,7 @@ def linear_probe(
         logits = data.val.embeddings.astype(np.float64) @ weight + best.bias
         return best.prediction, softmax(logits, axis=1), details
 
-    return tile_probe("linear", guess, data, protocol)
+    return tile_probe("linear", suites.LinearSettings, guess, data, protocol)
 
 
 def calibration_probe(
@@ -230,7 +230,7 @@ def knn_probe(
         }
         return votes.argmax(axis=1), votes / best, details
 
-    return tile_probe("knn", guess, data, protocol)
+    return tile_probe("knn", suites.KnnSettings, guess, data, protocol)
 
 
 def _neighbour_labels(
@@ -308,12 +308,12 @@ def retrieval_probe(
 def check_all(data: TileSet, protocol: Protocol) -> TileSet:
     """The checked set, where all three probes can have it: asked before the first one runs."""
     data = check_tile_set(data)
-    protocol.require("linear")
-    protocol.require("knn")
+    protocol.require("linear", suites.LinearSettings)
+    protocol.require("knn", suites.KnnSettings)
     draw_support_sets(
         data.train.labels,
         data.class_names,
-        shots=protocol.require("fewshot").shots,
+        shots=protocol.require("fewshot", suites.FewshotSettings).shots,
         num_sets=1,
         seed=protocol.seed,
     )
@@ -368,7 +368,9 @@ def fewshot_probe(
         details = {"shots": settings.shots, "support_sets": settings.support_sets}
         return votes.argmax(axis=1), votes / settings.support_sets, details
 
-    return tile_probe("fewshot", guess, data, protocol, select=False)
+    return tile_probe(
+        "fewshot", suites.FewshotSettings, guess, data, protocol, select=False
+    )
 
 
 def draw_support_sets(

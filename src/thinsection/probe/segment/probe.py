@@ -60,7 +60,7 @@ def run_segment_probe(root: Path, config: SegmentConfig) -> ProbeResult:
     chosen = config.segment
     cached = config.cache
     protocol = get_protocol(NANOPATH.name, seed=chosen.seed)
-    settings: SegmentSettings = protocol.require("segment")
+    settings = protocol.require("segment", SegmentSettings)
     if chosen.epochs is not None:
         if chosen.epochs < 1:
             raise ConfigError(f"epochs must be >= 1, got {chosen.epochs}")
@@ -152,7 +152,7 @@ def segment_probe(
 
     Memory: what `features` takes + 65,536 N bytes of labels + 24 K² N of counts + the trainer.
     """
-    settings: SegmentSettings = protocol.require("segment")
+    settings = protocol.require("segment", SegmentSettings)
     trainer = SegmentTrainer(
         features,
         data.labels(),
