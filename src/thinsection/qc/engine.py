@@ -196,8 +196,8 @@ class _CheckRunner:
     """Runs one check after the other; each narrows the mask that the next one gets.
 
     A check that removes most of the tissue, or all pixels that are left, is taken to be wrong. It
-    is then overruled: tiles are laid also on the pixels that it removed. A check that may rightly
-    remove most of the tissue (ink) is never overruled, and with `strict` no check is.
+    is then overruled: tiles are laid also on the pixels that it removed. A check without
+    `can_be_overruled` (`ExampleCheck`) is never overruled, and with `strict` no check is.
 
     The pipeline's `guard` decides which mask the checks after an overruled one get:
 

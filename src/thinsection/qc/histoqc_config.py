@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from thinsection.config import nearest, read_toml
 from thinsection.errors import ConfigError, rewording
@@ -183,7 +182,7 @@ def _refuse_other_keys(step: str, section: Section, table: Table, keys: Table) -
             raise ConfigError(f"unknown key {key!r} in [{step}]{nearest(key, known)}")
 
 
-def _read_value(text: str, reading: str) -> Any:
+def _read_value(text: str, reading: str) -> bool | float | str | list[str]:
     """A value of HistoQC's config as our setting; ValueError where it is none."""
     match reading:
         case "truth":

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from thinsection.config import (
     coerce,
@@ -14,6 +14,7 @@ from thinsection.config import (
     toml_value,
 )
 from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.files.json_text import Json
 from thinsection.qc.checks.artefacts import Bubbles, Dirt, Folds, Ink
 from thinsection.qc.checks.by_example import ExampleCheck
 from thinsection.qc.checks.check import QcCheck, Statistics
@@ -45,7 +46,7 @@ from thinsection.qc.checks.measures import (
 from thinsection.qc.checks.tissue import Tissue
 from thinsection.registry import Entry, Registry
 
-Table = dict[str, Any]  # of a TOML file
+Table = dict[str, Json]  # of a TOML file, which holds what JSON does
 WorkFrom = Literal["objective_power", "mpp"]
 Usable = Literal["absolute", "relative2image"]
 
@@ -138,7 +139,7 @@ class Pipeline:
         """The check with its settings for a stain."""
         return replace(check, **self.variants.get(stain, {}).get(check.name, {}))
 
-    def as_mapping(self) -> dict[str, Any]:
+    def as_mapping(self) -> Table:
         """Plain values, as the TOML file would hold them."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         del plain["checks"]
@@ -190,7 +191,7 @@ def dump_pipeline(pipeline: Pipeline) -> str:
     return "\n".join(lines) + "\n"
 
 
-def pipeline_from_mapping(data: Mapping[str, Any]) -> Pipeline:
+def pipeline_from_mapping(data: Mapping[str, Json]) -> Pipeline:
     """The pipeline of a TOML file's tables; ConfigError as of `load_pipeline`."""
     types = dict(field_types(Pipeline))
     del types["checks"]
@@ -244,7 +245,7 @@ def _check_names(names: list[str]) -> None:
             )
 
 
-def check_from_mapping(data: Mapping[str, Any]) -> QcCheck:
+def check_from_mapping(data: Mapping[str, Json]) -> QcCheck:
     """One [[check]] table as a check.
 
     Raises:
@@ -262,7 +263,7 @@ def check_from_mapping(data: Mapping[str, Any]) -> QcCheck:
     return from_mapping(cls, settings, where=f"{kind}.")
 
 
-def pipeline_identity(pipeline: Pipeline) -> dict[str, Any]:
+def pipeline_identity(pipeline: Pipeline) -> dict[str, object]:
     """Plain values that decide its answers; pictures by size and modification time."""
     pictures: list[list[int]] = []
     for check in pipeline.checks:

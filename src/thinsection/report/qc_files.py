@@ -50,7 +50,11 @@ def write_qc(
             as `picture.jpg`. None draws on the work image.
     """
     densities = {}
-    pictures = {**result.masks, "mask_use": result.mask_use, "thumbnail": result.rgb}
+    pictures: dict[str, npt.NDArray[np.generic]] = {
+        **result.masks,
+        "mask_use": result.mask_use,
+        "thumbnail": result.rgb,
+    }
     if result.mask_kept is not None:
         pictures["mask_kept"] = result.mask_kept
     mask_names = [name for name in pictures if name != "thumbnail"]

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from importlib import util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +86,7 @@ class Segmenter:
     seed: int = 0
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Values that decide its results: the declaration and the weights' content."""
         identity = asdict(self.spec)
         for name in _NOT_IN_IDENTITY:

@@ -8,11 +8,12 @@ a safetensors or safe .pth file. No entry runs code that is not installed alread
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from thinsection.config import from_mapping, read_toml
 from thinsection.encode.registry import IMAGENET_MEAN, IMAGENET_STD
 from thinsection.errors import ConfigError
+from thinsection.files.json_text import Json
 from thinsection.registry import Entry, Registry
 
 # The table of a TOML file.
@@ -52,7 +53,7 @@ class SegmenterSpec:
     # 'module:callable' that makes a torch module; None: ONNX
     architecture: str | None = None
     # arguments of that callable; "none" is None
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Json] = field(default_factory=dict)
     # name of the output of a network that gives a dict
     output: str = "out"
     # beginnings of names that a weights file may have left over

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, dataclass_transform
 
+import numpy as np
 import numpy.typing as npt
 
 from thinsection.arrays import Array, ArrayNamespace
@@ -24,7 +25,7 @@ Statistics = Literal["relative2mask", "relative2image", "absolute"]
 # (width, height) of all, and (left, top, right, bottom) -> RGB px of that part, on the host
 Regions = tuple[Size, Callable[[int, int, int, int], RgbArray]]
 # On the host: a picture, uint8 (H, W), or densities of R, G and B, float64 (bins, 3).
-ReportTable = npt.NDArray[Any]
+ReportTable = npt.NDArray[np.uint8] | npt.NDArray[np.float64]
 
 # HistoQC's value where there is no pixel to measure.
 EMPTY_SCORE = -100.0
@@ -173,7 +174,8 @@ class QcCheck(ABC):
     kind: ClassVar[str]
     # packages beyond ours that it imports, by import name
     needs: ClassVar[tuple[str, ...]] = ()
-    # False if the check may rightly remove most of a slide's tissue: ink
+    # False if a check that removes most of a slide's tissue counts all the same; of our checks
+    # only `ExampleCheck` (pen marks and cover slips in HistoQC's pipelines), not `Ink`
     can_be_overruled: ClassVar[bool] = True
     # True if the affected pixels are given to the mask, not taken from it
     fills: ClassVar[bool] = False

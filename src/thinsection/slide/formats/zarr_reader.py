@@ -6,13 +6,13 @@ Source: https://ngff.openmicroscopy.org/0.5/ (`multiscales`, `omero`, `bioformat
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
 from thinsection.errors import ChannelsError, SlideOpenError
+from thinsection.files.json_text import Json
 from thinsection.files.sources import is_url
 from thinsection.slide.base import GRAY
 from thinsection.slide.formats.channels import ScaledDecoder, Values, scale_channels
@@ -41,8 +41,6 @@ _UM_PER_UNIT = {
 _RGB_COLOURS = ["FF0000", "00FF00", "0000FF"]
 # by which a level may differ from level 0 in its shape; tiny ones are rounded
 _MAX_ASPECT = 1.1
-
-Json = Mapping[str, Any]
 
 
 class _ChunkDecoder(ScaledDecoder):
@@ -142,7 +140,7 @@ class ZarrSlide(SegmentedSlide):
             self.notes = (GRAY,)
 
 
-def _open_image(path: str) -> tuple[zarr.Group, Json]:
+def _open_image(path: str) -> tuple[zarr.Group, Mapping[str, Json]]:
     """Opens the group of the (first) image; returns it with its metadata.
 
     Raises:
@@ -246,7 +244,9 @@ def _chunk_size(array: zarr.Array, axes: str, size: Size) -> Size:
     return (min(width, size[0]), min(height, size[1]))
 
 
-def _channels(omero: Json, count: int, dtype: np.dtype[np.generic]) -> Channels | None:
+def _channels(
+    omero: Mapping[str, Json], count: int, dtype: np.dtype[np.generic]
+) -> Channels | None:
     """Returns the channels of what is no picture of 8 bits; None of RGB and of gray."""
     descriptions = omero.get("channels") or []
     colours = [str(each.get("color", "")).upper() for each in descriptions]
@@ -259,7 +259,9 @@ def _channels(omero: Json, count: int, dtype: np.dtype[np.generic]) -> Channels 
 
 
 def _find_mpp(
-    descriptions: Sequence[Json], axes: str, transformed: Iterable[Json]
+    descriptions: Sequence[Mapping[str, Json]],
+    axes: str,
+    transformed: Iterable[Mapping[str, Json]],
 ) -> Mpp | None:
     """Returns µm per px of level 0; None where a unit or a scale is missing.
 
