@@ -1,8 +1,8 @@
 """How much tissue, pen, blur, folds and bubbles does quality control get right on unseen slides?
 
 Slides of generator A with seeds that nothing was tuned on, and of generator B, which has other
-drawing rules (docs/qc.md says which seeds are for what). HistoQC's default preset looks at the same
-slides. Truth and finds are pooled over slides; px count at the work resolution.
+drawing rules (docs/validation/qc.md says which seeds are for what). HistoQC's default preset looks
+at the same slides. Truth and finds are pooled over slides; px count at the work resolution.
 """
 
 import os
@@ -26,7 +26,7 @@ from thinsection.qc.pipeline import preset_names
 from thinsection.testing.synthetic import ArraySlide
 from thinsection.types import MaskArray
 
-FIRST_SEED = 20_000  # docs/qc.md: which seeds are for what
+FIRST_SEED = 20_000  # docs/validation/qc.md: which seeds are for what
 GENERATORS = {
     "A, report seeds": cache(tuning_slide),
     "B, held out": cache(held_out_slide),

@@ -4,7 +4,7 @@
 
 FOLDER holds clones of the suites under the names in SUITES. Their own functions and ours
 run on the same random arrays. The JSON keeps each suite's commit and the largest
-difference of any figure; the table of docs/probes.md is made of it. Nothing of the
+difference of any figure; the table of docs/conformance.md.j2 is made of it. Nothing of the
 suites is copied into this repository. Modules that only draw, log or download are
 replaced by empty ones.
 """

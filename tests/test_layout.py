@@ -1,6 +1,7 @@
 """The house keeps its shape: who may import whom, and what an import costs."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,18 @@ def test_no_files_import_each_other_in_a_circle(package: str) -> None:
     arrows = arrows_of(package, PACKAGES[package])
     found = circles(arrows)
     assert not found, "\n".join(" <-> ".join(circle) for circle in found)
+
+
+def test_every_page_of_the_docs_that_a_file_names_is_there() -> None:
+    files = [ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    for folder in ("src", "tests", "benchmarks"):
+        files += [f for f in (ROOT / folder).rglob("*") if f.suffix in (".py", ".toml")]
+    absent = []
+    for file in files:
+        for page in re.findall(r"\bdocs/[\w/-]+\.md(?:\.j2)?", file.read_text("utf-8")):
+            if not (ROOT / page).is_file():
+                absent.append(f"{page} in {file.relative_to(ROOT)}")
+    assert not absent
 
 
 def test_rooms_take_only_the_version_from_the_face() -> None:

@@ -196,7 +196,7 @@ def test_the_pictures_show_the_lesion_over_the_slide(drawn: list[Path]) -> None:
 
 
 def test_tutorial_from_heatmap_to_qupath(trained: Trained, drawn: list[Path]) -> None:
-    """docs/predictions.md: every tile is a tile object of QuPath with its measurements."""
+    """docs/heatmaps.md: every tile is a tile object of QuPath with its measurements."""
     document = json.loads(next(p for p in drawn if p.suffix == ".geojson").read_text())
     table = ts.open_results(drawn[0].parents[2]).tiles("whole")
     assert len(document["features"]) == len(table.coords_l0)

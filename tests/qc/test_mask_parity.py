@@ -17,7 +17,8 @@ from thinsection.testing.synthetic import write_he_slide
 Mask = npt.NDArray[np.bool_]
 AREA_PX = 400
 
-# px that each check of HistoQC's own modules took (or filled) on the real slide (docs/qc.md)
+# px that each check of HistoQC's own modules took (or filled) on the real slide; see
+# docs/validation/qc.md
 HISTOQC_PX = {
     "histoqc-default": {
         **{"bright": 16651, "dark": 126, "flat_areas": 0, "fatlike": 1033},

@@ -1,7 +1,7 @@
 """What both generators of slides with artefacts share: the order of drawing, noise, the camera.
 
 `tuning_slide` (generator A) is what checks are tuned and models are trained on; `held_out_slide`
-(B) draws by other rules and only reports. Which seeds are for what is written in docs/qc.md.
+(B) draws by other rules and only reports. docs/validation/qc.md says which seeds are for what.
 """
 
 import io

@@ -1,6 +1,6 @@
 """Trains the net behind folds, ink, bubbles and dirt: `python -m tests.support.artefact_training`.
 
-On slides of generator A (docs/qc.md says which seeds), and on the real slides of
+On slides of generator A (docs/validation/qc.md says which seeds), and on the real slides of
 THINSECTION_TEST_SLIDES with the same artefacts drawn onto them, at 8 µm/px. Then raise `_VERSION`
 in qc/pipeline. Some 12 minutes of one core.
 """

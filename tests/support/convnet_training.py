@@ -1,8 +1,8 @@
 """Trains the convolutional net of `auto`: `python -m tests.support.convnet_training`.
 
-On slides of generator A (docs/qc.md says which seeds), and on real tissue with A's artefacts drawn
-onto it: the slides of THINSECTION_TEST_SLIDES and scikit-image's picture of IHC, restained. Then
-raise `_VERSION` in qc/pipeline. One thread, seeded: some 50 minutes of one core.
+On slides of generator A (docs/validation/qc.md says which seeds), and on real tissue with A's
+artefacts drawn onto it: the slides of THINSECTION_TEST_SLIDES and scikit-image's picture of IHC,
+restained. Then raise `_VERSION` in qc/pipeline. One thread, seeded: some 50 minutes of one core.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Networks of segmenters: ONNX by ONNX Runtime, torch modules by the name of a callable.
 
 ONNX Runtime is the one runtime for ONNX. OpenVINO took two thirds of its CPU time on the
-network that was measured, but its outputs lay up to 8e-3 off (docs/segment.md), as its
+network that was measured, but its outputs lay up to 8e-3 off (docs/validation/readers.md), as its
 Mish is approximate.
 """
 

@@ -2,7 +2,7 @@
 
 Sources: Lu et al., "Data-efficient and weakly supervised computational pathology on whole-slide
 images", 2021 (CLAM). Li et al., "Dual-stream multiple instance learning network", 2021 (DSMIL).
-With the same weights ours equal the authors' modules, see docs/predictions.md.
+With the same weights ours equal the authors' modules, see docs/validation/predictions.md.
 """
 
 import torch

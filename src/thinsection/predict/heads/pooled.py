@@ -1,7 +1,7 @@
 """Heads on a mean of rows: a linear layer, an MLP, and gated attention.
 
 Source: Ilse et al., "Attention-based deep multiple instance learning", 2018. With the same weights
-ours equals the authors' module, see docs/predictions.md.
+ours equals the authors' module, see docs/validation/predictions.md.
 """
 
 from torch import Tensor, nn

@@ -3,7 +3,7 @@
 Shapes: T tokens of C channels, h attention heads, m landmarks; N, D, H as in `head`.
 
 Sources: Shao et al., "TransMIL", 2021; Xiong et al., "Nyströmformer", 2021. With the same weights
-our TransMIL equals its authors' module, see docs/predictions.md.
+our TransMIL equals its authors' module, see docs/validation/predictions.md.
 """
 
 import math

@@ -13,9 +13,9 @@ from thinsection.types import MIB, RgbArray, Size
 _PLACES = 32  # compared along the longer edge, at most
 _PLACE_PX = 4  # edge of a place, in pixels of the smaller picture
 _ASPECT_TOLERANCE = 0.02
-# Measured on real slides (docs/convert.md): thumbnails and levels differ by 0.3 to 1.6 at the
-# median place, by 14 at most, and have a correlation of .998. Labels and macros differ by 74 and
-# more, and have a correlation below 0.
+# Measured on real slides (docs/validation/readers.md): thumbnails and levels differ by 0.3 to 1.6
+# at the median place, by 14 at most, and have a correlation of .998. Labels and macros differ by 74
+# and more, and have a correlation below 0.
 _MAX_MEDIAN = 12.0  # grey levels of 255
 _MAX_AT_A_PLACE = 48.0
 _MAX_SHARE_BEYOND = 0.01  # of places that may differ by more than that
