@@ -13,7 +13,8 @@ from tests.predict.planted import planted
 
 from benchmarks.harness import arguments, finish
 from thinsection.evaluation.labels import LabelsConfig
-from thinsection.predict.experiment import FoldsConfig, TrainConfig, train
+from thinsection.predict.config import FoldsConfig, TrainConfig
+from thinsection.predict.experiment import train
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.training import FitConfig
 

@@ -21,7 +21,8 @@ from thinsection.files.atomic import write_table
 from thinsection.pipeline.pooling import AggregateRunConfig, aggregate_folder
 from thinsection.pipeline.qc_run import QcRunConfig, check_slides
 from thinsection.pipeline.records import read_records
-from thinsection.predict.experiment import TrainConfig, train
+from thinsection.predict.config import TrainConfig
+from thinsection.predict.experiment import train
 from thinsection.predict.heatmap import heatmap
 from thinsection.predict.predicting import predict
 from thinsection.testing.synthetic import PyramidKind, write_he_slide, write_levels

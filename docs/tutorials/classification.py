@@ -11,7 +11,7 @@ import pandas as pd
 
 import thinsection as ts
 from thinsection.evaluation.labels import LabelsConfig
-from thinsection.predict.experiment import TrainConfig
+from thinsection.predict.config import TrainConfig
 from thinsection.predict.training import FitConfig
 from thinsection.testing.synthetic import write_he_slide
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 import thinsection as ts
 from thinsection.evaluation.labels import LabelsConfig
-from thinsection.predict.experiment import TrainConfig
+from thinsection.predict.config import TrainConfig
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.training import FitConfig
 from thinsection.testing.synthetic import PyramidKind, write_he_slide, write_levels

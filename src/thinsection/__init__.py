@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.planning.plan import plan as plan
     from thinsection.pool import aggregate as aggregate
     from thinsection.pool import load_slide_encoder as load_slide_encoder
-    from thinsection.predict.experiment import TrainConfig as TrainConfig
+    from thinsection.predict.config import TrainConfig as TrainConfig
     from thinsection.predict.experiment import train as train
     from thinsection.predict.heatmap import heatmap as heatmap
     from thinsection.predict.predicting import predict as predict
@@ -55,7 +55,7 @@ _PUBLIC = {
     "plan": "thinsection.planning.plan",
     "open_results": "thinsection.pipeline.folder",
     "train": "thinsection.predict.experiment",
-    "TrainConfig": "thinsection.predict.experiment",
+    "TrainConfig": "thinsection.predict.config",
     "plot": "thinsection.pipeline.plot",
     "predict": "thinsection.predict.predicting",
     "heatmap": "thinsection.predict.heatmap",

@@ -9,7 +9,8 @@ from tests.predict.planted import write_embeddings
 from thinsection.evaluation import intervals, metrics
 from thinsection.evaluation.labels import LabelsConfig, Target
 from thinsection.predict import tested
-from thinsection.predict.experiment import FoldsConfig, TrainConfig, train
+from thinsection.predict.config import FoldsConfig, TrainConfig
+from thinsection.predict.experiment import train
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.review import subgroup_rows
 from thinsection.predict.training import FitConfig

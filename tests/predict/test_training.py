@@ -17,7 +17,8 @@ from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.labels import LabelsConfig, Target
 from thinsection.files.atomic import read_table
 from thinsection.predict.bags import Bags
-from thinsection.predict.experiment import FoldsConfig, TrainConfig, train
+from thinsection.predict.config import FoldsConfig, TrainConfig
+from thinsection.predict.experiment import train
 from thinsection.predict.folds import Study, read_fold
 from thinsection.predict.heads.config import HEADS, HeadConfig
 from thinsection.predict.losses import cox_loss, discrete_loss, targets_of

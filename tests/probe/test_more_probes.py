@@ -30,6 +30,7 @@ from thinsection.probe.probes.tiles import (
     retrieval_probe,
 )
 from thinsection.probe.protocol import PathorobSettings
+from thinsection.probe.result import Ratios
 
 QUICK = dataclasses.replace(
     NANOPATH, pathorob=PathorobSettings(max_clusters=4, trials=3, iterations=2)
@@ -99,8 +100,8 @@ def test_retrieval_is_a_plain_loop() -> None:
         hits.append(near[:3].any())
     assert result.score == pytest.approx(np.mean(precisions))
     assert result.details["recall_at_3"] == pytest.approx(np.mean(hits))
-    assert result.ratios is not None
-    np.testing.assert_allclose(result.ratios.top, precisions)
+    assert isinstance(result.rows, Ratios)
+    np.testing.assert_allclose(result.rows.top, precisions)
 
 
 def test_calibration_is_of_the_linear_probe_and_sees_overconfidence() -> None:

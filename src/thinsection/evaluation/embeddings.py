@@ -19,6 +19,7 @@ from thinsection.errors import (
     StoreError,
     rewording,
 )
+from thinsection.evaluation.cases import listed_names
 from thinsection.pipeline.folder import Results, one_address, open_results
 from thinsection.pipeline.records import RECORDS
 from thinsection.slide.readers import slide_suffixes
@@ -343,7 +344,7 @@ def check_finite(embeddings: Embeddings, ids: Sequence[str]) -> None:
     """
     bad = np.flatnonzero(~np.isfinite(embeddings.sum(axis=1, dtype=np.float64)))
     if len(bad):
-        names = listed_ids([ids[i] for i in bad.tolist()])
+        names = listed_names([repr(ids[i]) for i in bad.tolist()])
         raise InvalidInputError(
             f"embeddings must be finite, got NaN or inf in {len(bad)} of {len(ids)} rows "
             f"({names}); embed these again, in fp32"
@@ -361,12 +362,7 @@ def check_vectors(embeddings: Embeddings, ids: Sequence[str]) -> None:
         )
     zero = np.flatnonzero(~embeddings.any(axis=1))
     if len(zero):
-        names = listed_ids([ids[i] for i in zero.tolist()])
+        names = listed_names([repr(ids[i]) for i in zero.tolist()])
         raise InvalidInputError(
             f"embeddings must not be zero, got zeros in {len(zero)} of {len(ids)} rows ({names})"
         )
-
-
-def listed_ids(ids: Sequence[str]) -> str:
-    """The first three ids in quotes, and dots where there are more."""
-    return ", ".join(map(repr, ids[:3])) + (", ..." if len(ids) > 3 else "")

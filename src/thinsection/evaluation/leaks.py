@@ -21,7 +21,6 @@ from thinsection.evaluation.cases import Groups, listed_names
 from thinsection.evaluation.embeddings import (
     Embeddings,
     check_finite,
-    listed_ids,
     open_embeddings,
 )
 from thinsection.evaluation.labels import Cohort
@@ -246,7 +245,7 @@ def check_leakage(
         shared = train.groups.shared(val.groups) if train.groups and val.groups else {}
         shared[f"identical {rows}"] = [val.ids[i] for i in identical_rows(train, val)]
         leaks = ", ".join(
-            f"{len(ids)} {kind} ({listed_ids(ids)})"
+            f"{len(ids)} {kind} ({listed_names([*map(repr, ids)])})"
             for kind, ids in shared.items()
             if ids
         )

@@ -8,7 +8,7 @@ OUT/experiment.json, index.html   all figures, and a page with them; heatmaps.js
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -16,18 +16,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from thinsection.config import as_mapping, nearest, option, section
+from thinsection.config import as_mapping, nearest
 from thinsection.errors import ClusterError, ConfigError, StoreError, rewording
-from thinsection.evaluation.labels import Cohort, LabelsConfig, read_cohort
+from thinsection.evaluation.labels import Cohort, read_cohort
 from thinsection.evaluation.leaks import Contents, check_copies, read_contents, sketches
-from thinsection.evaluation.parts import Drawing, FoldUnit, make_parts
+from thinsection.evaluation.parts import Drawing, make_parts
 from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.files.json_text import Json
 from thinsection.jobs.execute import execute
-from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report
 from thinsection.predict import tested
 from thinsection.predict.bags import Bags
+from thinsection.predict.config import FoldsConfig, TrainConfig
 from thinsection.predict.experiment_page import experiment_page
 from thinsection.predict.folds import (
     FoldDone,
@@ -52,7 +52,7 @@ from thinsection.predict.model_file import (
     save_model,
     versions,
 )
-from thinsection.predict.review import ReviewSettings, review
+from thinsection.predict.review import review
 from thinsection.predict.tested import Score, Tested
 from thinsection.predict.training import FitConfig, with_recipe
 from thinsection.predict.usual import Usual
@@ -62,50 +62,6 @@ from thinsection.store.ledger import SLIDES
 
 GRID = ("lr", "weight_decay", "bag_size", "dropout")  # settings that can be searched
 RESIDUAL_TILES = 64  # tiles per case for the variance of its tiles
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoldsConfig:
-    """Settings of the folds, and of the search over settings."""
-
-    folds: int = option(
-        5, "parts of the cases, each tested by a model that has not seen it"
-    )
-    inner_folds: int = option(
-        5, "one of so many parts of the training cases says when to stop"
-    )
-    repeats: int = option(
-        1, "times that folds are drawn; the score is over all of them"
-    )
-    fold_unit: FoldUnit = option(
-        "case",
-        "kept whole: case; site: no site trains and is tested; each-site: one site a fold",
-    )
-    allow_leakage: bool = option(
-        False, "go on where training and test share patients or embeddings"
-    )
-    splits: Path | None = option(
-        None,
-        "splits of a file instead: of CLAM, Patho-Bench, nanopath, or a column split",
-    )
-    grid: tuple[str, ...] = option(
-        (),
-        "settings to try, the best inner loss of each fold counts: lr=1e-4,1e-3; repeat",
-    )
-    memory: str = option(
-        "1GiB", "memory of a process; what embeddings fit into it are kept"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """All settings of `thinsection train`, by section."""
-
-    labels: LabelsConfig = section(LabelsConfig)
-    head: HeadConfig = section(HeadConfig)
-    fit: FitConfig = section(FitConfig)
-    cross: FoldsConfig = section(FoldsConfig)
-    executor: ExecutorConfig = section(ExecutorConfig)
 
 
 class Trained(NamedTuple):
@@ -283,19 +239,10 @@ def _document(
 ) -> dict[str, Json]:
     """Content of experiment.json."""
     study = trained.study
-    cross = config.cross
     sampling = scored.sampling
     scores = tested.score_table(scored.scorers, sampling, seed=config.fit.seed)
     headline = scores[scored.metric]
     ends = None if headline["missing"] else [headline["low"], headline["high"]]
-    settings = ReviewSettings(
-        head=config.head,
-        fit=config.fit,
-        fold_unit=cross.fold_unit,
-        repeats=cross.repeats,
-        splits=cross.splits,
-        grid=cross.grid,
-    )
     return {
         "name": name,
         "task": study.cohort.target.kind,
@@ -316,7 +263,7 @@ def _document(
         "versions": versions(),
         "temperature": trained.temperature,
         "warnings": [*study.warnings],
-        "review": review(study, trained.contents, scored, trained.results, settings),
+        "review": review(study, trained.contents, scored, trained.results, config),
     }
 
 

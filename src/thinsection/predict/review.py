@@ -5,8 +5,7 @@ They are plain values, stored in experiment.json under `review` and shown on the
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import TypedDict
 
 import numpy as np
@@ -15,7 +14,6 @@ from thinsection.errors import InvalidInputError
 from thinsection.evaluation import intervals
 from thinsection.evaluation.labels import Floats
 from thinsection.evaluation.leaks import Contents
-from thinsection.evaluation.parts import FoldUnit
 from thinsection.evaluation.permuted import (
     MIN_OF_SITE,
     SITE_COMPONENTS,
@@ -26,24 +24,11 @@ from thinsection.evaluation.permuted import (
 )
 from thinsection.evaluation.table_one import table_one
 from thinsection.files.json_text import Json
+from thinsection.predict.config import FoldsConfig, TrainConfig
 from thinsection.predict.folds import FoldResult, Study
-from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.tested import Tested
-from thinsection.predict.training import FitConfig
 from thinsection.predict.tripod import checklist
 from thinsection.probe.result import METRIC_WORDS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReviewSettings:
-    """Settings of the training that the page shows."""
-
-    head: HeadConfig
-    fit: FitConfig
-    fold_unit: FoldUnit
-    repeats: int
-    splits: Path | None
-    grid: tuple[str, ...]
 
 
 class SubgroupRow(TypedDict):
@@ -69,15 +54,15 @@ def review(
     contents: Contents,
     tested: Tested,
     results: Sequence[FoldResult],
-    settings: ReviewSettings,
+    config: TrainConfig,
 ) -> dict[str, Json]:
     """Table 1, methods, repeats, sites, subgroups, permuted labels and the checklist."""
-    seed = settings.fit.seed
+    seed = config.fit.seed
     means = contents.case_means(study.case_of_slide)
-    methods = _methods(study, tested, results, settings)
+    methods = _methods(study, tested, results, config)
     subgroups = _subgroup_tables(study, tested, seed)
     columns = [table["column"] for table in subgroups]
-    answers = _checklist_answers(study, tested, settings, dict(methods), columns)
+    answers = _checklist_answers(study, tested, config, dict(methods), columns)
     document = {
         "table_one": asdict(table_one(study.cohort, contents.num_tiles.tolist())),
         "methods": methods,
@@ -209,15 +194,15 @@ def _methods(
     study: Study,
     tested: Tested,
     results: Sequence[FoldResult],
-    settings: ReviewSettings,
+    config: TrainConfig,
 ) -> list[tuple[str, str]]:
     """Methods: pairs of a heading and a sentence."""
-    grid = ", ".join(settings.grid) or "none was tried: one setting"
+    grid = ", ".join(config.cross.grid) or "none was tried: one setting"
     epochs = ", ".join(str(result.best) for result in results)
     inner = [len(part.stop) for part in study.parts]
     return [
-        ("folds", _fold_words(study, settings)),
-        ("seed", f"{settings.fit.seed}, of folds, order, tiles, weights and resamples"),
+        ("folds", _fold_words(study, config.cross)),
+        ("seed", f"{config.fit.seed}, of folds, order, tiles, weights and resamples"),
         (
             "confidence intervals",
             f"95 %, {intervals.DRAWS} Bayesian bootstrap resamples of "
@@ -231,23 +216,23 @@ def _methods(
     ]
 
 
-def _fold_words(study: Study, settings: ReviewSettings) -> str:
-    if settings.splits is not None:
-        return f"{len(study.parts)} folds as in {settings.splits.name}"
+def _fold_words(study: Study, cross: FoldsConfig) -> str:
+    if cross.splits is not None:
+        return f"{len(study.parts)} folds as in {cross.splits.name}"
     unit = {
         "case": "stratified, patients kept whole",
         "site": "stratified, sites kept whole: no site trains and is tested",
         "each-site": "each site is tested by a model of the other sites",
-    }[settings.fold_unit]
-    times = f", drawn {settings.repeats} times" if settings.repeats > 1 else ""
-    count = len(study.parts) // settings.repeats
+    }[cross.fold_unit]
+    times = f", drawn {cross.repeats} times" if cross.repeats > 1 else ""
+    count = len(study.parts) // cross.repeats
     return f"{count} folds, {unit}{times}"
 
 
 def _checklist_answers(
     study: Study,
     tested: Tested,
-    settings: ReviewSettings,
+    config: TrainConfig,
     methods: dict[str, str],
     subgroup_columns: Sequence[str],
 ) -> dict[str, str]:
@@ -257,7 +242,7 @@ def _checklist_answers(
     shown = ", ".join(METRIC_WORDS.get(name, name) for name in tested.scorers)
     counts = f"{len(cohort.cases)} cases, {sum(map(len, cohort.slides))} slides"
     sites = f"{len(set(cohort.sites))} sites" if cohort.sites else ""
-    weighted = "rare classes weigh more" if settings.fit.class_weights else "no weights"
+    weighted = "rare classes weigh more" if config.fit.class_weights else "no weights"
     answers = {
         "4": "development with internal validation by cross-validation",
         "6a": sites and f"{sites}; setting and location: to be filled by the authors",
@@ -270,7 +255,7 @@ def _checklist_answers(
         ),
         "12a": methods["folds"],
         "12c": (
-            f"head {settings.head.head}; {methods['chosen on inner cases']}; all settings "
+            f"head {config.head.head}; {methods['chosen on inner cases']}; all settings "
             "stand on this page"
         ),
         "12e": f"{shown}; {methods['confidence intervals']}",

@@ -192,12 +192,10 @@ def draw_values(axes: "Axes", pair: tuple[FloatVector, FloatVector]) -> Words:
 
 def draw_risks(axes: "Axes", risks: Risks) -> Words:
     """Kaplan-Meier curves of the halves by risk, with hazard ratio and log-rank test."""
-    first = np.zeros(len(risks.ids), dtype=bool)  # a case once, however many repeats
-    first[np.unique(risks.ids, return_index=True)[1]] = True
     ticks = round_times(float(risks.time.max()))
+    risks = risks.take(risks.first_rows)
     groups = []
-    for name, members in (("lower risk", ~risks.high), ("higher risk", risks.high)):
-        rows = first & members
+    for name, rows in (("lower risk", ~risks.high), ("higher risk", risks.high)):
         if rows.any():  # else all risks are equal
             groups.append(risk_group(name, risks.event[rows], risks.time[rows], ticks))
     draw_groups(axes, groups, ticks)
@@ -281,10 +279,7 @@ def _write_below(
 
 def _hazard_words(risks: Risks) -> str:
     """The hazard ratio of the half with the higher risk, in words."""
-    first = np.unique(risks.ids, return_index=True)[1]
-    ratio = hazard_ratio(
-        risks.event[first], risks.time[first], risks.high[first].astype(np.float64)
-    )
+    ratio = hazard_ratio(risks.event, risks.time, risks.high.astype(np.float64))
     if ratio is None:
         return "No hazard ratio: it is not finite."
     return (
@@ -299,7 +294,6 @@ def _log_rank_words(risks: Risks) -> str:
         from sksurv.util import Surv
     if risks.high.all() or not risks.high.any():
         return "All risks are equal: no log-rank test."
-    first = np.unique(risks.ids, return_index=True)[1]
-    outcomes = Surv.from_arrays(risks.event[first], risks.time[first])
-    chi, p = compare_survival(outcomes, risks.high[first])
+    outcomes = Surv.from_arrays(risks.event, risks.time)
+    chi, p = compare_survival(outcomes, risks.high)
     return f"Log-rank test: chi² {chi:.2f}, p {p:.2g}."

@@ -16,7 +16,7 @@ from thinsection.probe.curves import (
     draw_risks,
     draw_roc,
 )
-from thinsection.probe.result import Examples, Predictions, ProbeResult
+from thinsection.probe.result import Examples, Predictions, ProbeResult, Risks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,8 +64,8 @@ def probe_pictures(result: ProbeResult) -> list[Picture]:
         drawn.append(draw_picture("sweep", result, _sweep))
     if details.get("score_by_shots") is not None:
         drawn.append(draw_picture("learning", result, _learning))
-    if result.risks is not None:
-        drawn.append(draw_picture("survival", result.risks, draw_risks))
+    if isinstance(result.rows, Risks):
+        drawn.append(draw_picture("survival", result.rows, draw_risks))
     if result.examples is not None:
         drawn.append(draw_picture("examples", result.examples, _examples))
     if set(LOSSES) <= details.keys():

@@ -21,7 +21,13 @@ from thinsection.evaluation.metrics import (
 )
 from thinsection.evaluation.survival import concordance
 from thinsection.files.json_text import Json
-from thinsection.probe.data.sets import RobustnessSet, TileSet, ValueSet
+from thinsection.probe.data.sets import (
+    CaseSet,
+    RobustnessSet,
+    SurvivalSet,
+    TileSet,
+    ValueSet,
+)
 from thinsection.probe.protocol import Protocol
 
 FORMAT_VERSION = 1
@@ -82,6 +88,11 @@ class _Rows:
         )
 
     @property
+    def first_rows(self) -> IndexArray:
+        """The first row of each id: a case once, however often it was repeated."""
+        return np.sort(np.unique(self.ids, return_index=True)[1])
+
+    @property
     def classed(self) -> bool:
         """True where `truth` are classes."""
         return False
@@ -106,8 +117,7 @@ def label_permutation_p(
     units cannot exchange them then. Memory: that of one scorer.
     """
     if rows.fold is not None:
-        first_run = np.sort(np.unique(rows.ids, return_index=True)[1])
-        rows = rows.take(first_run)
+        rows = rows.take(rows.first_rows)
     truth = rows.outcome
     rng = np.random.default_rng(seed)
     codes = rows.sampling.codes
@@ -330,10 +340,8 @@ class ProbeResult:
     # (sizes, source, split rule, encoder)
     details: Details = field(default_factory=dict)
     facts: Details = field(default_factory=dict)
-    predictions: Predictions | None = None  # row by row, where the probe classifies
-    risks: Risks | None = None  # case by case, where it predicts survival
-    values: Values | None = None  # row by row, where it predicts numbers
-    ratios: Ratios | None = None  # row by row, where the score is a ratio of sums
+    # answers row by row: enough to compare it with another result of the same rows
+    rows: Rows | None = None
     examples: Examples | None = None  # images with masks, where it segments
     # what a person should read beside the score, line by line
     remarks: tuple[str, ...] = ()
@@ -344,9 +352,9 @@ class ProbeResult:
         return METRIC_WORDS.get(self.metric, self.metric)
 
     @property
-    def rows(self) -> Rows | None:
-        """Answers row by row: enough to compare it with another result of the same rows."""
-        return self.predictions or self.risks or self.values or self.ratios
+    def predictions(self) -> Predictions | None:
+        """The rows of a probe that classifies."""
+        return self.rows if isinstance(self.rows, Predictions) else None
 
     def as_mapping(self) -> Details:
         """Plain nested values without the rows (these go to CSV); NaN becomes None."""
@@ -366,9 +374,9 @@ class ProbeResult:
             scorers = rows.scorers
             mapping["metrics"] = metrics.all_scores(scorers, len(rows.ids))
             mapping["pooled_over"] = {n: metrics.pooled_over(n) for n in scorers}
-        if self.predictions is not None:
-            mapping["classes"] = per_class_rows(self.predictions)
-            mapping["confusion_matrix"] = self.predictions.counts.tolist()
+        if isinstance(rows, Predictions):
+            mapping["classes"] = per_class_rows(rows)
+            mapping["confusion_matrix"] = rows.counts.tolist()
         plain: Details = strict(mapping)
         return plain
 
@@ -425,7 +433,7 @@ def classified(
 
 def scored(
     probe: str,
-    data: TileSet | ValueSet | RobustnessSet,
+    data: TileSet | ValueSet | RobustnessSet | CaseSet | SurvivalSet,
     rows: Rows,
     metric: str,
     *,
@@ -449,10 +457,7 @@ def scored(
         protocol=protocol,
         details=details,
         facts=facts,
-        predictions=rows if isinstance(rows, Predictions) else None,
-        risks=rows if isinstance(rows, Risks) else None,
-        values=rows if isinstance(rows, Values) else None,
-        ratios=rows if isinstance(rows, Ratios) else None,
+        rows=rows,
     )
 
 
@@ -517,7 +522,7 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
         score=float(np.mean([r.score for r in results])),
         interval=all_rows.interval(first.metric, seed=first.protocol.seed),
         details=details,
-        predictions=None,
+        rows=None,
     )
 
 

@@ -148,11 +148,11 @@ def _nested(name: str, run: Run, cases: Cases, protocol: Protocol) -> ProbeResul
     folds, results, details = honest_cases(run, cases, protocol, _folds)
     parts = []
     for result in results:
-        predictions = result.predictions
-        if predictions is not None and predictions.probability is not None:
-            parts.append(predictions.probability)
-        elif result.risks is not None:
-            parts.append(result.risks.risk)
+        rows = result.rows
+        if isinstance(rows, Predictions) and rows.probability is not None:
+            parts.append(rows.probability)
+        elif isinstance(rows, Risks):
+            parts.append(rows.risk)
     return _result(name, cases, folds, parts, protocol=protocol, details=details)
 
 
@@ -254,9 +254,9 @@ def _result(
         **cases.hashes(folds),
         "leakage": cases.leakage(folds),
     }
-    if protocol.inner_folds:  # one score of pairs of the same fold
-        score = answered.value(metric)
-        score_interval = answered.interval(metric, seed=protocol.seed)
+    score = None  # one score of pairs of the same fold
+    score_interval = None
+    if protocol.inner_folds:
         null_p = label_permutation_p(answered, metric, seed=protocol.seed)
         details = {**details, "null_p": null_p}
     else:  # the suite's own: a mean over folds
@@ -265,17 +265,16 @@ def _result(
         rows_by_fold = metrics.folds_of(scored_rows.fold, len(scored_rows.rows))
         mean = metrics.fold_mean(scorers, rows_by_fold)
         score_interval = interval(answered.sampling, mean, metric, seed=protocol.seed)
-    return ProbeResult(
-        probe=probe,
-        dataset=cases.name,
-        metric=metric,
-        score=score,
-        interval=score_interval,
+    return scored(
+        probe,
+        cases,
+        answered,
+        metric,
         protocol=protocol,
         details=details,
         facts=facts,
-        predictions=answered if isinstance(answered, Predictions) else None,
-        risks=answered if isinstance(answered, Risks) else None,
+        score=score,
+        interval=score_interval,
     )
 
 
