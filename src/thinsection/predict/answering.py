@@ -7,7 +7,7 @@ GRID/heatmap_MODEL/ID.h5         if requested: attention and contribution to eac
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -62,14 +62,6 @@ class Prediction:
     error: str = ""
     patient_id: str = ""  # '' if not known
     seen: Seen = ""
-
-
-class Known(NamedTuple):
-    """Marks by which a bag can be recognised as a training case."""
-
-    names: list[str]
-    contents: list[str]
-    means: npt.NDArray[np.float64]  # (S, D) mean embedding of each slide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,10 +151,12 @@ class PredictTask(Task[Prediction, Prediction]):
             check_inputs(model.card.inputs, read_inputs(path), path.stem)
         with Bags([paths], cells=model.heads[0].needs_cells) as bags:
             bag = bags.read(0)
-        known_by = _known_by(entry, paths)
-        marks = [*known_by.names, *known_by.contents]
+        stems = [path.stem for path in paths]
+        names = name_marks(entry.name, entry.case_id, entry.patient_id, *stems)
+        contents, means = _content_marks(paths)
+        marks = [*names, *contents]
         members = model.asked(marks)
-        seen = model.seen_as(*known_by)
+        seen = model.seen_as(names, contents, means)
         warnings = model.seen_warnings(seen, marks)
         logits, columns = through(model, members, bag, self.device, tiles=self.heatmaps)
         answers = model.answers(logits, members)
@@ -189,17 +183,17 @@ class PredictTask(Task[Prediction, Prediction]):
         return prediction
 
 
-def _known_by(entry: Prediction, paths: Sequence[Path]) -> Known:
-    """Marks for a bag. Memory: the embeddings of one slide."""
-    stems = [path.stem for path in paths]
-    names = name_marks(entry.name, entry.case_id, entry.patient_id, *stems)
+def _content_marks(
+    paths: Sequence[Path],
+) -> tuple[list[str], npt.NDArray[np.float64]]:
+    """Mark and mean embedding (S, D) of each slide. Memory: the embeddings of one slide."""
     contents = []
     means = []
     for path in paths:
         tiles = open_embeddings(path)[:]
         contents.append(content_mark(content_digest(tiles)))
         means.append(tiles.mean(axis=0, dtype=np.float64))
-    return Known(names, contents, np.stack(means))
+    return contents, np.stack(means)
 
 
 def _write_heatmap(path: Path, embeddings: Path, columns: TileColumns) -> None:
@@ -213,6 +207,11 @@ def _write_heatmap(path: Path, embeddings: Path, columns: TileColumns) -> None:
         }
     stored = {name: values.astype(np.float32) for name, values in columns.items()}
     write_columns(path, coords, stored, attributes)
+
+
+def score_column(name: str) -> str:
+    """Column with the score of a class or an output."""
+    return f"score_{slug(name)}"
 
 
 @torch.inference_mode()
@@ -248,7 +247,7 @@ def through(
             temperature = model.card.members[member].temperature
             scores = tile_scores(output.evidence.cpu().numpy() / temperature, target)
             for name, values in zip(target.names, scores.T, strict=True):
-                columns[f"score_{slug(name)}"] = values
+                columns[score_column(name)] = values
         for name, values in columns.items():
             sums[name] = sums.get(name, 0) + values
     means: TileColumns = {name: values / len(members) for name, values in sums.items()}

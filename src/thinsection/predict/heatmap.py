@@ -28,7 +28,8 @@ from thinsection.files.json_text import Json, read_json
 from thinsection.files.lock import LOCK_NAME, hold, sweep_slide, unfinished
 from thinsection.pipeline.events import OnEvent
 from thinsection.pipeline.folder import Results, one_address, open_results
-from thinsection.predict.heatmap_links import refresh_heatmap_links
+from thinsection.predict.answering import score_column
+from thinsection.predict.heatmap_links import heatmap_folder, refresh_heatmap_links
 from thinsection.predict.model_file import read_card
 from thinsection.predict.predicting import PredictRunConfig, predict
 from thinsection.report.draw import write_drawing
@@ -132,13 +133,13 @@ def heatmap(
         on_message=on_message,
     )
     results = open_results(predictions.results)
-    folder_name = predictions.table.stem.replace("predictions", "heatmap")
-    home = results.folder / predictions.address.split("/")[0] / folder_name
+    grid = results.folder / predictions.address.split("/")[0]
+    home = heatmap_folder(grid, card.name)
     drawing = Drawing(
         results=results,
         home=home,
         load=lambda slide_id: read_tiles_file(home / f"{slide_id}.h5"),
-        sheet_columns=tuple(_score_column(name) for name in card.target.names),
+        sheet_columns=tuple(score_column(name) for name in card.target.names),
         model_name=card.name,
         config=config.heatmap,
     )
@@ -180,7 +181,7 @@ def _draw_column(results: Results, column: str, config: HeatmapConfig) -> list[P
 
     drawing = Drawing(
         results=results,
-        home=results.folder / grid / f"heatmap_{slug(column)}",
+        home=heatmap_folder(results.folder / grid, column),
         load=load,
         sheet_columns=(column,),
         model_name="",
@@ -200,22 +201,17 @@ def _check_positive(positive: str | None, target: Target) -> None:
         )
 
 
-def _score_column(name: str) -> str:
-    """Column with the score of a class or an output."""
-    return f"score_{slug(name)}"
-
-
 def _drawn_scores(
     answers: Sequence[float], target: Target, config: HeatmapConfig
 ) -> list[str]:
     """Score columns to draw for a slide with these predictions (K,)."""
     if config.positive is not None:
-        return [_score_column(config.positive)]
+        return [score_column(config.positive)]
     if not target.exclusive:
-        return [_score_column(name) for name in target.names[:MAX_SCORES]]
+        return [score_column(name) for name in target.names[:MAX_SCORES]]
     if len(target.names) == 2:
-        return [_score_column(target.names[1])]
-    return [_score_column(target.names[int(np.argmax(answers))])]
+        return [score_column(target.names[1])]
+    return [score_column(target.names[int(np.argmax(answers))])]
 
 
 def _draw_folder(

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from thinsection.files.atomic import write_text
+from thinsection.files.json_text import read_json
 from thinsection.weights.origin import slug
 
 LINKS_NAME = "heatmaps.js"
@@ -41,8 +42,7 @@ def refresh_heatmap_links(model: Path, heatmaps: Path) -> None:
     """
     experiment = model.absolute().parent
     try:
-        text = (experiment / "experiment.json").read_text(encoding="utf-8")
-        linked = json.loads(text)["heatmaps"]
+        linked = read_json(experiment / "experiment.json")["heatmaps"]
     except (OSError, ValueError, KeyError, TypeError):
         return
     if not isinstance(linked, str):

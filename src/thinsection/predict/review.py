@@ -6,7 +6,6 @@ They are plain values, stored in experiment.json under `review` and shown on the
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TypedDict
 
 import numpy as np
 
@@ -29,24 +28,6 @@ from thinsection.predict.folds import FoldResult, Study
 from thinsection.predict.tested import Tested
 from thinsection.predict.tripod import checklist
 from thinsection.probe.result import METRIC_WORDS
-
-
-class SubgroupRow(TypedDict):
-    """Score of the cases of one subgroup, as JSON holds it."""
-
-    subgroup: str
-    cases: int
-    value: float | None
-    low: float | None
-    high: float | None
-    missing: str  # reason why there is no score; '' if there is one
-
-
-class SubgroupTable(TypedDict):
-    """Scores by the subgroups of one column, as JSON holds them."""
-
-    column: str
-    rows: list[SubgroupRow]
 
 
 def review(
@@ -77,13 +58,13 @@ def review(
     return plain
 
 
-def _subgroup_tables(study: Study, tested: Tested, seed: int) -> list[SubgroupTable]:
+def _subgroup_tables(study: Study, tested: Tested, seed: int) -> list[dict[str, Json]]:
     """Scores by site if sites are known, and by each subgroup column."""
     cohort = study.cohort
     labels_by_column = dict(zip(cohort.subgroup_columns, cohort.subgroups, strict=True))
     if cohort.sites:
         labels_by_column = {"site": cohort.sites} | labels_by_column
-    tables: list[SubgroupTable] = []
+    tables = []
     for column, labels in labels_by_column.items():
         label_by_case = dict(zip(cohort.cases, labels, strict=True))
         rows = subgroup_rows(tested, label_by_case, seed=seed)
@@ -93,13 +74,13 @@ def _subgroup_tables(study: Study, tested: Tested, seed: int) -> list[SubgroupTa
 
 def subgroup_rows(
     tested: Tested, label_by_case: dict[str, str], *, seed: int
-) -> list[SubgroupRow]:
+) -> list[dict[str, Json]]:
     """Score and interval for the cases of each subgroup, or the reason why there is none."""
     labels = np.array([label_by_case[case] for case in tested.cases])
     rows = []
     for label in np.unique(labels):
         part = tested.take(np.flatnonzero(labels == label))
-        row: SubgroupRow = {
+        row: dict[str, Json] = {
             "subgroup": str(label),
             "cases": len(set(part.cases)),
             "value": None,

@@ -5,7 +5,6 @@ Source: PathoROB (bifold-pathomics), `robustness_index`, `clustering_score` and 
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain, combinations, product
 
 import numpy as np
@@ -79,10 +78,11 @@ def robustness_probe(
             k: float(np.mean([votes[k] for votes in of_pairs])) for k in shared
         }
         k = max(shared, key=accuracy_by_k.__getitem__)  # max keeps the first of equals
-    counts = NeighbourCounts.zeros(len(data.slide_id))
+    counts = np.zeros((4, len(data.slide_id)), dtype=np.int64)
     for near, rows in zip(near_of_pair, pairs, strict=True):
-        counts.put(rows, near[:, :k], data)
-    either = counts.so + counts.os
+        counts[:, rows] = _count_neighbours(data, rows, near[:, :k])
+    so, os, ss, oo = counts
+    either = so + os
     if not either.any():
         raise InvalidInputError(
             "neighbours must include same-class other-centre or other-class same-centre "
@@ -93,17 +93,17 @@ def robustness_probe(
         metric="robustness_index",
         ids=tuple(f"{slide}:{i}" for i, slide in enumerate(data.slide_id)),
         groups=groups,
-        top=counts.so.astype(np.float64),
+        top=so.astype(np.float64),
         bottom=either.astype(np.float64),
     )
     details: dict[str, object] = {
         "k": k,
-        "so": int(counts.so.sum()),
-        "os": int(counts.os.sum()),
-        "ss": int(counts.ss.sum()),
-        "oo": int(counts.oo.sum()),
+        "so": int(so.sum()),
+        "os": int(os.sum()),
+        "ss": int(ss.sum()),
+        "oo": int(oo.sum()),
         "biology_by_k": {str(k): v for k, v in accuracy_by_k.items()},
-        "tiles_with_fewer_neighbours": int((counts.total < k).sum()),
+        "tiles_with_fewer_neighbours": int((counts.sum(axis=0) < k).sum()),
     }
     if choose_k:
         details["selected_on"] = "k by the vote for biology on the same tiles"
@@ -120,36 +120,22 @@ def robustness_probe(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class NeighbourCounts:
-    """Neighbours of N tiles that share biology (s, else o), then the centre (s, else o)."""
+def _count_neighbours(
+    data: RobustnessSet, rows: IndexArray, near: IndexArray
+) -> IndexArray:
+    """Neighbours (4, n) of tiles by kind: SO, OS, SS and OO, see `robustness_probe`.
 
-    so: IndexArray  # (N,), as the others
-    os: IndexArray
-    ss: IndexArray
-    oo: IndexArray
-
-    @classmethod
-    def zeros(cls, num_tiles: int) -> "NeighbourCounts":
-        """Counts before any neighbour was seen."""
-        return cls(*np.zeros((4, num_tiles), dtype=np.int64))
-
-    @property
-    def total(self) -> IndexArray:
-        """Neighbours of each tile, (N,)."""
-        return self.so + self.os + self.ss + self.oo
-
-    def put(self, rows: IndexArray, near: IndexArray, data: RobustnessSet) -> None:
-        """Sets the counts of `rows` from their neighbours (n, k), -1 for none."""
-        biology = np.array(data.biological_class)[rows]
-        centre = np.array(data.medical_center)[rows]
-        there = near >= 0
-        kin = biology[near] == biology[:, None]
-        home = centre[near] == centre[:, None]
-        self.so[rows] = (there & kin & ~home).sum(axis=1)
-        self.os[rows] = (there & ~kin & home).sum(axis=1)
-        self.ss[rows] = (there & kin & home).sum(axis=1)
-        self.oo[rows] = (there & ~kin & ~home).sum(axis=1)
+    Args:
+        data: all tiles.
+        rows: the tiles that are neighbours of each other, (n,).
+        near: neighbours of each of them (n, k), as places in `rows`; -1 for none.
+    """
+    biology = np.array(data.biological_class)[rows]
+    centre = np.array(data.medical_center)[rows]
+    kin = biology[near] == biology[:, None]
+    home = centre[near] == centre[:, None]
+    kinds = (kin & ~home, ~kin & home, kin & home, ~kin & ~home)
+    return np.stack([(kind & (near >= 0)).sum(axis=1) for kind in kinds])
 
 
 def _check_columns(data: RobustnessSet, settings: suites.RobustnessSettings) -> None:
