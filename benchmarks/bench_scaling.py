@@ -34,7 +34,7 @@ from thinsection.stages.spec import resolve
 from pathlib import Path
 slides, out, first = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 settings = {"decode_workers": 1, "precision": "fp32"}
-spec = resolve(RunConfig(), "aggregate", settings)
+spec = resolve(RunConfig(), settings)
 models = load_models(spec.encoding)
 entries = load_cohort([slides])
 print("ready", flush=True); sys.stdin.readline()
@@ -49,7 +49,7 @@ torch.set_num_threads(1)
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve
 from thinsection.pipeline.models import load_models
-(encoder,) = load_models(resolve(RunConfig(), "embed").encoding).encoders
+(encoder,) = load_models(resolve(RunConfig(), {"until": "embeddings"}).encoding).encoders
 tiles = torch.randint(0, 256, (32, 256, 256, 3), dtype=torch.uint8)
 encoder.encode(tiles)
 print("ready", flush=True); sys.stdin.readline()
@@ -104,7 +104,7 @@ def executor_seconds_per_task(out: Path, num_tasks: int) -> float:
     config = RunConfig(
         executor=ExecutorConfig(executor="dask", workers=2, threads=1, chunk_slides=1)
     )
-    spec = resolve(config, "embed")
+    spec = resolve(config, {"until": "embeddings"})
     out.mkdir()
     times: list[float] = []
     execute(

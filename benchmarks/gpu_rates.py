@@ -176,7 +176,7 @@ def whole_run(device: str, smoke: bool) -> dict[str, Any]:
         settings = {"device": device, "pretrained": False, "tile_px": 256}
         settings["encoders"] = (NAMES[0] if smoke else VITS["vit_l"],)
         start = time.perf_counter()
-        summary = run([slides], out=out, stage="embed", **settings)
+        summary = run([slides], out=out, until="embeddings", **settings)
         seconds = time.perf_counter() - start
         assert all(result.status == "done" for result in summary.results)
         tiles = sum(int(result.facts["num_tiles"]) for result in summary.results)

@@ -158,7 +158,7 @@ def test_a_slide_that_is_added_gives_the_folder_of_all_at_once(
     write_cohort(table, names)
     write_cohort(first, names[:-1])
     write_cohort(more, names[-1:])
-    settings: dict[str, Any] = {"qc": "auto", "stage": "tile", "memory": "256MiB"}
+    settings: dict[str, Any] = {"qc": "auto", "until": "tiles", "memory": "256MiB"}
     whole, grown = tmp_path / "whole", tmp_path / "grown"
     ts.run([table], out=whole, measures=True, **settings)
     ts.run([first], out=grown, measures=True, **settings)

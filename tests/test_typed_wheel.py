@@ -57,7 +57,7 @@ MISTAKES = {
     "ts.tile_gird": "attr-defined",
     'ts.open_slide("a.svs").size.heigth': "attr-defined",
     "ts.tissue_mask()": "call-arg",
-    'ts.run(["a.svs"], out="o", stage=1)': "arg-type",
+    'ts.run(["a.svs"], out=1)': "arg-type",
 }
 
 

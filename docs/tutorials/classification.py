@@ -33,10 +33,10 @@ pd.DataFrame(rows).to_csv(folder / "labels.csv", index=False)
 
 # %% [markdown]
 # ## Embeddings
-# `thinsection embed slides/ --out results`. Any encoder of `thinsection models` will do; this one is small.
+# `thinsection run slides/ --out results --until embeddings`. Any encoder of `thinsection models` will do; this one is small.
 
 # %%
-summary = ts.run([slides], out=folder / "results", stage="embed")
+summary = ts.run([slides], out=folder / "results", until="embeddings")
 summary.counts
 
 # %% [markdown]

@@ -51,11 +51,11 @@ pd.DataFrame(rows).to_csv(folder / "labels.csv", index=False)
 
 # %% [markdown]
 # ## Embed and train
-# `thinsection embed slides/ --out results`, then
+# `thinsection run slides/ --out results --until embeddings`, then
 # `thinsection train results --labels labels.csv --target lesion --out results/experiments/lesion`.
 
 # %%
-ts.run([slides], out=folder / "results", stage="embed")
+ts.run([slides], out=folder / "results", until="embeddings")
 config = TrainConfig(
     labels=LabelsConfig(labels=folder / "labels.csv", target=("lesion",)),
     head=HeadConfig(hidden_dim=64, attention_dim=32),

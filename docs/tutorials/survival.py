@@ -38,7 +38,7 @@ for number in range(60):
 pd.DataFrame(rows).to_csv(folder / "labels.csv", index=False)
 
 # %%
-summary = ts.run([slides], out=folder / "results", stage="embed")
+summary = ts.run([slides], out=folder / "results", until="embeddings")
 summary.counts
 
 # %% [markdown]

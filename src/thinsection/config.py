@@ -35,6 +35,7 @@ def option(
     default: Any,
     help: str,
     *,
+    daily: bool = False,
     flag: str | tuple[str, ...] | None = None,
     choices: Callable[[], Iterable[str]] | None = None,
     also: Mapping[str, Callable[[str], tuple[Any, str]]] | None = None,
@@ -43,18 +44,33 @@ def option(
 
     Args:
         default: the one default of this setting.
-        help: a line for `--help` and for the written TOML; names its unit.
+        help: a sentence for `--help` and for the written TOML, with its unit: what the setting
+            does and when to change it.
+        daily: True for the few settings that people change often; `--help` lists only these where
+            a command has some, and `--help-all` lists all.
         flag: long flag where it is not the field's name with dashes; or several.
         choices: gives the allowed names when they are needed; of a tuple each item must be one.
         also: further flags in other words: each gives the value of its text, and says so.
     """
-    metadata = {"help": help, "flag": flag, "choices": choices, "also": also}
+    metadata = {
+        "help": help,
+        "daily": daily,
+        "flag": flag,
+        "choices": choices,
+        "also": also,
+    }
     return field(default=default, metadata=metadata)
 
 
-def section(cls: type[T]) -> T:
-    """A field that holds one section, at its defaults."""
-    return field(default_factory=cls)
+def section(cls: type[T], title: str = "") -> T:
+    """A field that holds one section, at its defaults.
+
+    Args:
+        cls: class of the section.
+        title: heading of its options in `--help`, by default the field's name; sections with the
+            same title share a heading.
+    """
+    return field(default_factory=cls, metadata={"title": title})
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -79,7 +79,7 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(
 
     (tmp_path / "run.toml").write_text("[tiles]\ntile_px = 128\noverlap = 32\n")
     arguments = [he_slide, "--out", tmp_path / "o", "--config", tmp_path / "run.toml"]
-    found = thinsection("tile", *arguments, "--overlap", "0")
+    found = thinsection("run", *arguments, "--until", "tiles", "--overlap", "0")
     assert found.returncode == 0, found.stderr
     with h5py.File(tmp_path / "o" / "128px_0.5mpp" / "tiles" / "he.h5") as file:
         assert file["coords"].attrs["patch_size"] == 128
@@ -98,7 +98,7 @@ def test_config_is_written_once_and_refused_twice(tmp_path: Path) -> None:
 def test_a_folder_with_bad_slides_exits_with_3_and_names_them(
     tmp_path: Path, slide_folder: Path
 ) -> None:
-    found = thinsection("tile", slide_folder, "--out", tmp_path)
+    found = thinsection("run", slide_folder, "--until", "tiles", "--out", tmp_path)
     assert found.returncode == 3
     for name in ("text", "empty", "truncated"):
         assert f"{name}: failed" in found.stdout

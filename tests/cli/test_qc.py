@@ -21,7 +21,7 @@ def test_one_good_slide_and_one_bad_end_with_code_3_and_all_the_files(
     write_he_slide(slides / "good.svs", (2400, 1800))
     (slides / "bad.svs").write_text("no slide")
     flags = (
-        "--pipeline",
+        "--qc",
         "histoqc-light",
         "--write",
         "histoqc",
@@ -43,9 +43,7 @@ def test_one_good_slide_and_one_bad_end_with_code_3_and_all_the_files(
     ):
         assert (out / name).is_file(), name
     (slides / "bad.svs").unlink()
-    again = run(
-        str(slides), "--out", str(out), "--pipeline", "histoqc-light", cache=tmp_path
-    )
+    again = run(str(slides), "--out", str(out), "--qc", "histoqc-light", cache=tmp_path)
     assert again.returncode == 0
     assert "good: done before with the same settings and input, skipped" in again.stdout
 

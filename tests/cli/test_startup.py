@@ -63,7 +63,10 @@ def limit_s() -> float:
             "did you mean 'titan'",
         ),
         (("run", "a.svs", "--out", "o", "--tile-pxx", "3"), "No such option"),
-        (("embed", "no.svs", "--out", "o"), "slide must be an existing file"),
+        (
+            ("embed", "no.svs", "--out", "o"),
+            "is now thinsection run --until embeddings",
+        ),
         (("plan", "no.svs"), "slide must be an existing file"),
         (("qc", "no.svs", "--out", "o"), "slide must be an existing file"),
         (("view", "no.svs"), "slide must be an existing file"),

@@ -37,10 +37,11 @@ def test_slide_encoders_have_other_names_too(name: str) -> None:
 
 
 def laid(folder: Path, *flags: str) -> tuple[int, str, list[str]]:
-    """Exit code, what was said, and the grids of `tile` with these flags."""
+    """Exit code, what was said, and the grids of `run --until tiles` with these flags."""
     if not (folder / "s.svs").exists():
         write_he_slide(folder / "s.svs", (900, 700), seed=7)
-    arguments = ["tile", str(folder / "s.svs"), "--out", str(folder / "out"), *flags]
+    arguments = ["run", str(folder / "s.svs"), "--until", "tiles", *flags]
+    arguments += ["--out", str(folder / "out")]
     result = CliRunner().invoke(build_app(arguments), arguments)
     said = f"{result.output}{result.exception or ''}"
     return result.exit_code, said, [p.parent.name for p in folder.glob("out/*/tiles")]

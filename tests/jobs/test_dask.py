@@ -67,7 +67,7 @@ def execute_slides(
 def faulty(out: Path, *, config: ExecutorConfig = DASK, **faults: Any) -> FaultyTask:
     """A task up to the tile grid: no encoder, so that a worker is soon there again."""
     out.mkdir(parents=True, exist_ok=True)
-    plain = make_task(out, resolve(RunConfig(executor=config), "tile"))
+    plain = make_task(out, resolve(RunConfig(executor=config), {"until": "tiles"}))
     return FaultyTask(**vars(plain), **faults)
 
 
@@ -167,7 +167,9 @@ def test_a_lost_slide_that_is_done_all_the_same_stays_done(
 
 def test_the_task_comes_back_from_its_document(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    task = make_task(tmp_path / "out", resolve(RunConfig(executor=DASK), "embed"))
+    task = make_task(
+        tmp_path / "out", resolve(RunConfig(executor=DASK), {"until": "embeddings"})
+    )
     assert from_mapping(RunTask, json.loads(json.dumps(as_mapping(task)))) == task
 
 
@@ -175,7 +177,7 @@ def test_an_error_of_the_settings_ends_the_run_at_once(
     tmp_path: Path, slides: list[Path]
 ) -> None:
     config = RunConfig(executor=ExecutorConfig(executor="dask", workers=1, threads=1))
-    task = make_task(tmp_path, resolve(config, "embed"))
+    task = make_task(tmp_path, resolve(config, {"until": "embeddings"}))
     broken = FaultyTask(**vars(task), failing=ConfigError("tiles.x must be 1, got 2"))
     with pytest.raises(ConfigError, match=r"tiles\.x must be 1, got 2"):
         execute_slides(broken, slides)

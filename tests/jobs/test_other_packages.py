@@ -49,7 +49,15 @@ def test_an_executor_of_another_package_is_chosen_from_the_shell(
     (tmp_path / "slides").mkdir()
     for name in ("a", "b"):
         write_he_slide(tmp_path / "slides" / f"{name}.svs", (900, 700), seed=ord(name))
-    command = ["tile", tmp_path / "slides", "--out", tmp_path / "out", "--executor"]
+    command = [
+        "run",
+        tmp_path / "slides",
+        "--until",
+        "tiles",
+        "--out",
+        tmp_path / "out",
+    ]
+    command.append("--executor")
     done = in_shell(env, *command, "thread")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "toy: 1 ended" in done.stdout

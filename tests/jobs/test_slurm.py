@@ -246,7 +246,7 @@ def test_a_running_task_that_is_cancelled_loses_no_slide(
     await_end(job)
     (found,) = collect(out, TASKS)
     assert [result.status for result in found.results.values()] == ["failed"]
-    task = make_task(out, resolve(settings(), "tissue"))
+    task = make_task(out, resolve(settings(), {"until": "tissue"}))
     report = task(
         job.attempt.entries, on_event=lambda event: None
     )  # the dead task's lock is no obstacle; it may have been killed after its last file
@@ -295,7 +295,7 @@ def test_dask_workers_come_up_as_two_slurm_jobs_and_do_the_work(
             **{"job_cpus": 1, "job_memory": "1900MiB", "walltime": "00:10:00"},  # type: ignore[arg-type]
         )
     )
-    summary = run(slides, out=tmp_path / "out", config=config, stage="tile")
+    summary = run(slides, out=tmp_path / "out", config=config, until="tiles")
     assert summary.counts["done"] == 4
     records = read_usage(summary.record)
     jobs = {record.requested.job for record in records} - {None}

@@ -115,7 +115,7 @@ def execute_slides(out: Path, slides: Path) -> tuple[dict[str, SlideResult], lis
     messages: list[str] = []
     execute(
         load_cohort([slides]),
-        make_task(out, resolve(CONFIG, "tile")),
+        make_task(out, resolve(CONFIG, {"until": "tiles"})),
         CONFIG.executor,
         folder=out,
         on_report=reports.append,

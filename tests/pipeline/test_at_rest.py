@@ -149,7 +149,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     (folder / "in").mkdir()
     for index in range(2):
         write_he_slide(folder / "in" / f"s{index}.tiff", (900, 700), seed=index)
-    run([folder / "in"], out=folder / "out", stage="tile")
+    run([folder / "in"], out=folder / "out", until="tiles")
     return folder / "in", folder / "out"
 
 
@@ -182,7 +182,7 @@ def test_verify_finds_any_changed_or_missing_file_and_the_run_makes_it_anew(
     assert "slides/s0/thumbnail.jpg: other bytes than were written" in said
     assert "slides/s1/tissue.geojson: missing" in said
     picture.unlink()
-    run([finished[0]], out=out, stage="tile")
+    run([finished[0]], out=out, until="tiles")
     assert verify(out) == (12, [])
 
 
@@ -239,7 +239,7 @@ def test_a_tampered_ledger_is_named_with_its_field_and_stays_that_slides(
     ):
         export_anndata(out, tmp_path / "x.h5ad")
     told: list[Any] = []
-    summary = run([finished[0]], out=out, stage="tile", on_event=told.append)
+    summary = run([finished[0]], out=out, until="tiles", on_event=told.append)
     assert summary.counts == summary.counts | {"done": 1, "skipped": 1, "failed": 0}
     (warned,) = [r.facts["warnings"] for r in summary.results if r.status == "done"]
     assert named in warned
@@ -267,7 +267,7 @@ def test_nested_brackets_are_one_slides_damage(
     if depth > 64:
         expected = "slide.json is damaged and counts as none: brackets must be nested"
         assert results.failures()["s0"].startswith(expected)
-    summary = run([finished[0]], out=out, stage="tile")
+    summary = run([finished[0]], out=out, until="tiles")
     assert summary.counts["failed"] == 0
     assert summary.counts["done"] + summary.counts["skipped"] == 2
     assert ls(["ls", str(out)])[0] == 0
@@ -284,5 +284,5 @@ def test_other_damaged_documents_stop_nothing(
     (record,) = out.glob("records/*/run.json")
     record.write_text(document)
     assert ls(["ls", str(out)])[0] == 0
-    summary = run([finished[0]], out=out, stage="tile")
+    summary = run([finished[0]], out=out, until="tiles")
     assert summary.counts["skipped"] == 2

@@ -50,9 +50,9 @@ def out(tmp_path_factory: pytest.TempPathFactory, slides: Path) -> Path:
     out = tmp_path_factory.mktemp('a<b>&"c"') / "results"
     cohort = slides / "cohort.csv"
     both = settings(encoders=["efficientnet_lite0", "timm:resnet18"], graph="knn:4")
-    assert run([cohort], out=out, config=both, stage="embed").counts["done"] == 2
+    assert run([cohort], out=out, config=both, until="embeddings").counts["done"] == 2
     run([cohort], out=out, config=settings(slide_encoders=["mean", "max"]))
-    run([slides / f"{B}.svs"], out=out, config=settings(tile_px=200), stage="tile")
+    run([slides / f"{B}.svs"], out=out, config=settings(tile_px=200), until="tiles")
     return out
 
 
@@ -78,7 +78,7 @@ def test_what_is_there_is_listed(results: Results) -> None:
     assert list(results.failures()) == ["bad"]
     assert "no reader opens 'bad.svs'" in results.failures()["bad"]
     commands = [record.document["command"] for record in results.records]
-    assert commands == ["embed", "run", "tile"]  # the subcommands that do the same
+    assert commands == ["run --until embeddings", "run", "run --until tiles"]
     started = [record.document["started"] for record in results.records]
     assert started == sorted(started)
 
@@ -280,7 +280,7 @@ def test_the_shell_lists_the_same(out: Path, results: Results) -> None:
     assert [line for line in lines if line.startswith("  failed: bad: ")]
     records = [line for line in lines if line.startswith("  records/")]
     assert len(records) == 3
-    assert records[0].endswith("embed: 2 done, 1 failed")
+    assert records[0].endswith("run --until embeddings: 2 done, 1 failed")
 
 
 def test_what_is_no_results_folder_is_said(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_what_is_no_results_folder_is_said(tmp_path: Path) -> None:
 def test_a_folder_in_which_every_slide_failed_opens(
     tmp_path: Path, slides: Path
 ) -> None:
-    run([slides / "bad.svs"], out=tmp_path, config=settings(), stage="tile")
+    run([slides / "bad.svs"], out=tmp_path, config=settings(), until="tiles")
     results = open_results(tmp_path)
     assert (results.slides, results.folders, results.rows()) == ((), (), [])
     assert list(results.failures()) == ["bad"]
@@ -333,12 +333,12 @@ def test_anndata_of_the_only_embeddings_needs_no_name_and_of_none_says_what_to_r
 ) -> None:
     anndata = pytest.importorskip("anndata", reason="anndata is not installed")
     out = tmp_path / "out"
-    run([slides / f"{B}.svs"], out=out, config=settings(), stage="tile")
+    run([slides / f"{B}.svs"], out=out, config=settings(), until="tiles")
     with pytest.raises(
         StoreError, match=r"must hold tile embeddings, got none .*run `thinsection"
     ):
         export_anndata(out, tmp_path / "tiles.h5ad")
-    run([slides / f"{B}.svs"], out=out, config=settings(), stage="embed")
+    run([slides / f"{B}.svs"], out=out, config=settings(), until="embeddings")
     command = ["export", "anndata", str(out), "--out", str(tmp_path / "tiles.h5ad")]
     done = CliRunner().invoke(build_app(["export"]), command)
     assert done.exit_code == 0, done.output

@@ -41,20 +41,22 @@ def test_a_multiplex_slide_is_refused_until_channels_are_picked(
 ) -> None:
     out = tmp_path / "out"
     config = replace_flat(RunConfig(), {"tile_filter": (), "overview": False})
-    assert run([multiplex], out=out, config=config, stage="tile").counts["failed"] == 1
+    assert run([multiplex], out=out, config=config, until="tiles").counts["failed"] == 1
     (said,) = failures(out).values()
     assert "4 channels of 16 bits (DAPI, CD3, CD8, PanCK)" in said
     assert "--channels 'DAPI,CD3,CD8'" in said
 
     picked = replace_flat(config, {"channels": "DAPI,PanCK", "channel_range": "1,99"})
-    assert run([multiplex], out=out, config=picked, stage="tile").counts["done"] == 1
+    assert run([multiplex], out=out, config=picked, until="tiles").counts["done"] == 1
     stored = read_tiles(next(out.glob("*/tiles/*.h5")))
     assert stored.attributes["rendering"].startswith("channels DAPI ")
     assert "(percentiles 1 and 99) as RGB" in stored.attributes["rendering"]
-    assert run([multiplex], out=out, config=picked, stage="tile").counts["skipped"] == 1
+    assert (
+        run([multiplex], out=out, config=picked, until="tiles").counts["skipped"] == 1
+    )
 
     other = replace_flat(picked, {"channels": "CD3"})
-    assert run([multiplex], out=out, config=other, stage="tile").counts["failed"] == 1
+    assert run([multiplex], out=out, config=other, until="tiles").counts["failed"] == 1
     (said,) = failures(out).values()
     assert "pass --overwrite to replace it" in said
 
@@ -63,7 +65,7 @@ def test_gray_is_said_in_the_summary(tmp_path: Path) -> None:
     gray, path = np.full((700, 900), 200, np.uint8), tmp_path / "gray.tif"
     tifffile.imwrite(path, gray, tile=(256, 256), photometric="minisblack")
     config = replace_flat(RunConfig(), {"tile_mpp": "native", "overview": False})
-    run([path], out=tmp_path / "out", config=config, stage="tile")
+    run([path], out=tmp_path / "out", config=config, until="tiles")
     assert "gray: one channel" in summary(tmp_path / "out")["gray"]["warnings"]
 
 

@@ -34,10 +34,10 @@ GRID = "256px_0.5mpp"
 
 
 def measured_run(
-    *slides: Path, out: Path, stage: str = "tile", **flat: Any
+    *slides: Path, out: Path, until: str = "tiles", **flat: Any
 ) -> RunSummary:
     config = replace_flat(RunConfig(), {"memory": "256MiB", "measures": True, **flat})
-    return run([str(s) for s in slides], out=out, config=config, stage=stage)
+    return run([str(s) for s in slides], out=out, config=config, until=until)
 
 
 def plain_measures(path: Path, coords_l0: np.ndarray) -> np.ndarray:
@@ -80,7 +80,13 @@ def test_one_pass_gives_embeddings_and_the_measures_of_the_same_tiles(
         "write": ["parquet"],
     }
     config = replace_flat(RunConfig(), {**flat, "batch_size": 4})
-    run([he_slide], out=tmp_path, config=config, stage="embed", on_event=told.append)
+    run(
+        [he_slide],
+        out=tmp_path,
+        config=config,
+        until="embeddings",
+        on_event=told.append,
+    )
     tiles = open_results(tmp_path).tiles("he", GRID)
     started = [event.num_tiles for event in told if event.kind == "started"]
     assert started == [len(tiles.coords_l0)]  # each tile was read once
@@ -107,12 +113,14 @@ def test_measures_asked_for_later_encode_no_tile(
     tmp_path: Path, he_slide: Path
 ) -> None:
     config = replace_flat(RunConfig(), {"memory": "256MiB"})
-    run([he_slide], out=tmp_path, config=config, stage="embed")
+    run([he_slide], out=tmp_path, config=config, until="embeddings")
     (features,) = tmp_path.glob(f"{GRID}/features_*/he.h5")
     before, written = features.read_bytes(), features.stat().st_mtime_ns
     told: list[RunEvent] = []
     later = replace_flat(config, {"measures": True})
-    run([he_slide], out=tmp_path, config=later, stage="embed", on_event=told.append)
+    run(
+        [he_slide], out=tmp_path, config=later, until="embeddings", on_event=told.append
+    )
     assert not [event for event in told if event.kind == "tiles"]  # what encoders did
     assert (features.read_bytes(), features.stat().st_mtime_ns) == (before, written)
     coords_l0 = open_results(tmp_path).tiles("he", GRID).coords_l0
@@ -120,7 +128,9 @@ def test_measures_asked_for_later_encode_no_tile(
         columns_of(tmp_path, "he"), plain_measures(he_slide, coords_l0)
     )
     assert (
-        run([he_slide], out=tmp_path, config=later, stage="embed").counts["skipped"]
+        run([he_slide], out=tmp_path, config=later, until="embeddings").counts[
+            "skipped"
+        ]
         == 1
     )
 

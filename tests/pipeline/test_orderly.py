@@ -181,7 +181,7 @@ def test_a_signal_while_thumbnails_are_drawn_is_obeyed_before_the_next_one(
     slides: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Thousands take minutes, and who ends the process may have no more than 30 s."""
-    settings: dict[str, Any] = {"stage": "tissue", "memory": "256MiB"}
+    settings: dict[str, Any] = {"until": "tissue", "memory": "256MiB"}
     run([slides], out=tmp_path, **settings)
     shutil.rmtree(tmp_path / index.THUMBNAILS)
     drawn = list[Path]()

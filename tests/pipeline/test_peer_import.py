@@ -201,7 +201,7 @@ def test_no_run_takes_what_was_imported_for_its_own(
     keys = [record.key for ledger in ledgers for record in ledger.stages.values()]
     assert all(key.startswith("imported-") for key in keys)
     config = replace_flat(RunConfig(), {"memory": "256MiB"})
-    summary = run([slides / "half.svs"], out=back, config=config, stage="tile")
+    summary = run([slides / "half.svs"], out=back, config=config, until="tiles")
     assert summary.counts["done"] == 1  # not skipped
     assert set(open_results(back).grids) == {GRIDS["trident"], "256px_0.5mpp"}
     assert len(open_results(back).tile_embeddings("half").coords_l0)

@@ -42,7 +42,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         "tile_px": 128,
         "engine": "torch",
     }
-    run([folder / "cohort.csv"], out=folder / "out", stage="embed", **settings)
+    run([folder / "cohort.csv"], out=folder / "out", until="embeddings", **settings)
     return ts.open_results(folder / "out")
 
 

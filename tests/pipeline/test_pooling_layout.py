@@ -65,7 +65,7 @@ def test_a_run_and_aggregate_hand_on_what_the_grid_says(
         "batch_size": 4,
     }
     config = replace_flat(RunConfig(), settings)
-    summary = run([slide], out=out, config=config, stage="aggregate")
+    summary = run([slide], out=out, config=config, until="slide-embeddings")
     assert summary.counts["failed"] == 0, summary.results
     assert pooled(out) == [448, 448, 336, 336]
     assert aggregated(out).status == "skipped"  # by the same key

@@ -76,7 +76,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def settings(**changes: object) -> QcRunConfig:
     return replace_flat(
-        QcRunConfig(), {"pipeline": "histoqc-light", "write": ("histoqc",), **changes}
+        QcRunConfig(), {"qc": "histoqc-light", "write": ("histoqc",), **changes}
     )
 
 
@@ -85,9 +85,9 @@ def check(*slides: Path, out: Path, **changes: object) -> QcSummary:
 
 
 def task_of(out: Path, **output: object) -> RunTask:
-    """What `qc --pipeline light` has its workers do."""
+    """What `qc --qc light` has its workers do."""
     config = replace_flat(RunConfig(qc=QcConfig(qc="histoqc-light")), output)
-    return make_task(out, resolve(config, "qc"))
+    return make_task(out, resolve(config, {"until": "qc"}))
 
 
 def files(out: Path) -> dict[str, object]:
@@ -182,7 +182,7 @@ def test_a_finished_slide_is_kept_and_another_pipeline_lies_beside_it(
     (out / "slides" / "s0" / "qc_histoqc-light" / QC_JSON).write_text("{")
     assert states(check(slide, out=out)) == {"s0": "done"}
     before = files(out / "slides" / "s0" / "qc_histoqc-light")
-    assert states(check(slide, out=out, pipeline="histoqc-clinical")) == {"s0": "done"}
+    assert states(check(slide, out=out, qc="histoqc-clinical")) == {"s0": "done"}
     assert files(out / "slides" / "s0" / "qc_histoqc-light") == before
     assert states(check(slide, out=out)) == {"s0": "skipped"}
     assert states(check(slide, out=out, resume=False)) == {"s0": "done"}
@@ -192,13 +192,13 @@ def test_a_run_takes_up_what_quality_control_left(folder: Path, tmp_path: Path) 
     check(folder / "s0.svs", out=tmp_path)
     before = files(tmp_path / "slides" / "s0" / "qc_histoqc-light")
     config = replace_flat(RunConfig(), {"qc": "histoqc-light", "overview": False})
-    summary = run([folder / "s0.svs"], out=tmp_path, config=config, stage="tile")
+    summary = run([folder / "s0.svs"], out=tmp_path, config=config, until="tiles")
     assert summary.counts["done"] == 1
     assert files(tmp_path / "slides" / "s0" / "qc_histoqc-light") == before
     assert (tmp_path / "256px_0.5mpp_qc-histoqc-light" / "tiles" / "s0.h5").is_file()
     assert states(check(folder / "s0.svs", out=tmp_path)) == {"s0": "skipped"}
     commands = [record.document["command"] for record in read_records(tmp_path)]
-    assert commands == ["qc", "tile", "qc"]
+    assert commands == ["qc", "run --until tiles", "qc"]
 
 
 def test_a_slide_that_another_process_is_at_is_waited_for_and_not_done_twice(
@@ -413,7 +413,7 @@ def test_what_a_process_of_this_invocation_finished_is_done_even_if_its_worker_d
 @pytest.mark.parametrize("pipeline", ["auto", "histoqc-clinical"])
 def test_a_task_comes_back_from_its_document(tmp_path: Path, pipeline: str) -> None:
     config = replace_flat(RunConfig(qc=QcConfig(qc=pipeline)), {"resume": False})
-    task = make_task(tmp_path / "out", resolve(config, "qc")).on_worker(
+    task = make_task(tmp_path / "out", resolve(config, {"until": "qc"})).on_worker(
         threads=2, monitored=False
     )
     assert from_mapping(RunTask, json.loads(json.dumps(as_mapping(task)))) == task
@@ -424,11 +424,11 @@ def test_a_pipeline_of_a_file_has_a_name_that_follows_what_it_says(
 ) -> None:
     toml, out = tmp_path / "mine.toml", tmp_path / "out"
     toml.write_text(dump_pipeline(load_pipeline("histoqc-light")))
-    check(folder / "s0.svs", out=out, pipeline=str(toml))
+    check(folder / "s0.svs", out=out, qc=str(toml))
     (first,) = (out / "slides" / "s0").glob("qc_mine-*")
     before = files(first)
     toml.write_text(toml.read_text().replace("work_mpp = ", "work_mpp = 1"))
-    check(folder / "s0.svs", out=out, pipeline=str(toml))
+    check(folder / "s0.svs", out=out, qc=str(toml))
     assert len(list((out / "slides" / "s0").glob("qc_mine-*"))) == 2
     assert files(first) == before
     assert len(list(out.glob("qc_mine-*.csv"))) == 2
@@ -518,7 +518,7 @@ def test_the_command_takes_an_executor(folder: Path, tmp_path: Path) -> None:
     flags = [
         "--out",
         str(tmp_path / "out"),
-        "--pipeline",
+        "--qc",
         "histoqc-light",
         "--executor",
         "dask",
@@ -538,5 +538,5 @@ def test_the_command_takes_an_executor(folder: Path, tmp_path: Path) -> None:
 
 def test_quality_control_that_is_off_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"qc pipeline must be a preset .*got 'off'"):
-        check(folder, out=tmp_path / "out", pipeline="off")
+        check(folder, out=tmp_path / "out", qc="off")
     assert not (tmp_path / "out").exists()

@@ -25,7 +25,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("qupath")
     write_he_slide(root / "a $x'.svs", SIZE, seed=7)
     run(
-        [root / "a $x'.svs"], out=root / "out", stage="tile", tile_px=128, measures=True
+        [root / "a $x'.svs"],
+        out=root / "out",
+        until="tiles",
+        tile_px=128,
+        measures=True,
     )
     table = open_results(root / "out").tiles("a $x'")
     heat = np.linspace(0, 1, len(table.coords_l0), dtype=np.float32)

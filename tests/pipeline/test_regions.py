@@ -57,13 +57,13 @@ class Counted:
 
 
 def work(
-    slides: Any, out: Path, goal: str = "embed", **settings: Any
+    slides: Any, out: Path, until: str = "embeddings", **settings: Any
 ) -> tuple[RunSummary, int]:
     counted = Counted()
     given = [slides] if isinstance(slides, Path) else slides
     settings = {"tile_px": 128, "pretrained": False, "batch_size": 8, **settings}
     summary = run(
-        given, out=out, config=RunConfig(), stage=goal, on_event=counted, **settings
+        given, out=out, config=RunConfig(), until=until, on_event=counted, **settings
     )
     return summary, counted.tiles
 
@@ -80,9 +80,9 @@ def places(found: Any) -> set[tuple[int, int]]:
 def test_our_tissue_given_back_keeps_the_tiles_but_those_at_the_limit(
     slide: Path, tmp_path: Path
 ) -> None:
-    assert work(slide, tmp_path / "a", "tile")[0].exit_code == 0
+    assert work(slide, tmp_path / "a", "tiles")[0].exit_code == 0
     outlines = tmp_path / "a" / "slides" / "s" / "tissue.geojson"
-    assert work(slide, tmp_path / "b", "tile", tissue=str(outlines))[0].exit_code == 0
+    assert work(slide, tmp_path / "b", "tiles", tissue=str(outlines))[0].exit_code == 0
     one, other = grid(tmp_path / "a"), grid(tmp_path / "b")
     shares = [
         dict(
@@ -104,7 +104,7 @@ def test_coverage_is_of_the_polygons_and_not_of_their_px(
         0, 0, 64.5, 1300
     )  # of tiles of 128 px; a px of the mask is 16 wide
     file = drawn(tmp_path / "t.geojson", Tissue=thin)
-    assert work(slide, tmp_path / "o", "tile", tissue=str(file))[0].exit_code == 0
+    assert work(slide, tmp_path / "o", "tiles", tissue=str(file))[0].exit_code == 0
     found = grid(tmp_path / "o")
     assert found.columns["tissue_fraction"] == pytest.approx(64.5 / 128, abs=1e-6)
     assert set(found.coords_l0[:, 0].tolist()) == {0}
@@ -115,9 +115,9 @@ def test_classes_are_columns_and_included_or_taken_away(
 ) -> None:
     file = drawn(tmp_path / "t.geojson", Tumor=LEFT, Stroma=RIGHT, **{"Ignore*": LEFT})
     kept = drawn(tmp_path / "k.geojson", Tumor=LEFT, Stroma=RIGHT)
-    work(slide, tmp_path / "o", "tile", roi=str(file))
+    work(slide, tmp_path / "o", "tiles", roi=str(file))
     assert grid(tmp_path / "o").coords_l0[:, 0].min() > 500
-    work(slide, tmp_path / "p", "tile", roi=str(kept), include_class=["Tumor"])
+    work(slide, tmp_path / "p", "tiles", roi=str(kept), include_class=["Tumor"])
     found = grid(tmp_path / "p")
     assert found.coords_l0[:, 0].max() < 600
     assert {"class_Tumor", "class_Stroma", "roi_fraction"} <= set(found.columns)
@@ -128,7 +128,7 @@ def test_classes_are_columns_and_included_or_taken_away(
 def test_a_column_of_classes_is_a_tile_filter(slide: Path, tmp_path: Path) -> None:
     file = drawn(tmp_path / "t.geojson", Tumor=LEFT, Stroma=RIGHT)
     rules = ["tissue", "class_Tumor>0.9"]
-    work(slide, tmp_path / "o", "tile", roi=str(file), tile_filter=rules)
+    work(slide, tmp_path / "o", "tiles", roi=str(file), tile_filter=rules)
     assert grid(tmp_path / "o").coords_l0[:, 0].max() <= 600 - 116
 
 
@@ -220,7 +220,7 @@ def test_a_folder_a_column_and_a_table_give_each_slide_its_own(
     tmp_path: Path, way: Callable[[Path, list[Path]], tuple[list[Path], str]]
 ) -> None:
     given, tissue = way(tmp_path, two_slides(tmp_path / "slides"))
-    summary, _ = work(given, tmp_path / "o", "tile", tissue=tissue)
+    summary, _ = work(given, tmp_path / "o", "tiles", tissue=tissue)
     good, bad = summary.results
     assert (good.status, bad.status) == ("done", "failed")
     assert grid(tmp_path / "o", "a").coords_l0[:, 0].max() < 600
@@ -262,4 +262,4 @@ def test_what_can_be_there_for_no_slide_is_said_before_any_work(
     drawn(tmp_path / "drawn.geojson", Tissue=LEFT)
     (tmp_path / "drawn").mkdir()
     with pytest.raises(ConfigError, match=message):
-        work(two_slides(tmp_path / "slides"), tmp_path / "o", "tile", **settings)
+        work(two_slides(tmp_path / "slides"), tmp_path / "o", "tiles", **settings)

@@ -106,19 +106,21 @@ def test_a_bucket_gets_the_same_bytes_as_a_folder_and_nothing_stays_here(
 def test_what_is_there_is_skipped_and_what_is_missing_or_outdated_is_done(
     memory: str, slides: list[Path], staging: Path
 ) -> None:
-    run(slides[:2], out=memory, config=CONFIG, stage="tile")
+    run(slides[:2], out=memory, config=CONFIG, until="tiles")
     first = slide_files(memory)
-    again = run(slides, out=memory, config=CONFIG, stage="tile")
+    again = run(slides, out=memory, config=CONFIG, until="tiles")
     assert statuses(again) == ["skipped", "skipped", "done"]
     now = slide_files(memory)
     assert {name: now[name] for name in first} == first
     RemoteFolder(memory).delete(f"{GRID}/tiles/s1.h5")
-    assert statuses(run(slides, out=memory, config=CONFIG, stage="tile")) == [
+    assert statuses(run(slides, out=memory, config=CONFIG, until="tiles")) == [
         *("skipped", "done", "skipped")
     ]
     assert slide_files(memory) == now
     other = replace_flat(CONFIG, {"tile_px": 128})
-    assert statuses(run(slides[:1], out=memory, config=other, stage="tile")) == ["done"]
+    assert statuses(run(slides[:1], out=memory, config=other, until="tiles")) == [
+        "done"
+    ]
     both = slide_files(memory)
     assert set(both) - set(now) == {f"128px_0.5mpp/{name}" for name in OF_A_GRID}
     assert {n: both[n] for n in now if "slide.json" not in n} == {
@@ -169,11 +171,11 @@ def test_what_is_replaced_goes_with_all_that_was_made_from_it(
         [slide],
         out=memory,
         config=replace_flat(CONFIG, {"graph": "knn:4"}),
-        stage="tile",
+        until="tiles",
     )
     first = slide_files(memory)
     shutil.copy(slides[2], slide)
-    refused = run([slide], out=memory, config=CONFIG, stage="tile")
+    refused = run([slide], out=memory, config=CONFIG, until="tiles")
     assert statuses(refused) == ["failed"]
     assert "pass --overwrite to replace it" in refused.results[0].error
     failure = "slides/s/failure.json"
@@ -182,7 +184,7 @@ def test_what_is_replaced_goes_with_all_that_was_made_from_it(
         [slide],
         out=memory,
         config=replace_flat(CONFIG, {"overwrite": True}),
-        stage="tile",
+        until="tiles",
     )
     assert statuses(again) == ["done"]
     assert set(first) - set(slide_files(memory)) == {f"{GRID}/graph_knn-4/s.h5"}
@@ -191,7 +193,9 @@ def test_what_is_replaced_goes_with_all_that_was_made_from_it(
 def test_a_slide_whose_files_do_not_arrive_is_failed_without_a_ledger_and_done_next_time(
     memory: str, slides: list[Path], staging: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(slides, out=memory, config=replace_flat(CONFIG, {"tile_px": 128}), stage="tile")
+    run(
+        slides, out=memory, config=replace_flat(CONFIG, {"tile_px": 128}), until="tiles"
+    )
     put = RemoteFolder.put
 
     def broken(target: RemoteFolder, local: Path, name: str) -> None:
@@ -203,7 +207,7 @@ def test_a_slide_whose_files_do_not_arrive_is_failed_without_a_ledger_and_done_n
     with monkeypatch.context() as patch:
         patch.setattr(RemoteFolder, "put", broken)
         failed = run(
-            slides, out=memory, config=CONFIG, stage="tile", on_event=events.append
+            slides, out=memory, config=CONFIG, until="tiles", on_event=events.append
         )
     assert statuses(failed) == ["done", "failed", "done"]
     assert (failed.results[1].stage, failed.exit_code) == ("upload", 3)
@@ -216,7 +220,7 @@ def test_a_slide_whose_files_do_not_arrive_is_failed_without_a_ledger_and_done_n
     assert "slides/s1/slide.json" not in there
     assert b"the network is down" in there["failed.csv"]
     assert "slides/s1/failure.json" in there
-    assert statuses(run(slides, out=memory, config=CONFIG, stage="tile")) == [
+    assert statuses(run(slides, out=memory, config=CONFIG, until="tiles")) == [
         *("skipped", "done", "skipped")
     ]
     there = contents(memory)
@@ -235,7 +239,7 @@ def test_only_the_slides_in_work_are_held_here(
             held[event.slide_id] = {path.stem for path in staging.rglob("*.h5")}
 
     config = replace_flat(CONFIG, {"prefetch_slides": 1})
-    run(slides, out=memory, config=config, stage="tile", on_event=look)
+    run(slides, out=memory, config=config, until="tiles", on_event=look)
     assert list(held) == ["s0", "s1", "s2"]
     # what ended has left; the next ones are prepared meanwhile
     assert held["s0"] <= {"s1", "s2"}

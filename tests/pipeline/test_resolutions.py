@@ -43,7 +43,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_pyramid(slides / f"{name}.tif", SIZE, kind)
     config = RunConfig(tiles=TilesConfig(tile_filter=()))
     out = tmp_path_factory.mktemp("out")
-    run([slides], out=out, config=config, stage="tile")
+    run([slides], out=out, config=config, until="tiles")
     return out
 
 
@@ -95,7 +95,7 @@ def test_a_resolution_that_is_not_believed_is_said_in_the_summary_where_none_is_
         tmp_path / "dpi.tif", SIZE, PyramidKind(mpp=(352.8, 352.8), downsamples=(1,))
     )
     out, tiles = tmp_path / "out", TilesConfig(tile_mpp="native", tile_filter=())
-    run([tmp_path / "dpi.tif"], out=out, config=RunConfig(tiles=tiles), stage="tile")
+    run([tmp_path / "dpi.tif"], out=out, config=RunConfig(tiles=tiles), until="tiles")
     row = rows_of(out, "summary.csv")["dpi"]
     assert (row["status"], row["mpp_x"], row["tile_mpp"]) == ("done", "", "")
     assert "72 dpi" in row["warnings"]
@@ -115,8 +115,8 @@ def test_another_tolerance_is_another_grid(tmp_path: Path) -> None:
     )
     tiles = TilesConfig(tile_filter=(), mpp_tolerance=0.0)
     out = tmp_path / "out"
-    run([tmp_path / "a.tif"], out=out, config=RunConfig(tiles=tiles), stage="tile")
+    run([tmp_path / "a.tif"], out=out, config=RunConfig(tiles=tiles), until="tiles")
     assert "higher --mpp-tolerance" in rows_of(out, "failed.csv")["a"]["error"]
     tiles = TilesConfig(tile_filter=(), mpp_tolerance=0.01)
-    run([tmp_path / "a.tif"], out=out, config=RunConfig(tiles=tiles), stage="tile")
+    run([tmp_path / "a.tif"], out=out, config=RunConfig(tiles=tiles), until="tiles")
     assert "mpp_tolerance-0.01" in rows_of(out, "summary.csv")["a"]["grid"]

@@ -20,7 +20,7 @@ def test_a_finished_slide_costs_less_than_5_ms_of_cpu_when_a_run_is_resumed(
     slides, out = tmp_path / "slides", tmp_path / "out"
     slides.mkdir()
     write_he_slide(slides / "s0.svs", (1200, 1000), seed=1)
-    run([slides], out=out, stage="tile")
+    run([slides], out=out, until="tiles")
     written = [path for path in out.rglob("*") if path.is_file() and "s0" in str(path)]
     for index in range(1, SLIDES):
         shutil.copy(slides / "s0.svs", slides / f"s{index}.svs")
@@ -33,7 +33,7 @@ def test_a_finished_slide_costs_less_than_5_ms_of_cpu_when_a_run_is_resumed(
     spent = []
     for _ in range(3):
         before = time.process_time()
-        summary = run([slides], out=out, stage="tile")
+        summary = run([slides], out=out, until="tiles")
         spent.append(time.process_time() - before)
         assert summary.counts["skipped"] == SLIDES
     assert min(spent) < 0.5 + SLIDES * 0.005

@@ -187,40 +187,42 @@ def test_settings_that_cannot_change_a_result_do_not_undo_it(
 def test_other_settings_are_computed_anew(
     tmp_path: Path, he_slide: Path, change: dict[str, object]
 ) -> None:
-    run([he_slide], out=tmp_path, config=settings(), stage="tile")
-    again = run([he_slide], out=tmp_path, config=settings(**change), stage="tile")
+    run([he_slide], out=tmp_path, config=settings(), until="tiles")
+    again = run([he_slide], out=tmp_path, config=settings(**change), until="tiles")
     assert again.results[0].status == "done"
 
 
 def test_a_changed_or_missing_file_is_computed_anew(
     tmp_path: Path, he_slide: Path
 ) -> None:
-    run([he_slide], out=tmp_path, config=settings(), stage="tile")
+    run([he_slide], out=tmp_path, config=settings(), until="tiles")
     path = tmp_path / GRID / "tiles" / "he.h5"
     good = path.read_bytes()
     path.write_bytes(good[:100])
     assert (
-        run([he_slide], out=tmp_path, config=settings(), stage="tile").counts["done"]
+        run([he_slide], out=tmp_path, config=settings(), until="tiles").counts["done"]
         == 1
     )
     assert path.read_bytes() == good
 
 
 def test_stages_build_on_each_other(tmp_path: Path, he_slide: Path) -> None:
-    for stage in ("tissue", "tile", "embed", "aggregate"):
+    for until in ("tissue", "tiles", "embeddings", "slide-embeddings"):
         assert (
-            run([he_slide], out=tmp_path, config=settings(), stage=stage).counts["done"]
+            run([he_slide], out=tmp_path, config=settings(), until=until).counts["done"]
             == 1
         )
         assert (
-            run([he_slide], out=tmp_path, config=settings(), stage=stage).counts[
+            run([he_slide], out=tmp_path, config=settings(), until=until).counts[
                 "skipped"
             ]
             == 1
         )
     # an earlier stage asked for again is done
     assert (
-        run([he_slide], out=tmp_path, config=settings(), stage="tile").counts["skipped"]
+        run([he_slide], out=tmp_path, config=settings(), until="tiles").counts[
+            "skipped"
+        ]
         == 1
     )
     assert features_of(tmp_path, "he").features is not None
@@ -255,9 +257,9 @@ def test_a_failed_slide_is_tried_again_and_its_traces_go(
     path = tmp_path / "slide.svs"
     path.write_bytes((slide_folder / "truncated.svs").read_bytes())
     out = tmp_path / "out"
-    assert run([path], out=out, config=settings(), stage="tile").exit_code == 3
+    assert run([path], out=out, config=settings(), until="tiles").exit_code == 3
     path.write_bytes(he_slide.read_bytes())
-    assert run([path], out=out, config=settings(), stage="tile").exit_code == 0
+    assert run([path], out=out, config=settings(), until="tiles").exit_code == 0
     assert not (out / "slides" / "slide" / "failure.json").exists()
     assert (out / "failed.csv").read_text().count("\n") == 1
 
@@ -265,8 +267,8 @@ def test_a_failed_slide_is_tried_again_and_its_traces_go(
 def test_the_table_keeps_slides_of_earlier_runs(
     tmp_path: Path, slide_folder: Path
 ) -> None:
-    run([slide_folder / "good.svs"], out=tmp_path, config=settings(), stage="tile")
-    run([slide_folder / "other.svs"], out=tmp_path, config=settings(), stage="tile")
+    run([slide_folder / "good.svs"], out=tmp_path, config=settings(), until="tiles")
+    run([slide_folder / "other.svs"], out=tmp_path, config=settings(), until="tiles")
     with (tmp_path / "summary.csv").open() as file:
         rows = {row["slide_id"]: row["status"] for row in csv.DictReader(file)}
     assert rows == {"good": "done", "other": "done"}
@@ -285,7 +287,7 @@ def test_a_slide_that_another_process_holds_is_waited_for(
             lock.release()
 
     summary = run(
-        [he_slide], out=tmp_path, config=settings(), stage="tile", on_event=on_event
+        [he_slide], out=tmp_path, config=settings(), until="tiles", on_event=on_event
     )
     assert waited == ["he"]
     assert summary.counts["done"] == 1
@@ -296,13 +298,13 @@ def test_a_slide_without_mpp_says_what_to_do_before_any_pixel_is_read(
 ) -> None:
     path = tmp_path / "a.png"
     Image.fromarray(np.full((300, 400, 3), 200, np.uint8)).save(path)
-    result = run([path], out=tmp_path / "out", config=settings(), stage="tile").results[
-        0
-    ]
+    result = run(
+        [path], out=tmp_path / "out", config=settings(), until="tiles"
+    ).results[0]
     assert result.status == "failed"
     assert "slide_mpp is missing in 'a.png'; pass --slide-mpp" in result.error
     given = run(
-        [path], out=tmp_path / "out", config=settings(slide_mpp="0.5"), stage="tile"
+        [path], out=tmp_path / "out", config=settings(slide_mpp="0.5"), until="tiles"
     ).results[0]
     assert given.status == "empty"  # it is read: a flat picture has no tissue
 
@@ -353,7 +355,7 @@ def test_further_formats_hold_the_same_embeddings(
     import zarr
 
     config = settings(write=["tsv", "parquet", "zarr"], graph="knn:4")
-    run([he_slide], out=tmp_path, config=config, stage="embed")
+    run([he_slide], out=tmp_path, config=config, until="embeddings")
     folder = tmp_path / GRID
     tiles = features_of(tmp_path, "he")
     assert tiles.features is not None
@@ -383,7 +385,7 @@ def test_half_precision_storage_is_asked_for_not_assumed(
         [he_slide],
         out=tmp_path,
         config=settings(embedding_dtype="float16"),
-        stage="embed",
+        until="embeddings",
     )
     features = features_of(tmp_path, "he", encoder=f"{LITE0}_float16").features
     assert features is not None
@@ -394,7 +396,7 @@ def test_quality_control_makes_the_mask_and_says_which_check_touched_each_tile(
     tmp_path: Path, he_slide: Path
 ) -> None:
     summary = run(
-        [he_slide], out=tmp_path, config=settings(qc="histoqc-light"), stage="tile"
+        [he_slide], out=tmp_path, config=settings(qc="histoqc-light"), until="tiles"
     )
     assert summary.counts["done"] == 1, summary.results
     tiles = read_tiles(tmp_path / f"{GRID}_qc-histoqc-light" / "tiles" / "he.h5")
@@ -420,7 +422,7 @@ def test_a_slide_that_fails_a_quality_rule_is_left_out_and_said_so(
     tmp_path: Path, he_slide: Path
 ) -> None:
     config = settings(qc="histoqc-light", qc_fail=["pixels_to_use<100000000"])
-    summary = run([he_slide], out=tmp_path, config=config, stage="tile")
+    summary = run([he_slide], out=tmp_path, config=config, until="tiles")
     assert summary.counts["excluded"] == 1
     assert summary.exit_code == 0
     assert (
@@ -437,7 +439,7 @@ def test_a_quality_rule_without_quality_control_is_refused(
             [he_slide],
             out=tmp_path,
             config=settings(qc_fail=["pixels_to_use<1"]),
-            stage="tile",
+            until="tiles",
         )
 
 
@@ -462,12 +464,12 @@ def test_a_slide_without_any_tile_is_empty_and_not_done(tmp_path: Path) -> None:
     out, glass = tmp_path / "out", tmp_path / "glass.png"
     Image.new("RGB", (1400, 1100), (243, 242, 244)).save(glass)
     for again in (False, True):  # found so now, and by an earlier run
-        summary = run([glass], out=out, config=settings(slide_mpp="0.5"), stage="tile")
+        summary = run([glass], out=out, config=settings(slide_mpp="0.5"), until="tiles")
         assert summary.counts == dict.fromkeys(summary.counts, 0) | {"empty": 1}, again
         assert summary.exit_code == 3
         assert summary.results[0].facts["warnings"] == "no tissue was found"
     config = settings(slide_mpp="0.5", allow_empty=True)
-    assert run([glass], out=out, config=config, stage="tile").exit_code == 0
+    assert run([glass], out=out, config=config, until="tiles").exit_code == 0
     with (out / "summary.csv").open() as file:
         assert next(csv.DictReader(file))["status"] == "empty"
 
@@ -476,7 +478,7 @@ def test_no_pen_is_tiled_by_default(tmp_path: Path) -> None:
     drawn = tuning_slide(5, size=(2400, 1800), mpp=2.0, stain="he", artefacts=("pen",))
     drawn.write(tmp_path / "pen.tif")
     config = settings(tile_mpp="2", tile_px=64)
-    run([tmp_path / "pen.tif"], out=tmp_path / "out", config=config, stage="tile")
+    run([tmp_path / "pen.tif"], out=tmp_path / "out", config=config, until="tiles")
     tiles = read_tiles(tmp_path / "out" / "64px_2mpp" / "tiles" / "pen.h5")
     pen, coords = drawn.masks["pen"], tiles.coords_l0
     shares = [pen[y : y + 64, x : x + 64].mean() for x, y in coords]

@@ -33,13 +33,13 @@ class Counting:
     def __call__(self, event: RunEvent) -> None:
         self.tiles += event.num_tiles if event.kind == "tiles" else 0
 
-    def run(self, *, stage: str = "aggregate", **flat: object) -> int:
+    def run(self, *, until: str = "slide-embeddings", **flat: object) -> int:
         """The number of tiles that went through the encoders."""
         self.tiles = 0
         settings = {"memory": "256MiB", "pretrained": False, "batch_size": 4, **flat}
         config = replace_flat(RunConfig(), settings)
         summary = run(
-            [self.slide], out=self.out, config=config, stage=stage, on_event=self
+            [self.slide], out=self.out, config=config, until=until, on_event=self
         )
         assert summary.counts["failed"] == 0, summary.results
         return self.tiles

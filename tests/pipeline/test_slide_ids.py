@@ -72,7 +72,7 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tissue(slides: Sequence[str | Path], out: Path, **settings: object) -> RunSummary:
-    summary = run(slides, out=out, stage="tissue", **settings)
+    summary = run(slides, out=out, until="tissue", **settings)
     assert not summary.counts["failed"], summary.results
     return summary
 
@@ -335,12 +335,12 @@ def test_a_slide_that_is_overwritten_while_it_is_read_fails_and_leaves_nothing(
                 os.utime(slide, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     out = tmp_path / "out"
-    first = run([slide], out=out, stage="tile", on_event=overwrite)
+    first = run([slide], out=out, until="tiles", on_event=overwrite)
     assert first.counts["failed"] == 1
     assert "must stay as it is while it is read" in first.results[0].error
     ledger = json.loads((out / SLIDES / "a" / "slide.json").read_text())
     assert ledger["stages"] == {}
-    again = run([slide], out=out, stage="tile")
+    again = run([slide], out=out, until="tiles")
     assert again.counts["done"] == 1
 
 
@@ -356,14 +356,16 @@ def test_an_output_folder_that_is_deleted_while_slides_are_read_is_named(
             out.rename(tmp_path / "gone")
 
     with pytest.raises(OutputError, match="output must be writable"):
-        run([tmp_path / "in"], out=out, stage="tissue", on_event=delete)
+        run([tmp_path / "in"], out=out, until="tissue", on_event=delete)
 
 
 def test_the_tasks_of_an_array_have_the_ids_of_the_whole_cohort(
     cohort: Path, tmp_path: Path
 ) -> None:
     whole = claim_ids(tmp_path / "out", load_cohort([cohort]))
-    task = make_task(check_folder(tmp_path / "out"), resolve(RunConfig(), "tissue"))
+    task = make_task(
+        check_folder(tmp_path / "out"), resolve(RunConfig(), {"until": "tissue"})
+    )
     attempt = Attempt(entries=whole, task=task)
     array = Array(
         tmp_path / "array",
@@ -399,7 +401,7 @@ def test_training_counts_each_slide_once_after_several_spellings(
     config = replace_flat(RunConfig(), settings)
     monkeypatch.chdir(cohort.parent)
     for way in (["cas"], [cohort], sorted(cohort.glob("*/scan.svs"))):
-        assert run(way, out=out, stage="embed", config=config).exit_code == 0
+        assert run(way, out=out, until="embeddings", config=config).exit_code == 0
     labels = tmp_path / "labels.csv"
     lines = [f"P{number:02},{number % 2}" for number in range(1, NUM_CASES + 1)]
     labels.write_text("case_id,grade\n" + "\n".join(lines) + "\n")

@@ -41,12 +41,12 @@ def slide(tmp_path: Path, files: tuple[Path, Path]) -> Path:
 
 
 def do(
-    slide: Path, out: Path, *, stage: str = "aggregate", **flat: object
+    slide: Path, out: Path, *, until: str = "slide-embeddings", **flat: object
 ) -> RunSummary:
     config = replace_flat(
         RunConfig(), {"memory": "256MiB", "pretrained": False, **flat}
     )
-    return run([slide], out=out, config=config, stage=stage)
+    return run([slide], out=out, config=config, until=until)
 
 
 def results(out: Path) -> dict[str, tuple[bytes, int]]:
@@ -120,7 +120,7 @@ def test_overwriting_leaves_what_a_run_of_the_new_file_alone_leaves(
     more = {"write": ["tsv"], "graph": "knn:4", "slide_encoders": ["mean", "max"]}
     do(slide, out, **more)
     do(slide, out, tile_px=200)
-    do(slide, out, mask_mpp=16.0, stage="tissue")  # not made from what is replaced
+    do(slide, out, mask_mpp=16.0, until="tissue")  # not made from what is replaced
     shutil.copy(files[1], slide)
     assert do(slide, out, overwrite=True).counts["done"] == 1
     do(slide, fresh)
@@ -145,7 +145,7 @@ def test_weights_of_ones_own_that_were_replaced_have_results_of_their_own(
     for seed in (1, 2):
         torch.manual_seed(seed)
         save_file(timm.create_model("resnet18", num_classes=0).state_dict(), weights)
-        assert do(slide, out, stage="embed", **own).counts["done"] == 1
+        assert do(slide, out, until="embeddings", **own).counts["done"] == 1
         after = results(out)
         assert {n: after[n] for n in before if n != LEDGER} == {
             n: f for n, f in before.items() if n != LEDGER
@@ -163,7 +163,7 @@ def test_slide_embeddings_of_features_that_are_gone_are_made_again_by_the_run_al
     slide: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    do(slide, out, stage="embed")
+    do(slide, out, until="embeddings")
     (out / GRID / f"features_{LITE0}" / "s.h5").unlink()
     config = replace_flat(AggregateRunConfig(), {"slide_encoder": "max"})
     (result,) = aggregate_folder(out, config=config)
@@ -183,7 +183,7 @@ def test_a_folder_of_the_earlier_layout_is_refused_and_left_as_it_was(
     with pytest.raises(
         StoreError, match=r"results of an earlier version .*nothing was changed"
     ):
-        do(slide, out, stage="tile")
+        do(slide, out, until="tiles")
     assert [p for p in out.rglob("*") if p.is_file()] == [out / old]
     with pytest.raises(
         StoreError, match="results must be a folder of `thinsection run`"
@@ -197,7 +197,7 @@ def test_files_of_others_beside_the_results_are_no_earlier_layout(
     out = tmp_path / "out"
     out.mkdir()
     (out / "notes.txt").write_text("mine")
-    assert do(slide, out, stage="tissue").exit_code == 0
+    assert do(slide, out, until="tissue").exit_code == 0
     (out / "run.json").write_text("{}")  # somebody's, once the folder is ours
     assert check_folder(out) == out
     assert (out / "notes.txt").read_text() == "mine"
@@ -207,7 +207,7 @@ def test_an_embedding_that_the_ledger_does_not_know_is_not_pooled(
     slide: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    do(slide, out, stage="embed")
+    do(slide, out, until="embeddings")
     stray = out / GRID / "features_stray"
     stray.mkdir()
     shutil.copy(out / GRID / f"features_{LITE0}" / "s.h5", stray / "s.h5")

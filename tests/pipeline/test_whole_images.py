@@ -64,7 +64,7 @@ def test_images_wait_until_the_memory_is_free(
     summary = thinsection.run(
         [images],
         out=tmp_path / "out",
-        stage="tile",
+        until="tiles",
         memory="42MiB",
         prefetch_slides=4,
         **SETTINGS,
@@ -79,7 +79,7 @@ def test_an_image_that_can_never_fit_is_refused_with_what_it_needs(
     images: Path, tmp_path: Path
 ) -> None:
     summary = thinsection.run(
-        [images], out=tmp_path / "out", stage="tile", memory="35MiB", **SETTINGS
+        [images], out=tmp_path / "out", until="tiles", memory="35MiB", **SETTINGS
     )
     assert summary.counts["failed"] == 6
     assert "memory must leave 4.0 MiB for an image that is decoded whole, got 2." in (

@@ -61,7 +61,7 @@ def planner(
 ) -> Planner:
     stream = StreamConfig(memory="2GiB", decode_workers=2, prefetch_slides=2)
     config = RunConfig(stream=stream, encode=EncodeConfig(batch_size=32))
-    spec = resolve(config, "aggregate")
+    spec = resolve(config)
     return Planner(
         spec=spec, gpu=gpu, encoder=encoder, machine=MACHINE, tiles_per_s=rate
     )
@@ -226,7 +226,7 @@ def test_a_run_on_cuda_is_planned_for_the_named_card_or_the_slowest() -> None:
         config = RunConfig(
             encode=EncodeConfig(device=device), executor=ExecutorConfig(**settings)
         )
-        found = planned_gpu(resolve(config, "aggregate"))
+        found = planned_gpu(resolve(config))
         return found and found.name
 
     assert card() is None
@@ -243,7 +243,7 @@ def test_quality_control_is_part_of_the_plan(tmp_path: Path) -> None:
     sizes = {}
     for qc in ("off", "auto", "histoqc-default"):
         config = RunConfig(qc=QcConfig(qc=qc), tiles=TilesConfig(tile_mpp="8"))
-        sizes[qc] = slide_size(entry, resolve(config, "aggregate"))
+        sizes[qc] = slide_size(entry, resolve(config))
     held = {qc: planner().memory([size], cpus=1).host for qc, size in sizes.items()}
     assert "quality control" not in held["off"]
     assert held["auto"]["quality control"] == 27 * 3000 * 2000

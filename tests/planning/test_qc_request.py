@@ -24,7 +24,7 @@ def asked(chunks: list[list[SlideEntry]], **flags: str) -> JobRequest:
     config = RunConfig(
         executor=ExecutorConfig(**flags), qc=QcConfig(qc="histoqc-default")
     )
-    return run_request(chunks, resolve(config, "qc"))
+    return run_request(chunks, resolve(config, {"until": "qc"}))
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ ENCODER = EncoderSize(
 
 
 def settings(**changes: Any) -> RunSpec:
-    return resolve(RunConfig(), "aggregate", changes)
+    return resolve(RunConfig(), changes)
 
 
 def entries(number: int, folder: Path) -> list[SlideEntry]:

@@ -118,7 +118,7 @@ def train(
 def trained_on_parts(source: Path, folder: Path, config: HeadConfig = HEAD) -> Trained:
     """Parts of the slide, their embeddings, and a model of two folds."""
     slides = write_parts(source, folder)
-    run(slides, out=folder / "results", stage="embed", overview=False)
+    run(slides, out=folder / "results", until="embeddings", overview=False)
     ids = [path.stem for path in slides]
     found = train(folder / "results", ids, config, folder / "grade.safetensors")
     return Trained(

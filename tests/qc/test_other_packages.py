@@ -82,7 +82,7 @@ def test_a_check_of_another_package_works_from_the_shell(
     out = tmp_path / "o"
     pipeline = written(tmp_path, "left_part")
     done = in_shell(
-        installed, "qc", str(slide_path), "--pipeline", pipeline, "--out", str(out)
+        installed, "qc", str(slide_path), "--qc", pipeline, "--out", str(out)
     )
     assert done.returncode == 0, done.stderr + done.stdout
     (table,) = out.glob("qc_*.csv")
@@ -120,7 +120,7 @@ def test_a_mistake_with_another_packages_check_is_said_in_one_sentence(
 ) -> None:
     pipeline = written(tmp_path, kind, width)
     failed = in_shell(
-        installed, "qc", "a.svs", "--pipeline", pipeline, "--out", str(tmp_path)
+        installed, "qc", "a.svs", "--qc", pipeline, "--out", str(tmp_path)
     )
     assert failed.returncode != 0
     said = " ".join(failed.stderr.split())  # a narrow terminal wraps it

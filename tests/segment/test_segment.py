@@ -181,7 +181,8 @@ def test_a_run_keeps_shares_as_columns_filters_by_them_and_resumes(
     entry = write_entry(tmp_path, px=128, mpp=2.0)
     settings = {"segmenters": [str(entry)], "overview": False}
     assert (
-        run([he], out=tmp_path / "out", stage="segment", **settings).counts["done"] == 1
+        run([he], out=tmp_path / "out", until="segments", **settings).counts["done"]
+        == 1
     )
     folder = tmp_path / "out" / "slides" / "he" / "segment_colours_w"
     (folder,) = folder.parent.glob("segment_colours_w*")
@@ -195,18 +196,18 @@ def test_a_run_keeps_shares_as_columns_filters_by_them_and_resumes(
         )
     }
     assert (
-        run([he], out=tmp_path / "out", stage="segment", **settings).counts["skipped"]
+        run([he], out=tmp_path / "out", until="segments", **settings).counts["skipped"]
         == 1
     )
     stamp = (folder / "labels.tif").stat().st_mtime_ns
-    run([he], out=tmp_path / "out", stage="tile", **settings)
+    run([he], out=tmp_path / "out", until="tiles", **settings)
     (grid,) = (tmp_path / "out").glob("256px*/tiles/he.h5")
     everything = read_tiles(grid)
     rule = f"red>{float(np.median(everything.columns['red'])):.3f}"
     run(
         [he],
         out=tmp_path / "out",
-        stage="tile",
+        until="tiles",
         tile_filter=["tissue", rule],
         **settings,
     )
@@ -226,7 +227,7 @@ def test_a_rule_on_a_column_that_is_not_there_says_which_are(
     he: Path, tmp_path: Path
 ) -> None:
     summary = run(
-        [he], out=tmp_path, stage="tile", tile_filter=["tissue", "epithelium>0.3"]
+        [he], out=tmp_path, until="tiles", tile_filter=["tissue", "epithelium>0.3"]
     )
     (result,) = summary.results
     assert (
@@ -254,7 +255,7 @@ def test_published_tissue_detectors_take_local_weights(
     summary = run(
         [he],
         out=tmp_path / "out",
-        stage="tissue",
+        until="tissue",
         tissue_segmenter=True,
         device="cpu",
         **settings,

@@ -236,7 +236,7 @@ def run_all(folder: str, sound: str, out: str) -> dict[str, list[str | None]]:
 
     flat: dict[str, Any] = {"tile_px": 64, "tile_mpp": "native", "memory": "256MiB"}
     flat |= {"tile_filter": ("contrast",), "overview": False}  # which reads every tile
-    summary = thinsection.run([sound, folder], out=out, stage="tile", **flat)
+    summary = thinsection.run([sound, folder], out=out, until="tiles", **flat)
     return {
         result.slide_id: [result.status, result.error] for result in summary.results
     }

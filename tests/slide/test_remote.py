@@ -77,28 +77,28 @@ def pyramid(bucket: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return path, upload(bucket, path)
 
 
-def result_of(slide: str | Path, out: Path, stage: str, **tiles: Any) -> SlideResult:
+def result_of(slide: str | Path, out: Path, until: str, **tiles: Any) -> SlideResult:
     config = RunConfig(tiles=TilesConfig(**tiles), slides=SlidesConfig(reader="tiff"))
-    (result,) = run([slide], out=out, config=config, stage=stage).results
+    (result,) = run([slide], out=out, config=config, until=until).results
     assert result.status == "done", result.error
     return result
 
 
 @needs_real
 @pytest.mark.parametrize(
-    ("stage", "tiles"),
+    ("until", "tiles"),
     [
         ("tissue", {}),
-        ("tile", {}),
-        ("embed", {"tile_px": 64, "tile_mpp": "4.0"}),
-        ("embed", {"tile_px": 64, "tile_mpp": "2.0"}),
+        ("tiles", {}),
+        ("embeddings", {"tile_px": 64, "tile_mpp": "4.0"}),
+        ("embeddings", {"tile_px": 64, "tile_mpp": "2.0"}),
     ],
 )
 def test_a_run_that_needs_few_levels_fetches_less_than_60_percent_and_says_so(
-    pyramid: tuple[Path, str], tmp_path: Path, stage: str, tiles: dict[str, Any]
+    pyramid: tuple[Path, str], tmp_path: Path, until: str, tiles: dict[str, Any]
 ) -> None:
     path, url = pyramid
-    result = result_of(url, tmp_path / "remote", stage, **tiles)
+    result = result_of(url, tmp_path / "remote", until, **tiles)
     facts = result.facts
     assert facts["file_bytes"] == path.stat().st_size
     share = facts["fetched_bytes"] / facts["file_bytes"]
@@ -121,7 +121,7 @@ def test_the_fingerprints_bytes_are_counted_too(
         return plain(source, offset, length)
 
     monkeypatch.setattr(FsspecSource, "read_at", counted)
-    facts = result_of(pyramid[1], tmp_path / "out", "tile").facts
+    facts = result_of(pyramid[1], tmp_path / "out", "tiles").facts
     assert (facts["fetched_bytes"], facts["requests"]) == (sum(reads), len(reads))
 
 
@@ -133,7 +133,7 @@ def test_a_streamed_slide_gives_the_same_embeddings(
 
     tables = []
     for name, slide in zip(("local", "remote"), pyramid):
-        result_of(slide, tmp_path / name, "embed", tile_px=64, tile_mpp="2.0")
+        result_of(slide, tmp_path / name, "embeddings", tile_px=64, tile_mpp="2.0")
         (path,) = (tmp_path / name).glob("*/features_*/pyramid.h5")
         with h5py.File(path) as file:
             tables.append((file["coords"][:], file["features"][:]))
@@ -148,8 +148,8 @@ def test_a_slide_of_one_level_is_fetched_whole_and_tiles_twice(
 ) -> None:
     url = upload(bucket, REAL)
     shares = []
-    for stage in ("tissue", "embed"):
-        facts = result_of(url, tmp_path / stage, stage).facts
+    for until in ("tissue", "embeddings"):
+        facts = result_of(url, tmp_path / until, until).facts
         shares.append(facts["fetched_bytes"] / facts["file_bytes"])
     assert 0.8 < shares[0] < 1.0
     assert shares[0] < shares[1] < 1.8

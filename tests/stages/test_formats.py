@@ -36,8 +36,16 @@ def toy(tmp_path: Path) -> dict[str, str]:
 def test_a_format_of_another_package_is_written_from_the_shell(
     tmp_path: Path, he_slide: Path, toy: dict[str, str]
 ) -> None:
-    flags = ["--out", tmp_path / "out", "--no-pretrained", "--tile-px", 512]
-    done = in_shell(toy, "embed", he_slide, "--write", "npz", *flags)
+    flags = [
+        "--until",
+        "embeddings",
+        "--out",
+        tmp_path / "out",
+        "--no-pretrained",
+        "--tile-px",
+        512,
+    ]
+    done = in_shell(toy, "run", he_slide, "--write", "npz", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = (tmp_path / "out").glob("512px_0.5mpp/npz_*/he.npz")
     stored = open_results(tmp_path / "out").tile_embeddings("he")

@@ -1,4 +1,4 @@
-"""What settings and a goal come to, once; and how it travels."""
+"""What settings come to, once; and how it travels."""
 
 import json
 import pickle
@@ -15,63 +15,67 @@ from thinsection.types import GIB, MIB
 
 
 @pytest.mark.parametrize(
-    ("goal", "encoders", "pooled"),
+    ("until", "encoders", "pooled"),
     [
         ("tissue", (), ()),
-        ("tile", (), ()),
-        ("embed", ("efficientnet_lite0",), ()),
-        ("aggregate", ("efficientnet_lite0",), ("mean",)),
+        ("tiles", (), ()),
+        ("embeddings", ("efficientnet_lite0",), ()),
+        ("slide-embeddings", ("efficientnet_lite0",), ("mean",)),
     ],
 )
-def test_a_goal_has_the_models_that_it_needs(
-    goal: str, encoders: tuple[str, ...], pooled: tuple[str, ...]
+def test_a_run_has_the_models_that_it_needs(
+    until: str, encoders: tuple[str, ...], pooled: tuple[str, ...]
 ) -> None:
-    spec = resolve(RunConfig(), goal)
-    assert spec.goal == goal
+    spec = resolve(RunConfig(), {"until": until})
+    assert spec.output.until == until
     assert spec.encoding.encoders == encoders
     assert spec.encoding.slide_encoders == pooled
 
 
 def test_single_settings_win_and_the_record_has_all_of_them() -> None:
     config = RunConfig(encode=EncodeConfig(seed=3))
-    spec = resolve(config, "tile", {"tile_px": 512, "aggregate_memory": "2GiB"})
+    spec = resolve(
+        config, {"until": "tiles", "tile_px": 512, "aggregate_memory": "2GiB"}
+    )
     assert spec.tiles.tile_px == 512
     assert spec.encoding.seed == 3
     assert spec.encoding.pooling_bytes == 2 * GIB
-    assert spec.settings["stage"] == "tile"
+    assert spec.settings["output"]["until"] == "tiles"
     assert spec.settings["tiles"]["tile_px"] == 512
     assert spec.settings["encode"]["seed"] == 3
     assert RunConfig().tiles.tile_px == 256  # the configuration is left as it was
 
 
 def test_what_cannot_be_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(ConfigError, match=r"stage must be one of tissue, qc, .*'all'"):
-        resolve(RunConfig(), "all")
+    with pytest.raises(ConfigError, match=r"until must be one of tissue, qc, .*'all'"):
+        resolve(RunConfig(), {"until": "all"})
     with pytest.raises(ConfigError, match="unknown setting 'tile_pxx'; did you mean"):
-        resolve(RunConfig(), "tile", {"tile_pxx": 3})
+        resolve(RunConfig(), {"until": "tiles", "tile_pxx": 3})
     with pytest.raises(UnknownEncoderError, match="'efficientnet'"):
-        resolve(RunConfig(), "embed", {"encoders": ["efficientnet"]})
+        resolve(RunConfig(), {"until": "embeddings", "encoders": ["efficientnet"]})
     with pytest.raises(UnknownEncoderError, match="'meen'; did you mean 'mean'"):
-        resolve(RunConfig(), "aggregate", {"slide_encoders": ["meen"]})
-    resolve(RunConfig(), "tile", {"encoders": ["efficientnet"]})  # nobody asks for it
+        resolve(RunConfig(), {"slide_encoders": ["meen"]})
+    resolve(
+        RunConfig(), {"until": "tiles", "encoders": ["efficientnet"]}
+    )  # nobody asks for it
 
 
 def test_tissue_has_one_origin() -> None:
     drawn = RegionsConfig(tissue="drawn")
-    resolve(RunConfig(regions=drawn), "tile")
+    resolve(RunConfig(regions=drawn), {"until": "tiles"})
     with pytest.raises(
         ConfigError, match=r"tissue must go without qc .*got 'auto'; pass --qc off"
     ):
-        resolve(RunConfig(regions=drawn, qc=QcConfig(qc="auto")), "tile")
+        resolve(RunConfig(regions=drawn, qc=QcConfig(qc="auto")), {"until": "tiles"})
     both = {"segmenters": ["hest-tissue"], "tissue_segmenter": True}
     with pytest.raises(ConfigError, match="tissue and tissue_segmenter must go"):
-        resolve(RunConfig(regions=drawn), "tile", both)
+        resolve(RunConfig(regions=drawn), both | {"until": "tiles"})
     with pytest.raises(ConfigError, match="tissue_segmenter must go without qc"):
-        resolve(RunConfig(), "tile", both | {"qc": "auto"})
+        resolve(RunConfig(), both | {"until": "tiles", "qc": "auto"})
 
 
 def test_a_batch_has_the_wanted_size_or_the_devices_as_far_as_memory_holds_it() -> None:
-    spec = resolve(RunConfig(), "embed")
+    spec = resolve(RunConfig(), {"until": "embeddings"})
     assert spec.batch_size(on_gpu=False) == 32
     assert spec.batch_size(on_gpu=True) == 256
     small = spec.with_stream(memory="64MiB")
@@ -79,7 +83,12 @@ def test_a_batch_has_the_wanted_size_or_the_devices_as_far_as_memory_holds_it() 
     assert small.batch_size(on_gpu=True) == 32 * MIB // (3 * 256 * 256 * 3) < 256
     least = spec.with_stream(memory="40MiB")
     assert least.batch_size(on_gpu=False) == 8 * MIB // (3 * 256 * 256 * 3) < 32
-    assert resolve(RunConfig(), "embed", {"batch_size": 7}).batch_size(on_gpu=True) == 7
+    assert (
+        resolve(RunConfig(), {"until": "embeddings", "batch_size": 7}).batch_size(
+            on_gpu=True
+        )
+        == 7
+    )
     assert spec.stream_budget(32).batch_bytes == 32 * 256 * 256 * 3
     with pytest.raises(BudgetError):
         small.stream_budget(256)
@@ -87,7 +96,7 @@ def test_a_batch_has_the_wanted_size_or_the_devices_as_far_as_memory_holds_it() 
 
 
 def test_files_that_models_are_named_by_are_those_that_are_set() -> None:
-    plain = resolve(RunConfig(), "aggregate")
+    plain = resolve(RunConfig())
     assert plain.encoding.named_files == ("efficientnet_lite0",)
     files = {
         "weights": "w.pth",
@@ -95,14 +104,14 @@ def test_files_that_models_are_named_by_are_those_that_are_set() -> None:
         "stain_norm": "macenko",
         "stain_reference": "r.svs",
     }
-    named = resolve(RunConfig(), "aggregate", files).encoding.named_files
+    named = resolve(RunConfig(), files).encoding.named_files
     assert named == ("efficientnet_lite0", "w.pth", "s.safetensors", "r.svs")
 
 
 def test_a_run_travels_by_pickle_and_as_json() -> None:
     settings = {"qc": "auto", "measures": True, "measures_reference": Path("/x")}
-    spec = resolve(RunConfig(), "aggregate", settings)
+    spec = resolve(RunConfig(), settings)
     assert pickle.loads(pickle.dumps(spec)) == spec  # noqa: S301
     document = json.loads(json.dumps(as_mapping(spec)))
     assert from_mapping(RunSpec, document) == spec
-    assert hash(spec.encoding) == hash(resolve(RunConfig(), "aggregate").encoding)
+    assert hash(spec.encoding) == hash(resolve(RunConfig()).encoding)

@@ -262,7 +262,7 @@ def test_the_page_holds_the_sentence_and_escapes_what_it_shows() -> None:
 
 def work(out: Path, counts: dict[str, int]) -> Path:
     """The record of an invocation that was watched and ended with these counts."""
-    record = begin_record(out, "run", {"stage": "embed"})
+    record = begin_record(out, "run", {"until": "embeddings"})
     with resource_monitor(record.folder, stage_seconds=lambda: FED):
         sum(range(10**5))
     end_record(record, {"counts": counts})
@@ -308,7 +308,7 @@ def test_a_recorded_run_gets_its_page_and_its_section_of_run_json(
     folder = work(tmp_path, {"done": 1})
     write_efficiency(folder)
     document = json.loads((folder / "run.json").read_text())
-    assert document["config"] == {"stage": "embed"}
+    assert document["config"] == {"until": "embeddings"}
     assert document["counts"] == {"done": 1}
     assert document["efficiency"]["bottleneck"].startswith(
         "the encoder was kept busy 95%"

@@ -38,7 +38,7 @@ def view_results(
     out = tmp_path_factory.mktemp("view") / "results"
     flat = {"memory": "256MiB", "pretrained": False, "qc": "auto", "measures": True}
     config = replace_flat(RunConfig(), {**flat, "graph": "knn:4"})
-    run([view_slides], out=out, config=config, stage="embed")
+    run([view_slides], out=out, config=config, until="embeddings")
     results = open_results(out)
     for slide_id in results.slides:
         (grid,) = results.grids

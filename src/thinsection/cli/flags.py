@@ -7,7 +7,7 @@ A flag takes precedence over the file, and the file over the dataclass default.
 import sys
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -21,19 +21,27 @@ from thinsection.config import flat_fields, from_mapping, read_toml, replace_fla
 from thinsection.errors import ConfigError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+# columns of `--help`
+HELP_WIDTH = 100
+# key in click's context
+_HELP_ALL = "thinsection.help_all"
 # largest number of registry names in a line of `--help`; a longer list is left out
 _LISTED = 12
 
 
-def with_config(settings: type | str) -> Callable[[Command], Command]:
+def with_config(
+    settings: type | str, *, without: tuple[str, ...] = ()
+) -> Callable[[Command], Command]:
     """Marks a typer command: it gets a flag per setting and `--config`, and receives one `config`.
 
     Args:
         settings: the class, or 'module:Class', which is imported when the command is called.
+        without: sections and settings that the command decides itself, so that they have no flag.
     """
 
     def mark(command: Command) -> Command:
         command.__dict__["settings"] = settings
+        command.__dict__["without"] = without
         return command
 
     return mark
@@ -45,31 +53,56 @@ def add_flags(app: typer.Typer) -> None:
         settings = getattr(command.callback, "settings", None)
         if settings is not None and command.callback is not None:
             cls = resolve_name(settings) if isinstance(settings, str) else settings
-            command.callback = _with_flags(command.callback, cls)
+            without = command.callback.__dict__["without"]
+            command.callback = _with_flags(command.callback, cls, without)
         command.cls = _CommandBySection
         own_settings = command.context_settings or {}
-        command.context_settings = {"max_content_width": 100, **own_settings}
+        command.context_settings = {"max_content_width": HELP_WIDTH, **own_settings}
     for group in app.registered_groups:
         if group.typer_instance is not None:
             add_flags(group.typer_instance)
 
 
 class _CommandBySection(TyperCommand):
-    """Command whose `--help` lists its flags by section of the settings."""
+    """Command whose `--help` lists the daily options, and `--help-all` all, by group."""
 
     # typer has its own copy of click, whose classes have no public name
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
+        rare = set() if ctx.meta.get(_HELP_ALL) else _rare_options(self)
+        rows_by_group: dict[str, list[tuple[str, str]]] = {}
+        num_options = 0
         for param in self.get_params(ctx):
             row = param.get_help_record(ctx)
             if row is None:
                 continue
-            kind = "Arguments" if param.param_type_name == "argument" else "Options"
-            section = getattr(param, "rich_help_panel", None) or kind
-            sections.setdefault(section, []).append(row)
-        for name, rows in sections.items():
-            with formatter.section(name):
+            is_argument = param.param_type_name == "argument"
+            num_options += not is_argument
+            if param.name in rare:
+                continue
+            kind = "Arguments" if is_argument else "Options"
+            group = getattr(param, "rich_help_panel", None) or kind
+            rows_by_group.setdefault(group, []).append(row)
+        for group, rows in rows_by_group.items():
+            with formatter.section(group):
                 formatter.write_dl(rows)
+        if rare:
+            formatter.write_paragraph()
+            command = f"`{ctx.command_path} --help-all`"
+            formatter.write_text(f"{command} lists all {num_options} options.")
+
+
+def _rare_options(command: TyperCommand) -> set[str]:
+    """Names of the parameters that only `--help-all` lists."""
+    rare: set[str] = getattr(command.callback, "rare_options", set())
+    return rare
+
+
+def _print_all_options(ctx: typer.Context, is_asked: bool) -> None:
+    """Prints the help with every option, and ends the command."""
+    if is_asked:
+        ctx.meta[_HELP_ALL] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
 
 
 @dataclass(frozen=True)
@@ -82,7 +115,9 @@ class _Synonym:
     parameter: Parameter
 
 
-def _with_flags(command: Callable[..., Any], cls: type) -> Callable[..., Any]:
+def _with_flags(
+    command: Callable[..., Any], cls: type, without: tuple[str, ...]
+) -> Callable[..., Any]:
     """Function from which typer derives the flags of a marked command."""
     hints = typing.get_type_hints(command, include_extras=True)
     own = [
@@ -93,8 +128,9 @@ def _with_flags(command: Callable[..., Any], cls: type) -> Callable[..., Any]:
         for parameter in signature(command).parameters.values()
         if parameter.name != "config"
     ]
-    flags = _flag_parameters(cls)
-    synonyms = _synonyms(cls)
+    flags = _flag_parameters(cls, without)
+    synonyms = _synonyms(cls, without)
+    rare = _rare_settings(cls)
 
     def wrapper(**values: Any) -> Any:
         path = values.pop("config_file")
@@ -115,13 +151,37 @@ def _with_flags(command: Callable[..., Any], cls: type) -> Callable[..., Any]:
         base = from_mapping(cls, read_toml(path)) if path else cls()
         return command(**values, config=replace_flat(base, overrides))
 
-    file = typer.Option("--config", help="TOML file with settings; flags win over it.")
+    file = typer.Option(
+        "--config",
+        help="TOML file with settings, as `thinsection config` writes it. Options of the command "
+        "line replace its values.",
+    )
+    all_options = typer.Option(
+        "--help-all",
+        help="Show all options and exit.",
+        is_eager=True,
+        expose_value=False,
+        callback=_print_all_options,
+        show_default=False,
+    )
     parameters = [
         *own,
         _optional("config_file", Annotated[Path | None, file]),
         *flags.values(),
         *(synonym.parameter for synonym in synonyms.values()),
     ]
+    if rare:
+        rare |= {*synonyms, "help_all"}
+        annotation = Annotated[bool, all_options]
+        parameters.append(
+            Parameter(
+                "help_all",
+                Parameter.KEYWORD_ONLY,
+                default=False,
+                annotation=annotation,
+            )
+        )
+    wrapper.__dict__["rare_options"] = rare
     wrapper.__dict__["__signature__"] = Signature(parameters)
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     wrapper.__name__ = command.__name__
@@ -129,13 +189,34 @@ def _with_flags(command: Callable[..., Any], cls: type) -> Callable[..., Any]:
     return wrapper
 
 
+def _rare_settings(cls: type) -> set[str]:
+    """Settings that `--help` leaves to `--help-all`; none if no setting is marked as daily."""
+    settings = flat_fields(cls)
+    rare = {
+        name
+        for name, (_, field, _) in settings.items()
+        if not field.metadata.get("daily")
+    }
+    return rare if len(rare) < len(settings) else set()
+
+
+def _group_titles(cls: type) -> dict[str, str]:
+    """Title in `--help` of each section of the settings."""
+    titles = {}
+    for field in fields(cls):
+        plain = field.name.replace("_", " ").capitalize()
+        titles[field.name] = field.metadata.get("title") or plain
+    return titles
+
+
 @cache
-def _flag_parameters(cls: type) -> dict[str, Parameter]:
+def _flag_parameters(cls: type, without: tuple[str, ...]) -> dict[str, Parameter]:
     """Parameter for each setting, by its name."""
     defaults = cls()
+    titles = _group_titles(cls)
     parameters = {}
     for name, (section, field, kind) in flat_fields(cls).items():
-        if field.metadata.get("hidden"):
+        if name in without or section in without:
             continue
         declared = field.metadata.get("flag") or "--" + name.replace("_", "-")
         flags = (declared,) if isinstance(declared, str) else declared
@@ -149,7 +230,7 @@ def _flag_parameters(cls: type) -> dict[str, Parameter]:
         shown = ",".join(default) if isinstance(default, tuple) else default
         if shown is not None and shown != "":
             text += f" [default: {shown}]"
-        parameters[name] = _flag(name, _flag_type(kind), section, text, flags)
+        parameters[name] = _flag(name, _flag_type(kind), titles[section], text, flags)
     return parameters
 
 
@@ -162,26 +243,29 @@ def _choices(names: Callable[[], Any] | None, kind: Any) -> list[str]:
     return choices if len(choices) <= _LISTED else []
 
 
-def _synonyms(cls: type) -> dict[str, _Synonym]:
+def _synonyms(cls: type, without: tuple[str, ...]) -> dict[str, _Synonym]:
     """Flags in the settings' `also`, by their names."""
+    titles = _group_titles(cls)
     synonyms = {}
     for setting, (section, field, _) in flat_fields(cls).items():
+        if setting in without or section in without:
+            continue
         for flag, translate in (field.metadata.get("also") or {}).items():
             name = flag.removeprefix("--").replace("-", "_")
             instead = setting.replace("_", "-")
             text = f"{translate.__doc__} In place of --{instead}."
-            parameter = _flag(name, str | None, section, text, (flag,))
+            parameter = _flag(name, str | None, titles[section], text, (flag,))
             synonyms[name] = _Synonym(setting, translate, parameter)
     return synonyms
 
 
 def _flag(
-    name: str, kind: Any, section: str, text: str, flags: tuple[str, ...]
+    name: str, kind: Any, group: str, text: str, flags: tuple[str, ...]
 ) -> Parameter:
     option = typer.Option(
         *flags,
         help=text,
-        rich_help_panel=section.replace("_", " ").capitalize(),
+        rich_help_panel=group,
         show_default=False,
     )
     return _optional(name, Annotated[kind, option])

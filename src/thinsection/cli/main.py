@@ -8,85 +8,134 @@ import importlib
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from thinsection import errors
-from thinsection.cli.flags import add_flags
-from thinsection.errors import stopping
+from thinsection.cli.flags import HELP_WIDTH, add_flags
+from thinsection.errors import ConfigError, stopping
 from thinsection.files.atomic import output_errors
 
-# command -> (module of this package whose `app` has it, its line in `thinsection --help`)
-COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("run", "Everything: tissue, tiles, tile embeddings, slide embedding."),
-    "qc": (
-        "run",
-        "Quality control: masks, scores, a contact sheet; HistoQC's checks and more.",
+
+@dataclass(frozen=True)
+class Command:
+    """Line of a command in `thinsection --help`, and the module of this package that has it."""
+
+    heading: str
+    module: str
+    summary: str
+
+
+DAILY = "Daily work"
+SLIDES = "Slides"
+FOLDERS = "Results folders"
+EVALUATION = "Evaluation"
+CLUSTERS = "Clusters"
+OTHER = "Other"
+
+# in the order of `thinsection --help`, which is the order of work
+COMMANDS = {
+    "doctor": Command(
+        DAILY, "machine", "Check what works on this machine, and what is missing."
     ),
-    "tissue": ("run", "Find the tissue of each slide."),
-    "segment": (
-        "run",
-        "Name what each px of a slide is, by a network: epithelium, stroma, ...",
+    "models": Command(
+        DAILY, "machine", "List the tile encoders; check that one loads here."
     ),
-    "tile": ("run", "Lay the tile grid of each slide."),
-    "embed": ("run", "Embed the tiles of each slide."),
-    "aggregate": ("run", "Pool tile embeddings into slide embeddings."),
-    "train": ("predict", "Train a head on stored embeddings, with scores that hold."),
-    "predict": ("predict", "Predict slides and cases by a trained model."),
-    "heatmap": (
-        "predict",
-        "Draw where a prediction comes from; top tiles; GeoJSON for QuPath.",
+    "plan": Command(DAILY, "plan", "Predict the memory and time of a run."),
+    "run": Command(
+        DAILY, "run", "Turn slides into tissue masks, tiles and embeddings."
     ),
-    "model": ("predict", "Show what a model was trained on, its figures and limits."),
-    "view": (
-        "results",
-        "Look at slides and results in the browser: deep zoom, layers.",
+    "qc": Command(DAILY, "run", "Check slides for pen, blur, folds, bubbles and dirt."),
+    "aggregate": Command(
+        DAILY, "run", "Pool stored tile embeddings into slide embeddings."
     ),
-    "ls": ("results", "Show what a results folder holds."),
-    "probe": (
-        "probe",
-        "Evaluate frozen encoders: linear, kNN, few-shot, slide level, ...",
+    "ls": Command(DAILY, "results", "List what a results folder holds."),
+    "view": Command(DAILY, "results", "Look at slides and results in the browser."),
+    "train": Command(
+        DAILY, "predict", "Train a model on stored embeddings, with cross-validation."
     ),
-    "bench": ("probe", "A suite of encoders x tasks: one JSON and one page."),
-    "cache": ("results", "Feature caches: list, verify, remove."),
-    "frames": (
+    "predict": Command(
+        DAILY, "predict", "Predict new slides and cases with a trained model."
+    ),
+    "heatmap": Command(DAILY, "predict", "Draw which tiles a prediction rests on."),
+    "export": Command(
+        DAILY, "results", "Write results for QuPath, AnnData, TRIDENT, CLAM, ..."
+    ),
+    "convert": Command(SLIDES, "convert", "Convert slides to pyramidal OME-TIFF."),
+    "deid": Command(
+        SLIDES,
         "convert",
-        "Token frames of structure files (mmCIF), as AlphaFold 3 defines them.",
+        "Copy slides without label, macro image and identifying tags.",
     ),
-    "models": ("machine", "List tile encoders; check whether one would load here."),
-    "config": ("run", "Show every setting of a run as TOML."),
-    "export": ("results", "Write results in other tools' formats."),
-    "import": (
-        "results",
-        "Take over coordinates, features and lists of TRIDENT, CLAM, ...",
+    "segment": Command(SLIDES, "run", "Assign a class to every pixel with a network."),
+    "import": Command(
+        FOLDERS, "results", "Read coordinates and features of TRIDENT, CLAM, STAMP, ..."
     ),
-    "convert": (
-        "convert",
-        "Write slides as pyramidal OME-TIFF; what can be is copied.",
+    "verify": Command(
+        FOLDERS, "results", "Check every result file against its checksum."
     ),
-    "deid": ("convert", "Write slides without label, macro and identifying tags."),
-    "plan": ("plan", "Predict memory and time from headers and thumbnails."),
-    "slurm": ("slurm", "A run as a Slurm job array: script, submit, status, collect."),
-    "verify": ("results", "Read every file of results against its checksum."),
-    "efficiency": (
-        "results",
-        "What a run used of what it held, and what to ask for next.",
+    "efficiency": Command(
+        FOLDERS, "results", "Compare the requested and the used CPU, memory and time."
     ),
-    "doctor": ("machine", "Show what was found here, and what is missing."),
-    "demo": ("run", "Run the main job on one slide and show the results."),
+    "config": Command(FOLDERS, "run", "Print every setting of a run as a TOML file."),
+    "cache": Command(FOLDERS, "results", "List, verify and remove feature caches."),
+    "probe": Command(
+        EVALUATION, "probe", "Evaluate encoders by linear probes, kNN, few-shot, ..."
+    ),
+    "bench": Command(EVALUATION, "probe", "Compare encoders on a suite of tasks."),
+    "model": Command(
+        EVALUATION, "predict", "Show a trained model's data, figures and limits."
+    ),
+    "slurm": Command(
+        CLUSTERS, "slurm", "Submit work as Slurm job arrays and collect the results."
+    ),
+    "demo": Command(OTHER, "run", "Run everything on one generated slide."),
+    "frames": Command(
+        OTHER, "convert", "Compute AlphaFold 3's token frames of mmCIF structures."
+    ),
+}
+# earlier command -> command of today
+REPLACED = {
+    "tissue": "run --until tissue",
+    "tile": "run --until tiles",
+    "embed": "run --until embeddings",
 }
 
+_HELP = """Turn whole-slide images into embeddings and predictions, in the memory you have.
+
+Start with `thinsection doctor`, then `thinsection run slides/ --out results`.
+`thinsection COMMAND --help` explains a command.
+"""
 # the same code as for a wrong flag
 EXIT_USAGE = 2
 # code if the output is not writable; finished results stay
 EXIT_OUTPUT = 4
 
 
+class _CommandsByHeading(TyperGroup):
+    """`thinsection` itself, whose `--help` lists the commands under their headings."""
+
+    # typer has its own copy of click, whose classes have no public name
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows_by_heading: dict[str, list[tuple[str, str]]] = {}
+        for name, command in COMMANDS.items():
+            rows = rows_by_heading.setdefault(command.heading, [])
+            rows.append((name, command.summary))
+        for heading, rows in rows_by_heading.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
 def build_app(arguments: Sequence[str]) -> typer.Typer:
     """Application with the called command, or with the list of all commands for `--help`."""
     app = typer.Typer(
         name="thinsection",
-        help="Whole-slide images to embeddings and predictions, in the memory you have.",
+        cls=_CommandsByHeading,
+        help=_HELP,
+        context_settings={"max_content_width": HELP_WIDTH},
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         # plain help, since drawing boxes took half of the CPU time
@@ -104,11 +153,16 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
             raise typer.Exit
 
     name = called_name(arguments)
+    if name in REPLACED:
+        raise ConfigError(
+            f"thinsection {name} is now thinsection {REPLACED[name]}; "
+            "the other options are the same"
+        )
     if name in COMMANDS:
         _add_command(app, name, arguments[arguments.index(name) + 1 :])
     else:
-        for listed, (_, summary) in COMMANDS.items():
-            app.command(listed, help=summary)(do_nothing)
+        for listed, command in COMMANDS.items():
+            app.command(listed, help=command.summary)(do_nothing)
     add_flags(app)
     return app
 
@@ -128,7 +182,7 @@ def _add_command(app: typer.Typer, name: str, arguments: Sequence[str]) -> None:
 
     The other commands of the module would each be built with dozens of flags.
     """
-    module = importlib.import_module(f"thinsection.cli.{COMMANDS[name][0]}")
+    module = importlib.import_module(f"thinsection.cli.{COMMANDS[name].module}")
     has_builder = hasattr(module, "build")
     built = module.build(name, arguments) if has_builder else module.app
     app.registered_commands = [

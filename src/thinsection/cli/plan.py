@@ -16,10 +16,13 @@ app = typer.Typer()
 SlidesArgument = Annotated[
     list[str],
     typer.Argument(
-        help="Slide files, folders, URLs or cohort CSVs.", show_default=False
+        help="Slide files, folders, URLs, or cohort tables (CSV).", show_default=False
     ),
 ]
-SlurmFlag = Annotated[bool, typer.Option("--slurm", help="Print #SBATCH lines too.")]
+SlurmFlag = Annotated[
+    bool,
+    typer.Option("--slurm", help="Also print the #SBATCH lines of a Slurm job."),
+]
 
 
 @app.command("plan")
@@ -27,15 +30,21 @@ SlurmFlag = Annotated[bool, typer.Option("--slurm", help="Print #SBATCH lines to
 def plan(
     slides: SlidesArgument, slurm: SlurmFlag = False, *, config: RunConfig
 ) -> None:
-    """Predict peak memory and time from headers and thumbnails; no tile is decoded.
+    """Predict the peak memory and the time of `thinsection run` with the same options.
 
-    Example: thinsection plan slides/ --gpu a40 --encoder uni2_h --slurm
+    The prediction needs only headers and thumbnails. The first call measures this machine, which
+    takes some seconds.
+
+    \b
+    Examples:
+      thinsection plan slides/ --encoder uni2_h
+      thinsection plan slides/ --encoder uni2_h --gpu a40 --slurm
     """
     from thinsection.slide.cohort import load_cohort
 
     # report a wrong path or name before slow work
     load_cohort(slides)
-    spec = resolve(config, "aggregate")
+    spec = resolve(config)
 
     from thinsection.planning.cost import MARGIN
     from thinsection.planning.plan import plan as predict

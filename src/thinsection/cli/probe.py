@@ -123,7 +123,8 @@ def _compare(
     typer.echo(compare(folders, out, metric=metric))
 
 
-@with_config("thinsection.probe.grid:ProbeGridConfig")
+# the options --encoder and --seed of a grid are lists
+@with_config("thinsection.probe.grid:ProbeGridConfig", without=("encoder", "seed"))
 def _grid(
     data: Annotated[
         list[Path],
@@ -143,8 +144,8 @@ def _grid(
 
       thinsection probe grid a.csv b.csv --probe linear --probe knn --out probes/
 
-      thinsection probe grid BRACS_RoI/ --layout bracs --encoders uni --encoders conch_v15
-      --seeds 0 --seeds 1 --executor dask --workers 4 --out probes/
+      thinsection probe grid BRACS_RoI/ --layout bracs --encoder uni --encoder conch_v15
+      --seed 0 --seed 1 --executor dask --workers 4 --out probes/
     """
     from thinsection.probe.grid import TABLE_NAME, run_probes
 

@@ -1,4 +1,4 @@
-"""`thinsection run`, its stages, `qc`, `aggregate`, `demo`, and `config` for their settings."""
+"""`thinsection run`, `segment`, `qc`, `aggregate`, `demo`, and `config` for a run's settings."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from thinsection.cli.flags import with_config
+from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
 from thinsection.stages.config import AggregateRunConfig, RunConfig
 from thinsection.stages.spec import resolve
@@ -15,29 +16,18 @@ app = typer.Typer()
 SlidesArgument = Annotated[
     list[str],
     typer.Argument(
-        help="Slide files, folders, URLs or cohort CSVs.", show_default=False
+        help="Slide files, folders, URLs, or cohort tables (CSV).", show_default=False
     ),
 ]
 Out = Annotated[
     str,
     typer.Option(
-        "--out", help="Results folder, or URL (s3://, ...).", show_default=False
+        "--out",
+        help="Results folder, or its URL (s3://, ...).",
+        show_default=False,
     ),
 ]
 
-_EXAMPLES = """
-
-Other settings, encoders and slide encoders lie beside each other in one results folder: nothing is
-replaced unless --overwrite says so, and nothing is computed twice.
-
-Examples:
-
-    thinsection {name} slide.svs --out results
-
-    thinsection {name} slides/ more.csv --out results --tile-px 512 --tile-mpp 0.5
-
-    thinsection {name} slides/ --out results --config run.toml --memory 1GiB
-"""
 # edge in pixels; a biopsy at 20x, about 200 tiles
 _DEMO_SIZE = (6000, 5000)
 # path in the results folder -> description, for files that the user should open
@@ -51,69 +41,50 @@ _DEMO_FILES = {
 }
 
 
-def _help(name: str, summary: str) -> str:
-    """Help of a command that runs slides up to a stage."""
-    return summary + _EXAMPLES.format(name=name)
-
-
-@app.command(
-    "run",
-    help=_help("run", "Everything: tissue, tiles, tile embeddings, slide embedding."),
-)
+@app.command("run")
 @with_config(RunConfig)
-def run_all(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
-    raise typer.Exit(_run_and_report(slides, out, config, "aggregate"))
+def run_slides(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
+    """Turn slides into tissue masks, tiles, tile embeddings and slide embeddings.
+
+    OUT gets a page (index.html), a table (summary.csv) and a folder for each kind of result.
+    The same command again computes only what is missing. Results of other settings and encoders
+    are stored beside each other.
+
+    Exit code: 0 all slides done, 3 some failed.
+
+    \b
+    Examples:
+      thinsection run slides/ --out results
+      thinsection run cohort.csv --out results --encoder uni2_h --tile-px 224 --qc auto
+      thinsection run slides/ --out results --until tiles
+    """
+    raise typer.Exit(_run_and_report(slides, out, config))
 
 
-@app.command(
-    "tissue",
-    help=_help(
-        "tissue", "Find the tissue of each slide: PNG mask and GeoJSON polygons."
-    ),
-)
-@with_config(RunConfig)
-def run_tissue(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
-    raise typer.Exit(_run_and_report(slides, out, config, "tissue"))
+@app.command("segment")
+@with_config(RunConfig, without=("until", "tiles", "stain", "encode", "aggregate"))
+def segment_slides(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
+    """Assign a class to every pixel of the slides with a network: epithelium, stroma, ...
+
+    OUT gets the class of each pixel, the outlines of the classes, and the share of each class.
+
+    Exit code: 0 all slides done, 3 some failed.
+
+    \b
+    Example:
+      thinsection segment slides/ --out results --segmenter lavlab-shell
+    """
+    config = replace_flat(config, {"until": "segments"})
+    raise typer.Exit(_run_and_report(slides, out, config))
 
 
-@app.command(
-    "segment",
-    help=_help(
-        "segment", "Name what each px is by a network: labels, outlines, shares."
-    ),
-)
-@with_config(RunConfig)
-def run_segment(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
-    raise typer.Exit(_run_and_report(slides, out, config, "segment"))
-
-
-@app.command(
-    "tile",
-    help=_help(
-        "tile", "Lay the tile grid of each slide: GRID/tiles/ID.h5 with coordinates."
-    ),
-)
-@with_config(RunConfig)
-def run_tile(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
-    raise typer.Exit(_run_and_report(slides, out, config, "tile"))
-
-
-@app.command(
-    "embed",
-    help=_help("embed", "Embed the tiles of each slide: GRID/features_ENCODER/ID.h5."),
-)
-@with_config(RunConfig)
-def run_embed(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
-    raise typer.Exit(_run_and_report(slides, out, config, "embed"))
-
-
-def _run_and_report(slides: list[str], out: str, config: RunConfig, stage: str) -> int:
+def _run_and_report(slides: list[str], out: str, config: RunConfig) -> int:
     """Runs with a progress bar, prints the path of the results, and returns the exit code."""
     from thinsection.slide.cohort import load_cohort
 
     # report a wrong path or name before slow work
     num_slides = len(load_cohort(slides))
-    resolve(config, stage)
+    resolve(config)
 
     from thinsection.cli.progress import RunProgress
     from thinsection.pipeline.run import run
@@ -125,7 +96,6 @@ def _run_and_report(slides: list[str], out: str, config: RunConfig, stage: str) 
             slides,
             out=out,
             config=config,
-            stage=stage,
             on_event=progress,
             on_message=progress.say,
         )
@@ -147,28 +117,31 @@ def _run_and_report(slides: list[str], out: str, config: RunConfig, stage: str) 
 @with_config("thinsection.pipeline.qc_run:QcRunConfig")
 def qc(
     slides: Annotated[
-        list[str] | None, typer.Argument(help="Slides, folders, or a cohort CSV.")
+        list[str] | None,
+        typer.Argument(help="Slide files, folders, URLs, or cohort tables (CSV)."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("qc"),
+    out: Annotated[Path, typer.Option(help="Results folder.")] = Path("qc"),
     write_pipeline: Annotated[
         Path | None,
-        typer.Option(help="Write the pipeline as TOML; without slides, only that."),
+        typer.Option(
+            help="Write the pipeline of checks to this TOML file, to edit it. Without slides the "
+            "command ends there."
+        ),
     ] = None,
     config: Any = None,
 ) -> None:
-    """Check slides for pen, blur, folds, air, dirt; write masks, scores and a contact sheet.
+    """Check slides for pen, blur, folds, bubbles and dirt.
+
+    OUT gets a page with a picture and a verdict for each slide, a table of the measures, and a mask
+    of the usable tissue. `thinsection run --qc` into the same folder uses these masks.
 
     Exit code: 0 all slides done, 3 some failed.
 
+    \b
     Examples:
-
-        thinsection qc slides/ --out qc --workers 4
-
-        thinsection qc slides/ --out qc --executor slurm --job-cpus 1 --walltime 01:00:00
-
-        thinsection qc slides/ --out qc --qc-fail "pixels_to_use<1000"
-
-        thinsection qc slides/ --out qc --from-histoqc config.ini --write histoqc
+      thinsection qc slides/ --out results --workers 4
+      thinsection qc slides/ --out results --qc-fail "pixels_to_use<1000"
+      thinsection qc slides/ --out results --from-histoqc config.ini --write histoqc
     """
     from thinsection.cli.progress import RunProgress
     from thinsection.files.atomic import write_text
@@ -203,23 +176,30 @@ def qc(
 @with_config(AggregateRunConfig)
 def aggregate(
     folder: Annotated[
-        Path, typer.Argument(help="A results folder, or features of others.")
+        Path,
+        typer.Argument(
+            help="Results folder, or a folder with features of TRIDENT, CLAM, ..."
+        ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Other output folder.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the slide embeddings. [default: the folder of the tile embeddings]"
+        ),
+    ] = None,
     *,
     config: AggregateRunConfig,
 ) -> None:
-    """Pool tile embeddings that are there into one embedding per slide.
+    """Pool stored tile embeddings into one embedding for each slide.
 
-    Exit code 0: every slide has its embedding; 3: some failed.
+    Slides are not read again. The same command again pools only what is missing.
 
+    Exit code: 0 every slide has its embedding, 3 some failed.
+
+    \b
     Examples:
-
-        thinsection aggregate results --slide-encoder max
-
-        thinsection aggregate trident/20x_512px/features_conch_v15 --slide-encoder titan
-
-        thinsection aggregate results --slide-encoder titan --executor dask --workers 4
+      thinsection aggregate results --slide-encoder max
+      thinsection aggregate trident/20x_512px/features_conch_v15 --slide-encoder titan
     """
     from thinsection.cli.progress import say
     from thinsection.pipeline.ending import EXIT_SOME_FAILED
@@ -242,14 +222,21 @@ def aggregate(
 
 @app.command("demo")
 def demo(
-    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("demo"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for the slide and its results.")
+    ] = Path("demo"),
     slide: Annotated[
-        Path | None, typer.Option(help="Your slide; else one is generated.")
+        Path | None,
+        typer.Option(
+            help="A slide of your own. [default: a generated one]", show_default=False
+        ),
     ] = None,
 ) -> None:
-    """Run the main job on one slide and name the files to look at.
+    """Run everything on one slide, and list the files to look at.
 
-    Example: thinsection demo --out demo --slide my.svs
+    \b
+    Example:
+      thinsection demo --out demo
     """
     from thinsection.testing.synthetic import write_he_slide
 
@@ -262,7 +249,7 @@ def demo(
     results = out / "results"
     config = RunConfig()
     print("loading the encoder and reading the slide", flush=True)
-    exit_code = _run_and_report([str(slide)], str(results), config, "aggregate")
+    exit_code = _run_and_report([str(slide)], str(results), config)
     print("\nopen these:")
     for template, description in _DEMO_FILES.items():
         path = results / template.format(
@@ -276,14 +263,22 @@ def demo(
 
 @app.command("config")
 def show_config(
-    write: Annotated[Path | None, typer.Option(help="Write to this new file.")] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(help="Write the settings to this new file, not to the screen."),
+    ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="Start from this TOML file, checked.")
+        Path | None,
+        typer.Option(help="Check this TOML file and start from its settings."),
     ] = None,
 ) -> None:
-    """Show every setting of `thinsection run` as commented TOML.
+    """Print every setting of `thinsection run` as TOML, with its default and its meaning.
 
-    Example: thinsection config --write run.toml
+    Edit the file and pass it on: thinsection run slides/ --out results --config run.toml
+
+    \b
+    Example:
+      thinsection config --write run.toml
     """
     from thinsection.config import dump_toml, from_mapping, read_toml
     from thinsection.files.atomic import write_text

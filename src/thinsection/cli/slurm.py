@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from thinsection.jobs.task import AnyReport
 
 app = typer.Typer()
-group = typer.Typer(no_args_is_help=True, help="Work as job arrays of Slurm.")
+group = typer.Typer(
+    no_args_is_help=True,
+    help="Submit work as Slurm job arrays and collect the results.",
+)
 app.add_typer(group, name="slurm")
-FolderArgument = Annotated[Path, typer.Argument(help="Output folder of the arrays.")]
+FolderArgument = Annotated[Path, typer.Argument(help="Results folder of the arrays.")]
 _CONTEXT = {
     "allow_extra_args": True,
     "ignore_unknown_options": True,
@@ -42,16 +45,21 @@ _TASKS = (
     Entry(name="probe", help="Probes.", target="thinsection.probe.grid:ProbeTask"),
 )
 TASKS: Registry[Any] = Registry("kind of task", "thinsection.tasks", _TASKS)
-_COMMANDS = ("run", "tissue", "tile", "embed", "qc", "aggregate", "probe")
+# commands that run as arrays
+_COMMANDS = ("run", "segment", "qc", "aggregate", "probe", "bench")
 
 
 @group.command("script", context_settings=_CONTEXT)
 def show_script(context: typer.Context) -> None:
-    """Write the array of what is missing, and show its batch script.
+    """Write the job array of a command and print its batch script; nothing is submitted.
 
-    Takes what the command takes: thinsection slurm script qc slides/ --out QC --pipeline light
+    The arguments are those of run, segment, qc, aggregate, probe or bench; without the name of a
+    command they are those of run. The array covers only what is missing.
 
-    Without a command it is 'run': thinsection slurm script cohort.csv --out OUT --gres gpu:1
+    \b
+    Examples:
+      thinsection slurm script cohort.csv --out results --gres gpu:1
+      thinsection slurm script qc slides/ --out results --qc histoqc-light
     """
     array = _write_array(context.args, queue="script")
     if array is not None:
@@ -63,11 +71,15 @@ def show_script(context: typer.Context) -> None:
 
 @group.command("submit", context_settings=_CONTEXT)
 def submit(context: typer.Context) -> None:
-    """Write and submit the array of what is missing, and return.
+    """Submit the job array of a command and return at once.
 
-    Takes what the command takes: thinsection slurm submit aggregate OUT --slide-encoder titan
+    The arguments are those of run, segment, qc, aggregate, probe or bench; without the name of a
+    command they are those of run. The array covers only what is missing.
 
-    Without a command it is 'run': thinsection slurm submit cohort.csv --out OUT --workers 8
+    \b
+    Examples:
+      thinsection slurm submit cohort.csv --out results --workers 8
+      thinsection slurm submit aggregate results --slide-encoder titan
     """
     array = _write_array(context.args, queue="submit")
     if array is not None:
@@ -109,7 +121,12 @@ def _write_array(arguments: list[str], *, queue: str) -> "Array | None":
 
 @group.command("status")
 def show_status(out: FolderArgument) -> None:
-    """Show the state of every array of a folder."""
+    """Show how many jobs and slides of each array wait, run, are done or failed.
+
+    \b
+    Example:
+      thinsection slurm status results
+    """
     from thinsection.jobs.slurm_array import array_folders, load_array
     from thinsection.jobs.slurm_collect import array_status
 
@@ -132,15 +149,22 @@ def collect_arrays(
     out: FolderArgument,
     retry: Annotated[
         bool,
-        typer.Option(help="Submit what died once more, each entry alone, with more."),
+        typer.Option(
+            help="Submit slides whose job died once more, each in its own job with more memory."
+        ),
     ] = True,
 ) -> None:
-    """Merge what the array tasks reported; of a run into its tables and its efficiency page.
+    """Collect the results of finished job arrays.
 
-    By design it writes the tables of runs only (summary.csv, failed.csv): those of qc, aggregate
-    and probe are written by the same command again, without 'slurm', which keeps what is done.
+    The array of a run gets its tables (summary.csv, failed.csv) and its efficiency page. For qc,
+    aggregate, probe and bench, run the same command again without `slurm submit`: it keeps what is
+    done and writes the tables.
 
-    Exit code 0: all is done; 3: some failed, were lost or are not done yet.
+    Exit code: 0 all is done; 3 some failed, were lost or are not done yet.
+
+    \b
+    Example:
+      thinsection slurm collect results
     """
     from thinsection.jobs.slurm_collect import collect
 

@@ -50,7 +50,7 @@ def _h5_features(path: Path) -> npt.NDArray[np.generic]:
         if "features" not in file:
             raise DatasetError(
                 "embeddings must lie in the dataset 'features', "
-                f"got {sorted(file)} in {str(path)!r}; run `thinsection embed` first"
+                f"got {sorted(file)} in {str(path)!r}; run `thinsection run` first"
             )
         return np.asarray(stored_dataset(file, "features", path)[...])
 
@@ -210,7 +210,7 @@ def features_folder(path: Path, *kinds: str) -> Path:
     if not folders:
         raise DatasetError(
             f"results must hold embeddings, got no */features_<encoder> in {str(path)!r}; "
-            "run `thinsection embed` first"
+            "run `thinsection run` first"
         )
     if len(folders) > 1:
         names = ", ".join(str(folder.relative_to(path)) for folder in folders)
@@ -314,7 +314,7 @@ def feature_files(data: Path, features: str | None = None) -> FeatureFiles:
     if not files:
         raise DatasetError(
             f"data must hold embeddings, got none of {', '.join(EMBEDDING_SUFFIXES)} "
-            f"in {str(folder)!r}; run `thinsection embed`"
+            f"in {str(folder)!r}; run `thinsection run` first"
         )
     return FeatureFiles({path.stem: path for path in files}, {}, folder.name)
 

@@ -124,7 +124,6 @@ class ExecutorConfig:
         None,
         "Memory of a job, or of a worker; None: as planned for an array, 8 GiB for Dask's. Of a "
         "list (16G,32G) what dies for want of memory gets the next.",
-        flag=("--job-memory", "--mem"),
     )
     directive: tuple[str, ...] = option(
         (), "Further #SBATCH directive; repeat: --qos=long."

@@ -59,7 +59,7 @@ def export_anndata(
     if not slides:
         raise StoreError(
             f"folder must hold tile embeddings, got none in {str(folder)!r}; "
-            "run `thinsection embed` first"
+            "run `thinsection run` first"
         )
     obs = pd.concat(tables, join="inner")
     for name in ("slide_id", *OF_COHORTS):

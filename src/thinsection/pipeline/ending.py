@@ -20,6 +20,7 @@ from thinsection.pipeline.tables import known_slides, write_tables
 from thinsection.pipeline.task import ENDS, RunTask, ended_slides
 from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry
+from thinsection.stages.config import TILED
 from thinsection.stages.graph import mask_stage, measures_stage
 from thinsection.stages.masks import QcStage
 
@@ -87,7 +88,7 @@ def finish_run(
         allow_empty=task.spec.output.allow_empty,
         equal_slides=tuple(equal_slides),
     )
-    if task.spec.output.measures and task.spec.goal in ("tile", "embed", "aggregate"):
+    if task.spec.output.measures and task.spec.output.until in TILED:
         stage = measures_stage(task.spec)
         write_measures(task.out, slides, stage, task.spec.output.measures_reference)
     mask = mask_stage(task.spec)

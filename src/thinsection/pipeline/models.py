@@ -47,7 +47,7 @@ _WITHOUT_WEIGHTS = ("mean", "max")  # slide encoders without weights
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModels:
-    """Encoders that a process loads once for all its slides; empty for goals that embed nothing."""
+    """Encoders that a process loads once for all its slides; empty for runs that embed nothing."""
 
     encoders: tuple["TileEncoder", ...] = ()
     slide_encoders: tuple["SlideEncoder", ...] = ()
@@ -71,7 +71,7 @@ def load_models(encoding: EncodingSpec, stamped: Stamps | None = ()) -> LoadedMo
     """
     if not encoding.encoders:
         return LoadedModels()
-    # imports torch, which goals without encoders do not need
+    # imports torch, which runs without encoders do not need
     from thinsection.encode import load_encoder
     from thinsection.encode.memory import keep_freed_memory
     from thinsection.pool import load_slide_encoder

@@ -180,7 +180,7 @@ def find_features(
     if not files:
         raise StoreError(
             "folder must hold GRID/features_ENCODER/*.h5 of a run, or *.h5 features of "
-            f"TRIDENT or CLAM, got none below {str(folder)!r}; run `thinsection embed` "
+            f"TRIDENT or CLAM, got none below {str(folder)!r}; run `thinsection run` "
             "first"
         )
     return files
@@ -209,7 +209,7 @@ def _recorded_features(
         option = f" for --features {wanted!r}" if wanted else ""
         raise StoreError(
             f"results folder must hold embeddings, got {known}{option} in "
-            f"{str(folder)!r}; run `thinsection embed` first"
+            f"{str(folder)!r}; run `thinsection run` first"
         )
     return files
 
@@ -263,7 +263,7 @@ def _pool_foreign(
     if tiles.features is None or len(tiles.features) == 0:
         raise StoreError(
             f"features file must hold embeddings, got none in {str(file.path)!r}; "
-            "run `thinsection embed` first"
+            "run `thinsection run` first"
         )
     layout = tile_layout(
         tiles, file.path, tile_px_l0=pooling.tile_px_l0, stride_l0=pooling.stride_l0
@@ -331,5 +331,5 @@ def loaded_encoder(pooling: PoolingConfig) -> SlideEncoder:
         pooling.slide_encoder,
         weights=pooling.slide_weights,
         device=pooling.device,
-        budget_bytes=parse_bytes(pooling.memory, name="memory"),
+        budget_bytes=parse_bytes(pooling.aggregate_memory, name="aggregate_memory"),
     )

@@ -84,7 +84,7 @@ def skipped_result(
 ) -> SlideResult | None:
     """Result of a slide that is done with the same settings and file; None if it is not done.
 
-    Goals without encoders need no `models`. Rules of quality control are not checked here, as that
+    Runs without encoders need no `models`. Rules of quality control are not checked here, as that
     needs the slide's lock.
     """
     if spec.qc.qc_fail or read_failure(out, entry.slide_id) is not None:
@@ -196,7 +196,7 @@ class SlidePreparer:
 
 
 def _grid_of(work: SlideWork) -> TilesStage | None:
-    """Tile grid among the stages of a run; None for goals that end before it."""
+    """Tile grid among the stages of a run; None for runs that end before it."""
     grids = (stage for stage in work.stages if isinstance(stage, TilesStage))
     return next(grids, None)
 

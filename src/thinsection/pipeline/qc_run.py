@@ -46,7 +46,7 @@ def _same(section_type: type, name: str) -> Any:
 class ChecksConfig:
     """Checks, and the rules by which a slide fails them."""
 
-    pipeline: str = option("auto", _PIPELINES)
+    qc: str = option("auto", _PIPELINES)
     from_histoqc: Path | None = option(
         None, "Take the pipeline from HistoQC's config.ini."
     )
@@ -59,7 +59,7 @@ class ChecksConfig:
 class WorkConfig:
     """Device of the checks, and the files to write."""
 
-    device: str = _same(QcConfig, "qc_device")
+    qc_device: str = _same(QcConfig, "qc_device")
     resume: bool = _same(OutputConfig, "resume")
     overwrite: bool = _same(OutputConfig, "overwrite")
     write: tuple[str, ...] = option(
@@ -99,7 +99,7 @@ def chosen_pipeline(config: QcRunConfig) -> tuple[Pipeline, list[str]]:
     """
     ini = config.checks.from_histoqc
     if ini is None:
-        return load_pipeline(config.checks.pipeline), []
+        return load_pipeline(config.checks.qc), []
     return pipeline_from_ini(ini)
 
 
@@ -127,11 +127,10 @@ def check_slides(
         slides,
         out=out,
         config=settings,
-        stage="qc",
         on_event=on_event,
         on_message=on_message,
     )
-    stage = qc_stage(resolve(settings, "qc"))
+    stage = qc_stage(resolve(settings))
     rows = qc_rows(known_slides(out), stage)
     name = qc_table_name(stage)
     if "parquet" in config.work.write:
@@ -141,7 +140,7 @@ def check_slides(
             "start_time": summary.record.name,
             "pipeline": " ".join(f"{c.kind}:{c.name}" for c in pipeline.checks),
             "outdir": str(out.resolve()),
-            "config_file": str(checks.from_histoqc or checks.pipeline),
+            "config_file": str(checks.from_histoqc or checks.qc),
             "command_line_args": " ".join(sys.argv[1:]),
         }
         write_histoqc(out, rows, headers)
@@ -157,19 +156,21 @@ def _run_settings(config: QcRunConfig, pipeline: Pipeline, out: Path) -> RunConf
     """Settings of the run that does the checks; a HistoQC pipeline becomes a file that every
     worker process can load."""
     checks = config.checks
-    source = checks.pipeline
+    source = checks.qc
     if checks.from_histoqc is not None:
         name = f"{checks.from_histoqc.stem}-{short_hash(pipeline.as_mapping())}.toml"
         source = str(out.resolve() / RECORDS / "pipelines" / name)
         write_text(Path(source), dump_pipeline(pipeline))
     qc = QcConfig(
         qc=source,
-        qc_device=config.work.device,
+        qc_device=config.work.qc_device,
         qc_fail=checks.qc_fail,
         qc_rules=checks.qc_rules,
         qc_strict=checks.qc_strict,
     )
-    output = OutputConfig(resume=config.work.resume, overwrite=config.work.overwrite)
+    output = OutputConfig(
+        until="qc", resume=config.work.resume, overwrite=config.work.overwrite
+    )
     return RunConfig(
         qc=qc, output=output, slides=config.slides, executor=config.executor
     )

@@ -26,7 +26,7 @@ from thinsection.pipeline.records import RECORDS, Record, log
 from thinsection.pipeline.results import SlideResult, describe
 from thinsection.pipeline.task import RunTask, filesystem_now
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import RunConfig
+from thinsection.stages.config import LastResult, RunConfig
 from thinsection.stages.request import check_run, cohort_of
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.store.claims import claim_ids
@@ -72,7 +72,6 @@ def run(
     *,
     out: str | Path,
     config: RunConfig | None = None,
-    stage: str = "aggregate",
     executor: Any = None,
     on_event: OnEvent = lambda event: None,
     on_message: OnMessage = lambda text: None,
@@ -89,12 +88,11 @@ def run(
         slides: files, folders, URLs or cohort CSVs.
         out: results folder, made if absent; or a URL (s3://, ...), for one run at a time.
         config: all settings.
-        stage: the last stage: 'tissue', 'qc', 'tile', 'embed' or 'aggregate'.
         executor: a Dask client or cluster, used instead of the one in the settings.
         on_event: receives progress, from any thread.
         on_message: receives messages of the executor: the dashboard's address, a worker's death.
         settings: single settings by name, which replace those of `config`: tile_px=512,
-        encoders=["uni"].
+        until="tiles", encoders=["uni"].
 
     Memory: `config.stream.memory` for tiles of slides of any size, and the encoders.
 
@@ -102,7 +100,7 @@ def run(
         ThinsectionError: bad settings, no slides, unknown encoder, unwritable or full folder; all
             before work starts. A bad slide does not raise.
     """
-    spec = resolve(config or RunConfig(), stage, settings)
+    spec = resolve(config or RunConfig(), settings)
     entries = cohort_of(slides, spec.slides, spec.regions, on_message)
     check_run(spec)
     check_reference(spec)
@@ -263,8 +261,7 @@ def _equal_lines(groups: Sequence[Sequence[str]]) -> list[str]:
 def make_task(out: Path, spec: RunSpec) -> RunTask:
     """Makes the task of an invocation that begins now, and its record."""
     folder = out.resolve()
-    # each goal is a subcommand
-    command = "run" if spec.goal == "aggregate" else spec.goal
+    command = _command_words(spec.output.until)
     record = records.begin_record(folder, command, spec.settings)
     log(
         record.folder, f"thinsection {thinsection.__version__}: {command} into {folder}"
@@ -281,6 +278,17 @@ def make_task(out: Path, spec: RunSpec) -> RunTask:
         started=filesystem_now(folder),
         kept=kept,
     )
+
+
+def _command_words(until: LastResult) -> str:
+    """Command that makes a run with this last result, without its options."""
+    if until == "qc":
+        return "qc"
+    if until == "segments":
+        return "segment"
+    if until == "slide-embeddings":
+        return "run"
+    return f"run --until {until}"
 
 
 def check_folder(out: Path) -> Path:

@@ -47,7 +47,7 @@ _ENDED = "ended"
 
 @dataclass(frozen=True, kw_only=True)
 class RunTask(Task[SlideEntry, SlideResult]):
-    """See `Task`: slides up to a goal, for `run`, each of its stages, and `qc`."""
+    """See `Task`: slides up to the last result of a run, for `run`, `segment` and `qc`."""
 
     kind: ClassVar[str] = "run"
     entry_type: ClassVar[type[Any]] = SlideEntry

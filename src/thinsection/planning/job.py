@@ -48,7 +48,7 @@ def run_request(chunks: Sequence[Sequence[SlideEntry]], spec: RunSpec) -> JobReq
     """
     executor = spec.executor
     numbers: Numbers = {}
-    if spec.goal != "qc":
+    if spec.output.until != "qc":
         on_gpu = bool(spec.encoding.encoders) and planned_gpu(spec) is not None
         numbers["gpus"] = (int(on_gpu), "the settings name one")
     warning = ""
@@ -56,7 +56,7 @@ def run_request(chunks: Sequence[Sequence[SlideEntry]], spec: RunSpec) -> JobReq
         count = max(len(chunk) for chunk in chunks)
         try:
             sample = sample_entries([entry for chunk in chunks for entry in chunk])
-            if spec.goal == "qc":
+            if spec.output.until == "qc":
                 numbers |= _qc_numbers(sample, count, spec)
             else:
                 numbers |= _run_numbers(sample, count, spec)

@@ -70,7 +70,7 @@ def plan(
         CohortError: no slides.
         BudgetError: no slide opens.
     """
-    spec = resolve(config or RunConfig(), "aggregate")
+    spec = resolve(config or RunConfig())
     entries = cohort_of(slides, spec.slides, spec.regions)
     sizes, unreadable = look_into(entries, partial(slide_size, spec=spec))
     if not sizes:

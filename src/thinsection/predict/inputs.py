@@ -171,7 +171,7 @@ def _run_settings(path: Path, inputs: Inputs) -> dict[str, Json]:
 
 def _grid_of(config: RunConfig) -> str:
     """Name of a run's tile grid."""
-    spec = resolve(config, "tile")
+    spec = resolve(config, {"until": "tiles"})
     mask = mask_stage(spec)
     segments = segment_stages(spec, mask)
     return TilesStage(config=spec.tiles, mask=mask, segments=segments).grid

@@ -322,7 +322,7 @@ def _embed(
     done = run(
         slides,
         config=settings,
-        stage="aggregate" if card.inputs.level == "slide" else "embed",
+        until="slide-embeddings" if card.inputs.level == "slide" else "embeddings",
         out=out,
         on_event=on_event,
         on_message=on_message,
@@ -434,7 +434,7 @@ def _slide_warnings(
     config = run_config(inputs, "the model")
     if config.qc.qc == "off":
         return warnings
-    stage = qc_stage(resolve(config, "qc"))
+    stage = qc_stage(resolve(config, {"until": "qc"}))
     for row in qc_rows(known_slides(results.folder), stage):
         judged, words = verdict(row, load_rules(config.qc.qc_rules))
         if judged != GOOD:

@@ -74,9 +74,11 @@ class GridSection:
         ("linear",), "probe; repeat for more", choices=grid_probes
     )
     encoders: tuple[str, ...] = option(
-        (), "tile encoders to compare, where DATA holds images"
+        (), "tile encoders to compare, where DATA holds images", flag="--encoder"
     )
-    seeds: tuple[str, ...] = option((), "base seeds, instead of the protocol's")
+    seeds: tuple[str, ...] = option(
+        (), "base seeds, instead of the protocol's", flag="--seed"
+    )
     resume: bool = option(True, "skip jobs that are done with the same settings")
 
 

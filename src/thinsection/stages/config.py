@@ -21,9 +21,12 @@ from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
 from thinsection.types import parse_bytes
 
-# the last stage of a run
-Goal = Literal["tissue", "qc", "segment", "tile", "embed", "aggregate"]
-ENCODING = ("embed", "aggregate")  # goals that load encoders
+# results of a run, in the order in which they are made
+LastResult = Literal[
+    "tissue", "qc", "segments", "tiles", "embeddings", "slide-embeddings"
+]
+TILED = ("tiles", "embeddings", "slide-embeddings")  # with a tile grid
+ENCODED = ("embeddings", "slide-embeddings")  # with encoders
 CPU_BATCH = 32  # tiles
 GPU_BATCH = 256  # tiles
 
@@ -171,8 +174,9 @@ class QcConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
-    """Files that are written beside the embeddings, and how existing files are treated."""
+    """Last result of a run, further files, and how existing files are treated."""
 
+    until: LastResult = option("slide-embeddings", "Last result of the run.")
     write: tuple[str, ...] = option(
         (), "Further formats; repeat.", choices=FORMATS.names
     )
@@ -242,12 +246,12 @@ class PoolingConfig:
         "Step between tiles in level-0 px where files do not say and tiles overlap.",
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:1.")
-    memory: str = option(
+    aggregate_memory: str = option(
         AggregateConfig().aggregate_memory, "Memory of the encoder's attention."
     )
 
     def __post_init__(self) -> None:
-        parse_bytes(self.memory, name="pooling.memory")
+        parse_bytes(self.aggregate_memory, name="pooling.aggregate_memory")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,18 +37,18 @@ class Models:
 
 
 def stages_of(spec: RunSpec, models: Models) -> tuple[AnyStage, ...]:
-    """Every stage of a run up to its goal; each stage follows those that it needs.
+    """Every stage of a run up to its last result; each stage follows those that it needs.
 
     Raises InvalidInputError: a slide encoder accepts none of the encoders' embeddings.
     """
     mask = mask_stage(spec)
     stages: list[AnyStage] = [*mask.needs, mask]
-    if spec.goal in ("tissue", "qc"):
+    if spec.output.until in ("tissue", "qc"):
         return tuple(stages)
     segments: tuple[SegmentStage, ...] = ()
     if not isinstance(mask, SegmentedTissueStage):
         segments = segment_stages(spec, mask)
-    if spec.goal == "segment":
+    if spec.output.until == "segments":
         return (*stages, *segments)
     roi = None
     if spec.regions.roi:
@@ -125,7 +125,8 @@ def segment_stages(
 
 def measures_stage(spec: RunSpec) -> MeasuresStage:
     """Stage of the tile measures; the run must ask for them."""
-    graph = stages_of(replace(spec, goal="tile"), Models())
+    until_tiles = replace(spec, output=replace(spec.output, until="tiles"))
+    graph = stages_of(until_tiles, Models())
     return next(stage for stage in graph if isinstance(stage, MeasuresStage))
 
 

@@ -53,10 +53,8 @@ def check_run(spec: RunSpec) -> None:
     """
     load_filters(spec.tiles.tile_filter)
     segments = segment_stages(spec, None)
-    if spec.goal == "segment" and not segments:
-        raise ConfigError(
-            "goal 'segment' must have a segmenter, got none; pass --segmenter"
-        )
+    if spec.output.until == "segments" and not segments:
+        raise ConfigError("segmenters must name one, got none; pass --segmenter")
     _check_quality_control(spec)
     if spec.output.graph:
         parse_graph_spec(spec.output.graph)
@@ -77,5 +75,5 @@ def _check_quality_control(spec: RunSpec) -> None:
         parse_rule(rule)
     if spec.qc.qc != "off":
         prepare_models(load_pipeline(spec.qc.qc))
-    elif spec.qc.qc_fail or spec.goal == "qc":
+    elif spec.qc.qc_fail or spec.output.until == "qc":
         raise ConfigError("qc_fail must go with --qc, got --qc off; pass --qc auto")

@@ -1,4 +1,4 @@
-"""Settings and a goal as one frozen value, resolved once where they enter.
+"""Settings of a run as one frozen value, resolved once where they enter.
 
 `resolve` is the last function that reads a `RunConfig`. The code below it takes the `RunSpec`,
 which travels to workers as JSON or by pickle, or only the section that it needs.
@@ -7,7 +7,7 @@ which travels to workers as JSON or by pickle, or only the section that it needs
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from thinsection.config import as_mapping, coerce, replace_flat
+from thinsection.config import as_mapping, replace_flat
 from thinsection.encode.registry import check_encoder_name
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
@@ -17,9 +17,8 @@ from thinsection.segment.segmenter import SegmentConfig
 from thinsection.slide.annotations import RegionsConfig
 from thinsection.stages.config import (
     CPU_BATCH,
-    ENCODING,
+    ENCODED,
     GPU_BATCH,
-    Goal,
     OutputConfig,
     QcConfig,
     RunConfig,
@@ -36,8 +35,8 @@ class EncodingSpec:
     """Models that turn tiles into embeddings, how they are loaded, and their device."""
 
     stain: StainConfig  # stain normalisation before the encoders
-    encoders: tuple[str, ...]  # empty for goals that embed nothing
-    slide_encoders: tuple[str, ...]  # empty unless the goal is 'aggregate'
+    encoders: tuple[str, ...]  # empty for a run that embeds nothing
+    slide_encoders: tuple[str, ...]  # empty for a run that ends before them
     tokens: bool  # True also stores dense token grids
     weights: str | None
     slide_weights: str | None
@@ -62,7 +61,6 @@ class EncodingSpec:
 class RunSpec:
     """Everything that a run depends on, checked, in one section per part of the program."""
 
-    goal: Goal  # the last stage
     slides: SlidesConfig
     tissue: TissueConfig
     regions: RegionsConfig
@@ -95,31 +93,28 @@ class RunSpec:
         return replace(self, stream=replace(self.stream, **changes))
 
 
-def resolve(
-    config: RunConfig, goal: str, overrides: PlainValues | None = None
-) -> RunSpec:
-    """Resolves settings and a goal into a run.
+def resolve(config: RunConfig, overrides: PlainValues | None = None) -> RunSpec:
+    """Resolves the settings of a run.
 
     Nothing is read, imported or downloaded; `check_run` does the checks that take seconds.
 
     Args:
         config: all settings.
-        goal: the last stage: 'tissue', 'qc', 'segment', 'tile', 'embed' or 'aggregate'.
         overrides: single settings by name, which replace those of `config`.
 
     Raises:
-        ConfigError: unknown setting or goal, a wrong value, or two sources of the tissue.
+        ConfigError: unknown setting, a wrong value, or two sources of the tissue.
         UnknownEncoderError: no such tile encoder or slide encoder.
     """
     config = replace_flat(config, overrides or {})
-    last_stage: Goal = coerce(goal, Goal, "stage")
     encode = config.encode
+    slide_encoders: tuple[str, ...] = ()
+    if config.output.until == "slide-embeddings":
+        slide_encoders = config.aggregate.slide_encoders
     encoding = EncodingSpec(
         stain=config.stain,
-        encoders=encode.encoders if last_stage in ENCODING else (),
-        slide_encoders=(
-            config.aggregate.slide_encoders if last_stage == "aggregate" else ()
-        ),
+        encoders=encode.encoders if config.output.until in ENCODED else (),
+        slide_encoders=slide_encoders,
         tokens=encode.tokens,
         weights=encode.weights,
         slide_weights=config.aggregate.slide_weights,
@@ -133,7 +128,6 @@ def resolve(
         pooling_bytes=parse_bytes(config.aggregate.aggregate_memory),
     )
     spec = RunSpec(
-        goal=last_stage,
         slides=config.slides,
         tissue=config.tissue,
         regions=config.regions,
@@ -144,7 +138,7 @@ def resolve(
         stream=config.stream,
         output=config.output,
         executor=config.executor,
-        settings=as_mapping(config) | {"stage": last_stage},
+        settings=as_mapping(config),
     )
     _check_names(spec.encoding)
     _check_tissue_origins(spec)

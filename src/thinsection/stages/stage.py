@@ -1,7 +1,7 @@
 """Stages: the steps of a run, each a value that says where its result lies and how it is made.
 
 A stage also lists the stages that it needs, and the settings that change its result. A run is the
-graph of the stages that its goal needs. Three kinds differ in what they read:
+graph of the stages that its last result needs. Three kinds differ in what they read:
 
     SlideStage   the opened slide: tissue, quality control, segmentations
     TileStage    decoded tiles, all such stages of a slide in one pass: embeddings, token grids

@@ -194,7 +194,7 @@ def bottleneck(stages: Mapping[str, float], facts: PlainValues, *, cpus: float) 
 
     waited = f"{who} waited {share:.0%} of the time for"
     if stages.get("prepare_busy", 0.0) > stages.get("decode_busy", 0.0):
-        remedy = "raise --prefetch-slides, or run tissue and tiles once before (thinsection tile)"
+        remedy = "raise --prefetch-slides, or run once with --until tiles before"
         return f"{waited} slides to be opened and searched for tissue: {remedy}"
     workers = int(facts.get("decode_workers") or 1)
     keep_up = math.ceil(workers * (wait + busy) / max(busy, _TINY_S))

@@ -139,7 +139,7 @@ def _labelled_slide(path: Path, labels: Labels | None) -> LabelledSlide:
     if tiles.features is None:
         raise DatasetError(
             f"tiles must have 'features', got only coordinates in {str(path)!r}; "
-            "run `thinsection embed` first"
+            "run `thinsection run` first"
         )
     name = _text(tiles.attributes.get("name")) or path.stem
     encoder = _text(tiles.attributes.get("encoder")) or "unnamed"
