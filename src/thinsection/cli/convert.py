@@ -25,30 +25,45 @@ SlidesArgument = Annotated[
     list[Path],
     typer.Argument(metavar="SLIDE...", help="Slide files.", show_default=False),
 ]
-_OUT = typer.Option("--out", help="Folder for what is written.")
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace files that are there.")
-]
+_OUT = typer.Option("--out", help="Folder for the new files.")
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 
 
 @app.command("convert", no_args_is_help=True)
 def convert(
     slides: SlidesArgument,
     *,
-    to: Annotated[str, typer.Option(help="Format: ome-tiff.")] = "ome-tiff",
+    to: Annotated[
+        str, typer.Option(help="Format of the new files: ome-tiff.")
+    ] = "ome-tiff",
     out: Annotated[Path, _OUT] = Path(),
     quality: Annotated[
-        int, typer.Option(help="JPEG quality of what has to be encoded.")
+        int,
+        typer.Option(
+            help="JPEG quality of pixels that cannot be copied, from 1 to 100."
+        ),
     ] = 90,
-    reader: Annotated[str, typer.Option(help="Reader, as of `run`.")] = "auto",
+    reader: Annotated[
+        str,
+        typer.Option(
+            help="Library that reads the slides, as in `thinsection run --help-all`."
+        ),
+    ] = "auto",
     slide_mpp: Annotated[
-        float | None, typer.Option(help="µm/px, where the slide does not say it.")
+        float | None,
+        typer.Option(help="µm/px of level 0, for slides that do not state it: 0.25."),
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write slides as pyramidal OME-TIFF; a TIFF's segments are copied, not decoded.
+    """Convert slides to pyramidal OME-TIFF.
 
-    Example: thinsection convert a.svs b.ndpi --to ome-tiff --out converted
+    The compressed pixels of a TIFF are copied without loss. Other formats are encoded as JPEG.
+
+    Exit code: 0 all slides converted, 3 some failed.
+
+    \b
+    Example:
+      thinsection convert a.svs b.ndpi --out converted
     """
     from thinsection.slide.convert import FORMATS
     from thinsection.slide.convert import convert as write
@@ -81,30 +96,30 @@ def deid(
         bool,
         typer.Option(
             "--check",
-            help="Only say what would be removed and kept; exit code 3 if anything is to be "
-            "removed.",
+            help="Only report what would be removed and kept. The exit code is 3 if something "
+            "would be removed.",
         ),
     ] = False,
     sheets: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for contact sheets (PNG): every image of each copy, for you to look at. "
-            "Unless given, OUT/contact-sheets."
+            help="Folder for contact sheets (PNG), which show every image of a copy. "
+            "[default: OUT/contact-sheets]"
         ),
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write Aperio, TIFF, NDPI and DICOM slides without label, macro and other words and dates.
+    """Copy Aperio, TIFF, NDPI and DICOM slides without label, macro image, dates and other text.
 
-    Pixels are copied, not encoded anew. The report says what was looked at, removed and kept, and
-    what nobody looked at. Look at the contact sheet of each copy before you share it. The names of
-    the files stay as they are: rename them where they identify somebody. Give all DICOM files of a
-    study in one command.
+    Pixels are copied without loss. The report lists what was removed, what was kept, and what was
+    not examined. File names are kept: rename files whose name identifies a patient. Pass all DICOM
+    files of a study in one command.
 
+    Look at the contact sheet of each copy before you share it.
+
+    \b
     Examples:
-
       thinsection deid --check *.svs
-
       thinsection deid *.svs *.ndpi --out shared
     """
     if out is None and not check:
@@ -221,30 +236,34 @@ def frames(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", help="Table to write: .parquet or .csv; summary beside it."
+            "--out",
+            help="Table to write (.parquet or .csv). A summary is written beside it.",
         ),
     ] = Path("frames.parquet"),
     assembly: Annotated[
         str | None,
-        typer.Option(help="Build this biological assembly of each file, e.g. 1."),
+        typer.Option(
+            help="Biological assembly to build, such as 1. [default: the deposited structure]"
+        ),
     ] = None,
     angle_threshold: Annotated[
         float | None,
-        typer.Option(help="Degrees from a line; AlphaFold 3's 25 unless given."),
+        typer.Option(
+            help="Smallest angle from a straight line, in degrees. [default: 25, as in AlphaFold 3]"
+        ),
     ] = None,
     whole_rows: Annotated[
         bool,
         typer.Option(
-            help="Search whole rows: the original's choice of equal distances."
+            help="Search all atoms for neighbours, to resolve equal distances as the original does."
         ),
     ] = False,
 ) -> None:
-    """Frames of residues, nucleotides and ligand atoms, as AlphaFold 3 defines them.
+    """Compute the frames of residues, nucleotides and ligand atoms, as AlphaFold 3 defines them.
 
+    \b
     Examples:
-
       thinsection frames 2q2k.cif --out 2q2k.csv
-
       thinsection frames *.cif.gz --assembly 1 --out frames.parquet
     """
     from thinsection.files.atomic import atomic_path, write_json

@@ -153,8 +153,7 @@ def _with_flags(
 
     file = typer.Option(
         "--config",
-        help="TOML file with settings, as `thinsection config` writes it. Options of the command "
-        "line replace its values.",
+        help="TOML file with settings (see `thinsection config`); options here win.",
     )
     all_options = typer.Option(
         "--help-all",
@@ -227,11 +226,19 @@ def _flag_parameters(cls: type, without: tuple[str, ...]) -> dict[str, Parameter
         if choices:
             text += f" [{'|'.join(choices)}]"
         default = getattr(getattr(defaults, section), name)
-        shown = ",".join(default) if isinstance(default, tuple) else default
-        if shown is not None and shown != "":
-            text += f" [default: {shown}]"
+        if default not in (None, (), ""):
+            text += f" [default: {_default_text(default)}]"
         parameters[name] = _flag(name, _flag_type(kind), titles[section], text, flags)
     return parameters
+
+
+def _default_text(default: Any) -> str:
+    """Default of a setting as a flag's help states it."""
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if isinstance(default, tuple):
+        return ",".join(default)
+    return str(default)
 
 
 def _choices(names: Callable[[], Any] | None, kind: Any) -> list[str]:

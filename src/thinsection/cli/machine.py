@@ -39,19 +39,17 @@ REGISTRIES = (
 )
 # area, name, usable, version or remedy
 Finding = tuple[str, str, bool, str]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 EXIT_WOULD_NOT_LOAD = 1
 # device files of the drivers for NVIDIA, WSL and AMD
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 _ALSO = "also: timm:<name>, hf:<repo>[@<revision>], the path of a checkpoint with its config.json"
-_EPILOG = (
-    "Examples: thinsection models; models check uni; models check timm:resnet50 --json"
-)
+_EPILOG = "Examples: thinsection models, thinsection models check uni2_h"
 
 app = typer.Typer()
 models = typer.Typer(
-    help="List the encoders; say whether one would load here.", epilog=_EPILOG
+    help="List the tile encoders; check that one loads here.", epilog=_EPILOG
 )
 app.add_typer(models, name="models")
 
@@ -59,12 +57,20 @@ app.add_typer(models, name="models")
 @app.command("doctor")
 def doctor(
     out: Annotated[
-        Path | None, typer.Option(help="Look at this folder's disk.")
+        Path | None,
+        typer.Option(
+            help="Folder on the disk whose free space is shown. [default: this folder]"
+        ),
     ] = None,
 ) -> None:
-    """Show devices, readers, encoders, executors, formats, probes, caches and free space.
+    """Check what works on this machine, and what is missing.
 
-    Example: thinsection doctor --out /data/results
+    Lists devices, readers, encoders, executors, formats, probes, caches and free space. A missing
+    part comes with the command that installs it.
+
+    \b
+    Example:
+      thinsection doctor --out /data/results
     """
     table = Table("", "area", "name", "detail")
     for findings in (_devices(), _entries(), _places(out or Path())):
@@ -165,9 +171,9 @@ def _places(out: Path) -> Iterator[Finding]:
 
 @models.callback(invoke_without_command=True)
 def list_models(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the encoders: dimension, tiles, licence, what they need, where they come from.
+    """List the tile encoders with dimension, tile size, licence, needs and origin.
 
-    Into a pipe or file: one line an encoder, fields apart by tabs, nothing shortened.
+    In a pipe or file each encoder is one line with fields that are separated by tabs.
     """
     if context.invoked_subcommand is not None:
         return
@@ -248,14 +254,24 @@ def _table(rows: list[dict[str, str]]) -> Table:
 def check_loading(
     name: Annotated[
         str,
-        typer.Argument(help="A name of the list, timm:<name>, hf:<repo>, a path."),
+        typer.Argument(
+            help="Name in the list, timm:NAME, hf:REPO, or the path of a checkpoint."
+        ),
     ],
     device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")
+        str,
+        typer.Option(help="Device of the encoder: auto, cpu, cuda, cuda:1 or mps."),
     ] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Say whether an encoder would load here, and why not. Exit code 1 if it would not."""
+    """Check that an encoder loads here, and give the reason if it does not.
+
+    Exit code: 0 it loads, 1 it does not.
+
+    \b
+    Example:
+      thinsection models check uni2_h
+    """
     from thinsection.encode.check import check_encoder
 
     checks = check_encoder(name, device=device)

@@ -1,4 +1,4 @@
-"""`thinsection train`, `predict`, `heatmap`, `model`: train heads, predict, and explain results."""
+"""`thinsection train`, `predict`, `heatmap` and `model`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,20 +8,28 @@ import typer
 from thinsection.cli.flags import with_config
 
 app = typer.Typer()
-group = typer.Typer(no_args_is_help=True, help="Model files: what one was trained on.")
+group = typer.Typer(
+    no_args_is_help=True, help="Show a trained model's data, figures and limits."
+)
 app.add_typer(group, name="model")
 
 ModelFile = Annotated[
     Path,
-    typer.Argument(help="Model file of `thinsection train`.", show_default=False),
+    typer.Argument(
+        help="Model file of `thinsection train` (.safetensors).", show_default=False
+    ),
 ]
 SlidesArgument = Annotated[
     list[str],
-    typer.Argument(help="Slides, folders, cohort CSVs; or a folder with embeddings."),
+    typer.Argument(
+        help="Slide files, folders, URLs, or cohort tables (CSV); or a folder with embeddings."
+    ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", help="Results folder. [default: that of the embeddings]"),
+    typer.Option(
+        "--out", help="Results folder. [default: the folder of the embeddings]"
+    ),
 ]
 
 
@@ -32,27 +40,35 @@ def train_command(
         Path,
         typer.Argument(
             metavar="RESULTS",
-            help="Results folder, or features of TRIDENT, CLAM, STAMP, slide2vec.",
+            help="Results folder, or a folder with features of TRIDENT, CLAM, STAMP or slide2vec.",
         ),
     ],
     out: Annotated[
-        Path, typer.Option(help="Folder of the experiment: RESULTS/experiments/NAME.")
+        Path,
+        typer.Option(
+            help="Folder of the experiment, such as RESULTS/experiments/NAME."
+        ),
     ],
     config: Any,
     against: Annotated[
-        Path | None, typer.Option(help="Experiment to compare with, case by case.")
+        Path | None,
+        typer.Option(
+            help="Folder of another experiment, to which this one is compared on the same cases."
+        ),
     ] = None,
 ) -> None:
-    """Train a head on stored embeddings; test each case by a model that has not seen it.
+    """Train a model on stored embeddings, with cross-validation.
 
-    Writes experiment.json, index.html, predictions.csv and model.safetensors for `predict`.
+    Each case is tested by a model that was not trained on it. OUT gets a page with the scores
+    (index.html), the predictions of the test cases (predictions.csv) and the model for
+    `thinsection predict` (model.safetensors).
 
+    \b
     Examples:
-
-      thinsection train results/ --labels labels.csv --target subtype --out results/experiments/a
-
-      thinsection train results/ --labels labels.csv --target dead --time days --head clam_sb
-      --grid lr=1e-4,5e-4 --out results/experiments/survival
+      thinsection train results --labels labels.csv --target subtype \\
+          --out results/experiments/subtype
+      thinsection train results --labels labels.csv --target dead --time days \\
+          --out results/experiments/survival
     """
     from thinsection.predict.experiment import train
     from thinsection.probe.result import METRIC_WORDS
@@ -81,17 +97,18 @@ def train_command(
 def predict(
     model: ModelFile, slides: SlidesArgument, out: Out = None, config: Any = None
 ) -> None:
-    """Predict slides and their cases by a model: embeds what is not embedded, as the model says.
+    """Predict new slides and cases with a trained model.
 
-    Exit code 0: every slide has its prediction; 3: some have none, the table says why.
+    Slides without embeddings are embedded first, with the settings that are stored in the model.
+    OUT gets a table of the predictions. With --labels it also gets a page that tests the model on
+    the new cases.
 
+    Exit code: 0 every slide has its prediction, 3 some have none; the table gives the reason.
+
+    \b
     Examples:
-
-        thinsection predict grade.safetensors slides/ --out results
-
-        thinsection predict grade.safetensors results --executor dask --workers 4
-
-        thinsection predict grade.safetensors external/ --out predicted --labels external.csv
+      thinsection predict grade.safetensors slides/ --out results
+      thinsection predict grade.safetensors external/ --out predicted --labels external.csv
     """
     from thinsection.cli.progress import say
     from thinsection.predict import predicting
@@ -134,20 +151,23 @@ def heatmap(
     source: Annotated[
         str,
         typer.Argument(
-            help="Model file, or a per-tile column: px_focus.", show_default=False
+            help="Model file of `thinsection train`, or a column of the tile table (px_focus).",
+            show_default=False,
         ),
     ],
     slides: SlidesArgument,
     out: Out = None,
     config: Any = None,
 ) -> None:
-    """Draw where a model's answer comes from: pictures, GeoJSON for QuPath, top tiles.
+    """Draw which tiles a prediction rests on.
 
+    OUT gets a picture of each slide, the tiles with the highest scores, and the scores as GeoJSON
+    for QuPath.
+
+    \b
     Examples:
-
-        thinsection heatmap grade.safetensors slides/ --out results
-
-        thinsection heatmap px_focus results
+      thinsection heatmap grade.safetensors slides/ --out results
+      thinsection heatmap px_focus results
     """
     from thinsection.cli.progress import say
     from thinsection.predict import heatmap as heatmaps
@@ -165,11 +185,15 @@ def model_group() -> None:
 @group.command("show")
 def show(
     model: ModelFile,
-    out: Annotated[Path | None, typer.Option(help="Also write it as Markdown.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write it to this Markdown file.")
+    ] = None,
 ) -> None:
-    """Print the card of a model: intended use, data, figures, limits.
+    """Print a model's intended use, training data, scores and limits.
 
-    Example: thinsection model show grade.safetensors --out card.md
+    \b
+    Example:
+      thinsection model show grade.safetensors --out card.md
     """
     from thinsection.files.atomic import write_text
     from thinsection.predict.model_file import card_markdown, read_card

@@ -1,4 +1,4 @@
-"""`thinsection probe`: how good are these embeddings? One subcommand per probe of the registry."""
+"""`thinsection probe` and `bench`. Each probe of the registry is a subcommand."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,9 +16,17 @@ from thinsection.probe.result import ProbeResult, selection_words
 if TYPE_CHECKING:
     from thinsection.probe.grid import ProbeRow
 
-Out = Annotated[Path, typer.Option("--out", help="Folder for JSON, CSV, HTML, PNG.")]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out", help="Folder for the page, the figures and the scores (JSON, CSV)."
+    ),
+]
 GridOut = Annotated[
-    Path, typer.Option("--out", help="Folder for probes.csv and a folder per job.")
+    Path,
+    typer.Option(
+        "--out", help="Folder for the table of all scores, and a folder per job."
+    ),
 ]
 
 
@@ -34,7 +42,8 @@ def build(name: str, arguments: Sequence[str]) -> typer.Typer:
         root.command("bench")(_bench)
         return root
     app = typer.Typer(
-        no_args_is_help=True, help="Evaluate embeddings of tiles and slides."
+        no_args_is_help=True,
+        help="Evaluate encoders on labelled tiles, slides or cases.",
     )
     called = called_name(arguments)
     for probe_name in PROBES.names():
@@ -104,19 +113,26 @@ def _compare(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            metavar="A B...", help="Folders of results, one an encoder, or a grid's."
+            metavar="A B...",
+            help="Results of `thinsection probe`: a folder per encoder, or the folder of a grid.",
         ),
     ],
     out: Out,
     metric: Annotated[
-        str | None, typer.Option("--metric", help="Instead of each probe's own.")
+        str | None,
+        typer.Option(
+            "--metric", help="Metric to compare. [default: the metric of each probe]"
+        ),
     ] = None,
 ) -> None:
-    """Encoders beside each other: differences with interval and test, ranks, one page.
+    """Compare encoders: differences with confidence interval and test, and ranks, on one page.
 
-    Of results of the same rows, folds and protocol; every encoder sees the same resamples.
+    The results must come from the same rows, folds and protocol. All encoders are compared on the
+    same bootstrap samples.
 
-    Example: thinsection probe compare probes/uni probes/conch --out compared/
+    \b
+    Example:
+      thinsection probe compare probes/uni probes/conch --out compared
     """
     from thinsection.probe.compare import compare
 
@@ -130,22 +146,23 @@ def _grid(
         list[Path],
         typer.Argument(
             metavar="DATA...",
-            help="Manifests, folders, tile embeddings, case tables.",
+            help="Manifests, folders of images, tile embeddings, or tables of cases.",
         ),
     ],
     out: GridOut,
     config: Any,
 ) -> None:
-    """Every combination of DATA, encoders, seeds and probes, each a job of an executor.
+    """Run every combination of data sets, encoders, seeds and probes.
 
-    Exit code 0: all are done; 3: some failed.
+    Each combination is a job of the executor. The same command again runs only the missing jobs.
 
+    Exit code: 0 all jobs done, 3 some failed.
+
+    \b
     Examples:
-
-      thinsection probe grid a.csv b.csv --probe linear --probe knn --out probes/
-
-      thinsection probe grid BRACS_RoI/ --layout bracs --encoder uni --encoder conch_v15
-      --seed 0 --seed 1 --executor dask --workers 4 --out probes/
+      thinsection probe grid a.csv b.csv --probe linear --probe knn --out probes
+      thinsection probe grid BRACS_RoI/ --layout bracs --encoder uni --encoder conch_v15 \\
+          --workers 4 --out probes
     """
     from thinsection.probe.grid import TABLE_NAME, run_probes
 
@@ -158,17 +175,23 @@ def _bench(
     suite: Annotated[
         Path,
         typer.Argument(
-            metavar="SUITE.toml", help="Encoders and tasks (docs/probes.md)."
+            metavar="SUITE.toml",
+            help="File with the encoders and tasks; the page Probes of the docs has an example.",
         ),
     ],
     out: GridOut,
     config: Any,
 ) -> None:
-    """Every encoder of a suite on every task, as jobs of an executor: resumed where it stopped.
+    """Run every encoder of a suite on every task, and compare them.
 
-    Writes suite.json and comparison.html. Exit code 0: all are done; 3: some failed.
+    OUT gets all scores (suite.json) and the comparison (comparison.html). The same command again
+    runs only the missing jobs.
 
-    Example: thinsection bench SUITE.toml --executor slurm --workers 8 --out bench/
+    Exit code: 0 all jobs done, 3 some failed.
+
+    \b
+    Example:
+      thinsection bench suite.toml --out bench
     """
     from thinsection.probe.grid import run_suite
 

@@ -18,27 +18,33 @@ if TYPE_CHECKING:
     from thinsection.store.cache.catalogue import CacheEntry
 
 FolderArgument = Annotated[
-    Path, typer.Argument(help="A results folder.", show_default=False)
+    Path, typer.Argument(help="Results folder.", show_default=False)
 ]
 Features = Annotated[
-    str | None, typer.Option(help="Which embeddings, where there are several.")
+    str | None,
+    typer.Option(
+        help="Embeddings to use, if the folder has several: GRID/features_NAME or a part of it."
+    ),
 ]
 CacheDir = Annotated[
     Path | None,
     typer.Option(
-        "--cache-dir", help="Folder of caches. [default: the user's cache folder]"
+        "--cache-dir",
+        help="Folder of the feature caches. [default: the user's cache folder]",
     ),
 ]
-CacheName = Annotated[str, typer.Argument(help="A name that `cache ls` shows.")]
+CacheName = Annotated[
+    str, typer.Argument(help="Name of a cache, as `cache ls` shows it.")
+]
 
 EXIT_DAMAGED = 1
 EXIT_SOME_LEFT_OUT = 3
 
 app = typer.Typer()
-exports = typer.Typer(
-    no_args_is_help=True, help="Write results in other tools' formats."
+exports = typer.Typer(no_args_is_help=True, help="Write results for other tools.")
+caches = typer.Typer(
+    no_args_is_help=True, help="List, verify and remove feature caches."
 )
-caches = typer.Typer(no_args_is_help=True, help="Feature caches: list, verify, remove.")
 app.add_typer(exports, name="export")
 app.add_typer(caches, name="cache")
 
@@ -49,13 +55,12 @@ def ls(
         str, typer.Argument(help="Results folder, or its URL (s3://, ...).")
     ],
 ) -> None:
-    """Show what a results folder holds: grids, embeddings, slide embeddings, invocations.
+    """List what a results folder holds: tile grids, embeddings, failed slides and commands.
 
+    \b
     Examples:
-
-        thinsection ls results
-
-        thinsection ls s3://bucket/results
+      thinsection ls results
+      thinsection ls s3://bucket/results
     """
     from thinsection.files.sources import is_url
     from thinsection.pipeline.folder import open_results
@@ -102,17 +107,22 @@ def _outcome(record: "Record") -> str:
 @with_config("thinsection.view:ViewConfig")
 def view(
     paths: Annotated[
-        list[str], typer.Argument(help="Slides, folders, cohort CSV, results.")
+        list[str],
+        typer.Argument(
+            help="Slide files, folders, cohort tables (CSV), or results folders."
+        ),
     ],
     config: Any = None,
 ) -> None:
-    """Look at slides in the browser: deep zoom, layers of results, similar tiles. Read-only.
+    """Look at slides and results in the browser.
 
+    The viewer shows slides at any zoom, the results as layers above them, and similar tiles. It
+    changes no file. Open the printed address; Ctrl-C ends the viewer.
+
+    \b
     Examples:
-
-        thinsection view slides/
-
-        thinsection view results slides/ --port 8765
+      thinsection view slides/
+      thinsection view results slides/ --port 8765
     """
     from thinsection.view import Viewer
 
@@ -129,9 +139,13 @@ def view(
 
 @app.command("efficiency")
 def efficiency(folder: FolderArgument) -> None:
-    """Requested against used by the newest invocation that did work, and what to ask for next.
+    """Compare the CPUs, memory and time that the last run requested with what it used.
 
-    Example: thinsection efficiency results
+    Prints the bottleneck and a better request for the next run, and writes a page.
+
+    \b
+    Example:
+      thinsection efficiency results
     """
     from thinsection.pipeline.records import efficiency as analyse
 
@@ -162,12 +176,16 @@ def _print_and_exit(left_out: list[str], summary: str) -> None:
 @exports.command("anndata")
 def export_anndata(
     folder: FolderArgument,
-    out: Annotated[Path, typer.Option(help="The .h5ad file.")],
+    out: Annotated[Path, typer.Option(help="File to write (.h5ad).")],
     features: Features = None,
 ) -> None:
-    """X = tile embeddings, obsm['spatial'] = coordinates; for scanpy, squidpy and LazySlide.
+    """Write tile embeddings as AnnData for scanpy, squidpy and LazySlide.
 
-    Example: thinsection export anndata results --out results/tiles.h5ad
+    X has the tile embeddings, obsm['spatial'] the coordinates.
+
+    \b
+    Example:
+      thinsection export anndata results --out results/tiles.h5ad
     """
     from thinsection.pipeline.anndata import export_anndata as export
 
@@ -179,14 +197,17 @@ def export_anndata(
 @exports.command("qupath")
 def export_qupath(
     folder: FolderArgument,
-    out: Annotated[Path, typer.Option(help="Folder of the GeoJSON files.")],
+    out: Annotated[Path, typer.Option(help="Folder for the GeoJSON files.")],
     grid: Annotated[
-        str | None, typer.Option(help="Which tile grid, where there are several.")
+        str | None,
+        typer.Option(help="Tile grid to use, if the folder has several."),
     ] = None,
 ) -> None:
-    """A GeoJSON file a slide: outlines as annotations, tiles with their columns as detections.
+    """Write a GeoJSON file per slide for QuPath: tissue as annotations, tiles as detections.
 
-    Example: thinsection export qupath results --out for_qupath
+    \b
+    Example:
+      thinsection export qupath results --out for_qupath
     """
     from thinsection.pipeline.qupath import SCRIPT
     from thinsection.pipeline.qupath import export_qupath as export
@@ -202,9 +223,13 @@ def _export_command(tool: str) -> Callable[..., None]:
 
     def export(
         folder: FolderArgument,
-        out: Annotated[Path, typer.Option(help="The folder of that tool.")],
+        out: Annotated[
+            Path, typer.Option(help="Folder to write, as that tool lays it out.")
+        ],
         features: Features = None,
-        copy: Annotated[bool, typer.Option(help="Copies, no links.")] = False,
+        copy: Annotated[
+            bool, typer.Option(help="Copy files. By default they are linked.")
+        ] = False,
     ) -> None:
         left_out: list[str] = []
         num_slides = export_peer(
@@ -227,19 +252,28 @@ for _layout in LAYOUTS:
 
 @app.command("import")
 def import_folder(
-    tool: Annotated[str, typer.Argument(help="trident, clam, stamp or slide2vec.")],
-    folder: Annotated[Path, typer.Argument(help="Its folder: job_dir, feat_dir, ...")],
-    out: Annotated[Path, typer.Option(help="The results folder.")],
+    tool: Annotated[
+        str, typer.Argument(help="Tool: trident, clam, stamp or slide2vec.")
+    ],
+    folder: Annotated[Path, typer.Argument(help="Output folder of the tool.")],
+    out: Annotated[Path, typer.Option(help="Results folder to write.")],
     slides: Annotated[
-        list[str] | None, typer.Option(help="Slides or a cohort CSV.")
+        list[str] | None,
+        typer.Option(
+            help="Slide files, folders or a cohort table (CSV); "
+            "repeat the option for several."
+        ),
     ] = None,
     encoder: Annotated[
-        str | None, typer.Option(help="Whose features CLAM's are.")
+        str | None,
+        typer.Option(help="Encoder of the features, which CLAM does not store."),
     ] = None,
 ) -> None:
-    """Take another tool's coordinates, features and lists into a results folder.
+    """Read coordinates, features and slide lists of another tool into a results folder.
 
-    Example: thinsection import trident job_dir --out results --slides slides/
+    \b
+    Example:
+      thinsection import trident job_dir --out results --slides slides/
     """
     from thinsection.pipeline.peer_import import import_peer
 
@@ -257,11 +291,15 @@ def import_folder(
 
 @app.command("verify")
 def verify(folder: FolderArgument) -> None:
-    """Read every file of results against its checksum; exit code 1 if one is damaged.
+    """Check every result file against its checksum.
 
-    Of a folder without ledgers, such as GRID/features_NAME, the datasets of its .h5 files.
+    In a folder such as GRID/features_NAME the checksums are those in the .h5 files.
 
-    Example: thinsection verify results
+    Exit code: 0 no file is damaged, 1 some are.
+
+    \b
+    Example:
+      thinsection verify results
     """
     from thinsection.pipeline.verify import verify as verify_folder
 
@@ -276,7 +314,7 @@ def verify(folder: FolderArgument) -> None:
 
 @caches.command("ls")
 def list_caches(cache_dir: CacheDir = None) -> None:
-    """Lists caches with their size, shape, stored dtypes and state."""
+    """List the feature caches with their state, size, shape and data types."""
     from thinsection.store import cache
 
     root = cache_dir or cache.default_root()
@@ -307,7 +345,7 @@ def _cache_facts(entry: "CacheEntry") -> list[str]:
 
 @caches.command("verify")
 def verify_cache(name: CacheName, cache_dir: CacheDir = None) -> None:
-    """Reads every byte of a cache against its checksums; exit code 1 if one is wrong."""
+    """Check every byte of a cache against its checksums; exit code 1 if one is damaged."""
     from thinsection.store import cache
 
     damaged = cache.verify_cache(cache_dir or cache.default_root(), name)
@@ -324,7 +362,7 @@ def verify_cache(name: CacheName, cache_dir: CacheDir = None) -> None:
 
 @caches.command("rm")
 def remove_cache(name: CacheName, cache_dir: CacheDir = None) -> None:
-    """Removes a cache; refused while a process writes it."""
+    """Remove a cache, unless a process is writing it."""
     from thinsection.store import cache
 
     size = cache.remove_cache(cache_dir or cache.default_root(), name)

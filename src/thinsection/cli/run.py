@@ -140,7 +140,7 @@ def qc(
     \b
     Examples:
       thinsection qc slides/ --out results --workers 4
-      thinsection qc slides/ --out results --qc-fail "pixels_to_use<1000"
+      thinsection qc slides/ --out results --qc histoqc-light
       thinsection qc slides/ --out results --from-histoqc config.ini --write histoqc
     """
     from thinsection.cli.progress import RunProgress

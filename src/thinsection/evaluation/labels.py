@@ -69,25 +69,40 @@ class LabelsConfig:
     """Settings that say what is learnt, and from which embeddings."""
 
     labels: Path | None = option(
-        None, "CSV, TSV or Parquet: slide_id or case_id, and the target"
+        None,
+        "Table (CSV, TSV or Parquet) with the column slide_id or case_id, and the "
+        "target.",
+        daily=True,
     )
     target: tuple[str, ...] = option(
-        (), "column that is learnt; repeat for several labels"
+        (), "Column to predict; repeat the option for several labels.", daily=True
     )
     time: str | None = option(
-        None, "column of the time to the event or the end; target: the event"
+        None,
+        "Survival: column with the time to the event or to the end of follow-up. "
+        "--target is then the event (0 or 1).",
+        daily=True,
     )
     task: TaskName = option(
-        "auto", "what the target is; auto: by its values, and it is said"
+        "auto",
+        "Kind of target. auto decides by the values and prints its choice.",
+        daily=True,
     )
     site: str | None = option(
-        None, "column of the hospital or centre; none: that of TCGA barcodes"
+        None,
+        "Column with the hospital or centre. [default: the site in TCGA barcodes]",
+        daily=True,
     )
     subgroup: tuple[str, ...] = option(
-        (), "column whose values get a score each on the page; repeat for several"
+        (),
+        "Column for whose values the page has separate scores; repeat the option for "
+        "several.",
     )
     features: str | None = option(
-        None, "embeddings, where RESULTS has several: NAME or GRID/NAME"
+        None,
+        "Embeddings to use, if the folder has several: GRID/features_NAME or a part of "
+        "it.",
+        daily=True,
     )
 
     @property

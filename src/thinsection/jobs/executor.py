@@ -73,64 +73,79 @@ class ExecutorConfig:
 
     executor: str = option(
         "auto",
-        "Where the work is done; auto: this process for up to one worker, else a pool.",
+        "Where the work runs. auto uses this process for one worker, and a pool of "
+        "processes for more.",
+        daily=True,
         choices=lambda: ("auto", *EXECUTORS.names()),
     )
     workers: int = option(
         0,
-        "Worker processes, or jobs at once; 0: one per GPU, else one per 4 CPUs; Slurm: all.",
+        "Worker processes, or jobs at a time on a cluster; 0 means one for each GPU, "
+        "else one for each 4 CPUs, and on Slurm all jobs.",
+        daily=True,
     )
     threads: int = option(
-        0, "CPU threads of each worker's encoder; 0: its share of the CPUs."
+        0,
+        "CPU threads of the encoder in each worker; 0 divides the CPUs among the "
+        "workers.",
     )
     worker_memory: str | None = option(
         None,
-        "Host memory of a worker process, which is ended where it exceeds it; None: an equal "
-        "share. Of a list (16G,32G) what dies for want of memory gets the next.",
+        "Memory limit of a worker process, which is ended if it exceeds it. With a list"
+        " (16G,32G) a slide that runs out of memory is tried again with the next value."
+        " [default: an equal share]",
     )
     chunk_slides: int = option(
-        0, "Slides per task, streamed without a pause; 0: by the number."
+        0, "Slides per task; 0 chooses it from the number of slides."
     )
     retries: int = option(
-        2, "Times that a chunk is sent again after an error of the cluster."
+        2, "How often a task is sent again after an error of the cluster."
     )
     scheduler: str | None = option(
         None,
-        "Address of a running Dask scheduler (tcp://HOST:8786) or Ray (ray://HOST:10001).",
+        "Address of a running scheduler: tcp://HOST:8786 for Dask, ray://HOST:10001 for"
+        " Ray.",
     )
-    gpus: str | None = option(None, "GPUs of this node, for one worker each: 0,1.")
+    gpus: str | None = option(
+        None, "GPUs of this machine to use, with one worker each: 0,1."
+    )
     jobqueue: str | None = option(
-        None, "Start Dask workers as jobs of this batch system: slurm."
+        None, "Batch system on which Dask starts its workers as jobs: slurm."
     )
-    partition: str | None = option(None, "Slurm partition.")
-    account: str | None = option(None, "Slurm account.")
+    partition: str | None = option(None, "Slurm partition of the jobs.")
+    account: str | None = option(None, "Slurm account of the jobs.")
     gres: str | None = option(
         None,
-        "Slurm generic resources of a job: gpu:1; {gpu} stands for the card of --gpu.",
+        "Slurm resources of a job, such as gpu:1. {gpu} stands for the value of --gpu.",
     )
     walltime: str | None = option(
         None,
-        "Time limit of a job, HH:MM:SS or D-HH:MM:SS; None: as planned for an array.",
+        "Time limit of a job, as HH:MM:SS or D-HH:MM:SS. [default: the predicted time, "
+        "for an array]",
     )
     gpu: str | None = option(
         None,
-        "Card that a job will get: t4, v100, a40, a100-40, a100-80, h100. Of a list "
-        "(a40,a100-80) what dies for want of GPU memory gets the next.",
+        "GPU model of a job, for the prediction: t4, v100, a40, a100-40, a100-80 or "
+        "h100. With a list (a40,a100-80) a slide that runs out of GPU memory is tried "
+        "again on the next model.",
     )
     job_cpus: int = option(
-        0, "CPUs of a job; 0: as planned for an array, 4 for Dask's."
+        0, "CPUs of a job; 0 means the predicted number for an array, and 4 for Dask."
     )
     job_memory: str | None = option(
         None,
-        "Memory of a job, or of a worker; None: as planned for an array, 8 GiB for Dask's. Of a "
-        "list (16G,32G) what dies for want of memory gets the next.",
+        "Memory of a job. With a list (16G,32G) a slide that runs out of memory is "
+        "tried again with the next value. [default: the predicted memory for an array, "
+        "8 GiB for Dask]",
     )
     directive: tuple[str, ...] = option(
-        (), "Further #SBATCH directive; repeat: --qos=long."
+        (),
+        "Further #SBATCH directive, such as --qos=long; repeat the option for several.",
     )
     queue: Literal["wait", "submit", "script"] = option(
         "wait",
-        "What is done with a Slurm array: wait for it, only submit it, or only write it.",
+        "What to do with a Slurm array: wait for its end, submit it and return, or only"
+        " write its script.",
     )
 
     def __post_init__(self) -> None:

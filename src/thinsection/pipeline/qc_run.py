@@ -31,9 +31,6 @@ from thinsection.stages.config import OutputConfig, QcConfig, RunConfig, SlidesC
 from thinsection.stages.labels import short_hash
 from thinsection.stages.spec import resolve
 
-_PIPELINES = "auto, histoqc-default (-light, -ihc, -clinical, -v2.1), or a .toml file."
-_FURTHER = "Further outputs: histoqc (results.tsv, pictures), parquet (the table)."
-
 
 def _same(section_type: type, name: str) -> Any:
     """Copies a setting from a section of a run: default, help and choices."""
@@ -46,9 +43,16 @@ def _same(section_type: type, name: str) -> Any:
 class ChecksConfig:
     """Checks, and the rules by which a slide fails them."""
 
-    qc: str = option("auto", _PIPELINES)
+    qc: str = option(
+        "auto",
+        "Pipeline of checks: auto, histoqc-default (or -light, -ihc, -clinical, -v2.1),"
+        " or a pipeline file (.toml).",
+        daily=True,
+    )
     from_histoqc: Path | None = option(
-        None, "Take the pipeline from HistoQC's config.ini."
+        None,
+        "Use the pipeline of a HistoQC configuration file (config.ini).",
+        daily=True,
     )
     qc_fail: tuple[str, ...] = _same(QcConfig, "qc_fail")
     qc_rules: Path | None = _same(QcConfig, "qc_rules")
@@ -63,7 +67,11 @@ class WorkConfig:
     resume: bool = _same(OutputConfig, "resume")
     overwrite: bool = _same(OutputConfig, "overwrite")
     write: tuple[str, ...] = option(
-        (), _FURTHER, choices=lambda: ("histoqc", "parquet")
+        (),
+        "Also write histoqc (results.tsv and pictures, as HistoQC does) or parquet (the"
+        " table); repeat the option for several.",
+        daily=True,
+        choices=lambda: ("histoqc", "parquet"),
     )
 
 
@@ -73,8 +81,8 @@ class QcRunConfig:
 
     checks: ChecksConfig = section(ChecksConfig)
     slides: SlidesConfig = section(SlidesConfig)
-    work: WorkConfig = section(WorkConfig)
-    executor: ExecutorConfig = section(ExecutorConfig)
+    work: WorkConfig = section(WorkConfig, "Results")
+    executor: ExecutorConfig = section(ExecutorConfig, "Workers and clusters")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,31 +16,44 @@ class FoldsConfig:
     """Settings of the folds, and of the search over settings."""
 
     folds: int = option(
-        5, "parts of the cases, each tested by a model that has not seen it"
+        5,
+        "Number of parts of the cases. Each part is tested by a model that was trained "
+        "on the others.",
+        daily=True,
     )
     inner_folds: int = option(
-        5, "one of so many parts of the training cases says when to stop"
+        5,
+        "The training cases are divided into this many parts. One of them is the "
+        "validation set, which decides when training stops.",
     )
     repeats: int = option(
-        1, "times that folds are drawn; the score is over all of them"
+        1,
+        "How often the cases are divided anew. The score is over all repeats.",
+        daily=True,
     )
     fold_unit: FoldUnit = option(
         "case",
-        "kept whole: case; site: no site trains and is tested; each-site: one site a fold",
+        "What a fold keeps together. case: the slides of a case; site: also the cases "
+        "of a site; each-site: one site per fold.",
+        daily=True,
     )
     allow_leakage: bool = option(
-        False, "go on where training and test share patients or embeddings"
+        False, "Continue even if training and test sets share patients or embeddings."
     )
     splits: Path | None = option(
         None,
-        "splits of a file instead: of CLAM, Patho-Bench, nanopath, or a column split",
+        "File with the splits, in place of random folds: of CLAM, Patho-Bench or "
+        "nanopath, or a table with the column split.",
     )
     grid: tuple[str, ...] = option(
         (),
-        "settings to try, the best inner loss of each fold counts: lr=1e-4,1e-3; repeat",
+        "Values to try for a setting, such as lr=1e-4,1e-3. Each fold uses the value "
+        "with the lowest validation loss; repeat the option for several settings.",
+        daily=True,
     )
     memory: str = option(
-        "1GiB", "memory of a process; what embeddings fit into it are kept"
+        "1GiB",
+        "Memory of each worker process. Embeddings that fit into it are read only once.",
     )
 
 
@@ -49,7 +62,7 @@ class TrainConfig:
     """All settings of `thinsection train`, by section."""
 
     labels: LabelsConfig = section(LabelsConfig)
-    head: HeadConfig = section(HeadConfig)
-    fit: FitConfig = section(FitConfig)
-    cross: FoldsConfig = section(FoldsConfig)
-    executor: ExecutorConfig = section(ExecutorConfig)
+    head: HeadConfig = section(HeadConfig, "Model")
+    fit: FitConfig = section(FitConfig, "Training")
+    cross: FoldsConfig = section(FoldsConfig, "Cross-validation")
+    executor: ExecutorConfig = section(ExecutorConfig, "Workers and clusters")

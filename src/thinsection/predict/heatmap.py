@@ -61,16 +61,22 @@ class HeatmapConfig:
 
     positive: str | None = option(
         None,
-        "class whose score is drawn on every slide. Default: of two classes the second in "
-        "alphabetical order, of more the class predicted for the slide",
+        "Class whose score is drawn. [default: the second of two classes in "
+        "alphabetical order; the predicted class if there are more]",
+        daily=True,
     )
     top_tiles: int = option(
-        8, "tiles of highest score on the sheet, of each class; 0: no sheet"
+        8,
+        "Number of tiles with the highest score on the sheet of each class; 0 means no "
+        "sheet.",
+        daily=True,
     )
     clip: float = option(
-        99.0, "percentile of all slides' values that gets the last colour"
+        99.0, "Percentile of all scores that gets the strongest colour."
     )
-    geojson: bool = option(True, "write tiles and values for QuPath")
+    geojson: bool = option(
+        True, "Write the tiles with their scores as GeoJSON for QuPath."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

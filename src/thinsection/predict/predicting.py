@@ -55,10 +55,15 @@ class PredictConfig:
     """Settings for predictions by a model."""
 
     device: str = option(
-        "auto", "auto, cpu, cuda or cuda:1; of the head, and of the encoder"
+        "auto",
+        "Device of the model and the encoder: auto, cpu, cuda or cuda:1.",
+        daily=True,
     )
     features: str | None = option(
-        None, "embeddings, where RESULTS has several: GRID/features_NAME"
+        None,
+        "Embeddings to use, if the folder has several: GRID/features_NAME or a part of "
+        "it.",
+        daily=True,
     )
 
 
@@ -68,14 +73,22 @@ class ValidationConfig:
 
     labels: Path | None = option(
         None,
-        "CSV, TSV or Parquet with slide_id or case_id and the truth of new cases: "
-        "also writes validation_MODEL/index.html",
+        "Table (CSV, TSV or Parquet) with slide_id or case_id and the true values of "
+        "the new cases. The page validation_MODEL/index.html then compares them with "
+        "the predictions.",
+        daily=True,
     )
     target: tuple[str, ...] = option(
-        (), "column of the truth; none: named as in training; repeat for several labels"
+        (),
+        "Column with the true values; repeat the option for several labels. [default: "
+        "the name in training]",
+        daily=True,
     )
     time: str | None = option(
-        None, "column of the time to the event or the end; none: named as in training"
+        None,
+        "Survival: column with the time to the event or to the end of follow-up. "
+        "[default: the name in training]",
+        daily=True,
     )
 
 
@@ -83,10 +96,10 @@ class ValidationConfig:
 class PredictRunConfig:
     """All settings of `thinsection predict`, by section; the model file has those of training."""
 
-    predict: PredictConfig = section(PredictConfig)
-    validation: ValidationConfig = section(ValidationConfig)
-    stream: StreamConfig = section(StreamConfig)
-    executor: ExecutorConfig = section(ExecutorConfig)
+    predict: PredictConfig = section(PredictConfig, "Prediction")
+    validation: ValidationConfig = section(ValidationConfig, "Test on labelled cases")
+    stream: StreamConfig = section(StreamConfig, "Memory and workers")
+    executor: ExecutorConfig = section(ExecutorConfig, "Memory and workers")
 
 
 class Predictions(NamedTuple):

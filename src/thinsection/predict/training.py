@@ -43,27 +43,46 @@ COX_CASES = 16  # number of cases whose risks are compared in a step
 class FitConfig:
     """Settings for the training of a head."""
 
-    epochs: int = option(0, "most passes over the training cases; 0: the head's own")
+    epochs: int = option(
+        0,
+        "Largest number of passes over the training cases; 0 means the default of the "
+        "head.",
+        daily=True,
+    )
     patience: int = option(
         0,
-        "epochs without a lower validation loss after which training ends; 0: the head's own",
+        "Epochs without a lower validation loss after which training stops; 0 means the"
+        " default of the head.",
     )
-    lr: float = option(0.0, "learning rate of AdamW; 0: the head's own")
-    weight_decay: float = option(1e-3, "decoupled weight decay of AdamW")
-    bag_size: int = option(2048, "tiles drawn of a case and epoch; 0: all")
+    lr: float = option(
+        0.0, "Learning rate of AdamW; 0 means the default of the head.", daily=True
+    )
+    weight_decay: float = option(1e-3, "Weight decay of AdamW.")
+    bag_size: int = option(
+        2048, "Tiles that are sampled from a case in each epoch; 0 means all."
+    )
     batch_cases: int = option(
-        0, "cases a step; 0: 16 for cox, whose loss compares cases, else 1"
+        0,
+        "Cases per training step; 0 means 16 for survival, which compares cases, and 1 "
+        "for other tasks.",
     )
     class_weights: bool = option(
         False,
-        "rare classes weigh more; probabilities are then of classes of equal size",
+        "Give rare classes more weight. The probabilities are then those for classes of"
+        " equal size.",
     )
-    seed: int = option(0, "seed of folds, order, tiles, weights and dropout")
-    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    seed: int = option(0, "Seed of folds, sampling, weights and dropout.", daily=True)
+    device: str = option(
+        "auto", "Device for training: auto, cpu, cuda or cuda:1.", daily=True
+    )
     precision: Literal["auto", "fp32", "bf16"] = option(
-        "auto", "of products while training; auto: bf16 on CUDA, else fp32"
+        "auto",
+        "Floating-point type during training. auto uses bf16 on CUDA and fp32 "
+        "elsewhere.",
     )
-    checkpoint_s: float = option(20.0, "seconds between checkpoints, at ends of epochs")
+    checkpoint_s: float = option(
+        20.0, "Seconds between checkpoints, which are written at the end of an epoch."
+    )
 
 
 def with_recipe(fit: FitConfig, head: str) -> FitConfig:

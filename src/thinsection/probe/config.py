@@ -23,37 +23,54 @@ def layouts() -> tuple[str, ...]:
 class DataSection:
     """Places of labels and embeddings."""
 
-    layout: str = option("auto", "how DATA is laid out on disk", choices=layouts)
+    layout: str = option(
+        "auto",
+        "How DATA is stored on disk. auto recognises it.",
+        daily=True,
+        choices=layouts,
+    )
     labels: Path | None = option(
         None,
-        "GeoJSON of labelled regions, or a table slide_id,x,y,label; none: drawn classes",
+        "Labelled regions (GeoJSON), or a table with slide_id, x, y and label. "
+        "[default: the annotated classes of the run]",
+        daily=True,
     )
     embeddings: Path | None = option(
         None,
-        "embeddings: a file for a manifest's rows, a folder of slides for a case table",
+        "File with embeddings for the rows of a manifest, or folder with embeddings for"
+        " a table of cases.",
     )
-    encoder: str | None = option(None, "tile encoder, where DATA holds images")
+    encoder: str | None = option(
+        None, "Tile encoder, if DATA holds images.", daily=True
+    )
     root: Path | None = option(
-        None, "folder of the paths in a manifest or list; none: its own"
+        None,
+        "Folder to which the paths in DATA are relative. [default: the folder of DATA]",
     )
     allow_leakage: bool = option(
         False,
-        "go on where train and validation share patients, slides or identical rows",
+        "Continue even if training and validation sets share patients, slides or "
+        "identical rows.",
     )
     test: Path | None = option(
         None,
-        "another cohort, named as DATA is, that is looked at once: all of DATA then trains",
+        "Second data set of the same kind, which is scored once. All of DATA is then "
+        "used for training.",
+        daily=True,
     )
     held_out: Literal["val", "test"] = option(
         "val",
-        "rows of a table's split that are scored; with test, train and val both train",
+        "Set that is scored, if DATA has splits. With test, the training and validation"
+        " sets are both used for training.",
     )
     sample: Literal["case", "slide"] = option(
         "case",
-        "of a table of slides: a case is the mean of its slides, or each slide stands alone",
+        "Unit of a table of slides: case (the mean of its slides) or slide.",
     )
     max_per_class: int | None = option(
-        None, "at most so many rows of a class in train and in val, drawn with the seed"
+        None,
+        "Largest number of rows of a class in the training set and in the validation "
+        "set. The rows are sampled with the seed.",
     )
 
 
@@ -61,15 +78,21 @@ class DataSection:
 class EngineSection:
     """Settings of every probe that may embed images."""
 
-    seed: int | None = option(None, "base seed instead of the protocol's")
-    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    seed: int | None = option(None, "Seed, in place of the protocol's.", daily=True)
+    device: str = option(
+        "auto", "Device of the encoder: auto, cpu, cuda or cuda:1.", daily=True
+    )
     precision: str = option(
-        "auto", "of the encoder: auto, fp32, fp16 or bf16 (probes are fp32)"
+        "auto",
+        "Floating-point type in which the encoder computes: auto, fp32, fp16 or bf16. "
+        "Probes use fp32.",
     )
     engine: Literal["auto", "torch", "openvino"] = option(
-        "auto", "of the encoder on a CPU: auto, torch or openvino"
+        "auto",
+        "Library that runs the encoder on a CPU. auto uses OpenVINO if it is installed "
+        "and gives the same embeddings as PyTorch.",
     )
-    batch_size: int = option(64, "images a batch of the encoder")
+    batch_size: int = option(64, "Images per batch of the encoder.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +100,14 @@ class ComputeSection(EngineSection):
     """Settings of the computation."""
 
     protocol: ProtocolName = option(
-        "honest", "frozen hyper-parameters, folds and metrics"
+        "honest",
+        "Rules for hyperparameters, folds and metrics. honest selects nothing on the "
+        "test set; the others repeat a published suite.",
+        daily=True,
     )
-    memory: str = option("1GiB", "memory of the blocks of kNN, few-shot and robustness")
+    memory: str = option(
+        "1GiB", "Memory for the blocks of kNN, few-shot and robustness."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +115,7 @@ class ProbeConfig:
     """Settings of `thinsection probe`."""
 
     data: DataSection = section(DataSection)
-    compute: ComputeSection = section(ComputeSection)
+    compute: ComputeSection = section(ComputeSection, "Computation")
 
     @property
     def protocol(self) -> Protocol:
@@ -111,9 +139,13 @@ class ProbeConfig:
 class RobustnessSection:
     """Settings of the robustness probe alone."""
 
-    k: int | None = option(None, "neighbours, instead of the subset's published number")
+    k: int | None = option(
+        None, "Number of neighbours, in place of the published number of the subset."
+    )
     choose_k: bool = option(
-        False, "the k whose vote names biology best, as PathoROB can choose it"
+        False,
+        "Use the number of neighbours that predicts the biological class best, which is"
+        " an option of PathoROB.",
     )
 
 
@@ -129,22 +161,25 @@ class SegmentSection(EngineSection):
     """Settings of the dataset, the encoder and the head."""
 
     dataset: Literal["pannuke", "monusac", "consep", "bcss"] = option(
-        "pannuke", "layout of the dataset's folder"
+        "pannuke", "Data set, which decides how its folder is read.", daily=True
     )
     encoder: str | None = option(
         None,
-        "tile encoder with patch tokens (see `thinsection models`); none: the default one",
+        "Tile encoder with patch tokens. [default: the default encoder of `thinsection "
+        "run`]",
+        daily=True,
     )
     geometry: Geometry = option(
         "compatible",
-        "compatible: the crop's prediction is scored against the whole label, as the suite does "
-        "(up to 16 px apart); correct: against the label of the crop",
+        "Label to which the prediction of a crop is compared. compatible: the whole "
+        "label, as the suite does (up to 16 px apart); correct: the label of the crop.",
     )
     epochs: int | None = option(
         None,
-        "epochs instead of the protocol's; the score is then not comparable with others'",
+        "Number of epochs, in place of the protocol's. The score can then not be "
+        "compared with published ones.",
     )
-    batch_size: int = option(16, "images a batch of the encoder")
+    batch_size: int = option(16, "Images per batch of the encoder.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,12 +187,15 @@ class CacheSection:
     """Place, memory and precision of the features that are kept."""
 
     cache_dir: Path | None = option(
-        None, "folder of caches; none: the user's cache folder"
+        None, "Folder of the feature caches. [default: the user's cache folder]"
     )
-    cache_memory: str = option("1GiB", "memory of the features, whatever their number")
+    cache_memory: str = option(
+        "1GiB", "Memory for the features, whatever their number."
+    )
     cache_dtype: Literal["lossless", "fp32", "bf16", "fp16"] = option(
         "lossless",
-        "lossless: the narrowest exact one of each chunk; another one is forced",
+        "Type of the cached features. lossless uses the smallest type that stores a "
+        "chunk exactly.",
     )
 
 

@@ -71,15 +71,28 @@ class GridSection:
     """Choice of jobs."""
 
     probe: tuple[str, ...] = option(
-        ("linear",), "probe; repeat for more", choices=grid_probes
+        ("linear",),
+        "Probe to run; repeat the option for several.",
+        daily=True,
+        choices=grid_probes,
     )
     encoders: tuple[str, ...] = option(
-        (), "tile encoders to compare, where DATA holds images", flag="--encoder"
+        (),
+        "Tile encoder to compare, if DATA holds images; repeat the option for several.",
+        daily=True,
+        flag="--encoder",
     )
     seeds: tuple[str, ...] = option(
-        (), "base seeds, instead of the protocol's", flag="--seed"
+        (),
+        "Seed, in place of the protocol's; repeat the option for several.",
+        daily=True,
+        flag="--seed",
     )
-    resume: bool = option(True, "skip jobs that are done with the same settings")
+    resume: bool = option(
+        True,
+        "Skip jobs that are complete with the same settings. --no-resume runs all jobs "
+        "again.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +100,14 @@ class ProbeGridConfig(ProbeConfig):
     """Settings of `thinsection probe grid`."""
 
     grid: GridSection = section(GridSection)
-    executor: ExecutorConfig = section(ExecutorConfig)
+    executor: ExecutorConfig = section(ExecutorConfig, "Workers and clusters")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
     """Settings of `thinsection bench`."""
 
-    executor: ExecutorConfig = section(ExecutorConfig)
+    executor: ExecutorConfig = section(ExecutorConfig, "Workers and clusters")
 
 
 @dataclass(frozen=True, kw_only=True)

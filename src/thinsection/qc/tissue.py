@@ -49,14 +49,22 @@ _DIMMED = 0.35
 class TissueConfig:
     """Settings of the default tissue mask."""
 
-    mask_mpp: float = option(8.0, "Resolution of the tissue mask in µm/px.")
-    min_speck_um2: float = option(
-        20_000.0, "Tissue pieces smaller than this are dropped, µm²."
+    mask_mpp: float = option(
+        8.0,
+        "Resolution of the tissue mask in µm/px. Lower it for tissue pieces smaller "
+        "than 0.1 mm.",
     )
-    min_hole_um2: float = option(10_000.0, "Holes smaller than this are filled, µm².")
+    min_speck_um2: float = option(
+        20_000.0,
+        "Smallest piece of tissue in µm²; smaller ones are removed. Lower it for fine "
+        "needle biopsies.",
+    )
+    min_hole_um2: float = option(
+        10_000.0, "Holes in the tissue up to this area in µm² are filled."
+    )
     black_level: int = option(
         Tissue.black_level,
-        "Px whose brightest channel is below this are not tissue, 0-255.",
+        "Pixels whose brightest channel is below this value (0 to 255) are not tissue.",
     )
 
     def __post_init__(self) -> None:

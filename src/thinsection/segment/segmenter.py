@@ -36,21 +36,24 @@ class SegmentConfig:
 
     segmenters: tuple[str, ...] = option(
         (),
-        "Segmenter; repeat for several: lavlab-shell, hest-tissue, grandqc-tissue, a .toml file.",
+        "Network that assigns a class to every pixel: lavlab-shell, hest-tissue, "
+        "grandqc-tissue or a .toml file; repeat the option for several.",
+        daily=True,
         flag="--segmenter",
     )
     segment_weights: str | None = option(
-        None, "Local weights of the segmenter: ONNX, .pth, ..."
+        None,
+        "Local weights of the segmenter (.onnx, .pth, ...), in place of a download.",
     )
     segment_mpp: float = option(
-        4.0, "Resolution of the classes' shares and outlines, µm/px."
+        4.0, "Resolution in µm/px at which outlines and class shares are computed."
     )
     segment_memory: str = option(
-        "512MiB", "Memory of the strip of windows that is blended."
+        "512MiB", "Memory for the part of the slide that is segmented at a time."
     )
     tissue_segmenter: bool = option(
         False,
-        "Take the classes of the one segmenter for the tissue, in place of our detector.",
+        "Use the classes of the segmenter as the tissue mask, in place of the detector.",
     )
 
     def __post_init__(self) -> None:

@@ -29,21 +29,25 @@ class RegionsConfig:
 
     tissue: str | None = option(
         None,
-        "Tissue as drawn: GeoJSON, ASAP's or ImageScope's XML, a mask's picture, a CSV of boxes; a "
-        "folder with one a slide (SLIDE_ID.geojson), or the cohort's column of such paths.",
+        "Tissue outlines of your own, in place of the detector; same forms as --roi.",
     )
     roi: str | None = option(
         None,
-        "Regions in the same forms: tiles in them are kept, their classes are columns.",
+        "Keep only tiles in these annotations (GeoJSON, XML of ASAP or ImageScope, mask "
+        "images, CSV of boxes): a file, a folder with SLIDE_ID.geojson, or a cohort column.",
+        daily=True,
     )
     include_class: tuple[str, ...] = option(
-        (), "Only areas of this class; repeat for several."
+        (), "Use only annotations of this class; repeat the option for several."
     )
     exclude_class: tuple[str, ...] = option(
         ("Ignore*", "exclusion"),
-        "Areas of this class are taken away; repeat for several.",
+        "Remove the areas that are annotated with this class; repeat the option for "
+        "several.",
     )
-    mend_regions: bool = option(False, "Make polygons that cross themselves valid.")
+    mend_regions: bool = option(
+        False, "Repair polygons that cross themselves. By default they are an error."
+    )
 
     def __post_init__(self) -> None:
         for role in ROLES:  # a worker may have another current folder

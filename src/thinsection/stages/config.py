@@ -37,29 +37,35 @@ class SlidesConfig:
 
     reader: str = option(
         AUTO,
-        "'auto' takes the fastest that agrees with OpenSlide's px.",
+        "Library that reads the slides. auto uses the fastest one that gives the same "
+        "pixels as OpenSlide.",
         choices=reader_choices,
     )
     fingerprint: FingerprintMode = option(
         "times",
-        "How a slide's file is known again; times: size, samples and time stamps, every byte where "
-        "only the time differs; full: every byte; samples: size and 8 samples.",
+        "How a later run notices that a slide file has changed. times: size, samples of"
+        " the content and time stamps; full: every byte; samples: size and samples.",
     )
     slide_mpp: str | None = option(
-        None, "µm/px of level 0 where files lack it: 0.25, 0.25x0.26."
+        None,
+        "µm/px of level 0, for slides that do not state it: 0.25 or 0.25x0.26.",
+        daily=True,
     )
     channels: str | None = option(
         None,
-        "One to three channels, shown as RGB, of files with more or 16 bit: 'DAPI,CD3', '0,2'.",
+        "One to three channels to show as RGB, for slides with other channels or 16 "
+        "bits: 'DAPI,CD3' or '0,2'.",
     )
     channel_range: str = option(
         ",".join(f"{share:g}" for share in Look().percentiles),
-        "Percentiles of a channel's px that become 0 and 255.",
+        "Percentiles of a channel's values that become 0 and 255.",
     )
-    icc: bool = option(False, "Convert px by the file's ICC profile to sRGB.")
+    icc: bool = option(
+        False, "Convert the colours to sRGB with the slide's ICC profile."
+    )
     name_pattern: str | None = option(
         None,
-        "Regular expression whose named groups, found in a slide's path, are columns of every "
+        "Regular expression for slide paths. Its named groups become columns of every "
         r"table: '(?P<cohort>[^/]+)/(?P<case_id>TCGA-\w\w-\w{4})'.",
     )
 
@@ -91,30 +97,50 @@ class EncodeConfig:
 
     encoders: tuple[str, ...] = option(
         ("efficientnet_lite0",),
-        "Tile encoder; repeat for several, each tile is read once for all: a name of "
-        "`thinsection models`, timm:NAME, hf:REPO, a file.",
+        "Tile encoder: a name that `thinsection models` lists, timm:NAME, hf:REPO, or "
+        "the path of a checkpoint; repeat the option for several.",
+        daily=True,
         flag="--encoder",
     )
     tokens: bool = option(
-        False, "Also store the dense token grid of encoders that have one."
+        False, "Also store the grid of patch tokens, for encoders that have one."
     )
     weights: str | None = option(
-        None, "Local weights of the encoder: safetensors, or safe .pth."
+        None,
+        "Local weights of the encoder (.safetensors or .pth), in place of a download.",
     )
     pretrained: bool = option(
-        True, "Load weights; --no-pretrained takes seeded random ones."
+        True,
+        "Load trained weights. --no-pretrained uses random weights, to test a setup "
+        "without a download.",
     )
-    allow_remote_code: bool = option(False, "Let a hub repository run its own code.")
-    device: str = option("auto", "auto, cpu, cuda, cuda:1 or mps.")
+    allow_remote_code: bool = option(
+        False,
+        "Run code from the encoder's repository on the Hugging Face hub. Use it only "
+        "for repositories that you trust.",
+    )
+    device: str = option(
+        "auto",
+        "Device of the encoders: auto, cpu, cuda, cuda:1 or mps. auto uses a GPU if "
+        "there is one.",
+        daily=True,
+    )
     precision: Literal["auto", "fp32", "fp16", "bf16"] = option(
-        "auto", "Encoder's arithmetic."
+        "auto",
+        "Floating-point type in which the encoder computes. auto uses half precision on"
+        " a GPU if the encoder allows it.",
     )
     engine: Literal["auto", "torch", "openvino"] = option(
         "auto",
-        "What computes on a CPU; auto: openvino if it is installed and agrees with torch.",
+        "Library that runs the encoder on a CPU. auto uses OpenVINO if it is installed "
+        "and gives the same embeddings as PyTorch.",
     )
-    batch_size: int = option(0, "Tiles per batch; 0: 32 on a CPU, 256 on a GPU.")
-    seed: int = option(0, "Seed of random weights.")
+    batch_size: int = option(
+        0,
+        "Tiles per batch; 0 means 32 on a CPU and 256 on a GPU. Lower it if the GPU "
+        "runs out of memory.",
+    )
+    seed: int = option(0, "Seed of the random weights of --no-pretrained.")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "encoders", tuple(map(our_name, self.encoders)))
@@ -138,14 +164,19 @@ class AggregateConfig:
 
     slide_encoders: tuple[str, ...] = option(
         ("mean",),
-        "Slide encoder; repeat for several: mean, max, abmil, titan, gigapath, another's. "
-        "gigapath:cls and gigapath:mean-11 take its class token and a layer.",
+        "Slide encoder that pools the tile embeddings: mean, max, abmil, titan, "
+        "gigapath, gigapath:cls or gigapath:mean-11; repeat the option for several.",
+        daily=True,
         flag="--slide-encoder",
     )
     slide_weights: str | None = option(
-        None, "The slide encoder's weights: local, or on the hub."
+        None,
+        "Weights of the slide encoder: a local file, or a repository on the Hugging "
+        "Face hub.",
     )
-    aggregate_memory: str = option("1GiB", "Memory of the slide encoder's attention.")
+    aggregate_memory: str = option(
+        "1GiB", "Memory for the attention of the slide encoder."
+    )
 
     def __post_init__(self) -> None:
         our_names = tuple(map(our_slide_encoder, self.slide_encoders))
@@ -158,51 +189,74 @@ class QcConfig:
 
     qc: str = option(
         "off",
-        "QC of the tiles: off, auto, histoqc-default (-light, -ihc, ...), or a .toml file.",
+        "Quality control before tiling: off, auto, histoqc-default (or -light, -ihc, "
+        "-clinical, -v2.1), or a pipeline file (.toml).",
+        daily=True,
     )
     qc_fail: tuple[str, ...] = option(
-        (), "Leave out slides by rule: 'pixels_to_use<1000'; repeat."
+        (),
+        "Rule that makes a slide fail quality control, such as 'pixels_to_use<1000'. A "
+        "run leaves such slides out; repeat the option for several.",
     )
     qc_rules: Path | None = option(
-        None, "TOML of the page's verdicts in place of the ready rules."
+        None,
+        "TOML file with the rules for the verdicts on the QC page, in place of the "
+        "built-in rules.",
     )
     qc_strict: bool = option(
-        False, "Let a check take most of a slide's tissue, as HistoQC does."
+        False,
+        "Follow a check even if it removes most of a slide's tissue, as HistoQC does. "
+        "By default such a check only warns.",
     )
-    qc_device: str = option("cpu", "Where the checks are computed: cpu or cuda.")
+    qc_device: str = option("cpu", "Device of the checks: cpu or cuda.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
     """Last result of a run, further files, and how existing files are treated."""
 
-    until: LastResult = option("slide-embeddings", "Last result of the run.")
+    until: LastResult = option(
+        "slide-embeddings", "Last result to compute.", daily=True
+    )
     write: tuple[str, ...] = option(
-        (), "Further formats; repeat.", choices=FORMATS.names
+        (),
+        "Also write the tile embeddings in this format; repeat the option for several.",
+        daily=True,
+        choices=FORMATS.names,
     )
     embedding_dtype: Literal["float32", "float16"] = option(
-        "float32", "Type of stored embeddings."
+        "float32", "Type of the stored embeddings. float16 halves their size."
     )
     graph: str | None = option(
-        None, "Spatial graph of the tiles: knn:8 or radius:100 (µm)."
+        None,
+        "Also write a graph of neighbouring tiles: knn:8 (the 8 nearest) or radius:100 "
+        "(all within 100 µm).",
     )
     measures: bool = option(
         False,
-        "Per tile colours, extremes, focus and stains; per slide stain vectors, distance.",
+        "Also measure the colours, focus and stains of each tile, and the stain vectors"
+        " of each slide.",
     )
     measures_reference: Path | None = option(
         None,
-        "Results folder whose slides are the usual; without one, those of the run.",
+        "Results folder with the slides to which the measures are compared. [default: "
+        "the slides of this run]",
     )
     overview: bool = option(
-        True, "One PNG per slide: thumbnail, tissue outline, tiles."
+        True, "Draw a PNG for each slide with the tissue outline and the tiles."
     )
     allow_empty: bool = option(
-        False, "Exit with 0 although slides end without any tile."
+        False, "Exit with code 0 even if some slides have no tile."
     )
-    resume: bool = option(True, "Skip what is done with the same settings and input.")
+    resume: bool = option(
+        True,
+        "Skip results that are complete with the same settings and slide. --no-resume "
+        "computes everything again.",
+    )
     overwrite: bool = option(
-        False, "Replace results of another slide file, and all made of them."
+        False,
+        "Replace the results of slide files that have changed, and everything computed "
+        "from them.",
     )
 
 
@@ -210,18 +264,18 @@ class OutputConfig:
 class RunConfig:
     """All settings of a run, by section."""
 
-    slides: SlidesConfig = section(SlidesConfig)
-    tissue: TissueConfig = section(TissueConfig)
-    regions: RegionsConfig = section(RegionsConfig)
-    qc: QcConfig = section(QcConfig)
-    segment: SegmentConfig = section(SegmentConfig)
-    tiles: TilesConfig = section(TilesConfig)
-    stain: StainConfig = section(StainConfig)
-    encode: EncodeConfig = section(EncodeConfig)
-    aggregate: AggregateConfig = section(AggregateConfig)
-    stream: StreamConfig = section(StreamConfig)
-    output: OutputConfig = section(OutputConfig)
-    executor: ExecutorConfig = section(ExecutorConfig)
+    slides: SlidesConfig = section(SlidesConfig, "Slides and tissue")
+    tissue: TissueConfig = section(TissueConfig, "Slides and tissue")
+    regions: RegionsConfig = section(RegionsConfig, "Slides and tissue")
+    qc: QcConfig = section(QcConfig, "Quality control and segmentation")
+    segment: SegmentConfig = section(SegmentConfig, "Quality control and segmentation")
+    tiles: TilesConfig = section(TilesConfig, "Tiles")
+    stain: StainConfig = section(StainConfig, "Tiles")
+    encode: EncodeConfig = section(EncodeConfig, "Encoders")
+    aggregate: AggregateConfig = section(AggregateConfig, "Encoders")
+    stream: StreamConfig = section(StreamConfig, "Memory and workers")
+    output: OutputConfig = section(OutputConfig, "Results")
+    executor: ExecutorConfig = section(ExecutorConfig, "Memory and workers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,24 +284,35 @@ class PoolingConfig:
 
     slide_encoder: str = option(
         "mean",
-        "mean, max, abmil, titan, gigapath (gigapath:cls, gigapath:mean-11), or an entry point's.",
+        "Slide encoder that pools the tile embeddings: mean, max, abmil, titan, "
+        "gigapath, gigapath:cls or gigapath:mean-11.",
+        daily=True,
     )
     features: str | None = option(
-        None, "Only these embeddings: GRID/features_NAME, or a part."
+        None,
+        "Tile embeddings to pool, if the folder has several: GRID/features_NAME or a "
+        "part of it.",
+        daily=True,
     )
     slide_weights: str | None = option(
-        None, "The slide encoder's weights: local, or on the hub."
+        None,
+        "Weights of the slide encoder: a local file, or a repository on the Hugging "
+        "Face hub.",
     )
     tile_px_l0: int | None = option(
-        None, "Tile edge in level-0 px where files do not say."
+        None, "Edge of a tile in pixels of level 0, for files that do not state it."
     )
     stride_l0: int | None = option(
         None,
-        "Step between tiles in level-0 px where files do not say and tiles overlap.",
+        "Step between tiles in pixels of level 0, for files that do not state it and "
+        "have tiles that overlap.",
     )
-    device: str = option("auto", "auto, cpu, cuda or cuda:1.")
+    device: str = option(
+        "auto", "Device of the slide encoder: auto, cpu, cuda or cuda:1.", daily=True
+    )
     aggregate_memory: str = option(
-        AggregateConfig().aggregate_memory, "Memory of the encoder's attention."
+        AggregateConfig().aggregate_memory,
+        "Memory for the attention of the slide encoder.",
     )
 
     def __post_init__(self) -> None:
@@ -258,5 +323,5 @@ class PoolingConfig:
 class AggregateRunConfig:
     """All settings of `thinsection aggregate`, by section."""
 
-    pooling: PoolingConfig = section(PoolingConfig)
-    executor: ExecutorConfig = section(ExecutorConfig)
+    pooling: PoolingConfig = section(PoolingConfig, "Slide encoder")
+    executor: ExecutorConfig = section(ExecutorConfig, "Workers and clusters")

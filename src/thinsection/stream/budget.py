@@ -45,12 +45,21 @@ class StreamConfig:
     """Settings of the stream from slides to batches."""
 
     memory: str = option(
-        "2GiB", "Host memory for decoded tiles, whatever the slides' size."
+        "2GiB",
+        "Memory for decoded tiles, for slides of any size. The encoder needs its own "
+        "memory beside it.",
+        daily=True,
     )
     decode_workers: int = option(
-        0, "Threads that decode tiles; 0: one per CPU of this process."
+        0,
+        "Threads that decode tiles; 0 means one for each CPU. Raise it if the GPU "
+        "waits.",
     )
-    prefetch_slides: int = option(2, "Slides that are opened and tiled ahead.")
+    prefetch_slides: int = option(
+        2,
+        "Slides that are opened and tiled before the encoder needs them. Raise it for "
+        "many small slides.",
+    )
 
     def __post_init__(self) -> None:
         parse_bytes(self.memory, name="stream.memory")

@@ -45,29 +45,37 @@ class TilesConfig:
     """Settings of the tile grid and of the filters on it."""
 
     tile_px: int = option(
-        256, "Edge of a tile (patch), px.", flag=("--tile-px", "--patch-size")
+        256, "Edge of a tile in pixels.", daily=True, flag=("--tile-px", "--patch-size")
     )
     tile_mpp: str = option(
         "0.5",
-        "Resolution of a tile, µm/px, or 'native' for level 0 as it is.",
+        "Resolution of the tiles in µm/px, or native for the pixels of level 0.",
+        daily=True,
         also={"--mag": magnification},
     )
     mpp_tolerance: float = option(
-        0.05, "Relative difference up to which a level counts as of that resolution."
+        0.05,
+        "Relative difference in resolution up to which a level is used without "
+        "resampling.",
     )
     resample: Resample = option(
         "exact",
-        "'fast' decodes JPEG at 1/2, 1/4 or 1/8 where that is not coarser than the tiles.",
+        "How tiles are reduced from a finer level. fast decodes JPEG at 1/2, 1/4 or 1/8"
+        " of its size if that is not coarser than the tiles.",
     )
-    overlap: int = option(0, "Px that neighbouring tiles share.")
-    min_tissue_fraction: float = option(0.5, "Least share of tissue in a tile, [0, 1].")
+    overlap: int = option(0, "Pixels that neighbouring tiles share.", daily=True)
+    min_tissue_fraction: float = option(
+        0.5, "Smallest share of tissue in a tile, from 0 to 1.", daily=True
+    )
     tile_filter: tuple[str, ...] = option(
         (MASK_FILTER,),
-        "Tile filter; repeat for several: tissue, contrast, a rule on a column: 'stroma>0.3'.",
+        "Filter that a tile must pass: tissue, contrast, or a rule on a column such as "
+        "'stroma>0.3'; repeat the option for several.",
     )
     edge: Literal["drop", "pad"] = option(
         "drop",
-        "Tiles that the slide's border cuts: 'drop' them or 'pad' them with white.",
+        "What to do with tiles that cross the border of the slide: drop them, or pad "
+        "them with white.",
     )
 
     def __post_init__(self) -> None:

@@ -63,17 +63,20 @@ class StainConfig:
     """Settings of stain normalisation."""
 
     stain_norm: Literal["none", "macenko", "reinhard"] = option(
-        "none", "Stain normalisation of tiles before they are encoded."
+        "none", "Stain normalisation of the tiles before they are encoded.", daily=True
     )
     stain_reference: str | None = option(
         None,
-        "Picture or slide whose look is the target; without one, a published standard.",
+        "Image or slide with the stain to which tiles are normalised. [default: a "
+        "published standard]",
     )
     stain_mpp: float = option(
-        1.0, "Resolution at which a slide's look is estimated, µm/px."
+        1.0, "Resolution in µm/px at which the stain of a slide is estimated."
     )
     stain_places: int = option(
-        64, "Places of 256 x 256 px over the tissue that are read for it."
+        64,
+        "Number of fields of 256 x 256 px in the tissue from which the stain is "
+        "estimated.",
     )
 
     def __post_init__(self) -> None:

@@ -52,16 +52,16 @@ Source = Results | Sequence[str | Path]
 class ViewerConfig:
     """Settings of the viewer."""
 
-    port: int = option(0, "Port on 127.0.0.1; 0 takes a free one.")
-    memory: str = option(
-        "1GiB", "Bound on the memory of the viewer's process, at least 512MiB."
-    )
+    port: int = option(0, "Port on 127.0.0.1; 0 means a free one.")
+    memory: str = option("1GiB", "Memory limit of the viewer, at least 512MiB.")
     annotations: Path | None = option(
-        None, "Folder with ID.geojson of slides, in level-0 px."
+        None, "Folder with annotations to show: SLIDE_ID.geojson in pixels of level 0."
     )
-    clusters: int = option(8, "Clusters of a slide's tile embeddings, by k-means.")
+    clusters: int = option(
+        8, "Number of clusters of a slide's tile embeddings (k-means)."
+    )
     show_label: bool = option(
-        False, "Show label and macro pictures: they may name a patient."
+        False, "Show label and macro images, which may identify a patient."
     )
 
 
@@ -69,7 +69,7 @@ class ViewerConfig:
 class ViewConfig:
     """All settings of `thinsection view`, by section."""
 
-    view: ViewerConfig = section(ViewerConfig)
+    view: ViewerConfig = section(ViewerConfig, "Viewer")
     slides: SlidesConfig = section(SlidesConfig)
 
 

@@ -60,20 +60,29 @@ HEADS: Registry[Any] = Registry(
 class HeadConfig:
     """Settings of a head; CLAM's and MIL-Lab's defaults."""
 
-    head: str = option("abmil", "head on the embeddings", choices=HEADS.names)
-    hidden_dim: int = option(
-        512, "channels that an embedding is projected to; 0: no projection"
+    head: str = option(
+        "abmil",
+        "Model that is trained on the embeddings.",
+        daily=True,
+        choices=HEADS.names,
     )
-    attention_dim: int = option(256, "hidden channels of gated attention")
-    dropout: float = option(0.25, "share of channels dropped while training")
-    num_layers: int = option(2, "layers of the transformer")
-    num_heads: int = option(8, "attention heads of transmil and transformer")
+    hidden_dim: int = option(
+        512, "Channels to which an embedding is projected; 0 means no projection."
+    )
+    attention_dim: int = option(256, "Hidden channels of the gated attention.")
+    dropout: float = option(0.25, "Share of channels that are dropped during training.")
+    num_layers: int = option(2, "Number of layers of the head transformer.")
+    num_heads: int = option(8, "Attention heads of transmil and transformer.")
     instances: int = option(
-        8, "tiles of highest and of lowest attention in CLAM's loss"
+        8,
+        "CLAM: number of tiles with the highest and with the lowest attention in the "
+        "instance loss.",
     )
     instance_weight: float = option(
-        0.3, "weight of CLAM's instance loss beside the bag's"
+        0.3, "CLAM: weight of the instance loss; the loss of the case has the rest."
     )
     subtyping: bool = option(
-        False, "CLAM: classes exclude each other, their tiles are negatives"
+        False,
+        "CLAM: tiles of one class are negative examples for the others. Use it for "
+        "classes that exclude each other.",
     )
