@@ -59,7 +59,8 @@ def command_of(name: str, command: Any) -> list[str]:
     """A command of typer's, then those below it."""
     context = command.context_class(command, info_name=f"thinsection {name}")
     usage = " ".join(command.collect_usage_pieces(context))
-    parts = [f"## {name}", command.help or command.get_short_help_str(200), ""]
+    text = command.help or command.get_short_help_str(200)
+    parts = [f"## {name}", markdown_of(text), ""]
     parts += ["```", f"thinsection {name} {usage}", "```", ""]
     rows = [
         (", ".join([*p.opts, *p.secondary_opts]), help_of(p, context))
@@ -72,6 +73,16 @@ def command_of(name: str, command: Any) -> list[str]:
     for below, inner in getattr(command, "commands", {}).items():
         parts += command_of(f"{name} {below}", inner)
     return parts
+
+
+def markdown_of(text: str) -> str:
+    """Docstring of a command with its examples as a block of code."""
+    # click leaves the lines of a paragraph that begins with \b as they are
+    text = text.replace("\b\nExamples:\n", "Examples:\n\n")
+    text = text.replace("\b\nExample:\n", "Example:\n\n")
+    return text.replace("\n  thinsection ", "\n    thinsection ").replace(
+        "\n      --", "\n        --"
+    )
 
 
 def help_of(option: Any, context: Any) -> str:

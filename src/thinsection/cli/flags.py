@@ -134,6 +134,8 @@ def _with_flags(
 
     def wrapper(**values: Any) -> Any:
         path = values.pop("config_file")
+        # typer passes also what click's callback has handled
+        values.pop("help_all", None)
         settings = {name: values.pop(name) for name in flags}
         for name, synonym in synonyms.items():
             text = values.pop(name)
@@ -159,7 +161,6 @@ def _with_flags(
         "--help-all",
         help="Show all options and exit.",
         is_eager=True,
-        expose_value=False,
         callback=_print_all_options,
         show_default=False,
     )
@@ -272,6 +273,8 @@ def _flag(
     option = typer.Option(
         *flags,
         help=text,
+        # typer's own name of a list is list[str]
+        metavar="<str>" if kind == list[str] | None else None,
         rich_help_panel=group,
         show_default=False,
     )

@@ -62,7 +62,7 @@ COMMANDS = {
     ),
     "heatmap": Command(DAILY, "predict", "Draw which tiles a prediction rests on."),
     "export": Command(
-        DAILY, "results", "Write results for QuPath, AnnData, TRIDENT, CLAM, ..."
+        DAILY, "results", "Write results for QuPath, AnnData, TRIDENT and other tools."
     ),
     "convert": Command(SLIDES, "convert", "Convert slides to pyramidal OME-TIFF."),
     "deid": Command(
@@ -72,7 +72,7 @@ COMMANDS = {
     ),
     "segment": Command(SLIDES, "run", "Assign a class to every pixel with a network."),
     "import": Command(
-        FOLDERS, "results", "Read coordinates and features of TRIDENT, CLAM, STAMP, ..."
+        FOLDERS, "results", "Read coordinates and features of TRIDENT, CLAM or STAMP."
     ),
     "verify": Command(
         FOLDERS, "results", "Check every result file against its checksum."
@@ -83,7 +83,7 @@ COMMANDS = {
     "config": Command(FOLDERS, "run", "Print every setting of a run as a TOML file."),
     "cache": Command(FOLDERS, "results", "List, verify and remove feature caches."),
     "probe": Command(
-        EVALUATION, "probe", "Evaluate encoders by linear probes, kNN, few-shot, ..."
+        EVALUATION, "probe", "Evaluate encoders by linear probes, kNN and other probes."
     ),
     "bench": Command(EVALUATION, "probe", "Compare encoders on a suite of tasks."),
     "model": Command(

@@ -52,10 +52,14 @@ Source = Results | Sequence[str | Path]
 class ViewerConfig:
     """Settings of the viewer."""
 
-    port: int = option(0, "Port on 127.0.0.1; 0 means a free one.")
-    memory: str = option("1GiB", "Memory limit of the viewer, at least 512MiB.")
+    port: int = option(0, "Port on 127.0.0.1; 0 means a free one.", daily=True)
+    memory: str = option(
+        "1GiB", "Memory limit of the viewer, at least 512MiB.", daily=True
+    )
     annotations: Path | None = option(
-        None, "Folder with annotations to show: SLIDE_ID.geojson in pixels of level 0."
+        None,
+        "Folder with annotations to show: SLIDE_ID.geojson in pixels of level 0.",
+        daily=True,
     )
     clusters: int = option(
         8, "Number of clusters of a slide's tile embeddings (k-means)."
