@@ -1,0 +1,3 @@
+"""Small data under the names that the pages use."""
+
+INPUTS = frozenset(["slides"])
