@@ -33,7 +33,7 @@ def commands() -> dict[tuple[str, ...], Any]:
         for words, command in _below((name,), root.commands[name]):  # type: ignore[attr-defined]
             found[words] = command
             for parameter in command.params:
-                if getattr(parameter.type, "exists", False):
+                if getattr(getattr(parameter, "type", None), "exists", False):
                     parameter.type.exists = False  # only parsed: nobody has the file
     return found
 

@@ -124,9 +124,8 @@ def heatmap(
     """
     config = replace_flat(config or HeatmapRunConfig(), settings)
     if not Path(source).is_file():
-        return _draw_column(
-            open_results(Path(str(slides))), str(source), config.heatmap
-        )
+        results = open_results(_only_folder(slides))
+        return _draw_column(results, str(source), config.heatmap)
     card = read_card(Path(source))
     _check_positive(config.heatmap.positive, card.target)
     predictions = predict(
@@ -161,6 +160,16 @@ def heatmap(
     refresh_heatmap_links(Path(source), home)
     write_index(results.folder)
     return written
+
+
+def _only_folder(slides: Sequence[str | Path] | str | Path) -> Path:
+    """The results folder whose column is drawn."""
+    folders = [slides] if isinstance(slides, str | Path) else list(slides)
+    if len(folders) != 1:
+        raise InvalidInputError(
+            f"slides must be one results folder where a column is drawn, got {len(folders)}"
+        )
+    return Path(folders[0])
 
 
 def _draw_column(results: Results, column: str, config: HeatmapConfig) -> list[Path]:
