@@ -5,7 +5,7 @@ import re
 import tomllib
 from dataclasses import fields
 
-import click
+import typer
 
 from thinsection.stages.config import RunConfig
 
@@ -250,17 +250,8 @@ def problems_of_command(command: str) -> list[str]:
     if not arguments:
         return []
     if arguments[0] == "thinsection":
-        try:
-            truth.parse(arguments[1:])
-        except click.exceptions.Exit:
-            return []
-        except (LookupError, click.ClickException) as error:
-            return [f"{command}: {error}"]
-        except Exception as error:  # typer has its own copy of click
-            if not hasattr(error, "exit_code"):
-                raise
-            return [f"{command}: {getattr(error, 'message', error)}"]
-        return []
+        problem = _problem_of_parsing(arguments[1:])
+        return [f"{command}: {problem}"] if problem else []
     found = [*_problems_of_make(command), *_problems_of_extras(command)]
     program = next((word for word in arguments if "=" not in word), "")
     if program.rpartition("/")[2].rstrip("0123456789.") not in truth.foreign(
@@ -268,6 +259,23 @@ def problems_of_command(command: str) -> list[str]:
     ):
         found.append(f"{command}: no program {program!r}")
     return found
+
+
+def _problem_of_parsing(arguments: list[str]) -> str:
+    """Error of typer, '' if there is none."""
+    try:
+        truth.parse(arguments)
+    except typer.Exit:
+        return ""
+    except LookupError as error:
+        return str(error)
+    except Exception as error:  # typer's copy of click has no public name
+        if not hasattr(error, "exit_code"):
+            raise
+        message = str(getattr(error, "message", error))
+        # typer asks for the reader's file while it parses
+        return "" if message.endswith("does not exist.") else message
+    return ""
 
 
 def _problems_of_code_block(text: str) -> list[str]:

@@ -32,9 +32,6 @@ def commands() -> dict[tuple[str, ...], Any]:
         root = typer.main.get_command(build_app([name]))
         for words, command in _below((name,), root.commands[name]):  # type: ignore[attr-defined]
             found[words] = command
-            for parameter in command.params:
-                if getattr(getattr(parameter, "type", None), "exists", False):
-                    parameter.type.exists = False  # only parsed: nobody has the file
     return found
 
 
