@@ -34,15 +34,6 @@ DECIDING = (
     "aggregate",
 )
 SLIDE_FEATURES = "slide_features_"  # prefix of folders with slide embeddings
-# attributes of a file that are used unchanged
-TEXTS = (
-    "encoder",
-    "weights_hash",
-    "revision",
-    "precision",
-    "resample",
-    "preprocessing",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,26 +76,29 @@ def read_inputs(path: Path) -> Inputs:
             f"{str(path)!r}; make the file anew"
         )
     attributes.setdefault("encoder", attributes.get("slide_encoder"))
-    texts = {name: str(attributes[name]) for name in TEXTS if attributes.get(name)}
     of_slide = folder.startswith(SLIDE_FEATURES)
     features = None
-    if "weights_hash" in texts:
+    if attributes.get("weights_hash"):
         features = folder.removeprefix("features_")
         if of_slide:
             features = f"{path.parts[-3]}/{folder.removeprefix(SLIDE_FEATURES)}"
     tile_px = attributes.get("patch_size")
+
+    def text(name: str) -> str | None:
+        return str(attributes[name]) if attributes.get(name) else None
+
     return Inputs(
         level="slide" if of_slide else "tile",
         dim=dim,
         features=features,
         tile_px=None if tile_px is None else int(tile_px),
         tile_mpp=round(nominal_mpp(power), 6) if power else None,
-        encoder=texts.get("encoder"),
-        weights_hash=texts.get("weights_hash"),
-        revision=texts.get("revision"),
-        precision=texts.get("precision"),
-        resample=texts.get("resample"),
-        preprocessing=texts.get("preprocessing"),
+        encoder=text("encoder"),
+        weights_hash=text("weights_hash"),
+        revision=text("revision"),
+        precision=text("precision"),
+        resample=text("resample"),
+        preprocessing=text("preprocessing"),
     )
 
 

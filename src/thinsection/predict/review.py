@@ -3,7 +3,6 @@
 They are plain values, stored in experiment.json under `review` and shown on the page.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -27,7 +26,7 @@ from thinsection.predict.config import FoldsConfig, TrainConfig
 from thinsection.predict.folds import FoldResult, Study
 from thinsection.predict.tested import Tested
 from thinsection.predict.tripod import checklist
-from thinsection.probe.result import METRIC_WORDS
+from thinsection.probe.result import METRIC_WORDS, strict
 
 
 def review(
@@ -53,8 +52,7 @@ def review(
         "sites": _sites(study, means, seed),
         "checklist": [item._asdict() for item in checklist(answers)],
     }
-    # lists in place of tuples, as in experiment.json
-    plain: dict[str, Json] = json.loads(json.dumps(document))
+    plain: dict[str, Json] = strict(document)
     return plain
 
 

@@ -1,14 +1,14 @@
 """Figures of a validation: discrimination, calibration, decisions, net benefit, survival."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from thinsection.errors import DatasetError
 from thinsection.evaluation import external, horizons
-from thinsection.evaluation.external import CalibrationBin, CalibrationLine, Estimate
+from thinsection.evaluation.external import Estimate
 from thinsection.evaluation.intervals import Sampling
 from thinsection.evaluation.labels import Floats, Target
 from thinsection.evaluation.metrics import (
@@ -24,6 +24,7 @@ from thinsection.files.json_text import Json
 from thinsection.predict.model_file import Lock
 from thinsection.predict.tested import HEADLINE, Score, score_table
 from thinsection.probe.curves import Column, RiskGroup, risk_group, round_times
+from thinsection.probe.result import strict
 
 SEED = 0  # seed of the bootstrap samples
 OLD_MODEL = (
@@ -72,7 +73,7 @@ class Survival(NamedTuple):
 
 
 def figures(rows: Rows, lock: Lock | None) -> dict[str, Json]:
-    """All figures: the headline, scores, and those for the kind of the target.
+    """All figures, as JSON holds them: the headline, scores, and those for the kind of the target.
 
     Args:
         rows: the scored cases.
@@ -97,8 +98,7 @@ def figures(rows: Rows, lock: Lock | None) -> dict[str, Json]:
     elif kind == "regression":
         scorers = _pick(value_scorers(rows.truth, rows.answers), OF_VALUES)
         scores = score_table(scorers, rows.sampling(), seed=SEED)
-        line = external.value_line(rows.truth[:, 0], rows.answers[:, 0])
-        parts["values"] = _plain_line(line)
+        parts["values"] = external.value_line(rows.truth[:, 0], rows.answers[:, 0])
     else:
         parts["outcomes"] = _outcomes(rows, lock or Lock())
         if kind == "binary":
@@ -117,7 +117,7 @@ def figures(rows: Rows, lock: Lock | None) -> dict[str, Json]:
     if metric in scores:
         value = scores[metric]["value"]
         interval = [scores[metric]["low"], scores[metric]["high"]]
-    return {
+    document = {
         **parts,
         "missing": missing,
         "metric": metric,
@@ -125,6 +125,8 @@ def figures(rows: Rows, lock: Lock | None) -> dict[str, Json]:
         "interval": interval,
         "scores": scores,
     }
+    plain: dict[str, Json] = strict(document)
+    return plain
 
 
 def _pick(scorers: Scorers, names: Sequence[str]) -> Scorers:
@@ -180,23 +182,16 @@ def _outcome(
     labels = truth.astype(np.int64)
     shares = np.stack([1 - probability, probability], axis=1)
     scorers = class_scorers(labels, (probability > 0.5).astype(np.int64), 2, shares)
-    line = external.calibration_line(truth, probability)
-    calls = None
-    if called is not None:
-        metrics = external.threshold_metrics(truth, called)
-        calls = {name: plain_estimate(one) for name, one in metrics.items()}
     decision = external.decision_curve(truth, probability)
     return {
         "positive": int(truth.sum()),
         "scores": score_table(
             _pick(scorers, OF_CASE), rows.sampling(classes=labels), seed=SEED
         ),
-        "calls": calls,
+        "calls": None if called is None else external.threshold_metrics(truth, called),
         "counts": None if called is None else _counts(truth, called),
-        "calibration": _plain_line(line),
-        "calibration_curve": _plain_bins(
-            external.calibration_curve(truth, probability)
-        ),
+        "calibration": external.calibration_line(truth, probability),
+        "calibration_curve": external.calibration_curve(truth, probability),
         "decision_curve": {
             "thresholds": decision.thresholds.tolist(),
             "model": decision.model.tolist(),
@@ -226,18 +221,14 @@ def _classes(rows: Rows) -> tuple[dict[str, Score], dict[str, Json]]:
     counts = np.zeros((num_classes, num_classes), dtype=np.int64)
     np.add.at(counts, (truth, predicted), 1)
     shares = [
-        [
-            plain_estimate(external.proportion(int(count), int(row.sum())))
-            for count in row
-        ]
+        [external.proportion(int(count), int(row.sum())) for count in row]
         for row in counts
     ]
-    right = external.proportion(int(np.trace(counts)), len(truth))
     return scores, {
         "names": list(rows.target.names),
         "counts": counts.tolist(),
         "shares": shares,
-        "accuracy": plain_estimate(right),
+        "accuracy": external.proportion(int(np.trace(counts)), len(truth)),
     }
 
 
@@ -312,7 +303,7 @@ def _scores_at(
 
 def _risk_groups(
     cases: Survival, cut: float | None, ticks: FloatVector
-) -> tuple[list[RiskGroup], dict[str, Json] | None]:
+) -> tuple[list[RiskGroup], Estimate | None]:
     """Curves of low and high risk, and the hazard ratio; empty if there is no cut."""
     if cut is None:
         return [], None
@@ -325,19 +316,16 @@ def _risk_groups(
     ]
     if len(groups) < 2:
         return groups, None
-    ratio = external.hazard_ratio(event, time, high.astype(np.float64))
-    return groups, None if ratio is None else plain_estimate(ratio)
+    return groups, external.hazard_ratio(event, time, high.astype(np.float64))
 
 
-def _risk_slope(
-    event: Flags, time: FloatVector, risk: FloatVector
-) -> dict[str, Json] | None:
+def _risk_slope(event: Flags, time: FloatVector, risk: FloatVector) -> Estimate | None:
     """Slope of the log hazard on the log risk; 1 if the spread of risks is right."""
     ratio = external.hazard_ratio(event, time, risk)
     if ratio is None:
         return None
     value, low, high = np.log([ratio.value, ratio.low, ratio.high]).tolist()
-    return plain_estimate(replace(ratio, value=value, low=low, high=high))
+    return replace(ratio, value=value, low=low, high=high)
 
 
 def _survival_calibration(
@@ -348,31 +336,4 @@ def _survival_calibration(
         return None
     place = len(times) // 2
     bins = external.survival_bins(event, time, survival[:, place], times[place])
-    return {"time": times[place], "bins": _plain_bins(bins)}
-
-
-def _plain_line(line: CalibrationLine | None) -> dict[str, Json] | None:
-    """Line for JSON; None if it is not defined."""
-    if line is None:
-        return None
-    return {
-        "intercept": plain_estimate(line.intercept),
-        "slope": plain_estimate(line.slope),
-    }
-
-
-def _plain_bins(bins: Sequence[CalibrationBin]) -> list[dict[str, Json]]:
-    """Bins of a calibration curve for JSON."""
-    return [
-        {"predicted": one.predicted, "observed": plain_estimate(one.observed)}
-        for one in bins
-    ]
-
-
-def plain_estimate(estimate: Estimate) -> dict[str, Json]:
-    """Estimate for JSON, with None in place of NaN."""
-    plain = asdict(estimate)
-    for name in ("value", "low", "high"):
-        if not np.isfinite(plain[name]):
-            plain[name] = None
-    return plain
+    return {"time": times[place], "bins": bins}
