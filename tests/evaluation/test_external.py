@@ -126,7 +126,7 @@ def test_calibration_bins_are_scikit_learns_quantile_bins() -> None:
     observed, predicted = sklearn_curve(
         truth, probability, n_bins=10, strategy="quantile"
     )
-    bins = calibration_curve(truth, probability, bins=10)
+    bins = calibration_curve(truth, probability)
     np.testing.assert_allclose([b.predicted for b in bins], predicted, atol=1e-12)
     np.testing.assert_allclose([b.observed.value for b in bins], observed, atol=1e-12)
     assert all(b.observed.low <= b.observed.value <= b.observed.high for b in bins)

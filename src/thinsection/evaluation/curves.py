@@ -17,6 +17,7 @@ from thinsection.evaluation.metrics import Flags, FloatVector, ratio
 
 DRAWS = 500
 GRID = np.linspace(0.0, 1.0, 51)
+BINS = 10  # of a calibration curve, at most
 MIN_IN_BIN = 8
 
 
@@ -109,12 +110,11 @@ def calibration_band(
     probability: FloatVector,
     sampling: Sampling,
     *,
-    bins: int = 10,
     seed: int,
 ) -> Band:
     """Observed frequency by mean predicted probability, in bins of equally many rows."""
     order = np.argsort(probability, kind="stable")
-    count = min(bins, max(2, len(order) // MIN_IN_BIN))
+    count = min(BINS, max(2, len(order) // MIN_IN_BIN))
     parts = np.array_split(order, count)
     rows = [_bin(truth, probability, sampling, part, seed) for part in parts]
     x, y, low, high = np.array(rows).T

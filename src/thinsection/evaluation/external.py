@@ -17,6 +17,8 @@ from thinsection.errors import InvalidInputError
 from thinsection.evaluation.metrics import Flags, FloatVector
 
 LEVEL = 0.95
+BINS = 10  # of a calibration curve, at most
+SURVIVAL_BINS = 5  # of survival, at most
 MIN_OF_BIN = 10  # cases in a bin of survival
 MIN_OF_EACH = 5  # events, and cases without one, for a calibration line
 # nearest that a probability comes to 0 or 1 when its logit is taken
@@ -186,12 +188,10 @@ def _wald(
     )
 
 
-def calibration_curve(
-    truth: Flags, probability: FloatVector, *, bins: int = 10
-) -> list[CalibrationBin]:
+def calibration_curve(truth: Flags, probability: FloatVector) -> list[CalibrationBin]:
     """Observed frequency by bins of equally many cases, in order of predicted probability."""
     order = np.argsort(probability, kind="stable")
-    parts = np.array_split(order, min(bins, max(1, len(order) // MIN_OF_EACH)))
+    parts = np.array_split(order, min(BINS, max(1, len(order) // MIN_OF_EACH)))
     return [
         CalibrationBin(
             predicted=float(probability[rows].mean()),
@@ -355,11 +355,11 @@ def survival_probability(
 
 
 def survival_bins(
-    event: Flags, time: FloatVector, survival: FloatVector, t: float, *, bins: int = 5
+    event: Flags, time: FloatVector, survival: FloatVector, t: float
 ) -> list[CalibrationBin]:
     """Kaplan-Meier survival at a time by bins of equally many cases, by predicted survival (n,)."""
     order = np.argsort(survival, kind="stable")
-    parts = np.array_split(order, min(bins, max(1, len(order) // MIN_OF_BIN)))
+    parts = np.array_split(order, min(SURVIVAL_BINS, max(1, len(order) // MIN_OF_BIN)))
     calibration = []
     for rows in parts:
         curve = survival_curve(event[rows], time[rows])

@@ -139,8 +139,9 @@ def _compare_task(name: str, models: list[Scored], metric: str | None) -> Docume
 
 def _check_alike(task: str, first: Scored, other: Scored) -> None:
     """Refuses results of other rows, folds or settings."""
-    same_data = _data_hash(first) == _data_hash(other)
-    if not same_data or _key(first.rows) != _key(other.rows):
+    # the hash is of all rows, those of training included
+    hashes = [one.document["data"].get("rows_sha256") for one in (first, other)]
+    if hashes[0] != hashes[1] or _key(first.rows) != _key(other.rows):
         difference = "rows"
     elif first.document["protocol"] != other.document["protocol"]:
         difference = "settings"
@@ -151,12 +152,6 @@ def _check_alike(task: str, first: Scored, other: Scored) -> None:
         f"got {first.model!r} and {other.model!r} with other {difference}; "
         "probe them alike"
     )
-
-
-def _data_hash(scored: Scored) -> str | None:
-    """Hash of all rows, those of training included."""
-    value: str | None = scored.document["data"].get("rows_sha256")
-    return value
 
 
 def _key(rows: Rows) -> tuple[object, ...]:

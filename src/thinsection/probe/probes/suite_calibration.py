@@ -14,7 +14,7 @@ MIN_CONFIDENCE = 0.01  # a bin of TACE counts above this mean confidence
 
 
 def thunder_calibration(
-    probability: FloatVector, truth: IndexArray, *, num_bins: int = NUM_BINS
+    probability: FloatVector, truth: IndexArray
 ) -> dict[str, float]:
     """Calibration errors of the predicted class of N rows, from probabilities (N, K).
 
@@ -25,7 +25,7 @@ def thunder_calibration(
     """
     confidence = probability.max(axis=1)
     correct = probability.argmax(axis=1) == truth
-    edges = np.linspace(0, 1, num_bins + 1)
+    edges = np.linspace(0, 1, NUM_BINS + 1)
     gaps = []
     shares = []
     for low, high in pairwise(edges):
@@ -33,10 +33,10 @@ def thunder_calibration(
         if rows.any():
             gaps.append(_gap(confidence[rows], correct[rows]))
             shares.append(rows.mean())
-    # a share of 1 / num_bins each, the last bin takes the remainder
+    # a share of 1 / NUM_BINS each, the last bin takes the remainder
     order = np.argsort(confidence)
-    per_bin = len(order) // num_bins
-    cuts = [per_bin * i for i in range(1, num_bins)]
+    per_bin = len(order) // NUM_BINS
+    cuts = [per_bin * i for i in range(1, NUM_BINS)]
     adaptive = []
     counted = []
     for members in np.split(order, cuts):
@@ -48,8 +48,8 @@ def thunder_calibration(
     return {
         "ece": float(np.dot(gaps, shares)),
         "mce": float(max(gaps)),
-        "sce": float(sum(gaps) / num_bins),
-        "ace": float(sum(adaptive) / num_bins),
+        "sce": float(sum(gaps) / NUM_BINS),
+        "ace": float(sum(adaptive) / NUM_BINS),
         "tace": float(np.mean(counted)) if counted else 0.0,
     }
 
