@@ -12,12 +12,11 @@ from thinsection.evaluation.labels import Floats
 from thinsection.files.json_text import Json
 from thinsection.files.pages import data_uri, render_page
 from thinsection.predict.heatmap_links import LINKS_NAME
-from thinsection.predict.tested import Tested
+from thinsection.predict.tested import Tested, outcome_columns
 from thinsection.probe.curves import (
     COLORS,
     Columns,
     Words,
-    class_columns,
     draw_calibration,
     draw_decision,
     draw_precision,
@@ -63,16 +62,12 @@ def experiment_page(document: Mapping[str, Json], tested: Tested, slides: Path) 
 
 
 def _pictures(document: Mapping[str, Json], tested: Tested) -> list[Picture]:
-    rows = tested.rows()
-    first = rows[0]
+    first = tested.rows()[0]
     drawn = []
     if isinstance(first, Predictions):
         if tested.target.exclusive:
             drawn.append(draw_picture("confusion", first, draw_confusion))
-        columns = []
-        for one in rows:
-            assert isinstance(one, Predictions)
-            columns += class_columns(one)
+        columns = outcome_columns(tested.target, tested.truth, tested.answers)
         curves = Columns(columns, tested.sampling)
         drawn.append(draw_picture("roc", curves, draw_roc))
         drawn.append(draw_picture("pr", curves, draw_precision))

@@ -21,6 +21,7 @@ from thinsection.evaluation.survival import comparable_pairs
 from thinsection.files.json_text import Json, read_json
 from thinsection.predict.folds import FoldResult, Study, read_fold
 from thinsection.predict.losses import criterion_of, targets_of
+from thinsection.probe.curves import Column
 from thinsection.probe.result import Predictions, Risks, Rows, Values
 
 EXPERIMENT_NAME = "experiment.json"
@@ -161,6 +162,23 @@ def score_table(
             "pooled_over": metrics.pooled_over(name),
         }
     return table
+
+
+def outcome_columns(target: Target, truth: Floats, answers: Floats) -> list[Column]:
+    """Each class or label against the rest; for two classes only the second."""
+    if target.kind == "multilabel":
+        truths = [label == 1 for label in truth.T]
+    elif target.exclusive:
+        truths = [truth[:, 0] == k for k in range(len(target.names))]
+    else:
+        return []
+    columns = [
+        Column(name, outcome, probability)
+        for name, outcome, probability in zip(
+            target.names, truths, answers.T, strict=True
+        )
+    ]
+    return columns[1:] if target.kind == "binary" else columns
 
 
 def case_sampling(

@@ -25,7 +25,6 @@ from thinsection.predict.validation_figures import (
     SEED,
     Rows,
     figures,
-    outcome_columns,
 )
 from thinsection.predict.validation_page import validation_page
 from thinsection.probe.curves import Columns
@@ -114,7 +113,7 @@ def write_validation(
     }
     write_table(out / "cases.csv", _case_lines(rows.target, cohort, answered, left_out))
     write_json(out / "validation.json", document)
-    curves = Columns(outcome_columns(rows), rows.sampling())
+    curves = Columns(rows.columns, rows.sampling())
     page = validation_page(document, curves, rows.truth, rows.answers)
     write_text(out / "index.html", page)
     return document

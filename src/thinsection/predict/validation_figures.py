@@ -22,7 +22,7 @@ from thinsection.evaluation.metrics import (
 from thinsection.evaluation.survival import comparable_pairs, concordance
 from thinsection.files.json_text import Json
 from thinsection.predict.model_file import Lock
-from thinsection.predict.tested import HEADLINE, Score, score_table
+from thinsection.predict.tested import HEADLINE, Score, outcome_columns, score_table
 from thinsection.probe.curves import Column, RiskGroup, risk_group, round_times
 from thinsection.probe.result import strict
 
@@ -44,6 +44,11 @@ class Rows:
     truth: Floats  # (n, T), see `Cohort.values`
     answers: Floats  # (n, K), see `Target.answers`
     patients: tuple[str, ...]  # (n,)
+
+    @property
+    def columns(self) -> list[Column]:
+        """See `outcome_columns`."""
+        return outcome_columns(self.target, self.truth, self.answers)
 
     @property
     def unit(self) -> str:
@@ -133,29 +138,11 @@ def _pick(scorers: Scorers, names: Sequence[str]) -> Scorers:
     return {name: scorers[name] for name in names}
 
 
-def outcome_columns(rows: Rows) -> list[Column]:
-    """Each class or label against the rest; for two classes only the second."""
-    target = rows.target
-    if target.kind == "multilabel":
-        truths = [label == 1 for label in rows.truth.T]
-    elif target.exclusive:
-        truths = [rows.truth[:, 0] == k for k in range(len(target.names))]
-    else:
-        return []
-    columns = [
-        Column(name, truth, probability)
-        for name, truth, probability in zip(
-            target.names, truths, rows.answers.T, strict=True
-        )
-    ]
-    return columns[1:] if target.kind == "binary" else columns
-
-
 def _outcomes(rows: Rows, lock: Lock) -> list[dict[str, Json]]:
     """Figures of each class or label against the rest; for two classes only the second."""
     multiclass = rows.target.kind == "multiclass"
     outcomes = []
-    for k, column in enumerate(outcome_columns(rows)):
+    for k, column in enumerate(rows.columns):
         threshold = lock.thresholds.get(column.name)
         called = None
         if multiclass:
