@@ -32,10 +32,9 @@ class SearchState(TypedDict):
 
     tile: FoundTile  # the tile at the point
     of: int  # number of slides that are searched
-    slide: list[
-        FoundTile
-    ]  # most similar tiles of the same slide, without the tile itself
-    cohort: list[FoundTile]  # most similar tiles of the other slides so far
+    # most similar tiles of the same slide (without the tile itself), and of the others so far
+    slide: list[FoundTile]
+    cohort: list[FoundTile]
     done: int  # number of slides that were searched
 
 
