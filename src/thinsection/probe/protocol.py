@@ -14,9 +14,8 @@ from thinsection.errors import ConfigError
 SettingsT = TypeVar("SettingsT")
 Metric = Literal["macro_f1", "balanced_accuracy"]
 Similarity = Literal["cosine", "l2"]
-Geometry = Literal[
-    "compatible", "correct"
-]  # of a segmentation: see `segment.probe.upsampled`
+# of a segmentation: see `segment.probe.upsampled`
+Geometry = Literal["compatible", "correct"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +24,12 @@ class LinearSettings:
 
     lrs: tuple[float, ...] = (1e-3, 1e-4, 1e-5)  # tried; head i is seeded with seed + i
     weight_decay: float = 1e-4  # AdamW's, decoupled
-    epochs: int | None = (
-        None  # passes over the training set; None where `max_steps` decides
-    )
+    # passes over the training set; None where `max_steps` decides
+    epochs: int | None = None
     max_steps: int | None = None  # optimiser steps; None where `epochs` decides
     batch_size: int = 64  # rows a step; the last partial batch is kept
-    metric: Metric = (
-        "macro_f1"  # after each epoch; the best over learning rate x epoch counts
-    )
+    # after each epoch; the best over learning rate x epoch counts
+    metric: Metric = "macro_f1"
     last_epoch: bool = False  # the last epoch counts instead
 
 
@@ -62,22 +59,19 @@ class LogisticSettings:
     # fit in float64, as Patho-Bench does: scikit-learn converts its torch tensors so;
     # nanopath fits NumPy's float32, where lbfgs may stop earlier for rounding
     double: bool = False
-    liblinear_tasks: tuple[
-        str, ...
-    ] = ()  # solved so, by the dual where rows < D; others by lbfgs
+    # solved so, by the dual where rows < D; others by lbfgs
+    liblinear_tasks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivalSettings:
     """Cox regression on slide (case) vectors; without given folds they are stratified by event."""
 
-    model: Literal["cox", "coxnet"] = (
-        "cox"  # ridge with Breslow ties, or the elastic net
-    )
+    # ridge with Breslow ties, or the elastic net
+    model: Literal["cox", "coxnet"] = "cox"
     alphas: tuple[float, ...]  # penalties that are tried
-    rotate: bool = (
-        False  # onto the training cases' span first: the same model but for rounding
-    )
+    # onto the training cases' span first: the same model but for rounding
+    rotate: bool = False
     l1_ratio: float | None = None  # elastic net only
     z_scores: bool = True  # of the training fold, before the fit
     max_iter: int = 1000
@@ -87,12 +81,13 @@ class SurvivalSettings:
 class RobustnessSettings:
     """PathoROB's robustness index: k other-slide neighbours, SO / (SO + OS)."""
 
+    # published
     k_by_subset: tuple[tuple[str, int], ...] = (
         ("camelyon", 11),
         ("tcga", 61),
         ("tcga_2x2", 61),
         ("tolkach_esca", 46),
-    )  # published
+    )
     paired_subsets: tuple[str, ...] = ("tcga", "tcga_2x2")  # scored by `subset`
     default_k: int = 11  # of a set that is none of these
     max_k: int = 600  # where k is chosen, as the next
@@ -140,9 +135,8 @@ class SegmentSettings:
     mlp: int = 3072
     lr: float = 1e-3  # Adam's
     weight_decay: float = 1e-4  # Adam's L2 term, not decoupled
-    epochs: int = (
-        30  # passes over the training images; the best validation loss is restored
-    )
+    # passes over the training images; the best validation loss is restored
+    epochs: int = 30
     batch_size: int = 64  # images a step; the last partial batch is kept
     dice_smooth: float = 1.0  # added to intersection and union
     folds: int = 3  # where the dataset brings no split
@@ -176,9 +170,8 @@ class Protocol:
     # folds of the training rows on which settings are chosen; 0: the best on the scored rows counts
     inner_folds: int = 0
     repeats: int = 1  # seeds, with inner folds
-    null_draws: int = (
-        3  # permutations of the training labels, and draws of each number of shots
-    )
+    # permutations of the training labels, and draws of each number of shots
+    null_draws: int = 3
     shots: tuple[int, ...] = (1, 4, 16, 64, 256)  # rows a class of the learning curve
     notes: tuple[str, ...] = ()
 
