@@ -74,7 +74,7 @@ def limit_s() -> float:
         (("slurm", "script", "no.svs", "--out", "o"), "slide must be an existing file"),
         (("frames", "no.cif"), "does not exist"),
         (("run", "--help"), "--tile-px"),
-        (("probe", "--help"), "Cosine neighbours vote"),
+        (("probe", "--help"), "Classify tiles by the vote"),
         (("ls", "nowhere"), "results must be a folder"),
         (("models",), "efficientnet_lite0"),
         (("doctor",), "openslide"),

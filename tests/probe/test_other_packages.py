@@ -86,7 +86,7 @@ def test_it_is_listed_and_a_broken_one_says_why_and_harms_no_other(
 ) -> None:
     listed = in_shell(installed, "probe", "--help").stdout
     assert "Always the most frequent class of training." in listed
-    assert "Cosine neighbours vote" in listed
+    assert "Classify tiles by the vote" in listed
     assert "As good as none." in in_shell(installed, "probe", "toy", "--help").stdout
     for name, why in (
         ("gone", "probe 'gone' must be importable"),

@@ -4,6 +4,7 @@ A command that is marked by `with_config` has one flag per setting, and `--confi
 A flag takes precedence over the file, and the file over the dataclass default.
 """
 
+import re
 import sys
 import typing
 from collections.abc import Callable
@@ -79,9 +80,11 @@ class _CommandBySection(TyperCommand):
             num_options += not is_argument
             if param.name in rare:
                 continue
+            # typer names the type of a list '<list[str]>'
+            name = re.sub(r"<list\[(\w+)\]>", lambda m: f"<{m[1].lower()}>", row[0])
             kind = "Arguments" if is_argument else "Options"
             group = getattr(param, "rich_help_panel", None) or kind
-            rows_by_group.setdefault(group, []).append(row)
+            rows_by_group.setdefault(group, []).append((name, row[1]))
         for group, rows in rows_by_group.items():
             with formatter.section(group):
                 formatter.write_dl(rows)
@@ -239,6 +242,8 @@ def _default_text(default: Any) -> str:
         return "on" if default else "off"
     if isinstance(default, tuple):
         return ",".join(default)
+    if isinstance(default, float):
+        return f"{default:g}"
     return str(default)
 
 
@@ -273,8 +278,6 @@ def _flag(
     option = typer.Option(
         *flags,
         help=text,
-        # typer's own name of a list is list[str]
-        metavar="<str>" if kind == list[str] | None else None,
         rich_help_panel=group,
         show_default=False,
     )

@@ -146,7 +146,7 @@ def _validation_line(validation: dict[str, Any]) -> str:
 
 
 @app.command("heatmap")
-@with_config("thinsection.predict.heatmap:HeatmapRunConfig")
+@with_config("thinsection.predict.heatmap:HeatmapRunConfig", without=("validation",))
 def heatmap(
     source: Annotated[
         str,

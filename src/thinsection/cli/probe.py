@@ -125,10 +125,11 @@ def _compare(
         ),
     ] = None,
 ) -> None:
-    """Compare encoders: differences with confidence interval and test, and ranks, on one page.
+    """Compare encoders on one page.
 
-    The results must come from the same rows, folds and protocol. All encoders are compared on the
-    same bootstrap samples.
+    The page has the differences with confidence interval and test, and the ranks. The results must
+    come from the same rows, folds and protocol. All encoders are compared on the same bootstrap
+    samples.
 
     \b
     Example:
@@ -152,7 +153,7 @@ def _grid(
     out: GridOut,
     config: Any,
 ) -> None:
-    """Run every combination of data sets, encoders, seeds and probes.
+    """Run every combination of data, encoders, seeds and probes.
 
     Each combination is a job of the executor. The same command again runs only the missing jobs.
 

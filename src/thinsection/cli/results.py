@@ -203,7 +203,9 @@ def export_qupath(
         typer.Option(help="Tile grid to use, if the folder has several."),
     ] = None,
 ) -> None:
-    """Write a GeoJSON file per slide for QuPath: tissue as annotations, tiles as detections.
+    """Write a GeoJSON file per slide for QuPath.
+
+    Tissue outlines become annotations, and tiles become detections with their columns.
 
     \b
     Example:

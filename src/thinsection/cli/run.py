@@ -61,8 +61,21 @@ def run_slides(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
     raise typer.Exit(_run_and_report(slides, out, config))
 
 
+# `segment` decides itself where it ends, and needs no settings of later results
+_NOT_OF_SEGMENT = (
+    "until",
+    "roi",
+    "tiles",
+    "stain",
+    "encode",
+    "aggregate",
+    "memory",
+    "write",
+)
+
+
 @app.command("segment")
-@with_config(RunConfig, without=("until", "tiles", "stain", "encode", "aggregate"))
+@with_config(RunConfig, without=_NOT_OF_SEGMENT)
 def segment_slides(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
     """Assign a class to every pixel of the slides with a network: epithelium, stroma, ...
 

@@ -33,6 +33,7 @@ _CONTEXT = {
     "ignore_unknown_options": True,
     "help_option_names": [],
 }
+_ARGUMENTS = "[COMMAND] ARGUMENTS..."
 
 # kind of task -> its class; imported by name, since jobs may not import the rooms above it
 _TASKS = (
@@ -49,7 +50,7 @@ TASKS: Registry[Any] = Registry("kind of task", "thinsection.tasks", _TASKS)
 _COMMANDS = ("run", "segment", "qc", "aggregate", "probe", "bench")
 
 
-@group.command("script", context_settings=_CONTEXT)
+@group.command("script", context_settings=_CONTEXT, options_metavar=_ARGUMENTS)
 def show_script(context: typer.Context) -> None:
     """Write the job array of a command and print its batch script; nothing is submitted.
 
@@ -61,6 +62,7 @@ def show_script(context: typer.Context) -> None:
       thinsection slurm script cohort.csv --out results --gres gpu:1
       thinsection slurm script qc slides/ --out results --qc histoqc-light
     """
+    _answer_help(context)
     array = _write_array(context.args, queue="script")
     if array is not None:
         typer.echo(array.script.read_text(), nl=False)
@@ -69,7 +71,7 @@ def show_script(context: typer.Context) -> None:
         )
 
 
-@group.command("submit", context_settings=_CONTEXT)
+@group.command("submit", context_settings=_CONTEXT, options_metavar=_ARGUMENTS)
 def submit(context: typer.Context) -> None:
     """Submit the job array of a command and return at once.
 
@@ -81,6 +83,7 @@ def submit(context: typer.Context) -> None:
       thinsection slurm submit cohort.csv --out results --workers 8
       thinsection slurm submit aggregate results --slide-encoder titan
     """
+    _answer_help(context)
     array = _write_array(context.args, queue="submit")
     if array is not None:
         num_entries = len(array.attempt.entries)
@@ -92,6 +95,17 @@ def submit(context: typer.Context) -> None:
         typer.echo(
             f"logs: {array.folder / 'logs'}; next: thinsection slurm status {out}"
         )
+
+
+def _answer_help(context: typer.Context) -> None:
+    """Prints the help of this command, or of the command among its arguments, and ends."""
+    arguments = context.args
+    if not {"--help", "--help-all"}.intersection(arguments):
+        return
+    if arguments[0] in _COMMANDS:
+        build_app(arguments)(arguments, prog_name="thinsection")
+    typer.echo(context.get_help())
+    raise typer.Exit
 
 
 def _write_array(arguments: list[str], *, queue: str) -> "Array | None":

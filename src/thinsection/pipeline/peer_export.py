@@ -160,22 +160,22 @@ class Layout:
 _BUILT_IN = (
     Entry(
         name="trident",
-        help="TRIDENT's job_dir: coordinates, features, slide features.",
+        help="Write coordinates and features as a job_dir of TRIDENT.",
         target="thinsection.pipeline.peer_layouts:TRIDENT",
     ),
     Entry(
         name="clam",
-        help="CLAM's patches, h5_files, pt_files and its lists.",
+        help="Write patches, h5_files, pt_files and lists for CLAM.",
         target="thinsection.pipeline.peer_layouts:CLAM",
     ),
     Entry(
         name="stamp",
-        help="STAMP's feature_dir, coordinates in µm, clini and slide tables.",
+        help="Write a feature_dir, clini and slide tables for STAMP.",
         target="thinsection.pipeline.peer_layouts:STAMP",
     ),
     Entry(
         name="slide2vec",
-        help="slide2vec's tilings, tile embeddings and lists.",
+        help="Write tilings, tile embeddings and lists for slide2vec.",
         target="thinsection.pipeline.peer_slide2vec:SLIDE2VEC",
     ),
 )

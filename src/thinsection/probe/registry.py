@@ -95,13 +95,14 @@ def load_probe(name: str) -> Probe:
 
 
 def linear(data: TileSet, config: ProbeConfig) -> ProbeResult:
-    """One linear layer on frozen embeddings; the protocol says where rate and epoch are chosen.
+    """Train one linear layer on the embeddings of tiles.
 
+    The protocol decides on which data the learning rate and the epoch are chosen.
+
+    \b
     Examples:
-
-      thinsection probe linear out/ --labels regions.geojson --out probe/
-
-      thinsection probe linear BRACS_RoI/ --layout bracs --encoder uni --out probe/
+      thinsection probe linear results --labels regions.geojson --out probe
+      thinsection probe linear BRACS_RoI/ --layout bracs --encoder uni --out probe
     """
     from thinsection.probe.probes.tiles import linear_probe
 
@@ -113,7 +114,10 @@ def linear(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
 
 def knn(data: TileSet, config: ProbeConfig) -> ProbeResult:
-    """Cosine neighbours vote; the protocol says where k is chosen."""
+    """Classify tiles by the vote of their nearest neighbours (cosine).
+
+    The protocol decides on which data k is chosen.
+    """
     from thinsection.probe.probes.tiles import knn_probe
 
     return knn_probe(
@@ -125,7 +129,7 @@ def knn(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
 
 def fewshot(data: TileSet, config: ProbeConfig) -> ProbeResult:
-    """SimpleShot: support sets of 16 tiles per class, majority vote."""
+    """Classify tiles from 16 labelled tiles per class (SimpleShot)."""
     from thinsection.probe.probes.tiles import fewshot_probe
 
     return fewshot_probe(
@@ -137,7 +141,7 @@ def fewshot(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
 
 def tileset(data: TileSet, config: ProbeConfig) -> tuple[ProbeResult, ...]:
-    """Linear, kNN and few-shot on the same tiles, and their mean."""
+    """Run linear, knn and fewshot on the same tiles, with their mean."""
     from thinsection.probe.probes.tiles import check_all
 
     checked = check_all(data, config.protocol)
@@ -146,9 +150,11 @@ def tileset(data: TileSet, config: ProbeConfig) -> tuple[ProbeResult, ...]:
 
 
 def slide(data: CaseSet, config: ProbeConfig) -> ProbeResult:
-    """Labels of slides or patients, AUROC over folds.
+    """Predict a label of slides or cases (AUROC over folds).
 
-    Example: thinsection probe slide labels.csv --embeddings out/ --out probe/
+    \b
+    Example:
+      thinsection probe slide labels.csv --embeddings results --out probe
     """
     from thinsection.probe.probes.cases import slide_probe
 
@@ -156,14 +162,14 @@ def slide(data: CaseSet, config: ProbeConfig) -> ProbeResult:
 
 
 def survival(data: SurvivalSet, config: ProbeConfig) -> ProbeResult:
-    """Cox regression on case means, Harrell's c-index over folds."""
+    """Predict the survival of cases by Cox regression (c-index)."""
     from thinsection.probe.probes.cases import survival_probe
 
     return survival_probe(data, protocol=config.protocol)
 
 
 def robustness(data: RobustnessSet, config: RobustnessConfig) -> ProbeResult:
-    """PathoROB: do neighbours on other slides share the biology or the hospital?"""
+    """Test if neighbours share biology or hospital (PathoROB)."""
     from thinsection.probe.probes.pathorob import robustness_probe
 
     return robustness_probe(
@@ -177,9 +183,13 @@ def robustness(data: RobustnessSet, config: RobustnessConfig) -> ProbeResult:
 
 
 def regression(data: ValueSet, config: ProbeConfig) -> ProbeResult:
-    """Numbers of tiles (genes): HEST's PCA and ridge, Pearson by target.
+    """Predict numbers per tile, such as gene expression (HEST).
 
-    Example: thinsection probe regression genes.csv --embeddings spots.npy --out probe/
+    The method is HEST's: PCA and ridge regression, scored by Pearson correlation for each target.
+
+    \b
+    Example:
+      thinsection probe regression genes.csv --embeddings spots.npy --out probe
     """
     from thinsection.probe.probes.cases import regression_probe
 
@@ -187,7 +197,10 @@ def regression(data: ValueSet, config: ProbeConfig) -> ProbeResult:
 
 
 def retrieval(data: TileSet, config: ProbeConfig) -> ProbeResult:
-    """Nearest training tiles of a tile: recall, majority vote and mean average precision at k."""
+    """Search similar tiles in the training set.
+
+    Scores: recall, majority vote and mean average precision at k.
+    """
     from thinsection.probe.probes.tiles import retrieval_probe
 
     return retrieval_probe(
@@ -199,7 +212,7 @@ def retrieval(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
 
 def calibration(data: TileSet, config: ProbeConfig) -> ProbeResult:
-    """How far the linear probe's probabilities are from what comes true."""
+    """Compare predicted probabilities with observed frequencies."""
     from thinsection.probe.probes.tiles import calibration_probe
 
     return calibration_probe(
@@ -210,32 +223,40 @@ def calibration(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
 
 def invariance(data: Path, config: ProbeConfig) -> ProbeResult:
-    """How far stain, blur, JPEG and rotation move the embeddings of images, and kNN's score."""
+    """Measure how stain, blur, JPEG and rotation change embeddings.
+
+    Also measures how they change the score of the nearest neighbours.
+    """
     from thinsection.probe.probes.invariance import invariance_probe
 
     return invariance_probe(data, config)
 
 
 def clustering(data: RobustnessSet, config: ProbeConfig) -> ProbeResult:
-    """PathoROB's clustering score: do clusters follow biology or hospital?"""
+    """Test if clusters follow biology or hospital (PathoROB)."""
     from thinsection.probe.probes.pathorob import clustering_probe
 
     return clustering_probe(data, protocol=config.protocol)
 
 
 def apd(data: RobustnessSet, config: ProbeConfig) -> ProbeResult:
-    """PathoROB's average performance drop where training ties class to hospital."""
+    """Measure the performance drop if class and hospital correlate.
+
+    The score is PathoROB's average performance drop.
+    """
     from thinsection.probe.probes.pathorob import apd_probe
 
     return apd_probe(data, protocol=config.protocol)
 
 
 def segment(data: Path, config: SegmentConfig) -> ProbeResult:
-    """A MaskTransformer head on frozen patch tokens, kept in the feature cache.
+    """Train a segmentation head (MaskTransformer) on patch tokens.
 
+    The patch tokens are stored in the feature cache, so a second run is faster.
+
+    \b
     Example:
-
-      thinsection probe segment PanNuke/ --dataset pannuke --encoder uni --out probe/
+      thinsection probe segment PanNuke/ --dataset pannuke --encoder uni --out probe
     """
     from thinsection.probe.segment.probe import run_segment_probe
 
