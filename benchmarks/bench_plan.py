@@ -15,7 +15,7 @@ from benchmarks import harness
 CASES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "default": (("a", "b"), {}),
     "batch 8": (("a", "b"), {"batch_size": 8}),
-    "batch 64, 2 decode workers": (("a", "b"), {"batch_size": 64, "decode_workers": 2}),
+    "batch 64, 2 decode workers": (("a", "b"), {"batch_size": 64, "decode_threads": 2}),
     "tiles of 512 px": (("a", "b"), {"tile_px": 512, "batch_size": 8}),
     "1 µm/px": (("large",), {"tile_mpp": "1.0"}),
     "quality control": (("wide",), {"tile_mpp": "4.0", "qc": "auto", "batch_size": 8}),
@@ -46,7 +46,7 @@ def settings(overrides: dict[str, Any]) -> Any:
     from thinsection.stages.config import RunConfig
 
     return replace_flat(
-        RunConfig(), {"decode_workers": 1, "precision": "fp32", **overrides}
+        RunConfig(), {"decode_threads": 1, "precision": "fp32", **overrides}
     )
 
 

@@ -33,7 +33,7 @@ from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve
 from pathlib import Path
 slides, out, first = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-settings = {"decode_workers": 1, "precision": "fp32"}
+settings = {"decode_threads": 1, "precision": "fp32"}
 spec = resolve(RunConfig(), settings)
 models = load_models(spec.encoding)
 entries = load_cohort([slides])

@@ -75,7 +75,7 @@ def table_of(slide: Slide, job: Job) -> TileTable:
 
 def ours(state: tuple[Job, TileEncoder], **_: Any) -> int:
     """From the open slide to rows; the number of tiles."""
-    (job, encoder), config = state, StreamConfig(decode_workers=1)
+    (job, encoder), config = state, StreamConfig(decode_threads=1)
     with open_slide(job.path) as slide:
         known: dict[str, Any] = {"batch_size": job.batch_size, "config": config}
         rows, _ = embed_tiles(slide, table_of(slide, job), encoder, **known)

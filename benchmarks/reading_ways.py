@@ -186,7 +186,7 @@ def limit_of(
 
 def stream(state: dict[str, Any], path: str, mpp: str, limit: int, threads: int) -> int:
     """Our stream, each batch dropped as it comes."""
-    config = StreamConfig(decode_workers=threads)
+    config = StreamConfig(decode_threads=threads)
     batches = iter_tiles(state["ours"], state["table"], batch_size=BATCH, config=config)
     return sum(len(batch) for batch in batches)
 

@@ -147,7 +147,7 @@ def test_a_slide_is_alone_in_less_memory_that_still_holds_three_batches(
     task = faulty(tmp_path / "out")
     smaller = task.smaller()
     assert parse_bytes(smaller.spec.stream.memory) == GIB
-    assert smaller.spec.stream.decode_workers == 1
+    assert smaller.spec.stream.decode_threads == 1
     assert smaller.spec.encoding == task.spec.encoding  # batches decide the last bit
     memory = [parse_bytes(task.spec.stream.memory)]
     for _ in range(6):

@@ -152,7 +152,7 @@ def test_a_slide_whose_task_is_killed_is_tried_once_more_alone(
     assert [len(chunk) for chunk in first.chunks] == [2]
     assert second.attempt.alone
     assert second.request.memory_bytes == 2 * first.request.memory_bytes == 3000 * MIB
-    assert second.attempt.task.spec.stream.decode_workers == 1  # type: ignore[attr-defined]
+    assert second.attempt.task.spec.stream.decode_threads == 1  # type: ignore[attr-defined]
     assert all(len(chunk) == 1 for chunk in second.chunks)
     assert any("a worker died with" in text for text in messages)
     if times == 1:

@@ -177,7 +177,7 @@ def test_a_second_run_skips_what_is_done_and_touches_nothing(
 def test_settings_that_cannot_change_a_result_do_not_undo_it(
     finished: Path, he_slide: Path
 ) -> None:
-    config = settings(batch_size=8, decode_workers=1, memory="300MiB")
+    config = settings(batch_size=8, decode_threads=1, memory="300MiB")
     assert run([he_slide], out=finished, config=config).results[0].status == "skipped"
 
 

@@ -14,7 +14,7 @@ from thinsection.testing.synthetic import he_texture
 
 SETTINGS: dict[str, Any] = {
     **{"tile_px": 64, "tile_mpp": "native", "batch_size": 4, "pretrained": False},
-    **{"overview": False, "decode_workers": 1, "tile_filter": ("contrast",)},
+    **{"overview": False, "decode_threads": 1, "tile_filter": ("contrast",)},
 }
 MIB = 1 << 20
 

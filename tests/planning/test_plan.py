@@ -59,7 +59,7 @@ def slide(num_tiles: int) -> SlideSize:
 def planner(
     gpu: Gpu | None = None, encoder: EncoderSize = ENCODER, rate: float = 25
 ) -> Planner:
-    stream = StreamConfig(memory="2GiB", decode_workers=2, prefetch_slides=2)
+    stream = StreamConfig(memory="2GiB", decode_threads=2, prefetch_slides=2)
     config = RunConfig(stream=stream, encode=EncodeConfig(batch_size=32))
     spec = resolve(config)
     return Planner(

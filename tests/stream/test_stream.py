@@ -26,7 +26,7 @@ PIXELS = position_pixels((700, 430))
 
 
 def budget(batch_size: int, workers: int = 2):  # type: ignore[no-untyped-def]
-    config = StreamConfig(memory="64MiB", decode_workers=workers)
+    config = StreamConfig(memory="64MiB", decode_threads=workers)
     return config.budget(batch_size, tile_px=32, tile_bytes=1 << 20)
 
 
@@ -93,7 +93,7 @@ def test_tasks_cover_each_tile_once_in_order(
 def test_any_number_of_cpus_keeps_the_memory_and_is_not_refused(
     cpus: int, memory: str, batch_size: int
 ) -> None:
-    config = StreamConfig(memory=memory, decode_workers=cpus)
+    config = StreamConfig(memory=memory, decode_threads=cpus)
     fits = min(batch_size, config.largest_batch(tile_px=256, tile_bytes=MAX_SCRATCH))
     found = config.budget(fits, tile_px=256, tile_bytes=MAX_SCRATCH)
     assert found.workers == cpus
@@ -197,7 +197,7 @@ def test_at_most_the_budgeted_batches_exist_at_once() -> None:
         made.append(shape)
         return np.empty(shape, np.uint8)
 
-    config = StreamConfig(memory=str(3 * 8 * 32 * 32 * 3 + 2 * 1000), decode_workers=2)
+    config = StreamConfig(memory=str(3 * 8 * 32 * 32 * 3 + 2 * 1000), decode_threads=2)
     limit = config.budget(8, tile_px=32, tile_bytes=1000)
     assert (limit.slots, limit.scratch_bytes) == (3, 2000)
     source = entries(*[WatchedSlide([PIXELS]) for _ in range(3)])
@@ -222,7 +222,7 @@ def test_reading_one_broken_slide_raises_its_error() -> None:
     slide = WatchedSlide([PIXELS], broken_below_lv=64)
     table = tile_grid(slide, TilesConfig(tile_px=32))
     with pytest.raises(SlideReadError, match="rows"):
-        for _ in iter_tiles(slide, table, config=StreamConfig(decode_workers=2)):
+        for _ in iter_tiles(slide, table, config=StreamConfig(decode_threads=2)):
             pass
     assert not slide.closed
 

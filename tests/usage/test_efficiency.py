@@ -64,9 +64,9 @@ STARVED = {
 
 
 def test_a_starved_gpu_is_told_in_one_sentence_with_the_flag() -> None:
-    facts = {"device": "cuda:0", "decode_workers": 2, "reader": "tiff"}
+    facts = {"device": "cuda:0", "decode_threads": 2, "reader": "tiff"}
     assert bottleneck(STARVED, facts, cpus=8) == (
-        "the GPU waited 62% of the time for decoding: raise --decode-workers from 2 to 6"
+        "the GPU waited 62% of the time for decoding: raise --decode-threads from 2 to 6"
     )
 
 
@@ -91,12 +91,12 @@ def test_a_starved_run_is_told_so_and_nothing_about_its_settings(
 def test_nothing_is_advised_that_the_docs_warn_against(
     stages: dict, device: str
 ) -> None:
-    said = bottleneck(stages, {"device": device, "decode_workers": 2}, cpus=2)
+    said = bottleneck(stages, {"device": device, "decode_threads": 2}, cpus=2)
     assert "cucim" not in said and "bf16" not in said
 
 
 def test_when_every_cpu_decodes_already_more_cpus_are_asked_for() -> None:
-    facts = {"device": "cuda:0", "decode_workers": 2, "reader": "tiff"}
+    facts = {"device": "cuda:0", "decode_threads": 2, "reader": "tiff"}
     said = bottleneck(STARVED, facts, cpus=2)
     assert said.endswith(
         "decoding on all 2 CPUs of the job: ask for 6 CPUs (--job-cpus 6)"
@@ -250,11 +250,11 @@ def test_the_page_holds_the_sentence_and_escapes_what_it_shows() -> None:
         facts={
             "cache": "<script>x</script>",
             "cache_filesystem": "nfs",
-            "decode_workers": 2,
+            "decode_threads": 2,
         },
     )
     page = efficiency_page(analyse([job]), [job])
-    assert "raise --decode-workers from 2 to 4" in page
+    assert "raise --decode-threads from 2 to 4" in page
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
     assert not re.search(r'(src|href)="http', page)

@@ -58,7 +58,7 @@ class Card:
         """Event at the queue's end.
 
         `for_host`: the host will wait for it. It then sleeps, as otherwise it would spin and take
-        a core from the decode workers.
+        a core from the decode threads.
         """
         event: Event = torch.cuda.Event(blocking=for_host)  # type: ignore[no-untyped-call]
         event.record(stream)  # type: ignore[attr-defined]

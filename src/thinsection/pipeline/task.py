@@ -125,13 +125,13 @@ class RunTask(Task[SlideEntry, SlideResult]):
             facts["precision"] = str(first.precision)
             facts["engine"] = first.engine
         facts["reader"] = self.spec.slides.reader
-        facts["decode_workers"] = self.spec.stream.decode_workers or cpu_count()
+        facts["decode_threads"] = self.spec.stream.decode_threads or cpu_count()
         return facts
 
     def on_worker(self, *, threads: int, monitored: bool) -> Self:
         """See `Task.on_worker`; 0 threads change nothing."""
         spec = self.spec.with_stream(
-            decode_workers=self.spec.stream.decode_workers or threads
+            decode_threads=self.spec.stream.decode_threads or threads
         )
         return replace(self, spec=spec, threads=threads, monitored=monitored)
 
@@ -146,7 +146,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         memory = parse_bytes(self.spec.stream.memory)
         smaller_memory = min(memory, max(least, memory // 2))
         spec = self.spec.with_stream(
-            memory=str(smaller_memory), decode_workers=1, prefetch_slides=1
+            memory=str(smaller_memory), decode_threads=1, prefetch_slides=1
         )
         return replace(self, spec=spec)
 

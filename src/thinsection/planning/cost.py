@@ -5,7 +5,7 @@ Host peak = process + weights + batch + buffers + scratch + caches + prepared + 
     weights   weights of the encoder, and once more while they are loaded
     batch     memory of one encoding batch (encode.memory.batch_bytes, a dry pass); on a CPU
     buffers   min(slots * batch_size, tiles of the run) * tile_px² * 3 (stream.budget)
-    scratch   decode workers * (region + tile of the level that is read) (stream.budget)
+    scratch   decode threads * (region + tile of the level that is read) (stream.budget)
     caches    decoded segments that readers keep, per opened slide
     prepared  (prefetched + 2) * 40 bytes per pixel of the tissue mask, and the threads' memory to
               prepare and write slides beside the encoder; 27 bytes per pixel at 4 µm/px of the
@@ -257,8 +257,8 @@ class Planner:
         self, slides: Sequence[SlideSize], encoder: EncoderSize, cpus: int
     ) -> dict[str, int]:
         """Memory of decoded tiles and of their embeddings."""
-        workers = self.spec.stream.decode_workers or cpus
-        spec = self.spec.with_stream(decode_workers=workers)
+        workers = self.spec.stream.decode_threads or cpus
+        spec = self.spec.with_stream(decode_threads=workers)
         budget = spec.stream_budget(self.batch_size)
         num_tiles = sum(slide.num_tiles for slide in slides)
         most_tiles = max(slide.num_tiles for slide in slides)

@@ -33,7 +33,7 @@ STAIN_COLUMNS = (
 
 @dataclass(eq=False)
 class TileMeasures:
-    """Measures of a slide's tiles; decode workers add them in any order.
+    """Measures of a slide's tiles; decode threads add them in any order.
 
     Memory: 64 bytes per tile, and a sample of at most 2**20 pixels at 3 bytes each.
     """

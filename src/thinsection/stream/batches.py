@@ -29,9 +29,9 @@ class SlideTiles(Generic[K]):
     key: K
     slide: Slide | None  # None where no tile of it is to be read
     table: TileTable | None  # may be empty; None with no slide
-    # changes kept tiles, in the decode workers
+    # changes kept tiles, in the decode threads
     transform: TileTransform | None = None
-    # gets kept tiles before `transform`, with their places, in the decode workers
+    # gets kept tiles before `transform`, with their places, in the decode threads
     measure: TileMeasure | None = None
     # the stream closes a slide that it owns
     owned: bool = True

@@ -50,7 +50,7 @@ class StreamConfig:
         "memory beside it.",
         daily=True,
     )
-    decode_workers: int = option(
+    decode_threads: int = option(
         0,
         "Threads that decode tiles; 0 means one for each CPU. Raise it if the GPU "
         "waits.",
@@ -63,9 +63,9 @@ class StreamConfig:
 
     def __post_init__(self) -> None:
         parse_bytes(self.memory, name="stream.memory")
-        if self.decode_workers < 0:
+        if self.decode_threads < 0:
             raise ConfigError(
-                f"stream.decode_workers must be >= 0, got {self.decode_workers}"
+                f"stream.decode_threads must be >= 0, got {self.decode_threads}"
             )
         if self.prefetch_slides < 1:
             raise ConfigError(
@@ -98,7 +98,7 @@ class StreamConfig:
                 "raise --memory or lower --batch-size"
             )
         num_tasks = slots * -(-batch_size // MIN_TASK_TILES)
-        workers = self.decode_workers or min(cpu_count(), num_tasks)
+        workers = self.decode_threads or min(cpu_count(), num_tasks)
         return StreamBudget(
             slots=slots,
             batch_bytes=batch_bytes,

@@ -1,6 +1,6 @@
 """The stream: tiles of all slides of a run, decoded ahead into a fixed set of buffers.
 
-    entries -> [prepare thread] -> opened slides -> planned reads -> [decode workers]
+    entries -> [prepare thread] -> opened slides -> planned reads -> [decode threads]
                                                          |                  |
                                 free buffers <- consumer <- full batches <- decoded ones, in order
 

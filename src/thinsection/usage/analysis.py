@@ -196,14 +196,14 @@ def bottleneck(stages: Mapping[str, float], facts: PlainValues, *, cpus: float) 
     if stages.get("prepare_busy", 0.0) > stages.get("decode_busy", 0.0):
         remedy = "raise --prefetch-slides, or run once with --until tiles before"
         return f"{waited} slides to be opened and searched for tissue: {remedy}"
-    workers = int(facts.get("decode_workers") or 1)
+    workers = int(facts.get("decode_threads") or 1)
     keep_up = math.ceil(workers * (wait + busy) / max(busy, _TINY_S))
     wanted = max(workers + 1, keep_up)
     if workers >= cpus:
         remedy = f"ask for {wanted} CPUs (--job-cpus {wanted})"
         return f"{waited} decoding on all {workers} CPUs of the job: {remedy}"
     target = min(wanted, max(int(cpus), workers + 1))
-    return f"{waited} decoding: raise --decode-workers from {workers} to {target}"
+    return f"{waited} decoding: raise --decode-threads from {workers} to {target}"
 
 
 def _shares(usages: Sequence[ProcessUsage]) -> tuple[Share, ...]:

@@ -53,7 +53,7 @@ class ProcessUsage:
     samples: tuple[Sample, ...]
     # seconds by stage, counted by the stream
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
-    # device, decode_workers, reader, torch_cuda_build, gpus_visible, cache_filesystem
+    # device, decode_threads, reader, torch_cuda_build, gpus_visible, cache_filesystem
     facts: PlainValues = field(default_factory=dict)
     # see `machine.stalled_s`
     stalled_s: Mapping[str, float] = field(default_factory=dict)
