@@ -54,7 +54,7 @@ def test_every_command_has_its_module_and_help(name: str) -> None:
 
 def test_flags_show_their_one_default_and_their_choices() -> None:
     result = CliRunner().invoke(
-        build_app(["run"]), ["run", "--help"], env={"COLUMNS": "250"}
+        build_app(["run"]), ["run", "--help-all"], env={"COLUMNS": "250"}
     )
     assert "[default: 256]" in result.output
     assert "[drop|pad]" in result.output

@@ -199,7 +199,7 @@ def main() -> None:
     logging.getLogger("tifffile").addHandler(logging.NullHandler())
     try:
         with stopping(), output_errors("standard output"):
-            build_app(sys.argv[1:])()
+            build_app(sys.argv[1:])(prog_name="thinsection")
     except errors.ThinsectionError as error:
         _print_error("error: ", error)
         sys.exit(EXIT_OUTPUT if isinstance(error, errors.OutputError) else EXIT_USAGE)
