@@ -201,7 +201,7 @@ def test_wrong_settings_are_refused_before_any_worker_starts(
         match=r"slide encoder must be a known name, got 'maxx'; did .*'max'",
     ):
         aggregate_folder(features, config=settings(slide_encoder="maxx", **SLURM))
-    with pytest.raises(ConfigError, match=r"pooling\.aggregate_memory must be"):
+    with pytest.raises(ConfigError, match=r"pooling\.aggregate_memory must be a size"):
         settings(aggregate_memory="much")
     with pytest.raises(StoreError, match="folder must exist"):
         aggregate_folder(tmp_path / "none")
