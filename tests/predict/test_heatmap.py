@@ -220,6 +220,10 @@ def test_any_column_of_a_tile_table_can_be_drawn(
     paths = heatmap("tissue_fraction", trained.results, top_tiles=0)
     assert {p.suffix for p in paths} == {".png", ".geojson"} and len(paths) == 16
     assert all(p.is_file() and "heatmap_tissue_fraction" in str(p) for p in paths)
+    # the command passes a list
+    assert heatmap("tissue_fraction", [trained.results], top_tiles=0) == paths
+    with pytest.raises(InvalidInputError, match="one results folder .* got 2"):
+        heatmap("tissue_fraction", [trained.results, tmp_path])
     with pytest.raises(
         InvalidInputError, match=r"one of \['tissue_fraction'\], got 'px_fcus'"
     ):
