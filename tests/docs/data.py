@@ -16,7 +16,7 @@ from tests.support.shell import thinsection
 
 from thinsection.testing.synthetic import write_he_slide
 
-NUM_SLIDES = 10
+NUM_SLIDES = 12  # two are the test set; a probe of slides needs five of each class
 _NUM_TEXTURES = 4  # a texture takes a second to make
 # names of a reader's own files and folders
 INPUTS = frozenset(
