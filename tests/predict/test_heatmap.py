@@ -222,7 +222,7 @@ def test_any_column_of_a_tile_table_can_be_drawn(
     assert all(p.is_file() and "heatmap_tissue_fraction" in str(p) for p in paths)
     # the command passes a list
     assert heatmap("tissue_fraction", [trained.results], top_tiles=0) == paths
-    with pytest.raises(InvalidInputError, match="one results folder .* got 2"):
+    with pytest.raises(InvalidInputError, match=r"one results folder .* got 2"):
         heatmap("tissue_fraction", [trained.results, tmp_path])
     with pytest.raises(
         InvalidInputError, match=r"one of \['tissue_fraction'\], got 'px_fcus'"
