@@ -15,11 +15,6 @@ from thinsection.evaluation.metrics import (
     macro_f1,
     weighted_auroc,
 )
-from thinsection.evaluation.splits import (
-    grouped_folds,
-    shuffled_folds,
-    stratified_folds,
-)
 
 RNG = np.random.default_rng(11)
 TRUTH, GUESS = RNG.integers(0, 4, 200), RNG.integers(0, 4, 200)
@@ -122,29 +117,3 @@ def test_a_faultless_score_is_not_certain() -> None:
     found = labelled_interval(truth, truth, "macro_f1", 2)
     assert found.high == 1
     assert found.low == pytest.approx(0.025 ** (1 / 30))
-
-
-def test_folds_are_the_suites_own() -> None:
-    order = np.arange(11)
-    np.random.default_rng(1337).shuffle(order)
-    for (train, val), part in zip(
-        shuffled_folds(11), np.array_split(order, 3), strict=True
-    ):
-        np.testing.assert_array_equal(val, part)
-        assert sorted([*train, *val]) == list(range(11))
-    for train, val in stratified_folds(TRUTH):
-        assert set(TRUTH[val]) == {0, 1, 2, 3}
-        assert not set(train) & set(val)
-
-
-def test_grouped_folds_keep_a_patient_whole() -> None:
-    groups = [f"p{i % 17}" for i in range(200)]
-    for train, val in grouped_folds(TRUTH, groups):
-        assert not {groups[i] for i in train} & {groups[i] for i in val}
-
-
-def test_a_class_smaller_than_the_folds_is_refused() -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"must have >= 3 rows for 3 folds, got 2 of class"
-    ):
-        stratified_folds([0, 0, 0, 1, 1])

@@ -438,6 +438,20 @@ def test_a_slide_that_changed_while_it_was_read_loses_what_was_made_of_it(
     assert (tmp_path / "grid/first/a.txt").exists()
 
 
+def test_results_of_a_changed_slide_may_be_gone_already(tmp_path: Path) -> None:
+    work = work_in(tmp_path, FIRST, SECOND)
+    work.ledger.source["samples"] = fingerprint(tmp_path / "a.svs")
+    work.perform(FIRST)
+    work.perform(SECOND)
+    work.remove_outdated(changed())  # with it goes what was made from it
+    work.perform(SECOND)
+    (tmp_path / "grid/second/a.txt").unlink()
+    (tmp_path / "a.svs").write_bytes(b"other pixels of it")
+    with pytest.raises(StoreError, match="slide must stay as it is"):
+        work.check_unchanged("")
+    assert load_ledger(tmp_path, "a").stages == {}
+
+
 def test_times_that_do_not_count_are_not_compared_but_bytes_are(tmp_path: Path) -> None:
     slide = tmp_path / "a.svs"
     work = work_in(tmp_path)

@@ -9,6 +9,7 @@ from thinsection.tiles import TilesConfig, tile_grid
 from thinsection.tiles.filters import (
     _percentile,
     contrast,
+    is_rule,
     kept_by_rules,
     load_filters,
 )
@@ -74,3 +75,39 @@ def test_the_mask_filter_needs_no_pixels_and_unknown_names_are_refused() -> None
     assert load_filters(["tissue", "contrast"]) == (contrast,)
     with pytest.raises(ConfigError, match=r"got 'contrats'; did you mean 'contrast'"):
         load_filters(["contrats"])
+
+
+def test_a_rule_on_pixels_keeps_the_tiles_for_which_it_holds() -> None:
+    reds = [10, 100, 101, 250]
+    tiles = np.zeros((4, 3, 5, 3), np.uint8)
+    tiles[..., 0] = np.array(reds)[:, None, None]
+    tiles[..., 1] = 200
+    (keep,) = load_filters(["px_mean_red>100"])
+    assert keep(tiles).tolist() == [False, False, True, True]
+
+
+def test_a_rule_on_a_column_of_the_table_needs_no_pixels() -> None:
+    assert load_filters(["epithelium>0.3"]) == ()
+
+
+def test_rules_on_pixels_come_after_the_other_filters() -> None:
+    first, rule = load_filters(["px_max_blue<9", "tissue", "contrast"])
+    assert first is contrast
+    assert rule(np.zeros((2, 4, 4, 3), np.uint8)).tolist() == [True, True]
+
+
+@pytest.mark.parametrize("text", ["a<1", "a>1", "a<=1", "a>=1", "a==1"])
+def test_a_comparison_is_a_rule(text: str) -> None:
+    assert is_rule(text)
+
+
+@pytest.mark.parametrize("text", ["tissue", "contrast", "my_filter-2"])
+def test_a_name_is_no_rule(text: str) -> None:
+    assert not is_rule(text)
+
+
+def test_tiles_that_no_rule_names_are_all_kept() -> None:
+    table = tile_grid(
+        ArraySlide([np.zeros((300, 400, 3), np.uint8)]), TilesConfig(tile_px=64)
+    )
+    assert kept_by_rules(table, []).tolist() == [True] * len(table)
