@@ -152,9 +152,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
             tmp.replace(path)
             _fsync(path.parent)
         finally:
-            # of a file system that is lost it is swept later
+            # it has its new name, or is on a file system that is lost and is swept later
             with contextlib.suppress(OSError):
-                tmp.unlink(missing_ok=True)
+                tmp.unlink()
 
 
 def _shorten(stem: str, ending: str) -> str:
