@@ -6,11 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.model_selection import StratifiedGroupKFold
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
 from thinsection.errors import ConfigError, DatasetError, InvalidInputError
 from thinsection.evaluation.labels import Cohort, Target
-from thinsection.evaluation.parts import Drawing, make_parts
+from thinsection.evaluation.parts import (
+    Drawing,
+    make_parts,
+    read_splits,
+    why_unscorable,
+)
 
 CLASSES = Target(kind="binary", columns=("label",), names=("a", "b"))
 
@@ -212,3 +217,230 @@ def test_a_class_that_no_training_case_has_is_refused(tmp_path: Path) -> None:
         DatasetError, match="must have every class, got none of c in fold 0"
     ):
         make_parts(cohort, Drawing(), table)
+
+
+def test_a_case_whose_slide_and_patient_are_on_two_sides_is_refused(
+    tmp_path: Path,
+) -> None:
+    cohort = cohort_of(np.arange(8) % 2)
+    rows = [f"c{i},{'train' if i < 4 else 'test'}" for i in range(8)]
+    table = write_split(tmp_path / "s.csv", [*rows, "slide-c1,test"], "case_id,split")
+    with pytest.raises(
+        DatasetError, match=r"a case must be .* got 'c1' in \['test', 'train'\]"
+    ):
+        make_parts(cohort, Drawing(), table)
+
+
+def test_a_name_with_one_id_that_is_known_matches(tmp_path: Path) -> None:
+    cohort = cohort_of(np.arange(8) % 2)
+    rows = [f"c{i},x{i},{'train' if i < 4 else 'test'}" for i in range(8)]
+    table = write_split(tmp_path / "s.csv", rows, "case_id,slide_id,split")
+    (part,), lines = make_parts(cohort, Drawing(), table)
+    assert part.test == (4, 5, 6, 7)
+    assert lines == ["1 folds of s.csv"]
+
+
+def test_cases_of_no_side_neither_train_nor_test(tmp_path: Path) -> None:
+    cohort = cohort_of(np.arange(12) % 2)
+    rows = [f"c{i},{'test' if i < 4 else 'train'}" for i in range(10)]
+    table = write_split(tmp_path / "s.csv", rows, "case_id,split")
+    (part,), lines = make_parts(cohort, Drawing(inner=3), table)
+    assert sorted((*part.train, *part.stop)) == [4, 5, 6, 7, 8, 9]
+    assert lines[1:] == ["2 cases are in no fold of s.csv: c10, c11"]
+
+
+@pytest.mark.parametrize(
+    ("sides", "counts"), [("train", "8 and 0"), ("val", "0 and 8")]
+)
+def test_a_split_of_one_side_is_refused(
+    tmp_path: Path, sides: str, counts: str
+) -> None:
+    cohort = cohort_of(np.arange(8) % 2)
+    rows = [f"c{i},{sides}" for i in range(8)]
+    table = write_split(tmp_path / "s.csv", rows, "case_id,split")
+    with pytest.raises(DatasetError, match=f"train and to test, got {counts} of 8"):
+        make_parts(cohort, Drawing(), table)
+
+
+def test_folds_of_clam_come_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for fold in reversed(range(8)):
+        lines = ["train,val,test", f"a{fold},b{fold},c{fold}", f"d{fold},,"]
+        (tmp_path / f"splits_{fold}.csv").write_text("\n".join(lines) + "\n")
+    assert list(read_splits(tmp_path)) == [
+        [
+            ((f"a{fold}",), "train"),
+            ((f"b{fold}",), "val"),
+            ((f"c{fold}",), "test"),
+            ((f"d{fold}",), "train"),
+        ]
+        for fold in range(8)
+    ]
+
+
+def test_a_folder_without_a_split_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "splits_0_bool.csv").write_text("train,val,test\n")
+    with pytest.raises(DatasetError, match=r"k=all\.tsv or splits_0\.csv, got none"):
+        list(read_splits(tmp_path))
+
+
+def test_a_table_of_one_row_has_a_fold_for_each_column_with_a_cell(
+    tmp_path: Path,
+) -> None:
+    header = "slide_id,case_id,fold_0,fold_1,fold_2"
+    table = write_split(tmp_path / "s.csv", ["s,c,train,,dev"], header)
+    assert list(read_splits(table)) == [
+        [(("c", "s"), "train")],
+        [],
+        [(("c", "s"), "val")],
+    ]
+
+
+@pytest.mark.parametrize("header", ["slide_id,group", "name,split"])
+def test_a_table_without_ids_or_sides_is_refused(tmp_path: Path, header: str) -> None:
+    table = write_split(tmp_path / "s.csv", ["a,train"], header)
+    with pytest.raises(DatasetError, match="case_id or slide_id, and fold_0 or split"):
+        list(read_splits(table))
+
+
+@pytest.mark.parametrize("word", ["cases", "case_ids", "slides", "slide_ids", "ids"])
+def test_sides_of_json_are_lists_or_stand_under_a_word(
+    tmp_path: Path, word: str
+) -> None:
+    path = tmp_path / "s.json"
+    folds = [{"train": {"more": 1, word: ["a", 2]}, "test": ["b"]}, {"val": {}}]
+    path.write_text(json.dumps({"folds": folds}))
+    assert list(read_splits(path)) == [
+        [(("a",), "train"), (("2",), "train"), (("b",), "test")],
+        [],
+    ]
+
+
+def test_a_side_of_json_that_is_no_list_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"train": "a"}))
+    with pytest.raises(DatasetError, match="must be a list of ids, got 'a'"):
+        list(read_splits(path))
+
+
+# patients with several cases
+
+
+def test_patients_with_several_cases_are_kept_whole_in_every_part() -> None:
+    patients = [f"p{i // 2}" for i in range(60)]
+    cohort = cohort_of(np.arange(60) // 2 % 2, patients=patients)
+    parts, lines = make_parts(cohort, Drawing(folds=3))
+    for part in parts:
+        owners = [
+            {patients[i] for i in side} for side in (part.train, part.stop, part.test)
+        ]
+        assert sum(map(len, owners)) == len(set().union(*owners)) == 30
+    assert lines == ["3 stratified folds of cases, patients whole, seed 0"]
+
+
+def test_fewer_patients_than_folds_are_refused_and_as_many_are_not() -> None:
+    labels = np.array([0, 1] * 4)
+    patients = ["p", "p", "q", "q", "r", "r", "r", "r"]
+    parts, _ = make_parts(
+        cohort_of(labels, patients=patients), Drawing(folds=3, inner=2)
+    )
+    assert len(parts) == 3
+    with pytest.raises(
+        InvalidInputError,
+        match="patients must be at least 4 for 4 folds, got 3; pass --folds 3",
+    ):
+        make_parts(cohort_of(labels, patients=patients), Drawing(folds=4))
+
+
+def test_fewer_cases_of_a_class_than_folds_are_refused_by_its_name() -> None:
+    labels = np.array([0] * 10 + [1] * 2)
+    patients = [f"p{i // 2}" for i in range(12)]
+    with pytest.raises(
+        InvalidInputError, match=r"must have >= 3 cases for 3 folds, got 2 of class 'b'"
+    ):
+        make_parts(cohort_of(labels, patients=patients), Drawing(folds=3))
+
+
+def test_fewer_cases_of_a_stratum_without_a_name_are_refused_by_its_number() -> None:
+    target = replace(CLASSES, kind="multilabel")
+    values = np.array([[0, 1]] * 10 + [[1, 1]] * 2)
+    cohort = cohort_of(
+        values, target=target, patients=[f"p{i // 2}" for i in range(12)]
+    )
+    with pytest.raises(InvalidInputError, match="got 2 of class '2'"):
+        make_parts(cohort, Drawing(folds=3))
+
+
+# inner cases and scores
+
+
+@pytest.mark.parametrize(("inner", "num_inner"), [(2, 16), (4, 8), (8, 4)])
+def test_one_of_so_many_training_cases_stops_the_training(
+    inner: int, num_inner: int
+) -> None:
+    cohort = cohort_of(np.arange(40) % 2)
+    parts, _ = make_parts(cohort, Drawing(folds=5, inner=inner))
+    for part in parts:
+        assert len(part.stop) == num_inner
+        assert sum(i % 2 for i in part.stop) == num_inner // 2
+        assert len(part.train) == 32 - num_inner
+        assert sorted((*part.train, *part.stop, *part.test)) == list(range(40))
+
+
+def test_a_rare_class_has_an_inner_case_of_each_fold_and_one_that_trains() -> None:
+    """3 of 30 training cases are rare, so that a third of them is taken, not a fifth."""
+    labels = np.r_[np.zeros(36, int), np.ones(4, int)]
+    parts, _ = make_parts(cohort_of(labels), Drawing(folds=4))
+    for part in parts:
+        assert len(part.stop) == 10
+        assert sum(labels[list(part.stop)]) == 1
+        assert sum(labels[list(part.train)]) == 2
+
+
+def test_inner_cases_of_other_folds_are_drawn_with_other_seeds() -> None:
+    cohort = cohort_of(np.arange(40) % 2)
+    (part, *_), _ = make_parts(cohort, Drawing(folds=5, seed=3))
+    train = np.array(sorted((*part.train, *part.stop)))
+    judge = StratifiedKFold(n_splits=5, shuffle=True, random_state=3 + 0 + 1)
+    _, stop = next(judge.split(train, train % 2))
+    assert part.stop == tuple(train[stop].tolist())
+
+
+def test_two_sites_are_enough_to_leave_one_out() -> None:
+    cohort = cohort_of(np.array([0, 0, 1, 1] * 4), sites=["x", "y"] * 8)
+    parts, lines = make_parts(cohort, Drawing(unit="each-site", inner=2))
+    assert [part.test[:2] for part in parts] == [(0, 2), (1, 3)]
+    assert lines == [
+        "leave-one-site-out: 2 sites, each tested by a model of the others"
+    ]
+
+
+def test_one_site_cannot_be_left_out() -> None:
+    cohort = cohort_of(np.arange(8) % 2, sites=["x"] * 8)
+    with pytest.raises(DatasetError, match=r"must have two sites, .* got x"):
+        make_parts(cohort, Drawing(unit="each-site"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "why"),
+    [
+        ("binary", [[0], [1]], ""),
+        ("binary", [[1], [1]], "only class 'b'"),
+        ("regression", [[1.0], [2.0]], ""),
+        ("regression", [[2.0], [2.0]], "one value"),
+        ("multilabel", [[0, 1], [1, 0]], ""),
+        ("multilabel", [[0, 1], [0, 0]], "one value of a"),
+        ("multilabel", [[0, 1], [0, 1]], "one value of a, b"),
+        ("cox", [[1, 2.0], [0, 3.0]], ""),
+        ("cox", [[0, 2.0], [0, 3.0]], "no event before the end of another case's"),
+        ("cox", [[1, 3.0], [0, 3.0]], "no event before the end of another case's"),
+        ("cox", [[0, 2.0], [1, 3.0]], "no event before the end of another case's"),
+    ],
+)
+def test_two_cases_allow_a_score_where_they_differ(
+    kind: str, values: list[list[float]], why: str
+) -> None:
+    target = replace(CLASSES, kind=kind)  # type: ignore[arg-type]
+    cohort = cohort_of(np.array(values), target=target)
+    reason = why_unscorable(cohort, np.arange(2))
+    assert reason.startswith(why)
+    assert bool(reason) == bool(why)
