@@ -146,10 +146,10 @@ def test_as_many_rows_as_folds_are_enough_and_one_less_is_refused() -> None:
 
 
 def test_at_most_so_many_rows_of_each_class_are_drawn_each_once() -> None:
-    labels = np.array([2, 0, 0, 1, 0, 2, 0, 0, 1])
-    rows = draw_rows(labels, 3, seed=0)
+    labels = np.repeat([2, 0, 1, 0], [30, 10, 7, 15])
+    rows = draw_rows(labels, 20, seed=0)
     assert sorted(set(rows.tolist())) == rows.tolist()
-    assert np.bincount(labels[rows]).tolist() == [3, 2, 2]
+    assert np.bincount(labels[rows]).tolist() == [20, 7, 20]
 
 
 def test_a_class_that_is_taken_whole_does_not_change_the_draw_of_another() -> None:

@@ -1,6 +1,8 @@
 """The ledger takes nothing for done that is not, and knows what was made from what."""
 
+import hashlib
 import json
+import os
 import secrets
 from dataclasses import replace
 from pathlib import Path
@@ -184,6 +186,56 @@ def test_files_at_a_url_count_and_are_fetched_once_when_they_are_read(
 def test_keys_do_not_depend_on_order_but_on_every_value() -> None:
     assert stage_key(a=1, b={"x": 1, "y": 2}) == stage_key(b={"y": 2, "x": 1}, a=1)
     assert stage_key(a=1) != stage_key(a=2)
+
+
+def test_a_key_is_24_digits_of_the_hash_of_sorted_json() -> None:
+    digest = hashlib.sha256(b'{"a": 1, "b": {"x": [2, null], "y": "z"}}').hexdigest()
+    assert stage_key(b={"y": "z", "x": (2, None)}, a=1) == digest[:24]
+
+
+def test_a_whole_number_has_one_key_however_it_is_written() -> None:
+    assert stage_key(a=8.0) == stage_key(a=8)
+    assert stage_key(a=[{"b": (8.0,)}]) == stage_key(a=[{"b": (8,)}])
+    assert stage_key(a=8.5) != stage_key(a=8)
+
+
+@pytest.mark.parametrize(
+    ("slide", "facts", "field"),
+    [
+        ({"width": "wide"}, {}, "slide.width"),
+        ({"more": {"site": 3}}, {}, "slide.more.site"),
+        ({}, {"num_tiles": "x"}, "stages.a.facts.num_tiles"),
+        ({}, {"warnings": 3}, "stages.a.facts.warnings"),
+    ],
+)
+def test_a_value_of_another_type_damages_the_ledger_and_is_named(
+    tmp_path: Path, slide: dict[str, object], facts: dict[str, object], field: str
+) -> None:
+    made = SlideLedger(out=tmp_path, slide_id="s", slide=slide)
+    made.with_stage("a", StageRecord(key="k", files={}, facts=facts)).save()
+    damaged = load_ledger(tmp_path, "s")
+    assert damaged.stages == {}
+    assert damaged.damage.startswith("slide.json is damaged and counts as none: ")
+    assert field in damaged.damage
+
+
+def test_values_that_are_none_or_absent_damage_nothing(tmp_path: Path) -> None:
+    made = SlideLedger(out=tmp_path, slide_id="s", slide={"width": None})
+    made = made.with_stage(MASK, StageRecord(key="k", files={}, facts={"dim": None}))
+    made.save()
+    assert load_ledger(tmp_path, "s") == made
+    assert load_ledger(tmp_path, "s").damage == ""
+
+
+def test_a_ledger_is_saved_with_its_time_where_that_is_asked(tmp_path: Path) -> None:
+    made = ledger(tmp_path)
+    made.save()
+    os.utime(made.path, ns=(3_000_000_000, 5_000_000_000))
+    made.without([MASK]).save(keep_time=True)
+    assert list(load_ledger(tmp_path, "s").stages) == [TILES]
+    assert made.path.stat().st_mtime_ns == 5_000_000_000
+    made.save()
+    assert made.path.stat().st_mtime_ns > 5_000_000_000
 
 
 def test_a_fingerprint_follows_the_content_not_the_name(tmp_path: Path) -> None:
