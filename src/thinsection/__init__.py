@@ -8,7 +8,7 @@ pulls in neither torch nor a reader.
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thinsection import errors as errors
 
@@ -68,7 +68,7 @@ __all__ = ["__version__", "errors", *_PUBLIC]  # noqa: PLE0604
 class _Face(ModuleType):
     """A room that is imported does not hide the function of its name: segment, predict."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if not (name in _PUBLIC and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
@@ -77,7 +77,7 @@ sys.modules[__name__].__class__ = _Face
 
 if not TYPE_CHECKING:  # a checker that saw this would take every misspelt name for Any
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name in _PUBLIC:
             module = import_module(_PUBLIC[name])
             return getattr(module, name, module)  # `plot` is a module

@@ -16,13 +16,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Literal, TypeVar, cast, get_args, get_origin
 
 import tomli_w
 
 from thinsection.errors import ConfigError
+from thinsection.types import Document
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+    from typing_extensions import TypeForm
 
 T = TypeVar("T")
+# a dataclass
+D = TypeVar("D", bound="DataclassInstance")
 
 
 def user_cache_dir() -> Path:
@@ -32,14 +39,14 @@ def user_cache_dir() -> Path:
 
 
 def option(
-    default: Any,
+    default: T,
     help: str,
     *,
     daily: bool = False,
     flag: str | tuple[str, ...] | None = None,
     choices: Callable[[], Iterable[str]] | None = None,
-    also: Mapping[str, Callable[[str], tuple[Any, str]]] | None = None,
-) -> Any:
+    also: Mapping[str, Callable[[str], tuple[T, str]]] | None = None,
+) -> T:
     """A dataclass field with its words on the command line and in the documentation.
 
     Args:
@@ -85,22 +92,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 @cache
-def field_types(cls: type) -> dict[str, Any]:
+def field_types(cls: "type[DataclassInstance]") -> dict[str, object]:
     """Resolved type of each field of a dataclass."""
     hints = typing.get_type_hints(cls)
     return {f.name: hints[f.name] for f in fields(cls)}
 
 
-def flat_fields(cls: type) -> dict[str, tuple[str, Field[Any], Any]]:
+def flat_fields(
+    cls: "type[DataclassInstance]",
+) -> dict[str, tuple[str, Field[object], object]]:
     """Every setting of a configuration: field name -> (section, field, type).
 
     Raises ConfigError: two sections share a field name (a mistake in the code, found by a test).
     """
-    flat: dict[str, tuple[str, Field[Any], Any]] = {}
+    flat: dict[str, tuple[str, Field[object], object]] = {}
     for name, kind in field_types(cls).items():
-        if not is_dataclass(kind):
+        if not isinstance(kind, type) or not is_dataclass(kind):
             continue
-        hints = field_types(cast(type, kind))
+        hints = field_types(kind)
         for f in fields(kind):
             if f.name in flat:
                 raise ConfigError(
@@ -110,9 +119,9 @@ def flat_fields(cls: type) -> dict[str, tuple[str, Field[Any], Any]]:
     return flat
 
 
-def checked(value: Any, f: Field[Any], kind: Any, key: str) -> Any:
+def checked(value: object, f: Field[object], kind: object, key: str) -> object:
     """The value of a field as `coerce` gives it, of its choices where it has any."""
-    typed = coerce(value, kind, key)
+    typed = _coerce(value, kind, key)
     choices = f.metadata.get("choices")
     if choices is None or typed is None:
         return typed
@@ -125,8 +134,13 @@ def checked(value: Any, f: Field[Any], kind: Any, key: str) -> Any:
     return typed
 
 
-def coerce(value: Any, kind: Any, key: str) -> Any:
+def coerce(value: object, kind: "TypeForm[T]", key: str) -> T:
     """The value as its declared type; ConfigError names the key, the rule and the value."""
+    return cast(T, _coerce(value, kind, key))
+
+
+def _coerce(value: object, kind: object, key: str) -> object:
+    """See `coerce`."""
     origin = get_origin(kind)
     if origin is Literal:
         if value not in get_args(kind):
@@ -136,54 +150,55 @@ def coerce(value: Any, kind: Any, key: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         for member in get_args(kind):
             with contextlib.suppress(ConfigError):
-                return coerce(value, member, key)
+                return _coerce(value, member, key)
         raise ConfigError(f"{key} must be {kind}, got {value!r}")
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{key} must be a list, got {value!r}")
         item_kind = get_args(kind)[0]
-        return tuple(coerce(item, item_kind, key) for item in value)
+        return tuple(_coerce(item, item_kind, key) for item in value)
     if origin in (dict, Mapping) or is_dataclass(kind):
         return _coerce_table(value, kind, key)
-    if kind is Any:
+    if kind is typing.Any:
         return value
+    if not isinstance(kind, type):
+        raise TypeError(f"{key} must have a type that TOML can hold, got {kind}")
     return _coerce_plain(value, kind, key)
 
 
-def _coerce_table(value: Any, kind: Any, key: str) -> Any:
+def _coerce_table(value: object, kind: object, key: str) -> object:
     """A mapping, or the dataclass that it describes."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{key} must be a table, got {value!r}")
-    if is_dataclass(kind):
-        return from_mapping(cast(type, kind), value, where=f"{key}.")
+    if isinstance(kind, type) and is_dataclass(kind):
+        return from_mapping(kind, value, where=f"{key}.")
     item_kind = get_args(kind)[1]
     return {
-        name: coerce(item, item_kind, f"{key}.{name}") for name, item in value.items()
+        name: _coerce(item, item_kind, f"{key}.{name}") for name, item in value.items()
     }
 
 
-def _coerce_plain(value: Any, kind: Any, key: str) -> Any:
+def _coerce_plain(value: object, kind: type, key: str) -> object:
     """A str, bool, number or path; a bool is no number, and a whole number is a float, too."""
-    is_integer = type(value) is int
-    if kind is float and (is_integer or isinstance(value, float)):
+    if kind is float and (type(value) is int or isinstance(value, float)):
         if not math.isfinite(value):
             raise ConfigError(f"{key} must be finite, got {value!r}")
         return float(value)
     if kind is Path and isinstance(value, str):
         return Path(value)
-    fits = is_integer if kind is int else isinstance(value, kind)
+    fits = type(value) is int if kind is int else isinstance(value, kind)
     if not fits:
         raise ConfigError(f"{key} must be {kind.__name__}, got {value!r}")
     return value
 
 
-def from_mapping(cls: type[T], data: Mapping[str, Any], *, where: str = "") -> T:
+def from_mapping(cls: type[D], data: Mapping[str, object], *, where: str = "") -> D:
     """A configuration from nested mappings; what is absent keeps its default.
 
     Raises ConfigError: unknown key (with the nearest known one) or a value of the wrong type.
     """
-    kinds = field_types(cast(Any, cls))
-    own = {f.name: f for f in fields(cast(type, cls))}
+    kinds = field_types(cls)
+    own = {f.name: f for f in fields(cls)}
     values = {}
     for name, value in data.items():
         key = f"{where}{name}"
@@ -198,7 +213,7 @@ def from_mapping(cls: type[T], data: Mapping[str, Any], *, where: str = "") -> T
     return cls(**values)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> Document:
     """The tables of a TOML file. Raises ConfigError: the file is missing or is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -210,13 +225,13 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"config must be TOML, got {str(path)!r}: {error}") from None
 
 
-def replace_flat(config: T, overrides: Mapping[str, Any]) -> T:
+def replace_flat(config: D, overrides: Mapping[str, object]) -> D:
     """The configuration with settings replaced by field name, whatever their section.
 
     Raises ConfigError: no such setting, with the nearest one, or a wrong value.
     """
     flat = flat_fields(type(config))
-    by_section: dict[str, dict[str, Any]] = {}
+    by_section: dict[str, dict[str, object]] = {}
     for name, value in overrides.items():
         if name not in flat:
             raise ConfigError(f"unknown setting {name!r}{nearest(name, flat)}")
@@ -227,23 +242,23 @@ def replace_flat(config: T, overrides: Mapping[str, Any]) -> T:
         name: replace(getattr(config, name), **changes)
         for name, changes in by_section.items()
     }
-    return replace(cast(Any, config), **sections)  # type: ignore[no-any-return]
+    return replace(config, **sections)
 
 
-def as_mapping(config: Any) -> dict[str, Any]:
+def as_mapping(config: "DataclassInstance") -> Document:
     """Nested plain values (str, int, float, bool, list, None) of a configuration."""
     return {f.name: _plain(getattr(config, f.name)) for f in fields(config)}
 
 
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
         return as_mapping(value)
     if isinstance(value, tuple):
         return [_plain(v) for v in value]
     return str(value) if isinstance(value, Path) else value
 
 
-def dump_toml(config: Any) -> str:
+def dump_toml(config: "DataclassInstance") -> str:
     """The configuration as commented TOML; a setting that is None is left commented out."""
     lines: list[str] = []
     section_name = ""
@@ -261,7 +276,7 @@ def dump_toml(config: Any) -> str:
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-def toml_value(value: Any) -> str:
+def toml_value(value: object) -> str:
     """A str, bool, number, list or table as TOML on one line."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module, metadata, util
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 from thinsection import errors
 from thinsection.config import nearest
@@ -20,8 +20,14 @@ from thinsection.errors import ConfigError, InvalidInputError, ThinsectionError
 T = TypeVar("T")
 
 
+class _EntryPoints(Protocol):
+    """Entry points of all groups; the library's class differs between versions of Python."""
+
+    def select(self, *, group: str) -> metadata.EntryPoints: ...
+
+
 @cache
-def _entry_points(path: tuple[str, ...]) -> Any:
+def _entry_points(path: tuple[str, ...]) -> _EntryPoints:
     """Entry points of every group: a look through all packages takes 20 ms, so there is one."""
     return metadata.entry_points()
 
@@ -32,7 +38,7 @@ class Entry:
 
     name: str  # as a person types it
     help: str  # one line
-    target: Any  # 'module:attribute', imported on first use; or the object itself
+    target: object  # 'module:attribute', imported on first use; or the object itself
     suffixes: tuple[str, ...] = ()  # of files it opens or writes, lower case: '.svs'
     needs: tuple[str, ...] = ()  # packages that it imports, by import name
     extra: str | None = None  # of this package (`thinsection[extra]`) that brings them
@@ -51,7 +57,7 @@ class Entry:
             return f"pip install 'thinsection[{self.extra}]'"
         return f"pip install {' '.join(self.missing)}"
 
-    def load(self) -> Any:
+    def load(self) -> object:
         """The object. Raises MissingDependencyError: a package that it needs is not installed."""
         if self.missing:
             needs = ", ".join(self.missing)
@@ -149,14 +155,14 @@ class Registry(Generic[T]):
         )
 
 
-def lazy_names(package: str, names_of: Mapping[str, str]) -> Callable[[str], Any]:
+def lazy_names(package: str, names_of: Mapping[str, str]) -> Callable[[str], object]:
     """A package's `__getattr__`: names of its modules, which are imported at a name's first use."""
     module_of = {}
     for module, names in names_of.items():
         for name in names.split():
             module_of[name] = module
 
-    def get_name(name: str) -> Any:
+    def get_name(name: str) -> object:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(f"{package}.{module_of[name]}"), name)

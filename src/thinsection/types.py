@@ -8,7 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,12 @@ MaskArray = npt.NDArray[np.bool_]  # (H, W), True = inside
 CoordsL0 = npt.NDArray[np.int64]  # (N, 2): x, y of top-left corners, level-0 px
 CoordsLv = npt.NDArray[np.int64]  # (N, 2): the same on a level, px of that level
 
-# values that JSON and TOML hold: str, numbers, bool, None, and lists and mappings of these
-PlainValues = Mapping[str, Any]
+# value of a JSON or TOML text, before it is checked: None, a bool, a number, a text, or a list or
+# table of such values
+Json: TypeAlias = Any
+Document: TypeAlias = dict[str, Json]
+# named values that JSON and TOML hold
+PlainValues: TypeAlias = Mapping[str, object]
 
 KIB = 1 << 10
 MIB = 1 << 20

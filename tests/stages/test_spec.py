@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from thinsection.errors import BudgetError, ConfigError, UnknownEncoderError
 from thinsection.slide.annotations import RegionsConfig
 from thinsection.stages.config import EncodeConfig, QcConfig, RunConfig
 from thinsection.stages.spec import RunSpec, resolve
+from thinsection.stream.budget import StreamConfig
 from thinsection.types import GIB, MIB
 
 
@@ -78,10 +80,10 @@ def test_a_batch_has_the_wanted_size_or_the_devices_as_far_as_memory_holds_it() 
     spec = resolve(RunConfig(), {"until": "embeddings"})
     assert spec.batch_size(on_gpu=False) == 32
     assert spec.batch_size(on_gpu=True) == 256
-    small = spec.with_stream(memory="64MiB")
+    small = replace(spec, stream=StreamConfig(memory="64MiB"))
     assert small.batch_size(on_gpu=False) == 32
     assert small.batch_size(on_gpu=True) == 32 * MIB // (3 * 256 * 256 * 3) < 256
-    least = spec.with_stream(memory="40MiB")
+    least = replace(spec, stream=StreamConfig(memory="40MiB"))
     assert least.batch_size(on_gpu=False) == 8 * MIB // (3 * 256 * 256 * 3) < 32
     assert (
         resolve(RunConfig(), {"until": "embeddings", "batch_size": 7}).batch_size(

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,15 @@ class ArrayNamespace:
     """The device of arrays and the modules that compute there; passed in, never looked up."""
 
     device: str  # 'cpu' or 'cuda:<index>'
-    xp: Any  # the array module, numpy or cupy
-    ndimage: Any  # scipy.ndimage or cupyx.scipy.ndimage
+    xp: ModuleType  # the array module, numpy or cupy
+    ndimage: ModuleType  # scipy.ndimage or cupyx.scipy.ndimage
     # count of copies between host and device, by reason. Work images in and masks out are
     # `upload` and `download`; others are operations that the device lacks
     transfers: Counter[str] = field(default_factory=Counter, compare=False)
 
-    def upload(self, array: npt.NDArray[Any], *, reason: str = "upload") -> Array:
+    def upload(
+        self, array: npt.NDArray[np.generic], *, reason: str = "upload"
+    ) -> Array:
         """The host array on the device; the same array on a CPU."""
         if self.xp is np:
             return array

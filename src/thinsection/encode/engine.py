@@ -18,7 +18,8 @@ from hashlib import file_digest, sha256
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from types import ModuleType
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -275,7 +276,7 @@ def _forget_pages(path: Path) -> None:
             libc.madvise(ctypes.c_void_p(start), length, _MADV_DONTNEED)
 
 
-def _openvino() -> Any:
+def _openvino() -> ModuleType:
     if not is_installed("openvino"):
         raise MissingDependencyError(
             "package 'openvino' must be installed for --engine openvino; "

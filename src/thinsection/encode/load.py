@@ -99,7 +99,7 @@ def _load_from_package(  # noqa: PLR0917 - the arguments of `load_encoder`
 ) -> TileEncoder:
     """Encoder that another package registers."""
     placement = place(device, precision)
-    encoder: object = ENCODERS.load(name)(
+    encoder = ENCODERS.load(name)(
         device=placement.device,
         precision=placement.precision,
         weights=weights,

@@ -9,8 +9,7 @@ import ctypes
 import functools
 import sys
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -51,8 +50,12 @@ class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(tensor, Tensor):
@@ -72,14 +75,21 @@ class _FusedAttention(TorchFunctionMode):
     """Attention that allocates only its output, as the fused kernels of CPUs and GPUs do."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         names = ("query", "key", "value")
         arguments = dict(zip(names, args, strict=False)) | (kwargs or {})
         query = arguments["query"]
-        return query.new_empty((*query.shape[:-1], arguments["value"].shape[-1]))
+        value = arguments["value"]
+        assert isinstance(query, Tensor)
+        assert isinstance(value, Tensor)
+        return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
 def weights_bytes(encoder: NetworkTileEncoder, *, engine: str | None = None) -> int:

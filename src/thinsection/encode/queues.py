@@ -50,7 +50,7 @@ class Card:
         stream.wait_stream(torch.cuda.current_stream(self.device))
         return stream
 
-    def on(self, stream: Stream) -> AbstractContextManager[Any]:
+    def on(self, stream: Stream) -> AbstractContextManager[object]:
         """Context whose operations are added to this queue."""
         return torch.cuda.stream(stream)
 

@@ -10,11 +10,15 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from thinsection.config import nearest
 from thinsection.errors import UnknownEncoderError
 from thinsection.registry import Entry, Registry
+from thinsection.types import Document, PlainValues
+
+if TYPE_CHECKING:
+    import torch
 
 Interpolation = Literal["bilinear", "bicubic"]
 # Pooling of tokens to one vector. cls: the class token; cls_mean: the class token and the mean of
@@ -83,7 +87,7 @@ class Architecture:
     kind: ArchitectureKind
     model: str  # a timm name, a class of transformers, or the folder with a config.json (auto)
     # arguments of the builder; layers by name
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    options: Document = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +126,7 @@ class EncoderSpec:
     gated: bool = False
 
     @property
-    def preprocessing(self) -> dict[str, Any]:
+    def preprocessing(self) -> PlainValues:
         """Settings of the preprocessing, in plain values."""
         return {
             "input_px": self.input_px,
@@ -158,12 +162,12 @@ def declared_encoders() -> Mapping[str, EncoderSpec]:
     return MappingProxyType(specs)
 
 
-def _spec(row: Mapping[str, Any]) -> EncoderSpec:
+def _spec(row: Document) -> EncoderSpec:
     """Spec from one table of the TOML files."""
     architecture = Architecture(
         kind=row["kind"], model=row["model"], options=row.get("options", {})
     )
-    fields: dict[str, Any] = {}
+    fields: Document = {}
     for name, value in row.items():
         if name not in ("kind", "model", "options"):
             fields[name] = tuple(value) if isinstance(value, list) else value
@@ -187,9 +191,22 @@ def _entries() -> Iterator[Entry]:
         )
 
 
-# Our entries are specs. An entry of another package is called with device, precision, weights,
-# pretrained and seed as keywords, and returns a TileEncoder.
-ENCODERS: Registry[Any] = Registry(
+class LoadEncoder(Protocol):
+    """Entry of another package, which returns a TileEncoder."""
+
+    def __call__(
+        self,
+        *,
+        device: "torch.device",
+        precision: str,
+        weights: str | Path | None,
+        pretrained: bool,
+        seed: int,
+    ) -> object: ...
+
+
+# Our own entries are specs, which `find_spec` looks up; only those of other packages are loaded.
+ENCODERS: Registry[LoadEncoder] = Registry(
     "encoder", "thinsection.encoders", _entries, error=UnknownEncoderError
 )
 

@@ -6,10 +6,9 @@ Dimensions come from a forward pass on the meta device.
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 
@@ -27,14 +26,13 @@ from thinsection.encode.registry import (
 )
 from thinsection.errors import UnknownEncoderError, WeightsError
 from thinsection.files.json_text import read_json
+from thinsection.types import Document, Json
 from thinsection.weights import hub
 from thinsection.weights.files import WEIGHTS_FILES
 from thinsection.weights.placement import optional_package
 
 PREPROCESSOR_NAME = "preprocessor_config.json"
 _PIL_BICUBIC = 3  # transformers uses the numbers of Pillow's enum
-
-Config = Mapping[str, Any]  # parsed JSON
 
 
 def find_spec(name: str) -> EncoderSpec:
@@ -97,11 +95,11 @@ def _folder_spec(name: str, config_path: Path) -> EncoderSpec:
     return _from_timm(name, config["architecture"], options, published)
 
 
-def _is_transformers(config: Config) -> bool:
+def _is_transformers(config: Document) -> bool:
     return "model_type" in config and "architecture" not in config
 
 
-def _read_json(path: Path) -> Config:
+def _read_json(path: Path) -> Document:
     try:
         loaded = read_json(path)
     except ValueError as error:
@@ -110,11 +108,11 @@ def _read_json(path: Path) -> Config:
         ) from error
     if not isinstance(loaded, dict):
         raise WeightsError(f"config must be a JSON object, got {str(path)!r}")
-    return cast(Config, loaded)
+    return loaded
 
 
 def _from_timm(
-    name: str, model: str, options: Config, published: Config
+    name: str, model: str, options: Document, published: Document
 ) -> EncoderSpec:
     """Spec of a timm model with its published config."""
     input_px = int((published.get("input_size") or (3, 224, 224))[1])
@@ -152,7 +150,7 @@ def _from_timm(
     )
 
 
-def _hub_id(published: Config) -> str | None:
+def _hub_id(published: Document) -> str | None:
     """Repository of timm's weights; one that ends in '/' is completed by the model's name."""
     hub_id = published.get("hf_hub_id")
     if not hub_id:
@@ -163,7 +161,7 @@ def _hub_id(published: Config) -> str | None:
     return f"{hub_id}{published['architecture']}" + (f".{tag}" if tag else "")
 
 
-def _from_transformers(name: str, config: Config, folder: Path) -> EncoderSpec:
+def _from_transformers(name: str, config: Document, folder: Path) -> EncoderSpec:
     """Spec of a model in transformers' format, whose folder defines the normalisation of pixels."""
     path = folder / PREPROCESSOR_NAME
     pixels = _read_json(path) if path.is_file() else {}
@@ -173,11 +171,11 @@ def _from_transformers(name: str, config: Config, folder: Path) -> EncoderSpec:
             "checkpoint must say its hidden_size, image_mean and image_std in config.json and "
             f"{PREPROCESSOR_NAME}, got {name!r} without; add them as its publisher used them"
         )
-    size = pixels.get("size", config.get("image_size", 224))
-    resize_px = size
+    size: Json = pixels.get("size", config.get("image_size", 224))
+    resize_px: Json = size
     if not isinstance(size, int):
         resize_px = size.get("shortest_edge", size.get("height"))
-    crop = resize_px
+    crop: Json = resize_px
     if pixels.get("do_center_crop"):
         crop = pixels.get("crop_size", resize_px)
     is_bicubic = pixels.get("resample") == _PIL_BICUBIC

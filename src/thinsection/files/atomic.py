@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinsection.errors import OutputError, ThinsectionError
-from thinsection.files.json_text import Json
+from thinsection.types import Json
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

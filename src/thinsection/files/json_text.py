@@ -3,10 +3,9 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
 
-# value of a JSON text: None, a bool, a number, a text, or a list or table of such values
-Json: TypeAlias = Any
+from thinsection.types import Json as Json
+
 MAX_DEPTH = 64  # of nested lists and tables; GeoJSON has 8, our own documents 6
 
 

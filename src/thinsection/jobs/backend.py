@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from thinsection.errors import ClusterError, ThinsectionError, rewording
+from thinsection.errors import ClusterError, ConfigError, ThinsectionError, rewording
 from thinsection.jobs.chunks import make_chunks
 from thinsection.jobs.executor import EXECUTORS, ExecutorConfig, Resource, Rung
 from thinsection.jobs.task import AnyReport, AnyTask, OnEvent
@@ -84,7 +84,7 @@ class BackendContext:
     folder: Path
     on_event: OnEvent = ignore_event
     on_message: OnMessage = ignore_message
-    cluster: Any = None
+    cluster: object = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +236,9 @@ class Backend(ABC):
 
 def load_backend(name: str) -> type[Backend]:
     """Backend for a name in `EXECUTORS`."""
-    backend: type[Backend] = EXECUTORS.load(name)
+    backend = EXECUTORS.load(name)
+    if not issubclass(backend, Backend):
+        raise ConfigError(f"executor {name!r} must be a Backend, got {backend!r}")
     return backend
 
 

@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import (
@@ -26,7 +27,12 @@ from thinsection.files.lock import scratch_folder
 from thinsection.jobs.backend import Backend, Ended, Job, connecting
 from thinsection.jobs.executor import CPUS_PER_WORKER, LOGS, local_memory, local_shape
 from thinsection.jobs.task import AnyReport, AnyTask
-from thinsection.types import MIB, parse_bytes
+from thinsection.types import MIB, Document, parse_bytes
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+    from distributed import Client, Future
+    from distributed.deploy import Cluster
 
 LOG_NAME = "dask-workers.log"
 _POLL_S = 2.0
@@ -64,8 +70,8 @@ class DaskBackend(Backend):
         import dask
         import distributed  # loads Dask's defaults, which must come before our settings
 
-        self._distributed: Any = distributed
-        self._worker_of: dict[Any, str] = {}  # future -> address
+        self._distributed: ModuleType = distributed
+        self._worker_of: dict[Future, str] = {}  # to the address of its worker
         self._worker_seen_s = time.monotonic()
         self._num_asked = 0  # number of jobs in the last scaling of the cluster
         self._topic = f"thinsection-{secrets.token_hex(4)}"
@@ -122,7 +128,7 @@ class DaskBackend(Backend):
             future.release()
         return ended
 
-    def _wait(self) -> list[Any]:
+    def _wait(self) -> "list[Future]":
         """Futures that ended; waits a while for the first."""
         if not self.sent:
             threading.Event().wait(_RESTART_POLL_S)
@@ -134,7 +140,7 @@ class DaskBackend(Backend):
             return list(futures.done)
         return []
 
-    def _end(self, job: Job, future: Any) -> Ended:
+    def _end(self, job: Job, future: "Future") -> Ended:
         """End of the job of a future that is done."""
         if future.status == "finished":
             return Ended(job=job, kind="reported", report=future.result())
@@ -147,7 +153,7 @@ class DaskBackend(Backend):
             error = ClusterError("task was lost")
         return Ended.by_error(job, type(error).__name__, str(error), error=error)
 
-    def _cancel_stranded(self, before: set[str]) -> list[Any]:
+    def _cancel_stranded(self, before: set[str]) -> "list[Future]":
         """Cancels jobs whose worker left without dying at work (scaled down, time limit).
 
         Args:
@@ -170,20 +176,20 @@ class DaskBackend(Backend):
     def _idle_addresses(self) -> list[str]:
         return sorted(self._addresses() - set(self._worker_of.values()))
 
-    def _receive_event(self, message: tuple[float, dict[str, Any]]) -> None:
+    def _receive_event(self, message: tuple[float, Document]) -> None:
         """Receives an event that `run_job` sent: (time, document)."""
         event_type = self.context.attempt.task.event_type
         if event_type is not None:
             self.context.on_event(from_mapping(event_type, message[1]["event"]))
 
-    def _connect(self) -> Any:
+    def _connect(self) -> "Client":
         """Client of an existing cluster, which is not shut down afterwards."""
         cluster = self.context.cluster
         self.monitored = not isinstance(cluster, self._distributed.LocalCluster)
         self.threads = self.config.threads
         self.growable_resources = ()
         if isinstance(cluster, self._distributed.Client):
-            client: Any = cluster
+            client = cluster
         else:
             where = self.config.scheduler if cluster is None else cluster
             with connecting(where):
@@ -194,7 +200,7 @@ class DaskBackend(Backend):
         self.workers = self.config.workers or num_workers
         return client
 
-    def _start(self) -> Any:
+    def _start(self) -> "Client":
         """Client of a cluster that this process starts."""
         config = self.config
         self.monitored = config.jobqueue is not None
@@ -227,7 +233,7 @@ class DaskBackend(Backend):
             self._cluster.adapt(minimum_jobs=jobs, maximum_jobs=jobs)
             self._num_asked = jobs
 
-    def _local_cluster(self) -> Any:
+    def _local_cluster(self) -> "Cluster":
         """Workers on this node, one per GPU if the settings list GPUs."""
         scratch = str(self.stack.enter_context(scratch_folder("dask")))
         memory_limit = local_memory(self.config, self.workers)
@@ -256,7 +262,7 @@ class DaskBackend(Backend):
             memory_limit=memory_limit,
         )
 
-    def _slurm_cluster(self, threads: int) -> Any:
+    def _slurm_cluster(self, threads: int) -> "Cluster":
         """Workers as jobs of Slurm, through dask-jobqueue."""
         with importing("--jobqueue slurm needs dask-jobqueue", "cluster"):
             from dask_jobqueue import SLURMCluster
@@ -307,7 +313,7 @@ def run_job(task: AnyTask, entries: tuple[object, ...], topic: str) -> AnyReport
 
     worker = get_worker()
 
-    def send(event: object) -> None:
+    def send(event: "DataclassInstance") -> None:
         worker.log_event(topic, {"event": as_mapping(event)})
 
     return task(entries, on_event=send)

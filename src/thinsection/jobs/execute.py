@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from thinsection.jobs.backend import (
     Attempt,
@@ -87,7 +86,7 @@ def execute(
     on_report: Callable[[Report[Result]], None],
     on_event: OnEvent = ignore_event,
     on_message: OnMessage = ignore_message,
-    cluster: Any = None,
+    cluster: object = None,
 ) -> None:
     """Runs the task on all entries; returns when each was reported exactly once, in any order.
 

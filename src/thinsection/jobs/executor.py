@@ -6,7 +6,7 @@ runs out of memory is retried with the next one. A `Rung` is a position in these
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from thinsection.config import option
 from thinsection.errors import ConfigError
@@ -55,8 +55,8 @@ _BUILT_IN = (
         target="thinsection.jobs.slurm:SlurmBackend",
     ),
 )
-# The classes use these settings, so `backend.load_backend` declares their type.
-EXECUTORS: Registry[Any] = Registry("executor", "thinsection.executors", _BUILT_IN)
+# The classes use these settings, so `backend.load_backend` checks that they are backends.
+EXECUTORS: Registry[type] = Registry("executor", "thinsection.executors", _BUILT_IN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

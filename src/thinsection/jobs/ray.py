@@ -3,13 +3,18 @@
 import os
 import signal
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from thinsection.errors import ClusterError, Stopped
 from thinsection.jobs.backend import Backend, Ended, Job, connecting, ignore_event
 from thinsection.jobs.executor import CPUS_PER_WORKER, local_shape
 from thinsection.jobs.task import AnyReport, AnyTask
 from thinsection.types import MIB, parse_bytes
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.util.queue import Queue
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 _POLL_S = 2.0
@@ -28,8 +33,8 @@ class RayBackend(Backend):
         """Connects to the scheduler in the settings or RAY_ADDRESS, or starts a local Ray."""
         import ray
 
-        self._ray: Any = ray
-        self._events: Any = None
+        self._ray: ModuleType = ray
+        self._events: Queue | None = None
         # resources that a job requests
         self._options: dict[str, float] = {"num_cpus": 1, "max_retries": 0}
         self.workers, self.threads = local_shape(self.config)
@@ -43,9 +48,9 @@ class RayBackend(Backend):
         else:
             self._ask_of_cluster()
         if self.context.attempt.task.event_type is not None:
-            from ray.util.queue import Queue
+            from ray.util import queue
 
-            self._events = Queue(actor_options={"num_cpus": 0})
+            self._events = queue.Queue(actor_options={"num_cpus": 0})
             self.stack.callback(self._events.shutdown, force=True)
         self.stack.callback(self._cancel_jobs)
 
@@ -61,7 +66,7 @@ class RayBackend(Backend):
                 self.context.on_event(event)
         return [self._end(self.sent.pop(reference), reference) for reference in ready]
 
-    def _end(self, job: Job, reference: Any) -> Ended:
+    def _end(self, job: Job, reference: "ObjectRef") -> Ended:
         """End of the job of a finished reference."""
         from ray import exceptions
 
@@ -120,7 +125,9 @@ class RayBackend(Backend):
         self.workers = config.workers or max(1, cpus // cpus_per_job)
 
 
-def run_job(task: AnyTask, entries: tuple[object, ...], events: Any) -> AnyReport:
+def run_job(
+    task: AnyTask, entries: tuple[object, ...], events: "Queue | None"
+) -> AnyReport:
     """Runs the task on the worker, with its events sent to the driver's queue."""
     on_event = ignore_event if events is None else events.put
     return task(entries, on_event=on_event)

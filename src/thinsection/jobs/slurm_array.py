@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import ClusterError, StoreError, ThinsectionError
@@ -29,7 +28,7 @@ from thinsection.jobs.slurm_states import (
     sbatch,
     task_states,
 )
-from thinsection.jobs.task import AnyReport, Report, merge_reports
+from thinsection.jobs.task import AnyReport, AnyTask, Report, merge_reports
 from thinsection.registry import Registry
 from thinsection.usage.analysis import Request
 
@@ -124,12 +123,14 @@ class Array:
         path = self._result_path(index, "json")
         if not path.exists():
             return []
-        result_type: type[Any] = self.attempt.task.result_type
+        result_type = self.attempt.task.result_type
         reports: list[AnyReport] = []
         try:
             for document in json.loads(path.read_text(encoding="utf-8")):
                 results = document.pop("results")
-                rows = [from_mapping(result_type, result) for result in results]
+                rows: list[object] = [
+                    from_mapping(result_type, result) for result in results
+                ]
                 reports.append(Report(results=tuple(rows), **document))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StoreError(
@@ -218,7 +219,7 @@ class Array:
         return self.folder / "results" / f"{index}.{suffix}"
 
 
-def load_array(folder: Path, kinds: Registry[Any]) -> Array:
+def load_array(folder: Path, kinds: Registry[type[AnyTask]]) -> Array:
     """Loads the array in a folder, for one of the given kinds of task.
 
     Raises:

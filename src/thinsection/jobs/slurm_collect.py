@@ -19,6 +19,7 @@ from thinsection.jobs.slurm import GROWABLE_RESOURCES, submit_alone
 from thinsection.jobs.slurm_array import Array, array_folders, load_array
 from thinsection.jobs.task import AnyTask
 from thinsection.registry import Registry
+from thinsection.types import Document
 
 
 def array_status(array: Array) -> tuple[Counter[str], Counter[str]]:
@@ -55,7 +56,7 @@ class Collected:
     results: dict[str, Any] = field(default_factory=dict)
     waiting: int = 0
     stage_seconds: Counter[str] = field(default_factory=Counter)
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Document = field(default_factory=dict)
 
     def add(
         self, array: Array, context: BackendContext, *, retry: bool
@@ -105,7 +106,7 @@ def _without_retry(ended: Ended) -> Ended:
 
 def collect(
     out: Path,
-    kinds: Registry[Any],
+    kinds: Registry[type[AnyTask]],
     *,
     retry: bool = True,
     on_message: OnMessage = ignore_message,

@@ -17,16 +17,17 @@ from thinsection.types import PlainValues
 
 Entry = TypeVar("Entry")
 Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
 # accepts events of any kind of task
 OnEvent = Callable[[Any], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(Generic[Result]):
+class Report(Generic[Result_co]):
     """Results of a task, with times and facts, as plain values."""
 
     # one per entry, in the same order
-    results: tuple[Result, ...]
+    results: tuple[Result_co, ...]
     # seconds by stage, see `StageClock.seconds`
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     # facts about the models that were used
@@ -37,7 +38,7 @@ def merge_reports(reports: Sequence[Report[Result]]) -> Report[Result]:
     """Merges several reports into one."""
     results: list[Result] = []
     seconds: Counter[str] = Counter()
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     for report in reports:
         results.extend(report.results)
         seconds.update(report.stage_seconds)

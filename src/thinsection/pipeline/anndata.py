@@ -1,7 +1,6 @@
 """The embeddings of a results folder as AnnData."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from thinsection.pipeline.folder import (
     open_results,
 )
 from thinsection.stages.facts import OF_COHORTS
-from thinsection.store.tiles_h5 import TilesFile
+from thinsection.store.tiles_h5 import Embeddings, TilesFile
 
 
 def export_anndata(
@@ -78,10 +77,10 @@ def export_anndata(
     return len(obs)
 
 
-def _columns(results: Results, slide_id: str, address: str) -> dict[str, Any]:
+def _columns(results: Results, slide_id: str, address: str) -> dict[str, object]:
     """Columns for a slide's tiles: the slide, its cohort columns, its per-tile tables."""
     slide = results.ledgers[slide_id].slide
-    columns: dict[str, Any] = {"slide_id": slide_id}
+    columns: dict[str, object] = {"slide_id": slide_id}
     for name in OF_COHORTS:
         columns[name] = slide.get(name)
     return columns | dict(
@@ -89,6 +88,6 @@ def _columns(results: Results, slide_id: str, address: str) -> dict[str, Any]:
     )
 
 
-def _embeddings(stored: TilesFile) -> Any:
+def _embeddings(stored: TilesFile) -> Embeddings:
     assert stored.features is not None
     return stored.features

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ from thinsection.store.tiles_h5 import (
     read_slide_embedding,
     read_tiles,
 )
-from thinsection.types import PlainValues, format_bytes
+from thinsection.types import Document, PlainValues, format_bytes
 
 if TYPE_CHECKING:
     import pandas
@@ -126,7 +126,7 @@ class Results:
         """The invocations that worked here, oldest first."""
         return read_records(self.folder)
 
-    def rows(self, labels: str | Path | None = None) -> list[dict[str, Any]]:
+    def rows(self, labels: str | Path | None = None) -> list[Document]:
         """One row per slide and grid, as in summary.csv.
 
         `labels` is a CSV with a column slide_id; its other columns are joined by slide_id.

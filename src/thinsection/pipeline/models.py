@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thinsection.config import coerce, from_mapping
 from thinsection.encode.identity import EncoderIdentity, encoder_identity
@@ -31,7 +31,7 @@ from thinsection.pool.encoder import (
 from thinsection.stages.graph import Models
 from thinsection.stages.spec import EncodingSpec
 from thinsection.tiles.transforms import StainLook, stain_target
-from thinsection.types import PlainValues
+from thinsection.types import Document, PlainValues
 from thinsection.weights.origin import Origin
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class LoadedModels:
 class _WeightsRead:
     """Files that an encoder was read from, with a hash of machine and package versions."""
 
-    stamps: tuple[tuple[Any, ...], ...]  # see `Stamps`
+    stamps: tuple[tuple[object, ...], ...]  # see `Stamps`
     where: str  # hash of machine and package versions
     tokens: bool  # True if it has a dense token grid
 
@@ -112,9 +112,9 @@ def load_models(encoding: EncodingSpec, stamped: Stamps | None = ()) -> LoadedMo
     )
 
 
-def models_document(models: Models, encoding: EncodingSpec) -> dict[str, Any]:
+def models_document(models: Models, encoding: EncodingSpec) -> Document:
     """Identities by label, as a record stores them for `recorded_models`."""
-    document: dict[str, Any] = {}
+    document: Document = {}
     for encoder in models.encoders:
         document[encoder.label] = dict(encoder.provenance)
         if encoder.files is not None:
@@ -155,11 +155,11 @@ def recorded_models(document: PlainValues, encoding: EncodingSpec) -> Models | N
 
 
 def _recorded_encoder(
-    label: str, entry: Any, encoding: EncodingSpec
+    label: str, entry: object, encoding: EncodingSpec
 ) -> EncoderIdentity | None:
     """Identity in an entry; None if the entry is damaged, or files, machine or versions changed."""
     try:
-        provenance = coerce(entry, dict[str, Any], label)
+        provenance = coerce(entry, Document, label)
         read = from_mapping(_WeightsRead, provenance.pop(_READ, {}))
         files = tuple(str(stamp[0]) for stamp in read.stamps)
         name = str(provenance["name"])
@@ -176,7 +176,7 @@ def _recorded_encoder(
     )
 
 
-def _recorded_slide_encoder(name: str, entry: Any) -> SlideEncoderIdentity | None:
+def _recorded_slide_encoder(name: str, entry: object) -> SlideEncoderIdentity | None:
     """Identity in an entry; None for slide encoders with weights, whose files are not recorded."""
     if name not in _WITHOUT_WEIGHTS or not isinstance(entry, dict):
         return None
@@ -209,7 +209,7 @@ def _stain_target(encoding: EncodingSpec) -> StainLook | None:
 
 def _surroundings(encoding: EncodingSpec) -> str:
     """Hash of machine and package versions, which decide the meaning of a name and of 'auto'."""
-    parts: list[Any] = [
+    parts: list[object] = [
         cpu_model(),
         sorted(str(path) for path in Path("/dev").glob("nvidia*")),
         sys.platform,

@@ -8,7 +8,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,8 @@ from thinsection.pipeline.folder import (
 from thinsection.registry import Entry, Registry
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SlideLedger
-from thinsection.store.tiles_h5 import TilesFile, read_tiles
+from thinsection.store.tiles_h5 import Embeddings, TilesFile, read_tiles
+from thinsection.types import Document
 
 # suffixes that TRIDENT treats as one
 _COMPOUND_SUFFIXES = (".ome.tif", ".ome.tiff", ".ome.zarr")
@@ -36,7 +36,7 @@ _NAMED_BY_ID = ("stamp", "slide2vec")
 # a file to link, or a function that writes the file
 Source = Path | Callable[[Path], None]
 # rows by file name
-Tables = Mapping[str, list[dict[str, Any]]]
+Tables = Mapping[str, list[Document]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class PeerSlide:
 
     slide_id: str
     out: Path
-    facts: Mapping[str, Any]
+    facts: Document
     tiles: TilesFile
     tiles_path: Path
     encoder: str = ""
@@ -112,7 +112,7 @@ class PeerSlide:
             )
         return float(mpp_x), float(mpp_y)
 
-    def features(self) -> npt.NDArray[Any]:
+    def features(self) -> Embeddings:
         """Embeddings (N, D).
 
         Memory:
@@ -315,7 +315,7 @@ def _place(target: Path, source: Source, *, copy: bool = False) -> None:
             )
 
 
-def _place_table(target: Path, rows: list[dict[str, Any]]) -> None:
+def _place_table(target: Path, rows: list[Document]) -> None:
     """Writes a table; all rows of an existing table must be in the new one."""
     with atomic_path(target) as tmp:
         write_table(tmp, rows)

@@ -9,7 +9,6 @@ import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -41,9 +40,7 @@ from thinsection.store.ledger import (
     stage_key,
 )
 from thinsection.store.tiles_h5 import TilesWriter
-
-# facts of a slide, or attributes of a file, as JSON values
-Facts = dict[str, Any]
+from thinsection.types import Document
 
 
 def import_peer(
@@ -153,9 +150,9 @@ def _without_suffix(name: str) -> str:
 
 def _slide_facts(
     slide_id: str, row: Mapping[str, str], entry: SlideEntry | None
-) -> Facts:
-    """Facts of a slide for its ledger, including those of the opened slide if there is one."""
-    facts: Facts = {"slide_id": slide_id, "slide_path": row.get("slide_path", "")}
+) -> Document:
+    """Document of a slide for its ledger, including those of the opened slide if there is one."""
+    facts: Document = {"slide_id": slide_id, "slide_path": row.get("slide_path", "")}
     facts |= {name: row.get(name) for name in OF_COHORTS}
     if row.get("slide_mpp"):
         where = f"the table's row of {slide_id!r}"
@@ -182,7 +179,7 @@ def _slide_facts(
 def _import_slide(
     out: Path,
     tool: str,
-    facts: Facts,
+    facts: Document,
     peer_tiles: Iterable[PeerTiles],
     encoder: str | None,
 ) -> None:
@@ -204,8 +201,8 @@ def _import_slide(
         ledger.save()
 
 
-def _merged_facts(ledger: SlideLedger, tiles: PeerTiles, facts: Facts) -> Facts:
-    """Facts in a slide's ledger, updated with the new ones."""
+def _merged_facts(ledger: SlideLedger, tiles: PeerTiles, facts: Document) -> Document:
+    """Document in a slide's ledger, updated with the new ones."""
     size = {}
     if tiles.size is not None:
         size = {"width": tiles.size[0], "height": tiles.size[1]}
@@ -213,7 +210,7 @@ def _merged_facts(ledger: SlideLedger, tiles: PeerTiles, facts: Facts) -> Facts:
     return size | dict(ledger.slide) | known
 
 
-def _attributes(tool: str, tiles: PeerTiles, facts: Facts) -> Facts:
+def _attributes(tool: str, tiles: PeerTiles, facts: Document) -> Document:
     """Attributes for a file of imported tiles, without unknown ones."""
     edge_l0 = tiles.edge_l0
     tile_px = tiles.tile_px
@@ -244,7 +241,7 @@ def _attributes(tool: str, tiles: PeerTiles, facts: Facts) -> Facts:
 
 
 def _write_stage(
-    ledger: SlideLedger, address: str, tiles: PeerTiles, attributes: Facts
+    ledger: SlideLedger, address: str, tiles: PeerTiles, attributes: Document
 ) -> SlideLedger:
     """Adds a stage to the ledger, and writes its file if that does not exist yet."""
     tool = attributes["imported_from"]

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from thinsection.files.atomic import write_json
 from thinsection.pipeline.peer_export import Layout, PeerSlide, Source, Tables
 from thinsection.slide.geometry import nominal_mpp
+from thinsection.types import Document
 
 _BACKEND = "openslide"
 # keys of hs2p's metadata that slide2vec requires; known values are set below
@@ -76,9 +76,6 @@ _PROCESS_KEYS = [
     "error",
     "traceback",
 ]
-
-# JSON values
-Document = dict[str, Any]
 
 
 def _slide2vec_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:

@@ -1,23 +1,20 @@
 """Reads tiles and features in the formats of TRIDENT, CLAM, STAMP and slide2vec, slide by slide."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import PickleError
-from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
-import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError, StoreError, rewording
 from thinsection.files.json_text import read_json
 from thinsection.store.hdf5 import open_h5, stored_dataset
-from thinsection.store.tiles_h5 import read_tiles
-from thinsection.types import CoordsL0, Size
+from thinsection.store.tiles_h5 import Embeddings, read_tiles
+from thinsection.types import CoordsL0, Document, Json, Size
 
 # facts of a slide under our names: mpp_x, mpp_y, ...
-Facts = Mapping[str, Any]
 
 # Python errors that a malformed file may cause; UnpicklingError is a PickleError
 _DAMAGE = (
@@ -57,7 +54,7 @@ class PeerTiles:
     power: float | None = None
     size: Size | None = None
     encoder: str = ""
-    features: npt.NDArray[Any] | None = None
+    features: Embeddings | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ class PeerSource:
 
     patterns: tuple[str, ...]
     end: str
-    read: Callable[[Path, Facts], Iterator[PeerTiles]]
+    read: Callable[[Path, Document], Iterator[PeerTiles]]
 
     def find_files(self, folder: Path) -> list[Path]:
         """Tile files of a folder, sorted by name."""
@@ -83,7 +80,7 @@ class PeerSource:
         return []
 
 
-def _read_trident(path: Path, facts: Facts) -> Iterator[PeerTiles]:
+def _read_trident(path: Path, facts: Document) -> Iterator[PeerTiles]:
     """Reads the tiles of a job_dir, or of one grid in it.
 
     Source:
@@ -120,7 +117,7 @@ def _read_trident(path: Path, facts: Facts) -> Iterator[PeerTiles]:
         yield replace(bare, features=features, encoder=encoder)
 
 
-def _features_of(file: Path, coords_l0: CoordsL0) -> npt.NDArray[Any] | None:
+def _features_of(file: Path, coords_l0: CoordsL0) -> Embeddings | None:
     """Features of the tiles at these corners.
 
     Raises:
@@ -134,7 +131,7 @@ def _features_of(file: Path, coords_l0: CoordsL0) -> npt.NDArray[Any] | None:
     return tiles.features
 
 
-def _read_clam(path: Path, facts: Facts) -> Iterator[PeerTiles]:
+def _read_clam(path: Path, facts: Document) -> Iterator[PeerTiles]:
     """Reads the tiles of a save_dir that is also the feat_dir.
 
     Source:
@@ -165,7 +162,7 @@ def _read_clam(path: Path, facts: Facts) -> Iterator[PeerTiles]:
     )
 
 
-def _read_stamp(path: Path, facts: Facts) -> Iterator[PeerTiles]:
+def _read_stamp(path: Path, facts: Document) -> Iterator[PeerTiles]:
     """Reads the tiles of a feature_dir, or of the folder above it.
 
     Source:
@@ -206,7 +203,7 @@ def _read_stamp(path: Path, facts: Facts) -> Iterator[PeerTiles]:
     )
 
 
-def _read_slide2vec(path: Path, facts: Facts) -> Iterator[PeerTiles]:
+def _read_slide2vec(path: Path, facts: Document) -> Iterator[PeerTiles]:
     """Reads the tiles of slide2vec's output folder.
 
     Source:
@@ -240,7 +237,7 @@ def _read_slide2vec(path: Path, facts: Facts) -> Iterator[PeerTiles]:
     yield tiles
 
 
-def _read_array(folder: Path, slide_id: str) -> npt.NDArray[Any]:
+def _read_array(folder: Path, slide_id: str) -> Embeddings:
     """Reads one array (N, D) from an .npz or a .pt without running code from a pickle."""
     import torch
 
@@ -256,7 +253,7 @@ def _read_array(folder: Path, slide_id: str) -> npt.NDArray[Any]:
     return np.asarray(tensor if tensor.dtype == torch.float16 else tensor.float())
 
 
-def _size(width: Any, height: Any) -> Size | None:
+def _size(width: Json, height: Json) -> Size | None:
     return (int(width), int(height)) if width and height else None
 
 

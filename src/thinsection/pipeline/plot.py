@@ -5,7 +5,7 @@ are matplotlib's, in mm. Each function draws on `ax`, or on a new figure, and re
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from thinsection.pipeline.folder import Results, one_address
 from thinsection.report.layers import Layer, Outline, Tiles, Values, colorize, paint
 from thinsection.report.picture import open_picture, picture_files, read_mask
 from thinsection.store.tiles_h5 import TilesFile
+from thinsection.tiles.table import Column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -135,7 +136,10 @@ def _principal_components(
 
 
 def _scatter(
-    ax: "Axes", points: npt.NDArray[np.floating], colors: npt.NDArray[Any], title: str
+    ax: "Axes",
+    points: npt.NDArray[np.floating],
+    colors: npt.NDArray[np.generic],
+    title: str,
 ) -> None:
     """Draws a dot per tile: numbers with a colour bar, words with a legend."""
     if colors.dtype.kind == "f" and len(np.unique(colors)) == 1:
@@ -162,7 +166,7 @@ def _scatter(
 
 def _sample_tiles(
     results: Results, features: str | None, color: str, max_tiles: int
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[Any]]:
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.generic]]:
     """Embeddings of sampled tiles of each slide, and the word or number for their colour."""
     address = one_address(results.features, features, "features")
     embeddings = {}
@@ -189,7 +193,7 @@ def _sample_tiles(
     return np.concatenate(rows), np.concatenate(colors)
 
 
-def _column(table: TilesFile, name: str) -> npt.NDArray[Any]:
+def _column(table: TilesFile, name: str) -> Column:
     """One column of a tile table."""
     if name not in table.columns:
         names = sorted(table.columns)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -17,10 +17,10 @@ from thinsection.errors import OutputError, StoreError
 from thinsection.files.atomic import output_errors
 from thinsection.files.lock import LOCK_NAME, hold, sweep_slide, unfinished
 from thinsection.jobs.execute import execute
-from thinsection.jobs.task import Report, Task
+from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.records import recording
-from thinsection.pipeline.results import LOST_STAGE, SlideResult, Status
+from thinsection.pipeline.results import LOST_STAGE, SlideResult
 from thinsection.pipeline.tables import known_slides, write_tables
 from thinsection.pipeline.task import set_threads
 from thinsection.pool import SlideEncoder, TileLayout, check_fit, load_slide_encoder
@@ -35,7 +35,7 @@ from thinsection.stages.source import Source
 from thinsection.stages.stage import RecordedStage, SlideWork
 from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.tiles_h5 import TilesFile, read_slide_embedding, read_tiles
-from thinsection.types import parse_bytes
+from thinsection.types import Document, parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +48,25 @@ class FeaturesFile:
     # results folder whose ledger lists the file; None for files of other tools
     results: Path | None = None
 
-    def ended(self, status: Status, **more: Any) -> SlideResult:
-        """Result for this slide."""
+    def succeeded(
+        self, status: Literal["done", "skipped"], facts: Document
+    ) -> SlideResult:
+        """Result of a slide that has its embedding."""
         return SlideResult(
-            slide_id=self.slide_id, slide_path=str(self.path), status=status, **more
+            slide_id=self.slide_id,
+            slide_path=str(self.path),
+            status=status,
+            facts=facts,
+        )
+
+    def failed(self, stage: str, error: str) -> SlideResult:
+        """Result of a slide without an embedding."""
+        return SlideResult(
+            slide_id=self.slide_id,
+            slide_path=str(self.path),
+            status="failed",
+            stage=stage,
+            error=error,
         )
 
 
@@ -60,13 +75,13 @@ class PoolingTask(Task[FeaturesFile, SlideResult]):
     """See `Task`: pools some features files in one process, which loads the slide encoder once."""
 
     kind: ClassVar[str] = "aggregate"
-    entry_type: ClassVar[type[Any]] = FeaturesFile
-    result_type: ClassVar[type[Any]] = SlideResult
+    entry_type: ClassVar[type] = FeaturesFile
+    result_type: ClassVar[type] = SlideResult
 
     pooling: PoolingConfig
 
     def __call__(
-        self, entries: Sequence[FeaturesFile], *, on_event: Callable[[Any], None]
+        self, entries: Sequence[FeaturesFile], *, on_event: OnEvent
     ) -> Report[SlideResult]:
         """See `Task.__call__`; a bad file gives a failed result.
 
@@ -87,11 +102,11 @@ class PoolingTask(Task[FeaturesFile, SlideResult]):
             raise
         except Exception as error:  # noqa: BLE001 - the per-slide boundary of pooling
             message = f"{type(error).__name__}: {error}"
-            return file.ended("failed", stage=PoolingStage.title, error=message)
+            return file.failed(PoolingStage.title, message)
 
     def lost(self, entry: FeaturesFile, reason: str) -> SlideResult:
         """See `Task.lost`."""
-        return entry.ended("failed", stage=LOST_STAGE, error=reason)
+        return entry.failed(LOST_STAGE, reason)
 
 
 def aggregate_folder(
@@ -248,11 +263,11 @@ def _pool_recorded(
             slide_encoders={slide_encoder.name: slide_encoder},
         )
         if work.is_done(stage):
-            return file.ended("skipped", facts=facts)
+            return file.succeeded("skipped", facts)
         work.missing = [stage]
         work.check_stale()
         work.perform(stage)
-    return file.ended("done", facts=facts)
+    return file.succeeded("done", facts)
 
 
 def _pool_foreign(
@@ -280,12 +295,12 @@ def _pool_foreign(
         # raised if there is no slide embedding yet
         with contextlib.suppress(StoreError):
             if read_slide_embedding(target).attributes.get("key") == key:
-                return file.ended("skipped", facts=facts)
+                return file.succeeded("skipped", facts)
         pool_tiles(tiles, encoder, target, layout, key=key)
-    return file.ended("done", facts=facts)
+    return file.succeeded("done", facts)
 
 
-def _facts(tiles: TilesFile, warnings: Sequence[str]) -> dict[str, Any]:
+def _facts(tiles: TilesFile, warnings: Sequence[str]) -> Document:
     return {"num_tiles": len(tiles.coords_l0), "warnings": "; ".join(warnings)}
 
 

@@ -93,7 +93,7 @@ def skipped_result(
         stages = stages_of(spec, models or Models())
         claimed = claim_slide(entry, stages, out=out, spec=spec)
         if not (claimed.work.missing or claimed.ledger_is_old):
-            return SlideResult.of(entry, "skipped", facts=claimed.work.facts())
+            return SlideResult.of(entry, "skipped", claimed.work.facts())
     return None
 
 

@@ -272,7 +272,7 @@ class SlideJob:
             # remove the failure record of an earlier run
             with output_errors(self.out):
                 failure_path(self.out, entry.slide_id).unlink(missing_ok=True)
-            result = SlideResult.of(entry, status, facts=dict(end.facts))
+            result = SlideResult.of(entry, status, dict(end.facts))
         self._close_slide(entry, result)
 
     def _close_slide(self, entry: SlideEntry, result: SlideResult) -> None:

@@ -1,8 +1,8 @@
 """Tables and page for a folder's quality control: qc_NAME.csv and qc_NAME.html."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from thinsection.config import coerce
 from thinsection.errors import ConfigError
@@ -26,6 +26,7 @@ from thinsection.stages.masks import QcStage
 from thinsection.stages.spec import RunSpec
 from thinsection.store.ledger import SLIDES
 from thinsection.store.tile_tables import TILES
+from thinsection.types import Document
 
 QcRow = dict[str, Score]
 
@@ -83,32 +84,41 @@ def qc_rows(slides: Sequence[KnownSlide], stage: QcStage) -> list[QcRow]:
 def _qc_columns(slide: KnownSlide, path: Path) -> QcRow:
     """Status, warnings and scores of a slide; empty if quality control did not check it."""
     try:
-        document = _qc_document(path)
+        checked = _read_checked(path)
     except ConfigError as damage:  # only this slide is damaged; other rows stay
         return {"status": "failed", "warnings": f"{QC_JSON} is damaged: {damage}"}
-    if document is not None:
-        columns: QcRow = {"status": "done"} | document["facts"] | document["scores"]
-        columns["warnings"] = "|".join(document["warnings"])
+    if checked is not None:
+        columns: QcRow = {"status": "done", **checked.facts, **checked.scores}
+        columns["warnings"] = "|".join(checked.warnings)
         return columns
     if slide.failure is not None and slide.failure.status == "failed":
         return {"status": "failed", "warnings": slide.failure.error}
     return {}
 
 
-def _qc_document(path: Path) -> dict[str, Any] | None:
-    """Parts of a qc.json after a check. Raises ConfigError: it is damaged."""
+@dataclass(frozen=True, kw_only=True)
+class _Checked:
+    """Parts of a qc.json."""
+
+    facts: Document
+    scores: Document
+    warnings: tuple[str, ...]
+
+
+def _read_checked(path: Path) -> _Checked | None:
+    """Reads a qc.json; None if there is none of this format. Raises ConfigError: it is damaged."""
     try:
         content = read_json(path)
     except (OSError, ValueError):
         return None
-    document: dict[str, Any] = coerce(content, dict[str, Any], QC_JSON)
+    document = coerce(content, Document, QC_JSON)
     if document.get("format") != QC_FORMAT:
         return None
-    return {
-        "facts": coerce(document.get("facts"), dict[str, Any], "facts"),
-        "scores": coerce(document.get("scores"), dict[str, Any], "scores"),
-        "warnings": coerce(document.get("warnings"), tuple[str, ...], "warnings"),
-    }
+    return _Checked(
+        facts=coerce(document.get("facts"), Document, "facts"),
+        scores=coerce(document.get("scores"), Document, "scores"),
+        warnings=coerce(document.get("warnings"), tuple[str, ...], "warnings"),
+    )
 
 
 def _measured_columns(

@@ -6,10 +6,8 @@ write. Therefore a script imports the files into any project that contains the s
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from thinsection.errors import StoreError
 from thinsection.files.atomic import write_text
@@ -21,7 +19,8 @@ from thinsection.pipeline.folder import (
     one_address,
     open_results,
 )
-from thinsection.store.geojson import tile_features, write_features
+from thinsection.store.geojson import Feature, tile_features, write_features
+from thinsection.tiles.table import Column
 
 # prefix of class columns -> smallest value; the largest value gives the class of a tile
 _CLASS_COLUMNS = {"score_": 0.0, "class_": 0.5}
@@ -87,9 +86,7 @@ def _groovy(text: str) -> str:
     return f"'{escaped}'"
 
 
-def _features(
-    results: Results, slide_id: str, grid: str | None
-) -> list[dict[str, Any]]:
+def _features(results: Results, slide_id: str, grid: str | None) -> list[Feature]:
     """Outlines that a slide's grid is based on, and its tiles; without a grid, all outlines."""
     stages = results.ledgers[slide_id].stages
     tiles = stages.get(f"{grid}/tiles")
@@ -99,7 +96,7 @@ def _features(
         addresses = []
         for need in tiles.needs:
             addresses += [*stages[need].needs, need]
-    features: list[dict[str, Any]] = []
+    features: list[Feature] = []
     for address in addresses:
         for name in stages[address].files:
             if name.endswith(".geojson"):
@@ -111,7 +108,7 @@ def _features(
     return features
 
 
-def _tile_classes(columns: Mapping[str, npt.NDArray[Any]]) -> list[str]:
+def _tile_classes(columns: Mapping[str, Column]) -> list[str]:
     """Class of each tile, '' for no class; [] if no column gives classes."""
     for prefix, least in _CLASS_COLUMNS.items():
         shares_by_class = {}

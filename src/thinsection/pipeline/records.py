@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import thinsection
 from thinsection.config import coerce
@@ -23,7 +22,7 @@ from thinsection.errors import StoreError
 from thinsection.files.atomic import output_errors, write_json, write_text
 from thinsection.files.json_text import parse_json
 from thinsection.store.ledger import check_kinds
-from thinsection.types import PlainValues
+from thinsection.types import Document, PlainValues
 from thinsection.usage.analysis import Efficiency, analyse
 from thinsection.usage.monitor import read_usage
 from thinsection.usage.page import efficiency_page
@@ -38,9 +37,9 @@ _KINDS = {
     "started": str,
     "command": str,
     "host": str,
-    "config": dict[str, Any],
+    "config": dict[str, object],
     "counts": dict[str, int],
-    "models": dict[str, Any],
+    "models": dict[str, object],
 }
 
 
@@ -49,7 +48,7 @@ class Record:
     """Record of one invocation."""
 
     folder: Path  # OUT/records/NAME
-    document: PlainValues  # content of run.json
+    document: Document  # content of run.json
 
     @classmethod
     def read(cls, folder: Path) -> "Record":
@@ -57,7 +56,7 @@ class Record:
         path = folder / RECORD_NAME
         try:
             text = path.read_text(encoding="utf-8")
-            document = coerce(parse_json(text), dict[str, Any], RECORD_NAME)
+            document = coerce(parse_json(text), dict[str, object], RECORD_NAME)
             check_kinds(document, _KINDS, RECORD_NAME)
         except (OSError, ValueError) as error:
             raise StoreError(
@@ -66,7 +65,7 @@ class Record:
         return cls(folder, document)
 
     @property
-    def deciding_settings(self) -> dict[str, Any]:
+    def deciding_settings(self) -> dict[str, object]:
         """Settings that decide the results, by section."""
         config = self.document.get("config", {})
         return {

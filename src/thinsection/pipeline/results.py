@@ -3,7 +3,7 @@
 import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from thinsection.config import from_mapping
 from thinsection.errors import QcExclusion
@@ -11,6 +11,7 @@ from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
 from thinsection.slide.cohort import SlideEntry
 from thinsection.store.ledger import FAILURE_NAME, SLIDES
+from thinsection.types import Document
 
 LOST_STAGE = "worker"
 
@@ -28,18 +29,20 @@ class SlideResult:
     # stage of the failure: open, tissue, qc, tile, decode, encode, aggregate, ...
     stage: str = ""
     error: str = ""  # message in one line; '' unless the slide failed
-    facts: dict[str, Any] = field(default_factory=dict)  # facts for the summary
+    facts: Document = field(default_factory=dict)  # facts for the summary
     # seconds since the slide before it ended, as slides overlap; 0 if unknown
     seconds: float = field(default=0.0, compare=False)
 
     @classmethod
-    def of(cls, entry: SlideEntry, status: Status, **more: Any) -> "SlideResult":
-        """Result of a slide of the cohort."""
-        num_tiles = more.get("facts", {}).get("num_tiles")
-        if status in ("done", "skipped") and num_tiles == 0:
+    def of(cls, entry: SlideEntry, status: Status, facts: Document) -> "SlideResult":
+        """Result of a slide of the cohort that did not fail."""
+        if status in ("done", "skipped") and facts.get("num_tiles") == 0:
             status = "empty"
         return cls(
-            slide_id=entry.slide_id, slide_path=entry.slide_path, status=status, **more
+            slide_id=entry.slide_id,
+            slide_path=entry.slide_path,
+            status=status,
+            facts=facts,
         )
 
 
@@ -62,7 +65,7 @@ def describe(result: SlideResult) -> str:
     return f"{name}: done{_counts(facts)}{warning}"
 
 
-def _counts(facts: dict[str, Any]) -> str:
+def _counts(facts: Document) -> str:
     """Counts of a slide for the end of a line: ', 120 tiles, H&E'."""
     parts = []
     if facts.get("num_tiles") is not None:
@@ -96,7 +99,13 @@ def record_failure(
         "traceback": "".join(traceback.format_exception(error)),
     }
     write_json(failure_path(out, entry.slide_id), document)
-    return SlideResult.of(entry, status, stage=stage, error=message)
+    return SlideResult(
+        slide_id=entry.slide_id,
+        slide_path=entry.slide_path,
+        status=status,
+        stage=stage,
+        error=message,
+    )
 
 
 def failure_path(out: Path, slide_id: str) -> Path:

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import thinsection
 from thinsection.errors import DiskSpaceError, StoreError, ThinsectionError
@@ -72,10 +71,10 @@ def run(
     *,
     out: str | Path,
     config: RunConfig | None = None,
-    executor: Any = None,
+    executor: object = None,
     on_event: OnEvent = lambda event: None,
     on_message: OnMessage = lambda text: None,
-    **settings: Any,
+    **settings: object,
 ) -> RunSummary:
     """Takes slides from files to embeddings, and resumes earlier runs.
 
@@ -119,7 +118,7 @@ def _run_at_url(
     spec: RunSpec,
     listeners: Listeners,
     *,
-    executor: Any,
+    executor: object,
 ) -> RunSummary:
     """Runs with results at a URL, where each slide is uploaded as it ends."""
     from thinsection.pipeline.remote_out import uploads_to
@@ -149,7 +148,7 @@ def _run_in_folder(
     spec: RunSpec,
     listeners: Listeners,
     *,
-    executor: Any = None,
+    executor: object = None,
 ) -> RunSummary:
     """Runs with checked settings in an existing folder."""
     task = make_task(out, spec)
@@ -159,7 +158,7 @@ def _run_in_folder(
     try:
         with output_errors(out):
             finished = finished_report(out, Record.read(task.record), entries, spec)
-            facts: dict[str, Any] = {}
+            facts: PlainValues = {}
             if finished is None and executor is None and spec.executor.in_process:
                 # raise errors of settings and weights before any slide is read
                 facts = _load_encoders(task, listeners.on_message)
@@ -187,7 +186,7 @@ def _run_in_folder(
         raise
 
 
-def _load_encoders(task: RunTask, on_message: OnMessage) -> dict[str, Any]:
+def _load_encoders(task: RunTask, on_message: OnMessage) -> PlainValues:
     """Loads the encoders into this process; returns facts for the record of resource use."""
     if task.spec.encoding.encoders:
         on_message(f"loading {', '.join(task.spec.encoding.encoders)}")
@@ -200,7 +199,7 @@ def _execute(
     listeners: Listeners,
     reports: list[Report[SlideResult]],
     *,
-    executor: Any,
+    executor: object,
     facts: PlainValues,
 ) -> None:
     """Works on the entries, adds the reports to `reports`, and records the resource use."""

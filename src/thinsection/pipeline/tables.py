@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from thinsection.files.atomic import write_table
 from thinsection.pipeline.results import (
@@ -16,7 +15,7 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.facts import OF_COHORTS, ledger_facts
 from thinsection.store.claims import equal_slides
 from thinsection.store.ledger import FAILURE_NAME, SLIDES, SlideLedger, load_ledgers
-from thinsection.types import PlainValues
+from thinsection.types import Document, PlainValues
 
 SUMMARY_COLUMNS = (
     "slide_id",
@@ -114,7 +113,7 @@ def write_tables(
     equal = equal_slides(slide.ledger for slide in slides)
     equal_to = {slide_id: ids for ids in equal for slide_id in ids}
     waiting_ids = {entry.slide_id for entry in waiting}
-    rows: list[dict[str, Any]] = []
+    rows: list[Document] = []
     failed = []
     for slide in slides:
         waits = slide.slide_id in waiting_ids
@@ -141,7 +140,7 @@ def write_tables(
 
 def _summary_rows(
     slide: KnownSlide, equal_ids: Sequence[str], *, waits: bool
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Document]:
     """Rows of a slide in summary.csv, one per grid."""
     others = [slide_id for slide_id in equal_ids if slide_id != slide.slide_id]
     note = f"the same content as {', '.join(others)}" if others else ""
@@ -163,7 +162,7 @@ def _status(slide: KnownSlide, grid_row: PlainValues, *, waits: bool) -> str:
     return "empty" if grid_row.get("num_tiles") == 0 else "done"
 
 
-def grid_rows(ledger: SlideLedger) -> Iterator[dict[str, Any]]:
+def grid_rows(ledger: SlideLedger) -> Iterator[Document]:
     """Facts of a slide, with one row per tile grid, and one row for a slide without grids.
 
     Columns `features` and `slide_features` list the folders with these prefixes; `also` lists

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from thinsection.config import from_mapping
 from thinsection.errors import ClusterError
@@ -34,7 +34,7 @@ from thinsection.stages.spec import RunSpec
 from thinsection.store.ledger import SlideLedger, load_ledger
 from thinsection.stream import StageClock
 from thinsection.stream.budget import CHANNELS, MAX_SCRATCH, MIN_SLOTS
-from thinsection.types import parse_bytes
+from thinsection.types import PlainValues, parse_bytes
 from thinsection.usage.monitor import resource_monitor
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ class RunTask(Task[SlideEntry, SlideResult]):
     """See `Task`: slides up to the last result of a run, for `run`, `segment` and `qc`."""
 
     kind: ClassVar[str] = "run"
-    entry_type: ClassVar[type[Any]] = SlideEntry
-    result_type: ClassVar[type[Any]] = SlideResult
-    event_type: ClassVar[type[Any] | None] = RunEvent
+    entry_type: ClassVar[type] = SlideEntry
+    result_type: ClassVar[type] = SlideResult
+    event_type: ClassVar[type | None] = RunEvent
     streams: ClassVar[bool] = True
 
     out: Path  # results folder, absolute, on a file system that every worker sees
@@ -116,9 +116,9 @@ class RunTask(Task[SlideEntry, SlideResult]):
         files = [name for name in encoding.named_files if Path(name).is_file()]
         return load_models(encoding, file_stamps(files))
 
-    def facts(self, models: LoadedModels) -> dict[str, Any]:
+    def facts(self, models: LoadedModels) -> PlainValues:
         """Settings that explain a resource record."""
-        facts: dict[str, Any] = {"device": "cpu", "precision": None, "engine": None}
+        facts: dict[str, object] = {"device": "cpu", "precision": None, "engine": None}
         if models.encoders:
             first = models.encoders[0]
             facts["device"] = str(first.device)
@@ -130,9 +130,9 @@ class RunTask(Task[SlideEntry, SlideResult]):
 
     def on_worker(self, *, threads: int, monitored: bool) -> Self:
         """See `Task.on_worker`; 0 threads change nothing."""
-        spec = self.spec.with_stream(
-            decode_threads=self.spec.stream.decode_threads or threads
-        )
+        stream = self.spec.stream
+        stream = replace(stream, decode_threads=stream.decode_threads or threads)
+        spec = replace(self.spec, stream=stream)
         return replace(self, spec=spec, threads=threads, monitored=monitored)
 
     def smaller(self) -> Self:
@@ -145,10 +145,13 @@ class RunTask(Task[SlideEntry, SlideResult]):
         least = MIN_SLOTS * batch_bytes + MAX_SCRATCH
         memory = parse_bytes(self.spec.stream.memory)
         smaller_memory = min(memory, max(least, memory // 2))
-        spec = self.spec.with_stream(
-            memory=str(smaller_memory), decode_threads=1, prefetch_slides=1
+        stream = replace(
+            self.spec.stream,
+            memory=str(smaller_memory),
+            decode_threads=1,
+            prefetch_slides=1,
         )
-        return replace(self, spec=spec)
+        return replace(self, spec=replace(self.spec, stream=stream))
 
     def lost(self, entry: SlideEntry, reason: str) -> SlideResult:
         """Records a slide that ends every worker; if this run finished it, it stays done."""

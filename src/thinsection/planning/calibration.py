@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import simplejpeg
@@ -33,6 +33,7 @@ from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.atomic import TMP_MARK, write_json
 from thinsection.machine import cpu_count, cpu_model
 from thinsection.qc.checks.artefact_maps import artefact_maps
+from thinsection.types import Document
 
 _FILE = "plan.json"
 _DECODE_S = 0.5  # CPU-seconds for the measurement of decoding
@@ -119,7 +120,7 @@ def keep(calibration: Calibration) -> None:
     write_json(user_cache_dir() / _FILE, document)
 
 
-def _kept() -> dict[str, Any]:
+def _kept() -> Document:
     try:
         document = json.loads((user_cache_dir() / _FILE).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):  # a damaged cache is measured again

@@ -17,7 +17,7 @@ memory, with the driver's context and two batches in transfer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from thinsection.config import nearest
 from thinsection.errors import ConfigError
@@ -258,8 +258,8 @@ class Planner:
     ) -> dict[str, int]:
         """Memory of decoded tiles and of their embeddings."""
         workers = self.spec.stream.decode_threads or cpus
-        spec = self.spec.with_stream(decode_threads=workers)
-        budget = spec.stream_budget(self.batch_size)
+        stream = replace(self.spec.stream, decode_threads=workers)
+        budget = replace(self.spec, stream=stream).stream_budget(self.batch_size)
         num_tiles = sum(slide.num_tiles for slide in slides)
         most_tiles = max(slide.num_tiles for slide in slides)
         batches = sum(-(-slide.num_tiles // self.batch_size) for slide in slides)

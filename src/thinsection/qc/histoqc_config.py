@@ -13,8 +13,9 @@ from pathlib import Path
 from thinsection.config import nearest, read_toml
 from thinsection.errors import ConfigError, rewording
 from thinsection.qc.checks.pixel_model import check_features
-from thinsection.qc.pipeline import Pipeline, Table, pipeline_from_mapping
+from thinsection.qc.pipeline import Pipeline, pipeline_from_mapping
 from thinsection.slide.geometry import nominal_mpp
+from thinsection.types import Document, Json
 
 Section = Mapping[str, str]  # of HistoQC's config: key -> text
 
@@ -35,7 +36,7 @@ _MASKS = {
 _OWN_MODELS = {"pen/": "pen", "models/coverslip": "coverslip"}
 # Limits of our model of the coverslip, in place of HistoQC's.
 _COVERSLIP_LIMITS = {"threshold": 0.8, "min_elongation": 8.0}
-_EMPTY_STEP: Table = {
+_EMPTY_STEP: Document = {
     "kind": "",
     "keys": {},
     "fixed": {},
@@ -55,7 +56,7 @@ _TRUTHS = {
 
 
 @cache
-def _steps() -> dict[str, Table]:
+def _steps() -> dict[str, Document]:
     """HistoQC's function -> its check; the file's first lines explain a table."""
     tables = read_toml(Path(__file__).with_name("histoqc_steps.toml"))
     return {function: {**_EMPTY_STEP, **table} for function, table in tables.items()}
@@ -75,7 +76,7 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
     parser = _read_ini(path)
     sections = {name: dict(parser[name]) for name in parser.sections()}
     notes: list[str] = []
-    checks: dict[str, Table] = {}
+    checks: dict[str, Document] = {}
     for step in parser.get("pipeline", "steps").split():
         check = _convert_step(step, sections.get(step, {}), path.parent, notes)
         if check is None:
@@ -122,7 +123,7 @@ def _read_ini(path: Path) -> configparser.ConfigParser:
 
 def _convert_step(
     step: str, section: Section, folder: Path, notes: list[str]
-) -> Table | None:
+) -> Document | None:
     """One step as a [[check]] table; None if there is nothing to check."""
     function, _, label = step.partition(":")
     if function not in _steps():
@@ -144,7 +145,7 @@ def _convert_step(
     return {"kind": table["kind"], **values}
 
 
-def _settings(function: str, section: Section, step: str = "") -> Table:
+def _settings(function: str, section: Section, step: str = "") -> Document:
     """Our settings of a section; a key or value that cannot be carried over is refused."""
     step = step or function
     table = _steps()[function]
@@ -152,7 +153,7 @@ def _settings(function: str, section: Section, step: str = "") -> Table:
     if table["kind"]:
         keys = {**_STATISTICS, **keys}
     _refuse_other_keys(step, section, table, keys)
-    values: Table = {}
+    values: Document = {}
     for key, (setting, reading, *default) in keys.items():
         text = section.get(key, *default)
         if text is None:
@@ -166,7 +167,9 @@ def _settings(function: str, section: Section, step: str = "") -> Table:
     return values
 
 
-def _refuse_other_keys(step: str, section: Section, table: Table, keys: Table) -> None:
+def _refuse_other_keys(
+    step: str, section: Section, table: Document, keys: Document
+) -> None:
     fixed = table["fixed"]
     known = (*keys, *fixed, *table["ignored"])
     for key, text in section.items():
@@ -182,7 +185,7 @@ def _refuse_other_keys(step: str, section: Section, table: Table, keys: Table) -
             raise ConfigError(f"unknown key {key!r} in [{step}]{nearest(key, known)}")
 
 
-def _read_value(text: str, reading: str) -> bool | float | str | list[str]:
+def _read_value(text: str, reading: str) -> Json:
     """A value of HistoQC's config as our setting; ValueError where it is none."""
     match reading:
         case "truth":
@@ -223,7 +226,7 @@ def _same_value(text: str, wanted: str) -> bool:
     return _TRUTHS.get(letters, letters) == _TRUTHS.get(wanted_letters, wanted_letters)
 
 
-def _find_templates(texts: list[str], folder: Path, notes: list[str]) -> Table:
+def _find_templates(texts: list[str], folder: Path, notes: list[str]) -> Document:
     """Settings of template pictures: those that are here, and the stems of the others."""
     paths = {text: _find_file(text, folder) for text in texts}
     absent = [Path(text).stem for text, path in paths.items() if path is None]
@@ -237,8 +240,8 @@ def _find_templates(texts: list[str], folder: Path, notes: list[str]) -> Table:
 
 
 def _convert_examples(
-    texts: list[str], values: Table, folder: Path, notes: list[str]
-) -> Table:
+    texts: list[str], values: Document, folder: Path, notes: list[str]
+) -> Document:
     """Settings for HistoQC's examples (image:mask).
 
     Either our two lists of pictures, or a built-in model in place of HistoQC's.
@@ -275,7 +278,7 @@ def _convert_examples(
         f"{model!r}, trained on generated pictures, takes their place"
     )
     # the model has features of its own, whatever HistoQC's were
-    settings: Table = {"model": model, "features": []}
+    settings: Document = {"model": model, "features": []}
     if model == "coverslip":
         settings |= _COVERSLIP_LIMITS
     return settings

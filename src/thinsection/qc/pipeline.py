@@ -14,7 +14,6 @@ from thinsection.config import (
     toml_value,
 )
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.files.json_text import Json
 from thinsection.qc.checks.artefacts import Bubbles, Dirt, Folds, Ink
 from thinsection.qc.checks.by_example import ExampleCheck
 from thinsection.qc.checks.check import QcCheck, Statistics
@@ -45,8 +44,8 @@ from thinsection.qc.checks.measures import (
 )
 from thinsection.qc.checks.tissue import Tissue
 from thinsection.registry import Entry, Registry
+from thinsection.types import Document, PlainValues
 
-Table = dict[str, Json]  # of a TOML file, which holds what JSON does
 WorkFrom = Literal["objective_power", "mpp"]
 Usable = Literal["absolute", "relative2image"]
 
@@ -119,7 +118,7 @@ class Pipeline:
     # in order; names are unique
     checks: tuple[QcCheck, ...] = ()
     # measured stain -> name of a check after it -> settings that are other for that stain
-    variants: Mapping[str, Mapping[str, Table]] = field(default_factory=dict)
+    variants: Mapping[str, Mapping[str, Document]] = field(default_factory=dict)
 
     @property
     def image_mpps(self) -> list[float]:
@@ -139,7 +138,7 @@ class Pipeline:
         """The check with its settings for a stain."""
         return replace(check, **self.variants.get(stain, {}).get(check.name, {}))
 
-    def as_mapping(self) -> Table:
+    def as_mapping(self) -> Document:
         """Plain values, as the TOML file would hold them."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         del plain["checks"]
@@ -191,7 +190,7 @@ def dump_pipeline(pipeline: Pipeline) -> str:
     return "\n".join(lines) + "\n"
 
 
-def pipeline_from_mapping(data: Mapping[str, Json]) -> Pipeline:
+def pipeline_from_mapping(data: Document) -> Pipeline:
     """The pipeline of a TOML file's tables; ConfigError as of `load_pipeline`."""
     types = dict(field_types(Pipeline))
     del types["checks"]
@@ -200,17 +199,18 @@ def pipeline_from_mapping(data: Mapping[str, Json]) -> Pipeline:
     for key in data:
         if key not in keys:
             raise ConfigError(f"unknown qc key {key!r}{nearest(key, keys)}")
-    values = {
-        key: coerce(data[key], kind, key) for key, kind in types.items() if key in data
-    }
     tables = data.get("check")
-    if "name" not in values or not isinstance(tables, list) or not tables:
+    if "name" not in data or not isinstance(tables, list) or not tables:
         raise ConfigError(
             "qc pipeline must have a name and at least one [[check]] table"
         )
-    variants = coerce(data.get("variant", {}), dict[str, dict[str, Table]], "variant")
+    variants = coerce(
+        data.get("variant", {}), dict[str, dict[str, Document]], "variant"
+    )
     checks = tuple(check_from_mapping(table) for table in tables)
-    pipeline = Pipeline(**values, checks=checks, variants=variants)
+    settings = {key: value for key, value in data.items() if key in types}
+    pipeline = from_mapping(Pipeline, settings)
+    pipeline = replace(pipeline, checks=checks, variants=variants)
     if pipeline.work_mpp <= 0:
         raise ConfigError(f"work_mpp must be > 0, got {pipeline.work_mpp}")
     _check_variants(pipeline)
@@ -245,7 +245,7 @@ def _check_names(names: list[str]) -> None:
             )
 
 
-def check_from_mapping(data: Mapping[str, Json]) -> QcCheck:
+def check_from_mapping(data: Document) -> QcCheck:
     """One [[check]] table as a check.
 
     Raises:
@@ -263,7 +263,7 @@ def check_from_mapping(data: Mapping[str, Json]) -> QcCheck:
     return from_mapping(cls, settings, where=f"{kind}.")
 
 
-def pipeline_identity(pipeline: Pipeline) -> dict[str, object]:
+def pipeline_identity(pipeline: Pipeline) -> PlainValues:
     """Plain values that decide its answers; pictures by size and modification time."""
     pictures: list[list[int]] = []
     for check in pipeline.checks:

@@ -11,7 +11,6 @@ import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -24,6 +23,7 @@ from thinsection.report.layers import Outline, paint
 from thinsection.report.picture import Picture, picture_files, read_mask
 from thinsection.report.sheets import CELL, drop_sheets, write_sheets
 from thinsection.store.ledger import SLIDES
+from thinsection.types import Document
 
 INDEX = "index.html"
 RUNS = "records/runs.js"
@@ -50,7 +50,6 @@ _TABLES: dict[str, tuple[str, ...]] = {
 }
 _EXPERIMENT = ("name", "task", "target", "metric", "value", "interval", "date")
 # JSON values that the page displays
-Document = dict[str, Any]
 
 
 def write_index(out: Path, *, draw_thumbnails: bool = True) -> None:

@@ -4,9 +4,9 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from PIL import Image
@@ -19,6 +19,7 @@ from thinsection.report import verdict as verdicts
 from thinsection.report.index import THUMBNAILS
 from thinsection.report.sheets import Place, drop_sheets, write_sheets
 from thinsection.report.verdict import VerdictRule, load_rules
+from thinsection.types import PlainValues
 
 # scores of one slide, by column name
 Row = Mapping[str, Score]
@@ -174,9 +175,9 @@ def write_qc_sheet(
         lines=lines,
         groups=[(group, len(list(columns))) for group, columns in groups],
         rules=[f"{rule.verdict}: {rule.words} ({rule.rule})" for rule in rules],
-        counts=Counter(line["verdict"] for line in lines),
+        counts=Counter(line.verdict for line in lines),
         points=[_plot_point(row) for row in judged if row["status"] != "failed"],
-        num_outliers=sum(line["num_outliers"] > 0 for line in lines),
+        num_outliers=sum(line.num_outliers > 0 for line in lines),
     )
     write_text(path, page)
     drop_sheets(path.parent / THUMBNAILS, path.stem, page)
@@ -192,9 +193,33 @@ def _write_thumbnails(path: Path, rows: Sequence[Row]) -> dict[str, Place]:
     return write_sheets(path.parent / THUMBNAILS, path.stem, overlays, Image.open)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Cell:
+    """Value in a row of the page."""
+
+    text: str
+    sort: str  # value by which the column is sorted
+    outlier: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PageLine:
+    """Row of the page: one slide."""
+
+    verdict: str
+    why: str
+    slide_id: str
+    failed: bool
+    warnings: list[str]
+    thumb: Place | None
+    pictures: list[tuple[str, str]]  # name and URL
+    cells: list[_Cell]
+    num_outliers: int
+
+
 def _page_line(
     row: Row, usual: Mapping[str, Usual], folder: Path, thumbnail: Place | None
-) -> dict[str, Any]:
+) -> _PageLine:
     """Values of a slide for the page's template."""
     cells = [_cell(row.get(name), usual[name]) for name in usual]
     pictures = picture_folder(row)
@@ -205,32 +230,32 @@ def _page_line(
         sheet, x, y = thumbnail
         # the page displays thumbnails at half their size
         thumbnail = (quote(sheet), x // 2, y // 2)
-    return {
-        "verdict": row["verdict"],
-        "why": row["why"],
-        "slide_id": str(row["slide_id"]),
-        "failed": row["status"] == "failed",
-        "warnings": [text for text in str(row.get("warnings", "")).split("|") if text],
-        "thumb": thumbnail,
-        "pictures": [
+    return _PageLine(
+        verdict=str(row["verdict"]),
+        why=str(row["why"]),
+        slide_id=str(row["slide_id"]),
+        failed=row["status"] == "failed",
+        warnings=[text for text in str(row.get("warnings", "")).split("|") if text],
+        thumb=thumbnail,
+        pictures=[
             (name, quote(f"{pictures}/{name}.png")) for name in [*first, *others]
         ],
-        "cells": cells,
-        "num_outliers": sum(cell["outlier"] for cell in cells),
-    }
+        cells=cells,
+        num_outliers=sum(cell.outlier for cell in cells),
+    )
 
 
-def _cell(value: Score | None, usual: Usual) -> dict[str, Any]:
-    """Text, sort key, and whether a value is an outlier."""
+def _cell(value: Score | None, usual: Usual) -> _Cell:
+    """Cell of a value."""
     if value is None or isinstance(value, str):
-        return {"text": value or "", "sort": "", "outlier": False}
+        return _Cell(text=value or "", sort="", outlier=False)
     text = f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
-    return {"text": text, "sort": repr(value), "outlier": is_outlier(value, usual)}
+    return _Cell(text=text, sort=repr(value), outlier=is_outlier(value, usual))
 
 
-def _plot_point(row: Row) -> dict[str, Any]:
+def _plot_point(row: Row) -> PlainValues:
     """Values of a slide in the page's plots of batches."""
-    point: dict[str, Any] = {
+    point: dict[str, object] = {
         "slide": str(row["slide_id"]),
         "scanner": str(row.get("type", "")),
         "folder": Path(str(row["slide_path"])).parent.name,

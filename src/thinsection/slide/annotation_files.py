@@ -18,8 +18,8 @@ from PIL import Image
 from thinsection.arrays.polygons import mask_outlines
 from thinsection.errors import InvalidInputError, rewording
 from thinsection.files.atomic import read_table
-from thinsection.files.json_text import Json, parse_json
-from thinsection.types import MaskFrame, Size
+from thinsection.files.json_text import parse_json
+from thinsection.types import Json, MaskFrame, Size
 
 if TYPE_CHECKING:
     from shapely import Polygon

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from thinsection.config import option
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.files.json_text import Json
 from thinsection.slide.annotation_files import SUFFIXES, read_shapes
 from thinsection.slide.cohort import SlideEntry
-from thinsection.types import Size
+from thinsection.types import Json, Size
 
 if TYPE_CHECKING:
     from shapely import Geometry, Polygon

@@ -1,23 +1,23 @@
 """Facts of a slide for its ledger, the summary and the pages, as plain values."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.store.ledger import SlideLedger
+from thinsection.types import Document
 
 OF_COHORTS = ("patient_id", "label", "split")
 
 
-def slide_facts(slide: Slide, entry: SlideEntry, ledger: SlideLedger) -> dict[str, Any]:
+def slide_facts(slide: Slide, entry: SlideEntry, ledger: SlideLedger) -> Document:
     """Facts of an opened slide, without the columns that the ledger copies from the cohort."""
     mpp_x, mpp_y = slide.slide_mpp or (None, None)
     levels = [
         {"size": list(level.size), "downsample": level.downsample}
         for level in slide.levels
     ]
-    facts: dict[str, Any] = {
+    facts: Document = {
         "slide_id": entry.slide_id,
         "slide_path": entry.slide_path,
         "reader": slide.reader,
@@ -36,9 +36,9 @@ def slide_facts(slide: Slide, entry: SlideEntry, ledger: SlideLedger) -> dict[st
     return facts
 
 
-def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> dict[str, Any]:
+def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> Document:
     """Facts of the slide and of its stages; later stages win, and warnings are joined."""
-    merged: dict[str, Any] = {}
+    merged: Document = {}
     warnings = [ledger.damage]
     recorded = [ledger.stages[name] for name in addresses if name in ledger.stages]
     for facts in (ledger.slide, *(record.facts for record in recorded)):
@@ -48,7 +48,7 @@ def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> dict[str, Any
     return merged | {"warnings": "; ".join(different)}
 
 
-def cohort_facts(entry: SlideEntry, ledger: SlideLedger) -> dict[str, Any]:
+def cohort_facts(entry: SlideEntry, ledger: SlideLedger) -> Document:
     """Columns of the cohort; `more` keeps columns that only an earlier cohort had."""
     facts = {name: getattr(entry, name) for name in OF_COHORTS}
     facts = {name: value for name, value in facts.items() if value is not None}

@@ -5,18 +5,17 @@ import json
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from thinsection.files.atomic import atomic_path, link_or_copy
 from thinsection.slide.resize import resample_filter
 from thinsection.stages.labels import join_label, variant
-from thinsection.stages.reuse import KnownRows, RowMerger, read_known_rows
+from thinsection.stages.reuse import Block, KnownRows, RowMerger, read_known_rows
 from thinsection.stages.stage import AnyStage, Output, SlideWork, TileStage
 from thinsection.stages.tiles import TilesStage
-from thinsection.store.tiles_h5 import TilesFile, TilesWriter, read_tiles
+from thinsection.store.tiles_h5 import Embeddings, TilesFile, TilesWriter, read_tiles
 from thinsection.tiles import TileTable
 from thinsection.tiles.transforms import StainConfig, StainLook
 from thinsection.types import CoordsL0, PlainValues
@@ -67,7 +66,7 @@ class FeaturesStage(TileStage[TilesFile]):
         }
 
     @property
-    def attributes(self) -> dict[str, str]:
+    def attributes(self) -> dict[str, object]:
         """Attributes of the file that name its encoder."""
         attributes = {
             "encoder" if name == "name" else name: value
@@ -140,7 +139,7 @@ class FeaturesStage(TileStage[TilesFile]):
         return read_tiles(work.path(self.file(work.entry.slide_id)))
 
 
-def deciding(identity: PlainValues) -> dict[str, Any]:
+def deciding(identity: PlainValues) -> PlainValues:
     """Part of an encoder's identity that decides a result.
 
     The hash covers every weight, so the revision of the weights is only recorded. So is the
@@ -222,9 +221,7 @@ class OpenResult:
         self._tmp = self._stack.enter_context(atomic_path(work.path(self._name)))
         self._writer: TilesWriter | None = None
 
-    def append(
-        self, coords_l0: CoordsL0, values: npt.NDArray[np.floating[Any]]
-    ) -> None:
+    def append(self, coords_l0: CoordsL0, values: Embeddings) -> None:
         """Adds the embeddings (b, D) or tokens (b, T, C) of the encoder's next tiles."""
         writer = self._open(values.shape[1:])
         if self._merger is None:
@@ -234,7 +231,7 @@ class OpenResult:
 
     def close(
         self, empty_shape: tuple[int, ...], warnings: Sequence[str] = ()
-    ) -> Output[Any]:
+    ) -> Output[None]:
         """Moves the finished file to its place.
 
         Args:
@@ -249,7 +246,7 @@ class OpenResult:
         writer.close()
         work.remove_outdated(self.stage)
         self._stack.close()  # fsync and rename
-        facts: dict[str, Any] = {"dim": writer.shape[-1], **features.attributes}
+        facts: dict[str, object] = {"dim": writer.shape[-1], **features.attributes}
         facts["warnings"] = "; ".join(warnings)
         if self.stage is features:
             table = work.value(features.tiles)
@@ -277,8 +274,6 @@ class OpenResult:
         return self._writer
 
 
-def _append_blocks(
-    writer: TilesWriter, blocks: Iterable[tuple[CoordsL0, npt.NDArray[Any]]]
-) -> None:
+def _append_blocks(writer: TilesWriter, blocks: Iterable[Block]) -> None:
     for coords_l0, values in blocks:
         writer.append(coords_l0, values)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.files.atomic import safe_cell
 from thinsection.registry import Entry, Registry
+from thinsection.tiles.table import Column
 from thinsection.types import CoordsL0
 
 
@@ -28,7 +28,7 @@ class EmbeddingTable:
     label: str | None
     coords_l0: CoordsL0  # int64 (N, 2)
     tile_embeddings: npt.NDArray[np.floating]  # float32 or float16 (N, D)
-    columns: Mapping[str, npt.NDArray[Any]]  # name -> (N,), a value per tile
+    columns: Mapping[str, Column]  # name -> (N,), a value per tile
 
 
 Format = Callable[[EmbeddingTable, Path], None]

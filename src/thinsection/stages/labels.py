@@ -8,9 +8,12 @@ import dataclasses
 import hashlib
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 from thinsection.tiles.grid import TilesConfig
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _MAX_PART = 60  # longest part of a name in characters; longer parts become a hash
 _NO_ITEMS = "none"
@@ -35,10 +38,10 @@ def join_label(*parts: str) -> str:
     return "_".join(part for part in parts if part)
 
 
-def variant(section: Any, *, leave_out: tuple[str, ...] = ()) -> str:
+def variant(section: "DataclassInstance", *, leave_out: tuple[str, ...] = ()) -> str:
     """The settings of a section that differ from their defaults, as part of a name; '' for none."""
     defaults = type(section)()
-    changed: dict[str, Any] = {}
+    changed: dict[str, object] = {}
     for field in dataclasses.fields(section):
         if field.name in leave_out:
             continue
@@ -55,13 +58,13 @@ def variant(section: Any, *, leave_out: tuple[str, ...] = ()) -> str:
     return f"{name}-{short_hash(changed)}"
 
 
-def _is_exact(value: Any) -> bool:
+def _is_exact(value: object) -> bool:
     """True if no other value has the same slug, also within a name of several parts."""
     items = value if isinstance(value, tuple | list) else (value,)
     return all(_EXACT.fullmatch(str(item)) and item != _NO_ITEMS for item in items)
 
 
-def slug(value: Any) -> str:
+def slug(value: object) -> str:
     """A value as part of a file's name: letters, digits, dots, dashes, pluses and underscores."""
     if isinstance(value, tuple | list):
         return "+".join(slug(item) for item in value) or _NO_ITEMS
@@ -72,7 +75,7 @@ def slug(value: Any) -> str:
     return re.sub(r"[^\w.+-]+", "-", str(value)).strip("-") or "x"
 
 
-def short_hash(value: Any) -> str:
+def short_hash(value: object) -> str:
     """Six hex digits of a plain value."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:6]

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypedDict
 
 from thinsection.errors import ConfigError, StoreError
 from thinsection.files.atomic import atomic_path
@@ -152,7 +152,14 @@ class OverviewStage(StoreStage[None]):
         return Output(files=(name,))
 
 
-def parse_graph_spec(text: str) -> dict[str, Any]:
+class GraphRule(TypedDict, total=False):
+    """Rule by which tiles are neighbours, as arguments of `tile_graph`; it has one of the two."""
+
+    k: int
+    radius_um: float
+
+
+def parse_graph_spec(text: str) -> GraphRule:
     """Arguments of `tile_graph` for a text such as 'knn:8' or 'radius:100' (µm).
 
     Raises ConfigError: the text is neither.

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
 from thinsection.errors import QcExclusion
@@ -32,9 +31,10 @@ from thinsection.stages.stage import Output, SlideStage, SlideWork
 from thinsection.store.geojson import write_masks_geojson
 from thinsection.store.ledger import SLIDES
 from thinsection.tiles import TileTable
+from thinsection.tiles.table import Column
 from thinsection.types import MaskFrame, PlainValues
 
-Columns = Mapping[str, npt.NDArray[Any]]  # name -> (N,), a value per tile
+Columns = Mapping[str, Column]  # name -> (N,), a value per tile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Measures of a slide's tiles, and the stains that are estimated from them."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from thinsection.stages.tiles import TilesStage, write_columns
 from thinsection.store import tiles_h5
 from thinsection.store.tile_tables import MEASURED
 from thinsection.tiles.measures import MEASURES, measure_tiles
+from thinsection.tiles.table import Column
 from thinsection.tiles.transforms import StainVectors
 from thinsection.types import PlainValues, TileArray
 
@@ -96,7 +97,7 @@ class MeasuresStage(TileStage[Columns]):
         h5_name = self.file(work.entry.slide_id, ".h5")
         tsv_name = self.file(work.entry.slide_id, ".tsv")
         write_columns(work.path(h5_name), table.coords_l0, columns, attributes)
-        text_columns: dict[str, npt.NDArray[Any]] = {
+        text_columns: dict[str, Column] = {
             "x_l0": table.coords_l0[:, 0],
             "y_l0": table.coords_l0[:, 1],
         }
@@ -105,7 +106,7 @@ class MeasuresStage(TileStage[Columns]):
         text_columns |= columns
         rows = zip(*text_columns.values())
         write_table(work.path(tsv_name), rows, tuple(text_columns))
-        facts: dict[str, Any] = {"warnings": ""}
+        facts: dict[str, object] = {"warnings": ""}
         if len(kept):
             for name, values in columns.items():
                 facts[name] = float(np.median(values))
@@ -118,7 +119,7 @@ class MeasuresStage(TileStage[Columns]):
         return {name: stored[name] for name in MEASURES}
 
 
-def _stain_facts(pixels: npt.NDArray[np.uint8], slide_id: str) -> dict[str, Any]:
+def _stain_facts(pixels: npt.NDArray[np.uint8], slide_id: str) -> dict[str, object]:
     """Macenko's stain vectors and strengths; only a reason if there are not two stains."""
     try:
         stains = StainVectors.estimate(pixels, slide_id)

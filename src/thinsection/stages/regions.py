@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from thinsection.arrays.polygons import coverage, rasterised
 from thinsection.errors import InvalidInputError
@@ -19,6 +19,9 @@ from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
 from thinsection.tiles import TileTable
 from thinsection.types import CoordsL0, PlainValues, Size
+
+if TYPE_CHECKING:
+    from shapely import Geometry
 
 # name of the column with the share of a tile that the regions cover
 ROI_SHARE = "roi_fraction"
@@ -98,7 +101,7 @@ class RegionsStage(SlideStage[Regions]):
         classes = {name or self.role: area for name, area in regions.classes.items()}
         return Regions(classes=classes, notes=regions.notes)
 
-    def area(self, work: SlideWork) -> Any:
+    def area(self, work: SlideWork) -> "Geometry":
         """Area of the included classes without the excluded ones, as a shapely geometry."""
         regions = work.value(self)
         return regions.area(self.config.include_class, self.config.exclude_class)
@@ -106,7 +109,7 @@ class RegionsStage(SlideStage[Regions]):
     def tile_columns(self, work: SlideWork, table: TileTable) -> Columns:
         """Share of each tile in each class; for `--roi` also the share in all included classes."""
         classes = work.value(self).classes
-        areas: dict[str, Any] = {}
+        areas: dict[str, Geometry] = {}
         if self.role == "roi":
             areas[ROI_SHARE] = self.area(work)
         named = {name: area for name, area in classes.items() if name != self.role}
@@ -126,7 +129,7 @@ class RegionsStage(SlideStage[Regions]):
 class DrawnTissue(TissueMask):
     """Drawn polygons; their mask at the detector's resolution is only for pictures."""
 
-    area: Any  # shapely geometry
+    area: "Geometry"
 
     def fractions(self, coords_l0: CoordsL0, size_l0: Size) -> Shares:
         return coverage(self.area, coords_l0, size_l0)

@@ -3,19 +3,19 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.tile_tables import EmbeddingRows
+from thinsection.store.tiles_h5 import Embeddings
 from thinsection.types import CoordsL0
 
 _BLOCK = 1024  # rows of embeddings per copy
 
 # (coordinates, embeddings) of consecutive tiles
-Block = tuple[CoordsL0, npt.NDArray[Any]]
+Block = tuple[CoordsL0, Embeddings]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,9 +67,7 @@ class RowMerger:
         self._num_encoded = 0  # tiles from the encoder so far
         self._num_merged = 0  # tiles of the table so far
 
-    def add(
-        self, coords_l0: CoordsL0, values: npt.NDArray[np.floating[Any]]
-    ) -> Iterator[Block]:
+    def add(self, coords_l0: CoordsL0, values: Embeddings) -> Iterator[Block]:
         """Yields the encoder's next rows, with the known rows before and between them."""
         stop = self._num_encoded + len(values)
         places = self._encoded_places[self._num_encoded : stop]

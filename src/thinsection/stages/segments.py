@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -81,7 +81,7 @@ class SegmentStage(SlideStage[Segmentation]):
                 stream=self.stream,
             )
         names = (labels_name, *self._write(work, slide, segmentation))
-        facts: dict[str, Any] = {
+        facts: dict[str, object] = {
             f"fraction_{name}": round(fraction, 6)
             for name, fraction in segmentation.fractions.items()
         }

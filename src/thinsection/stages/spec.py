@@ -4,8 +4,8 @@
 which travels to workers as JSON or by pickle, or only the section that it needs.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Literal
 
 from thinsection.config import as_mapping, replace_flat
 from thinsection.encode.registry import check_encoder_name
@@ -87,10 +87,6 @@ class RunSpec:
         return self.stream.budget(
             batch_size, tile_px=self.tiles.tile_px, tile_bytes=MAX_SCRATCH
         )
-
-    def with_stream(self, **changes: Any) -> Self:
-        """The same run with other settings of the stream."""
-        return replace(self, stream=replace(self.stream, **changes))
 
 
 def resolve(config: RunConfig, overrides: PlainValues | None = None) -> RunSpec:

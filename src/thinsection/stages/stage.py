@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, cast
 
 from thinsection.errors import StaleResultError, StoreError
 from thinsection.files.atomic import TMP_MARK, link_or_copy
@@ -25,7 +25,7 @@ from thinsection.stages.facts import cohort_facts, ledger_facts, slide_facts
 from thinsection.stages.source import Source
 from thinsection.store.identity import file_sum, file_times, fingerprint
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, stage_key
-from thinsection.types import PlainValues
+from thinsection.types import Document, PlainValues
 
 if TYPE_CHECKING:
     from thinsection.pool import SlideEncoder
@@ -76,7 +76,7 @@ class Stage(ABC, Generic[T_co]):
         return {}
 
     @property
-    def needs(self) -> tuple["Stage[Any]", ...]:
+    def needs(self) -> tuple["AnyStage", ...]:
         """Stages whose results this one reads; by default every field that is a stage."""
         return tuple(value for value in vars(self).values() if isinstance(value, Stage))
 
@@ -142,7 +142,8 @@ class RecordedStage(Stage[None]):
         return self.recorded_key
 
 
-AnyStage = Stage[Any]
+# a stage, whatever its value is
+AnyStage = Stage[object]
 
 
 @dataclass(frozen=True)
@@ -238,12 +239,12 @@ class SlideWork:
         if record is not None:
             self.ledger = self.ledger.bring(record)
 
-    def perform(self, stage: StoreStage[Any]) -> None:
+    def perform(self, stage: StoreStage[T]) -> None:
         """Runs a stage that reads stored results, and records its result."""
         self._start(stage)
         self.make_and_record(stage, lambda: stage.run(self))
 
-    def perform_on(self, slide: Slide, stage: SlideStage[Any]) -> None:
+    def perform_on(self, slide: Slide, stage: SlideStage[T]) -> None:
         """Runs a stage that reads the opened slide, and records its result."""
         self._start(stage)
         self.make_and_record(stage, lambda: stage.run(self, slide))
@@ -357,7 +358,7 @@ class SlideWork:
         if output.value is not None:
             self._values[stage.address] = output.value
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Document:
         """Facts of the slide and of the run's stages, with all warnings joined into one text."""
         return ledger_facts(self.ledger, [stage.address for stage in self.stages])
 

@@ -94,10 +94,7 @@ def read_claims(out: Path) -> dict[str, SlideFile]:
 
 def _read_list(path: Path) -> dict[str, SlideFile]:
     try:
-        document = read_json(path)
-        listed: dict[str, SlideFile] = coerce(
-            document, dict[str, SlideFile], CLAIMS_NAME
-        )
+        return coerce(read_json(path), dict[str, SlideFile], CLAIMS_NAME)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -105,7 +102,6 @@ def _read_list(path: Path) -> dict[str, SlideFile]:
             f"list of slide ids must be readable, got {error} in {str(path)!r}; "
             "remove it: it is made again from the slides' ledgers"
         ) from None
-    return listed
 
 
 def _recorded_file(out: Path, slide_id: str) -> SlideFile | None:

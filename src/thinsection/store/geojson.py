@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,12 +11,12 @@ from thinsection.arrays.polygons import mask_outlines
 from thinsection.files.atomic import atomic_path, write_text
 from thinsection.qc.tissue import Color
 from thinsection.store.tiles_h5 import TilesFile
-from thinsection.types import MaskArray, MaskFrame
+from thinsection.types import Document, MaskArray, MaskFrame
 
 if TYPE_CHECKING:
     from shapely import Geometry
 
-Feature = dict[str, Any]
+Feature = Document
 
 
 def write_masks_geojson(
@@ -73,7 +73,7 @@ def tile_features(
         for name, column in table.columns.items():
             if np.isfinite(column[index]):
                 measurements[name] = float(f"{column[index]:.{digits}g}")
-        properties: dict[str, Any] = {"objectType": kind}
+        properties: Document = {"objectType": kind}
         if classes and classes[index]:
             properties["classification"] = {"name": classes[index]}
         properties["measurements"] = measurements

@@ -8,7 +8,7 @@ values than it can hold.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from thinsection.errors import StoreError
 from thinsection.files.atomic import KeepingFile
-from thinsection.types import format_bytes
+from thinsection.types import PlainValues, format_bytes
 
 if TYPE_CHECKING:
     import h5py
@@ -61,7 +61,7 @@ def add_dataset(
     file: "h5py.File",
     name: str,
     values: Values,
-    attributes: Mapping[str, Any] | None = None,
+    attributes: PlainValues | None = None,
 ) -> None:
     """Writes a dataset with its attributes and its checksum."""
     dataset = file.create_dataset(name, data=values)

@@ -12,12 +12,13 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from thinsection.config import coerce
 from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
 from thinsection.files.sources import RemoteFolder
+from thinsection.types import Document, PlainValues
 
 SLIDES = (
     "slides"  # OUT/slides/ID holds the files of a slide that belong to no tile grid
@@ -27,8 +28,10 @@ FAILURE_NAME = "failure.json"  # beside the ledger of a slide that failed
 ELSEWHERE_NAME = ".elsewhere.json"  # beside that of a slide whose files are at a URL
 FORMAT = 2
 
+Kinds = Mapping[str, type]
+
 # Types of values that other code computes with or joins on.
-_SLIDE_KINDS: dict[str, Any] = {
+_SLIDE_KINDS: Kinds = {
     "slide_id": str,
     "slide_path": str,
     "reader": str,
@@ -41,9 +44,9 @@ _SLIDE_KINDS: dict[str, Any] = {
     "height": int,
     "mpp_x": float,
     "mpp_y": float,
-    "levels": tuple[Any, ...],
+    "levels": tuple[object, ...],
 }
-_FACT_KINDS: dict[str, Any] = {
+_FACT_KINDS: Kinds = {
     "warnings": str,
     "encoder": str,
     "slide_encoder": str,
@@ -53,7 +56,7 @@ _FACT_KINDS: dict[str, Any] = {
     "slide_dim": int,
     "tissue_fraction": float,
     "threshold": float,
-    "plan": dict[str, Any],
+    "plan": dict[str, object],
     "size_l0": tuple[float, ...],
     "mask_mpp": tuple[float, ...],
 }
@@ -67,7 +70,7 @@ class StageRecord:
     files: dict[str, int]  # name, relative to the results folder -> size in bytes
     needs: tuple[str, ...] = ()  # addresses of the stages that it was made from
     # values for a summary: counts, encoder, ...
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Document = field(default_factory=dict)
     # name -> SHA-256 of the file's bytes
     sums: dict[str, str] = field(default_factory=dict)
 
@@ -90,8 +93,7 @@ class Elsewhere:
         path = folder / ELSEWHERE_NAME
         if not path.exists():
             return cls()
-        elsewhere: Self = coerce(read_json(path), cls, ELSEWHERE_NAME)
-        return elsewhere
+        return coerce(read_json(path), cls, ELSEWHERE_NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +103,7 @@ class SlideLedger:
     out: Path  # the results folder
     slide_id: str
     # plain values: path, reader, size, mpp, ...
-    slide: dict[str, Any] = field(default_factory=dict)
+    slide: Document = field(default_factory=dict)
     # the `Identity` of its file
     source: dict[str, str] = field(default_factory=dict)
     # by address, first done first
@@ -220,7 +222,7 @@ class _Document:
     """Content of slide.json."""
 
     format: int
-    slide: dict[str, Any]
+    slide: Document
     source: dict[str, str] = field(default_factory=dict)
     stages: dict[str, StageRecord]
 
@@ -230,16 +232,14 @@ def _read_document(path: Path) -> _Document | None:
     content = read_json(path)
     if isinstance(content, dict) and content.get("format", FORMAT) != FORMAT:
         return None
-    document: _Document = coerce(content, _Document, "document")
+    document = coerce(content, _Document, "document")
     check_kinds(document.slide, _SLIDE_KINDS, "slide")
     for name, record in document.stages.items():
         check_kinds(record.facts, _FACT_KINDS, f"stages.{name}.facts")
     return document
 
 
-def check_kinds(
-    values: Mapping[str, Any], kinds: Mapping[str, Any], where: str
-) -> None:
+def check_kinds(values: PlainValues, kinds: Kinds, where: str) -> None:
     """Raises ConfigError where a value has another type; it may be None or absent."""
     for name, kind in kinds.items():
         if values.get(name) is not None:
@@ -255,13 +255,13 @@ def load_ledgers(out: Path) -> list[SlideLedger]:
     return [load_ledger(out, name) for name in names]
 
 
-def stage_key(**parts: Any) -> str:
+def stage_key(**parts: object) -> str:
     """Hashes plain values (nested dicts, lists, str, numbers, None); 8.0 is 8."""
     text = json.dumps(_plain(parts), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, tuple | list):

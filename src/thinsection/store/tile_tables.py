@@ -96,7 +96,7 @@ class EmbeddingRows:
                     f"got {data.dtype} {shape} in {str(path)!r}"
                 )
             self.shape: tuple[int, int] = (1, *shape)[-2:]
-            self.dtype: np.dtype[Any] = data.dtype
+            self.dtype: np.dtype[np.generic] = data.dtype
             self._chunk_starts: npt.NDArray[np.int64] | None = None
             self._chunk_rows = len(self)
             if len(shape) > 1:

@@ -56,7 +56,7 @@ _NUMBERS = ("patch_size", "patch_size_level0", "patch_level", "downsample", "til
 
 def tile_attributes(
     slide_id: str, slide: Slide, table: TileTable, *, config: TilesConfig
-) -> dict[str, Any]:
+) -> Attributes:
     """Attributes of /coords: TRIDENT's and CLAM's names first, then our own.
 
     `target_magnification` is the nominal power of the mpp that was asked for (0.5 µm/px:
@@ -203,7 +203,7 @@ class TilesWriter(Closing):
         self._extend(self._coords, coords_l0)
 
     def _convert(
-        self, coords_l0: CoordsL0, features: Embeddings, dtype: np.dtype[Any]
+        self, coords_l0: CoordsL0, features: Embeddings, dtype: np.dtype[np.generic]
     ) -> Embeddings:
         """The embeddings in the file's type, refused where one is not finite."""
         shape = (len(coords_l0), *self.shape)
@@ -249,7 +249,7 @@ class _GrowingDataset:
         file: "h5py.File",
         name: str,
         row_shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        dtype: np.dtype[np.generic],
         chunk_rows: int,
     ) -> None:
         self.dtype = dtype

@@ -159,7 +159,7 @@ class ExecutorContract:
     """The suite. `config` has at least two workers where there are any."""
 
     config: ClassVar[ExecutorConfig]
-    cluster: Any = None
+    cluster: object = None
     carries_events: ClassVar[bool] = True
 
     def run(self, task: SquareTask, count: int = 6, **changes: Any) -> Heard:

@@ -5,7 +5,8 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import Any
+
+from thinsection.types import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,7 @@ class Measured:
         peak_bytes: high-water RSS of the process after the call.
     """
 
-    result: Any
+    result: Json
     seconds: float
     cpu_seconds: float
     baseline_bytes: int
@@ -72,7 +73,7 @@ def run_and_measure(
     *,
     setup: str | None = None,
     timeout_s: float = 3600,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Measured:
     """Runs `module.function(**kwargs)` in a fresh interpreter and measures time and peak memory.
 

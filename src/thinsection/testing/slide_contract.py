@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -71,7 +71,7 @@ class SlideContract:
     whole_px: ClassVar[bool] = True
     reports_damage: ClassVar[bool] = True
 
-    def pytest_generate_tests(self, metafunc: Any) -> None:
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Every test that takes a kind runs once per kind of the subclass."""
         if "kind" in metafunc.fixturenames:
             kinds = metafunc.cls.kinds

@@ -208,9 +208,9 @@ def _to_ycbcr(pixels: RgbArray) -> RgbArray:
     return np.asarray(Image.fromarray(pixels).convert("YCbCr"))
 
 
-def _write_options(kind: PyramidKind, size: Size, index: int) -> dict[str, Any]:
+def _write_options(kind: PyramidKind, size: Size, index: int) -> dict[str, object]:
     """Arguments of `TiffWriter.write` for the level of that index."""
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         "metadata": None,
         "software": False,
         "photometric": "rgb",

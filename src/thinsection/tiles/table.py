@@ -68,7 +68,7 @@ class TileTable:
         return replace(self, columns={**self.columns, **columns})
 
 
-def check_coords(coords_l0: np.ndarray[Any, Any]) -> None:
+def check_coords(coords_l0: npt.NDArray[np.generic]) -> None:
     """Raises InvalidInputError unless the array is int64 of shape (N, 2)."""
     if coords_l0.dtype != np.int64 or coords_l0.ndim != 2 or coords_l0.shape[1] != 2:
         raise InvalidInputError(

@@ -196,7 +196,9 @@ def bottleneck(stages: Mapping[str, float], facts: PlainValues, *, cpus: float) 
     if stages.get("prepare_busy", 0.0) > stages.get("decode_busy", 0.0):
         remedy = "raise --prefetch-slides, or run once with --until tiles before"
         return f"{waited} slides to be opened and searched for tissue: {remedy}"
-    workers = int(facts.get("decode_threads") or 1)
+    decode_threads = facts.get("decode_threads")
+    workers = decode_threads if isinstance(decode_threads, int) else 1
+    workers = max(1, workers)
     keep_up = math.ceil(workers * (wait + busy) / max(busy, _TINY_S))
     wanted = max(workers + 1, keep_up)
     if workers >= cpus:

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from thinsection.machine import file_text, stalled_s
-from thinsection.types import PlainValues
+from thinsection.types import Document, PlainValues
 from thinsection.usage.limits import Requested, read_limits
 from thinsection.usage.samplers import GpuSampler, Sample, TreeSampler
 
@@ -168,7 +167,7 @@ def _parse_record(lines: list[str]) -> ProcessUsage | None:
             rows.append(json.loads(line))
     if not rows or not isinstance(rows[0], dict) or "requested" not in rows[0]:
         return None
-    values: dict[str, Any] = dict(rows[0])
+    values: Document = dict(rows[0])
     values["requested"] = Requested(**values["requested"])
     values["samples"] = tuple(Sample(*row) for row in rows[1:] if isinstance(row, list))
     ends = [row for row in rows[1:] if isinstance(row, dict)]
@@ -183,7 +182,7 @@ def _parse_record(lines: list[str]) -> ProcessUsage | None:
     return ProcessUsage(**values)
 
 
-def environment_facts(*, gpus_visible: int) -> dict[str, Any]:
+def environment_facts(*, gpus_visible: int) -> dict[str, object]:
     """gpus_visible, torch_cuda_build (None before torch is loaded), and the cache's file system."""
     torch = sys.modules.get("torch")
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")

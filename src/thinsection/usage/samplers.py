@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import psutil
 
@@ -37,8 +37,8 @@ class GpuSampler:
     """Utilisation and memory of the visible GPUs through NVML; no GPUs if NVML is missing."""
 
     def __init__(self, env: Mapping[str, str] = os.environ) -> None:
-        self.handles: list[Any] = []
-        self._nvml: Any = None
+        self.handles: list[object] = []
+        self._nvml: ModuleType | None = None
         try:
             import pynvml
 
@@ -58,15 +58,16 @@ class GpuSampler:
 
     def sample(self, pids: set[int]) -> tuple[float | None, int | None]:
         """(mean utilisation [0, 1], bytes of the processes `pids`); None without a GPU."""
-        if not self.handles:
+        nvml = self._nvml
+        if nvml is None or not self.handles:
             return None, None
         util = 0.0
         held_bytes = 0
         for handle in self.handles:
-            with suppress(self._nvml.NVMLError):  # MIG slices report no utilisation
-                util += self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-            with suppress(self._nvml.NVMLError):
-                for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            with suppress(nvml.NVMLError):  # MIG slices report no utilisation
+                util += nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+            with suppress(nvml.NVMLError):
+                for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
                     if process.pid in pids:
                         held_bytes += process.usedGpuMemory or 0
         return util / len(self.handles), held_bytes

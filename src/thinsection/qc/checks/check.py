@@ -42,12 +42,12 @@ _EXAMPLES = {
 }
 
 
-def length(default: str) -> Any:
+def length(default: str) -> str:
     """A field of a check that is a length: '10 px' of the work image, '80 um' or '0.5 mm'."""
     return field(default=default, metadata={"size": "length"})
 
 
-def area(default: str) -> Any:
+def area(default: str) -> str:
     """A field of a check that is an area: '64 px' of the work image, '4096 um2' or '0.65 mm2'."""
     return field(default=default, metadata={"size": "area"})
 

@@ -4,7 +4,7 @@ Source: https://ngff.openmicroscopy.org/0.5/ (`multiscales`, `omero`, `bioformat
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +12,6 @@ import zarr
 from numpy.typing import NDArray
 
 from thinsection.errors import ChannelsError, SlideOpenError
-from thinsection.files.json_text import Json
 from thinsection.files.sources import is_url
 from thinsection.slide.base import GRAY
 from thinsection.slide.formats.channels import ScaledDecoder, Values, scale_channels
@@ -25,7 +24,7 @@ from thinsection.slide.look import (
     channel_names,
     unpicked_channels_error,
 )
-from thinsection.types import Level, Mpp, RgbArray, Size
+from thinsection.types import Document, Level, Mpp, RgbArray, Size
 
 _VERSIONS = ("0.4", "0.5")
 _UM_PER_UNIT = {
@@ -140,7 +139,7 @@ class ZarrSlide(SegmentedSlide):
             self.notes = (GRAY,)
 
 
-def _open_image(path: str) -> tuple[zarr.Group, Mapping[str, Json]]:
+def _open_image(path: str) -> tuple[zarr.Group, Document]:
     """Opens the group of the (first) image; returns it with its metadata.
 
     Raises:
@@ -245,7 +244,7 @@ def _chunk_size(array: zarr.Array, axes: str, size: Size) -> Size:
 
 
 def _channels(
-    omero: Mapping[str, Json], count: int, dtype: np.dtype[np.generic]
+    omero: Document, count: int, dtype: np.dtype[np.generic]
 ) -> Channels | None:
     """Returns the channels of what is no picture of 8 bits; None of RGB and of gray."""
     descriptions = omero.get("channels") or []
@@ -259,9 +258,7 @@ def _channels(
 
 
 def _find_mpp(
-    descriptions: Sequence[Mapping[str, Json]],
-    axes: str,
-    transformed: Iterable[Mapping[str, Json]],
+    descriptions: Sequence[Document], axes: str, transformed: Iterable[Document]
 ) -> Mpp | None:
     """Returns µm per px of level 0; None where a unit or a scale is missing.
 

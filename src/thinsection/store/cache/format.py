@@ -16,7 +16,6 @@ import re
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from thinsection.errors import StoreError, rewording
 from thinsection.files.json_text import parse_json
@@ -105,7 +104,7 @@ class Manifest:
             counts[chunk.dtype] += chunk.rows
         return {dtype: count for dtype, count in counts.items() if count}
 
-    def as_mapping(self) -> dict[str, Any]:
+    def as_mapping(self) -> dict[str, object]:
         """Plain values with a checksum over them."""
         body = {**asdict(self), "dtype_rows": self.dtype_rows}
         return {
@@ -197,5 +196,5 @@ def remedy(folder: Path) -> str:
     return f"remove it ('thinsection cache rm {folder.name}') and compute it again"
 
 
-def _body_checksum(body: dict[str, Any]) -> str:
+def _body_checksum(body: dict[str, object]) -> str:
     return f"{zlib.crc32(json.dumps(body, sort_keys=True).encode()):08x}"
