@@ -158,11 +158,13 @@ def true_scores(
     answers = np.concatenate([x @ weights + offset for weights, offset in heads])
     if population.kind == "times":
         few = slice(0, PAIRED)
-        scorers = [
+        scorers_by_head = [
             score_rows("times", truth[few], x[few] @ w + b, None) for w, b in heads
         ]
         every = np.ones((1, PAIRED))
-        return {"c_index": float(np.mean([s["c_index"](every)[0] for s in scorers]))}
+        return {
+            "c_index": float(np.mean([s["c_index"](every)[0] for s in scorers_by_head]))
+        }
     repeated = np.concatenate([truth] * len(heads))
     fold = np.repeat(np.arange(len(heads)), len(truth))
     scorers = score_rows(population.kind, repeated, answers, fold)

@@ -40,7 +40,7 @@ def set_up(
     """The loaded encoder after one batch, which touches what every later one uses."""
     torch.set_num_threads(1)
     if at_once:
-        encoder_module.CPU_TILES = at_once
+        vars(encoder_module)["CPU_TILES"] = at_once
         preprocess_module.CPU_TILES = at_once
     if keep:
         keep_freed_memory()

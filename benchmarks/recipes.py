@@ -256,7 +256,7 @@ def dsmil(
     """DSMIL's train_tcga.py with one class: Adam (.5, .9), cosine, 50 epochs, patience 10."""
     script = importlib.import_module("train_tcga")
     models = importlib.import_module("dsmil")
-    script.torch = _CpuTorch("torch")
+    vars(script)["torch"] = _CpuTorch("torch")
     args = types.SimpleNamespace(
         feats_size=DIM, dropout_patch=0, average=False, num_classes=1
     )

@@ -18,7 +18,7 @@ def test_a_public_name_resolves_and_is_documented(name: str) -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'tile_gird'"):
-        thinsection.tile_gird  # noqa: B018
+        getattr(thinsection, "tile_gird")  # noqa: B009 - mypy would refuse it
 
 
 def test_the_tour_of_the_readme_runs(tmp_path: Path, he_slide: Path) -> None:

@@ -4,7 +4,8 @@ import importlib.util
 
 import numpy as np
 import pytest
-from skimage import color, exposure, filters, measure, morphology
+import skimage.morphology
+from skimage import color, exposure, filters, measure
 from skimage.filters import rank
 
 from thinsection.arrays import ArrayNamespace, get_namespace
@@ -15,7 +16,7 @@ from thinsection.errors import DeviceError, InvalidInputError
 RNG = np.random.default_rng(5)
 RGB = RNG.integers(0, 256, (61, 83, 3), dtype=np.uint8)
 GRAY = RNG.random((61, 83))
-MASK = morphology.opening(RNG.random((61, 83)) > 0.4, np.ones((2, 2)))
+MASK = skimage.morphology.opening(RNG.random((61, 83)) > 0.4, np.ones((2, 2)))
 
 
 def _no_gpu() -> str:
@@ -144,7 +145,7 @@ def test_resizing_picks_the_px_under_the_centre(ns: ArrayNamespace) -> None:
 
 
 def test_local_minimum_is_scikit_images_rank_filter(ns: ArrayNamespace) -> None:
-    image, disk = RGB[..., 0], morphology.disk(5)
+    image, disk = RGB[..., 0], skimage.morphology.disk(5)
     same(ns, ours.local_minimum(ns, ns.upload(image), disk), rank.minimum(image, disk))
 
 
@@ -159,7 +160,7 @@ def test_otsu_of_one_value_is_that_value(ns: ArrayNamespace) -> None:
 
 
 def test_local_otsu_crosses_to_the_host_and_is_counted(ns: ArrayNamespace) -> None:
-    image, disk = RGB[..., 1], morphology.disk(4)
+    image, disk = RGB[..., 1], skimage.morphology.disk(4)
     same(ns, ours.local_otsu(ns, ns.upload(image), disk), rank.otsu(image, disk))
     assert ns.transfers["local otsu"] == (0 if ns.device == "cpu" else 2)
 
@@ -188,8 +189,8 @@ def test_small_regions_and_holes_are_those_below_the_area(
     ns: ArrayNamespace, min_area_px: int
 ) -> None:
     at_most = min_area_px - 1
-    dropped = morphology.remove_small_objects(MASK, max_size=at_most)
-    filled = morphology.remove_small_holes(MASK, max_size=at_most)
+    dropped = skimage.morphology.remove_small_objects(MASK, max_size=at_most)
+    filled = skimage.morphology.remove_small_holes(MASK, max_size=at_most)
     same(ns, masks.drop_small(ns, ns.upload(MASK), min_area_px), dropped)
     same(ns, masks.fill_small(ns, ns.upload(MASK), min_area_px), filled)
 
@@ -224,7 +225,7 @@ def test_dilation_by_a_disk_is_that_of_scipy(
 @pytest.mark.parametrize("radius_px", [1, 3, 5])
 def test_opening_by_a_disk_is_scikit_images(ns: ArrayNamespace, radius_px: int) -> None:
     solid = masks.dilated_by_square(get_namespace(), MASK, 6)
-    expected = morphology.opening(solid, morphology.disk(radius_px))
+    expected = skimage.morphology.opening(solid, skimage.morphology.disk(radius_px))
     same(ns, masks.opened_by_disk(ns, ns.upload(solid), radius_px), expected)
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,12 @@ needs_switch = pytest.mark.skipif(
 )
 
 
+def products_switch() -> Any:
+    return getattr(torch.backends.mkldnn, "matmul")  # noqa: B009 - unknown to mypy
+
+
 def switch() -> str:
-    return str(torch.backends.mkldnn.matmul.fp32_precision)
+    return str(products_switch().fp32_precision)
 
 
 @pytest.fixture(autouse=True)
@@ -132,13 +137,13 @@ def test_the_last_of_several_threads_restores() -> None:
 @pytest.mark.usefixtures("faster")
 def test_a_users_own_setting_comes_back() -> None:
     found = switch()
-    torch.backends.mkldnn.matmul.fp32_precision = "ieee"
+    products_switch().fp32_precision = "ieee"
     try:
         with fast_products():
             assert switch() == "bf16"
         assert switch() == "ieee"
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = found
+        products_switch().fp32_precision = found
 
 
 def test_nothing_is_switched_where_it_is_not_faster(

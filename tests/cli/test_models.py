@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -10,6 +11,7 @@ from thinsection.cli.main import build_app
 from thinsection.encode import check as check_module
 from thinsection.encode import declared_encoders, encoder_spec
 from thinsection.errors import UnknownEncoderError
+from thinsection.weights import hub as hub_module
 from thinsection.weights.hub import hub_library
 
 
@@ -68,7 +70,7 @@ def test_the_default_would_load(empty_cache) -> None:
 def test_a_gated_model_without_a_token_says_where_to_accept_its_terms(
     empty_cache, monkeypatch
 ) -> None:
-    monkeypatch.setattr(check_module.hub, "has_token", lambda: False)
+    monkeypatch.setattr(hub_module, "has_token", lambda: False)
     result = invoke("check", "uni", "--json", "--device", "cpu")
     answer = json.loads(result.stdout)
     assert result.exit_code == 1 and not answer["loads"]
@@ -80,7 +82,7 @@ def test_a_gated_model_without_a_token_says_where_to_accept_its_terms(
 def test_with_a_token_but_no_network_it_names_the_command_for_another_machine(
     empty_cache, monkeypatch
 ) -> None:
-    monkeypatch.setattr(check_module.hub, "has_token", lambda: True)
+    monkeypatch.setattr(hub_module, "has_token", lambda: True)
     result = invoke("check", "virchow2", "--device", "cpu")
     assert result.exit_code == 1
     command = "hf download paige-ai/Virchow2 model.safetensors --revision 3158645804b69e3f3bc4439d"
@@ -115,7 +117,7 @@ def test_too_little_memory_is_said_in_bytes(monkeypatch) -> None:
     class Little:
         available = 1 << 20
 
-    monkeypatch.setattr(check_module.psutil, "virtual_memory", lambda: Little)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Little)
     *_, last = check_module.check_encoder("efficientnet_lite0", device="cpu")
     assert last.name == "memory" and not last.ok
     assert last.detail == "weights take 12.9 MiB, 1.0 MiB are free on cpu"

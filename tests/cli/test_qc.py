@@ -1,6 +1,7 @@
 """`thinsection qc` from slides to a contact sheet, its exit codes, and its errors in one line."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.shell import Ended, thinsection
@@ -56,7 +57,8 @@ def test_a_histoqc_config_is_written_as_toml_and_an_unknown_key_is_one_line(
     ini.write_text(text + "disk_radius: 7\n")
     flags = ("--from-histoqc", str(ini), "--write-pipeline", str(toml))
     assert run(*flags, cache=tmp_path).returncode == 0
-    assert load_pipeline(toml).checks[0].radius == "7 px"
+    check: Any = load_pipeline(toml).checks[0]
+    assert check.radius == "7 px"
     ini.write_text(text + "disc_radius: 7\n")
     failed = run(*flags, cache=tmp_path)
     assert failed.returncode == 2

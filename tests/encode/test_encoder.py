@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from thinsection.encode import batch_bytes, encoder_spec, load_encoder, weights_bytes
+from thinsection.encode import (
+    NetworkTileEncoder,
+    batch_bytes,
+    encoder_spec,
+    load_encoder,
+    weights_bytes,
+)
 from thinsection.encode.backbone import store_products_as
 from thinsection.encode.networks import SameConv2d
 from thinsection.encode.preprocessing import _rows_of, preprocess
@@ -88,6 +94,7 @@ def test_weights_that_are_rounded_once_give_the_bits_of_autocast(
 ) -> None:
     """What CUDA does; here on a CPU, whose autocast rounds the same layers."""
     encoder = load_encoder(name, device="cpu", precision=precision, pretrained=False)
+    assert isinstance(encoder, NetworkTileEncoder)
     expected, taken = encoder.encode_with_tokens(TILES[:2]), weights_bytes(encoder)
     store_products_as(encoder.backbone, DTYPES[precision])
     stored = {

@@ -28,10 +28,10 @@ from thinsection.errors import InvalidInputError, MissingDependencyError
 from thinsection.pipeline.run import run
 from thinsection.stages.config import RunConfig
 from thinsection.testing import run_and_measure
-from thinsection.weights.placement import cpu_has_bf16
+from thinsection.weights.placement import cpu_has_bf16, is_installed
 
 needs_openvino = pytest.mark.skipif(
-    not engine_module.is_installed("openvino"), reason="openvino is not installed"
+    not is_installed("openvino"), reason="openvino is not installed"
 )
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM of /proc")
 pytestmark = needs_openvino

@@ -218,7 +218,7 @@ def test_of_one_test_set_power_is_delongs() -> None:
         scores = [1.0 * positive + shared, 0.1 * positive + shared]
         scores = [score + 0.6 * rng.normal(size=40) for score in scores]
         found = delong(scores, positive, sampling_of(positive))
-        error = delong_by_hand(*scores, positive)
+        error = delong_by_hand(scores[0], scores[1], positive)
         called += found.p_value < 0.05, abs(found.value) / error > 1.96
     assert called[1] >= 100  # there is a power to lose
     assert called[0] >= called[1] - 6

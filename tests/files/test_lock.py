@@ -189,12 +189,10 @@ def test_a_lock_from_the_future_is_named_and_taken_when_nobody_touches_it(
     assert "ahead of this clock" in said
     now = time.monotonic()
     later = now + STALE_AFTER_S + 1
-    monkeypatch.setattr(lock_module.time, "monotonic", lambda: later)
+    monkeypatch.setattr(time, "monotonic", lambda: later)
     foreign(tmp_path / "l", -3601)  # touched meanwhile: its owner lives
     assert not lock.acquire()
-    monkeypatch.setattr(
-        lock_module.time, "monotonic", lambda: later + STALE_AFTER_S + 1
-    )
+    monkeypatch.setattr(time, "monotonic", lambda: later + STALE_AFTER_S + 1)
     assert lock.acquire()
 
 

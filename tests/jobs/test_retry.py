@@ -108,6 +108,7 @@ def test_what_a_dead_job_left_is_tried_alone_in_less_memory_of_the_same_size() -
     (retry,) = outcome.next_attempts
     assert retry.entries == ("b", "c")
     assert (retry.alone, retry.number, retry.rung) == (True, 2, Rung())
+    assert isinstance(retry.task, Plan)
     assert retry.task.num_smaller == 1
     assert retry.before == GRANTED
     assert messages == ["a worker died with 2 entries: each is tried alone"]
@@ -139,6 +140,7 @@ def test_an_entry_that_dies_alone_climbs_to_the_last_size_and_is_lost_there() ->
     outcome, _ = close(death, number=2)
     (retry,) = outcome.next_attempts
     assert (retry.number, retry.rung) == (3, Rung(memory=1))
+    assert isinstance(retry.task, Plan)
     assert retry.task.num_smaller == 0  # it is small already
     outcome, messages = close(death, number=3, rung=retry.rung)
     assert outcome.next_attempts == ()

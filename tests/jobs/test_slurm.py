@@ -178,7 +178,8 @@ def test_an_array_with_a_bad_slide_and_a_cancelled_task_is_collected_and_resubmi
     (job,) = arrays(out)
     assert job.job_id is not None
     assert f"slurm job {job.job_id}: 4 entries in 4 array tasks" in first.stdout
-    slow = next(i for i, c in enumerate(job.chunks, start=1) if c[0].slide_id == "slow")
+    chunks: list[tuple[Any, ...]] = job.chunks
+    slow = next(i for i, c in enumerate(chunks, start=1) if c[0].slide_id == "slow")
     subprocess.run(["scancel", f"{job.job_id}_{slow}"], check=True)
     await_end(job)
     assert job.states()[slow] == "LOST"
@@ -207,7 +208,8 @@ def test_an_array_with_a_bad_slide_and_a_cancelled_task_is_collected_and_resubmi
     again = thinsection("slurm", "submit", slides, *flags, environment=on_slurm)
     assert "2 of 4 are done and left out" in again.stderr
     second = arrays(out)[-1]
-    assert sorted(e.slide_id for e in second.attempt.entries) == ["bad", "slow"]
+    entries: tuple[Any, ...] = second.attempt.entries
+    assert sorted(entry.slide_id for entry in entries) == ["bad", "slow"]
     assert second.job_id is not None
     await_end(second)
     done = thinsection("slurm", "collect", out, environment=on_slurm)

@@ -186,9 +186,8 @@ class TestSlurm(WorkerContract):
             for s in scripts
         ]
         assert cards == ["gpu:a40:1", "gpu:a100-40:1", "gpu:a100-80:1"]
-        entries = [
-            sorted(e.value for e in a.attempt.entries) for a in self.slurm.arrays
-        ]
+        tried: list[tuple[Any, ...]] = [a.attempt.entries for a in self.slurm.arrays]
+        entries = [sorted(number.value for number in numbers) for numbers in tried]
         assert entries == [[0, 1, 2, 3, 4, 5], [1, 4], [4]]
         assert {a.request.memory_bytes for a in self.slurm.arrays} == {2 * GIB}
 

@@ -11,6 +11,7 @@ import torch
 
 from thinsection.encode.networks import packaged_weights_path
 from thinsection.pipeline import task
+from thinsection.pipeline.models import load_models
 from thinsection.pipeline.run import run
 from thinsection.testing.synthetic import write_he_slide
 
@@ -26,7 +27,7 @@ def slide(tmp_path: Path) -> Path:
 @pytest.fixture
 def loads(monkeypatch) -> list[str]:
     """Grows by one each time that a run loads its encoders."""
-    found, load = [], task.load_models
+    found, load = [], load_models
 
     def counted(*arguments):
         found.append("loaded")

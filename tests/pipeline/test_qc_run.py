@@ -25,7 +25,7 @@ from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.qc_run import QcRunConfig, QcSummary, check_slides
 from thinsection.pipeline.qc_tables import failing_rules
 from thinsection.pipeline.records import read_records
-from thinsection.pipeline.results import FAILURE_NAME, SlideResult
+from thinsection.pipeline.results import SlideResult
 from thinsection.pipeline.run import make_task, run
 from thinsection.pipeline.task import RunTask
 from thinsection.qc import load_pipeline
@@ -37,6 +37,7 @@ from thinsection.report.qc_sheet import write_qc_csv
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import QcConfig, RunConfig
 from thinsection.stages.spec import resolve
+from thinsection.store.ledger import FAILURE_NAME
 from thinsection.testing.synthetic import write_he_slide
 
 REASON = why_not()

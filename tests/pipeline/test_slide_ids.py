@@ -9,6 +9,7 @@ import sys
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -375,7 +376,7 @@ def test_the_tasks_of_an_array_have_the_ids_of_the_whole_cohort(
         config=ExecutorConfig(executor="slurm"),
     )
     array.save([])
-    chunks = load_array(array.folder, TASKS).chunks
+    chunks: list[tuple[Any, ...]] = load_array(array.folder, TASKS).chunks
     assert [len(chunk) for chunk in chunks] == [5, 5, 2]
     assert tuple(entry for chunk in chunks for entry in chunk) == whole
     # tasks of a script of one's own name their part of the cohort themselves

@@ -69,7 +69,7 @@ def theirs(weights: dict[str, torch.Tensor]) -> Iterator[Any]:
     try:
         encoder = importlib.import_module("gigapath.slide_encoder")
         name = "torchscale.component.multihead_attention"
-        importlib.import_module(name).flash_attn_func = plain_attention
+        vars(importlib.import_module(name))["flash_attn_func"] = plain_attention
         # they write NumPy integers as text, and evaluate it
         with np.printoptions(legacy="1.25"):
             net = encoder.gigapath_slide_enc12l768d(in_chans=1536, slide_ngrids=GRID)

@@ -5,7 +5,8 @@ import pytest
 from tests.probe.make import blobs, split_tiles
 
 from thinsection.errors import InvalidInputError
-from thinsection.probe.data.sets import LabelledRows, draw_rows
+from thinsection.evaluation.splits import draw_rows
+from thinsection.probe.data.sets import LabelledRows
 
 
 def labelled_rows() -> LabelledRows:

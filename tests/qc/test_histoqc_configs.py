@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,14 +97,15 @@ def test_the_forks_config_is_read_as_it_is(stem: str, tmp_path: Path) -> None:
 
 
 def test_flat_areas_without_a_section_have_histoqcs_own_least_area() -> None:
-    (flat,) = (c for c in load_pipeline("histoqc-light").checks if c.kind == "flat")
+    checks: tuple[Any, ...] = load_pipeline("histoqc-light").checks
+    (flat,) = (check for check in checks if check.kind == "flat")
     assert flat.min_area == "100 px"
 
 
 def test_what_main_and_the_fork_added_is_carried_over(tmp_path: Path) -> None:
     pipeline = converted(tmp_path)
     assert pipeline.pixels_to_use == "relative2image"
-    checks = {check.name: check for check in pipeline.checks}
+    checks: dict[str, Any] = {check.name: check for check in pipeline.checks}
     assert list(checks) == [
         *("nonwhite", "flat_areas", "first", "geo_first", "brightness_RGB_background"),
         *("areathresh", "templates", "macro", "tissue_pieces"),

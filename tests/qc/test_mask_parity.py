@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+import skimage.morphology
 from scipy.signal import convolve2d
-from skimage import color, filters, morphology, transform
+from skimage import color, filters, transform
 from tests.qc.slides import REAL, needs_real_slide
 
 from thinsection.qc import Pipeline, QcResult, load_pipeline, run_qc
@@ -135,7 +136,7 @@ def by_scikit_image(
     flat = np.abs(convolve2d(gray, np.full((10, 10), 0.01), mode="same") - gray) < 0.01
     take("flat_areas", ~objects(~objects(flat, 500), 500))
     cells = objects(holes(left, 64) & ~left, 9)
-    fat = objects(morphology.dilation(cells, np.ones((10, 10))), 1001)
+    fat = objects(skimage.morphology.dilation(cells, np.ones((10, 10))), 1001)
     take("fatlike", fat)
     touched["fatlike"] = fat  # with the holes themselves
     touched["small_filled"] = holes(left, 1000) & ~left
@@ -145,18 +146,20 @@ def by_scikit_image(
         np.abs(filters.laplace(color.rgb2gray(rgb_fine))), sigma=100
     )
     take("blurry", transform.resize(edges <= max_edge, gray.shape, order=0))
-    opened = morphology.opening(left, morphology.disk(5))
+    opened = skimage.morphology.opening(left, skimage.morphology.disk(5))
     take("spur", ~opened)
     take("areathresh", ~objects(left, AREA_PX))
     return touched, left
 
 
 def objects(mask: Mask, min_px: int) -> Mask:
-    return np.asarray(morphology.remove_small_objects(mask, max_size=min_px - 1))
+    return np.asarray(
+        skimage.morphology.remove_small_objects(mask, max_size=min_px - 1)
+    )
 
 
 def holes(mask: Mask, min_px: int) -> Mask:
-    return np.asarray(morphology.remove_small_holes(mask, max_size=min_px - 1))
+    return np.asarray(skimage.morphology.remove_small_holes(mask, max_size=min_px - 1))
 
 
 def iou(one: Mask, other: Mask) -> float:

@@ -132,7 +132,7 @@ def test_every_check_says_its_kind_and_one_line_of_help() -> None:
     entries = list(CHECKS)
     assert len(entries) >= 21
     for entry in entries:
-        assert entry.load().kind == entry.name
+        assert CHECKS.load(entry.name).kind == entry.name
         assert entry.help.endswith(".")
         assert "\n" not in entry.help
 

@@ -1,6 +1,7 @@
 """Pipelines: presets, TOML, and HistoQC's own config files."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,7 +151,8 @@ def test_histoqcs_config_is_carried_over_value_by_value(tmp_path: Path) -> None:
         ),
         "brightness",
     ]
-    pen, bright, flat, blurry, spurs, _, gray, yuv = pipeline.checks
+    checks: tuple[Any, ...] = pipeline.checks
+    pen, bright, flat, blurry, spurs, _, gray, yuv = checks
     assert (pen.name, pen.model, pen.min_area) == ("pens", "pen", "120 px")
     assert (bright.upper_gray, bright.lower_std, bright.invert) == (0.88, 9.0, False)
     assert flat.min_area == "100 px"  # HistoQC's default where its section says nothing
@@ -167,7 +169,7 @@ def test_own_examples_beside_the_config_are_taken(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
     pipeline, notes = pipeline_from_ini(ini(tmp_path))
-    pen = pipeline.checks[0]
+    pen: Any = pipeline.checks[0]
     assert pen.model == "own"
     assert pen.features == ("frangi", "laplace", "rgb")
     assert pen.example_masks[0].endswith("pen_green_mask.png")

@@ -113,7 +113,8 @@ def test_whole_segments_are_decoded_without_tifffile(
     levels = write_pyramid(tmp_path / "a.tif", SIZE, kind)
     with TiffSlide(str(tmp_path / "a.tif")) as slide:
         for decoder in slide._decoders:
-            decoder._page = None
+            assert isinstance(decoder, SegmentDecoder)
+            vars(decoder)["_page"] = None
         pixels = slide.read_region((0, 0), 0, SIZE)  # strided
         tile = (kind.tile or SIZE)[::-1]
         np.testing.assert_array_equal(  # in place

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -263,7 +264,7 @@ def test_buffers_are_reused_and_one_iteration_runs_at_a_time(tmp_path: Path) -> 
         first = {b.data_ptr() for b in cache.batches(np.arange(37), 4)}
         assert len(first) == 1 + cache.prefetch
         assert {b.data_ptr() for b in cache.batches(np.arange(37), 4)} == first
-        running = cache.batches(np.arange(37), 4)
+        running: Any = cache.batches(np.arange(37), 4)
         next(running)
         with pytest.raises(InvalidInputError, match="one iteration at a time"):
             next(cache.batches(np.arange(3), 4))

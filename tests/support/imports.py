@@ -112,6 +112,7 @@ def _arrows_from(source: str, path: Path, modules: Set[str]) -> Iterator[Arrow]:
         elif id(node) not in skipped:
             name = _module_named_by(_fixed_text(node), modules)
             if name is not None:
+                assert isinstance(node, ast.expr)
                 yield Arrow(source, name, "target", node.lineno)
 
 

@@ -90,7 +90,10 @@ def plain_reinhard(
 
 
 PLAIN = {"macenko": plain_macenko, "reinhard": plain_reinhard}
-KINDS = {"macenko": StainVectors, "reinhard": ColourMoments}
+KINDS: dict[str, type[StainVectors] | type[ColourMoments]] = {
+    "macenko": StainVectors,
+    "reinhard": ColourMoments,
+}
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -32,7 +32,7 @@ from thinsection.types import MIB, Document, parse_bytes
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from distributed import Client, Future
-    from distributed.deploy import Cluster
+    from distributed.deploy.cluster import Cluster
 
 LOG_NAME = "dask-workers.log"
 _POLL_S = 2.0
@@ -71,7 +71,9 @@ class DaskBackend(Backend):
         import distributed  # loads Dask's defaults, which must come before our settings
 
         self._distributed: ModuleType = distributed
-        self._worker_of: dict[Future, str] = {}  # to the address of its worker
+        self._worker_of: dict[
+            Future[AnyReport], str
+        ] = {}  # to the address of its worker
         self._worker_seen_s = time.monotonic()
         self._num_asked = 0  # number of jobs in the last scaling of the cluster
         self._topic = f"thinsection-{secrets.token_hex(4)}"
@@ -128,7 +130,7 @@ class DaskBackend(Backend):
             future.release()
         return ended
 
-    def _wait(self) -> "list[Future]":
+    def _wait(self) -> "list[Future[AnyReport]]":
         """Futures that ended; waits a while for the first."""
         if not self.sent:
             threading.Event().wait(_RESTART_POLL_S)
@@ -140,7 +142,7 @@ class DaskBackend(Backend):
             return list(futures.done)
         return []
 
-    def _end(self, job: Job, future: "Future") -> Ended:
+    def _end(self, job: Job, future: "Future[AnyReport]") -> Ended:
         """End of the job of a future that is done."""
         if future.status == "finished":
             return Ended(job=job, kind="reported", report=future.result())
@@ -153,7 +155,7 @@ class DaskBackend(Backend):
             error = ClusterError("task was lost")
         return Ended.by_error(job, type(error).__name__, str(error), error=error)
 
-    def _cancel_stranded(self, before: set[str]) -> "list[Future]":
+    def _cancel_stranded(self, before: set[str]) -> "list[Future[AnyReport]]":
         """Cancels jobs whose worker left without dying at work (scaled down, time limit).
 
         Args:
@@ -189,7 +191,7 @@ class DaskBackend(Backend):
         self.threads = self.config.threads
         self.growable_resources = ()
         if isinstance(cluster, self._distributed.Client):
-            client = cluster
+            client: Client = cluster
         else:
             where = self.config.scheduler if cluster is None else cluster
             with connecting(where):
@@ -238,13 +240,14 @@ class DaskBackend(Backend):
         scratch = str(self.stack.enter_context(scratch_folder("dask")))
         memory_limit = local_memory(self.config, self.workers)
         if not self.config.gpu_ids:
-            return self._distributed.LocalCluster(
+            workers: Cluster = self._distributed.LocalCluster(
                 n_workers=self.workers,
                 threads_per_worker=1,
                 local_directory=scratch,
                 dashboard_address=_ANY_PORT,
                 memory_limit=memory_limit,
             )
+            return workers
         try:
             from dask_cuda import LocalCUDACluster
         except ImportError as error:
@@ -253,7 +256,7 @@ class DaskBackend(Backend):
                 "pip install dask-cuda, or use --executor pool, or start one run per GPU on "
                 "the same --out with CUDA_VISIBLE_DEVICES set: they share the work"
             ) from None
-        return LocalCUDACluster(
+        gpu_workers: Cluster = LocalCUDACluster(
             CUDA_VISIBLE_DEVICES=list(self.config.gpu_ids),
             device_memory_limit=0,
             threads_per_worker=1,
@@ -261,11 +264,12 @@ class DaskBackend(Backend):
             dashboard_address=_ANY_PORT,
             memory_limit=memory_limit,
         )
+        return gpu_workers
 
     def _slurm_cluster(self, threads: int) -> "Cluster":
         """Workers as jobs of Slurm, through dask-jobqueue."""
         with importing("--jobqueue slurm needs dask-jobqueue", "cluster"):
-            from dask_jobqueue import SLURMCluster
+            from dask_jobqueue.slurm import SLURMCluster
         config = self.config
         if shlex.quote(str(self._logs)) != str(self._logs):
             raise ConfigError(
