@@ -528,7 +528,7 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
 
 def strict(value: object) -> Json:
     """The value with only what strict JSON holds: NaN and infinities become None."""
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         value = as_mapping(value)
     if isinstance(value, dict):
         return {str(k): strict(v) for k, v in value.items()}
