@@ -50,7 +50,7 @@ def test_the_news_name_only_what_exists() -> None:
     ],
 )
 def test_a_planted_name_is_noticed(text: str, problem: str) -> None:
-    found = problems_in(text, "docs/planted.md")
+    found = problems_in(text, "docs/concepts.md")
     assert any(problem in sentence for sentence in found), found
 
 
