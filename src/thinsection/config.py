@@ -209,7 +209,9 @@ def from_mapping(cls: type[D], data: Mapping[str, object], *, where: str = "") -
     for f in own.values():
         has_default = f.default is not MISSING or f.default_factory is not MISSING
         if f.name not in values and not has_default:
-            raise ConfigError(f"{where}{f.name} must be given, got {sorted(data)}")
+            raise ConfigError(
+                f"{where}{f.name} must be set, got only the keys {sorted(data)}"
+            )
     return cls(**values)
 
 

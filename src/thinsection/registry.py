@@ -138,7 +138,7 @@ class Registry(Generic[T]):
         except Exception as error:
             raise InvalidInputError(
                 f"{self.kind} {point.name!r} must be importable, got {error!r} from "
-                f"{point.value!r}; mend or remove the package that brings it"
+                f"{point.value!r}; repair or remove the package that provides it"
             ) from error
         if isinstance(target, Entry):
             return replace(target, name=point.name)

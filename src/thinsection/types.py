@@ -110,6 +110,11 @@ def format_bytes(num_bytes: float) -> str:
     return f"{value:.1f} TiB"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: '1 slide', '2 slides'."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def format_mpp(mpp: Mpp | None) -> str:
     """'0.25 µm/px', '0.25 x 0.5 µm/px' for px that are not square, 'no mpp' for None."""
     if mpp is None:

@@ -131,7 +131,7 @@ def test_a_missing_weight_of_transformers_is_refused_not_made_up(
     config = (transformers_folder / "config.json").read_text()
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(
-        WeightsError, match="must say its hidden_size, image_mean and image_std"
+        WeightsError, match="must state hidden_size, image_mean and image_std"
     ):
         load_encoder(str(tmp_path), device="cpu")  # no normalisation is made up either
     shown = (transformers_folder / "preprocessor_config.json").read_text()
@@ -181,7 +181,8 @@ def test_offline_fails_in_seconds_and_says_what_to_do(
     )  # nobody listens there
     started = time.monotonic()
     with pytest.raises(
-        WeightsError, match=r"got no answer from .*; fetch it where there is network"
+        WeightsError,
+        match=r"got no answer from .*; download it on a machine with a network",
     ):
         load_encoder("conch_v15", device="cpu")
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
@@ -238,7 +239,7 @@ def test_an_entry_point_brings_an_encoder_and_is_held_to_the_protocol(
     )
     mine = load_encoder("mine", device="cpu", precision="fp32")
     assert mine.dim == 384 and mine.label == "mine"
-    with pytest.raises(InvalidInputError, match="must give a TileEncoder, got dict"):
+    with pytest.raises(InvalidInputError, match="must return a TileEncoder, got dict"):
         load_encoder("broken", device="cpu")
     with pytest.raises(UnknownEncoderError, match="did you mean 'broken'"):
         load_encoder("brokn", device="cpu")

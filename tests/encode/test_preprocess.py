@@ -134,7 +134,7 @@ def test_a_buffer_of_an_earlier_call_is_written_over() -> None:
     found = preprocess(255 - batch[:3].numpy(), spec, out=buffer)
     assert torch.equal(found, wanted) and found.data_ptr() == buffer.data_ptr()
     with pytest.raises(
-        InvalidInputError, match=r"out must be of an earlier call .* got \(3, 3"
+        InvalidInputError, match=r"out must come from an earlier call .* got \(3, 3"
     ):
         preprocess(batch, spec, out=buffer[:3])
     with pytest.raises(InvalidInputError, match="out must be"):
@@ -173,7 +173,7 @@ def test_other_dtypes_shapes_and_too_small_tiles_are_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"got uint8 \(4, 4, 3\)"):
         as_uint8_batch(torch.zeros(4, 4, 3, dtype=torch.uint8))
     spec = dataclasses.replace(encoder_spec("uni"), resize_px=None)
-    with pytest.raises(InvalidInputError, match="at least 224 px a side"):
+    with pytest.raises(InvalidInputError, match="at least 224 pixels a side"):
         preprocess(tiles(300, 200), spec)
 
 

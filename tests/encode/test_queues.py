@@ -176,7 +176,7 @@ def test_a_batch_that_the_card_cannot_hold_is_halved_and_said_so() -> None:
     assert encoder.seen[:5] == [6, 3, 2, 2, 2]  # what did not fit is not tried again
     assert max(encoder.seen[2:]) == 2
     assert {made.notes for made in found} == {
-        ("lunit_vits16: out of GPU memory, 2 tiles at once",)
+        ("lunit_vits16: the GPU ran out of memory; continuing with 2 tiles at once",)
     }
 
 

@@ -80,7 +80,7 @@ def test_one_file_under_two_names_is_refused(tmp_path: Path, half: bool) -> None
         planned(root)
     warnings, _ = planned(root, allow_leakage=True)
     assert warnings[-1].startswith("training and test share slides")
-    assert warnings[-1].endswith("the score flatters")
+    assert warnings[-1].endswith("the score is too optimistic")
 
 
 def test_copies_of_one_case_are_no_leak(tmp_path: Path) -> None:
@@ -104,10 +104,7 @@ def test_nearly_the_same_tissue_is_named_in_a_warning(tmp_path: Path) -> None:
             x = file["features"][:]  # type: ignore[index]
             file["features"][:] = x + 1e-3 * rng.normal(size=x.shape)  # type: ignore[index]
     (warning,) = planned(root)[0]
-    assert (
-        "pairs of slides in training and test have nearly the same mean embedding"
-        in warning
-    )
+    assert "pairs of slides with nearly the same mean embedding" in warning
     assert "give both one case_id" in warning
 
 
@@ -127,10 +124,9 @@ def test_barcodes_of_tcga_cptac_and_gtex_make_one_case(
     noise(root, [name(i) for i in range(40)], [x for x in coin(20) for _ in "12"])
     warnings, told = planned(root)
     assert warnings == ()
-    assert "40 slides of 20 cases train" in told
-    sentence = (
-        "no case_id: the case of 40 slides is that of their TCGA, CPTAC or GTEx barcode"
-    )
+    assert "40 slides of 20 cases for training" in told
+    sentence = "the table has no case_id: the TCGA, CPTAC or GTEx barcode gives the case of 40 "
+    "slides"
     assert sentence in told
 
 
@@ -142,9 +138,10 @@ def test_slides_that_begin_alike_are_named_where_nobody_knows_whose_they_are(
     noise(root, names, [x for x in coin(20) for _ in "12"])
     (warning,) = planned(root)[0]
     assert warning == (
-        "nobody says whose 40 slides are: each is taken as a patient of its own; add a column "
-        "case_id if a patient has several; 40 names begin alike (P000_A and P000_B, "
-        "P001_A and P001_B, P002_A and P002_B, ...): slides of one patient would flatter the score"
+        "the patients of 40 slides are unknown, so each slide counts as one patient; add a column "
+        "case_id if a patient has several slides; 40 names begin with the same letters (P000_A and "
+        "P000_B, P001_A and P001_B, P002_A and P002_B, ...): slides of one patient in training and "
+        "test would make the score too optimistic"
     )
 
 
@@ -155,7 +152,7 @@ def test_numbered_slides_are_no_suspects_and_it_is_said_that_nobody_knows(
     noise(root, [f"slide_{i}" for i in range(40)], coin(40))
     warnings, told = planned(root)
     assert warnings == ()
-    assert "nobody says whose 40 slides are" in told
+    assert "the patients of 40 slides are" in told
 
 
 @pytest.mark.parametrize(
@@ -174,8 +171,8 @@ def test_spellings_of_one_id_are_one_case(
     )
     warnings, told = planned(root)
     assert warnings == ()
-    assert "40 slides of 20 cases train" in told
-    assert "ids are compared without spaces, capitals and leading zeros" in told
+    assert "40 slides of 20 cases for training" in told
+    assert "ids are compared without spaces, capital letters and leading zeros" in told
 
 
 def test_cases_of_one_patient_are_never_parted(tmp_path: Path) -> None:
@@ -226,7 +223,7 @@ def test_a_split_that_tests_on_copies_of_training_rows_is_refused(
     ]
     rows = [f"{n},{'test' if n.startswith('t') else 'train'}" for n in names]
     (root / "split.csv").write_text("\n".join(["slide_id,split", *rows]) + "\n")
-    with pytest.raises(DatasetError, match="got 20 pairs that are equal after float16"):
+    with pytest.raises(DatasetError, match="got 20 pairs equal in float16"):
         planned(root, splits=root / "split.csv")
 
 
@@ -236,7 +233,7 @@ def test_all_zero_embeddings_and_two_widths_are_refused_by_name(tmp_path: Path) 
     write_embeddings(root / "s03x.h5", np.zeros((12, DIM)))
     with pytest.raises(
         DatasetError,
-        match=r"must not be all zero, got zeros in 1 of 20 slides \(s03x\)",
+        match=r"must not be all zero, got only zeros in 1 of 20 slides \(s03x\)",
     ):
         planned(root)
     write_embeddings(root / "s03x.h5", np.ones((12, 8)))
@@ -272,8 +269,8 @@ def test_a_renamed_training_slide_is_known_again_by_its_content(tmp_path: Path) 
     found = predict(tmp_path / "e" / "model.safetensors", new, out=tmp_path / "p")
     rows = {row.name: row for row in found.rows}
     assert rows["renamed"].warnings == (
-        "the embeddings of a training slide under another name: answered by heads that have not "
-        "seen it",
+        "the embeddings of a training slide with another name: predicted by heads that were not "
+        "trained on it",
     )
     assert rows["renamed"].answers[0] == pytest.approx(by_fold["s00x"], abs=1e-6)
     assert (
@@ -292,8 +289,11 @@ def test_the_page_shows_the_warnings(tmp_path: Path) -> None:
         ["a", "a", "b", "b"] * 6,
     )
     document = train(root, out=tmp_path / "e", config=small(root))
-    assert "24 names begin alike" in document["warnings"][0]
-    assert "24 names begin alike" in (tmp_path / "e" / "index.html").read_text()
+    assert "24 names begin with the same letters" in document["warnings"][0]
+    assert (
+        "24 names begin with the same letters"
+        in (tmp_path / "e" / "index.html").read_text()
+    )
 
 
 def test_a_digest_knows_values_through_float16_and_tells_small_ones_apart() -> None:

@@ -71,8 +71,9 @@ def test_each_site_is_tested_by_the_others_and_one_of_one_class_only_trains() ->
     ]
     assert all(set(range(40, 46)) <= {*part.train, *part.stop} for part in parts)
     assert lines == [
-        "leave-one-site-out: 4 sites, each tested by a model of the others",
-        "1 sites of 6 cases only train, as they alone cannot be scored (pure: only class 'b')",
+        "leave-one-site-out: 4 sites, and a model of the other sites predicts each",
+        "1 site with 6 cases only in training sets, because no score can be computed there "
+        "(pure: only class 'b')",
     ]
 
 
@@ -89,11 +90,13 @@ def test_sites_that_cannot_make_folds_are_refused_before_training() -> None:
         make_parts(two, Drawing(unit="site"))
     with pytest.raises(DatasetError, match="must allow a score, got only class"):
         make_parts(two, Drawing(unit="site", folds=2))
-    with pytest.raises(DatasetError, match="leave-one-site-out must have two sites"):
+    with pytest.raises(
+        DatasetError, match="leave-one-site-out must have at least two sites"
+    ):
         make_parts(two, Drawing(unit="each-site"))
     moved = cohort_of(labels, patients=["p"] * 12, sites=["x", "y"] * 6)
     with pytest.raises(
-        DatasetError, match="a patient must be of one site, got 'x' and 'y' for 'p'"
+        DatasetError, match="a patient must belong to one site, got 'x' and 'y' for 'p'"
     ):
         make_parts(moved, Drawing(unit="each-site"))
 
@@ -110,7 +113,7 @@ def test_repeats_draw_other_folds_and_the_first_are_those_without_repeats() -> N
     assert len({part.test for part in parts}) == 12
     assert line == "4 stratified folds of cases, drawn 3 times, seed 0"
     with pytest.raises(
-        ConfigError, match="splits must not be given with --fold-unit or --repeats"
+        ConfigError, match="splits must not be combined with --fold-unit or --repeats"
     ):
         make_parts(cohort, Drawing(repeats=2), Path("split.csv"))
 

@@ -68,7 +68,7 @@ def test_a_deleted_or_forbidden_output_is_lost_and_another_file_is_not(
     out = tmp_path / "out"
     inside = OSError(number, "no", str(out / "records" / "run.log"))
     with (
-        pytest.raises(OutputError, match=r"run\.log.*bring the folder"),
+        pytest.raises(OutputError, match=r"run\.log.*restore the folder"),
         output_errors(out),
     ):
         raise inside

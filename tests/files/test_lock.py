@@ -186,7 +186,7 @@ def test_a_lock_from_the_future_is_named_and_taken_when_nobody_touches_it(
     said = lock.describe()
     assert "process 1 on 'another-node'" in said
     assert str(tmp_path / "l") in said
-    assert "ahead of this clock" in said
+    assert "in the future of this clock" in said
     now = time.monotonic()
     later = now + STALE_AFTER_S + 1
     monkeypatch.setattr(time, "monotonic", lambda: later)

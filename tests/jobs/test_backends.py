@@ -43,7 +43,10 @@ class TestPool(WorkerContract):
             True,
             True,
         ]
-        assert "a worker died with 4 entries: each is tried alone" in heard.messages
+        assert (
+            "a worker died with 4 entries, each of which is now retried alone"
+            in heard.messages
+        )
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +75,9 @@ class TestDaskClusterFromPython(WorkerContract):
         """Not here: its workers have the memory that they have."""
         task = SquareTask(folder=tmp_path, killed={"2": 9})
         heard = self.run(task, chunk_slides=3, job_memory="2GiB,3GiB,4GiB")
-        assert heard.results[2].error.endswith("twice, the second time alone")
+        assert heard.results[2].error.endswith(
+            "twice, the second time with this entry alone"
+        )
 
     def test_a_client_is_taken_too_and_stays_open(
         self, dask_cluster: Any, tmp_path: Path
@@ -115,7 +120,9 @@ class TestRay(WorkerContract):
         task = SquareTask(folder=tmp_path, killed={"2": 9, "4": 2})
         heard = self.run(task, chunk_slides=3, job_memory="200MiB,250MiB,300MiB")
         assert heard.results[4].square == 16
-        assert heard.results[2].error.endswith("3 times, at last alone")
+        assert heard.results[2].error.endswith(
+            "3 times, the last time with this entry alone"
+        )
 
 
 @pytest.mark.check

@@ -113,10 +113,12 @@ def test_a_worker_killed_in_the_middle_loses_nothing_and_doubles_nothing(
     ]
     # s0, which came with s1, may have ended by then
     told = (
-        "a worker died with 2 entries: each is",
-        "a worker died with 1 entry: it is",
+        "a worker died with 2 entries, each of which is",
+        "a worker died with 1 entry, which is",
     )
-    assert [m for m in messages if m.removesuffix(" tried alone") in told], messages
+    assert [m for m in messages if m.removesuffix(" now retried alone") in told], (
+        messages
+    )
     assert (task.out / ".killed-s1").exists()
 
 
@@ -137,7 +139,7 @@ def test_a_slide_that_bloats_its_worker_is_recorded_and_the_rest_unharmed(
     }
     assert found["s2"].stage == "worker"
     assert "worker died" in found["s2"].error
-    assert "twice, the second time alone" in found["s2"].error
+    assert "twice, the second time with this entry alone" in found["s2"].error
     assert (task.out / "slides" / "s2" / "failure.json").is_file()
 
 
@@ -199,7 +201,7 @@ def test_an_output_that_dask_jobqueue_would_not_quote_is_refused(
     pytest.importorskip("dask_jobqueue", reason="dask-jobqueue is not installed")
     config = ExecutorConfig(executor="dask", jobqueue="slurm")
     with pytest.raises(
-        ConfigError, match=r"without spaces for --jobqueue.*use --executor slurm"
+        ConfigError, match=r"without spaces for --jobqueue.*or --executor slurm"
     ):
         execute_slides(faulty(tmp_path / "an out", config=config), slides)
 

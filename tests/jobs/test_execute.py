@@ -161,7 +161,7 @@ def test_what_is_finished_is_reported_and_not_sent(simulation: Simulation) -> No
         ("1 was done", "3 was done"),
         ("0", "4"),
     ]
-    assert record.messages == ["2 of 4 are done and left out"]
+    assert record.messages == ["2 of 4 are already done and are skipped"]
 
 
 def test_where_all_is_finished_no_backend_is_opened(simulation: Simulation) -> None:
@@ -191,7 +191,9 @@ def test_the_entries_of_a_dead_job_are_tried_alone_after_the_others(
         "0",
         "1 lost: its worker died, twice, the second time alone",
     ]
-    assert record.messages == ["a worker died with 2 entries: each is tried alone"]
+    assert record.messages == [
+        "a worker died with 2 entries, each of which is now retried alone"
+    ]
     # only the lost entry had no worker that could send its event
     assert record.events == [f"ended: {record.results[-1]}"]
 

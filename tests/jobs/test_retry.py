@@ -111,12 +111,14 @@ def test_what_a_dead_job_left_is_tried_alone_in_less_memory_of_the_same_size() -
     assert isinstance(retry.task, Plan)
     assert retry.task.num_smaller == 1
     assert retry.before == GRANTED
-    assert messages == ["a worker died with 2 entries: each is tried alone"]
+    assert messages == [
+        "a worker died with 2 entries, each of which is now retried alone"
+    ]
 
 
 def test_one_entry_is_told_of_in_the_singular() -> None:
     _, messages = close(ended("died", entries="a"))
-    assert messages == ["a worker died with 1 entry: it is tried alone"]
+    assert messages == ["a worker died with 1 entry, which is now retried alone"]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_an_entry_that_dies_alone_climbs_to_the_last_size_and_is_lost_there() ->
     outcome, messages = close(death, number=3, rung=retry.rung)
     assert outcome.next_attempts == ()
     assert outcome.report.results == (
-        Row("a", f"lost: {DIED}, 3 times, at last alone"),
+        Row("a", f"lost: {DIED}, 3 times, the last time with this entry alone"),
     )
     assert outcome.num_from_worker == 0
     assert messages == []
@@ -155,7 +157,7 @@ def test_an_entry_that_dies_alone_for_no_want_is_lost_at_the_second_time() -> No
     outcome, _ = close(ended("died", entries="a"), number=2)
     assert outcome.next_attempts == ()
     assert outcome.report.results == (
-        Row("a", f"lost: {DIED}, twice, the second time alone"),
+        Row("a", f"lost: {DIED}, twice, the second time with this entry alone"),
     )
 
 
@@ -207,7 +209,9 @@ def test_what_files_tell_of_is_done_without_a_report() -> None:
     assert outcome.report.results == (Row("b", "from files"),)
     assert outcome.num_from_worker == 0  # so its event is still to be sent
     assert [retry.entries for retry in outcome.next_attempts] == [("a", "c")]
-    assert messages == ["a worker died with 2 entries: each is tried alone"]
+    assert messages == [
+        "a worker died with 2 entries, each of which is now retried alone"
+    ]
 
 
 def test_a_death_after_the_last_entry_costs_nothing() -> None:

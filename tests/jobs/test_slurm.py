@@ -85,7 +85,7 @@ def test_a_word_of_a_directive_cannot_break_out_of_its_line(
 
 
 def test_a_line_break_in_the_output_folder_or_a_directive_is_refused() -> None:
-    with pytest.raises(ConfigError, match="out must hold no line break"):
+    with pytest.raises(ConfigError, match="out must contain no line break"):
         script("/o/a\nb", ExecutorConfig())
     with pytest.raises(ConfigError, match=r"executor\.directive must start with '-'"):
         ExecutorConfig(directive=("--qos=a\r--uid=0",))
@@ -206,7 +206,7 @@ def test_an_array_with_a_bad_slide_and_a_cancelled_task_is_collected_and_resubmi
     write_he_slide(slides / "bad.tiff", (700, 600), seed=9)  # repaired
     before = next(out.glob("*/features_*/good0.h5")).stat().st_mtime_ns
     again = thinsection("slurm", "submit", slides, *flags, environment=on_slurm)
-    assert "2 of 4 are done and left out" in again.stderr
+    assert "2 of 4 are already done and are skipped" in again.stderr
     second = arrays(out)[-1]
     entries: tuple[Any, ...] = second.attempt.entries
     assert sorted(entry.slide_id for entry in entries) == ["bad", "slow"]

@@ -161,7 +161,7 @@ class TestSlurm(WorkerContract):
         self.slurm.refused_bytes = 4 * GIB
         heard = self.run(SquareTask(folder=tmp_path, killed={"2": 1}), chunk_slides=3)
         assert heard.results[2].status == "done"
-        assert any("more memory is refused" in text for text in heard.messages)
+        assert any("refuses a job with more memory" in text for text in heard.messages)
         assert self.slurm.arrays[1].request.memory_bytes == 2 * GIB
         assert len(array_folders(tmp_path)) == 2
 
@@ -235,7 +235,7 @@ def test_a_folder_without_arrays_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"must hold tasks\.json of this version"):
         load_array(tmp_path, KINDS)
     with pytest.raises(
-        StoreError, match="must hold an array of 'thinsection slurm submit'"
+        StoreError, match="must contain an array of 'thinsection slurm submit'"
     ):
         collect(tmp_path, KINDS)
 
@@ -316,7 +316,7 @@ def test_where_all_is_done_nothing_is_submitted(
         on_message=messages.append,
     )
     assert [r.square for report in reports for r in report.results] == [-3]
-    assert messages == ["1 of 1 are done and left out"]
+    assert messages == ["1 of 1 are already done and are skipped"]
     assert not slurm.arrays
 
 

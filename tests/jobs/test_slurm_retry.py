@@ -160,7 +160,9 @@ def test_a_slide_whose_task_is_killed_is_tried_once_more_alone(
     else:
         assert (found["big"].status, found["big"].stage) == ("failed", "worker")
         assert "(FAILED, signal 9); see" in found["big"].error
-        assert found["big"].error.endswith("twice, the second time alone")
+        assert found["big"].error.endswith(
+            "twice, the second time with this entry alone"
+        )
 
 
 @needs_slurm
@@ -187,7 +189,7 @@ def test_a_task_that_exceeds_its_memory_is_collected_sent_again_with_more_and_do
     messages: list[str] = []
     (found,) = collect(out, TASKS, on_message=messages.append)
     assert (found.waiting, found.results) == (1, {})
-    assert "a worker died with 1 entry: it is tried alone" in messages
+    assert "a worker died with 1 entry, which is now retried alone" in messages
     first, second = arrays(out)
     assert (len(first.chunks), len(second.chunks)) == (1, 1)
     assert second.request.memory_bytes == (1200 if "," in memory else 680) * MIB

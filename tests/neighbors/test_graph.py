@@ -111,7 +111,7 @@ def test_other_graph_specs_are_refused(text: str) -> None:
     [
         ({}, "exactly one of k and radius_um"),
         ({"k": 3, "radius_um": 3}, "exactly one of k and radius_um"),
-        ({"radius_um": 3}, "slide_mpp must be given with radius_um"),
+        ({"radius_um": 3}, "slide_mpp must be set with radius_um"),
         ({"radius_um": -1, "slide_mpp": 1}, "radius_um must be > 0, got -1"),
         ({"k": 0}, "k must be an int >= 1, got 0"),
         ({"k": 2, "slide_mpp": 0.0}, "slide_mpp must be > 0"),

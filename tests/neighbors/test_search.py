@@ -207,7 +207,11 @@ def test_auto_says_what_it_takes_and_why() -> None:
 @pytest.mark.parametrize(
     ("points", "options", "message"),
     [
-        (np.zeros((4, 2)), {"k": 5}, r"k must be an int from 1 to the 4 points, got 5"),
+        (
+            np.zeros((4, 2)),
+            {"k": 5},
+            r"k must be an int from 1 to the number of points, 4, got 5",
+        ),
         (np.zeros((4, 2)), {"k": 0}, "k must be"),
         (np.zeros((4, 2)), {"k": True}, "k must be"),
         (
@@ -229,7 +233,7 @@ def test_auto_says_what_it_takes_and_why() -> None:
         (
             np.zeros((4, 2)),
             {"k": 1, "group": np.ones(4)},
-            "group must be integer ids, got",
+            "group must be of integer ids, got",
         ),
         (np.zeros((4, 2)), {"k": 1, "impl": "kdtre"}, "did you mean 'kdtree'"),
         (
@@ -247,8 +251,8 @@ def test_auto_says_what_it_takes_and_why() -> None:
             {"k": 1},
             "points must be a NumPy array or a torch tensor, got list",
         ),
-        (np.zeros((4, 2), "S1"), {"k": 1}, "points must be numbers"),
-        (np.zeros((4, 2), complex), {"k": 1}, "points must be numbers"),
+        (np.zeros((4, 2), "S1"), {"k": 1}, "points must be of numbers"),
+        (np.zeros((4, 2), complex), {"k": 1}, "points must be of numbers"),
     ],
 )
 def test_bad_arguments_are_named(

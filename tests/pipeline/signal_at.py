@@ -83,7 +83,7 @@ def main(slides: str, out: Path, number: int, times: int, flags: list[str]) -> N
         }
         said = Path(f"{target}.log").read_text().splitlines()
         found["said"] = [
-            line for line in said if "stopped by" in line or "to go on" in line
+            line for line in said if "stopped by" in line or "to continue" in line
         ]
         orphans = subprocess.run(
             ["pgrep", "-s", str(child)], capture_output=True, check=False

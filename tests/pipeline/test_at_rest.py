@@ -64,7 +64,7 @@ def test_a_flipped_bit_is_never_read_without_a_word(
     path = write(tmp_path / "a.h5")
     flip(path, what)
     with pytest.raises(
-        StoreError, match=r"must hold the bytes that were written.*a\.h5"
+        StoreError, match=r"must contain the bytes that were written.*a\.h5"
     ):
         read_tiles(path)
     assert len(verify(tmp_path)[1]) == 1
@@ -74,7 +74,7 @@ def test_a_flipped_bit_is_never_read_without_a_word(
 def test_an_attribute_that_was_changed_is_found(tmp_path: Path) -> None:
     with h5py.File(write(tmp_path / "a.h5"), "a") as file:
         file["coords"].attrs["patch_size_level0"] = 513
-    with pytest.raises(StoreError, match="'coords' must hold the bytes"):
+    with pytest.raises(StoreError, match="'coords' must contain the bytes"):
         read_tiles(tmp_path / "a.h5")
 
 
@@ -179,7 +179,9 @@ def test_verify_finds_any_changed_or_missing_file_and_the_run_makes_it_anew(
     (out / "slides" / "s1" / "tissue.geojson").unlink()
     code, said = ls(["verify", str(out)])
     assert code == 1
-    assert "slides/s0/thumbnail.jpg: other bytes than were written" in said
+    assert (
+        "slides/s0/thumbnail.jpg: the bytes differ from those that were written" in said
+    )
     assert "slides/s1/tissue.geojson: missing" in said
     picture.unlink()
     run([finished[0]], out=out, until="tiles")
@@ -235,7 +237,7 @@ def test_a_tampered_ledger_is_named_with_its_field_and_stays_that_slides(
     assert ls(["ls", str(out)])[0] == 0
     assert len(verify(out)[1]) == 1
     with pytest.raises(
-        StoreError, match=r"ledger must be whole, got slide\.json is damaged"
+        StoreError, match=r"ledger must be complete, got slide\.json is damaged"
     ):
         export_anndata(out, tmp_path / "x.h5ad")
     told: list[Any] = []
@@ -265,7 +267,7 @@ def test_nested_brackets_are_one_slides_damage(
     assert list(results.ledgers) == ["s0", "s1"]
     assert ls(["ls", str(out)])[0] == 0
     if depth > 64:
-        expected = "slide.json is damaged and counts as none: brackets must be nested"
+        expected = "slide.json is damaged and is ignored: brackets must be nested"
         assert results.failures()["s0"].startswith(expected)
     summary = run([finished[0]], out=out, until="tiles")
     assert summary.counts["failed"] == 0

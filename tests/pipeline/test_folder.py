@@ -231,18 +231,18 @@ def test_a_name_that_means_none_or_several_says_which_there_are(
         InvalidInputError, match=r"features must name one of .*, got None; pass"
     ):
         results.tile_embeddings(A)
-    with pytest.raises(InvalidInputError, match=r"grid must name one of .*, got None"):
+    with pytest.raises(InvalidInputError, match=r"grid must match one of .*, got None"):
         results.tiles(B)
     with pytest.raises(
         InvalidInputError, match=r"slide features must name one of .*, got 'titan'"
     ):
         results.slide_embeddings("titan")
     with pytest.raises(
-        InvalidInputError, match="slide_id must be of this folder, got 'bb'; did"
+        InvalidInputError, match="slide_id must be in this folder, got 'bb'; did"
     ):
         results.tiles("bb", GRID)
     with pytest.raises(
-        StoreError, match=r"200px_0.5mpp/tiles of .* must be there, got none; run"
+        StoreError, match=r"200px_0.5mpp/tiles of .* must exist, got none; run"
     ):
         results.tiles(A, "200px_0.5mpp")
 
@@ -306,7 +306,7 @@ def test_anndata_holds_one_of_several_embeddings_and_what_is_known_of_each_tile(
 ) -> None:
     anndata = pytest.importorskip("anndata", reason="anndata is not installed")
     target = tmp_path / "tiles.h5ad"
-    with pytest.raises(InvalidInputError, match="features must name one of"):
+    with pytest.raises(InvalidInputError, match="features must match one of"):
         export_anndata(out, target)
     assert not target.exists()
     number = export_anndata(out, target, features=RESNET)
@@ -335,7 +335,7 @@ def test_anndata_of_the_only_embeddings_needs_no_name_and_of_none_says_what_to_r
     out = tmp_path / "out"
     run([slides / f"{B}.svs"], out=out, config=settings(), until="tiles")
     with pytest.raises(
-        StoreError, match=r"must hold tile embeddings, got none .*run `thinsection"
+        StoreError, match=r"must contain tile embeddings, got none .*run `thinsection"
     ):
         export_anndata(out, tmp_path / "tiles.h5ad")
     run([slides / f"{B}.svs"], out=out, config=settings(), until="embeddings")

@@ -256,7 +256,9 @@ def test_slides_are_compared_with_the_cohort_or_a_reference_and_the_qc_page_show
         "measures_reference": tmp_path / "usual",
         "qc": "histoqc-light",
     }
-    with pytest.raises(ConfigError, match=r"must hold 256px.*; run it with --measures"):
+    with pytest.raises(
+        ConfigError, match=r"must contain 256px.*; run it with --measures"
+    ):
         measured_run(odd, out=tmp_path / "out", **flat)
     measured_run(*cohort, out=tmp_path / "usual", qc="histoqc-light")
     measured_run(cohort[1], odd, out=tmp_path / "out", **flat)
@@ -275,7 +277,8 @@ def test_a_reference_goes_with_measures_and_is_a_results_folder(
     tmp_path: Path, he_slide: Path
 ) -> None:
     with pytest.raises(
-        ConfigError, match="must go with measures, got none; pass --measures"
+        ConfigError,
+        match="must be combined with measures, got it alone; pass --measures",
     ):
         measured_run(
             he_slide, out=tmp_path, measures=False, measures_reference=tmp_path
@@ -326,5 +329,5 @@ def test_every_table_of_the_grids_tiles_is_listed_and_gives_columns(
     }  # the other has other tiles
     np.testing.assert_array_equal(columns["heatmap_a:attention"], plain.coords_l0[:, 0])
     ledger = results.ledgers["he"].without([f"{GRID}/tiles"])
-    with pytest.raises(StoreError, match="must be there, got none"):
+    with pytest.raises(StoreError, match="must exist, got none"):
         replace(results, ledgers={"he": ledger}).tile_tables("he", GRID)

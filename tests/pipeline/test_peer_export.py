@@ -280,13 +280,13 @@ def test_what_is_there_is_never_replaced_by_other_bytes(
     other = folder / "pt_files" / "half.pt"
     other.write_bytes(b"theirs")
     with pytest.raises(
-        StoreError, match="file must be new or the same, got another one at"
+        StoreError, match="file must be new or unchanged, got a different one at"
     ):
         export_peer(out, folder, "clam")
     assert other.read_bytes() == b"theirs"
     other.unlink()
     (folder / "dataset.csv").write_text("case_id,slide_id,label\nx,y,z\n")
-    with pytest.raises(StoreError, match="table must be new, or only grow"):
+    with pytest.raises(StoreError, match="table must be new or only gain rows"):
         export_peer(out, folder, "clam")
 
 
@@ -308,7 +308,7 @@ def test_the_command_says_what_was_left_out(out: Path, tmp_path: Path) -> None:
     finally:
         ledger.write_text(whole)
     assert result.exit_code == 3
-    assert "half: left out: ledger must be whole" in result.stdout
+    assert "half: left out: ledger must be complete" in result.stdout
     assert "2 slides are in" in result.stdout
 
 

@@ -77,7 +77,7 @@ def test_a_heatmap_has_the_colours_of_a_column_and_a_colour_bar(
     ):
         ts.plot.heatmap(results, "a", np.ones(2))
     with pytest.raises(
-        InvalidInputError, match="slide_id must be of this folder, got 'c'"
+        InvalidInputError, match="slide_id must be in this folder, got 'c'"
     ):
         ts.plot.tissue(results, "c")
 
@@ -143,5 +143,5 @@ def test_nothing_is_drawn_of_a_folder_without_embeddings(
     results: Results, tmp_path: Path
 ) -> None:
     (tmp_path / "slides").mkdir()
-    with pytest.raises(InvalidInputError, match="features must name one of"):
+    with pytest.raises(InvalidInputError, match="features must match one of"):
         ts.plot.embedding(ts.open_results(tmp_path))

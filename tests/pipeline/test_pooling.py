@@ -120,7 +120,7 @@ def test_a_slide_whose_worker_dies_is_recorded_and_the_others_are_done(
     assert len(results) == 5
     assert [found[name].status in ("done", "skipped") for name in "ace"] == [True] * 3
     assert (found["b"].status, found["b"].stage) == ("failed", "worker")
-    assert "twice, the second time alone" in found["b"].error
+    assert "twice, the second time with this entry alone" in found["b"].error
     assert sorted(files(tmp_path / "out")) == ["a.h5", "c.h5", "e.h5"]
 
 

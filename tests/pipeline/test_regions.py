@@ -224,7 +224,7 @@ def test_a_folder_a_column_and_a_table_give_each_slide_its_own(
     good, bad = summary.results
     assert (good.status, bad.status) == ("done", "failed")
     assert grid(tmp_path / "o", "a").coords_l0[:, 0].max() < 600
-    assert "got none at" in bad.error or "line 3 must hold numbers" in bad.error
+    assert "got no file" in bad.error or "line 3 must have numbers" in bad.error
 
 
 @pytest.mark.parametrize(
@@ -236,11 +236,11 @@ def test_a_folder_a_column_and_a_table_give_each_slide_its_own(
         ),
         (
             {"roi": "drawn.geojson"},
-            "roi must be of one slide, got one file for 2 slides",
+            "roi must belong to one slide, got one file for 2 slides",
         ),
         (
             {"tissue": "drawn", "qc": "auto"},
-            "tissue must go without qc and each other, got 'auto'",
+            "tissue must not be combined with qc or each other, got 'auto'",
         ),
         (
             {
@@ -248,7 +248,7 @@ def test_a_folder_a_column_and_a_table_give_each_slide_its_own(
                 "tissue_segmenter": True,
                 "segmenters": ["hest-tissue"],
             },
-            "tissue_segmenter must go without qc and each other",
+            "tissue_segmenter must not be combined with qc or each other",
         ),
     ],
 )

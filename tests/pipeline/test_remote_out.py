@@ -289,8 +289,11 @@ def test_what_cannot_be_done_is_said_before_any_work(
     slides: list[Path], memory: str
 ) -> None:
     for changes, words in (
-        ({"executor": "dask"}, r"out must be a folder for --executor dask.*no locks"),
-        ({"qc": "histoqc-light"}, "out must be a folder with --qc"),
+        (
+            {"executor": "dask"},
+            r"out must be a local folder for --executor dask.*no locks",
+        ),
+        ({"qc": "histoqc-light"}, "out must be a local folder with --qc"),
     ):
         with pytest.raises(ConfigError, match=words):
             run(slides, out=memory, config=replace_flat(CONFIG, changes))

@@ -74,10 +74,11 @@ def test_a_slide_near_the_resolution_is_tiled_and_its_true_one_recorded(
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("coarse", "ask for --tile-mpp 0.6 or native, or for a higher --mpp-tolerance"),
+        ("coarse", "pass --tile-mpp 0.6 or native, or a higher --mpp-tolerance"),
         (
             "dpi",
-            "352.8 µm/px (72 dpi), which no slide has: taken as missing); pass --slide-mpp",
+            "352.8 µm/px (72 dpi), which is not possible for a slide, so its resolution counts as "
+            "missing); pass --slide-mpp",
         ),
         ("missing", "slide_mpp is missing in 'missing.tif'; pass --slide-mpp"),
     ],

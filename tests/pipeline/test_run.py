@@ -426,7 +426,7 @@ def test_a_slide_that_fails_a_quality_rule_is_left_out_and_said_so(
     assert summary.counts["excluded"] == 1
     assert summary.exit_code == 0
     assert (
-        "left out by 'pixels_to_use<100000000'" in (tmp_path / "failed.csv").read_text()
+        "excluded by 'pixels_to_use<100000000'" in (tmp_path / "failed.csv").read_text()
     )
     assert not list(tmp_path.rglob("he.h5"))
 
@@ -434,7 +434,7 @@ def test_a_slide_that_fails_a_quality_rule_is_left_out_and_said_so(
 def test_a_quality_rule_without_quality_control_is_refused(
     tmp_path: Path, he_slide: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="qc_fail must go with --qc"):
+    with pytest.raises(ConfigError, match="qc_fail must be combined with --qc"):
         run(
             [he_slide],
             out=tmp_path,

@@ -234,7 +234,9 @@ def test_two_processes_with_different_encoders_on_one_folder_both_complete(
 
 
 def test_weights_of_ones_own_go_with_one_encoder(finished: Counting) -> None:
-    with pytest.raises(ConfigError, match="weights must go with one encoder, got 2"):
+    with pytest.raises(
+        ConfigError, match="weights must be combined with exactly one encoder, got 2"
+    ):
         finished.run(
             encoders=["efficientnet_lite0", "timm:resnet18"], weights="w.safetensors"
         )

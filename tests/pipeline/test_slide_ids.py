@@ -168,7 +168,7 @@ def test_a_slide_that_is_added_later_changes_no_others_id(
     assert named[str(tmp_path / "other" / "scan.svs")].startswith("scan-")
     assert after.counts["skipped"] == 1
     assert len(rows(tmp_path / "out")) == 2
-    assert any("another file of its name" in text for text in said)
+    assert any("another file with the same name" in text for text in said)
 
 
 def test_a_repeated_name_gets_its_hash_alone_or_with_the_others(
@@ -293,7 +293,7 @@ def test_names_that_differ_in_unicode_form_alone_are_named(tmp_path: Path) -> No
     said: list[str] = []
     entries = load_cohort([tmp_path], on_message=said.append)
     assert len({unicodedata.normalize("NFC", e.slide_id) for e in entries}) == 2
-    assert any("differ in their Unicode form alone" in text for text in said)
+    assert any("differ only in their Unicode form" in text for text in said)
 
 
 def test_a_damaged_list_of_ids_is_named(tmp_path: Path) -> None:
@@ -313,10 +313,10 @@ def test_slides_of_equal_content_are_named(tmp_path: Path) -> None:
     summary = tissue([tmp_path / "in"], tmp_path / "out", on_message=said.append)
     assert summary.equal_slides == (("a", "b"),)
     assert [text for text in said if "same content" in text] == [
-        "warning: 'a', 'b' have the same content: is it one slide?"
+        "warning: 'a', 'b' have the same content; check whether they are one slide"
     ]
     warnings = {row["slide_id"]: row["warnings"] for row in rows(tmp_path / "out")}
-    assert "the same content as b" in warnings["a"]
+    assert "same content as b" in warnings["a"]
     assert "same content" not in warnings["c"]
 
 
@@ -338,7 +338,7 @@ def test_a_slide_that_is_overwritten_while_it_is_read_fails_and_leaves_nothing(
     out = tmp_path / "out"
     first = run([slide], out=out, until="tiles", on_event=overwrite)
     assert first.counts["failed"] == 1
-    assert "must stay as it is while it is read" in first.results[0].error
+    assert "must not change while it is read" in first.results[0].error
     ledger = json.loads((out / SLIDES / "a" / "slide.json").read_text())
     assert ledger["stages"] == {}
     again = run([slide], out=out, until="tiles")
@@ -407,4 +407,4 @@ def test_training_counts_each_slide_once_after_several_spellings(
     lines = [f"P{number:02},{number % 2}" for number in range(1, NUM_CASES + 1)]
     labels.write_text("case_id,grade\n" + "\n".join(lines) + "\n")
     found = read_cohort(out, LabelsConfig(labels=labels, target=("grade",)))
-    assert found.account[0] == f"{NUM_CASES} slides of {NUM_CASES} cases train"
+    assert found.account[0] == f"{NUM_CASES} slides of {NUM_CASES} cases for training"

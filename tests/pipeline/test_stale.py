@@ -70,7 +70,8 @@ def test_a_slide_file_that_was_replaced_is_refused_and_nothing_changes(
     (result,) = refused.results
     assert result.error == (
         "StaleResultError: slides/tissue of 's' must be of the same file and settings, got one of "
-        "another slide file, mpp, weights or version; pass --overwrite to replace it and all that "
+        "another slide file, resolution, weights or version; pass --overwrite to replace it and "
+        "all results that "
         "was made from it, or another --out"
     )
     after = results(out)
@@ -107,7 +108,7 @@ def test_a_change_between_the_samples_is_refused_and_a_copied_folder_is_not_reco
         file.write(b"x" * 1000)
     assert fingerprint(slide) == fingerprint(moved)
     refused = do(slide, out)
-    assert "got one of another slide file" in refused.results[0].error
+    assert "got a result of another slide file" in refused.results[0].error
     assert do(slide, out, fingerprint="samples").counts["skipped"] == 1  # asked for
     assert do(slide, out, overwrite=True).counts["done"] == 1
     assert do(slide, out).counts["skipped"] == 1

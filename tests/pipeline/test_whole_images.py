@@ -82,6 +82,7 @@ def test_an_image_that_can_never_fit_is_refused_with_what_it_needs(
         [images], out=tmp_path / "out", until="tiles", memory="35MiB", **SETTINGS
     )
     assert summary.counts["failed"] == 6
-    assert "memory must leave 4.0 MiB for an image that is decoded whole, got 2." in (
-        (tmp_path / "out" / "failed.csv").read_text()
+    assert (
+        "memory must leave 4.0 MiB for an image that is decoded as a whole, got 2."
+        in ((tmp_path / "out" / "failed.csv").read_text())
     )

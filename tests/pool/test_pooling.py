@@ -91,7 +91,7 @@ def test_a_tile_table_says_places_and_size() -> None:
         {"tiles": table, "stride_l0": 256},
     ):
         with pytest.raises(
-            InvalidInputError, match="must get tiles, or coords_l0 with tile_px_l0"
+            InvalidInputError, match="needs tiles, or coords_l0 with tile_px_l0"
         ):
             aggregate(tiles, **wrong)
 
@@ -152,7 +152,7 @@ def test_wrong_options_are_named() -> None:
         load_slide_encoder("mean", device="tpu")
     with pytest.raises(DeviceError, match="'cuda:99' with"):
         load_slide_encoder("mean", device="cuda:99")
-    with pytest.raises(WeightsError, match="'mean' has no weights"):
+    with pytest.raises(WeightsError, match="'mean', which has none"):
         load_slide_encoder("mean", weights="x.safetensors", device="cpu")
 
 

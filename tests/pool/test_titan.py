@@ -198,7 +198,9 @@ def test_early_fusion_of_overlapping_tiles_keeps_a_token_each(
     assert len(np.unique(cells, axis=0)) == 128
     wanted = titan.encode(np.concatenate([tiles, tiles]), cells * 64, tile_px_l0=64)
     assert np.abs(got - wanted).max() <= ATOL
-    with pytest.raises(InvalidInputError, match="same share of tile_px_l0") as caught:
+    with pytest.raises(
+        InvalidInputError, match="same fraction of tile_px_l0"
+    ) as caught:
         patient_embedding(
             slides,
             slide_encoder=titan,
@@ -311,7 +313,7 @@ def test_from_pretrained_reads_a_folder(
 def test_random_weights_must_be_asked_for() -> None:
     titan = load_slide_encoder("titan", pretrained=False, device="cpu")
     assert titan.dim == 768
-    with pytest.raises(WeightsError, match="left out with pretrained=False"):
+    with pytest.raises(WeightsError, match="omitted with pretrained=False"):
         load_slide_encoder("titan", pretrained=False, weights="x", device="cpu")
 
 

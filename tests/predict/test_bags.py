@@ -82,9 +82,9 @@ def test_a_bag_without_tiles_of_two_encoders_or_with_nan_is_refused(
     write_embeddings(tmp_path / "five.h5", np.ones((3, 5)))
     with h5py.File(tmp_path / "nan.h5", "w") as file:
         file["features"] = np.array([[1.0, np.nan]], np.float32)
-    with pytest.raises(DatasetError, match=r"must hold tiles, got none in .*none\.h5"):
+    with pytest.raises(DatasetError, match=r"must have tiles, got none in .*none\.h5"):
         Bags([[tmp_path / "none.h5"]]).read(0)
-    with pytest.raises(DatasetError, match=r"one encoder, got D of \[4, 5\]"):
+    with pytest.raises(DatasetError, match=r"one encoder, got \[4, 5\]"):
         Bags([[tmp_path / "four.h5", tmp_path / "five.h5"]]).read(0)
     with pytest.raises(InvalidInputError, match=r"row 0 of nan\.h5"):
         Bags([[tmp_path / "nan.h5"]]).read(0)

@@ -120,7 +120,7 @@ def test_clams_instance_loss_is_that_of_its_highest_and_lowest_tiles(
 
 def test_clam_refuses_targets_that_are_no_classes() -> None:
     head, (features, coords) = made("clam_sb", outputs=1), bag(4)
-    with pytest.raises(ConfigError, match=r"must be classes, got .*take head 'abmil'"):
+    with pytest.raises(ConfigError, match=r"must be classes, got .*use head 'abmil'"):
         head.loss(head(features, coords), torch.tensor([2.5]), F.mse_loss)
 
 

@@ -27,10 +27,10 @@ def test_the_account_says_what_matched_and_why_the_rest_did_not(tmp_path: Path) 
     assert cohort.cases == ("p1", "p2")
     assert cohort.slides == (("a", "b"), ("c",))
     told = "\n".join(cohort.account)
-    assert "3 slides of 2 cases train" in told
-    assert "1 labelled, without embeddings: d" in told
+    assert "3 slides of 2 cases for training" in told
+    assert "1 labelled, but without embeddings: d" in told
     assert "1 without label: e" in told
-    assert "2 with embeddings, not labelled: e, f" in told
+    assert "2 with embeddings, but not labelled: e, f" in told
     assert "binary (by its values): x 1, y 1" in told
 
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_learnt_is_refused_by_name(tmp_path: Path) -> None:
     ):
         cohort_of(tmp_path, "slide_id,case_id,label\na,p,x\nb,p,y\n", ["a", "b"])
     with pytest.raises(
-        DatasetError, match="labels must match embeddings, got none; 1 rows"
+        DatasetError, match="labels must match embeddings, got no match; 1 rows"
     ):
         cohort_of(tmp_path, "slide_id,label\nz,x\n", ["a"])
     with pytest.raises(ConfigError, match="cox must have one target and --time"):
@@ -188,7 +188,9 @@ def test_words_for_no_value_are_counted_and_no_class(tmp_path: Path) -> None:
 
 
 def test_classes_that_differ_in_capitals_alone_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="more than capitals, got 'MSI' and 'msi'"):
+    with pytest.raises(
+        DatasetError, match="more than capital letters, got 'MSI' and 'msi'"
+    ):
         cohort_of(tmp_path, "slide_id,label\na,MSI\nb,msi\nc,MSS\n", ["a", "b", "c"])
 
 

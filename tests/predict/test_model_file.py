@@ -113,7 +113,7 @@ def test_a_model_with_an_attention_is_a_slide_encoder(
 
 def test_a_model_without_an_attention_is_no_slide_encoder(tmp_path: Path) -> None:
     save_model(path := tmp_path / "m.safetensors", model("linear"))
-    with pytest.raises(WeightsError, match="abmil weights must hold V"):
+    with pytest.raises(WeightsError, match="abmil weights must contain V"):
         load_slide_encoder("abmil", weights=path, device="cpu")
 
 
@@ -213,7 +213,7 @@ def _metadata(path: Path) -> str:
             lambda c, t: c.update(nmae="x"),
             "unknown config key 'model.nmae'; did you mean",
         ),
-        (lambda c, t: c.pop("inputs"), r"model.inputs must be given"),
+        (lambda c, t: c.pop("inputs"), r"model.inputs must be set"),
         (
             lambda c, t: c["head"].update(hidden_dim="8"),
             "head.hidden_dim must be int, got '8'",
@@ -299,7 +299,7 @@ def test_a_truncated_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_model(path, model())
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(WeightsError, match="weights must be whole"):
+    with pytest.raises(WeightsError, match="weights must be complete"):
         load_model(path)
 
 

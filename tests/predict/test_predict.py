@@ -34,7 +34,7 @@ def test_training_slides_from_their_files_get_the_scores_of_the_folds(
         np.testing.assert_allclose(answers[slide_id], wanted, atol=1e-6)
     rows = table(found.table)
     assert [row["members"] for row in rows] == ["1"] * 8
-    assert all("heads that have not seen it" in row["warnings"] for row in rows)
+    assert all("heads that were not trained on it" in row["warnings"] for row in rows)
     assert {row["prediction"] for row in rows} == {"low", "high"}
 
 
@@ -174,10 +174,12 @@ def test_slides_without_the_runs_settings_are_refused(
     card = replace(model.card, inputs=replace(model.card.inputs, run={}))
     save_model(path, replace(model, card=card))
     with pytest.raises(
-        ConfigError, match="a model must know the run that made its embeddings"
+        ConfigError, match="a model must record the run that made its embeddings"
     ):
         predict(path, trained.slides, out=tmp_path / "out")
-    with pytest.raises(InvalidInputError, match="out must be given with slides"):
+    with pytest.raises(
+        InvalidInputError, match="out must be set when slides are passed"
+    ):
         predict(trained.model, trained.slides)
 
 

@@ -355,7 +355,7 @@ def test_the_model_says_what_it_was_trained_on(tmp_path: Path) -> None:
     )
     card = load_model(tmp_path / "grade" / "model.safetensors").card
     assert (card.name, len(card.members), card.inputs.dim) == ("grade", 3, 16)
-    assert "12 slides of 12 cases train" in card.data["account"]
+    assert "12 slides of 12 cases for training" in card.data["account"]
     # of each case the marks of s001 and of s1, its plain name, and that of its embeddings
     assert sum(len(member.held_out) for member in card.members) == 36
     assert len(card.trained) == 36

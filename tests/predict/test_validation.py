@@ -369,7 +369,7 @@ def test_the_page_names_the_models_hash_and_says_external_validation(
     assert told["model"]["sha256"] in page and len(told["model"]["sha256"]) == 64
     assert "nothing was fitted or chosen on these cases" in page
     assert f"{told['survival']['hazard_ratio']['value']:.4f}" in page
-    assert "84 slides of 70 cases are tested" in page
+    assert "84 slides of 70 cases for testing" in page
 
 
 def test_a_copy_of_the_training_cohort_is_no_external_validation(
@@ -417,7 +417,7 @@ def test_training_cases_among_new_ones_are_left_out_and_named(
     assert told["validation"] == "external" and told["cases"] == 70
     why = {one["case"]: one["why"] for one in told["left_out"]}
     assert why == {
-        "new": "the embeddings of a training slide under another name",
+        "new": "the embeddings of a training slide with another name",
         "other": "of the training set",
     }
     alone, _ = study.validate("binary", tmp_path / "alone")
@@ -463,8 +463,8 @@ def test_slides_that_nobody_labelled_join_no_labelled_case(
     assert found.validation["slides"] == 3
     assert not [row for row in found.rows if row.level == "case"]
     account = " ".join(found.validation["account"])
-    assert "1 labelled, without embeddings: gone" in account
-    assert "2 with embeddings, not labelled: TCGA-AA-0001-02, x3" in account
+    assert "1 labelled, but without embeddings: gone" in account
+    assert "2 with embeddings, but not labelled: TCGA-AA-0001-02, x3" in account
 
 
 def test_a_model_without_a_lock_says_what_is_missing(
@@ -482,7 +482,7 @@ def test_a_model_without_a_lock_says_what_is_missing(
     ).validation
     (outcome,) = told["outcomes"]
     assert outcome["calls"] is None and outcome["scores"]["auroc"]["value"] > 0.5
-    assert "fixes no threshold" in told["missing"][0]
+    assert "contains no threshold" in told["missing"][0]
 
 
 @pytest.mark.parametrize(
@@ -509,7 +509,9 @@ def test_labels_that_do_not_fit_are_refused(study: Study, tmp_path: Path) -> Non
     model = study.model("binary")
     with pytest.raises(DatasetError, match="one of high, low, got 'medium'"):
         predict(model, study.external, out=tmp_path, labels=labels)
-    with pytest.raises(ConfigError, match="target and time must be of labels"):
+    with pytest.raises(
+        ConfigError, match="target and time must be combined with labels"
+    ):
         predict(model, study.external, out=tmp_path, target=("grade",))
     labels.write_text("slide_id,dead,days\ne001,0,5\ne002,1,9\n")
     with pytest.raises(DatasetError, match="two cases whose times can be compared"):

@@ -69,7 +69,7 @@ def test_a_fold_without_a_class_is_refused() -> None:
     odd = (np.arange(0, 40, 2), np.arange(1, 40, 2))
     cases = dataclasses.replace(labelled_cases(40), folds=(odd,))
     with pytest.raises(
-        DatasetError, match="train part of each fold must hold every class, got no"
+        DatasetError, match="train part of each fold must contain every class, got no"
     ):
         slide_probe(cases)
 

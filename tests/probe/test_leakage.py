@@ -72,7 +72,10 @@ def test_a_split_that_parts_a_patient_is_refused_by_name(
     leaky = load(table, allow_leakage=True)
     result = knn_probe(leaky, protocol=NANOPATH)
     assert result.score > 0.99  # what the check is there for
-    assert "the score flatters; allowed" in result.facts["leakage"]
+    assert (
+        "the score is too optimistic; --allow-leakage accepts this"
+        in result.facts["leakage"]
+    )
 
 
 @pytest.mark.parametrize("column", ["case_id", "slide_id", "barcode"])
@@ -83,7 +86,7 @@ def test_split_by_patient_the_same_table_is_at_chance_and_its_interval_covers_it
     result = knn_probe(
         load(patients(tmp_path, [column], split=split)), protocol=NANOPATH
     )
-    assert result.facts["leakage"].startswith("train and validation share no ")
+    assert result.facts["leakage"].startswith("training and validation set share no ")
     assert result.interval is not None
     assert result.interval.low < 0.5 < result.interval.high
     assert result.interval.unit == ("slides" if column == "slide_id" else "patients")
@@ -94,7 +97,7 @@ def test_without_patients_and_slides_the_page_says_that_nobody_knows(
     tmp_path: Path,
 ) -> None:
     data = load(patients(tmp_path, [], split="patient"))
-    assert "whose they are is not known" in data.facts["leakage"]
+    assert "their patients and slides are unknown" in data.facts["leakage"]
 
 
 def test_identical_rows_on_both_sides_are_refused() -> None:
@@ -203,7 +206,7 @@ def test_one_slide_under_two_cases_is_refused_in_a_table_of_cases(
 ) -> None:
     config = slides(tmp_path, ["s0,p,a", "s0,q,b"], "slide_id,case_id,label")
     with pytest.raises(
-        DatasetError, match="a slide must be of one case, got 'p' and 'q' for 's0'"
+        DatasetError, match="a slide must belong to one case, got 'p' and 'q' for 's0'"
     ):
         load_cases(tmp_path / "cases.csv", config)
 
@@ -211,10 +214,10 @@ def test_one_slide_under_two_cases_is_refused_in_a_table_of_cases(
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (np.ones((60, 4)), "must differ between rows, got 60 times the same"),
+        (np.ones((60, 4)), "must differ between rows, got 60 equal rows"),
         (
             np.eye(60, 4),
-            r"must not be zero, got zeros in 56 of 60 rows \('4', '5', '6', \.\.\.\)",
+            r"must not be zero, got only zeros in 56 of 60 rows \('4', '5', '6', \.\.\.\)",
         ),
     ],
 )

@@ -41,7 +41,8 @@ def test_tiles_take_the_class_of_the_region_that_holds_their_centre(
             assert slide == "slide-1"
             assert label == (int(place.split("x")[0]) >= 7 * 512)
     with pytest.raises(
-        DatasetError, match=r"no patient, slide or row, got 1 slides \('slide-1'\)"
+        DatasetError,
+        match=r"must not share a patient, slide or row, got 1 slides \('slide-1'\)",
     ):
         check_tile_set(data)
 

@@ -100,11 +100,11 @@ def test_a_run_without_features_is_refused_and_never_taken_for_pictures(
     config = replace_flat(ProbeConfig(), {"layout": layout})
     for path in (run, run / "slides", run / "slides" / "a"):
         with pytest.raises(
-            DatasetError, match=r"results must hold embeddings, got no .*`thinsect"
+            DatasetError, match=r"results must contain embeddings, got no .*`thinsect"
         ):
             load_tiles(path, config)
     (run / "records").rmdir()  # killed before the first one
-    with pytest.raises(DatasetError, match="results must hold embeddings"):
+    with pytest.raises(DatasetError, match="results must contain embeddings"):
         load_tiles(run, config)
 
 

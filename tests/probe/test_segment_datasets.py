@@ -131,7 +131,7 @@ def no_type_map(root: Path) -> None:
     ("harm", "load", "message"),
     [
         (no_mask, load_pannuke, "Fold2/masks/fold2/masks.npy"),
-        (cut_images, load_pannuke, "must be a whole .npy, got .*fold1/images.npy"),
+        (cut_images, load_pannuke, "must be a complete .npy, got .*fold1/images.npy"),
         (
             wrong_shape,
             load_pannuke,
@@ -143,7 +143,7 @@ def no_type_map(root: Path) -> None:
         (
             small_label,
             load_monusac,
-            r"must be of its image's size \(\d+, \d+\), got \(9, 9\)",
+            r"must have the size of its image, \(\d+, \d+\), got \(9, 9\)",
         ),
         (strange_class, load_monusac, r"labels must be 0..4, got 5 in 'TCGA-0\d/"),
         (nothing, load_consep, r"Train/Images/\*.png"),

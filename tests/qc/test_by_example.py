@@ -190,14 +190,14 @@ def test_examples_that_do_not_pair_up_are_refused(
 
 def test_examples_without_a_positive_px_are_refused() -> None:
     with pytest.raises(
-        InvalidInputError, match=r"px of both classes, got none inside the masks"
+        InvalidInputError, match=r"pixels of both classes, got none inside the masks"
     ):
         nothing = (np.zeros((9, 9, 3), np.uint8), np.zeros((9, 9), dtype=bool))
         train([nothing], ("rgb",), seed=0, num_samples=100)
 
 
 def test_an_unknown_feature_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"features must be of rgb, .*got 'gabor'"):
+    with pytest.raises(ConfigError, match=r"features must be from rgb, .*got 'gabor'"):
         pixel_features(get_namespace("cpu"), np.zeros((4, 5, 3), np.uint8), ("gabor",))
 
 

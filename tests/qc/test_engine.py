@@ -47,15 +47,15 @@ ODD_SLIDES = {
     "no mpp": (
         [tissue()],
         {"slide_mpp": None},
-        "has no mpp: 0.5 µm/px is taken from its 20x",
+        "states no resolution, so 0.5 µm/px is assumed from its 20x",
     ),
-    "no power": ([tissue()], {"objective_power": None}, "has no objective power"),
+    "no power": ([tissue()], {"objective_power": None}, "states no objective power"),
     "neither": (
         [tissue()],
         {"slide_mpp": None, "objective_power": None},
-        "neither mpp nor objective power",
+        "neither resolution nor objective power, so",
     ),
-    "not square": ([tissue()], {"slide_mpp": (0.5, 0.6)}, "px are not square"),
+    "not square": ([tissue()], {"slide_mpp": (0.5, 0.6)}, "pixels are not square"),
     "tiny": ([plain(200, (9, 7))], {}, "only 9 px long"),
     "one px": ([plain(200, (1, 1))], {}, "only 1 px long"),
 }

@@ -139,7 +139,7 @@ def test_shares_are_written_as_each_step_says_it(tmp_path: Path) -> None:
         (
             "handles = openslide",
             "base_mag = 20x\nhandles = openslide",
-            "base_mag must be left out",
+            "base_mag must be removed",
         ),
         (
             "img_mask_flat",
@@ -150,7 +150,7 @@ def test_shares_are_written_as_each_step_says_it(tmp_path: Path) -> None:
         (
             "BasicModule.countTissuePieces",
             "TileExtractionModule.extract",
-            "must be left out: it c",
+            "must be removed: it c",
         ),
         (
             "BasicModule.countTissuePieces",

@@ -119,7 +119,7 @@ def test_texture_is_the_same_for_the_same_seed_and_warns_without_a_place() -> No
     assert set(first) >= {"final_contrast", "final_ASM_std"}
     empty = params(view_of(RGB, np.zeros_like(MASK)))
     assert not empty.scores
-    assert "no px in the mask" in empty.warnings[0]
+    assert "no pixels in the mask" in empty.warnings[0]
 
 
 def test_intensity_keeps_what_lies_strictly_between_its_limits() -> None:

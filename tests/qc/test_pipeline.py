@@ -160,7 +160,7 @@ def test_histoqcs_config_is_carried_over_value_by_value(tmp_path: Path) -> None:
     assert spurs.radius == "25 px"
     assert (gray.space, yuv.space) == ("gray", "YUV")
     assert "the built-in model 'pen'" in notes[0]
-    assert "1 of 1 template pictures are not here" in notes[1]
+    assert "1 of 1 template pictures are missing" in notes[1]
 
 
 def test_own_examples_beside_the_config_are_taken(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_own_examples_beside_the_config_are_taken(tmp_path: Path) -> None:
         (
             "frangi_beta2: 15.0",
             "frangi_beta2: 9",
-            r"frangi_beta2 must be 15 to be carried over",
+            r"frangi_beta2 must be 15 to be converted",
         ),
         (
             "BasicModule.finalProcessingSpur",
@@ -203,12 +203,12 @@ def test_own_examples_beside_the_config_are_taken(tmp_path: Path) -> None:
         (
             "upper_threshold: .88",
             "upper_threshold: high",
-            r"upper_threshold must be as HistoQC",
+            r"upper_threshold must have a value that HistoQC",
         ),
         (
             "           rgb",
             "           gabor",
-            r"features must be of rgb, .*got 'gabor'",
+            r"features must be from rgb, .*got 'gabor'",
         ),
         (
             "./pen/1k_version/pen_green.png:",

@@ -47,7 +47,7 @@ def test_a_rule_compares_a_column_with_a_number(rule: str, fails: bool) -> None:
 )
 def test_what_is_no_comparison_is_refused(text: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"qc rule must read like 'pixels_to_use<1000'"
+        ConfigError, match=r"qc rule must have the form 'pixels_to_use<1000'"
     ):
         parse_rule(text)
 

@@ -175,7 +175,8 @@ def test_drawing_takes_the_memory_that_is_said() -> None:
 
 def test_a_slide_without_a_picture_is_said(tmp_path: Path) -> None:
     with pytest.raises(
-        StoreError, match=r"picture of 'a' must be there, got none; run it first"
+        StoreError,
+        match=r"picture of 'a' must exist, got none; run `thinsection run` first",
     ):
         open_picture(SlideLedger(out=tmp_path, slide_id="a"))
 

@@ -59,7 +59,7 @@ def test_rules_of_a_file_take_the_place_of_the_ready_ones(tmp_path: Path) -> Non
     assert verdict(row(dark=0.6), rules) == ("exclude", "too dark")
     assert verdict(row(pen_markings=1.0), rules) == ("good", "")
     path.write_text('[[verdict]]\nwords = "too dark"\nrule = "dark > much"\n')
-    with pytest.raises(ConfigError, match="must read like"):
+    with pytest.raises(ConfigError, match="must have the form"):
         load_rules(path)
     path.write_text("")
     with pytest.raises(ConfigError, match="tables"):

@@ -164,7 +164,7 @@ def test_of_several_classes_above_the_threshold_the_first_one_wins(
 
 
 def test_a_stain_picture_without_tissue_is_refused() -> None:
-    with pytest.raises(ValueError, match="stains must be found in >= 100 px"):
+    with pytest.raises(ValueError, match="must have >= 100 stained pixels"):
         StainChannels.fit(np.full((50, 50, 3), 240, dtype=np.uint8), "empty.svs")
 
 

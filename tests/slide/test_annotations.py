@@ -99,7 +99,7 @@ def test_points_lines_detections_and_what_is_off_the_slide_are_left_out_with_a_w
     )
     assert list(found.classes) == [""]
     assert set(found.notes) == {
-        "1 areas off the slide ignored in drawn.geojson",
+        "1 areas outside the slide are ignored in drawn.geojson",
         "1 detections ignored in drawn.geojson",
         "2 points ignored in drawn.geojson",
         "1 lines ignored in drawn.geojson",
@@ -222,7 +222,7 @@ def drawn(feature: Any) -> str:
             "<Annotations><Annotation>",
             r"readable \.xml|must be XML, got '.*a\.xml'",
         ),
-        ("a.xml", "<html/>", r"ASAP's or ImageScope's, got <html>"),
+        ("a.xml", "<html/>", r"ASAP or ImageScope, got <html>"),
         ("a.xml", ASAP, r"numbers, got .*annotation 0 'Tumor: Invasive' of '.*a\.xml'"),
         (
             "a.xml",
@@ -276,7 +276,7 @@ def drawn(feature: Any) -> str:
         ("a.json", "[" * 100_000, r"readable \.json, got '.*a\.json'"),
         ("a.json", "no json", r"readable \.json, got '.*a\.json'"),
         ("a.csv", "x,y\n1,2\n", r"columns x,y,width,height or x_min"),
-        ("a.csv", "x,y,width,height\n1,b,3,4\n", r"line 2 must hold numbers"),
+        ("a.csv", "x,y,width,height\n1,b,3,4\n", r"line 2 must have numbers"),
         ("a.csv", "x,y,width,height\n1,nan,3,4\n", r"finite .*line 2"),
         ("a.doc", "", r"suffix must be one of \.geojson"),
         ("a.png", "no picture", r"readable \.png, got '.*a\.png'"),

@@ -84,7 +84,8 @@ def test_an_odd_file_name_gets_a_safe_id_with_a_word_and_refuses_no_other(
     assert len(said) == len(set(found.values())) == 4
     assert found[str(tmp_path / "a<b.svs")].startswith("a_b-")
     assert any(
-        "'a<b' is no name for a folder everywhere: its slide_id is 'a_b-" in s
+        "'a<b' is not a valid name for a folder on all systems; its slide_id is 'a_b-"
+        in s
         for s in said
     )
     again = {e.slide_path: e.slide_id for e in load_cohort([tmp_path])}
@@ -99,7 +100,7 @@ def test_two_links_to_one_slide_are_taken_once_with_a_word(tmp_path: Path) -> No
     entries = load_cohort([tmp_path / "in"], on_message=said.append)
     assert [e.slide_id for e in entries] == ["x", "z"]
     assert said == [
-        f"'{tmp_path}/in/y.svs' is the file '{tmp_path}/in/x.svs' again: taken once"
+        f"'{tmp_path}/in/y.svs' is the file '{tmp_path}/in/x.svs' and is used once"
     ]
     table = cohort(tmp_path / "c.csv", "in/y.svs,named")
     assert [e.slide_id for e in load_cohort([tmp_path / "in", table])] == ["named", "z"]
@@ -110,10 +111,10 @@ def test_equal_ids_of_a_table_are_refused_and_those_of_files_give_way(
 ) -> None:
     touch(tmp_path / "p1" / "a.svs", tmp_path / "p2" / "a.svs", tmp_path / "b.svs")
     with pytest.raises(
-        CohortError, match=r"of one slide in a cohort, got 'A' for .*b.svs' and"
+        CohortError, match=r"to one slide of a cohort, got 'A' for .*b.svs' and"
     ):
         load_cohort([cohort(tmp_path / "c.csv", "p1/a.svs,a", "b.svs,A")])
-    with pytest.raises(CohortError, match=r"one per slide, got 'a' and 'b'"):
+    with pytest.raises(CohortError, match=r"have one slide_id, got 'a' and 'b'"):
         load_cohort([cohort(tmp_path / "c.csv", "p1/a.svs,a", "p1/a.svs,b")])
     given = cohort(tmp_path / "c.csv", "p1/a.svs,a")
     ids = [e.slide_id for e in load_cohort([given, tmp_path / "p2" / "a.svs"])]
@@ -231,7 +232,7 @@ def test_what_a_path_says_becomes_columns(tmp_path: Path) -> None:
         {},
     ]
     assert [e.patient_id for e in found] == ["TCGA-05-4244", "TCGA-18-3406", None]
-    assert "name_pattern is not found in" in said[0]
+    assert "name_pattern does not match" in said[0]
     assert len(said) == 1
 
 

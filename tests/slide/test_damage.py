@@ -50,7 +50,7 @@ def test_a_tile_size_over_which_openslide_aborts_is_only_that_files_error(
     set_tag(path, 0, code, HUGE)
     for reader in ("auto", "openslide"):
         with pytest.raises(
-            SlideOpenError, match="openslide: a process of its own died"
+            SlideOpenError, match="openslide: its separate process died"
         ):
             open_slide(path, reader=reader)
 

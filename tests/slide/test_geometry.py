@@ -156,7 +156,7 @@ def test_without_a_tolerance_a_near_level_is_resampled() -> None:
 
 
 def test_a_slide_that_is_too_coarse_is_refused_with_remedies() -> None:
-    remedy = r"ask for --tile-mpp 0.53 or native, or for a higher --mpp-tolerance"
+    remedy = r"pass --tile-mpp 0.53 or native, or a higher --mpp-tolerance"
     with pytest.raises(
         UpsamplingError, match=rf"must be >= 0.53, got 0.5 in 'a.svs'.*{remedy}"
     ):
@@ -178,7 +178,8 @@ def test_a_resolution_that_programs_write_by_default_is_taken_as_missing(
     assert found is None
     assert (
         said
-        == f"the file says {mpp:g} µm/px ({dpi} dpi), which no slide has: taken as missing"
+        == f"the file states {mpp:g} µm/px ({dpi} dpi), which is not possible for a slide, so its "
+        "resolution counts as missing"
     )
 
 
@@ -304,7 +305,8 @@ def test_the_coarser_of_two_axes_decides_whether_a_resolution_is_believed() -> N
     assert believed_mpp((0.5, 20.1))[0] is None
     assert believed_mpp((352.8, 0.5)) == (
         None,
-        "the file says 352.8 µm/px (72 dpi), which no slide has: taken as missing",
+        "the file says 352.8 µm/px (72 dpi), which is not possible for a slide, so its resolution "
+        "counts as missing",
     )
 
 

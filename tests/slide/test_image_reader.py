@@ -90,7 +90,7 @@ def test_more_px_than_the_file_has_room_for_are_refused_before_they_are_made(
     data[at : at + 2 * size] = (20_000).to_bytes(size, "big") * 2
     path.write_bytes(data)
     with pytest.raises(
-        SlideOpenError, match=r"20000 x 20000 px of (PNG|JPEG) are not in so small"
+        SlideOpenError, match=r"20000 x 20000 px of (PNG|JPEG) cannot fit in so small"
     ):
         open_slide(path)
 

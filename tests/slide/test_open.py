@@ -34,7 +34,7 @@ def test_auto_takes_the_tiff_reader_where_its_px_are_openslides(
         open_slide(tmp_path / "a.tif", reader="openslide") as reference,
     ):
         assert slide.reader == "tiff"
-        assert slide.choice == "tiff: fastest that agrees with OpenSlide"
+        assert slide.choice == "tiff: fastest reader that agrees with OpenSlide"
         for level in slide.levels:
             pixels = slide.read_region((0, 0), level.index, level.size)
             expected = reference.read_region((0, 0), level.index, level.size)
@@ -101,7 +101,7 @@ def test_auto_allows_for_openslides_shift_on_levels_of_any_downsample(
         pixels = rng.integers(0, 256, pixels.shape).astype(np.uint8)
     write_between(tmp_path / "a.tif", down, pixels)
     with open_slide(tmp_path / "a.tif") as slide:
-        assert slide.choice == "tiff: fastest that agrees with OpenSlide"
+        assert slide.choice == "tiff: fastest reader that agrees with OpenSlide"
 
 
 class Moved(TiffSlide):
@@ -134,7 +134,7 @@ def test_a_lower_level_that_lies_one_px_off_does_not_agree(
         slide.by = (0, 0)
         assert find_difference(slide, reference) == ""
         slide.by = by
-        assert "px of level 1 at" in find_difference(slide, reference)
+        assert "pixels of level 1 at" in find_difference(slide, reference)
 
 
 class Brighter(TiffSlide):
@@ -153,7 +153,7 @@ def test_a_lower_level_of_another_picture_does_not_agree(tmp_path: Path) -> None
         open_slide(path, reader="openslide") as reference,
         Brighter(str(path)) as slide,
     ):
-        assert "px of level 1 at" in find_difference(slide, reference)
+        assert "pixels of level 1 at" in find_difference(slide, reference)
 
 
 def test_a_file_that_only_openslide_reads_says_why_the_others_were_not_taken(

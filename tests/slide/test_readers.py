@@ -155,7 +155,7 @@ def test_a_package_that_cannot_be_imported_is_named_and_stops_no_slide_of_ours(
     for said in (status, opening):
         assert "reader 'toy' must be importable" in said
         assert "nosuchthing" in said
-        assert "mend or remove the package" in said
+        assert "repair or remove the package" in said
 
 
 @pytest.mark.parametrize(

@@ -61,13 +61,13 @@ def test_associated_images_are_openslides(reader: str) -> None:
 
 def test_auto_takes_the_tiff_reader() -> None:
     with open_slide(SLIDE) as slide:
-        assert slide.choice == "tiff: fastest that agrees with OpenSlide"
+        assert slide.choice == "tiff: fastest reader that agrees with OpenSlide"
 
 
 @pytest.mark.skipif(not TCGA.is_file(), reason=f"no test slide at {TCGA}")
 def test_auto_takes_the_tiff_reader_where_a_downsample_is_no_whole_number() -> None:
     with open_slide(TCGA) as slide, open_slide(TCGA, reader="openslide") as reference:
-        assert slide.choice == "tiff: fastest that agrees with OpenSlide"
+        assert slide.choice == "tiff: fastest reader that agrees with OpenSlide"
         level = slide.levels[1]
         assert level.downsample != round(level.downsample)
         for x, y in (

@@ -158,7 +158,7 @@ def test_uncompressed_segments_are_read_into_place(tmp_path: Path) -> None:
     with TiffSlide(str(path)) as slide:
         os.truncate(path, path.stat().st_size // 2)
         with pytest.raises(
-            SlideReadError, match=r"segment must be whole, got .* in 'a\.tif'"
+            SlideReadError, match=r"segment must be complete, got .* in 'a\.tif'"
         ):
             slide.read_region((768, 256), 0, (256, 256))
 

@@ -34,5 +34,5 @@ def test_the_real_shell_is_refused() -> None:
     shell = REAL_SLIDES / "other" / "vsi-shell-only.vsi"
     if not shell.is_file():
         pytest.skip(f"no real VSI shell at {shell}; set THINSECTION_TEST_SLIDES")
-    with pytest.raises(SlideOpenError, match="Olympus VSI is a shell"):
+    with pytest.raises(SlideOpenError, match="Olympus VSI contains a preview only"):
         open_slide(shell)

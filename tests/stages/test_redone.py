@@ -64,7 +64,7 @@ def test_results_of_another_file_are_refused_with_the_ways_out(work: SlideWork) 
     with pytest.raises(
         StaleResultError,
         match=r"slides/tissue of 'a' must be of the same file and settings, got one of another "
-        r"slide file, mpp, weights or version; pass --overwrite .*, or another --out",
+        r"slide file, resolution, weights or version; pass --overwrite .*, or another --out",
     ):
         changed.check_stale()
     assert {name: work.path(name).read_bytes() for name in files(work)} == before

@@ -217,7 +217,7 @@ def test_a_slide_without_tiles_has_embeddings_of_no_rows(
     assert stored.features.shape == (0, 7)
     assert (
         work.ledger.stages[GRID.address].facts["warnings"]
-        == "no tile holds enough tissue"
+        == "no tile contains enough tissue"
     )
 
 

@@ -66,13 +66,16 @@ def test_tissue_has_one_origin() -> None:
     drawn = RegionsConfig(tissue="drawn")
     resolve(RunConfig(regions=drawn), {"until": "tiles"})
     with pytest.raises(
-        ConfigError, match=r"tissue must go without qc .*got 'auto'; pass --qc off"
+        ConfigError,
+        match=r"tissue must not be combined with qc .*got 'auto'; pass --qc off",
     ):
         resolve(RunConfig(regions=drawn, qc=QcConfig(qc="auto")), {"until": "tiles"})
     both = {"segmenters": ["hest-tissue"], "tissue_segmenter": True}
-    with pytest.raises(ConfigError, match="tissue and tissue_segmenter must go"):
+    with pytest.raises(ConfigError, match="tissue and tissue_segmenter must not"):
         resolve(RunConfig(regions=drawn), both | {"until": "tiles"})
-    with pytest.raises(ConfigError, match="tissue_segmenter must go without qc"):
+    with pytest.raises(
+        ConfigError, match="tissue_segmenter must not be combined with qc"
+    ):
         resolve(RunConfig(), both | {"until": "tiles", "qc": "auto"})
 
 

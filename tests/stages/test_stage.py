@@ -333,7 +333,8 @@ def test_another_result_under_the_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         StaleResultError,
         match=r"grid/first of 'a' must be of the same file and settings, got one of another "
-        r"slide file, mpp, weights or version; pass --overwrite to replace it and all that was "
+        r"slide file, resolution, weights or version; pass --overwrite to replace it and all "
+        r"results that were "
         r"made from it, or another --out",
     ):
         work.check_stale()
@@ -431,7 +432,7 @@ def test_a_slide_that_changed_while_it_was_read_loses_what_was_made_of_it(
     work.perform(SECOND)
     work.check_unchanged(times)
     slide.write_bytes(b"other pixels of it")
-    with pytest.raises(StoreError, match="slide must stay as it is while it is read"):
+    with pytest.raises(StoreError, match="slide must not change while it is read"):
         work.check_unchanged(times)
     assert list(load_ledger(tmp_path, "a").stages) == ["grid/first"]
     assert not (tmp_path / "grid/second/a.txt").exists()

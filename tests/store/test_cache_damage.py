@@ -110,7 +110,7 @@ def test_an_unfinished_cache_is_none(tmp_path: Path) -> None:
     folder = unfinished(tmp_path)
     assert FeatureCache.find(tmp_path, key()) is None
     with pytest.raises(
-        StoreError, match=r"must be finished, got .* run again to continue"
+        StoreError, match=r"must be complete, got .* run again to continue"
     ):
         FeatureCache(folder)
 
@@ -145,7 +145,7 @@ def test_one_wrong_bit_is_found_by_the_first_read_of_its_row(
         for _ in cache.batches(np.arange(22), 4):
             pass
         with pytest.raises(
-            StoreError, match="must have its checksum, got other bytes in row 22"
+            StoreError, match="must match its checksum, got other bytes in row 22"
         ):
             list(cache.batches(np.arange(37)[::-1], 4))
     assert verify_cache(tmp_path, folder.name) == [22]
@@ -171,10 +171,10 @@ def other_file(text: str) -> str:
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (broken_text, "manifest must be whole, got .* remove it"),
+        (broken_text, "manifest must be complete, got .* remove it"),
         (other_shape, "its checksum does not match"),
         (other_version, "version must be 1, got 9"),
-        (other_file, "must be one of a thinsection feature cache"),
+        (other_file, "must have the format thinsection feature cache"),
     ],
 )
 def test_a_damaged_manifest_is_named(
@@ -275,7 +275,7 @@ def test_caches_are_listed_verified_and_removed_from_the_shell(tmp_path: Path) -
     assert "removed, " in cli("rm", whole.name, *root)[1]
     assert not whole.exists()
     with pytest.raises(
-        StoreError, match=rf"must be one in .* there: begun, {lossy.name}"
+        StoreError, match=rf"must be one of those in .* there are: begun, {lossy.name}"
     ):
         cli("rm", whole.name, *root)
 

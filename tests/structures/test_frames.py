@@ -273,16 +273,20 @@ def test_bad_batches_are_named() -> None:
     hole = batch["token_mask"].clone()
     hole[3] = 0
     with pytest.raises(
-        StructureError, match=r"token_mask must be 1 for all .* got a hole"
+        StructureError, match=r"token_mask must be 1 for all .* got a 0 between them"
     ):
         token_frame_atoms(*broken(token_mask=hole))
     with pytest.raises(StructureError, match=r"must add up to the \d+ atoms of x, got"):
         token_frame_atoms(batch, torch.cat((x, x[:1])), torch.cat((mask, mask[:1])))
-    with pytest.raises(StructureError, match="start_atom_index must lie within"):
+    with pytest.raises(StructureError, match="start_atom_index must be within"):
         token_frame_atoms(*broken(start_atom_index=batch["start_atom_index"] - 1))
-    with pytest.raises(StructureError, match=r"restype must be of shape \(30, 32\)"):
+    with pytest.raises(
+        StructureError,
+        match=r"restype must have the shape of token_mask, \(30, "
+        r"32\)",
+    ):
         token_frame_atoms(*broken(restype=batch["restype"][:, :21]))
-    with pytest.raises(StructureError, match="got none of asym_id"):
+    with pytest.raises(StructureError, match="got no asym_id"):
         token_frame_atoms({k: v for k, v in batch.items() if k != "asym_id"}, x, mask)
     with pytest.raises(
         StructureError, match=r"x must be of shape \(..., N_atom >= 1, 3\)"
@@ -294,7 +298,7 @@ def test_bad_batches_are_named() -> None:
         token_frame_atoms(batch, x.int(), mask)
     with pytest.raises(StructureError, match="atom_mask must cover"):
         token_frame_atoms(batch, x, mask[:-1])
-    with pytest.raises(StructureError, match="atom_mask must spread over"):
+    with pytest.raises(StructureError, match="atom_mask must broadcast to"):
         token_frame_atoms(batch, x, mask.expand(2, -1))
 
 

@@ -133,10 +133,10 @@ def test_tables_are_written_as_parquet_and_csv_alike_from_plain_and_packed_files
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "structure must hold atoms"),
+        (b"", "structure must contain atoms"),
         (b"HEADER    NOT A CIF\n", "structure must be mmCIF, got"),
         (b"\x89PNG\r\n", "structure must be mmCIF, got"),
-        (b"data_x\n_cell.length_a 3\n", "structure must hold atoms"),
+        (b"data_x\n_cell.length_a 3\n", "structure must contain atoms"),
     ],
 )
 def test_files_that_are_no_structure_are_named(
@@ -158,7 +158,7 @@ def test_a_missing_file_a_broken_gzip_and_only_water_are_named(tmp_path: Path) -
     wet = write_small(tmp_path / "w.cif").read_text().splitlines()
     lines = [w for w in wet if not w.startswith(("ATOM", "HETATM")) or " HOH " in w]
     (tmp_path / "w.cif").write_text("\n".join(lines) + "\n")
-    with pytest.raises(StructureError, match="structure must hold more than water"):
+    with pytest.raises(StructureError, match="structure must contain more than water"):
         read_structure(tmp_path / "w.cif")
 
 
@@ -180,7 +180,7 @@ def test_of_several_data_blocks_the_first_with_atoms_counts_and_the_others_are_n
     several.write_text("data_cell\n_cell.length_a 3\n" + text + second)
     found = read_structure(several)
     (note,) = found.notes
-    assert note == "data blocks with atoms after 'small' are left out: copy"
+    assert note == "data blocks with atoms after 'small' are ignored: copy"
     np.testing.assert_array_equal(found.atom_positions, alone.atom_positions)
     (summary,) = write_frames([several], tmp_path / "f.csv")
     assert summary.notes == note

@@ -219,7 +219,7 @@ def test_a_mask_of_another_type_is_refused() -> None:
 def test_a_magnification_is_taken_as_its_usual_resolution(text: str) -> None:
     mpp, notice = magnification(text)
     assert mpp == "0.5"
-    assert notice.startswith(f"--mag {text} is taken as --tile-mpp 0.5 (µm/px)")
+    assert notice.startswith(f"--mag {text} sets --tile-mpp 0.5 (µm/px)")
 
 
 @pytest.mark.parametrize("text", ["fine", "0", "-20x"])

@@ -52,7 +52,7 @@ def test_what_is_shown_says_size_resolution_and_content() -> None:
         tiles,
     )
     without = list(map(repr, objects(mpp=None)))
-    assert all("no mpp" in text for text in without[1:])
+    assert all("no resolution" in text for text in without[1:])
     assert "px, 2 levels, no mpp," in without[0]
 
 

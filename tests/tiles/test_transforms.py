@@ -272,7 +272,8 @@ def test_slides_without_two_stains_are_refused_with_the_remedy(
 ) -> None:
     slide = ArraySlide([px], name="odd.svs")
     with pytest.raises(
-        InvalidInputError, match=message + r".* in 'odd\.svs'; leave the slide out"
+        InvalidInputError,
+        match=message + r".* in 'odd\.svs'; remove the slide from the run",
     ):
         fit_stain(slide, None, StainConfig(stain_norm=method))
 
@@ -289,7 +290,10 @@ def test_no_method_changes_nothing() -> None:
     [
         ({"stain_mpp": 0.0}, "stain_mpp must be > 0"),
         ({"stain_places": 0}, "stain_places must be >= 1"),
-        ({"stain_reference": "a.png"}, "must go with a method, got 'a.png' and 'none'"),
+        (
+            {"stain_reference": "a.png"},
+            "must be combined with a method, got 'a.png' and 'none'",
+        ),
     ],
 )
 def test_bad_settings_are_named(settings: dict[str, object], message: str) -> None:

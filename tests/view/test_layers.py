@@ -160,5 +160,5 @@ def test_similar_tiles_are_those_of_a_search_over_all(view_results: Results) -> 
             np.testing.assert_allclose(
                 [t["similarity"] for t in last[kind]], [t[0] for t in want]
             )
-    with pytest.raises(InvalidInputError, match="point must lie in a tile"):
+    with pytest.raises(InvalidInputError, match="point must be in a tile"):
         next(similar(view_results, A, features, (-5, 0), count=5, budget=BUDGET))

@@ -110,7 +110,7 @@ def test_tiles_between_levels_are_means_of_the_finer_px(size: tuple[int, int]) -
 
 def test_a_tile_that_is_not_there_is_refused(slide: Slide) -> None:
     deep = DeepZoom(slide)
-    with pytest.raises(InvalidInputError, match="tile must lie in"):
+    with pytest.raises(InvalidInputError, match="tile must be within"):
         deep.tile(0, 5, 0)
     with pytest.raises(IndexError):
         deep.tile(99, 0, 0)

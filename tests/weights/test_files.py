@@ -172,7 +172,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
             read_state_dict(index)
     index.write_text(json.dumps({"weight_map": {"a": "../w.safetensors"}}))
     with pytest.raises(
-        WeightsError, match=r"shards must lie beside their index, got '\.\./w"
+        WeightsError, match=r"shards must be in the folder of their index, got '\.\./w"
     ):
         read_state_dict(index)
 

@@ -69,14 +69,18 @@ def _cuda_namespace(index: int) -> ArrayNamespace:
         from cupyx.scipy import ndimage
     except ImportError as error:
         raise DeviceError(
-            f"device must have CuPy, got {device!r} without it ({error}); "
-            "pip install cupy-cuda12x, or use device 'cpu'"
+            f"device {device!r} must have CuPy, got {error}; pip install cupy-cuda12x, or use "
+            "device 'cpu'"
         ) from error
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise DeviceError(f"device must be there, got {device!r}: {error}") from error
+        raise DeviceError(
+            f"device must be available, got {device!r}: {error}"
+        ) from error
     if index >= count:
-        raise DeviceError(f"device must be one of {count} CUDA devices, got {device!r}")
+        raise DeviceError(
+            f"device must be one of the {count} CUDA devices of this machine, got {device!r}"
+        )
     cupy.cuda.Device(index).use()
     return ArrayNamespace(device=device, xp=cupy, ndimage=ndimage)

@@ -117,7 +117,7 @@ def explain(
             raise DeviceError(f"attention 'triton' {obstacle}; use 'chunked'")
         return Decision(impl=impl, why="asked for", working_bytes=log_sums_bytes)
     if impl == "auto" and obstacle is None and q.device.type == "cuda":
-        why = "CUDA, and an input that the kernel takes"
+        why = "CUDA, and an input that the kernel supports"
         return Decision(impl="triton", why=why, working_bytes=log_sums_bytes)
     plan = plan_blocks(q, budget_bytes=budget_bytes)
     reason = "asked for"
@@ -137,9 +137,9 @@ def _triton_obstacle(q: Tensor) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "needs the package triton, which is not installed"
     if q.dtype not in TRITON_DTYPES:
-        return f"takes float32, bfloat16 and float16, got {q.dtype}"
+        return f"needs float32, bfloat16 or float16, got {q.dtype}"
     if q.shape[-1] not in TRITON_DIMS:
-        return f"takes D of {', '.join(map(str, TRITON_DIMS))}, got {q.shape[-1]}"
+        return f"needs a head dimension D of {', '.join(map(str, TRITON_DIMS))}, got {q.shape[-1]}"
     if q.device.type == "cuda" and torch.version.hip is None:
         return capability_obstacle(torch.cuda.get_device_capability(q.device))
     return None

@@ -88,15 +88,15 @@ def _without_padding(item: AttentionItem, is_real: Tensor) -> BatchItem:
 def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.ndim != 4 or 0 in q.shape:
         raise InvalidInputError(
-            f"q must be of shape [B, H, T, D], none 0, got {tuple(q.shape)}"
+            f"q must be of shape [B, H, T, D] with no size of 0, got {tuple(q.shape)}"
         )
     if q.dtype not in DTYPES:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        raise InvalidInputError(f"q must be one of {allowed}, got {q.dtype}")
+        raise InvalidInputError(f"q must have the dtype {allowed}, got {q.dtype}")
     for name, x in (("k", k), ("v", v)):
         if (x.shape, x.dtype, x.device) != (q.shape, q.dtype, q.device):
             raise InvalidInputError(
-                f"{name} must be like q, {_form(q)} on {q.device}, "
+                f"{name} must have the shape, dtype and device of q, {_form(q)} on {q.device}, "
                 f"got {_form(x)} on {x.device}"
             )
 
@@ -125,7 +125,8 @@ def _checked_cells(cells: Tensor, shape: tuple[int, int, int]) -> Tensor:
 def _checked_slopes(slopes: Tensor, heads: int) -> tuple[float, ...]:
     if slopes.requires_grad:
         raise InvalidInputError(
-            "slopes must not require a gradient, got one that does; none is computed for them"
+            "slopes must not require a gradient, got one that does; no gradient is computed "
+            "for slopes"
         )
     if tuple(slopes.shape) != (heads,):
         raise InvalidInputError(
@@ -149,18 +150,20 @@ def _check_key_mask(key_mask: Tensor, batch: int, tokens: int, prefix: int) -> N
 def check_out(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise InvalidInputError where `out` is not like q, or writing it changes other input."""
     if (out.shape, out.dtype, out.device) != (q.shape, q.dtype, q.device):
-        raise InvalidInputError(f"out must be like q, got {_form(out)}")
+        raise InvalidInputError(
+            f"out must have the shape, dtype and device of q, got {_form(out)}"
+        )
     for name, x in (("k", k), ("v", v)):
         if _share_memory(out, x):
             raise InvalidInputError(
-                f"out must share no memory with {name}, got memory of both; "
-                "leave out out, or pass a copy"
+                f"out must not share memory with {name}, got shared memory; omit out, or pass a "
+                "copy"
             )
     is_q = out.data_ptr() == q.data_ptr() and out.stride() == q.stride()
     if not is_q and _share_memory(out, q):
         raise InvalidInputError(
-            "out must be q itself or share no memory with it, got a part of it; "
-            "leave out out, or pass a copy"
+            "out must be q itself or share no memory with it, got a part of q; omit out, or "
+            "pass a copy"
         )
 
 

@@ -97,8 +97,8 @@ def _check_branches(branches: tuple[Branch, ...], num_heads: int) -> None:
     )
     if not branches or not fit:
         raise InvalidInputError(
-            f"branches must hold dilations that divide {num_heads} heads and lengths >= 1, "
-            f"got {branches}"
+            f"branches must have lengths >= 1 and dilations that divide {num_heads} heads, got "
+            f"{branches}"
         )
 
 

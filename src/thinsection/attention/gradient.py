@@ -35,7 +35,7 @@ def differentiable(forward: Forward, plan: BlockPlan) -> Attend:
                 return forward(item, plan, out)[0]
         if out is not None:
             raise InvalidInputError(
-                "out must be None where a gradient is wanted, got a tensor"
+                "out must be None when a gradient is needed, got a tensor"
             )
         call = _Call(item, plan, forward)
         result: Tensor = _Attention.apply(item.q, item.k, item.v, call)  # type: ignore[no-untyped-call]
@@ -72,8 +72,8 @@ class _Attention(torch.autograd.Function):
         # gradients are recorded here under create_graph alone
         if torch.is_grad_enabled():
             raise InvalidInputError(
-                "attention in blocks must be differentiated once, got create_graph=True; "
-                "take impl='reference' for a gradient of the gradient"
+                "attention in blocks must be differentiated only once, got create_graph=True; "
+                "use impl='reference' for a gradient of the gradient"
             )
         q, k, v, out, log_sums = ctx.saved_tensors
         item = replace(ctx.item_without_qkv, q=q, k=k, v=v)

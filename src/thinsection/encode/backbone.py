@@ -142,8 +142,8 @@ def _build_auto(spec: EncoderSpec) -> Backbone:
     transformers = optional_package("transformers")
     if spec.architecture.options.get("runs_own_code"):
         raise WeightsError(
-            f"encoder {spec.name!r} must be pretrained, got pretrained=False; "
-            "its architecture is code of its repository"
+            f"encoder {spec.name!r} must be pretrained, got pretrained=False; its architecture "
+            "is defined by the code in its repository"
         )
     config = transformers.AutoConfig.from_pretrained(
         spec.architecture.model, trust_remote_code=False
@@ -199,8 +199,8 @@ def _build(spec: EncoderSpec) -> Backbone:
         case "timm":
             return _build_timm(spec)
     raise WeightsError(
-        "architecture must be one that is built here, "
-        f"got {spec.architecture.kind!r} for {spec.name!r}"
+        f"architecture must be one that thinsection can build, got {spec.architecture.kind!r} "
+        f"for {spec.name!r}"
     )
 
 
@@ -243,8 +243,8 @@ def _published_weights(spec: EncoderSpec) -> Path:
         return Path(networks.packaged_weights_path())
     if spec.repo is None:
         raise WeightsError(
-            f"encoder must have published weights, got {spec.name!r} without; "
-            "pass weights=, or pretrained=False"
+            f"encoder must have published weights, got {spec.name!r}, which has none; pass "
+            "weights=, or pretrained=False"
         )
     revision = spec.revision
     if spec.architecture.kind in ("transformers", "auto"):
@@ -282,8 +282,8 @@ def _load_with_code(spec: EncoderSpec, *, allow_remote_code: bool) -> Backbone:
     """Network whose architecture is code of its repository, which transformers downloads."""
     if not allow_remote_code:
         raise WeightsError(
-            f"encoder {spec.name!r} must be allowed to run code of its repository, got no leave; "
-            "read that code, then pass allow_remote_code=True (--allow-remote-code)"
+            f"encoder {spec.name!r} must have your permission to run code of its repository, "
+            "got none; read that code, then pass allow_remote_code=True (--allow-remote-code)"
         )
     network = _from_pretrained(
         optional_package("transformers").AutoModel,
@@ -304,7 +304,8 @@ def _folder(path: Path) -> str:
     folder = path if path.is_dir() else path.parent
     if not (folder / CONFIG_NAME).is_file():
         raise WeightsError(
-            f"weights for transformers must lie beside their {CONFIG_NAME}, got {str(path)!r}"
+            f"weights for transformers must be in the folder of their {CONFIG_NAME}, got "
+            f"{str(path)!r}"
         )
     return str(folder)
 

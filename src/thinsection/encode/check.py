@@ -35,7 +35,7 @@ def check_encoder(name: str, *, device: str = "auto") -> tuple[Check, ...]:
     if missing:
         detail = f"not installed: {', '.join(missing)}; pip install 'thinsection[hub]'"
         return (declared, Check("packages", False, detail))
-    needs = ", ".join(spec.needs) or "none beyond thinsection's"
+    needs = ", ".join(spec.needs) or "no packages beyond those of thinsection"
     packages = Check("packages", True, needs)
     weights = _check_weights(spec)
     try:
@@ -55,7 +55,7 @@ def _check_entry(name: str) -> Check:
     if entry.missing:
         detail = f"not installed: {', '.join(entry.missing)}; {entry.remedy}"
         return Check("declared", False, detail)
-    return Check("declared", True, f"brought by another package: {entry.help}")
+    return Check("declared", True, f"from another package: {entry.help}")
 
 
 def _check_weights(spec: EncoderSpec) -> Check:
@@ -72,7 +72,7 @@ def _check_weights(spec: EncoderSpec) -> Check:
     if obstacle is not None:
         return Check("weights", False, obstacle)
     page = f"{hub.hub_library().constants.ENDPOINT}/{spec.repo}"
-    access = "; the token's account must have been granted access" if spec.gated else ""
+    access = "; the account of your token needs access to it" if spec.gated else ""
     return Check("weights", True, f"would be downloaded from {page}{access}")
 
 
@@ -81,14 +81,21 @@ def _download_obstacle(spec: EncoderSpec, repo: str) -> str | None:
     constants = hub.hub_library().constants
     fetch = hub.fetch_command(repo, spec.weights_files[0], spec.revision)
     if constants.HF_HUB_OFFLINE:
-        return f"not cached, and HF_HUB_OFFLINE is set; fetch them elsewhere: {fetch}"
+        return (
+            "not cached, and HF_HUB_OFFLINE is set; download them on a machine with a network: "
+            f"{fetch}"
+        )
     if spec.gated and not hub.has_token():
         return (
             f"gated: accept the terms at {constants.ENDPOINT}/{repo}, "
             "then set HF_TOKEN or run: hf auth login"
         )
     if not hub.is_reachable(constants.ENDPOINT):
-        return f"not cached, and {constants.ENDPOINT} does not answer; fetch elsewhere: {fetch}"
+        return (
+            f"not cached, and {constants.ENDPOINT} does not answer; download them on a machine "
+            "with "
+            f"a network: {fetch}"
+        )
     return None
 
 
@@ -104,5 +111,5 @@ def _check_memory(spec: EncoderSpec, device: torch.device) -> Check:
     return Check(
         "memory",
         needed <= free,
-        f"weights take {format_bytes(needed)}, {format_bytes(free)} are free on {device}",
+        f"the weights need {format_bytes(needed)}, and {format_bytes(free)} are free on {device}",
     )

@@ -84,7 +84,7 @@ class BatchEncoder(Generic[K, Marker]):
         card: Callable[[torch.device], Card] = Card,
     ) -> None:
         if not encoders:
-            raise InvalidInputError("encoders must hold at least one encoder, got none")
+            raise InvalidInputError("encoders must name at least one encoder, got none")
         self._encoders = tuple(encoders)
         self._clock = clock or StageClock()
         devices = dict.fromkeys(encoder.device for encoder in self._encoders)
@@ -162,7 +162,8 @@ class BatchEncoder(Generic[K, Marker]):
     def _notes(self) -> tuple[str, ...]:
         """Note on each encoder whose batches were halved."""
         return tuple(
-            f"{encoder.label}: out of GPU memory, {halving.at_once} tiles at once"
+            f"{encoder.label}: the GPU ran out of memory; continuing with {halving.at_once} "
+            "tiles at once"
             for encoder, halving in zip(self._encoders, self._halving, strict=True)
             if halving is not None and halving.at_once
         )

@@ -64,8 +64,8 @@ def why_torch(engine: EngineChoice, device: torch.device, *, is_random: bool) ->
     if engine == "openvino":
         if not on_cpu:
             raise InvalidInputError(
-                f"engine must be auto or torch but on a CPU, got {engine!r} on {device}; "
-                "pass --device cpu"
+                f"engine must be auto or torch on a device that is not a CPU, got {engine!r} on "
+                f"{device}; pass --device cpu"
             )
         return ""
     if engine == "torch" or not on_cpu:
@@ -151,7 +151,7 @@ def converted_network(
     """
     if precision not in PRECISIONS:
         raise InvalidInputError(
-            f"precision must be fp32 or bf16 in OpenVINO, got {precision!r}"
+            f"precision must be fp32 or bf16 with OpenVINO, got {precision!r}"
         )
     _openvino()
     shape: Shape = tuple(pixels.shape)  # type: ignore[assignment]
@@ -217,8 +217,8 @@ def _convert(network: nn.Module, pixels: Tensor, folder: Path) -> None:
         unfinished.rename(folder)
     except OSError as error:
         raise StoreError(
-            f"graph must be writable to {str(folder)!r}, got {error}; "
-            "free some space, or pass --engine torch"
+            f"the OpenVINO model must be saved to {str(folder)!r}, got {error}; free some "
+            "space, or pass --engine torch"
         ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -249,7 +249,7 @@ def _write_graph(network: nn.Module, pixels: Tensor, path: Path) -> None:
         lines = str(error).splitlines()
         reason = lines[0] if lines else type(error).__name__
         raise InvalidInputError(
-            f"network must convert for OpenVINO, got {reason}"
+            f"network must convert to OpenVINO, got {reason}"
         ) from error
 
 

@@ -62,7 +62,7 @@ def load_encoder(
     if is_registered and name not in declared_encoders():
         if engine == "openvino":
             raise InvalidInputError(
-                f"engine must be auto or torch for {name!r}, which is another package's, "
+                f"engine must be auto or torch for {name!r}, which another package provides, "
                 f"got {engine!r}"
             )
         brought = _load_from_package(name, device, precision, weights, pretrained, seed)
@@ -108,7 +108,7 @@ def _load_from_package(  # noqa: PLR0917 - the arguments of `load_encoder`
     )
     if not isinstance(encoder, TileEncoder):
         raise InvalidInputError(
-            f"entry point {name!r} must give a TileEncoder, got {type(encoder).__name__}; "
+            f"entry point {name!r} must return a TileEncoder, got {type(encoder).__name__}; "
             "subclass TileEncoder"
         )
     return encoder
@@ -170,8 +170,8 @@ def _on_engine(
             return encoder
         if engine == "openvino":
             raise InvalidInputError(
-                f"engine must be torch here, got openvino for {encoder.spec.name!r} "
-                f"in {encoder.precision}: {reason}"
+                f"engine must be torch for {encoder.spec.name!r} in {encoder.precision}, got "
+                f"openvino: {reason}"
             )
         # the PyTorch weights were released
         encoder = load_on_torch()
@@ -187,4 +187,4 @@ def _move_to_openvino(encoder: NetworkTileEncoder) -> str:
         return str(error).splitlines()[0]
     if check.passes(encoder.precision):
         return ""
-    return f"too far from torch: {check}"
+    return f"the output differs too much from torch's: {check}"

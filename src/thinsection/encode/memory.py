@@ -175,8 +175,8 @@ def largest_batch_size(
     one_tile = bytes_of(batch_size=1)
     if one_tile > budget_bytes:
         raise BudgetError(
-            f"memory budget must hold one tile of {encoder.spec.name!r}, "
-            f"{format_bytes(one_tile)}, got {format_bytes(budget_bytes)}; raise --memory"
+            f"memory budget must be >= {format_bytes(one_tile)}, which one tile of "
+            f"{encoder.spec.name!r} needs, got {format_bytes(budget_bytes)}; raise --memory"
         )
     on_cpu = encoder.device.type == "cpu"
     # on a CPU, each tile beyond those in the network costs less

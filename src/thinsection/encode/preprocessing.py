@@ -83,7 +83,8 @@ def _check_out(out: Tensor, tiles: Tensor, edge: int) -> None:
     )
     if not fits:
         raise InvalidInputError(
-            f"out must be of an earlier call for as many tiles, got {tuple(out.shape)}"
+            "out must come from an earlier call with the same number of tiles, got shape "
+            f"{tuple(out.shape)}"
         )
 
 
@@ -131,8 +132,8 @@ def centre_crop(pixels: Tensor, input_px: int) -> Tensor:
     height, width = pixels.shape[-2:]
     if min(height, width) < input_px:
         raise InvalidInputError(
-            f"tiles_u8 must be at least {input_px} px a side for this encoder, "
-            f"got {width} x {height}; use larger tiles"
+            f"tiles_u8 must have at least {input_px} pixels a side for this encoder, got "
+            f"{width} x {height}; use larger tiles"
         )
     top = round((height - input_px) / 2.0)
     left = round((width - input_px) / 2.0)

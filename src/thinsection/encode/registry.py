@@ -157,7 +157,9 @@ def declared_encoders() -> Mapping[str, EncoderSpec]:
         for row in tomllib.loads(text)["encoder"]:
             spec = _spec(row)
             if spec.name in specs:
-                raise AssertionError(f"two declarations of encoder {spec.name!r}")
+                raise AssertionError(
+                    f"encoder {spec.name!r} must be declared once, got two declarations"
+                )
             specs[spec.name] = spec
     return MappingProxyType(specs)
 

@@ -52,8 +52,9 @@ def find_spec(name: str) -> EncoderSpec:
     config = (path if path.is_dir() else path.parent) / CONFIG_NAME
     if not config.is_file():
         raise WeightsError(
-            f"checkpoint must have a {CONFIG_NAME} beside it, got {name!r}; or name its "
-            "architecture: load_encoder('uni', weights=...) (--encoder uni --weights ...)"
+            f"checkpoint must have a {CONFIG_NAME} in its folder, got none for {name!r}; add "
+            "it, or name the architecture: load_encoder('uni', weights=...) (--encoder uni "
+            "--weights ...)"
         )
     return replace(_folder_spec(config.parent.resolve().name, config), repo=None)
 
@@ -64,7 +65,9 @@ def _timm_spec(name: str) -> EncoderSpec:
     if not timm.is_model(model):
         near = difflib.get_close_matches(model, timm.list_models(), n=1, cutoff=0.4)
         hint = f"; did you mean 'timm:{near[0]}'?" if near else ""
-        raise UnknownEncoderError(f"encoder must be a timm model, got {name!r}{hint}")
+        raise UnknownEncoderError(
+            f"encoder must be a model of timm, got {name!r}{hint}"
+        )
     published = timm.get_pretrained_cfg(model)
     return _from_timm(name, model, {}, published.to_dict() if published else {})
 
@@ -87,8 +90,8 @@ def _folder_spec(name: str, config_path: Path) -> EncoderSpec:
         return _from_transformers(name, config, config_path.parent)
     if "architecture" not in config:
         raise WeightsError(
-            "config must be of timm's or transformers' form, "
-            f"got {str(config_path)!r} without 'architecture' or 'model_type'"
+            f"config must be in the form of timm or transformers, got {str(config_path)!r} "
+            "without 'architecture' or 'model_type'"
         )
     options = dict(config.get("model_args", {}))
     published = config.get("pretrained_cfg", {})
@@ -168,8 +171,9 @@ def _from_transformers(name: str, config: Document, folder: Path) -> EncoderSpec
     is_normalised = pixels.get("image_mean") and pixels.get("image_std")
     if not is_normalised or "hidden_size" not in config:
         raise WeightsError(
-            "checkpoint must say its hidden_size, image_mean and image_std in config.json and "
-            f"{PREPROCESSOR_NAME}, got {name!r} without; add them as its publisher used them"
+            "checkpoint must state hidden_size, image_mean and image_std in config.json and "
+            f"{PREPROCESSOR_NAME}, got {name!r} without them; add the values that its publisher "
+            "used"
         )
     size: Json = pixels.get("size", config.get("image_size", 224))
     resize_px: Json = size

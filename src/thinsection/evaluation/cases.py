@@ -76,8 +76,8 @@ def spelling_notes(*columns: Iterable[str]) -> list[str]:
         return []
     shown = [f"{text!r} as {first!r}" for text, first in differing.items()]
     return [
-        "ids are compared without spaces, capitals and leading zeros: "
-        f"{len(differing)} taken as another, {listed_names(shown)}"
+        "the ids are compared without spaces, capital letters and leading zeros: "
+        f"{len(differing)} matched an id that is written differently, {listed_names(shown)}"
     ]
 
 
@@ -142,14 +142,16 @@ def group_rows(
     lengths = [len(ids) for ids in columns]
     if lengths != [n, n, n]:
         raise InvalidInputError(
-            f"slide_ids, case_ids and patient_ids must be one a row, got {lengths} in {where}"
+            f"slide_ids, case_ids and patient_ids must have one entry per row, got {lengths} in "
+            f"{where}"
         )
     names = []
     for row, (slide, case, patient) in enumerate(zip(*columns, strict=True)):
         name = patient or patient_of(case or slide)
         if not name:
             raise DatasetError(
-                f"each row must have a case_id or a slide_id, got neither in row {row} of {where}"
+                f"each row must have a case_id or a slide_id, got neither in row {row} of "
+                f"{where}"
             )
         names.append(name)
     of_row = one_spelling(names)
@@ -158,8 +160,8 @@ def group_rows(
         other = patient_by_slide.setdefault(slide, patient) if slide else patient
         if other != patient:
             raise DatasetError(
-                f"a slide must be of one case, got {other!r} and {patient!r} "
-                f"for {slide!r} in {where}"
+                f"a slide must belong to one case, got {other!r} and {patient!r} for {slide!r} "
+                f"in {where}"
             )
     if of_row == columns[0]:
         return Groups("slides", of_row, columns[0])

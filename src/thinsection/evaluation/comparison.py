@@ -101,8 +101,8 @@ def delong(
     _check_units(sampling)
     if not 1 < positive.sum() < len(positive) - 1:
         raise InvalidInputError(
-            "scores must have >= 2 rows of either class, "
-            f"got {int(positive.sum())} of {len(positive)} positive"
+            f"scores must have >= 2 rows of each class, got {int(positive.sum())} positive rows "
+            f"of {len(positive)}"
         )
     area, influence_of_first = _area(scores[0], positive, folds[0])
     other_area, influence_of_second = _area(scores[1], positive, folds[1])
@@ -152,12 +152,12 @@ def _area(
 def _check_units(sampling: Sampling) -> None:
     if sampling.units < MIN_GROUPS:
         raise InvalidInputError(
-            f"groups must be >= {MIN_GROUPS} for a test, got {sampling.units}"
+            f"number of groups must be >= {MIN_GROUPS} for a test, got {sampling.units}"
         )
     if sampling.fewest < 2:
         raise InvalidInputError(
-            "each class must have >= 2 groups for a test, "
-            f"got {sampling.fewest} of the rarest"
+            f"each class must have >= 2 groups for a test, got {sampling.fewest} of the rarest "
+            "class"
         )
 
 

@@ -49,8 +49,8 @@ def _h5_features(path: Path) -> npt.NDArray[np.generic]:
     with open_h5(path) as file:
         if "features" not in file:
             raise DatasetError(
-                "embeddings must lie in the dataset 'features', "
-                f"got {sorted(file)} in {str(path)!r}; run `thinsection run` first"
+                f"embeddings must be in the dataset 'features', got {sorted(file)} in "
+                f"{str(path)!r}; run `thinsection run` first"
             )
         return np.asarray(stored_dataset(file, "features", path)[...])
 
@@ -60,7 +60,7 @@ def _npy_array(path: Path) -> npt.NDArray[np.generic]:
     try:
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     except (SyntaxError, tokenize.TokenError) as error:  # of the header's text
-        raise ValueError(f"no header of an array: {error}") from None
+        raise ValueError(f"not the header of an array: {error}") from None
     return np.array(mapped)
 
 
@@ -140,15 +140,15 @@ def gather_rows(paths: Sequence[Path], rows: Sequence[str], table: Path) -> Embe
             gathered = np.empty((len(paths), dim), dtype=np.float32)
         if dim != gathered.shape[1]:
             raise DatasetError(
-                "embeddings must have the same D, "
-                f"got {dim} after {gathered.shape[1]} in {str(path)!r}"
+                f"embeddings must have the same number of channels in all files, got {dim} "
+                f"after {gathered.shape[1]} in {str(path)!r}"
             )
         for entry in entries:
             text = rows[entry] or ("0" if num_rows == 1 else "")
             if not text.isdigit() or int(text) >= num_rows:
                 raise DatasetError(
-                    f"row must lie in 0..{num_rows - 1} of {path.name!r}, "
-                    f"got {text!r} in {str(table)!r}"
+                    f"row must be in 0..{num_rows - 1} of {path.name!r}, got {text!r} in "
+                    f"{str(table)!r}"
                 )
             gathered[entry] = array[int(text)]
     return gathered
@@ -209,14 +209,14 @@ def features_folder(path: Path, *kinds: str) -> Path:
     folders = next(filter(None, by_kind), [])
     if not folders:
         raise DatasetError(
-            f"results must hold embeddings, got no */features_<encoder> in {str(path)!r}; "
+            f"results must contain embeddings, got no */features_<encoder> in {str(path)!r}; "
             "run `thinsection run` first"
         )
     if len(folders) > 1:
         names = ", ".join(str(folder.relative_to(path)) for folder in folders)
         raise DatasetError(
-            f"results must hold one folder of embeddings, got {names} in {str(path)!r}; "
-            f"name one, as {str(folders[0])!r}"
+            f"results must contain one folder of embeddings, got {names} in {str(path)!r}; name "
+            f"one of them, such as {str(folders[0])!r}"
         )
     return folders[0]
 
@@ -244,8 +244,8 @@ def find_tile_files(path: Path) -> list[Path]:
     files = sorted(folder.glob("*.h5"))
     if not files:
         raise DatasetError(
-            f"data must hold tile embeddings, got none in {str(folder)!r}; "
-            "looked for <slide_id>.h5 and */features_<encoder>/<slide_id>.h5"
+            f"data must contain tile embeddings, got none in {str(folder)!r}; searched for "
+            "<slide_id>.h5 and */features_<encoder>/<slide_id>.h5"
         )
     return files
 
@@ -273,7 +273,7 @@ def slide_files(data: Path, slide_ids: Sequence[str]) -> dict[str, Path]:
         )
         raise DatasetError(
             f"each slide must have embeddings in {str(folder)!r}, got none for {len(missing)} "
-            f"of {len(set(slide_ids))} ({examples}); looked for {looked_for}"
+            f"of {len(set(slide_ids))} ({examples}); searched for {looked_for}"
         )
     return files
 
@@ -313,7 +313,7 @@ def feature_files(data: Path, features: str | None = None) -> FeatureFiles:
     )
     if not files:
         raise DatasetError(
-            f"data must hold embeddings, got none of {', '.join(EMBEDDING_SUFFIXES)} "
+            f"data must contain embeddings, got no file of type {', '.join(EMBEDDING_SUFFIXES)} "
             f"in {str(folder)!r}; run `thinsection run` first"
         )
     return FeatureFiles({path.stem: path for path in files}, {}, folder.name)
@@ -347,7 +347,7 @@ def check_finite(embeddings: Embeddings, ids: Sequence[str]) -> None:
         names = listed_names([repr(ids[i]) for i in bad.tolist()])
         raise InvalidInputError(
             f"embeddings must be finite, got NaN or inf in {len(bad)} of {len(ids)} rows "
-            f"({names}); embed these again, in fp32"
+            f"({names}); compute these again with --precision fp32"
         )
 
 
@@ -357,12 +357,13 @@ def check_vectors(embeddings: Embeddings, ids: Sequence[str]) -> None:
     count = len(embeddings)
     if count > 1 and (embeddings == embeddings[0]).all():
         raise InvalidInputError(
-            f"embeddings must differ between rows, got {count} times the same; "
-            "see what the encoder was given"
+            f"embeddings must differ between rows, got {count} equal rows; check the images "
+            "that the encoder received"
         )
     zero = np.flatnonzero(~embeddings.any(axis=1))
     if len(zero):
         names = listed_names([repr(ids[i]) for i in zero.tolist()])
         raise InvalidInputError(
-            f"embeddings must not be zero, got zeros in {len(zero)} of {len(ids)} rows ({names})"
+            f"embeddings must not be zero, got only zeros in {len(zero)} of {len(ids)} rows "
+            f"({names})"
         )

@@ -111,7 +111,7 @@ def youden_threshold(truth: Flags, probability: FloatVector) -> float:
     """
     if truth.all() or not truth.any():
         raise InvalidInputError(
-            f"cases must be of two classes for a threshold, got {int(truth.sum())} positive "
+            f"cases must belong to two classes for a threshold, got {int(truth.sum())} positive "
             f"of {len(truth)}"
         )
     distinct = np.unique(probability)

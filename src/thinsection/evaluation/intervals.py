@@ -93,7 +93,7 @@ class Sampling:
             codes = np.arange(num_rows)
         if len(codes) != num_rows:
             raise InvalidInputError(
-                f"groups must be one a row, got {len(codes)} for {num_rows}"
+                f"groups must have one entry per row, got {len(codes)} for {num_rows}"
             )
         if folds is None:
             folds = 1 if fold is None else len(np.unique(fold))

@@ -26,6 +26,7 @@ from thinsection.evaluation.embeddings import FeatureFiles, feature_files
 from thinsection.evaluation.tables import TextRow, read_rows, require_columns
 from thinsection.pipeline.folder import open_results
 from thinsection.store.ledger import SLIDES
+from thinsection.types import counted
 
 Kind = Literal["binary", "multiclass", "multilabel", "regression", "cox", "discrete"]
 TaskName = Literal[
@@ -141,7 +142,9 @@ class Target:
             times = values[values[:, 0] == 1, 1]
             if len(times) == 0:
                 rule = "training cases of each fold must have an event"
-                raise DatasetError(f"{rule}, got none of {len(values)} cases")
+                raise DatasetError(
+                    f"{rule}, got none in {counted(len(values), 'case')}"
+                )
             cuts = np.linspace(0, 1, INTERVALS + 1)[1:-1]
             return replace(self, edges=tuple(np.quantile(times, cuts).tolist()))
         return self
@@ -281,7 +284,7 @@ def join_labels(
     """
     if not config.labels or not config.target:
         raise ConfigError(
-            "labels and target must be given, got none; pass --labels FILE --target COLUMN"
+            "labels and target must be set, got neither; pass --labels FILE --target COLUMN"
         )
     table = Path(config.labels)
     files, lacking, place = embeddings
@@ -291,14 +294,15 @@ def join_labels(
     pairs, missing = _match(labelled, key, slides_by_key, lacking)
     used = [slide for slide, _ in pairs]
     lines = [
-        f"{len(rows)} rows of {table.name} by {key}, {len(files)} slides in {place}",
-        *_count_line(missing, "labelled, without embeddings"),
+        f"{counted(len(rows), 'row')} in {table.name}, matched by {key} to "
+        f"{counted(len(files), 'slide')} in {place}",
+        *_count_line(missing, "labelled, but without embeddings"),
         *blank,
-        *_count_line(sorted({*files} - {*used}), "with embeddings, not labelled"),
+        *_count_line(sorted({*files} - {*used}), "with embeddings, but not labelled"),
     ]
     if not pairs:
         raise DatasetError(
-            f"labels must match embeddings, got none; {'; '.join(lines)}"
+            f"labels must match embeddings, got no match; {'; '.join(lines)}"
         )
 
     cases, groups = _owners_of(pairs, owners, table.name)
@@ -306,7 +310,7 @@ def join_labels(
     target, values, spread = _learnt([*texts.values()], config, table.name, trained)
     slides, patients = _slides_and_patients(used, cases, groups, table.name)
     kind = f"{target.kind}{' (by its values)' * (config.task == 'auto')}"
-    use = "train" if trained is None else "are tested"
+    use = "training" if trained is None else "testing"
     owner_lines, warnings = _owner_notes(pairs, groups)
     sites, site_lines = _sites(pairs, cases, config.site, table.name)
     return Cohort(
@@ -324,7 +328,7 @@ def join_labels(
         unlabelled=len(rows) - len(labelled),
         without_embeddings=len(missing),
         account=(
-            f"{len(set(used))} slides of {len(texts)} cases {use}",
+            f"{counted(len(set(used)), 'slide')} of {counted(len(texts), 'case')} for {use}",
             *lines,
             *owner_lines,
             *site_lines,
@@ -350,8 +354,8 @@ def _read_label_rows(table: Path, config: LabelsConfig) -> tuple[list[TextRow], 
     keys = [name for name in ("slide_id", *CASE_COLUMNS) if name in rows[0]]
     if not keys:
         raise DatasetError(
-            "labels must have the column slide_id or case_id, "
-            f"got {', '.join(rows[0])} in {str(table)!r}"
+            f"labels must have the column slide_id or case_id, got {', '.join(rows[0])} in "
+            f"{str(table)!r}"
         )
     return [*rows], keys[0]
 
@@ -469,8 +473,8 @@ def _slides_and_patients(
         first = patient_by_case.setdefault(case, patient)
         if first != patient:
             raise DatasetError(
-                f"a case must be of one patient, got {first!r} and {patient!r} "
-                f"for {case!r} in {where!r}"
+                f"a case must belong to one patient, got {first!r} and {patient!r} for {case!r} "
+                f"in {where!r}"
             )
     return slides_by_case, patient_by_case
 
@@ -493,22 +497,26 @@ def _owner_notes(
             unknown.append(slide)
     if num_by_barcode:
         lines.append(
-            f"no case_id: the case of {num_by_barcode} slides is that of their TCGA, CPTAC or "
-            "GTEx barcode"
+            "the table has no case_id: the TCGA, CPTAC or GTEx barcode gives the case of "
+            f"{counted(num_by_barcode, 'slide')}"
         )
     warnings = []
     if unknown:
         sentence = (
-            f"nobody says whose {len(unknown)} slides are: each is taken as a patient of its own; "
-            "add a column case_id if a patient has several"
+            f"the patients of {counted(len(unknown), 'slide')} are unknown, so each slide counts "
+            "as one "
+            "patient; add a column case_id if a patient has several slides"
         )
         alike = alike_names(unknown)
         if alike:
             count = sum(map(len, alike))
             shown = listed_names([" and ".join(names[:2]) for names in alike])
-            remedy = "slides of one patient would flatter the score"
+            remedy = (
+                "slides of one patient in training and test would make the score too "
+                "optimistic"
+            )
             warnings.append(
-                f"{sentence}; {count} names begin alike ({shown}): {remedy}"
+                f"{sentence}; {count} names begin with the same letters ({shown}): {remedy}"
             )
         else:
             lines.append(sentence)
@@ -526,8 +534,9 @@ def _split_barcodes(slides: Sequence[str], patients: Sequence[str]) -> list[str]
     if not split:
         return []
     return [
-        f"{len(split)} barcodes are of several patients in the table ({listed_names(split)}): "
-        "a patient who is trained and tested on flatters the score"
+        f"the table gives several patients for {counted(len(split), 'barcode')} "
+        f"({listed_names(split)}): a patient in both training and test makes the score too "
+        "optimistic"
     ]
 
 
@@ -544,8 +553,9 @@ def _sites(
         blank = [case for case, (text,) in by_case.items() if is_missing(text)]
         if blank:
             raise DatasetError(
-                f"{column} must name a site for each case, "
-                f"got none for {len(blank)} cases ({listed_names(blank)}) in {where!r}"
+                f"{column} must name a site for each case, got none for "
+                f"{counted(len(blank), 'case')} "
+                f"({listed_names(blank)}) in {where!r}"
             )
         source = f"column {column}"
     else:
@@ -615,7 +625,7 @@ def _learnt(
     events, times = values.T
     if not events.any():
         raise DatasetError(
-            f"event must be seen in some case, got only censored cases in {where!r}"
+            f"at least one case must have an event, got only censored cases in {where!r}"
         )
     if times.min() <= 0:
         raise DatasetError(f"time must be > 0, got {times.min()} in {where!r}")
@@ -682,8 +692,8 @@ def encode_labels(
         other = by_plain.setdefault(name.casefold(), name)
         if other != name:
             raise DatasetError(
-                "classes must differ by more than capitals, "
-                f"got {other!r} and {name!r} in {where}"
+                f"class names must differ by more than capital letters, got {other!r} and "
+                f"{name!r} in {where}"
             )
     index = {name: i for i, name in enumerate(names)}
     return names, np.array([index[label] for label in labels], dtype=np.int64)

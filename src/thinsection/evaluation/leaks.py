@@ -26,6 +26,7 @@ from thinsection.evaluation.embeddings import (
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.parts import Part
+from thinsection.types import counted
 
 NEAR_COSINE = 0.9999  # of two mean embeddings, less the mean of all
 CaseFold = tuple[Sequence[int] | IndexArray, Sequence[int] | IndexArray]  # train, test
@@ -81,8 +82,8 @@ def read_contents(files: Sequence[Path]) -> Contents:
         if means and tiles.shape[1] != len(means[0]):
             raise DatasetError(
                 f"embeddings must have the same number of channels, got {len(means[0])} in "
-                f"{str(files[0])!r} and {tiles.shape[1]} in {str(path)!r}; "
-                "keep one encoder in a folder"
+                f"{str(files[0])!r} and {tiles.shape[1]} in {str(path)!r}; keep the embeddings "
+                "of one encoder in a folder"
             )
         mean = tiles.mean(axis=0, dtype=np.float64)
         if not np.isfinite(mean).all():
@@ -95,8 +96,8 @@ def read_contents(files: Sequence[Path]) -> Contents:
         sizes.append(len(tiles))
     if zero:
         raise DatasetError(
-            f"embeddings must not be all zero, got zeros in {len(zero)} of {len(files)} slides "
-            f"({listed_names(zero)}); embed these again, or take them out of the labels"
+            f"embeddings must not be all zero, got only zeros in {len(zero)} of {len(files)} "
+            f"slides ({listed_names(zero)}); embed these again, or remove them from the labels"
         )
     return Contents(tuple(digests), np.stack(means), np.array(sizes, dtype=np.int64))
 
@@ -131,20 +132,24 @@ def check_copies(
     warnings = []
     if equal:
         shown = _listed_pairs(equal, names)
-        copies = f"{len(equal)} pairs that are equal after float16 ({shown})"
+        copies = f"{counted(len(equal), 'pair')} equal in float16 ({shown})"
         if not allowed:
             raise DatasetError(
                 f"test cases must not have the embeddings of training cases, got {copies}; "
                 "remove the copies, give both slides one case_id, or pass --allow-leakage"
             )
-        warnings.append(f"training and test share slides, {copies}: the score flatters")
+        warnings.append(
+            f"training and test set share slides, {copies}: the score is too optimistic"
+        )
     near = _crossing_pairs(near_pairs(contents.means), case_of, folds)
     near = [pair for pair in near if pair not in equal]
     if near:
         shown = _listed_pairs(near, names)
         warnings.append(
-            f"{len(near)} pairs of slides in training and test have nearly the same mean embedding "
-            f"({shown}): if they show one tissue, the score flatters; give both one case_id"
+            f"training and test set have {counted(len(near), 'pair')} of slides with nearly the "
+            "same mean "
+            f"embedding ({shown}): if they show the same tissue, the score is too optimistic; give "
+            "both one case_id"
         )
     return warnings
 
@@ -157,7 +162,7 @@ def near_cases(
     if not near:
         return ""
     shown = _listed_pairs(near, ids)
-    return f"; {len(near)} pairs of cases have nearly the same mean embedding ({shown})"
+    return f"; {counted(len(near), 'pair')} of cases with nearly the same mean embedding ({shown})"
 
 
 def _listed_pairs(pairs: Sequence[tuple[int, int]], names: Sequence[str]) -> str:
@@ -251,17 +256,20 @@ def check_leakage(
         )
         if leaks and not allowed:
             raise DatasetError(
-                f"train and validation must share no patient, slide or row, got {leaks} "
-                f"in {name!r}; split by patient, or pass --allow-leakage"
+                "training and validation set must not share a patient, slide or row, got "
+                f"{leaks} in {name!r}; split by patient, or pass --allow-leakage"
             )
         if leaks:
-            return f"train and validation share {leaks}: the score flatters; allowed"
+            return (
+                f"training and validation set share {leaks}: the score is too optimistic; "
+                "--allow-leakage accepts this"
+            )
     units = {train.groups.unit if train.groups else None for train, _ in parts}
     if None in units:
-        unknown = "whose they are is not known (no case_id, no slide_id)"
-        return f"train and validation share no identical {rows}; {unknown}"
+        unknown = "their patients and slides are unknown (no case_id, no slide_id)"
+        return f"training and validation set share no identical {rows}; {unknown}"
     words = " or ".join(map(str, units))
-    return f"train and validation share no {words} and no identical {rows}"
+    return f"training and validation set share no {words} and no identical {rows}"
 
 
 def identical_rows(train: Rows, val: Rows) -> IndexArray:

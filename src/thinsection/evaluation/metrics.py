@@ -94,7 +94,7 @@ def confusion_matrix(
     for name, labels in (("truth", truth), ("prediction", prediction)):
         if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
             raise InvalidInputError(
-                f"{name} must lie in 0..{num_classes - 1}, got {labels.min()}..{labels.max()}"
+                f"{name} must be in 0..{num_classes - 1}, got {labels.min()}..{labels.max()}"
             )
     return np.asarray(image_counts(truth[None], prediction[None], num_classes)[0])
 

@@ -19,6 +19,7 @@ from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.splits import grouped_folds, stratified_folds
 from thinsection.evaluation.tables import TEST, TRAIN, VAL, read_rows, split_name
 from thinsection.files.json_text import Json, read_json
+from thinsection.types import counted
 
 FoldUnit = Literal["case", "site", "each-site"]
 PATHOBENCH_TABLE = "k=all.tsv"
@@ -67,8 +68,8 @@ def make_parts(
     if splits is not None:
         if drawing.unit != "case" or drawing.repeats != 1:
             raise ConfigError(
-                "splits must not be given with --fold-unit or --repeats, "
-                f"got {str(splits)!r}; leave one of them out"
+                "splits must not be combined with --fold-unit or --repeats, got "
+                f"{str(splits)!r}; omit one of them"
             )
         parts, lines = _file_parts(cohort, splits, allow_leakage=allow_leakage)
     elif drawing.unit == "each-site":
@@ -82,8 +83,8 @@ def make_parts(
         why = why_unscorable(cohort, np.array(part.test))
         if why:
             raise DatasetError(
-                f"test cases of each fold must allow a score, got {why} in fold {fold}; "
-                "take fewer folds, more cases, or another split"
+                f"test cases of each fold must allow a score, got {why} in fold {fold}; use "
+                "fewer folds, more cases, or another split"
             )
     parts = [
         part if part.stop else _with_stop(cohort, part, drawing, fold)
@@ -149,15 +150,15 @@ def _required_sites(cohort: Cohort) -> tuple[str, ...]:
     """The site of each case; refuses none, and patients of several sites."""
     if not cohort.sites:
         raise DatasetError(
-            "folds by site must know the site of each case, got none; "
-            "pass --site COLUMN of the labels"
+            "folds by site need the site of each case, got none; pass --site COLUMN of the "
+            "labels"
         )
     site_by_patient: dict[str, str] = {}
     for patient, site in zip(cohort.patients, cohort.sites, strict=True):
         other = site_by_patient.setdefault(patient, site)
         if other != site:
             raise DatasetError(
-                f"a patient must be of one site, got {other!r} and {site!r} for {patient!r}"
+                f"a patient must belong to one site, got {other!r} and {site!r} for {patient!r}"
             )
     return cohort.sites
 
@@ -179,16 +180,17 @@ def _each_site(cohort: Cohort) -> tuple[list[Part], list[str]]:
             parts.append(Part(train=_rows(train), stop=(), test=_rows(test)))
     if not parts or len(parts) + len(unscored) < 2:
         raise DatasetError(
-            "leave-one-site-out must have two sites, and one that can be scored, "
-            f"got {listed_names(unscored) or sites[0]}"
+            "leave-one-site-out must have at least two sites with a score, got "
+            f"{listed_names(unscored) or sites[0]}"
         )
     lines = [
-        f"leave-one-site-out: {len(parts)} sites, each tested by a model of the others"
+        f"leave-one-site-out: {len(parts)} sites, and a model of the other sites predicts each"
     ]
     if unscored:
         lines.append(
-            f"{len(unscored)} sites of {num_unscored_cases} cases only train, as they alone "
-            f"cannot be scored ({listed_names(unscored)})"
+            f"{counted(len(unscored), 'site')} with {counted(num_unscored_cases, 'case')} only in "
+            "training sets, "
+            f"because no score can be computed there ({listed_names(unscored)})"
         )
     return parts, lines
 
@@ -222,8 +224,8 @@ def _check_classes(cohort: Cohort, part: Part, fold: int) -> None:
         absent = [name for label, name in names if label not in present]
         if absent:
             raise DatasetError(
-                "training cases must have every class, "
-                f"got none of {', '.join(absent)} in fold {fold}"
+                f"training cases must have every class, got none of {', '.join(absent)} in fold "
+                f"{fold}"
             )
 
 
@@ -237,7 +239,7 @@ def why_unscorable(cohort: Cohort, rows: IndexArray) -> str:
     if target.kind == "multilabel":
         alike = values.min(axis=0) == values.max(axis=0)
         constant = [n for n, same in zip(target.names, alike, strict=True) if same]
-        return f"one value of {', '.join(constant)}" if constant else ""
+        return f"only one value of {', '.join(constant)}" if constant else ""
     if target.kind == "regression":
         return "" if len(np.unique(values)) > 1 else "one value"
     events, times = values.T
@@ -265,13 +267,17 @@ def _file_parts(
         used |= {*part.train, *part.stop, *part.test}
         parts.append(part)
     left_out = [case for i, case in enumerate(cohort.cases) if i not in used]
-    lines = [f"{len(parts)} folds of {path.name}"]
+    lines = [f"{counted(len(parts), 'fold')} of {path.name}"]
     if unmatched:
         shown = listed_names([*unmatched])
-        lines.append(f"{len(unmatched)} names of {path.name} match no case: {shown}")
+        lines.append(
+            f"{path.name} has {counted(len(unmatched), 'name')} without a case: {shown}"
+        )
     if left_out:
         shown = listed_names(left_out)
-        lines.append(f"{len(left_out)} cases are in no fold of {path.name}: {shown}")
+        lines.append(
+            f"{path.name} has no fold for {counted(len(left_out), 'case')}: {shown}"
+        )
     return parts, lines
 
 
@@ -299,7 +305,7 @@ def _side_by_id(
             if other != side:
                 raise DatasetError(
                     f"an id must be on one side of a split, got {name!r} in {other} and {side} "
-                    f"in {where}; slides of a case go to one side"
+                    f"in {where}; put all slides of a case on one side"
                 )
     return sides
 
@@ -332,7 +338,7 @@ def _part_of(
     if not sides[TRAIN] or not sides[TEST]:
         counts = f"{len(sides[TRAIN])} and {len(sides[TEST])} of {len(cohort.cases)}"
         raise DatasetError(
-            f"a split must have cases to train and to test, got {counts} in {where}"
+            f"a split must have cases in training and test set, got {counts} in {where}"
         )
     return Part(
         train=tuple(sides[TRAIN]), stop=tuple(sides[VAL]), test=tuple(sides[TEST])
@@ -350,7 +356,8 @@ def read_splits(path: Path) -> Iterator[list[SplitEntry]]:
         files = sorted(p for p in path.iterdir() if _CLAM.fullmatch(p.name))
         if not files:
             raise DatasetError(
-                f"splits must hold {PATHOBENCH_TABLE} or splits_0.csv, got none in {str(path)!r}"
+                f"splits must contain {PATHOBENCH_TABLE} or splits_0.csv, got neither in "
+                f"{str(path)!r}"
             )
         for clam_file in files:
             yield _clam_entries(clam_file)

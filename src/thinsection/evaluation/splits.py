@@ -49,11 +49,11 @@ def grouped_folds(
     num_groups = len(set(groups))
     if len(groups) != len(labels):
         raise InvalidInputError(
-            f"groups must have one entry a row, got {len(groups)} for {len(labels)} rows"
+            f"groups must have one entry per row, got {len(groups)} for {len(labels)} rows"
         )
     if num_groups < folds:
         raise InvalidInputError(
-            f"groups must be at least {folds} for {folds} folds, got {num_groups}"
+            f"number of groups must be >= {folds} for {folds} folds, got {num_groups}"
         )
     splitter = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=seed)
     return list(
@@ -83,7 +83,9 @@ def shuffled_folds(n: int, *, folds: int = 3, seed: int = 1337) -> list[Fold]:
     Raises InvalidInputError: n < folds.
     """
     if n < folds:
-        raise InvalidInputError(f"n must be >= {folds} for {folds} folds, got {n}")
+        raise InvalidInputError(
+            f"number of rows must be >= {folds} for {folds} folds, got {n}"
+        )
     order = np.arange(n)
     np.random.default_rng(seed).shuffle(order)
     parts = np.array_split(order, folds)

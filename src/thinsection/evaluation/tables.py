@@ -105,7 +105,7 @@ def _listed_rows(task: Json, path: Path) -> list[dict[str, Json]]:
         return _rows_of_lists(task, "", 0, path)
     if not isinstance(task, dict) or not {TRAIN, VAL} <= task.keys():
         raise DatasetError(
-            f"list must have train and val, or case_ids, got something else in {str(path)!r}"
+            f"list must have the keys train and val, or case_ids, got neither in {str(path)!r}"
         )
     rows: list[dict[str, Json]] = []
     for split in (TRAIN, VAL):
@@ -125,7 +125,7 @@ def _rows_of_lists(
     lengths = {len(values) for values in columns.values()}
     if len(lengths) != 1:
         raise DatasetError(
-            f"lists must be equally long, got {sorted(lengths)} in {str(path)!r}"
+            f"lists must have the same length, got {sorted(lengths)} in {str(path)!r}"
         )
     rows = []
     for place, values in enumerate(zip(*columns.values(), strict=True)):
@@ -174,21 +174,21 @@ def split_fold(splits: Sequence[str], where: str, remedy: str = "") -> Fold:
     val = np.flatnonzero(names == VAL)
     if not len(train) or not len(val):
         raise DatasetError(
-            "split must name train and val rows, "
-            f"got {len(train)} and {len(val)} in {where}{remedy}"
+            f"split must name training and validation rows, got {len(train)} and {len(val)} in "
+            f"{where}{remedy}"
         )
     return train, val
 
 
 def unexpected(root: Path, kind: str, looked_for: Sequence[str]) -> DatasetError:
     """Error for a folder that does not look like a dataset: its content, and what was expected."""
-    content = "nothing: no such folder"
+    content = "no such folder"
     if root.exists():
         names = sorted(p.name + ("/" if p.is_dir() else "") for p in root.iterdir())
         content = ", ".join(names[:8])
         if len(names) > 8:
             content += f", ... ({len(names)})"
     return DatasetError(
-        f"dataset must look like {kind}, got {content or 'an empty folder'} in {str(root)!r}; "
-        f"looked for {', '.join(looked_for)}"
+        f"dataset must have the layout of {kind}, got {content or 'an empty folder'} in "
+        f"{str(root)!r}; searched for {', '.join(looked_for)}"
     )

@@ -62,12 +62,12 @@ def output_errors(path: Path | str) -> Iterator[None]:
         is_gone = number in _GONE_NUMBERS and _is_output(error, Path(path))
         if number not in _LOST_NUMBERS and not is_gone:
             raise
-        remedy = "free some space, or bring the file system back"
+        remedy = "free some space, or restore the file system"
         if is_gone:
-            remedy = "bring the folder and its permissions back"
+            remedy = "restore the folder and its permissions"
         raise OutputError(
             f"output must be writable, got {os.strerror(number)!r} for {str(name)!r}; {remedy}, "
-            "and run the same command again"
+            "then run the same command again"
         ) from error
 
 

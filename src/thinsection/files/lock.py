@@ -150,14 +150,14 @@ class FileLock:
     def describe(self) -> str:
         """Describes who holds it, with the file and its age, for who waits for it."""
         owner = self.owner()
-        holder = str(owner) if owner else "a process that is not named"
+        holder = str(owner) if owner else "a process without a name"
         try:
             age_s = time.time() - self.path.stat().st_mtime
         except OSError:
             return f"{holder} holds {str(self.path)!r}"
         when = f"touched {age_s:.0f} s ago"
         if age_s < -1:
-            when = f"dated {-age_s:.0f} s ahead of this clock"
+            when = f"dated {-age_s:.0f} s in the future of this clock"
         return f"{holder} holds {str(self.path)!r}, {when}"
 
     def _steal(self, stale: LockOwner | None) -> bool:

@@ -155,7 +155,7 @@ def filesystem(url: str) -> "tuple[AbstractFileSystem, str]":
 def _check_whole(num_read: int, length: int, name: str, offset: int) -> None:
     if num_read != length:
         raise SlideReadError(
-            f"segment must be whole, got {num_read} of {length} bytes at offset {offset} in "
+            f"segment must be complete, got {num_read} of {length} bytes at offset {offset} in "
             f"{name!r}; the file is truncated"
         )
 

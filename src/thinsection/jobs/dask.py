@@ -120,8 +120,8 @@ class DaskBackend(Backend):
             self._worker_seen_s = time.monotonic()
         elif time.monotonic() - self._worker_seen_s > _NO_WORKERS_S:
             raise ClusterError(
-                f"the cluster must have a worker, got none for {_NO_WORKERS_S:.0f} s; "
-                "what is done stays: run the same command again"
+                f"the cluster must have a worker, got none for {_NO_WORKERS_S:.0f} s; completed "
+                "slides are kept: run the same command again"
             )
         ended = []
         for future in futures or self._cancel_stranded(before):
@@ -274,7 +274,7 @@ class DaskBackend(Backend):
         if shlex.quote(str(self._logs)) != str(self._logs):
             raise ConfigError(
                 f"out must be a path without spaces for --jobqueue, got {str(self._logs)!r}; "
-                "dask-jobqueue does not quote it: use --executor slurm"
+                "dask-jobqueue does not quote paths: choose another --out, or --executor slurm"
             )
         self._logs.mkdir(parents=True, exist_ok=True)
         memory = parse_bytes(config.job_memory or config.worker_memory or "8GiB") // MIB
@@ -303,7 +303,7 @@ class DaskBackend(Backend):
             try:
                 logs = self._client.get_worker_logs(nanny=nanny)
             except (OSError, ValueError, TimeoutError) as error:  # the workers are gone
-                _log.warning("worker logs could not be fetched: %s", error)
+                _log.warning("cannot fetch the logs of the workers: %s", error)
                 continue
             for worker, records in logs.items():
                 for level, text in reversed(records):

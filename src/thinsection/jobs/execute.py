@@ -147,7 +147,7 @@ def _report_finished(
     if results:
         report = Report(results=tuple(results))
         reporter.report(report, results_without_event=results)
-        on_message(f"{len(results)} of {len(entries)} are done and left out")
+        on_message(f"{len(results)} of {len(entries)} are already done and are skipped")
     return unfinished
 
 
@@ -169,7 +169,7 @@ def run_attempt(backend: Backend, reporter: Reporter) -> list[Attempt]:
             ended.raise_if_fatal()
             job = ended.job
             if ended.kind == "failed" and job.failures < context.config.retries:
-                context.on_message(f"a task failed ({ended.reason}): sent again")
+                context.on_message(f"a task failed ({ended.reason}) and is sent again")
                 jobs.append(replace(job, failures=job.failures + 1))
                 continue
             outcome = close_job(ended, policy, on_message=context.on_message)

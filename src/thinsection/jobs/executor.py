@@ -174,7 +174,7 @@ class ExecutorConfig:
         places = (self.scheduler, self.gpus, self.jobqueue)
         if sum(place is not None for place in places) > 1:
             raise ConfigError(
-                "executor must have one of scheduler, gpus and jobqueue, got several"
+                "executor must have at most one of scheduler, gpus and jobqueue, got several"
             )
 
     @property

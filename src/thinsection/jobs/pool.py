@@ -165,7 +165,7 @@ class PoolBackend(Backend):
                 continue
             if held_bytes > self._memory_bytes:
                 allowed = format_bytes(self._memory_bytes)
-                worker.ended_for = f"it held more than its {allowed}"
+                worker.ended_for = f"it used more memory than its {allowed}"
                 worker.process.kill()
 
 

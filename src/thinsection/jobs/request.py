@@ -52,7 +52,7 @@ def job_request(
     numbers: Numbers = {
         "cpus": (DEFAULT.cpus, "default"),
         "memory_bytes": (DEFAULT.memory_bytes, "default"),
-        "gpus": (1 if names_gpu else 0, "the settings name one"),
+        "gpus": (1 if names_gpu else 0, "named in the settings"),
         "walltime_s": (DEFAULT.walltime_s, "default"),
     }
     numbers.update(predicted or {})
@@ -142,7 +142,7 @@ def _quoted(text: str, name: str) -> str:
     """Quotes the text as one value of a directive, in the way that sbatch reads its lines."""
     if CONTROL.search(text):
         raise ConfigError(
-            f"{name} must hold no line break or control character, got {text!r}"
+            f"{name} must contain no line break or control character, got {text!r}"
         )
     if _PLAIN.fullmatch(text):
         return text
@@ -180,7 +180,7 @@ def fitting_nodes(
             states = nodes_by_state.setdefault(kind, Counter())
             states[state] += int(num_nodes)
     return [
-        f"{kind}: fits {states.total()} nodes, now {states['idle']} idle, "
-        f"{states['mix']} partly free"
+        f"{kind}: {states.total()} nodes are large enough, {states['idle']} are idle now, "
+        f"{states['mix']} are partly free"
         for kind, states in nodes_by_state.items()
     ]

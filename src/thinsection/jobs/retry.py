@@ -81,8 +81,10 @@ class RetryPolicy:
         # attempts are numbered from 1, and all but the first have each entry alone
         num_attempts = self.attempt.number
         if num_attempts == 2:
-            return f"{ended.reason}, twice, the second time alone"
-        return f"{ended.reason}, {num_attempts} times, at last alone"
+            return f"{ended.reason}, twice, the second time with this entry alone"
+        return (
+            f"{ended.reason}, {num_attempts} times, the last time with this entry alone"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +167,10 @@ def close_job(
 
 def _retry_message(num_entries: int) -> str:
     if num_entries == 1:
-        return "a worker died with 1 entry: it is tried alone"
-    return f"a worker died with {num_entries} entries: each is tried alone"
+        return "a worker died with 1 entry, which is now retried alone"
+    return (
+        f"a worker died with {num_entries} entries, each of which is now retried alone"
+    )
 
 
 def merge_attempts(attempts: Sequence[Attempt]) -> list[Attempt]:

@@ -99,7 +99,10 @@ def write_array(
         before = context.attempt.before
         if before is None or job.request == before:
             raise
-        context.on_message(f"more memory is refused, so the same is asked for: {error}")
+        context.on_message(
+            "Slurm refuses a job with more memory, so the next job requests the same as before: "
+            f"{error}"
+        )
         same = JobRequest(request=before, origins=("as before",))
         array = _save_array(context, chunk_size, same)
         number = array.submit()
@@ -150,10 +153,10 @@ def _job_request(
     origin = "as before"
     if attempt.rung.memory and listed:
         memory_bytes = parse_bytes(listed)
-        origin = "the next of --job-memory, because tasks died"
+        origin = "next value of --job-memory, because tasks died"
     elif config.next_rung(attempt.rung, "memory") is None and not attempt.rung.gpu:
         memory_bytes = _MORE * before.memory_bytes
-        origin = f"{_MORE} times that of what died"
+        origin = f"{_MORE} times the memory of the tasks that died"
     request = replace(before, memory_bytes=memory_bytes)
     return JobRequest(
         request=request, origins=(f"{format_bytes(memory_bytes)}: {origin}",)

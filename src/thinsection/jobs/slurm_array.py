@@ -134,7 +134,8 @@ class Array:
                 reports.append(Report(results=tuple(rows), **document))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StoreError(
-                f"report of an array task must be whole, got {str(path)!r}: {error!r}; remove it"
+                f"report of an array task must be complete, got {str(path)!r}: {error!r}; "
+                "remove it"
             ) from error
         return reports
 
@@ -247,8 +248,8 @@ def load_array(folder: Path, kinds: Registry[type[AnyTask]]) -> Array:
         )
     except (OSError, ValueError, KeyError, TypeError, ThinsectionError) as error:
         raise StoreError(
-            f"array folder must hold {DOCUMENT_NAME} of this version, "
-            f"got {error!r} in {str(folder)!r}"
+            f"array folder must contain {DOCUMENT_NAME} of this version, got {error!r} in "
+            f"{str(folder)!r}"
         ) from None
 
 

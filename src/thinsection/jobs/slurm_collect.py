@@ -129,7 +129,7 @@ def collect(
     folders = array_folders(out)
     if not folders:
         raise StoreError(
-            f"out must hold an array of 'thinsection slurm submit', got none in {str(out)!r}"
+            f"out must contain an array of 'thinsection slurm submit', got none in {str(out)!r}"
         )
     collected_by_kind: dict[str, Collected] = {}
     contexts: list[BackendContext] = []

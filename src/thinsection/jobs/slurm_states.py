@@ -57,7 +57,9 @@ class TaskState:
     def describe(self) -> str:
         """Describes the state, such as 'FAILED, signal 9'."""
         if not self.state:
-            return "killed, cancelled or out of time: Slurm does not know any more"
+            return (
+                "killed, cancelled or out of time: Slurm has no record of it any more"
+            )
         if self.signal:
             return f"{self.state}, signal {self.signal}"
         if self.exit_code:
@@ -74,7 +76,7 @@ def sbatch(script: Path) -> int:
     text = _call(["sbatch", "--parsable", str(script)])
     number = text.strip().split(";")[0]  # the output is 'ID' or 'ID;CLUSTER'
     if not number.isdigit():
-        raise ClusterError(f"sbatch must answer with a job id, got {text!r}")
+        raise ClusterError(f"sbatch must print a job id, got {text!r}")
     return int(number)
 
 
@@ -149,7 +151,7 @@ def _call(command: list[str]) -> str:
         )
     except subprocess.TimeoutExpired:
         raise ClusterError(
-            f"{name} must answer within {_TIMEOUT_S} s, got nothing"
+            f"{name} must answer within {_TIMEOUT_S} s, got no answer"
         ) from None
     if done.returncode != 0:
         raise ClusterError(f"{name} failed ({done.returncode}): {done.stderr.strip()}")

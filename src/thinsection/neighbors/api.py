@@ -106,7 +106,9 @@ def choose(
         return SearchChoice(impl, "asked for")
     device = query.points.device
     if device.type != "cpu":
-        return SearchChoice("blocks", f"points are on {device}, the tree is for a cpu")
+        return SearchChoice(
+            "blocks", f"points are on {device}, and the tree needs a CPU"
+        )
     first, last = query.ranges()
     num_pairs = int((last - first).sum())
     blocks_s = num_pairs * _SECONDS_PER_PAIR
@@ -114,8 +116,8 @@ def choose(
     queries_s = len(query.queries) * (k + 4) * _SECONDS_PER_QUERY_AND_NEIGHBOR
     tree_s = build_s + queries_s
     estimate = (
-        f"{num_pairs} pairs, estimated {blocks_s:.2g} s in blocks "
-        f"and {tree_s:.2g} s by a tree"
+        f"{num_pairs} pairs: an estimated {blocks_s:.2g} s in blocks and {tree_s:.2g} s with a "
+        "tree"
     )
     if blocks_s <= tree_s:
         return SearchChoice("blocks", estimate)
@@ -123,7 +125,7 @@ def choose(
     if needed > budget_bytes:
         return SearchChoice(
             "blocks",
-            f"{estimate}; the tree needs {format_bytes(needed)} "
-            f"of a budget of {format_bytes(budget_bytes)}",
+            f"{estimate}; the tree needs {format_bytes(needed)}, the budget is "
+            f"{format_bytes(budget_bytes)}",
         )
     return SearchChoice("kdtree", estimate)

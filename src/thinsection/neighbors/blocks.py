@@ -40,8 +40,8 @@ def in_blocks(
     needed = least_block_bytes(query.points)
     if budget_bytes < needed:
         raise BudgetError(
-            f"budget_bytes must be >= {needed} ({format_bytes(needed)}), "
-            f"got {budget_bytes}; it holds not even one row of distances"
+            f"budget_bytes must be >= {needed} ({format_bytes(needed)}), got {budget_bytes}; "
+            "one row of distances needs that much"
         )
     on_cuda = query.points.device.type == "cuda"
     max_pairs = _MAX_PAIRS_CUDA if on_cuda else _MAX_PAIRS_CPU

@@ -64,7 +64,7 @@ def tile_graph(
         return _graph_by_count(points, k, group, budget_bytes)
     if slide_mpp is None:
         raise InvalidInputError(
-            "slide_mpp must be given with radius_um, got None; pass --slide-mpp or use k"
+            "slide_mpp must be set with radius_um, got None; pass --slide-mpp or use k"
         )
     if not (np.isfinite(radius_um) and radius_um > 0):
         raise InvalidInputError(f"radius_um must be > 0, got {radius_um}")
@@ -116,9 +116,9 @@ def _graph_by_radius(
     most_edges = budget_bytes // _BYTES_PER_EDGE
     if num_edges > most_edges:
         raise BudgetError(
-            f"radius_um must leave at most {most_edges} edges in a budget of "
-            f"{format_bytes(budget_bytes)}, got {num_edges} edges at {radius_um:g} µm; "
-            "use a smaller radius or a larger budget"
+            f"radius_um must give at most {most_edges} edges in a budget of "
+            f"{format_bytes(budget_bytes)}, got {num_edges} edges at {radius_um:g} µm; use a "
+            "smaller radius or a larger budget"
         )
     pairs = tree.query_pairs(reach, output_type="ndarray").astype(np.int64, copy=False)
     difference = points[pairs[:, 0]] - points[pairs[:, 1]]

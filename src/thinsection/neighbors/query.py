@@ -78,7 +78,7 @@ def flat_query(
     num_points, num_dims = point_places.shape[-2:]
     if not (isinstance(k, int) and not isinstance(k, bool) and 1 <= k <= num_points):
         raise InvalidInputError(
-            f"k must be an int from 1 to the {num_points} points, got {k!r}"
+            f"k must be an int from 1 to the number of points, {num_points}, got {k!r}"
         )
     query_places = None
     query_shape = shape
@@ -136,7 +136,7 @@ def _coordinates(values: Array, name: str) -> Tensor:
             f"{name} must be of shape (..., N, 2) or (..., N, 3), got {_form(tensor)}"
         )
     if tensor.dtype == torch.bool or tensor.is_complex():
-        raise InvalidInputError(f"{name} must be real numbers, got {tensor.dtype}")
+        raise InvalidInputError(f"{name} must be of real numbers, got {tensor.dtype}")
     if not tensor.is_floating_point():
         return tensor.double()
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
@@ -150,7 +150,7 @@ def _tensor(values: Array, name: str) -> Tensor:
             f"{name} must be a NumPy array or a torch tensor, got {type(values).__name__}"
         )
     if values.dtype.kind not in "fiub":
-        raise InvalidInputError(f"{name} must be numbers, got {values.dtype}")
+        raise InvalidInputError(f"{name} must be of numbers, got {values.dtype}")
     native = values.astype(values.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(np.require(native, requirements=["C", "W"]))
 
@@ -173,8 +173,8 @@ def _check_like_points(queries: Tensor, points: Tensor) -> None:
 def _check_group_form(group: Groups, *, has_queries: bool) -> None:
     if group is not None and isinstance(group, tuple) != has_queries:
         raise InvalidInputError(
-            "group must be a pair (of the points, of the queries) exactly when queries are "
-            f"given, got {type(group).__name__}"
+            "group must be a pair (for the points, for the queries) exactly when queries are "
+            f"passed, got {type(group).__name__}"
         )
 
 
@@ -191,7 +191,7 @@ def _group_ids(
     ]
     for tensor in ids:
         if tensor.is_floating_point():
-            raise InvalidInputError(f"group must be integer ids, got {tensor.dtype}")
+            raise InvalidInputError(f"group must be of integer ids, got {tensor.dtype}")
     return ids
 
 
@@ -237,8 +237,8 @@ def _check_finite(coordinates: Tensor, mask: Tensor | None, name: str) -> None:
     if bool(is_wrong.any()):
         first = tuple(is_wrong.nonzero()[0].tolist())
         raise InvalidInputError(
-            f"{name} must be finite and below {limit:.0e} where present, "
-            f"got {coordinates[first].tolist()} at {first}; mask it out"
+            f"coordinates in {name} must be finite and below {limit:.0e} unless masked, got "
+            f"{coordinates[first].tolist()} at {first}; mask the point out"
         )
 
 

@@ -46,7 +46,7 @@ def export_anndata(
     for slide_id, ledger in results.ledgers.items():
         with leaving_out(slide_id, on_damage, StoreError, InvalidInputError):
             if ledger.damage:
-                raise StoreError(f"ledger must be whole, got {ledger.damage}")
+                raise StoreError(f"ledger must be complete, got {ledger.damage}")
             if address not in ledger.stages:
                 continue
             stored = results.tile_embeddings(slide_id, address)
@@ -57,8 +57,8 @@ def export_anndata(
                 slides.append(stored)
     if not slides:
         raise StoreError(
-            f"folder must hold tile embeddings, got none in {str(folder)!r}; "
-            "run `thinsection run` first"
+            f"folder must contain tile embeddings, got none in {str(folder)!r}; run "
+            "`thinsection run` first"
         )
     obs = pd.concat(tables, join="inner")
     for name in ("slide_id", *OF_COHORTS):

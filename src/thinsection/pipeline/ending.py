@@ -23,6 +23,7 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import TILED
 from thinsection.stages.graph import mask_stage, measures_stage
 from thinsection.stages.masks import QcStage
+from thinsection.types import counted
 
 EXIT_OK = 0
 EXIT_SOME_FAILED = 3
@@ -133,13 +134,16 @@ def end_early(
             waiting = _not_ended(entries, results)
             write_tables(task.out, known_slides(task.out), waiting)
             end_record(Record.read(task.record), {"ended_by": reason})
-            log(task.record, f"ended early: {reason}; {num_done} slides are done")
+            log(
+                task.record, f"ended early: {reason}; {counted(num_done, 'slide')} done"
+            )
             write_index(task.out, draw_thumbnails=False)
     except OSError as failure:
         tables = f"the tables could not be written ({failure})"
     error.add_note(
-        f"{num_done} of {len(entries)} slides are done, {tables}; "
-        "what is done stays: run the same command again to go on"
+        f"{num_done} of {counted(len(entries), 'slide')} done, {tables}; they are kept: run the "
+        "same "
+        "command again to continue"
     )
 
 

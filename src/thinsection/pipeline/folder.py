@@ -56,8 +56,8 @@ def open_results(out: str | Path) -> "Results":
     folder = Path(out)
     if not (folder / SLIDES).is_dir():
         raise StoreError(
-            f"results must be a folder of `thinsection run` with {SLIDES}/ in it, "
-            f"got {str(folder)!r}"
+            f"results must be a folder of `thinsection run` that contains {SLIDES}/, got "
+            f"{str(folder)!r}"
         )
     ledgers = {ledger.slide_id: ledger for ledger in load_ledgers(folder)}
     return Results(folder=folder, ledgers=ledgers)
@@ -276,7 +276,7 @@ class Results:
         record = self.ledger(slide_id).stages.get(address)
         if record is None or not record.files:
             raise StoreError(
-                f"{address} of {slide_id!r} must be there, got none; run it first"
+                f"{address} of {slide_id!r} must exist, got none; run that step first"
             )
         return self.folder / next(iter(record.files))
 
@@ -285,7 +285,7 @@ class Results:
         if slide_id not in self.ledgers:
             hint = nearest(slide_id, self.slides)
             raise InvalidInputError(
-                f"slide_id must be of this folder, got {slide_id!r}{hint}"
+                f"slide_id must be in this folder, got {slide_id!r}{hint}"
             )
         return self.ledgers[slide_id]
 
@@ -300,7 +300,7 @@ def one_address(known: Sequence[str], name: str | None, what: str) -> str:
     ]
     if len(addresses) != 1:
         raise InvalidInputError(
-            f"{what} must name one of {list(known)}, got {name!r}; pass the whole name"
+            f"{what} must match one of {list(known)}, got {name!r}; pass the whole name"
         )
     return addresses[0]
 

@@ -76,18 +76,18 @@ def check_reference(spec: RunSpec) -> None:
         return
     if not spec.output.measures:
         raise ConfigError(
-            "measures_reference must go with measures, got none; pass --measures"
+            "measures_reference must be combined with measures, got it alone; pass --measures"
         )
     if not (folder / SLIDES).is_dir():
         raise StoreError(
-            f"measures_reference must be a results folder with {SLIDES}/ in it, "
-            f"got {str(folder)!r}"
+            f"measures_reference must be a results folder that contains {SLIDES}/, got "
+            f"{str(folder)!r}"
         )
     stage = measures_stage(spec)
     if not measured_slides(folder, stage):
         raise ConfigError(
-            f"measures_reference must hold {stage.address}, got none in {str(folder)!r}; "
-            "run it with --measures and the same settings of tiles"
+            f"measures_reference must contain {stage.address}, got none in {str(folder)!r}; run "
+            "it with --measures and the same tile settings"
         )
 
 

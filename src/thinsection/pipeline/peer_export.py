@@ -85,8 +85,8 @@ class PeerSlide:
         width, height = (int(edge) for edge in self.tiles.attributes["tile_size_l0"])
         if width != height:
             raise InvalidInputError(
-                f"tiles must be square in level-0 px, got {width} x {height} in "
-                f"{self.slide_id!r}; export to stamp, which has µm"
+                f"tiles must be square in level-0 pixels, got {width} x {height} in "
+                f"{self.slide_id!r}; export to stamp, which uses µm"
             )
         return width
 
@@ -108,7 +108,7 @@ class PeerSlide:
         mpp_y = self.facts.get("mpp_y")
         if not mpp_x or not mpp_y:
             raise InvalidInputError(
-                f"slide_mpp is missing in {self.slide_id!r}; give it to the run"
+                f"slide_mpp is missing in {self.slide_id!r}; run again with --slide-mpp"
             )
         return float(mpp_x), float(mpp_y)
 
@@ -139,8 +139,8 @@ class PeerSlide:
         """Raises an error if a slide has no embedding of any tile."""
         if self.features_path is None or not len(self.tiles.coords_l0):
             raise InvalidInputError(
-                f"tiles must be embedded, got none of {self.slide_id!r}; "
-                f"{tool} has no files of coordinates alone"
+                f"tiles must have embeddings, got none in {self.slide_id!r}; {tool} has no "
+                "files for coordinates alone"
             )
 
 
@@ -224,7 +224,7 @@ def export_peer(
     for slide_id, ledger in results.ledgers.items():
         with leaving_out(slide_id, on_left_out, StoreError, InvalidInputError):
             if ledger.damage:
-                raise StoreError(f"ledger must be whole, got {ledger.damage}")
+                raise StoreError(f"ledger must be complete, got {ledger.damage}")
             has_features = not address or address in ledger.stages
             if f"{grid}/tiles" in ledger.stages and has_features:
                 slide = _peer_slide(
@@ -245,7 +245,7 @@ def export_peer(
                 _place(out / name, source, copy=copy)
             exported.append(slide)
     if not exported:
-        raise StoreError(f"folder must hold tiles, got none in {str(folder)!r}")
+        raise StoreError(f"folder must contain tiles, got none in {str(folder)!r}")
     for name, rows in layout.tables(exported).items():
         _place_table(out / name, rows)
     return len(exported)
@@ -258,8 +258,8 @@ def _check_file_stems(slides: Sequence[PeerSlide], tool: str) -> None:
         other = ids_by_stem.setdefault(slide.file_stem, slide.slide_id)
         if other != slide.slide_id:
             raise InvalidInputError(
-                f"slides must have different file names, got {slide.file_stem!r} of "
-                f"{other!r} and {slide.slide_id!r}; {tool} cannot tell them apart"
+                f"slides must have different file names, got {slide.file_stem!r} for {other!r} "
+                f"and {slide.slide_id!r}; {tool} cannot distinguish them"
             )
 
 
@@ -310,8 +310,8 @@ def _place(target: Path, source: Source, *, copy: bool = False) -> None:
             source(tmp)
         if target.exists() and file_sum(tmp) != file_sum(target):
             raise StoreError(
-                f"file must be new or the same, got another one at {str(target)!r}; "
-                "pass another --out"
+                f"file must be new or unchanged, got a different one at {str(target)!r}; pass "
+                "another --out"
             )
 
 
@@ -323,6 +323,6 @@ def _place_table(target: Path, rows: list[Document]) -> None:
             new_rows = read_table(tmp)
             if any(row not in new_rows for row in read_table(target)):
                 raise StoreError(
-                    "table must be new, or only grow, got one with other rows at "
+                    "table must be new or only gain rows, got one with other rows at "
                     f"{str(target)!r}; pass another --out"
                 )

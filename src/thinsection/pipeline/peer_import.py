@@ -79,7 +79,7 @@ def import_peer(
         )
     source = SOURCES[tool]
     files = source.find_files(folder)
-    rule = f"folder must hold features or coordinates of {tool}"
+    rule = f"folder must contain features or coordinates of {tool}"
     if not files:
         raise StoreError(f"{rule}, got none in {str(folder)!r}")
     entries = _entries(slides)
@@ -97,7 +97,7 @@ def import_peer(
             _import_slide(out, tool, facts, source.read(path, facts), encoder)
             imported.add(slide_id)
     if not imported:
-        raise StoreError(f"{rule}, got none that can be read in {str(folder)!r}")
+        raise StoreError(f"{rule}, got no readable file in {str(folder)!r}")
     write_tables(out, known_slides(out))
     end_record(record, {"counts": {"imported": len(imported)}})
     write_index(out)
@@ -271,7 +271,7 @@ def _write_stage(
             is_same = not target.exists() or file_sum(target) == digest
         if not is_same:
             raise StoreError(
-                "what is imported must be new or the same, got another result at "
+                "imported results must be new or unchanged, got a different result at "
                 f"{str(target)!r}; pass another --out"
             )
     record = StageRecord(

@@ -21,11 +21,13 @@ def _trident_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
     power = float(attributes.get("target_magnification", 0))
     if power <= 0:
         raise InvalidInputError(
-            f"target_magnification must be positive, got {power} in {slide.slide_id!r}; "
-            "TRIDENT needs a slide_mpp or an objective's power"
+            f"target_magnification must be positive, got {power} in {slide.slide_id!r}; TRIDENT "
+            "needs a slide_mpp or an objective power"
         )
     if slide.edge_l0 <= 0:
-        raise InvalidInputError(f"tiles must have an edge, got {slide.edge_l0}")
+        raise InvalidInputError(
+            f"tiles must have an edge length > 0, got {slide.edge_l0}"
+        )
     tile_px = int(attributes["patch_size"])
     grid = f"{power:g}x_{tile_px}px_{int(attributes['overlap'])}px_overlap"
     stem = slide.file_stem

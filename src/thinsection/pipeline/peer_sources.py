@@ -92,7 +92,7 @@ def _read_trident(path: Path, facts: Document) -> Iterator[PeerTiles]:
     missing = [name for name in names if not attributes.get(name)]
     if missing:
         raise StoreError(
-            f"coords must say their magnification, got none of {missing} in {str(path)!r}"
+            f"coords must state their magnification, got no {missing} in {str(path)!r}"
         )
     tile_px = float(attributes["patch_size"])
     slide_power = float(attributes["level0_magnification"])
@@ -126,7 +126,7 @@ def _features_of(file: Path, coords_l0: CoordsL0) -> Embeddings | None:
     tiles = read_tiles(file)
     if not np.array_equal(tiles.coords_l0, coords_l0):
         raise StoreError(
-            f"features must be of the tiles in patches/, got other coords in {str(file)!r}"
+            f"features must belong to the tiles in patches/, got other coords in {str(file)!r}"
         )
     return tiles.features
 
@@ -142,7 +142,7 @@ def _read_clam(path: Path, facts: Document) -> Iterator[PeerTiles]:
     edge_l0 = tiles.tile_px_l0
     if edge_l0 is None or "patch_level" not in attributes:
         raise StoreError(
-            "coords must say patch_size and patch_level, got attributes "
+            "coords must state patch_size and patch_level, got the attributes "
             f"{sorted(attributes)} in {str(path)!r}"
         )
     size = None
@@ -172,8 +172,8 @@ def _read_stamp(path: Path, facts: Document) -> Iterator[PeerTiles]:
     mpp_y = facts.get("mpp_y")
     if not mpp_x or not mpp_y:
         raise InvalidInputError(
-            f"slide_mpp is missing for {str(path)!r}; "
-            "its coordinates are µm: pass --slides, or a table with the column mpp"
+            f"slide_mpp is missing for {str(path)!r}, whose coordinates are in µm; pass "
+            "--slides, or a table with the column mpp"
         )
     with open_h5(path) as file:
         features = np.asarray(stored_dataset(file, "feats", path)[...])
@@ -183,12 +183,12 @@ def _read_stamp(path: Path, facts: Document) -> Iterator[PeerTiles]:
     edge_um = float(attributes.get("tile_size_um", 0) or attributes.get("tile_size", 0))
     if attributes.get("unit") != "um" or edge_um <= 0:
         raise StoreError(
-            "coords must be µm with their tile_size_um, got attributes "
+            "coords must be in µm and state tile_size_um, got the attributes "
             f"{sorted(attributes)} in {str(path)!r}"
         )
     if features.ndim != 2 or coords_um.shape != (len(features), 2):
         raise StoreError(
-            f"feats and coords must be of the same tiles, got {features.shape} and "
+            f"feats and coords must belong to the same tiles, got {features.shape} and "
             f"{coords_um.shape} in {str(path)!r}"
         )
     edge_l0 = round(edge_um / mpp_x)

@@ -176,7 +176,7 @@ def _sample_tiles(
     total = sum(len(stored) for stored in embeddings.values())
     if total < 3:
         raise InvalidInputError(
-            f"results must hold embeddings of 3 tiles or more, got {total}"
+            f"results must contain embeddings of at least 3 tiles, got {total}"
         )
     rows = []
     colors = []
@@ -224,7 +224,7 @@ def _draw(
     layers = list(over)
     for mask_path in picture_files(ledger.path.parent)[1:]:
         layers.append(Outline(read_mask(mask_path), "tissue", width=5.0))
-    unit = "mm" if picture.slide_mpp else "px of level 0"
+    unit = "mm" if picture.slide_mpp else "level-0 pixels"
     mpp_x, mpp_y = picture.slide_mpp or (1000.0, 1000.0)
     width = picture.size_l0[0] * mpp_x / 1000
     height = picture.size_l0[1] * mpp_y / 1000

@@ -35,7 +35,7 @@ from thinsection.stages.source import Source
 from thinsection.stages.stage import RecordedStage, SlideWork
 from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.tiles_h5 import TilesFile, read_slide_embedding, read_tiles
-from thinsection.types import Document, parse_bytes
+from thinsection.types import Document, counted, parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +165,8 @@ def aggregate_folder(
                 record.counts[status] = count
     except BaseException as error:
         error.add_note(
-            f"{len(results)} of {len(files)} slides are done; "
-            "run the same command again to go on"
+            f"{len(results)} of {counted(len(files), 'slide')} done; run the same command again to "
+            "continue"
         )
         raise
     if files[0].results is not None:
@@ -194,9 +194,8 @@ def find_features(
     ]
     if not files:
         raise StoreError(
-            "folder must hold GRID/features_ENCODER/*.h5 of a run, or *.h5 features of "
-            f"TRIDENT or CLAM, got none below {str(folder)!r}; run `thinsection run` "
-            "first"
+            "folder must contain GRID/features_ENCODER/*.h5 of a run, or *.h5 features of "
+            f"TRIDENT or CLAM, got none below {str(folder)!r}; run `thinsection run` first"
         )
     return files
 
@@ -223,8 +222,8 @@ def _recorded_features(
         known = list(results.features) or "none"
         option = f" for --features {wanted!r}" if wanted else ""
         raise StoreError(
-            f"results folder must hold embeddings, got {known}{option} in "
-            f"{str(folder)!r}; run `thinsection run` first"
+            f"results folder must contain embeddings, got {known}{option} in {str(folder)!r}; "
+            "run `thinsection run` first"
         )
     return files
 
@@ -239,7 +238,7 @@ def _pool_recorded(
         address = str(file.path.parent.relative_to(results))
         if address not in ledger.stages:
             raise StoreError(
-                f"embeddings must be in the ledger, got {address!r} of another run"
+                f"embeddings must be listed in the ledger, got {address!r} of another run"
             )
         features = RecordedStage(
             recorded_address=address, recorded_key=ledger.stages[address].key
@@ -277,8 +276,8 @@ def _pool_foreign(
     tiles = read_tiles(file.path)
     if tiles.features is None or len(tiles.features) == 0:
         raise StoreError(
-            f"features file must hold embeddings, got none in {str(file.path)!r}; "
-            "run `thinsection run` first"
+            f"features file must contain embeddings, got none in {str(file.path)!r}; run "
+            "`thinsection run` first"
         )
     layout = tile_layout(
         tiles, file.path, tile_px_l0=pooling.tile_px_l0, stride_l0=pooling.stride_l0

@@ -210,10 +210,10 @@ def _open(work: SlideWork, reader: str, memory_for_whole_images: Scratch) -> Sli
         if held > memory_for_whole_images.total:
             available = int(memory_for_whole_images.total)
             raise BudgetError(
-                f"memory must leave {format_bytes(held)} for an image that is decoded "
+                f"memory must leave {format_bytes(held)} for an image that is decoded as a "
                 f"whole, got {format_bytes(available)} beside the tiles in "
-                f"{Path(slide.slide_path).name!r}; raise --memory, lower --batch-size, "
-                "or convert it to a tiled TIFF"
+                f"{Path(slide.slide_path).name!r}; raise --memory, lower --batch-size, or "
+                "convert the image to a tiled TIFF"
             )
         if held:
             slide.on_close.enter_context(memory_for_whole_images.taken(held))

@@ -72,7 +72,7 @@ def export_qupath(
             files[image] = name
     if not files:
         raise StoreError(
-            f"folder must hold slides with results, got none in {str(folder)!r}"
+            f"folder must contain slides with results, got none in {str(folder)!r}"
         )
     lines = [f"    {_groovy(image)}: {_groovy(name)}" for image, name in files.items()]
     script = _GROOVY % (",\n".join(lines), _groovy(str(out.resolve())))

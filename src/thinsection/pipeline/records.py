@@ -175,7 +175,7 @@ def efficiency(out: Path) -> tuple[Efficiency, Path]:
         if record.document.get("counts", {}).get("done"):
             return write_efficiency(record.folder), record.folder / PAGE_NAME
     raise StoreError(
-        f"out must hold records of a run that did work, got none in {str(out / RECORDS)!r}"
+        f"out must contain records of a run that did work, got none in {str(out / RECORDS)!r}"
     )
 
 
@@ -187,7 +187,7 @@ def write_efficiency(folder: Path) -> Efficiency:
     usages = read_usage(folder)
     if not any(usage.samples for usage in usages):
         raise StoreError(
-            f"record must hold usage/*.jsonl of a run, got none in {str(folder)!r}"
+            f"record must contain usage/*.jsonl of a run, got none in {str(folder)!r}"
         )
     analysis = analyse(usages)
     write_text(folder / PAGE_NAME, efficiency_page(analysis, usages))

@@ -51,13 +51,13 @@ def uploads_to(out: str, spec: RunSpec, executor: object) -> Iterator["Uploads"]
     """
     if executor is not None or not spec.executor.in_process:
         raise ConfigError(
-            f"out must be a folder for --executor {spec.executor.executor}, got {out!r}; "
-            "object stores have no locks: run on a shared folder and copy it"
+            f"out must be a local folder for --executor {spec.executor.executor}, got {out!r}; "
+            "object stores have no locks: write to a shared folder and copy it afterwards"
         )
     if spec.qc.qc != "off":
         raise ConfigError(
-            f"out must be a folder with --qc, got {out!r}; "
-            "its contact sheet needs all pictures"
+            f"out must be a local folder with --qc, got {out!r}; the contact sheet needs all "
+            "pictures"
         )
     target = RemoteFolder(out)
     target.check()
@@ -78,7 +78,7 @@ def listing_of(url: str) -> Iterator[Path]:
     names = [name for name in target.sizes() if _is_listed(PurePath(name))]
     if not any(name.startswith(f"{SLIDES}/") for name in names):
         raise StoreError(
-            f"results must be a folder of `thinsection run` with {SLIDES}/ in it, got {url!r}"
+            f"results must be a folder of `thinsection run` that contains {SLIDES}/, got {url!r}"
         )
     with scratch_folder("listing") as folder:
         for name in names:
@@ -169,8 +169,8 @@ class Uploads:
                 self.target.put(self.folder / name, name)
         except Exception as error:
             raise StoreError(
-                f"out must be writable, got {error!r} for {self.target.url!r}; "
-                "the slides that arrived stay: run the same command again"
+                f"out must be writable, got {error!r} for {self.target.url!r}; the slides that "
+                "were uploaded are kept: run the same command again"
             ) from error
 
     def _upload(self, result: SlideResult) -> SlideResult:

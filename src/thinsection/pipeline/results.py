@@ -11,7 +11,7 @@ from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
 from thinsection.slide.cohort import SlideEntry
 from thinsection.store.ledger import FAILURE_NAME, SLIDES
-from thinsection.types import Document
+from thinsection.types import Document, counted
 
 LOST_STAGE = "worker"
 
@@ -56,10 +56,12 @@ def describe(result: SlideResult) -> str:
         case "excluded":
             return f"{name}: {result.error}"
         case "empty":
-            reason = facts.get("warnings") or "no tile holds enough tissue"
+            reason = facts.get("warnings") or "no tile contains enough tissue"
             return f"{name}: empty: {reason}"
         case "skipped":
-            before = "done before with the same settings and input, skipped"
+            before = (
+                "skipped, an earlier run completed it with the same settings and input"
+            )
             return f"{name}: {before}{_counts(facts)}"
     warning = f" (warning: {facts['warnings']})" if facts.get("warnings") else ""
     return f"{name}: done{_counts(facts)}{warning}"
@@ -69,16 +71,18 @@ def _counts(facts: Document) -> str:
     """Counts of a slide for the end of a line: ', 120 tiles, H&E'."""
     parts = []
     if facts.get("num_tiles") is not None:
-        parts.append(f"{facts['num_tiles']} tiles")
+        parts.append(counted(facts["num_tiles"], "tile"))
     elif facts.get("pixels_to_use") is not None:
-        parts.append(f"{facts['pixels_to_use']:.0f} px to use")
+        parts.append(f"{facts['pixels_to_use']:.0f} pixels to use")
     if facts.get("fetched_bytes"):
         share = facts["fetched_bytes"] / facts["file_bytes"]
-        parts.append(f"{share:.0%} of the file fetched in {facts['requests']} requests")
+        parts.append(
+            f"{share:.0%} of the file fetched in {counted(facts['requests'], 'request')}"
+        )
     if facts.get("stain"):
         parts.append(facts["stain"])
     if facts.get("pen_fraction"):
-        parts.append(f"pen on {facts['pen_fraction']:.1%} left out")
+        parts.append(f"pen on {facts['pen_fraction']:.1%} of it removed")
     return "".join(f", {part}" for part in parts)
 
 

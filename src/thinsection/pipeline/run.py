@@ -30,7 +30,7 @@ from thinsection.stages.request import check_run, cohort_of
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.store.claims import claim_ids
 from thinsection.store.ledger import SLIDES
-from thinsection.types import MIB, PlainValues, format_bytes
+from thinsection.types import MIB, PlainValues, counted, format_bytes
 from thinsection.usage.monitor import resource_monitor
 
 MIN_FREE_BYTES = 256 * MIB
@@ -250,10 +250,14 @@ def _equal_lines(groups: Sequence[Sequence[str]]) -> list[str]:
     lines = []
     for ids in groups[:_SHOWN_GROUPS]:
         names = ", ".join(map(repr, ids))
-        lines.append(f"warning: {names} have the same content: is it one slide?")
+        lines.append(
+            f"warning: {names} have the same content; check whether they are one slide"
+        )
     if len(groups) > _SHOWN_GROUPS:
         count = len(groups) - _SHOWN_GROUPS
-        lines.append(f"warning: {count} more groups of slides have the same content")
+        lines.append(
+            f"warning: {counted(count, 'more group')} of slides with the same content"
+        )
     return lines
 
 

@@ -143,7 +143,7 @@ def _summary_rows(
 ) -> Iterator[Document]:
     """Rows of a slide in summary.csv, one per grid."""
     others = [slide_id for slide_id in equal_ids if slide_id != slide.slide_id]
-    note = f"the same content as {', '.join(others)}" if others else ""
+    note = f"same content as {', '.join(others)}" if others else ""
     for grid_row in grid_rows(slide.ledger):
         row = {"slide_id": slide.slide_id, **slide.cohort, **slide.more}
         row["status"] = _status(slide, grid_row, waits=waits)

@@ -38,7 +38,7 @@ def _verify_datasets(folder: Path) -> tuple[int, list[str]]:
     paths = sorted(folder.rglob("*.h5"))
     if not paths:
         raise StoreError(
-            f"folder must hold results, or .h5 files, got none in {str(folder)!r}"
+            f"folder must contain results or .h5 files, got none in {str(folder)!r}"
         )
     count = 0
     lines = []
@@ -59,6 +59,6 @@ def _damaged_files(
             if name not in ledger.elsewhere.files:
                 yield f"{name}: missing"
         elif path.stat().st_size != size:
-            yield f"{name}: {path.stat().st_size} bytes, {size} were written"
+            yield f"{name}: has {path.stat().st_size} bytes, but {size} were written"
         elif name in record.sums and file_sum(path) != record.sums[name]:
-            yield f"{name}: other bytes than were written"
+            yield f"{name}: the bytes differ from those that were written"

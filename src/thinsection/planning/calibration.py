@@ -194,8 +194,8 @@ def encoder_size(
     """
     if not isinstance(encoder, NetworkTileEncoder):
         raise InvalidInputError(
-            f"encoder must be one of ours to be planned, got {encoder.spec.name!r}; "
-            "give it a first run and take 'thinsection efficiency'"
+            f"encoder must be part of thinsection to be planned, got {encoder.spec.name!r}; run "
+            "it once and read 'thinsection efficiency'"
         )
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         encoder.encode(torch.zeros((1, tile_px, tile_px, 3), dtype=torch.uint8))

@@ -21,7 +21,7 @@ from thinsection.planning.plan import (
 from thinsection.qc import Pipeline, load_pipeline
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.spec import RunSpec
-from thinsection.types import format_bytes
+from thinsection.types import counted, format_bytes
 from thinsection.usage.analysis import (
     LEAST_TIME_S,
     MEMORY_MARGIN,
@@ -50,7 +50,7 @@ def run_request(chunks: Sequence[Sequence[SlideEntry]], spec: RunSpec) -> JobReq
     numbers: Numbers = {}
     if spec.output.until != "qc":
         on_gpu = bool(spec.encoding.encoders) and planned_gpu(spec) is not None
-        numbers["gpus"] = (int(on_gpu), "the settings name one")
+        numbers["gpus"] = (int(on_gpu), "the number in the settings")
     warning = ""
     if not (executor.job_cpus and executor.job_memory and executor.walltime):
         count = max(len(chunk) for chunk in chunks)
@@ -63,7 +63,7 @@ def run_request(chunks: Sequence[Sequence[SlideEntry]], spec: RunSpec) -> JobReq
         except (ConfigError, BudgetError):
             raise
         except ThinsectionError as error:
-            warning = f"no prediction, so defaults are asked for: {error}"
+            warning = f"no prediction, so the job requests the defaults: {error}"
     return job_request(executor, numbers, warning=warning)
 
 
@@ -79,7 +79,7 @@ def sample_entries(entries: Sequence[SlideEntry]) -> list[SlideEntry]:
     ]
     if not local:
         raise CohortError(
-            "no slide is a local file; those by URL are not opened before the job runs"
+            "no slide is a local file, and slides by URL are opened only when the job runs"
         )
     if len(local) <= MAX_OPENED:
         return local
@@ -94,7 +94,9 @@ def _look_at(
     """Results of `look` for the slides that open. Raises CohortError: no slide opens."""
     answers, unreadable = look_into(sample, look)
     if not answers:
-        raise CohortError(f"no slide opens, got {next(iter(unreadable.values()))}")
+        raise CohortError(
+            f"no slide can be opened, got {next(iter(unreadable.values()))}"
+        )
     return answers
 
 
@@ -127,8 +129,9 @@ def _cpus(formulas: Planner, slides: Sequence[SlideSize]) -> tuple[int, str]:
     host_s = time.prepare_s + time.decode_s
     cpus = math.ceil(host_s / time.encode_s) + 1
     reason = (
-        f"decoding takes {host_s:.0f} CPU-s, the {formulas.gpu.name} encodes in "
-        f"{time.encode_s:.0f} s; one more, {_MIN_GPU_CPUS} to {_MAX_GPU_CPUS}"
+        f"decoding needs {host_s:.0f} CPU-s and encoding {time.encode_s:.0f} s on the "
+        f"{formulas.gpu.name}; one CPU more than that, between {_MIN_GPU_CPUS} and "
+        f"{_MAX_GPU_CPUS}"
     )
     return min(max(_MIN_GPU_CPUS, cpus), _MAX_GPU_CPUS), reason
 
@@ -141,9 +144,10 @@ def _qc_numbers(sample: Sequence[SlideEntry], count: int, spec: RunSpec) -> Numb
     sizes = _look_at(sample, look)
     memory = max(size.peak_bytes for size in sizes)
     seconds = cost.TRAINING_S + count * max(size.most_s for size in sizes)
-    peak = f"at most {format_bytes(memory)} for the largest of {len(sizes)} opened"
+    peak = f"at most {format_bytes(memory)} for the largest of "
+    f"{counted(len(sizes), 'opened slide')}"
     time = f"at most {math.ceil(seconds)} s {_basis(count, len(sizes))}"
-    return _with_margins((1, "the checks use one"), (memory, peak), (seconds, time))
+    return _with_margins((1, "the checks use one CPU"), (memory, peak), (seconds, time))
 
 
 def _qc_size_of(entry: SlideEntry, *, reader: str, pipeline: Pipeline) -> QcSize:
@@ -169,5 +173,7 @@ def _with_margins(
 
 def _basis(count: int, num_opened: int) -> str:
     """Describes the slides on which a prediction is based."""
-    slides = f"{count} slides" if count > 1 else "1 slide"
-    return f"for {slides} as large as the largest of {num_opened} opened"
+    slides = counted(count, "slide")
+    return (
+        f"for {slides} as large as the largest of {counted(num_opened, 'opened slide')}"
+    )

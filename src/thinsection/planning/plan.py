@@ -74,7 +74,7 @@ def plan(
     entries = cohort_of(slides, spec.slides, spec.regions)
     sizes, unreadable = look_into(entries, partial(slide_size, spec=spec))
     if not sizes:
-        raise BudgetError(f"slides must hold one that opens, got none: {unreadable}")
+        raise BudgetError(f"at least one slide must open, got {unreadable}")
     formulas = planner(spec, on_message=on_message)
     cpus = spec.executor.job_cpus or cpu_count()
     memory = formulas.memory(sizes, cpus=cpus)
@@ -102,7 +102,7 @@ def planner(spec: RunSpec, *, on_message: Listener = lambda text: None) -> Plann
     gpu = planned_gpu(spec)
     if not calibration.is_calibrated():
         on_message(
-            "measuring this machine: start of a process, decoding (about 10 s, once)"
+            "measuring this machine: process start and decoding (about 10 s, once)"
         )
     machine = calibration.calibrate()
     sizes = []
@@ -151,7 +151,7 @@ def _measured_encoder(
     key = f"{name}|{encoder.precision}|{tile_px}|{engine_version(engine)}"
     if not calibration.is_calibrated(key):
         on_message(
-            f"measuring {name}: tiles per CPU-second, then memory (once a machine)"
+            f"measuring {name}: tiles per CPU-second, then memory (once per machine)"
         )
     measure_rate = partial(
         calibration.measure_rate, encoder, tile_px=tile_px, engine=engine
@@ -244,18 +244,17 @@ def _warnings(memory: MemoryPlan, formulas: Planner) -> tuple[str, ...]:
     warnings = []
     if job_memory is not None and parse_bytes(job_memory) < memory.host_bytes:
         warnings.append(
-            f"--job-memory {job_memory} cannot hold the run: it needs "
-            f"{format_bytes(memory.host_bytes)}; "
-            "raise it, or lower --memory or --batch-size"
+            f"--job-memory must be >= {format_bytes(memory.host_bytes)} for this run, got "
+            f"{job_memory}; raise it, or lower --memory or --batch-size"
         )
     if gpu is not None and executor.gpu is None:
-        warnings.append(f"planned for a {gpu.name}; name another card with --gpu")
+        warnings.append(f"the plan assumes a {gpu.name}; name another card with --gpu")
     if gpu is not None and size is not None and memory.gpu_bytes > gpu.memory_bytes:
         room = gpu.memory_bytes - (memory.gpu_bytes - size.batch_bytes)
         fitting = max(0, formulas.batch_size * room // max(size.batch_bytes, 1))
         remedy = f"--batch-size {fitting}" if fitting else "a larger GPU"
         warnings.append(
-            f"a {gpu.name} has {format_bytes(gpu.memory_bytes)}, the run needs "
+            f"a {gpu.name} has {format_bytes(gpu.memory_bytes)}, but the run needs "
             f"{format_bytes(memory.gpu_bytes)} on it: use {remedy}"
         )
     return tuple(warnings)

@@ -62,8 +62,8 @@ def aggregate(
     if passed not in complete:
         got = " and ".join(passed) or "none of them"
         raise InvalidInputError(
-            "aggregate must get tiles, or coords_l0 with tile_px_l0 (and stride_l0 where "
-            f"tiles overlap), got {got}"
+            "aggregate needs tiles, or coords_l0 with tile_px_l0 (and stride_l0 if tiles "
+            f"overlap), got {got}"
         )
     if tiles is not None:
         coords_l0 = tiles.coords_l0
@@ -99,7 +99,7 @@ def patient_embedding(
     Raises InvalidInputError: no slides, another fusion, a slide that does not fit (named by index).
     """
     if not slides:
-        raise InvalidInputError("slides must hold at least one slide, got none")
+        raise InvalidInputError("slides must contain at least one slide, got none")
     if fusion not in get_args(Fusion):
         raise InvalidInputError(f"fusion must be 'early' or 'late', got {fusion!r}")
     layouts = _layouts(len(slides), tile_px_l0, stride_l0)
@@ -184,7 +184,7 @@ def _side_by_side(
     widths = sorted({tiles.shape[1] for tiles in all_tiles})
     if len(widths) != 1:
         raise InvalidInputError(
-            f"tile_embeddings must have one D over all slides, got {widths}"
+            f"tile_embeddings must have the same number of channels in all slides, got {widths}"
         )
     last_column = next_column - 1 - GAP_TILES
     return np.concatenate(all_tiles), np.concatenate(all_coords), last_column
@@ -196,9 +196,9 @@ def _check_same_overlap(own: TileLayout, frame: TileLayout) -> None:
         return
     if own.stride_l0[0] * frame.size_l0[0] != frame.stride_l0[0] * own.size_l0[0]:
         raise InvalidInputError(
-            f"stride_l0 must be the same share of tile_px_l0 in all slides, got "
+            "stride_l0 must be the same fraction of tile_px_l0 in all slides, got "
             f"{own.stride_l0[0]} of {own.size_l0[0]} px and {frame.stride_l0[0]} of "
-            f"{frame.size_l0[0]} px in slide 0; take fusion='late'"
+            f"{frame.size_l0[0]} px in slide 0; use fusion='late'"
         )
 
 
@@ -217,7 +217,6 @@ def _loaded(slide_encoder: str | SlideEncoder, options: dict[str, Any]) -> Slide
         return slide_encoders.load_slide_encoder(slide_encoder, **options)
     if options:
         raise InvalidInputError(
-            "options must be left out with a loaded slide encoder, "
-            f"got {', '.join(options)}"
+            f"options must be omitted with a loaded slide encoder, got {', '.join(options)}"
         )
     return slide_encoder

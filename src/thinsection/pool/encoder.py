@@ -130,8 +130,8 @@ class SlideEncoder(ABC):
         """The encoder for `load_slide_encoder`; this is for one that has no weights."""
         if options.weights is not None:
             raise WeightsError(
-                f"slide encoder {cls.name!r} has no weights, got {str(options.weights)!r}; "
-                "leave weights out"
+                f"weights must be omitted for slide encoder {cls.name!r}, which has none, got "
+                f"{str(options.weights)!r}"
             )
         return cls()
 
@@ -201,13 +201,14 @@ def check_fit(
         takes = " or ".join(expects.tile_encoders)
         if tile_encoder_name is None:
             warnings.append(
-                f"slide encoder {name!r} takes embeddings of {takes}; theirs is unknown"
+                f"slide encoder {name!r} expects embeddings of {takes}; the encoder of these "
+                "embeddings is unknown"
             )
         elif _plain(tile_encoder_name) not in map(_plain, expects.tile_encoders):
             raise InvalidInputError(
-                f"tile encoder must be {takes} for slide encoder {name!r}, "
-                f"got {tile_encoder_name!r}; embed the tiles with {takes}, "
-                "or choose another slide encoder"
+                f"tile encoder must be {takes} for slide encoder {name!r}, got "
+                f"{tile_encoder_name!r}; embed the tiles with {takes}, or choose another slide "
+                "encoder"
             )
     trained = f"slide encoder {name!r} was trained on"
     if expects.tile_px is not None and tile_px != expects.tile_px:
@@ -308,8 +309,8 @@ def load_slide_encoder(
     encoder_class = _load_class(registered_name)
     if output and not encoder_class.has_outputs:
         raise ConfigError(
-            f"slide encoder {registered_name!r} must be named without an output, "
-            f"got {name!r}; it has one only"
+            f"slide encoder {registered_name!r} must be named without an output, because it has "
+            f"only one, got {name!r}"
         )
     options = LoadOptions(
         weights=weights,

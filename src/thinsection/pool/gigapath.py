@@ -67,7 +67,7 @@ class SlideOutput:
         if match is None:
             raise ConfigError(
                 "output of slide encoder 'gigapath' must be mean, cls, or one of them with "
-                f"layers: mean-11, cls-5-11, mean-final, got {text!r}"
+                f"layers such as mean-11, cls-5-11 or mean-final, got {text!r}"
             )
         tokens: Literal["mean", "cls"] = "cls" if match[1] == "cls" else "mean"
         names = match[2].split("-")[1:]
@@ -259,9 +259,9 @@ def position_cells(coords_l0: CoordsL0, size_l0: Size) -> CoordsL0:
     cells: CoordsL0 = coords_l0 // np.array(size_l0)
     if cells.min() < 0 or cells.max() >= GRID_CELLS:
         raise InvalidInputError(
-            f"coords_l0 must be in 0..{GRID_CELLS - 1} tiles for slide encoder 'gigapath', "
-            f"got {int(cells.min())}..{int(cells.max())} tiles of {size_l0[0]} x {size_l0[1]} px; "
-            "its position table ends there, so check tile_px_l0"
+            f"coords_l0 must be in 0..{GRID_CELLS - 1} tiles for slide encoder 'gigapath', got "
+            f"{int(cells.min())}..{int(cells.max())} tiles of {size_l0[0]} x {size_l0[1]} px; "
+            "its position table has no more, so check tile_px_l0"
         )
     return cells
 

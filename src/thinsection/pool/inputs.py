@@ -64,8 +64,8 @@ def _checked_embeddings(values: object, tile_dim: int | None) -> Tensor:
         )
     if tile_dim is not None and shape[1] != tile_dim:
         raise InvalidInputError(
-            f"tile_embeddings must be of shape (N, {tile_dim}), got {shape}; "
-            "were they made by another tile encoder?"
+            f"tile_embeddings must be of shape (N, {tile_dim}), got {shape}; check which tile "
+            "encoder made them"
         )
     _check_finite(tiles)
     return tiles

@@ -133,8 +133,9 @@ class AbmilSlideEncoder(SlideEncoder):
         self._members = [_Member(part) for part in _states_of_members(state)]
         if not self._members:
             raise WeightsError(
-                "abmil weights must hold V.weight of shape (K, D), got "
-                f"{sorted(state_dict)[:4]}; give a state dict of V, U and w, or such a model"
+                "abmil weights must contain V.weight of shape (K, D), got "
+                f"{sorted(state_dict)[:4]}; pass a state dict of V, U and w, or a model of "
+                "`thinsection train`"
             )
         network = nn.ModuleList(self._members)
         self.weights_hash = load_strictly(network, state, source="abmil state dict")
@@ -213,7 +214,7 @@ def _states_of_members(state: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
 def _read_expects(path: Path, *, tile_dim: int | None) -> Expects:
     """Tiles that a model was trained on, by its file's header; other files say nothing."""
     errors = (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError)
-    rule = "header of a model must say what it was trained on"
+    rule = "header of a model must state its training data"
     with (
         rewording(rule, path, *errors, error=WeightsError),
         safe_open(path, "pt") as file,

@@ -104,7 +104,7 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
             return cls.from_pretrained(options.weights, options=options)
         if options.weights is not None:
             raise WeightsError(
-                "weights must be left out with pretrained=False, got both"
+                "weights must be omitted with pretrained=False, got both"
             )
         return cls.from_state_dict(cls.random_weights(seed=0), options=options)
 

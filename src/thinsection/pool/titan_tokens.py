@@ -73,7 +73,7 @@ def token_grid(tiles: Tensor, coords_l0: CoordsL0, *, stride_l0: Size) -> TokenG
     is_kept = _nonzero_tokens(grid, tiles)
     if not is_kept.any():
         raise InvalidInputError(
-            "tile_embeddings must hold a row that is not all zero, got none"
+            "tile_embeddings must contain a row that is not all zero, got none"
         )
     if is_kept.all():
         return grid
@@ -104,9 +104,9 @@ def check_no_overlap(coords_l0: CoordsL0, size_l0: Size) -> None:
         step = _median_step(coords_l0, axis)
         if step is not None and step < size_l0[axis]:
             raise InvalidInputError(
-                f"coords_l0 must be of tiles without overlap for slide encoder 'titan', "
-                f"got steps of {step} px between tiles of {size_l0[axis]} px; "
-                "pass stride_l0, or tiles that say it"
+                "coords_l0 must be those of tiles without overlap for slide encoder 'titan', "
+                f"got steps of {step} px between tiles of {size_l0[axis]} px; pass stride_l0, "
+                "or tiles that state it"
             )
 
 

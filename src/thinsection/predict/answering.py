@@ -239,8 +239,8 @@ def through(
             continue
         if output.attention is None:
             raise InvalidInputError(
-                f"head {model.card.head.head!r} must have attention for heatmaps, got none; "
-                "train another head, for example abmil"
+                f"head {model.card.head.head!r} must have attention for heatmaps, got a head "
+                "without; train another head, for example abmil"
             )
         columns = {"attention": output.attention.mean(1).cpu().numpy()}
         if output.evidence is not None:

@@ -148,12 +148,12 @@ def _check_slides(slides: Sequence[Stored], paths: Sequence[Path]) -> None:
     """Raises DatasetError: no tiles, or several encoders."""
     names = ", ".join(repr(str(path)) for path in paths)
     if not any(len(slide) for slide in slides):
-        raise DatasetError(f"a bag must hold tiles, got none in {names}")
+        raise DatasetError(f"a case must have tiles, got none in {names}")
     widths = sorted({slide.shape[1] for slide in slides})
     if len(widths) > 1:
         raise DatasetError(
-            "slides of a case must have embeddings of one encoder, got D of "
-            f"{widths} in {names}"
+            f"slides of a case must have embeddings of one encoder, got {widths} channels in "
+            f"{names}"
         )
 
 
@@ -180,8 +180,8 @@ def _read_cells(paths: Sequence[Path]) -> Rows:
         tiles = TilesFile(coords_l0=coords, features=None, attributes=attributes)
         if not tiles.tile_px_l0:
             raise DatasetError(
-                f"coords must say their patch_size_level0, got none in {str(path)!r}; "
-                "take a head without places"
+                f"coords must state their patch_size_level0, got none in {str(path)!r}; use a "
+                "head that ignores tile positions"
             )
         slides.append((coords, int(tiles.tile_px_l0)))
     return grid_cells(slides)

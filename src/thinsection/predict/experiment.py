@@ -199,7 +199,7 @@ def _best_setting(out: Path, jobs: Sequence[FoldJob], study: Study) -> FoldResul
     for job in jobs:
         result = read_fold(out, job.name, fold_key(job, study))
         if result is None:
-            raise StoreError("each fold must have its file, got fewer")
+            raise StoreError("each fold must have its file, got fewer files than folds")
         results.append(result)
     return min(results, key=lambda result: result.stop_loss)
 

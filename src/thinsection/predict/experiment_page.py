@@ -94,7 +94,7 @@ def _draw_folds(axes: "Axes", document: Mapping[str, Json]) -> Words:
     axes.set(xlabel="fold", ylabel=words, xticks=places)
     return (
         "Score by fold",
-        "Line: the score of all cases; band: its 95 % confidence interval.",
+        "Line: score of all cases; band: its 95 % confidence interval.",
     )
 
 

@@ -169,8 +169,8 @@ class TrainTask(Task[FoldJob, FoldDone]):
                 result = read_fold(self.out, job.name, key)
                 assert result is not None
         words = (
-            f"{job.name}: best epoch {result.best} of {len(result.losses)}, "
-            f"inner loss {result.stop_loss:.4f}"
+            f"{job.name}: best epoch {result.best} of {len(result.losses)}, validation loss "
+            f"{result.stop_loss:.4f}"
         )
         return FoldDone(name=job.name, words=words)
 

@@ -73,7 +73,7 @@ def read_inputs(path: Path) -> Inputs:
     if not 0 <= power < math.inf:
         raise StoreError(
             f"attribute 'target_magnification' must be a number >= 0, got {power} in "
-            f"{str(path)!r}; make the file anew"
+            f"{str(path)!r}; create the file again"
         )
     attributes.setdefault("encoder", attributes.get("slide_encoder"))
     of_slide = folder.startswith(SLIDE_FEATURES)
@@ -175,7 +175,7 @@ def run_config(inputs: Inputs, model: str) -> RunConfig:
     """Settings of a run that makes such embeddings; ConfigError: they come from another tool."""
     if not inputs.run:
         raise ConfigError(
-            f"a model must know the run that made its embeddings, got none in {model!r}; "
-            "embed the slides as then, and predict from that folder"
+            f"a model must record the run that made its embeddings, got none in {model!r}; "
+            "embed the slides with the same settings, then predict from that folder"
         )
     return from_mapping(RunConfig, inputs.run, where="run.")

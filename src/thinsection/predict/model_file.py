@@ -170,14 +170,16 @@ class Model:
         if seen == "near":
             return [
                 "nearly the mean embedding of a training slide: if it shows the same tissue, "
-                "the answer is no test of the model"
+                "this prediction does not test the model"
             ]
-        what = "of the training set"
+        what = "part of the training set"
         if seen == "content":
-            what = "the embeddings of a training slide under another name"
+            what = "the embeddings of a training slide with another name"
         if any({*marks} & {*member.held_out} for member in self.card.members):
-            return [f"{what}: answered by heads that have not seen it"]
-        return [f"{what}: every head has seen it, the answer is no test of the model"]
+            return [f"{what}: predicted by heads that were not trained on it"]
+        return [
+            f"{what}: every head was trained on it, so this prediction does not test the model"
+        ]
 
 
 def case_mark(case_id: str) -> str:
@@ -297,7 +299,9 @@ def load_model(path: str | Path) -> Model:
     rank = len(arrays["within"])
     shapes = [array.shape for array in arrays.values()]
     if shapes != [(dim,), (rank, dim), (rank,), (rank,)]:
-        raise WeightsError(f"{', '.join(USUAL_TENSORS)} must fit, got {shapes}")
+        raise WeightsError(
+            f"{', '.join(USUAL_TENSORS)} must have matching shapes, got {shapes}"
+        )
     with torch.device("meta"):
         heads = [
             build_head(card.head, dim, len(card.target.names)) for _ in card.members

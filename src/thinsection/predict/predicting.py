@@ -164,7 +164,7 @@ def predict(
     data = Path(sources[0]).absolute()
     if len(sources) > 1 or not _has_embeddings(data):
         if out is None:
-            raise InvalidInputError("out must be given with slides, got None")
+            raise InvalidInputError("out must be set when slides are passed, got None")
         data = Path(out).absolute()
         asked = _embed(
             sources,
@@ -295,7 +295,7 @@ def _labels_config(config: ValidationConfig, target: Target) -> LabelsConfig | N
     if config.labels is None:
         if config.target or config.time:
             raise ConfigError(
-                "target and time must be of labels, got "
+                "target and time must be combined with labels, got "
                 f"{config.target or config.time} alone; pass --labels FILE too"
             )
         return None

@@ -23,6 +23,7 @@ from thinsection.predict.folds import FoldResult, Study, read_fold
 from thinsection.predict.losses import criterion_of, targets_of
 from thinsection.probe.curves import Column
 from thinsection.probe.result import Predictions, Risks, Rows, Values
+from thinsection.types import counted
 
 EXPERIMENT_NAME = "experiment.json"
 # metric that is printed first, by kind of target; for classes and labels it is the AUROC
@@ -227,13 +228,13 @@ def forecast(study: Study) -> Iterator[str]:
         if not pairs:
             raise DatasetError(
                 "folds must have cases whose times can be compared, got none in "
-                f"{len(study.parts)} folds of {len(rows)} cases; use fewer --folds"
+                f"{len(study.parts)} folds of {counted(len(rows), 'case')}; lower --folds"
             )
-        yield f"c-index: {pairs} pairs of cases of the same fold can be compared"
+        yield f"c-index: {pairs} pairs of cases in the same fold can be compared"
     cases = [cohort.cases[i] for i in rows]
     missing = why_missing(case_sampling(cohort.target, cases, truth, fold))
     if missing:
-        yield f"scores will have no interval: {missing}"
+        yield f"the scores have no confidence interval: {missing}"
 
 
 def ensemble_temperature(study: Study, results: Sequence[FoldResult]) -> float:
@@ -285,14 +286,16 @@ def read_tested(experiment: Path) -> Tested:
 
     Raises StoreError: it is not a folder of `thinsection train`, or a fold is missing.
     """
-    rule = "experiment must be one of `thinsection train`"
+    rule = "experiment must be a folder of `thinsection train`"
     with rewording(rule, experiment, OSError, ValueError, KeyError, error=StoreError):
         names = read_json(experiment / EXPERIMENT_NAME)["heads"]
         study = Study.load(experiment)
         results = [read_fold(experiment, name) for name in names]
     whole = [result for result in results if result is not None]
     if len(whole) != len(study.parts):
-        raise StoreError(f"folds must be there, got fewer in {str(experiment)!r}")
+        raise StoreError(
+            f"files of all folds must exist, got fewer in {str(experiment)!r}"
+        )
     return tested_of(study, whole, ensemble_temperature(study, whole))[0]
 
 
@@ -306,13 +309,16 @@ def compare(mine: Tested, other: Path) -> dict[str, Json]:
     theirs = read_tested(other)
     if mine.target != theirs.target:
         raise InvalidInputError(
-            f"experiments must have one target, got {mine.target} and {theirs.target}"
+            f"experiments must have the same target, got {mine.target} and {theirs.target}"
         )
     my_row = {case: row for row, case in enumerate(mine.cases)}
     their_row = {case: row for row, case in enumerate(theirs.cases)}
     shared = sorted(my_row.keys() & their_row.keys())
     if len(shared) < comparison.MIN_GROUPS:
-        raise InvalidInputError(f"experiments must share cases, got {len(shared)}")
+        raise InvalidInputError(
+            f"experiments must have at least {comparison.MIN_GROUPS} cases in common, got "
+            f"{len(shared)}"
+        )
     first = mine.take(np.array([my_row[case] for case in shared]))
     second = theirs.take(np.array([their_row[case] for case in shared]))
     if mine.target.kind == "binary":

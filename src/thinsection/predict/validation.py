@@ -71,8 +71,8 @@ def write_validation(
     if not kept:
         shown = "; ".join(dict.fromkeys(left_out))
         raise DatasetError(
-            f"labels must have cases that the model can be tested on, got none of "
-            f"{len(answered)} ({shown}); give cases that were not trained on"
+            f"labels must contain cases that can test the model, got none of {len(answered)} "
+            f"({shown}); pass cases that are not in its training set"
         )
     rows = Rows(
         target=model.card.target,
@@ -122,9 +122,9 @@ def write_validation(
 def _why_left_out(one: Prediction) -> str:
     """Reason why a case is not scored; '' if it is scored."""
     if one.seen == "name":
-        return "of the training set"
+        return "part of the training set"
     if one.seen == "content":
-        return "the embeddings of a training slide under another name"
+        return "the embeddings of a training slide with another name"
     return _why_unanswered(one)
 
 
@@ -135,7 +135,7 @@ def _why_unanswered(one: Prediction) -> str:
 def _why_no_test(one: Prediction, card: ModelCard) -> str:
     """Reason why a training case is not scored: every head was trained on it."""
     if one.answers and one.members == len(card.members):
-        return "of the training set, and every head has seen it"
+        return "part of the training set, and every head was trained on it"
     return _why_unanswered(one)
 
 
@@ -148,7 +148,8 @@ def _warnings(
     if near:
         warnings.append(
             f"nearly the mean embedding of a training slide: {len(near)} of {len(kept)} cases "
-            f"({listed_names(near)}); if they show the same tissue, the figures flatter"
+            f"({listed_names(near)}); if they show the same tissue, the scores are too "
+            "optimistic"
         )
     unlike = [
         cohort.cases[i]
@@ -161,9 +162,10 @@ def _warnings(
         )
     if rows.unit == "patients":
         warnings.append(
-            f"{len(rows.patients)} cases are of {len(set(rows.patients))} patients: intervals of "
-            "discrimination and calibration error resample patients; those of the threshold, the "
-            "calibration line and survival take cases as independent and are too narrow"
+            f"the {len(rows.patients)} cases belong to {len(set(rows.patients))} patients: "
+            "intervals of discrimination and calibration error resample patients; those at the "
+            "threshold, of the calibration line and of survival treat the cases as independent "
+            "and are too narrow"
         )
     return warnings
 
@@ -173,8 +175,8 @@ def _threshold_warnings(lock: Lock | None) -> list[str]:
     if lock is None or not lock.thresholds or lock.inner_cases >= FEW_INNER_CASES:
         return []
     return [
-        f"the threshold was chosen on {lock.inner_cases} inner cases: other cases would have given "
-        "another one"
+        f"the threshold was chosen on only {lock.inner_cases} validation cases: other cases "
+        "could have given a different threshold"
     ]
 
 

@@ -28,8 +28,8 @@ from thinsection.probe.result import strict
 
 SEED = 0  # seed of the bootstrap samples
 OLD_MODEL = (
-    "the model file fixes no threshold and no baseline hazard; train the model again with "
-    "this version to have it"
+    "the model file contains no threshold and no baseline hazard; train the model again with "
+    "this version to have them"
 )
 OF_CASE = ("auroc", "auprc", "brier", "ece")
 OF_CLASSES = ("auroc", "auprc", "balanced_accuracy", "macro_f1", "brier", "ece")
@@ -112,7 +112,8 @@ def figures(rows: Rows, lock: Lock | None) -> dict[str, Json]:
             scores, parts["classes"] = _classes(rows)
         if lock is not None and kind != "multiclass":
             missing += [
-                f"{outcome['name']}: no threshold, as its inner cases were of one class"
+                f"{outcome['name']}: no threshold, because its validation cases had only one "
+                "class"
                 for outcome in parts["outcomes"]
                 if outcome["threshold"] is None
             ]
@@ -230,15 +231,16 @@ def _survival(
     )
     if not comparable_pairs(cases.event, cases.time).any():
         raise DatasetError(
-            "labels must have two cases whose times can be compared, got none of "
-            f"{len(cases.time)} cases; give cases with an event before another's time"
+            "labels must contain two cases whose times can be compared, got none in "
+            f"{len(cases.time)} cases; add cases with an event before the end of another case"
         )
     sampling = rows.sampling(events=cases.event)
     scorers: Scorers = {"c_index": concordance(*cases)}
     scores = score_table(scorers, sampling, seed=SEED)
     times = horizons.usable_times(cases.event, cases.time, lock.horizons)
     missing = [
-        f"no scores at {t:g}: fewer than {horizons.MIN_OF_EACH} events before, or cases after it"
+        f"no scores at {t:g}: fewer than {horizons.MIN_OF_EACH} events before this time, or "
+        "fewer cases after it"
         for t in lock.horizons
         if t not in times
     ]
@@ -248,7 +250,7 @@ def _survival(
         survival = external.survival_probability(baseline, cases.risk, np.array(times))
     elif rows.target.kind == "discrete":
         missing.append(
-            "no Brier score: the model predicts intervals of time, no survival"
+            "no Brier score: the model predicts time intervals, not survival"
         )
     at_times = _scores_at(cases, survival, times, sampling)
     ticks = round_times(float(cases.time.max()))

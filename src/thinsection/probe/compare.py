@@ -68,7 +68,7 @@ def compare(folders: Sequence[Path], out: Path, *, metric: str | None = None) ->
         models = by_task.setdefault(name, {})
         if scored.model in models:
             raise DatasetError(
-                f"models must differ, got {scored.model!r} twice for {name!r}"
+                f"models must have different names, got {scored.model!r} twice for {name!r}"
             )
         models[scored.model] = scored
     tasks = [
@@ -78,8 +78,8 @@ def compare(folders: Sequence[Path], out: Path, *, metric: str | None = None) ->
     ]
     if not tasks:
         raise DatasetError(
-            "results must hold a task of two models or more, "
-            f"got {sorted(by_task) or 'no result'}"
+            "results must contain a task of at least two models, got "
+            f"{sorted(by_task) or 'no result'}"
         )
     _correct([*chain.from_iterable(task["pairs"] for task in tasks)])
     for task in tasks:
@@ -148,9 +148,9 @@ def _check_alike(task: str, first: Scored, other: Scored) -> None:
     else:
         return
     raise DatasetError(
-        f"results of {task!r} must be of the same rows, folds and protocol, "
-        f"got {first.model!r} and {other.model!r} with other {difference}; "
-        "probe them alike"
+        f"results of {task!r} must have the same rows, folds and protocol, got {first.model!r} "
+        f"and {other.model!r} with a different {difference}; run both probes with the same "
+        "settings"
     )
 
 
@@ -237,7 +237,7 @@ def read_rows(path: Path, document: Document) -> Rows:
         table = [*csv.DictReader(file)]
     if not table:
         raise InvalidInputError(
-            f"result must have a table of rows, got none beside {str(path)!r}"
+            f"result must have a table of rows, got none in the folder of {str(path)!r}"
         )
 
     def numbers(name: str) -> FloatVector:
@@ -344,5 +344,8 @@ def _draw_differences(axes: "Axes", pairs: list[Document]) -> curves.Words:
     names = [f"{p['a']} − {p['b']}: {p['task']}" for p in pairs[::-1]]
     axes.set_yticks(range(len(pairs)), names, fontsize=7)
     axes.set(xlabel="difference of scores")
-    words = "Paired differences with their 95 % intervals; in colour what Holm's correction keeps."
+    words = (
+        "Paired differences with their 95 % confidence intervals. Coloured: different after Holm's "
+        "correction."
+    )
     return "Differences", words

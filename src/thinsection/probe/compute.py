@@ -37,8 +37,8 @@ def rows_within(
     rows = (budget_bytes - fixed) // per_row
     if rows < 1:
         raise BudgetError(
-            f"budget_bytes must hold one {name} ({format_bytes(fixed + per_row)}), "
-            f"got {format_bytes(budget_bytes)}"
+            f"budget_bytes must be >= {format_bytes(fixed + per_row)} for one {name}, got "
+            f"{format_bytes(budget_bytes)}"
         )
     return min(rows, max(1, most))
 
@@ -72,11 +72,11 @@ def nearest_rows(
     dim, width = bank.shape[1], queries.shape[1]
     if width != dim:
         raise InvalidInputError(
-            f"queries must have the width of the bank {dim}, got {width}"
+            f"queries must be as wide as the bank, {dim}, got {width}"
         )
     if not 1 <= k <= len(bank):
         raise InvalidInputError(
-            f"k must lie in 1..{len(bank)}, the bank's rows, got {k}"
+            f"k must be in 1..{len(bank)}, the number of rows in the bank, got {k}"
         )
     where = resolve_device(device, mps=False)
     similarities = _closeness if similarity == "l2" else _cosine

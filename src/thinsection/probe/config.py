@@ -124,8 +124,8 @@ class ProbeConfig:
         is_tested = self.data.test is not None or self.data.held_out != "val"
         if is_tested and not protocol.inner_folds:
             raise ConfigError(
-                "protocol must select nothing on a test set, "
-                f"got {protocol.name!r}; use 'honest'"
+                f"protocol must not select settings on a test set, got {protocol.name!r}; use "
+                "'honest'"
             )
         return protocol
 

@@ -136,8 +136,8 @@ def draw_calibration(axes: "Axes", columns: Columns) -> Words:
         draw_frequencies(axes, band, color=color, label=column.name)
     axes.set(xlabel="predicted probability", ylabel="observed frequency")
     caption = (
-        "Bins of equally many cases; on the dotted line predicted probabilities are right. "
-        "Bars: 95 % confidence intervals of the observed frequency."
+        "Bins of equally many cases; on the dotted line predicted probabilities equal observed "
+        "frequencies. Bars: 95 % confidence intervals of the observed frequency."
     )
     return "Calibration", caption
 
@@ -174,8 +174,8 @@ def draw_decision(axes: "Axes", columns: Columns) -> Words:
     axes.set(xlabel="threshold probability", ylabel="net benefit")
     axes.set(xlim=(0, 1), ylim=(LEAST_BENEFIT, 1.1 * highest + 0.01))
     caption = (
-        "Dotted: all cases are treated as positive; the line at 0: none is "
-        "(Vickers and Elkin 2006). All rows are pooled."
+        "Dotted: all cases are treated as positive. The line at 0: no case is (Vickers and "
+        "Elkin 2006). All rows are pooled."
     )
     return "Decision curve", caption
 

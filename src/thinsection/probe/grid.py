@@ -315,7 +315,7 @@ def suite_jobs(path: Path, document: Mapping[str, Json]) -> list[ProbeJob]:
     if not encoders:
         raise ConfigError(f"encoders must name at least one, got {encoders}")
     if not tasks:
-        raise ConfigError(f"tasks must be given as [[tasks]], got {tasks}")
+        raise ConfigError(f"tasks must be listed as [[tasks]], got {tasks}")
     shared = {k: v for k, v in document.items() if k not in _KEYS}
     jobs = []
     for entry in tasks:

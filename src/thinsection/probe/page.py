@@ -92,7 +92,7 @@ def interval_words(result: ProbeResult) -> str:
     words = f"{interval.level:.0%} interval {ends}, {drawn}"
     null_score = result.details.get("null_score")
     if null_score is not None:
-        words += f"; permuted labels score {null_score:.4f}"
+        words += f"; the score with permuted labels is {null_score:.4f}"
     p_value = result.details.get("null_p")
     if p_value is not None:
         words += f", p {p_value:.3g}"

@@ -108,13 +108,15 @@ def draw_confusion(axes: "Axes", rows: Predictions) -> Words:
     axes.set_yticks(range(len(names)), names)
     axes.set(xlabel="predicted", ylabel="truth")
     axes.figure.colorbar(
-        image, ax=axes, label="share of the true class", fraction=0.046
+        image, ax=axes, label="fraction of the true class", fraction=0.046
     )
-    caption = "Counts of validation rows; the shade is the share of the true class."
+    caption = "Counts of validation rows; the shade is the fraction of the true class."
     if rows.repeats is not None:
-        caption += " Of the first seed; the score is the mean over seeds."
+        caption += (
+            " The matrix is that of the first seed; the score is the mean over seeds."
+        )
     elif len(set(rows.ids)) < len(rows.ids):
-        caption += " A case counts once a seed."
+        caption += " A case counts once per seed."
     return "Confusion matrix", caption
 
 
@@ -127,7 +129,10 @@ def _curve(axes: "Axes", result: ProbeResult) -> Words:
         axes.plot(epochs, scores, color=color_of(i), label=f"lr {name}", linewidth=1.5)
     _circle(axes, epoch, result.score)
     axes.set(xlabel="epoch", ylabel=result.metric_words)
-    return "Score over epochs", f"The circle is what counts: lr {lr:g}, epoch {epoch}."
+    return (
+        "Score over epochs",
+        f"The circle marks the scored setting: lr {lr:g}, epoch {epoch}.",
+    )
 
 
 def _sweep(axes: "Axes", result: ProbeResult) -> Words:
@@ -138,7 +143,7 @@ def _sweep(axes: "Axes", result: ProbeResult) -> Words:
     axes.plot(names, scores, marker="o", color=color_of(0), linewidth=1.5)
     _circle(axes, best, scores[best])
     axes.set(xlabel=SWEEPS[key], ylabel=result.metric_words)
-    return "Sweep", f"The circle is what counts: {names[best]}."
+    return "Sweep", f"The circle marks the scored setting: {names[best]}."
 
 
 def _learning(axes: "Axes", result: ProbeResult) -> Words:
@@ -149,8 +154,11 @@ def _learning(axes: "Axes", result: ProbeResult) -> Words:
     axes.axhline(
         null, color="#999999", linestyle=":", label=f"permuted labels: {null:.3f}"
     )
-    axes.set(xlabel="training rows a class", ylabel=result.metric_words)
-    return "Learning curve", "Means over draws, with the settings that all rows chose."
+    axes.set(xlabel="training rows per class", ylabel=result.metric_words)
+    return (
+        "Learning curve",
+        "Means over draws, with the settings that were chosen on all rows.",
+    )
 
 
 def _examples(axes: "Axes", examples: Examples) -> Words:
@@ -182,7 +190,7 @@ def _examples(axes: "Axes", examples: Examples) -> Words:
         loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3, fontsize=8, frameon=False
     )
     caption = (
-        "Validation images of the first fold, evenly spaced; background is left clear."
+        "Evenly spaced validation images of the first fold; background is transparent."
     )
     return "Predicted masks beside truth", caption
 
@@ -196,9 +204,7 @@ def _losses(axes: "Axes", result: ProbeResult) -> Words:
         axes.plot(epochs, val, color=color_of(i), label=f"fold {i + 1}", linewidth=1.6)
         _circle(axes, best, val[best - 1])
     axes.set(xlabel="epoch", ylabel="dice loss")
-    caption = (
-        "Solid: validation; dashed: training. The circle is the epoch that is scored."
-    )
+    caption = "Solid: validation; dashed: training. The circle marks the scored epoch."
     return "Loss over epochs", caption
 
 

@@ -483,12 +483,16 @@ def selection_words(result: ProbeResult) -> str:
     if "selected_on" in details:
         return str(details["selected_on"])
     if "best_epochs" in details:
-        rule = "the epoch of the least loss on the scored images"
+        rule = "the epoch with the lowest loss on the scored images"
     elif tried > 1:
         rule = f"the best of {tried} settings on the scored rows"
     else:
         return "nothing was selected"
-    return f"{rule}, as {protocol.name} has it: too high for a claim about new patients"
+    return (
+        f"{rule}, as the protocol {protocol.name} requires: the score is too high for a claim "
+        "about "
+        "new patients"
+    )
 
 
 def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
@@ -502,8 +506,8 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
     row_ids = {p.ids for p in rows}
     if len(rows) < len(results) or len(row_ids) != 1 or len(metric_names) != 1:
         raise InvalidInputError(
-            "results must be probes of the same rows with one metric, "
-            f"got {sorted(metric_names)} of {[r.dataset for r in results]}"
+            "results must be probes of the same rows with one metric, got "
+            f"{sorted(metric_names)} of {[r.dataset for r in results]}"
         )
     first = results[0]
     # a probe of one seed stands beside each seed of the others

@@ -315,15 +315,15 @@ def _removal_warning(
     if num_removed < tissue_px:
         share = f"{num_removed / tissue_px:.0%} of the tissue"
     else:
-        share = "all that was left"
+        share = "all remaining tissue"
     if is_overruled:
         return (
-            f"{name} would take {share}, which is kept: look at its picture, "
-            "or pass --qc-strict to remove it"
+            f"{name} would remove {share} and was ignored: look at its picture, or pass "
+            "--qc-strict to apply it"
         )
     if tissue_px == 0:
         return f"{name} left no tissue: look at its picture"
-    return f"{name} took {share}: look at its picture"
+    return f"{name} removed {share}: look at its picture"
 
 
 def _read_facts(slide: Slide) -> dict[str, Score]:

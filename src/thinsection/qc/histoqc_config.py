@@ -130,7 +130,7 @@ def _convert_step(
         raise ConfigError(f"unknown step {step!r}{nearest(function, _steps())}")
     table = _steps()[function]
     if table["because"]:
-        raise ConfigError(f"step {step!r} must be left out: {table['because']}")
+        raise ConfigError(f"step {step!r} must be removed: {table['because']}")
     values = _settings(function, section, step)
     if not table["kind"]:
         return None
@@ -162,7 +162,7 @@ def _settings(function: str, section: Section, step: str = "") -> Document:
             values.setdefault(setting, _read_value(text, reading))
         except ValueError as error:
             raise ConfigError(
-                f"{step}.{key} must be as HistoQC takes it, got {text!r}: {error}"
+                f"{step}.{key} must have a value that HistoQC accepts, got {text!r}: {error}"
             ) from None
     return values
 
@@ -175,11 +175,11 @@ def _refuse_other_keys(
     for key, text in section.items():
         if key in fixed and not _same_value(text, fixed[key]):
             raise ConfigError(
-                f"{step}.{key} must be {fixed[key]} to be carried over, got {text!r}"
+                f"{step}.{key} must be {fixed[key]} to be converted, got {text!r}"
             )
         if key in table["refused"]:
             raise ConfigError(
-                f"{step}.{key} must be left out, got {text!r}: {table['refused'][key]}"
+                f"{step}.{key} must be removed, got {text!r}: {table['refused'][key]}"
             )
         if key not in known:
             raise ConfigError(f"unknown key {key!r} in [{step}]{nearest(key, known)}")
@@ -232,8 +232,8 @@ def _find_templates(texts: list[str], folder: Path, notes: list[str]) -> Documen
     absent = [Path(text).stem for text, path in paths.items() if path is None]
     if absent:
         notes.append(
-            f"templates: {len(absent)} of {len(paths)} template pictures are not here; "
-            "their columns are NA. Name your own, or install HistoQC"
+            f"templates: {len(absent)} of {len(paths)} template pictures are missing, so their "
+            "columns are NA. Name your own pictures, or install HistoQC"
         )
     present = [str(path) for path in paths.values() if path is not None]
     return {"templates": present, "absent": absent}
@@ -274,8 +274,8 @@ def _convert_examples(
             f"for {values['name']!r}"
         )
     notes.append(
-        f"{values['name']}: HistoQC's example pictures are not here; the built-in model "
-        f"{model!r}, trained on generated pictures, takes their place"
+        f"{values['name']}: HistoQC's example pictures are missing; the built-in model "
+        f"{model!r}, trained on generated pictures, is used instead"
     )
     # the model has features of its own, whatever HistoQC's were
     settings: Document = {"model": model, "features": []}

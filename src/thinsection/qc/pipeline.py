@@ -170,7 +170,7 @@ def load_pipeline(source: str | Path) -> Pipeline:
         hint = nearest(str(source), presets)
         histoqc_name = f"{_HISTOQC}{source}"
         if histoqc_name in presets:
-            hint = f"; HistoQC's is {histoqc_name!r} now, and 'auto' is recommended"
+            hint = f"; HistoQC's preset is now called {histoqc_name!r}, and 'auto' is recommended"
         raise ConfigError(
             f"qc pipeline must be a preset or a .toml file, got {str(source)!r}{hint}"
         )
@@ -226,8 +226,8 @@ def _check_variants(pipeline: Pipeline) -> None:
             check = checks.get(name)
             if check is None or isinstance(check, ExampleCheck):
                 raise ConfigError(
-                    f"{key} must be one of the pipeline's that is not by example, "
-                    f"got {name!r}{nearest(name, checks)}"
+                    f"{key} must be a check of this pipeline that is not by example, got "
+                    f"{name!r}{nearest(name, checks)}"
                 )
             from_mapping(type(check), {**asdict(check), **table}, where=f"{key}.")
 
@@ -256,8 +256,8 @@ def check_from_mapping(data: Document) -> QcCheck:
     cls = CHECKS.load(kind)
     if not (isinstance(cls, type) and issubclass(cls, QcCheck) and cls.kind == kind):
         raise InvalidInputError(
-            f"qc check {kind!r} must be a QcCheck of that kind, got {cls!r}; "
-            "mend or remove the package that brings it"
+            f"qc check {kind!r} must be a QcCheck of that kind, got {cls!r}; repair or remove "
+            "the package that provides it"
         )
     settings = {key: value for key, value in data.items() if key != "kind"}
     return from_mapping(cls, settings, where=f"{kind}.")

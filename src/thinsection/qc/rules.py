@@ -43,7 +43,9 @@ def parse_rule(text: str) -> QcRule:
     """The rule of a text such as 'pixels_to_use<1000', or ConfigError."""
     match = _RULE.fullmatch(text)
     if match is None:
-        raise ConfigError(f"qc rule must read like 'pixels_to_use<1000', got {text!r}")
+        raise ConfigError(
+            f"qc rule must have the form 'pixels_to_use<1000', got {text!r}"
+        )
     return QcRule(column=match[1], symbol=match[2], limit=float(match[3]))
 
 

@@ -61,17 +61,17 @@ def scale_of(slide: Slide, pipeline: Pipeline, slide_mpp: float | None = None) -
     x, y = mpp_xy
     if abs(x - y) > _SQUARE_TOLERANCE * mean:
         warnings.append(
-            f"px are not square ({x:g} x {y:g} µm): those of the work image are"
+            f"pixels are not square ({x:g} x {y:g} µm), but those of the work image are"
         )
     power = slide.objective_power
     if stored is None and power is None:
         warnings.append(
-            f"the file says neither mpp nor objective power: {mean:g} µm/px is assumed; "
-            "add a slide_mpp column to the cohort"
+            f"the file states neither resolution nor objective power, so {mean:g} µm/px is "
+            "assumed; add a slide_mpp column to the cohort"
         )
     elif stored is None:
         warnings.append(
-            f"the file has no mpp: {mean:g} µm/px is taken from its {power:g}x"
+            f"the file states no resolution, so {mean:g} µm/px is assumed from its {power:g}x"
         )
     warnings += _warn_if_small(slide, mean, pipeline)
     return Scale(slide_mpp=mean, work_mpp=mean, mpp_xy=mpp_xy, warnings=tuple(warnings))
@@ -84,23 +84,25 @@ def _nominal_scale(slide: Slide, pipeline: Pipeline, slide_mpp: float | None) ->
     if slide_mpp is None and slide.slide_mpp is not None:
         x, y = slide.slide_mpp
         if abs(x - y) > _SQUARE_TOLERANCE * (x + y) / 2:
-            warnings.append(f"px are not square ({x:g} x {y:g} µm): areas use the mean")
+            warnings.append(
+                f"pixels are not square ({x:g} x {y:g} µm): areas use the mean"
+            )
     power = slide.objective_power
     nominal = mpp or _ASSUMED_MPP
     if power is not None:
         nominal = nominal_mpp(power)
     if mpp is None and power is None:
         warnings.append(
-            f"the file says neither mpp nor objective power: {_ASSUMED_MPP} µm/px (20x) "
-            "is assumed; add a slide_mpp column to the cohort"
+            f"the file states neither resolution nor objective power, so {_ASSUMED_MPP} µm/px "
+            "(20x) is assumed; add a slide_mpp column to the cohort"
         )
     elif mpp is None:
         warnings.append(
-            f"the file has no mpp: {nominal:g} µm/px is taken from its {power:g}x"
+            f"the file states no resolution, so {nominal:g} µm/px is assumed from its {power:g}x"
         )
     elif power is None:
         warnings.append(
-            "the file has no objective power: the work size is taken from "
+            "the file states no objective power: the size of the work image follows from "
             f"{mpp:g} µm/px"
         )
     true_mpp = nominal if mpp is None else mpp
@@ -120,7 +122,7 @@ def _warn_if_small(slide: Slide, mpp: float, pipeline: Pipeline) -> list[str]:
     edge = max(slide.size)
     if edge * mpp >= pipeline.work_mpp * _MIN_WORK_PX:
         return []
-    return [f"the slide is only {edge} px long: too small for these checks"]
+    return [f"the slide is only {edge} pixels long, too small for these checks"]
 
 
 def resolution_of(slide: Slide, work_mpp: float, slide_mpp: Mpp | None) -> Mpp:
@@ -167,7 +169,7 @@ def image_warnings(rgb: RgbArray) -> list[str]:
         return ["the slide is of one colour: empty glass, or a failed scan"]
     if float(np.median(rgb)) < _DARK_MEDIAN:
         return [
-            "the background is dark: fluorescence? These checks are made for brightfield"
+            "the background is dark, as in fluorescence; these checks are made for brightfield"
         ]
     red, green, blue = (rgb[..., c].astype(np.int16) for c in range(3))
     lowest, highest = filters.extremes(get_namespace(), [red, green, blue])
@@ -176,7 +178,8 @@ def image_warnings(rgb: RgbArray) -> list[str]:
     num_coloured = np.count_nonzero(coloured)
     if num_coloured > 100 and np.count_nonzero(brown) > _BROWN_SHARE * num_coloured:
         return [
-            "much of the tissue is brown: IHC? 'auto' and 'histoqc-ihc' are made for it"
+            "much of the tissue is brown, as in IHC; use 'auto' or 'histoqc-ihc', which are "
+            "made for it"
         ]
     if num_coloured < 0.0005 * coloured.size:
         return ["almost nothing is stained: empty glass, or an unstained slide"]

@@ -122,7 +122,7 @@ def open_picture(ledger: SlideLedger) -> Picture:
     files = picture_files(ledger.path.parent)
     if not files or not slide.get("width"):
         raise StoreError(
-            f"picture of {ledger.slide_id!r} must be there, got none; run it first"
+            f"picture of {ledger.slide_id!r} must exist, got none; run `thinsection run` first"
         )
     readable = rewording(
         "picture must be readable", files[0], OSError, error=StoreError

@@ -172,7 +172,7 @@ def load_qc(folder: Path) -> QcResult:
     path = folder / QC_JSON
     # the file may have a list in place of a table
     damages = (OSError, AttributeError, KeyError, TypeError, ValueError)
-    with _rewording("qc result must be whole", path, *damages):
+    with _rewording("qc result must be complete", path, *damages):
         document = read_json(path)
         found_format = document.get("format")
         if found_format != QC_FORMAT:

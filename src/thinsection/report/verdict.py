@@ -89,7 +89,7 @@ def verdict(
             words.append(rule.words)
     if any(row.get(name) == EMPTY_SCORE for name in STAIN):
         verdicts.append("look")
-        words.append("nothing was measured: no tissue is left")
+        words.append("nothing was measured, because no tissue is left")
     unusual = [STAIN[name] for name in outliers if name in STAIN]
     if unusual:
         verdicts.append("look")

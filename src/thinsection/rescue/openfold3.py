@@ -129,7 +129,7 @@ def _recognised_swaps(options: FrameOptions, calls: list[str]) -> list[_Swap]:
         installed = version("openfold3")
     except PackageNotFoundError:
         raise MissingDependencyError(
-            "rescue.openfold3 needs openfold3, which is absent"
+            "rescue.openfold3 needs openfold3, which is not installed"
         ) from None
     if installed not in VERSIONS:
         raise RescueError(
@@ -159,7 +159,7 @@ def _original(target: _Target) -> Function:
     )
     if parameters != target.parameters:
         raise RescueError(
-            f"{target.name} must take ({target.parameters}), got ({parameters}); "
+            f"{target.name} must have the parameters ({target.parameters}), got ({parameters}); "
             "nothing was replaced"
         )
     return function

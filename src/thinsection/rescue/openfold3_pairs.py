@@ -160,7 +160,7 @@ class _KnownGradient(torch.autograd.Function):
         # gradients are recorded here under create_graph alone
         if torch.is_grad_enabled():
             raise RescueError(
-                "smooth_lddt_loss must be differentiated once in the rescue, got "
+                "smooth_lddt_loss must be differentiated only once in the rescue, got "
                 "create_graph=True; compute a gradient of the gradient outside of it"
             )
         return d_value * ctx.saved_tensors[0], None, None

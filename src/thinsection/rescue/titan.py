@@ -87,8 +87,8 @@ def titan(
         replacements.take_back()
     if not calls:
         raise RescueError(
-            "our attention must be called within the block, got no call, so nothing was "
-            f"rescued; use {_ENTRY} of this model, one slide at a time"
+            "the attention of thinsection must be called within the block, got no call, so "
+            f"nothing was rescued; use {_ENTRY} of this model, one slide at a time"
         )
 
 
@@ -175,12 +175,12 @@ def _recognised_encoder(hub: Foreign) -> Foreign:
     )
     attentions = [block.attn for block in getattr(encoder.blocks, "modules_list", ())]
     if not attentions:
-        raise RescueError("vision_encoder.blocks must hold modules_list, got none")
+        raise RescueError("vision_encoder.blocks must contain modules_list, got none")
     for attention in attentions:
         _check_attention(attention)
     if any("forward" in attention.__dict__ for attention in attentions):
         raise RescueError(
-            "model must not be changed by another rescue, got one in place"
+            "model must not be changed by another rescue, got one that is"
         )
     for name, weight in encoder.named_parameters():
         if not bool(weight.isfinite().all()):
@@ -196,7 +196,8 @@ def _check_attention(attention: Foreign) -> None:
         )
     if attention.attn_drop_prob:
         raise RescueError(
-            f"attn_drop_prob must be 0, got {attention.attn_drop_prob}; ours has no dropout"
+            f"attn_drop_prob must be 0, got {attention.attn_drop_prob}; the attention of "
+            "thinsection has no dropout"
         )
     _check_signature(attention.forward, "x, attn_bias, bg_mask", "attention forward")
 
@@ -204,7 +205,9 @@ def _check_attention(attention: Foreign) -> None:
 def _check_signature(function: Method, expected: str, name: str) -> None:
     parameters = ", ".join(inspect.signature(function).parameters)
     if parameters != expected:
-        raise RescueError(f"{name} must take ({expected}), got ({parameters})")
+        raise RescueError(
+            f"{name} must have the parameters ({expected}), got ({parameters})"
+        )
 
 
 @torch.no_grad()

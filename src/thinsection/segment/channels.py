@@ -118,8 +118,8 @@ def stain_vectors(
     plane = plane[np.linalg.norm(plane, axis=1) > _MIN_MAGNITUDE]
     if len(plane) < _MIN_PX:
         raise InvalidInputError(
-            f"a slide's stains must be found in >= {_MIN_PX} px that absorb light, "
-            f"got {len(plane)} in {slide_path!r}"
+            f"a slide must have >= {_MIN_PX} stained pixels to estimate its stains, got "
+            f"{len(plane)} in {slide_path!r}"
         )
     # angles from the mean direction, which no pixel is far from, do not wrap around
     centre = plane.mean(axis=0)

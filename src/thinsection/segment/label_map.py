@@ -57,8 +57,8 @@ class LabelStrip:
         shape = (len(self._sums), px, px)
         if outputs.shape != shape:
             raise InvalidInputError(
-                f"segmenter must give {shape}, "
-                f"got {outputs.shape} of {self._segmenter.spec.name!r}"
+                f"segmenter must return {shape}, got {outputs.shape} of "
+                f"{self._segmenter.spec.name!r}"
             )
         self.emit(y)
         left = max(x, self._first)

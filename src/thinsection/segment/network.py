@@ -52,8 +52,7 @@ def _onnx_network(path: Path, device: torch.device) -> Network:
     provider = f"{device.type.upper()}ExecutionProvider"
     if provider not in onnxruntime.get_available_providers():
         raise DeviceError(
-            f"onnxruntime must be a build for {device.type}, "
-            f"got {onnxruntime.__version__}"
+            f"onnxruntime must be a build for {device.type}, got {onnxruntime.__version__}"
         )
     with rewording(
         "weights must be readable ONNX", path, Exception, error=WeightsError
@@ -104,7 +103,7 @@ def _torch_network(
             outputs = outputs[output_name]
         if not isinstance(outputs, torch.Tensor) or outputs.ndim != 4:
             value = getattr(outputs, "shape", type(outputs).__name__)
-            raise InvalidInputError(f"segmenter must give (B, K, H, W), got {value}")
+            raise InvalidInputError(f"segmenter must return (B, K, H, W), got {value}")
         return np.asarray(outputs.float().cpu().numpy())
 
     return run

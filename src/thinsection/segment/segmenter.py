@@ -60,11 +60,13 @@ class SegmentConfig:
         count = len(self.segmenters)
         if self.segment_weights and count != 1:
             raise ConfigError(
-                f"segment.segment_weights must go with one segmenter, got {count}"
+                "segment.segment_weights must be combined with exactly one segmenter, got "
+                f"{count}"
             )
         if self.tissue_segmenter and count != 1:
             raise ConfigError(
-                f"segment.tissue_segmenter must go with one segmenter, got {count}"
+                "segment.tissue_segmenter must be combined with exactly one segmenter, got "
+                f"{count}"
             )
         if self.segment_mpp <= 0:
             raise InvalidInputError(
@@ -191,8 +193,8 @@ def _declared_path(spec: SegmenterSpec, folder: Path) -> Path:
     """Path of declared weights; a package is not imported for its file."""
     if spec.weights is None:
         raise WeightsError(
-            f"weights must be given, got none for {spec.name!r}; "
-            f"pass --segment-weights FILE ({spec.source})"
+            f"weights must be set, got none for {spec.name!r}; pass --segment-weights FILE "
+            f"({spec.source})"
         )
     if not spec.weights.startswith(PACKAGE):
         return folder / spec.weights
@@ -216,7 +218,7 @@ def _check_file(path: Path, spec: SegmenterSpec) -> None:
     if needs_onnx != (path.suffix == ".onnx"):
         kind = "ONNX" if needs_onnx else "torch's"
         raise InvalidInputError(
-            f"weights of {spec.name!r} must be {kind}, got {path.name!r}"
+            f"weights of {spec.name!r} must be a file of {kind}, got {path.name!r}"
         )
 
 

@@ -63,7 +63,7 @@ class SegmenterSpec:
 
     def __post_init__(self) -> None:
         if not self.outputs or len(set(self.outputs)) < len(self.outputs):
-            raise self._refusal("outputs must be different names")
+            raise self._refusal("outputs must have different names")
         if self.background is not None and self.background not in self.outputs:
             raise self._refusal("background must be one of the outputs")
         if self.mpp <= 0 or self.px < 8:

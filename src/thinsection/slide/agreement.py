@@ -32,11 +32,11 @@ def find_difference(slide: Slide, reference: Slide) -> str:
     """Returns in what a slide differs from OpenSlide's view of it; '' where they agree."""
     sizes = [level.size for level in slide.levels]
     if sizes != [level.size for level in reference.levels]:
-        return f"levels {sizes} are not OpenSlide's"
+        return f"its levels are {sizes}, which differ from those of OpenSlide"
     own_mpp = slide.slide_mpp or (0.0, 0.0)
     reference_mpp = reference.slide_mpp or (0.0, 0.0)
     if not np.allclose(own_mpp, reference_mpp, rtol=1e-6):
-        return f"mpp {slide.slide_mpp} is not OpenSlide's {reference.slide_mpp}"
+        return f"its resolution is {slide.slide_mpp}, but OpenSlide reads {reference.slide_mpp}"
     try:
         for level, place in product(slide.levels, _PROBES):
             difference = _pixel_difference(slide, reference, level, place)
@@ -60,10 +60,10 @@ def _pixel_difference(
     own_pixels = interpolated(slide, origin_l0, level.index, size)
     difference = np.abs(own_pixels - reference_pixels)
     if level.index == 0 and difference.any():
-        return f"px at {origin_l0} differ by up to {difference.max():g}"
+        return f"its pixels at {origin_l0} differ by up to {difference.max():g}"
     if difference.max() > _LEVEL_MAX or difference.mean() > _LEVEL_MEAN:
         return (
-            f"px of level {level.index} at {origin_l0} differ by up to "
+            f"its pixels of level {level.index} at {origin_l0} differ by up to "
             f"{difference.max():.1f}, on average {difference.mean():.2f}"
         )
     return ""

@@ -91,8 +91,8 @@ def _read_geojson(path: Path, size_l0: Size, slide_id: str) -> Iterator[Shape]:
         features = document.get("features", [document])
     if not isinstance(features, list):
         raise InvalidInputError(
-            "GeoJSON must hold a list of features, "
-            f"got {type(features).__name__} in {str(path)!r}"
+            f"GeoJSON must contain a list of features, got {type(features).__name__} in "
+            f"{str(path)!r}"
         )
     for number, feature in enumerate(features):
         yield from _read_feature(feature, f"feature {number}", path)
@@ -132,7 +132,7 @@ def _read_feature(feature: Json, name: str, path: Path) -> Iterator[Shape]:
         plain_kind = str(kind).removeprefix("Multi").removesuffix("String")
         if plain_kind not in ("Point", "Line"):
             raise InvalidInputError(
-                f"geometry must be one of GeoJSON, got {kind!r} {place}"
+                f"geometry must be a GeoJSON type, got {kind!r} {place}"
             )
         yield _without_area(plain_kind.lower(), name)
     for number, child in enumerate(properties.get("childObjects") or ()):
@@ -182,7 +182,7 @@ def _read_xml(path: Path, size_l0: Size, slide_id: str) -> Iterator[Shape]:
     if root.tag == "Annotations":
         return _read_imagescope(root)
     raise InvalidInputError(
-        f"XML must be ASAP's or ImageScope's, got <{root.tag}> in {str(path)!r}"
+        f"XML must be in the form of ASAP or ImageScope, got <{root.tag}> in {str(path)!r}"
     )
 
 
@@ -260,7 +260,7 @@ def _read_boxes(path: Path, size_l0: Size, slide_id: str) -> Iterator[Shape]:
     for line, row in enumerate(rows, start=2):
         if row.get("slide_id", slide_id) != slide_id:
             continue
-        rule = f"line {line} must hold numbers"
+        rule = f"line {line} must have numbers"
         with rewording(rule, path, *_DAMAGE, error=InvalidInputError):
             left, top, right, bottom = (float(row[name]) for name in columns)
         if columns == _SIZE_COLUMNS:

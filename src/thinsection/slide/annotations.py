@@ -65,7 +65,7 @@ class RegionsConfig:
             path = next(filter(Path.is_file, candidates), candidates[0])
         if not path.is_file():
             raise InvalidInputError(
-                f"{role} must be there for every slide, got none at {str(path)!r} for "
+                f"{role} must exist for every slide, got no file {str(path)!r} for "
                 f"{entry.slide_id!r}"
             )
         return path
@@ -84,7 +84,7 @@ class RegionsConfig:
             is_of_one_slide = path.is_file() and path.suffix.lower() != ".csv"
             if is_of_one_slide and len(entries) > 1:
                 raise ConfigError(
-                    f"{role} must be of one slide, got one file for {len(entries)} slides; "
+                    f"{role} must belong to one slide, got one file for {len(entries)} slides; "
                     f"pass a folder of SLIDE_ID{path.suffix}"
                 )
 
@@ -164,7 +164,7 @@ def read_regions(
             for polygon in shape.polygons
         ]
         if not shapely.intersects(shapely.union_all(polygons), slide):
-            left_out["areas off the slide ignored"] += 1
+            left_out["areas outside the slide are ignored"] += 1
             continue
         areas.setdefault(shape.class_name, [])
         holes.setdefault(shape.class_name, [])
@@ -192,7 +192,7 @@ def _make_polygon(rings: Json, place: str, mend: bool) -> "Polygon":
     if not polygon.is_valid:
         raise InvalidInputError(
             f"polygon must not cross itself, got {shapely.is_valid_reason(polygon)} in {place}; "
-            "mend it, or pass --mend-regions"
+            "repair it, or pass --mend-regions"
         )
     return polygon
 

@@ -42,7 +42,7 @@ def open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
     answers: list[str] = []  # why readers did not open it, or were not taken
     if is_folder_slide(path):
         slide = _open_by_others(path, slide_mpp, answers)
-        slide.choice = f"{slide.reader}: the folder's suffix"
+        slide.choice = f"{slide.reader}: chosen by the suffix of the folder"
         return slide
     fast = _try_reader(FASTEST, path, slide_mpp, answers)
     plain = None
@@ -69,10 +69,10 @@ def _choose(fast: Slide, reference: Slide, answers: list[str]) -> Slide:
     is_ome = any(name.startswith("ome.") for name in fast.properties)
     if is_ome and reference.vendor in _NO_VENDOR:
         difference = ""
-        why = "the file's own OME metadata; OpenSlide knows no vendor of it"
+        why = "uses the OME metadata of the file, for which OpenSlide knows no vendor"
     else:
         difference = find_difference(fast, reference)
-        why = "fastest that agrees with OpenSlide"
+        why = "fastest reader that agrees with OpenSlide"
     if not difference:
         reference.close()
         fast.choice = f"{FASTEST}: {why}"
@@ -106,7 +106,10 @@ def _open_by_others(path: str, slide_mpp: Mpp | None, answers: list[str]) -> Sli
         if slide is not None:
             slide.reader = slide.reader or name
             return slide
-    remedy = "check that the file is complete and that files which belong to it lie beside it"
+    remedy = (
+        "check that the file is complete and that all files that belong to it are in the same "
+        "folder"
+    )
     reasons = "; ".join([*dict.fromkeys(answers), remedy])
     raise SlideOpenError(f"no reader opens {Path(path).name!r}: {reasons}")
 

@@ -344,6 +344,6 @@ def _check_sizes(levels: Sequence[Level], slide_path: str) -> None:
         if max(width, height) <= MAX_SIDE_PX and width * height <= MAX_PX:
             continue
         raise SlideOpenError(
-            f"level must have <= {MAX_SIDE_PX} px a side and <= {MAX_PX} px, got {width} x "
+            f"level must have <= {MAX_SIDE_PX} px a side and <= {MAX_PX} pixels, got {width} x "
             f"{height} in {Path(slide_path).name!r}; the file is damaged"
         )

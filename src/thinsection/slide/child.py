@@ -87,7 +87,7 @@ class _Child:
             if line:
                 return str(json.loads(line))
             self._process = None
-            return f"{reader}: {_end_process(process)} over it; the file is damaged"
+            return f"{reader}: {_end_process(process)} while it read this file; the file is damaged"
 
     def _start_process(self) -> "subprocess.Popen[bytes]":
         path = os.pathsep.join(folder for folder in sys.path if folder)
@@ -113,13 +113,13 @@ def _end_process(process: "subprocess.Popen[bytes]") -> str:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-        return f"a process of its own hung for {MAX_WAIT_S} s"
+        return f"its separate process did not answer for {MAX_WAIT_S} s"
     finally:
         process.stdout.close()
     if code == -signal.SIGXCPU:
-        return f"a process of its own took more than {MAX_CPU_S} CPU-s"
+        return f"its separate process used more than {MAX_CPU_S} CPU-s"
     name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return f"a process of its own died ({name})"
+    return f"its separate process died ({name})"
 
 
 # in the child

@@ -171,7 +171,7 @@ def _with_path_columns(
     columns = path_columns(pattern, entry.slide_path)
     if not columns:
         on_message(
-            f"name_pattern is not found in {entry.slide_path!r}: no columns of it"
+            f"name_pattern does not match {entry.slide_path!r}, which gets no columns from it"
         )
     patient_id = columns.get("patient_id") or columns.get("case_id")
     return replace(
@@ -209,12 +209,12 @@ def _one_of_two(
         return first
     if first.id_given and second.id_given:
         raise CohortError(
-            f"slide_id must be one per slide, got {first.slide_id!r} and "
-            f"{second.slide_id!r} for {second.slide_path!r}"
+            f"a slide must have one slide_id, got {first.slide_id!r} and {second.slide_id!r} "
+            f"for {second.slide_path!r}"
         )
     if first.slide_path != second.slide_path:
         on_message(
-            f"{second.slide_path!r} is the file {first.slide_path!r} again: taken once"
+            f"{second.slide_path!r} is the same file as {first.slide_path!r} and is used once"
         )
     return second if second.id_given else first
 
@@ -228,12 +228,12 @@ def _check_table_ids(entries: Iterable[SlideEntry]) -> None:
         owner = owners.setdefault(folded(entry.slide_id), entry)
         if owner is not entry:
             raise CohortError(
-                f"slide_id must be of one slide in a cohort, got {entry.slide_id!r} for "
+                f"slide_id must belong to one slide of a cohort, got {entry.slide_id!r} for "
                 f"{entry.slide_path!r} and {owner.slide_path!r}"
             )
         if is_odd(entry.slide_id):
             raise CohortError(
-                f"slide_id must be usable as a folder's name, got {entry.slide_id!r} for "
+                f"slide_id must be usable as the name of a folder, got {entry.slide_id!r} for "
                 f"{entry.slide_path!r}; set a slide_id column in the cohort"
             )
 
@@ -274,7 +274,8 @@ def give_slide_ids(
         stem = new_stems[file]
         if is_odd(stem):
             on_message(
-                f"{stem!r} is no name for a folder everywhere: its slide_id is {slide_id!r}"
+                f"{stem!r} is not a valid name for a folder on all systems; its slide_id is "
+                f"{slide_id!r}"
             )
     ids |= new_ids
     _report_twins(by_file.values(), on_message)
@@ -294,6 +295,6 @@ def _report_twins(
         if len(spellings) > 1:
             paths = ", ".join(ascii(spelling) for spelling in sorted(spellings))
             on_message(
-                f"{name!r} is the name of several files, which differ in their Unicode "
-                f"form alone ({paths}): rename one, or give them a slide_id"
+                f"{name!r} is the name of several files that differ only in their Unicode form "
+                f"({paths}); rename one, or give them a slide_id"
             )

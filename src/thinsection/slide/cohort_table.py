@@ -143,7 +143,7 @@ def path_columns(pattern: str, path: str) -> dict[str, str]:
         ) from None
     if not parsed.groupindex or not _RESERVED_GROUPS.isdisjoint(parsed.groupindex):
         raise CohortError(
-            "name_pattern must name groups such as (?P<case_id>...), none of our own "
+            "name_pattern must have named groups such as (?P<case_id>...) and none of our own "
             f"columns, got {pattern!r}"
         )
     match = parsed.search(path if is_url(path) else Path(path).as_posix())

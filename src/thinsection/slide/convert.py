@@ -286,7 +286,7 @@ def copied_picture(page: TiffPage, source: ByteSource) -> Picture:
         compressionargs = {"outcolorspace": int(page.photometric)}
     if not any(page.databytecounts):
         raise InvalidInputError(
-            f"an image must have px, got an empty one in {source.name!r}"
+            f"an image must have pixels, got an empty one in {source.name!r}"
         )
     return Picture(
         segments=partial(_clean_segments, page, source),

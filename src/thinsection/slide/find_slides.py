@@ -40,8 +40,8 @@ def find_by_url(url: str) -> list[str]:
     name = url.split("?", 1)[0]
     if name.lower().endswith(".csv"):
         raise CohortError(
-            f"cohort must be a local CSV, whose slide_path may hold URLs, got {url!r}; "
-            "copy it here"
+            f"cohort must be a local CSV (its slide_path may contain URLs), got {url!r}; copy "
+            "it here"
         )
     is_folder = name.endswith("/") and not is_folder_slide(name.rstrip("/"))
     if Path(name).suffix and not is_folder:
@@ -52,8 +52,8 @@ def find_by_url(url: str) -> list[str]:
         if not is_folder:
             return [url]
         raise CohortError(
-            f"folder by URL must be listed by its server, got {error!r} for {url!r}; "
-            "name its slides, or list them in a cohort CSV"
+            f"folder by URL must be listed by its server, got {error!r} for {url!r}; pass the "
+            "slides one by one, or list them in a cohort CSV"
         ) from error
     slides = _slides_among(PurePosixPath(file) for file in files)
     if not slides and not is_folder:

@@ -69,8 +69,8 @@ def believed_mpp(mpp: Mpp | None) -> tuple[Mpp | None, str]:
     coarsest = max(mpp)
     dpi = round(_UM_PER_INCH / coarsest)
     note = (
-        f"the file says {coarsest:.4g} µm/px ({dpi} dpi), which no slide has: "
-        "taken as missing"
+        f"the file states {coarsest:.4g} µm/px ({dpi} dpi), which is not possible for a slide, "
+        "so its resolution counts as missing"
     )
     return None, note
 
@@ -219,7 +219,7 @@ def _ratios(
     if coarsest_mpp > tile_mpp * (1 + tolerance):
         raise UpsamplingError(
             f"tile_mpp must be >= {coarsest_mpp:.4g}, got {tile_mpp:g} in {slide!r}; upsampling "
-            f"is not supported: ask for --tile-mpp {coarsest_mpp:.4g} or native, or for a higher "
+            f"is not supported: pass --tile-mpp {coarsest_mpp:.4g} or native, or a higher "
             "--mpp-tolerance"
         )
     x_mpp, y_mpp = slide_mpp

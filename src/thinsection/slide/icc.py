@@ -33,8 +33,8 @@ def apply_icc_profile(slide: Slide) -> None:
         )
     except (ImageCms.PyCMSError, OSError) as error:
         raise SlideOpenError(
-            f"icc profile must be of RGB and readable, got {error} in {slide.slide_path!r}; "
-            "leave --icc out"
+            f"icc profile must be a readable profile for RGB, got {error} in "
+            f"{slide.slide_path!r}; omit --icc"
         ) from None
     slide.recolor = partial(_convert, transform)
     slide.rendering = f"ICC profile {name!r} to sRGB, relative colorimetric"

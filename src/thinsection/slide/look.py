@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from thinsection.errors import ChannelsError, ConfigError
+from thinsection.types import counted
 
 MAX_SHOWN = 3  # channels that a picture shows
 
@@ -32,7 +33,7 @@ class Look:
             raise ConfigError(f"slides.channels must be 1 to {MAX_SHOWN}, got {count}")
         if count and self.icc:
             raise ConfigError(
-                "slides.icc must be off with channels, got both; leave one out"
+                "slides.icc must be off with channels, got both; omit one"
             )
         if not 0 <= low < high <= 100:
             raise ConfigError(
@@ -49,10 +50,9 @@ class Channels:
 
     def __str__(self) -> str:
         kind = "float " if self.dtype.kind == "f" else ""
-        plural = "s" if len(self.names) > 1 else ""
         bits = self.dtype.itemsize * 8
         return (
-            f"{len(self.names)} channel{plural} of {kind}{bits} bits "
+            f"{counted(len(self.names), 'channel')} of {kind}{bits} bits "
             f"({', '.join(self.names)})"
         )
 
@@ -64,7 +64,7 @@ class Channels:
         if wanted.isdigit() and int(wanted) < len(names):
             return int(wanted)
         raise ConfigError(
-            f"slides.channels must be of the file's, got {wanted!r}; it has {self}"
+            f"slides.channels must be channels of the file, got {wanted!r}; it has {self}"
         )
 
 
@@ -81,6 +81,6 @@ def unpicked_channels_error(channels: Channels, path: str) -> ChannelsError:
         picks += [str(number)] if "," in name else [name]
     example = ",".join(picks[:MAX_SHOWN])
     return ChannelsError(
-        f"slide must be RGB or gray of 8 bits, got {channels} in {Path(path).name!r}; "
-        f"pick one to three: --channels {example!r}"
+        f"slide must be RGB or gray of 8 bits, got {channels} in {Path(path).name!r}; choose "
+        f"one to three: --channels {example!r}"
     )

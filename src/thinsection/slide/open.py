@@ -177,8 +177,8 @@ def _open_copy(
     if held + source.size > limit:
         raise DiskSpaceError(
             f"staged slides must fit into {format_bytes(limit)}, got {format_bytes(held)} and "
-            f"{format_bytes(source.size)} of {source.name!r}; set {CACHE_VARIABLE} or "
-            "--prefetch-slides 1"
+            f"{format_bytes(source.size)} of {source.name!r}; set {CACHE_VARIABLE} to another "
+            "folder, or pass --prefetch-slides 1"
         )
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder("staged", source.size))

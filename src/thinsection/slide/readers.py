@@ -74,7 +74,7 @@ PICKS_CHANNELS = ("zarr",)  # readers that are called with the look
 OWN_PARSERS = ("tiff", "image")
 NEVER_TRUSTED = ("cucim",)  # ends the process over damage that no check of sizes finds
 # begins OpenSlide's answer for a format that it does not know
-UNKNOWN_FORMAT = "openslide: not a format that it knows"
+UNKNOWN_FORMAT = "openslide: it does not know this format"
 # begins OpenSlide's answer where its library would show other px than a TIFF describes
 LEFT_TO_TIFF = "openslide: left to reader 'tiff'"
 
@@ -158,5 +158,5 @@ def parsing(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise SlideOpenError(
-            f"{name}: the file must be sound, got {error!r}"
+            f"{name}: the file must be readable, got {error!r}"
         ) from error

@@ -153,8 +153,8 @@ class EncodeConfig:
             )
         if self.weights is not None and count > 1:
             raise ConfigError(
-                f"encode.weights must go with one encoder, got {count}; "
-                "run them one after the other into the same --out"
+                f"encode.weights must be combined with exactly one encoder, got {count}; run "
+                "them one after the other with the same --out"
             )
 
 

@@ -117,8 +117,8 @@ def segment_stages(
         stages.append(stage)
     if len(set(class_names)) < len(class_names):
         raise ConfigError(
-            "classes of a run's segmenters must have different names, "
-            f"got {', '.join(class_names)}"
+            "classes of a run's segmenters must have different names, got "
+            f"{', '.join(class_names)}"
         )
     return tuple(stages)
 

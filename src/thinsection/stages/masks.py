@@ -194,7 +194,7 @@ class QcStage(SlideStage[CheckedTissue]):
         for rule in self.rules:
             if qc_fail(row, rule):
                 column = parse_rule(rule).column
-                raise QcExclusion(f"left out by {rule!r}: {column} is {row[column]}")
+                raise QcExclusion(f"excluded by {rule!r}: {column} is {row[column]}")
 
     def tile_columns(self, work: SlideWork, table: TileTable) -> Columns:
         """Share of each tile that each check removed."""

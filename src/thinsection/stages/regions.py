@@ -116,8 +116,8 @@ class RegionsStage(SlideStage[Regions]):
         columns = {f"class_{slug(name)}": area for name, area in named.items()}
         if len(columns) < len(named):
             raise InvalidInputError(
-                "classes must differ as names, "
-                f"got {', '.join(map(repr, classes))} in {work.entry.slide_id!r}"
+                f"classes must give different column names, got {', '.join(map(repr, classes))} "
+                f"in {work.entry.slide_id!r}"
             )
         return {
             name: coverage(area, table.coords_l0, table.plan.size_l0)

@@ -76,4 +76,6 @@ def _check_quality_control(spec: RunSpec) -> None:
     if spec.qc.qc != "off":
         prepare_models(load_pipeline(spec.qc.qc))
     elif spec.qc.qc_fail or spec.output.until == "qc":
-        raise ConfigError("qc_fail must go with --qc, got --qc off; pass --qc auto")
+        raise ConfigError(
+            "qc_fail must be combined with --qc, got --qc off; pass --qc auto"
+        )

@@ -159,6 +159,6 @@ def _check_tissue_origins(spec: RunSpec) -> None:
     has_qc = spec.qc.qc != "off"
     if named and len(named) + has_qc > 1:
         raise ConfigError(
-            f"{' and '.join(named)} must go without qc and each other, "
-            f"got {spec.qc.qc!r}; pass --qc off"
+            f"{' and '.join(named)} must not be combined with qc or each other, got "
+            f"{spec.qc.qc!r}; pass --qc off"
         )

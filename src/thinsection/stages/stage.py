@@ -290,8 +290,8 @@ class SlideWork:
         self.ledger = self.ledger.without(self._finished)
         self.ledger.save()
         raise StoreError(
-            f"slide must stay as it is while it is read, got other bytes in {path!r}; "
-            "run the same command again when it is complete"
+            f"slide must not change while it is read, got other bytes in {path!r}; run the same "
+            "command again when the file is complete"
         )
 
     def check_stale(self) -> None:
@@ -309,9 +309,10 @@ class SlideWork:
             is_replaceable = bool(stage.cohort_columns) or self._was_edited(stage)
             if self._is_outdated(stage) and not is_replaceable:
                 raise StaleResultError(
-                    f"{stage.address} of {self.entry.slide_id!r} must be of the same file and "
-                    "settings, got one of another slide file, mpp, weights or version; pass "
-                    "--overwrite to replace it and all that was made from it, or another --out"
+                    f"{stage.address} of {self.entry.slide_id!r} must come from the same slide "
+                    "file and settings, got a result of another slide file, resolution, "
+                    "weights or version; pass --overwrite to replace it and all results that "
+                    "were made from it, or pass another --out"
                 )
 
     def remove_outdated(self, stage: AnyStage) -> None:

@@ -89,9 +89,9 @@ class TilesStage(Stage[TileTable]):
         table = table.select(kept_by_rules(table, self.config.tile_filter))
         if read_bytes(table.plan) > MAX_SCRATCH:
             raise BudgetError(
-                f"one tile must be read from at most {format_bytes(MAX_SCRATCH)}, "
-                f"got {table.plan.size_lv} px; the slide lacks pyramid levels near this "
-                "tile_mpp: ask for a finer one"
+                f"one tile must be read from at most {format_bytes(MAX_SCRATCH)}, got "
+                f"{table.plan.size_lv} px; the slide has no pyramid level near this tile_mpp: "
+                "choose a finer one"
             )
         return table
 
@@ -116,10 +116,13 @@ class TilesStage(Stage[TileTable]):
     def _warning(self, work: SlideWork, slide: Slide | None, table: TileTable) -> str:
         if len(table) == 0:
             if work.value(self.mask).mask.any():
-                return "no tile holds enough tissue"
+                return "no tile contains enough tissue"
             return "no tissue was found"
         if self.config.resample == "fast" and slide is not None and not slide.reduced:
-            return "resampled exactly: its segments are no JPEG that the tiff reader decodes"
+            return (
+                "resampled exactly, because its segments are not JPEG that the tiff reader "
+                "decodes"
+            )
         return ""
 
     def load(self, work: SlideWork) -> TileTable:

@@ -21,6 +21,7 @@ from thinsection.slide.cohort import SlideEntry, give_slide_ids
 from thinsection.slide.slide_ids import SlideFile, file_of, folded, stem_of
 from thinsection.store.identity import fingerprint
 from thinsection.store.ledger import FAILURE_NAME, SLIDES, SlideLedger, load_ledger
+from thinsection.types import counted
 
 CLAIMS_NAME = "slide_ids.json"
 # Slides that are named one by one, before the others are counted.
@@ -99,8 +100,8 @@ def _read_list(path: Path) -> dict[str, SlideFile]:
         return {}
     except (OSError, ValueError) as error:
         raise StoreError(
-            f"list of slide ids must be readable, got {error} in {str(path)!r}; "
-            "remove it: it is made again from the slides' ledgers"
+            f"list of slide ids must be readable, got {error} in {str(path)!r}; remove it: the "
+            "next run creates it again from the slides' ledgers"
         ) from None
 
 
@@ -232,12 +233,12 @@ def _report_moves(moved: Claims, claims: Claims, on_message: OnMessage) -> None:
     ]
     for slide_id in elsewhere[:_SHOWN_MOVES]:
         on_message(
-            f"{moved[slide_id].file!r} has the name and content of "
-            f"{claims[slide_id].file!r}: it is the slide {slide_id!r}"
+            f"{moved[slide_id].file!r} has the name and content of {claims[slide_id].file!r}, "
+            f"so it is the slide {slide_id!r}"
         )
     num_more = len(elsewhere) - _SHOWN_MOVES
     if num_more > 0:
-        on_message(f"{num_more} more slides are known by their name and content")
+        on_message(f"{counted(num_more, 'more slide')} recognised by name and content")
 
 
 def _report_shared_names(
@@ -252,8 +253,8 @@ def _report_shared_names(
         if owner_id is None or entry.id_given or entry.slide_id in claims:
             continue
         on_message(
-            f"{file!r} has the slide_id {entry.slide_id!r}: another file of its name, "
-            f"{claims[owner_id].file!r}, is the slide {owner_id!r}"
+            f"{file!r} gets the slide_id {entry.slide_id!r}, because another file with the same "
+            f"name, {claims[owner_id].file!r}, is the slide {owner_id!r}"
         )
 
 

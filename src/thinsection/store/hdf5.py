@@ -108,7 +108,7 @@ def read_values(
         return values
     if written != dataset_checksum(dataset, _hash_values(values)):
         raise StoreError(
-            f"{name!r} must hold the bytes that were written, got others in "
+            f"{name!r} must contain the bytes that were written, got other bytes in "
             f"{str(path)!r}; remove the file and run the same command again"
         )
     return values
@@ -127,8 +127,8 @@ def stored_dataset(file: "h5py.File", name: str, path: Path) -> "h5py.Dataset":
 
     if name not in file:
         raise StoreError(
-            f"tiles file must hold {name!r}, got {sorted(file)} in {str(path)!r}; "
-            "expected a tiles.h5 of thinsection, or a features file of TRIDENT or CLAM"
+            f"tiles file must contain {name!r}, got {sorted(file)} in {str(path)!r}; expected a "
+            "tiles.h5 of thinsection, or a features file of TRIDENT or CLAM"
         )
     item = _linkless_item(file, name, path)
     if not isinstance(item, h5py.Dataset) or item.dtype.kind not in "biuf":
@@ -137,14 +137,14 @@ def stored_dataset(file: "h5py.File", name: str, path: Path) -> "h5py.Dataset":
         )
     if item.is_virtual or item.external:
         raise StoreError(
-            f"{name!r} must lie in its own file, got {item!r} in {str(path)!r}"
+            f"{name!r} must be stored in its own file, got {item!r} in {str(path)!r}"
         )
     declared_bytes = item.dtype.itemsize * math.prod(item.shape)
     if declared_bytes > _MAX_UNPACKED * Path(path).stat().st_size:
         raise StoreError(
-            f"{name!r} must have as many values as its file can hold, got "
-            f"{format_bytes(declared_bytes)} of shape {item.shape} in {str(path)!r}; "
-            "the file is damaged"
+            f"{name!r} must have at most as many values as its file can store, got "
+            f"{format_bytes(declared_bytes)} of shape {item.shape} in {str(path)!r}; the file "
+            "is damaged"
         )
     return item
 
@@ -175,7 +175,7 @@ def _linkless_item(
         link = file.get(prefix, getlink=True)
         if not isinstance(link, h5py.HardLink):
             raise StoreError(
-                f"{prefix!r} must be no link, got a link {vars(link)} in {str(path)!r}"
+                f"{prefix!r} must not be a link, got a link {vars(link)} in {str(path)!r}"
             )
     return file[name]
 

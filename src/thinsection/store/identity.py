@@ -231,8 +231,8 @@ def _remote_sizes(url: str) -> dict[str, int]:
     except (OSError, TypeError) as error:
         # TypeError: a server that tells no sizes
         raise StoreError(
-            "files of a slide by URL must be listed by its server, "
-            f"got {error!r} for {url!r}; copy it here, or use s3://"
+            f"the server must list the files of a slide by URL, got {error!r} for {url!r}; copy "
+            "the slide here, or use s3://"
         ) from None
     return dict(sizes)
 

@@ -213,7 +213,7 @@ def load_ledger(out: Path, slide_id: str) -> SlideLedger:
     except FileNotFoundError:
         return empty
     except (OSError, ValueError) as error:
-        damage = f"{LEDGER_NAME} is damaged and counts as none: {error}"
+        damage = f"{LEDGER_NAME} is damaged and is ignored: {error}"
         return replace(empty, damage=damage)
 
 

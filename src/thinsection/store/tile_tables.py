@@ -144,8 +144,8 @@ class EmbeddingRows:
             for row, offset in zip(out, offsets, strict=True):
                 if os.preadv(handle, [row], offset) != row.nbytes:
                     raise StoreError(
-                        f"embeddings must be whole, got {str(self._path)!r}, "
-                        "which is cut"
+                        f"embeddings must be complete, got {str(self._path)!r}, which is "
+                        "truncated"
                     )
         finally:
             os.close(handle)

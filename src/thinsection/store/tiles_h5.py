@@ -217,9 +217,8 @@ class TilesWriter(Closing):
         finite = np.isfinite(values).all(axis=1)
         if not finite.all():
             raise InvalidInputError(
-                f"features must be finite in {dtype}, got a value that is not "
-                f"for the tile at {coords_l0[~finite][0].tolist()}; "
-                "check the encoder's precision"
+                f"features must be finite in {dtype}, got NaN or infinity for the tile at "
+                f"{coords_l0[~finite][0].tolist()}; check the encoder's precision"
             )
         return stored
 
@@ -339,7 +338,7 @@ def check_numbers(attributes: Attributes, path: Path) -> None:
             continue
         raise StoreError(
             f"attribute {name!r} must be a finite number, got {attributes[name]!r} in "
-            f"{str(path)!r}; make the file anew"
+            f"{str(path)!r}; create the file again"
         )
 
 
@@ -383,7 +382,7 @@ def read_slide_embedding(path: Path) -> SlideEmbeddingFile:
         values = read_values(file, "features", path)
         if values.size != max(values.shape, default=0):
             raise StoreError(
-                f"slide embedding must hold a vector 'features' in {str(path)!r}"
+                f"slide embedding must contain a vector 'features' in {str(path)!r}"
             )
         return SlideEmbeddingFile(
             slide_embedding=np.ravel(values).astype(np.float32, copy=False),

@@ -35,7 +35,7 @@ def check_shapes(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> N
     missing = [key for key in KEYS if key not in batch]
     if missing:
         raise StructureError(
-            f"batch must have {', '.join(KEYS)}, got none of {', '.join(missing)}"
+            f"batch must have {', '.join(KEYS)}, got no {', '.join(missing)}"
         )
     shape = tuple(x.shape)
     if x.ndim < 2 or shape[-1] != 3 or shape[-2] == 0:
@@ -51,7 +51,7 @@ def check_shapes(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> N
     for name, lead in (("token_mask", tokens[:-1]), ("atom_mask", atoms[:-1])):
         if not _spreads(lead, shape[:-2]):
             raise StructureError(
-                f"{name} must spread over the batch dimensions {shape[:-2]} of x, got {lead}"
+                f"{name} must broadcast to the batch dimensions {shape[:-2]} of x, got {lead}"
             )
     if atoms[-1] != shape[-2]:
         raise StructureError(
@@ -66,7 +66,7 @@ def _check_feature(
     last = shape[-1:] or (1,)
     if not _spreads(shape, expected) or last != expected[-1:]:
         raise StructureError(
-            f"{key} must be of shape {expected}, as token_mask, got {shape}"
+            f"{key} must have the shape of token_mask, {expected}, got {shape}"
         )
 
 
@@ -90,8 +90,8 @@ def check_values(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> N
     num_atoms = x.shape[-2]
     if bool((token_mask[..., 1:] > token_mask[..., :-1]).any()):
         raise StructureError(
-            "token_mask must be 1 for all tokens before the padding, "
-            "got a hole; drop absent tokens or mask their atoms"
+            "token_mask must be 1 for all tokens before the padding, got a 0 between them; "
+            "remove absent tokens or mask their atoms"
         )
     total = int(_atoms_per_token(batch).sum(dim=-1).max())
     if total != num_atoms:
@@ -101,7 +101,7 @@ def check_values(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> N
     first, last = (int(end) for end in batch["start_atom_index"].aminmax())
     if first < 0 or last >= num_atoms:
         raise StructureError(
-            f"start_atom_index must lie within the {num_atoms} atoms of x, got {first} to {last}"
+            f"start_atom_index must be within the {num_atoms} atoms of x, got {first} to {last}"
         )
     broken = (~x.isfinite().all(dim=-1) & atom_mask.bool()).nonzero()
     if len(broken):

@@ -83,13 +83,13 @@ def read_structure(path: Path, *, assembly: str | None = None) -> Structure:
         ) from None
     if model is None or not len(model) or not model[0].count_atom_sites():
         raise StructureError(
-            f"structure must hold atoms (_atom_site), got none in {str(path)!r}"
+            f"structure must contain atoms (_atom_site), got none in {str(path)!r}"
         )
     model.setup_entities()
     structure = _tokenised(model, path)
     if len(blocks) > 1:
         names = ", ".join(block.name for block in blocks[1:])
-        note = f"data blocks with atoms after {blocks[0].name!r} are left out: {names}"
+        note = f"data blocks with atoms after {blocks[0].name!r} are ignored: {names}"
         structure = replace(structure, notes=(note, *structure.notes))
     if assembly is None:
         return structure
@@ -150,7 +150,7 @@ def _tokenised(model: "gemmi.Structure", path: Path) -> Structure:
             positions.append(residue.atoms.get(slot, _NOT_OBSERVED))
     if not tokens:
         raise StructureError(
-            f"structure must hold more than water, got none in {str(path)!r}"
+            f"structure must contain more than water, got none in {str(path)!r}"
         )
     table = np.array(tokens, dtype=np.int32)
     kind, num_atoms, chain, residue_number, residue_name, restype = map(
@@ -217,7 +217,7 @@ def _residues(model: "gemmi.Structure") -> tuple[list[_Residue], tuple[str, ...]
     if not repeated:
         return residues, ()
     verb = "atom is" if len(repeated) == 1 else "atoms are"
-    note = f"{len(repeated)} repeated {verb} left out, first {repeated[0]}"
+    note = f"{len(repeated)} repeated {verb} ignored, first {repeated[0]}"
     return residues, (note,)
 
 

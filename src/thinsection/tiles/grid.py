@@ -34,9 +34,7 @@ def magnification(text: str) -> tuple[str, str]:
     if power is None:
         raise ConfigError(f"mag must be a magnification such as 20, got {text!r}")
     mpp = f"{nominal_mpp(power):g}"
-    notice = (
-        f"--mag {text} is taken as --tile-mpp {mpp} (µm/px), whatever the objective was"
-    )
+    notice = f"--mag {text} sets --tile-mpp {mpp} (µm/px), independent of the slide's objective"
     return mpp, notice
 
 
@@ -115,7 +113,7 @@ class TilesConfig:
         if slide.objective_power:
             # A guess from the objective is shown and left to the person.
             mpp = nominal_mpp(slide.objective_power)
-            hints.append(f"its {slide.objective_power:g}x usually means {mpp:g} µm/px")
+            hints.append(f"at {slide.objective_power:g}x it is usually {mpp:g} µm/px")
         return plan_read(
             levels,
             slide.slide_mpp,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import notebook_html
 from thinsection.slide.geometry import ReadPlan
-from thinsection.types import CoordsL0, format_mpp
+from thinsection.types import CoordsL0, counted, format_mpp
 
 Column = npt.NDArray[Any]  # (N,), numbers of any type
 
@@ -48,7 +48,9 @@ class TileTable:
     def _facts(self) -> list[str]:
         mpp = self.plan.tile_mpp
         resolution = format_mpp(None if mpp is None else (mpp, mpp))
-        facts = [f"{len(self)} tiles of {self.plan.tile_px} px at {resolution}"]
+        facts = [
+            f"{counted(len(self), 'tile')} of {self.plan.tile_px} px at {resolution}"
+        ]
         if len(self):
             left, top = self.coords_l0.min(axis=0).tolist()
             right, bottom = (self.coords_l0.max(axis=0) + self.plan.size_l0).tolist()

@@ -88,8 +88,8 @@ class StainConfig:
             )
         if self.stain_norm == "none" and self.stain_reference is not None:
             raise ConfigError(
-                f"stain.stain_reference must go with a method, "
-                f"got {self.stain_reference!r} and 'none'; set stain.stain_norm"
+                "stain.stain_reference must be combined with a method, got "
+                f"{self.stain_reference!r} and 'none'; set stain.stain_norm"
             )
 
 
@@ -178,7 +178,7 @@ class StainVectors:
         density = density[(density >= _MIN_DENSITY).all(axis=1)]
         if len(density) < _MIN_PX:
             raise _degenerate(
-                slide, f"{len(density)} px that absorb light", f">= {_MIN_PX} of"
+                slide, f"{len(density)} stained pixels", f">= {_MIN_PX} of"
             )
         _, axes = np.linalg.eigh(np.cov(density.T))
         # the two axes of largest variance, the larger one first; their sign is arbitrary
@@ -254,8 +254,8 @@ class ColourMoments:
 
 def _degenerate(slide: str, value: str, rule: str) -> InvalidInputError:
     return InvalidInputError(
-        f"stain normalisation must have {rule} the tissue, got {value} in {slide!r}; "
-        "leave the slide out, or set stain.stain_norm to 'none'"
+        f"stain normalisation must have {rule} the tissue, got {value} in {slide!r}; remove the "
+        "slide from the run, or set stain.stain_norm to 'none'"
     )
 
 
@@ -305,7 +305,7 @@ def fit_stain(
     px = sample_px(slide, tissue, config)
     if len(px) == 0:
         return StainTransform(
-            warning="no tissue to estimate the stains from: tiles are left as they are"
+            warning="no tissue to estimate the stains from, so tiles are not changed"
         )
     target = target or stain_target(config)
     if isinstance(target, StainVectors):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from thinsection.types import GIB, MIB, PlainValues, format_bytes
+from thinsection.types import GIB, MIB, PlainValues, counted, format_bytes
 from thinsection.usage.monitor import NETWORK_FILESYSTEMS, ProcessUsage
 
 # margins, which are stated beside the numbers
@@ -27,10 +27,10 @@ _TINY_S = 1e-9
 
 # messages by cause, as in `machine.stalled_s`
 _STALLS = {
-    "throttled": "was held back by its cgroup's quota: ask for more CPUs (--job-cpus)",
-    "queued": "stood behind other work of the machine: ask for CPUs of its own (--job-cpus), or "
+    "throttled": "the CPU quota of its cgroup was used up: ask for more CPUs (--job-cpus)",
+    "queued": "other processes used the machine: ask for CPUs of its own (--job-cpus), or "
     "run when they are free",
-    "stolen": "was held back by the host of this virtual machine: use another one",
+    "stolen": "the host of this virtual machine used its CPUs: use another machine",
 }
 
 
@@ -100,14 +100,14 @@ def analyse(usages: Sequence[ProcessUsage]) -> Efficiency:
     """
     sampled = [usage for usage in usages if usage.samples]
     if not sampled:
-        raise ValueError("usages must hold at least one sample, got none")
+        raise ValueError("usages must contain at least one sample, got none")
     worked = [usage for usage in sampled if not usage.idle]
     on_device = [usage for usage in worked if "device" in usage.facts]
     records = on_device or worked or sampled
     stages: Counter[str] = Counter()
     for usage in records:
         stages.update(usage.stage_seconds)
-    advice = "nothing was left to do, so there is no advice"
+    advice = "the run had nothing to do, so there is no advice"
     if worked:
         cpus = records[-1].requested.cpus
         advice = starvation(records) or bottleneck(stages, _facts(records), cpus=cpus)
@@ -161,7 +161,7 @@ def starvation(usages: Sequence[ProcessUsage]) -> str:
     if got >= _STARVED_SHARE or lost < _FED_SHARE:
         return ""
     cause = max(worst.stalled_s, key=lambda name: worst.stalled_s[name])
-    why = f"{lost:.0%} of the time work {_STALLS[cause]}"
+    why = f"for {lost:.0%} of the time {_STALLS[cause]}"
     return f"the run got {got:.0%} of its {worst.requested.cpus:g} CPUs: {why}"
 
 
@@ -180,16 +180,16 @@ def bottleneck(stages: Mapping[str, float], facts: PlainValues, *, cpus: float) 
     wait = stages.get("encode_wait", 0.0)
     busy = stages.get("encode_busy", 0.0) + stages.get("transfer_busy", 0.0)
     if wait + busy <= 0:
-        return "no tile was embedded, so no stage held another up"
+        return "the run embedded no tile, so no stage slowed another"
     share = wait / (wait + busy)
     on_gpu = str(facts.get("device", "cpu")).startswith("cuda")
     who = "the GPU" if on_gpu else "the encoder"
     if share < _FED_SHARE:
         if stages.get("write_wait", 0.0) > _FED_SHARE * busy:
-            return f"{who} waited for results to be written: put --out on a faster file system"
-        kept = f"{who} was kept busy {1 - share:.0%} of the time"
+            return f"{who} waited until results were written: put --out on a faster file system"
+        kept = f"{who} was busy {1 - share:.0%} of the time"
         if on_gpu:
-            return f"{kept}, so the GPU sets the pace: more GPUs (--workers, --gpus) scale the run"
+            return f"{kept}, so the GPU limits the speed: use more GPUs (--workers, --gpus)"
         return f"{kept} on the CPU: use a GPU (--device cuda --gres gpu:1), or more --workers"
 
     waited = f"{who} waited {share:.0%} of the time for"
@@ -252,11 +252,10 @@ def _gpu_share(usages: Sequence[ProcessUsage]) -> Share:
             peak_bytes = max(peak_bytes, sample.gpu_bytes or 0)
     util = fmean(utils)
     gpus = max(usage.requested.gpus for usage in usages)
-    plural = "s" if gpus > 1 else ""
     seconds = sum(usage.wall_s for usage in usages)
     return Share(
         "GPU",
-        f"{gpus} GPU{plural}, {seconds:.0f} s",
+        f"{counted(gpus, 'GPU')}, {seconds:.0f} s",
         f"{util:.0%} busy, peak {format_bytes(peak_bytes)}",
         util,
     )
@@ -265,8 +264,8 @@ def _gpu_share(usages: Sequence[ProcessUsage]) -> Share:
 def _warnings(usages: Sequence[ProcessUsage]) -> Iterator[str]:
     facts = _facts(usages)
     if any(usage.requested.gpus and _gpu_idle(usage) for usage in usages):
-        remedy = "pass --device cuda, or drop --gres and let somebody else have it"
-        yield f"a GPU was allocated and never used: {remedy}"
+        remedy = "pass --device cuda, or remove --gres"
+        yield f"the job got a GPU and never used it: {remedy}"
     has_gpu = any(
         usage.requested.gpus or usage.facts.get("gpus_visible") for usage in usages
     )
@@ -283,12 +282,12 @@ def _warnings(usages: Sequence[ProcessUsage]) -> Iterator[str]:
         memory_share = usage.peak_bytes / requested.memory_bytes
         if memory_share > _NEAR_LIMIT:
             yield (
-                f"{name} used {memory_share:.0%} of its memory and was close to being killed: "
+                f"{name} used {memory_share:.0%} of its memory, which is close to the limit: "
                 "raise --job-memory or lower --memory"
             )
         limit_s = requested.walltime_s
         if limit_s and usage.wall_s > _NEAR_LIMIT * limit_s:
-            yield f"{name} used {usage.wall_s / limit_s:.0%} of its time: raise --walltime"
+            yield f"{name} used {usage.wall_s / limit_s:.0%} of its time limit: raise --walltime"
 
 
 def _facts(usages: Sequence[ProcessUsage]) -> PlainValues:

@@ -100,7 +100,7 @@ class DeepZoom:
         height = min(tile_height, level.size[1] - y)
         if width <= 0 or height <= 0:
             raise InvalidInputError(
-                f"tile must lie in {level.size} px, got {(column, row)}"
+                f"tile must be within {level.size} px, got {(column, row)}"
             )
         stored = None
         if level.stored is not None and (width, height) == level.tile:

@@ -125,7 +125,10 @@ class _WithToken:
             first, _, remainder = scope["path"].removeprefix("/").partition("/")
             scope = {**scope, "path": f"/{remainder}"}
             if not secrets.compare_digest(first.encode(), self._token):
-                words = "wrong token; take the address that the viewer printed"
+                words = (
+                    "the token in the address is wrong; open the address that the viewer "
+                    "printed"
+                )
                 await Response(words, 403)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -163,8 +166,8 @@ def _static_files() -> Answer:
     files = {path.name: path.read_bytes() for path in _STATIC.iterdir()}
     if _LIBRARY not in files:
         raise MissingDependencyError(
-            f"the viewer must have OpenSeadragon, got no {_LIBRARY}; "
-            "run `make setup` in a checkout, or install a wheel of `make wheel`"
+            f"the viewer must have OpenSeadragon, got no {_LIBRARY}; run `make setup` in a "
+            "checkout, or install a wheel of `make wheel`"
         )
 
     def answer(request: Request) -> Response:
@@ -212,7 +215,7 @@ def _as_lines(make: Callable[..., Iterator[bytes]]) -> Answer:
 def _refuse(request: Request, error: Exception) -> Response:
     """Response to an error: 404 if the object does not exist, else 422 with the message."""
     if isinstance(error, LookupError) and not isinstance(error, ThinsectionError):
-        return JSONResponse({"error": "there is no such thing here"}, 404, _HEADERS)
+        return JSONResponse({"error": "the viewer has no such page"}, 404, _HEADERS)
     lines = [str(error), *getattr(error, "__notes__", [])]
     return JSONResponse({"error": "\n".join(lines)}, 422, _HEADERS)
 

@@ -193,7 +193,7 @@ class ShownSlides:
             return entry.open(self._reader)
         except SlideOpenError as error:
             error.add_note(
-                "where slides were moved, name their folder beside the results"
+                "if slides were moved, pass their folder after the results folder"
             )
             raise
 
@@ -373,7 +373,7 @@ def _results_folders(source: Source) -> list[str | Path]:
     ]
     if len(folders) > 1:
         raise InvalidInputError(
-            f"paths must name at most one results folder, got {folders}"
+            f"paths must contain at most one results folder, got {folders}"
         )
     return folders
 

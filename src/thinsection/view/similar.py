@@ -107,7 +107,7 @@ def _row_at(rows: EmbeddingRows, point_l0: PointL0) -> int:
     offset = np.array(point_l0) - rows.tiles.coords_l0
     is_inside = ((offset >= 0) & (offset < tile_size_l0)).all(axis=1)
     if not is_inside.any():
-        raise InvalidInputError(f"point must lie in a tile, got {point_l0}")
+        raise InvalidInputError(f"point must be in a tile, got {point_l0}")
     distance = np.abs(offset - tile_size_l0 / 2).max(axis=1)
     return int(np.where(is_inside, distance, np.inf).argmin())
 

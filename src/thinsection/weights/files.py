@@ -66,7 +66,7 @@ def read_state_dict(path: str | Path) -> StateDict:
     from safetensors.torch import load_file
 
     with rewording(
-        "weights must be whole", path, SafetensorError, OSError, error=WeightsError
+        "weights must be complete", path, SafetensorError, OSError, error=WeightsError
     ):
         return load_file(path)
 
@@ -83,7 +83,7 @@ def shard_names(index: Path) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or name.endswith(INDEX):
             raise WeightsError(
-                f"shards must lie beside their index, got {name!r} in {str(index)!r}"
+                f"shards must be in the folder of their index, got {name!r} in {str(index)!r}"
             )
     return tuple(names)
 
@@ -160,7 +160,7 @@ def load_strictly(
     unfilled = [name for name, buffer in network.named_buffers() if buffer.is_meta]
     if unfilled:
         raise WeightsError(
-            f"network must have all its buffers, got none for {unfilled[0]!r}"
+            f"network must have values for all its buffers, got none for {unfilled[0]!r}"
         )
     return hash_state_dict(network.state_dict())
 

@@ -81,7 +81,7 @@ def find_weights(
             if (path / name).is_file():
                 return path / name
         raise WeightsError(
-            f"weights folder must hold {' or '.join(files)}, got {str(source)!r}"
+            f"weights folder must contain {' or '.join(files)}, got {str(source)!r}"
         )
     if path.is_absolute() or str(source).count("/") != 1 or str(source).startswith("."):
         raise WeightsError(
@@ -139,7 +139,10 @@ def _download_first(repo: str, filenames: Sequence[str], revision: str | None) -
     hub = hub_library()
     endpoint = hub.constants.ENDPOINT
     needed = f"weights of {repo!r} must be in the hub's cache"
-    remedy = f"fetch it where there is network: {fetch_command(repo, filenames[0], revision)}"
+    remedy = (
+        "download it on a machine with a network: "
+        f"{fetch_command(repo, filenames[0], revision)}"
+    )
     if hub.constants.HF_HUB_OFFLINE:
         raise WeightsError(f"{needed} while HF_HUB_OFFLINE is set, got none; {remedy}")
     if not is_reachable(endpoint):
@@ -181,7 +184,7 @@ def _download(
                 message = f"{weights} granted to your account, got a refusal; {remedy}"
             case errors.RepositoryNotFoundError() | errors.RevisionNotFoundError():
                 got = f"got {repo!r} at revision {revision or 'main'!r}"
-                remedy = "check the name, and HF_TOKEN if it is a private one"
+                remedy = "check the name, and HF_TOKEN if it is private"
                 message = f"repository must exist and be visible to your account, {got}; {remedy}"
             case errors.LocalEntryNotFoundError():
                 message = f"{weights} downloadable, got a broken connection; try again"

@@ -55,13 +55,11 @@ def resolve_device(device: str | torch.device, *, mps: bool = True) -> torch.dev
             return torch.device("cuda", index)
         devices = f"{num_devices} CUDA devices" if num_devices else "no CUDA device"
         raise DeviceError(
-            f"device must be one that is there, got {str(device)!r} with {devices}; "
-            "use --device cpu, or install a CUDA build of torch"
+            f"device must be available, got {str(device)!r} with {devices}; use --device cpu, "
+            "or install a CUDA build of torch"
         )
     if wanted.type == "mps" and not mps_is_there:
-        raise DeviceError(
-            "device must be one that is there, got 'mps' without MPS; use cpu"
-        )
+        raise DeviceError("device must be available, got 'mps' without MPS; use cpu")
     return wanted
 
 

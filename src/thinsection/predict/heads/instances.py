@@ -65,8 +65,8 @@ class ClamHead(AbmilHead):
             labels.to(target.dtype), target
         ):
             raise ConfigError(
-                f"targets of CLAM's instance loss must be classes, got {target}; "
-                "take head 'abmil'"
+                f"targets of CLAM's instance loss must be classes, got {target}; use head "
+                "'abmil'"
             )
         return labels
 

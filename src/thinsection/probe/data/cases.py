@@ -40,6 +40,7 @@ from thinsection.files.json_text import Json
 from thinsection.probe.config import DataSection, ProbeConfig
 from thinsection.probe.data.sets import CaseSet, SurvivalSet
 from thinsection.probe.protocol import Protocol
+from thinsection.types import counted
 
 PATHOBENCH_CONFIG = "config.yaml"
 PANDA = {"image_id", "isup_grade"}  # columns of its table
@@ -71,8 +72,8 @@ def load_case_table(
     data = data or DataSection()
     if data.test is not None:
         raise ConfigError(
-            f"test must be a cohort of tiles, got {str(data.test)!r}; "
-            "list it in the table as split test, with --held-out test"
+            f"test must be a set of tiles, got {str(data.test)!r}; list its cases in the table "
+            "as split test, and pass --held-out test"
         )
     if path.is_dir():
         return _pathobench(path, protocol, survival=survival)
@@ -87,7 +88,7 @@ def load_case_table(
     if data.held_out == TEST:
         if "split" not in rows[0]:
             raise DatasetError(
-                f"table must have a split with test rows, got none in {path.name!r}"
+                f"table must have a split column with test rows, got none in {path.name!r}"
             )
         rows = [{**row, "fold_test": row["split"]} for row in rows]
     return _grouped(
@@ -95,7 +96,7 @@ def load_case_table(
         columns,
         name=path.stem,
         key="slide_id" if data.sample == "slide" else "",
-        facts={"table": path.name, "split_rule": "the protocol's folds"},
+        facts={"table": path.name, "split_rule": "the folds of the protocol"},
     )
 
 
@@ -171,10 +172,10 @@ def _grouped(
 ) -> CaseTable:
     """One entry per case (or value of `key`), with folds; its rows must agree on both and label."""
     if not rows:
-        raise DatasetError(f"table must leave cases to train on, got none in {name!r}")
+        raise DatasetError(f"table must have training cases, got none in {name!r}")
     rows, missing = drop_missing(rows, columns, key or "slide_id")
     if not rows:
-        raise DatasetError(f"table must leave cases with labels, got none in {name!r}")
+        raise DatasetError(f"table must have cases with labels, got none in {name!r}")
     facts = {**facts}
     if missing:
         facts["missing"] = missing[0]
@@ -199,8 +200,7 @@ def _grouped(
     folds = None
     if folded and fold_columns:
         folds = tuple(_file_fold(case_list, column, name) for column in fold_columns)
-        plural = "s" if len(folds) > 1 else ""
-        facts["split_rule"] = f"the file's {len(folds)} fold{plural}"
+        facts["split_rule"] = f"{counted(len(folds), 'fold')} of the file"
     return CaseTable(
         name=name,
         ids=tuple(row_by_case),
@@ -232,8 +232,8 @@ def _row_by_case(
         for column in columns:
             if first[column] != row[column]:
                 raise DatasetError(
-                    f"{column} must be the same in all rows of a case, got {first[column]!r} and "
-                    f"{row[column]!r} for {case!r} in {name!r}; or pass --sample slide"
+                    f"{column} must be the same in all rows of a case, got {first[column]!r} "
+                    f"and {row[column]!r} for {case!r} in {name!r}; or pass --sample slide"
                 )
     return row_by_case
 
@@ -243,8 +243,8 @@ def _file_fold(rows: Sequence[TextRow], column: str, name: str) -> Fold:
     training = np.array([split_name(row[column], name) == TRAIN for row in rows])
     if training.all() or not training.any():
         raise DatasetError(
-            f"{column} must hold train and held-out rows, "
-            f"got {training.sum()} train of {len(rows)} in {name!r}"
+            f"{column} must have training and held-out rows, got {training.sum()} training rows "
+            f"of {len(rows)} in {name!r}"
         )
     return np.flatnonzero(training), np.flatnonzero(~training)
 
@@ -307,8 +307,8 @@ def _slide_files(table: CaseTable, config: ProbeConfig) -> tuple[tuple[Path, ...
     folder = config.data.embeddings
     if folder is None or not folder.is_dir():
         raise ConfigError(
-            f"embeddings must be a folder of slides, got {folder}; "
-            "pass --embeddings DIR (a run's output, or TRIDENT's feature folder)"
+            f"embeddings must be a folder of slides, got {folder}; pass --embeddings DIR "
+            "(results of a run, or TRIDENT's feature folder)"
         )
     slide_ids = [*chain.from_iterable(table.slides)]
     files = embeddings.slide_files(folder, slide_ids)
@@ -326,7 +326,7 @@ def mean_vectors(
     for slides in files_of_case:
         if not slides:
             raise InvalidInputError(
-                "each case must have a slide, got a case without any"
+                "each case must have a slide, got a case without one"
             )
         means: list[npt.NDArray[np.float64]] = []
         for path in slides:
@@ -339,8 +339,8 @@ def mean_vectors(
         vector = np.mean(means, axis=0)
         if vectors and len(vector) != len(vectors[0]):
             raise InvalidInputError(
-                f"embeddings must have the same D, got {len(vector)} after {len(vectors[0])} "
-                f"in {str(slides[0])!r}; were two encoders mixed?"
+                f"embeddings must have the same number of channels, got {len(vector)} after "
+                f"{len(vectors[0])} in {str(slides[0])!r}; use the embeddings of one encoder"
             )
         vectors.append(vector)
     return np.stack(vectors).astype(np.float32)

@@ -84,7 +84,7 @@ def _named_images(base: Path, layout: Layout) -> Iterator[LabelledImage]:
             match = re.match(layout.form, place)
             if match is None:
                 raise DatasetError(
-                    f"{layout.kind} file must be named as {layout.form}, got {place!r}"
+                    f"{layout.kind} file must be named like {layout.form}, got {place!r}"
                 )
             row = {name: text or "" for name, text in match.groupdict().items()}
             if "split" in row:
@@ -102,8 +102,8 @@ def _folders(base: Path, layout: Layout) -> Iterator[LabelledImage]:
         val = _images_by_class(splits[VAL])
         if [*train] != [*val] or len(train) < 2:
             raise DatasetError(
-                "train and val must hold the same >= 2 class folders, "
-                f"got {[*train]} and {[*val]} in {str(base)!r}"
+                f"train and val must contain the same >= 2 class folders, got {[*train]} and "
+                f"{[*val]} in {str(base)!r}"
             )
         images_by_split = {TRAIN: train, VAL: val}
     else:
@@ -138,7 +138,7 @@ def _mhist(base: Path, layout: Layout) -> Iterator[LabelledImage]:
             path = base / "images" / row["Image Name"]
             if not path.is_file():
                 raise DatasetError(
-                    f"image must exist, got {str(path)!r}, named in {str(table)!r}"
+                    f"image must exist, got {str(path)!r}, which {str(table)!r} names"
                 )
             yield ImageRef(path), {"label": row[label]}
 
@@ -153,7 +153,7 @@ def _unitopatho(base: Path, layout: Layout) -> Iterator[LabelledImage]:
     paths = sorted(base.glob(layout.looked_for[0]))
     absent = sorted(rows.keys() - {path.name for path in paths})
     if absent:
-        raise DatasetError(f"image must exist, got {absent[:1]}, named in its tables")
+        raise DatasetError(f"image must exist, got {absent[:1]}, which the tables name")
     for path in paths:
         if path.name in rows:
             yield ImageRef(path), rows[path.name]
@@ -165,15 +165,15 @@ def _pcam(base: Path, layout: Layout) -> Iterator[LabelledImage]:
 
     paths = [base / name for name in layout.looked_for]
     for split, x, y in zip((TRAIN, VAL), paths[::2], paths[1::2], strict=True):
-        rule = "PCam file must hold 'x' or 'y'"
+        rule = "PCam file must contain 'x' or 'y'"
         whole = rewording(rule, x, OSError, KeyError, error=DatasetError)
         with whole, h5py.File(x, "r") as images, h5py.File(y, "r") as labels:
             num_images = len(images["x"])
             truth = np.asarray(labels["y"]).ravel().tolist()
         if num_images != len(truth):
             raise DatasetError(
-                "x and y must have the same N, "
-                f"got {num_images} and {len(truth)} in {str(x)!r}"
+                f"x and y must have the same number of rows, got {num_images} and {len(truth)} "
+                f"in {str(x)!r}"
             )
         row_by_label = [{"label": name, "split": split} for name in layout.class_names]
         for number, label in enumerate(truth):
@@ -185,7 +185,7 @@ def _bach(base: Path, layout: Layout) -> Iterator[LabelledImage]:
     labelled = [*_named_images(base, layout)]
     if len(labelled) != 400:
         raise DatasetError(
-            f"BACH must be 400 images, got {len(labelled)} in {str(base)!r}"
+            f"BACH must have 400 images, got {len(labelled)} in {str(base)!r}"
         )
     for number, (image, row) in enumerate(labelled):
         validates = any(first <= number < end for first, end in BACH_VAL)
@@ -210,7 +210,7 @@ LAYOUTS = {
             *(f"{VAL}/{name}/*.png" for name in _BRACS),
         ),
         f"{BY_FOLDER}/(?P<slide_id>[^_/]+_[^_/]+)",  # BRACS_<slide>_<type>_1.png
-        rule="published train and val",
+        rule="the published train and val",
         places=("", "BRACS_RoI/latest_version", "latest_version"),
     ),
     "breakhis": Layout(  # SOB_B_F-14-14134E-40-001.png is of patient 14-14134
@@ -228,7 +228,7 @@ LAYOUTS = {
     "mhist": Layout(
         "MHIST",
         ("annotations.csv", "images"),
-        rule="published train partition, {} validates",
+        rule="the published train partition; {} validates",
     ),
     "pcam": Layout(
         "PatchCamelyon (unzip *.h5.gz first)",
@@ -238,7 +238,7 @@ LAYOUTS = {
             "camelyonpatch_level_2_split_valid_x.h5",
             "camelyonpatch_level_2_split_valid_y.h5",
         ),
-        rule="published train and valid",
+        rule="the published train and valid",
         class_names=("normal", "metastasis"),
     ),
     "bach": Layout("BACH", ("Photos/*/*.tif",), "Photos/(?P<label>[^/]+)"),
@@ -303,7 +303,7 @@ def embed_images(
         out[done : done + len(batch)] = vectors
         done += len(batch)
     if not done:
-        raise DatasetError("images must be given to embed, got none")
+        raise DatasetError("images must be passed to embed, got none")
     return out
 
 
@@ -315,7 +315,10 @@ def class_and_mean(encoder: "TileEncoder") -> tuple[Encode, str]:
     import torch
 
     if encoder.spec.pooling != "cls" or not encoder.spec.supports_tokens:
-        return encoder.encode, f"the encoder's own ({encoder.spec.pooling})"
+        return (
+            encoder.encode,
+            f"the output that the encoder declares ({encoder.spec.pooling})",
+        )
 
     def encode(batch: RgbArray) -> torch.Tensor:
         return torch.cat(

@@ -79,8 +79,8 @@ def _labelled_rows(path: Path, config: ProbeConfig) -> LabelledRows:
         rows = load_manifest(path, data, seed=seed)
     elif data.held_out != tables.VAL:
         raise DatasetError(
-            "held_out test must be of a table with a split, "
-            f"got {data.held_out!r} for {str(path)!r}"
+            f"held_out test needs a table with a split column, got {data.held_out!r} for "
+            f"{str(path)!r}"
         )
     elif layout == "tiles" or embeddings.is_results(path):
         files = embeddings.find_tile_files(path)
@@ -147,7 +147,7 @@ def load_manifest(
     sources = _sources(rows, column, table, data)
     rule = "split column"
     if data.held_out == TEST:
-        rule = "split column, test is scored"
+        rule = "split column, scored on test"
     suffixes = {path.suffix.lower() for path in sources.paths}
     if suffixes <= {*images.IMAGE_SUFFIXES}:
         return sets.label_rows(
@@ -162,8 +162,8 @@ def load_manifest(
     if not suffixes <= {*embeddings.EMBEDDING_SUFFIXES}:
         raise DatasetError(
             f"files must be all images ({', '.join(images.IMAGE_SUFFIXES)}) or all embeddings "
-            f"({', '.join(embeddings.EMBEDDING_SUFFIXES)}), "
-            f"got {', '.join(sorted(suffixes))} in {where}"
+            f"({', '.join(embeddings.EMBEDDING_SUFFIXES)}), got {', '.join(sorted(suffixes))} "
+            f"in {where}"
         )
     pairs = zip(rows, sources.names, strict=True)
     return sets.label_rows(
@@ -260,8 +260,8 @@ def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:
         facts = {"embedding": words, **images.encoder_facts(encoder)}
     elif file is None or not file.is_file():
         raise ConfigError(
-            f"embeddings must be a file, got {file}; "
-            "pass --embeddings FILE, or give the table a column 'path' of images"
+            f"embeddings must be a file, got {file}; pass --embeddings FILE, or add a column "
+            "'path' of images to the table"
         )
     else:
         places = [row.get("row") or str(place) for place, row in enumerate(rows)]

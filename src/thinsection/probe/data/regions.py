@@ -67,7 +67,7 @@ def load_regions(
     """
     if labels is None and not any(map(drawn_classes, tile_files)):
         raise ConfigError(
-            "labels must be given for tile embeddings, got none for "
+            "labels must be set for tile embeddings, got none for "
             f"{str(tile_files[0].parent)!r}; pass --labels regions.geojson"
         )
     label_source = None if labels is None else _read_labels(labels)
@@ -75,8 +75,8 @@ def load_regions(
     labelled_slides = _labelled_slide_ids(label_source)
     if len(tile_files) > 1 and not all(labelled_slides):
         raise DatasetError(
-            "each region must have the property 'slide_id' where there are several slides, "
-            f"got one without in {where!r}"
+            "each region must have the property 'slide_id' when there are several slides, got "
+            f"a region without it in {where!r}"
         )
     slides = [_labelled_slide(path, label_source) for path in tile_files]
     _check_slides(slides, labelled_slides, where)
@@ -86,8 +86,8 @@ def load_regions(
     classes = sorted({row["label"] for row in rows})
     if len(classes) < 2:
         raise DatasetError(
-            "labels must put tiles into at least two classes, "
-            f"got {classes} for {len(rows)} tiles of {len(slides)} slides in {where!r}"
+            f"labels must cover tiles of at least two classes, got {classes} for {len(rows)} "
+            f"tiles of {len(slides)} slides in {where!r}"
         )
     facts = {
         "labels": Path(where).name,
@@ -123,13 +123,14 @@ def _check_slides(
     unknown = {slide_id for slide_id in labelled if slide_id} - set(names)
     if unknown:
         raise DatasetError(
-            f"slide_id must name a slide of the data ({', '.join(names[:5])}), "
-            f"got {', '.join(sorted(map(repr, unknown)))} in {where!r}"
+            f"slide_id must be a slide of the data ({', '.join(names[:5])}), got "
+            f"{', '.join(sorted(map(repr, unknown)))} in {where!r}"
         )
     encoders = sorted({slide.encoder for slide in slides})
     if len(encoders) > 1:
         raise DatasetError(
-            f"slides must come from one encoder, got {', '.join(encoders)}; probe them apart"
+            f"slides must have embeddings of one encoder, got {', '.join(encoders)}; run one "
+            "probe per encoder"
         )
 
 
@@ -138,8 +139,8 @@ def _labelled_slide(path: Path, labels: Labels | None) -> LabelledSlide:
     tiles = read_tiles(path)
     if tiles.features is None:
         raise DatasetError(
-            f"tiles must have 'features', got only coordinates in {str(path)!r}; "
-            "run `thinsection run` first"
+            f"tiles must have 'features', got only coordinates in {str(path)!r}; run "
+            "`thinsection run` first"
         )
     name = _text(tiles.attributes.get("name")) or path.stem
     encoder = _text(tiles.attributes.get("encoder")) or "unnamed"
@@ -221,9 +222,8 @@ def _rows_in_regions(
             other = row_by_tile.setdefault(tile, region.row)
             if other != region.row:
                 raise DatasetError(
-                    "a tile must lie in one class and split, "
-                    f"got {other['label']!r} and {region.row['label']!r} "
-                    f"at {coords_l0[tile].tolist()} in {slide_id!r}"
+                    f"a tile must belong to one class and split, got {other['label']!r} and "
+                    f"{region.row['label']!r} at {coords_l0[tile].tolist()} in {slide_id!r}"
                 )
     return row_by_tile
 
@@ -250,8 +250,8 @@ def _rows_at_places(
     if absent:
         x, y = absent[0]
         raise DatasetError(
-            "each labelled tile must be in the tile file, "
-            f"got none at {x}, {y} ({len(absent)} missing) in {slide_id!r}"
+            f"each labelled tile must be in the tile file, got none at {x}, {y} ({len(absent)} "
+            f"missing) in {slide_id!r}"
         )
     return {tile_by_place[place]: row for place, row in row_by_place.items()}
 
@@ -269,8 +269,8 @@ def _read_labels(path: Path) -> Labels:
             place = (int(row["x"]), int(row["y"]))
         except ValueError:
             raise DatasetError(
-                "x and y must be whole level-0 px, "
-                f"got {row['x']!r}, {row['y']!r} in {str(path)!r}"
+                f"x and y must be whole level-0 pixels, got {row['x']!r}, {row['y']!r} in "
+                f"{str(path)!r}"
             ) from None
         places_by_slide.setdefault(row["slide_id"], {})[place] = label_row
     return places_by_slide

@@ -79,7 +79,9 @@ class TileSet:
                 "test must have the classes of the data, "
                 f"got {', '.join(other.class_names)} for {', '.join(self.class_names)}"
             )
-        rule = f"all rows train, all of {other.name!r} are scored"
+        rule = (
+            f"all rows are in the training set, all rows of {other.name!r} are scored"
+        )
         return replace(
             self,
             train=join_splits(self.train, self.val),
@@ -194,7 +196,7 @@ class _Cases:
         count = len(self.ids)
         if len(shape) != 2 or shape[0] != count or 0 in shape:
             raise InvalidInputError(
-                f"vectors must be (n, D), one a case, got {shape} for {count} cases"
+                f"vectors must be (n, D) with one row per case, got {shape} for {count} cases"
             )
         for case, times in Counter(self.ids).items():
             if times > 1:
@@ -205,8 +207,8 @@ class _Cases:
         shapes = [getattr(self, name).shape for name in self._columns]
         if set(shapes) != {(count,)}:
             raise InvalidInputError(
-                f"{' and '.join(self._columns)} must be one a case, "
-                f"got {' and '.join(map(str, shapes))} for {count} cases"
+                f"{' and '.join(self._columns)} must have one value per case, got "
+                f"{' and '.join(map(str, shapes))} for {count} cases"
             )
 
     def hashes(self, folds: Sequence[Fold]) -> dict[str, str]:
@@ -287,7 +289,7 @@ class SurvivalSet(_Cases):
                 )
         if not self.event.any():
             raise InvalidInputError(
-                "event must be seen in some case, got only censored cases"
+                "at least one case must have an event, got only censored cases"
             )
 
 
@@ -344,16 +346,16 @@ def make_split(
     count = len(y)
     if len(x) != count:
         raise InvalidInputError(
-            f"embeddings and labels must have the same N, got {len(x)} and {count}"
+            f"embeddings and labels must have the same length, got {len(x)} and {count}"
         )
     names = tuple(map(str, range(count)) if ids is None else ids)
     if len(names) != count:
         raise InvalidInputError(
-            f"ids must be one a row, got {len(names)} for {count} rows"
+            f"ids must have one entry per row, got {len(names)} for {count} rows"
         )
     if groups is not None and len(groups.of_row) != count:
         raise InvalidInputError(
-            f"groups must be one a row, got {len(groups.of_row)} for {count} rows"
+            f"groups must have one entry per row, got {len(groups.of_row)} for {count} rows"
         )
     check_finite(x, names)
     return Split(embeddings=x, labels=y.astype(np.int64), ids=names, groups=groups)
@@ -404,14 +406,15 @@ def check_tile_set(data: TileSet) -> TileSet:
     val_dim = data.val.embeddings.shape[1]
     if dim != val_dim:
         raise DatasetError(
-            f"embeddings of train and val must have the same D, got {dim} and {val_dim} {where}"
+            f"embeddings of train and val must have the same number of channels, got {dim} and "
+            f"{val_dim} {where}"
         )
     for name, split in (("train", data.train), ("val", data.val)):
         low = split.labels.min()
         high = split.labels.max()
         if low < 0 or high >= num_classes:
             raise DatasetError(
-                f"labels of {name} must lie in 0..{num_classes - 1}, got {low}..{high} {where}"
+                f"labels of {name} must be in 0..{num_classes - 1}, got {low}..{high} {where}"
             )
         check_vectors(split.embeddings, split.ids)
     _check_classes(data, where)
@@ -428,14 +431,14 @@ def _check_classes(data: TileSet, where: str) -> None:
     if num_classes < 2 or absent:
         missing = f" (none of {', '.join(absent)})" if absent else ""
         raise DatasetError(
-            "train must hold at least two classes, each with rows, "
-            f"got {num_classes - len(absent)} of {num_classes}{missing} {where}"
+            "train must contain at least two classes, each with rows, got "
+            f"{num_classes - len(absent)} of {num_classes}{missing} {where}"
         )
     if len(set(data.val.labels.tolist())) < 2:
         name = data.class_names[data.val.labels[0]]
         raise DatasetError(
-            f"val must hold at least two classes, got only {name!r} {where}; "
-            "split by patients of every class"
+            f"val must contain at least two classes, got only {name!r} {where}; split by "
+            "patients of every class"
         )
 
 
@@ -463,10 +466,10 @@ def label_rows(
     if not rows or any(splits):
         if not all(splits):
             raise DatasetError(
-                "split must be given for every labelled region or tile, or for none, "
-                f"got some in {where}"
+                "split must be set for all labelled regions or tiles, or for none, got it for "
+                f"some in {where}"
             )
-        remedy = f"; leave the column out to have one of {FOLDS} folds validate"
+        remedy = f"; omit the column to validate on one of {FOLDS} folds"
         fold = split_fold(splits, where, remedy)
     else:
         folds, over = drawn_folds(

@@ -182,8 +182,8 @@ def _folds(cases: Cases, protocol: Protocol) -> Folds:
             missing = [name for c, name in enumerate(names) if c not in present]
             if missing:
                 raise DatasetError(
-                    f"the {part} part of each fold must hold every class, "
-                    f"got none of {', '.join(missing)} in fold {number} of {cases.name!r}"
+                    f"the {part} part of each fold must contain every class, got none of "
+                    f"{', '.join(missing)} in fold {number} of {cases.name!r}"
                 )
     return folds
 

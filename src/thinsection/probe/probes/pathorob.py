@@ -85,8 +85,9 @@ def robustness_probe(
     either = so + os
     if not either.any():
         raise InvalidInputError(
-            "neighbours must include same-class other-centre or other-class same-centre "
-            f"tiles, got neither in {data.name!r}; the index needs two classes and two centres"
+            "neighbours must include tiles of the same class from another centre or of another "
+            f"class from the same centre, got neither in {data.name!r}; the index needs two "
+            "classes and two centres"
         )
     groups = data.groups or group_rows(data.slide_id, where=repr(data.name))
     ratios = Ratios(
@@ -145,13 +146,14 @@ def _check_columns(data: RobustnessSet, settings: suites.RobustnessSettings) -> 
         lengths.append(len(data.pair))
     if {*lengths} != {len(data.embeddings)}:
         raise InvalidInputError(
-            f"columns must be one entry a tile, got {lengths} for {len(data.embeddings)} tiles"
+            f"columns must have one entry per tile, got {lengths} for {len(data.embeddings)} "
+            "tiles"
         )
     check_vectors(data.embeddings, data.slide_id)
     if data.name in settings.paired_subsets and not data.pair:
         raise InvalidInputError(
             f"{data.name!r} must have the column subset, got none; PathoROB scores its pairs of "
-            "classes and centres one by one; use its table of 2 x 2 pairs, or rename the table"
+            "classes and centres separately; use its table of 2 x 2 pairs, or rename the table"
         )
 
 
@@ -250,8 +252,8 @@ def clustering_probe(
             spreads.append(np.std(trials, ddof=1))
     if not means:
         raise InvalidInputError(
-            "tiles must come of two classes at two centres, "
-            f"got no such four groups in {data.name!r}"
+            "tiles must have two classes at two centres, got no such four groups in "
+            f"{data.name!r}"
         )
     details = {
         "score_by_combination": means,
@@ -306,7 +308,7 @@ def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeRes
     biology = np.array(data.biological_class)
     inside = [*dict.fromkeys(data.medical_center)][:2]
     if len(inside) != 2:
-        raise InvalidInputError(f"apd needs two centres to train on, got {inside}")
+        raise InvalidInputError(f"apd needs two training centres, got {inside}")
     classes = [*dict.fromkeys(data.biological_class)]
     y = np.array([classes.index(name) for name in data.biological_class])
     centre_chunks = []

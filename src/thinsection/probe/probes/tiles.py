@@ -389,8 +389,8 @@ def draw_support_sets(
     for name, rows in zip(class_names, rows_by_class, strict=True):
         if len(rows) < shots:
             raise DatasetError(
-                f"each class must have >= {shots} training rows for {shots} shots, "
-                f"got {len(rows)} of class {name!r}; label more tiles or drop the class"
+                f"each class must have >= {shots} training rows for {shots} shots, got "
+                f"{len(rows)} of class {name!r}; label more tiles or remove the class"
             )
     rng = np.random.default_rng(seed)
     support = np.empty((num_sets, len(class_names), shots), dtype=np.int64)

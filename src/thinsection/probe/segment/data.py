@@ -115,7 +115,9 @@ def load_pannuke(root: Path) -> SegmentSet:
     sizes = [shape[0] for shape in shapes[0::2]]
     masks = [shape[0] for shape in shapes[1::2]]
     if sizes != masks:
-        raise DatasetError(f"images and masks must be as many, got {sizes} and {masks}")
+        raise DatasetError(
+            f"images and masks must have equal numbers, got {sizes} and {masks}"
+        )
 
     def image(i: int) -> RgbArray:
         fold, row = places[i]
@@ -144,11 +146,13 @@ def load_pannuke(root: Path) -> SegmentSet:
 def _mapped(path: Path) -> npt.NDArray[np.number]:
     """The array of a .npy, mapped. For one row: pages that stay mapped count as our memory."""
     with rewording(
-        "array must be a whole .npy", path, OSError, ValueError, error=DatasetError
+        "array must be a complete .npy", path, OSError, ValueError, error=DatasetError
     ):
         array: npt.NDArray[np.number] = np.load(path, mmap_mode="r", allow_pickle=False)
     if not array.flags.c_contiguous:
-        raise DatasetError(f"array must be in C order, got Fortran's in {str(path)!r}")
+        raise DatasetError(
+            f"array must be in C order, got Fortran order in {str(path)!r}"
+        )
     return array
 
 
@@ -221,7 +225,7 @@ def load_bcss(root: Path) -> SegmentSet:
     masks = [root / "masks" / path.name for path in images]
     if not images or not all(mask.is_file() for mask in masks):
         raise unexpected(
-            root, "BCSS", ["rgbs_colorNormalized/*.png", "masks/<the same>.png"]
+            root, "BCSS", ["rgbs_colorNormalized/*.png", "masks/<the same name>.png"]
         )
     places: list[tuple[int, int, int]] = []
     institutes = [path.stem.split("-")[1] for path in images]
@@ -230,7 +234,7 @@ def load_bcss(root: Path) -> SegmentSet:
             places += [(i, y, x) for y, x in _inner_squares(_picture(mask) > 0)]
     in_val = np.array([institutes[i] in BCSS_VAL for i, _, _ in places])
     if not in_val.any() or in_val.all():
-        raise DatasetError(f"BCSS must hold both splits, got {set(institutes)}")
+        raise DatasetError(f"BCSS must contain both splits, got {set(institutes)}")
 
     def square(
         paths: list[Path], row: int, resampling: Image.Resampling
@@ -292,8 +296,8 @@ def read_label(path: Path) -> npt.NDArray[np.uint8]:
     in_range = low >= 0 and high <= top
     if label.ndim != 2 or not in_range or (label != label.round()).any():
         raise DatasetError(
-            f"label must be whole numbers 0..{top} of shape (H, W), "
-            f"got {label.dtype} {label.shape}, {low}..{high} in {str(path)!r}"
+            f"label must have whole numbers 0..{top} of shape (H, W), got {label.dtype} "
+            f"{label.shape}, {low}..{high} in {str(path)!r}"
         )
     whole: npt.NDArray[np.uint8] = label.astype(np.uint8)
     return CONSEP_REMAP[whole] if is_mat else whole
@@ -321,8 +325,8 @@ def _from_files(
             size = (picture.height, picture.width)
         if classes.shape != size:
             raise DatasetError(
-                f"label must be of its image's size {size}, "
-                f"got {classes.shape} in {str(labels[i])!r}"
+                f"label must have the size of its image, {size}, got {classes.shape} in "
+                f"{str(labels[i])!r}"
             )
         return np.asarray(
             Image.fromarray(classes).resize((PX, PX), Image.Resampling.NEAREST)

@@ -206,7 +206,7 @@ def segment_probe(
             "split_rule": data.split_rule,
         },
         examples=_examples(data, trainer, fits[0].head),
-        remarks=(f"background everywhere would score {background:.4f}",),
+        remarks=(f"predicting background everywhere would score {background:.4f}",),
     )
 
 
@@ -307,8 +307,8 @@ def grid_edge(num_tokens: int) -> int:
     edge = math.isqrt(num_tokens)
     if edge * edge != num_tokens:
         raise InvalidInputError(
-            f"tokens must form a square grid, got {num_tokens}; "
-            "the encoder must give patch tokens without prefix tokens"
+            f"tokens must form a square grid, got {num_tokens}; the encoder must return patch "
+            "tokens without prefix tokens"
         )
     return edge
 

@@ -64,7 +64,8 @@ def artefact_maps(ns: ArrayNamespace, rgb: Array, mpp_th: float) -> Mapping[str,
     model = load_model(_MODEL)
     if model is None:
         raise FileNotFoundError(
-            f"the package must bring {_MODEL.name}, got no file; install it anew"
+            f"the package must contain {_MODEL.name}, got no such file; install the package "
+            "again"
         )
     xp = ns.xp
     height, width = rgb.shape[:2]

@@ -129,8 +129,8 @@ def _built_in_model(check: ExampleCheck) -> PixelModel:
     if check.features not in ((), model.features):
         raise ConfigError(
             f"{check.name}.features must be those of the model {check.model!r} "
-            f"({', '.join(model.features)}), got {', '.join(check.features)}; "
-            "leave them out, or train model 'own'"
+            f"({', '.join(model.features)}), got {', '.join(check.features)}; omit them, or "
+            "train model 'own'"
         )
     return model
 

@@ -57,7 +57,9 @@ class Focus(QcCheck, kind="focus"):
         near_glass = morphology.dilated_by_disk(ns, glass, view.length_px("12 um"))
         judged = view.mask_use & ~near_glass
         if not bool(judged.any()):
-            return Outcome(warnings=(f"{self.name}: no tissue to judge the focus of",))
+            return Outcome(
+                warnings=(f"{self.name}: no tissue whose focus can be measured",)
+            )
         blocks = _Sharpness(self, view, judged, glass).measure()
         # the median removes specks and keeps borders
         smooth = ns.ndimage.median_filter(blocks, size=3, mode="nearest")

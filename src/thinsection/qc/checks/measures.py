@@ -225,7 +225,9 @@ class Texture(QcCheck, kind="texture"):
         if not len(places):
             side = "outside" if self.invert else "in"
             return Outcome(
-                warnings=(f"{self.name}: no px {side} the mask to measure texture at",)
+                warnings=(
+                    f"{self.name}: no pixels {side} the mask whose texture can be measured",
+                )
             )
         # HistoQC's generator gives the same squares
         rng = np.random.RandomState(self.seed)
@@ -304,7 +306,7 @@ class SavedMask(QcCheck, kind="saved_mask"):
         mask = view.affected_areas.get(self.of) if self.of else view.mask_use
         if mask is None:
             return Outcome(
-                warnings=(f"{self.name}: no earlier check {self.of!r} left a mask",)
+                warnings=(f"{self.name}: no earlier check {self.of!r} made a mask",)
             )
         picture = view.ns.download(mask).astype(np.uint8) * 255
         return Outcome(tables={self.name: picture})
@@ -343,5 +345,7 @@ def _prefixed(prefix: str, name: str) -> str:
 def _no_tissue(check: str, columns: list[str]) -> Outcome:
     return Outcome(
         scores=dict.fromkeys(columns, EMPTY_SCORE),
-        warnings=(f"no tissue is left to measure {check} in; its columns are -100",),
+        warnings=(
+            f"{check} measured nothing, because no tissue is left; its columns are -100",
+        ),
     )

@@ -58,7 +58,7 @@ def check_features(names: Iterable[str]) -> None:
     for name in names:
         if name not in _FEATURES:
             raise ConfigError(
-                f"features must be of {', '.join(_FEATURES)}, got {name!r}"
+                f"features must be from {', '.join(_FEATURES)}, got {name!r}"
             )
 
 
@@ -176,7 +176,7 @@ def _draw_samples(
     for side, places in (("inside", inside), ("outside", outside)):
         if not len(places):
             raise InvalidInputError(
-                f"examples must have px of both classes, got none {side} the masks"
+                f"examples must have pixels of both classes, got none {side} the masks"
             )
     num_inside = int(num_samples * POSITIVE_SHARE)
     drawn_inside = rng.choice(inside, num_inside)

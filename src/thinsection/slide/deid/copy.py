@@ -142,7 +142,8 @@ def _targets(instances: Iterable[DicomInstance], folder: Path) -> dict[Path, Pat
         target = folder / instance.path.name
         if target in targets.values():
             raise InvalidInputError(
-                f"names of DICOM files must differ, got {instance.path.name!r} twice; rename one"
+                f"DICOM files must have different names, got {instance.path.name!r} twice; "
+                "rename one"
             )
         targets[instance.path] = target
     return targets
@@ -167,7 +168,7 @@ def _judged(series: Sequence[DicomInstance]) -> list[tuple[DicomInstance, str]]:
             image = stored_image(instance, file)
             why = instance.why_dropped()
             if not why and slide is None and not instance.is_volume:
-                why = "there is no level of the same series in this call to compare it with"
+                why = "this call has no level of the same series to compare it with"
             if not why and slide is not None:
                 why = find_unlikeness(image, slide)
             if not why:
@@ -218,6 +219,6 @@ def _refuse_leftovers(report: Report, out: Path) -> None:
     """OutputError: a copy that was looked at again still has something to remove."""
     if report.removed:
         raise OutputError(
-            f"copy must not hold what is removed, got {report.removed} in {str(out)!r}; "
-            "nothing was written; please report it"
+            f"copy must not contain anything that is removed, got {report.removed} in "
+            f"{str(out)!r}; nothing was written; please report this"
         )

@@ -103,7 +103,7 @@ class DicomInstance:
             return f"its image type is {flavor}"
         for keyword in ("SpecimenLabelInImage", "BurnedInAnnotation"):
             if str(self.dataset.get(keyword, "NO")).upper() != "NO":
-                return f"it says that {keyword} is not NO"
+                return f"its {keyword} is not NO"
         return ""
 
 
@@ -136,7 +136,7 @@ def read_instance(path: str | Path) -> DicomInstance:
     if sop_class != _SLIDE_CLASS:
         raise InvalidInputError(
             f"SOP class must be VL Whole Slide Microscopy Image Storage, got {sop_class!r} in "
-            f"{name!r}; other DICOM objects are not de-identified here"
+            f"{name!r}; thinsection does not de-identify other DICOM objects"
         )
     instance = DicomInstance(
         path=Path(path), dataset=dataset, pixel_place=place if has_pixels else -1
@@ -144,8 +144,8 @@ def read_instance(path: str | Path) -> DicomInstance:
     known = (*_NATIVE, *_JPEG_SYNTAXES, *_JPEG2000_SYNTAXES)
     if instance.syntax not in known or not has_pixels:
         raise InvalidInputError(
-            f"transfer syntax must be native, JPEG or JPEG 2000, with pixels, got "
-            f"{instance.syntax!r} in {name!r}; such frames are not looked into here"
+            "transfer syntax must be native, JPEG or JPEG 2000, with pixels, got "
+            f"{instance.syntax!r} in {name!r}; thinsection cannot inspect other frames"
         )
     return instance
 
@@ -436,7 +436,7 @@ def _copy_items(
     if len(frames) != num_frames:
         raise InvalidInputError(
             f"each of {num_frames} frames must be one fragment, got {len(frames)} in {name!r}; "
-            "frames in several fragments are not looked into here"
+            "thinsection cannot inspect frames in several fragments"
         )
     write(struct.pack("<HH", *_PIXEL_DATA) + b"OB\0\0" + struct.pack("<I", _UNDEFINED))
     offsets = _sound_offsets(source, table, frames)

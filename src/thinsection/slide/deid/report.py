@@ -38,7 +38,7 @@ class Report:
         for line in self.removed:
             yield f"removed: {line}"
         if not self.removed:
-            yield "removed: nothing, in the places that were looked at"
+            yield "removed: nothing, in the places that were inspected"
         for line in self.kept:
             yield f"kept: {line}"
-        yield f"not looked at: {'; '.join(self.not_looked_at)}"
+        yield f"not inspected: {'; '.join(self.not_looked_at)}"

@@ -134,7 +134,9 @@ def clean_segment(
         return _clean_zstd(data, num_bytes)
     if compression in LZW_CODES:
         return _clean_lzw(data, num_bytes)
-    raise StreamError(f"compression must be one that is known here, got {compression}")
+    raise StreamError(
+        f"compression must be one that thinsection can inspect, got {compression}"
+    )
 
 
 def _cut(data: bytes, end: int, removed: set[str] | None = None) -> Cleaned:
@@ -248,7 +250,7 @@ def _surplus_bytes(header: bytes, entropy: bytes) -> int | None:
             return int(found[1])
         if found:
             raise StreamError(
-                f"a JPEG must hold nothing but pixels, got {found[0]}"
+                f"a JPEG must contain nothing but pixels, got {found[0]}"
             ) from error
         is_short = "premature end" in str(error).lower()
         return -1 if is_short else None
@@ -320,7 +322,9 @@ def clean_entropy(data: bytes, header: bytes) -> Cleaned:
     if found and found[0][1] == _EOI:
         cleaned = _cut(data, end)
     elif found and (found[0][1] not in _ALONE or end != len(data)):
-        raise StreamError("a restart interval must hold pixels and one restart marker")
+        raise StreamError(
+            "a restart interval must contain pixels and one restart marker"
+        )
     else:
         cleaned = Cleaned(data)
     needed = pixel_bytes(header, data[:scan_end])

@@ -35,7 +35,7 @@ from thinsection.slide.deid.streams import (
 from thinsection.slide.deid.words import kept_description
 from thinsection.slide.formats.segments import MAX_SEGMENT_BYTES
 from thinsection.slide.formats.tiff_layout import read_layout
-from thinsection.types import MIB, Size
+from thinsection.types import MIB, Size, counted
 
 _GAP_BYTES = 4 * MIB  # read at once between structures
 # tags
@@ -79,13 +79,13 @@ _TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 
 _NAMED = ("label", "macro", "thumbnail")
 # vendors whose tiles are placed by words that are removed here
 _READ_BY_WORDS = {
-    "philips": "the XML of its description holds barcode, label and macro beside the places of its "
-    "tiles, and no rule here tells them apart",
-    "leica": "the XML of its description holds names beside the places of its images",
-    "ventana": "its XMP holds names and barcode beside the places of its tiles",
-    "trestle": "its description holds the overlaps of its tiles",
+    "philips": "its XML mixes barcode, label and macro with the positions of its "
+        "tiles, and no rule here separates them",
+    "leica": "the XML in its description mixes names with the positions of its images",
+    "ventana": "its XMP mixes names and barcode with the positions of its tiles",
+    "trestle": "its description contains the overlaps of its tiles",
     "mirax": "it is a folder of files",
-    "zeiss": "it is no TIFF",
+    "zeiss": "it is not a TIFF",
 }  # fmt: skip
 
 
@@ -322,7 +322,7 @@ class TiffSlide:
     def _read(self, offset: int, count: int) -> bytes:
         if count > self._size:
             raise InvalidInputError(
-                f"a structure must lie in the file, got {count} bytes in "
+                f"a structure must be inside the file, got {count} bytes in "
                 f"{self.slide_path.name!r}; the file is damaged"
             )
         self._handle.seek(offset)
@@ -347,7 +347,7 @@ class TiffSlide:
         seen: set[int] = set()
         for tag in page.tags:
             if tag.code in seen:
-                self.report.remove(f"tag {tag.code} ({tag.name}) that is there twice")
+                self.report.remove(f"tag {tag.code} ({tag.name}), which occurs twice")
                 continue
             seen.add(tag.code)
             dtype = int(tag.dtype)
@@ -526,10 +526,10 @@ class TiffSlide:
 
     def _note_streams(self, page: TiffPage, count: int, kinds: Counter[str]) -> None:
         place = ".".join(map(str, _index(page)))
-        self.report.looked_at.append(f"{count} segments of page {place}")
+        self.report.looked_at.append(f"{counted(count, 'segment')} of page {place}")
         for kind, times in sorted(kinds.items()):
             self.report.remove(
-                f"{kind}, in {times} of {count} segments of page {place}"
+                f"{kind}, in {times} of {counted(count, 'segment')} of page {place}"
             )
 
     # what belongs to nothing
@@ -581,7 +581,7 @@ def _opened(slide_path: Path, handle: BinaryIO) -> tifffile.TiffFile:
             return file
     except Exception as error:
         what = f"slide {name!r} is not a TIFF that can be copied"
-        remedy = "`thinsection convert` encodes its pixels anew, without metadata"
+        remedy = "`thinsection convert` encodes its pixels again, without metadata"
         raise InvalidInputError(f"{what}: {error or repr(error)}; {remedy}") from error
     if file.is_ome:
         raise InvalidInputError(
@@ -593,7 +593,7 @@ def _opened(slide_path: Path, handle: BinaryIO) -> tifffile.TiffFile:
         read_layout(str(slide_path), None, handle)
     except SlideOpenError as error:
         what = f"slide {name!r} is not a TIFF that can be copied"
-        remedy = "`thinsection convert` encodes its pixels anew, without metadata"
+        remedy = "`thinsection convert` encodes its pixels again, without metadata"
         raise InvalidInputError(f"{what}: {error}; {remedy}") from error
     return file
 
@@ -607,9 +607,9 @@ def _refuse_vendor(slide_path: Path) -> None:
     if why:
         raise InvalidInputError(
             f"slide must be an Aperio, generic TIFF, NDPI or DICOM file, got {vendor} in "
-            f"{slide_path.name!r}: {why}; use the maker's own tool, or `thinsection convert`, "
-            "which leaves label, macro and metadata out but encodes the pixels anew as JPEG, "
-            "which loses some of them"
+            f"{slide_path.name!r}: {why}; use the software of its vendor, or `thinsection "
+            "convert`, which omits label, macro and metadata but encodes the pixels again as "
+            "JPEG, with some loss"
         )
 
 

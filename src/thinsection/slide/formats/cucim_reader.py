@@ -41,7 +41,7 @@ class CucimSlide(Slide):
             raise SlideOpenError(f"cucim: {str(error).splitlines()[0]}") from None
         layout_sizes = [level.size for level in layout.levels]
         if sizes != layout_sizes:
-            raise SlideOpenError(f"cucim: sees levels {sizes}, not {layout_sizes}")
+            raise SlideOpenError(f"cucim: reads the levels {sizes}, not {layout_sizes}")
         self._image: CuImage | None = image
         self._downsamples = downsamples
         self._device = device

@@ -43,7 +43,7 @@ class FlatSlide(Slide):
         self.held_bytes = header.peak_bytes
         if file_bytes < header.least_file_bytes or width * height < 1:
             raise SlideOpenError(
-                f"image: {width} x {height} px of {header.kind} are not in so small a file; "
+                f"image: {width} x {height} px of {header.kind} cannot fit in so small a file; "
                 "it is damaged or truncated"
             )
         if self.held_bytes > MAX_DECODED_BYTES:
@@ -82,7 +82,7 @@ class FlatSlide(Slide):
             else:
                 pixels = np.asarray(simplejpeg.decode_jpeg(data, "RGB"))
         except (ValueError, RuntimeError) as error:
-            raise self._unreadable(f"image must be whole, got {error}") from None
+            raise self._unreadable(f"image must be complete, got {error}") from None
         size = pixels.shape[1::-1]
         if size != self.size:
             raise SlideReadError(

@@ -107,8 +107,8 @@ def channel_layout(path: str, slide_mpp: Mpp | None) -> tuple[TiffLayout, TiffCh
         channels = find_channels(file)
         if channels is None:
             raise SlideOpenError(
-                f"tiff: an RGB or gray picture of 8 bits has no channels to pick, in {path!r}; "
-                "leave --channels out"
+                "tiff: an RGB or gray picture of 8 bits has no channels to choose, in "
+                f"{path!r}; omit --channels"
             )
         keyframes = [planes[0].page.keyframe for planes in channels.planes]
         file_bytes = file.filehandle.size
@@ -174,8 +174,8 @@ def _refuse_vsi(path: Path) -> None:
     folder = f"_{path.stem}_"
     beside = "is" if path.with_name(folder).is_dir() else "is not"
     raise SlideOpenError(
-        "tiff: this Olympus VSI is a shell that holds a preview only; its px lie as .ets files "
-        f"in '{folder}', which {beside} beside it; no reader here reads those: convert it to "
+        "tiff: this Olympus VSI contains a preview only; its pixels are in .ets files in "
+        f"'{folder}', which {beside} in the same folder; no reader here reads those: convert it to "
         "OME-TIFF (QuPath or bfconvert)"
     )
 
@@ -188,7 +188,7 @@ def _sound_chain(file: TiffFile) -> list[TiffPage]:
     # tifffile only logs a broken chain: levels would be missing
     if _next_page_offset(file, pages[-1]) != 0:
         raise SlideOpenError(
-            "tiff: the chain of pages leads beyond the end; the file is truncated"
+            "tiff: the chain of pages continues beyond the end; the file is truncated"
         )
     for flag, name in _LEFT_TO_OPENSLIDE.items():
         if getattr(file, f"is_{flag}"):

@@ -69,7 +69,7 @@ def _find_fault(page: TiffPage, file_bytes: int) -> str:
         if len(tags) > 1 or any(tag.dtype not in _INTEGER_TYPES for tag in tags):
             return f"has no plain number in tag {code}; the file is damaged"
         if code != _BITS_TAG and any(tag.count != 1 for tag in tags):
-            return f"has not one value in tag {code}; the file is damaged"
+            return f"has more or less than one value in tag {code}; the file is damaged"
     width = page.imagewidth
     height = page.imagelength
     samples = page.samplesperpixel

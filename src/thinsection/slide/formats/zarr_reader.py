@@ -111,8 +111,8 @@ class ZarrSlide(SegmentedSlide):
             raise unpicked_channels_error(channels, path)
         if channels is None and picks:
             raise SlideOpenError(
-                "zarr: an RGB or gray picture of 8 bits has no channels to pick; "
-                "leave --channels out"
+                "zarr: an RGB or gray picture of 8 bits has no channels to choose; omit "
+                "--channels"
             )
         decoders = [
             _ChunkDecoder(level, array, axes, path)
@@ -152,19 +152,19 @@ def _open_image(path: str) -> tuple[zarr.Group, Document]:
         group = zarr.open_group(store, mode="r")
     except FileNotFoundError:
         raise SlideOpenError(
-            "zarr: not a folder of zarr, its metadata are missing"
+            "zarr: not a zarr folder, because its metadata are missing"
         ) from None
     metadata = group.attrs.get("ome", group.attrs)
     if "plate" in metadata or "well" in metadata:
         raise SlideOpenError(
-            "zarr: a plate of many images is no slide; name one of its images"
+            "zarr: a plate of many images is not a slide; pass one of its images"
         )
     if "multiscales" not in metadata and "bioformats2raw.layout" in metadata:
         group = group["0"]  # the first of its images: that of the slide
         metadata = group.attrs.get("ome", group.attrs)
     if "multiscales" not in metadata:
         raise SlideOpenError(
-            "zarr: no OME-Zarr image, its metadata have no 'multiscales'"
+            "zarr: not an OME-Zarr image, because its metadata have no 'multiscales'"
         )
     version = metadata.get("version") or metadata["multiscales"][0].get("version")
     if version not in _VERSIONS:
@@ -189,13 +189,13 @@ def _sound_array(group: zarr.Group, name: str, axes: str) -> zarr.Array:
         )
     if array.dtype.kind not in "uif" or min(array.shape) < 1:
         raise SlideOpenError(
-            f"zarr: px must be numbers, got {array.dtype} {array.shape} in level {name!r}"
+            f"zarr: pixels must be numbers, got {array.dtype} {array.shape} in level {name!r}"
         )
     chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize
     if chunk_bytes > MAX_SEGMENT_BYTES:
         raise SlideOpenError(
             f"zarr: chunks must have <= 128 MiB, got {chunk_bytes >> 20} MiB in level {name!r}; "
-            "chunk it anew"
+            "write it with smaller chunks"
         )
     depths = {axis: _length(array, axes, axis) for axis in "zt"}
     planes = ", ".join(
@@ -224,7 +224,7 @@ def _levels(arrays: Sequence[zarr.Array], axes: str) -> list[Level]:
         y_ratio = sizes[0][1] / size[1]
         aspect = max(x_ratio, y_ratio) / min(x_ratio, y_ratio)
         if aspect > _MAX_ASPECT + 1 / min(size):
-            raise SlideOpenError(f"zarr: levels must be of one shape, got {sizes}")
+            raise SlideOpenError(f"zarr: levels must have one shape, got {sizes}")
         levels.append(
             Level(
                 index=index,

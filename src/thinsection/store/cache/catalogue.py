@@ -135,7 +135,7 @@ def _cache_folder(root: Path, name: str) -> Path:
     names = [path.parent.name for path in sorted(root.glob(f"*/{fmt.DATA}"))]
     if name not in names:
         raise StoreError(
-            f"cache must be one in {str(root)!r}, "
-            f"got {name!r}; there: {', '.join(names) or 'none'}"
+            f"cache must be one of those in {str(root)!r}, got {name!r}; there are: "
+            f"{', '.join(names) or 'none'}"
         )
     return root / name

@@ -33,8 +33,8 @@ def check_rows_finite(values: F32, *, first_row: int) -> None:
         finite = np.isfinite(row_values)
         if not finite.all():
             raise InvalidInputError(
-                f"features must be finite, got {row_values[~finite].flat[0]} "
-                f"in row {row}; check that image and the encoder's precision"
+                f"features must be finite, got {row_values[~finite].flat[0]} in row {row}; "
+                "check the image and the encoder's precision"
             )
 
 

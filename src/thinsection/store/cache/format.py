@@ -151,11 +151,11 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.exists():
         raise StoreError(
-            f"cache must be finished, got {str(folder)!r} without {MANIFEST}; "
-            "run again to continue"
+            f"cache must be complete, got {str(folder)!r} without {MANIFEST}; run again to "
+            "continue"
         )
     with rewording(
-        "cache manifest must be whole",
+        "cache manifest must be complete",
         path,
         ValueError,
         OSError,
@@ -165,7 +165,7 @@ def read_manifest(folder: Path) -> Manifest:
         document = parse_json(path.read_bytes())
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise StoreError(
-                f"cache manifest must be one of a {FORMAT}, got {str(path)!r}"
+                f"cache manifest must have the format {FORMAT}, got {str(path)!r}"
             )
         version = document.get("version")
         if version != VERSION:

@@ -180,10 +180,9 @@ class FeatureCache(Closing):
         count = min(1 + PREFETCH, free // batch_bytes)
         if count < 1:
             raise BudgetError(
-                f"cache_memory must hold a batch of {shape[0]} rows "
-                f"({format_bytes(batch_bytes + scratch)}), "
-                f"got {format_bytes(self._budget)}; "
-                "raise --cache-memory (twice that reads ahead)"
+                f"cache_memory must be >= {format_bytes(batch_bytes + scratch)} for a batch of "
+                f"{shape[0]} rows, got {format_bytes(self._budget)}; raise --cache-memory "
+                "(twice that reads ahead)"
             )
         self._buffers = [
             torch.empty(shape, dtype=torch.float32, pin_memory=pinned)
@@ -243,8 +242,8 @@ def prefetched(
             yield batch
             if os.getpid() != process:
                 raise InvalidInputError(
-                    "batches must be read in the process that began them, got a forked child; "
-                    "call batches() there again"
+                    "batches must be read in the process that started them, got a forked "
+                    "child; call batches() there again"
                 )
             submit_next(slot)
     finally:

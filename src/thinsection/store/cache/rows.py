@@ -142,8 +142,8 @@ class StoredRows(Closing):
         for row, row_bytes in enumerate(stored, first):
             if not self._checked[row] and not chunk.has(row, row_bytes):
                 raise StoreError(
-                    f"cache row must have its checksum, got other bytes in row {row} "
-                    f"in {self._folder.name!r}; {fmt.remedy(self._folder)}"
+                    f"cache row must match its checksum, got other bytes in row {row} in "
+                    f"{self._folder.name!r}; {fmt.remedy(self._folder)}"
                 )
             self._checked[row] = True
 
@@ -157,8 +157,8 @@ class StoredRows(Closing):
                 raise self._unreadable(error) from error
             if count == 0:
                 raise StoreError(
-                    f"cache data must reach byte {offset + len(view)}, got its end "
-                    f"before in {str(self._path)!r}; it was truncated while open"
+                    f"cache data must reach byte {offset + len(view)}, got a shorter file "
+                    f"{str(self._path)!r}; it was truncated while open"
                 )
             view = view[count:]
             offset += count

@@ -73,7 +73,7 @@ class CacheWriter(Closing):
         row_bytes = self._row_values * 4
         if row_bytes * 5 // 2 > budget_bytes:
             raise BudgetError(
-                "cache_memory must hold two and a half rows of "
+                "cache_memory must be large enough for two and a half rows of "
                 f"{format_bytes(row_bytes)}, got {format_bytes(budget_bytes)}"
             )
         self._chunk_rows = max(1, min(CHUNK_BYTES, budget_bytes // 4) // row_bytes)
@@ -177,8 +177,8 @@ class CacheWriter(Closing):
             stack.callback(os.close, lock_folder(self.folder))
             if (self.folder / fmt.MANIFEST).exists():
                 raise StoreError(
-                    f"cache must not exist yet, got the finished {str(self.folder)!r}; "
-                    "open it instead"
+                    f"cache must not exist yet, got the complete {str(self.folder)!r}; open it "
+                    "instead"
                 )
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._file = os.open(self.folder / fmt.DATA, flags, 0o644)
@@ -221,7 +221,7 @@ class CacheWriter(Closing):
 
     def _count_error(self, num_rows: int) -> InvalidInputError:
         return InvalidInputError(
-            f"rows must be {self._shape[0]} as announced, got {num_rows}"
+            f"number of rows must be {self._shape[0]}, as announced, got {num_rows}"
         )
 
     def _wait(self) -> None:
@@ -262,8 +262,8 @@ class CacheWriter(Closing):
         kept = f"rows 0 to {self._rows_on_disk} are kept in {str(self.folder)!r}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return DiskSpaceError(
-                f"disk must have room for the cache, got {error.strerror!r}; {kept}, "
-                "free some space and run again to continue"
+                f"disk must have room for the cache, got {error.strerror!r}; {kept}, so free "
+                "some space and run again to continue"
             )
         return StoreError(f"cache must be writable, got {error}; {kept}")
 
@@ -288,8 +288,8 @@ def lock_folder(folder: Path) -> int:
     except OSError as error:
         os.close(descriptor)
         raise StoreError(
-            "cache must lie on a file system with flock, "
-            f"got {error.strerror!r} in {str(folder)!r}; pass another --cache-dir"
+            f"cache must be on a file system with flock, got {error.strerror!r} in "
+            f"{str(folder)!r}; pass another --cache-dir"
         ) from None
     return descriptor
 
