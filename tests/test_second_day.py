@@ -188,7 +188,9 @@ def test_every_link_of_every_page_leads_somewhere(out: Path, browser: Any) -> No
     assert set(heatmaps) == set(NAMES)
     assert unanswered == 2
     assert linked == len(NAMES) and pictures == 1
-    assert lead.startswith("Last: thinsection heatmap") and "1 predicted" in lead
+    assert (
+        lead.startswith("Last command: thinsection heatmap") and "1 predicted" in lead
+    )
     assert "not finished" not in runs
 
 

@@ -59,7 +59,7 @@ def test_counts_by_class_are_those_of_pandas(tmp_path: Path) -> None:
         )
         low, middle, high = cases.sum().quantile([0.25, 0.5, 0.75])
         words = f"{middle:.4g} ({low:.4g} to {high:.4g})"
-        assert cells(table, "tiles a case, median (quartiles)")[name] == words
+        assert cells(table, "tiles per case, median (quartiles)")[name] == words
     missing = int((frame.label == "NA").sum())
     assert cells(table, "label missing, not used")["all"] == str(missing)
 

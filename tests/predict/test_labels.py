@@ -28,9 +28,9 @@ def test_the_account_says_what_matched_and_why_the_rest_did_not(tmp_path: Path) 
     assert cohort.slides == (("a", "b"), ("c",))
     told = "\n".join(cohort.account)
     assert "3 slides of 2 cases for training" in told
-    assert "1 labelled, but without embeddings: d" in told
-    assert "1 without label: e" in told
-    assert "2 with embeddings, but not labelled: e, f" in told
+    assert "no embeddings for 1 labelled slide: d" in told
+    assert "no label in 1 row: e" in told
+    assert "no label for 2 slides with embeddings: e, f" in told
     assert "binary (by its values): x 1, y 1" in told
 
 
@@ -180,9 +180,9 @@ def test_words_for_no_value_are_counted_and_no_class(tmp_path: Path) -> None:
     names = [f"s{i}x" for i in range(len(values))]
     cohort = cohort_of(tmp_path, f"slide_id,label\n{rows}\n", names)
     assert cohort.target.names == ("x", "y")
-    (line,) = [line for line in cohort.account if "without label" in line]
+    (line,) = [line for line in cohort.account if "no label in" in line]
     assert line.startswith(
-        "7 without label ('NaN' 1, 'N/A' 1, 'NA' 1, 'unknown' 1, 'Unknown' 1,"
+        "no label in 7 rows ('NaN' 1, 'N/A' 1, 'NA' 1, 'unknown' 1, 'Unknown' 1,"
     )
     assert line.endswith(": s2x, s3x, s4x, ...")
 

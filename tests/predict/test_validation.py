@@ -463,8 +463,8 @@ def test_slides_that_nobody_labelled_join_no_labelled_case(
     assert found.validation["slides"] == 3
     assert not [row for row in found.rows if row.level == "case"]
     account = " ".join(found.validation["account"])
-    assert "1 labelled, but without embeddings: gone" in account
-    assert "2 with embeddings, but not labelled: TCGA-AA-0001-02, x3" in account
+    assert "no embeddings for 1 labelled slide: gone" in account
+    assert "no label for 2 slides with embeddings: TCGA-AA-0001-02, x3" in account
 
 
 def test_a_model_without_a_lock_says_what_is_missing(

@@ -94,7 +94,7 @@ def test_the_page_holds_every_slide_once_in_natural_order(tmp_path: Path) -> Non
     assert (
         "2 good" in text
         and "1 look" in text
-        and "look: pen (pen_markings&gt;0.02)" in text
+        and "look: pen (pen, fraction &gt; 0.02)" in text
     )
 
 

@@ -296,9 +296,13 @@ def join_labels(
     lines = [
         f"{counted(len(rows), 'row')} in {table.name}, matched by {key} to "
         f"{counted(len(files), 'slide')} in {place}",
-        *_count_line(missing, "labelled, but without embeddings"),
+        *_count_line(
+            missing, f"labelled {key.removesuffix('_id')}", "no embeddings for"
+        ),
         *blank,
-        *_count_line(sorted({*files} - {*used}), "with embeddings, but not labelled"),
+        *_count_line(
+            sorted({*files} - {*used}), "slide", "no label for", " with embeddings"
+        ),
     ]
     if not pairs:
         raise DatasetError(
@@ -381,7 +385,7 @@ def drop_missing(
             kept.append(row)
     counts = [f"{word!r} {count}" for word, count in words.most_common() if word]
     written = f" ({', '.join(counts)})" if counts else ""
-    return kept, _count_line(names, f"without {' or '.join(columns)}{written}")
+    return kept, _count_line(names, "row", f"no {' or '.join(columns)} in", written)
 
 
 def known_patients(data: Path) -> dict[str, str]:
@@ -586,8 +590,13 @@ def _subgroups(
     return tuple(subgroups)
 
 
-def _count_line(names: Sequence[str], what: str) -> list[str]:
-    return [f"{len(names)} {what}: {listed_names(names)}"] if names else []
+def _count_line(
+    names: Sequence[str], noun: str, before: str, after: str = ""
+) -> list[str]:
+    """A line that counts and names rows, such as 'no label for 2 slides: a, b'."""
+    if not names:
+        return []
+    return [f"{before} {counted(len(names), noun)}{after}: {listed_names(names)}"]
 
 
 def _learnt(

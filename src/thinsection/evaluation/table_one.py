@@ -71,7 +71,7 @@ def _count_rows(
     )
     yield ("tiles", *(f"{int(tiles[c].sum()):,}" for c in columns.values()))
     yield (
-        "tiles a case, median (quartiles)",
+        "tiles per case, median (quartiles)",
         *(_quartiles(tiles[c]) for c in columns.values()),
     )
 

@@ -176,21 +176,25 @@ def _methods(
     config: TrainConfig,
 ) -> list[tuple[str, str]]:
     """Methods: pairs of a heading and a sentence."""
-    grid = ", ".join(config.cross.grid) or "none was tried: one setting"
+    grid = ", ".join(config.cross.grid) or "one setting, nothing was compared"
     epochs = ", ".join(str(result.best) for result in results)
     inner = [len(part.stop) for part in study.parts]
+    least = f"{min(inner)} to {max(inner)}" if min(inner) < max(inner) else min(inner)
     return [
         ("folds", _fold_words(study, config.cross)),
-        ("seed", f"{config.fit.seed}, of folds, order, tiles, weights and resamples"),
+        (
+            "seed",
+            f"{config.fit.seed}, for folds, order of cases, tiles, weights and resamples",
+        ),
         (
             "confidence intervals",
             f"95 %, {intervals.DRAWS} Bayesian bootstrap resamples of "
             f"{tested.sampling.units} cases",
         ),
         (
-            "chosen on inner cases",
+            "chosen on the validation set",
             f"epoch of each fold ({epochs}), settings ({grid}) and temperature, on "
-            f"{min(inner)} to {max(inner)} inner cases a fold; never on test cases",
+            f"{least} validation cases per fold; never on test cases",
         ),
     ]
 
@@ -200,8 +204,8 @@ def _fold_words(study: Study, cross: FoldsConfig) -> str:
         return f"{len(study.parts)} folds as in {cross.splits.name}"
     unit = {
         "case": "stratified, patients kept whole",
-        "site": "stratified, sites kept whole: no site trains and is tested",
-        "each-site": "each site is tested by a model of the other sites",
+        "site": "stratified, sites kept whole: no site is in both training and test set",
+        "each-site": "each site is predicted by a model of the other sites",
     }[cross.fold_unit]
     times = f", drawn {cross.repeats} times" if cross.repeats > 1 else ""
     count = len(study.parts) // cross.repeats
@@ -221,7 +225,9 @@ def _checklist_answers(
     shown = ", ".join(METRIC_WORDS.get(name, name) for name in tested.scorers)
     counts = f"{len(cohort.cases)} cases, {sum(map(len, cohort.slides))} slides"
     sites = f"{len(set(cohort.sites))} sites" if cohort.sites else ""
-    weighted = "rare classes weigh more" if config.fit.class_weights else "no weights"
+    weighted = (
+        "rare classes have larger weights" if config.fit.class_weights else "no weights"
+    )
     answers = {
         "4": "development with internal validation by cross-validation",
         "6a": sites and f"{sites}; setting and location: to be filled by the authors",
@@ -234,8 +240,8 @@ def _checklist_answers(
         ),
         "12a": methods["folds"],
         "12c": (
-            f"head {config.head.head}; {methods['chosen on inner cases']}; all settings "
-            "stand on this page"
+            f"head {config.head.head}; {methods['chosen on the validation set']}; all settings "
+            "are on this page"
         ),
         "12e": f"{shown}; {methods['confidence intervals']}",
         "12f": "none",
@@ -243,10 +249,10 @@ def _checklist_answers(
         "13": weighted if cohort.target.exclusive else "",
         "15": f"{cohort.target.kind}: {', '.join(cohort.target.names)}",
         "18f": "made with Thinsection, which is open source; versions are in experiment.json",
-        "20a": f"{counts}; see Table 1 and the account above it",
+        "20a": f"{counts}; see Table 1 and the list above it",
         "20b": "Table 1; characteristics of participants: to be filled by the authors",
         "21": f"{target}: {counts} in cross-validation, see Folds",
-        "22": "model.safetensors holds all weights and settings",
+        "22": "model.safetensors contains all weights and settings",
         "23a": "Scores"
         + (f"; by {', '.join(subgroup_columns)}" if subgroup_columns else ""),
         "12d": "scores by site and a probe of the site" if cohort.sites else "",

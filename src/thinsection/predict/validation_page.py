@@ -24,6 +24,7 @@ from thinsection.probe.curves import (
 )
 from thinsection.probe.plots import Picture, draw_picture
 from thinsection.probe.result import METRIC_WORDS
+from thinsection.types import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,6 +61,7 @@ def validation_page(
         pictures=pictures,
         metric_words=METRIC_WORDS,
         call_words=CALL_WORDS,
+        counted=counted,
         number=number_words,
         interval=interval_words,
     )
@@ -126,8 +128,9 @@ def _band(bins: Sequence[Json]) -> Band:
 def _survival(axes: "Axes", survival: Mapping[str, Json]) -> Words:
     draw_groups(axes, survival["groups"], survival["ticks"])
     caption = (
-        "Kaplan-Meier curves with log-log 95 % confidence bands; the groups are cut at the median "
-        "out-of-fold risk of training, and numbers at risk stand below."
+        "Kaplan-Meier curves with log-log 95 % confidence bands. The groups are split at the "
+        "median "
+        "out-of-fold risk in training. The numbers at risk are below the curves."
     )
     return "Survival by risk group", caption
 

@@ -256,7 +256,7 @@ def draw_groups(
         fontsize=8,
         color="#555555",
     )
-    axes.set(xlabel="time (the table's unit)", ylabel="share without event")
+    axes.set(xlabel="time (unit of the label table)", ylabel="fraction without event")
     axes.set(ylim=(0, 1.03), xticks=ticks)
     axes.set_xlim(left=0)
 

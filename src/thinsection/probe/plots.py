@@ -110,7 +110,7 @@ def draw_confusion(axes: "Axes", rows: Predictions) -> Words:
     axes.figure.colorbar(
         image, ax=axes, label="fraction of the true class", fraction=0.046
     )
-    caption = "Counts of validation rows; the shade is the fraction of the true class."
+    caption = "Counts; the shade is the fraction of the true class."
     if rows.repeats is not None:
         caption += (
             " The matrix is that of the first seed; the score is the mean over seeds."

@@ -33,8 +33,8 @@ _SLIDE_SHEETS = "slides"
 
 # column of a QC or measures table -> title of its distribution on the page
 _NUMBERS = {
-    "focus_removed_percent": "out of focus, share of the tissue",
-    "px_focus": "focus of the tiles (median)",
+    "focus_removed_percent": "fraction of tissue out of focus",
+    "px_focus": "sharpness of the tiles (median)",
     "deconv_c0_mean": "hematoxylin (mean)",
     "deconv_c1_mean": "eosin (mean)",
 }
@@ -143,13 +143,12 @@ def _records(out: Path) -> list[Document]:
         document = _read_document(path)
         if not document:
             continue
-        efficiency = document.pop("efficiency", None) or {}
+        document.pop("efficiency", None)
         document.pop("models", None)
         names = ("efficiency.html", "run.log")
         record = {
             "name": path.parent.name,
             "files": [name for name in names if (path.parent / name).is_file()],
-            "bottleneck": efficiency.get("bottleneck", ""),
         }
         records.append(record | document)
     return records

@@ -15,7 +15,9 @@ from thinsection.errors import importing
 from thinsection.files.atomic import atomic_path, write_table, write_text
 from thinsection.files.pages import render_page
 from thinsection.qc.checks.check import EMPTY_SCORE, Score
+from thinsection.qc.rules import parse_rule
 from thinsection.report import verdict as verdicts
+from thinsection.report.column_words import column_words
 from thinsection.report.index import THUMBNAILS
 from thinsection.report.sheets import Place, drop_sheets, write_sheets
 from thinsection.report.verdict import VerdictRule, load_rules
@@ -171,16 +173,23 @@ def write_qc_sheet(
         "thinsection.report",
         "qc_sheet.html",
         title=title,
-        columns=list(usual),
+        columns=[(name, column_words(name)) for name in usual],
         lines=lines,
         groups=[(group, len(list(columns))) for group, columns in groups],
-        rules=[f"{rule.verdict}: {rule.words} ({rule.rule})" for rule in rules],
+        rules=[(rule.rule, _rule_words(rule)) for rule in rules],
         counts=Counter(line.verdict for line in lines),
         points=[_plot_point(row) for row in judged if row["status"] != "failed"],
         num_outliers=sum(line.num_outliers > 0 for line in lines),
     )
     write_text(path, page)
     drop_sheets(path.parent / THUMBNAILS, path.stem, page)
+
+
+def _rule_words(rule: VerdictRule) -> str:
+    """A verdict rule for a reader: 'look: folds (folds: fraction > 0.1)'."""
+    parsed = parse_rule(rule.rule)
+    condition = f"{column_words(parsed.column)} {parsed.symbol} {parsed.limit:g}"
+    return f"{rule.verdict}: {rule.words} ({condition})"
 
 
 def _write_thumbnails(path: Path, rows: Sequence[Row]) -> dict[str, Place]:

@@ -19,7 +19,14 @@ _ROW_STEP = _ROW_HEIGHT + 18
 _LABEL_WIDTH = 120
 _MAX_POINTS = 600
 _COLOURS = ("#1f6f8b", "#c0532b", "#5a7d2a", "#7a4b94", "#8a6d1a", "#2b5fc0")
-_STAGES = ("prepare", "decode", "transfer", "encode", "write")
+# stage -> its words on the page
+_STAGES = {
+    "prepare": "open slides and find tissue",
+    "decode": "decode tiles",
+    "transfer": "copy tiles to the GPU",
+    "encode": "encode tiles",
+    "write": "write results",
+}
 
 
 @dataclass(frozen=True)
@@ -35,11 +42,11 @@ def efficiency_page(analysis: Efficiency, usages: Sequence[ProcessUsage]) -> str
     """Page as HTML text."""
     seconds = analysis.stage_seconds
     stages = []
-    for name in _STAGES:
+    for name, words in _STAGES.items():
         busy = seconds.get(f"{name}_busy")
         wait = seconds.get(f"{name}_wait")
         if busy is not None or wait is not None:
-            stages.append((name, busy or 0.0, wait or 0.0))
+            stages.append((words, busy or 0.0, wait or 0.0))
     request = analysis.next_request
     return render_page(
         _ROOM,
@@ -105,7 +112,7 @@ def _resource_rows(usages: Sequence[ProcessUsage]) -> list[_Row]:
     rows = [
         _Row("CPUs", cpus, "{:.1f}".format),
         _Row("memory", memory, format_bytes),
-        _Row("disk /s", disk, format_bytes),
+        _Row("disk, per second", disk, format_bytes),
     ]
     if any(_has_gpu(usage) for usage in usages):
         rows.insert(1, _Row("GPU", gpu, "{:.0%}".format))
