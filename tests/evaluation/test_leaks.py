@@ -72,14 +72,14 @@ def test_one_file_under_two_names_is_refused(tmp_path: Path, half: bool) -> None
     noise(root, [f"s{i:02}x" for i in range(20)], coin(20))
     add_copies(root, lambda name: f"copy{name}", half=half)
     sentence = (
-        r"test cases must not have the embeddings of training cases, got \d+ pairs that are equal "
-        r"after float16 \('s\d\dx' and 'copys\d\dx', .*\); remove the copies, give both slides one "
+        r"test cases must not have the embeddings of training cases, got \d+ pairs equal "
+        r"in float16 \('s\d\dx' and 'copys\d\dx', .*\); remove the copies, give both slides one "
         r"case_id, or pass --allow-leakage"
     )
     with pytest.raises(DatasetError, match=sentence):
         planned(root)
     warnings, _ = planned(root, allow_leakage=True)
-    assert warnings[-1].startswith("training and test share slides")
+    assert warnings[-1].startswith("training and test set share slides")
     assert warnings[-1].endswith("the score is too optimistic")
 
 

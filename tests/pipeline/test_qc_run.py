@@ -307,7 +307,7 @@ def test_a_worker_killed_in_the_middle_loses_no_slide(
         "s2": "failed",
     }
     assert any(text.startswith("a worker died with 2 ") for text in messages)
-    assert "twice, the second time alone" in found["s2"].error
+    assert "twice, the second time with this entry alone" in found["s2"].error
     assert "its worker died" in str(failure(tmp_path, "s2")["error"])
     # s0 was finished before s1 killed the worker, so it was not done again
     first, second = (

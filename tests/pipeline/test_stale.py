@@ -69,10 +69,11 @@ def test_a_slide_file_that_was_replaced_is_refused_and_nothing_changes(
     assert refused.exit_code == 3
     (result,) = refused.results
     assert result.error == (
-        "StaleResultError: slides/tissue of 's' must be of the same file and settings, got one of "
-        "another slide file, resolution, weights or version; pass --overwrite to replace it and "
+        "StaleResultError: slides/tissue of 's' must come from the same slide file and settings, "
+        "got a result of another slide file, resolution, weights or version; pass --overwrite to "
+        "replace it and "
         "all results that "
-        "was made from it, or another --out"
+        "were made from it, or another --out"
     )
     after = results(out)
     assert json.loads(after.pop("slides/s/failure.json")[0])["error"] == result.error

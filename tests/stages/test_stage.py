@@ -332,8 +332,9 @@ def test_another_result_under_the_name_is_refused(tmp_path: Path) -> None:
     work.find_missing()
     with pytest.raises(
         StaleResultError,
-        match=r"grid/first of 'a' must be of the same file and settings, got one of another "
-        r"slide file, resolution, weights or version; pass --overwrite to replace it and all "
+        match=r"grid/first of 'a' must come from the same slide file and settings, "
+        r"got a result of another slide file, resolution, weights or version; pass --overwrite to "
+        r"replace it and all "
         r"results that were "
         r"made from it, or another --out",
     ):

@@ -14,6 +14,7 @@ _EXACT = {
     "mpp_x": "resolution along x, µm/px",
     "mpp_y": "resolution along y, µm/px",
     "stain": "stain",
+    "tissue_fraction": "tissue fraction",
     "fails": "failed rules",
     "pixels_to_use": "usable tissue, pixels",
     "glass": "glass, fraction",
@@ -29,8 +30,8 @@ _EXACT = {
     "grayscale_brightness": "brightness",
     "measures_distance": "distance from the usual measures",
     "measures_stain_distance": "distance from the usual stains",
-    "px_focus": "sharpness of the tiles",
-    "px_dab": "DAB of the tiles",
+    "px_focus": "sharpness",
+    "px_dab": "DAB",
 }
 _STEMS = {
     "focus_removed": "out of focus",
@@ -39,6 +40,12 @@ _STEMS = {
     "small_tissue_removed": "small pieces removed",
     "small_tissue_filled": "small holes filled",
     "fatlike_tissue_removed": "fat-like tissue removed",
+}
+# check -> what a tile's column `qc_CHECK` gives the fraction of
+_CHECKS = {
+    "focus": "out of focus",
+    "spur": "thin lines removed",
+    "small_removed": "small pieces removed",
 }
 _STATISTICS = {
     "num_regions": "number of areas",
@@ -61,7 +68,7 @@ _SHARES = (
 )
 _TILE_STATISTICS = {
     "mean": "mean",
-    "std": "standard deviation of",
+    "std": "standard deviation",
     "min": "lowest",
     "max": "highest",
 }
@@ -71,6 +78,10 @@ def column_words(column: str) -> str:
     """Returns the head of a column for a page, such as 'folds: fraction'."""
     if column in _EXACT:
         return _EXACT[column]
+    if column.startswith("qc_"):
+        check = column.removeprefix("qc_")
+        words = _CHECKS.get(check) or column_words(check).removesuffix(", fraction")
+        return f"{words}, fraction"
     if column in _SHARES:
         return f"{_spaced(column)}, fraction"
     deviation, without_deviation = _without_deviation(column)
@@ -105,10 +116,10 @@ def _by_pattern(column: str) -> str:
         return f"difference from the colours of {template[1]}"
     tiles = re.fullmatch(r"px_(mean|std|min|max)_(\w+)", column)
     if tiles:
-        return f"{_TILE_STATISTICS[tiles[1]]} {tiles[2]} of the tiles"
+        return f"{tiles[2]}, {_TILE_STATISTICS[tiles[1]]}"
     stain_of_tiles = re.fullmatch(r"px_(hematoxylin|eosin)", column)
     if stain_of_tiles:
-        return f"{stain_of_tiles[1]} of the tiles"
+        return stain_of_tiles[1]
     macenko = re.fullmatch(r"macenko_(hematoxylin|eosin)_(\w+)", column)
     if macenko:
         return f"{macenko[1]} vector, {macenko[2]}"

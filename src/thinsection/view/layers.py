@@ -11,6 +11,7 @@ import numpy.typing as npt
 from thinsection.errors import StoreError, rewording
 from thinsection.files.json_text import Json, read_json
 from thinsection.pipeline.folder import Results
+from thinsection.report.column_words import column_words
 from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import SLIDES
 from thinsection.store.tile_tables import TILES, EmbeddingRows
@@ -50,6 +51,11 @@ class Layer:
     kind: str
     color: str = ""
     read: Callable[[], bytes]
+
+    @property
+    def words(self) -> str:
+        """Name in plain words, such as 'sharpness of the tiles' for 'px_focus'."""
+        return column_words(self.name) if self.kind == "values" else self.name
 
 
 def layers_of(

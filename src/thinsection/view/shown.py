@@ -339,6 +339,7 @@ def _layer_facts(layer: Layer) -> dict[str, str]:
     return {
         "group": layer.group,
         "name": layer.name,
+        "words": layer.words,
         "kind": layer.kind,
         "color": layer.color,
     }

@@ -43,7 +43,7 @@ async function open(id, then = () => {}) {
   viewer.addOnceHandler("open", then);
   viewer.open(source(slide));
   panel(before);
-  const mpp = slide.mpp ? [...new Set(slide.mpp.map(value => +value.toPrecision(4)))].join(" × ") + " µm/px" : "no mpp";
+  const mpp = slide.mpp ? [...new Set(slide.mpp.map(value => +value.toPrecision(4)))].join(" × ") + " µm/px" : "unknown resolution";
   $("facts").textContent = `${slide.size.join(" × ")} px, ${mpp}${slide.power ? `, ${slide.power}x` : ""}`;
 }
 function frame() {  // level-0 px -> px of the overlay: x + k * x_l0
@@ -125,29 +125,29 @@ function panel(before) {
     Object.assign(layer, { number, opacity: same ? same.opacity : 0.5, box: make("input", { type: "checkbox", onchange: () => turn(layer, layer.box.checked) }) });
     const opacity = make("input", { type: "range", min: 0.05, max: 1, step: 0.05, value: layer.opacity, title: "opacity",
       oninput: () => { layer.opacity = +opacity.value; if (layer.on) draw(); else turn(layer, true); } });
-    const name = make("label", { onclick: () => turn(layer, !layer.on) }, ...layer.color ? [swatch(layer.color)] : [], layer.name);
+    const name = make("label", { title: layer.name, onclick: () => turn(layer, !layer.on) }, ...layer.color ? [swatch(layer.color)] : [], layer.words);
     if (!groups.has(layer.group)) groups.set(layer.group, make("details", { open: groups.size < 2 }, make("summary", {}, layer.group.replace("/", " · "))));
     const group = groups.get(layer.group), wanted = same || (!before && number === 0 && layer.kind === "outlines");
     group.append(make("div", { className: "layer" }, layer.box, name, opacity));
     if (wanted) { group.open = true; turn(layer, true); }
   });
-  $("layers").append(...groups.size ? groups.values() : [note("No layers: they come from a results folder (thinsection run) or --annotations.")]);
+  $("layers").append(...groups.size ? groups.values() : [note("No layers. To see layers, open a results folder of thinsection run, or pass --annotations.")]);
   if (slide.show) $("pictures").append(...slide.pictures.map(name => make("img", { src: at(slide.id, "pictures", name), alt: name, title: name })));
-  else if (slide.pictures.length) $("pictures").append(note(`Not shown, as they may name a patient: ${slide.pictures.join(", ")} (--show-label).`));
+  else if (slide.pictures.length) $("pictures").append(note(`Hidden, because these pictures may name a patient: ${slide.pictures.join(", ")}. Use --show-label to see them.`));
   $("pictures").append(...slide.notes.map(note));
 }
 function legend() {
   const number = value => Math.abs(value) >= 1000 || value === 0 ? value.toFixed(0) : value.toPrecision(3);
   const boxes = (slide && !hidden ? slide.layers : []).filter(layer => layer.on && layer.data).map(layer => {
-    const { data } = layer, box = make("div", {}, ...layer.color ? [swatch(layer.color)] : [], layer.name);
+    const { data } = layer, box = make("div", {}, ...layer.color ? [swatch(layer.color)] : [], layer.words);
     if (layer.kind === "values" && data.constant) box.append(": ", swatch(VIRIDIS[0]), number(data.low));
     else if (layer.kind === "values") box.append(make("i", { className: "bar", style: `background:linear-gradient(90deg,${VIRIDIS})` }),
       make("span", { className: "ends" }, make("span", {}, `≤ ${number(data.low)}`), make("span", {}, `≥ ${number(data.high)}`)));
     if (layer.kind === "colours") box.append(" 1, 2, 3 as red, green, blue");
-    if (layer.kind === "edges") box.append(`, drawn where at most ${MOST_EDGES} edges are in sight`);
+    if (layer.kind === "edges") box.append(`, drawn when at most ${MOST_EDGES.toLocaleString("en")} edges are visible`);
     const sizes = [];
     if (layer.kind === "classes") for (const c of data.values) sizes[c] = (sizes[c] || 0) + 1;
-    sizes.forEach((size, c) => box.append(make("br"), swatch(CLASSES[c % CLASSES.length]), `${c}: ${size} tiles`));
+    sizes.forEach((size, c) => box.append(make("br"), swatch(CLASSES[c % CLASSES.length]), `${c}: ${size} tile${size === 1 ? "" : "s"}`));
     return box;
   });
   $("legend").replaceChildren(...boxes);
