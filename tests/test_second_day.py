@@ -5,6 +5,7 @@ never what is told.
 """
 
 import csv
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ NAMES = ("a #1", "b 50%", "c;d=e+", "d%23", "e & 'f'", "g", "h", "i")
 WHITE, BROKEN = "white", "broken #2"
 AGAIN = NAMES[0]
 TABLES = ("*.csv", "*.tsv", "*.html", "*.js")
+PLURALS = (
+    "slides|cases|patients|sites|tiles|rows|folds|heads|events|pairs|encoders|processes|warnings|"
+    "requests|experiments|permutations|GPUs|CPUs"
+)
 QUIET: dict[str, Any] = {"memory": "256MiB", "pretrained": False, "engine": "torch"}
 
 
@@ -192,6 +197,16 @@ def test_every_link_of_every_page_leads_somewhere(out: Path, browser: Any) -> No
         lead.startswith("Last command: thinsection heatmap") and "1 predicted" in lead
     )
     assert "not finished" not in runs
+
+
+def test_no_page_counts_one_thing_in_the_plural(out: Path, browser: Any) -> None:
+    page = browser.new_page()
+    for path in sorted(out.rglob("*.html")):
+        page.goto(path.as_uri())
+        text = page.inner_text("body") + page.title()
+        assert re.findall(rf"(?<![\d.,])1 (?:{PLURALS})\b", text) == [], path
+        assert "undefined" not in text and "None" not in text, path
+    page.close()
 
 
 def test_every_invocation_says_how_it_ended(out: Path) -> None:

@@ -38,7 +38,7 @@ from thinsection.store.tiles_h5 import (
     read_slide_embedding,
     read_tiles,
 )
-from thinsection.types import Document, PlainValues, format_bytes
+from thinsection.types import Document, PlainValues, counted, format_bytes
 
 if TYPE_CHECKING:
     import pandas
@@ -258,7 +258,7 @@ class Results:
                 f"<td>{format_bytes(row.num_bytes)}</td></tr>"
             )
         return (
-            f"<b>{html.escape(str(self.folder))}</b>: {len(self.slides)} slides"
+            f"<b>{html.escape(str(self.folder))}</b>: {counted(len(self.slides), 'slide')}"
             f"<div>{pictures}</div>"
             f"<table><tr><th>folder</th><th>slides</th><th>size</th></tr>{rows}</table>"
         )

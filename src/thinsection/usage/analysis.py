@@ -162,7 +162,7 @@ def starvation(usages: Sequence[ProcessUsage]) -> str:
         return ""
     cause = max(worst.stalled_s, key=lambda name: worst.stalled_s[name])
     why = f"for {lost:.0%} of the time {_STALLS[cause]}"
-    return f"the run got {got:.0%} of its {worst.requested.cpus:g} CPUs: {why}"
+    return f"the run got {got:.0%} of its {_cpu_words(worst.requested.cpus)}: {why}"
 
 
 def slowest_step(stages: Mapping[str, float]) -> str:
@@ -220,7 +220,7 @@ def _shares(usages: Sequence[ProcessUsage]) -> tuple[Share, ...]:
     shares = [
         Share(
             "CPU",
-            f"{usages[-1].requested.cpus:g} CPUs, {offered_s:.0f} CPU-s",
+            f"{_cpu_words(usages[-1].requested.cpus)}, {offered_s:.0f} CPU-s",
             f"{used_s:.0f} CPU-s",
             used_s / offered_s if offered_s else None,
         ),
@@ -241,6 +241,10 @@ def _shares(usages: Sequence[ProcessUsage]) -> tuple[Share, ...]:
     if with_gpu:
         shares.append(_gpu_share(with_gpu))
     return tuple(shares)
+
+
+def _cpu_words(cpus: float) -> str:
+    return "1 CPU" if cpus == 1 else f"{cpus:g} CPUs"
 
 
 def _gpu_share(usages: Sequence[ProcessUsage]) -> Share:
