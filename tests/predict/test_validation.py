@@ -367,7 +367,7 @@ def test_the_page_names_the_models_hash_and_says_external_validation(
     page = (tmp_path / "validation_cox" / "index.html").read_text()
     assert "External validation of cox" in page
     assert told["model"]["sha256"] in page and len(told["model"]["sha256"]) == 64
-    assert "nothing was fitted or chosen on these cases" in page
+    assert "Nothing was fitted or chosen on these cases" in page
     assert f"{told['survival']['hazard_ratio']['value']:.4f}" in page
     assert "84 slides of 70 cases for testing" in page
 
