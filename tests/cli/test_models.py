@@ -120,7 +120,7 @@ def test_too_little_memory_is_said_in_bytes(monkeypatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Little)
     *_, last = check_module.check_encoder("efficientnet_lite0", device="cpu")
     assert last.name == "memory" and not last.ok
-    assert last.detail == "weights take 12.9 MiB, 1.0 MiB are free on cpu"
+    assert last.detail == "the weights need 12.9 MiB, and 1.0 MiB are free on cpu"
 
 
 def test_an_unknown_name_raises_with_the_nearest() -> None:

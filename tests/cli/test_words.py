@@ -50,7 +50,7 @@ def laid(folder: Path, *flags: str) -> tuple[int, str, list[str]]:
 def test_a_magnification_is_said_as_a_resolution(tmp_path: Path) -> None:
     code, said, grids = laid(tmp_path, "--mag", "10x", "--patch-size", "64")
     assert (code, grids) == (0, ["64px_1mpp"])
-    assert "--mag 10x is taken as --tile-mpp 1 (µm/px)" in said
+    assert "--mag 10x sets --tile-mpp 1 (µm/px)" in said
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_names_that_match_nothing_and_cases_left_out_are_counted(
     assert lines == [
         "1 folds of s.csv",
         "4 names of s.csv match no case: x1, x2, x3, ...",
-        "2 cases are in no fold of s.csv: c10, c11",
+        "s.csv has no fold for 2 cases: c10, c11",
     ]
 
 

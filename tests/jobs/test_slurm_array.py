@@ -232,7 +232,7 @@ def test_what_is_not_known_here_is_refused(
 
 
 def test_a_folder_without_arrays_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"must hold tasks\.json of this version"):
+    with pytest.raises(StoreError, match=r"must contain tasks\.json of this version"):
         load_array(tmp_path, KINDS)
     with pytest.raises(
         StoreError, match="must contain an array of 'thinsection slurm submit'"

@@ -167,7 +167,7 @@ def test_slides_by_url_or_broken_ones_fall_back_to_defaults_and_say_why(
     (tmp_path / "s0.tiff").write_bytes(b"no slide")
     broken = run_request([tuple(entries(1, tmp_path))], settings())
     assert broken.request.cpus == 4
-    assert "no slide opens, got no reader opens 's0.tiff'" in broken.warning
+    assert "no slide can be opened, got no reader opens 's0.tiff'" in broken.warning
 
 
 def test_an_unknown_card_is_refused_not_defaulted(tmp_path: Path) -> None:
@@ -230,13 +230,13 @@ old|4|idle|8|64000|7-00:00:00|gpu:1
 def test_partitions_and_gpus_that_a_job_fits_are_told_with_what_is_free() -> None:
     of_cpus = Request(cpus=16, memory_bytes=100 * GIB, gpus=0, walltime_s=3600)
     assert fitting_nodes(SINFO_TEXT, of_cpus) == [
-        "cpu*: fits 43 nodes, now 3 idle, 0 partly free",
-        "gpu: fits 10 nodes, now 4 idle, 6 partly free",
+        "cpu*: 43 nodes are large enough, 3 are idle now, 0 are partly free",
+        "gpu: 10 nodes are large enough, 4 are idle now, 6 are partly free",
     ]
     of_gpu = Request(cpus=8, memory_bytes=32 * GIB, gpus=1, walltime_s=3600)
     assert fitting_nodes(SINFO_TEXT, of_gpu, suits=lambda name: name != "t4") == [
-        "gpu gpu:a40: fits 8 nodes, now 2 idle, 6 partly free",
-        "old gpu: fits 4 nodes, now 4 idle, 0 partly free",
+        "gpu gpu:a40: 8 nodes are large enough, 2 are idle now, 6 are partly free",
+        "old gpu: 4 nodes are large enough, 4 are idle now, 0 are partly free",
     ]
     assert fitting_nodes(SINFO_TEXT, replace(of_gpu, gpus=8)) == []
 

@@ -328,7 +328,8 @@ def test_it_says_which_tiles_it_expects(titan: TitanSlideEncoder) -> None:
 def test_bad_input_is_named(titan: TitanSlideEncoder) -> None:
     tiles, coords = slide(9)
     with pytest.raises(
-        InvalidInputError, match=r"\(N, 768\), got \(9, 767\); were they made"
+        InvalidInputError,
+        match=r"\(N, 768\), got \(9, 767\); check which tile encoder made",
     ):
         titan.encode(tiles[:, 1:], coords, tile_px_l0=1024)
     with pytest.raises(InvalidInputError, match="coords_l0 must be int64"):

@@ -250,7 +250,7 @@ def _metadata(path: Path) -> str:
         (lambda c, t: t.pop("0.classifier.bias"), r"1 missing \(0.classifier.bias\)"),
         (
             lambda c, t: t.update(mean=torch.zeros(7)),
-            r"mean, axes, variances, within must fit, got \[\(7,\)",
+            r"mean, axes, variances, within must have matching shapes, got \[\(7,\)",
         ),
         (lambda c, t: t.update(mean=torch.full((DIM,), np.nan)), "must be finite"),
     ],

@@ -155,9 +155,7 @@ def test_a_csv_of_slides_makes_each_a_case_and_drops_test(tmp_path: Path) -> Non
 
 def test_a_csv_of_test_slides_alone_leaves_no_case(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("slide_id,label,split\nz,y,test\n")
-    with pytest.raises(
-        DatasetError, match="must leave cases to train on, got none in 'l'"
-    ):
+    with pytest.raises(DatasetError, match="must have training cases, got none in 'l'"):
         load_case_table(tmp_path / "l.csv", NANOPATH, survival=False)
 
 

@@ -87,7 +87,7 @@ def test_a_case_is_the_mean_of_its_slides_means() -> None:
 
 def test_slides_of_two_encoders_are_refused() -> None:
     with pytest.raises(
-        InvalidInputError, match="same D, got 3 after 2 in 'bb'; were two encoders"
+        InvalidInputError, match="same number of channels, got 3 after 2 in 'bb'; use"
     ):
         mean_vectors(
             [[Path("a")], [Path("bb")]], lambda p: np.ones((2, 1 + len(p.name)), "f4")

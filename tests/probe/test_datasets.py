@@ -233,7 +233,7 @@ def test_a_manifest_picks_rows_of_one_embedding_file(tmp_path: Path) -> None:
     assert data.val.ids == ("m:2", "m:3")  # whichever file holds them
     (tmp_path / "m.csv").write_text(text + "6,a,val\n")
     with pytest.raises(
-        DatasetError, match=r"row must lie in 0..5 of 'all.npy', got '6'"
+        DatasetError, match=r"row must be in 0..5 of 'all.npy', got '6'"
     ):
         load_manifest(tmp_path / "m.csv", section)
 

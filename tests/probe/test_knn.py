@@ -87,7 +87,7 @@ def test_blocks_do_not_change_the_result() -> None:
 def test_a_budget_below_one_query_is_refused() -> None:
     data = blobs()
     with pytest.raises(
-        BudgetError, match=r"budget_bytes must hold one query .* got 1.0 KiB"
+        BudgetError, match=r"budget_bytes must be >= .* for one query .* got 1.0 KiB"
     ):
         knn_probe(data, budget_bytes=1024)
 
@@ -105,13 +105,15 @@ def test_embeddings_with_nan_are_refused_by_row() -> None:
 
 
 def test_lengths_that_differ_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="must have the same N, got 4 and 3"):
+    with pytest.raises(
+        InvalidInputError, match="must have the same length, got 4 and 3"
+    ):
         make_split(np.ones((4, 3)), [0, 1, 0])
 
 
 def test_widths_that_differ_are_refused() -> None:
     a, b = make_split(np.ones((2, 3)), [0, 1]), make_split(np.ones((2, 4)), [0, 1])
-    with pytest.raises(DatasetError, match="same D, got 3 and 4"):
+    with pytest.raises(DatasetError, match="same number of channels, got 3 and 4"):
         knn_probe(TileSet(name="x", class_names=("a", "b"), train=a, val=b))
 
 

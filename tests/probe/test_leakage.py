@@ -154,7 +154,7 @@ def test_a_case_that_was_rounded_to_float16_is_refused_and_a_near_one_is_named()
     x[25] = x[3] * 1.003
     result = slide_probe(CaseSet(**known, vectors=x, folds=(fold,)), protocol=NANOPATH)
     assert result.facts["leakage"].endswith(
-        "1 pairs of cases have nearly the same mean embedding ('c3' and 'c25')"
+        "1 pair of cases with nearly the same mean embedding ('c3' and 'c25')"
     )
 
 
@@ -276,9 +276,12 @@ def test_another_cohort_is_looked_at_once_and_all_of_the_data_trains(
     honest = replace_flat(ProbeConfig(), {"test": other})
     data = load_tiles(own, honest)
     assert (len(data.train), len(data.val)) == (400, 120)
-    assert data.facts["split_rule"] == "all rows train, all of 'tiles' are scored"
+    assert (
+        data.facts["split_rule"]
+        == "all rows are in the training set, all rows of 'tiles' are scored"
+    )
     with pytest.raises(
-        ConfigError, match="select nothing on a test set, got 'nanopath'"
+        ConfigError, match="must not select settings on a test set, got 'nanopath'"
     ):
         load_tiles(own, replace_flat(honest, {"protocol": "nanopath"}))
     with pytest.raises(DatasetError, match="got 40 slides"):

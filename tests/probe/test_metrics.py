@@ -59,7 +59,7 @@ def test_auroc_of_one_class_is_no_number() -> None:
 
 def test_labels_outside_the_classes_are_refused() -> None:
     with pytest.raises(
-        InvalidInputError, match=r"prediction must lie in 0\.\.1, got 0\.\.2"
+        InvalidInputError, match=r"prediction must be in 0\.\.1, got 0\.\.2"
     ):
         confusion_matrix(np.array([0, 1]), np.array([0, 2]), 2)
 

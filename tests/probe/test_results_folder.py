@@ -43,7 +43,7 @@ def test_classes_that_were_drawn_are_the_labels_where_none_are_given(
 ) -> None:
     run, _ = two_regions(tmp_path)
     config = replace_flat(ProbeConfig(), {"allow_leakage": True})
-    with pytest.raises(ConfigError, match="labels must be given for tile embeddings"):
+    with pytest.raises(ConfigError, match="labels must be set for tile embeddings"):
         load_tiles(run, config)
     (path,) = (run / GRID / "features_toy").glob("*.h5")
     coords = read_tiles(path).coords_l0
@@ -112,7 +112,7 @@ def test_features_without_labels_ask_for_labels(tmp_path: Path) -> None:
     run, _ = two_regions(tmp_path)
     for path in (run, run / GRID / "features_toy"):
         with pytest.raises(
-            ConfigError, match="labels must be given for tile embeddings, got none"
+            ConfigError, match="labels must be set for tile embeddings, got none"
         ):
             load_tiles(path, ProbeConfig())
 

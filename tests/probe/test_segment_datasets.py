@@ -137,7 +137,11 @@ def no_type_map(root: Path) -> None:
             load_pannuke,
             r"masks must be of shape \(N, 256, 256, 6\), got \(8, 256, 2",
         ),
-        (fewer_masks, load_pannuke, r"must be as many, got \[8, 5\] and \[7, 5\]"),
+        (
+            fewer_masks,
+            load_pannuke,
+            r"must have equal numbers, got \[8, 5\] and \[7, 5\]",
+        ),
         (nothing, load_monusac, "MoNuSAC_images_and_annotations/<slide>/<x>.tif"),
         (no_npy, load_monusac, r"<x>.npy beside TCGA-0\d_\d.tif"),
         (

@@ -56,8 +56,8 @@ ODD_SLIDES = {
         "neither resolution nor objective power, so",
     ),
     "not square": ([tissue()], {"slide_mpp": (0.5, 0.6)}, "pixels are not square"),
-    "tiny": ([plain(200, (9, 7))], {}, "only 9 px long"),
-    "one px": ([plain(200, (1, 1))], {}, "only 1 px long"),
+    "tiny": ([plain(200, (9, 7))], {}, "only 9 pixels long"),
+    "one px": ([plain(200, (1, 1))], {}, "only 1 pixel long"),
 }
 
 

@@ -130,7 +130,8 @@ def test_an_unknown_preset_is_named_with_the_nearest() -> None:
 @pytest.mark.parametrize("old", ["default", "light", "ihc", "clinical", "v2.1"])
 def test_an_old_name_of_a_preset_is_refused_with_the_new_one(old: str) -> None:
     with pytest.raises(
-        ConfigError, match=rf"got '{old}'; HistoQC's is 'histoqc-{old}' now"
+        ConfigError,
+        match=rf"got '{old}'; HistoQC's preset is now called 'histoqc-{old}'",
     ):
         load_pipeline(old)
 

@@ -122,7 +122,7 @@ def with_dropout(titan: Titan) -> None:
     [
         (
             other_signature,
-            r"attention forward must take \(x, attn_bias, bg_mask\), got \(x, bias",
+            r"attention forward must have the parameters \(x, attn_bias, bg_mask\), got \(x, bias",
         ),
         (
             other_slopes,

@@ -84,7 +84,7 @@ def test_what_is_no_picture_of_8_bits_is_refused_with_what_it_has(
 ) -> None:
     count = len(write(tmp_path / "a.tif", kind))
     with pytest.raises(
-        ChannelsError, match=rf"got {count} channels? of .* in 'a.tif'; pick one"
+        ChannelsError, match=rf"got {count} channels? of .* in 'a.tif'; choose one"
     ):
         open_slide(tmp_path / "a.tif", reader=reader)
 

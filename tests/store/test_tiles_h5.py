@@ -119,5 +119,5 @@ def test_missing_truncated_and_foreign_files_are_named(tmp_path: Path) -> None:
     for name in ("short.h5", "text.h5"):
         with pytest.raises(StoreError, match=f"readable HDF5, got '.*{name}'"):
             read_tiles(tmp_path / name)
-    with pytest.raises(StoreError, match=r"must hold 'coords', got \['images'\]"):
+    with pytest.raises(StoreError, match=r"must contain 'coords', got \['images'\]"):
         read_tiles(tmp_path / "other.h5")

@@ -200,7 +200,7 @@ def test_repeated_atoms_count_once_and_are_named(small: Path, tmp_path: Path) ->
     np.testing.assert_array_equal(found.token_kind, alone.token_kind)
     heavy = sum(" HOH " not in atom and " H H " not in atom for atom in in_b)
     assert found.notes == (
-        f"{heavy} repeated atoms are left out, first N of GLY 1 in chain A",
+        f"{heavy} repeated atoms are ignored, first N of GLY 1 in chain A",
     )
     # the other half of a residue, after another chain, is no repetition
     split = [*in_b[:2], *in_b[4:], *in_b[2:4]]

@@ -94,7 +94,7 @@ def test_what_cannot_be_is_refused_with_a_word(viewer: Viewer) -> None:
         assert status == 422 and "must" in json.loads(data)["error"]
     assert ask(viewer, f"slides/{B}/tiles/-1/0/0")[0] == 404
     status, data, _ = ask(viewer, f"slides/{B}/similar/0/1000000/0")
-    assert status == 422 and "point must lie in a tile" in json.loads(data)["error"]
+    assert status == 422 and "point must be in a tile" in json.loads(data)["error"]
 
 
 def test_slides_are_answered_by_their_ids(viewer: Viewer) -> None:

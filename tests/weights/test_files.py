@@ -245,7 +245,9 @@ def test_a_moving_branch_is_refused_where_weights_are_named(
 def test_a_folder_without_weights_and_a_path_that_is_not_there_are_named(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(WeightsError, match=r"folder must hold model\.safetensors, got"):
+    with pytest.raises(
+        WeightsError, match=r"folder must contain model\.safetensors, got"
+    ):
         find_weights(tmp_path, files=("model.safetensors",), revision="x")
     with pytest.raises(
         WeightsError, match="existing file or folder, or a hub repository"

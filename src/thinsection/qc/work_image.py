@@ -16,7 +16,7 @@ from thinsection.qc.histoqc_image import coarsest_level, read_work_images
 from thinsection.qc.pipeline import Pipeline
 from thinsection.slide import Slide, read_resized
 from thinsection.slide.geometry import mean_mpp, nominal_mpp
-from thinsection.types import Mpp, RgbArray, Size
+from thinsection.types import Mpp, RgbArray, Size, counted
 
 # µm/px of a file without mpp and objective power, in HistoQC's pipelines.
 _ASSUMED_MPP = 0.5
@@ -122,7 +122,9 @@ def _warn_if_small(slide: Slide, mpp: float, pipeline: Pipeline) -> list[str]:
     edge = max(slide.size)
     if edge * mpp >= pipeline.work_mpp * _MIN_WORK_PX:
         return []
-    return [f"the slide is only {edge} pixels long, too small for these checks"]
+    return [
+        f"the slide is only {counted(edge, 'pixel')} long, too small for these checks"
+    ]
 
 
 def resolution_of(slide: Slide, work_mpp: float, slide_mpp: Mpp | None) -> Mpp:
