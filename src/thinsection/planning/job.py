@@ -144,8 +144,8 @@ def _qc_numbers(sample: Sequence[SlideEntry], count: int, spec: RunSpec) -> Numb
     sizes = _look_at(sample, look)
     memory = max(size.peak_bytes for size in sizes)
     seconds = cost.TRAINING_S + count * max(size.most_s for size in sizes)
-    peak = f"at most {format_bytes(memory)} for the largest of "
-    f"{counted(len(sizes), 'opened slide')}"
+    opened = counted(len(sizes), "opened slide")
+    peak = f"at most {format_bytes(memory)} for the largest of {opened}"
     time = f"at most {math.ceil(seconds)} s {_basis(count, len(sizes))}"
     return _with_margins((1, "the checks use one CPU"), (memory, peak), (seconds, time))
 
