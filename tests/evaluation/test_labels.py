@@ -239,9 +239,10 @@ def test_slides_that_begin_alike_and_that_nobody_owns_are_warned_about(
 ) -> None:
     cohort = joined(tmp_path, ["P1_A,x", "P1_B,y", "P2_A,x", "Q,y"])
     assert cohort.warnings == (
-        "nobody says whose 4 slides are: each is taken as a patient of its own; "
-        "add a column case_id if a patient has several; 2 names begin alike "
-        "(P1_A and P1_B): slides of one patient would flatter the score",
+        "the patients of 4 slides are unknown, so each slide counts as one patient; "
+        "add a column case_id if a patient has several slides; 2 names begin with the "
+        "same letters (P1_A and P1_B): slides of one patient in training and test would "
+        "make the score too optimistic",
     )
 
 
@@ -251,8 +252,8 @@ def test_slides_that_nobody_owns_are_told_of_where_no_name_begins_alike(
     cohort = joined(tmp_path, ["P1_A,x", "P2_A,y"])
     assert cohort.warnings == ()
     assert (
-        "nobody says whose 2 slides are: each is taken as a patient of its own; "
-        "add a column case_id if a patient has several"
+        "the patients of 2 slides are unknown, so each slide counts as one patient; "
+        "add a column case_id if a patient has several slides"
     ) in cohort.account
 
 
@@ -261,9 +262,9 @@ def test_slides_with_a_column_or_a_barcode_have_an_owner(tmp_path: Path) -> None
     cohort = joined(tmp_path, rows, header="slide_id,case_id,label")
     assert cohort.warnings == ()
     assert cohort.account[2] == (
-        "no case_id: the case of 2 slides is that of their TCGA, CPTAC or GTEx barcode"
+        "the table has no case_id: the TCGA, CPTAC or GTEx barcode gives the case of 2 slides"
     )
-    assert not any("nobody says" in line for line in cohort.account)
+    assert not any("are unknown" in line for line in cohort.account)
 
 
 def test_a_barcode_of_several_patients_is_warned_about(tmp_path: Path) -> None:
@@ -275,8 +276,8 @@ def test_a_barcode_of_several_patients_is_warned_about(tmp_path: Path) -> None:
     ]
     cohort = joined(tmp_path, rows, header="slide_id,case_id,label")
     assert cohort.warnings == (
-        "1 barcodes are of several patients in the table (TCGA-AA-0001): "
-        "a patient who is trained and tested on flatters the score",
+        "the table gives several patients for 1 barcode (TCGA-AA-0001): a patient in both "
+        "training and test makes the score too optimistic",
     )
 
 
@@ -416,9 +417,9 @@ def test_values_are_summed_up_by_their_range(tmp_path: Path) -> None:
 
 
 def test_nothing_to_learn_is_refused() -> None:
-    with pytest.raises(ConfigError, match="labels and target must be given, got none"):
+    with pytest.raises(ConfigError, match="labels and target must be set, got neither"):
         join_labels(FeatureFiles({}, {}, "here"), {}, LabelsConfig(target=("x",)))
-    with pytest.raises(ConfigError, match="labels and target must be given, got none"):
+    with pytest.raises(ConfigError, match="labels and target must be set, got neither"):
         join_labels(
             FeatureFiles({}, {}, "here"), {}, LabelsConfig(labels=Path("x.csv"))
         )

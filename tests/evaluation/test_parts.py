@@ -249,7 +249,7 @@ def test_cases_of_no_side_neither_train_nor_test(tmp_path: Path) -> None:
     table = write_split(tmp_path / "s.csv", rows, "case_id,split")
     (part,), lines = make_parts(cohort, Drawing(inner=3), table)
     assert sorted((*part.train, *part.stop)) == [4, 5, 6, 7, 8, 9]
-    assert lines[1:] == ["2 cases are in no fold of s.csv: c10, c11"]
+    assert lines[1:] == ["s.csv has no fold for 2 cases: c10, c11"]
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,9 @@ def test_a_split_of_one_side_is_refused(
     cohort = cohort_of(np.arange(8) % 2)
     rows = [f"c{i},{sides}" for i in range(8)]
     table = write_split(tmp_path / "s.csv", rows, "case_id,split")
-    with pytest.raises(DatasetError, match=f"train and to test, got {counts} of 8"):
+    with pytest.raises(
+        DatasetError, match=f"in training and test set, got {counts} of 8"
+    ):
         make_parts(cohort, Drawing(), table)
 
 
@@ -413,7 +415,7 @@ def test_two_sites_are_enough_to_leave_one_out() -> None:
     parts, lines = make_parts(cohort, Drawing(unit="each-site", inner=2))
     assert [part.test[:2] for part in parts] == [(0, 2), (1, 3)]
     assert lines == [
-        "leave-one-site-out: 2 sites, each tested by a model of the others"
+        "leave-one-site-out: 2 sites, and a model of the other sites predicts each"
     ]
 
 

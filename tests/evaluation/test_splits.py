@@ -138,7 +138,9 @@ def test_shuffled_folds_are_the_suites_own() -> None:
 
 def test_as_many_rows_as_folds_are_enough_and_one_less_is_refused() -> None:
     check_cover(shuffled_folds(4, folds=4), 4)
-    with pytest.raises(InvalidInputError, match="n must be >= 4 for 4 folds, got 3"):
+    with pytest.raises(
+        InvalidInputError, match="number of rows must be >= 4 for 4 folds, got 3"
+    ):
         shuffled_folds(3, folds=4)
 
 

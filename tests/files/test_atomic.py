@@ -199,7 +199,7 @@ def test_a_lost_file_system_is_named_with_its_reason(
         raise OSError(number, "no", "elsewhere.bin")
     assert str(caught.value) == (
         f"output must be writable, got {os.strerror(number)!r} for 'elsewhere.bin'; "
-        "free some space, or bring the file system back, and run the same command again"
+        "free some space, or restore the file system, then run the same command again"
     )
 
 

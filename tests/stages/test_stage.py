@@ -449,7 +449,7 @@ def test_results_of_a_changed_slide_may_be_gone_already(tmp_path: Path) -> None:
     work.perform(SECOND)
     (tmp_path / "grid/second/a.txt").unlink()
     (tmp_path / "a.svs").write_bytes(b"other pixels of it")
-    with pytest.raises(StoreError, match="slide must stay as it is"):
+    with pytest.raises(StoreError, match="slide must not change"):
         work.check_unchanged("")
     assert load_ledger(tmp_path, "a").stages == {}
 
