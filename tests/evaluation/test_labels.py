@@ -296,7 +296,7 @@ def test_a_case_of_two_patients_is_refused(tmp_path: Path) -> None:
 def test_a_slide_of_two_rows_is_one_slide_of_its_case(tmp_path: Path) -> None:
     cohort = joined(tmp_path, ["a,x", "a,x", "b,y"])
     assert cohort.slides == (("a",), ("b",))
-    assert cohort.account[0] == "2 slides of 2 cases train"
+    assert cohort.account[0] == "2 slides of 2 cases for training"
 
 
 def test_subgroups_are_those_of_the_cells_or_missing(tmp_path: Path) -> None:
