@@ -166,8 +166,8 @@ def test_names_that_match_nothing_and_cases_left_out_are_counted(
     (part,), lines = make_parts(cohort, Drawing(), table)
     assert part.test == (6, 7, 8, 9)
     assert lines == [
-        "1 folds of s.csv",
-        "4 names of s.csv match no case: x1, x2, x3, ...",
+        "1 fold of s.csv",
+        "s.csv has 4 names without a case: x1, x2, x3, ...",
         "s.csv has no fold for 2 cases: c10, c11",
     ]
 
@@ -240,7 +240,7 @@ def test_a_name_with_one_id_that_is_known_matches(tmp_path: Path) -> None:
     table = write_split(tmp_path / "s.csv", rows, "case_id,slide_id,split")
     (part,), lines = make_parts(cohort, Drawing(), table)
     assert part.test == (4, 5, 6, 7)
-    assert lines == ["1 folds of s.csv"]
+    assert lines == ["1 fold of s.csv"]
 
 
 def test_cases_of_no_side_neither_train_nor_test(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_folds_of_clam_come_in_the_order_of_their_names(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_split_is_refused(tmp_path: Path) -> None:
     (tmp_path / "splits_0_bool.csv").write_text("train,val,test\n")
-    with pytest.raises(DatasetError, match=r"k=all\.tsv or splits_0\.csv, got none"):
+    with pytest.raises(DatasetError, match=r"k=all\.tsv or splits_0\.csv, got neither"):
         list(read_splits(tmp_path))
 
 
@@ -421,7 +421,7 @@ def test_two_sites_are_enough_to_leave_one_out() -> None:
 
 def test_one_site_cannot_be_left_out() -> None:
     cohort = cohort_of(np.arange(8) % 2, sites=["x"] * 8)
-    with pytest.raises(DatasetError, match=r"must have two sites, .* got x"):
+    with pytest.raises(DatasetError, match=r"must have at least two sites .* got x"):
         make_parts(cohort, Drawing(unit="each-site"))
 
 

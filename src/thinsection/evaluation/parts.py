@@ -239,7 +239,7 @@ def why_unscorable(cohort: Cohort, rows: IndexArray) -> str:
     if target.kind == "multilabel":
         alike = values.min(axis=0) == values.max(axis=0)
         constant = [n for n, same in zip(target.names, alike, strict=True) if same]
-        return f"only one value of {', '.join(constant)}" if constant else ""
+        return f"one value of {', '.join(constant)}" if constant else ""
     if target.kind == "regression":
         return "" if len(np.unique(values)) > 1 else "one value"
     events, times = values.T
