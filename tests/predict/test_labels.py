@@ -90,7 +90,7 @@ def test_what_cannot_be_learnt_is_refused_by_name(tmp_path: Path) -> None:
     ):
         cohort_of(tmp_path, "slide_id,case_id,label\na,p,x\nb,p,y\n", ["a", "b"])
     with pytest.raises(
-        DatasetError, match="labels must match embeddings, got no match; 1 rows"
+        DatasetError, match="labels must match embeddings, got no match; 1 row in"
     ):
         cohort_of(tmp_path, "slide_id,label\nz,x\n", ["a"])
     with pytest.raises(ConfigError, match="cox must have one target and --time"):
