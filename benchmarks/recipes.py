@@ -148,6 +148,7 @@ def run_ours(root: Path, head: str, seed: int) -> dict[str, Any]:
         "auroc": document["value"],
         "by_fold": [fold["score"] for fold in document["folds"]],
         "best_epochs": [fold["best_epoch"] for fold in document["folds"]],
+        "starts": [fold["starts"] for fold in document["folds"]],
         "cpu_s": round(time.process_time() - start, 1),
     }
 

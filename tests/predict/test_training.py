@@ -14,7 +14,8 @@ import torch
 from tests.predict.planted import planted, write_embeddings
 
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.evaluation.labels import LabelsConfig, Target
+from thinsection.evaluation.labels import LabelsConfig, Target, read_cohort
+from thinsection.evaluation.parts import Drawing, make_parts
 from thinsection.files.atomic import read_table
 from thinsection.predict.bags import Bags
 from thinsection.predict.config import FoldsConfig, TrainConfig
@@ -24,7 +25,7 @@ from thinsection.predict.heads.config import HEADS, HeadConfig
 from thinsection.predict.losses import cox_loss, discrete_loss, targets_of
 from thinsection.predict.model_file import load_model
 from thinsection.predict.predicting import predict
-from thinsection.predict.training import FitConfig, with_recipe
+from thinsection.predict.training import FitConfig, Trainer, with_recipe
 
 SMALL = HeadConfig(hidden_dim=32, attention_dim=16)
 FIT = FitConfig(epochs=16, patience=10, lr=3e-3, device="cpu")
@@ -320,18 +321,12 @@ def test_the_losses_of_survival_are_those_of_the_papers() -> None:
 
 
 def test_cox_by_slopes_has_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
-    from thinsection.evaluation.labels import read_cohort
-    from thinsection.evaluation.parts import Drawing, make_parts
-    from thinsection.predict.training import Trainer
-
     root = survival_cohort(tmp_path / "f")
     labels = LabelsConfig(labels=root / "labels.csv", target=("dead",), time="days")
-    cohort = read_cohort(root, labels)
-    part = make_parts(cohort, Drawing(folds=3, inner=3, seed=0))[0][0]
-    bags = Bags([[Path(f) for f in files] for files in cohort.files])
-    trainer = Trainer(
-        bags, cohort, part, fold=0, fit=replace(FIT, batch_cases=30, epochs=1, lr=1e-12)
-    )
+    fit = replace(FIT, batch_cases=30, epochs=1, lr=1e-12, starts=1)
+    trainer, bags = trainer_for(root, labels, fit)
+    part = trainer.part
+    cohort = trainer.cohort
     trainer.run(HeadConfig(head="linear"), tmp_path / "c", "")
     rows = list(part.train)
     logits = torch.stack(
@@ -361,13 +356,88 @@ def test_the_model_says_what_it_was_trained_on(tmp_path: Path) -> None:
     assert len(card.trained) == 36
 
 
+def trainer_for(
+    root: Path, labels: LabelsConfig, fit: FitConfig
+) -> tuple[Trainer, Bags]:
+    cohort = read_cohort(root, labels)
+    part = make_parts(cohort, Drawing(folds=3, inner=3, seed=0))[0][0]
+    bags = Bags([[Path(f) for f in files] for files in cohort.files])
+    return Trainer(bags, cohort, part, fold=0, fit=fit), bags
+
+
+def test_a_head_that_has_not_learnt_starts_again_from_other_weights(
+    tmp_path: Path,
+) -> None:
+    root = planted(tmp_path / "f", cases=36)
+    labels = LabelsConfig(labels=root / "labels.csv", target=("label",))
+    trainer, _ = trainer_for(root, labels, replace(FIT, epochs=2, lr=1e-9, starts=3))
+    trainer.run(SMALL, tmp_path / "c", "")
+    inner = [loss for _, loss in trainer.losses]
+    assert trainer.starts == [0, 2, 4]
+    assert len({round(loss, 4) for loss in inner}) == 3  # one of each start
+    # the head is that of the best start
+    assert trainer._inner_loss() == pytest.approx(min(inner), abs=1e-6)
+    learnt, _ = trainer_for(root, labels, replace(FIT, starts=3))
+    learnt.run(SMALL, tmp_path / "d", "")
+    assert learnt.starts == [0]
+    assert len(learnt.losses) <= FIT.epochs
+
+
+def test_a_training_that_ends_in_its_second_start_goes_on_to_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = planted(tmp_path / "f", cases=18, tiles=(20, 30), permuted=True)
+    labels = LabelsConfig(labels=root / "labels.csv", target=("label",))
+    fit = replace(FIT, epochs=3, lr=1e-5, starts=3, checkpoint_s=0.0)
+    whole, _ = trainer_for(root, labels, fit)
+    whole.run(SMALL, tmp_path / "whole", "key")
+    killed, _ = trainer_for(root, labels, fit)
+    epoch_of = killed._epoch
+
+    def killed_in_epoch_5(epoch: int) -> float:
+        if epoch == 5:
+            raise KeyboardInterrupt
+        return epoch_of(epoch)
+
+    monkeypatch.setattr(killed, "_epoch", killed_in_epoch_5)
+    with pytest.raises(KeyboardInterrupt):
+        killed.run(SMALL, tmp_path / "killed", "key")
+    resumed, _ = trainer_for(root, labels, fit)
+    resumed.run(SMALL, tmp_path / "killed", "key")
+    assert resumed.starts == whole.starts == [0, 3, 6]
+    assert resumed.losses == whole.losses
+    for name, value in whole.head.state_dict().items():
+        assert torch.equal(value, resumed.head.state_dict()[name])
+
+
+def test_the_constant_prediction_is_that_of_the_training_cases(tmp_path: Path) -> None:
+    root = planted(tmp_path / "f", cases=30, tiles=(20, 30))
+    rows = (root / "labels.csv").read_text().splitlines()
+    rows[2:13:2] = [row.replace("tumour", "normal") for row in rows[2:13:2]]
+    (root / "labels.csv").write_text("\n".join(rows) + "\n")
+    labels = LabelsConfig(labels=root / "labels.csv", target=("label",))
+    trainer, _ = trainer_for(root, labels, replace(FIT, starts=1))
+    share = float(np.mean(trainer.cohort.array[list(trainer.part.train), 0]))
+    inner = float(np.mean(trainer.cohort.array[list(trainer.part.stop), 0]))
+    assert share < 0.45
+    expected = -inner * np.log(share) - (1 - inner) * np.log(1 - share)
+    assert trainer._constant_loss() == pytest.approx(expected, rel=1e-4)
+    cox = survival_cohort(tmp_path / "s")
+    labels = LabelsConfig(labels=cox / "labels.csv", target=("dead",), time="days")
+    trainer, _ = trainer_for(cox, labels, replace(FIT, starts=1))
+    stop = list(trainer.part.stop)
+    expected = float(cox_loss(torch.zeros(len(stop)), trainer.y[stop]))
+    assert trainer._constant_loss() == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_head_is_trained_by_its_own_recipe_unless_told_otherwise() -> None:
     recipe = HEADS.load("dsmil").recipe
     own = with_recipe(FitConfig(), "dsmil")
-    assert (own.lr, own.epochs, own.patience) == (
+    assert (own.lr, own.epochs, own.patience, own.starts) == (
         recipe.lr,
         recipe.epochs,
         recipe.patience,
+        recipe.starts,
     )
     chosen = with_recipe(FitConfig(lr=3e-5, epochs=7), "dsmil")
     assert (chosen.lr, chosen.epochs, chosen.patience) == (3e-5, 7, recipe.patience)

@@ -278,6 +278,7 @@ def _fold_rows(trained: Trained, scored: Tested) -> list[dict[str, float | None]
             "test": len(part.test),
             "epochs": len(result.losses),
             "best_epoch": result.best,
+            "starts": result.starts,
             "score": scored.fold_score(fold),
         }
         for fold, (part, result) in enumerate(pairs)

@@ -3,7 +3,8 @@
 OUT/cohort.json            cases, files, labels, folds, for every worker
 OUT/folds/<job>.safetensors    weights `head.*`; `logits` (n, K) of the test cases, `stop` (m, K)
                            of the inner cases, `slides` (l, K) of slides in cases with
-                           several; metadata `told`: key, losses, best epoch, target
+                           several; metadata `told`: key, losses, number of starts, best
+                           epoch, target
     <job>.checkpoint       checkpoint of an unfinished fold
 """
 
@@ -34,7 +35,7 @@ from thinsection.types import parse_bytes
 
 COHORT_NAME = "cohort.json"
 FOLDS = "folds"
-FORMAT = 2  # format of a fold's file
+FORMAT = 3  # format of a fold's file
 # memory beside the kept bags, in multiples of the largest bag: two that are read, and the memory
 # of one in a head with 512 channels
 BAGS_AT_WORK = 9
@@ -95,7 +96,8 @@ class FoldResult(NamedTuple):
     name: str  # name of its job
     state: State  # weights of its head
     losses: Losses
-    best: int  # best epoch, counted from 1
+    best: int  # best epoch, counted from 1 through all starts
+    starts: int  # number of initial weights that were tried
     # target with centre, spread and edges from the fold's training cases
     target: Target
     logits: Floats  # (n, K) logits of the test cases
@@ -169,8 +171,8 @@ class TrainTask(Task[FoldJob, FoldDone]):
                 result = read_fold(self.out, job.name, key)
                 assert result is not None
         words = (
-            f"{job.name}: best epoch {result.best} of {len(result.losses)}, validation loss "
-            f"{result.stop_loss:.4f}"
+            f"{job.name}: best epoch {result.best} of {len(result.losses)}, "
+            f"starts {result.starts}, validation loss {result.stop_loss:.4f}"
         )
         return FoldDone(name=job.name, words=words)
 
@@ -207,6 +209,7 @@ def read_fold(out: Path, name: str, key: str | None = None) -> FoldResult | None
         state={k.removeprefix("head."): v for k, v in tensors.items()},
         losses=[(train, inner) for train, inner in header["losses"]],
         best=header["best"],
+        starts=header["starts"],
         target=from_mapping(Target, header["target"]),
         logits=logits,
         stop=inner_logits,

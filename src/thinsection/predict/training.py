@@ -5,6 +5,7 @@ no random state must be stored. A checkpoint has weights, optimiser and history.
 """
 
 import json
+import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -45,8 +46,8 @@ class FitConfig:
 
     epochs: int = option(
         0,
-        "Largest number of passes over the training cases; 0 means the default of the "
-        "head.",
+        "Largest number of passes over the training cases in each start; 0 means the "
+        "default of the head.",
         daily=True,
     )
     patience: int = option(
@@ -60,6 +61,11 @@ class FitConfig:
     weight_decay: float = option(1e-3, "Weight decay of AdamW.")
     bag_size: int = option(
         2048, "Tiles that are sampled from a case in each epoch; 0 means all."
+    )
+    starts: int = option(
+        0,
+        "Largest number of initial weights that are tried while the validation loss is "
+        "not clearly below that of a constant prediction; 0 means the default of the head.",
     )
     batch_cases: int = option(
         0,
@@ -86,13 +92,14 @@ class FitConfig:
 
 
 def with_recipe(fit: FitConfig, head: str) -> FitConfig:
-    """Settings with the head's own learning rate, epochs and patience in place of 0."""
+    """Settings with the head's own recipe in place of 0."""
     recipe = load_head(head).recipe
     return replace(
         fit,
         lr=fit.lr or recipe.lr,
         epochs=fit.epochs or recipe.epochs,
         patience=fit.patience or recipe.patience,
+        starts=fit.starts or recipe.starts,
     )
 
 
@@ -106,7 +113,7 @@ class Trainer:
     def __init__(
         self, bags: Bags, cohort: Cohort, part: Part, *, fold: int, fit: FitConfig
     ) -> None:
-        for name in ("lr", "epochs", "patience"):
+        for name in ("lr", "epochs", "patience", "starts"):
             if not getattr(fit, name) > 0:
                 raise InvalidInputError(
                     f"{name} must be > 0, got {getattr(fit, name)}; see with_recipe"
@@ -131,21 +138,25 @@ class Trainer:
     def run(self, config: HeadConfig, checkpoint: Path, key: str) -> None:
         """Trains until patience ends, from the checkpoint of this key if there is one.
 
-        Afterwards `head` has the weights of the best epoch, and `losses` the losses of all epochs.
+        An attention that starts in a bad place may learn its training cases by heart and stay at
+        chance on others. Where the inner loss shows it, training starts again from other weights.
+
+        Afterwards `head` has the weights of the best epoch of all starts, `losses` the losses of
+        all epochs, and `starts` the number of epochs before each start.
         """
         first = self.bags.read(self.part.train[0], most=1, rng=np.random.default_rng(0))
         dim = first.features.shape[1]
-        outputs = len(self.target.names)
         cards = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=cards):
-            self._seed(INNER, 0)
-            self.head = build_head(config, dim, outputs).to(self.device)
-            self.optimizer = torch.optim.AdamW(
-                self.head.parameters(), self.fit.lr, weight_decay=self.fit.weight_decay
-            )
-            self.losses, best = self._restore(checkpoint, key)
+            self.losses: Losses = []
+            self.starts = [0]
+            self._draw_head(config, dim)
+            best = self._restore(checkpoint, key)
             saved = time.monotonic()
-            while self._goes_on():
+            while not self._is_over():
+                if self._start_is_over():
+                    self.starts.append(len(self.losses))
+                    self._draw_head(config, dim)
                 losses = (self._epoch(len(self.losses) + 1), self._inner_loss())
                 self.losses.append(losses)
                 self._check_losses()
@@ -160,11 +171,54 @@ class Trainer:
         self.head.load_state_dict(best)
         self.head.eval()
 
-    def _goes_on(self) -> bool:
-        """True if another epoch must follow."""
-        done = len(self.losses)
-        since_best = done - _best_epoch(self.losses)
-        return done < self.fit.epochs and since_best < self.fit.patience
+    def _draw_head(self, config: HeadConfig, dim: int) -> None:
+        """Sets a head with the initial weights of the current start, and its optimiser."""
+        self._seed(INNER, len(self.starts) - 1)
+        outputs = len(self.target.names)
+        self.head = build_head(config, dim, outputs).to(self.device)
+        self.optimizer = torch.optim.AdamW(
+            self.head.parameters(), self.fit.lr, weight_decay=self.fit.weight_decay
+        )
+
+    def _start_is_over(self) -> bool:
+        """True if no epoch follows from the current initial weights."""
+        losses = self.losses[self.starts[-1] :]
+        since_best = len(losses) - _best_epoch(losses)
+        return len(losses) >= self.fit.epochs or since_best >= self.fit.patience
+
+    def _is_over(self) -> bool:
+        """True if no epoch follows: the head has learnt, or no start is left.
+
+        It has learnt if its least inner loss is below that of a constant prediction by more than
+        a share of 1 / sqrt(n), n inner cases: the mean loss of few cases is low by chance.
+        """
+        if not self._start_is_over():
+            return False
+        if len(self.starts) == self.fit.starts:
+            return True
+        least = min(inner for _, inner in self.losses)
+        gain = 1 / math.sqrt(len(self.part.stop))
+        return least < (1 - gain) * self._constant_loss()
+
+    def _constant_loss(self) -> float:
+        """Inner loss of the same logits for every case, those of least loss in training."""
+        logits = torch.zeros(
+            1, len(self.target.names), device=self.device, requires_grad=True
+        )
+        optimizer = torch.optim.LBFGS([logits], line_search_fn="strong_wolfe")
+
+        def mean_loss(rows: Sequence[int]) -> Tensor:
+            return self._mean_loss(logits.expand(len(rows), -1), rows)
+
+        def closure() -> float:
+            optimizer.zero_grad()
+            loss = mean_loss(self.part.train)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return float(loss.detach())
+
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            return float(mean_loss(self.part.stop))
 
     def _check_losses(self) -> None:
         """Raises InvalidInputError: the losses of the last epoch are not finite."""
@@ -270,6 +324,7 @@ class Trainer:
         header = {
             "key": key,
             "losses": self.losses,
+            "starts": len(self.starts),
             "best": _best_epoch(self.losses),
             "target": as_mapping(self.target),
         }
@@ -284,16 +339,16 @@ class Trainer:
         for part, state in states.items():
             for name, value in state.items():
                 flat[f"{part}.{name}"] = value.contiguous()
-        header = {"key": key, "losses": self.losses}
+        header = {"key": key, "losses": self.losses, "starts": self.starts}
         write_tensors(path, flat, {HEADER_KEY: json.dumps(header)})
 
-    def _restore(self, path: Path, key: str) -> tuple[Losses, State]:
-        """History and best weights so far; sets head and optimiser to their stored state."""
+    def _restore(self, path: Path, key: str) -> State:
+        """Best weights so far; sets head, optimiser and history to their stored state."""
         if not path.exists():
-            return [], {}
+            return {}
         header, flat = read_state(path)
         if header.get("key") != key:
-            return [], {}
+            return {}
         states = defaultdict[str, State](dict)
         for name, value in flat.items():
             part, _, parameter = name.partition(".")
@@ -305,7 +360,9 @@ class Trainer:
             int(part.removeprefix("adam")): own for part, own in states.items()
         }
         self.optimizer.load_state_dict(optimizer)
-        return [(train, inner) for train, inner in header["losses"]], best
+        self.losses = [(train, inner) for train, inner in header["losses"]]
+        self.starts = header["starts"]
+        return best
 
 
 def _times(slope: Tensor, logits: Tensor, y: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from thinsection.pool.pooling import GatedAttention
 from thinsection.predict.heads.config import HeadConfig
-from thinsection.predict.heads.head import Head, HeadOutput
+from thinsection.predict.heads.head import Head, HeadOutput, Recipe
 
 
 def projection(dim: int, settings: HeadConfig) -> tuple[nn.Module, int]:
@@ -24,6 +24,8 @@ def projection(dim: int, settings: HeadConfig) -> tuple[nn.Module, int]:
 
 class LinearHead(Head):
     """W mean(x) + b. Evidence: w_k . x_n / N; attention: 1 / N."""
+
+    recipe = Recipe(starts=1)  # a convex loss ends in the same place from all weights
 
     def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
         super().__init__(dim, outputs, settings)
