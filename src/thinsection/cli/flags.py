@@ -158,7 +158,8 @@ def _with_flags(
 
     file = typer.Option(
         "--config",
-        help="TOML file with settings (see `thinsection config`); options here win.",
+        help="TOML file with settings (see `thinsection config`). An option on the command line "
+        "overrides the file.",
     )
     all_options = typer.Option(
         "--help-all",

@@ -60,7 +60,7 @@ COMMANDS = {
     "predict": Command(
         DAILY, "predict", "Predict new slides and cases with a trained model."
     ),
-    "heatmap": Command(DAILY, "predict", "Draw which tiles a prediction rests on."),
+    "heatmap": Command(DAILY, "predict", "Show which tiles a prediction depends on."),
     "export": Command(
         DAILY, "results", "Write results for QuPath, AnnData, TRIDENT and other tools."
     ),

@@ -32,13 +32,16 @@ def plan(
 ) -> None:
     """Predict the peak memory and the time of `thinsection run` with the same options.
 
-    The prediction needs only headers and thumbnails. The first call measures this machine, which
-    takes some seconds.
+    The options are those of `thinsection run`. Here they change only the prediction: no result is
+    computed or written. The prediction needs only headers and thumbnails of the slides.
+    The first call measures this machine, which takes some seconds.
 
     \b
     Examples:
       thinsection plan slides/ --encoder uni2_h
-      thinsection plan slides/ --encoder uni2_h --gpu a40 --slurm
+      thinsection plan slides/ --encoder uni2_h --slurm --gpu a40
+
+    --gpu is the GPU model of a Slurm job; see --help-all.
     """
     from thinsection.slide.cohort import load_cohort
 

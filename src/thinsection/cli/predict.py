@@ -16,7 +16,8 @@ app.add_typer(group, name="model")
 ModelFile = Annotated[
     Path,
     typer.Argument(
-        help="Model file of `thinsection train` (.safetensors).", show_default=False
+        help="Model file that `thinsection train` wrote (model.safetensors).",
+        show_default=False,
     ),
 ]
 SlidesArgument = Annotated[
@@ -28,7 +29,8 @@ SlidesArgument = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", help="Results folder. [default: the folder of the embeddings]"
+        "--out",
+        help="Results folder; required if you pass slides. [default: the folder of the embeddings]",
     ),
 ]
 
@@ -107,8 +109,8 @@ def predict(
 
     \b
     Examples:
-      thinsection predict grade.safetensors slides/ --out results
-      thinsection predict grade.safetensors external/ --out predicted --labels external.csv
+      thinsection predict model.safetensors slides/ --out predicted
+      thinsection predict model.safetensors external/ --out tested --labels external.csv
     """
     from thinsection.cli.progress import say
     from thinsection.predict import predicting
@@ -151,7 +153,8 @@ def heatmap(
     source: Annotated[
         str,
         typer.Argument(
-            help="Model file of `thinsection train`, or a column of the tile table (px_focus).",
+            help="Model file that `thinsection train` wrote (model.safetensors), or a column of "
+            "the tile table, such as tissue_fraction.",
             show_default=False,
         ),
     ],
@@ -159,15 +162,16 @@ def heatmap(
     out: Out = None,
     config: Any = None,
 ) -> None:
-    """Draw which tiles a prediction rests on.
+    """Show which tiles a prediction depends on.
 
-    OUT gets a picture of each slide, the tiles with the highest scores, and the scores as GeoJSON
-    for QuPath.
+    OUT gets a picture of each slide with its scores as colours, a picture of the tiles with the
+    highest scores, and the scores as GeoJSON for QuPath. With a column of the tile table in place
+    of a model, the pictures show this column.
 
     \b
     Examples:
-      thinsection heatmap grade.safetensors slides/ --out results
-      thinsection heatmap px_focus results
+      thinsection heatmap model.safetensors slides/ --out predicted
+      thinsection heatmap tissue_fraction results
     """
     from thinsection.cli.progress import say
     from thinsection.predict import heatmap as heatmaps
@@ -193,7 +197,7 @@ def show(
 
     \b
     Example:
-      thinsection model show grade.safetensors --out card.md
+      thinsection model show model.safetensors --out card.md
     """
     from thinsection.files.atomic import write_text
     from thinsection.predict.model_file import card_markdown, read_card

@@ -41,7 +41,16 @@ EXIT_DAMAGED = 1
 EXIT_SOME_LEFT_OUT = 3
 
 app = typer.Typer()
-exports = typer.Typer(no_args_is_help=True, help="Write results for other tools.")
+_EXPORT_HELP = """Write results for other tools.
+
+\b
+Examples:
+  thinsection export qupath results --out for_qupath
+  thinsection export trident results --out for_trident
+
+`thinsection export TOOL --help` lists the options of a tool.
+"""
+exports = typer.Typer(no_args_is_help=True, help=_EXPORT_HELP)
 caches = typer.Typer(
     no_args_is_help=True, help="List, verify and remove feature caches."
 )
@@ -179,7 +188,7 @@ def export_anndata(
     out: Annotated[Path, typer.Option(help="File to write (.h5ad).")],
     features: Features = None,
 ) -> None:
-    """Write tile embeddings as AnnData for scanpy, squidpy and LazySlide.
+    """Write AnnData (.h5ad) for scanpy, squidpy and LazySlide.
 
     X has the tile embeddings, obsm['spatial'] the coordinates.
 
@@ -226,11 +235,12 @@ def _export_command(tool: str) -> Callable[..., None]:
     def export(
         folder: FolderArgument,
         out: Annotated[
-            Path, typer.Option(help="Folder to write, as that tool lays it out.")
+            Path,
+            typer.Option(help="Folder to write, with the files that the tool reads."),
         ],
         features: Features = None,
         copy: Annotated[
-            bool, typer.Option(help="Copy files. By default they are linked.")
+            bool, typer.Option(help="Copy files, in place of links to them.")
         ] = False,
     ) -> None:
         left_out: list[str] = []

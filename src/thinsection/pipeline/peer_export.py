@@ -160,22 +160,22 @@ class Layout:
 _BUILT_IN = (
     Entry(
         name="trident",
-        help="Write coordinates and features as a job_dir of TRIDENT.",
+        help="Write coordinates and embeddings as a job_dir of TRIDENT.",
         target="thinsection.pipeline.peer_layouts:TRIDENT",
     ),
     Entry(
         name="clam",
-        help="Write patches, h5_files, pt_files and lists for CLAM.",
+        help="Write coordinates, embeddings and slide lists for CLAM.",
         target="thinsection.pipeline.peer_layouts:CLAM",
     ),
     Entry(
         name="stamp",
-        help="Write a feature_dir, clini and slide tables for STAMP.",
+        help="Write embeddings, clini table and slide table for STAMP.",
         target="thinsection.pipeline.peer_layouts:STAMP",
     ),
     Entry(
         name="slide2vec",
-        help="Write tilings, tile embeddings and lists for slide2vec.",
+        help="Write coordinates, embeddings, slide lists for slide2vec.",
         target="thinsection.pipeline.peer_slide2vec:SLIDE2VEC",
     ),
 )

@@ -67,8 +67,8 @@ class HeatmapConfig:
     )
     top_tiles: int = option(
         8,
-        "Number of tiles with the highest score on the sheet of each class; 0 means no "
-        "sheet.",
+        "Number of tiles with the highest score that are shown for each class; 0 shows "
+        "none.",
         daily=True,
     )
     clip: float = option(

@@ -97,8 +97,9 @@ class EncodeConfig:
 
     encoders: tuple[str, ...] = option(
         ("efficientnet_lite0",),
-        "Tile encoder: a name that `thinsection models` lists, timm:NAME, hf:REPO, or "
-        "the path of a checkpoint; repeat the option for several.",
+        "Tile encoder: a name that `thinsection models` lists, timm:NAME (timm package), "
+        "hf:REPO (Hugging Face), or the path of a checkpoint; repeat the option for "
+        "several.",
         daily=True,
         flag="--encoder",
     )

@@ -46,8 +46,8 @@ class StreamConfig:
 
     memory: str = option(
         "2GiB",
-        "Memory for decoded tiles, for slides of any size. The encoder needs its own "
-        "memory beside it.",
+        "Memory for decoded tiles, whatever the size of the slides. The encoder needs "
+        "memory in addition.",
         daily=True,
     )
     decode_threads: int = option(
