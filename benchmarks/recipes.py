@@ -477,6 +477,13 @@ def save(
         of_head = results["cells"].setdefault(place.head, {})
         of_head.setdefault(place.loop, {})[place.seed] = cell
         results["commits"] |= commits
+        results["mean_cpu_s"] = {
+            head: {
+                loop: float(np.mean([cell["cpu_s"] for cell in cells.values()]))
+                for loop, cells in loops.items()
+            }
+            for head, loops in results["cells"].items()
+        }
         results["default_rates"] = {n: f"{rate:g}" for n, rate in DEFAULT_RATES.items()}
         document = {"benchmark": "recipes", **environment(), "results": results}
         path.write_text(json.dumps(document, indent=2) + "\n")
