@@ -41,7 +41,7 @@ def plan(
       thinsection plan slides/ --encoder uni2_h
       thinsection plan slides/ --encoder uni2_h --slurm --gpu a40
 
-    --gpu is the GPU model of a Slurm job; see --help-all.
+    The option --gpu names the GPU model of a Slurm job; see --help-all.
     """
     from thinsection.slide.cohort import load_cohort
 
