@@ -80,10 +80,16 @@ def section(cls: type[T], title: str = "") -> T:
     return field(default_factory=cls, metadata={"title": title})
 
 
+# setting of an earlier version -> setting of today
+_REPLACED = {"stage": "until", "decode_workers": "decode_threads"}
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """'; did you mean ...?' for a known name that begins so or is near, else '; known: ...'."""
     names = sorted(known)
     key = name.lower().replace("-", "_")
+    if _REPLACED.get(key) in names:
+        return f"; did you mean {_REPLACED[key]!r}?"
     longer = [other for other in names if key and other.lower().startswith(key)]
     close = longer or difflib.get_close_matches(key, names, n=1)
     if close:

@@ -12,7 +12,7 @@ import typer
 from tests.support.shell import thinsection
 
 from thinsection.cli import main
-from thinsection.cli.main import COMMANDS, REPLACED, build_app
+from thinsection.cli.main import COMMANDS, REPLACED, REPLACED_OPTIONS, build_app
 from thinsection.config import flat_fields
 from thinsection.errors import ConfigError
 from thinsection.stages.config import RunConfig
@@ -111,6 +111,19 @@ def test_every_command_stands_under_one_heading() -> None:
 def test_a_line_of_help_is_whole_at_80_columns() -> None:
     lines = shown("--help", columns=80)[1:]
     assert not [line for line in lines if line.endswith("...")]
+
+
+@pytest.mark.parametrize("name", sorted(REPLACED_OPTIONS))
+def test_an_earlier_option_names_the_one_of_today(name: str) -> None:
+    for earlier, today in REPLACED_OPTIONS[name].items():
+        with pytest.raises(ConfigError, match=f"{earlier}; did you mean {today}\\?"):
+            build_app([name, "slides", f"{earlier}=auto"])
+        assert today in {
+            opt for option in commands()[name].params for opt in option.opts
+        }
+        assert earlier not in {
+            opt for option in commands()[name].params for opt in option.opts
+        }
 
 
 @pytest.mark.parametrize("name", sorted(REPLACED))

@@ -50,7 +50,7 @@ COMMANDS = {
     ),
     "qc": Command(DAILY, "run", "Check slides for pen, blur, folds, bubbles and dirt."),
     "aggregate": Command(
-        DAILY, "run", "Pool stored tile embeddings into slide embeddings."
+        DAILY, "run", "Make slide embeddings from tile embeddings that exist already."
     ),
     "ls": Command(DAILY, "results", "List what a results folder holds."),
     "view": Command(DAILY, "results", "Look at slides and results in the browser."),
@@ -83,18 +83,26 @@ COMMANDS = {
     "config": Command(FOLDERS, "run", "Print every setting of a run as a TOML file."),
     "cache": Command(FOLDERS, "results", "List, verify and remove feature caches."),
     "probe": Command(
-        EVALUATION, "probe", "Evaluate encoders by linear probes, kNN and other probes."
+        EVALUATION,
+        "probe",
+        "Evaluate an encoder on one task, by a linear probe, kNN or another probe.",
     ),
-    "bench": Command(EVALUATION, "probe", "Compare encoders on a suite of tasks."),
+    "bench": Command(
+        EVALUATION, "probe", "Run `probe` for several encoders on a suite of tasks."
+    ),
     "model": Command(
-        EVALUATION, "predict", "Show a trained model's data, figures and limits."
+        EVALUATION,
+        "predict",
+        "Show the card of a trained model: data, figures and limits.",
     ),
     "slurm": Command(
         CLUSTERS, "slurm", "Submit work as Slurm job arrays and collect the results."
     ),
     "demo": Command(OTHER, "run", "Run everything on one generated slide."),
     "frames": Command(
-        OTHER, "convert", "Compute AlphaFold 3's token frames of mmCIF structures."
+        OTHER,
+        "convert",
+        "Compute AlphaFold 3's frames of protein structures (no slides).",
     ),
 }
 # earlier command -> command of today
@@ -103,8 +111,13 @@ REPLACED = {
     "tile": "run --until tiles",
     "embed": "run --until embeddings",
 }
+# command -> earlier option -> option of today
+REPLACED_OPTIONS = {
+    "qc": {"--pipeline": "--qc", "--device": "--qc-device"},
+    "aggregate": {"--memory": "--aggregate-memory"},
+}
 
-_HELP = """Turn whole-slide images into embeddings and predictions, in the memory you have.
+_HELP = """Turn whole-slide images into embeddings and predictions.
 
 Start with `thinsection doctor`, then `thinsection run slides/ --out results`.
 `thinsection COMMAND --help` explains a command.
@@ -158,6 +171,11 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
             f"thinsection {name} is now thinsection {REPLACED[name]}; "
             "the other options are the same"
         )
+    for argument in arguments:
+        option = argument.partition("=")[0]
+        today = REPLACED_OPTIONS.get(name or "", {}).get(option)
+        if today is not None:
+            raise ConfigError(f"unknown option {option}; did you mean {today}?")
     if name in COMMANDS:
         _add_command(app, name, arguments[arguments.index(name) + 1 :])
     else:

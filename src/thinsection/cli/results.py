@@ -10,7 +10,7 @@ from rich.table import Table
 
 from thinsection.cli.flags import with_config
 from thinsection.pipeline.peer_export import LAYOUTS, export_peer
-from thinsection.types import format_bytes
+from thinsection.types import counted, format_bytes
 
 if TYPE_CHECKING:
     from thinsection.pipeline.folder import Results
@@ -23,7 +23,8 @@ FolderArgument = Annotated[
 Features = Annotated[
     str | None,
     typer.Option(
-        help="Embeddings to use, if the folder has several: GRID/features_NAME or a part of it."
+        help="Embeddings to use, if the folder has several: GRID/features_NAME, features_NAME or "
+        "NAME."
     ),
 ]
 CacheDir = Annotated[
@@ -86,7 +87,7 @@ def ls(
 def _show_results(name: str, results: "Results") -> None:
     """Prints the folders of results, the failures and the invocations."""
     width = max([len(row.address) for row in results.folders], default=0)
-    print(f"{name}: {len(results.slides)} slides")
+    print(f"{name}: {counted(len(results.slides), 'slide')}")
     for row in results.folders:
         facts = []
         for key in ("encoder", "slide_encoder"):

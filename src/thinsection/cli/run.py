@@ -47,10 +47,10 @@ def run_slides(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
     """Turn slides into tissue masks, tiles, tile embeddings and slide embeddings.
 
     OUT gets a page (index.html), a table (summary.csv) and a folder for each kind of result.
-    The same command again computes only what is missing. Results of other settings and encoders
-    are stored beside each other.
+    The same command again computes only what is missing. Other settings and encoders get folders
+    of their own, so nothing is overwritten.
 
-    Exit code: 0 all slides done, 3 some failed.
+    Exit code: 0 done, 2 wrong settings, 3 some slides failed or have no tile, 4 cannot write OUT.
 
     \b
     Examples:
@@ -133,12 +133,17 @@ def qc(
         list[str] | None,
         typer.Argument(help="Slide files, folders, URLs, or cohort tables (CSV)."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Results folder.")] = Path("qc"),
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Results folder. Use that of `thinsection run` if you will run the slides later."
+        ),
+    ] = Path("qc"),
     write_pipeline: Annotated[
         Path | None,
         typer.Option(
-            help="Write the pipeline of checks to this TOML file, to edit it. Without slides the "
-            "command ends there."
+            help="Write the pipeline of checks to this TOML file, to edit it. Without slides, only "
+            "this file is written."
         ),
     ] = None,
     config: Any = None,
@@ -146,7 +151,7 @@ def qc(
     """Check slides for pen, blur, folds, bubbles and dirt.
 
     OUT gets a page with a picture and a verdict for each slide, a table of the measures, and a mask
-    of the usable tissue. `thinsection run --qc` into the same folder uses these masks.
+    of the usable tissue. `thinsection run --qc` with the same --out uses these masks.
 
     Exit code: 0 all slides done, 3 some failed.
 

@@ -72,11 +72,13 @@ class LabelsConfig:
     labels: Path | None = option(
         None,
         "Table (CSV, TSV or Parquet) with the column slide_id or case_id, and the "
-        "target.",
+        "target.  [required]",
         daily=True,
     )
     target: tuple[str, ...] = option(
-        (), "Column to predict; repeat the option for several labels.", daily=True
+        (),
+        "Column to predict; repeat the option for several labels.  [required]",
+        daily=True,
     )
     time: str | None = option(
         None,
@@ -86,7 +88,8 @@ class LabelsConfig:
     )
     task: TaskName = option(
         "auto",
-        "Kind of target. auto decides by the values and prints its choice.",
+        "Kind of target. auto decides by the values and prints its choice. cox and "
+        "discrete are survival; discrete predicts four time intervals.",
         daily=True,
     )
     site: str | None = option(
@@ -101,8 +104,8 @@ class LabelsConfig:
     )
     features: str | None = option(
         None,
-        "Embeddings to use, if the folder has several: GRID/features_NAME or a part of "
-        "it.",
+        "Embeddings to use, if the folder has several: GRID/features_NAME, "
+        "features_NAME or NAME.",
         daily=True,
     )
 

@@ -73,15 +73,15 @@ class ExecutorConfig:
 
     executor: str = option(
         "auto",
-        "Where the work runs. auto uses this process for one worker, and a pool of "
-        "processes for more.",
+        "Where the work runs. auto uses this process, or a pool if --workers or --gpus "
+        "asks for more.",
         daily=True,
         choices=lambda: ("auto", *EXECUTORS.names()),
     )
     workers: int = option(
         0,
-        "Worker processes, or jobs at a time on a cluster; 0 means one for each GPU, "
-        "else one for each 4 CPUs, and on Slurm all jobs.",
+        "Worker processes, or jobs at a time on a cluster. 0: this process for auto, one"
+        " for each GPU of --gpus or 4 CPUs for pool, all for slurm.",
         daily=True,
     )
     threads: int = option(

@@ -45,8 +45,8 @@ class ChecksConfig:
 
     qc: str = option(
         "auto",
-        "Pipeline of checks: auto, histoqc-default (or -light, -ihc, -clinical, -v2.1),"
-        " or a pipeline file (.toml).",
+        "Pipeline of checks: auto, histoqc-default (or -light, -ihc, -clinical, -first, "
+        "-v2.1), or a pipeline file (.toml).",
         daily=True,
     )
     from_histoqc: Path | None = option(

@@ -17,8 +17,8 @@ class FoldsConfig:
 
     folds: int = option(
         5,
-        "Number of parts of the cases. Each part is tested by a model that was trained "
-        "on the others.",
+        "Number of cross-validation folds. Each fold tests cases that its model was not "
+        "trained on.",
         daily=True,
     )
     inner_folds: int = option(
@@ -28,17 +28,21 @@ class FoldsConfig:
     )
     repeats: int = option(
         1,
-        "How often the cases are divided anew. The score is over all repeats.",
+        "How often the folds are drawn, each time with another seed. A score counts the "
+        "test predictions of all repeats.",
         daily=True,
     )
     fold_unit: FoldUnit = option(
         "case",
-        "What a fold keeps together. case: the slides of a case; site: also the cases "
-        "of a site; each-site: one site per fold.",
+        "What is never divided between training and test. case: all slides and cases of "
+        "a patient; site: all cases of a site; each-site: the same, and each fold tests "
+        "one site.",
         daily=True,
     )
     allow_leakage: bool = option(
-        False, "Continue even if training and test sets share patients or embeddings."
+        False,
+        "Continue even if training and test sets share patients or embeddings. A shared "
+        "case stays an error.",
     )
     splits: Path | None = option(
         None,
@@ -47,8 +51,9 @@ class FoldsConfig:
     )
     grid: tuple[str, ...] = option(
         (),
-        "Values to try for a setting, such as lr=1e-4,1e-3. Each fold uses the value "
-        "with the lowest validation loss; repeat the option for several settings.",
+        "Search over a setting: the values to try, such as lr=1e-4,1e-3. Each fold uses "
+        "the value with the lowest validation loss; repeat the option for several "
+        "settings.",
         daily=True,
     )
     memory: str = option(

@@ -61,8 +61,8 @@ class PredictConfig:
     )
     features: str | None = option(
         None,
-        "Embeddings to use, if the folder has several: GRID/features_NAME or a part of "
-        "it.",
+        "Embeddings to use, if the folder has several: GRID/features_NAME, "
+        "features_NAME or NAME.",
         daily=True,
     )
 

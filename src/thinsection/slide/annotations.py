@@ -33,7 +33,8 @@ class RegionsConfig:
     roi: str | None = option(
         None,
         "Keep only tiles in these annotations (GeoJSON, XML of ASAP or ImageScope, mask "
-        "images, CSV of boxes): a file, a folder with SLIDE_ID.geojson, or a cohort column.",
+        "images, CSV of boxes): a file, a folder with SLIDE_ID.geojson, or a "
+        "cohort column with their paths.",
         daily=True,
     )
     include_class: tuple[str, ...] = option(

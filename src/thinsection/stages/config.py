@@ -166,7 +166,8 @@ class AggregateConfig:
     slide_encoders: tuple[str, ...] = option(
         ("mean",),
         "Slide encoder that pools the tile embeddings: mean, max, abmil, titan, "
-        "gigapath, gigapath:cls or gigapath:mean-11; repeat the option for several.",
+        "gigapath, gigapath:cls (class token) or gigapath:mean-11 (mean after layer "
+        "11); repeat the option for several.",
         daily=True,
         flag="--slide-encoder",
     )
@@ -191,7 +192,7 @@ class QcConfig:
     qc: str = option(
         "off",
         "Quality control before tiling: off, auto, histoqc-default (or -light, -ihc, "
-        "-clinical, -v2.1), or a pipeline file (.toml).",
+        "-clinical, -first, -v2.1), or a pipeline file (.toml).",
         daily=True,
     )
     qc_fail: tuple[str, ...] = option(
@@ -286,13 +287,14 @@ class PoolingConfig:
     slide_encoder: str = option(
         "mean",
         "Slide encoder that pools the tile embeddings: mean, max, abmil, titan, "
-        "gigapath, gigapath:cls or gigapath:mean-11.",
+        "gigapath, gigapath:cls (class token) or gigapath:mean-11 (mean after layer "
+        "11).",
         daily=True,
     )
     features: str | None = option(
         None,
-        "Tile embeddings to pool, if the folder has several: GRID/features_NAME or a "
-        "part of it.",
+        "Tile embeddings to pool, if the folder has several: GRID/features_NAME, "
+        "features_NAME or NAME.",
         daily=True,
     )
     slide_weights: str | None = option(
