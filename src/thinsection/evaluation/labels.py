@@ -260,7 +260,7 @@ def read_cohort(data: Path, config: LabelsConfig) -> Cohort:
     """The cases that have both embeddings and labels, with an account of the others.
 
     A row is of a slide (slide_id), or of a case (case_id) with all its slides. The patient of a
-    slide is its patient_id, else its case_id, else what the results' cohort says, else that of a
+    slide is its patient_id, else what the results' cohort says, else its case_id, else that of a
     barcode, else the slide itself.
 
     Memory: the table, and some 100 bytes a slide.
