@@ -88,7 +88,7 @@ COMMANDS = {
         "Evaluate an encoder on one task, by a linear probe, kNN or another probe.",
     ),
     "bench": Command(
-        EVALUATION, "probe", "Run `probe` for several encoders on a suite of tasks."
+        EVALUATION, "probe", "Evaluate several encoders on a suite of tasks."
     ),
     "model": Command(
         EVALUATION,

@@ -72,12 +72,12 @@ class LabelsConfig:
     labels: Path | None = option(
         None,
         "Table (CSV, TSV or Parquet) with the column slide_id or case_id, and the "
-        "target.  [required]",
+        "target. [required]",
         daily=True,
     )
     target: tuple[str, ...] = option(
         (),
-        "Column to predict; repeat the option for several labels.  [required]",
+        "Column to predict; repeat the option for several labels. [required]",
         daily=True,
     )
     time: str | None = option(

@@ -34,8 +34,8 @@ class FoldsConfig:
     )
     fold_unit: FoldUnit = option(
         "case",
-        "What is never divided between training and test. case: all slides and cases of "
-        "a patient; site: all cases of a site; each-site: the same, and each fold tests "
+        "Group that is never divided between training and test. case: all slides and "
+        "cases of a patient; site: all cases of a site; each-site: the same, and each fold tests "
         "one site.",
         daily=True,
     )
