@@ -8,7 +8,7 @@ from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 
 
 class Folds(QcCheck, kind="folds"):
-    """Removes folds: bands darker than the tissue around them, with borders along both sides."""
+    """Removes folds: bands that are darker than the tissue on both sides."""
 
     name: str = "folds"
     # sigma over which P of the small net is averaged
@@ -37,7 +37,7 @@ class Folds(QcCheck, kind="folds"):
 
 
 class Ink(QcCheck, kind="ink"):
-    """Removes ink of a pen, of any colour or of one; it stays out of the mask."""
+    """Removes pen ink of one colour, or of any; no later check fills it again."""
 
     name: str = "pen"
     color: Literal["any", "blue", "green", "red", "black", "brown"] = "any"
@@ -68,7 +68,7 @@ class Ink(QcCheck, kind="ink"):
 
 
 class Bubbles(QcCheck, kind="bubbles"):
-    """Removes air bubbles: their rings, and what closed rings hold."""
+    """Removes the rings of air bubbles, and the area inside closed rings."""
 
     name: str = "bubbles"
     # on P of a bubble's rim, somewhere ...
@@ -105,7 +105,7 @@ class Bubbles(QcCheck, kind="bubbles"):
 
 
 class Dirt(QcCheck, kind="dirt"):
-    """Removes what lies on the glass: dust, a coverslip's edge, or what is outside of the slide."""
+    """Removes dust, the edge of a coverslip, or the area outside the slide, as `shows` says."""
 
     name: str = "dust"
     shows: Literal["dust", "coverslip", "edge"] = "dust"

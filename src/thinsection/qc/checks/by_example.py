@@ -28,7 +28,7 @@ _DEFAULT_FEATURES = ("rgb", "smooth", "laplace", "texture")
 
 
 class ExampleCheck(QcCheck, kind="by_example", can_be_overruled=False):
-    """Removes px that look like the positive px of example pictures; they stay out of the mask."""
+    """Removes pixels like the marked ones of example pictures; no later check fills them again."""
 
     name: str = "pen_markings"
     # or 'coverslip', trained on generated examples; or 'own', trained on yours

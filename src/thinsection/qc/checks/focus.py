@@ -33,7 +33,7 @@ _SHARP_TIMES = 1.5
 
 
 class Focus(QcCheck, kind="focus"):
-    """Removes blurred tissue; `<name>_median_ratio` says how sharp the slide is as a whole."""
+    """Removes blurred tissue; `<name>_median_ratio` measures how sharp the whole slide is."""
 
     name: str = "focus"
     # where detail is measured, µm/px; a slide of less is taken as it is

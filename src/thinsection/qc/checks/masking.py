@@ -11,7 +11,7 @@ _KMEANS_STEPS = 100
 
 
 class Intensity(QcCheck, kind="intensity"):
-    """Keeps px whose gray and colour spread lie between two limits each: no glass, or no dirt."""
+    """Keeps pixels in a range of brightness, and of standard deviation over R, G and B."""
 
     name: str = "bright"
     # open limits of luma, [0, 1]; None sets none
@@ -41,7 +41,7 @@ def _between(values: Array, lower: float | None, upper: float | None) -> Array:
 
 
 class Otsu(QcCheck, kind="otsu", removes_glass=True):
-    """Keeps px darker than Otsu's threshold of the work image."""
+    """Keeps pixels that are darker than Otsu's threshold of the work image."""
 
     name: str = "otsu"
     # True takes the threshold in a disk around each px
@@ -61,7 +61,7 @@ class Otsu(QcCheck, kind="otsu", removes_glass=True):
 
 
 class BrightestCluster(QcCheck, kind="brightest_cluster", removes_glass=True):
-    """Removes the brightest cluster of gray values, by k-means on a 256-bin histogram: no seed."""
+    """Removes the brightest of three clusters of gray values (k-means with a fixed start)."""
 
     name: str = "brightest_cluster"
     # the mask keeps px darker than half-way between the brightest two
@@ -86,7 +86,7 @@ class BrightestCluster(QcCheck, kind="brightest_cluster", removes_glass=True):
 
 
 class LocalMinimum(QcCheck, kind="local_minimum", removes_glass=True):
-    """Keeps px with something dark nearby."""
+    """Keeps pixels that have a dark pixel nearby."""
 
     name: str = "bright"
     # of its share; HistoQC's name for it
@@ -126,7 +126,7 @@ class Flat(QcCheck, kind="flat"):
 
 
 class Blurry(QcCheck, kind="blurry"):
-    """Removes px far from any edge: HistoQC's blur check, for comparison; `focus` finds blur."""
+    """Removes pixels far from edges in the image, as HistoQC does; `focus` finds blur better."""
 
     name: str = "blurry"
     # nominal mpp of the image it looks at, µm/px (2.5x)
@@ -149,7 +149,7 @@ class Blurry(QcCheck, kind="blurry"):
 
 
 class Fat(QcCheck, kind="fat"):
-    """Removes groups of many small holes, as fat is."""
+    """Removes groups of many small holes, which are typical of fat."""
 
     name: str = "fatlike"
     # a hole smaller than this may be a fat cell
@@ -173,7 +173,7 @@ class Fat(QcCheck, kind="fat"):
 
 
 class FillHoles(QcCheck, kind="fill_holes", fills=True):
-    """Gives small holes back to the mask."""
+    """Fills small holes in the mask."""
 
     name: str = "small_filled"
     min_area: str = area("1000 px")
@@ -195,7 +195,7 @@ class DropSpecks(QcCheck, kind="drop_specks"):
 
 
 class Fragments(QcCheck, kind="fragments"):
-    """Removes pieces of tissue too small to be of use; one column."""
+    """Removes pieces of tissue that are too small to be of use."""
 
     name: str = "areathresh"
     min_area: str = area("10000 px")
@@ -206,7 +206,7 @@ class Fragments(QcCheck, kind="fragments"):
 
 
 class Spurs(QcCheck, kind="spurs"):
-    """Removes what is thinner than a disk."""
+    """Removes parts of the mask that are narrower than a disk."""
 
     name: str = "spur"
     radius: str = length("5 px")

@@ -25,7 +25,7 @@ _TEXTURE = ("contrast", "dissimilarity", "homogeneity", "ASM", "energy", "correl
 
 
 class Contrast(QcCheck, kind="contrast"):
-    """Tenengrad, Michelson and RMS contrast of the gray image."""
+    """Measures Tenengrad, Michelson and RMS contrast of the gray image."""
 
     name: str = "contrast"
     # put before the column names, with an underscore
@@ -62,7 +62,7 @@ class Contrast(QcCheck, kind="contrast"):
 
 
 class Brightness(QcCheck, kind="brightness"):
-    """Mean and population standard deviation of gray or of each channel; -100 and 0 of no px."""
+    """Measures mean and standard deviation of gray or each channel (-100 and 0 if none is left)."""
 
     name: str = "brightness"
     # gray is [0, 1], RGB 0 to 255, YUV of [0, 1]
@@ -98,7 +98,7 @@ class Brightness(QcCheck, kind="brightness"):
 
 
 class Stains(QcCheck, kind="stains"):
-    """Mean and std of each stain in the mask, clipped to [0, the image's .99 quantile]; drawn."""
+    """Measures mean and standard deviation of each stain in the mask, and draws each stain."""
 
     name: str = "stains"
     # stain set, one of `arrays.filters.STAINS`
@@ -158,7 +158,7 @@ class Stains(QcCheck, kind="stains"):
 
 
 class Histogram(QcCheck, kind="histogram"):
-    """Density histogram of each channel, and its squared distance to those of template images."""
+    """Measures the histogram of each channel, and its distance to those of template pictures."""
 
     name: str = "histogram"
     # over 0 to 255
@@ -202,7 +202,7 @@ class Histogram(QcCheck, kind="histogram"):
 
 
 class Texture(QcCheck, kind="texture"):
-    """Mean and std of six co-occurrence measures over random squares; warns where none fits."""
+    """Measures co-occurrence of gray values over random squares; warns if there is no square."""
 
     name: str = "texture"
     # put before the column names, with an underscore
@@ -272,7 +272,7 @@ class Texture(QcCheck, kind="texture"):
 
 
 class CountPieces(QcCheck, kind="count_pieces"):
-    """Counts the 8-connected pieces of tissue that are left: their mean and largest area in px."""
+    """Counts the pieces of tissue that are left, with their mean and largest area in pixels."""
 
     name: str = "tissue_pieces"
 
@@ -282,7 +282,7 @@ class CountPieces(QcCheck, kind="count_pieces"):
 
 
 class Equalised(QcCheck, kind="equalised"):
-    """Measures nothing; leaves a histogram-equalised gray picture for the report."""
+    """Measures nothing; writes a gray picture with an equalised histogram."""
 
     name: str = "equalised"
 
@@ -294,7 +294,7 @@ class Equalised(QcCheck, kind="equalised"):
 
 
 class SavedMask(QcCheck, kind="saved_mask"):
-    """Measures nothing; leaves the mask as it is at that point as a picture."""
+    """Measures nothing; writes the mask at this point as a picture."""
 
     name: str = "saved_mask"
     # an earlier check, whose mask is left in its place
@@ -313,7 +313,7 @@ class SavedMask(QcCheck, kind="saved_mask"):
 
 
 class SavedMacro(QcCheck, kind="saved_macro"):
-    """Measures nothing; leaves the slide's macro picture for the report."""
+    """Measures nothing; writes the slide's macro picture."""
 
     name: str = "macro"
     # of its longer side
