@@ -36,8 +36,8 @@ class SegmentConfig:
 
     segmenters: tuple[str, ...] = option(
         (),
-        "Network that classifies every pixel: lavlab-shell (epithelium, ...), hest-tissue"
-        " or grandqc-tissue (tissue), or a .toml file; repeat the option for several.",
+        "Network that classifies every pixel: lavlab-shell (epithelium, ...), "
+        "hest-tissue, grandqc-tissue or a .toml file; repeat the option for several.",
         daily=True,
         flag="--segmenter",
     )
