@@ -1,6 +1,7 @@
 """A results folder for who opens it: in Python, in a notebook, in the shell, in AnnData."""
 
 import csv
+import shutil
 from pathlib import Path
 
 import h5py
@@ -13,10 +14,10 @@ from thinsection.config import replace_flat
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.atomic import write_table
 from thinsection.pipeline.anndata import export_anndata
-from thinsection.pipeline.folder import Results, open_results
+from thinsection.pipeline.folder import Results, one_address, open_results
 from thinsection.pipeline.run import run
 from thinsection.stages.config import RunConfig
-from thinsection.store.ledger import SlideLedger
+from thinsection.store.ledger import SlideLedger, StageRecord
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import read_slide_embedding
 from thinsection.testing.synthetic import write_he_slide
@@ -228,13 +229,13 @@ def test_a_name_that_means_none_or_several_says_which_there_are(
     results: Results,
 ) -> None:
     with pytest.raises(
-        InvalidInputError, match=r"features must name one of .*, got None; pass"
+        InvalidInputError, match=r"features must match one of .*, got None; pass"
     ):
         results.tile_embeddings(A)
     with pytest.raises(InvalidInputError, match=r"grid must match one of .*, got None"):
         results.tiles(B)
     with pytest.raises(
-        InvalidInputError, match=r"slide features must name one of .*, got 'titan'"
+        InvalidInputError, match=r"slide features must match one of .*, got 'titan'"
     ):
         results.slide_embeddings("titan")
     with pytest.raises(
@@ -345,3 +346,28 @@ def test_anndata_of_the_only_embeddings_needs_no_name_and_of_none_says_what_to_r
     data = anndata.read_h5ad(tmp_path / "tiles.h5ad")
     assert f"wrote {len(data)} tiles" in done.output
     assert data.uns["encoder"] == "efficientnet_lite0"
+
+
+def test_a_part_names_features_and_a_deleted_grid_counts_no_more(
+    tmp_path: Path,
+) -> None:
+    ledger = SlideLedger(out=tmp_path, slide_id="s")
+    addresses = ["256px_0.5mpp_qc-auto/features_lite", "256px_1mpp/features_lite"]
+    for address in addresses:
+        (tmp_path / address).mkdir(parents=True)
+        record = StageRecord(key="k", files={f"{address}/s.h5": 1})
+        ledger = ledger.with_stage(address, record)
+    results = Results(folder=tmp_path, ledgers={"s": ledger})
+    assert results.features == tuple(addresses)
+    for name in ("256px_1mpp", "1mpp", "1mpp/features"):
+        assert one_address(results.features, name, "features") == addresses[1]
+    for name in (None, "features_lite", "256px"):
+        with pytest.raises(InvalidInputError) as error:
+            one_address(results.features, name, "features")
+        listed = ", ".join(addresses)
+        remedy = f"got {name!r}; pass --features {addresses[0]}"
+        assert str(error.value) == f"features must match one of {listed}, {remedy}"
+    shutil.rmtree(tmp_path / "256px_1mpp")
+    results = Results(folder=tmp_path, ledgers={"s": ledger})
+    assert one_address(results.features, None, "features") == addresses[0]
+    assert results.grids == ("256px_0.5mpp_qc-auto",)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import build_head
 from thinsection.predict.inputs import Inputs
 from thinsection.predict.model_file import (
+    Lock,
     Member,
     Model,
     ModelCard,
@@ -186,6 +188,12 @@ def test_the_card_says_use_data_figures_and_limits() -> None:
         "## Limits",
     ):
         assert words in text
+
+
+def test_the_card_has_a_line_for_the_thresholds() -> None:
+    lock = Lock(thresholds={"high": 0.235}, inner_cases=12)
+    lines = card_markdown(replace(model().card, lock=lock)).splitlines()
+    assert "- thresholds, chosen on 12 validation cases: high 0.2350" in lines
 
 
 def spoiled(

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import thinsection as ts
 from thinsection.cli.main import build_app
+from thinsection.cli.predict import _validation_line
 from thinsection.errors import ConfigError, DatasetError, WeightsError
 from thinsection.evaluation.external import breslow_baseline
 from thinsection.predict.model_file import Lock, load_model, read_card, save_model
@@ -179,6 +180,21 @@ def test_figures_of_two_classes_are_scikit_learns(study: Study, tmp_path: Path) 
     at = curve["thresholds"].index(0.3)
     _, fp, _, tp = judge.confusion_matrix(truth, share >= 0.3).ravel()
     assert curve["model"][at] == pytest.approx(tp / 70 - fp / 70 * 0.3 / 0.7, **EXACT)
+
+
+def test_the_table_of_cases_has_the_class_that_the_figures_count(
+    study: Study, tmp_path: Path
+) -> None:
+    told, rows = study.validate("binary", tmp_path)
+    (outcome,) = told["outcomes"]
+    called = [row["class_at_threshold"] == "low" for row in rows]
+    truth = [row["truth"] == "low" for row in rows]
+    both = [x and y for x, y in zip(called, truth, strict=True)]
+    assert sum(both) == outcome["counts"]["true_positive"]
+    assert called == [float(row["p_low"]) >= outcome["threshold"] for row in rows]
+    assert any(row["class_at_threshold"] != row["prediction"] for row in rows)
+    page = (tmp_path / "validation_binary" / "index.html").read_text()
+    assert "class_at_threshold" in page
 
 
 def test_the_threshold_is_youdens_on_the_inner_cases_of_all_folds(study: Study) -> None:
@@ -527,4 +543,22 @@ def test_the_command_prints_the_headline_and_the_page(
     done = CliRunner().invoke(build_app(["predict"]), words)
     assert done.exit_code == 0, done.output
     assert "external validation on 70 cases: AUROC 0." in done.output
+    assert "84 slides of 70 cases for testing" in done.output
     assert str(tmp_path / "validation_binary" / "index.html") in done.output
+
+
+def test_the_headline_says_why_it_has_no_interval() -> None:
+    validation = {
+        "validation": "external",
+        "cases": 3,
+        "metric": "auroc",
+        "value": 1.0,
+        "interval": [None, None],
+        "scores": {"auroc": {"missing": "fewer than 3 cases of a class"}},
+        "left_out": [],
+    }
+    line = _validation_line(validation)
+    assert line == (
+        "external validation on 3 cases: AUROC 1.0000 "
+        "(no interval: fewer than 3 cases of a class)"
+    )

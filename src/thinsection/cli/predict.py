@@ -139,9 +139,12 @@ def _validation_line(validation: dict[str, Any]) -> str:
     if validation["value"] is not None:
         metric = METRIC_WORDS.get(validation["metric"], validation["metric"])
         line += f": {metric} {validation['value']:.4f}"
-    low, high = validation["interval"]
-    if low is not None:
-        line += f" [{low:.4f}, {high:.4f}]"
+        low, high = validation["interval"]
+        if low is None:
+            missing = validation["scores"][validation["metric"]]["missing"]
+            line += f" (no interval: {missing})"
+        else:
+            line += f" [{low:.4f}, {high:.4f}]"
     if validation["left_out"]:
         line += f"; {len(validation['left_out'])} labelled cases left out"
     return line

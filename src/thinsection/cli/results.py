@@ -23,8 +23,8 @@ FolderArgument = Annotated[
 Features = Annotated[
     str | None,
     typer.Option(
-        help="Embeddings to use, if the folder has several: GRID/features_NAME, features_NAME or "
-        "NAME."
+        help="Embeddings to use, if the folder has several: GRID/features_NAME, or a part of "
+        "it that only one of them has, such as GRID."
     ),
 ]
 CacheDir = Annotated[

@@ -332,8 +332,12 @@ def _result_files(data: Path, results: Results, features: str | None) -> Feature
             continue
         if ledger_facts(ledger, ledger.stages).get("num_tiles") == 0:
             lacking[slide_id] = "no tiles"
+            continue
+        file = data / next(iter(ledger.stages[address].files))
+        if file.is_file():
+            files[slide_id] = file
         else:
-            files[slide_id] = data / next(iter(ledger.stages[address].files))
+            lacking[slide_id] = "its embeddings are not in this folder any more"
     return FeatureFiles(files, lacking | results.failures(), address)
 
 

@@ -104,8 +104,8 @@ class LabelsConfig:
     )
     features: str | None = option(
         None,
-        "Embeddings to use, if the folder has several: GRID/features_NAME, "
-        "features_NAME or NAME.",
+        "Embeddings to use, if the folder has several: GRID/features_NAME, or a part of "
+        "it that only one of them has, such as GRID.",
         daily=True,
     )
 

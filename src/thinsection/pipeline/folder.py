@@ -73,6 +73,27 @@ class FolderRow:
     facts: PlainValues  # facts of the last slide: encoder, dim and so on
 
 
+class _ExistingFolders:
+    """Folders that are on disk, looked up once each: people delete the folder of a grid."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._exists: dict[str, bool] = {}
+
+    def hold(self, ledger: SlideLedger, address: str, record: StageRecord) -> bool:
+        """True if the record's first file has its folder, here or at the URL of the run."""
+        if not record.files:
+            return address.startswith(f"{SLIDES}/") or self._is_there(address)
+        name = next(iter(record.files))
+        folder = name.rpartition("/")[0]
+        return name in ledger.elsewhere.files or self._is_there(folder)
+
+    def _is_there(self, name: str) -> bool:
+        if name not in self._exists:
+            self._exists[name] = (self.root / name).is_dir()
+        return self._exists[name]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Results:
     """Results folder; files are read only when a method needs them."""
@@ -89,9 +110,11 @@ class Results:
     def folders(self) -> tuple[FolderRow, ...]:
         """Every folder of results: masks, grids, embeddings, slide embeddings, pictures."""
         records: dict[str, list[StageRecord]] = {}  # records by address
+        existing = _ExistingFolders(self.folder)
         for ledger in self.ledgers.values():
             for address, record in ledger.stages.items():
-                records.setdefault(address, []).append(record)
+                if existing.hold(ledger, address, record):
+                    records.setdefault(address, []).append(record)
         rows = [
             FolderRow(
                 address=address,
@@ -291,25 +314,37 @@ class Results:
 
 
 def one_address(known: Sequence[str], name: str | None, what: str) -> str:
-    """Address for a name, which may be the address, its last part, or that without its prefix.
+    """Address for a name: the address, one of its parts, or any text that only it contains.
 
     Raises InvalidInputError: no address, or several, have that name.
     """
-    addresses = [
-        address for address in known if name is None or name in _short_names(address)
-    ]
-    if len(addresses) != 1:
+    addresses = [*known]
+    if name is not None:
+        addresses = [address for address in known if name in _short_names(address)]
+        if not addresses:
+            addresses = [address for address in known if name in address]
+    if len(addresses) == 1:
+        return addresses[0]
+    if not known:
         raise InvalidInputError(
-            f"{what} must match one of {list(known)}, got {name!r}; pass the whole name"
+            f"{what} must match one of those in the folder, got a folder without {what}; "
+            "run `thinsection run` first"
         )
-    return addresses[0]
+    example = addresses[0] if addresses else known[0]
+    remedy = f"name one of them, such as {example}"
+    if what != "grid":
+        remedy = f"pass --features {example}"
+    raise InvalidInputError(
+        f"{what} must match one of {', '.join(known)}, got {name!r}; {remedy}"
+    )
 
 
 def _short_names(address: str) -> tuple[str, ...]:
     """All names that a person may use for an address."""
-    last = address.rpartition("/")[2]
+    grid, _, last = address.rpartition("/")
     return (
         address,
+        grid,
         last,
         last.removeprefix("features_"),
         last.removeprefix("slide_features_"),

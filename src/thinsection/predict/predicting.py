@@ -61,8 +61,8 @@ class PredictConfig:
     )
     features: str | None = option(
         None,
-        "Embeddings to use, if the folder has several: GRID/features_NAME, "
-        "features_NAME or NAME.",
+        "Embeddings to use, if the folder has several: GRID/features_NAME, or a part of "
+        "it that only one of them has, such as GRID.",
         daily=True,
     )
 
@@ -190,6 +190,8 @@ def predict(
         }
         embeddings = FeatureFiles(tested, source.lacking, source.address)
         cohort = join_labels(embeddings, owners, labels, card.target)
+        for line in cohort.account:
+            on_message(line)
     task = PredictTask(
         model=path,
         model_sum=file_sum(path),

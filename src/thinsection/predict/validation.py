@@ -1,7 +1,8 @@
 """Validation of a fixed model on labelled cases that it was not fitted to.
 
 OUT/validation_MODEL/validation.json, index.html   figures with 95 % intervals; their page
-                     cases.csv                     truth and prediction of each labelled case
+                     cases.csv                     truth and prediction of each labelled case;
+                                                   `class_at_threshold` is what the figures count
 
 Cases of the training set are left out and named. If all cases are from the training set, the result
 is an internal validation and is called so.
@@ -16,7 +17,7 @@ import numpy as np
 from thinsection.errors import DatasetError
 from thinsection.evaluation.cases import listed_names
 from thinsection.evaluation.intervals import DRAWS
-from thinsection.evaluation.labels import Cohort, Target
+from thinsection.evaluation.labels import Cohort
 from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.files.json_text import Json
 from thinsection.predict.answering import UNLIKE, Prediction
@@ -111,7 +112,8 @@ def write_validation(
         "versions": versions(),
         **figures(rows, model.card.lock),
     }
-    write_table(out / "cases.csv", _case_lines(rows.target, cohort, answered, left_out))
+    lines = _case_lines(model.card, cohort, answered, left_out)
+    write_table(out / "cases.csv", lines)
     write_json(out / "validation.json", document)
     curves = Columns(rows.columns, rows.sampling())
     page = validation_page(document, curves, rows.truth, rows.answers)
@@ -180,8 +182,30 @@ def _threshold_warnings(lock: Lock | None) -> list[str]:
     ]
 
 
+def _cells_at_threshold(card: ModelCard, one: Prediction) -> dict[str, object]:
+    """Result of a case at the fixed thresholds; empty cells if it has no prediction.
+
+    For two classes the class; for each of several labels 1 or 0.
+    """
+    cells: dict[str, object] = {}
+    if card.lock is None:
+        return cells
+    names = card.target.names
+    for name, threshold in card.lock.thresholds.items():
+        positive = None
+        if one.answers:
+            positive = one.answers[names.index(name)] >= threshold
+        if card.target.kind == "binary":
+            is_class = None if positive is None else names[int(positive)]
+            cells["class_at_threshold"] = is_class
+        else:
+            flag = None if positive is None else int(positive)
+            cells[f"at_threshold_{name}"] = flag
+    return cells
+
+
 def _case_lines(
-    target: Target,
+    card: ModelCard,
     cohort: Cohort,
     answered: Sequence[Prediction],
     left_out: Sequence[str],
@@ -194,7 +218,8 @@ def _case_lines(
             "patient_id": cohort.patients[i],
             "slides": ";".join(cohort.slides[i]),
             **cohort.target.truth_cells(cohort.values[i]),
-            **target.cells(one.answers),
+            **_cells_at_threshold(card, one),
+            **card.target.cells(one.answers),
             "members": one.members,
             "left_out": left_out[i],
             "warnings": "; ".join(one.warnings),
