@@ -213,7 +213,7 @@ def test_a_check_that_would_take_all_tissue_warns_and_the_tissue_is_kept() -> No
     result = run_qc(ArraySlide([tissue()]), guarded)
     assert result.mask_use.mean() > 0.2
     (warning,) = (w for w in result.warnings if w.startswith("areathresh"))
-    assert "would take all that was left, which is kept" in warning
+    assert "would remove all remaining tissue and was ignored" in warning
     assert result.scores["tissue_pieces_num_regions"] > 0
     assert result.masks[
         "areathresh"
@@ -225,7 +225,10 @@ def test_strict_gives_each_check_its_way() -> None:
     result = run_qc(ArraySlide([tissue()]), guarded, strict=True)
     assert not result.mask_use.any()
     assert not result.tissue.mask.any()
-    assert "areathresh took all that was left: look at its picture" in result.warnings
+    assert (
+        "areathresh removed all remaining tissue: look at its picture"
+        in result.warnings
+    )
 
 
 def test_histoqcs_presets_measure_as_it_does_while_tiles_keep_the_tissue() -> None:

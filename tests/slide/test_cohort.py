@@ -100,7 +100,7 @@ def test_two_links_to_one_slide_are_taken_once_with_a_word(tmp_path: Path) -> No
     entries = load_cohort([tmp_path / "in"], on_message=said.append)
     assert [e.slide_id for e in entries] == ["x", "z"]
     assert said == [
-        f"'{tmp_path}/in/y.svs' is the file '{tmp_path}/in/x.svs' and is used once"
+        f"'{tmp_path}/in/y.svs' is the same file as '{tmp_path}/in/x.svs' and is used once"
     ]
     table = cohort(tmp_path / "c.csv", "in/y.svs,named")
     assert [e.slide_id for e in load_cohort([tmp_path / "in", table])] == ["named", "z"]

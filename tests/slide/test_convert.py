@@ -183,5 +183,5 @@ def test_from_the_shell_a_bad_slide_does_not_stop_the_others(tmp_path: Path) -> 
     again = thin("deid", "--check", tmp_path / "d" / "a.svs")
     assert again.returncode == 0
     assert "removed: nothing, in the places that were inspected" in again.stdout
-    assert "not looked at: text or faces within the pixels" in again.stdout
+    assert "not inspected: text or faces within the pixels" in again.stdout
     assert "error: out must be a folder" in thin("deid", tmp_path / "a.svs").stderr

@@ -305,8 +305,8 @@ def test_the_coarser_of_two_axes_decides_whether_a_resolution_is_believed() -> N
     assert believed_mpp((0.5, 20.1))[0] is None
     assert believed_mpp((352.8, 0.5)) == (
         None,
-        "the file says 352.8 µm/px (72 dpi), which is not possible for a slide, so its resolution "
-        "counts as missing",
+        "the file states 352.8 µm/px (72 dpi), which is not possible for a slide, so its "
+        "resolution counts as missing",
     )
 
 

@@ -84,7 +84,7 @@ def test_auto_keeps_levels_and_px_of_the_file(
         tmp_path / "a.ome.tif", planar=planar, below=below, **physical(0.5, 0.5, "µm")
     )
     with open_slide(tmp_path / "a.ome.tif") as slide:
-        assert slide.choice.startswith("tiff: the OME metadata")
+        assert slide.choice.startswith("tiff: uses the OME metadata")
         assert [level.size for level in slide.levels] == [
             SIZE,
             (SIZE[0] // 2, SIZE[1] // 2),

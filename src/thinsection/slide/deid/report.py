@@ -34,7 +34,7 @@ class Report:
 
     def lines(self) -> Iterator[str]:
         """Yields the report as text."""
-        yield f"looked at: {'; '.join(self.looked_at)}"
+        yield f"inspected: {'; '.join(self.looked_at)}"
         for line in self.removed:
             yield f"removed: {line}"
         if not self.removed:
