@@ -91,7 +91,7 @@ def test_every_task_can_take_the_largest_slides_and_says_by_which_margin(
     assert cpus == "4 CPUs: default"
     assert memory.endswith("+20%")
     assert f"predicted {seconds:.0f} s" in time
-    assert "3 slides as large as the largest of 8 opened, +50%" in time
+    assert "3 slides as large as the largest of 8 opened slides, +50%" in time
 
 
 def test_a_flag_always_wins_and_the_others_stay_predicted(
@@ -117,7 +117,7 @@ def test_of_lists_the_first_is_planned_and_asked_for(
         chunks, settings(gpu="a40", job_memory="3GiB", gres="gpu:2")
     )
     assert listed.request.memory_bytes == 3 * GIB
-    assert "the a40 encodes" in listed.origins[0]
+    assert "on the a40" in listed.origins[0]
 
 
 def test_where_all_flags_are_given_nothing_is_opened(
@@ -139,7 +139,7 @@ def test_a_gpu_gets_as_many_cpus_as_feed_it(
     host_s = 3 * 0.51 + 6000 * 65536 / 1e8
     assert host_s / (6000 * 8e9 / (989e12 * 0.35)) > 16
     assert fast.request.cpus == 16
-    assert "the h100 encodes" in fast.origins[0]
+    assert "on the h100" in fast.origins[0]
     slow = run_request(chunks, settings(device="cuda"))
     assert slow.request.cpus == math.ceil(host_s / (6000 * 8e9 / (65e12 * 0.35))) + 1
     assert 2 < slow.request.cpus < 16
@@ -162,7 +162,7 @@ def test_slides_by_url_or_broken_ones_fall_back_to_defaults_and_say_why(
     found = run_request([(url,)], settings(walltime="01:00:00"))
     assert found.request.memory_bytes == 8 * GIB
     assert found.request.walltime_s == 3600
-    assert "defaults are asked for: no slide is a local file" in found.warning
+    assert "the job requests the defaults: no slide is a local file" in found.warning
     assert found.lines()[0].startswith("warning: no prediction")
     (tmp_path / "s0.tiff").write_bytes(b"no slide")
     broken = run_request([tuple(entries(1, tmp_path))], settings())
