@@ -158,8 +158,7 @@ def _with_flags(
 
     file = typer.Option(
         "--config",
-        help="TOML file with settings (see `thinsection config`). An option on the command line "
-        "overrides the file.",
+        help="TOML file of `thinsection config`. Options on the command line override it.",
     )
     all_options = typer.Option(
         "--help-all",

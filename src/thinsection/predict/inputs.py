@@ -106,14 +106,16 @@ def training_inputs(files: Sequence[Path]) -> Inputs:
     """Facts that all files of a training set share, and the settings of their run."""
     first = read_inputs(files[0])
     for path in files[1:]:
-        check_inputs(first, read_inputs(path), path.stem, owner="the training set's")
+        check_inputs(first, read_inputs(path), path.stem, in_training=True)
     return replace(first, run=_run_settings(files[0], first))
 
 
 def check_inputs(
-    wanted: Inputs, inputs: Inputs, slide_id: str, *, owner: str = "the model's"
+    wanted: Inputs, inputs: Inputs, slide_id: str, *, in_training: bool = False
 ) -> None:
     """Raises an error for embeddings that differ from those of the head's training.
+
+    With `in_training`, `wanted` are the facts of the first slide of the training set.
 
     Raises InvalidInputError: names the first difference: encoder, weights, commit, tile_px, ...
     """
@@ -130,9 +132,13 @@ def check_inputs(
             and math.isclose(want, got)
         ):
             continue
+        owner = "the model"
+        remedy = "predict from the slides, or embed them with the model's settings"
+        if in_training:
+            owner = "the other slides of the training set"
+            remedy = "embed all slides with the same settings"
         raise InvalidInputError(
-            f"{words} must be {owner}, {want!r}, got {got!r} in {slide_id!r}; predict from "
-            "the slides, or embed them with the model's settings"
+            f"{words} must be {want!r} as in {owner}, got {got!r} in {slide_id!r}; {remedy}"
         )
 
 

@@ -61,8 +61,8 @@ class PredictConfig:
     )
     features: str | None = option(
         None,
-        "Embeddings to use, if the folder has several: GRID/features_NAME, or a part of "
-        "it that only one of them has, such as GRID.",
+        "Embeddings to use, if the folder has several: 256px_0.5mpp/features_uni2_h, or a "
+        "part of it that only one of them has, such as uni2_h.",
         daily=True,
     )
 

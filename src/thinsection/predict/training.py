@@ -46,8 +46,7 @@ class FitConfig:
 
     epochs: int = option(
         0,
-        "Largest number of passes over the training cases in each start; 0 means the "
-        "default of the head.",
+        "Largest number of passes over the training cases in each start; 0 means 100.",
         daily=True,
     )
     patience: int = option(
@@ -56,7 +55,9 @@ class FitConfig:
         " default of the head.",
     )
     lr: float = option(
-        0.0, "Learning rate of AdamW; 0 means the default of the head.", daily=True
+        0.0,
+        "Learning rate of AdamW; 0 means 5e-4, for dsmil 1e-3.",
+        daily=True,
     )
     weight_decay: float = option(1e-3, "Weight decay of AdamW.")
     bag_size: int = option(

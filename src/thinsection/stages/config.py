@@ -97,9 +97,8 @@ class EncodeConfig:
 
     encoders: tuple[str, ...] = option(
         ("efficientnet_lite0",),
-        "Tile encoder: a name that `thinsection models` lists, timm:NAME (timm package), "
-        "hf:REPO (Hugging Face), or the path of a checkpoint; repeat the option for "
-        "several.",
+        "Tile encoder: a name in `thinsection models`, timm:NAME, hf:REPO (Hugging Face), "
+        "or a checkpoint file; repeat the option for several.",
         daily=True,
         flag="--encoder",
     )
@@ -293,8 +292,8 @@ class PoolingConfig:
     )
     features: str | None = option(
         None,
-        "Tile embeddings to pool, if the folder has several: GRID/features_NAME, "
-        "features_NAME or NAME.",
+        "Tile embeddings to pool, if the folder has several, such as "
+        "256px_0.5mpp/features_uni2_h, features_uni2_h or uni2_h.",
         daily=True,
     )
     slide_weights: str | None = option(

@@ -62,7 +62,8 @@ class HeadConfig:
 
     head: str = option(
         "abmil",
-        "Model that is trained on the embeddings.",
+        "Model that is trained. linear, mlp: mean embedding; abmil, clam_sb, clam_mb, "
+        "dsmil: attention over tiles; transmil, transformer: tiles see each other too.",
         daily=True,
         choices=HEADS.names,
     )
