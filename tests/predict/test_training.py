@@ -121,9 +121,37 @@ def test_folds_of_other_embeddings_of_the_same_size_are_trained_again(
             features = file["features"]
             assert isinstance(features, h5py.Dataset)
             features[:] = features[:][:, ::-1]
-    train(root, out=tmp_path / "e", config=config)
+    with pytest.raises(InvalidInputError, match="other embeddings"):
+        train(root, out=tmp_path / "e", config=config)
+    train(root, out=tmp_path / "e", config=config, overwrite=True)
     after = files_of(tmp_path / "e")
     assert all(after[name] != before[name] for name in before)
+
+
+def test_a_model_of_other_labels_or_settings_is_replaced_only_on_request(
+    tmp_path: Path,
+) -> None:
+    root = planted(tmp_path / "f", cases=18, tiles=(20, 30))
+    config = config_for(root, head=HeadConfig(head="linear"))
+    config = replace(config, fit=replace(FIT, epochs=2))
+    out = tmp_path / "e"
+    train(root, out=out, config=config)
+    before = files_of(out)
+    train(root, out=out, config=config)
+    assert files_of(out) == before
+    longer = replace(config, fit=replace(FIT, epochs=3))
+    with pytest.raises(
+        InvalidInputError, match=r"\(epochs 2, now 3\); pass another --out"
+    ):
+        train(root, out=out, config=longer)
+    text = (root / "labels.csv").read_text()
+    turned = text.replace("s000,normal", "s000,tumour")
+    (root / "labels.csv").write_text(turned)
+    with pytest.raises(InvalidInputError, match="other labels of 1 case"):
+        train(root, out=out, config=config)
+    assert files_of(out) == before
+    train(root, out=out, config=config, overwrite=True)
+    assert files_of(out) != before
 
 
 def test_a_bag_budget_and_workers_change_no_byte(tmp_path: Path) -> None:

@@ -19,7 +19,12 @@ from typer.testing import CliRunner
 import thinsection as ts
 from thinsection.cli.main import build_app
 from thinsection.cli.predict import _validation_line
-from thinsection.errors import ConfigError, DatasetError, WeightsError
+from thinsection.errors import (
+    ConfigError,
+    DatasetError,
+    InvalidInputError,
+    WeightsError,
+)
 from thinsection.evaluation.external import breslow_baseline
 from thinsection.predict.model_file import Lock, load_model, read_card, save_model
 from thinsection.predict.predicting import predict
@@ -532,6 +537,21 @@ def test_labels_that_do_not_fit_are_refused(study: Study, tmp_path: Path) -> Non
     labels.write_text("slide_id,dead,days\ne001,0,5\ne002,1,9\n")
     with pytest.raises(DatasetError, match="two cases whose times can be compared"):
         predict(study.model("cox"), study.external, out=tmp_path, labels=labels)
+
+
+def test_a_validation_of_other_labels_is_replaced_only_on_request(
+    study: Study, tmp_path: Path
+) -> None:
+    study.validate("binary", tmp_path)
+    study.validate("binary", tmp_path)  # the same again is welcome
+    labels = tmp_path / "others.csv"
+    labels.write_text((study.root / "external.csv").read_text().replace("e001", "x"))
+    arguments = (study.model("binary"), study.external)
+    with pytest.raises(InvalidInputError, match=r"got other labels in .*--overwrite"):
+        predict(*arguments, out=tmp_path, labels=labels, device="cpu")
+    predict(*arguments, out=tmp_path, labels=labels, device="cpu", overwrite=True)
+    page = (tmp_path / "validation_binary" / "index.html").read_text()
+    assert "others.csv" in page
 
 
 def test_the_command_prints_the_headline_and_the_page(

@@ -58,6 +58,13 @@ def train_command(
             help="Folder of another experiment, to which this one is compared on the same cases."
         ),
     ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Replace a model of other labels or settings in OUT.",
+        ),
+    ] = False,
 ) -> None:
     """Train a model on stored embeddings, with cross-validation.
 
@@ -75,7 +82,14 @@ def train_command(
     from thinsection.predict.experiment import train
     from thinsection.probe.result import METRIC_WORDS
 
-    result = train(data, out=out, config=config, against=against, on_message=typer.echo)
+    result = train(
+        data,
+        out=out,
+        config=config,
+        against=against,
+        overwrite=overwrite,
+        on_message=typer.echo,
+    )
     metric = METRIC_WORDS.get(result["metric"], result["metric"])
     score = "none" if result["value"] is None else f"{result['value']:.4f}"
     if result["interval"]:
@@ -97,7 +111,17 @@ def train_command(
 @app.command("predict")
 @with_config("thinsection.predict.predicting:PredictRunConfig")
 def predict(
-    model: ModelFile, slides: SlidesArgument, out: Out = None, config: Any = None
+    model: ModelFile,
+    slides: SlidesArgument,
+    out: Out = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Replace a validation of another model or of other labels in OUT.",
+        ),
+    ] = False,
+    config: Any = None,
 ) -> None:
     """Predict new slides and cases with a trained model.
 
@@ -115,7 +139,9 @@ def predict(
     from thinsection.cli.progress import say
     from thinsection.predict import predicting
 
-    result = predicting.predict(model, slides, out=out, config=config, on_message=say)
+    result = predicting.predict(
+        model, slides, out=out, config=config, overwrite=overwrite, on_message=say
+    )
     num_missing = 0
     for row in result.rows:
         num_missing += not row.answers

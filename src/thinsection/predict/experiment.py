@@ -52,6 +52,7 @@ from thinsection.predict.model_file import (
     save_model,
     versions,
 )
+from thinsection.predict.replacing import check_experiment
 from thinsection.predict.review import review
 from thinsection.predict.tested import Score, Tested
 from thinsection.predict.training import FitConfig, with_recipe
@@ -79,6 +80,7 @@ def train(
     out: str | Path,
     config: TrainConfig | None = None,
     against: str | Path | None = None,
+    overwrite: bool = False,
     on_message: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Json]:
     """Trains a head on stored embeddings and scores it; returns the content of experiment.json.
@@ -91,11 +93,13 @@ def train(
         out: folder of the experiment; `RESULTS/experiments/NAME` appears on the results' page.
         config: all settings; `labels.labels` and `labels.target` have no default.
         against: another experiment, for a comparison on the cases of both.
+        overwrite: True replaces a model of other labels or settings in `out`.
         on_message: called with lines of text for the user.
 
     Memory: `cross.memory` in each process.
 
-    Raises ThinsectionError: labels that do not match, bad settings, a damaged file, a lost cluster.
+    Raises ThinsectionError: labels that do not match, bad settings, a damaged file, a lost cluster,
+    a model of other labels or settings in `out`.
     """
     config = config or TrainConfig()
     out = Path(out).absolute()
@@ -107,6 +111,8 @@ def train(
     warnings = [f"warning: {warning}" for warning in study.warnings]
     for line in (*notes, *warnings, *tested.forecast(study)):
         on_message(line)
+    if not overwrite:
+        check_experiment(out, study, as_mapping(config))
     study.save(out)
     results = _train_folds(study, config, out, on_message)
     temperature = tested.ensemble_temperature(study, results)

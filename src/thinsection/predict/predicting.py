@@ -40,6 +40,7 @@ from thinsection.pipeline.tables import grid_rows, known_slides
 from thinsection.predict.answering import Prediction, PredictTask
 from thinsection.predict.inputs import Inputs, check_inputs, read_inputs, run_config
 from thinsection.predict.model_file import ModelCard, read_card
+from thinsection.predict.replacing import check_validation
 from thinsection.predict.validation import Locked, write_validation
 from thinsection.report.index import write_index
 from thinsection.report.verdict import GOOD, load_rules, verdict
@@ -132,6 +133,7 @@ def predict(
     out: str | Path | None = None,
     config: PredictRunConfig | None = None,
     heatmaps: bool = False,
+    overwrite: bool = False,
     on_event: OnEvent = lambda event: None,
     on_message: Callable[[str], None] = lambda text: None,
     **settings: object,
@@ -146,6 +148,7 @@ def predict(
         config: all settings; `settings` are single ones that replace them: device="cuda". With
             labels="external.csv" the model is also tested on these labels, see `validation`.
         heatmaps: True also writes `GRID/heatmap_MODEL/ID.h5`.
+        overwrite: True replaces a validation of another model or of other labels.
         on_event: receives the progress of embedding.
         on_message: called with lines of text for the user.
 
@@ -162,10 +165,16 @@ def predict(
     sources = [slides] if isinstance(slides, str | Path) else list(slides)
     asked = None
     data = Path(sources[0]).absolute()
-    if len(sources) > 1 or not _has_embeddings(data):
-        if out is None:
-            raise InvalidInputError("out must be set when slides are passed, got None")
-        data = Path(out).absolute()
+    are_slides = len(sources) > 1 or not _has_embeddings(data)
+    if are_slides and out is None:
+        raise InvalidInputError("out must be set when slides are passed, got None")
+    home = Path(out).absolute() if out else data
+    model_sum = file_sum(path)
+    validation = home / f"validation_{slug(card.name)}"
+    if labels is not None and not overwrite:
+        check_validation(validation, model_sum, labels)
+    if are_slides:
+        data = home
         asked = _embed(
             sources,
             card,
@@ -175,7 +184,6 @@ def predict(
             on_message=on_message,
         )
     name = f"predictions_{slug(card.name)}"
-    home = Path(out).absolute() if out else data
     table = home / f"{name}.csv"
     kept = None if asked is None else asked | _slides_in_table(table)
     embeddings = _embeddings(data, card.inputs, config.predict.features, kept)
@@ -194,7 +202,7 @@ def predict(
             on_message(line)
     task = PredictTask(
         model=path,
-        model_sum=file_sum(path),
+        model_sum=model_sum,
         folder=home / name,
         device=config.predict.device,
         heatmaps=heatmaps,
@@ -207,7 +215,7 @@ def predict(
     document = None
     page = None
     if cohort is not None and labels is not None:
-        page = home / f"validation_{slug(card.name)}" / "index.html"
+        page = validation / "index.html"
         locked = Locked(card=card, file=path.name, sha256=task.model_sum)
         answered = _rows_of_cases(rows, cohort)
         document = write_validation(

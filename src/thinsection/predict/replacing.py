@@ -1,0 +1,132 @@
+"""Refusals to replace a finished result silently: an experiment, or a validation.
+
+The earlier result records what it was made from. If the new one would be made from the same, it may
+be written again; else the user names another folder, or says `--overwrite`.
+"""
+
+import json
+from pathlib import Path
+
+from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.evaluation.labels import LabelsConfig
+from thinsection.files.json_text import Json, parse_json, read_json
+from thinsection.predict.folds import Study
+from thinsection.predict.tested import EXPERIMENT_NAME
+from thinsection.store.identity import file_sum
+from thinsection.types import counted
+
+REMEDY = "pass another --out, or --overwrite to replace it"
+# settings that change no result: of time and memory, and paths whose content is compared
+NEUTRAL = {"checkpoint_s", "memory", "allow_leakage", "splits"}
+SECTIONS = ("head", "fit", "cross")
+MOST_SHOWN = 3  # settings that a message names
+
+
+def check_experiment(out: Path, study: Study, settings: dict[str, Json]) -> None:
+    """Raises InvalidInputError: `out` holds the model of other labels, embeddings or settings.
+
+    Args:
+        out: folder of the experiment.
+        study: cases, labels and folds of the new training.
+        settings: mapping of its `TrainConfig`.
+    """
+    if not (out / "model.safetensors").is_file():
+        return
+    try:
+        earlier_settings = read_json(out / EXPERIMENT_NAME)["settings"]
+    except FileNotFoundError:
+        return  # the training was killed while it wrote its results
+    except (OSError, ValueError, KeyError, TypeError):
+        earlier_settings = {}
+    changes = _changed_data(out, study) + _changed_settings(earlier_settings, settings)
+    if not changes:
+        return
+    shown = ", ".join(changes[:MOST_SHOWN])
+    if len(changes) > MOST_SHOWN:
+        shown += f" and {counted(len(changes) - MOST_SHOWN, 'other difference')}"
+    raise InvalidInputError(
+        f"out must be a new folder or have the same labels and settings, got a model with other "
+        f"ones in {str(out)!r} ({shown}); {REMEDY}"
+    )
+
+
+def _changed_data(out: Path, study: Study) -> list[str]:
+    """Parts of the data that differ from those of the experiment in `out`, in words."""
+    try:
+        earlier = Study.load(out)
+    except (OSError, ValueError, ConfigError):
+        return ["its cohort.json is not readable"]
+    old = earlier.cohort
+    new = study.cohort
+    changes = []
+    if old.target != new.target:
+        before = f"{', '.join(old.target.columns)} ({old.target.kind})"
+        after = f"{', '.join(new.target.columns)} ({new.target.kind})"
+        words = f"target {before}, now {after}"
+        changes.append(words if before != after else "other classes")
+    elif (old.cases, old.slides, old.patients) != (new.cases, new.slides, new.patients):
+        changes.append(
+            f"{counted(len(old.cases), 'case')}, now {len(new.cases)}"
+            if len(old.cases) != len(new.cases)
+            else "other cases or slides"
+        )
+    elif old.values != new.values:
+        pairs = zip(old.values, new.values, strict=True)
+        number = sum(before != after for before, after in pairs)
+        changes.append(f"other labels of {counted(number, 'case')}")
+    else:
+        if earlier.digests != study.digests:
+            changes.append("other embeddings")
+        if earlier.parts != study.parts:
+            changes.append("other folds")
+        if _columns(earlier) != _columns(study):
+            changes.append("other sites or subgroups")
+    return changes
+
+
+def _columns(study: Study) -> tuple[object, ...]:
+    """Sites and subgroups, which decide tables of the page."""
+    cohort = study.cohort
+    return cohort.sites, cohort.subgroup_columns, cohort.subgroups
+
+
+def _changed_settings(earlier: dict[str, Json], settings: dict[str, Json]) -> list[str]:
+    """Settings of training that differ, as 'epochs 5, now 10'."""
+    plain = parse_json(json.dumps(settings))
+    changes = []
+    for section in SECTIONS:
+        before = earlier.get(section, {})
+        for name, value in plain[section].items():
+            if name not in NEUTRAL and before.get(name) != value:
+                changes.append(f"{name} {before.get(name)}, now {value}")
+    return changes
+
+
+def check_validation(folder: Path, model_sum: str, labels: LabelsConfig) -> None:
+    """Raises InvalidInputError: `folder` holds the test of another model, table or target.
+
+    Args:
+        folder: OUT/validation_MODEL.
+        model_sum: sha256 of the model's file.
+        labels: the table and its columns; a missing table is refused where it is read.
+    """
+    path = folder / "validation.json"
+    table = labels.labels
+    if table is None or not table.is_file() or not path.is_file():
+        return
+    changes = []
+    try:
+        document = read_json(path)
+        if document["model"]["sha256"] != model_sum:
+            changes.append("another model")
+        if document["labels"]["sha256"] != file_sum(table):
+            changes.append("other labels")
+        if document["target"] != [*labels.columns]:
+            changes.append("another target")
+    except (OSError, ValueError, KeyError, TypeError):
+        changes.append("a validation.json that is not readable")
+    if changes:
+        raise InvalidInputError(
+            "out must be a new folder or have a validation of the same model and labels, got "
+            f"{' and '.join(changes)} in {str(folder)!r}; {REMEDY}"
+        )
