@@ -19,7 +19,7 @@ from thinsection.qc import (
     preset_names,
     run_qc,
 )
-from thinsection.qc.checks.check import EMPTY_SCORE
+from thinsection.qc.checks.check import EMPTY_SCORE, Outcome, QcCheck, QcView
 from thinsection.qc.pipeline import check_from_mapping, dump_pipeline
 
 RNG = np.random.default_rng(9)
@@ -218,6 +218,26 @@ def test_a_check_that_would_take_all_tissue_warns_and_the_tissue_is_kept() -> No
     assert result.masks[
         "areathresh"
     ].any()  # what it would have taken is there to look at
+
+
+class DirtEverywhere(QcCheck, kind="dirt_everywhere"):
+    """Finds dirt in every pixel."""
+
+    name: str = "dirt_everywhere"
+
+    def __call__(self, view: QcView) -> Outcome:
+        return view.without(view.ns.xp.ones_like(view.mask_use), "dirt_everywhere")
+
+
+@pytest.mark.parametrize("guard", [True, False])
+def test_an_overruled_check_does_not_enforce_its_area_on_the_tiles(guard: bool) -> None:
+    found_tissue = pipeline({"kind": "tissue"}, work_mpp=4.0, guard=guard)
+    chosen = replace(found_tissue, checks=(*found_tissue.checks, DirtEverywhere()))
+    result = run_qc(ArraySlide([tissue()]), chosen)
+    assert any("was ignored" in warning for warning in result.warnings)
+    assert result.tissue.mask.mean() > 0.2
+    # without the guard the mask of the table is HistoQC's, which nothing overrules
+    assert result.mask_use.any() is np.bool_(guard)
 
 
 def test_strict_gives_each_check_its_way() -> None:

@@ -217,6 +217,7 @@ class _CheckRunner:
         self._tissue_px = 0
         # with the guard off: the second mask, once a check was overruled
         self._mask_for_tiles: Array | None = None
+        self._overruled: set[str] = set()
 
     def run(self, check: QcCheck) -> None:
         """Runs a check and narrows the mask, unless the check is overruled."""
@@ -238,6 +239,8 @@ class _CheckRunner:
                     check.name, num_removed, self._tissue_px, is_overruled=is_overruled
                 )
             )
+        if is_overruled:
+            self._overruled.add(check.name)
         self._narrow_masks(mask_after, is_overruled=is_overruled)
         if check.removes_glass:
             self._tissue_px = num_left
@@ -296,14 +299,17 @@ class _CheckRunner:
         """Returns the mask after all checks, and the mask for tiles if it is another one.
 
         The area of a check that enforces its mask is removed last, even if a later check filled it.
+        An overruled check removes nothing here that it did not remove when it ran.
         """
         mask_use = self._view.mask_use
         mask_for_tiles = self._mask_for_tiles
-        for outcome in self.outcomes.values():
+        for name, outcome in self.outcomes.items():
             if not outcome.enforce or outcome.affected_area is None:
                 continue
-            mask_use = mask_use & ~outcome.affected_area
-            if mask_for_tiles is not None:
+            is_overruled = name in self._overruled
+            if not (is_overruled and self._pipeline.guard):
+                mask_use = mask_use & ~outcome.affected_area
+            if mask_for_tiles is not None and not is_overruled:
                 mask_for_tiles = mask_for_tiles & ~outcome.affected_area
         return mask_use, mask_for_tiles
 
