@@ -189,7 +189,7 @@ def test_the_entries_of_a_dead_job_are_tried_alone_after_the_others(
         "4",
         "6",
         "0",
-        "1 lost: its worker died, twice, the second time alone",
+        "1 lost: its worker died, twice, the second time with this entry alone",
     ]
     assert record.messages == [
         "a worker died with 2 entries, each of which is now retried alone"
@@ -220,7 +220,7 @@ def test_a_failed_job_is_sent_again_and_its_entries_are_lost_after_the_retries(
     simulation.ends = {(0, 1): [failed], (2, 3): [failed, failed, failed]}
     record = simulation.run(4, retries=2)
     assert record.sent == [(0, 1), (2, 3), (0, 1), (2, 3), (2, 3)]
-    assert record.messages == ["a task failed (no network): sent again"] * 3
+    assert record.messages == ["a task failed (no network) and is sent again"] * 3
     assert record.results == [
         "0",
         "2",

@@ -91,7 +91,7 @@ def test_the_one_official_split_is_what_pathobench_scores(tmp_path: Path) -> Non
     ((train, test),) = cases.folds or ()
     assert [cases.ids[i] for i in test] == ["c0", "c1", "c2", "c3"]
     assert len(train) == 8
-    assert cases.facts["split_rule"] == "the file's 1 fold"
+    assert cases.facts["split_rule"] == "1 fold of the file"
 
 
 CASES = [f"c{i}" for i in range(6)]
@@ -168,7 +168,7 @@ def test_a_label_outside_the_tasks_names_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_task_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(
-        DatasetError, match=r"an empty folder .*looked for k=all.tsv, config.yaml"
+        DatasetError, match=r"an empty folder .*searched for k=all.tsv, config.yaml"
     ):
         load_case_table(tmp_path, PATHOBENCH, survival=False)
 

@@ -85,7 +85,7 @@ def test_a_folder_of_another_kind_says_what_is_there_and_what_was_looked_for(
 ) -> None:
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(
-        DatasetError, match=r"got notes.txt in .*looked for train/<class>/\* and"
+        DatasetError, match=r"got notes.txt in .*searched for train/<class>/\* and"
     ):
         load_images("folder", tmp_path)
     with pytest.raises(DatasetError, match="no such folder"):
@@ -111,7 +111,7 @@ def test_pathorobs_embedding_joins_the_class_token_and_the_mean_of_the_patches(
     assert words == "class token and mean of the patch tokens"
     pooled = ColourEncoder()
     pooled.spec = SimpleNamespace(name="colour", pooling="mean", supports_tokens=True)
-    assert class_and_mean(pooled)[1] == "the encoder's own (mean)"
+    assert class_and_mean(pooled)[1] == "the output that the encoder declares (mean)"
 
 
 def test_an_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_breakhis_file_of_another_form_is_refused(tmp_path: Path) -> None:
     for name, group in BREAKHIS_CLASSES.items():
         image(tmp_path / group / "SOB" / name / "s" / "40X" / "image_1.png")
     with pytest.raises(
-        DatasetError, match=r"BreaKHis file must be named as .*got 'benign/SOB/fibr"
+        DatasetError, match=r"BreaKHis file must be named like .*got 'benign/SOB/fibr"
     ):
         load_images("breakhis", tmp_path)
 
@@ -198,7 +198,7 @@ def test_pcam_reads_rows_of_its_hdf5_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(tiles.train.embeddings[:, 1], range(6))
     np.testing.assert_array_equal(tiles.val.labels, [0, 1, 0, 1])
     with pytest.raises(
-        DatasetError, match=r"unzip .*looked for camelyonpatch_level_2_split_train"
+        DatasetError, match=r"unzip .*searched for camelyonpatch_level_2_split_train"
     ):
         load_images("pcam", tmp_path / "absent")
 
@@ -312,7 +312,7 @@ def test_slides_are_found_with_and_without_their_extension(tmp_path: Path) -> No
     found = slide_files(tmp_path, ["a.svs", "b", "TCGA.1"])
     assert [p.name for p in found.values()] == ["a.h5", "b.h5", "TCGA.1.h5"]
     with pytest.raises(
-        DatasetError, match=r"none for 2 of 3 \(x, y\); looked for x.h5, x.hdf5, x.n"
+        DatasetError, match=r"none for 2 of 3 \(x, y\); searched for x.h5, x.hdf5, x.n"
     ):
         slide_files(tmp_path, ["a", "x", "y"])
     assert len(find_tile_files(tmp_path)) == 3

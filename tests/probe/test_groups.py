@@ -36,7 +36,7 @@ def test_blank_case_ids_are_never_one_case() -> None:
 def test_one_slide_under_two_cases_is_refused() -> None:
     rows = [{"slide_id": "s", "case_id": case} for case in ("p", "q")]
     with pytest.raises(
-        DatasetError, match=r"of one case, got 'p' and 'q' for 's' in labels\.csv"
+        DatasetError, match=r"to one case, got 'p' and 'q' for 's' in labels\.csv"
     ):
         table_groups(rows, "labels.csv")
 

@@ -20,7 +20,7 @@ def test_a_vsi_shell_is_refused_with_the_folder_that_holds_its_pixels(
     )
     shell = shutil.copy(tmp_path / "a.tif", tmp_path / "s-1.vsi")
     with pytest.raises(
-        SlideOpenError, match=r"VSI.*preview.*'_s-1_', which is not beside it"
+        SlideOpenError, match=r"VSI.*preview.*'_s-1_', which is not in the same folder"
     ):
         open_slide(shell, reader=reader)
     (tmp_path / "_s-1_").mkdir()

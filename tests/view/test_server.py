@@ -56,7 +56,7 @@ def test_it_listens_on_this_machine_only_and_answers_whom_it_gave_its_token(
         status, data, _ = ask(viewer, quote(path, safe="/%"), raw=True)
         assert (status, data) == (
             403,
-            b"wrong token; take the address that the viewer printed",
+            b"the token in the address is wrong; open the address that the viewer printed",
         )
     status, _, headers = ask(viewer, "")
     assert status == 200 and headers["referrer-policy"] == "no-referrer"
@@ -138,7 +138,7 @@ def test_a_slide_that_moved_says_what_to_do_and_is_found_beside_the_results(
     results = dataclasses.replace(view_results, ledgers={B: moved})
     with pytest.raises(SlideOpenError, match="must be an existing file") as caught:
         ShownSlides(results, ViewConfig()).facts(B)
-    assert "beside the results" in caught.value.__notes__[0]
+    assert "after the results folder" in caught.value.__notes__[0]
     shutil.copytree(view_results.folder, tmp_path / "r")
     path = tmp_path / "r" / "slides" / B / "slide.json"
     path.write_text(path.read_text().replace(str(view_slides), "/gone"))

@@ -226,7 +226,9 @@ class WorkerContract(ExecutorContract):
     def test_an_entry_that_kills_twice_is_lost_alone(self, tmp_path: Path) -> None:
         heard = self.run(SquareTask(folder=tmp_path, killed={"2": 9}), chunk_slides=3)
         assert heard.statuses == {**dict.fromkeys(range(6), "done"), 2: "lost"}
-        assert heard.results[2].error.endswith("twice, the second time alone")
+        assert heard.results[2].error.endswith(
+            "twice, the second time with this entry alone"
+        )
         assert len(list(tmp_path.glob("killed-2-*"))) == 2
 
     def test_what_dies_for_want_of_memory_climbs_the_whole_list(
@@ -236,7 +238,9 @@ class WorkerContract(ExecutorContract):
         heard = self.run(task, chunk_slides=3, job_memory="2GiB,3GiB,4GiB")
         assert heard.results[4].square == 16
         assert heard.results[2].status == "lost"
-        assert heard.results[2].error.endswith("3 times, at last alone")
+        assert heard.results[2].error.endswith(
+            "3 times, the last time with this entry alone"
+        )
         assert len(list(tmp_path.glob("killed-2-*"))) == 3
 
     def test_nobodys_error_is_tried_again_and_then_recorded(
