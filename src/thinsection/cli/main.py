@@ -98,7 +98,7 @@ COMMANDS = {
     "slurm": Command(
         CLUSTERS, "slurm", "Submit work as Slurm job arrays and collect the results."
     ),
-    "demo": Command(OTHER, "run", "Run everything on one generated slide."),
+    "demo": Command(OTHER, "run", "Run everything on one synthetic slide."),
     "frames": Command(
         OTHER,
         "convert",
