@@ -117,7 +117,8 @@ def test_regions_of_an_unknown_slide_are_refused(tmp_path: Path) -> None:
         tmp_path / "l.geojson", rectangle((0, 0, 9, 9), "a", slide_id="other")
     )
     with pytest.raises(
-        DatasetError, match=r"name a slide of the data \(slide-1\), got 'other'"
+        DatasetError,
+        match=r"slide_id must be a slide of the data \(slide-1\), got 'other'",
     ):
         load_regions([run / FEATURES / "slide-1.h5"], labels)
 
@@ -149,7 +150,7 @@ def test_slides_of_two_encoders_are_refused(tmp_path: Path) -> None:
     labels = tmp_path / "l.csv"
     labels.write_text("slide_id,x,y,label\ns0,0,0,a\ns1,0,0,b\n")
     with pytest.raises(
-        DatasetError, match=r"from one encoder, got uni \(3-d\), uni \(4-d\)"
+        DatasetError, match=r"of one encoder, got uni \(3-d\), uni \(4-d\)"
     ):
         load_regions(files, labels)
 

@@ -25,7 +25,7 @@ def test_a_vsi_shell_is_refused_with_the_folder_that_holds_its_pixels(
         open_slide(shell, reader=reader)
     (tmp_path / "_s-1_").mkdir()
     with pytest.raises(
-        SlideOpenError, match=r"'_s-1_', which is beside it.*convert it to OME"
+        SlideOpenError, match=r"'_s-1_', which is in the same folder.*convert it to OME"
     ):
         open_slide(shell, reader=reader)
 
