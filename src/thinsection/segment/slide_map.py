@@ -119,7 +119,7 @@ def segment(
     Raises:
         MissingMppError: the slide has no resolution.
         UpsamplingError: the slide's resolution is coarser than the network's.
-        BudgetError: the memory does not hold a strip as wide as three windows.
+        BudgetError: the memory does not hold a strip as wide as two windows.
         SlideReadError: a window cannot be decoded.
     """
     if not isinstance(segmenter, Segmenter):
