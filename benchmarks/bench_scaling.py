@@ -26,7 +26,7 @@ _PROCESS = """
 import os, sys, torch
 os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[4])]})
 torch.set_num_threads(1)
-from thinsection.pipeline.process import SlideJob
+from thinsection.pipeline.process import SlideProcessor
 from thinsection.pipeline.models import load_models
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import RunConfig
@@ -38,7 +38,7 @@ spec = resolve(RunConfig(), settings)
 models = load_models(spec.encoding)
 entries = load_cohort([slides])
 print("ready", flush=True); sys.stdin.readline()
-SlideJob(out=out, spec=spec, models=models).process(entries[first:] + entries[:first])
+SlideProcessor(out=out, spec=spec, models=models).process(entries[first:] + entries[:first])
 """
 
 

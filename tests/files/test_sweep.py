@@ -11,11 +11,11 @@ import pytest
 
 from thinsection.files.lock import (
     LOCK_NAME,
+    find_unfinished_files,
     scratch_bytes,
     scratch_folder,
     sweep_old,
     sweep_slide,
-    unfinished,
 )
 
 
@@ -52,7 +52,7 @@ def test_a_slides_unfinished_files_go_and_those_of_others_stay(tmp_path: Path) -
     old = touch(own / f"{LOCK_NAME}.steal-1", age_s=100)
     for path in (*gone, *kept):
         touch(path)
-    sweep_slide("a", own, unfinished([grid]))
+    sweep_slide("a", own, find_unfinished_files([grid]))
     assert not any(path.exists() for path in (*gone, old))
     assert all(path.exists() for path in kept)
 

@@ -294,5 +294,5 @@ def test_what_the_stream_feeds_does_not_run_and_what_nobody_needs_is_not_read_ba
     work: SlideWork,
 ) -> None:
     assert not isinstance(UNI, SlideStage | StoreStage) and not hasattr(UNI, "run")
-    with pytest.raises(TypeError, match=r"nothing reads 128px_.*/overviews back"):
+    with pytest.raises(TypeError, match=r"128px_.*/overviews must define `load`"):
         OverviewStage(tiles=GRID).load(work)

@@ -201,7 +201,7 @@ def test_files_lie_below_the_address_and_folders_below_the_slide() -> None:
 
 
 def test_a_stage_that_nobody_reads_says_so(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="nothing reads slides/size back"):
+    with pytest.raises(TypeError, match="slides/size must define `load`"):
         Size().load(work_in(tmp_path))
     assert (
         Size().settings == {}
@@ -525,7 +525,7 @@ def test_files_that_lie_elsewhere_are_fetched_before_a_stage_reads_them(
         fetched.append(record.key)
         return ledger
 
-    monkeypatch.setattr(SlideLedger, "bring", bring)
+    monkeypatch.setattr(SlideLedger, "with_local_files", bring)
     key = FIRST.key(PIXELS)
     work = work_in(tmp_path, FIRST, SECOND)
     work.value(FIRST)

@@ -94,10 +94,10 @@ def test_what_was_made_from_a_stage_is_found_through_all_that_lies_between(
         (POOLED, FEATURES),
         (OTHER, MASK),
     )
-    assert made.derived(MASK) == (TILES, FEATURES, POOLED, OTHER)
-    assert made.derived(TILES) == (FEATURES, POOLED)
-    assert made.derived(POOLED) == ()
-    assert made.derived("slides/none") == ()
+    assert made.addresses_made_from(MASK) == (TILES, FEATURES, POOLED, OTHER)
+    assert made.addresses_made_from(TILES) == (FEATURES, POOLED)
+    assert made.addresses_made_from(POOLED) == ()
+    assert made.addresses_made_from("slides/none") == ()
 
 
 @given(
@@ -106,7 +106,11 @@ def test_what_was_made_from_a_stage_is_found_through_all_that_lies_between(
 def test_what_was_made_from_a_stage_does_not_depend_on_the_order_of_the_ledger(
     edges: list[tuple[str, str]],
 ) -> None:
-    assert set(graph(Path(), *edges).derived(MASK)) == {TILES, FEATURES, POOLED}
+    assert set(graph(Path(), *edges).addresses_made_from(MASK)) == {
+        TILES,
+        FEATURES,
+        POOLED,
+    }
 
 
 def test_a_ledger_without_some_stages_keeps_the_others_as_they_were(
@@ -176,11 +180,11 @@ def test_files_at_a_url_count_and_are_fetched_once_when_they_are_read(
     Elsewhere(url=url, files={"a.bin": 5}).save(made.path.parent)
     there = load_ledger(tmp_path, "s")
     assert there.done(MASK, "k1")
-    here = there.bring(there.stages[MASK])
+    here = there.with_local_files(there.stages[MASK])
     assert (tmp_path / "a.bin").read_bytes() == b"12345"
     assert here.elsewhere.brought == ("a.bin",)
     assert load_ledger(tmp_path, "s") == here
-    assert here.bring(here.stages[MASK]) is here
+    assert here.with_local_files(here.stages[MASK]) is here
 
 
 def test_keys_do_not_depend_on_order_but_on_every_value() -> None:

@@ -17,7 +17,7 @@ from thinsection.stream.batches import (
     SlideTiles,
 )
 from thinsection.stream.budget import MAX_SCRATCH, split_tasks
-from thinsection.stream.threads import Scratch
+from thinsection.stream.threads import MemoryAllowance
 from thinsection.testing.synthetic import position_pixels
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
 from thinsection.types import parse_bytes
@@ -98,7 +98,7 @@ def test_any_number_of_cpus_keeps_the_memory_and_is_not_refused(
     found = config.budget(fits, tile_px=256, tile_bytes=MAX_SCRATCH)
     assert found.workers == cpus
     assert found.scratch_bytes >= MAX_SCRATCH
-    assert found.slots * found.batch_bytes + found.scratch_bytes <= parse_bytes(memory)
+    assert found.total_bytes <= parse_bytes(memory)
 
 
 def test_no_more_threads_decode_than_the_slots_have_tasks() -> None:
@@ -107,7 +107,7 @@ def test_no_more_threads_decode_than_the_slots_have_tasks() -> None:
 
 
 def test_threads_take_turns_where_the_scratch_holds_no_more() -> None:
-    scratch, lock, held, most = Scratch(100), threading.Lock(), [0], [0]
+    scratch, lock, held, most = MemoryAllowance(100), threading.Lock(), [0], [0]
     inside = threading.Barrier(2, timeout=30)  # two of 50 bytes are in at once
 
     def work(num_bytes: int) -> None:

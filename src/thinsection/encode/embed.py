@@ -30,8 +30,8 @@ from thinsection.types import CoordsL0, RgbArray
 # batches on a GPU: one in transfer to it, one in computation, one in transfer back
 _IN_FLIGHT = 3
 
-# request to an encoder for a batch: nothing, embeddings, or also tokens
-Wanted = Literal["", "embeddings", "tokens"]
+# request to an encoder for a batch: nothing, embeddings, or embeddings and tokens
+EncoderRequest = Literal["", "embeddings", "tokens"]
 K = TypeVar("K")  # type of the caller's key for a slide
 Marker = TypeVar("Marker")  # type of the caller's markers between batches
 OptionalArrays = tuple[npt.NDArray[np.float32] | None, ...]
@@ -101,13 +101,14 @@ class BatchEncoder(Generic[K, Marker]):
         self._copying: deque[tuple[TileBatch[K], list[Sent]]] = deque()
 
     def submit(
-        self, batch: TileBatch[K], wanted: Sequence[Wanted] | None = None
+        self, batch: TileBatch[K], requests: Sequence[EncoderRequest] | None = None
     ) -> Iterator[EmbeddedBatch[K] | Marker]:
-        """Encode a batch as `wanted` of each encoder (None: embeddings); yields finished batches.
+        """Encode a batch as requested of each encoder (None: embeddings); yields finished batches.
 
         The batch's buffer is released when all encoders have read it, at most one batch later.
         """
-        requests: Sequence[Wanted] = wanted or ["embeddings"] * len(self._encoders)
+        if not requests:
+            requests = ["embeddings"] * len(self._encoders)
         with self._clock.timed("transfer_busy"):
             host = torch.from_numpy(batch.tiles)
             sent = {
@@ -146,7 +147,11 @@ class BatchEncoder(Generic[K, Marker]):
             self._copying.popleft()
 
     def _answer(
-        self, place: int, sent: dict[torch.device, Sent], host: Tensor, request: Wanted
+        self,
+        place: int,
+        sent: dict[torch.device, Sent],
+        host: Tensor,
+        request: EncoderRequest,
     ) -> Answer | Arrays:
         """Result of one encoder: in transfer from a GPU, else the arrays."""
         encoder = self._encoders[place]

@@ -273,8 +273,11 @@ def hold(
         yield
 
 
-def unfinished(folders: Iterable[Path]) -> dict[str, list[Path]]:
-    """Unfinished files by the stem of what they were to become; who removes one holds its lock."""
+def find_unfinished_files(folders: Iterable[Path]) -> dict[str, list[Path]]:
+    """Finds unfinished files, by the stem of the file that they were to become.
+
+    Only a process that holds the lock of such a file may remove it.
+    """
     unfinished_files: dict[str, list[Path]] = {}
     for folder in folders:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
@@ -288,14 +291,17 @@ def unfinished(folders: Iterable[Path]) -> dict[str, list[Path]]:
 def sweep_slide(slide_id: str, folder: Path, others: dict[str, list[Path]]) -> None:
     """Removes what killed processes left of a slide; the caller holds its lock.
 
-    The lock guards all of `folder`; `others` is `unfinished` of those with a file of each slide.
+    Args:
+        slide_id: the slide.
+        folder: its folder; the lock guards everything in it.
+        others: `find_unfinished_files` of the folders that have a file of each slide.
     """
     inner = [
         Path(entry.path)
         for entry in os.scandir(folder)
         if entry.is_dir(follow_symlinks=False)
     ]
-    files = list(chain.from_iterable(unfinished([folder, *inner]).values()))
+    files = list(chain.from_iterable(find_unfinished_files([folder, *inner]).values()))
     for stem in list(others):
         # 'ID' of ID.h5, 'ID.zarr' of ID.zarr.zip
         if slide_id in (stem, PurePath(stem).stem):
@@ -310,7 +316,7 @@ def sweep_slide(slide_id: str, folder: Path, others: dict[str, list[Path]]) -> N
 
 def sweep_old(folder: Path) -> None:
     """Removes unfinished files that nobody writes any more, after ten times a stale lock's age."""
-    for path in chain.from_iterable(unfinished([folder]).values()):
+    for path in chain.from_iterable(find_unfinished_files([folder]).values()):
         with contextlib.suppress(OSError):
             if (
                 path.is_file()

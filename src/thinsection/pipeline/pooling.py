@@ -15,7 +15,7 @@ import numpy as np
 from thinsection.config import as_mapping
 from thinsection.errors import OutputError, StoreError
 from thinsection.files.atomic import output_errors
-from thinsection.files.lock import LOCK_NAME, hold, sweep_slide, unfinished
+from thinsection.files.lock import LOCK_NAME, find_unfinished_files, hold, sweep_slide
 from thinsection.jobs.execute import execute
 from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.pipeline.folder import open_results
@@ -250,7 +250,9 @@ def _pool_recorded(
             slide_encoder=slide_encoder_identity(slide_encoder),
             warnings=warnings,
         )
-        sweep_slide(file.slide_id, lock.parent, unfinished([results / stage.address]))
+        sweep_slide(
+            file.slide_id, lock.parent, find_unfinished_files([results / stage.address])
+        )
         facts = {**ledger.slide, **_facts(tiles, warnings)}
         entry = SlideEntry(slide_id=file.slide_id, slide_path=str(file.path))
         work = SlideWork(
@@ -289,7 +291,7 @@ def _pool_foreign(
     key = _content_key(tiles, encoder, layout)
     # another process may have pooled it meanwhile
     with hold(folder / f"{LOCK_NAME}-{file.slide_id}"):
-        for left in unfinished([folder]).get(file.slide_id, []):
+        for left in find_unfinished_files([folder]).get(file.slide_id, []):
             left.unlink(missing_ok=True)
         # raised if there is no slide embedding yet
         with contextlib.suppress(StoreError):

@@ -35,7 +35,7 @@ from thinsection.store.identity import Identity, WholeSum, file_times
 from thinsection.store.ledger import load_ledger
 from thinsection.store.tiles_h5 import tile_attributes
 from thinsection.stream.batches import SlideFailed, SlideTiles
-from thinsection.stream.threads import Scratch
+from thinsection.stream.threads import MemoryAllowance
 from thinsection.tiles import TileTable
 from thinsection.tiles.transforms import StainLook, fit_stain
 from thinsection.types import format_bytes
@@ -116,8 +116,9 @@ class SlidePreparer:
 
     spec: RunSpec
     # memory for images that are decoded whole; they wait until earlier ones are released
-    memory_for_whole_images: Scratch
-    target: StainLook | None  # colours of stain normalisation; None if it is off
+    memory_for_whole_images: MemoryAllowance
+    # colours of stain normalisation; None if it is off
+    stain_target: StainLook | None
 
     def __call__(
         self, claimed: ClaimedSlide
@@ -139,7 +140,7 @@ class SlidePreparer:
             prepared = PreparedSlide(claimed=claimed, slide=slide)
             if slide is not None and grid is not None:
                 prepared = _lay_grid(claimed, slide, grid)
-                if prepared.streamed:
+                if prepared.streamed_stages:
                     tiles = self._tiles_to_read(prepared, slide, grid)
             return tiles or SlideTiles(key=prepared, slide=None, table=None)
         except OutputError:  # not the fault of one slide, so it ends the run
@@ -158,8 +159,8 @@ class SlidePreparer:
         work = prepared.work
         table = prepared.table
         assert table is not None
-        features = [s for s in prepared.streamed if isinstance(s, FeaturesStage)]
-        if len(features) == len(prepared.streamed):
+        features = [s for s in prepared.streamed_stages if isinstance(s, FeaturesStage)]
+        if len(features) == len(prepared.streamed_stages):
             known_rows = find_known_rows(work, features, table)
             prepared = replace(prepared, known_rows=known_rows)
             if known_rows:
@@ -167,13 +168,13 @@ class SlidePreparer:
                 first = known_rows[features[0].address]
                 table = table.select(first.lacking)
         transform = None
-        if self.target is not None and len(table):
+        if self.stain_target is not None and len(table):
             stain = self.spec.encoding.stain
             tissue = work.value(grid.mask)
-            transform = fit_stain(slide, tissue, stain, target=self.target)
+            transform = fit_stain(slide, tissue, stain, target=self.stain_target)
             if transform.warning:
                 prepared = replace(prepared, warnings=(transform.warning,))
-        if any(isinstance(stage, MeasuresStage) for stage in prepared.streamed):
+        if any(isinstance(stage, MeasuresStage) for stage in prepared.streamed_stages):
             measures = TileMeasures(num_tiles=len(table), tile_px=table.plan.tile_px)
             prepared = replace(prepared, measures=measures)
         if self._hashes_whole(work, slide):
@@ -201,7 +202,9 @@ def _grid_of(work: SlideWork) -> TilesStage | None:
     return next(grids, None)
 
 
-def _open(work: SlideWork, reader: str, memory_for_whole_images: Scratch) -> Slide:
+def _open(
+    work: SlideWork, reader: str, memory_for_whole_images: MemoryAllowance
+) -> Slide:
     """Opens the slide. Raises BudgetError: decoded as a whole it would exceed the memory."""
     slide = work.entry.open(reader)
     try:
@@ -253,7 +256,7 @@ def _lay_grid(claimed: ClaimedSlide, slide: Slide, grid: TilesStage) -> Prepared
         slide=slide,
         table=table,
         attributes=attributes,
-        streamed=tuple(streamed),
+        streamed_stages=tuple(streamed),
     )
 
 

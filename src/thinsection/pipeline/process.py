@@ -1,4 +1,4 @@
-"""Takes a chunk of slides through one process: claim, prepare, stream, encode, write."""
+"""Processes slides in one operating-system process: claim, prepare, stream, encode, write."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,9 +11,9 @@ from thinsection.files.atomic import output_errors
 from thinsection.files.lock import (
     LOCK_NAME,
     FileLock,
+    find_unfinished_files,
     heartbeat,
     sweep_slide,
-    unfinished,
 )
 from thinsection.pipeline.events import OnEvent, RunEvent
 from thinsection.pipeline.models import LoadedModels
@@ -25,7 +25,7 @@ from thinsection.pipeline.results import (
     failure_path,
     record_failure,
 )
-from thinsection.pipeline.sink import Item, ResultSink, encoder_of
+from thinsection.pipeline.sink import ResultSink, SinkItem, encoder_of
 from thinsection.pipeline.slide_states import ClaimedSlide, PreparedSlide, SlideEnd
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.features import TokensStage
@@ -36,21 +36,21 @@ from thinsection.stages.tiles import TilesStage
 from thinsection.store.ledger import SLIDES
 from thinsection.stream import StageClock, TileBatch, TileStream
 from thinsection.stream.batches import SlideFailed, SlideFinished, SlideStarted
-from thinsection.stream.threads import Scratch
+from thinsection.stream.threads import MemoryAllowance
 from thinsection.tiles import load_filters
 from thinsection.types import parse_bytes
 from thinsection.usage.analysis import slowest_step
 
 if TYPE_CHECKING:
     from thinsection.encode import TileEncoder
-    from thinsection.encode.embed import BatchEncoder, Wanted
+    from thinsection.encode.embed import BatchEncoder, EncoderRequest
 
 # seconds between two tries to claim slides that other processes hold
 _POLL_S = 1.0
 
 
 @dataclass(kw_only=True)
-class SlideJob:
+class SlideProcessor:
     """Takes slides through the run's stages in one process.
 
     Several processes may share a results folder; the lock of a slide keeps them apart.
@@ -68,8 +68,8 @@ class SlideJob:
     _stages: tuple[AnyStage, ...] = field(init=False)
     _results: dict[str, SlideResult] = field(default_factory=dict, init=False)
     _locks: dict[str, FileLock] = field(default_factory=dict, init=False)
-    _held_elsewhere: list[SlideEntry] = field(default_factory=list, init=False)
-    # locks that other processes hold; each notices when its holder stops refreshing it
+    # locks that other processes hold; kept between tries, because a lock is stale when the same
+    # object has seen for some time that its holder did not refresh it
     _foreign_locks: dict[str, FileLock] = field(default_factory=dict, init=False)
     _announced_holders: dict[str, str] = field(default_factory=dict, init=False)
     # temporary files that killed processes left in folders shared by all slides, by slide;
@@ -89,48 +89,48 @@ class SlideJob:
 
         A slide that cannot be processed gives a failed result, not an exception.
         """
+        # the view follows the dict, so the locks that are held at the moment are refreshed
         with heartbeat(self._locks.values()):
-            self._process_free_slides(entries)
-            while self._held_elsewhere:
-                waiting = self._held_elsewhere
-                for entry in waiting:
+            held_elsewhere = self._process_free_slides(entries)
+            while held_elsewhere:
+                for entry in held_elsewhere:
                     self._emit_waiting(entry)
                 time.sleep(_POLL_S)
-                self._process_free_slides(waiting)
+                held_elsewhere = self._process_free_slides(held_elsewhere)
         return [self._results[entry.slide_id] for entry in entries]
 
-    def _process_free_slides(self, entries: Sequence[SlideEntry]) -> None:
-        """Processes the slides that no other process holds, and lists the others.
-
-        The others are in `_held_elsewhere` afterwards.
-        """
-        self._held_elsewhere = []
-        # search again: a process that held a slide may have been killed since
+    def _process_free_slides(self, entries: Sequence[SlideEntry]) -> list[SlideEntry]:
+        """Processes the slides that no other process holds, and returns the others."""
+        held_elsewhere: list[SlideEntry] = []
+        # the next claim searches again, because a process may have been killed since
         self._leftover_files = None
         encoders = self.models.encoders
         batch_encoder = None
         if encoders:
             from thinsection.encode import embed
 
-            batch_encoder = embed.BatchEncoder[PreparedSlide, Item](
+            batch_encoder = embed.BatchEncoder[PreparedSlide, SinkItem](
                 encoders, clock=self.clock
             )
-        dims = {encoder.label: encoder.dim for encoder in encoders}
-        stream = self._open_stream(entries)
-        with (
-            ResultSink(dims=dims, on_end=self._record_end, clock=self.clock) as sink,
-            stream,
-        ):
+        sink = ResultSink(
+            dims={encoder.label: encoder.dim for encoder in encoders},
+            on_end=self._record_end,
+            clock=self.clock,
+        )
+        stream = self._open_stream(self._claim(entries, held_elsewhere))
+        with sink, stream:
             try:
                 self._forward_events(stream, batch_encoder, sink)
             except BaseException:
+                # before the stream is closed, its prepare thread must stop claiming slides
                 self._stopping = True
                 raise
+        return held_elsewhere
 
     def _open_stream(
-        self, entries: Sequence[SlideEntry]
+        self, slides: Iterator[ClaimedSlide]
     ) -> TileStream[ClaimedSlide, PreparedSlide]:
-        """Opens the stream of decoded tiles."""
+        """Opens the stream of decoded tiles of the claimed slides."""
         spec = self.spec
         encoders = self.models.encoders
         allocate = None
@@ -141,18 +141,15 @@ class SlideJob:
         on_gpu = any(encoder.device.type != "cpu" for encoder in encoders)
         batch_size = spec.batch_size(on_gpu=on_gpu)
         budget = spec.stream_budget(batch_size)
-        stream_bytes = budget.slots * budget.batch_bytes + budget.scratch_bytes
-        memory_for_whole_images = Scratch(
-            parse_bytes(spec.stream.memory) - stream_bytes
+        bytes_left = parse_bytes(spec.stream.memory) - budget.total_bytes
+        preparer = SlidePreparer(
+            spec=spec,
+            memory_for_whole_images=MemoryAllowance(bytes_left),
+            stain_target=self.models.identities.stain_target,
         )
-        target = self.models.identities.stain_target
         return TileStream(
-            self._claim(entries),
-            SlidePreparer(
-                spec=spec,
-                memory_for_whole_images=memory_for_whole_images,
-                target=target,
-            ),
+            slides,
+            preparer,
             budget=budget,
             batch_size=batch_size,
             allocate=allocate,
@@ -164,30 +161,35 @@ class SlideJob:
     def _forward_events(
         self,
         stream: TileStream[ClaimedSlide, PreparedSlide],
-        batch_encoder: "BatchEncoder[PreparedSlide, Item] | None",
+        batch_encoder: "BatchEncoder[PreparedSlide, SinkItem] | None",
         sink: ResultSink,
     ) -> None:
         """Passes the stream's events on to the sink; tiles are replaced by their embeddings."""
         for event in stream:
-            slide = event.key
             if isinstance(event, SlideStarted):
-                self._emit("started", slide, event.num_tiles)
-                continue
-            if isinstance(event, TileBatch):
-                requests = encoder_requests(slide, self.models.encoders)
-                if batch_encoder is not None and any(requests):
-                    self._put(batch_encoder.submit(event, requests), sink)
-                    continue
-                # no encoder needs the pixels; the sink only needs the indices of the tiles
-                event.release()
-            if batch_encoder is None:
-                self._put([event], sink)
+                # the key of an event is its slide
+                self._emit("started", event.key, event.num_tiles)
+            elif isinstance(event, TileBatch):
+                self._put(self._encode(event, batch_encoder), sink)
             else:
-                self._put(batch_encoder.queue_in_order(event), sink)
+                self._put(_queue_in_order(event, batch_encoder), sink)
         if batch_encoder is not None:
             self._put(batch_encoder.flush(), sink)
 
-    def _put(self, items: Iterable[Item], sink: ResultSink) -> None:
+    def _encode(
+        self,
+        batch: TileBatch[PreparedSlide],
+        batch_encoder: "BatchEncoder[PreparedSlide, SinkItem] | None",
+    ) -> Iterable[SinkItem]:
+        """Submits a batch to the encoders that need it; returns items that are complete now."""
+        requests = encoder_requests(batch.key, self.models.encoders)
+        if batch_encoder is not None and any(requests):
+            return batch_encoder.submit(batch, requests)
+        # no encoder needs the pixels; the sink only needs the indices of the tiles
+        batch.release()
+        return _queue_in_order(batch, batch_encoder)
+
+    def _put(self, items: Iterable[SinkItem], sink: ResultSink) -> None:
         """Puts items into the sink, and reports progress for each batch of embeddings."""
         for item in items:
             # every other item is an `EmbeddedBatch`, whose module is not imported here, because
@@ -197,10 +199,16 @@ class SlideJob:
                 self._emit("tiles", item.key, len(item.indices), bottleneck)
             sink.put(item)
 
-    def _claim(self, entries: Sequence[SlideEntry]) -> Iterator[ClaimedSlide]:
+    def _claim(
+        self, entries: Sequence[SlideEntry], held_elsewhere: list[SlideEntry]
+    ) -> Iterator[ClaimedSlide]:
         """Yields slides that are not done and that no other process holds.
 
         Runs in the stream's prepare thread.
+
+        Args:
+            entries: slides to claim.
+            held_elsewhere: slides that another process holds are appended to it.
         """
         for entry in entries:
             if self._stopping:
@@ -213,12 +221,12 @@ class SlideJob:
                 self._close_slide(entry, record_failure(self.out, entry, "open", error))
                 continue
             if claimed is None:
+                held_elsewhere.append(entry)
                 continue
             if not claimed.work.missing:
                 self._skip(claimed)
                 continue
-            steps = _steps_before_tiles(claimed.work.missing)
-            self._emit("opening", claimed, 0, ", ".join(steps) or "stored results")
+            self._emit("opening", claimed, 0, _describe_opening(claimed.work.missing))
             yield claimed
 
     def _claim_one(self, entry: SlideEntry) -> ClaimedSlide | None:
@@ -227,7 +235,6 @@ class SlideJob:
         lock = self._foreign_locks.pop(entry.slide_id, FileLock(path))
         if not lock.acquire():
             self._foreign_locks[entry.slide_id] = lock
-            self._held_elsewhere.append(entry)
             return None
         self._locks[entry.slide_id] = lock
         self._claimed_at[entry.slide_id] = time.monotonic()
@@ -252,7 +259,7 @@ class SlideJob:
             if claimed.ledger_is_old:
                 # Save the identity of the slide file, so that the next run need not hash the
                 # whole file again. No result has changed, so the ledger keeps its time stamp.
-                work.ledger.save(keep_time=work.ledger.path.exists())
+                work.ledger.save(keep_time=True)
             check_quality(work)
         except OutputError:
             raise
@@ -314,14 +321,25 @@ class SlideJob:
         )
 
 
+def _queue_in_order(
+    item: SinkItem, batch_encoder: "BatchEncoder[PreparedSlide, SinkItem] | None"
+) -> Iterable[SinkItem]:
+    """Queues an item behind the batches in the encoders; returns items that are complete now."""
+    if batch_encoder is None:
+        return [item]
+    return batch_encoder.queue_in_order(item)
+
+
 def encoder_requests(
     prepared: PreparedSlide, encoders: Sequence["TileEncoder"]
-) -> list["Wanted"]:
-    """Returns the request to each encoder: 'tokens' (with embeddings), 'embeddings' or ''."""
-    requests: list[Wanted] = []
+) -> list["EncoderRequest"]:
+    """Returns the request to each encoder; '' if no stage needs it for this slide."""
+    requests: list[EncoderRequest] = []
     for encoder in encoders:
         stages_of_encoder = [
-            stage for stage in prepared.streamed if encoder_of(stage) == encoder.label
+            stage
+            for stage in prepared.streamed_stages
+            if encoder_of(stage) == encoder.label
         ]
         if any(isinstance(stage, TokensStage) for stage in stages_of_encoder):
             requests.append("tokens")
@@ -332,15 +350,18 @@ def encoder_requests(
     return requests
 
 
-def _steps_before_tiles(missing: Sequence[AnyStage]) -> list[str]:
-    """Titles of the missing stages that run before tiles are read, each title once."""
+def _describe_opening(missing: Sequence[AnyStage]) -> str:
+    """Titles of the missing stages that run before tiles are read, each title once.
+
+    If none is missing, only stored results are read before the tiles.
+    """
     titles = [
         stage.title
         for stage in missing
         if isinstance(stage, SlideStage)
         or (isinstance(stage, TilesStage) and not stage.has_pixel_filters)
     ]
-    return list(dict.fromkeys(titles))
+    return ", ".join(dict.fromkeys(titles)) or "stored results"
 
 
 def _find_leftover_files(out: Path) -> dict[str, list[Path]]:
@@ -352,4 +373,4 @@ def _find_leftover_files(out: Path) -> dict[str, list[Path]]:
     for folder in out.glob("*"):
         if folder.name not in (SLIDES, RECORDS):
             shared_folders += folder.glob("*")
-    return unfinished(shared_folders)
+    return find_unfinished_files(shared_folders)

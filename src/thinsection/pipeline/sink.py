@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from thinsection.encode.embed import EmbeddedBatch
 
 # handled in order; a tile batch without embeddings only reports the tiles that filters kept
-Item = Union[
+SinkItem = Union[
     "EmbeddedBatch[PreparedSlide]",
     TileBatch[PreparedSlide],
     SlideFinished[PreparedSlide],
@@ -60,7 +60,7 @@ class ResultSink:
         self._dims = dims
         self._on_end = on_end
         self._clock = clock
-        self._channel: Channel[Item] = Channel(_QUEUED)
+        self._channel: Channel[SinkItem] = Channel(_QUEUED)
         self._open: _OpenSlide | None = None  # slide in progress
         # failed slide whose further items are dropped
         self._given_up: PreparedSlide | None = None
@@ -68,7 +68,7 @@ class ResultSink:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def put(self, item: Item) -> None:
+    def put(self, item: SinkItem) -> None:
         """Queues an item, and waits if the queue is full.
 
         Raises BaseException: an error that ended the sink's thread.
@@ -108,7 +108,7 @@ class ResultSink:
         finally:
             self._done.set()
 
-    def _take(self, item: Item) -> None:
+    def _take(self, item: SinkItem) -> None:
         prepared = item.key
         if self._given_up is prepared:
             return
@@ -173,7 +173,7 @@ class _OpenSlide:
         self._warnings = list(prepared.warnings)
         self._files: list[OpenResult] = []
         prepared.work.stage_title = "write"
-        for stage in prepared.streamed:
+        for stage in prepared.streamed_stages:
             if isinstance(stage, FeaturesStage | TokensStage):
                 known = prepared.known_rows.get(stage.address)
                 file = OpenResult(prepared.work, stage, prepared.attributes, known)
@@ -207,10 +207,10 @@ class _OpenSlide:
         if prepared.slide is not None:
             work.check_unchanged(prepared.claimed.times)
         kept = np.concatenate(self._kept)
-        for stage in prepared.streamed:
+        for stage in prepared.streamed_stages:
             if isinstance(stage, TilesStage):
                 self._write_grid(stage, kept)
-        for stage in prepared.streamed:
+        for stage in prepared.streamed_stages:
             if isinstance(stage, MeasuresStage):
                 self._write_measures(stage, kept)
         for file in self._files:

@@ -2,7 +2,7 @@
 
     ClaimedSlide    under its lock, not opened
     PreparedSlide   its grid is laid, and the stages that the stream feeds are known
-    SlideEnd   ended, with or without an error
+    SlideEnd        ended, with or without an error
 
 Only the `SlideWork` inside these values changes.
 """
@@ -45,12 +45,11 @@ class PreparedSlide:
     claimed: ClaimedSlide
     slide: Slide | None = None  # None if it was not opened
     # the grid, or its candidates before pixel filters
-    table: TileTable | None = (
-        None
-        # attributes of its tile files
-    )
+    table: TileTable | None = None
+    # attributes of its tile files
     attributes: PlainValues = field(default_factory=dict)
-    streamed: tuple[AnyStage, ...] = ()  # stages that its tiles feed
+    # stages whose results are made from its tiles
+    streamed_stages: tuple[AnyStage, ...] = ()
     warnings: tuple[str, ...] = ()  # warnings about how its tiles were changed
     # key: address of a stage
     known_rows: Mapping[str, KnownRows] = field(default_factory=dict)

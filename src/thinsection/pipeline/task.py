@@ -26,7 +26,7 @@ from thinsection.pipeline.models import (
     models_document,
 )
 from thinsection.pipeline.prepare import skipped_result
-from thinsection.pipeline.process import SlideJob
+from thinsection.pipeline.process import SlideProcessor
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import GPU_BATCH
@@ -96,7 +96,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
                         log.write(line.encode())
                 on_event(event)
 
-            job = SlideJob(
+            job = SlideProcessor(
                 out=self.out,
                 spec=self.spec,
                 models=models,

@@ -25,7 +25,7 @@ from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.labels import Target
 from thinsection.files.atomic import atomic_path, write_json
 from thinsection.files.json_text import Json, read_json
-from thinsection.files.lock import LOCK_NAME, hold, sweep_slide, unfinished
+from thinsection.files.lock import LOCK_NAME, find_unfinished_files, hold, sweep_slide
 from thinsection.pipeline.events import OnEvent
 from thinsection.pipeline.folder import Results, one_address, open_results
 from thinsection.predict.answering import score_column
@@ -267,7 +267,7 @@ def _own_pictures(drawing: Drawing, slide_id: str) -> Iterator[None]:
     """Locks the slide; deletes pictures that a killed process left incomplete."""
     folder = drawing.results.ledgers[slide_id].path.parent
     with hold(folder / LOCK_NAME):
-        sweep_slide(slide_id, folder, unfinished([drawing.home]))
+        sweep_slide(slide_id, folder, find_unfinished_files([drawing.home]))
         yield
 
 

@@ -109,7 +109,7 @@ class FeaturesStage(TileStage[TilesFile]):
                 continue
             if not work.ledger.complete(record):
                 continue
-            work.ledger = work.ledger.bring(record)
+            work.ledger = work.ledger.with_local_files(record)
             name = self.file(work.entry.slide_id)
             source = next(iter(record.files))
             with atomic_path(work.path(name)) as tmp:

@@ -59,7 +59,7 @@ class Stage(ABC, Generic[T_co]):
 
     @property
     def annotation_setting(self) -> str:
-        """Name of the setting with the annotation file; '' for a stage without one."""
+        """Setting that names the stage's annotation file: 'tissue' or 'roi'; '' without a file."""
         return ""
 
     @property
@@ -72,7 +72,7 @@ class Stage(ABC, Generic[T_co]):
 
     @property
     def settings(self) -> PlainValues:
-        """Plain values that change the result, without those of the stages in `needs`."""
+        """Settings that change the result, without the settings of the stages in `needs`."""
         return {}
 
     @property
@@ -82,25 +82,36 @@ class Stage(ABC, Generic[T_co]):
 
     def load(self, work: "SlideWork") -> T_co:
         """Reads the value of the result from its files; only for stages that others need."""
-        raise TypeError(f"nothing reads {self.address} back")
+        raise TypeError(
+            f"stage {self.address} must define `load`, because another stage needs its value"
+        )
 
     def key(self, source: Source) -> str:
-        """Hash of the inputs and settings that the result depends on, without cohort columns."""
+        """Hash of the inputs and settings that the result depends on.
+
+        `SlideWork.result_key` adds the cohort columns.
+        """
         input_keys = [need.key(source) for need in self.needs] or [source.key]
         settings = dict(self.settings)
-        # the names of the arguments are part of the hash
+        # The argument names are hashed too: another name would make all stored results outdated.
         if self.annotation_setting:
             annotation_hash = source.annotation_hashes.get(self.annotation_setting)
             return stage_key(of=input_keys, settings=settings, drawn=annotation_hash)
         return stage_key(of=input_keys, settings=settings)
 
     def folder(self, slide_id: str) -> str:
-        """Folder of one slide's files, relative to the results folder."""
+        """Folder of one slide's files, for a stage with several files a slide.
+
+        Relative to the results folder.
+        """
         name = self.address.removeprefix(f"{SLIDES}/")
         return f"{SLIDES}/{slide_id}/{name}"
 
     def file(self, slide_id: str, suffix: str = ".h5") -> str:
-        """File of one slide, relative to the results folder, for a stage with one file a slide."""
+        """File of one slide, for a stage with one file a slide, in a folder with all slides.
+
+        Relative to the results folder.
+        """
         return f"{self.address}/{slide_id}{suffix}"
 
 
@@ -113,7 +124,11 @@ class SlideStage(Stage[T_co]):
 
 
 class TileStage(Stage[T_co]):
-    """A stage that reads the stream of decoded tiles."""
+    """A stage that reads the stream of decoded tiles.
+
+    It has no `run`: tiles are decoded once for all such stages of a slide, so the code that reads
+    the stream writes their results.
+    """
 
 
 class StoreStage(Stage[T_co]):
@@ -126,7 +141,10 @@ class StoreStage(Stage[T_co]):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedStage(Stage[None]):
-    """A finished stage of which only the entry in the ledger is known."""
+    """Stands for a finished stage whose settings are unknown; only its ledger entry is.
+
+    It lets a new stage need the result of an earlier run.
+    """
 
     title: ClassVar[str] = "recorded"
 
@@ -152,7 +170,7 @@ class EmbeddingsBeforeEdit:
 
     # hash of everything that an embedding depends on, except the tile itself
     settings_hash: str
-    # a hidden file
+    # hidden file, because the embeddings are no result any more
     path: Path
 
 
@@ -190,7 +208,8 @@ class SlideWork:
         self.stages = stages
         self.overwrite = overwrite
         self.slide_encoders = slide_encoders or {}
-        self.ledger = replace(ledger, slide=ledger.slide | cohort_facts(entry, ledger))
+        facts = ledger.slide | cohort_facts(entry, ledger)
+        self.ledger = replace(ledger, slide=facts)
         # stages that are not done
         self.missing: list[AnyStage] = []
         # title of the stage at work, for the record of a failure
@@ -199,23 +218,27 @@ class SlideWork:
         # value of each stage by its address
         self._values: dict[str, object] = {}
         # addresses of the stages that this object made
-        self._finished: list[str] = []
+        self._made_addresses: list[str] = []
 
     def find_missing(self, *, resume: bool = True) -> None:
         """Sets `missing` to the stages that the ledger lacks; without `resume`, to all stages."""
-        self.missing = [
-            stage for stage in self.stages if not (resume and self.is_done(stage))
-        ]
+        if resume:
+            self.missing = [stage for stage in self.stages if not self.is_done(stage)]
+        else:
+            self.missing = list(self.stages)
 
     def result_key(self, stage: AnyStage) -> str:
-        """Hash of everything that the stage's result for this slide depends on."""
+        """Hash of everything that the stage's result for this slide depends on.
+
+        It is the key in the ledger: `Stage.key`, and the values of the stage's cohort columns.
+        """
         key = stage.key(self.source)
         if not stage.cohort_columns:
             return key
         cohort_values = {
             name: self.ledger.slide.get(name) for name in stage.cohort_columns
         }
-        # the names of the arguments are part of the hash
+        # The argument names are hashed too: another name would make all stored results outdated.
         return stage_key(of=key, said=cohort_values)
 
     def is_done(self, stage: AnyStage) -> bool:
@@ -237,7 +260,7 @@ class SlideWork:
         """Downloads the files of a finished stage if they exist only at the run's URL."""
         record = self.ledger.stages.get(stage.address)
         if record is not None:
-            self.ledger = self.ledger.bring(record)
+            self.ledger = self.ledger.with_local_files(record)
 
     def perform(self, stage: StoreStage[T]) -> None:
         """Runs a stage that reads stored results, and records its result."""
@@ -262,6 +285,7 @@ class SlideWork:
 
     def note_file_hash(self, file_hash: str) -> None:
         """Adds the hash of the whole slide file to the ledger."""
+        # "whole" is a field of `Identity`
         source = self.ledger.source | {"whole": file_hash}
         self.ledger = replace(self.ledger, source=source)
 
@@ -278,16 +302,18 @@ class SlideWork:
         """
         path = self.entry.slide_path
         hash_of_sampled_bytes = self.ledger.source["samples"]
-        same_times = not times or file_times(path) == times
+        same_times = True
+        if times:
+            same_times = file_times(path) == times
         if same_times and fingerprint(path) == hash_of_sampled_bytes:
             return
-        for address in self._finished:
+        for address in self._made_addresses:
             record = self.ledger.stages.get(address)
             if record is None:
                 continue
             for name in record.files:
                 self.path(name).unlink(missing_ok=True)
-        self.ledger = self.ledger.without(self._finished)
+        self.ledger = self.ledger.without(self._made_addresses)
         self.ledger.save()
         raise StoreError(
             f"slide must not change while it is read, got other bytes in {path!r}; run the same "
@@ -297,8 +323,9 @@ class SlideWork:
     def check_stale(self) -> None:
         """Checks that no stored result was made from another slide file or other settings.
 
-        Results that copy cohort columns, and results that depend on an edited annotation, are
-        replaced without `--overwrite`: few or no tiles are encoded again.
+        Two kinds of results may be replaced without `--overwrite`, because few or no tiles must be
+        encoded again: those that copy cohort columns, and those that depend on an edited
+        annotation.
 
         Raises:
             StaleResultError: a stored result would be replaced without `--overwrite`.
@@ -306,14 +333,16 @@ class SlideWork:
         if self.overwrite:
             return
         for stage in self.missing:
-            is_replaceable = bool(stage.cohort_columns) or self._was_edited(stage)
-            if self._is_outdated(stage) and not is_replaceable:
-                raise StaleResultError(
-                    f"{stage.address} of {self.entry.slide_id!r} must come from the same slide "
-                    "file and settings, got a result of another slide file, resolution, "
-                    "weights or version; pass --overwrite to replace it and all results that "
-                    "were made from it, or pass another --out"
-                )
+            if not self._is_outdated(stage):
+                continue
+            if stage.cohort_columns or self._was_edited(stage):
+                continue
+            raise StaleResultError(
+                f"{stage.address} of {self.entry.slide_id!r} must come from the same slide "
+                "file and settings, got a result of another slide file, resolution, weights "
+                "or version; pass --overwrite to replace it and all results that were made "
+                "from it, or pass another --out"
+            )
 
     def remove_outdated(self, stage: AnyStage) -> None:
         """Removes an outdated result of the stage, and all results that were made from it.
@@ -323,11 +352,14 @@ class SlideWork:
         """
         if not self._is_outdated(stage):
             return
-        addresses = (stage.address, *self.ledger.derived(stage.address))
+        addresses = (
+            stage.address,
+            *self.ledger.addresses_made_from(stage.address),
+        )
         was_edited = self._was_edited(stage)
         for address in addresses:
             record = self.ledger.stages[address]
-            # only results with embeddings have this hash, which is stored as "rows"
+            # the ledger names this hash "rows"; only results with embeddings have it
             settings_hash = record.facts.get("rows")
             for name in record.files:
                 if was_edited and settings_hash:
@@ -343,16 +375,16 @@ class SlideWork:
             for name in earlier.files:
                 if name not in output.files:
                     self.path(name).unlink(missing_ok=True)
-        record = StageRecord(
+        stage_record = StageRecord(
             key=self.result_key(stage),
             files={name: self.path(name).stat().st_size for name in output.files},
             needs=tuple(need.address for need in stage.needs),
             facts=dict(output.facts),
             sums={name: file_sum(self.path(name)) for name in output.files},
         )
-        self.ledger = self.ledger.with_stage(stage.address, record)
+        self.ledger = self.ledger.with_stage(stage.address, stage_record)
         self.ledger.save()
-        self._finished.append(stage.address)
+        self._made_addresses.append(stage.address)
         self.missing = [
             other for other in self.missing if other.address != stage.address
         ]
@@ -376,6 +408,7 @@ class SlideWork:
 
     def _keep_embeddings(self, settings_hash: str, path: Path) -> None:
         """Keeps a file of embeddings under a hidden name, to reuse it for unchanged tiles."""
+        # with this mark in its name, the file is removed later if this process is killed
         hidden_path = path.with_name(f".{path.name}{TMP_MARK}kept")
         link_or_copy(path, hidden_path)
         self.embeddings_before_edit.append(
@@ -383,9 +416,13 @@ class SlideWork:
         )
 
     def _was_edited(self, stage: AnyStage) -> bool:
-        """True if the stored result is outdated because the annotation changed, not the slide."""
+        """True if the result depends on an annotation that was edited, and the slide is the same.
+
+        The annotation may be one of a stage that this stage needs, directly or not.
+        """
         record = self.ledger.stages.get(stage.address)
         if stage.annotation_setting and record is not None:
+            # the fact "pixels" is the key of the slide that the annotation was drawn on
             same_pixels = record.facts.get("pixels") == self.source.key
             return same_pixels and self._is_outdated(stage)
         return any(self._was_edited(need) for need in stage.needs)

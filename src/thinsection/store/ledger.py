@@ -134,8 +134,8 @@ class SlideLedger:
             return path.stat().st_size
         return self.elsewhere.files.get(name)
 
-    def bring(self, record: StageRecord) -> "SlideLedger":
-        """Fetches files of a record that are only at the URL; returns the new ledger."""
+    def with_local_files(self, record: StageRecord) -> "SlideLedger":
+        """Downloads files of a record that are only at the URL; returns the new ledger."""
         missing = [
             name
             for name in record.files
@@ -151,7 +151,7 @@ class SlideLedger:
         elsewhere.save(self.path.parent)
         return replace(self, elsewhere=elsewhere)
 
-    def derived(self, address: str) -> tuple[str, ...]:
+    def addresses_made_from(self, address: str) -> tuple[str, ...]:
         """Addresses of the stages that were made from this one, directly or not."""
         made = {address}
         num_before = 0
@@ -178,9 +178,9 @@ class SlideLedger:
     def save(self, *, keep_time: bool = False) -> None:
         """Writes slide.json atomically.
 
-        With `keep_time` the file keeps its time stamps: no stage of it is any newer.
+        With `keep_time` a file that exists keeps its time stamps, because no stage has changed.
         """
-        before = self.path.stat() if keep_time else None
+        before = self.path.stat() if keep_time and self.path.exists() else None
         document = {
             "format": FORMAT,
             "slide": self.slide,

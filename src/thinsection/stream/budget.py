@@ -39,6 +39,11 @@ class StreamBudget:
     scratch_bytes: int  # of all workers; a worker that finds none left waits
     workers: int
 
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all batch buffers and of the scratch."""
+        return self.slots * self.batch_bytes + self.scratch_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:

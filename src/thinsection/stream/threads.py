@@ -78,7 +78,7 @@ class Channel(Generic[T]):
             return remaining
 
 
-class Scratch:
+class MemoryAllowance:
     """Bytes that threads take in turns; a request for more than all of them waits alone."""
 
     def __init__(self, num_bytes: int) -> None:

@@ -36,7 +36,12 @@ from thinsection.stream.budget import (
     read_bytes,
     split_tasks,
 )
-from thinsection.stream.threads import Channel, ChannelClosed, Scratch, StageClock
+from thinsection.stream.threads import (
+    Channel,
+    ChannelClosed,
+    MemoryAllowance,
+    StageClock,
+)
 from thinsection.tiles import TileFilter, TileTable
 from thinsection.tiles.transforms import TileTransform
 from thinsection.types import TileArray
@@ -97,7 +102,7 @@ class TileStream(Generic[Entry, K]):
             self._free.put(None)
         self._ordered: Channel[_Queued[K]] = Channel()
         self._packer: BatchPacker[K] = BatchPacker(self._give_back)
-        self._scratch = Scratch(budget.scratch_bytes)
+        self._scratch = MemoryAllowance(budget.scratch_bytes)
         self._failure: BaseException | None = None
         self._opened: list[SlideTiles[K]] = []
         self._tasks = self._plan_tasks()
