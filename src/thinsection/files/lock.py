@@ -1,9 +1,13 @@
-"""Locks between processes and nodes on a shared file system; what killed processes left is swept.
+"""Locks between processes and nodes on a shared file system, and removal of leftover files.
 
-A lock is a file made with O_EXCL that names host, process and a random token; its owner touches it
-while it lives. It goes stale when its process is gone, where that can be seen (the same host since
-its last start, and the same PID namespace: a container has its own), else when it was not touched
-for `STALE_AFTER_S`: by the file system's own clock, or as seen by the process that waits.
+A lock is a file made with O_EXCL that names host, process and a random token. Its owner touches it
+every `_HEARTBEAT_S`. Another process may take over a stale lock. A lock is stale in two cases:
+
+    the owner is gone    This can be seen only from the same start of the same host, and from the
+                         same PID namespace (a container has its own).
+    no heartbeat         For an owner that cannot be seen: the lock was not touched for
+                         `STALE_AFTER_S`, by the clock of the file system, or as measured by the
+                         process that waits.
 """
 
 import contextlib
@@ -29,12 +33,15 @@ from thinsection.errors import StoreError, rewording
 from thinsection.files.atomic import TMP_MARK, output_errors
 from thinsection.files.json_text import read_json
 
-LOCK_NAME = ".lock"  # in the folder of a slide or of a job
+# name of the lock file in the folder of a slide or a job
+LOCK_NAME = ".lock"
 STALE_AFTER_S = 60.0
 _HEARTBEAT_S = 10.0
 _POLL_S = 0.5
-_TELL_AFTER_S = 5.0  # of waiting without a word
-_PREFIX = "thinsection"  # of scratch folders
+# seconds of waiting before a message says who holds the lock
+_TELL_AFTER_S = 5.0
+# first part of the names of scratch folders
+_PREFIX = "thinsection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +52,10 @@ class LockOwner:
     pid: int
     started: float
     token: str
-    boot: str = ""  # which start of the host it was; '' where that is not known
-    namespace: str = ""  # in which process numbers count; '' where there is one
+    # id of the host's current start; '' if the system has none
+    boot: str = ""
+    # PID namespace, in which process numbers are unique; '' if the system has none
+    namespace: str = ""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host!r}"
@@ -58,31 +67,39 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._token: str | None = None
-        # its time stamp when it was looked at, and when that began to be so (monotonic)
-        self._seen: tuple[int, float] | None = None
+        # time stamp of the file, and the time since when it has been the same (monotonic)
+        self._last_stamp: tuple[int, float] | None = None
 
     def acquire(self) -> bool:
-        """Takes the lock if it is free or stale; never waits. StoreError: an unwritable folder."""
+        """Takes the lock if it is free or stale; never waits.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
         if self._create():
             return True
-        if not self.path.exists():  # released in between
+        if not self.path.exists():
+            # it was released in between
             return self._create()
-        owner = self.owner()  # None: being written, or its owner died while writing it
-        return self._is_stale(owner) and self._steal(owner) and self._create()
+        # None if the file is being written, or its owner died while writing it
+        owner = self.owner()
+        if not self._is_stale(owner):
+            return False
+        return self._steal(owner) and self._create()
 
     def release(self) -> None:
-        """Gives the lock back; nothing happens where it was not held or was taken over."""
+        """Gives the lock back; does nothing if it is not held, or was taken over."""
         if self.held():
             self.path.unlink(missing_ok=True)
         self._token = None
 
     def held(self) -> bool:
-        """Tells whether this object still holds it: not so after others found it stale."""
+        """Returns True if this object still holds the lock; another may have taken it as stale."""
         owner = self.owner()
         return owner is not None and owner.token == self._token
 
     def owner(self) -> LockOwner | None:
-        """Returns who holds it; None where there is no lock or it is not readable (yet)."""
+        """Returns the owner; None if there is no lock file, or it is not readable (yet)."""
         try:
             return LockOwner(**read_json(self.path))
         except (OSError, ValueError, TypeError):
@@ -113,7 +130,8 @@ class FileLock:
             try:
                 with file:
                     file.write(json.dumps(asdict(owner)))
-            except BaseException:  # an empty lock would be another's until it is stale
+            except BaseException:
+                # an empty file would lock out everybody until it is stale
                 with contextlib.suppress(OSError):
                     self.path.unlink()
                 raise
@@ -125,30 +143,34 @@ class FileLock:
             return is_gone(owner)
         if self._unchanged_s() >= STALE_AFTER_S:
             return True
-        probe = self.path.with_name(f"{self.path.name}.now-{secrets.token_hex(4)}")
+        # the time stamp of a new file is the time of day by the file system's clock
+        clock_file = self.path.with_name(f"{self.path.name}.now-{secrets.token_hex(4)}")
         try:
-            with output_errors(probe):
-                probe.touch()  # tells the time of the file system that holds both
-            return probe.stat().st_mtime - self.path.stat().st_mtime >= STALE_AFTER_S
+            with output_errors(clock_file):
+                clock_file.touch()
+            age_s = clock_file.stat().st_mtime - self.path.stat().st_mtime
+            return age_s >= STALE_AFTER_S
         except FileNotFoundError:
-            return False  # removed in between: whoever did so may make the next one now
+            # the lock was removed in between; the process that did so may create the next one
+            return False
         finally:
             with contextlib.suppress(OSError):
-                probe.unlink(missing_ok=True)
+                clock_file.unlink(missing_ok=True)
 
     def _unchanged_s(self) -> float:
-        """For how long this object has seen the same time stamp, whatever its date is."""
+        """Seconds for which this object has seen the same time stamp, whatever its date is."""
         now = time.monotonic()
         try:
             stamp = self.path.stat().st_mtime_ns
         except FileNotFoundError:
             return 0.0
-        if self._seen is None or self._seen[0] != stamp:
-            self._seen = (stamp, now)
-        return now - self._seen[1]
+        if self._last_stamp is None or self._last_stamp[0] != stamp:
+            self._last_stamp = (stamp, now)
+        _, unchanged_since = self._last_stamp
+        return now - unchanged_since
 
     def describe(self) -> str:
-        """Describes who holds it, with the file and its age, for who waits for it."""
+        """Describes the owner, the file and its age, for the person who waits."""
         owner = self.owner()
         holder = str(owner) if owner else "a process without a name"
         try:
@@ -163,15 +185,16 @@ class FileLock:
     def _steal(self, stale: LockOwner | None) -> bool:
         """Removes this owner's stale lock; of several processes exactly one succeeds.
 
-        Whoever makes the marker of its token may remove the lock, and looks again before: what is
-        there by now may be the next owner's, who has not written its name yet.
+        Only the process that creates the marker file for the owner's token may remove the lock. It
+        reads the lock again first, because by now it may be the file of the next owner, which has
+        not written its name yet.
         """
         token = stale.token if stale else ""
         marker = self.path.with_name(f"{self.path.name}.steal-{token}")
         try:
             marker.touch(exist_ok=False)
         except FileExistsError:
-            # its maker died in these few lines
+            # an old marker is from a process that died in this function
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - marker.stat().st_mtime > STALE_AFTER_S:
                     marker.unlink()
@@ -186,7 +209,7 @@ class FileLock:
 
 
 def is_gone(owner: LockOwner) -> bool:
-    """Tells whether a process that can be seen from here has ended; False of any other."""
+    """Returns True if the process can be seen from here and has ended."""
     if not _is_visible(owner):
         return False
     try:
@@ -196,15 +219,15 @@ def is_gone(owner: LockOwner) -> bool:
 
 
 def _is_before_boot(owner: LockOwner, folder: Path) -> bool:
-    """Tells whether a folder of this host has not changed since the host was started."""
+    """Returns True if the owner is of this host, and its folder is older than the host's start."""
     is_here = owner.host == socket.gethostname()
     return is_here and folder.stat().st_mtime < psutil.boot_time()
 
 
 def _is_visible(owner: LockOwner) -> bool:
-    """Tells whether a process of this owner would be found under its number from here.
+    """Returns True if the owner's process number means the same process here.
 
-    A container may have the host's name and process numbers of its own.
+    A container may have the host's name, but its own process numbers.
     """
     if owner.host != socket.gethostname():
         return False
@@ -213,7 +236,7 @@ def _is_visible(owner: LockOwner) -> bool:
 
 @functools.cache
 def _boot_id() -> str:
-    """A name of this start of the host; '' where the system tells none."""
+    """Id of the host's current start; '' if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -221,7 +244,7 @@ def _boot_id() -> str:
 
 
 def _pid_namespace() -> str:
-    """A name of the namespace of process numbers; '' where the system has none."""
+    """Id of the PID namespace of this process; '' if the system has none."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -230,13 +253,18 @@ def _pid_namespace() -> str:
 
 @contextmanager
 def heartbeat(locks: Collection[FileLock]) -> Iterator[None]:
-    """Touches the locks of a (changing) collection from a thread while the block runs."""
+    """Touches locks from a thread while the block runs, and releases them at its end.
+
+    Args:
+        locks: the locks; the collection may change in the meantime.
+    """
     stop = threading.Event()
 
     def beat() -> None:
         while not stop.wait(_HEARTBEAT_S):
             for lock in list(locks):
-                with contextlib.suppress(OSError):  # a lost share may come back
+                # a file system that was lost may come back
+                with contextlib.suppress(OSError):
                     os.utime(lock.path)
 
     thread = threading.Thread(target=beat, daemon=True)
@@ -249,7 +277,8 @@ def heartbeat(locks: Collection[FileLock]) -> Iterator[None]:
             thread.join()
         finally:
             for lock in list(locks):
-                with contextlib.suppress(OSError):  # it goes stale with this process
+                # a lock that cannot be removed goes stale
+                with contextlib.suppress(OSError):
                     lock.release()
 
 
@@ -259,14 +288,16 @@ def hold(
 ) -> Iterator[None]:
     """Waits until nobody else holds the lock, and holds it while the block runs.
 
-    `on_wait` gets, once, who holds it where that takes longer than some seconds.
+    Args:
+        path: the lock file.
+        on_wait: called once, with a line on the owner, if the wait takes some seconds.
     """
     lock = FileLock(path)
-    begun = time.monotonic()
+    started = time.monotonic()
     has_reported = False
     while not lock.acquire():
         threading.Event().wait(_POLL_S)
-        if not has_reported and time.monotonic() - begun > _TELL_AFTER_S:
+        if not has_reported and time.monotonic() - started > _TELL_AFTER_S:
             has_reported = True
             on_wait(f"waiting: {lock.describe()}")
     with heartbeat({lock}):
@@ -278,32 +309,36 @@ def find_unfinished_files(folders: Iterable[Path]) -> dict[str, list[Path]]:
 
     Only a process that holds the lock of such a file may remove it.
     """
-    unfinished_files: dict[str, list[Path]] = {}
+    files_by_stem: dict[str, list[Path]] = {}
     for folder in folders:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
+                # '.ID.tmp-1234-ab12.zip' becomes 'ID'
                 stem, mark, _ = entry.name.removeprefix(".").rpartition(TMP_MARK)
                 if mark:
-                    unfinished_files.setdefault(stem, []).append(Path(entry.path))
-    return unfinished_files
+                    files_by_stem.setdefault(stem, []).append(Path(entry.path))
+    return files_by_stem
 
 
 def sweep_slide(slide_id: str, folder: Path, others: dict[str, list[Path]]) -> None:
-    """Removes what killed processes left of a slide; the caller holds its lock.
+    """Removes the files that killed processes left of a slide; the caller holds its lock.
 
     Args:
         slide_id: the slide.
         folder: its folder; the lock guards everything in it.
-        others: `find_unfinished_files` of the folders that have a file of each slide.
+        others: `find_unfinished_files` of the folders that have a file of each slide; those of
+            this slide are taken from it.
     """
-    inner = [
+    subfolders = [
         Path(entry.path)
         for entry in os.scandir(folder)
         if entry.is_dir(follow_symlinks=False)
     ]
-    files = list(chain.from_iterable(find_unfinished_files([folder, *inner]).values()))
+    files = list(
+        chain.from_iterable(find_unfinished_files([folder, *subfolders]).values())
+    )
     for stem in list(others):
-        # 'ID' of ID.h5, 'ID.zarr' of ID.zarr.zip
+        # the stem is 'ID' for ID.h5, and 'ID.zarr' for ID.zarr.zip
         if slide_id in (stem, PurePath(stem).stem):
             files += others.pop(stem)
     oldest_s = time.time() - STALE_AFTER_S
@@ -315,7 +350,7 @@ def sweep_slide(slide_id: str, folder: Path, others: dict[str, list[Path]]) -> N
 
 
 def sweep_old(folder: Path) -> None:
-    """Removes unfinished files that nobody writes any more, after ten times a stale lock's age."""
+    """Removes unfinished files that have not been written for ten times `STALE_AFTER_S`."""
     for path in chain.from_iterable(find_unfinished_files([folder]).values()):
         with contextlib.suppress(OSError):
             if (
@@ -327,7 +362,13 @@ def sweep_old(folder: Path) -> None:
 
 @contextmanager
 def scratch_folder(kind: str, num_bytes: int = 0) -> Iterator[Path]:
-    """A temporary folder that will hold so many bytes; what killed processes left goes first."""
+    """Makes a temporary folder, and removes those that killed processes left.
+
+    Args:
+        kind: use of the folder, a part of its name.
+        num_bytes: bytes that it will hold, for `scratch_bytes` of other processes.
+    """
+    # removes the folders that killed processes left
     scratch_bytes(kind)
     with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}-{kind}-{num_bytes}-") as name:
         FileLock(Path(name) / LOCK_NAME).acquire()
@@ -335,7 +376,10 @@ def scratch_folder(kind: str, num_bytes: int = 0) -> Iterator[Path]:
 
 
 def scratch_bytes(kind: str) -> int:
-    """Adds up the bytes of a kind's scratch folders that living processes of this machine have."""
+    """Adds up the bytes of this machine's scratch folders of a kind.
+
+    Folders that killed processes left are removed and not counted.
+    """
     pattern = re.compile(rf"{_PREFIX}-{kind}-(\d+)-[a-z0-9_]+")
     total = 0
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}-{kind}-*"):
@@ -343,12 +387,14 @@ def scratch_bytes(kind: str) -> int:
         if match is None or not path.is_dir():
             continue
         owner = FileLock(path / LOCK_NAME).owner()
-        with contextlib.suppress(FileNotFoundError):  # its process removes it
+        # its process may remove the folder at the same time
+        with contextlib.suppress(FileNotFoundError):
             age_s = time.time() - path.stat().st_mtime
-            is_old = age_s > STALE_AFTER_S
-            if owner:
-                is_old = is_gone(owner) or _is_before_boot(owner, path)
-            if is_old:
+            if owner is None:
+                is_leftover = age_s > STALE_AFTER_S
+            else:
+                is_leftover = is_gone(owner) or _is_before_boot(owner, path)
+            if is_leftover:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 total += int(match[1])
