@@ -13,14 +13,22 @@ from tests.predict.lesions import HEAD, Trained, train
 from tests.support.lesion import Box, inside, write_with_lesion
 
 import thinsection as ts
-from thinsection.config import replace_flat
+from thinsection.config import from_mapping, replace_flat
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.labels import Target
 from thinsection.files.atomic import TMP_MARK
 from thinsection.predict.answering import through, tile_scores
 from thinsection.predict.bags import Bags
-from thinsection.predict.heatmap import HeatmapRunConfig, heatmap
-from thinsection.predict.model_file import load_model
+from thinsection.predict.heatmap import (
+    GAP_PX,
+    TEXT_PX,
+    HeatmapRunConfig,
+    draw_top_tiles,
+    heatmap,
+)
+from thinsection.predict.heatmap_links import remove_stale_heatmaps
+from thinsection.predict.model_file import load_model, save_model
+from thinsection.slide.geometry import ReadPlan
 from thinsection.store.geojson import write_tiles_geojson
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
 
@@ -277,3 +285,78 @@ def test_what_a_killed_process_left_of_a_picture_goes_with_the_next(
     left.write_bytes(b"half")
     heatmap("tissue_fraction", trained.results, top_tiles=0)
     assert not left.exists()
+
+
+def test_out_gets_all_files_and_another_model_of_the_name_replaces_them(
+    trained: Trained, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(trained.results, results)
+    before = sorted(results.rglob("*"))
+    model = tmp_path / "grade.safetensors"
+    shutil.copy(trained.model, model)
+    lines: list[str] = []
+    out = tmp_path / "out"
+    drawn = ts.heatmap(model, results, out=out, top_tiles=0, on_message=lines.append)
+    (home,) = {path.parent for path in drawn}
+    assert home.parents[1] == out and home.name == "heatmap_grade"
+    assert (out / "predictions_grade.csv").is_file()
+    assert {*home.glob("*.h5")}
+    assert sorted(results.rglob("*")) == before
+    # the screen has the prediction of each slide
+    names = [path.stem for path in home.glob("*.h5")]
+    for name in names:
+        assert any(
+            line.startswith(f"{name}: ") and ", predicted probability 0." in line
+            for line in lines
+        )
+    # another model of the same name: nothing of the first one stays
+    first = load_model(model)
+    members = [replace(member, temperature=3.0) for member in first.card.members]
+    card = replace(first.card, members=tuple(members))
+    save_model(model, replace(first, card=card))
+    lines.clear()
+    slide = trained.slides[0].stem
+    one = tmp_path / "one"
+    shutil.copytree(results, one)
+    for path in one.glob("*/*/*.h5"):
+        if path.stem != slide:
+            path.unlink()
+    scores = read_tiles(home / f"{slide}.h5").columns["score_high"]
+    ts.heatmap(model, one, out=out, top_tiles=0, on_message=lines.append)
+    assert any("of another model with this name" in line for line in lines)
+    assert [path.stem for path in home.glob("*.h5")] == [slide]
+    now = read_tiles(home / f"{slide}.h5").columns["score_high"]
+    assert not np.allclose(scores, now)
+    assert {path.name.split(".")[0] for path in home.glob("*.png")} == {slide}
+
+
+def test_training_removes_the_heatmaps_of_the_model_that_it_replaces(
+    tmp_path: Path,
+) -> None:
+    heatmaps = tmp_path / "256px_0.5mpp" / "heatmap_e"
+    heatmaps.mkdir(parents=True)
+    names = ("s.attention.png", "s.geojson", "s.h5")
+    for name in names:
+        (heatmaps / name).write_text("")
+    assert remove_stale_heatmaps(heatmaps, "new") == 0  # nobody knows who drew them
+    (heatmaps / "scale.json").write_text(json.dumps({"model": "new"}))
+    assert remove_stale_heatmaps(heatmaps, "new", replaced_sum="old") == 0
+    (heatmaps / "scale.json").write_text(json.dumps({"model": "old"}))
+    assert remove_stale_heatmaps(heatmaps, "new") == len(names)
+    assert not [*heatmaps.iterdir()]
+
+
+def test_a_sheet_says_that_no_tile_speaks_for_a_class(drawn: list[Path]) -> None:
+    results = ts.open_results(drawn[0].parents[2])
+    table = read_tiles(drawn[0].parent / "whole.h5")
+    ledger = results.ledgers["whole"]
+    facts = ledger.stages[f"{results.grids[0]}/tiles"].facts["plan"]
+    plan = from_mapping(ReadPlan, facts)
+    against = replace(
+        table, columns={"score_high": np.full(len(table.coords_l0), -1.0)}
+    )
+    sheet = draw_top_tiles(ledger, plan, against, ["score_high"], 4)
+    pixels = np.asarray(sheet)
+    assert (pixels[TEXT_PX + 2 * GAP_PX :] == 255).all()
+    assert (pixels[: TEXT_PX + 2 * GAP_PX] < 255).any()

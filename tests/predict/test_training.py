@@ -150,8 +150,12 @@ def test_a_model_of_other_labels_or_settings_is_replaced_only_on_request(
     with pytest.raises(InvalidInputError, match="other labels of 1 case"):
         train(root, out=out, config=config)
     assert files_of(out) == before
+    heatmaps = root / "256px_0.5mpp" / "heatmap_e"
+    heatmaps.mkdir(parents=True)
+    (heatmaps / "s000.attention.png").write_text("of the old model")
     train(root, out=out, config=config, overwrite=True)
     assert files_of(out) != before
+    assert not [*heatmaps.iterdir()]
 
 
 def test_a_bag_budget_and_workers_change_no_byte(tmp_path: Path) -> None:

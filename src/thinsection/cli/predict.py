@@ -193,9 +193,11 @@ def heatmap(
 ) -> None:
     """Show which tiles a prediction depends on.
 
-    OUT gets a picture of each slide with its scores as colours, a picture of the tiles with the
-    highest scores, and the scores as GeoJSON for QuPath. With a column of the tile table in place
-    of a model, the pictures show this column.
+    OUT/GRID/heatmap_MODEL/ gets a picture of each slide with its scores as colours, a picture of
+    the tiles with the highest scores, and the scores as GeoJSON for QuPath. With a column of the
+    tile table in place of a model, the pictures show this column.
+
+    Without --out, OUT is the results folder: its page and `thinsection view` show the heatmaps.
 
     \b
     Examples:

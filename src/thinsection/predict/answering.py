@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from thinsection.config import from_mapping
-from thinsection.errors import InvalidInputError, OutputError
+from thinsection.errors import InvalidInputError, OutputError, StoreError
 from thinsection.evaluation.embeddings import open_embeddings
 from thinsection.evaluation.labels import Target
 from thinsection.evaluation.leaks import content_digest
@@ -39,6 +39,7 @@ from thinsection.weights.origin import slug
 from thinsection.weights.placement import resolve_device
 
 FORMAT = 2  # format of ID.json
+MODEL_ATTRIBUTE = "heatmap_model"  # of ID.h5: SHA-256 of the model's file
 UNLIKE = "unlike the training set"  # start of a warning
 
 TileColumns = dict[str, npt.NDArray[np.floating]]  # (N,) each
@@ -77,7 +78,7 @@ class PredictTask(Task[Prediction, Prediction]):
     model_sum: str
     folder: Path  # OUT/predictions_MODEL
     device: str
-    heatmaps: bool = False
+    heatmaps: Path | None = None  # GRID/heatmap_MODEL; None writes none
 
     def __call__(
         self, entries: Sequence[Prediction], *, on_event: OnEvent
@@ -115,7 +116,7 @@ class PredictTask(Task[Prediction, Prediction]):
             document = read_json(self.folder / f"{self.name(entry)}.json")
             if document.pop("key") != self._key(entry):
                 return None
-            if self._draws(entry) and not self._heatmap(entry).is_file():
+            if self._draws(entry) and not self._has_heatmap(entry):
                 return None
             return from_mapping(Prediction, document)
         except (OSError, ValueError, KeyError):
@@ -123,11 +124,19 @@ class PredictTask(Task[Prediction, Prediction]):
 
     def _draws(self, entry: Prediction) -> bool:
         """True if the entry gets a heatmap."""
-        return self.heatmaps and entry.level == "slide"
+        return self.heatmaps is not None and entry.level == "slide"
 
     def _heatmap(self, entry: Prediction) -> Path:
-        folder = self.folder.name.replace("predictions", "heatmap")
-        return Path(entry.files[0]).parent.parent / folder / f"{entry.name}.h5"
+        assert self.heatmaps is not None
+        return self.heatmaps / f"{entry.name}.h5"
+
+    def _has_heatmap(self, entry: Prediction) -> bool:
+        """True if this model wrote the slide's table; another may have the same name."""
+        try:
+            with open_h5(self._heatmap(entry)) as file:
+                return bool(file.attrs.get(MODEL_ATTRIBUTE) == self.model_sum)
+        except StoreError:
+            return False
 
     def _key(self, entry: Prediction) -> str:
         """Hash of all that decides a prediction: the model, the names and the files."""
@@ -158,7 +167,9 @@ class PredictTask(Task[Prediction, Prediction]):
         members = model.asked(marks)
         seen = model.seen_as(names, contents, means)
         warnings = model.seen_warnings(seen, marks)
-        logits, columns = through(model, members, bag, self.device, tiles=self.heatmaps)
+        logits, columns = through(
+            model, members, bag, self.device, tiles=self._draws(entry)
+        )
         answers = model.answers(logits, members)
         mean = bag.features.mean(0, dtype=np.float64)
         distance = model.usual.distance(mean, len(bag.features))
@@ -168,7 +179,7 @@ class PredictTask(Task[Prediction, Prediction]):
                 f"{UNLIKE} (distance {distance:.4g}, threshold {threshold:.4g})"
             )
         if self._draws(entry):
-            _write_heatmap(self._heatmap(entry), paths[0], columns)
+            _write_heatmap(self._heatmap(entry), paths[0], columns, self.model_sum)
         prediction = replace(
             entry,
             answers=tuple(answers.mean(0).tolist()),
@@ -196,8 +207,10 @@ def _content_marks(
     return contents, np.stack(means)
 
 
-def _write_heatmap(path: Path, embeddings: Path, columns: TileColumns) -> None:
-    """Writes a per-tile table with the coordinates of the tiles."""
+def _write_heatmap(
+    path: Path, embeddings: Path, columns: TileColumns, model_sum: str
+) -> None:
+    """Writes a per-tile table with the coordinates of the tiles and the model's SHA-256."""
     with open_h5(embeddings) as file:
         coords = file["coords"][:]
         attributes = {
@@ -205,6 +218,7 @@ def _write_heatmap(path: Path, embeddings: Path, columns: TileColumns) -> None:
             for name, value in file["coords"].attrs.items()
             if not name.startswith("thinsection_")
         }
+    attributes[MODEL_ATTRIBUTE] = model_sum
     stored = {name: values.astype(np.float32) for name, values in columns.items()}
     write_columns(path, coords, stored, attributes)
 

@@ -40,7 +40,12 @@ from thinsection.predict.folds import (
 )
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import build_head
-from thinsection.predict.heatmap_links import heatmap_folder, write_heatmap_links
+from thinsection.predict.heatmap_links import (
+    heatmap_folder,
+    remove_stale_heatmaps,
+    stale_words,
+    write_heatmap_links,
+)
 from thinsection.predict.inputs import training_inputs
 from thinsection.predict.locking import lock_of
 from thinsection.predict.model_file import (
@@ -124,7 +129,14 @@ def train(
     heatmaps = heatmap_folder(folder / cohort.place.split("/")[0], out.name)
     document["heatmaps"] = os.path.relpath(heatmaps, out)
     model = _ensemble(config, trained, scored, document["scores"], name=out.name)
-    save_model(out / "model.safetensors", model)
+    model_path = out / "model.safetensors"
+    replaced_sum = file_sum(model_path) if model_path.is_file() else ""
+    save_model(model_path, model)
+    model_sum = file_sum(model_path)
+    for drawn in sorted(folder.glob(f"*/{heatmaps.name}")):
+        num_stale = remove_stale_heatmaps(drawn, model_sum, replaced_sum=replaced_sum)
+        if num_stale:
+            on_message(stale_words(drawn, num_stale))
     write_table(out / "predictions.csv", tested.lines_of(scored, slides))
     page = experiment_page(document, scored, folder / SLIDES)
     write_text(out / "index.html", page)

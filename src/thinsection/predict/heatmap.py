@@ -4,7 +4,8 @@ GRID/heatmap_MODEL/ID.h5           `tiles/attention`, `tiles/score_NAME`, see `p
                    ID.COLUMN.png   the slide with a column over it
                    ID.geojson      tiles with all columns as measurements
                    ID.top.png      tiles with the highest scores, a row for each column
-                   scale.json      the values of the first and last colour, for all slides
+                   scale.json      the values of the first and last colour, for all slides, and
+                                   the SHA-256 of the model
 Pictures for a column of another per-tile table are in GRID/heatmap_COLUMN.
 
 All slides of a folder share one scale, so that a colour has the same meaning on each. If a new
@@ -28,8 +29,12 @@ from thinsection.files.json_text import Json, read_json
 from thinsection.files.lock import LOCK_NAME, find_unfinished_files, hold, sweep_slide
 from thinsection.pipeline.events import OnEvent
 from thinsection.pipeline.folder import Results, one_address, open_results
-from thinsection.predict.answering import score_column
-from thinsection.predict.heatmap_links import heatmap_folder, refresh_heatmap_links
+from thinsection.predict.answering import Prediction, score_column
+from thinsection.predict.heatmap_links import (
+    SCALE_NAME,
+    heatmap_folder,
+    refresh_heatmap_links,
+)
 from thinsection.predict.model_file import read_card
 from thinsection.predict.predicting import PredictRunConfig, predict
 from thinsection.report.draw import write_drawing
@@ -40,12 +45,12 @@ from thinsection.slide import open_slide
 from thinsection.slide.geometry import ReadPlan
 from thinsection.slide.resize import read_tiles
 from thinsection.store.geojson import write_tiles_geojson
+from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SlideLedger
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.store.tiles_h5 import read_tiles as read_tiles_file
 from thinsection.weights.origin import slug
 
-SCALE_NAME = "scale.json"
 TILE_PX = 192  # edge of a tile on the sheet in pixels
 GAP_PX = 6  # gap between tiles of the sheet in pixels
 TEXT_PX = 18  # height of the sheet's text in pixels
@@ -95,6 +100,7 @@ class Drawing:
     load: Callable[[str], TilesFile]  # slide_id -> its table
     sheet_columns: tuple[str, ...]  # each of them gets a row of top tiles
     model_name: str  # name in the caption; '' for a column
+    model_sum: str  # SHA-256 of the model's file; '' for a column
     config: HeatmapConfig
 
 
@@ -113,7 +119,8 @@ def heatmap(
     Args:
         source: a model file, or a column of a per-tile table of a results folder: 'px_focus',
             'heatmap_grade:score_high'.
-        slides, out: as for `predict`; with a column, `slides` is a results folder.
+        slides, out: as for `predict`; with a column, `slides` is a results folder. All files are
+            written below `out`, or below the results folder if it is None.
         config: all settings; `settings` are single ones that replace them.
         on_event, on_message: as for `predict`.
 
@@ -125,7 +132,8 @@ def heatmap(
     config = replace_flat(config or HeatmapRunConfig(), settings)
     if not Path(source).is_file():
         results = open_results(_only_folder(slides))
-        return _draw_column(results, str(source), config.heatmap)
+        root = results.folder if out is None else Path(out)
+        return _draw_column(results, str(source), root, config.heatmap)
     card = read_card(Path(source))
     _check_positive(config.heatmap.positive, card.target)
     predictions = predict(
@@ -137,15 +145,19 @@ def heatmap(
         on_event=on_event,
         on_message=on_message,
     )
+    for line in _prediction_lines(predictions.rows, card.target):
+        on_message(line)
+    home = predictions.heatmaps
+    if home is None:
+        return []
     results = open_results(predictions.results)
-    grid = results.folder / predictions.address.split("/")[0]
-    home = heatmap_folder(grid, card.name)
     drawing = Drawing(
         results=results,
         home=home,
         load=lambda slide_id: read_tiles_file(home / f"{slide_id}.h5"),
         sheet_columns=tuple(score_column(name) for name in card.target.names),
         model_name=card.name,
+        model_sum=file_sum(Path(source)),
         config=config.heatmap,
     )
     columns_by_slide = {
@@ -158,8 +170,39 @@ def heatmap(
     }
     written = _draw_folder(drawing, columns_by_slide)
     refresh_heatmap_links(Path(source), home)
-    write_index(results.folder)
+    _refresh_page(results, home)
     return written
+
+
+def _refresh_page(results: Results, home: Path) -> None:
+    """Writes the page of a results folder if the pictures lie in it."""
+    if home.resolve().is_relative_to(results.folder.resolve()):
+        write_index(results.folder)
+
+
+def _prediction_lines(rows: Sequence[Prediction], target: Target) -> Iterator[str]:
+    """Prediction of each slide and case, and its warnings, for the screen."""
+    for row in rows:
+        if row.answers:
+            yield f"{row.name}: {_answer_words(row.answers, target)}"
+        if row.error:
+            yield f"{row.name}: {row.error}"
+        for warning in row.warnings:
+            yield f"{row.name}: {warning}"
+
+
+def _answer_words(answers: Sequence[float], target: Target) -> str:
+    """The predicted class with its probability, else each output."""
+    if target.exclusive:
+        best = int(np.argmax(answers))
+        return f"{target.names[best]}, predicted probability {answers[best]:.3f}"
+    if target.kind == "discrete":
+        return f"risk {target.risk(np.array([answers]))[0]:.4g}"
+    outputs = zip(target.names, answers, strict=True)
+    words = ", ".join(f"{name} {value:.4g}" for name, value in outputs)
+    if target.kind == "multilabel":
+        return f"predicted probability of {words}"
+    return words
 
 
 def _only_folder(slides: Sequence[str | Path] | str | Path) -> Path:
@@ -172,8 +215,10 @@ def _only_folder(slides: Sequence[str | Path] | str | Path) -> Path:
     return Path(folders[0])
 
 
-def _draw_column(results: Results, column: str, config: HeatmapConfig) -> list[Path]:
-    """Draws a stored column for all slides that have it."""
+def _draw_column(
+    results: Results, column: str, root: Path, config: HeatmapConfig
+) -> list[Path]:
+    """Draws a stored column for all slides that have it, below `root`."""
     grid = one_address(results.grids, None, "grid")
     slides = [
         s for s, ledger in results.ledgers.items() if f"{grid}/tiles" in ledger.stages
@@ -196,14 +241,15 @@ def _draw_column(results: Results, column: str, config: HeatmapConfig) -> list[P
 
     drawing = Drawing(
         results=results,
-        home=heatmap_folder(results.folder / grid, column),
+        home=heatmap_folder(root / grid, column),
         load=load,
         sheet_columns=(column,),
         model_name="",
+        model_sum="",
         config=config,
     )
     written = _draw_folder(drawing, dict.fromkeys(slides_with_column, (column,)))
-    write_index(results.folder)
+    _refresh_page(results, drawing.home)
     return written
 
 
@@ -258,7 +304,8 @@ def _draw_folder(
                 written += _write_tables(drawing, slide_id, table)
     if written:
         pictures = {**earlier, **columns_by_slide}
-        write_json(drawing.home / SCALE_NAME, {"limits": limits, "pictures": pictures})
+        record = {"limits": limits, "pictures": pictures, "model": drawing.model_sum}
+        write_json(drawing.home / SCALE_NAME, record)
     return written
 
 
@@ -396,8 +443,8 @@ def draw_top_tiles(
 ) -> Image.Image:
     """Tiles with the highest values, best first, a row for each column, read from the slide.
 
-    Tiles with a negative score are left out if other tiles have a positive one. Memory: the tiles
-    of one row, and the sheet.
+    A row of scores has only tiles that speak for the class, or says that there are none. Memory:
+    the tiles of one row, and the sheet.
     """
     slide_facts = ledger.slide
     slide_mpp = None
@@ -415,12 +462,14 @@ def draw_top_tiles(
             top = row * row_px
             values = table.columns[name]
             best = np.argsort(-values, kind="stable")[:count]
-            if values.max() > 0:
+            title = f"{name}: {ledger.slide_id}"
+            if _is_score(name):
                 best = best[values[best] > 0]
-            read_tiles(slide, plan, table.coords_l0[best], tiles[: len(best)])
-            pen.text(
-                (GAP_PX, top + GAP_PX), f"{name}: {ledger.slide_id}", "black", font
-            )
+            if len(best):
+                read_tiles(slide, plan, table.coords_l0[best], tiles[: len(best)])
+            else:
+                title += f": no tile speaks for {name.removeprefix('score_')}"
+            pen.text((GAP_PX, top + GAP_PX), title, "black", font)
             for i, value in enumerate(values[best].tolist()):
                 left = GAP_PX + i * (TILE_PX + GAP_PX)
                 tile_top = top + TEXT_PX + 2 * GAP_PX

@@ -38,6 +38,11 @@ from thinsection.pipeline.records import recording
 from thinsection.pipeline.run import run
 from thinsection.pipeline.tables import grid_rows, known_slides
 from thinsection.predict.answering import Prediction, PredictTask
+from thinsection.predict.heatmap_links import (
+    heatmap_folder,
+    remove_stale_heatmaps,
+    stale_words,
+)
 from thinsection.predict.inputs import Inputs, check_inputs, read_inputs, run_config
 from thinsection.predict.model_file import ModelCard, read_card
 from thinsection.predict.replacing import check_validation
@@ -112,6 +117,7 @@ class Predictions(NamedTuple):
     rows: list[Prediction]
     validation: dict[str, Json] | None = None  # content of validation.json
     page: Path | None = None  # page of the validation
+    heatmaps: Path | None = None  # GRID/heatmap_MODEL, if requested
 
 
 class Source(NamedTuple):
@@ -147,7 +153,7 @@ def predict(
         out: results folder; None uses that of the embeddings.
         config: all settings; `settings` are single ones that replace them: device="cuda". With
             labels="external.csv" the model is also tested on these labels, see `validation`.
-        heatmaps: True also writes `GRID/heatmap_MODEL/ID.h5`.
+        heatmaps: True also writes `GRID/heatmap_MODEL/ID.h5`, below `out` if it is given.
         overwrite: True replaces a validation of another model or of other labels.
         on_event: receives the progress of embedding.
         on_message: called with lines of text for the user.
@@ -200,12 +206,17 @@ def predict(
         cohort = join_labels(embeddings, owners, labels, card.target)
         for line in cohort.account:
             on_message(line)
+    drawn = _heatmap_folder(source, card.name) if heatmaps else None
+    if drawn is not None:
+        num_stale = remove_stale_heatmaps(drawn, model_sum)
+        if num_stale:
+            on_message(stale_words(drawn, num_stale))
     task = PredictTask(
         model=path,
         model_sum=model_sum,
         folder=home / name,
         device=config.predict.device,
-        heatmaps=heatmaps,
+        heatmaps=drawn,
     )
     entries = list(_bags(source.files, owners, cohort))
     rows = _answers(entries, task, source, config, on_message)
@@ -226,7 +237,19 @@ def predict(
     if asked is not None:
         asked_files = {str(source.files[s]) for s in asked if s in source.files}
         rows = [row for row in rows if row.name in asked or asked_files & {*row.files}]
-    return Predictions(table, data, source.address, rows, document, page)
+    return Predictions(table, data, source.address, rows, document, page, drawn)
+
+
+def _heatmap_folder(source: Source, model: str) -> Path | None:
+    """Folder for the heatmaps: beside the embeddings, or below another results folder.
+
+    None if no slide has embeddings.
+    """
+    if not source.files:
+        return None
+    if source.home != source.data:
+        return heatmap_folder(source.home / source.address.split("/")[0], model)
+    return heatmap_folder(next(iter(source.files.values())).parent.parent, model)
 
 
 def _answers(
@@ -239,7 +262,7 @@ def _answers(
     """Row for each bag, and for each slide without embeddings."""
     done: dict[str, Prediction] = {}
     # slides of earlier calls that this call does not name get no heatmap now
-    plain = replace(task, heatmaps=False)
+    plain = replace(task, heatmaps=None)
     for entry in entries:
         asked = source.asked is None or entry.name in source.asked
         earlier = None if asked or entry.level == "case" else plain.finished(entry)
@@ -249,7 +272,7 @@ def _answers(
     def collect(report: Report[Prediction]) -> None:
         done.update({task.name(row): row for row in report.results})
 
-    command = "heatmap" if task.heatmaps else "predict"
+    command = "predict" if task.heatmaps is None else "heatmap"
     settings = as_mapping(config) | {"model": str(task.model)}
     waiting = [entry for entry in entries if task.name(entry) not in done]
     home = source.home
@@ -284,7 +307,7 @@ def _rows_of_other_data(
     task: PredictTask, rows: Sequence[Prediction]
 ) -> list[Prediction]:
     """Earlier predictions of this model in this folder, for embeddings in another folder."""
-    plain = replace(task, heatmaps=False)
+    plain = replace(task, heatmaps=None)
     names = {task.name(row) for row in rows}
     others = list[Prediction]()
     for path in sorted(task.folder.glob("*.json")):
