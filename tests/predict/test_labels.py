@@ -217,3 +217,26 @@ def test_the_site_is_a_column_or_the_tissue_source_site(tmp_path: Path) -> None:
         DatasetError, match="hospital must name a site for each case, got none for 1"
     ):
         cohort_of(tmp_path, gap, names, site="hospital")
+
+
+@pytest.mark.parametrize(
+    "header", ["slide", "Filename", "wsi", "FILENAME", "sample_id"]
+)
+def test_slides_may_stand_under_the_names_of_cohort_tables(
+    tmp_path: Path, header: str
+) -> None:
+    table = f"{header},case_id,label\nx/a.svs,p1,x\nb.ndpi,p2,y\nC.svs,p3,y\n"
+    cohort = cohort_of(tmp_path, table, ["a", "b", "c"])
+    assert cohort.slides == (("a",), ("b",))
+    assert any("slide: C.svs (did you mean c?)" in line for line in cohort.account)
+
+
+def test_a_number_of_a_slide_is_not_its_name(tmp_path: Path) -> None:
+    table = "slide,case_id,label\n1,a,x\n1,b,y\n"
+    cohort = cohort_of(tmp_path, table, ["a", "b"])
+    assert cohort.slides == (("a",), ("b",))
+
+
+def test_a_table_that_names_no_slide_says_which_names_are_read(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="may also be called slide, sample_id, "):
+        cohort_of(tmp_path, "name,label\na,x\nb,y\n", ["a", "b"])

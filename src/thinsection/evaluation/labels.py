@@ -1,7 +1,7 @@
 """Labels joined to stored embeddings: which cases train, on what, and why the others do not."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -19,6 +19,7 @@ from thinsection.evaluation.cases import (
     group_rows,
     listed_names,
     patient_of,
+    plain_id,
     site_of,
     spelling_notes,
 )
@@ -35,6 +36,15 @@ TaskName = Literal[
 Floats = npt.NDArray[np.float64]
 INTERVALS = 4  # of time in 'discrete', with equally many training events each
 MOST_CLASSES = 10  # different numbers that are taken for classes
+# names of the column slide_id in tables of cohorts and of other tools, in any capitals
+SLIDE_ALIASES = (
+    "slide",
+    "sample_id",
+    "filename",
+    "slide_path",
+    "image_path",
+    "wsi",
+)
 # words for "no value" in a cell of a label, a time or a site, in any capitals
 MISSING = frozenset(
     {
@@ -52,7 +62,7 @@ MISSING = frozenset(
         "[not applicable]",
     }
 )
-_STAMPS_COLUMNS = {"PATIENT": "case_id", "FILENAME": "slide_id"}
+_STAMPS_PATIENT = "PATIENT"  # its one column for case and patient
 _FLAGS = {
     "1": 1.0,
     "1.0": 1.0,
@@ -291,7 +301,7 @@ def join_labels(
         )
     table = Path(config.labels)
     files, lacking, place = embeddings
-    rows, key = _read_label_rows(table, config)
+    rows, key = _read_label_rows(table, config, {*files, *lacking})
     labelled, blank = drop_missing(rows, config.columns, key)
     slides_by_key = _slides_by_key(key, files, owners)
     pairs, missing = _match(labelled, key, slides_by_key, lacking)
@@ -351,20 +361,56 @@ def _absolute_files(
     return tuple(str(files[slide].absolute()) for slide in slides)
 
 
-def _read_label_rows(table: Path, config: LabelsConfig) -> tuple[list[TextRow], str]:
+def _read_label_rows(
+    table: Path, config: LabelsConfig, slides: Collection[str]
+) -> tuple[list[TextRow], str]:
     """Rows under our names of columns, and the column that names a slide or a case."""
-    raw = read_rows(table, config.columns)
-    rows = [{_STAMPS_COLUMNS.get(k, k): text for k, text in row.items()} for row in raw]
+    rows = read_rows(table, config.columns)
     if config.site:
         require_columns(rows[0], (config.site,), table)
     require_columns(rows[0], config.subgroup, table)
-    keys = [name for name in ("slide_id", *CASE_COLUMNS) if name in rows[0]]
+    aliases = {
+        "slide_id": _slide_column(rows, slides),
+        "case_id": _STAMPS_PATIENT if _STAMPS_PATIENT in rows[0] else "",
+    }
+    renamed: list[TextRow] = []
+    for row in rows:
+        more = {
+            name: row[alias]
+            for name, alias in aliases.items()
+            if alias and name not in row
+        }
+        renamed.append({**row, **more})
+    keys = [name for name in ("slide_id", *CASE_COLUMNS) if name in renamed[0]]
     if not keys:
         raise DatasetError(
             f"labels must have the column slide_id or case_id, got {', '.join(rows[0])} in "
-            f"{str(table)!r}"
+            f"{str(table)!r}; slide_id may also be called {', '.join(SLIDE_ALIASES)}"
         )
-    return [*rows], keys[0]
+    return renamed, keys[0]
+
+
+def _slide_column(rows: Sequence[TextRow], slides: Collection[str]) -> str:
+    """Column that names slides under another name than slide_id; '' if there is none.
+
+    Beside a case column it must contain a slide, as `slide` may be the number of a slide.
+    """
+    by_lower_name = {name.lower(): name for name in rows[0]}
+    columns = [by_lower_name[a] for a in SLIDE_ALIASES if a in by_lower_name]
+    for column in columns:
+        if any(_slide_named(row[column], slides) is not None for row in rows):
+            return column
+    has_case = any(name in rows[0] for name in (*CASE_COLUMNS, _STAMPS_PATIENT))
+    return "" if has_case or not columns else columns[0]
+
+
+def _slide_named(text: str, names: Collection[str]) -> str | None:
+    """The name that a cell stands for: as written, or without folder and suffix; else None."""
+    path = Path(text)
+    for candidate in (text, path.name, path.stem):
+        if candidate in names:
+            return candidate
+    return None
 
 
 def is_missing(text: str) -> bool:
@@ -424,14 +470,21 @@ def _match(
     """Each slide with its row, and the names that have no embeddings, with the reason."""
     pairs: list[tuple[str, TextRow]] = []
     missing: list[str] = []
+    spellings = {plain_id(name): name for name in slides_by_key}
     for row in rows:
-        bare = Path(row[key]).stem  # tables often keep the suffix of a file
-        has_suffix = row[key] not in slides_by_key and bare in slides_by_key
-        name = bare if has_suffix else row[key]
-        if name not in slides_by_key:
-            missing.append(f"{name} ({lacking[name]})" if name in lacking else name)
+        name = _slide_named(row[key], slides_by_key)
+        if name is not None:
+            pairs += [(slide, row) for slide in slides_by_key[name]]
             continue
-        pairs += [(slide, row) for slide in slides_by_key[name]]
+        bare = _slide_named(row[key], lacking)
+        similar = spellings.get(plain_id(Path(row[key]).stem))
+        similar = similar or spellings.get(plain_id(row[key]))
+        if bare is not None:
+            missing.append(f"{bare} ({lacking[bare]})")
+        elif similar is not None:
+            missing.append(f"{row[key]} (did you mean {similar}?)")
+        else:
+            missing.append(row[key])
     return pairs, missing
 
 
