@@ -180,7 +180,7 @@ def test_unitopatho_goes_by_its_tables(tmp_path: Path) -> None:
     assert data.labels.tolist() == [0, 3, 0, 5]
     write_text(tmp_path / "800" / "test.csv", "image_id,top_label\n9.png,5\n")
     with pytest.raises(
-        DatasetError, match=r"image must exist, got \['9.png'\], named in"
+        DatasetError, match=r"image must exist, got \['9.png'\], which the tables name"
     ):
         images.load_images("unitopatho", tmp_path)
 
