@@ -73,7 +73,7 @@ def test_a_slide_file_that_was_replaced_is_refused_and_nothing_changes(
         "got a result of another slide file, resolution, weights or version; pass --overwrite to "
         "replace it and "
         "all results that "
-        "were made from it, or another --out"
+        "were made from it, or pass another --out"
     )
     after = results(out)
     assert json.loads(after.pop("slides/s/failure.json")[0])["error"] == result.error

@@ -65,7 +65,7 @@ def test_results_of_another_file_are_refused_with_the_ways_out(work: SlideWork) 
         StaleResultError,
         match=r"slides/tissue of 'a' must come from the same slide file and settings, "
         r"got a result of another slide file, resolution, weights or version; pass --overwrite "
-        r".*, or another --out",
+        r".*, or pass another --out",
     ):
         changed.check_stale()
     assert {name: work.path(name).read_bytes() for name in files(work)} == before

@@ -336,7 +336,7 @@ def test_another_result_under_the_name_is_refused(tmp_path: Path) -> None:
         r"got a result of another slide file, resolution, weights or version; pass --overwrite to "
         r"replace it and all "
         r"results that were "
-        r"made from it, or another --out",
+        r"made from it, or pass another --out",
     ):
         work.check_stale()
     allowed = work_in(tmp_path, changed(), overwrite=True)
