@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from thinsection.cli.main import build_app
 from thinsection.config import replace_flat
 from thinsection.errors import InvalidInputError, StoreError
+from thinsection.evaluation.embeddings import feature_files
 from thinsection.files.atomic import write_table
 from thinsection.pipeline.anndata import export_anndata
 from thinsection.pipeline.folder import Results, one_address, open_results
@@ -371,3 +372,12 @@ def test_a_part_names_features_and_a_deleted_grid_counts_no_more(
     results = Results(folder=tmp_path, ledgers={"s": ledger})
     assert one_address(results.features, None, "features") == addresses[0]
     assert results.grids == ("256px_0.5mpp_qc-auto",)
+
+
+def test_the_grid_alone_means_its_tile_embeddings(out: Path) -> None:
+    only_lite0 = feature_files(out, f"{GRID}/features_{LITE0}")
+    assert only_lite0.place == f"{GRID}/features_{LITE0}"
+    assert feature_files(out, f"mean-{LITE0}").place.endswith(f"mean-{LITE0}")
+    with pytest.raises(InvalidInputError, match="features must match one of") as error:
+        feature_files(out, GRID)
+    assert "slide_features" not in str(error.value)

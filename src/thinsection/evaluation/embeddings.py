@@ -322,7 +322,7 @@ def feature_files(data: Path, features: str | None = None) -> FeatureFiles:
 def _result_files(data: Path, results: Results, features: str | None) -> FeatureFiles:
     """Files that the ledgers of a results folder know."""
     addresses = results.features
-    if features:
+    if features and not any(features in address for address in results.features):
         addresses = (*results.features, *results.slide_features)
     address = one_address(addresses or results.slide_features, features, "features")
     files: dict[str, Path] = {}

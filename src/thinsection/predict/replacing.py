@@ -98,7 +98,8 @@ def _changed_settings(earlier: dict[str, Json], settings: dict[str, Json]) -> li
         before = earlier.get(section, {})
         for name, value in plain[section].items():
             if name not in NEUTRAL and before.get(name) != value:
-                changes.append(f"{name} {before.get(name)}, now {value}")
+                words = before.get(name, "not recorded")
+                changes.append(f"{name} {words}, now {value}")
     return changes
 
 
