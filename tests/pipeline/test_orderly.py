@@ -149,7 +149,7 @@ def test_a_run_that_is_asked_to_end_leaves_tables_and_no_litter_and_resumes_to_t
         assert found["tables"] or not found["records"], found  # nothing had begun
         if found["records"] and found["code"]:
             assert "stopped by SIGTERM" in found["said"][0]
-            assert "of 3 slides are done, tables are in" in found["said"][1]
+            assert "of 3 slides done, tables are in" in found["said"][1]
         if not {"dask", "ray"} & {*flags}:  # these kill their workers, see below
             assert found["left"] == [], found
         check_resumed(found, reference)
@@ -194,6 +194,6 @@ def test_a_signal_while_thumbnails_are_drawn_is_obeyed_before_the_next_one(
     with pytest.raises(Stopped) as caught:
         run([slides / "s0.svs"], out=tmp_path, **settings)
     assert len(drawn) == 1
-    assert "1 of 1 slides are done, tables are in" in caught.value.__notes__[0]
+    assert "1 of 1 slide done, tables are in" in caught.value.__notes__[0]
     assert "s2" in (tmp_path / "summary.csv").read_text()
     assert (tmp_path / index.INDEX).is_file()

@@ -208,9 +208,8 @@ def test_a_plan_counts_tiles_names_bad_slides_and_warns_of_what_does_not_fit(
     assert [s.slide_id for s in planned.slides] == ["good"]
     assert 0 < planned.slides[0].num_tiles <= 20
     assert "no reader opens 'bad.tiff'" in planned.unreadable["bad"]
-    assert any(
-        w.startswith("--job-memory 200MiB cannot hold") for w in planned.warnings
-    )
+    (warning,) = (w for w in planned.warnings if w.startswith("--job-memory must be"))
+    assert "for this run, got 200MiB; raise it" in warning
     large = RunConfig(
         encode=EncodeConfig(batch_size=2048), executor=ExecutorConfig(gpu="t4")
     )

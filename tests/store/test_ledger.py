@@ -219,7 +219,7 @@ def test_a_value_of_another_type_damages_the_ledger_and_is_named(
     made.with_stage("a", StageRecord(key="k", files={}, facts=facts)).save()
     damaged = load_ledger(tmp_path, "s")
     assert damaged.stages == {}
-    assert damaged.damage.startswith("slide.json is damaged and counts as none: ")
+    assert damaged.damage.startswith("slide.json is damaged and is ignored: ")
     assert field in damaged.damage
 
 
