@@ -116,7 +116,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def format_mpp(mpp: Mpp | None) -> str:
-    """'0.25 µm/px', '0.25 x 0.5 µm/px' for px that are not square, 'no mpp' for None."""
+    """'0.25 µm/px', '0.25 x 0.5 µm/px' for px that are not square, 'no resolution' for None."""
     if mpp is None:
-        return "no mpp"
+        return "no resolution"
     return " x ".join(dict.fromkeys(f"{value:.4g}" for value in mpp)) + " µm/px"

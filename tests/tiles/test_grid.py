@@ -233,7 +233,7 @@ def test_a_missing_resolution_names_the_slide_and_what_its_objective_means() -> 
     bare.objective_power = 40.0
     with pytest.raises(
         MissingMppError,
-        match=r"in 'array\.svs' \(its 40x usually means 0.25 µm/px\)",
+        match=r"in 'array\.svs' \(at 40x it is usually 0.25 µm/px\)",
     ):
         tile_grid(bare, TilesConfig())
     with pytest.raises(MissingMppError, match=r"in 'array\.svs'; pass"):

@@ -53,7 +53,7 @@ def test_what_is_shown_says_size_resolution_and_content() -> None:
     )
     without = list(map(repr, objects(mpp=None)))
     assert all("no resolution" in text for text in without[1:])
-    assert "px, 2 levels, no mpp," in without[0]
+    assert "px, 2 levels, no resolution," in without[0]
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
