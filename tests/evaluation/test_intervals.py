@@ -65,7 +65,7 @@ def test_no_rows_have_no_units() -> None:
 
 
 def test_groups_of_another_number_of_rows_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"one a row, got 2 for 3"):
+    with pytest.raises(InvalidInputError, match=r"one entry per row, got 2 for 3"):
         Sampling.of_rows(3, ["a", "b"])
 
 

@@ -50,7 +50,7 @@ def test_a_target_without_a_scale_is_fitted_as_it_is() -> None:
 
 
 def test_intervals_of_time_need_an_event() -> None:
-    with pytest.raises(DatasetError, match="must have an event, got none of 2 cases"):
+    with pytest.raises(DatasetError, match="must have an event, got none in 2 cases"):
         TIME.fitted(np.array([[0.0, 5.0], [0.0, 6.0]]))
 
 
@@ -161,7 +161,7 @@ def test_rows_without_a_value_are_counted_by_their_word() -> None:
     ]
     kept, lines = drop_missing(rows, ("x", "y"), "slide_id")
     assert kept == rows[:1]
-    assert lines == ["3 without x or y ('NA' 2, 'unknown' 1): b, c, d"]
+    assert lines == ["no x or y in 3 rows ('NA' 2, 'unknown' 1): b, c, d"]
     assert drop_missing(rows[:1], ("x", "y"), "slide_id") == (rows[:1], [])
 
 

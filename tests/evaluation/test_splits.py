@@ -91,12 +91,14 @@ def test_grouped_folds_are_those_of_the_suites_settings_of_scikit_learn() -> Non
 def test_as_many_groups_as_folds_are_enough_and_one_less_is_refused() -> None:
     labels = [0, 1] * 3
     assert len(grouped_folds(labels, ["a", "a", "b", "b", "c", "c"])) == 3
-    with pytest.raises(InvalidInputError, match="at least 3 for 3 folds, got 2"):
+    with pytest.raises(
+        InvalidInputError, match="number of groups must be >= 3 for 3 folds, got 2"
+    ):
         grouped_folds(labels, ["a", "a", "b", "b", "b", "b"])
 
 
 def test_groups_of_another_number_of_rows_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="one entry a row, got 5 for 6 rows"):
+    with pytest.raises(InvalidInputError, match="one entry per row, got 5 for 6 rows"):
         grouped_folds([0, 1] * 3, ["a", "b", "c", "d", "e"])
 
 

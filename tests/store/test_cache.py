@@ -281,7 +281,7 @@ def test_buffers_are_reused_and_one_iteration_runs_at_a_time(tmp_path: Path) -> 
             r"must be float32, .* of shape \(B, 5, 24\), got float64 \(2, 5, 24",
         ),
         (np.zeros((2, 4, 24), np.float32), r"got float32 \(2, 4, 24\)"),
-        (np.zeros((38, 5, 24), np.float32), r"rows must be 37 as announced, got 38"),
+        (np.zeros((38, 5, 24), np.float32), r"rows must be 37, as announced, got 38"),
     ],
 )
 def test_rows_of_another_form_are_refused(
@@ -297,7 +297,7 @@ def test_rows_of_another_form_are_refused(
 def test_rows_that_are_not_there_and_missing_rows_are_refused(tmp_path: Path) -> None:
     with CacheWriter(tmp_path / "a", key(), SHAPE) as writer:
         writer.append(features("fp32")[:36])
-        with pytest.raises(InvalidInputError, match="must be 37 as announced, got 36"):
+        with pytest.raises(InvalidInputError, match="must be 37, as announced, got 36"):
             writer.finish()
     folder, _ = write(tmp_path, features("fp32"))
     with (
