@@ -45,7 +45,7 @@ def test_array_tasks_ask_for_what_the_largest_slide_may_take(
     assert found.request.walltime_s == 300  # the least
     many = asked([[entry] * 500])
     assert many.request.walltime_s > 1.5 * (TRAINING_S + 500)
-    assert any("the largest of 1 opened, +20%" in line for line in found.origins)
+    assert any("the largest of 1 opened slide, +20%" in line for line in found.origins)
 
 
 def test_a_slide_given_as_finer_is_larger_and_so_is_a_finer_work_image(
