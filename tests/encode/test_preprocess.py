@@ -134,10 +134,11 @@ def test_a_buffer_of_an_earlier_call_is_written_over() -> None:
     found = preprocess(255 - batch[:3].numpy(), spec, out=buffer)
     assert torch.equal(found, wanted) and found.data_ptr() == buffer.data_ptr()
     with pytest.raises(
-        InvalidInputError, match=r"out must come from an earlier call .* got \(3, 3"
+        InvalidInputError,
+        match=r"out must come from an earlier call .* got shape \(3, 3",
     ):
         preprocess(batch, spec, out=buffer[:3])
-    with pytest.raises(InvalidInputError, match="out must be"):
+    with pytest.raises(InvalidInputError, match="out must come from an earlier call"):
         preprocess(batch, spec, out=buffer.contiguous())
 
 
