@@ -61,7 +61,7 @@ class Otsu(QcCheck, kind="otsu", removes_glass=True):
 
 
 class BrightestCluster(QcCheck, kind="brightest_cluster", removes_glass=True):
-    """Removes the brightest of three clusters of gray values (k-means with a fixed start)."""
+    """Removes the brightest of three clusters of grey values (k-means with a fixed start)."""
 
     name: str = "brightest_cluster"
     # the mask keeps px darker than half-way between the brightest two

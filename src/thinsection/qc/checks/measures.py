@@ -25,7 +25,7 @@ _TEXTURE = ("contrast", "dissimilarity", "homogeneity", "ASM", "energy", "correl
 
 
 class Contrast(QcCheck, kind="contrast"):
-    """Measures Tenengrad, Michelson and RMS contrast of the gray image."""
+    """Measures Tenengrad, Michelson and RMS contrast of the grey image."""
 
     name: str = "contrast"
     # put before the column names, with an underscore
@@ -62,7 +62,7 @@ class Contrast(QcCheck, kind="contrast"):
 
 
 class Brightness(QcCheck, kind="brightness"):
-    """Measures mean and standard deviation of gray or each channel (-100 and 0 if none is left)."""
+    """Measures mean and standard deviation of grey or each channel (-100 and 0 if none is left)."""
 
     name: str = "brightness"
     # gray is [0, 1], RGB 0 to 255, YUV of [0, 1]
@@ -202,7 +202,7 @@ class Histogram(QcCheck, kind="histogram"):
 
 
 class Texture(QcCheck, kind="texture"):
-    """Measures co-occurrence of gray values over random squares; warns if there is no square."""
+    """Measures co-occurrence of grey values over random squares; warns if there is no square."""
 
     name: str = "texture"
     # put before the column names, with an underscore
@@ -282,7 +282,7 @@ class CountPieces(QcCheck, kind="count_pieces"):
 
 
 class Equalised(QcCheck, kind="equalised"):
-    """Measures nothing; writes a gray picture with an equalised histogram."""
+    """Measures nothing; writes a grey picture with an equalised histogram."""
 
     name: str = "equalised"
 
