@@ -89,6 +89,7 @@ def test_a_marker_comes_out_after_the_batches_before_it(encoders) -> None:
 @pytest.mark.parametrize(
     "name", [*NAMES, "h0_mini", "conch_v15", "phikon", "timm:resnet18"]
 )
+@pytest.mark.check
 def test_tokens_and_embeddings_of_one_pass_are_those_of_two(
     name: str, precision: str
 ) -> None:

@@ -89,6 +89,7 @@ def test_half_precision_of_a_vision_transformer_stays_close() -> None:
 @pytest.mark.parametrize(
     "name", [*dict(ENCODERS), "h0_mini", "phikon", "timm:resnet18"]
 )
+@pytest.mark.check
 def test_weights_that_are_rounded_once_give_the_bits_of_autocast(
     name: str, precision: str
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_class_that_one_percent_of_tiles_carries_is_found(
     assert (tmp_path / "e" / "index.html").read_text().count("<figure>") >= 5
 
 
+@pytest.mark.check
 def test_permuted_labels_are_at_chance(tmp_path: Path) -> None:
     held = 0
     for seed in range(4):
@@ -287,6 +288,7 @@ def test_scale_is_of_each_folds_training_cases_and_folds_are_drawn_again(
             assert result.target.center < 12
 
 
+@pytest.mark.check
 def test_the_grid_takes_the_best_inner_loss_of_each_fold(tmp_path: Path) -> None:
     root = planted(tmp_path / "f", cases=24)
     config = config_for(root)
@@ -475,6 +477,7 @@ def test_a_head_is_trained_by_its_own_recipe_unless_told_otherwise() -> None:
     assert (chosen.lr, chosen.epochs, chosen.patience) == (3e-5, 7, recipe.patience)
 
 
+@pytest.mark.check
 def test_the_default_recipe_finds_one_tile_in_a_hundred(tmp_path: Path) -> None:
     """Sixty cases, 1 % of the tiles carry the class: every fold finds them."""
     root = planted(tmp_path / "planted", cases=60, tiles=(100, 200), seed=5, shift=10)

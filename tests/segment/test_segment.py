@@ -237,6 +237,7 @@ def test_a_rule_on_a_column_that_is_not_there_says_which_are(
 
 @pytest.mark.filterwarnings("ignore:`timm-` encoders are deprecated")
 @pytest.mark.parametrize("name", ["hest-tissue", "grandqc-tissue"])
+@pytest.mark.check
 def test_published_tissue_detectors_take_local_weights(
     tmp_path: Path, name: str
 ) -> None:
@@ -269,6 +270,7 @@ def test_published_tissue_detectors_take_local_weights(
 @pytest.mark.skipif(
     find_spec("shell") is None, reason="needs pip install --no-deps lavlab-shell"
 )
+@pytest.mark.check
 def test_the_network_of_an_installed_wheel_names_the_tissue_of_a_slide(
     tmp_path: Path,
 ) -> None:
