@@ -144,7 +144,7 @@ def test_shares_are_written_as_each_step_says_it(tmp_path: Path) -> None:
         (
             "img_mask_flat",
             "img_mask_pens",
-            "mask_name must be as HistoQC.*one of img_mask_use",
+            "mask_name must have a value that HistoQC accepts.*one of img_mask_use",
         ),
         ("= absolute", "= relative", "fragments.statistics must be .*got 'relative'"),
         (
