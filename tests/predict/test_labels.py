@@ -8,8 +8,14 @@ import pytest
 from tests.predict.planted import write_embeddings
 
 from thinsection.errors import ConfigError, DatasetError, InvalidInputError
-from thinsection.evaluation.labels import LabelsConfig, Target, read_cohort
+from thinsection.evaluation.labels import (
+    SLIDE_ALIASES,
+    LabelsConfig,
+    Target,
+    read_cohort,
+)
 from thinsection.evaluation.parts import Drawing, make_parts
+from thinsection.slide.cohort_table import _ALIASES
 
 
 def cohort_of(root: Path, table: str, names: list[str], **config: object):
@@ -217,6 +223,11 @@ def test_the_site_is_a_column_or_the_tissue_source_site(tmp_path: Path) -> None:
         DatasetError, match="hospital must name a site for each case, got none for 1"
     ):
         cohort_of(tmp_path, gap, names, site="hospital")
+
+
+def test_a_slides_column_has_the_names_that_a_cohort_table_accepts() -> None:
+    in_cohorts = {"slide_path", *_ALIASES["slide_path"], *_ALIASES["slide_id"]}
+    assert set(SLIDE_ALIASES) == in_cohorts
 
 
 @pytest.mark.parametrize(
