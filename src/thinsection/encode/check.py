@@ -93,8 +93,7 @@ def _download_obstacle(spec: EncoderSpec, repo: str) -> str | None:
     if not hub.is_reachable(constants.ENDPOINT):
         return (
             f"not cached, and {constants.ENDPOINT} does not answer; download them on a machine "
-            "with "
-            f"a network: {fetch}"
+            f"with a network: {fetch}"
         )
     return None
 

@@ -564,8 +564,7 @@ def _owner_notes(
     if unknown:
         sentence = (
             f"the patients of {counted(len(unknown), 'slide')} are unknown, so each slide counts "
-            "as one "
-            "patient; add a column case_id if a patient has several slides"
+            "as one patient; add a column case_id if a patient has several slides"
         )
         alike = alike_names(unknown)
         if alike:

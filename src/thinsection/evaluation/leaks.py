@@ -147,9 +147,8 @@ def check_copies(
         shown = _listed_pairs(near, names)
         warnings.append(
             f"training and test set have {counted(len(near), 'pair')} of slides with nearly the "
-            "same mean "
-            f"embedding ({shown}): if they show the same tissue, the score is too optimistic; give "
-            "both one case_id"
+            f"same mean embedding ({shown}): if they show the same tissue, the score is too "
+            "optimistic; give both one case_id"
         )
     return warnings
 

@@ -18,8 +18,8 @@ from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.splits import grouped_folds, stratified_folds
 from thinsection.evaluation.tables import TEST, TRAIN, VAL, read_rows, split_name
-from thinsection.files.json_text import Json, read_json
-from thinsection.types import counted
+from thinsection.files.json_text import read_json
+from thinsection.types import Json, counted
 
 FoldUnit = Literal["case", "site", "each-site"]
 PATHOBENCH_TABLE = "k=all.tsv"
@@ -189,8 +189,7 @@ def _each_site(cohort: Cohort) -> tuple[list[Part], list[str]]:
     if unscored:
         lines.append(
             f"{counted(len(unscored), 'site')} with {counted(num_unscored_cases, 'case')} only in "
-            "training sets, "
-            f"because no score can be computed there ({listed_names(unscored)})"
+            f"training sets, because no score can be computed there ({listed_names(unscored)})"
         )
     return parts, lines
 

@@ -9,7 +9,8 @@ import numpy as np
 from thinsection.config import nearest
 from thinsection.errors import DatasetError, importing, rewording
 from thinsection.evaluation.metrics import Fold
-from thinsection.files.json_text import Json, read_json
+from thinsection.files.json_text import read_json
+from thinsection.types import Json
 
 TextRow = Mapping[str, str]
 TRAIN = "train"

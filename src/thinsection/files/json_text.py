@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from thinsection.types import Json as Json  # noqa: PLC0414 - rooms import it from here
+from thinsection.types import Json
 
 MAX_DEPTH = 64  # of nested lists and tables; GeoJSON has 8, our own documents 6
 

@@ -142,8 +142,7 @@ def end_early(
         tables = f"the tables could not be written ({failure})"
     error.add_note(
         f"{num_done} of {counted(len(entries), 'slide')} done, {tables}; they are kept: run the "
-        "same "
-        "command again to continue"
+        "same command again to continue"
     )
 
 

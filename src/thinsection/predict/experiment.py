@@ -22,7 +22,6 @@ from thinsection.evaluation.labels import Cohort, read_cohort
 from thinsection.evaluation.leaks import Contents, check_copies, read_contents, sketches
 from thinsection.evaluation.parts import Drawing, make_parts
 from thinsection.files.atomic import write_json, write_table, write_text
-from thinsection.files.json_text import Json
 from thinsection.jobs.execute import execute
 from thinsection.jobs.task import Report
 from thinsection.predict import tested
@@ -65,6 +64,7 @@ from thinsection.predict.usual import Usual
 from thinsection.report.index import write_index
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
+from thinsection.types import Json
 
 GRID = ("lr", "weight_decay", "bag_size", "dropout")  # settings that can be searched
 RESIDUAL_TILES = 64  # tiles per case for the variance of its tiles

@@ -9,7 +9,6 @@ from PIL import Image
 from scipy.stats import rankdata
 
 from thinsection.evaluation.labels import Floats
-from thinsection.files.json_text import Json
 from thinsection.files.pages import data_uri, render_page
 from thinsection.predict.heatmap_links import LINKS_NAME
 from thinsection.predict.tested import Tested, outcome_columns
@@ -27,6 +26,7 @@ from thinsection.probe.curves import (
 from thinsection.probe.plots import Picture, draw_confusion, draw_picture
 from thinsection.probe.result import METRIC_WORDS, Predictions, Risks, Values
 from thinsection.report.picture import thumbnail_file
+from thinsection.types import Json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

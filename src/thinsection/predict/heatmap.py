@@ -25,7 +25,7 @@ from thinsection.config import from_mapping, nearest, option, replace_flat, sect
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.labels import Target
 from thinsection.files.atomic import atomic_path, write_json
-from thinsection.files.json_text import Json, read_json
+from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, find_unfinished_files, hold, sweep_slide
 from thinsection.pipeline.events import OnEvent
 from thinsection.pipeline.folder import Results, one_address, open_results
@@ -49,6 +49,7 @@ from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SlideLedger
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.store.tiles_h5 import read_tiles as read_tiles_file
+from thinsection.types import Json
 from thinsection.weights.origin import slug
 
 TILE_PX = 192  # edge of a tile on the sheet in pixels

@@ -10,7 +10,6 @@ from typing import Literal
 from thinsection.config import as_mapping, from_mapping, option
 from thinsection.errors import ConfigError, InvalidInputError, StoreError
 from thinsection.evaluation.embeddings import read_embeddings
-from thinsection.files.json_text import Json
 from thinsection.pipeline.records import read_records
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import RunConfig
@@ -20,6 +19,7 @@ from thinsection.stages.tiles import TilesStage
 from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import SLIDES
 from thinsection.store.tiles_h5 import check_numbers
+from thinsection.types import Json
 from thinsection.weights.origin import slug
 
 # sections of a run's settings that decide the embeddings

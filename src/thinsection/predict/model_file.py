@@ -24,13 +24,13 @@ from thinsection.errors import WeightsError, rewording
 from thinsection.evaluation.cases import plain_id
 from thinsection.evaluation.labels import Floats, Target
 from thinsection.evaluation.leaks import is_near, sketches
-from thinsection.files.json_text import Json, parse_json
+from thinsection.files.json_text import parse_json
 from thinsection.files.pages import render_page
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import Head, build_head
 from thinsection.predict.inputs import Inputs
 from thinsection.predict.usual import Usual
-from thinsection.types import MIB
+from thinsection.types import MIB, Json
 from thinsection.weights.files import (
     MODEL_KEY,
     load_strictly,

@@ -27,7 +27,7 @@ from thinsection.evaluation.labels import (
     known_patients,
 )
 from thinsection.files.atomic import output_errors, read_table, write_table
-from thinsection.files.json_text import Json, read_json
+from thinsection.files.json_text import read_json
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report
@@ -53,6 +53,7 @@ from thinsection.stages.spec import resolve
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
 from thinsection.stream.budget import StreamConfig
+from thinsection.types import Json
 from thinsection.weights.origin import slug
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.labels import LabelsConfig
-from thinsection.files.json_text import Json, parse_json, read_json
+from thinsection.files.json_text import parse_json, read_json
 from thinsection.predict.folds import Study
 from thinsection.predict.tested import EXPERIMENT_NAME
 from thinsection.store.identity import file_sum
-from thinsection.types import counted
+from thinsection.types import Json, counted
 
 REMEDY = "pass another --out, or --overwrite to replace it"
 # settings that change no result: of time and memory, and paths whose content is compared

@@ -21,12 +21,12 @@ from thinsection.evaluation.permuted import (
     site_probe,
 )
 from thinsection.evaluation.table_one import table_one
-from thinsection.files.json_text import Json
 from thinsection.predict.config import FoldsConfig, TrainConfig
 from thinsection.predict.folds import FoldResult, Study
 from thinsection.predict.tested import Tested
 from thinsection.predict.tripod import checklist
 from thinsection.probe.result import METRIC_WORDS, strict
+from thinsection.types import Json
 
 
 def review(

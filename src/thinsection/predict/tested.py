@@ -18,12 +18,12 @@ from thinsection.evaluation.intervals import Sampling, interval, why_missing
 from thinsection.evaluation.labels import Floats, Target, several
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.survival import comparable_pairs
-from thinsection.files.json_text import Json, read_json
+from thinsection.files.json_text import read_json
 from thinsection.predict.folds import FoldResult, Study, read_fold
 from thinsection.predict.losses import criterion_of, targets_of
 from thinsection.probe.curves import Column
 from thinsection.probe.result import Predictions, Risks, Rows, Values
-from thinsection.types import counted
+from thinsection.types import Json, counted
 
 EXPERIMENT_NAME = "experiment.json"
 # metric that is printed first, by kind of target; for classes and labels it is the AUROC

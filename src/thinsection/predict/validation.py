@@ -19,7 +19,6 @@ from thinsection.evaluation.cases import listed_names
 from thinsection.evaluation.intervals import DRAWS
 from thinsection.evaluation.labels import Cohort
 from thinsection.files.atomic import write_json, write_table, write_text
-from thinsection.files.json_text import Json
 from thinsection.predict.answering import UNLIKE, Prediction
 from thinsection.predict.model_file import Lock, ModelCard, versions
 from thinsection.predict.validation_figures import (
@@ -30,6 +29,7 @@ from thinsection.predict.validation_figures import (
 from thinsection.predict.validation_page import validation_page
 from thinsection.probe.curves import Columns
 from thinsection.store.identity import file_sum
+from thinsection.types import Json
 
 FEW_INNER_CASES = 50
 

@@ -20,11 +20,11 @@ from thinsection.evaluation.metrics import (
     value_scorers,
 )
 from thinsection.evaluation.survival import comparable_pairs, concordance
-from thinsection.files.json_text import Json
 from thinsection.predict.model_file import Lock
 from thinsection.predict.tested import HEADLINE, Score, outcome_columns, score_table
 from thinsection.probe.curves import Column, RiskGroup, risk_group, round_times
 from thinsection.probe.result import strict
+from thinsection.types import Json
 
 SEED = 0  # seed of the bootstrap samples
 OLD_MODEL = (

@@ -7,7 +7,6 @@ import numpy as np
 
 from thinsection.evaluation.curves import Band
 from thinsection.evaluation.labels import Floats
-from thinsection.files.json_text import Json
 from thinsection.files.pages import render_page
 from thinsection.predict.tested import Score
 from thinsection.probe.curves import (
@@ -24,7 +23,7 @@ from thinsection.probe.curves import (
 )
 from thinsection.probe.plots import Picture, draw_picture
 from thinsection.probe.result import METRIC_WORDS
-from thinsection.types import counted
+from thinsection.types import Json, counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -129,8 +128,7 @@ def _survival(axes: "Axes", survival: Mapping[str, Json]) -> Words:
     draw_groups(axes, survival["groups"], survival["ticks"])
     caption = (
         "Kaplan-Meier curves with log-log 95 % confidence bands. The groups are split at the "
-        "median "
-        "out-of-fold risk in training. The numbers at risk are below the curves."
+        "median out-of-fold risk in training. The numbers at risk are below the curves."
     )
     return "Survival by risk group", caption
 

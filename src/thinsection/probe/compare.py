@@ -22,10 +22,11 @@ from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.intervals import LEVEL
 from thinsection.evaluation.metrics import LOWER_IS_BETTER, FloatVector, IndexArray
 from thinsection.files.atomic import write_bytes, write_json, write_table, write_text
-from thinsection.files.json_text import Json, read_json
+from thinsection.files.json_text import read_json
 from thinsection.files.pages import render_page
 from thinsection.probe import curves, plots
 from thinsection.probe.result import Predictions, Ratios, Risks, Rows, Values, strict
+from thinsection.types import Json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -26,7 +26,7 @@ from thinsection.errors import ConfigError, ThinsectionError
 from thinsection.evaluation.parts import PATHOBENCH_TABLE
 from thinsection.evaluation.tables import TABLE_SUFFIXES
 from thinsection.files.atomic import write_json, write_table, write_text
-from thinsection.files.json_text import Json, read_json
+from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
@@ -38,6 +38,7 @@ from thinsection.probe.page import write_probe_report
 from thinsection.probe.registry import PROBES, load_probe
 from thinsection.probe.result import ProbeResult
 from thinsection.store.ledger import stage_key
+from thinsection.types import Json
 
 TABLE_NAME = "probes.csv"
 JOB_NAME = "job.json"

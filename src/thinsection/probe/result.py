@@ -20,7 +20,6 @@ from thinsection.evaluation.metrics import (
     Weights,
 )
 from thinsection.evaluation.survival import concordance
-from thinsection.files.json_text import Json
 from thinsection.probe.data.sets import (
     CaseSet,
     RobustnessSet,
@@ -29,6 +28,7 @@ from thinsection.probe.data.sets import (
     ValueSet,
 )
 from thinsection.probe.protocol import Protocol
+from thinsection.types import Json
 
 FORMAT_VERSION = 1
 PERMUTATIONS = 199  # of the truth, for a p value
@@ -490,8 +490,7 @@ def selection_words(result: ProbeResult) -> str:
         return "nothing was selected"
     return (
         f"{rule}, as the protocol {protocol.name} requires: the score is too high for a claim "
-        "about "
-        "new patients"
+        "about new patients"
     )
 
 

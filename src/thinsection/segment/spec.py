@@ -13,8 +13,8 @@ from typing import Literal
 from thinsection.config import from_mapping, read_toml
 from thinsection.encode.registry import IMAGENET_MEAN, IMAGENET_STD
 from thinsection.errors import ConfigError
-from thinsection.files.json_text import Json
 from thinsection.registry import Entry, Registry
+from thinsection.types import Json
 
 # The table of a TOML file.
 _TABLE = "segmenter"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import StoreError, rewording
-from thinsection.files.json_text import Json, read_json
+from thinsection.files.json_text import read_json
 from thinsection.pipeline.folder import Results
 from thinsection.report.column_words import column_words
 from thinsection.store.hdf5 import open_h5, stored_dataset
@@ -17,6 +17,7 @@ from thinsection.store.ledger import SLIDES
 from thinsection.store.tile_tables import TILES, EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
 from thinsection.tiles.table import Column
+from thinsection.types import Json
 from thinsection.view.components import (
     component_colours,
     component_scores,

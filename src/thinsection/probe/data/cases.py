@@ -36,11 +36,10 @@ from thinsection.evaluation.labels import drop_missing, encode_labels, read_numb
 from thinsection.evaluation.metrics import Fold
 from thinsection.evaluation.parts import PATHOBENCH_TABLE
 from thinsection.evaluation.tables import TEST, TRAIN, TextRow, split_name
-from thinsection.files.json_text import Json
 from thinsection.probe.config import DataSection, ProbeConfig
 from thinsection.probe.data.sets import CaseSet, SurvivalSet
 from thinsection.probe.protocol import Protocol
-from thinsection.types import counted
+from thinsection.types import Json, counted
 
 PATHOBENCH_CONFIG = "config.yaml"
 PANDA = {"image_id", "isup_grade"}  # columns of its table

@@ -16,12 +16,12 @@ from thinsection.errors import ConfigError, DatasetError, rewording
 from thinsection.evaluation import embeddings, tables
 from thinsection.evaluation.cases import CASE_COLUMNS
 from thinsection.evaluation.tables import TEST, TextRow, split_name
-from thinsection.files.json_text import Json, read_json
+from thinsection.files.json_text import read_json
 from thinsection.probe.data import sets
 from thinsection.probe.data.sets import LabelledRows
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.tiles.table import Column
-from thinsection.types import CoordsL0
+from thinsection.types import CoordsL0, Json
 
 CLASS_PREFIX = "class_"  # of columns of the tile table: what was drawn
 

@@ -28,7 +28,7 @@ from thinsection.evaluation.leaks import check_leakage, near_cases
 from thinsection.evaluation.metrics import Fold, IndexArray
 from thinsection.evaluation.splits import draw_rows, drawn_folds
 from thinsection.evaluation.tables import TextRow, split_fold
-from thinsection.files.json_text import Json
+from thinsection.types import Json
 
 Labels = npt.NDArray[np.int64]  # (N,), 0..K-1
 FOLDS = 3  # where data bring no split: one of so many validates
