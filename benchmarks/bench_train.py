@@ -98,7 +98,12 @@ def loop_cost(
     held = cases // 5
     part = Part(train=tuple(range(held, cases)), stop=tuple(range(held)), test=())
     fit = FitConfig(
-        epochs=epochs, patience=epochs + 1, lr=5e-4, device="cpu", precision="fp32"
+        starts=1,
+        epochs=epochs,
+        patience=epochs + 1,
+        lr=5e-4,
+        device="cpu",
+        precision="fp32",
     )
     memory = [Bags([[Path(f) for f in fs]]).read(0).features for fs in cohort.files]
     y = torch.tensor([int(v[0]) for v in cohort.values])
