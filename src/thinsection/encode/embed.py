@@ -1,5 +1,7 @@
 """Encodes tiles; batches are decoded and transferred while other batches are encoded."""
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

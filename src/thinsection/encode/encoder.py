@@ -3,6 +3,8 @@
 Shapes: B tiles, [B, H, W, 3] uint8 in; embeddings [B, D] and tokens [B, T, C] float32 out.
 """
 
+from __future__ import annotations
+
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """`load_encoder`: makes a ready encoder from a name."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Results folder in Python: slides, tables, embeddings, and export as AnnData."""
 
+from __future__ import annotations
+
 import csv
 import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,7 +50,7 @@ _SHOWN_SLIDES = 8  # thumbnails in `_repr_html_`
 _SHOWN_PX = 96  # height of a thumbnail in pixels
 
 
-def open_results(out: str | Path) -> "Results":
+def open_results(out: str | Path) -> Results:
     """Opens a folder with results of `run`, `qc` or `aggregate`.
 
     Memory: some kB per slide. Raises StoreError: it is not a results folder.
@@ -163,7 +165,7 @@ class Results:
                 rows.append({"slide_id": slide_id} | row | joined.get(slide_id, {}))
         return rows
 
-    def table(self, labels: str | Path | None = None) -> "pandas.DataFrame":
+    def table(self, labels: str | Path | None = None) -> pandas.DataFrame:
         """`rows` as a data frame. Raises MissingDependencyError: pandas is not installed."""
         with importing("table needs pandas (`rows` does not)", "probe"):
             import pandas as pd

@@ -4,6 +4,8 @@ Slides are drawn by `report.layers` on their stored picture, so that no slide fi
 are matplotlib's, in mm. Each function draws on `ax`, or on a new figure, and returns the axes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +23,7 @@ from thinsection.tiles.table import Column
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+__all__ = ["embedding", "heatmap", "tiles", "tissue"]
 # largest number of names in a legend
 _MAX_NAMES = 12
 # principal components that UMAP receives
@@ -28,7 +31,12 @@ _UMAP_COMPONENTS = 50
 _DOT_AREA = 9.0
 
 
-def tissue(results: Results, slide_id: str, *, ax: "Axes | None" = None) -> "Axes":
+def __dir__() -> list[str]:
+    """Names for the completion of a notebook."""
+    return __all__
+
+
+def tissue(results: Results, slide_id: str, *, ax: Axes | None = None) -> Axes:
     """Draws the slide with its tissue outlined."""
     return _draw(results, slide_id, [], ax)
 
@@ -38,8 +46,8 @@ def tiles(
     slide_id: str,
     grid: str | None = None,
     *,
-    ax: "Axes | None" = None,
-) -> "Axes":
+    ax: Axes | None = None,
+) -> Axes:
     """Draws the slide with its tissue and the tiles of a grid; `grid` as for `results.tiles`."""
     table = results.tiles(slide_id, grid)
     label = f"{len(table.coords_l0):,} tiles"
@@ -54,8 +62,8 @@ def heatmap(
     grid: str | None = None,
     *,
     colormap: str = Values.colormap,
-    ax: "Axes | None" = None,
-) -> "Axes":
+    ax: Axes | None = None,
+) -> Axes:
     """Draws one number per tile as colour over the slide.
 
     Args:
@@ -90,8 +98,8 @@ def embedding(
     color: str = "slide_id",
     method: Literal["pca", "umap"] = "pca",
     max_tiles: int = 20_000,
-    ax: "Axes | None" = None,
-) -> "Axes":
+    ax: Axes | None = None,
+) -> Axes:
     """Draws tile embeddings in two dimensions, one dot per tile.
 
     Args:
@@ -136,7 +144,7 @@ def _principal_components(
 
 
 def _scatter(
-    ax: "Axes",
+    ax: Axes,
     points: npt.NDArray[np.floating],
     colors: npt.NDArray[np.generic],
     title: str,
@@ -203,7 +211,7 @@ def _column(table: TilesFile, name: str) -> Column:
     return table.columns[name]
 
 
-def _axes(ax: "Axes | None") -> "Axes":
+def _axes(ax: Axes | None) -> Axes:
     """Given axes, or those of a new figure."""
     with importing("plots must have matplotlib", "plot"):
         from matplotlib import pyplot
@@ -215,8 +223,8 @@ def _axes(ax: "Axes | None") -> "Axes":
 
 
 def _draw(
-    results: Results, slide_id: str, over: Sequence[Layer], ax: "Axes | None"
-) -> "Axes":
+    results: Results, slide_id: str, over: Sequence[Layer], ax: Axes | None
+) -> Axes:
     """Draws the slide with layers, its tissue's outline, a legend and a colour bar."""
     ledger = results.ledger(slide_id)
     ax = _axes(ax)
@@ -234,7 +242,7 @@ def _draw(
     return ax
 
 
-def _add_legend(ax: "Axes", layers: Sequence[Layer]) -> None:
+def _add_legend(ax: Axes, layers: Sequence[Layer]) -> None:
     """Adds a patch per layer, or a colour bar if the layer has values."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize

@@ -1,5 +1,7 @@
 """`run`: from slides to results; every invocation writes its own record."""
 
+from __future__ import annotations
+
 import contextlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +13,7 @@ from thinsection.errors import DiskSpaceError, StoreError, ThinsectionError
 from thinsection.files.atomic import atomic_path, output_errors
 from thinsection.files.lock import sweep_old
 from thinsection.files.sources import is_url
+from thinsection.jobs.backend import ignore_event, ignore_message
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import chosen_executor
 from thinsection.jobs.slurm import Submitted
@@ -47,7 +50,7 @@ class Listeners:
     # last change to a slide's result, such as failed if its files were not uploaded
     settle: Callable[[SlideResult], SlideResult] = lambda result: result
 
-    def logged(self, record: Path) -> "Listeners":
+    def logged(self, record: Path) -> Listeners:
         """The same listeners, which also write to the log of a record."""
 
         def on_event(event: RunEvent) -> None:
@@ -72,8 +75,8 @@ def run(
     out: str | Path,
     config: RunConfig | None = None,
     executor: object = None,
-    on_event: OnEvent = lambda event: None,
-    on_message: OnMessage = lambda text: None,
+    on_event: OnEvent | None = None,
+    on_message: OnMessage | None = None,
     **settings: object,
 ) -> RunSummary:
     """Takes slides from files to embeddings, and resumes earlier runs.
@@ -100,15 +103,17 @@ def run(
             before work starts. A bad slide does not raise.
     """
     spec = resolve(config or RunConfig(), settings)
-    entries = cohort_of(slides, spec.slides, spec.regions, on_message)
+    listeners = Listeners(
+        on_event=on_event or ignore_event, on_message=on_message or ignore_message
+    )
+    entries = cohort_of(slides, spec.slides, spec.regions, listeners.on_message)
     check_run(spec)
     check_reference(spec)
-    listeners = Listeners(on_event=on_event, on_message=on_message)
     if is_url(str(out)):
         return _run_at_url(entries, str(out), spec, listeners, executor=executor)
     with output_errors(str(out)):
         folder = check_folder(Path(out))
-        entries = claim_ids(folder, entries, on_message)
+        entries = claim_ids(folder, entries, listeners.on_message)
         return _run_in_folder(entries, folder, spec, listeners, executor=executor)
 
 

@@ -1,5 +1,7 @@
 """Plan of a run: predicts memory and time from headers and thumbnails."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +12,7 @@ from typing import TypeVar
 from thinsection.encode import load_encoder
 from thinsection.encode.engine import PRECISIONS, engine_version, why_torch
 from thinsection.errors import BudgetError, ThinsectionError
+from thinsection.jobs.backend import ignore_message
 from thinsection.jobs.executor import Rung
 from thinsection.machine import cpu_count
 from thinsection.planning import calibration, cost
@@ -54,7 +57,7 @@ def plan(
     slides: Sequence[str | Path],
     *,
     config: RunConfig | None = None,
-    on_message: Listener = lambda text: None,
+    on_message: Listener | None = None,
 ) -> RunPlan:
     """Predicts peak memory and time from headers, thumbnails and this machine's calibration.
 
@@ -75,7 +78,7 @@ def plan(
     sizes, unreadable = look_into(entries, partial(slide_size, spec=spec))
     if not sizes:
         raise BudgetError(f"at least one slide must open, got {unreadable}")
-    formulas = planner(spec, on_message=on_message)
+    formulas = planner(spec, on_message=on_message or ignore_message)
     cpus = spec.executor.job_cpus or cpu_count()
     memory = formulas.memory(sizes, cpus=cpus)
     return RunPlan(
@@ -88,7 +91,7 @@ def plan(
     )
 
 
-def planner(spec: RunSpec, *, on_message: Listener = lambda text: None) -> Planner:
+def planner(spec: RunSpec, *, on_message: Listener = ignore_message) -> Planner:
     """Formulas for a run's cost, with the sizes of its encoders and the rates of this machine.
 
     Weights are not downloaded, as sizes come from the architecture. The first call on a machine,

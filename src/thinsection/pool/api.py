@@ -1,5 +1,7 @@
 """One call: tile embeddings of a slide in, its embedding out; and slides of a patient to one."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, cast, get_args

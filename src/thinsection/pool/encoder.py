@@ -3,6 +3,8 @@
 Shapes: N tiles of one slide, D channels of a tile embedding, D' of the slide embedding.
 """
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -62,7 +64,7 @@ class TileLayout:
             check_pixels("stride_l0", length)
 
     @classmethod
-    def square(cls, tile_px_l0: int, stride_l0: int | None = None) -> "TileLayout":
+    def square(cls, tile_px_l0: int, stride_l0: int | None = None) -> TileLayout:
         """Layout of square tiles with the same step along x and y."""
         if stride_l0 is None:
             return cls((tile_px_l0, tile_px_l0))
@@ -126,7 +128,7 @@ class SlideEncoder(ABC):
         return self.encode(tile_embeddings, coords_l0, tile_px_l0=layout.size_l0[0])
 
     @classmethod
-    def load(cls, options: LoadOptions) -> "SlideEncoder":
+    def load(cls, options: LoadOptions) -> SlideEncoder:
         """The encoder for `load_slide_encoder`; this is for one that has no weights."""
         if options.weights is not None:
             raise WeightsError(

@@ -1,5 +1,7 @@
 """Settings of `thinsection train`: labels, head, training, folds, executor."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 

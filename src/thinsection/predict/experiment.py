@@ -6,6 +6,8 @@ OUT/experiment.json, index.html   all figures, and a page with them; heatmaps.js
     cohort.json, folds/           see `folds`
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +24,7 @@ from thinsection.evaluation.labels import Cohort, read_cohort
 from thinsection.evaluation.leaks import Contents, check_copies, read_contents, sketches
 from thinsection.evaluation.parts import Drawing, make_parts
 from thinsection.files.atomic import write_json, write_table, write_text
+from thinsection.jobs.backend import ignore_message
 from thinsection.jobs.execute import execute
 from thinsection.jobs.task import Report
 from thinsection.predict import tested
@@ -86,7 +89,7 @@ def train(
     config: TrainConfig | None = None,
     against: str | Path | None = None,
     overwrite: bool = False,
-    on_message: Callable[[str], None] = lambda text: None,
+    on_message: Callable[[str], None] | None = None,
 ) -> dict[str, Json]:
     """Trains a head on stored embeddings and scores it; returns the content of experiment.json.
 
@@ -107,6 +110,7 @@ def train(
     a model of other labels or settings in `out`.
     """
     config = config or TrainConfig()
+    on_message = on_message or ignore_message
     out = Path(out).absolute()
     folder = Path(data).absolute()
     cohort = read_cohort(Path(data), config.labels)

@@ -12,6 +12,8 @@ All slides of a folder share one scale, so that a colour has the same meaning on
 slide changes the scale, the pictures of the other slides are drawn again.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -111,8 +113,8 @@ def heatmap(
     *,
     out: str | Path | None = None,
     config: HeatmapRunConfig | None = None,
-    on_event: OnEvent = lambda event: None,
-    on_message: Callable[[str], None] = lambda text: None,
+    on_event: OnEvent | None = None,
+    on_message: Callable[[str], None] | None = None,
     **settings: object,
 ) -> list[Path]:
     """Draws a model's heatmaps, or a per-tile column; returns the written files.
@@ -147,7 +149,8 @@ def heatmap(
         on_message=on_message,
     )
     for line in _prediction_lines(predictions.rows, card.target):
-        on_message(line)
+        if on_message is not None:
+            on_message(line)
     home = predictions.heatmaps
     if home is None:
         return []

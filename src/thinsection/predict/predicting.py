@@ -5,6 +5,8 @@ OUT/predictions_MODEL/           see `answering`
 OUT/validation_MODEL/            if labels are given, see `validation`
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +30,7 @@ from thinsection.evaluation.labels import (
 )
 from thinsection.files.atomic import output_errors, read_table, write_table
 from thinsection.files.json_text import read_json
+from thinsection.jobs.backend import ignore_event, ignore_message
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report
@@ -141,8 +144,8 @@ def predict(
     config: PredictRunConfig | None = None,
     heatmaps: bool = False,
     overwrite: bool = False,
-    on_event: OnEvent = lambda event: None,
-    on_message: Callable[[str], None] = lambda text: None,
+    on_event: OnEvent | None = None,
+    on_message: Callable[[str], None] | None = None,
     **settings: object,
 ) -> Predictions:
     """Predicts slides and their cases by a model; existing predictions are reused.
@@ -166,6 +169,8 @@ def predict(
         ThinsectionError: bad settings, no model, no slides. A bad slide is a row with its error.
     """
     config = replace_flat(config or PredictRunConfig(), settings)
+    on_event = on_event or ignore_event
+    on_message = on_message or ignore_message
     path = Path(model).absolute()
     card = read_card(Path(model))
     labels = _labels_config(config.validation, card.target)

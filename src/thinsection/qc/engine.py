@@ -1,5 +1,7 @@
 """Runs the checks of a pipeline on one slide."""
 
+from __future__ import annotations
+
 import math
 import re
 import time

@@ -1,5 +1,7 @@
 """Result of quality control on one slide: masks, scores, and columns of its tiles."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,5 +1,7 @@
 """The default tissue mask; pictures of masks, and the share of a box that a mask covers."""
 
+from __future__ import annotations
+
 import colorsys
 import math
 from collections.abc import Iterable

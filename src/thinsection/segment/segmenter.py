@@ -1,5 +1,7 @@
 """A segmenter with its weights: loaded by name or from a TOML file."""
 
+from __future__ import annotations
+
 import hashlib
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
@@ -111,7 +113,7 @@ class Segmenter:
         return f"{self.spec.name}_w{self._weights_hash[:6]}"
 
     @cached_property
-    def network(self) -> "Network":
+    def network(self) -> Network:
         """float32 (B, C, H, W) to float32 (B, K, H, W)."""
         # torch takes a second to import
         from thinsection.segment.network import load_network

@@ -8,6 +8,8 @@ A map too wide for the strip's memory is done in bands of columns; windows that 
 share are computed for both, so that the labels are the same to the bit.
 """
 
+from __future__ import annotations
+
 import tempfile
 from dataclasses import dataclass
 from functools import cached_property

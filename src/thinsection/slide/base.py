@@ -1,5 +1,7 @@
 """`Slide`: what every reader offers, in the vocabulary of OpenSlide, and what readers share."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -145,7 +147,7 @@ class Slide(Closing):
     # what some readers offer
 
     @property
-    def stored(self) -> "Slide":
+    def stored(self) -> Slide:
         """Slide in the frame of its file: itself, unless it was turned to be upright."""
         return self
 

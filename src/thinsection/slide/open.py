@@ -1,5 +1,7 @@
 """Opening a slide: by a reader's name, by 'auto', or by URL."""
 
+from __future__ import annotations
+
 import math
 import os
 from contextlib import ExitStack

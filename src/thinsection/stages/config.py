@@ -1,5 +1,7 @@
 """Settings of a run and of pooling alone; the command line, TOML and the plan derive from these."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

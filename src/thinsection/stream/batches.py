@@ -3,6 +3,8 @@
 `K` is the type by which a caller identifies a slide; the key comes back with every event.
 """
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

@@ -10,6 +10,8 @@ a batch does not depend on timing; tiles close the gaps that filters leave, and 
 slide's last batch may be smaller.
 """
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -114,7 +116,7 @@ class TileStream(Generic[Entry, K]):
     def _new_thread(self, body: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=self._guard, args=(body,), daemon=True)
 
-    def __enter__(self) -> "TileStream[Entry, K]":
+    def __enter__(self) -> TileStream[Entry, K]:
         for thread in self._threads:
             thread.start()
         return self

@@ -1,5 +1,7 @@
 """The tile grid, ordered so that neighbours are read one after the other."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

@@ -1,5 +1,7 @@
 """The tile table: positions of one slide's tiles and values that are stored with them."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -60,12 +62,12 @@ class TileTable:
 
     def select(
         self, keep: npt.NDArray[np.bool_] | npt.NDArray[np.integer]
-    ) -> "TileTable":
+    ) -> TileTable:
         """Returns the table of the tiles that a mask (N,) or an array of rows picks."""
         columns = {name: column[keep] for name, column in self.columns.items()}
         return replace(self, coords_l0=self.coords_l0[keep], columns=columns)
 
-    def with_columns(self, columns: Mapping[str, Column]) -> "TileTable":
+    def with_columns(self, columns: Mapping[str, Column]) -> TileTable:
         """Returns the table with further columns."""
         return replace(self, columns={**self.columns, **columns})
 

@@ -4,6 +4,8 @@ It listens on 127.0.0.1. A URL contains the id of a slide and numbers. All of th
 the viewer's sources, so that no part of a URL becomes a path.
 """
 
+from __future__ import annotations
+
 import json
 import secrets
 import socket
