@@ -13,10 +13,9 @@ from tests.predict.planted import planted
 
 from benchmarks.harness import arguments, finish
 from thinsection.evaluation.labels import LabelsConfig
-from thinsection.predict.config import FoldsConfig, TrainConfig
+from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
 from thinsection.predict.experiment import train
 from thinsection.predict.heads.config import HeadConfig
-from thinsection.predict.training import FitConfig
 
 HEADS = ("abmil", "clam_sb", "clam_mb", "dsmil", "transmil", "transformer", "linear")
 

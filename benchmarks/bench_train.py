@@ -24,11 +24,11 @@ from benchmarks.harness import arguments, finish
 from thinsection.evaluation.labels import LabelsConfig, read_cohort
 from thinsection.evaluation.parts import Part
 from thinsection.predict.bags import Bags
-from thinsection.predict.config import FoldsConfig, TrainConfig
+from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
 from thinsection.predict.experiment import train
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import build_head
-from thinsection.predict.training import FitConfig, Trainer
+from thinsection.predict.training import Trainer
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB
 

@@ -38,10 +38,9 @@ from thinsection.evaluation.labels import LabelsConfig, read_cohort
 from thinsection.evaluation.parts import Part
 from thinsection.files.lock import hold
 from thinsection.predict.bags import Bags
-from thinsection.predict.config import FoldsConfig, TrainConfig
+from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
 from thinsection.predict.experiment import plan, train
 from thinsection.predict.heads.config import HeadConfig
-from thinsection.predict.training import FitConfig
 from thinsection.weights.placement import importable_torchvision
 
 RESULT = Path(__file__).parent / "results" / "recipes.json"

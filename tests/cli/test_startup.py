@@ -74,6 +74,11 @@ def limit_s() -> float:
         (("slurm", "script", "no.svs", "--out", "o"), "slide must be an existing file"),
         (("frames", "no.cif"), "does not exist"),
         (("run", "--help"), "--tile-px"),
+        (("train", "--help"), "--search"),
+        (
+            ("train", "r", "--labels", "bad.csv", "--target", "grade", "--out", "o"),
+            "column 'grade'",
+        ),
         (("probe", "--help"), "Classify tiles by the vote"),
         (("ls", "nowhere"), "results must be a folder"),
         (("models",), "efficientnet_lite0"),

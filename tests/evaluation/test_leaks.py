@@ -16,11 +16,10 @@ from thinsection.errors import DatasetError
 from thinsection.evaluation.labels import LabelsConfig, read_cohort
 from thinsection.evaluation.leaks import content_digest, is_near, near_pairs, sketches
 from thinsection.files.atomic import read_table
-from thinsection.predict.config import FoldsConfig, TrainConfig
+from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
 from thinsection.predict.experiment import plan, train
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.predicting import predict
-from thinsection.predict.training import FitConfig
 
 DIM = 24
 Names = Callable[[int], str]

@@ -9,11 +9,10 @@ from tests.predict.planted import write_embeddings
 from thinsection.evaluation import intervals, metrics
 from thinsection.evaluation.labels import LabelsConfig, Target
 from thinsection.predict import tested
-from thinsection.predict.config import FoldsConfig, TrainConfig
+from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
 from thinsection.predict.experiment import train
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.review import subgroup_rows
-from thinsection.predict.training import FitConfig
 from thinsection.predict.tripod import OPEN, checklist
 
 FIT = FitConfig(epochs=3, lr=1e-2, device="cpu")

@@ -18,14 +18,14 @@ from thinsection.evaluation.labels import LabelsConfig, Target, read_cohort
 from thinsection.evaluation.parts import Drawing, make_parts
 from thinsection.files.atomic import read_table
 from thinsection.predict.bags import Bags
-from thinsection.predict.config import FoldsConfig, TrainConfig
+from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
 from thinsection.predict.experiment import train
 from thinsection.predict.folds import Study, read_fold
 from thinsection.predict.heads.config import HEADS, HeadConfig
 from thinsection.predict.losses import cox_loss, discrete_loss, targets_of
 from thinsection.predict.model_file import load_model
 from thinsection.predict.predicting import predict
-from thinsection.predict.training import FitConfig, Trainer, with_recipe
+from thinsection.predict.training import Trainer, with_recipe
 
 SMALL = HeadConfig(hidden_dim=32, attention_dim=16)
 FIT = FitConfig(epochs=16, patience=10, lr=3e-3, device="cpu")
@@ -289,15 +289,15 @@ def test_scale_is_of_each_folds_training_cases_and_folds_are_drawn_again(
 
 
 @pytest.mark.check
-def test_the_grid_takes_the_best_inner_loss_of_each_fold(tmp_path: Path) -> None:
+def test_the_search_takes_the_best_inner_loss_of_each_fold(tmp_path: Path) -> None:
     root = planted(tmp_path / "f", cases=24)
     config = config_for(root)
-    grid = replace(config, cross=replace(config.cross, grid=("lr=1e-7,3e-3",)))
-    found = train(root, out=tmp_path / "e", config=grid)
+    search = replace(config, cross=replace(config.cross, search=("lr=1e-7,3e-3",)))
+    found = train(root, out=tmp_path / "e", config=search)
     assert found["heads"] == ["fold0-1", "fold1-1", "fold2-1"]
     losses = [read_fold(tmp_path / "e", f"fold0-{i}").stop_loss for i in range(2)]  # type: ignore[union-attr]
     assert losses[1] < losses[0]
-    wrong = replace(config, cross=replace(config.cross, grid=("lt=1",)))
+    wrong = replace(config, cross=replace(config.cross, search=("lt=1",)))
     with pytest.raises(ConfigError, match="got 'lt=1'; known: bag_size, dropout, lr"):
         train(root, out=tmp_path / "w", config=wrong)
 

@@ -99,10 +99,10 @@ def test_points_lines_detections_and_what_is_off_the_slide_are_left_out_with_a_w
     )
     assert list(found.classes) == [""]
     assert set(found.notes) == {
-        "1 areas outside the slide are ignored in drawn.geojson",
-        "1 detections ignored in drawn.geojson",
+        "1 annotation outside the slide ignored in drawn.geojson",
+        "1 detection ignored in drawn.geojson",
         "2 points ignored in drawn.geojson",
-        "1 lines ignored in drawn.geojson",
+        "1 line ignored in drawn.geojson",
     }
 
 
@@ -143,7 +143,7 @@ def test_asaps_groups_in_groups_are_classes_and_dots_are_left_out(
     found = of_text(tmp_path, "a.xml", ASAP.replace("300,0", "300"))
     assert list(found.classes) == ["Tumor: Invasive"]
     assert found.area(include=("Tumor",)).area == 200**2
-    assert found.notes == ("1 dots ignored in a.xml",)
+    assert found.notes == ("1 dot ignored in a.xml",)
 
 
 def imagescope(*regions: str) -> str:
@@ -165,7 +165,7 @@ def test_imagescopes_negative_regions_are_holes_and_ellipses_lie_in_their_box(
     )
     found = of_text(tmp_path, "a.xml", text)
     assert found.classes["T"].area == 200**2 - 100**2
-    assert found.notes == ("1 measures ignored in a.xml",)
+    assert found.notes == ("1 measure ignored in a.xml",)
     round_one = of_text(
         tmp_path, "e.xml", imagescope(region([[100, 100], [300, 200]], kind=2))
     )

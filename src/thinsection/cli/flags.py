@@ -158,7 +158,7 @@ def _with_flags(
 
     file = typer.Option(
         "--config",
-        help="TOML file of `thinsection config`. Options on the command line override it.",
+        help="Settings file (TOML). Options on the command line override it.",
     )
     all_options = typer.Option(
         "--help-all",

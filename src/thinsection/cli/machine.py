@@ -260,7 +260,7 @@ def check_loading(
     ],
     device: Annotated[
         str,
-        typer.Option(help="Device of the encoder: auto, cpu, cuda, cuda:1 or mps."),
+        typer.Option(help="Device of the encoder: auto, cpu, cuda or cuda:1."),
     ] = "auto",
     as_json: AsJson = False,
 ) -> None:

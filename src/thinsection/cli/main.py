@@ -115,6 +115,7 @@ REPLACED = {
 REPLACED_OPTIONS = {
     "qc": {"--pipeline": "--qc", "--device": "--qc-device"},
     "aggregate": {"--memory": "--aggregate-memory"},
+    "train": {"--grid": "--search"},
 }
 
 _HELP = """Turn whole-slide images into embeddings and predictions.

@@ -36,7 +36,7 @@ Out = Annotated[
 
 
 @app.command("train")
-@with_config("thinsection.predict.experiment:TrainConfig")
+@with_config("thinsection.predict.config:TrainConfig")
 def train_command(
     data: Annotated[
         Path,
@@ -79,6 +79,11 @@ def train_command(
       thinsection train results --labels labels.csv --target dead --time days \\
           --out results/experiments/survival
     """
+    from thinsection.evaluation.labels import check_label_table
+
+    # report a wrong table or column before PyTorch is imported, which takes seconds
+    check_label_table(config.labels)
+
     from thinsection.predict.experiment import train
     from thinsection.probe.result import METRIC_WORDS
 

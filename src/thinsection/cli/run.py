@@ -119,8 +119,13 @@ def _run_and_report(slides: list[str], out: str, config: RunConfig) -> int:
         markup=False,
     )
     if counts["empty"]:
-        hint = "look at their overviews; --allow-empty takes it"
-        console.print(f"{counts['empty']} without any tile: {hint}", style="red")
+        plural = "" if counts["empty"] == 1 else "s"
+        console.print(
+            f"{counts['empty']} slide{plural} without any tile: look at the tissue in "
+            f"{out}/index.html; --allow-empty accepts such slides",
+            style="red",
+            markup=False,
+        )
     if counts["failed"]:
         console.print(f"see {out}/failed.csv", markup=False)
     return summary.exit_code

@@ -281,6 +281,14 @@ def read_cohort(data: Path, config: LabelsConfig) -> Cohort:
     return join_labels(embeddings, known_patients(data), config)
 
 
+def check_label_table(config: LabelsConfig) -> None:
+    """Checks that the label table can be read and has its columns; embeddings are not read.
+
+    Memory: the table. Raises DatasetError, ConfigError: no table, no target, no such column.
+    """
+    _read_label_rows(_label_table(config), config, ())
+
+
 def join_labels(
     embeddings: FeatureFiles,
     owners: Mapping[str, str],
@@ -295,11 +303,7 @@ def join_labels(
         config: the table, and its columns.
         trained: the target of a model that is tested on these cases: its classes are taken.
     """
-    if not config.labels or not config.target:
-        raise ConfigError(
-            "labels and target must be set, got neither; pass --labels FILE --target COLUMN"
-        )
-    table = Path(config.labels)
+    table = _label_table(config)
     files, lacking, place = embeddings
     rows, key = _read_label_rows(table, config, {*files, *lacking})
     labelled, blank = drop_missing(rows, config.columns, key)
@@ -359,6 +363,18 @@ def _absolute_files(
     slides: Sequence[str], files: Mapping[str, Path]
 ) -> tuple[str, ...]:
     return tuple(str(files[slide].absolute()) for slide in slides)
+
+
+def _label_table(config: LabelsConfig) -> Path:
+    """Path of the label table. Raises ConfigError: there is none, or no target is set."""
+    if not config.labels or not config.target:
+        raise ConfigError(
+            "labels and target must be set, got neither; pass --labels FILE --target COLUMN"
+        )
+    table = Path(config.labels)
+    if not table.is_file():
+        raise ConfigError(f"labels must be an existing file, got {str(table)!r}")
+    return table
 
 
 def _read_label_rows(

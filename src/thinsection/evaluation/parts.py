@@ -21,7 +21,7 @@ from thinsection.evaluation.tables import TEST, TRAIN, VAL, read_rows, split_nam
 from thinsection.files.json_text import read_json
 from thinsection.types import Json, counted
 
-FoldUnit = Literal["case", "site", "each-site"]
+FoldUnit = Literal["patient", "site", "each-site"]
 PATHOBENCH_TABLE = "k=all.tsv"
 SIDES = (TRAIN, VAL, TEST)
 _CLAM = re.compile(r"splits_\d+\.csv")  # and not splits_0_bool.csv beside it
@@ -46,7 +46,7 @@ class Drawing:
     folds: int = 5
     inner: int = 5  # one of so many parts of the training cases stops the training
     seed: int = 0
-    unit: FoldUnit = "case"
+    unit: FoldUnit = "patient"
     repeats: int = 1
 
 
@@ -66,7 +66,7 @@ def make_parts(
     without cases, a class with fewer cases than folds, test cases that cannot be scored.
     """
     if splits is not None:
-        if drawing.unit != "case" or drawing.repeats != 1:
+        if drawing.unit != "patient" or drawing.repeats != 1:
             raise ConfigError(
                 "splits must not be combined with --fold-unit or --repeats, got "
                 f"{str(splits)!r}; omit one of them"

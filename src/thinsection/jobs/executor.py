@@ -80,8 +80,8 @@ class ExecutorConfig:
     )
     workers: int = option(
         0,
-        "Worker processes, or jobs at a time on a cluster. 0: this process for auto, one"
-        " for each GPU of --gpus or 4 CPUs for pool, all for slurm.",
+        "Worker processes, or Slurm jobs at the same time. 0 chooses: auto uses one, pool "
+        "one per 4 CPUs (or per GPU of --gpus), slurm has no limit.",
         daily=True,
     )
     threads: int = option(

@@ -333,11 +333,10 @@ def one_address(known: Sequence[str], name: str | None, what: str) -> str:
             "run `thinsection run` first"
         )
     example = addresses[0] if addresses else known[0]
-    remedy = f"name one of them, such as {example}"
-    if what != "grid":
-        remedy = f"pass --features {example}"
+    option = "--grid" if what == "grid" else "--features"
     raise InvalidInputError(
-        f"{what} must match one of {', '.join(known)}, got {name!r}; {remedy}"
+        f"{what} must match one of {', '.join(known)}, got {name!r}; "
+        f"pass {option} {example}"
     )
 
 

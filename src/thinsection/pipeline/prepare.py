@@ -20,7 +20,7 @@ from thinsection.stages.features import FeaturesStage, find_known_rows
 from thinsection.stages.graph import Models, stages_of
 from thinsection.stages.masks import QcStage
 from thinsection.stages.measures import MeasuresStage, TileMeasures
-from thinsection.stages.regions import drawn_sums
+from thinsection.stages.regions import annotation_sums
 from thinsection.stages.source import source_key
 from thinsection.stages.spec import RunSpec
 from thinsection.stages.stage import (
@@ -58,7 +58,7 @@ def claim_slide(
     if spec.slides.fingerprint != "samples":
         times = file_times(entry.slide_path)
     identity = Identity.read(entry.slide_path, ledger.source, spec.slides.fingerprint)
-    source = source_key(identity.source, entry, drawn_sums(spec.regions, entry))
+    source = source_key(identity.source, entry, annotation_sums(spec.regions, entry))
     work = SlideWork(
         entry=entry,
         out=out,

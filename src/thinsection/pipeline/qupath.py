@@ -45,9 +45,10 @@ def export_qupath(
 ) -> int:
     """Writes `ID.geojson` per slide and a script that imports them; returns the number of slides.
 
-    Annotations are the outlines of tissue, quality control, regions and segmenters. Detections are
-    the tiles of a grid with every per-tile column as a measurement. The class of a tile comes from
-    its largest `score_*`, or from the `class_*` that covers half of it, or from its `cluster`.
+    Annotations are the outlines of tissue, quality control and segmenters, and what --roi read.
+    Detections are the tiles of a grid with every per-tile column as a measurement. The class of a
+    tile comes from its largest `score_*`, or from the `class_*` that covers half of it, or from its
+    `cluster`.
 
     Files of an earlier export are overwritten.
 

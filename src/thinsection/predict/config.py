@@ -4,13 +4,66 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from thinsection.config import option, section
 from thinsection.evaluation.labels import LabelsConfig
 from thinsection.evaluation.parts import FoldUnit
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.predict.heads.config import HeadConfig
-from thinsection.predict.training import FitConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitConfig:
+    """Settings for the training of a head."""
+
+    epochs: int = option(
+        0,
+        "Largest number of passes over the training cases; 0 means 100.",
+        daily=True,
+    )
+    patience: int = option(
+        0,
+        "Epochs without a lower validation loss after which training stops; 0 means the"
+        " default of the head.",
+    )
+    lr: float = option(
+        0.0,
+        "Learning rate of AdamW; 0 means 5e-4, for dsmil 1e-3.",
+        daily=True,
+    )
+    weight_decay: float = option(1e-3, "Weight decay of AdamW.")
+    bag_size: int = option(
+        2048, "Tiles that are sampled from a case in each epoch; 0 means all."
+    )
+    starts: int = option(
+        0,
+        "How often training may start again from other initial weights, if the "
+        "validation loss is not clearly below that of a constant prediction; the first "
+        "start counts. 0 means the default of the head.",
+    )
+    batch_cases: int = option(
+        0,
+        "Cases per training step; 0 means 16 for survival, which compares cases, and 1 "
+        "for other tasks.",
+    )
+    class_weights: bool = option(
+        False,
+        "Give rare classes more weight. Predicted probabilities are then those of a cohort "
+        "in which all classes are equally frequent.",
+    )
+    seed: int = option(0, "Seed of folds, sampling, weights and dropout.", daily=True)
+    device: str = option(
+        "auto", "Device for training: auto, cpu, cuda or cuda:1.", daily=True
+    )
+    precision: Literal["auto", "fp32", "bf16"] = option(
+        "auto",
+        "Floating-point type during training. auto uses bf16 on CUDA and fp32 "
+        "elsewhere.",
+    )
+    checkpoint_s: float = option(
+        20.0, "Seconds between checkpoints, which are written at the end of an epoch."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +83,14 @@ class FoldsConfig:
     )
     repeats: int = option(
         1,
-        "How often the folds are drawn, each time with another seed. A score counts the "
-        "test predictions of all repeats.",
+        "How often the cases are divided into folds, each time with another seed. Each "
+        "score is computed once, over the test predictions of all repeats.",
         daily=True,
     )
     fold_unit: FoldUnit = option(
-        "case",
-        "Group that is never divided between training and test. case: all slides and "
-        "cases of a patient; site: all cases of a site; each-site: the same, and each fold tests "
-        "one site.",
+        "patient",
+        "Group whose cases are all in the same fold: those of a patient or of a site. "
+        "each-site: as site, and each fold tests one site.",
         daily=True,
     )
     allow_leakage: bool = option(
@@ -51,16 +103,16 @@ class FoldsConfig:
         "File with the splits, in place of random folds: of CLAM, Patho-Bench or "
         "nanopath, or a table with the column split.",
     )
-    grid: tuple[str, ...] = option(
+    search: tuple[str, ...] = option(
         (),
-        "Search over a setting: the values to try, such as lr=1e-4,1e-3. Each fold uses "
-        "the value with the lowest validation loss; repeat the option for several "
-        "settings.",
+        "Values of a setting to try, such as lr=1e-4,1e-3. Each fold uses the value with "
+        "the lowest validation loss; repeat the option for several settings.",
         daily=True,
     )
     memory: str = option(
         "1GiB",
-        "Memory of each worker process. Embeddings that fit into it are read only once.",
+        "Memory for stored embeddings in each worker process. Embeddings that fit into it "
+        "are read only once.",
     )
 
 

@@ -29,7 +29,7 @@ from thinsection.jobs.execute import execute
 from thinsection.jobs.task import Report
 from thinsection.predict import tested
 from thinsection.predict.bags import Bags
-from thinsection.predict.config import FoldsConfig, TrainConfig
+from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
 from thinsection.predict.experiment_page import experiment_page
 from thinsection.predict.folds import (
     FoldDone,
@@ -62,14 +62,19 @@ from thinsection.predict.model_file import (
 from thinsection.predict.replacing import check_experiment
 from thinsection.predict.review import review
 from thinsection.predict.tested import Score, Tested
-from thinsection.predict.training import FitConfig, with_recipe
+from thinsection.predict.training import with_recipe
 from thinsection.predict.usual import Usual
 from thinsection.report.index import write_index
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
 from thinsection.types import Json
 
-GRID = ("lr", "weight_decay", "bag_size", "dropout")  # settings that can be searched
+SEARCHABLE = (
+    "lr",
+    "weight_decay",
+    "bag_size",
+    "dropout",
+)  # settings that can be searched
 RESIDUAL_TILES = 64  # tiles per case for the variance of its tiles
 
 
@@ -227,20 +232,20 @@ def _best_setting(out: Path, jobs: Sequence[FoldJob], study: Study) -> FoldResul
 
 
 def _settings(config: TrainConfig) -> Iterator[tuple[HeadConfig, FitConfig]]:
-    """All combinations of the grid."""
-    grid: dict[str, list[float]] = {}
-    for item in config.cross.grid:
+    """All combinations of the values that are searched."""
+    values_by_name: dict[str, list[float]] = {}
+    for item in config.cross.search:
         name, _, listed = item.partition("=")
-        if name not in GRID or not listed:
+        if name not in SEARCHABLE or not listed:
             raise ConfigError(
-                f"grid must name a setting as {GRID[0]}=1e-4,1e-3, got {item!r}"
-                f"{nearest(name, GRID)}"
+                f"search must name a setting as {SEARCHABLE[0]}=1e-4,1e-3, got {item!r}"
+                f"{nearest(name, SEARCHABLE)}"
             )
         kind = int if name == "bag_size" else float
-        with rewording("grid must list numbers", item, ValueError, error=ConfigError):
-            grid[name] = [kind(text) for text in listed.split(",")]
-    for values in product(*grid.values()):
-        chosen = dict(zip(grid, values, strict=True))
+        with rewording("search must list numbers", item, ValueError, error=ConfigError):
+            values_by_name[name] = [kind(text) for text in listed.split(",")]
+    for values in product(*values_by_name.values()):
+        chosen = dict(zip(values_by_name, values, strict=True))
         fit = replace(
             config.fit,
             lr=chosen.get("lr", config.fit.lr),

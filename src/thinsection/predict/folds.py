@@ -27,9 +27,10 @@ from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.pipeline.task import set_threads
 from thinsection.predict.bags import Bags
+from thinsection.predict.config import FitConfig
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import load_head
-from thinsection.predict.training import FitConfig, Losses, State, Trainer, read_state
+from thinsection.predict.training import Losses, State, Trainer, read_state
 from thinsection.store.ledger import stage_key
 from thinsection.types import parse_bytes
 
@@ -71,7 +72,7 @@ class FoldJob:
     """One fold with one setting, as plain values that travel between processes."""
 
     fold: int
-    setting: int  # index in the grid
+    setting: int  # index among the settings that are searched
     head: HeadConfig
     fit: FitConfig
 

@@ -79,6 +79,12 @@ class HeatmapConfig:
         "none.",
         daily=True,
     )
+    grid: str | None = option(
+        None,
+        "Tile grid whose column is drawn, if the folder has several; with a model, use "
+        "--features.",
+        daily=True,
+    )
     clip: float = option(
         99.0, "Percentile of all scores that gets the strongest colour."
     )
@@ -137,6 +143,10 @@ def heatmap(
         results = open_results(_only_folder(slides))
         root = results.folder if out is None else Path(out)
         return _draw_column(results, str(source), root, config.heatmap)
+    if config.heatmap.grid is not None:
+        raise ConfigError(
+            f"grid must go without a model, got {config.heatmap.grid!r}; pass --features GRID"
+        )
     card = read_card(Path(source))
     _check_positive(config.heatmap.positive, card.target)
     predictions = predict(
@@ -223,7 +233,7 @@ def _draw_column(
     results: Results, column: str, root: Path, config: HeatmapConfig
 ) -> list[Path]:
     """Draws a stored column for all slides that have it, below `root`."""
-    grid = one_address(results.grids, None, "grid")
+    grid = one_address(results.grids, config.grid, "grid")
     slides = [
         s for s, ledger in results.ledgers.items() if f"{grid}/tiles" in ledger.stages
     ]

@@ -176,7 +176,7 @@ def _methods(
     config: TrainConfig,
 ) -> list[tuple[str, str]]:
     """Methods: pairs of a heading and a sentence."""
-    grid = ", ".join(config.cross.grid) or "one setting, nothing was compared"
+    searched = ", ".join(config.cross.search) or "one setting, nothing was compared"
     epochs = ", ".join(str(result.best) for result in results)
     inner = [len(part.stop) for part in study.parts]
     least = f"{min(inner)} to {max(inner)}" if min(inner) < max(inner) else min(inner)
@@ -193,7 +193,7 @@ def _methods(
         ),
         (
             "chosen on the validation set",
-            f"epoch of each fold ({epochs}), settings ({grid}) and temperature, on "
+            f"epoch of each fold ({epochs}), settings ({searched}) and temperature, on "
             f"{least} validation cases per fold; never on test cases",
         ),
     ]
@@ -203,7 +203,7 @@ def _fold_words(study: Study, cross: FoldsConfig) -> str:
     if cross.splits is not None:
         return f"{len(study.parts)} folds as in {cross.splits.name}"
     unit = {
-        "case": "stratified, patients kept whole",
+        "patient": "stratified, patients kept whole",
         "site": "stratified, sites kept whole: no site is in both training and test set",
         "each-site": "each site is predicted by a model of the other sites",
     }[cross.fold_unit]

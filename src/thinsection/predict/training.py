@@ -9,23 +9,24 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from thinsection.config import as_mapping, option
+from thinsection.config import as_mapping
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.labels import Cohort, several
 from thinsection.evaluation.parts import Part
 from thinsection.files.json_text import parse_json
 from thinsection.predict.bags import Bag, Bags
+from thinsection.predict.config import FitConfig
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import Criterion, HeadOutput, build_head, load_head
 from thinsection.predict.losses import cox_loss, criterion_of, targets_of
@@ -38,58 +39,6 @@ Losses = list[tuple[float, float]]
 HEADER_KEY = "told"  # metadata are one value, since several have no fixed order
 INNER = 1 << 30  # replaces the epoch in seeds for draws from inner cases
 COX_CASES = 16  # number of cases whose risks are compared in a step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitConfig:
-    """Settings for the training of a head."""
-
-    epochs: int = option(
-        0,
-        "Largest number of passes over the training cases in each start; 0 means 100.",
-        daily=True,
-    )
-    patience: int = option(
-        0,
-        "Epochs without a lower validation loss after which training stops; 0 means the"
-        " default of the head.",
-    )
-    lr: float = option(
-        0.0,
-        "Learning rate of AdamW; 0 means 5e-4, for dsmil 1e-3.",
-        daily=True,
-    )
-    weight_decay: float = option(1e-3, "Weight decay of AdamW.")
-    bag_size: int = option(
-        2048, "Tiles that are sampled from a case in each epoch; 0 means all."
-    )
-    starts: int = option(
-        0,
-        "Largest number of initial weights that are tried while the validation loss is "
-        "not clearly below that of a constant prediction; 0 means the default of the head.",
-    )
-    batch_cases: int = option(
-        0,
-        "Cases per training step; 0 means 16 for survival, which compares cases, and 1 "
-        "for other tasks.",
-    )
-    class_weights: bool = option(
-        False,
-        "Give rare classes more weight. The probabilities are then those for classes of"
-        " equal size.",
-    )
-    seed: int = option(0, "Seed of folds, sampling, weights and dropout.", daily=True)
-    device: str = option(
-        "auto", "Device for training: auto, cpu, cuda or cuda:1.", daily=True
-    )
-    precision: Literal["auto", "fp32", "bf16"] = option(
-        "auto",
-        "Floating-point type during training. auto uses bf16 on CUDA and fp32 "
-        "elsewhere.",
-    )
-    checkpoint_s: float = option(
-        20.0, "Seconds between checkpoints, which are written at the end of an epoch."
-    )
 
 
 def with_recipe(fit: FitConfig, head: str) -> FitConfig:

@@ -1,4 +1,4 @@
-"""Files of drawn regions: QuPath's GeoJSON, XML of ASAP and ImageScope, masks, boxes (CSV).
+"""Files of annotations: QuPath's GeoJSON, XML of ASAP and ImageScope, masks, boxes (CSV).
 
 Every form becomes shapes in level-0 px. A class of a class is named as QuPath does
 ('Tumor: Invasive'), also of ASAP's groups in groups. Other people's files are read with suspicion:
@@ -43,7 +43,7 @@ _DAMAGE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """One thing that was drawn, before its coordinates are checked.
+    """One annotation, before its coordinates are checked.
 
     Attributes:
         place: what it is in its file: 'feature 3', 'line 7'.

@@ -1,4 +1,4 @@
-"""Regions that people drew on a slide: polygons in level-0 px by class, and their settings."""
+"""Annotations of a slide: polygons in level-0 px by class, and their settings."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from thinsection.config import option
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.slide.annotation_files import SUFFIXES, read_shapes
 from thinsection.slide.cohort import SlideEntry
-from thinsection.types import Json, Size
+from thinsection.types import Json, Size, counted
 
 if TYPE_CHECKING:
     from shapely import Geometry, Polygon
@@ -24,17 +24,17 @@ _FARTHEST = 1e7  # px from the origin: a hundred times a large slide
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionsConfig:
-    """Regions that people drew, in place of what we find or beside it."""
+    """Annotations of people, in place of the detected tissue or beside it."""
 
     tissue: str | None = option(
         None,
-        "Tissue outlines of your own, in place of the detector; same forms as --roi.",
+        "Use your annotations of the tissue in place of the detector; same files as --roi.",
     )
     roi: str | None = option(
         None,
         "Keep only tiles in these annotations (GeoJSON, XML of ASAP or ImageScope, mask "
         "images, CSV of boxes): a file, a folder with SLIDE_ID.geojson, or a "
-        "cohort column with their paths.",
+        "column of the cohort table with their paths.",
         daily=True,
     )
     include_class: tuple[str, ...] = option(
@@ -42,8 +42,7 @@ class RegionsConfig:
     )
     exclude_class: tuple[str, ...] = option(
         ("Ignore*", "exclusion"),
-        "Remove the areas that are annotated with this class; repeat the option for "
-        "several.",
+        "Remove annotations of this class from the others; repeat the option for several.",
     )
     mend_regions: bool = option(
         False, "Repair polygons that cross themselves. By default they are an error."
@@ -56,7 +55,7 @@ class RegionsConfig:
                 object.__setattr__(self, role, str(Path(source).resolve()))
 
     def file(self, role: str, entry: SlideEntry) -> Path:
-        """Returns the file of what was drawn on a slide; InvalidInputError: there is none."""
+        """Returns the file with the annotations of a slide; InvalidInputError: there is none."""
         source: str = getattr(self, role)
         path = Path(source)
         if not path.exists():
@@ -149,12 +148,13 @@ def read_regions(
 
     shapes = read_shapes(path, size_l0, slide_id)
     slide = shapely.box(0, 0, *size_l0)
-    left_out = Counter[str]()
+    left_out = Counter[str]()  # by kind: point, line, detection
+    num_outside = 0
     areas: dict[str, list[Polygon]] = {}  # by class, in the order of the file
     holes: dict[str, list[Polygon]] = {}
     for shape in shapes:
         if shape.ignored:
-            left_out[f"{shape.ignored}s ignored"] += 1
+            left_out[shape.ignored] += 1
             continue
         name = f" {shape.class_name!r}" if shape.class_name else ""
         place = f"{shape.place}{name} of {str(path)!r}"
@@ -165,7 +165,7 @@ def read_regions(
             for polygon in shape.polygons
         ]
         if not shapely.intersects(shapely.union_all(polygons), slide):
-            left_out["areas outside the slide are ignored"] += 1
+            num_outside += 1
             continue
         areas.setdefault(shape.class_name, [])
         holes.setdefault(shape.class_name, [])
@@ -176,8 +176,14 @@ def read_regions(
         classes[class_name] = shapely.difference(
             shapely.union_all(polygons), shapely.union_all(holes[class_name])
         )
-    notes = tuple(f"{count} {what} in {path.name}" for what, count in left_out.items())
-    return Regions(classes=classes, notes=notes)
+    notes = [
+        f"{counted(number, kind)} ignored in {path.name}"
+        for kind, number in left_out.items()
+    ]
+    if num_outside:
+        outside = counted(num_outside, "annotation")
+        notes.append(f"{outside} outside the slide ignored in {path.name}")
+    return Regions(classes=classes, notes=tuple(notes))
 
 
 def _make_polygon(rings: Json, place: str, mend: bool) -> "Polygon":

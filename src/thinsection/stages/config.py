@@ -39,8 +39,8 @@ class SlidesConfig:
 
     reader: str = option(
         AUTO,
-        "Library that reads the slides. auto uses the fastest one that gives the same "
-        "pixels as OpenSlide.",
+        "Library that reads the slides. auto uses the fastest one whose pixels agree with "
+        "those of OpenSlide.",
         choices=reader_choices,
     )
     fingerprint: FingerprintMode = option(
@@ -50,7 +50,8 @@ class SlidesConfig:
     )
     slide_mpp: str | None = option(
         None,
-        "µm/px of level 0, for slides that do not state it: 0.25 or 0.25x0.26.",
+        "µm/px of level 0, such as 0.25 or 0.25x0.26. It replaces the value in the slide "
+        "files; a column slide_mpp of the cohort table replaces both.",
         daily=True,
     )
     channels: str | None = option(
@@ -123,8 +124,8 @@ class EncodeConfig:
     )
     device: str = option(
         "auto",
-        "Device of the encoders: auto, cpu, cuda, cuda:1 or mps. auto uses a GPU if "
-        "there is one.",
+        "Device of the encoders: auto, cpu, cuda or cuda:1. auto uses a GPU if there is "
+        "one.",
         daily=True,
     )
     precision: Literal["auto", "fp32", "fp16", "bf16"] = option(
@@ -166,16 +167,16 @@ class AggregateConfig:
 
     slide_encoders: tuple[str, ...] = option(
         ("mean",),
-        "Slide encoder that pools the tile embeddings: mean, max, abmil, titan, "
-        "gigapath, gigapath:cls (class token) or gigapath:mean-11 (mean after layer "
-        "11); repeat the option for several.",
+        "Slide encoder: mean, max, titan, gigapath, gigapath:cls (class token), "
+        "gigapath:mean-11 (mean after layer 11), or abmil with --slide-weights; repeat "
+        "the option for several.",
         daily=True,
         flag="--slide-encoder",
     )
     slide_weights: str | None = option(
         None,
         "Weights of the slide encoder: a local file, or a repository on the Hugging "
-        "Face hub.",
+        "Face hub. For abmil, a model of `thinsection train`.",
     )
     aggregate_memory: str = option(
         "1GiB", "Memory for the attention of the slide encoder."
@@ -287,9 +288,8 @@ class PoolingConfig:
 
     slide_encoder: str = option(
         "mean",
-        "Slide encoder that pools the tile embeddings: mean, max, abmil, titan, "
-        "gigapath, gigapath:cls (class token) or gigapath:mean-11 (mean after layer "
-        "11).",
+        "Slide encoder: mean, max, titan, gigapath, gigapath:cls (class token), "
+        "gigapath:mean-11 (mean after layer 11), or abmil with --slide-weights.",
         daily=True,
     )
     features: str | None = option(
@@ -301,7 +301,7 @@ class PoolingConfig:
     slide_weights: str | None = option(
         None,
         "Weights of the slide encoder: a local file, or a repository on the Hugging "
-        "Face hub.",
+        "Face hub. For abmil, a model of `thinsection train`.",
     )
     tile_px_l0: int | None = option(
         None, "Edge of a tile in pixels of level 0, for files that do not state it."

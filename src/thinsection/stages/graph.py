@@ -18,7 +18,7 @@ from thinsection.stages.leaves import (
 )
 from thinsection.stages.masks import QcStage, TissueStage
 from thinsection.stages.measures import MeasuresStage
-from thinsection.stages.regions import DrawnTissueStage, RegionsStage
+from thinsection.stages.regions import AnnotatedTissueStage, RegionsStage
 from thinsection.stages.segments import SegmentedTissueStage, SegmentStage
 from thinsection.stages.spec import RunSpec
 from thinsection.stages.stage import AnyStage
@@ -73,8 +73,10 @@ def mask_stage(spec: RunSpec) -> TissueStage | QcStage:
     """
     reader = spec.slides.reader
     if spec.regions.tissue:
-        drawn = RegionsStage(config=spec.regions, role="tissue")
-        return DrawnTissueStage(config=spec.tissue, reader=reader, regions=drawn)
+        annotations = RegionsStage(config=spec.regions, role="tissue")
+        return AnnotatedTissueStage(
+            config=spec.tissue, reader=reader, regions=annotations
+        )
     if spec.segment.tissue_segmenter:
         (segments,) = segment_stages(spec, None)
         return SegmentedTissueStage(

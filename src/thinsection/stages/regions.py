@@ -1,4 +1,4 @@
-"""Regions that people drew on a slide, and tissue that people drew."""
+"""Annotations of a slide, and tissue that is annotated."""
 
 from dataclasses import asdict, dataclass
 from itertools import cycle
@@ -23,13 +23,13 @@ from thinsection.types import CoordsL0, PlainValues, Size
 if TYPE_CHECKING:
     from shapely import Geometry
 
-# name of the column with the share of a tile that the regions cover
+# name of the column with the share of a tile that the annotations cover
 ROI_SHARE = "roi_fraction"
 _COLORS = (TISSUE_COLOR, (200, 0, 0), (150, 200, 150), (0, 110, 220), (240, 160, 0))
 
 
-def drawn_sums(config: RegionsConfig, entry: SlideEntry) -> dict[str, str]:
-    """Hash of the drawing for a slide, by role. Raises InvalidInputError: there is none."""
+def annotation_sums(config: RegionsConfig, entry: SlideEntry) -> dict[str, str]:
+    """Hash of the annotation file of a slide, by role. Raises InvalidInputError: there is none."""
     return {
         role: file_sum(config.file(role, entry))
         for role in ROLES
@@ -62,7 +62,7 @@ class RegionsStage(SlideStage[Regions]):
 
     @property
     def label(self) -> str:
-        """Part of a grid's name for the drawing: 'roi-drawn-1a2b3c'."""
+        """Part of a grid's name for the annotations: 'roi-drawn-1a2b3c'."""
         place = getattr(self.config, self.role)
         settings_hash = short_hash([place, self.settings])
         return f"{self.role}-{slug(Path(place).stem)}-{settings_hash}"
@@ -72,7 +72,7 @@ class RegionsStage(SlideStage[Regions]):
         return f"{SLIDES}/{self.label}"
 
     def run(self, work: SlideWork, slide: Slide) -> Output[Regions]:
-        """Reads the drawing of the slide."""
+        """Reads the annotations of the slide."""
         name = f"{SLIDES}/{work.entry.slide_id}/{self.label}.geojson"
         regions = self._read(work, self.config.file(self.role, work.entry))
         features = [
@@ -82,7 +82,7 @@ class RegionsStage(SlideStage[Regions]):
             )
         ]
         write_features(work.path(name), features)
-        # the hash of the pixels distinguishes an edited drawing from another slide
+        # the hash of the pixels distinguishes edited annotations from another slide
         facts = {"pixels": work.source.key, "warnings": "; ".join(regions.notes)}
         return Output(files=(name,), facts=facts, value=regions)
 
@@ -126,8 +126,8 @@ class RegionsStage(SlideStage[Regions]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawnTissue(TissueMask):
-    """Drawn polygons; their mask at the detector's resolution is only for pictures."""
+class AnnotatedTissue(TissueMask):
+    """Annotated polygons; their mask at the detector's resolution is only for pictures."""
 
     area: "Geometry"
 
@@ -136,8 +136,8 @@ class DrawnTissue(TissueMask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawnTissueStage(TissueStage):
-    """Tissue that a person drew; it replaces the detector's result."""
+class AnnotatedTissueStage(TissueStage):
+    """Tissue that a person annotated; it replaces the detector's result."""
 
     regions: RegionsStage
 
@@ -145,11 +145,11 @@ class DrawnTissueStage(TissueStage):
     def label(self) -> str:
         return join_label(self.regions.label, super().label)
 
-    def find(self, work: SlideWork, slide: Slide) -> DrawnTissue:
-        """Drawn polygons and their mask."""
+    def find(self, work: SlideWork, slide: Slide) -> AnnotatedTissue:
+        """Annotated polygons and their mask."""
         area = self.regions.area(work)
         where = work_frame(slide, self.config.mask_mpp)
-        return DrawnTissue(
+        return AnnotatedTissue(
             mask=rasterised(area, where.frame),
             frame=where.frame,
             mask_mpp=where.mask_mpp,
@@ -157,9 +157,9 @@ class DrawnTissueStage(TissueStage):
             area=area,
         )
 
-    def load(self, work: SlideWork) -> DrawnTissue:
+    def load(self, work: SlideWork) -> AnnotatedTissue:
         """Stored polygons and their mask."""
-        return DrawnTissue(**vars(super().load(work)), area=self.regions.area(work))
+        return AnnotatedTissue(**vars(super().load(work)), area=self.regions.area(work))
 
     def tile_columns(self, work: SlideWork, table: TileTable) -> Columns:
         """Share of each tile in each class."""

@@ -26,7 +26,7 @@ def cohort_of(
 ) -> tuple[SlideEntry, ...]:
     """Slides of a cohort; slides without a resolution get the one from the settings.
 
-    Raises CohortError: no slides; ConfigError: no drawing of `regions` can belong to these slides.
+    Raises CohortError: no slides; ConfigError: no file of annotations fits these slides.
     """
     mpp = None
     if settings.slide_mpp:

@@ -9,7 +9,7 @@ from thinsection.store.ledger import stage_key
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Identity of a slide's pixels, and hashes of the drawings for it."""
+    """Identity of a slide's pixels, and hashes of its annotation files."""
 
     key: str
     # hash of the annotation of each setting: 'tissue', 'roi'

@@ -150,7 +150,7 @@ def _check_names(encoding: EncodingSpec) -> None:
 
 
 def _check_tissue_origins(spec: RunSpec) -> None:
-    """Allows only one of drawings, a network and quality control to define the tissue."""
+    """Allows only one of annotations, a network and quality control to define the tissue."""
     origins = {
         "tissue": spec.regions.tissue,
         "tissue_segmenter": spec.segment.tissue_segmenter,

@@ -21,7 +21,7 @@ from thinsection.tiles.filters import MASK_FILTER, kept_by_rules
 from thinsection.tiles.grid import TilesConfig
 from thinsection.types import CoordsL0, PlainValues, format_bytes
 
-# share of a tile inside a region; with 0, a tile outside all regions would count as inside
+# share of a tile inside an annotation; with 0, a tile outside all of them would count as inside
 _LEAST_SHARE = 1e-30
 
 
@@ -38,7 +38,7 @@ class TilesStage(Stage[TileTable]):
     config: TilesConfig
     mask: TissueStage | QcStage  # gives the tissue
     segments: tuple[SegmentStage, ...] = ()  # their class shares become columns
-    roi: RegionsStage | None = None  # tiles must lie in these regions
+    roi: RegionsStage | None = None  # tiles must lie in these annotations
 
     @property
     def needs(self) -> tuple[TissueStage | QcStage | SegmentStage | RegionsStage, ...]:
