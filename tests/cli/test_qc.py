@@ -46,7 +46,9 @@ def test_one_good_slide_and_one_bad_end_with_code_3_and_all_the_files(
     (slides / "bad.svs").unlink()
     again = run(str(slides), "--out", str(out), "--qc", "histoqc-light", cache=tmp_path)
     assert again.returncode == 0
-    assert "good: skipped, an earlier run completed it with the same" in again.stdout
+    assert (
+        "1 slide skipped: an earlier run completed them with the same" in again.stdout
+    )
 
 
 def test_a_histoqc_config_is_written_as_toml_and_an_unknown_key_is_one_line(

@@ -63,8 +63,15 @@ class Block:
 
 
 def arguments_of(command: str) -> list[str]:
-    """Words of a command line, without its comment."""
-    return shlex.split(command, comments=True)
+    """Words of a command line, without its comment and the file of its output."""
+    words = shlex.split(command, comments=True)
+    return words[: words.index(">")] if ">" in words else words
+
+
+def output_of(command: str) -> str | None:
+    """File to which a command line sends its output; None for the screen."""
+    words = shlex.split(command, comments=True)
+    return words[words.index(">") + 1] if ">" in words else None
 
 
 def page_paths() -> list[str]:

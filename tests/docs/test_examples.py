@@ -15,7 +15,7 @@ from tests.support.shell import thinsection
 from .data import write_inputs, write_results
 from .given import GIVEN
 from .names import problems_of_command
-from .pages import SHELL, Block, arguments_of, blocks_of, page_paths
+from .pages import SHELL, Block, arguments_of, blocks_of, output_of, page_paths
 
 # pages that begin at the beginning: they find slides and tables, but no results
 FROM_SLIDES = ("README.md", "docs/index.md")
@@ -75,6 +75,9 @@ def follow(block: Block, command: str) -> None:
     wanted = mark.exit_code if mark else 0
     place = f"{block.page}:{block.line}: {command}"
     assert ended.returncode == wanted, f"{place}\n{ended.stdout}\n{ended.stderr}"
+    output = output_of(command)
+    if output is not None:
+        Path(output).write_text(ended.stdout)
 
 
 def _globbed(arguments: list[str]) -> Iterator[str]:

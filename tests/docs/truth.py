@@ -88,7 +88,9 @@ def parse(arguments: Sequence[str]) -> None:
         return
     command = commands()[words]
     if getattr(command, "commands", None):
-        if not rest and command.invoke_without_command:
+        is_own = not rest or rest[0].startswith("-")
+        if is_own and command.invoke_without_command:
+            command.make_context(" ".join(words), rest, resilient_parsing=not rest)
             return
         if " ".join([*words, *rest[:1]]) in plugin_commands():
             return

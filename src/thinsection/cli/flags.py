@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import typer
 from typer.core import TyperCommand
 
+from thinsection.cli import screen
 from thinsection.config import flat_fields, from_mapping, read_toml, replace_flat
 from thinsection.errors import ConfigError
 
@@ -174,7 +175,7 @@ def _with_flags(
         *(synonym.parameter for synonym in synonyms.values()),
     ]
     if rare:
-        rare |= {*synonyms, "help_all"}
+        rare |= {*synonyms, *screen.NAMES, "help_all"}
         annotation = Annotated[bool, all_options]
         parameters.append(
             Parameter(

@@ -1,8 +1,7 @@
 """`thinsection doctor` for this machine, and `thinsection models` for encoders."""
 
-import dataclasses
-import json
 import os
+import platform
 import runpy
 import shutil
 import sys
@@ -13,13 +12,16 @@ from importlib.metadata import PackageNotFoundError, distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from thinsection.cli import documents
+from thinsection.cli.documents import print_document
+from thinsection.cli.screen import AsJson
 from thinsection.registry import Entry, Registry
 from thinsection.types import format_bytes
 
@@ -39,7 +41,6 @@ REGISTRIES = (
 )
 # area, name, usable, version or remedy
 Finding = tuple[str, str, bool, str]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 EXIT_WOULD_NOT_LOAD = 1
 # device files of the drivers for NVIDIA, WSL and AMD
@@ -62,6 +63,7 @@ def doctor(
             help="Folder on the disk whose free space is shown. [default: this folder]"
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check what works on this machine, and what is missing.
 
@@ -72,13 +74,31 @@ def doctor(
     Example:
       thinsection doctor --out /data/results
     """
+    findings = [*_devices(), *_entries(), *_places(out or Path())]
+    if as_json:
+        print_document(_doctor_document(findings))
+        return
     table = Table("", "area", "name", "detail")
-    for findings in (_devices(), _entries(), _places(out or Path())):
-        for area, name, usable, detail in findings:
-            mark = Text("ok", "green") if usable else Text("--", "yellow")
-            # "thinsection[export]" is plain text, but rich would read the brackets as markup
-            table.add_row(mark, area, Text(name), Text(detail))
+    for area, name, usable, detail in findings:
+        mark = Text("ok", "green") if usable else Text("--", "yellow")
+        # "thinsection[export]" is plain text, but rich would read the brackets as markup
+        table.add_row(mark, area, Text(name), Text(detail))
     Console().print(table)
+
+
+def _doctor_document(findings: list[Finding]) -> documents.DoctorDocument:
+    """Findings as a document."""
+    from thinsection import __version__
+
+    rows = [
+        documents.Finding(area=area, name=name, usable=usable, detail=detail)
+        for area, name, usable, detail in findings
+    ]
+    return documents.DoctorDocument(
+        thinsection_version=__version__,
+        python_version=platform.python_version(),
+        findings=tuple(rows),
+    )
 
 
 def _entries() -> Iterator[Finding]:
@@ -186,12 +206,11 @@ def list_models(context: typer.Context, as_json: AsJson = False) -> None:
         plugins[name] = ENCODERS.entry(name).help
     slide_encoders = {entry.name: entry.help for entry in SLIDE_ENCODERS}
     if as_json:
-        document = {
-            "encoders": [_plain_spec(spec) for spec in specs.values()],
-            "plugins": plugins,
-            "slide_encoders": slide_encoders,
-        }
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        encoders = tuple(documents.EncoderRow.of(spec) for spec in specs.values())
+        document = documents.ModelsDocument(
+            encoders=encoders, plugins=plugins, slide_encoders=slide_encoders
+        )
+        print_document(document)
         return
     rows = [_row(spec) for spec in specs.values()]
     if sys.stdout.isatty():
@@ -205,14 +224,6 @@ def list_models(context: typer.Context, as_json: AsJson = False) -> None:
     print(_ALSO)
     for name, help_line in slide_encoders.items():
         print(f"slide encoder\t{name}\t{help_line}")
-
-
-def _plain_spec(spec: "EncoderSpec") -> dict[str, Any]:
-    """Declared encoder as JSON values."""
-    plain = dataclasses.asdict(spec)
-    plain["architecture"]["options"] = dict(spec.architecture.options)
-    plain["needs"] = list(spec.needs)
-    return plain
 
 
 def _row(spec: "EncoderSpec") -> dict[str, str]:
@@ -277,8 +288,7 @@ def check_loading(
     checks = check_encoder(name, device=device)
     loads = all(check.ok for check in checks)
     if as_json:
-        rows = [dataclasses.asdict(check) for check in checks]
-        print(json.dumps({"name": name, "loads": loads, "checks": rows}, indent=2))
+        print_document(documents.ModelsCheckDocument.of(name, checks))
     else:
         console = Console()
         for check in checks:

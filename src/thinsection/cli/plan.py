@@ -1,16 +1,22 @@
 """`thinsection plan`: predicts memory and time of a run."""
 
 import subprocess
-from typing import Annotated
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from thinsection.cli.documents import JobPlan, PlanDocument, print_document
 from thinsection.cli.flags import with_config
+from thinsection.cli.screen import AsJson
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.types import format_bytes
+
+if TYPE_CHECKING:
+    from thinsection.planning.plan import RunPlan
 
 app = typer.Typer()
 SlidesArgument = Annotated[
@@ -28,7 +34,11 @@ SlurmFlag = Annotated[
 @app.command("plan")
 @with_config(RunConfig)
 def plan(
-    slides: SlidesArgument, slurm: SlurmFlag = False, *, config: RunConfig
+    slides: SlidesArgument,
+    slurm: SlurmFlag = False,
+    as_json: AsJson = False,
+    *,
+    config: RunConfig,
 ) -> None:
     """Predict the peak memory and the time of `thinsection run` with the same options.
 
@@ -49,12 +59,26 @@ def plan(
     load_cohort(slides)
     spec = resolve(config)
 
-    from thinsection.planning.cost import MARGIN
     from thinsection.planning.plan import plan as predict
 
     predicted = predict(
         slides, config=config, on_message=lambda text: typer.echo(text, err=True)
     )
+    job = None
+    if slurm:
+        job = _plan_job(slides, spec, predicted.memory.gpu_bytes)
+    if as_json:
+        print_document(PlanDocument.of(predicted, job))
+        return
+    _show_plan(predicted)
+    if job is not None:
+        _show_job(job)
+
+
+def _show_plan(predicted: "RunPlan") -> None:
+    """Prints the parts of the memory, the seconds and the warnings."""
+    from thinsection.planning.cost import MARGIN
+
     console = Console()
     memory = predicted.memory
     table = Table("part", "host memory", "GPU memory")
@@ -79,16 +103,14 @@ def plan(
         console.print(f"{name} does not open: {reason}", style="yellow", markup=False)
     for warning in predicted.warnings:
         console.print(f"warning: {warning}", style="bold red", markup=False)
-    if slurm:
-        _print_request(slides, spec, memory.gpu_bytes)
 
 
 def _size(num_bytes: int | None) -> str:
     return "" if num_bytes is None else format_bytes(num_bytes)
 
 
-def _print_request(slides: list[str], spec: RunSpec, gpu_bytes: int) -> None:
-    """Prints the request that `thinsection slurm script` would make, and the nodes that fit it."""
+def _plan_job(slides: list[str], spec: RunSpec, gpu_bytes: int) -> JobPlan:
+    """Request that `thinsection slurm script` would make, and the nodes that fit it."""
     from thinsection.jobs.chunks import make_chunks
     from thinsection.jobs.executor import Rung
     from thinsection.jobs.request import SINFO, fitting_nodes, resource_directives
@@ -99,19 +121,7 @@ def _print_request(slides: list[str], spec: RunSpec, gpu_bytes: int) -> None:
     entries = cohort_of(slides, spec.slides, spec.regions)
     chunks = make_chunks(entries, spec.executor)
     job = run_request(chunks, spec)
-    typer.echo(f"# for each of {len(chunks)} array tasks")
-    for line in job.lines():
-        typer.echo(f"# {line}")
     first = spec.executor.at_rung(Rung())
-    for directive in resource_directives(job.request, first):
-        typer.echo(f"#SBATCH {directive}")
-    try:
-        sinfo = subprocess.run(
-            SINFO, check=True, capture_output=True, text=True, timeout=30
-        )
-    except (OSError, subprocess.SubprocessError):
-        typer.echo("# sinfo does not answer here: no word on partitions")
-        return
     gres_parts = (first.gres or "").split(":")[1:]
     wanted_cards = [part for part in gres_parts if not part.isdigit()]
 
@@ -121,6 +131,33 @@ def _print_request(slides: list[str], spec: RunSpec, gpu_bytes: int) -> None:
         gpu = GPUS.get(card)
         return gpu is None or gpu_bytes <= gpu.memory_bytes
 
-    lines = fitting_nodes(sinfo.stdout, job.request, suits=suits)
-    for line in lines or ["no partition has a node that this fits"]:
+    nodes = None
+    with suppress(OSError, subprocess.SubprocessError):
+        sinfo = subprocess.run(
+            SINFO, check=True, capture_output=True, text=True, timeout=30
+        )
+        nodes = tuple(fitting_nodes(sinfo.stdout, job.request, suits=suits))
+    return JobPlan(
+        num_tasks=len(chunks),
+        cpus=job.request.cpus,
+        memory_bytes=job.request.memory_bytes,
+        gpus=job.request.gpus,
+        walltime_s=job.request.walltime_s,
+        directives=tuple(resource_directives(job.request, first)),
+        origins=job.lines(),
+        nodes=nodes,
+    )
+
+
+def _show_job(job: JobPlan) -> None:
+    """Prints a request as the lines of a batch script."""
+    typer.echo(f"# for each of {job.num_tasks} array tasks")
+    for line in job.origins:
+        typer.echo(f"# {line}")
+    for directive in job.directives:
+        typer.echo(f"#SBATCH {directive}")
+    if job.nodes is None:
+        typer.echo("# sinfo does not answer here: no word on partitions")
+        return
+    for line in job.nodes or ("no partition has a node that this fits",):
         typer.echo(f"# {line}")

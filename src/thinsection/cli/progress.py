@@ -8,8 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
+from thinsection.cli.screen import Level
 from thinsection.pipeline.events import RunEvent
-from thinsection.pipeline.results import describe
+from thinsection.pipeline.results import SlideResult, describe
+from thinsection.types import counted
 
 # seconds between two lines without a terminal; they double from the first to the second value
 _FIRST_LINE_S = 5.0
@@ -26,18 +28,24 @@ class RunProgress:
 
     From the first batch on, the remaining time is extrapolated from finished slides and from
     tiles of slides in progress. It appears after 5 s and 2 % of the work.
+
+    Skipped slides are counted, and the level verbose prints a line for each. The level quiet prints
+    only warnings and slides without results.
     """
 
-    def __init__(self, console: Console, num_slides: int) -> None:
+    def __init__(
+        self, console: Console, num_slides: int, *, level: Level = "usual"
+    ) -> None:
         self._console = console
         self._num_slides = num_slides
+        self._level = level
         self.bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.completed:.1f}/{task.total} slides"),
             BarColumn(),
             TextColumn("{task.description}"),
             console=console,
-            disable=not console.is_terminal,
+            disable=level == "quiet" or not console.is_terminal,
         )
         self._task = self.bar.add_task("starting", total=num_slides)
         self._lock = threading.Lock()
@@ -51,6 +59,7 @@ class RunProgress:
         self._first_work: tuple[float, float] | None = None
         self._num_tiles = 0
         self._num_ended = 0
+        self._num_skipped = 0
         # finished tiles of slides in progress, as a share of slides
         self._share_done = 0.0
         self._bottleneck = ""
@@ -75,12 +84,38 @@ class RunProgress:
                 if self._expected_tiles.pop(event.slide_id, None):
                     self._share_done = max(0.0, self._share_done - 1)
                 self._num_ended += 1
-                is_bad = event.result.status in ("failed", "empty")
-                self.say(describe(event.result), style="red" if is_bad else "")
+                self.say_result(event.result)
             self._show()
 
-    def say(self, text: str, *, style: str = "") -> None:
-        """Prints a line above the bar."""
+    def say(self, text: str) -> None:
+        """Prints a message above the bar; `quiet` leaves out all but warnings."""
+        if self._level != "quiet" or text.startswith("warning"):
+            self._print(text)
+
+    def say_result(self, result: SlideResult) -> None:
+        """Prints the line of a finished slide, or counts a skipped one."""
+        is_bad = result.status in ("failed", "empty")
+        is_skipped = result.status == "skipped"
+        has_news = is_bad or result.status == "excluded" or result.facts.get("warnings")
+        self._num_skipped += is_skipped
+        if self._level == "verbose":
+            is_shown = True
+        elif self._level == "quiet":
+            is_shown = bool(has_news) and not is_skipped
+        else:
+            is_shown = not is_skipped
+        if is_shown:
+            self._print(describe(result), style="red" if is_bad else "")
+
+    def say_skipped(self) -> None:
+        """Prints how many slides were skipped, if each had no line of its own."""
+        if self._num_skipped and self._level == "usual":
+            self._print(
+                f"{counted(self._num_skipped, 'slide')} skipped: an earlier run completed them "
+                "with the same settings and input (--verbose lists them)"
+            )
+
+    def _print(self, text: str, *, style: str = "") -> None:
         self._console.print(Text(text, style=style), highlight=False, soft_wrap=True)
 
     def _add_tiles(self, event: RunEvent) -> None:

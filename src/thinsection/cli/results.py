@@ -8,7 +8,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from thinsection.cli.documents import (
+    EfficiencyDocument,
+    LsDocument,
+    VerifyDocument,
+    print_document,
+)
 from thinsection.cli.flags import with_config
+from thinsection.cli.screen import AsJson
 from thinsection.pipeline.peer_export import LAYOUTS, export_peer
 from thinsection.types import counted, format_bytes
 
@@ -64,6 +71,7 @@ def ls(
     folder: Annotated[
         str, typer.Argument(help="Results folder, or its URL (s3://, ...).")
     ],
+    as_json: AsJson = False,
 ) -> None:
     """List what a results folder holds: tile grids, embeddings, failed slides and commands.
 
@@ -75,13 +83,19 @@ def ls(
     from thinsection.files.sources import is_url
     from thinsection.pipeline.folder import open_results
 
+    def show(results: "Results") -> None:
+        if as_json:
+            print_document(LsDocument.of(folder, results))
+        else:
+            _show_results(folder, results)
+
     if not is_url(folder):
-        _show_results(folder, open_results(folder))
+        show(open_results(folder))
         return
     from thinsection.pipeline.remote_out import listing_of
 
     with listing_of(folder) as listed:
-        _show_results(folder, open_results(listed))
+        show(open_results(listed))
 
 
 def _show_results(name: str, results: "Results") -> None:
@@ -148,7 +162,7 @@ def view(
 
 
 @app.command("efficiency")
-def efficiency(folder: FolderArgument) -> None:
+def efficiency(folder: FolderArgument, as_json: AsJson = False) -> None:
     """Compare the CPUs, memory and time that the last run requested with what it used.
 
     Prints the bottleneck and a better request for the next run, and writes a page.
@@ -160,6 +174,9 @@ def efficiency(folder: FolderArgument) -> None:
     from thinsection.pipeline.records import efficiency as analyse
 
     analysis, page = analyse(folder)
+    if as_json:
+        print_document(EfficiencyDocument.of(analysis, page))
+        return
     console = Console()
     table = Table("resource", "requested", "used", "share")
     for share in analysis.shares:
@@ -303,7 +320,7 @@ def import_folder(
 
 
 @app.command("verify")
-def verify(folder: FolderArgument) -> None:
+def verify(folder: FolderArgument, as_json: AsJson = False) -> None:
     """Check every result file against its checksum.
 
     In a folder such as GRID/features_NAME the checksums are those in the .h5 files.
@@ -317,12 +334,17 @@ def verify(folder: FolderArgument) -> None:
     from thinsection.pipeline.verify import verify as verify_folder
 
     checked, damaged = verify_folder(folder)
-    print(*damaged, f"{checked} checksums, {len(damaged)} damaged", sep="\n")
-    if damaged:
+    if as_json:
+        print_document(VerifyDocument.of(folder, checked, damaged))
+    else:
+        print(*damaged, f"{checked} checksums, {len(damaged)} damaged", sep="\n")
+    if not damaged:
+        return
+    if not as_json:
         print(
             "remove the damaged files and run the same command again: only these are made anew"
         )
-        raise typer.Exit(EXIT_DAMAGED)
+    raise typer.Exit(EXIT_DAMAGED)
 
 
 @caches.command("ls")

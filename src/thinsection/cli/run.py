@@ -4,9 +4,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from thinsection.cli.flags import with_config
+from thinsection.cli.screen import (
+    AsJson,
+    Level,
+    Quiet,
+    Verbose,
+    chosen_level,
+    message_console,
+)
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
 from thinsection.stages.config import AggregateRunConfig, RunConfig
@@ -43,7 +50,15 @@ _DEMO_FILES = {
 
 @app.command("run")
 @with_config(RunConfig)
-def run_slides(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
+def run_slides(
+    slides: SlidesArgument,
+    out: Out,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    *,
+    config: RunConfig,
+) -> None:
     """Turn slides into tissue masks, tiles, tile embeddings and slide embeddings.
 
     OUT gets a page (index.html), a table (summary.csv) and a folder for each kind of result.
@@ -58,7 +73,8 @@ def run_slides(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
       thinsection run cohort.csv --out results --encoder uni2_h --tile-px 224 --qc auto
       thinsection run slides/ --out results --until tiles
     """
-    raise typer.Exit(_run_and_report(slides, out, config))
+    level = chosen_level(quiet=quiet, verbose=verbose)
+    raise typer.Exit(_run_and_report(slides, out, config, level, as_json=as_json))
 
 
 # `segment` decides itself where it ends, and needs no settings of later results
@@ -76,7 +92,15 @@ _NOT_OF_SEGMENT = (
 
 @app.command("segment")
 @with_config(RunConfig, without=_NOT_OF_SEGMENT)
-def segment_slides(slides: SlidesArgument, out: Out, *, config: RunConfig) -> None:
+def segment_slides(
+    slides: SlidesArgument,
+    out: Out,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    *,
+    config: RunConfig,
+) -> None:
     """Assign a class to every pixel of the slides with a network: epithelium, stroma, ...
 
     OUT gets the class of each pixel, the outlines of the classes, and the share of each class.
@@ -88,10 +112,18 @@ def segment_slides(slides: SlidesArgument, out: Out, *, config: RunConfig) -> No
       thinsection segment slides/ --out results --segmenter lavlab-shell
     """
     config = replace_flat(config, {"until": "segments"})
-    raise typer.Exit(_run_and_report(slides, out, config))
+    level = chosen_level(quiet=quiet, verbose=verbose)
+    raise typer.Exit(_run_and_report(slides, out, config, level, as_json=as_json))
 
 
-def _run_and_report(slides: list[str], out: str, config: RunConfig) -> int:
+def _run_and_report(
+    slides: list[str],
+    out: str,
+    config: RunConfig,
+    level: Level = "usual",
+    *,
+    as_json: bool = False,
+) -> int:
     """Runs with a progress bar, prints the path of the results, and returns the exit code."""
     from thinsection.slide.cohort import load_cohort
 
@@ -99,11 +131,12 @@ def _run_and_report(slides: list[str], out: str, config: RunConfig) -> int:
     num_slides = len(load_cohort(slides))
     resolve(config)
 
+    from thinsection.cli.documents import RunDocument, print_document
     from thinsection.cli.progress import RunProgress
     from thinsection.pipeline.run import run
 
-    console = Console(highlight=False)
-    progress = RunProgress(console, num_slides=num_slides)
+    console = message_console(as_json=as_json)
+    progress = RunProgress(console, num_slides, level=level)
     with progress.bar:
         summary = run(
             slides,
@@ -112,12 +145,14 @@ def _run_and_report(slides: list[str], out: str, config: RunConfig) -> int:
             on_event=progress,
             on_message=progress.say,
         )
+    progress.say_skipped()
     counts = summary.counts
     ends = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    console.print(
-        f"{ends} in {summary.seconds:.1f} s -> {out}/index.html, summary.csv",
-        markup=False,
-    )
+    if level != "quiet":
+        console.print(
+            f"{ends} in {summary.seconds:.1f} s -> {out}/index.html, summary.csv",
+            markup=False,
+        )
     if counts["empty"]:
         plural = "" if counts["empty"] == 1 else "s"
         console.print(
@@ -128,6 +163,8 @@ def _run_and_report(slides: list[str], out: str, config: RunConfig) -> int:
         )
     if counts["failed"]:
         console.print(f"see {out}/failed.csv", markup=False)
+    if as_json:
+        print_document(RunDocument.of(summary))
     return summary.exit_code
 
 
@@ -151,6 +188,9 @@ def qc(
             "this file is written."
         ),
     ] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    *,
     config: Any = None,
 ) -> None:
     """Check slides for pen, blur, folds, bubbles and dirt.
@@ -173,6 +213,7 @@ def qc(
     from thinsection.slide.cohort import load_cohort
 
     slides = slides or []
+    level = chosen_level(quiet=quiet, verbose=verbose)
     pipeline, notes = chosen_pipeline(config)
     for note in notes:
         print(f"note: {note}")
@@ -182,16 +223,19 @@ def qc(
         if not slides:
             return
 
-    progress = RunProgress(Console(), num_slides=len(load_cohort(slides)))
+    console = message_console(as_json=False)
+    progress = RunProgress(console, len(load_cohort(slides)), level=level)
     with progress.bar:
         summary = check_slides(
             slides, out=out, config=config, on_event=progress, on_message=progress.say
         )
+    progress.say_skipped()
     for slide_id, rule in summary.failing:
         print(f"{slide_id}: fails {rule}")
     num_slides = len(summary.results)
     num_done = num_slides - summary.num_failed
-    print(f"{num_done} of {num_slides} slides done; look at {summary.page}")
+    if level != "quiet":
+        print(f"{num_done} of {num_slides} slides done; look at {summary.page}")
     raise typer.Exit(3 if summary.num_failed else 0)
 
 
@@ -210,6 +254,8 @@ def aggregate(
             help="Folder for the slide embeddings. [default: the folder of the tile embeddings]"
         ),
     ] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     *,
     config: AggregateRunConfig,
 ) -> None:
@@ -224,22 +270,26 @@ def aggregate(
       thinsection aggregate results --slide-encoder max
       thinsection aggregate trident/20x_512px/features_conch_v15 --slide-encoder titan
     """
-    from thinsection.cli.progress import say
+    from thinsection.cli.progress import RunProgress
     from thinsection.pipeline.ending import EXIT_SOME_FAILED
     from thinsection.pipeline.pooling import aggregate_folder
-    from thinsection.pipeline.results import describe
 
+    level = chosen_level(quiet=quiet, verbose=verbose)
+    # its lines without its bar
+    progress = RunProgress(message_console(as_json=False), 0, level=level)
     results = aggregate_folder(
         folder,
         out=out,
         config=config,
-        on_result=lambda result: say(describe(result)),
-        on_message=say,
+        on_result=progress.say_result,
+        on_message=progress.say,
     )
+    progress.say_skipped()
     num_failed = sum(result.status == "failed" for result in results)
     num_done = len(results) - num_failed
     name = config.pooling.slide_encoder
-    print(f"{num_done} of {len(results)} slides have an embedding of {name}")
+    if level != "quiet":
+        print(f"{num_done} of {len(results)} slides have an embedding of {name}")
     raise typer.Exit(EXIT_SOME_FAILED if num_failed else 0)
 
 

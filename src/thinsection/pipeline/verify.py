@@ -1,17 +1,29 @@
 """Compares files with the checksums that were written beside them."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from thinsection.errors import StoreError
 from thinsection.pipeline.folder import open_results
 from thinsection.store.hdf5 import damaged_datasets
 from thinsection.store.identity import file_sum
-from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord
+from thinsection.store.ledger import LEDGER_NAME, SLIDES, SlideLedger, StageRecord
 
 
-def verify(folder: Path) -> tuple[int, list[str]]:
-    """Number of compared checksums, and a line for each file that is damaged or missing.
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """File that is damaged or missing."""
+
+    file: str  # name, relative to the folder
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.problem}"
+
+
+def verify(folder: Path) -> tuple[int, list[Damage]]:
+    """Number of compared checksums, and the files that are damaged or missing.
 
     For a results folder, every file in a ledger is compared; for another folder, each dataset of
     its .h5 files. For files of earlier versions only the size is compared.
@@ -23,17 +35,18 @@ def verify(folder: Path) -> tuple[int, list[str]]:
     if not (folder / SLIDES).is_dir():
         return _verify_datasets(folder)
     count = 0
-    lines = []
+    damaged = []
     for slide_id, ledger in open_results(folder).ledgers.items():
         if ledger.damage:
-            lines.append(f"{slide_id}: {ledger.damage}")
+            name = f"{SLIDES}/{slide_id}/{LEDGER_NAME}"
+            damaged.append(Damage(name, ledger.damage))
         for record in ledger.stages.values():
             count += len(record.sums)
-            lines += _damaged_files(folder, ledger, record)
-    return count, lines
+            damaged += _damaged_files(folder, ledger, record)
+    return count, damaged
 
 
-def _verify_datasets(folder: Path) -> tuple[int, list[str]]:
+def _verify_datasets(folder: Path) -> tuple[int, list[Damage]]:
     """Compares the datasets in a folder of HDF5 files from other tools, see `verify`."""
     paths = sorted(folder.rglob("*.h5"))
     if not paths:
@@ -41,24 +54,26 @@ def _verify_datasets(folder: Path) -> tuple[int, list[str]]:
             f"folder must contain results or .h5 files, got none in {str(folder)!r}"
         )
     count = 0
-    lines = []
+    damaged = []
     for path in paths:
-        num_compared, damaged = damaged_datasets(path)
+        num_compared, problems = damaged_datasets(path)
         count += num_compared
-        lines += damaged
-    return count, lines
+        name = str(path.relative_to(folder))
+        damaged += [Damage(name, problem) for problem in problems]
+    return count, damaged
 
 
 def _damaged_files(
     folder: Path, ledger: SlideLedger, record: StageRecord
-) -> Iterator[str]:
-    """One line for each file of a stage that differs from its checksum."""
+) -> Iterator[Damage]:
+    """Files of a stage that differ from their checksums."""
     for name, size in record.files.items():
         path = folder / name
         if not path.is_file():
             if name not in ledger.elsewhere.files:
-                yield f"{name}: missing"
+                yield Damage(name, "missing")
         elif path.stat().st_size != size:
-            yield f"{name}: has {path.stat().st_size} bytes, but {size} were written"
+            has_bytes = path.stat().st_size
+            yield Damage(name, f"has {has_bytes} bytes, but {size} were written")
         elif name in record.sums and file_sum(path) != record.sums[name]:
-            yield f"{name}: the bytes differ from those that were written"
+            yield Damage(name, "the bytes differ from those that were written")

@@ -1,0 +1,465 @@
+"""JSON documents that commands print with `--json`: one dataclass for each kind.
+
+`kind` names the document, and `version` its form. A new field keeps the version. A field that is
+renamed or removed, or that gets another type or meaning, raises the version.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+from thinsection.types import Document
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from thinsection.encode import EncoderSpec
+    from thinsection.encode.check import Check
+    from thinsection.pipeline.ending import RunSummary
+    from thinsection.pipeline.folder import FolderRow, Results
+    from thinsection.pipeline.records import Record
+    from thinsection.pipeline.results import SlideResult
+    from thinsection.pipeline.verify import Damage
+    from thinsection.planning.plan import RunPlan
+    from thinsection.usage.analysis import Efficiency, Request
+
+
+def print_document(document: "DataclassInstance") -> None:
+    """Prints a document on standard output; characters beyond ASCII are escaped."""
+    print(json.dumps(dataclasses.asdict(document), indent=2, allow_nan=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Slide that has no result, and the reason."""
+
+    slide_id: str
+    error: str
+
+
+def _failures(errors: Mapping[str, str]) -> tuple[Failure, ...]:
+    return tuple(Failure(slide_id=name, error=error) for name, error in errors.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultsRow:
+    """One folder of results, for all slides."""
+
+    address: str
+    num_slides: int
+    num_bytes: int
+    encoder: str | None
+    dim: int | None
+    slide_encoder: str | None
+    slide_dim: int | None
+
+    @classmethod
+    def of(cls, row: "FolderRow") -> Self:
+        """Row for a folder of results."""
+        facts: Document = dict(row.facts)
+        return cls(
+            address=row.address,
+            num_slides=row.num_slides,
+            num_bytes=row.num_bytes,
+            encoder=facts.get("encoder"),
+            dim=facts.get("dim"),
+            slide_encoder=facts.get("slide_encoder"),
+            slide_dim=facts.get("slide_dim"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invocation:
+    """One command that worked in a results folder."""
+
+    record: str
+    command: str | None
+    started: str | None
+    seconds: float | None
+    counts: dict[str, int] | None
+
+    @classmethod
+    def of(cls, record: "Record") -> Self:
+        """Invocation from its record."""
+        document = record.document
+        return cls(
+            record=record.folder.name,
+            command=document.get("command"),
+            started=document.get("started"),
+            seconds=document.get("seconds"),
+            counts=document.get("counts"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LsDocument:
+    """Content of a results folder."""
+
+    kind: Literal["ls"] = "ls"
+    version: Literal[1] = 1
+    folder: str
+    num_slides: int
+    slide_ids: tuple[str, ...]
+    results: tuple[ResultsRow, ...]
+    failures: tuple[Failure, ...]
+    invocations: tuple[Invocation, ...]
+
+    @classmethod
+    def of(cls, folder: str, results: "Results") -> Self:
+        """Document of a folder or URL."""
+        return cls(
+            folder=folder,
+            num_slides=len(results.slides),
+            slide_ids=results.slides,
+            results=tuple(ResultsRow.of(row) for row in results.folders),
+            failures=_failures(results.failures()),
+            invocations=tuple(Invocation.of(record) for record in results.records),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedSlide:
+    """Slide of a plan."""
+
+    slide_id: str
+    num_tiles: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPlan:
+    """Request of each array task of `thinsection slurm submit` with the same arguments."""
+
+    num_tasks: int
+    cpus: int
+    memory_bytes: int
+    gpus: int
+    walltime_s: int
+    directives: tuple[str, ...]
+    origins: tuple[str, ...]
+    nodes: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanDocument:
+    """Predicted memory and time of a run."""
+
+    kind: Literal["plan"] = "plan"
+    version: Literal[1] = 1
+    num_slides: int
+    num_tiles: int
+    host_bytes: int
+    host_parts: dict[str, int]
+    gpu: str | None
+    gpu_bytes: int
+    gpu_parts: dict[str, int]
+    seconds: float
+    start_s: float
+    prepare_s: float
+    decode_s: float
+    encode_s: float
+    slides: tuple[PlannedSlide, ...]
+    unreadable: tuple[Failure, ...]
+    warnings: tuple[str, ...]
+    job: JobPlan | None
+
+    @classmethod
+    def of(cls, plan: "RunPlan", job: JobPlan | None) -> Self:
+        """Document of a plan."""
+        slides = tuple(
+            PlannedSlide(slide_id=slide.slide_id, num_tiles=slide.num_tiles)
+            for slide in plan.slides
+        )
+        return cls(
+            num_slides=len(slides),
+            num_tiles=sum(slide.num_tiles for slide in slides),
+            host_bytes=plan.memory.host_bytes,
+            host_parts=plan.memory.host,
+            gpu=None if plan.gpu is None else plan.gpu.name,
+            gpu_bytes=plan.memory.gpu_bytes,
+            gpu_parts=plan.memory.gpu,
+            seconds=plan.time.wall_s,
+            start_s=plan.time.start_s,
+            prepare_s=plan.time.prepare_s,
+            decode_s=plan.time.decode_s,
+            encode_s=plan.time.encode_s,
+            slides=slides,
+            unreadable=_failures(plan.unreadable),
+            warnings=plan.warnings,
+            job=job,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something that works on this machine, or is missing."""
+
+    area: str
+    name: str
+    usable: bool
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorDocument:
+    """State of this machine."""
+
+    kind: Literal["doctor"] = "doctor"
+    version: Literal[1] = 1
+    thinsection_version: str
+    python_version: str
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderRow:
+    """Declared tile encoder."""
+
+    name: str
+    dim: int
+    tile_px: int
+    tile_mpp: float | None
+    input_px: int
+    pooling: str
+    supports_tokens: bool
+    num_params: int | None
+    licence: str
+    source: str
+    repo: str | None
+    revision: str | None
+    weights_files: tuple[str, ...]
+    gated: bool
+    needs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, spec: "EncoderSpec") -> Self:
+        """Row for a declared encoder."""
+        return cls(
+            name=spec.name,
+            dim=spec.dim,
+            tile_px=spec.tile_px,
+            tile_mpp=spec.tile_mpp,
+            input_px=spec.input_px,
+            pooling=spec.pooling,
+            supports_tokens=spec.supports_tokens,
+            num_params=spec.num_params,
+            licence=spec.licence,
+            source=spec.source,
+            repo=spec.repo,
+            revision=spec.revision,
+            weights_files=spec.weights_files,
+            gated=spec.gated,
+            needs=tuple(spec.needs),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsDocument:
+    """Encoders by name."""
+
+    kind: Literal["models"] = "models"
+    version: Literal[1] = 1
+    encoders: tuple[EncoderRow, ...]
+    plugins: dict[str, str]
+    slide_encoders: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRow:
+    """Condition for loading an encoder."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsCheckDocument:
+    """Answer to the question whether an encoder loads here."""
+
+    kind: Literal["models-check"] = "models-check"
+    version: Literal[1] = 1
+    name: str
+    loads: bool
+    checks: tuple[CheckRow, ...]
+
+    @classmethod
+    def of(cls, name: str, checks: Sequence["Check"]) -> Self:
+        """Document of the checks of an encoder."""
+        rows = [
+            CheckRow(name=check.name, ok=check.ok, detail=check.detail)
+            for check in checks
+        ]
+        loads = all(row.ok for row in rows)
+        return cls(name=name, loads=loads, checks=tuple(rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareRow:
+    """Requested and used amount of one resource, in words."""
+
+    name: str
+    requested: str
+    used: str
+    fraction: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextRequest:
+    """Resources that the next job of this kind should request."""
+
+    cpus: int
+    memory_bytes: int
+    gpus: int
+    walltime_s: int
+    sbatch: tuple[str, ...]
+
+    @classmethod
+    def of(cls, request: "Request | None") -> Self | None:
+        """The request of an analysis; None if it has none."""
+        if request is None:
+            return None
+        return cls(
+            cpus=request.cpus,
+            memory_bytes=request.memory_bytes,
+            gpus=request.gpus,
+            walltime_s=request.walltime_s,
+            sbatch=request.sbatch_lines(),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EfficiencyDocument:
+    """What the last run requested, and what it used."""
+
+    kind: Literal["efficiency"] = "efficiency"
+    version: Literal[1] = 1
+    record: str
+    page: str
+    shares: tuple[ShareRow, ...]
+    bottleneck: str
+    warnings: tuple[str, ...]
+    seconds: float
+    stage_seconds: dict[str, float]
+    next_request: NextRequest | None
+
+    @classmethod
+    def of(cls, analysis: "Efficiency", page: Path) -> Self:
+        """Document of an analysis."""
+        shares = [
+            ShareRow(
+                name=share.name,
+                requested=share.requested,
+                used=share.used,
+                fraction=share.fraction,
+            )
+            for share in analysis.shares
+        ]
+        return cls(
+            record=page.parent.name,
+            page=str(page),
+            shares=tuple(shares),
+            bottleneck=analysis.bottleneck,
+            warnings=analysis.warnings,
+            seconds=analysis.wall_s,
+            stage_seconds=dict(analysis.stage_seconds),
+            next_request=NextRequest.of(analysis.next_request),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DamageRow:
+    """File that is damaged or missing."""
+
+    file: str
+    problem: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyDocument:
+    """Comparison of files with their checksums."""
+
+    kind: Literal["verify"] = "verify"
+    version: Literal[1] = 1
+    folder: str
+    num_checksums: int
+    damaged: tuple[DamageRow, ...]
+
+    @classmethod
+    def of(cls, folder: Path, checked: int, damaged: Sequence["Damage"]) -> Self:
+        """Document of a comparison."""
+        rows = tuple(DamageRow(file=row.file, problem=row.problem) for row in damaged)
+        return cls(folder=str(folder), num_checksums=checked, damaged=rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlideRow:
+    """Outcome of one slide in a run."""
+
+    slide_id: str
+    slide_path: str
+    status: Literal["done", "skipped", "empty", "excluded", "failed"]
+    stage: str
+    error: str
+    num_tiles: int | None
+    warnings: str
+    seconds: float
+
+    @classmethod
+    def of(cls, result: "SlideResult") -> Self:
+        """Row for a result."""
+        return cls(
+            slide_id=result.slide_id,
+            slide_path=result.slide_path,
+            status=result.status,
+            stage=result.stage,
+            error=result.error,
+            num_tiles=result.facts.get("num_tiles"),
+            warnings=result.facts.get("warnings") or "",
+            seconds=result.seconds,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDocument:
+    """Outcome of a run."""
+
+    kind: Literal["run"] = "run"
+    version: Literal[1] = 1
+    out: str
+    record: str
+    exit_code: int
+    seconds: float
+    counts: dict[str, int]
+    slides: tuple[SlideRow, ...]
+    equal_slides: tuple[tuple[str, ...], ...]
+    stage_seconds: dict[str, float]
+
+    @classmethod
+    def of(cls, summary: "RunSummary") -> Self:
+        """Document of a finished run."""
+        return cls(
+            out=str(summary.out),
+            record=summary.record.name,
+            exit_code=summary.exit_code,
+            seconds=summary.seconds,
+            counts=summary.counts,
+            slides=tuple(SlideRow.of(result) for result in summary.results),
+            equal_slides=summary.equal_slides,
+            stage_seconds=summary.stage_seconds,
+        )
+
+
+# kind -> its class; the page "JSON for scripts" and the tests go through this table
+DOCUMENTS: Mapping[str, "type[DataclassInstance]"] = {
+    "run": RunDocument,
+    "plan": PlanDocument,
+    "ls": LsDocument,
+    "verify": VerifyDocument,
+    "efficiency": EfficiencyDocument,
+    "doctor": DoctorDocument,
+    "models": ModelsDocument,
+    "models-check": ModelsCheckDocument,
+}
