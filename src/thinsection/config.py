@@ -127,7 +127,11 @@ def flat_fields(
 
 def checked(value: object, f: Field[object], kind: object, key: str) -> object:
     """The value of a field as `coerce` gives it, of its choices where it has any."""
-    typed = _coerce(value, kind, key)
+    return _of_choices(_converter(kind)(value, key), f, key)
+
+
+def _of_choices(typed: object, f: Field[object], key: str) -> object:
+    """The value, if it is of the field's choices or the field has none."""
     choices = f.metadata.get("choices")
     if choices is None or typed is None:
         return typed
@@ -142,46 +146,96 @@ def checked(value: object, f: Field[object], kind: object, key: str) -> object:
 
 def coerce(value: object, kind: "TypeForm[T]", key: str) -> T:
     """The value as its declared type; ConfigError names the key, the rule and the value."""
-    return cast(T, _coerce(value, kind, key))
+    return cast(T, _converter(kind)(value, key))
 
 
-def _coerce(value: object, kind: object, key: str) -> object:
-    """See `coerce`."""
+# takes a value and its key, and returns the value as a type
+_Converter = Callable[[object, str], object]
+
+
+@cache
+def _converter(kind: object) -> _Converter:
+    """Function that does what `coerce` does for one type; the type is looked into once."""
     origin = get_origin(kind)
     if origin is Literal:
-        if value not in get_args(kind):
-            names = ", ".join(map(str, get_args(kind)))
+        return _literal_converter(get_args(kind))
+    if origin in (typing.Union, types.UnionType):
+        return _union_converter(kind)
+    if origin is tuple:
+        return _tuple_converter(_converter(get_args(kind)[0]))
+    if origin in (dict, Mapping):
+        return _table_converter(_converter(get_args(kind)[1]))
+    if kind is typing.Any or kind is object:
+        return lambda value, key: value
+    if not isinstance(kind, type):
+        raise TypeError(f"a setting must have a type that TOML can hold, got {kind}")
+    if is_dataclass(kind):
+        return _dataclass_converter(kind)
+    if kind in (int, str, bool):
+        return _plain_converter(kind)
+    return lambda value, key: _coerce_plain(value, kind, key)
+
+
+def _literal_converter(choices: tuple[object, ...]) -> _Converter:
+    def convert(value: object, key: str) -> object:
+        if value not in choices:
+            names = ", ".join(map(str, choices))
             raise ConfigError(f"{key} must be one of {names}, got {value!r}")
         return value
-    if origin in (typing.Union, types.UnionType):
-        for member in get_args(kind):
+
+    return convert
+
+
+def _union_converter(kind: object) -> _Converter:
+    converters = [_converter(member) for member in get_args(kind)]
+
+    def convert(value: object, key: str) -> object:
+        for converter in converters:
             with contextlib.suppress(ConfigError):
-                return _coerce(value, member, key)
+                return converter(value, key)
         raise ConfigError(f"{key} must be {kind}, got {value!r}")
-    if origin is tuple:
+
+    return convert
+
+
+def _tuple_converter(convert_item: _Converter) -> _Converter:
+    def convert(value: object, key: str) -> object:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{key} must be a list, got {value!r}")
-        item_kind = get_args(kind)[0]
-        return tuple(_coerce(item, item_kind, key) for item in value)
-    if origin in (dict, Mapping) or is_dataclass(kind):
-        return _coerce_table(value, kind, key)
-    if kind is typing.Any:
-        return value
-    if not isinstance(kind, type):
-        raise TypeError(f"{key} must have a type that TOML can hold, got {kind}")
-    return _coerce_plain(value, kind, key)
+        return tuple([convert_item(item, key) for item in value])
+
+    return convert
 
 
-def _coerce_table(value: object, kind: object, key: str) -> object:
-    """A mapping, or the dataclass that it describes."""
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{key} must be a table, got {value!r}")
-    if isinstance(kind, type) and is_dataclass(kind):
+def _table_converter(convert_item: _Converter) -> _Converter:
+    def convert(value: object, key: str) -> object:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{key} must be a table, got {value!r}")
+        return {
+            name: convert_item(item, f"{key}.{name}") for name, item in value.items()
+        }
+
+    return convert
+
+
+def _dataclass_converter(kind: "type[DataclassInstance]") -> _Converter:
+    def convert(value: object, key: str) -> object:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{key} must be a table, got {value!r}")
         return from_mapping(kind, value, where=f"{key}.")
-    item_kind = get_args(kind)[1]
-    return {
-        name: _coerce(item, item_kind, f"{key}.{name}") for name, item in value.items()
-    }
+
+    return convert
+
+
+def _plain_converter(kind: type) -> _Converter:
+    """Converter of values that are of the type already; a bool is no number."""
+
+    def convert(value: object, key: str) -> object:
+        if type(value) is kind:
+            return value
+        return _coerce_plain(value, kind, key)
+
+    return convert
 
 
 def _coerce_plain(value: object, kind: type, key: str) -> object:
@@ -198,25 +252,37 @@ def _coerce_plain(value: object, kind: type, key: str) -> object:
     return value
 
 
+@cache
+def _fields_by_name(
+    cls: "type[DataclassInstance]",
+) -> dict[str, tuple[Field[object], _Converter, bool]]:
+    """Field of a dataclass, its converter, and whether it must be set, by its name."""
+    kinds = field_types(cls)
+    by_name = {}
+    for f in fields(cls):
+        must_be_set = f.default is MISSING and f.default_factory is MISSING
+        by_name[f.name] = (f, _converter(kinds[f.name]), must_be_set)
+    return by_name
+
+
 def from_mapping(cls: type[D], data: Mapping[str, object], *, where: str = "") -> D:
     """A configuration from nested mappings; what is absent keeps its default.
 
     Raises ConfigError: unknown key (with the nearest known one) or a value of the wrong type.
     """
-    kinds = field_types(cls)
-    own = {f.name: f for f in fields(cls)}
+    own = _fields_by_name(cls)
     values = {}
     for name, value in data.items():
         key = f"{where}{name}"
         if name not in own:
             known = [f"{where}{other}" for other in own]
             raise ConfigError(f"unknown config key {key!r}{nearest(key, known)}")
-        values[name] = checked(value, own[name], kinds[name], key)
-    for f in own.values():
-        has_default = f.default is not MISSING or f.default_factory is not MISSING
-        if f.name not in values and not has_default:
+        f, convert, _ = own[name]
+        values[name] = _of_choices(convert(value, key), f, key)
+    for name, (_, _, must_be_set) in own.items():
+        if must_be_set and name not in values:
             raise ConfigError(
-                f"{where}{f.name} must be set, got only the keys {sorted(data)}"
+                f"{where}{name} must be set, got only the keys {sorted(data)}"
             )
     return cls(**values)
 

@@ -19,6 +19,9 @@ def parse_json(text: str | bytes) -> Json:
         value = json.loads(text)
     except RecursionError:
         raise _too_deep() from None
+    # bytes may be UTF-16, whose brackets are not counted here
+    if isinstance(text, str) and text.count("{") + text.count("[") <= MAX_DEPTH:
+        return value
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [inner for outer in level for inner in _containers(outer)]

@@ -17,7 +17,6 @@ from thinsection.pool.encoder import SlideEncoder
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.features import FeaturesStage, find_known_rows
-from thinsection.stages.graph import Models, stages_of
 from thinsection.stages.masks import QcStage
 from thinsection.stages.measures import MeasuresStage, TileMeasures
 from thinsection.stages.regions import annotation_sums
@@ -80,17 +79,16 @@ def claim_slide(
 
 
 def skipped_result(
-    entry: SlideEntry, *, out: Path, spec: RunSpec, models: Models | None = None
+    entry: SlideEntry, stages: tuple[AnyStage, ...], *, out: Path, spec: RunSpec
 ) -> SlideResult | None:
     """Result of a slide that is done with the same settings and file; None if it is not done.
 
-    Runs without encoders need no `models`. Rules of quality control are not checked here, as that
+    `stages` are all stages of the run. Rules of quality control are not checked here, as that
     needs the slide's lock.
     """
     if spec.qc.qc_fail or read_failure(out, entry.slide_id) is not None:
         return None
     with suppress(StoreError, InvalidInputError):
-        stages = stages_of(spec, models or Models())
         claimed = claim_slide(entry, stages, out=out, spec=spec)
         if not (claimed.work.missing or claimed.ledger_is_old):
             return SlideResult.of(entry, "skipped", claimed.work.facts())

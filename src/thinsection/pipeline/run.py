@@ -29,6 +29,7 @@ from thinsection.pipeline.results import SlideResult, describe
 from thinsection.pipeline.task import RunTask, filesystem_now
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import LastResult, RunConfig
+from thinsection.stages.graph import Models, stages_of
 from thinsection.stages.request import check_run, cohort_of
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.store.claims import claim_ids
@@ -163,19 +164,22 @@ def _run_in_folder(
     try:
         with output_errors(out):
             finished = finished_report(out, Record.read(task.record), entries, spec)
+            finished_ids = {result.slide_id for result in finished.results}
+            unfinished = [
+                entry for entry in entries if entry.slide_id not in finished_ids
+            ]
             facts: PlainValues = {}
-            if finished is None and executor is None and spec.executor.in_process:
+            if unfinished and executor is None and spec.executor.in_process:
                 # raise errors of settings and weights before any slide is read
                 facts = _load_encoders(task, listeners.on_message)
             begun = True
-            if finished is None:
+            reports.append(finished)
+            for result in finished.results:
+                listeners.on_event(task.end_event(result))
+            if unfinished:
                 _execute(
-                    entries, task, listeners, reports, executor=executor, facts=facts
+                    unfinished, task, listeners, reports, executor=executor, facts=facts
                 )
-            else:
-                reports.append(finished)
-                for result in finished.results:
-                    listeners.on_event(task.end_event(result))
             report = merge_reports(reports)
             ended = {r.slide_id: listeners.settle(r) for r in report.results}
             results = tuple(ended[entry.slide_id] for entry in entries)
@@ -227,27 +231,39 @@ def _execute(
 
 def finished_report(
     out: Path, record: Record, entries: Sequence[SlideEntry], spec: RunSpec
-) -> Report[SlideResult] | None:
-    """Report of a run with nothing to do; None if there may be work.
+) -> Report[SlideResult]:
+    """Report of the slides that need no work; empty if that cannot be known here.
 
-    It makes the check of a worker, but without encoders: whether each stage has its result, by
-    keys from recorded identities.
+    It makes the check of a worker, but without locks and encoders: whether each stage has its
+    result, by keys from recorded identities.
     """
-    if not spec.encoding.encoders or spec.output.overwrite:
-        return None
+    if spec.output.overwrite or not spec.output.resume:
+        return Report(results=())
+    if not spec.encoding.encoders:
+        return _skipped_report(out, entries, spec, Models(), {})
     for earlier in records.same_settings(out, record):
         document = earlier.document.get("models", {})
         models = recorded_models(document, spec.encoding)
-        if models is None:
-            continue
-        results = []
-        for entry in entries:
-            result = skipped_result(entry, out=out, spec=spec, models=models)
-            if result is None:
-                return None
+        if models is not None:
+            return _skipped_report(out, entries, spec, models, document)
+    return Report(results=())
+
+
+def _skipped_report(
+    out: Path,
+    entries: Sequence[SlideEntry],
+    spec: RunSpec,
+    models: Models,
+    facts: PlainValues,
+) -> Report[SlideResult]:
+    """Report of the slides whose stages are all done."""
+    stages = stages_of(spec, models)
+    results = []
+    for entry in entries:
+        result = skipped_result(entry, stages, out=out, spec=spec)
+        if result is not None:
             results.append(result)
-        return Report(results=tuple(results), facts=document)
-    return None
+    return Report(results=tuple(results), facts=facts if results else {})
 
 
 def _equal_lines(groups: Sequence[Sequence[str]]) -> list[str]:

@@ -30,6 +30,7 @@ from thinsection.pipeline.process import SlideProcessor
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import GPU_BATCH
+from thinsection.stages.graph import Models, stages_of
 from thinsection.stages.spec import RunSpec
 from thinsection.store.ledger import SlideLedger, load_ledger
 from thinsection.stream import StageClock
@@ -174,7 +175,8 @@ class RunTask(Task[SlideEntry, SlideResult]):
         if done is not None:
             return done
         if not self.spec.encoding.encoders:
-            return skipped_result(entry, out=self.out, spec=self.spec)
+            stages = stages_of(self.spec, Models())
+            return skipped_result(entry, stages, out=self.out, spec=self.spec)
         if self.spec.slides.fingerprint == "full":
             return None
         for record in self.kept:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -49,11 +50,11 @@ class FeaturesStage(TileStage[TilesFile]):
             parts.append(variant(self.stain, leave_out=("stain_norm",)))
         return join_label(*parts)
 
-    @property
+    @cached_property
     def address(self) -> str:
         return f"{self.tiles.grid}/features_{self.label}"
 
-    @property
+    @cached_property
     def settings(self) -> PlainValues:
         stain = None
         if self.target is not None:
@@ -179,11 +180,11 @@ class TokensStage(TileStage[None]):
 
     features: FeaturesStage  # features of the same encoder, from the same forward pass
 
-    @property
+    @cached_property
     def address(self) -> str:
         return f"{self.features.tiles.grid}/tokens_{self.features.label}"
 
-    @property
+    @cached_property
     def settings(self) -> PlainValues:
         return self.features.settings
 

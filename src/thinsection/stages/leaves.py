@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypedDict
 
@@ -88,13 +89,13 @@ class PoolingStage(StoreStage[None]):
     # warnings that embeddings and slide encoder do not match
     warnings: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def address(self) -> str:
         grid, _, folder = self.features.address.rpartition("/")
         label = self.slide_encoder.label(folder.removeprefix("features_"))
         return f"{grid}/slide_features_{label}"
 
-    @property
+    @cached_property
     def settings(self) -> PlainValues:
         return {"slide_encoder": deciding(self.slide_encoder.identity)}
 
@@ -128,7 +129,7 @@ class OverviewStage(StoreStage[None]):
 
     tiles: TilesStage
 
-    @property
+    @cached_property
     def address(self) -> str:
         return f"{self.tiles.grid}/overviews"
 
@@ -183,11 +184,11 @@ class GraphStage(StoreStage[None]):
     tiles: TilesStage
     spec: str  # 'knn:8' or 'radius:100'
 
-    @property
+    @cached_property
     def address(self) -> str:
         return f"{self.tiles.grid}/graph_{slug(self.spec)}"
 
-    @property
+    @cached_property
     def settings(self) -> PlainValues:
         return {"graph": self.spec}
 
@@ -221,14 +222,14 @@ class FormatStage(StoreStage[None]):
     # the columns of its measures are written beside those of the tile table
     measures: MeasuresStage | None = None
 
-    @property
+    @cached_property
     def address(self) -> str:
         name = f"{slug(self.format)}_{self.features.label}"
         if self.measures is not None:
             name = join_label(name, MEASURED)
         return f"{self.features.tiles.grid}/{name}"
 
-    @property
+    @cached_property
     def settings(self) -> PlainValues:
         return {"format": self.format}
 

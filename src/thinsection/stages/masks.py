@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -51,11 +52,11 @@ class TissueStage(SlideStage[TissueMask]):
         """Part of a grid's name for the tissue settings; '' at the defaults."""
         return join_label(variant(self.config), _reader_label(self.reader))
 
-    @property
+    @cached_property
     def address(self) -> str:
         return join_label(f"{SLIDES}/tissue", self.label)
 
-    @property
+    @cached_property
     def settings(self) -> PlainValues:
         return {"tissue": asdict(self.config), "reader": self.reader}
 
@@ -149,11 +150,11 @@ class QcStage(SlideStage[CheckedTissue]):
         """Part of a grid's name for the checks that made its mask: 'qc-auto'."""
         return join_label(f"qc-{self.name}", _reader_label(self.reader))
 
-    @property
+    @cached_property
     def address(self) -> str:
         return join_label(f"{SLIDES}/qc_{self.name}", _reader_label(self.reader))
 
-    @property
+    @cached_property
     def settings(self) -> PlainValues:
         settings = {"qc": pipeline_identity(self.pipeline), "reader": self.reader}
         return settings | {"strict": True} if self.strict else settings

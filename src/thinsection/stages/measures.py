@@ -1,6 +1,7 @@
 """Measures of a slide's tiles, and the stains that are estimated from them."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -76,11 +77,11 @@ class MeasuresStage(TileStage[Columns]):
 
     tiles: TilesStage
 
-    @property
+    @cached_property
     def address(self) -> str:
         return f"{self.tiles.grid}/{MEASURED}"
 
-    @property
+    @cached_property
     def settings(self) -> PlainValues:
         return {"measures": list(MEASURES), "version": 1}
 

@@ -1,6 +1,7 @@
 """Annotations of a slide, and tissue that is annotated."""
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -53,7 +54,7 @@ class RegionsStage(SlideStage[Regions]):
     def annotation_setting(self) -> str:
         return self.role
 
-    @property
+    @cached_property
     def settings(self) -> PlainValues:
         settings = asdict(self.config)
         for role in ROLES:
@@ -67,7 +68,7 @@ class RegionsStage(SlideStage[Regions]):
         settings_hash = short_hash([place, self.settings])
         return f"{self.role}-{slug(Path(place).stem)}-{settings_hash}"
 
-    @property
+    @cached_property
     def address(self) -> str:
         return f"{SLIDES}/{self.label}"
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -50,7 +51,7 @@ class SegmentStage(SlideStage[Segmentation]):
         changed = variant(self.config, leave_out=_NOT_RESULTS)
         return join_label(slug(self.segmenter.label), changed)
 
-    @property
+    @cached_property
     def address(self) -> str:
         name = f"{SLIDES}/segment_{self.label}"
         if self.mask is not None:
@@ -59,7 +60,7 @@ class SegmentStage(SlideStage[Segmentation]):
             name, "everywhere", "" if self.reader == AUTO else self.reader
         )
 
-    @property
+    @cached_property
     def settings(self) -> PlainValues:
         return {
             "segmenter": self.segmenter.identity,

@@ -12,7 +12,7 @@ then the pixels of a tile decide whether the tile is kept.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, cast
@@ -91,7 +91,11 @@ class Stage(ABC, Generic[T_co]):
 
         `SlideWork.result_key` adds the cohort columns.
         """
-        input_keys = [need.key(source) for need in self.needs] or [source.key]
+        return self.key_from([need.key(source) for need in self.needs], source)
+
+    def key_from(self, input_keys: Sequence[str], source: Source) -> str:
+        """The same hash, from the keys of the stages in `needs`."""
+        input_keys = input_keys or [source.key]
         settings = dict(self.settings)
         # The argument names are hashed too: another name would make all stored results outdated.
         if self.annotation_setting:
@@ -155,7 +159,7 @@ class RecordedStage(Stage[None]):
     def address(self) -> str:
         return self.recorded_address
 
-    def key(self, source: Source) -> str:
+    def key_from(self, input_keys: Sequence[str], source: Source) -> str:
         """The key that the ledger has."""
         return self.recorded_key
 
@@ -215,6 +219,8 @@ class SlideWork:
         # title of the stage at work, for the record of a failure
         self.stage_title = "open"
         self.embeddings_before_edit: list[EmbeddingsBeforeEdit] = []
+        # `Stage.key` of each stage by its address
+        self._keys: dict[str, str] = {}
         # value of each stage by its address
         self._values: dict[str, object] = {}
         # addresses of the stages that this object made
@@ -232,7 +238,7 @@ class SlideWork:
 
         It is the key in the ledger: `Stage.key`, and the values of the stage's cohort columns.
         """
-        key = stage.key(self.source)
+        key = self._key(stage)
         if not stage.cohort_columns:
             return key
         cohort_values = {
@@ -240,6 +246,13 @@ class SlideWork:
         }
         # The argument names are hashed too: another name would make all stored results outdated.
         return stage_key(of=key, said=cohort_values)
+
+    def _key(self, stage: AnyStage) -> str:
+        """`Stage.key`, computed once; most stages are needed by several others."""
+        if stage.address not in self._keys:
+            input_keys = [self._key(need) for need in stage.needs]
+            self._keys[stage.address] = stage.key_from(input_keys, self.source)
+        return self._keys[stage.address]
 
     def is_done(self, stage: AnyStage) -> bool:
         """True if the ledger has the stage's result."""

@@ -1,6 +1,7 @@
 """The tile grid of a slide."""
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -51,7 +52,7 @@ class TilesStage(Stage[TileTable]):
         """True if pixel filters in the stream decide which candidates are kept."""
         return bool(load_filters(self.config.tile_filter))
 
-    @property
+    @cached_property
     def grid(self) -> str:
         """Folder of all results of this grid: '256px_0.5mpp'."""
         labels = [self.mask.label]
@@ -60,11 +61,11 @@ class TilesStage(Stage[TileTable]):
             labels.append(self.roi.label)
         return grid_label(self.config, join_label(*labels))
 
-    @property
+    @cached_property
     def address(self) -> str:
         return f"{self.grid}/tiles"
 
-    @property
+    @cached_property
     def settings(self) -> PlainValues:
         # so that '0.50' equals '0.5'
         return {"tiles": asdict(self.config) | {"tile_mpp": self.config.mpp}}

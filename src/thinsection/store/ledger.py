@@ -6,9 +6,11 @@ and forgets a stage before another result takes its place, so a kill at any mome
 either a finished stage or one that is done again.
 """
 
+import contextlib
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -129,9 +131,11 @@ class SlideLedger:
 
     def _size(self, name: str) -> int | None:
         """Bytes of a file, here or at the URL of the run; None where it is at neither."""
-        path = self.out / name
-        if path.is_file():
-            return path.stat().st_size
+        # one call: a resumed run asks for each file of each slide
+        with contextlib.suppress(OSError):
+            found = Path(self.out, name).stat()
+            if stat.S_ISREG(found.st_mode):
+                return found.st_size
         return self.elsewhere.files.get(name)
 
     def with_local_files(self, record: StageRecord) -> "SlideLedger":
