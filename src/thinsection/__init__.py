@@ -15,6 +15,7 @@ from thinsection import errors as errors
 if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.encode import embed_tiles as embed_tiles
     from thinsection.encode import load_encoder as load_encoder
+    from thinsection.encode import make_encoder as make_encoder
     from thinsection.pipeline import plot as plot
     from thinsection.pipeline.folder import open_results as open_results
     from thinsection.pipeline.run import run as run
@@ -47,6 +48,7 @@ _PUBLIC = {
     "tile_grid": "thinsection.tiles",
     "iter_tiles": "thinsection.stream",
     "load_encoder": "thinsection.encode",
+    "make_encoder": "thinsection.encode",
     "embed_tiles": "thinsection.encode",
     "load_slide_encoder": "thinsection.pool",
     "aggregate": "thinsection.pool",

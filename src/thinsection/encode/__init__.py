@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from thinsection.encode.memory import batch_bytes as batch_bytes
     from thinsection.encode.memory import largest_batch_size as largest_batch_size
     from thinsection.encode.memory import weights_bytes as weights_bytes
+    from thinsection.encode.own import OwnTileEncoder as OwnTileEncoder
+    from thinsection.encode.own import make_encoder as make_encoder
     from thinsection.encode.preprocessing import preprocess as preprocess
     from thinsection.encode.registry import DEFAULT_ENCODER as DEFAULT_ENCODER
     from thinsection.encode.registry import Architecture as Architecture
@@ -25,6 +27,7 @@ _NAMES_OF = {
     "encoder": "NetworkTileEncoder TileEncoder",
     "load": "load_encoder",
     "memory": "batch_bytes largest_batch_size weights_bytes",
+    "own": "OwnTileEncoder make_encoder",
     "preprocessing": "preprocess",
     "registry": "DEFAULT_ENCODER Architecture EncoderSpec declared_encoders encoder_spec",
 }

@@ -144,7 +144,7 @@ class NetworkTileEncoder(TileEncoder):
         Raises InvalidInputError: OpenVINO does not support this precision, or cannot convert this
         network.
         """
-        pixels = preprocess(_seeded_tiles(self.spec.tile_px), self.spec)
+        pixels = preprocess(seeded_tiles(self.spec.tile_px), self.spec)
         network, check = converted_network(
             self.backbone,
             pixels,
@@ -186,7 +186,7 @@ class NetworkTileEncoder(TileEncoder):
         num_answers = 2 if with_tokens else 1
         wholes: list[Tensor] = []
         pixels = None
-        with torch.no_grad(), self._arithmetic():
+        with torch.no_grad(), arithmetic(self.device, self.precision):
             for start in range(0, max(len(batch), 1), step):
                 tiles = batch[start : start + step].to(self.device, non_blocking=True)
                 pixels = preprocess(tiles, self.spec, out=pixels)
@@ -200,28 +200,28 @@ class NetworkTileEncoder(TileEncoder):
                     whole[start : start + step] = part
         return wholes
 
-    @contextmanager
-    def _arithmetic(self) -> Iterator[None]:
-        """Autocast to the precision; on CUDA also one cuDNN algorithm, and no TF32 in fp32."""
-        is_half = self.precision != "fp32"
-        where = self.device.type
-        autocast = (
-            torch.autocast(where, DTYPES[self.precision]) if is_half else nullcontext()
-        )
-        if where != "cuda":
-            with autocast:
-                yield
-            return
-        with (
-            autocast,
-            torch.backends.cudnn.flags(
-                enabled=True, deterministic=True, allow_tf32=is_half
-            ),
-        ):
+
+@contextmanager
+def arithmetic(device: torch.device, precision: str) -> Iterator[None]:
+    """Autocast to the precision; on CUDA also one cuDNN algorithm, and no TF32 in fp32."""
+    is_half = precision != "fp32"
+    autocast = (
+        torch.autocast(device.type, DTYPES[precision]) if is_half else nullcontext()
+    )
+    if device.type != "cuda":
+        with autocast:
             yield
+        return
+    with (
+        autocast,
+        torch.backends.cudnn.flags(
+            enabled=True, deterministic=True, allow_tf32=is_half
+        ),
+    ):
+        yield
 
 
-def _seeded_tiles(edge: int) -> Tensor:
+def seeded_tiles(edge: int) -> Tensor:
     """uint8 [CPU_TILES, edge, edge, 3]: patches of 16 pixels in random colours, with fine noise."""
     generator = torch.Generator().manual_seed(0)
     patches = -(-edge // 16)

@@ -38,6 +38,8 @@ _PACKAGE_OF = {"timm": "timm", "transformers": "transformers", "auto": "transfor
 _TABLES = ("encoders_own.toml", "encoders_timm.toml")
 TIMM_PREFIX = "timm:"
 HUB_PREFIX = "hf:"
+# in the settings of a run, before the name of a network or function of its session
+OWN_PREFIX = "own:"
 
 
 class _ToolNames(NamedTuple):
@@ -226,6 +228,13 @@ def encoder_spec(name: str) -> EncoderSpec:
         name = our_name(name)
     if name in declared_encoders():
         return declared_encoders()[name]
+    if name.startswith(OWN_PREFIX):
+        own_name = name.removeprefix(OWN_PREFIX)
+        raise UnknownEncoderError(
+            f"encoder {own_name!r} must be passed in Python, as it was made there, got its name "
+            "alone; embed the slides by ts.run(slides, out=..., encoder=ts.make_encoder(...)) "
+            "with the same settings"
+        )
     hint = nearest(name, ENCODERS.names())
     if "did you mean" not in hint:
         hint = ""  # without a hint the message would list all names

@@ -73,8 +73,6 @@ def load_models(encoding: EncodingSpec, stamped: Stamps | None = ()) -> LoadedMo
         return LoadedModels()
     # imports torch, which runs without encoders do not need
     from thinsection.encode import load_encoder
-    from thinsection.encode.memory import keep_freed_memory
-    from thinsection.pool import load_slide_encoder
 
     encoders = [
         load_encoder(
@@ -89,6 +87,16 @@ def load_models(encoding: EncodingSpec, stamped: Stamps | None = ()) -> LoadedMo
         )
         for name in encoding.encoders
     ]
+    return models_with(encoders, encoding)
+
+
+def models_with(
+    encoders: Sequence["TileEncoder"], encoding: EncodingSpec
+) -> LoadedModels:
+    """Models of a run with these tile encoders; see `load_models`."""
+    from thinsection.encode.memory import keep_freed_memory
+    from thinsection.pool import load_slide_encoder
+
     if any(encoder.device.type == "cpu" for encoder in encoders):
         keep_freed_memory()
     slide_encoders = [

@@ -7,9 +7,16 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import thinsection
-from thinsection.errors import DiskSpaceError, StoreError, ThinsectionError
+from thinsection.config import replace_flat
+from thinsection.errors import (
+    ConfigError,
+    DiskSpaceError,
+    StoreError,
+    ThinsectionError,
+)
 from thinsection.files.atomic import atomic_path, output_errors
 from thinsection.files.lock import sweep_old
 from thinsection.files.sources import is_url
@@ -23,10 +30,16 @@ from thinsection.pipeline.ending import RunSummary, end_early, finish_run
 from thinsection.pipeline.events import OnEvent, RunEvent
 from thinsection.pipeline.measures_tables import check_reference
 from thinsection.pipeline.models import recorded_models
+from thinsection.pipeline.own_encoder import (
+    check_own_encoder,
+    check_weights_kept,
+    current_encoder,
+    settings_name,
+)
 from thinsection.pipeline.prepare import skipped_result
 from thinsection.pipeline.records import RECORDS, Record, log
 from thinsection.pipeline.results import SlideResult, describe
-from thinsection.pipeline.task import RunTask, filesystem_now
+from thinsection.pipeline.task import OwnEncoderTask, RunTask, filesystem_now
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import LastResult, RunConfig
 from thinsection.stages.graph import Models, stages_of
@@ -36,6 +49,9 @@ from thinsection.store.claims import claim_ids
 from thinsection.store.ledger import SLIDES
 from thinsection.types import MIB, PlainValues, counted, format_bytes
 from thinsection.usage.monitor import resource_monitor
+
+if TYPE_CHECKING:
+    from thinsection.encode import TileEncoder
 
 MIN_FREE_BYTES = 256 * MIB
 _SHOWN_GROUPS = 5  # groups of slides with equal content that are listed in full
@@ -75,6 +91,7 @@ def run(
     *,
     out: str | Path,
     config: RunConfig | None = None,
+    encoder: str | TileEncoder | None = None,
     executor: object = None,
     on_event: OnEvent | None = None,
     on_message: OnMessage | None = None,
@@ -91,6 +108,8 @@ def run(
         slides: files, folders, URLs or cohort CSVs.
         out: results folder, made if absent; or a URL (s3://, ...), for one run at a time.
         config: all settings.
+        encoder: name of a tile encoder, or one from `make_encoder` or `load_encoder`, in place of
+            those of the settings. The second works in this process alone.
         executor: a Dask client or cluster, used instead of the one in the settings.
         on_event: receives progress, from any thread.
         on_message: receives messages of the executor: the dashboard's address, a worker's death.
@@ -103,7 +122,20 @@ def run(
         ThinsectionError: bad settings, no slides, unknown encoder, unwritable or full folder; all
             before work starts. A bad slide does not raise.
     """
-    spec = resolve(config or RunConfig(), settings)
+    config = config or RunConfig()
+    own_encoder = None
+    if isinstance(encoder, str):
+        config = replace_flat(config, {"encoders": (encoder,)})
+    elif encoder is not None:
+        own_encoder = current_encoder(encoder)
+    own_name = None if own_encoder is None else settings_name(own_encoder)
+    spec = resolve(config, settings, own_encoder=own_name)
+    if own_encoder is not None and (executor or not spec.executor.in_process):
+        raise ConfigError(
+            "executor must be 'inline' with an encoder of this process, got "
+            f"{chosen_executor(spec.executor, cluster=executor)!r}; other processes cannot "
+            "load it: leave out workers and executor, or name an encoder that a package declares"
+        )
     listeners = Listeners(
         on_event=on_event or ignore_event, on_message=on_message or ignore_message
     )
@@ -111,11 +143,25 @@ def run(
     check_run(spec)
     check_reference(spec)
     if is_url(str(out)):
-        return _run_at_url(entries, str(out), spec, listeners, executor=executor)
+        return _run_at_url(
+            entries,
+            str(out),
+            spec,
+            listeners,
+            executor=executor,
+            own_encoder=own_encoder,
+        )
     with output_errors(str(out)):
         folder = check_folder(Path(out))
         entries = claim_ids(folder, entries, listeners.on_message)
-        return _run_in_folder(entries, folder, spec, listeners, executor=executor)
+        return _run_in_folder(
+            entries,
+            folder,
+            spec,
+            listeners,
+            executor=executor,
+            own_encoder=own_encoder,
+        )
 
 
 def _run_at_url(
@@ -125,6 +171,7 @@ def _run_at_url(
     listeners: Listeners,
     *,
     executor: object,
+    own_encoder: TileEncoder | None,
 ) -> RunSummary:
     """Runs with results at a URL, where each slide is uploaded as it ends."""
     from thinsection.pipeline.remote_out import uploads_to
@@ -138,7 +185,9 @@ def _run_at_url(
             settle=uploads.settle,
         )
         try:
-            summary = _run_in_folder(entries, uploads.folder, spec, uploading)
+            summary = _run_in_folder(
+                entries, uploads.folder, spec, uploading, own_encoder=own_encoder
+            )
         except BaseException:
             # upload the tables if the target is writable
             with contextlib.suppress(StoreError):
@@ -155,15 +204,20 @@ def _run_in_folder(
     listeners: Listeners,
     *,
     executor: object = None,
+    own_encoder: TileEncoder | None = None,
 ) -> RunSummary:
     """Runs with checked settings in an existing folder."""
-    task = make_task(out, spec)
+    if own_encoder is not None and spec.encoding.encoders:
+        check_own_encoder(out, own_encoder)
+    task = make_task(out, spec, own_encoder)
     listeners = listeners.logged(task.record)
     reports: list[Report[SlideResult]] = []
     begun = False
     try:
         with output_errors(out):
-            finished = finished_report(out, Record.read(task.record), entries, spec)
+            finished: Report[SlideResult] = Report(results=())
+            if own_encoder is None:
+                finished = finished_report(out, Record.read(task.record), entries, spec)
             finished_ids = {result.slide_id for result in finished.results}
             unfinished = [
                 entry for entry in entries if entry.slide_id not in finished_ids
@@ -180,6 +234,8 @@ def _run_in_folder(
                 _execute(
                     unfinished, task, listeners, reports, executor=executor, facts=facts
                 )
+            if own_encoder is not None:
+                check_weights_kept(own_encoder)
             report = merge_reports(reports)
             ended = {r.slide_id: listeners.settle(r) for r in report.results}
             results = tuple(ended[entry.slide_id] for entry in entries)
@@ -282,7 +338,9 @@ def _equal_lines(groups: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def make_task(out: Path, spec: RunSpec) -> RunTask:
+def make_task(
+    out: Path, spec: RunSpec, own_encoder: TileEncoder | None = None
+) -> RunTask:
     """Makes the task of an invocation that begins now, and its record."""
     folder = out.resolve()
     command = _command_words(spec.output.until)
@@ -294,6 +352,15 @@ def make_task(out: Path, spec: RunSpec) -> RunTask:
     if chosen_executor(spec.executor) == "slurm":
         earlier = records.same_settings(folder, record)
         kept = tuple(record.folder for record in earlier)
+    if own_encoder is not None:
+        return OwnEncoderTask(
+            out=folder,
+            record=record.folder,
+            spec=spec,
+            threads=spec.executor.threads,
+            started=filesystem_now(folder),
+            encoder=own_encoder,
+        )
     return RunTask(
         out=folder,
         record=record.folder,

@@ -24,6 +24,7 @@ from thinsection.pipeline.models import (
     file_stamps,
     load_models,
     models_document,
+    models_with,
 )
 from thinsection.pipeline.prepare import skipped_result
 from thinsection.pipeline.process import SlideProcessor
@@ -39,6 +40,7 @@ from thinsection.types import PlainValues, parse_bytes
 from thinsection.usage.monitor import resource_monitor
 
 if TYPE_CHECKING:
+    from thinsection.encode import TileEncoder
     from thinsection.jobs.request import JobRequest
 
 ENDS = ("done", "skipped", "empty")  # a slide with one of these needs no further work
@@ -216,6 +218,18 @@ class RunTask(Task[SlideEntry, SlideResult]):
         if ledger.path.stat().st_mtime >= self.started:
             return replace(result, status="done")
         return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnEncoderTask(RunTask):
+    """A run with an encoder of this process, which no other process can load."""
+
+    encoder: "TileEncoder"
+
+    def models(self) -> LoadedModels:
+        if not self.spec.encoding.encoders:
+            return LoadedModels()
+        return models_with([self.encoder], self.spec.encoding)
 
 
 def ended_slides(record: Path) -> Mapping[str, SlideResult]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from thinsection.config import as_mapping, from_mapping, option
+from thinsection.encode.registry import OWN_PREFIX
 from thinsection.errors import ConfigError, InvalidInputError, StoreError
 from thinsection.evaluation.embeddings import read_embeddings
 from thinsection.pipeline.records import read_records
@@ -160,7 +161,7 @@ def _run_settings(path: Path, inputs: Inputs) -> dict[str, Json]:
             encoders = [
                 name
                 for name in config.encode.encoders
-                if slug(name) in (inputs.features or "")
+                if slug(name.removeprefix(OWN_PREFIX)) in (inputs.features or "")
             ]
             if encoders and _grid_of(config) == grid:
                 run = {name: as_mapping(config)[name] for name in DECIDING}

@@ -144,12 +144,12 @@ def deciding(identity: PlainValues) -> PlainValues:
     """Part of an encoder's identity that decides a result.
 
     The hash covers every weight, so the revision of the weights is only recorded. So is the
-    engine, although it sums in an order of its own.
+    engine, although it sums in an order of its own, and the sample of an encoder of one's own.
     """
     return {
         name: value
         for name, value in identity.items()
-        if name not in ("revision", "engine")
+        if name not in ("revision", "engine", "sample")
     }
 
 

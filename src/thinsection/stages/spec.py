@@ -4,7 +4,7 @@
 which travels to workers as JSON or by pickle, or only the section that it needs.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from thinsection.config import as_mapping, replace_flat
@@ -19,6 +19,7 @@ from thinsection.stages.config import (
     CPU_BATCH,
     ENCODED,
     GPU_BATCH,
+    EncodeConfig,
     OutputConfig,
     QcConfig,
     RunConfig,
@@ -28,6 +29,9 @@ from thinsection.stream.budget import MAX_SCRATCH, StreamBudget, StreamConfig
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
 from thinsection.types import PlainValues, parse_bytes
+
+# settings of `EncodeConfig` that are not about how an encoder is loaded
+_NOT_OF_LOADING = ("tokens", "device", "batch_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +93,12 @@ class RunSpec:
         )
 
 
-def resolve(config: RunConfig, overrides: PlainValues | None = None) -> RunSpec:
+def resolve(
+    config: RunConfig,
+    overrides: PlainValues | None = None,
+    *,
+    own_encoder: str | None = None,
+) -> RunSpec:
     """Resolves the settings of a run.
 
     Nothing is read, imported or downloaded; `check_run` does the checks that take seconds.
@@ -97,12 +106,16 @@ def resolve(config: RunConfig, overrides: PlainValues | None = None) -> RunSpec:
     Args:
         config: all settings.
         overrides: single settings by name, which replace those of `config`.
+        own_encoder: name for an encoder of this process, in place of those of the settings.
 
     Raises:
         ConfigError: unknown setting, a wrong value, or two sources of the tissue.
         UnknownEncoderError: no such tile encoder or slide encoder.
     """
     config = replace_flat(config, overrides or {})
+    if own_encoder is not None:
+        _check_own_encoder(config)
+        config = replace_flat(config, {"encoders": (own_encoder,)})
     encode = config.encode
     slide_encoders: tuple[str, ...] = ()
     if config.output.until == "slide-embeddings":
@@ -136,14 +149,26 @@ def resolve(config: RunConfig, overrides: PlainValues | None = None) -> RunSpec:
         executor=config.executor,
         settings=as_mapping(config),
     )
-    _check_names(spec.encoding)
+    _check_names(spec.encoding, has_own=own_encoder is not None)
     _check_tissue_origins(spec)
     return spec
 
 
-def _check_names(encoding: EncodingSpec) -> None:
+def _check_own_encoder(config: RunConfig) -> None:
+    """Refuses settings about the encoders of a run that has an encoder of this process."""
+    for name, default in asdict(EncodeConfig()).items():
+        value = getattr(config.encode, name)
+        if name in _NOT_OF_LOADING or value == default:
+            continue
+        raise ConfigError(
+            f"encode.{name} must be left out with an encoder of this process, got {value!r}; "
+            "set it where the encoder is made"
+        )
+
+
+def _check_names(encoding: EncodingSpec, *, has_own: bool) -> None:
     """Raises an error for models that are not declared anywhere."""
-    for name in encoding.encoders:
+    for name in () if has_own else encoding.encoders:
         check_encoder_name(name)
     for name in encoding.slide_encoders:
         check_slide_encoder(name)
