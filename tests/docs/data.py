@@ -22,9 +22,9 @@ _NUM_TEXTURES = 4  # a texture takes a second to make
 INPUTS = frozenset(
     re.findall(
         r"\S+",
-        """slides new_slides external drawn results probe predicted tested slide.svs slide2.svs
-        cohort.csv labels.csv external.csv cases.csv slides.csv tiles.csv own.csv other_hospital.csv
-        regions.geojson embeddings.npy model.safetensors structure.cif""",
+        """slides new_slides external annotations results probe predicted tested slide.svs
+        slide2.svs cohort.csv labels.csv external.csv cases.csv slides.csv tiles.csv own.csv
+        other_hospital.csv regions.geojson embeddings.npy model.safetensors structure.cif""",
     )
 )
 
@@ -44,10 +44,10 @@ def write_inputs(folder: Path) -> None:
     shutil.copy(folder / "slides" / "s2.svs", folder / "slide2.svs")
     _write_tables(folder, slides)
     _write_rows(folder / "external.csv", [_labels(slide) for slide in others])
-    (folder / "drawn").mkdir()
+    (folder / "annotations").mkdir()
     for slide in slides:
         outlines = _collection([_half(slide, "Tissue", 0), _half(slide, "Tumor", 1)])
-        (folder / "drawn" / f"{slide}.geojson").write_text(outlines)
+        (folder / "annotations" / f"{slide}.geojson").write_text(outlines)
     halves = [
         _half(slide, name, x) for slide in slides for x, name in enumerate(_CLASSES)
     ]

@@ -266,8 +266,8 @@ def test_a_renamed_training_slide_is_known_again_by_its_content(tmp_path: Path) 
     found = predict(tmp_path / "e" / "model.safetensors", new, out=tmp_path / "p")
     rows = {row.name: row for row in found.rows}
     assert rows["renamed"].warnings == (
-        "the embeddings of a training slide with another name: predicted by heads that were not "
-        "trained on it",
+        "the embeddings of a training slide with another name: predicted by the models of "
+        "folds that did not train on it",
     )
     assert rows["renamed"].answers[0] == pytest.approx(by_fold["s00x"], abs=1e-6)
     assert (

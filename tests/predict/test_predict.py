@@ -34,7 +34,7 @@ def test_training_slides_from_their_files_get_the_scores_of_the_folds(
         np.testing.assert_allclose(answers[slide_id], wanted, atol=1e-6)
     rows = table(found.table)
     assert [row["members"] for row in rows] == ["1"] * 8
-    assert all("heads that were not trained on it" in row["warnings"] for row in rows)
+    assert all("folds that did not train on it" in row["warnings"] for row in rows)
     assert {row["prediction"] for row in rows} == {"low", "high"}
 
 

@@ -51,7 +51,9 @@ def convert(
     ] = "auto",
     slide_mpp: Annotated[
         float | None,
-        typer.Option(help="µm/px of level 0, for slides that do not state it: 0.25."),
+        typer.Option(
+            help="µm/px of level 0, such as 0.25, in place of the value in the file."
+        ),
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:

@@ -9,7 +9,7 @@ from thinsection.cli.flags import with_config
 
 app = typer.Typer()
 group = typer.Typer(
-    no_args_is_help=True, help="Show a trained model's data, figures and limits."
+    no_args_is_help=True, help="Show a trained model's data, figures and limitations."
 )
 app.add_typer(group, name="model")
 
@@ -229,7 +229,7 @@ def show(
         Path | None, typer.Option(help="Also write it to this Markdown file.")
     ] = None,
 ) -> None:
-    """Print a model's intended use, training data, scores and limits.
+    """Print a model's intended use, training data, scores and limitations.
 
     \b
     Example:

@@ -176,9 +176,12 @@ class Model:
         if seen == "content":
             what = "the embeddings of a training slide with another name"
         if any({*marks} & {*member.held_out} for member in self.card.members):
-            return [f"{what}: predicted by heads that were not trained on it"]
+            return [
+                f"{what}: predicted by the models of folds that did not train on it"
+            ]
         return [
-            f"{what}: every head was trained on it, so this prediction does not test the model"
+            f"{what}: the models of all folds were trained on it, so this prediction does not "
+            "test the model"
         ]
 
 

@@ -135,9 +135,11 @@ def _why_unanswered(one: Prediction) -> str:
 
 
 def _why_no_test(one: Prediction, card: ModelCard) -> str:
-    """Reason why a training case is not scored: every head was trained on it."""
+    """Reason why a training case is not scored: all models were trained on it."""
     if one.answers and one.members == len(card.members):
-        return "part of the training set, and every head was trained on it"
+        return (
+            "part of the training set, and the models of all folds were trained on it"
+        )
     return _why_unanswered(one)
 
 

@@ -31,7 +31,7 @@ class DataSection:
     )
     labels: Path | None = option(
         None,
-        "Labelled regions (GeoJSON), or a table with slide_id, x, y and label. "
+        "Annotations with classes (GeoJSON), or a table with slide_id, x, y and label. "
         "[default: the annotated classes of the run]",
         daily=True,
     )

@@ -63,7 +63,7 @@ class RegionsStage(SlideStage[Regions]):
 
     @property
     def label(self) -> str:
-        """Part of a grid's name for the annotations: 'roi-drawn-1a2b3c'."""
+        """Part of a grid's name for the annotations: 'roi-annotations-1a2b3c'."""
         place = getattr(self.config, self.role)
         settings_hash = short_hash([place, self.settings])
         return f"{self.role}-{slug(Path(place).stem)}-{settings_hash}"
