@@ -1,6 +1,7 @@
 """The page of a results folder: all that the tables say, as text, quick with many slides."""
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from thinsection.files.atomic import write_table
+from thinsection.files.atomic import read_table, write_table
 from thinsection.report.index import INDEX, THUMBNAILS, write_index
-from thinsection.report.sheets import CELL
+from thinsection.report.sheets import CELL, stable_groups
+from thinsection.report.slide_seconds import SECONDS, slide_seconds
 
 CHROMIUM = shutil.which("chromium")
 HOSTILE = [
@@ -129,6 +131,25 @@ def make_folder(out: Path, names: list[str], *, pictures: int) -> Path:
     return out
 
 
+def sheets_of(out: Path) -> list[Path]:
+    return sorted((out / THUMBNAILS).glob("*.jpg"))
+
+
+def parts_of(out: Path) -> dict[str, Any]:
+    """What the scripts hold that the page loads, in their order."""
+    joined: dict[str, Any] = {"tables": {}, "thumbs": {}, "heatmaps": {}}
+    for name in re.findall(r'src="(index/part_[^"]*)"', (out / INDEX).read_text()):
+        text = (out / name).read_text()
+        part = json.loads(text.removeprefix("parts.push(").removesuffix(");\n"))
+        joined["thumbs"] |= part["thumbs"]
+        joined["heatmaps"] |= part["heatmaps"]
+        for table, content in part["tables"].items():
+            for cells in content["rows"]:
+                row = dict(zip(content["columns"], cells, strict=True))
+                joined["tables"].setdefault(table, []).append(row)
+    return joined
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
@@ -202,8 +223,9 @@ def test_a_thousand_slides_open_in_two_seconds_and_sort_and_filter(
     assert opened.seconds < 2
     drawn = len(opened.cells(1))
     assert 0 < drawn <= 100  # the others are drawn when they come into sight
-    sheets = [url for url in opened.asked if f"/{THUMBNAILS}/" in url]
-    assert len(sheets) == 1  # of three: those of slides further down are not loaded
+    sheets = [url for url in opened.asked if url.endswith(".jpg")]
+    # those of slides further down are not loaded
+    assert 1 <= len(sheets) < len(sheets_of(out))
     opened.page.evaluate("document.querySelector('.frame').scrollTop = 1e6")
     opened.page.wait_for_function(
         f"document.querySelectorAll('#table tbody tr').length > {drawn}"
@@ -269,15 +291,20 @@ def test_without_time_the_page_shows_the_thumbnails_that_are_drawn(
     tmp_path: Path,
 ) -> None:
     out = make_folder(tmp_path, [f"s{n}" for n in range(110)], pictures=110)
-    sheets = sorted((out / THUMBNAILS).iterdir())
+    sheets = sheets_of(out)
+    assert len(sheets) > 1
+    changed = parts_of(out)["thumbs"]["s109"][0]
     picture = out / "slides" / "s109" / "picture.jpg"
     Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(picture)
     write_index(out, draw_thumbnails=False)
-    assert sorted((out / THUMBNAILS).iterdir()) == sheets
-    text = (out / INDEX).read_text().split('id="data">')[1].split("</script>")[0]
-    assert len(json.loads(text)["thumbs"]) == 100
+    assert sheets_of(out) == sheets
+    places = parts_of(out)["thumbs"]
+    assert 0 < len(places) < 110
+    assert "s109" not in places
+    assert changed not in {sheet for sheet, _, _ in places.values()}
     write_index(out)
-    assert len(list((out / THUMBNAILS).iterdir())) == 2
+    assert len(parts_of(out)["thumbs"]) == 110
+    assert len(sheets_of(out)) == len(sheets)
 
 
 def test_thumbnails_are_drawn_once_and_only_where_a_picture_changed(
@@ -285,23 +312,90 @@ def test_thumbnails_are_drawn_once_and_only_where_a_picture_changed(
 ) -> None:
     names = [f"s{n}" for n in range(120)]
     out = make_folder(tmp_path, names, pictures=120)
-    sheets = sorted((out / THUMBNAILS).iterdir())
-    assert len(sheets) == 2
+    sheets = sheets_of(out)
     stamps = {path: path.stat().st_mtime_ns for path in sheets}
-    with Image.open(max(sheets, key=lambda path: path.stat().st_size)) as sheet:
-        assert sheet.size == (10 * CELL[0], 10 * CELL[1])
+    for path in sheets:
+        with Image.open(path) as sheet:
+            assert sheet.width == 10 * CELL[0]
+            assert sheet.height % CELL[1] == 0
     Image.fromarray(np.zeros((300, 500, 3), np.uint8)).save(
         out / "slides" / "s119" / "picture.jpg"
     )
     page = (out / INDEX).read_bytes()
     write_index(out)
-    again = sorted((out / THUMBNAILS).iterdir())
+    again = sheets_of(out)
     kept = [path for path in again if stamps.get(path) == path.stat().st_mtime_ns]
-    assert (len(again), len(kept)) == (2, 1)
+    assert len(again) == len(sheets)
+    assert len(kept) == len(sheets) - 1
     assert (out / INDEX).read_bytes() != page
     page = (out / INDEX).read_bytes()
     write_index(out)
     assert (out / INDEX).read_bytes() == page
+
+
+def test_a_new_slide_that_sorts_first_changes_one_sheet_and_one_part(
+    tmp_path: Path,
+) -> None:
+    names = [f"s{n:04d}" for n in range(900)]
+    out = make_folder(tmp_path / "before", names, pictures=900)
+    before = {path.name for path in (out / THUMBNAILS).iterdir()}
+    more = make_folder(tmp_path / "after", ["a first", *names], pictures=901)
+    after = {path.name for path in (more / THUMBNAILS).iterdir()}
+    # every tenth slide is another one in `after`, so only sheets are alike
+    sheets_before = {name for name in before if name.endswith(".jpg")}
+    sheets_after = {name for name in after if name.endswith(".jpg")}
+    assert len(sheets_before) > 10
+    assert len(sheets_before - sheets_after) <= 1
+    assert len(sheets_after - sheets_before) <= 1
+    rows = read_table(out / "summary.csv")
+    first = rows[0] | {"slide_id": "a first"}
+    write_table(out / "summary.csv", [first, *rows], SUMMARY)
+    write_index(out)
+    parts = {path.name for path in (out / THUMBNAILS).glob("*.js")}
+    assert len(parts) > 2
+    assert len(parts - before) <= 2
+
+
+def test_groups_keep_their_order_and_limits_and_one_more_key_changes_one() -> None:
+    keys = [f"slide {n:05d}" for n in range(5000)]
+    groups = stable_groups(keys, usual=50, most=150)
+    assert [key for group in groups for key in group] == keys
+    assert max(map(len, groups)) <= 150
+    assert 70 < len(groups) < 150
+    for new in ("a", "slide 02500b", "z"):
+        more = stable_groups(sorted([*keys, new]), usual=50, most=150)
+        changed = set(more) - set(groups)
+        assert 1 <= len(changed) <= 2
+    assert stable_groups([], usual=50, most=150) == []
+
+
+def test_notes_of_a_record_are_read_once_and_the_newest_command_counts(
+    tmp_path: Path,
+) -> None:
+    def note(record: str, *lines: str) -> Path:
+        log = tmp_path / "records" / record / "ended" / "host-1.jsonl"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
+            file.write("".join(lines))
+        return log
+
+    first = note("20260101-a", '{"slide_id": "s", "seconds": 2}\n', '{"slide_id"')
+    note("20260102-b", '{"slide_id": "s", "seconds": 0.0}\n')
+    assert slide_seconds(tmp_path) == {"s": 2}
+    known = (tmp_path / SECONDS).stat().st_mtime_ns
+    assert slide_seconds(tmp_path) == {"s": 2}
+    assert (tmp_path / SECONDS).stat().st_mtime_ns == known
+    # the line that was cut off is complete now
+    note("20260101-a", ': "t", "seconds": 3}\n', '{"slide_id": "u", "seconds": 1}\n')
+    note("20260102-b", '{"slide_id": "u", "seconds": 5}\n')
+    assert slide_seconds(tmp_path) == {"s": 2, "t": 3, "u": 5}
+    # an older command that ends later does not win
+    note("20260101-a", '{"slide_id": "u", "seconds": 7}\n')
+    assert slide_seconds(tmp_path)["u"] == 5
+    first.unlink()
+    assert slide_seconds(tmp_path) == {"u": 5}
+    (tmp_path / SECONDS).write_text("[]")
+    assert slide_seconds(tmp_path) == {"u": 5}
 
 
 def test_the_page_of_finished_slides_costs_less_than_a_millisecond_each(
@@ -328,7 +422,10 @@ def test_what_cannot_be_read_is_left_out_and_an_empty_folder_has_a_page(
     (out / "records" / "20260101-000000-host-1" / "run.json").write_text("{")
     (out / "experiments" / "one" / "experiment.json").write_text("[]")
     write_index(out)
-    assert '"slide_id": "b"' in (out / INDEX).read_text()
+    assert [row["slide_id"] for row in parts_of(out)["tables"]["summary.csv"]] == [
+        "a",
+        "b",
+    ]
 
 
 def test_what_histoqc_could_not_measure_is_missing_in_distributions(
@@ -351,7 +448,6 @@ def test_what_histoqc_could_not_measure_is_missing_in_distributions(
     ]
     write_table(out / "qc_histoqc.csv", rows)
     write_index(out)
-    text = (out / INDEX).read_text().split('id="data">')[1].split("</script>")[0]
-    told = json.loads(text)["tables"]["qc_histoqc.csv"]
+    told = parts_of(out)["tables"]["qc_histoqc.csv"]
     assert all("deconv_c0_mean" not in row for row in told)
     assert [row["deconv_c1_mean"] for row in told] == ["0.25", "-99.5"]

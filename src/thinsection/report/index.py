@@ -1,10 +1,10 @@
 """`index.html` of a results folder: its results, failures with reasons, and links to details.
 
-The page is made from the tables and records in the folder, never from slides or tiles. Thumbnails
-with the tissue's outline are in a few sheets beside it, which are redrawn only if a picture
-changed. The page works from the file system and needs no network. Data that differ between
-invocations (times, hosts) are in `records/runs.js`, so that equal results give the same bytes of
-the page itself.
+The page is made from the tables and records in the folder, never from slides or tiles. The slides
+are in parts beside it, and thumbnails with the tissue's outline in sheets; only those of slides
+that changed are written again. The page works from the file system and needs no network. Data that
+differ between invocations (times, hosts) are in `records/runs.js`, so that equal results give the
+same bytes of the page itself.
 """
 
 import contextlib
@@ -16,18 +16,21 @@ import numpy as np
 from PIL import Image
 
 from thinsection.files.atomic import read_table, write_text
-from thinsection.files.json_text import parse_json, read_json
+from thinsection.files.json_text import read_json
 from thinsection.files.pages import render_page
 from thinsection.qc.checks.check import EMPTY_SCORE
+from thinsection.report.index_parts import PATTERN as PART_FILES
+from thinsection.report.index_parts import SlideData, write_parts
 from thinsection.report.layers import Outline, paint
 from thinsection.report.picture import Picture, picture_files, read_mask
-from thinsection.report.sheets import CELL, drop_sheets, write_sheets
+from thinsection.report.sheets import CELL, drop_files, drop_sheets, write_sheets
+from thinsection.report.slide_seconds import slide_seconds
 from thinsection.store.ledger import SLIDES
 from thinsection.types import Document
 
 INDEX = "index.html"
 RUNS = "records/runs.js"
-# folder with the sheets of thumbnails
+# folder with the parts of the page and the sheets of thumbnails
 THUMBNAILS = "index"
 _SLIDE_SHEETS = "slides"
 
@@ -63,7 +66,7 @@ def write_index(out: Path, *, draw_thumbnails: bool = True) -> None:
             that must end within seconds, while thousands of pictures take minutes.
 
     Memory:
-        Some kB per slide, and one sheet of thumbnails (9 MB).
+        Some kB per slide, and one sheet of thumbnails (14 MB).
     """
     tables: dict[str, list[dict[str, str]]] = {}
     for pattern, columns in _TABLES.items():
@@ -75,27 +78,30 @@ def write_index(out: Path, *, draw_thumbnails: bool = True) -> None:
         files = picture_files(out / SLIDES / slide_id)
         if files:
             pictures[slide_id] = files
+    thumbnails = write_sheets(
+        out / THUMBNAILS,
+        _SLIDE_SHEETS,
+        pictures,
+        _outlined_thumbnail,
+        draw=draw_thumbnails,
+    )
+    slides = SlideData(tables=tables, thumbnails=thumbnails, heatmaps=_heatmaps(out))
+    parts = write_parts(out / THUMBNAILS, slides)
     data = {
-        "tables": dict(sorted(tables.items())),
-        "thumbs": write_sheets(
-            out / THUMBNAILS,
-            _SLIDE_SHEETS,
-            pictures,
-            _outlined_thumbnail,
-            draw=draw_thumbnails,
-        ),
+        "tables": sorted(tables),
         "experiments": _experiments(out),
         "pages": sorted(path.name for path in out.glob("qc_*.html")),
-        "heatmaps": _heatmaps(out),
         "numbers": _NUMBERS,
     }
-    runs = {"seconds": _slide_seconds(out), "records": _records(out)}
+    runs = {"seconds": slide_seconds(out), "records": _records(out)}
     write_text(out / RUNS, f"const runs = {json.dumps(runs)};\n")
-    page = render_page("thinsection.report", INDEX, data=data, runs=RUNS)
+    scripts = [f"{THUMBNAILS}/{name}" for name in parts]
+    page = render_page("thinsection.report", INDEX, data=data, runs=RUNS, parts=scripts)
     if not (out / INDEX).is_file() or (out / INDEX).read_bytes() != page.encode():
         write_text(out / INDEX, page)
+    drop_files(out / THUMBNAILS, PART_FILES, parts)
     if draw_thumbnails:
-        drop_sheets(out / THUMBNAILS, _SLIDE_SHEETS, page)
+        drop_sheets(out / THUMBNAILS, _SLIDE_SHEETS, thumbnails.values())
 
 
 def _read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -152,18 +158,6 @@ def _records(out: Path) -> list[Document]:
         }
         records.append(record | document)
     return records
-
-
-def _slide_seconds(out: Path) -> dict[str, float]:
-    """Seconds that each slide took; a newer invocation takes precedence over an older one."""
-    seconds_by_slide: dict[str, float] = {}
-    for path in sorted((out / "records").glob("*/ended/*.jsonl")):
-        with contextlib.suppress(OSError, ValueError):
-            for line in path.read_text(encoding="utf-8").splitlines():
-                result = parse_json(line)
-                if result.get("seconds"):
-                    seconds_by_slide[result["slide_id"]] = result["seconds"]
-    return seconds_by_slide
 
 
 def _read_document(path: Path) -> Document:

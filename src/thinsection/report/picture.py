@@ -1,6 +1,8 @@
 """Pictures of whole slides: made from a slide, stored in its folder, opened again to draw on."""
 
 import math
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,22 +87,36 @@ def picture_files(folder: Path) -> tuple[Path, ...]:
 
     Folders of older versions have only a thumbnail.
     """
-    places = [folder, *sorted(folder.glob("qc_*"))]
+    names = _file_names(folder)
     for kind in (PICTURE, "thumbnail"):
-        for place in places:
-            for path in sorted(place.glob(f"{kind}*.jpg")):
-                return _with_mask(path, kind)
+        files = _pictures_of(folder, names, kind)
+        for name in names:
+            if not files and name.startswith("qc_"):
+                files = _pictures_of(folder / name, _file_names(folder / name), kind)
+        if files:
+            return files
     return ()
 
 
-def _with_mask(picture: Path, kind: str) -> tuple[Path, ...]:
-    """Stored picture, and the first existing file of the masks."""
-    tissue = picture.stem.replace(kind, "tissue")
-    for name in (tissue, "mask_kept", "mask_use"):
-        mask = picture.with_name(f"{name}.png")
-        if mask.is_file():
-            return (picture, mask)
-    return (picture,)
+def _file_names(folder: Path) -> list[str]:
+    """Names in a folder, in order; none if there is no such folder."""
+    try:
+        return sorted(entry.name for entry in os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _pictures_of(folder: Path, names: Sequence[str], kind: str) -> tuple[Path, ...]:
+    """First picture of a kind among the names in a folder, and the first mask that exists."""
+    for name in names:
+        if not (name.startswith(kind) and name.endswith(".jpg")):
+            continue
+        tissue = name.removesuffix(".jpg").replace(kind, "tissue")
+        for mask in (f"{tissue}.png", "mask_kept.png", "mask_use.png"):
+            if mask in names:
+                return folder / name, folder / mask
+        return (folder / name,)
+    return ()
 
 
 def thumbnail_file(folder: Path) -> Path | None:

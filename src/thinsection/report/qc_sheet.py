@@ -182,7 +182,7 @@ def write_qc_sheet(
         num_outliers=sum(line.num_outliers > 0 for line in lines),
     )
     write_text(path, page)
-    drop_sheets(path.parent / THUMBNAILS, path.stem, page)
+    drop_sheets(path.parent / THUMBNAILS, path.stem, thumbnails.values())
 
 
 def _rule_words(rule: VerdictRule) -> str:

@@ -1,0 +1,81 @@
+"""Results folders of many finished slides, copied from the records of one that was computed."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from thinsection.files.json_text import read_json
+from thinsection.pipeline.run import run
+from thinsection.slide.slide_ids import SlideFile, file_of
+from thinsection.store.claims import CLAIMS_NAME
+from thinsection.store.identity import Identity
+from thinsection.store.ledger import LEDGER_NAME, SLIDES
+from thinsection.testing.synthetic import write_he_slide
+
+# id of the slide that is computed; no other file has it in its name
+MODEL = "computed-slide"
+# bytes of a fabricated slide; it is sparse, so it takes one block of the disk
+_SLIDE_BYTES = 1 << 20
+SETTINGS = {
+    "encoders": ["efficientnet_lite0"],
+    "pretrained": False,
+    "device": "cpu",
+    "engine": "torch",
+}
+
+
+def fabricate(folder: Path, count: int) -> tuple[Path, Path]:
+    """Makes `slides` and `results` in a folder, as after a run of so many slides.
+
+    One slide is generated and computed. The files of the others are links to its files, and their
+    ledgers are its ledger with another id and the identity of another file. A file of theirs has
+    the size of a slide and no pixels, because a finished slide is not opened.
+
+    Returns:
+        Folder of the slides, and the results folder.
+    """
+    slides = folder / "slides"
+    out = folder / "results"
+    slides.mkdir(parents=True)
+    write_he_slide(slides / f"{MODEL}.svs", (1800, 1400), seed=1)
+    run([slides], out=out, **SETTINGS)
+    files = [path for path in out.rglob("*") if path.is_file() and MODEL in str(path)]
+    ledger = json.dumps(read_json(out / SLIDES / MODEL / LEDGER_NAME))
+    claims = read_json(out / CLAIMS_NAME)
+    for slide_id in slide_ids(count - 1):
+        slide = slides / f"{slide_id}.svs"
+        with slide.open("wb") as file:
+            file.write(slide_id.encode())
+            file.truncate(_SLIDE_BYTES)
+        claims[slide_id] = asdict(SlideFile(file_of(str(slide)), slide_id))
+        _copy_records(out, files, ledger, slide)
+    (out / CLAIMS_NAME).write_text(json.dumps(claims))
+    return slides, out
+
+
+def slide_ids(count: int) -> Iterator[str]:
+    """Ids of fabricated slides."""
+    return (f"slide-{number:05d}" for number in range(count))
+
+
+def _copy_records(out: Path, files: list[Path], ledger: str, slide: Path) -> None:
+    """Links the files of the computed slide, and writes the ledger of another."""
+    slide_id = slide.stem
+    for path in files:
+        target = out / str(path.relative_to(out)).replace(MODEL, slide_id)
+        target.parent.mkdir(exist_ok=True)
+        if path.name == LEDGER_NAME:
+            document = json.loads(ledger.replace(MODEL, slide_id))
+            # a key depends on the content, so the content that is recorded is the model's
+            found = asdict(Identity.read(slide, {}, "samples"))
+            document["source"] = {**found, "source": document["source"]["source"]}
+            target.write_text(json.dumps(document, indent=2))
+        else:
+            try:
+                os.link(path, target)
+            except OSError:
+                # a file system allows some tens of thousands of links to one file
+                shutil.copyfile(path, target)
