@@ -50,4 +50,7 @@ except MemoryError as error:
 #     embedding = model.encode_slide_from_patch_features(features, coords, patch_size_lv0=1024)
 # ```
 #
+# Without a model, `rescue.titan()` takes every TITAN that is loaded inside the block. `thinsection rescue titan -- COMMAND`
+# does this for another tool's command: [Rescue](../rescue.md).
+#
 # `rescue.openfold3` does the same for token frames and pair losses of structures: [token frames](../frames.md).

@@ -98,6 +98,11 @@ COMMANDS = {
     "slurm": Command(
         CLUSTERS, "slurm", "Submit work as Slurm job arrays and collect the results."
     ),
+    "rescue": Command(
+        OTHER,
+        "rescue",
+        "Run another tool's command with less memory for its slide encoder.",
+    ),
     "demo": Command(OTHER, "run", "Run everything on one synthetic slide."),
     "frames": Command(
         OTHER,

@@ -5,23 +5,35 @@ N x N bias, attention that computes the bias by blocks, and an entry that puts b
 it does not matter who builds the bias, and how: the published code, slide2vec or Mussel.
 """
 
-import inspect
+import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, overload
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
 from thinsection.errors import RescueError
+from thinsection.rescue.checks import (
+    check_attributes,
+    check_equal,
+    check_signature,
+)
+from thinsection.rescue.loading import loaded_models
 from thinsection.types import MIB
 
 DEFAULT_BUDGET_BYTES = 256 * MIB  # block buffers of the attention
 _ENTRY = "encode_slide_from_patch_features"
 # attribute in which each peer's encoder keeps the hub's model, by its package
-_HUB_ATTRIBUTE = {"slide2vec": "_model", "mussel": "obj", "trident": "model"}
+_HUB_ATTRIBUTE = {
+    "slide2vec": "_model",
+    "mussel": "obj",
+    "trident": "model",
+    "lazyslide_models": "model",
+}
 _ENCODER_ATTRIBUTES = (
     "blocks",
     "forward_features",
@@ -46,24 +58,31 @@ _ATTENTION_ATTRIBUTES = (
 )
 # the float32 states of 15 tokens differ by 1e-6; with a wrong bias by 1e-1
 _TOLERANCE_FP32 = 1e-4
-_TOLERANCE_LOW_PRECISION = 0.03
 
 Foreign = Any  # an object of the hub's remote code, or of a peer's package
 Method = Callable[..., object]
 ModelT = TypeVar("ModelT")
 
 
-@contextmanager
+@overload
 def titan(
-    model: ModelT, *, budget_bytes: int = DEFAULT_BUDGET_BYTES
-) -> Iterator[ModelT]:
+    model: None = None, *, budget_bytes: int = ...
+) -> AbstractContextManager[None]: ...
+@overload
+def titan(
+    model: ModelT, *, budget_bytes: int = ...
+) -> AbstractContextManager[ModelT]: ...
+def titan(
+    model: ModelT | None = None, *, budget_bytes: int = DEFAULT_BUDGET_BYTES
+) -> AbstractContextManager[ModelT | None]:
     """The same model, its attention in O(N) memory until the block ends; for inference.
 
     Only single slides (batch of one) take the new way; other calls go to the model's own code.
 
     Args:
         model: what `AutoModel.from_pretrained("MahmoodLab/TITAN", trust_remote_code=True)` gave,
-            or the TitanSlideEncoder of slide2vec, Mussel or TRIDENT, which hold such a model.
+            or the TitanSlideEncoder of slide2vec, Mussel, TRIDENT or LazySlide, which hold such a
+            model. None = every TITAN that transformers loads within the block, whoever asks for it.
         budget_bytes: buffers of the attention.
 
     Memory: states, q, k and v of one block as the model's own code holds them (O(N)), its dense
@@ -72,23 +91,85 @@ def titan(
     not finite, or its states differ from ours on a probe: nothing is changed then; or our attention
     was not called once within the block.
     """
-    package = type(model).__module__.partition(".")[0]
-    hub = getattr(model, _HUB_ATTRIBUTE.get(package, ""), model)
-    encoder = _recognised_encoder(hub)
-    calls: list[int] = []
-    replacements = _Replacements(hub, encoder, calls, budget_bytes)
-    own_states = _probe_states(encoder)
+    return _rescued(model, budget_bytes)
+
+
+@contextmanager
+def _rescued(model: ModelT | None, budget_bytes: int) -> Iterator[ModelT | None]:
+    rescue = _Rescue(budget_bytes)
     try:
-        replacements.put()
-        _compare(own_states, _probe_states(encoder))
-        calls.clear()
-        yield model
+        if model is None:
+            with loaded_models(rescue.take_titan):
+                yield None
+        else:
+            package = type(model).__module__.partition(".")[0]
+            rescue.put(getattr(model, _HUB_ATTRIBUTE.get(package, ""), model))
+            yield model
     finally:
-        replacements.take_back()
-    if not calls:
+        rescue.take_back()
+    rescue.check_was_used()
+
+
+class _Rescue:
+    """The models of one block, and how often our attention ran in them."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._calls: list[int] = []
+        self._loaded_names: list[str] = []
+        # a model holds its replacements, so that one that its program drops is freed
+        self._placed: WeakSet[_Replacements] = WeakSet()
+
+    def take_titan(self, model: Foreign) -> None:
+        """Put our attention into a model that was loaded, if it is a TITAN."""
+        self._loaded_names.append(type(model).__name__)
+        is_titan = hasattr(model, _ENTRY) and hasattr(model, "vision_encoder")
+        if is_titan and not any(placed.hub is model for placed in self._placed):
+            # replacements and model refer to each other: free those of dropped models now
+            gc.collect()
+            self.put(model)
+
+    def put(self, hub: Foreign) -> None:
+        """Put our attention into this model; nothing is changed where it raises RescueError."""
+        encoder = _recognised_encoder(hub)
+        replacements = _Replacements(hub, encoder, self._calls, self._budget_bytes)
+        num_calls = len(self._calls)
+        own_states = _probe_states(encoder)
+        replacements.put()
+        try:
+            check_equal(
+                own_states,
+                _probe_states(encoder),
+                tolerance_fp32=_TOLERANCE_FP32,
+                what="the model's states must equal those by 2-D ALiBi attention",
+            )
+        except BaseException:
+            replacements.take_back()
+            raise
+        finally:
+            # calls of the probe do not count
+            del self._calls[num_calls:]
+        self._placed.add(replacements)
+
+    def take_back(self) -> None:
+        """Give all models their own methods again."""
+        for replacements in list(self._placed):
+            replacements.take_back()
+
+    def check_was_used(self) -> None:
+        """Raise RescueError where our attention was never called."""
+        if self._calls:
+            return
+        searched = f"use {_ENTRY} of this model, one slide at a time"
+        if not self._placed:
+            names = ", ".join(sorted(set(self._loaded_names))) or "none"
+            searched = (
+                "looked for a TITAN among the models that transformers' from_pretrained loads in "
+                f"this process, got {names}"
+            )
         raise RescueError(
             "the attention of thinsection must be called within the block, got no call, so "
-            f"nothing was rescued; use {_ENTRY} of this model, one slide at a time"
+            f"nothing was rescued; {searched}"
         )
 
 
@@ -131,6 +212,7 @@ class _Replacements:
     def __init__(
         self, hub: Foreign, encoder: Foreign, calls: list[int], budget_bytes: int
     ) -> None:
+        self.hub = hub
         entry = getattr(hub, _ENTRY)
 
         def encode(*args: object, **kwargs: object) -> object:
@@ -170,7 +252,7 @@ def _recognised_encoder(hub: Foreign) -> Foreign:
         raise RescueError(
             f"pos_encode_type must be 'alibi', got {encoder.pos_encode_type!r}"
         )
-    _check_signature(
+    check_signature(
         encoder.forward_features, "x, coords, mask, bg_mask", "forward_features"
     )
     attentions = [block.attn for block in getattr(encoder.blocks, "modules_list", ())]
@@ -189,25 +271,13 @@ def _recognised_encoder(hub: Foreign) -> Foreign:
 
 
 def _check_attention(attention: Foreign) -> None:
-    missing = [name for name in _ATTENTION_ATTRIBUTES if not hasattr(attention, name)]
-    if missing:
-        raise RescueError(
-            f"attention must have {', '.join(missing)}, got {type(attention)}"
-        )
+    check_attributes(attention, _ATTENTION_ATTRIBUTES, "attention")
     if attention.attn_drop_prob:
         raise RescueError(
             f"attn_drop_prob must be 0, got {attention.attn_drop_prob}; the attention of "
             "thinsection has no dropout"
         )
-    _check_signature(attention.forward, "x, attn_bias, bg_mask", "attention forward")
-
-
-def _check_signature(function: Method, expected: str, name: str) -> None:
-    parameters = ", ".join(inspect.signature(function).parameters)
-    if parameters != expected:
-        raise RescueError(
-            f"{name} must have the parameters ({expected}), got ({parameters})"
-        )
+    check_signature(attention.forward, "x, attn_bias, bg_mask", "attention forward")
 
 
 @torch.no_grad()
@@ -221,21 +291,6 @@ def _probe_states(encoder: Foreign) -> Tensor:
     x = (x * has_tissue[:, None]).to(weight.device, weight.dtype)
     states: Tensor = encoder.forward_features(x, bg_mask=has_tissue.to(weight.device))
     return states
-
-
-def _compare(own_states: Tensor, our_states: Tensor) -> None:
-    """Raise RescueError where the states differ by more than rounding."""
-    scale = float(own_states.abs().max())
-    worst = float((own_states - our_states).abs().max())
-    is_fp32 = own_states.dtype == torch.float32
-    tolerance = _TOLERANCE_FP32 if is_fp32 else _TOLERANCE_LOW_PRECISION
-    # a difference that is NaN has to be refused too
-    is_close = worst <= tolerance * max(scale, 1e-6)
-    if not is_close:
-        raise RescueError(
-            "the model's states must equal those by 2-D ALiBi attention, got a difference of "
-            f"{worst:.2g} at values of {scale:.2g}; it may be another revision"
-        )
 
 
 def _forward_features_of(encoder: Foreign) -> Method:

@@ -1,0 +1,194 @@
+"""STAMP's vision transformer with ALiBi, without its N x N matrices of each head.
+
+Its bias is subtracted after the softmax: the weights of a query are softmax(q . k) - c * distance,
+and not a softmax again. So a block of queries needs all keys, but no other query, and the result is
+the same. Distances are computed once for all heads, by differences; STAMP's `torch.cdist` forms
+them for each head, from products, which loses digits where coordinates are large.
+
+Shapes: B bags, N tokens (class token first), C channels; m queries of a block.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinsection.attention.blocks import blocks_of
+from thinsection.attention.products import fast_products
+from thinsection.rescue.checks import check_attributes, check_equal, check_signature
+from thinsection.rescue.loading import Forward, replaced_forward
+from thinsection.types import MIB
+
+DEFAULT_BUDGET_BYTES = 64 * MIB  # rows of distances and weights
+_MODULE = "MultiHeadALiBi"
+_ATTRIBUTES = ("attentions", "fc", "key_encoders", "query_encoders", "value_encoders")
+_PARAMETERS = "q, k, v, coords_q, coords_k, attn_mask, alibi_mask"
+# rows of distances, of weights, and of two intermediates of a softmax, in float32
+_BYTES_PER_PAIR = 16
+_CHECKED_TOKENS = 40
+_TOLERANCE_FP32 = 1e-4
+
+Foreign = Any  # an object of STAMP
+
+
+@contextmanager
+def stamp(*, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[None]:
+    """STAMP's ALiBi attention in O(N) memory, in every model called in the block; for inference.
+
+    Training, and calls that need a gradient, go to STAMP's own code.
+
+    Memory: budget_bytes and the states, q, k and v of one layer, O(N).
+    Raises RescueError: the module is not of the form that this recognises, or gives other numbers
+    on the first tokens of its first call; or no such module was called within the block.
+    """
+
+    def make_forward(attention: Foreign, calls: list[int]) -> Forward:
+        return _forward_of(attention, calls, budget_bytes)
+
+    with replaced_forward(_MODULE, make_forward):
+        yield
+
+
+def _forward_of(attention: Foreign, calls: list[int], budget_bytes: int) -> Forward:
+    """Forward of one attention module: ours in inference, else its own."""
+    check_attributes(attention, _ATTRIBUTES, _MODULE)
+    original = attention.forward
+    check_signature(original, _PARAMETERS, f"{_MODULE}.forward")
+    checked: list[bool] = []
+
+    def forward(
+        *,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        coords_q: Tensor,
+        coords_k: Tensor,
+        attn_mask: Tensor | None,
+        alibi_mask: Tensor | None,
+    ) -> Tensor:
+        if attention.training or torch.is_grad_enabled():
+            theirs: Tensor = original(
+                q=q,
+                k=k,
+                v=v,
+                coords_q=coords_q,
+                coords_k=coords_k,
+                attn_mask=attn_mask,
+                alibi_mask=alibi_mask,
+            )
+            return theirs
+        if not checked:
+            _check(attention, original, (q, k, v), (coords_q, coords_k))
+            checked.append(True)
+        calls.append(1)
+        return _attend(
+            attention,
+            (q, k, v),
+            (coords_q, coords_k),
+            (attn_mask, alibi_mask),
+            budget_bytes,
+        )
+
+    return forward
+
+
+def _check(
+    attention: Foreign,
+    original: Forward,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    coords: tuple[Tensor, Tensor],
+) -> None:
+    """Compare ours with theirs on the first tokens."""
+    q, k, v = (x[:, :_CHECKED_TOKENS] for x in qkv)
+    coords_q, coords_k = (x[:, :_CHECKED_TOKENS] for x in coords)
+    theirs = original(
+        q=q,
+        k=k,
+        v=v,
+        coords_q=coords_q,
+        coords_k=coords_k,
+        attn_mask=None,
+        alibi_mask=None,
+    )
+    ours = _attend(
+        attention,
+        (q, k, v),
+        (coords_q, coords_k),
+        (None, None),
+        DEFAULT_BUDGET_BYTES,
+    )
+    check_equal(
+        theirs,
+        ours,
+        tolerance_fp32=_TOLERANCE_FP32,
+        what="STAMP's attention must equal softmax weights less scaled distances",
+    )
+
+
+@fast_products()
+def _attend(
+    attention: Foreign,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    coords: tuple[Tensor, Tensor],
+    masks: tuple[Tensor | None, Tensor | None],
+    budget_bytes: int,
+) -> Tensor:
+    """Attention [B, N, C], by blocks of queries.
+
+    A masked pair has the weight 0, and takes part in the softmax, as in STAMP.
+    """
+    q, k, v = qkv
+    coords_q, coords_k = coords
+    attn_mask, alibi_mask = masks
+    batch, num_queries, _ = q.shape
+    num_keys = k.shape[1]
+    heads = [
+        _Head(query_of(q), key_of(k), value_of(v), scaler)
+        for query_of, key_of, value_of, scaler in zip(
+            attention.query_encoders,
+            attention.key_encoders,
+            attention.value_encoders,
+            attention.attentions,
+            strict=True,
+        )
+    ]
+    values = heads[0].v
+    channels = sum(head.v.shape[-1] for head in heads)
+    merged = values.new_empty(batch, num_queries, channels)
+    rows_per_block = max(1, budget_bytes // (_BYTES_PER_PAIR * batch * num_keys))
+    for rows in blocks_of(num_queries, rows_per_block):
+        distances = torch.cdist(
+            coords_q[:, rows],
+            coords_k,
+            compute_mode="donot_use_mm_for_euclid_dist",
+        )
+        if alibi_mask is not None:
+            distances.masked_fill_(alibi_mask[:, rows], 0)
+        start = 0
+        for head in heads:
+            weights = head.weights(rows, distances)
+            if attn_mask is not None:
+                weights.masked_fill_(attn_mask[:, rows], 0)
+            stop = start + head.v.shape[-1]
+            merged[:, rows, start:stop] = weights.to(head.v.dtype) @ head.v
+            start = stop
+    result: Tensor = attention.fc(merged)
+    return result
+
+
+class _Head:
+    """Queries, keys and values [B, N, D] of one head, and the factor of its distances."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, scaler: Foreign) -> None:
+        self.q = q * k.shape[-1] ** -0.5
+        self.k = k
+        self.v = v
+        self.factor = float(scaler.bias_scale / scaler.scale_distance.running_mean)
+
+    def weights(self, rows: slice, distances: Tensor) -> Tensor:
+        """Weights [B, m, N] of a block of queries."""
+        weights = torch.softmax(self.q[:, rows] @ self.k.transpose(1, 2), dim=-1)
+        weights = weights.to(distances.dtype)
+        return weights.sub_(distances, alpha=self.factor)
