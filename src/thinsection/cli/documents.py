@@ -435,6 +435,7 @@ class RunDocument:
     counts: dict[str, int]
     slides: tuple[SlideRow, ...]
     equal_slides: tuple[tuple[str, ...], ...]
+    unusable: dict[str, str]
     stage_seconds: dict[str, float]
 
     @classmethod
@@ -448,6 +449,7 @@ class RunDocument:
             counts=summary.counts,
             slides=tuple(SlideRow.of(result) for result in summary.results),
             equal_slides=summary.equal_slides,
+            unusable=dict(summary.unusable),
             stage_seconds=summary.stage_seconds,
         )
 

@@ -65,7 +65,8 @@ def run_slides(
     The same command again computes only what is missing. Other settings and encoders get folders
     of their own, so nothing is overwritten.
 
-    Exit code: 0 done, 2 wrong settings, 3 some slides failed or have no tile, 4 cannot write OUT.
+    Exit code: 0 done, 2 wrong settings, 3 some slides failed, have no tile or should be excluded,
+    4 cannot write OUT.
 
     \b
     Examples:
@@ -163,6 +164,8 @@ def _run_and_report(
         )
     if counts["failed"]:
         console.print(f"see {out}/failed.csv", markup=False)
+    for slide_id, why in summary.unusable:
+        console.print(_unusable_line(slide_id, why), style="red", markup=False)
     if as_json:
         print_document(RunDocument.of(summary))
     return summary.exit_code
@@ -198,7 +201,7 @@ def qc(
     OUT gets a page with a picture and a verdict for each slide, a table of the measures, and a mask
     of the usable tissue. `thinsection run --qc` with the same --out uses these masks.
 
-    Exit code: 0 all slides done, 3 some failed.
+    Exit code: 0 all slides done, 3 some failed or should be excluded.
 
     \b
     Examples:
@@ -236,7 +239,14 @@ def qc(
     num_done = num_slides - summary.num_failed
     if level != "quiet":
         print(f"{num_done} of {num_slides} slides done; look at {summary.page}")
-    raise typer.Exit(3 if summary.num_failed else 0)
+    for slide_id, why in summary.unusable:
+        print(_unusable_line(slide_id, why))
+    raise typer.Exit(3 if summary.num_failed or summary.unusable else 0)
+
+
+def _unusable_line(slide_id: str, why: str) -> str:
+    """Line about a slide with the verdict 'exclude' that no rule excludes."""
+    return f"{slide_id}: quality control advises to exclude it: {why}"
 
 
 @app.command("aggregate")

@@ -41,6 +41,8 @@ class RunSummary:
     allow_empty: bool = False  # True counts a slide without any tile as a success
     # slides of the folder whose files have the same content, each group by slide id
     equal_slides: tuple[tuple[str, ...], ...] = ()
+    # slides that are used though quality control gives them the verdict 'exclude', and why
+    unusable: tuple[tuple[str, str], ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -50,9 +52,11 @@ class RunSummary:
 
     @property
     def exit_code(self) -> int:
-        """0 if every slide has its result, 3 if some failed or have no tile."""
+        """0 if every slide has its result, 3 if some failed, have no tile or are unusable."""
         counts = self.counts
         if counts["failed"] or (counts["empty"] and not self.allow_empty):
+            return EXIT_SOME_FAILED
+        if self.unusable:
             return EXIT_SOME_FAILED
         return EXIT_OK
 
@@ -80,6 +84,14 @@ def finish_run(
     slides = known_slides(task.out)
     waiting = _not_ended(entries, report.results)
     equal_slides = write_tables(task.out, slides, waiting)
+    if task.spec.output.measures and task.spec.output.until in TILED:
+        stage = measures_stage(task.spec)
+        write_measures(task.out, slides, stage, task.spec.output.measures_reference)
+    unusable: dict[str, str] = {}
+    mask = mask_stage(task.spec)
+    if isinstance(mask, QcStage):
+        unusable = write_qc_tables(task.out, slides, mask, task.spec.qc)
+    of_this_run = {result.slide_id for result in report.results}
     summary = RunSummary(
         out=task.out,
         record=task.record,
@@ -88,13 +100,8 @@ def finish_run(
         seconds=seconds,
         allow_empty=task.spec.output.allow_empty,
         equal_slides=tuple(equal_slides),
+        unusable=tuple(item for item in unusable.items() if item[0] in of_this_run),
     )
-    if task.spec.output.measures and task.spec.output.until in TILED:
-        stage = measures_stage(task.spec)
-        write_measures(task.out, slides, stage, task.spec.output.measures_reference)
-    mask = mask_stage(task.spec)
-    if isinstance(mask, QcStage):
-        write_qc_tables(task.out, slides, mask, task.spec.qc)
     stage_seconds = {
         name: round(spent, 3) for name, spent in summary.stage_seconds.items()
     }

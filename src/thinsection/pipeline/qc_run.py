@@ -93,6 +93,8 @@ class QcSummary:
     # (slide_id, rule) for each rule that applies
     failing: tuple[tuple[str, QcRule], ...]
     page: Path  # the contact sheet
+    # slides with the verdict 'exclude' that no rule of `qc_fail` excludes, and why
+    unusable: tuple[tuple[str, str], ...] = ()
 
     @property
     def num_failed(self) -> int:
@@ -156,7 +158,10 @@ def check_slides(
     rows = [row for row in rows if row["slide_id"] in looked_at]
     failing = tuple(failing_rules(rows, checks.qc_fail))
     return QcSummary(
-        results=summary.results, failing=failing, page=out / f"{name}.html"
+        results=summary.results,
+        failing=failing,
+        page=out / f"{name}.html",
+        unusable=summary.unusable,
     )
 
 

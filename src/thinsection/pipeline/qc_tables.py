@@ -45,10 +45,13 @@ def qc_table_name(stage: QcStage) -> str:
 
 def write_qc_tables(
     out: Path, slides: Sequence[KnownSlide], stage: QcStage, config: QcConfig
-) -> None:
+) -> dict[str, str]:
     """Writes qc_NAME.csv and qc_NAME.html for all slides that quality control has checked.
 
     If the folder has measures of tiles that passed the same checks, these become further columns.
+
+    Returns:
+        The slides with the verdict `exclude` that no rule of `--qc-fail` excludes, and why.
     """
     rows = qc_rows(slides, stage)
     measured = _measured_columns(out, slides, stage.address)
@@ -63,6 +66,11 @@ def write_qc_tables(
     rows = judge_rows(rows, rules)
     write_qc_csv(out / f"{name}.csv", rows)
     write_qc_sheet(out / f"{name}.html", rows, title="Quality control", rules=rules)
+    return {
+        str(row["slide_id"]): str(row["why"])
+        for row in rows
+        if row["verdict"] == "exclude" and not row["fails"]
+    }
 
 
 def qc_rows(slides: Sequence[KnownSlide], stage: QcStage) -> list[QcRow]:

@@ -21,6 +21,7 @@ from thinsection.qc.checks.check import (
     ReportTable,
     Score,
 )
+from thinsection.qc.checks.default_ink import find_default_ink
 from thinsection.qc.checks.pixel_model import PixelModel, probabilities
 from thinsection.qc.pipeline import Pipeline, load_pipeline
 from thinsection.qc.result import QcResult
@@ -110,6 +111,11 @@ def run_qc(
     masks = {}
     scores: dict[str, Score] = {}
     warnings = [*scale.warnings, *image_warnings(work_image)]
+    if runner.not_judged:
+        warnings.append(
+            f"{', '.join(runner.not_judged)}: not judged at {view.mpp_th:.3g} µm/px, because the "
+            "picture is too coarse"
+        )
     tables: dict[str, ReportTable] = {}
     for name, outcome in runner.outcomes.items():
         if outcome.affected_area is not None:
@@ -164,6 +170,10 @@ def _make_view(
     def probability_of(check: ExampleCheck) -> Array:
         return all_probabilities()[check]
 
+    @cache
+    def default_ink() -> Array:
+        return ns.upload(find_default_ink(work_image, mpp_th))
+
     def associated(name: str) -> RgbArray | None:
         if name not in slide.associated_names:
             return None
@@ -179,6 +189,7 @@ def _make_view(
         regions_at=partial(regions_at, slide, scale.slide_mpp),
         probability_of=probability_of,
         artefact_maps=cache(partial(artefact_maps, ns, rgb, mpp_th)),
+        default_ink=default_ink,
         associated=associated,
     )
 
@@ -197,20 +208,22 @@ def _work_image_mpp(size_l0: Size, work_size: Size, scale: Scale) -> float:
 class _CheckRunner:
     """Runs one check after the other; each narrows the mask that the next one gets.
 
-    A check that removes most of the tissue, or all pixels that are left, is taken to be wrong. It
-    is then overruled: tiles are laid also on the pixels that it removed. A check without
-    `can_be_overruled` (`ExampleCheck`) is never overruled, and with `strict` no check is.
+    A check that would remove most of the tissue, or all pixels that are left, is taken to be
+    wrong: it is overruled, and only its `Outcome.sure_area` is removed. Tiles are then laid also on
+    the other pixels that it found. With `strict` no check is overruled.
 
     The pipeline's `guard` decides which mask the checks after an overruled one get:
 
-        guard on    the mask from before the overruled check
+        guard on    the mask from before the overruled check, without the sure area
         guard off   the narrowed mask, so that they measure the same as in HistoQC; a second mask,
-                    which overruled checks do not narrow, is kept for the tiles
+                    from which overruled checks remove only their sure area, is kept for the tiles
     """
 
     def __init__(self, view: QcView, pipeline: Pipeline, *, strict: bool) -> None:
         self.outcomes: dict[str, Outcome] = {}
         self.seconds: dict[str, float] = {}
+        # checks for which the work image is too coarse
+        self.not_judged: list[str] = []
         self._view = view
         self._pipeline = pipeline
         self._strict = strict
@@ -222,7 +235,10 @@ class _CheckRunner:
         self._overruled: set[str] = set()
 
     def run(self, check: QcCheck) -> None:
-        """Runs a check and narrows the mask, unless the check is overruled."""
+        """Runs a check and narrows the mask; if the check is overruled, by its sure area alone."""
+        if self._view.mpp_th > check.coarsest_mpp:
+            self.not_judged.append(check.name)
+            return
         started = time.perf_counter()
         # a pipeline may have other settings for the stain that an earlier check measured
         check = self._pipeline.variant(check, self._stain)
@@ -230,20 +246,28 @@ class _CheckRunner:
         warnings = self._repeated_columns(check.name, outcome)
         mask_before = self._view.mask_use
         mask_after = mask_before if outcome.mask_use is None else outcome.mask_use
-        count_nonzero = self._view.ns.xp.count_nonzero
-        num_left = int(count_nonzero(mask_after))
-        num_removed = int(count_nonzero(mask_before)) - num_left
-        is_overruled = False
-        if self._removes_most(num_removed, num_left):
-            is_overruled = self._can_overrule(check)
+        mask_sure = mask_before
+        if outcome.sure_area is not None:
+            mask_sure = mask_before & ~outcome.sure_area
+        num_before = self._count(mask_before)
+        num_left = self._count(mask_after)
+        num_sure_left = self._count(mask_sure)
+        if self._removes_most(num_before - num_left, num_left):
+            is_overruled = self._can_overrule() and num_sure_left > num_left
             warnings.append(
                 _removal_warning(
-                    check.name, num_removed, self._tissue_px, is_overruled=is_overruled
+                    check.name,
+                    num_before - num_left,
+                    num_before - num_sure_left,
+                    self._tissue_px,
+                    is_overruled=is_overruled,
                 )
             )
-        if is_overruled:
-            self._overruled.add(check.name)
-        self._narrow_masks(mask_after, is_overruled=is_overruled)
+            if is_overruled:
+                self._overruled.add(check.name)
+        self._narrow_masks(
+            mask_after, mask_sure, is_overruled=check.name in self._overruled
+        )
         if check.removes_glass:
             self._tissue_px = num_left
         # the mask is in the view; dropping it here frees memory
@@ -253,6 +277,9 @@ class _CheckRunner:
         self._stain = outcome.stain or self._stain
         self.seconds[check.name] = time.perf_counter() - started
 
+    def _count(self, mask: Array) -> int:
+        return int(self._view.ns.xp.count_nonzero(mask))
+
     def _removes_most(self, num_removed: int, num_left: int) -> bool:
         """True if a check removes most of the tissue, or all pixels that are left."""
         if num_removed > 0 and num_left == 0:
@@ -260,20 +287,28 @@ class _CheckRunner:
         limit = self._tissue_px * _MAX_REMOVED_SHARE
         return self._tissue_px > 0 and num_removed > limit
 
-    def _can_overrule(self, check: QcCheck) -> bool:
-        """True if the check is overruled when it removes most of the tissue."""
-        return self._tissue_px > 0 and check.can_be_overruled and not self._strict
+    def _can_overrule(self) -> bool:
+        """True if a check that removes most of the tissue is overruled."""
+        return self._tissue_px > 0 and not self._strict
 
-    def _narrow_masks(self, mask_after: Array, *, is_overruled: bool) -> None:
-        """Sets the mask for the next check, and narrows the mask for tiles if there is one."""
+    def _narrow_masks(
+        self, mask_after: Array, mask_sure: Array, *, is_overruled: bool
+    ) -> None:
+        """Sets the mask for the next check, and narrows the mask for tiles if there is one.
+
+        Args:
+            mask_after: mask of the view without all that the check removes.
+            mask_sure: mask of the view without the check's sure area.
+            is_overruled: only the sure area is removed.
+        """
         mask_before = self._view.mask_use
         if is_overruled and self._pipeline.guard:
+            self._view = replace(self._view, mask_use=mask_sure)
             return
-        if is_overruled:
-            if self._mask_for_tiles is None:
-                self._mask_for_tiles = mask_before
-        elif self._mask_for_tiles is not None:
-            removed = mask_before & ~mask_after
+        if is_overruled and self._mask_for_tiles is None:
+            self._mask_for_tiles = mask_before
+        if self._mask_for_tiles is not None:
+            removed = mask_before & ~(mask_sure if is_overruled else mask_after)
             self._mask_for_tiles = self._mask_for_tiles & ~removed
         self._view = replace(self._view, mask_use=mask_after)
 
@@ -300,33 +335,50 @@ class _CheckRunner:
     def final_masks(self) -> tuple[Array, Array | None]:
         """Returns the mask after all checks, and the mask for tiles if it is another one.
 
-        The area of a check that enforces its mask is removed last, even if a later check filled it.
-        An overruled check removes nothing here that it did not remove when it ran.
+        The area of a check that enforces its mask is removed last, even if a later check filled it;
+        of an overruled check, its sure area.
         """
         mask_use = self._view.mask_use
         mask_for_tiles = self._mask_for_tiles
         for name, outcome in self.outcomes.items():
-            if not outcome.enforce or outcome.affected_area is None:
+            if not outcome.enforce:
                 continue
             is_overruled = name in self._overruled
-            if not (is_overruled and self._pipeline.guard):
-                mask_use = mask_use & ~outcome.affected_area
-            if mask_for_tiles is not None and not is_overruled:
-                mask_for_tiles = mask_for_tiles & ~outcome.affected_area
+            allowed_area = outcome.affected_area
+            if is_overruled:
+                allowed_area = outcome.sure_area
+            enforced_area = outcome.affected_area
+            if self._pipeline.guard:
+                enforced_area = allowed_area
+            if enforced_area is not None:
+                mask_use = mask_use & ~enforced_area
+            if mask_for_tiles is not None and allowed_area is not None:
+                mask_for_tiles = mask_for_tiles & ~allowed_area
         return mask_use, mask_for_tiles
 
 
 def _removal_warning(
-    name: str, num_removed: int, tissue_px: int, *, is_overruled: bool
+    name: str,
+    num_found: int,
+    num_sure: int,
+    tissue_px: int,
+    *,
+    is_overruled: bool,
 ) -> str:
-    """The warning about a check that removes most of the tissue."""
-    if num_removed < tissue_px:
-        share = f"{num_removed / tissue_px:.0%} of the tissue"
+    """Warning about a check that finds an artefact on most of the tissue."""
+    if num_found < tissue_px:
+        share = f"{num_found / tissue_px:.0%} of the tissue"
     else:
         share = "all remaining tissue"
-    if is_overruled:
+    if is_overruled and num_sure == 0:
         return (
             f"{name} would remove {share} and was ignored: look at its picture, or pass "
+            "--qc-strict to apply it"
+        )
+    if is_overruled:
+        return (
+            f"{name} would remove {share}, and removed only the "
+            f"{num_sure / tissue_px:.0%} where it is sure: look at its picture, or pass "
             "--qc-strict to apply it"
         )
     if tissue_px == 0:

@@ -6,19 +6,16 @@ import colorsys
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from thinsection.arrays import get_namespace
-from thinsection.arrays.morphology import dilated_by_disk, drop_small, opened_by_disk
+from thinsection.arrays.morphology import drop_small
 from thinsection.config import option
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import notebook_html
-from thinsection.qc.checks.by_example import ExampleCheck, trained_model
-from thinsection.qc.checks.pixel_model import probabilities
+from thinsection.qc.checks.default_ink import find_default_ink
 from thinsection.qc.checks.tissue import Tissue, detect_tissue
 from thinsection.qc.work_image import resolution_of, work_size
 from thinsection.slide import Slide, read_resized
@@ -37,12 +34,6 @@ Tints = Iterable[tuple[MaskArray, Color]]
 Shares = npt.NDArray[np.float32]  # (N,), in [0, 1]
 TISSUE_COLOR: Color = (0, 160, 80)
 
-# Of the px that are searched for ink.
-_INK_UM = 16.0
-# Gaps in ink that are closed.
-_INK_GAP_UM = 64.0
-# Smaller spots are not ink.
-_MIN_INK_UM2 = 6400.0
 # Share of its own colour that a px out of use keeps.
 _DIMMED = 0.35
 
@@ -130,7 +121,7 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     detected, stain = segment_tissue(picture.thumbnail, config, px_um=picture.px_um)
     mask = detected
     if detected.any():
-        mask = detected & ~_find_ink(picture.thumbnail, picture.px_um)
+        mask = detected & ~find_default_ink(picture.thumbnail, picture.px_um)
     pen_fraction = float((detected & ~mask).mean())
     if pen_fraction:
         # specks that remain of a piece between two strokes
@@ -184,24 +175,6 @@ def segment_tissue(
         min_hole_px=config.min_hole_um2 / px_um**2,
         black_level=config.black_level,
     )
-
-
-def _find_ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
-    """The mask of pen, by the small network of `--qc auto` at 16 µm/px, bool (H, W)."""
-    ns = get_namespace("cpu")
-    check = ExampleCheck()
-    # the package's own model needs no cache
-    model = trained_model(check, Path())
-    factor = max(1, round(_INK_UM / px_um))
-    small = np.asarray(Image.fromarray(thumbnail).reduce(factor))
-    ink = probabilities(ns, small, {check: model})[check] > check.threshold
-    ink = drop_small(ns, ink, _MIN_INK_UM2 / (px_um * factor) ** 2)
-    # the streaks of a dry pen are joined, and its rim is added
-    gap = _INK_GAP_UM / (px_um * factor)
-    grown = dilated_by_disk(ns, ink, gap / 4)
-    ink = ~opened_by_disk(ns, ~grown, gap)
-    enlarged = ink.repeat(factor, axis=0).repeat(factor, axis=1)
-    return np.asarray(enlarged[: thumbnail.shape[0], : thumbnail.shape[1]])
 
 
 def hues(num: int) -> list[Color]:

@@ -47,7 +47,8 @@ def _focus_of_tiles(tiles: TileArray) -> npt.NDArray[np.float64]:
     ns = get_namespace()
     medians = []
     for tile in tiles:
-        fine, coarse = detail_bands(ns, tile, focus.block_px)
+        gray = filters.gray32_from_rgb(ns, tile)
+        fine, coarse = detail_bands(ns, gray, focus.block_px)
         medians.append(np.median(fine / (coarse + focus.floor)))
     return np.array(medians)
 

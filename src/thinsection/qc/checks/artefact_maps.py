@@ -36,6 +36,8 @@ CLASSES = (
     "pen_black",
     "pen_brown",
 )
+# µm/px; on coarser pictures the networks cannot tell an artefact from tissue.
+COARSEST_MPP = 12.0
 # The slide's edge and the inks stand side by side.
 _EDGE = CLASSES.index("edge")
 _INKS = slice(-len(INKS), None)

@@ -1,13 +1,20 @@
 """Finds folds, ink, bubbles and dirt by what `artefact_maps` shows at each pixel."""
 
+from dataclasses import replace
 from typing import Literal
 
-from thinsection.arrays import filters, morphology
-from thinsection.qc.checks.artefact_maps import INKS
+from thinsection.arrays import Array, ArrayNamespace, filters, morphology
+from thinsection.qc.checks.artefact_maps import COARSEST_MPP, INKS
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 
+# Of 255: ink whose channels differ by less is black, and reddish ink with less red is brown.
+_BLACK_COLOUR = 30
+_BROWN_RED = 150
+# Vote of a pixel's own colour, against the networks' P.
+_OWN_COLOUR_VOTE = 0.01
 
-class Folds(QcCheck, kind="folds"):
+
+class Folds(QcCheck, kind="folds", coarsest_mpp=COARSEST_MPP):
     """Removes folds: bands that are darker than the tissue on both sides."""
 
     name: str = "folds"
@@ -50,24 +57,59 @@ class Ink(QcCheck, kind="ink"):
 
     def __call__(self, view: QcView) -> Outcome:
         ns = view.ns
-        by_colour = [view.artefact_probability(f"pen_{ink}") for ink in INKS]
+        # on tissue only: on glass there is nothing to remove
+        default_ink = view.default_ink() & view.mask_use
+        if view.mpp_th > COARSEST_MPP:
+            by_colour = [ns.xp.zeros(default_ink.shape, dtype=ns.xp.float32)] * len(
+                INKS
+            )
+        else:
+            by_colour = [view.artefact_probability(f"pen_{ink}") for ink in INKS]
         ink = sum(by_colour) > self.threshold
-        ink = morphology.drop_small(ns, ink, view.area_px(self.min_area))
+        ink = morphology.drop_small(ns, ink, view.area_px(self.min_area)) | default_ink
         if self.color != "any":
-            # a stroke has one colour: the one that most px around show
-            edge = max(1, round(view.length_px(self.around)))
-            votes = []
-            for probability in by_colour:
-                grid = filters.block_means(ns, probability, edge)
-                votes.append(filters.gaussian(ns, grid, 1.0))
-            winner = ns.xp.stack(votes).argmax(axis=0)
-            is_wanted = winner == INKS.index(self.color)
-            is_wanted = is_wanted.repeat(edge, 0).repeat(edge, 1)
-            ink &= is_wanted[: ink.shape[0], : ink.shape[1]]
-        return view.without(ink, self.name)
+            ink &= self._wins(view, by_colour, ink)
+        outcome = view.without(ink, self.name)
+        return replace(outcome, sure_area=ink & default_ink)
+
+    def _wins(self, view: QcView, by_colour: list[Array], ink: Array) -> Array:
+        """The pixels around which most ink has the check's colour, bool (H, W).
+
+        A stroke has one colour: the one that most pixels around show. Where the networks know of
+        no ink, the pixels' own colours decide.
+        """
+        ns = view.ns
+        edge = max(1, round(view.length_px(self.around)))
+        own_colour = _nearest_ink(ns, view.rgb)
+        votes = []
+        for i, probability in enumerate(by_colour):
+            is_own = (own_colour == i) & ink
+            vote = (probability + _OWN_COLOUR_VOTE * is_own).astype(ns.xp.float32)
+            grid = filters.block_means(ns, vote, edge)
+            votes.append(filters.gaussian(ns, grid, 1.0))
+        winner = ns.xp.stack(votes).argmax(axis=0)
+        is_wanted = winner == INKS.index(self.color)
+        is_wanted = is_wanted.repeat(edge, 0).repeat(edge, 1)
+        height, width = ink.shape
+        return is_wanted[:height, :width]
 
 
-class Bubbles(QcCheck, kind="bubbles"):
+def _nearest_ink(ns: ArrayNamespace, rgb: Array) -> Array:
+    """Index in `INKS` of the ink that is most like each pixel's colour, uint8 (H, W)."""
+    xp = ns.xp
+    red, green, blue = (rgb[..., channel].astype(xp.int16) for channel in range(3))
+    lowest, highest = filters.extremes(ns, [red, green, blue])
+    nearest = xp.full(red.shape, INKS.index("red"), dtype=xp.uint8)
+    nearest[(green > blue) & (2 * green > red + blue) & (red < _BROWN_RED)] = (
+        INKS.index("brown")
+    )
+    nearest[(blue >= red) & (blue >= green)] = INKS.index("blue")
+    nearest[(green > red) & (green > blue)] = INKS.index("green")
+    nearest[highest - lowest < _BLACK_COLOUR] = INKS.index("black")
+    return nearest
+
+
+class Bubbles(QcCheck, kind="bubbles", coarsest_mpp=COARSEST_MPP):
     """Removes the rings of air bubbles, and the area inside closed rings."""
 
     name: str = "bubbles"
@@ -104,7 +146,7 @@ class Bubbles(QcCheck, kind="bubbles"):
         return view.without(bubbles, self.name)
 
 
-class Dirt(QcCheck, kind="dirt"):
+class Dirt(QcCheck, kind="dirt", coarsest_mpp=COARSEST_MPP):
     """Removes dust, the edge of a coverslip, or the area outside the slide, as `shows` says."""
 
     name: str = "dust"

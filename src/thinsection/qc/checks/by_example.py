@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from thinsection.arrays.morphology import dilated_by_square, drop_small, keep_elongated
@@ -27,7 +28,7 @@ _MODELS = Path(__file__).parent / "models"
 _DEFAULT_FEATURES = ("rgb", "smooth", "laplace", "texture")
 
 
-class ExampleCheck(QcCheck, kind="by_example", can_be_overruled=False):
+class ExampleCheck(QcCheck, kind="by_example"):
     """Removes pixels like the marked ones of example pictures; no later check fills them again."""
 
     name: str = "pen_markings"
@@ -66,7 +67,9 @@ class ExampleCheck(QcCheck, kind="by_example", can_be_overruled=False):
         edge_px = round(view.length_px(self.dilate))
         if edge_px > 0:
             marked = dilated_by_square(ns, marked, edge_px)
-        return view.left(view.mask_use & ~marked, self.name, enforce=True)
+        outcome = view.left(view.mask_use & ~marked, self.name, enforce=True)
+        # its user has marked what it finds, so the guard never overrules it
+        return replace(outcome, sure_area=outcome.affected_area)
 
     @property
     def files(self) -> tuple[str, ...]:

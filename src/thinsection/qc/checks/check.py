@@ -5,6 +5,7 @@ calling it with a view of a slide gives an outcome. Another package adds its own
 point (docs/qc.md).
 """
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -65,6 +66,9 @@ class Outcome:
     tables: Mapping[str, ReportTable] = field(default_factory=dict)
     # takes `affected_area` out of the final mask again, also where a later check filled it
     enforce: bool = False
+    # bool (H, W), the part of `affected_area` that is removed even if the check would remove
+    # most of the tissue; None: no part
+    sure_area: Array | None = None
     # sentences for the slide's row
     warnings: tuple[str, ...] = ()
     # the measured stain; checks after it may have other settings for it
@@ -93,6 +97,8 @@ class QcView:
     probability_of: Callable[[Any], Array]
     # class -> probability in 255ths, uint8 (H, W)
     artefact_maps: Callable[[], Mapping[str, Array]]
+    # the ink that the default tissue mask removes, bool (H, W)
+    default_ink: Callable[[], Array]
     # by earlier checks, bool (H, W)
     affected_areas: Mapping[str, Array] = field(default_factory=dict)
     # an associated image of the slide by name ('macro'), on the host; None where it has none
@@ -174,17 +180,16 @@ class QcCheck(ABC):
     kind: ClassVar[str]
     # packages beyond ours that it imports, by import name
     needs: ClassVar[tuple[str, ...]] = ()
-    # False if a check that removes most of a slide's tissue counts all the same; of our checks
-    # only `ExampleCheck` (pen marks and cover slips in HistoQC's pipelines), not `Ink`
-    can_be_overruled: ClassVar[bool] = True
     # True if the affected pixels are given to the mask, not taken from it
     fills: ClassVar[bool] = False
+    # µm/px of the coarsest work image on which it can judge; it does not run on a coarser one
+    coarsest_mpp: ClassVar[float] = math.inf
     # unique in a pipeline: of the mask, its picture and, in most checks, the column
     name: str = ""
     # form in which its share is written; None: that of the pipeline
     statistics: Statistics | None = None
 
-    def __init_subclass__(cls, kind: str = "", **attributes: bool) -> None:
+    def __init_subclass__(cls, kind: str = "", **attributes: float) -> None:
         """Makes `class Flat(QcCheck, kind="flat")` a frozen dataclass.
 
         `attributes` are the class variables above.
