@@ -12,7 +12,7 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -146,7 +146,8 @@ def _of_choices(typed: object, f: Field[object], key: str) -> object:
 
 def coerce(value: object, kind: "TypeForm[T]", key: str) -> T:
     """The value as its declared type; ConfigError names the key, the rule and the value."""
-    return cast(T, _converter(kind)(value, key))
+    # mypy does not know that a type form has a hash
+    return cast(T, _converter(cast(Hashable, kind))(value, key))
 
 
 # takes a value and its key, and returns the value as a type

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from thinsection import errors
+from thinsection import __version__, errors
 from thinsection.cli.flags import HELP_WIDTH, add_flags
 from thinsection.errors import ConfigError, stopping
 from thinsection.files.atomic import output_errors
@@ -166,8 +166,6 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
         version: bool = typer.Option(False, "--version", help="Print the version."),
     ) -> None:
         if version:
-            from thinsection import __version__
-
             print(__version__)
             raise typer.Exit
 
@@ -223,6 +221,10 @@ def main() -> None:
     logging.getLogger("tifffile").addHandler(logging.NullHandler())
     try:
         with stopping(), output_errors("standard output"):
+            if sys.argv[1:] == ["--version"]:
+                # before typer, which imports pydantic when it parses
+                print(__version__)
+                return
             build_app(sys.argv[1:])(prog_name="thinsection")
     except errors.ThinsectionError as error:
         _print_error("error: ", error)
