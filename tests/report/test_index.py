@@ -192,7 +192,7 @@ def test_three_slides_are_shown_with_hostile_names_as_text(
     browser: Any, tmp_path: Path
 ) -> None:
     opened = Opened(browser, make_folder(tmp_path, HOSTILE, pictures=0))
-    assert opened.cells(1) == [f"no picture{name}" for name in HOSTILE]
+    assert opened.cells(1) == [f"no picture{name} viewer" for name in HOSTILE]
     assert opened.cells(2) == ["done"] * 3
     assert opened.cells(3)[0] == "lookmore than 30 % out of focus"
     assert opened.page.locator("b:text('bold')").count() == 0
@@ -236,7 +236,10 @@ def test_a_thousand_slides_open_in_two_seconds_and_sort_and_filter(
     assert tiles == sorted(tiles, reverse=True)
     assert tiles[0] > 990
     opened.click("slide")
-    found = [name.removeprefix("no picture") for name in opened.cells(1)]
+    found = [
+        name.removeprefix("no picture").removesuffix(" viewer")
+        for name in opened.cells(1)
+    ]
     assert found.index("slide 9") < found.index("slide 10") < found.index("slide 11")
     opened.page.fill("#filter", "slide 99")
     assert len(opened.cells(1)) == 19  # words apart: 99, 199, ..., 990 to 999
@@ -247,6 +250,21 @@ def test_a_thousand_slides_open_in_two_seconds_and_sort_and_filter(
     told = opened.page.inner_text("#problems")
     assert "100 slides without a result" in told
     assert "copy the file again" in told
+    opened.page.click("button.fact:has-text('failed')")
+    pager = opened.page.locator("#pager")
+    assert pager.locator("span").inner_text() == "rows 1 to 500 of 1,000"
+    assert pager.locator("button").first.is_disabled()
+    pager.locator("button").last.click()
+    assert pager.locator("span").inner_text() == "rows 501 to 1,000 of 1,000"
+    assert opened.cells(1)[0].startswith("no pictureslide 501")
+    assert pager.locator("button").last.is_disabled()
+    opened.page.evaluate("document.querySelector('.frame').scrollTop = 1e6")
+    opened.page.wait_for_function(
+        "document.querySelectorAll('#table tbody tr').length > 50"
+    )
+    opened.page.fill("#filter", "slide 99")
+    assert pager.is_hidden()  # one page is enough
+    opened.page.fill("#filter", "")
     opened.page.click("#as-cards")
     assert 0 < opened.page.locator(".card").count() <= 100
     assert opened.wrong == []

@@ -159,8 +159,8 @@ def test_layers_are_drawn_with_opacity_and_legend(
         page.evaluate("k => turn(slide.layers.find(l => l.kind === k), true)", kind)
     page.mouse.move(*place_of(page, *(tiles.coords_l0[0] + 128).tolist()))
     focus = tiles.columns["px_focus"][0]
-    page.wait_for_function("() => $('place').textContent.includes('px_focus')")
-    assert f"px_focus {float(f'{focus:.4g}'):g}" in page.inner_text("#place")
+    page.wait_for_function("() => $('place').textContent.includes('Sharpness')")
+    assert f"Sharpness {float(f'{focus:.4g}'):g}" in page.inner_text("#place")
 
 
 def test_a_click_finds_the_tiles_of_an_exact_search_and_jumps_to_them(

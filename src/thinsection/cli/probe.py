@@ -77,11 +77,14 @@ def _probe_command(probe: Probe) -> Callable[..., None]:
     data_argument = typer.Argument(metavar=probe.kind.metavar, help=probe.kind.help)
 
     def command(path: Path, out: Path, config: Any) -> None:
+        from thinsection.report.home import refresh_index
+
         data = probe.kind.load(path, config)
         if isinstance(data, TileSet):
             typer.echo(f"split: {data.facts['split_rule']}")
         for result in probe.run(data, config):
             _write_and_print(result, out)
+        refresh_index(out)
 
     command.__annotations__["path"] = Annotated[Path, data_argument]
     command.__annotations__["out"] = Out

@@ -21,7 +21,7 @@ from thinsection.errors import (
 )
 from thinsection.evaluation.cases import listed_names
 from thinsection.pipeline.folder import Results, one_address, open_results
-from thinsection.pipeline.records import RECORDS
+from thinsection.report.home import is_results_folder
 from thinsection.slide.readers import slide_suffixes
 from thinsection.stages.facts import ledger_facts
 from thinsection.store.hdf5 import open_h5, stored_dataset
@@ -190,7 +190,7 @@ def _attributes(path: Path) -> Attributes:
 
 def is_results(path: Path) -> bool:
     """True for a folder that a run of ours (or of TRIDENT) wrote, or that lies in one."""
-    if (path / SLIDES).is_dir() and (path / RECORDS).is_dir():
+    if is_results_folder(path):
         return True
     # a slide's folder, the folder of slides, the whole
     for depth in ("", "*/", f"{SLIDES}/*/"):

@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from thinsection.types import RgbArray
 
 NOTEBOOK_EDGE_PX = 360
+# meta element by which the viewer tells its address to a page that it serves
+VIEWER_META = "thinsection-viewer"
 
 
 def render_page(room: str, template: str, **values: object) -> str:
     """Renders the page of a template with values; text that is not marked safe is escaped.
 
     `room` is the package whose folder `templates` holds the file, such as 'thinsection.report'; a
-    value that the template names and that is missing is an error.
+    value that the template names and that is missing is an error. Templates may include those of
+    `thinsection.files`: `home.html` links to the index of the results, whose address is `home`, and
+    `viewer_links.js` makes links into the viewer.
     """
     return _environment(room).get_template(template).render(**values)
 
@@ -49,13 +53,21 @@ def notebook_html(picture: "RgbArray | None", title: str, lines: Sequence[str]) 
 
 @cache
 def _environment(room: str) -> "Environment":
-    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+    from jinja2 import (
+        ChoiceLoader,
+        Environment,
+        PackageLoader,
+        StrictUndefined,
+        select_autoescape,
+    )
 
     escaped = select_autoescape(disabled_extensions=("md.j2",), default=True)
-    return Environment(
-        loader=PackageLoader(room),
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader(room), PackageLoader("thinsection.files")]),
         autoescape=escaped,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["viewer_meta"] = VIEWER_META
+    return environment

@@ -31,6 +31,8 @@ RECORDS = "records"
 RECORD_NAME = "run.json"
 PAGE_NAME = "efficiency.html"
 LOG_NAME = "run.log"
+# of the results' index, on a page of a record
+_INDEX_ADDRESS = "../../index.html"
 # sections that decide where work happens; they do not change results
 _PLACE_SECTIONS = ("executor", "stream")
 _KINDS = {
@@ -190,7 +192,9 @@ def write_efficiency(folder: Path) -> Efficiency:
             f"record must contain usage/*.jsonl of a run, got none in {str(folder)!r}"
         )
     analysis = analyse(usages)
-    write_text(folder / PAGE_NAME, efficiency_page(analysis, usages))
+    write_text(
+        folder / PAGE_NAME, efficiency_page(analysis, usages, home=_INDEX_ADDRESS)
+    )
     document = asdict(analysis)
     if analysis.next_request is not None:
         document["next_request"]["sbatch"] = list(analysis.next_request.sbatch_lines())

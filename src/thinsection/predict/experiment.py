@@ -64,7 +64,7 @@ from thinsection.predict.review import review
 from thinsection.predict.tested import Score, Tested
 from thinsection.predict.training import with_recipe
 from thinsection.predict.usual import Usual
-from thinsection.report.index import write_index
+from thinsection.report.home import index_address, refresh_index
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
 from thinsection.types import Json
@@ -147,12 +147,12 @@ def train(
         if num_stale:
             on_message(stale_words(drawn, num_stale))
     write_table(out / "predictions.csv", tested.lines_of(scored, slides))
-    page = experiment_page(document, scored, folder / SLIDES)
+    home = index_address(out, folder)
+    page = experiment_page(document, scored, folder / SLIDES, home=home)
     write_text(out / "index.html", page)
     write_heatmap_links(out, heatmaps)
     write_json(out / tested.EXPERIMENT_NAME, document)
-    if (out.parent.parent / "summary.csv").is_file():  # RESULTS/experiments/NAME
-        write_index(out.parent.parent)
+    refresh_index(out)
     return document
 
 

@@ -26,6 +26,7 @@ from thinsection.probe.curves import (
 from thinsection.probe.plots import Picture, draw_confusion, draw_picture
 from thinsection.probe.result import METRIC_WORDS, Predictions, Risks, Values
 from thinsection.report.picture import thumbnail_file
+from thinsection.report.places import viewer_place
 from thinsection.types import Json
 
 if TYPE_CHECKING:
@@ -35,13 +36,20 @@ WORST = 12  # number of cases shown
 THUMBNAIL_PX = 200
 
 
-def experiment_page(document: Mapping[str, Json], tested: Tested, slides: Path) -> str:
+def experiment_page(
+    document: Mapping[str, Json],
+    tested: Tested,
+    slides: Path,
+    *,
+    home: str | None = None,
+) -> str:
     """Page as HTML with its pictures inside; links to heatmaps come from heatmaps.js.
 
     Args:
         document: the content of experiment.json.
         tested: out-of-fold predictions.
         slides: folder `slides` of the results, which has pictures of them.
+        home: address of the results' index on the page, if there is one.
 
     Raises MissingDependencyError: matplotlib is not installed.
     """
@@ -57,6 +65,7 @@ def experiment_page(document: Mapping[str, Json], tested: Tested, slides: Path) 
         "pictures": [picture.for_page() for picture in _pictures(document, tested)],
         "worst": list(_worst_cases(tested, slides)),
         "links": LINKS_NAME,
+        "home": home,
     }
     return render_page("thinsection.predict", "experiment.html.j2", **values)
 
@@ -113,6 +122,7 @@ def _worst_cases(tested: Tested, slides: Path) -> Iterator[dict[str, object]]:
         yield {
             "case": tested.cases[i],
             "slide": slide,
+            "place": viewer_place(slide),
             "truth": truth,
             "answers": dict(zip(target.names, answers, strict=True)),
             "picture": path and data_uri(Image.open(path), THUMBNAIL_PX),

@@ -40,7 +40,7 @@ from thinsection.predict.heatmap_links import (
 from thinsection.predict.model_file import read_card
 from thinsection.predict.predicting import PredictRunConfig, predict
 from thinsection.report.draw import write_drawing
-from thinsection.report.index import write_index
+from thinsection.report.home import refresh_index
 from thinsection.report.layers import Values
 from thinsection.report.picture import open_picture
 from thinsection.slide import open_slide
@@ -184,14 +184,8 @@ def heatmap(
     }
     written = _draw_folder(drawing, columns_by_slide)
     refresh_heatmap_links(Path(source), home)
-    _refresh_page(results, home)
+    refresh_index(home)
     return written
-
-
-def _refresh_page(results: Results, home: Path) -> None:
-    """Writes the page of a results folder if the pictures lie in it."""
-    if home.resolve().is_relative_to(results.folder.resolve()):
-        write_index(results.folder)
 
 
 def _prediction_lines(rows: Sequence[Prediction], target: Target) -> Iterator[str]:
@@ -263,7 +257,7 @@ def _draw_column(
         config=config,
     )
     written = _draw_folder(drawing, dict.fromkeys(slides_with_column, (column,)))
-    _refresh_page(results, drawing.home)
+    refresh_index(drawing.home)
     return written
 
 

@@ -50,7 +50,7 @@ from thinsection.predict.inputs import Inputs, check_inputs, read_inputs, run_co
 from thinsection.predict.model_file import ModelCard, read_card
 from thinsection.predict.replacing import check_validation
 from thinsection.predict.validation import Locked, write_validation
-from thinsection.report.index import write_index
+from thinsection.report.home import refresh_index
 from thinsection.report.verdict import GOOD, load_rules, verdict
 from thinsection.stages.spec import resolve
 from thinsection.store.identity import file_sum
@@ -238,8 +238,7 @@ def predict(
         document = write_validation(
             page.parent, locked, cohort, answered, table=Path(labels.labels or "")
         )
-    if home == data and (data / SLIDES).is_dir():
-        write_index(home)
+    refresh_index(home)
     if asked is not None:
         asked_files = {str(source.files[s]) for s in asked if s in source.files}
         rows = [row for row in rows if row.name in asked or asked_files & {*row.files}]

@@ -28,6 +28,7 @@ from thinsection.predict.validation_figures import (
 )
 from thinsection.predict.validation_page import validation_page
 from thinsection.probe.curves import Columns
+from thinsection.report.home import index_address
 from thinsection.store.identity import file_sum
 from thinsection.types import Json
 
@@ -116,7 +117,9 @@ def write_validation(
     write_table(out / "cases.csv", lines)
     write_json(out / "validation.json", document)
     curves = Columns(rows.columns, rows.sampling())
-    page = validation_page(document, curves, rows.truth, rows.answers)
+    page = validation_page(
+        document, curves, rows.truth, rows.answers, home=index_address(out)
+    )
     write_text(out / "index.html", page)
     return document
 

@@ -38,7 +38,12 @@ CALL_WORDS = {
 
 
 def validation_page(
-    document: Mapping[str, Json], curves: Columns, truth: Floats, answers: Floats
+    document: Mapping[str, Json],
+    curves: Columns,
+    truth: Floats,
+    answers: Floats,
+    *,
+    home: str | None = None,
 ) -> str:
     """Page as HTML.
 
@@ -47,6 +52,7 @@ def validation_page(
         curves: classes or labels of the scored cases; empty for values and survival.
         truth: true values of the scored cases, (n, T).
         answers: predictions for the scored cases, (n, K).
+        home: address of the results' index on the page, if there is one.
 
     Raises MissingDependencyError: matplotlib is not installed.
     """
@@ -57,6 +63,7 @@ def validation_page(
         "thinsection.predict",
         "validation.html.j2",
         document=document,
+        home=home,
         pictures=pictures,
         metric_words=METRIC_WORDS,
         call_words=CALL_WORDS,

@@ -26,6 +26,7 @@ from thinsection.files.json_text import read_json
 from thinsection.files.pages import render_page
 from thinsection.probe import curves, plots
 from thinsection.probe.result import Predictions, Ratios, Risks, Rows, Values, strict
+from thinsection.report.home import index_address, refresh_index
 from thinsection.types import Json
 
 if TYPE_CHECKING:
@@ -85,7 +86,9 @@ def compare(folders: Sequence[Path], out: Path, *, metric: str | None = None) ->
     _correct([*chain.from_iterable(task["pairs"] for task in tasks)])
     for task in tasks:
         _rank(task)
-    return _write(tasks, _overall(tasks), out)
+    page = _write(tasks, _overall(tasks), out)
+    refresh_index(out)
+    return page
 
 
 def _correct(pairs: list[Document]) -> None:
@@ -314,6 +317,7 @@ def _write(tasks: list[Document], models: list[Document], out: Path) -> Path:
     html = render_page(
         "thinsection.probe",
         "compare.html.j2",
+        home=index_address(out),
         tasks=tasks,
         models=models,
         names=[model["model"] for model in models],

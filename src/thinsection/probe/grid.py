@@ -37,6 +37,7 @@ from thinsection.probe.config import ProbeConfig
 from thinsection.probe.page import write_probe_report
 from thinsection.probe.registry import PROBES, load_probe
 from thinsection.probe.result import ProbeResult
+from thinsection.report.home import refresh_index
 from thinsection.store.ledger import stage_key
 from thinsection.types import Json
 
@@ -264,6 +265,7 @@ def _run_jobs(
     # stable: the four of a tile set stay in order
     rows.sort(key=lambda row: order[row.job])
     write_table(out / TABLE_NAME, map(asdict, rows), [f.name for f in fields(ProbeRow)])
+    refresh_index(out)
     return rows
 
 

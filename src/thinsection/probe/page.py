@@ -9,6 +9,7 @@ from thinsection.files.atomic import write_bytes, write_json, write_table, write
 from thinsection.files.pages import render_page
 from thinsection.probe.plots import LOSSES, probe_pictures
 from thinsection.probe.result import ProbeResult, per_class_rows, selection_words
+from thinsection.report.home import index_address
 
 PROBE_WORDS = {
     "linear": "Linear probe",
@@ -51,6 +52,7 @@ def write_probe_report(result: ProbeResult, out_dir: Path) -> Path:
     html = render_page(
         "thinsection.probe",
         "probe.html.j2",
+        home=index_address(out_dir),
         title=f"{words} on {result.dataset}",
         score=f"{result.score:.4f}",
         metric=result.metric_words,

@@ -27,6 +27,7 @@ from thinsection.report.sheets import CELL, drop_files, drop_sheets, write_sheet
 from thinsection.report.slide_seconds import slide_seconds
 from thinsection.store.ledger import SLIDES
 from thinsection.types import Document
+from thinsection.weights.origin import slug
 
 INDEX = "index.html"
 RUNS = "records/runs.js"
@@ -51,8 +52,10 @@ _TABLES: dict[str, tuple[str, ...]] = {
     "failed.csv": (),
     "predictions_*.csv": (),
 }
-_EXPERIMENT = ("name", "task", "target", "metric", "value", "interval", "date")
 # JSON values that the page displays
+_EXPERIMENT = ("name", "task", "target", "metric", "value", "interval", "date")
+_VALIDATION = ("validation", "cases", "metric", "value", "interval")
+_PROBE = ("probe", "dataset", "metric", "score")
 
 
 def write_index(out: Path, *, draw_thumbnails: bool = True) -> None:
@@ -90,13 +93,23 @@ def write_index(out: Path, *, draw_thumbnails: bool = True) -> None:
     data = {
         "tables": sorted(tables),
         "experiments": _experiments(out),
+        "validations": _validations(out),
+        "probes": _probes(out),
         "pages": sorted(path.name for path in out.glob("qc_*.html")),
+        "heatmap_layers": _heatmap_layers(out),
         "numbers": _NUMBERS,
     }
     runs = {"seconds": slide_seconds(out), "records": _records(out)}
     write_text(out / RUNS, f"const runs = {json.dumps(runs)};\n")
     scripts = [f"{THUMBNAILS}/{name}" for name in parts]
-    page = render_page("thinsection.report", INDEX, data=data, runs=RUNS, parts=scripts)
+    page = render_page(
+        "thinsection.report",
+        INDEX,
+        data=data,
+        runs=RUNS,
+        parts=scripts,
+        home=INDEX,
+    )
     if not (out / INDEX).is_file() or (out / INDEX).read_bytes() != page.encode():
         write_text(out / INDEX, page)
     drop_files(out / THUMBNAILS, PART_FILES, parts)
@@ -131,6 +144,22 @@ def _heatmaps(out: Path) -> dict[str, list[str]]:
     return heatmaps
 
 
+def _heatmap_layers(out: Path) -> dict[str, dict[str, str]]:
+    """Key of the viewer's layer for each kind of picture of each `GRID/heatmap_NAME`."""
+    layers: dict[str, dict[str, str]] = {}
+    for path in sorted(out.glob("*/heatmap_*/scale.json")):
+        folder = path.parent
+        document = _read_document(path)
+        # a folder without model has pictures of a column of another table
+        prefix = f"{folder.name}:" if document.get("model") else ""
+        keys: dict[str, str] = {}
+        for columns in document.get("pictures", {}).values():
+            for column in columns:
+                keys[slug(column)] = f"{folder.parent.name}/{prefix}{column}"
+        layers[folder.relative_to(out).as_posix()] = keys
+    return layers
+
+
 def _experiments(out: Path) -> list[Document]:
     """Headline of each experiment, with the name of its folder."""
     experiments = []
@@ -140,6 +169,28 @@ def _experiments(out: Path) -> list[Document]:
         row |= {name: document.get(name) for name in _EXPERIMENT}
         experiments.append(row)
     return experiments
+
+
+def _validations(out: Path) -> list[Document]:
+    """Headline of each test of a model on labels, with the name of its folder."""
+    validations = []
+    for path in sorted(out.glob("validation_*/validation.json")):
+        document = _read_document(path)
+        row: Document = {"dir": path.parent.name}
+        row |= {name: document.get(name) for name in _VALIDATION}
+        validations.append(row)
+    return validations
+
+
+def _probes(out: Path) -> list[Document]:
+    """Score and page of each probe below `probes/`, and the pages of comparisons."""
+    probes = []
+    for page in sorted((out / "probes").rglob("*.html")):
+        row: Document = {"page": page.relative_to(out).as_posix()}
+        document = _read_document(page.with_suffix(".json"))
+        row |= {name: document.get(name) for name in _PROBE}
+        probes.append(row)
+    return probes
 
 
 def _records(out: Path) -> list[Document]:

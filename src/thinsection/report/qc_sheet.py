@@ -18,7 +18,8 @@ from thinsection.qc.checks.check import EMPTY_SCORE, Score
 from thinsection.qc.rules import parse_rule
 from thinsection.report import verdict as verdicts
 from thinsection.report.column_words import column_words
-from thinsection.report.index import THUMBNAILS
+from thinsection.report.index import INDEX, THUMBNAILS
+from thinsection.report.places import viewer_place
 from thinsection.report.sheets import Place, drop_sheets, write_sheets
 from thinsection.report.verdict import VerdictRule, load_rules
 from thinsection.types import PlainValues
@@ -173,9 +174,13 @@ def write_qc_sheet(
         "thinsection.report",
         "qc_sheet.html",
         title=title,
+        home=INDEX,
         columns=[(name, column_words(name)) for name in usual],
         lines=lines,
         groups=[(group, len(list(columns))) for group, columns in groups],
+        deciding=sorted(
+            {parse_rule(rule.rule).column for rule in rules} & usual.keys()
+        ),
         rules=[(rule.rule, _rule_words(rule)) for rule in rules],
         counts=Counter(line.verdict for line in lines),
         points=[_plot_point(row) for row in judged if row["status"] != "failed"],
@@ -218,12 +223,14 @@ class _PageLine:
     verdict: str
     why: str
     slide_id: str
+    place: str  # in the viewer
     failed: bool
     warnings: list[str]
     thumb: Place | None
     pictures: list[tuple[str, str]]  # name and URL
     cells: list[_Cell]
     num_outliers: int
+    outliers: str  # their columns in words
 
 
 def _page_line(
@@ -243,6 +250,7 @@ def _page_line(
         verdict=str(row["verdict"]),
         why=str(row["why"]),
         slide_id=str(row["slide_id"]),
+        place=viewer_place(str(row["slide_id"]), layers=[f"{Path(pictures).name}/"]),
         failed=row["status"] == "failed",
         warnings=[text for text in str(row.get("warnings", "")).split("|") if text],
         thumb=thumbnail,
@@ -251,6 +259,9 @@ def _page_line(
         ],
         cells=cells,
         num_outliers=sum(cell.outlier for cell in cells),
+        outliers="; ".join(
+            column_words(name) for name, cell in zip(usual, cells) if cell.outlier
+        ),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import StoreError
-from thinsection.store.hdf5 import Values, open_h5, stored_dataset
+from thinsection.store.hdf5 import Values, open_h5, read_values, stored_dataset
 from thinsection.store.tiles_h5 import TilesFile, column_names, read_tiles
 
 if TYPE_CHECKING:
@@ -36,6 +36,23 @@ class TileTableFile:
         """Names a column among those of all tables: 'px_focus', 'heatmap_x:attention'."""
         folder = self.address.rpartition("/")[2]
         return column if folder in _PLAIN_FOLDERS else f"{folder}:{column}"
+
+    def empty_columns(self) -> set[str]:
+        """Columns that are 0 or not a number for all tiles.
+
+        Memory:
+            One column at a time.
+
+        Raises:
+            StoreError: the file is damaged.
+        """
+        empty = set()
+        with open_h5(self.path) as file:
+            for column in self.columns:
+                values = read_values(file, f"tiles/{column}", self.path)
+                if not np.nan_to_num(values).any():
+                    empty.add(column)
+        return empty
 
     def read(self) -> TilesFile:
         """Reads coordinates and columns.

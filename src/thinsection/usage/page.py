@@ -38,8 +38,10 @@ class _Row:
     show: Callable[[float], str]
 
 
-def efficiency_page(analysis: Efficiency, usages: Sequence[ProcessUsage]) -> str:
-    """Page as HTML text."""
+def efficiency_page(
+    analysis: Efficiency, usages: Sequence[ProcessUsage], *, home: str | None = None
+) -> str:
+    """Page as HTML text; `home` is the address of the results' index, if there is one."""
     seconds = analysis.stage_seconds
     stages = []
     for name, words in _STAGES.items():
@@ -51,6 +53,7 @@ def efficiency_page(analysis: Efficiency, usages: Sequence[ProcessUsage]) -> str
     return render_page(
         _ROOM,
         "efficiency.html",
+        home=home,
         analysis=analysis,
         processes=usages,
         wall=format_walltime(analysis.wall_s),

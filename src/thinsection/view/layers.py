@@ -1,8 +1,9 @@
 """Layers over a slide: outlines, tiles with their values, colours of embeddings, graphs."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,6 @@ import numpy.typing as npt
 from thinsection.errors import StoreError, rewording
 from thinsection.files.json_text import read_json
 from thinsection.pipeline.folder import Results
-from thinsection.report.column_words import column_words
 from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import SLIDES
 from thinsection.store.tile_tables import TILES, EmbeddingRows
@@ -23,6 +23,7 @@ from thinsection.view.components import (
     component_scores,
     tile_clusters,
 )
+from thinsection.view.layer_words import layer_words
 
 # kinds of layers whose tiles have values, and the data type in the response
 _DTYPES = {
@@ -51,12 +52,19 @@ class Layer:
     name: str
     kind: str
     color: str = ""
+    is_empty: bool = False  # it shows nothing on this slide
     read: Callable[[], bytes]
 
     @property
     def words(self) -> str:
-        """Name in plain words, such as 'sharpness of the tiles' for 'px_focus'."""
-        return column_words(self.name) if self.kind == "values" else self.name
+        """Name in plain words."""
+        return layer_words(self.group, self.name, self.kind)
+
+    @property
+    def key(self) -> str:
+        """Name in an address of the viewer; a column's is unique in its grid."""
+        group = self.group.partition("/")[0] if self.kind == "values" else self.group
+        return f"{group}/{self.name}"
 
 
 def layers_of(
@@ -65,7 +73,7 @@ def layers_of(
     """Layers of a slide in a results folder.
 
     Memory:
-        The text of its outlines.
+        The text of its outlines, and a column of a slide's tiles, 4 bytes per tile.
     """
     stages = results.ledgers[slide_id].stages
     for address, record in stages.items():
@@ -94,10 +102,15 @@ def _grid_layers(results: Results, slide_id: str, grid: str) -> Iterator[Layer]:
             name = address.partition("/")[2]
             yield _tile_layer(grid, name, "edges", tiles_path, _edges_of(graph_path))
     for table in tables:
+        empty: set[str] = set()
+        # a damaged table is reported when one of its layers is drawn
+        with contextlib.suppress(StoreError):
+            empty = table.empty_columns()
         for column in table.columns:
             label = table.label(column)
             values = _column_of(column)
-            yield _tile_layer(table.address, label, "values", table.path, values)
+            layer = _tile_layer(table.address, label, "values", table.path, values)
+            yield replace(layer, is_empty=column in empty)
 
 
 def _embedding_layers(
@@ -170,10 +183,26 @@ def outline_layers(path: Path, group: str) -> Iterator[Layer]:
             colors.setdefault(name, color)
             shapes.setdefault(name, []).append(feature["geometry"])
     for name, color in colors.items():
-        yield _outline_layer(group, name, color, json.dumps(shapes[name]).encode())
+        is_empty = not any(_has_corners(shape) for shape in shapes[name])
+        text = json.dumps(shapes[name]).encode()
+        yield _outline_layer(group, name, color, text, is_empty=is_empty)
 
 
-def _outline_layer(group: str, name: str, color: str, text: bytes) -> Layer:
+def _has_corners(geometry: Json) -> bool:
+    """True for a geometry with at least one coordinate."""
+    return bool(
+        geometry and (geometry.get("coordinates") or geometry.get("geometries"))
+    )
+
+
+def _outline_layer(
+    group: str, name: str, color: str, text: bytes, *, is_empty: bool
+) -> Layer:
     return Layer(
-        group=group, name=name, kind="outlines", color=color, read=lambda: text
+        group=group,
+        name=name,
+        kind="outlines",
+        color=color,
+        is_empty=is_empty,
+        read=lambda: text,
     )

@@ -1,7 +1,8 @@
 """Server of the viewer: read-only, and protected by a token.
 
 It listens on 127.0.0.1. A URL contains the id of a slide and numbers. All of them are looked up in
-the viewer's sources, so that no part of a URL becomes a path.
+the viewer's sources, so that no part of a URL becomes a path. One route is different: the pages of
+the results folder and what they link to (`view.pages`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from thinsection.errors import (
 )
 from thinsection.slide import Slide
 from thinsection.types import Closing
+from thinsection.view.pages import page_of
 from thinsection.view.shown import ShownSlides, Source, ViewConfig
 
 with importing("the viewer must have starlette and uvicorn", "view"):
@@ -77,13 +79,14 @@ class Viewer(Closing):
         config = replace_flat(config or ViewConfig(), settings)
         token = secrets.token_urlsafe(24)
         self._shown = ShownSlides(source, config)
+        place = self._shown.place
         app = _WithToken(_application(self._shown), token)
         port = config.view.port
         with rewording("port must be free", port, OSError, error=ConfigError):
             self._socket = socket.create_server(("127.0.0.1", port))
         # otherwise the head and the body of a response are 40 ms apart
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/{token}/"
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/{token}/{place}"
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -112,7 +115,9 @@ class Viewer(Closing):
         self._socket.close()
 
     def _repr_html_(self) -> str:
-        return f'<iframe src="{escape(self.url)}" width="100%" height="640"></iframe>'
+        url = escape(self.url)
+        size = 'width="100%" height="640"'
+        return f'<iframe src="{url}" {size} allow="clipboard-write"></iframe>'
 
 
 class _WithToken:
@@ -144,6 +149,7 @@ def _application(shown: ShownSlides) -> Starlette:
         Route("/", static),
         Route("/static/{name}", static),
         Route("/slides", _as_json(shown.listed)),
+        Route("/news", _as_json(shown.news)),
         Route(slide, _as_json(shown.facts)),
         Route(
             slide + "/tiles/{level:int}/{column:int}/{row:int}", _as_jpeg(shown.tile)
@@ -159,6 +165,9 @@ def _application(shown: ShownSlides) -> Starlette:
             slide + "/similar/{features:int}/{x:int}/{y:int}", _as_lines(shown.similar)
         ),
     ]
+    folder = shown.results_folder
+    if folder is not None:
+        routes.append(Route("/results/{name:path}", page_of(folder)))
     handlers = {ThinsectionError: _refuse, LookupError: _refuse}
     return Starlette(routes=routes, exception_handlers=handlers)
 

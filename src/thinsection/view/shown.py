@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import numpy as np
 from PIL import Image
@@ -14,12 +15,14 @@ from PIL import Image
 from thinsection.config import option, section
 from thinsection.errors import (
     BudgetError,
+    ConfigError,
     InvalidInputError,
     SlideOpenError,
     StoreError,
     rewording,
 )
 from thinsection.pipeline.folder import Results, open_results
+from thinsection.report.home import is_results_folder
 from thinsection.report.picture import thumbnail_file
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
@@ -29,6 +32,7 @@ from thinsection.stages.config import SlidesConfig
 from thinsection.stages.request import cohort_of
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, SlideLedger, load_ledger
 from thinsection.types import MIB, parse_bytes
+from thinsection.view.layer_words import group_words
 from thinsection.view.layers import Layer, layers_of, outline_layers
 from thinsection.view.pixels import BytesCache, DeepZoom, encode
 from thinsection.view.similar import similar_tiles
@@ -63,6 +67,11 @@ class ViewerConfig:
     )
     clusters: int = option(
         8, "Number of clusters of a slide's tile embeddings (k-means)."
+    )
+    at: str | None = option(
+        None,
+        "Where the viewer opens: a link that was copied there, or its part after '#'.",
+        daily=True,
     )
     show_label: bool = option(
         False, "Show label and macro images, which may identify a patient."
@@ -131,6 +140,7 @@ class ShownSlides:
             for folder in _results_folders(source):
                 self._stamps = _change_times(Path(folder))
             self._results, self._named = _find_slides(source, config)
+        self._at_start = frozenset(self._results.ledgers)
         self._entries = self._all_entries()
 
     def _all_entries(self) -> dict[str, SlideEntry]:
@@ -247,6 +257,36 @@ class ShownSlides:
         self._reload()
         return list(self._entries)
 
+    @property
+    def place(self) -> str:
+        """Where the viewer opens: the end of its address from '#', or ''.
+
+        Raises ConfigError: `at` names no slide of the viewer.
+        """
+        if self._config.at is None:
+            return ""
+        place = self._config.at.rpartition("#")[2]
+        slide_id = dict(parse_qsl(place)).get("slide")
+        if slide_id not in self._entries:
+            raise ConfigError(
+                f"at must name a slide that the viewer shows, got {self._config.at!r}"
+            )
+        return f"#{place}"
+
+    @property
+    def results_folder(self) -> Path | None:
+        """Results folder of the viewer, if there is one."""
+        return None if self._results is _NO_RESULTS else self._results.folder
+
+    def news(self) -> dict[str, object]:
+        """Slides with results that had none at the start, and a number that grows with changes."""
+        self._reload()
+        with self._lock:
+            ledgers = self._results.ledgers
+            new = [slide_id for slide_id in ledgers if slide_id not in self._at_start]
+            has_index = self.results_folder is not None
+            return {"new": new, "version": self._version, "index": has_index}
+
     def facts(self, slide_id: str) -> dict[str, object]:
         """Sizes and levels, layers, names of embeddings and of further pictures."""
         layers = self._layers_of(slide_id) if slide_id in self._entries else []
@@ -334,14 +374,17 @@ class ShownSlides:
             yield json.dumps(answer).encode() + b"\n"
 
 
-def _layer_facts(layer: Layer) -> dict[str, str]:
+def _layer_facts(layer: Layer) -> dict[str, object]:
     """Text for a layer in the viewer's list."""
     return {
+        "key": layer.key,
         "group": layer.group,
         "name": layer.name,
         "words": layer.words,
+        "group_words": group_words(layer.group),
         "kind": layer.kind,
         "color": layer.color,
+        "empty": layer.is_empty,
     }
 
 
@@ -356,7 +399,7 @@ def _find_slides(
         folders = _results_folders(source)
         results = open_results(folders[0]) if folders else _NO_RESULTS
         named = [path for path in source if path not in folders]
-    if not named and results.ledgers:
+    if not named and results is not _NO_RESULTS:
         return results, []
     return results, list(cohort_of(named, config.slides))
 
@@ -369,14 +412,18 @@ def _results_folders(source: Source) -> list[str | Path]:
     """
     if isinstance(source, Results):
         return [source.folder]
-    folders = [
-        path for path in source if any(Path(path, SLIDES).glob(f"*/{LEDGER_NAME}"))
-    ]
+    folders = [path for path in source if _has_results(Path(path))]
     if len(folders) > 1:
         raise InvalidInputError(
             f"paths must contain at most one results folder, got {folders}"
         )
     return folders
+
+
+def _has_results(folder: Path) -> bool:
+    """True for a results folder, also if its first run has finished no slide yet."""
+    is_new = is_results_folder(folder)
+    return is_new or any((folder / SLIDES).glob(f"*/{LEDGER_NAME}"))
 
 
 def _entry_of(ledger: SlideLedger, look: Look | None) -> SlideEntry:
@@ -387,10 +434,18 @@ def _entry_of(ledger: SlideLedger, look: Look | None) -> SlideEntry:
         mpp = (facts["mpp_x"], facts["mpp_y"])
     return SlideEntry(
         slide_id=ledger.slide_id,
-        slide_path=str(facts.get("slide_path", "")),
+        slide_path=_found_path(str(facts.get("slide_path", "")), ledger.out),
         slide_mpp=mpp,
         look=look,
     )
+
+
+def _found_path(slide_path: str, results: Path) -> str:
+    """Path of a slide; a run may have recorded one that is relative to its working folder."""
+    beside = results.absolute().parent / slide_path
+    if slide_path and not Path(slide_path).exists() and beside.is_file():
+        return str(beside)
+    return slide_path
 
 
 def _change_times(folder: Path) -> dict[Path, int]:

@@ -1,16 +1,39 @@
 const natural = new Intl.Collator(undefined, { numeric: true });
-// Rows are drawn as they come into sight, fifty at a time; `more` lies below those that are there.
-const lazily = (frame, body, more) => {
-  let wanted = [], drawn = 0;
+// Rows are shown 500 to a page. Those of a page are drawn fifty at a time as they come into sight;
+// `more` lies below those that are drawn, and `pager` is hidden where one page is enough.
+const PAGE_ROWS = 500;
+const paged = (frame, more, pager) => {
+  let body = null, wanted = [], first = 0, drawn = 0;
+  const end = () => Math.min(first + PAGE_ROWS, wanted.length);
   const fill = () => {
-    while (drawn < wanted.length && more.getBoundingClientRect().top < frame.getBoundingClientRect().bottom + 400) {
-      body.append(...wanted.slice(drawn, drawn + 50).map(row => typeof row === "function" ? row() : row));
-      drawn = Math.min(drawn + 50, wanted.length);
+    while (drawn < end() && more.getBoundingClientRect().top < frame.getBoundingClientRect().bottom + 400) {
+      const next = Math.min(drawn + 50, end());
+      body.append(...wanted.slice(drawn, next).map(row => typeof row === "function" ? row() : row));
+      drawn = next;
     }
   };
+  const turn = start => {
+    first = drawn = start;
+    body.replaceChildren();
+    frame.scrollTop = 0;
+    pager.hidden = wanted.length <= PAGE_ROWS;
+    const [back, words, on] = pager.children;
+    back.disabled = first === 0;
+    on.disabled = end() === wanted.length;
+    words.textContent = `rows ${(first + 1).toLocaleString("en")} to ${end().toLocaleString("en")} of ${wanted.length.toLocaleString("en")}`;
+    fill();
+  };
+  pager.append(...["‹ previous", null, "next ›"].map(text => Object.assign(document.createElement(text ? "button" : "span"), { textContent: text || "" })));
+  pager.firstChild.addEventListener("click", () => turn(first - PAGE_ROWS));
+  pager.lastChild.addEventListener("click", () => turn(first + PAGE_ROWS));
   frame.addEventListener("scroll", fill);
   window.addEventListener("resize", fill);
-  return rows => { wanted = rows; drawn = 0; body.replaceChildren(); fill(); };
+  return (into, rows) => {
+    if (body && body !== into) body.replaceChildren();
+    body = into;
+    wanted = rows;
+    turn(0);
+  };
 };
 // A click on a head sorts `rows` by value(row, column), up and then down; empty values stay last.
 const sortable = (heads, rows, value, show) => heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
@@ -29,18 +52,20 @@ const sortable = (heads, rows, value, show) => heads.forEach((head, column) => h
 const dialog = document.getElementById("large");
 const enlarge = (title, pictures) => {
   const bar = dialog.querySelector(".bar"), large = dialog.querySelector("img"), strong = document.createElement("strong");
+  const link = viewerLink("#", "open in the viewer");
   strong.textContent = title;
-  const buttons = pictures.map(([name, address]) => {
+  const buttons = pictures.map(([name, address, place]) => {
     const button = document.createElement("button");
     button.textContent = name;
     button.addEventListener("click", () => {
       large.src = address;
       large.alt = name;
+      link.href = (viewerAddress || "") + place;
       buttons.forEach(other => other.setAttribute("aria-pressed", other === button));
     });
     return button;
   });
-  bar.replaceChildren(strong, ...buttons);
+  bar.replaceChildren(strong, ...buttons, link);
   buttons[0].click();
   dialog.showModal();
 };

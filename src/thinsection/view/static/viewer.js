@@ -7,7 +7,7 @@ const swatch = color => make("i", { className: "swatch", style: `background:${co
 const VIRIDIS = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725"];
 const CLASSES = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf", "#7f7f7f", "#4a1486", "#f7e000"];
 const GRID = "#2060c8", ASKED = "#d95f02", FOUND = "#111111", MOST_EDGES = 40000, LEAST_BORDER_PX = 7;
-let ids = [], slide = null, hidden = false, marks = [], asking = null, opening = 0;
+let ids = [], slide = null, hidden = false, found = [], asking = null, opening = 0, version = 0;
 
 async function get(url, options) {
   const answer = await fetch(url, options);
@@ -27,22 +27,22 @@ const source = ({ id, size, levels }) => ({ width: size[0], height: size[1], til
   getNumTiles: n => new Point(...[0, 1].map(i => Math.ceil(levels[n].size[i] / levels[n].tile[i]))),
   getTileUrl: (n, x, y) => at(id, "tiles", n, x, y) });
 
-async function open(id, then = () => {}) {
-  if (slide && slide.id === id) return then();
-  const turn = ++opening, before = slide && slide.layers.filter(layer => layer.on);
-  say(""); $("name").textContent = id; document.title = `${id} - thinsection`; history.replaceState(null, "", "#" + encodeURIComponent(id));
+async function open(id, then = () => {}, keys = null) {  // keys: of the layers to show
+  if (slide && slide.id === id) { if (keys) slide.layers.forEach(layer => turn(layer, among(keys, layer))); return then(); }
+  const now = ++opening, before = slide && slide.layers.filter(layer => layer.on);
+  say(""); $("name").textContent = id; document.title = `${id} - thinsection`;
   for (const row of $("list").children) row.classList.toggle("on", row.dataset.id === id);
   try {
     const facts = await (await get(at(id))).json();
-    if (turn !== opening) return;
-    slide = facts; marks = [];
+    if (now !== opening) return;
+    slide = facts; found = []; listMarks();
   } catch (error) {
-    if (turn === opening) { viewer.close(); slide = null; panel(); draw(); say(error.message); }
+    if (now === opening) { viewer.close(); slide = null; panel(); draw(); say(error.message); }
     return;
   }
   viewer.addOnceHandler("open", then);
   viewer.open(source(slide));
-  panel(before);
+  panel(before, keys);
   const mpp = slide.mpp ? [...new Set(slide.mpp.map(value => +value.toPrecision(4)))].join(" × ") + " µm/px" : "unknown resolution";
   $("facts").textContent = `${slide.size.join(" × ")} px, ${mpp}${slide.power ? `, ${slide.power}x` : ""}`;
 }
@@ -51,6 +51,44 @@ function frame() {  // level-0 px -> px of the overlay: x + k * x_l0
   return { x: zero.x, y: zero.y, k: (end.x - zero.x) / slide.size[0], width: viewer.canvas.clientWidth, height: viewer.canvas.clientHeight };
 }
 const jump = ({ x, y, width: w, height: h }) => viewer.viewport.fitBounds(viewer.viewport.imageToViewportRectangle(x - 2.5 * w, y - 2.5 * h, 6 * w, 6 * h));
+
+// ---- the address: slide, level-0 px in the middle, level-0 px per px of the screen, layers ----
+const among = (keys, layer) => keys.some(key => key === layer.key || (key.endsWith("/") && layer.kind === "outlines" && !layer.empty && layer.key.startsWith(key)));
+function middle() {
+  const { x, y, k, width, height } = frame();
+  return { x: Math.round((width / 2 - x) / k), y: Math.round((height / 2 - y) / k), downsample: +(1 / k).toPrecision(4) };
+}
+function address() {
+  const place = new URLSearchParams({ slide: slide.id, ...middle() }), on = slide.layers.filter(layer => layer.on);
+  (on.length ? on.map(layer => layer.key) : [""]).forEach(key => place.append("layer", key));
+  return `#${place}`;
+}
+let noting = 0;
+function note() {  // browsers allow few changes of the address in a second
+  clearTimeout(noting);
+  noting = setTimeout(() => { if (slide && viewer.world.getItemAt(0)) history.replaceState(null, "", address()); }, 250);
+}
+function follow(hash) {
+  const place = new URLSearchParams(hash.slice(1)), id = place.get("slide"), [x, y, downsample] = ["x", "y", "downsample"].map(name => parseFloat(place.get(name)));
+  if (id && !ids.includes(id)) say(`The link is for the slide ${id}, which this viewer does not show.`);
+  if (!ids.includes(id)) return false;
+  open(id, () => {
+    const { viewport } = viewer;
+    if (downsample > 0) viewport.zoomTo(viewport.imageToViewportZoom(1 / downsample), null, true);
+    if (Number.isFinite(x + y)) viewport.panTo(viewport.imageToViewportCoordinates(x, y), true);
+  }, place.has("layer") ? place.getAll("layer") : null);
+  return true;
+}
+window.addEventListener("hashchange", () => follow(location.hash));
+async function copy(text, words) {
+  try { await navigator.clipboard.writeText(text); $("said").textContent = `Copied ${words}`; } catch { $("said").textContent = text; }
+}
+const copyLink = () => { if (slide) { history.replaceState(null, "", address()); copy(location.href, "the link"); } };
+function copyPlace() {  // of the last mark, or of the middle
+  if (!slide) return;
+  const last = marksOf().at(-1), { x, y } = middle(), text = (last ? numbers(last) : [x, y]).join(", ");
+  copy(text, `${text} (level-0 px${last ? last.kind === "box" ? ": x, y, width, height" : "" : ", the middle"})`);
+}
 
 // ---- layers ----
 const rgb = hex => [1, 3, 5].map(i => parseInt(hex.slice(i, i + 2), 16));
@@ -114,27 +152,31 @@ function tileAt({ x0, y0, dx, dy, columns, index, coords, width, height }, x, y)
 async function turn(layer, on) {
   layer.on = layer.box.checked = on;
   try { if (on && !layer.data) layer.data = await load(layer); } catch (error) { layer.on = layer.box.checked = false; say(error.message); }
-  legend(); draw();
+  legend(); draw(); note();
 }
-function panel(before) {
+function panel(before, keys = null) {
   $("layers").replaceChildren(); $("pictures").replaceChildren(); legend();
   if (!slide) return;
-  const groups = new Map(), note = text => make("p", { className: "note" }, text);
+  const groups = new Map(), remark = text => make("p", { className: "note" }, text);
+  const grids = new Set(slide.layers.filter(layer => layer.kind === "grid").map(layer => layer.group)), empty = new Map();
   slide.layers.forEach((layer, number) => {
     const same = before && before.find(other => other.group === layer.group && other.name === layer.name);
-    Object.assign(layer, { number, opacity: same ? same.opacity : 0.5, box: make("input", { type: "checkbox", onchange: () => turn(layer, layer.box.checked) }) });
-    const opacity = make("input", { type: "range", min: 0.05, max: 1, step: 0.05, value: layer.opacity, title: "opacity",
+    Object.assign(layer, { number, opacity: same ? same.opacity : layer.kind === "outlines" ? 0 : 0.5, box: make("input", { type: "checkbox", onchange: () => turn(layer, layer.box.checked) }) });
+    const opacity = make("input", { type: "range", min: layer.kind === "outlines" ? 0 : 0.05, max: 1, step: 0.05, value: layer.opacity, title: layer.kind === "outlines" ? "opacity of the filling" : "opacity",
       oninput: () => { layer.opacity = +opacity.value; if (layer.on) draw(); else turn(layer, true); } });
     const name = make("label", { title: layer.name, onclick: () => turn(layer, !layer.on) }, ...layer.color ? [swatch(layer.color)] : [], layer.words);
-    if (!groups.has(layer.group)) groups.set(layer.group, make("details", { open: groups.size < 2 }, make("summary", {}, layer.group.replace("/", " · "))));
-    const group = groups.get(layer.group), wanted = same || (!before && number === 0 && layer.kind === "outlines");
-    group.append(make("div", { className: "layer" }, layer.box, name, opacity));
-    if (wanted) { group.open = true; turn(layer, true); }
+    if (!groups.has(layer.group)) groups.set(layer.group, make("details", { open: groups.size < 1 }, make("summary", { title: layer.group }, layer.group_words + (grids.size > 1 && grids.has(layer.group.split("/")[0]) ? ` (${layer.group.split("/")[0]})` : ""))));
+    const group = groups.get(layer.group), wanted = keys ? among(keys, layer) : same || (!before && number === 0 && layer.kind === "outlines");
+    if (layer.empty && !empty.has(layer.group)) empty.set(layer.group, make("details", { className: "empty" }, make("summary", {})));
+    const into = layer.empty ? empty.get(layer.group) : group;
+    into.append(make("div", { className: "layer" }, layer.box, name, opacity));
+    if (wanted) { group.open = into.open = true; turn(layer, true); }
   });
-  $("layers").append(...groups.size ? groups.values() : [note("No layers. To see layers, open a results folder of thinsection run, or pass --annotations.")]);
+  empty.forEach((part, group) => { part.firstChild.textContent = `${part.children.length - 1} empty on this slide`; groups.get(group).append(part); });
+  $("layers").append(...groups.size ? groups.values() : [remark("No layers. To see layers, open a results folder of thinsection run, or pass --annotations.")]);
   if (slide.show) $("pictures").append(...slide.pictures.map(name => make("img", { src: at(slide.id, "pictures", name), alt: name, title: name })));
-  else if (slide.pictures.length) $("pictures").append(note(`Hidden, because these pictures may name a patient: ${slide.pictures.join(", ")}. Use --show-label to see them.`));
-  $("pictures").append(...slide.notes.map(note));
+  else if (slide.pictures.length) $("pictures").append(remark(`Hidden, because these pictures may name a patient: ${slide.pictures.join(", ")}. Use --show-label to see them.`));
+  $("pictures").append(...slide.notes.map(remark));
 }
 function legend() {
   const number = value => Math.abs(value) >= 1000 || value === 0 ? value.toFixed(0) : value.toPrecision(3);
@@ -168,13 +210,14 @@ function draw() {
     pen.restore();
   }
   pen.lineWidth = 3;
-  for (const mark of marks) { pen.strokeStyle = mark.color; pen.strokeRect(x + mark.x * k, y + mark.y * k, Math.max(6, mark.width * k), Math.max(6, mark.height * k)); }
+  for (const mark of found) { pen.strokeStyle = mark.color; pen.strokeRect(x + mark.x * k, y + mark.y * k, Math.max(6, mark.width * k), Math.max(6, mark.height * k)); }
+  drawMarks(pen, view);
   measure(k);
 }
 function outlines(pen, { data, color, opacity }, { k }) {
   pen.scale(k, k); pen.lineWidth = 2 / k; pen.strokeStyle = pen.fillStyle = color; pen.lineJoin = "round";
-  pen.globalAlpha = opacity * 0.45; pen.fill(data.rings, "evenodd");
-  pen.globalAlpha = Math.min(1, opacity * 2); pen.stroke(data.rings); pen.stroke(data.lines);
+  pen.globalAlpha = opacity; if (opacity) pen.fill(data.rings, "evenodd");
+  pen.globalAlpha = 1; pen.stroke(data.rings); pen.stroke(data.lines);
   for (const [x, y] of data.points) { pen.beginPath(); pen.arc(x, y, 4 / k, 0, 7); pen.fill(); }
 }
 function tiles(pen, { data, kind }, view) {
@@ -210,20 +253,96 @@ function measure(k) {  // scale bar, resolution, nominal magnification: 10x is 1
   $("scale").firstElementChild.textContent = !mpp ? `${length} px` : length >= 1000 ? `${length / 1000} mm` : `${+length.toPrecision(1)} µm`;
   $("zoom").textContent = mpp ? `${(mpp / k).toPrecision(3)} µm/px, ${+(10 * k / mpp).toPrecision(2)}x` : `${(100 * k).toPrecision(3)} %`;
 }
-for (const name of ["update-viewport", "open", "resize"]) viewer.addHandler(name, () => requestAnimationFrame(draw));
+for (const name of ["update-viewport", "open", "resize"]) viewer.addHandler(name, () => { requestAnimationFrame(draw); note(); });
+
+// ---- marks: points and boxes, in level-0 px, that are saved as GeoJSON for QuPath ----
+const MARK = "#c2185b", MARK_RGB = [194, 24, 91], marked = new Map();  // slide -> its marks
+let marking = "", corner = null, unsaved = false, lastClass = "";
+const marksOf = () => slide && marked.get(slide.id) || [];
+const numbers = ({ kind, x, y, width, height }) => kind === "box" ? [x, y, width, height] : [x, y];
+const boxOf = (a, b) => {  // within the slide
+  const clip = ([x, y]) => [Math.min(Math.max(x, 0), slide.size[0]), Math.min(Math.max(y, 0), slide.size[1])], [[x0, y0], [x1, y1]] = [clip(a), clip(b)];
+  return { kind: "box", x: Math.min(x0, x1), y: Math.min(y0, y1), width: Math.abs(x1 - x0), height: Math.abs(y1 - y0) };
+};
+function mark(kind = "") {
+  marking = marking === kind ? "" : kind; corner = null;
+  document.body.classList.toggle("marking", marking !== "");
+  for (const name of ["point", "box"]) $(`mark-${name}`).setAttribute("aria-pressed", marking === name);
+  $("said").textContent = marking === "box" ? "Drag over the slide. Esc stops." : marking ? "Click on the slide. Esc stops." : "";
+}
+function addMark(one) {
+  marked.set(slide.id, [...marksOf(), { ...one, id: crypto.randomUUID(), name: lastClass }]);
+  unsaved = true; listMarks(); draw();
+}
+function listMarks() {
+  $("marks").hidden = !marksOf().length;
+  $("marks").querySelector("ol").replaceChildren(...marksOf().map(one => {
+    const name = make("input", { value: one.name, placeholder: "class", oninput: () => { one.name = lastClass = name.value; unsaved = true; draw(); } });
+    name.setAttribute("aria-label", "Class");
+    return make("li", {}, make("button", { title: "show", onclick: () => jump({ width: 512, height: 512, ...one }) }, `${one.kind} ${numbers(one).join(", ")}`), name,
+      make("button", { title: "remove", onclick: () => { marked.set(slide.id, marksOf().filter(other => other !== one)); unsaved = true; listMarks(); draw(); } }, "×"));
+  }));
+}
+function drawMarks(pen, { x, y, k }) {
+  pen.strokeStyle = pen.fillStyle = MARK; pen.lineWidth = 2; pen.font = "600 13px system-ui, sans-serif";
+  for (const one of [...marksOf(), ...corner && corner.box ? [corner.box] : []]) {
+    const [left, top] = [x + one.x * k, y + one.y * k];
+    pen.beginPath();
+    if (one.kind === "box") pen.rect(left, top, one.width * k, one.height * k); else { pen.arc(left, top, 6, 0, 7); pen.moveTo(left - 10, top); pen.lineTo(left + 10, top); pen.moveTo(left, top - 10); pen.lineTo(left, top + 10); }
+    pen.stroke();
+    if (!one.name) continue;
+    pen.save(); pen.strokeStyle = "#ffffffd0"; pen.lineWidth = 4; pen.lineJoin = "round";
+    pen.strokeText(one.name, left + 12, top - 6); pen.fillText(one.name, left + 12, top - 6); pen.restore();
+  }
+}
+function marksAsGeoJson() {
+  const shape = ({ kind, x, y, width: w, height: h }) => kind === "point" ? { type: "Point", coordinates: [x, y] } : { type: "Polygon", coordinates: [[[x, y], [x + w, y], [x + w, y + h], [x, y + h], [x, y]]] };
+  const features = marksOf().map(one => ({ type: "Feature", id: one.id, geometry: shape(one),
+    properties: { objectType: "annotation", ...one.name && { classification: { name: one.name, color: MARK_RGB } } } }));
+  return JSON.stringify({ type: "FeatureCollection", features }, null, 1);
+}
+function saveMarks() {
+  const href = URL.createObjectURL(new Blob([marksAsGeoJson()], { type: "application/geo+json" }));
+  make("a", { href, download: `${slide.id}.geojson` }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 10000);
+  unsaved = false;
+  $("said").textContent = `Saved ${slide.id}.geojson (level-0 px). QuPath opens it on this slide.`;
+}
+$("copy-link").onclick = copyLink; $("copy-place").onclick = copyPlace; $("save-marks").onclick = saveMarks;
+$("mark-point").onclick = () => mark("point"); $("mark-box").onclick = () => mark("box");
+viewer.addHandler("canvas-press", event => { if (marking === "box" && slide) corner = { from: place(event.position) }; });
+viewer.addHandler("canvas-drag", event => {
+  if (!corner) return;
+  event.preventDefaultAction = true;
+  corner.box = boxOf(corner.from, place(event.position));
+  draw();
+});
+viewer.addHandler("canvas-release", () => {
+  const box = corner && corner.box;
+  corner = null;
+  if (box && box.width && box.height) { addMark(box); mark(); }
+});
+window.addEventListener("beforeunload", event => { if (unsaved) event.preventDefault(); });
 
 // ---- pointer, similar tiles, keys ----
+let pointer = null;
 const place = (position, { x, y, k } = frame()) => [Math.floor((position.x - x) / k), Math.floor((position.y - y) / k)];
 new OpenSeadragon.MouseTracker({ element: viewer.container, moveHandler: event => {
   if (!slide || !viewer.world.getItemAt(0)) return;
   const [x, y] = place(event.position), told = [`x ${x}, y ${y}`];
-  for (const { data, name } of slide.layers.filter(layer => layer.on && layer.data && ["values", "classes"].includes(layer.kind))) {
+  pointer = [x, y];
+  for (const { data, words } of slide.layers.filter(layer => layer.on && layer.data && ["values", "classes"].includes(layer.kind))) {
     const i = tileAt(data, x, y);
-    if (i >= 0) told.push(`${name} ${+data.values[i].toPrecision(4)}`);
+    if (i >= 0) told.push(`${words} ${+data.values[i].toPrecision(4)}`);
   }
   $("place").textContent = told.join(" · ");
 } });
-viewer.addHandler("canvas-click", event => { if (event.quick && slide && slide.features.length) ask(...place(event.position)); });
+viewer.addHandler("canvas-click", event => {
+  if (!event.quick || !slide || !viewer.world.getItemAt(0)) return;
+  const [x, y] = place(event.position);
+  if (marking === "point") { if (x >= 0 && y >= 0 && x < slide.size[0] && y < slide.size[1]) addMark({ kind: "point", x, y }); }
+  else if (!marking && slide.features.length) ask(x, y);
+});
 
 async function ask(x, y) {  // lines of JSON come slide by slide: the last one has all that was found
   const { id, features } = slide, chosen = Math.max(0, features.indexOf($("features").value)), decoder = new TextDecoder();
@@ -241,47 +360,73 @@ async function ask(x, y) {  // lines of JSON come slide by slide: the last one h
     }
   } catch { if (!signal.aborted) close(); }  // no tile is there
 }
-function show(found) {
-  const { tile } = found, mark = () => {
-    marks = [...found.slide, ...found.cohort, tile].filter(one => one.slide === slide.id).map(one => ({ ...one, color: one === tile ? ASKED : FOUND }));
+function show(similar) {
+  const { tile } = similar, outline = () => {
+    found = [...similar.slide, ...similar.cohort, tile].filter(one => one.slide === slide.id).map(one => ({ ...one, color: one === tile ? ASKED : FOUND }));
     draw();
   };
   const words = one => one === tile ? "this tile" : one.similarity.toFixed(3) + (one.slide === tile.slide ? "" : ` ${one.slide}`);
-  const button = one => make("button", { title: `${one.slide} at ${one.x}, ${one.y}: cosine ${one.similarity.toFixed(4)}`, onclick: () => open(one.slide, () => { jump(one); mark(); }) },
+  const button = one => make("button", { title: `${one.slide} at ${one.x}, ${one.y}: cosine ${one.similarity.toFixed(4)}`, onclick: () => open(one.slide, () => { jump(one); outline(); }) },
     make("img", { src: at(one.slide, "crop", one.x, one.y, one.width, one.height), loading: "lazy", alt: "" }), words(one));
   $("similar").hidden = false;
-  $("progress").textContent = found.done < found.of ? `${found.done} of ${found.of} slides` : `of ${found.of} slide${found.of > 1 ? "s" : ""}`;
-  $("of-slide").replaceChildren(make("b", {}, "this slide"), ...[tile, ...found.slide].map(button));
-  $("of-cohort").replaceChildren(...found.cohort.length ? [make("b", {}, "cohort"), ...found.cohort.map(button)] : []);
-  mark();
+  $("progress").textContent = similar.done < similar.of ? `${similar.done} of ${similar.of} slides` : `of ${similar.of} slide${similar.of > 1 ? "s" : ""}`;
+  $("of-slide").replaceChildren(make("b", {}, "this slide"), ...[tile, ...similar.slide].map(button));
+  $("of-cohort").replaceChildren(...similar.cohort.length ? [make("b", {}, "cohort"), ...similar.cohort.map(button)] : []);
+  outline();
 }
-function close() { if (asking) asking.abort(); marks = []; $("similar").hidden = true; draw(); }
+function close() { if (asking) asking.abort(); mark(); found = []; $("similar").hidden = true; draw(); }
 Object.assign($("close"), { onclick: close }); $("keys").onclick = () => $("help").showModal(); $("help").onclick = () => $("help").close();
 
 const step = by => { const next = ids[ids.indexOf($("name").textContent) + by]; if (next) open(next); };
 const pan = (x, y) => viewer.viewport.panBy(viewer.viewport.deltaPointsFromPixels(new Point(x, y))), zoom = factor => viewer.viewport.zoomBy(factor);
 const power = x => { if (slide.mpp) viewer.viewport.zoomTo(viewer.viewport.imageToViewportZoom(x * slide.mpp[0] / 10)); };
-const fade = by => { for (const layer of slide.layers.filter(one => one.on)) layer.opacity = Math.min(1, Math.max(0.05, layer.opacity + by)); draw(); };
+const fade = by => { for (const layer of slide.layers.filter(one => one.on)) layer.opacity = Math.min(1, Math.max(layer.kind === "outlines" ? 0 : 0.05, layer.opacity + by)); draw(); };
 const KEYS = { ArrowLeft: () => pan(-90, 0), ArrowRight: () => pan(90, 0), ArrowUp: () => pan(0, -90), ArrowDown: () => pan(0, 90),
   "+": () => zoom(1.5), "=": () => zoom(1.5), "-": () => zoom(1 / 1.5), 0: () => viewer.viewport.goHome(), 1: () => power(40), 2: () => power(20), 4: () => power(10),
   n: () => step(1), p: () => step(-1), "/": () => $("filter").focus(), "?": () => $("help").showModal(),
-  " ": () => { hidden = !hidden; legend(); draw(); }, "[": () => fade(-0.1), "]": () => fade(0.1), Escape: close };
+  " ": () => { hidden = !hidden; legend(); draw(); }, c: () => { if (pointer) copy(pointer.join(", "), `${pointer.join(", ")} (level-0 px)`); }, m: () => mark("point"), b: () => mark("box"),
+  "[": () => fade(-0.1), "]": () => fade(0.1), Escape: close };
 document.addEventListener("keydown", event => {
-  const typing = event.target.matches("input[type=search], input[type=range], select") && event.key !== "Escape", known = KEYS[event.key] && (slide || "np/?".includes(event.key));
+  const typing = event.target.matches("input:not([type=checkbox]), select") && event.key !== "Escape", known = KEYS[event.key] && (slide || "np/?".includes(event.key));
   if (!known || typing || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault(); event.target.blur(); KEYS[event.key]();
   if (slide) viewer.viewport.applyConstraints();
 });
 $("filter").oninput = () => { for (const row of $("list").children) row.hidden = !row.dataset.id.toLowerCase().includes($("filter").value.toLowerCase()); };
 
+const listed = id => {
+  const button = make("button", { onclick: () => open(id) }, make("img", { src: at(id, "thumbnail"), loading: "lazy", alt: "" }), id);
+  const row = make("li", {}, button);
+  row.dataset.id = id;
+  return row;
+};
+async function look() {  // what finished since the viewer started; nothing else of the page changes
+  const news = await (await get("news")).json(), fresh = news.new.filter(id => !ids.includes(id));
+  $("index").hidden = !news.index;
+  ids.push(...fresh);
+  $("list").append(...fresh.map(listed));
+  const started = new Set(news.new);
+  for (const row of $("list").children) row.classList.toggle("new", started.has(row.dataset.id));
+  $("count").textContent = ids.length + (started.size ? `, ${started.size} new` : "");
+  document.body.classList.toggle("alone", ids.length === 1 && !news.index);
+  if (!ids.length) say("No slide has a result yet. This page lists slides as they finish.");
+  else if (!slide && fresh.length) open(ids[0]);
+  if (slide && news.version !== version) {
+    const facts = await (await get(at(slide.id))).json();
+    if (slide.id === facts.id && facts.layers.length !== slide.layers.length) {
+      const before = slide.layers.filter(layer => layer.on);
+      slide = facts;
+      panel(before);
+    }
+  }
+  version = news.version;
+}
+const NEWS_MS = 15000;
+setInterval(() => { if (document.visibilityState === "visible") look().catch(() => {}); }, NEWS_MS);
+
 (async () => {
   ids = await (await get("slides")).json();
-  $("count").textContent = ids.length;
-  document.body.classList.toggle("alone", ids.length === 1);
-  for (const id of ids) {
-    const button = make("button", { onclick: () => open(id) }, make("img", { src: at(id, "thumbnail"), loading: "lazy", alt: "" }), id);
-    $("list").appendChild(make("li", {}, button)).dataset.id = id;
-  }
-  const wanted = decodeURIComponent(location.hash.slice(1));
-  open(ids.includes(wanted) ? wanted : ids[0]);
+  $("list").append(...ids.map(listed));
+  await look();
+  if (!follow(location.hash) && ids.length) open(ids[0]);
 })().catch(error => say(error.message));
