@@ -65,8 +65,7 @@ def run_slides(
     The same command again computes only what is missing. Other settings and encoders get folders
     of their own, so nothing is overwritten.
 
-    Exit code: 0 done, 2 wrong settings, 3 some slides failed, have no tile or should be excluded,
-    4 cannot write OUT.
+    Exit code: 0 done, 2 wrong settings, 3 slides failed, empty or unusable, 4 cannot write OUT.
 
     \b
     Examples:

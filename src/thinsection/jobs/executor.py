@@ -80,8 +80,8 @@ class ExecutorConfig:
     )
     workers: int = option(
         0,
-        "Worker processes, or Slurm jobs at the same time. 0 chooses: auto uses one, pool "
-        "one per 4 CPUs (or per GPU of --gpus), slurm has no limit.",
+        "Worker processes, or Slurm jobs at the same time. 0 means one per GPU of --gpus, "
+        "else one (auto), one per 4 CPUs (pool), no limit (slurm).",
         daily=True,
     )
     threads: int = option(

@@ -63,7 +63,7 @@ class HeadConfig:
     head: str = option(
         "abmil",
         "Model that is trained. linear, mlp: mean embedding; abmil, clam_sb, clam_mb, "
-        "dsmil: attention over tiles; transmil, transformer: tiles see each other too.",
+        "dsmil: attention over tiles; transmil, transformer: also self-attention between tiles.",
         daily=True,
         choices=HEADS.names,
     )
