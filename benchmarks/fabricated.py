@@ -17,6 +17,7 @@ from thinsection.testing.synthetic import write_he_slide
 
 # id of the slide that is computed; no other file has it in its name
 MODEL = "computed-slide"
+PICTURE_NAME = "picture.jpg"
 # bytes of a fabricated slide; it is sparse, so it takes one block of the disk
 _SLIDE_BYTES = 1 << 20
 SETTINGS = {
@@ -27,12 +28,13 @@ SETTINGS = {
 }
 
 
-def fabricate(folder: Path, count: int) -> tuple[Path, Path]:
+def fabricate(folder: Path, count: int, *, pictures: int) -> tuple[Path, Path]:
     """Makes `slides` and `results` in a folder, as after a run of so many slides.
 
     One slide is generated and computed. The files of the others are links to its files, and their
     ledgers are its ledger with another id and the identity of another file. A file of theirs has
-    the size of a slide and no pixels, because a finished slide is not opened.
+    the size of a slide and no pixels, because a finished slide is not opened. Only the first
+    `pictures` slides have a picture, because the index takes some ms to draw a thumbnail of it.
 
     Returns:
         Folder of the slides, and the results folder.
@@ -45,12 +47,15 @@ def fabricate(folder: Path, count: int) -> tuple[Path, Path]:
     files = [path for path in out.rglob("*") if path.is_file() and MODEL in str(path)]
     ledger = json.dumps(read_json(out / SLIDES / MODEL / LEDGER_NAME))
     claims = read_json(out / CLAIMS_NAME)
-    for slide_id in slide_ids(count - 1):
+    for number, slide_id in enumerate(slide_ids(count - 1)):
         slide = slides / f"{slide_id}.svs"
         with slide.open("wb") as file:
             file.write(slide_id.encode())
             file.truncate(_SLIDE_BYTES)
         claims[slide_id] = asdict(SlideFile(file_of(str(slide)), slide_id))
+        if number == pictures:
+            files = [path for path in files if path.name != PICTURE_NAME]
+            ledger = _without_picture(ledger)
         _copy_records(out, files, ledger, slide)
     (out / CLAIMS_NAME).write_text(json.dumps(claims))
     return slides, out
@@ -59,6 +64,17 @@ def fabricate(folder: Path, count: int) -> tuple[Path, Path]:
 def slide_ids(count: int) -> Iterator[str]:
     """Ids of fabricated slides."""
     return (f"slide-{number:05d}" for number in range(count))
+
+
+def _without_picture(ledger: str) -> str:
+    """Ledger that does not name the picture, so that its stage is complete without it."""
+    document = json.loads(ledger)
+    for record in document["stages"].values():
+        for names in (record["files"], record["sums"]):
+            for name in list(names):
+                if name.endswith(PICTURE_NAME):
+                    del names[name]
+    return json.dumps(document)
 
 
 def _copy_records(out: Path, files: list[Path], ledger: str, slide: Path) -> None:

@@ -1,0 +1,244 @@
+"""What does a slide cost among many: tiny ones computed by each executor, finished ones looked at?
+
+A run over 300 tiny generated slides with each executor: CPU-seconds a slide, those of workers and
+of the executor's own processes included. Then 5,000 and 30,000 slides that are finished (records
+of one computed slide under other ids, see `fabricated.py`): CPU-seconds, seconds and peak memory
+of `ls`, of a run with nothing to do, of the index after one more slide that sorts first, of the
+viewer's start, of an export of coordinates to TRIDENT, and of the labels' join that `train` makes.
+Each step is a process of its own. The results are checked before a time counts: every slide is
+done, skipped, listed, exported or joined.
+"""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.fabricated import MODEL, SETTINGS, fabricate
+from benchmarks.harness import arguments, finish
+from thinsection.evaluation.labels import LabelsConfig, read_cohort
+from thinsection.files.atomic import read_table, write_table
+from thinsection.pipeline.folder import open_results
+from thinsection.pipeline.peer_export import export_peer
+from thinsection.pipeline.run import run
+from thinsection.report.index import THUMBNAILS, write_index
+from thinsection.testing.synthetic import write_he_slide
+from thinsection.view.shown import ShownSlides, ViewConfig
+
+EXECUTORS = ("inline", "pool", "dask", "ray")
+# goals: CPU-seconds of a tiny slide, and of a run over 5,000 finished slides with its page
+GOAL_TINY_CPU_S = 0.6
+GOAL_FINISHED_CPU_S = 15.0
+TINY_PX = (700, 600)
+# environment variable that all processes of a measured run inherit
+MARK = "THINSECTION_BENCH_SCALE"
+_POLL_S = 0.2
+
+
+class FamilyClock:
+    """CPU-seconds of all processes that inherit a variable; daemons of Ray have other parents."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._cpu_s: dict[tuple[int, float], float] = {}
+        self._known: dict[tuple[int, float], bool] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._poll, daemon=True)
+
+    def __enter__(self) -> "FamilyClock":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    @property
+    def cpu_s(self) -> float:
+        """Sum over processes, each at the last look at it."""
+        return sum(self._cpu_s.values())
+
+    def _poll(self) -> None:
+        while not self._ended.wait(_POLL_S):
+            for process in psutil.process_iter(["create_time"]):
+                key = (process.pid, process.info["create_time"])
+                try:
+                    if key not in self._known:
+                        environment = process.environ()
+                        self._known[key] = environment.get(MARK) == self._mark
+                    if self._known[key]:
+                        times = process.cpu_times()
+                        self._cpu_s[key] = times.user + times.system
+                except psutil.Error:
+                    continue
+
+
+def measure_executor(executor: str, slides: Path, out: Path) -> dict[str, float]:
+    """CPU-seconds a slide and wall seconds of a run by one executor."""
+    settings = ["--no-pretrained", "--device", "cpu", "--engine", "torch"]
+    workers = [] if executor == "inline" else ["--workers", "2", "--threads", "1"]
+    command = [sys.executable, "-m", "thinsection", "run", str(slides)]
+    command += ["--out", str(out), "--executor", executor, *settings, *workers]
+    mark = f"{os.getpid()}-{executor}"
+    began = time.perf_counter()
+    with FamilyClock(mark) as clock:
+        child = subprocess.run(
+            command,
+            env={**os.environ, MARK: mark},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    seconds = time.perf_counter() - began
+    num_slides = len(list(slides.iterdir()))
+    done = [row for row in read_table(out / "summary.csv") if row["status"] == "done"]
+    assert len(done) == num_slides, child.stderr[-2000:]
+    return {
+        "slides": num_slides,
+        "cpu_s_per_slide": round(clock.cpu_s / num_slides, 3),
+        "wall_s": round(seconds, 1),
+    }
+
+
+def step_ls(folder: Path) -> int:
+    results = open_results(folder / "results")
+    assert results.failures() == {}
+    return min(row.num_slides for row in results.folders)
+
+
+def step_run(folder: Path) -> int:
+    summary = run([folder / "slides"], out=folder / "results", **SETTINGS)
+    return summary.counts["skipped"]
+
+
+def step_index(folder: Path) -> int:
+    """One more slide, which sorts first, changes one sheet and at most two parts."""
+    out = folder / "results"
+    rows = read_table(out / "summary.csv")
+    name = f"a{len(list((out / 'slides').iterdir())):05d}"
+    shutil.copytree(out / "slides" / MODEL, out / "slides" / name)
+    before = {path.name for path in (out / THUMBNAILS).iterdir()}
+    write_table(out / "summary.csv", [rows[0] | {"slide_id": name}, *rows])
+    write_index(out)
+    new = {path.name for path in (out / THUMBNAILS).iterdir()} - before
+    assert len(new) <= 4, new
+    shutil.rmtree(out / "slides" / name)
+    return len(rows)
+
+
+def step_view(folder: Path) -> int:
+    shown = ShownSlides([folder / "results"], ViewConfig())
+    assert shown.facts(MODEL)["layers"]
+    assert shown.thumbnail(MODEL)[:2] == b"\xff\xd8"
+    return len(shown.listed())
+
+
+def step_export(folder: Path) -> int:
+    out = folder / "trident"
+    shutil.rmtree(out, ignore_errors=True)
+    return export_peer(folder / "results", out, "trident")
+
+
+def step_join(folder: Path) -> int:
+    config = LabelsConfig(labels=folder / "labels.csv", target=("label",))
+    cohort = read_cohort(folder / "results", config)
+    return sum(len(paths) for paths in cohort.paths)
+
+
+STEPS = {
+    "ls": step_ls,
+    "run": step_run,
+    "index": step_index,
+    "view": step_view,
+    "export": step_export,
+    "join": step_join,
+}
+
+
+def measure_step(name: str, folder: Path, count: int) -> dict[str, float]:
+    """CPU-seconds, seconds and peak memory of a step in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.bench_scale"]
+    began = time.perf_counter()
+    child = subprocess.Popen([*command, "--step", name, "--folder", str(folder)])
+    _, status, usage = os.wait4(child.pid, 0)
+    seconds = time.perf_counter() - began
+    child.returncode = os.waitstatus_to_exitcode(status)
+    assert child.returncode == 0, name
+    said = json.loads((folder / f"{name}.json").read_text())
+    assert said["count"] == count, (name, said)
+    return {
+        "cpu_s": round(usage.ru_utime + usage.ru_stime, 2),
+        "wall_s": round(seconds, 2),
+        "peak_mib": said["peak_mib"],
+    }
+
+
+def own_peak_mib() -> int:
+    """Peak memory of this process; `ru_maxrss` also has that of the process which forked it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) // 1024
+
+
+def measure_finished(folder: Path, count: int, *, pictures: int) -> dict[str, Any]:
+    """All steps over so many finished slides."""
+    began = time.perf_counter()
+    fabricate(folder, count, pictures=pictures)
+    print(f"{count} slides after {time.perf_counter() - began:.0f} s", flush=True)
+    with (folder / "labels.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(("slide_id", "label"))
+        for number, path in enumerate(sorted((folder / "slides").iterdir())):
+            table.writerow((path.stem, "ab"[number % 2]))
+    # draws the thumbnails, which later commands find
+    first = measure_step("run", folder, count)
+    steps: dict[str, Any] = {"first run": first}
+    for name in STEPS:
+        steps[name] = measure_step(name, folder, count)
+        print(name, steps[name], flush=True)
+    return steps
+
+
+def main() -> None:
+    args = arguments(__doc__, step="a step, in its own process", folder="its folder")
+    if args.step:
+        folder = Path(args.folder)
+        count = STEPS[args.step](folder)
+        said = {"count": count, "peak_mib": own_peak_mib()}
+        (folder / f"{args.step}.json").write_text(json.dumps(said))
+        return
+    num_tiny, counts = (4, (20, 60)) if args.smoke else (300, (5_000, 30_000))
+    results: dict[str, Any] = {
+        "goals": {"tiny_cpu_s": GOAL_TINY_CPU_S, "finished_cpu_s": GOAL_FINISHED_CPU_S}
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        slides = Path(scratch, "tiny")
+        slides.mkdir()
+        for seed in range(num_tiny):
+            path = slides / f"t{seed:03d}.svs"
+            write_he_slide(path, TINY_PX, seed=seed, downsamples=(1,))
+        results["tiny"] = {}
+        for executor in EXECUTORS[: 2 if args.smoke else None]:
+            out = Path(scratch, f"out-{executor}")
+            results["tiny"][executor] = measure_executor(executor, slides, out)
+            print(executor, results["tiny"][executor], flush=True)
+        results["finished"] = {}
+        for count in counts:
+            folder = Path(scratch, f"finished-{count}")
+            results["finished"][str(count)] = measure_finished(
+                folder, count, pictures=min(count, 2000)
+            )
+            shutil.rmtree(folder)
+    finish("bench_scale", results, args)
+
+
+if __name__ == "__main__":
+    main()
