@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thinsection.machine import cgroup_limits, cpu_count, stalled_s
+from thinsection.machine import cgroup_limits, cpu_count, stalled_s, visible_gpus
 from thinsection.stream import StreamConfig
 from thinsection.types import GIB, MIB
 
@@ -141,3 +141,20 @@ def test_what_held_work_up_is_read_from_cgroups_pressure_and_steal(
     write_tree(tmp_path, v1)
     assert stalled_s(tmp_path)["throttled"] == 3.0
     assert set(stalled_s(tmp_path / "nothing").values()) == {0.0}
+
+
+def test_gpus_are_those_of_the_environment_or_of_the_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus(tmp_path) == ("2", "10")
+    for chosen, gpus in (
+        ("3, GPU-1a", ("3", "GPU-1a")),
+        ("", ()),
+        ("1,-1,2", ("1",)),
+    ):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+        assert visible_gpus(tmp_path) == gpus

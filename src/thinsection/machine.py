@@ -22,6 +22,27 @@ def cpu_count(root: Path = Path("/")) -> int:
     return max(1, min(cpus, math.ceil(quota)))
 
 
+def visible_gpus(root: Path = Path("/")) -> tuple[str, ...]:
+    """Indices or UUIDs of the NVIDIA GPUs that this process may use, without loading a library.
+
+    `root` holds /dev.
+    """
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        devices = [
+            path.name.removeprefix("nvidia") for path in root.glob("dev/nvidia*")
+        ]
+        return tuple(
+            str(number) for number in sorted(map(int, filter(str.isdigit, devices)))
+        )
+    gpus: list[str] = []
+    for name in chosen.split(","):
+        if not name.strip() or name.strip() == "-1":  # CUDA ignores all that follow
+            break
+        gpus.append(name.strip())
+    return tuple(gpus)
+
+
 def affinity_count() -> int:
     """CPUs that this process may be put on, whatever share of their time it may take."""
     if hasattr(os, "sched_getaffinity"):

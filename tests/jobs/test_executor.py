@@ -5,15 +5,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
-from thinsection.jobs.chunks import chunk_size, chunked
+from thinsection.jobs.chunks import (
+    chunk_size,
+    chunked,
+    make_chunks,
+    weighted_chunks,
+)
 from thinsection.jobs.execute import execute
-from thinsection.jobs.executor import ExecutorConfig
+from thinsection.jobs.executor import ExecutorConfig, chosen_executor
 from thinsection.jobs.task import Report, Task
+from thinsection.stages.config import RunConfig
+from thinsection.stages.request import with_all_gpus
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,66 @@ def test_wrong_settings_are_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         ExecutorConfig(**settings)
+
+
+def test_all_gpus_are_those_that_this_process_may_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert ExecutorConfig(gpus="all").gpu_ids == ("4", "6")
+    assert chosen_executor(ExecutorConfig(gpus="all")) == "pool"
+    assert chosen_executor(ExecutorConfig(gpus="none")) == "inline"
+    assert ExecutorConfig(gpus="none", jobqueue="slurm").gpu_ids == ()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+    assert chosen_executor(ExecutorConfig(gpus="all")) == "inline"
+
+
+def test_a_run_takes_all_gpus_where_nothing_else_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    plain = RunConfig()
+    assert with_all_gpus(plain).executor.gpus == "all"
+    for changes in (
+        {"workers": 2},
+        {"executor": "inline"},
+        {"gpus": "none"},
+        {"scheduler": "tcp://a:1"},
+        {"device": "cpu"},
+        {"device": "cuda:1"},
+        {"until": "tiles"},
+    ):
+        config = replace_flat(plain, changes)
+        assert with_all_gpus(config) == config
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+    assert with_all_gpus(plain) == plain
+
+
+def test_chunks_with_most_work_come_first_and_keep_all_workers_busy_to_the_end() -> (
+    None
+):
+    rng = np.random.default_rng(0)
+    work = rng.lognormal(0, 1.2, 700).tolist()
+    entries = list(range(700))
+    chunks = weighted_chunks(entries, work, 8)
+    flat = [entry for chunk in chunks for entry in chunk]
+    assert sorted(flat) == entries
+    assert [work[entry] for entry in flat] == sorted(work, reverse=True)
+    assert max(map(len, chunks)) <= 16
+
+    def seconds(chunks: list[tuple[int, ...]]) -> float:
+        """Time at which the last of eight workers ends, each taking the next chunk."""
+        ends = [0.0] * 8
+        for chunk in chunks:
+            first = ends.index(min(ends))
+            ends[first] += sum(work[entry] for entry in chunk)
+        return max(ends)
+
+    least = max(sum(work) / 8, *work)
+    assert seconds(chunks) < 1.01 * least
+    # the same slides in the order of their names, in chunks of equal length
+    assert seconds(make_chunks(entries, ExecutorConfig(), workers=8)) > 1.05 * least
+    assert weighted_chunks([], [], 4) == []
 
 
 def test_gpus_are_split_at_commas() -> None:

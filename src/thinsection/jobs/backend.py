@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from thinsection.errors import ClusterError, ConfigError, ThinsectionError, rewording
-from thinsection.jobs.chunks import make_chunks
+from thinsection.jobs.chunks import make_chunks, weighted_chunks
 from thinsection.jobs.executor import EXECUTORS, ExecutorConfig, Resource, Rung
 from thinsection.jobs.task import AnyReport, AnyTask, OnEvent
 from thinsection.usage.analysis import Request
@@ -211,7 +211,10 @@ class Backend(ABC):
         return task.on_worker(threads=self.threads, monitored=self.monitored)
 
     def chunks(self, entries: Sequence[object]) -> Sequence[Sequence[object]]:
-        """Entries of each job in a first attempt."""
+        """Entries of each job in a first attempt; those with most work are sent first."""
+        work = [self.context.attempt.task.work(entry) for entry in entries]
+        if self.workers > 1 and not self.config.chunk_slides and len(set(work)) > 1:
+            return weighted_chunks(entries, work, self.workers)
         return make_chunks(entries, self.config, workers=self.workers)
 
     def room(self) -> int:

@@ -29,6 +29,35 @@ def chunk_size(num_entries: int, workers: int) -> int:
     return max(1, min(MAX_CHUNK_ENTRIES, even))
 
 
+def weighted_chunks(
+    entries: Sequence[Item], work: Sequence[float], workers: int
+) -> list[tuple[Item, ...]]:
+    """Cuts the entries into chunks, those with most work first, and the last ones small.
+
+    So no worker begins a large entry while the others have nothing left to do. A chunk has a
+    share of the work that is left, and at most `MAX_CHUNK_ENTRIES` entries.
+
+    Source: guided self-scheduling, Polychronopoulos and Kuck 1987.
+    """
+    order = sorted(range(len(entries)), key=lambda index: -work[index])
+    chunks: list[tuple[Item, ...]] = []
+    work_left = float(sum(work))
+    chunk: list[Item] = []
+    chunk_work = 0.0
+    for index in order:
+        chunk.append(entries[index])
+        chunk_work += work[index]
+        share = work_left / (workers * _CHUNKS_PER_WORKER)
+        if chunk_work >= share or len(chunk) == MAX_CHUNK_ENTRIES:
+            chunks.append(tuple(chunk))
+            work_left -= chunk_work
+            chunk = []
+            chunk_work = 0.0
+    if chunk:
+        chunks.append(tuple(chunk))
+    return chunks
+
+
 def make_chunks(
     entries: Sequence[Item], config: ExecutorConfig, *, workers: int = 0
 ) -> list[tuple[Item, ...]]:

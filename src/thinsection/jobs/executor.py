@@ -10,6 +10,7 @@ from typing import Literal
 
 from thinsection.config import option
 from thinsection.errors import ConfigError
+from thinsection.machine import visible_gpus
 from thinsection.registry import Entry, Registry
 from thinsection.types import parse_bytes
 from thinsection.usage.limits import read_limits
@@ -20,6 +21,10 @@ Resource = Literal["memory", "gpu"]
 # folder of the workers' logs inside that of an invocation's record
 LOGS = "logs"
 CPUS_PER_WORKER = 4
+# value of `gpus` for every GPU of the machine
+ALL_GPUS = "all"
+# value of `gpus` for one process, on the device of the encoders
+NO_GPUS = "none"
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # value that needs no quotes in a scheduler's directive
 _WORD = re.compile(r"[^\s\"'\\#\x00-\x1f\x7f]+")
@@ -107,7 +112,9 @@ class ExecutorConfig:
         " Ray.",
     )
     gpus: str | None = option(
-        None, "GPUs of this machine to use, with one worker each: 0,1."
+        None,
+        "GPUs of this machine to use, with one worker each: 0,1, all or none. [default: all, "
+        "if `thinsection run` encodes on GPUs and there are several]",
     )
     jobqueue: str | None = option(
         None, "Batch system on which Dask starts its workers as jobs: slurm."
@@ -171,7 +178,8 @@ class ExecutorConfig:
                 raise ConfigError(
                     f"executor.directive must start with '-', got {line!r}"
                 )
-        places = (self.scheduler, self.gpus, self.jobqueue)
+        gpus = None if self.gpus == NO_GPUS else self.gpus
+        places = (self.scheduler, gpus, self.jobqueue)
         if sum(place is not None for place in places) > 1:
             raise ConfigError(
                 "executor must have at most one of scheduler, gpus and jobqueue, got several"
@@ -184,7 +192,11 @@ class ExecutorConfig:
 
     @property
     def gpu_ids(self) -> tuple[str, ...]:
-        """Parts of `gpus`: indices or UUIDs."""
+        """GPUs that `gpus` names, by index or UUID."""
+        if self.gpus == ALL_GPUS:
+            return visible_gpus()
+        if self.gpus == NO_GPUS:
+            return ()
         return _split(self.gpus)
 
     @property

@@ -105,6 +105,10 @@ class Task(ABC, Generic[Entry, Result]):
         """Result of an entry that is already done, as far as files alone can show."""
         return None
 
+    def work(self, entry: Entry) -> float:
+        """Relative amount of work on an entry; entries with most work are sent first."""
+        return 1.0
+
     def name(self, entry: Entry) -> str:
         """Name of an entry; the same work has the same name."""
         return str(getattr(entry, "name", None) or repr(entry))

@@ -1,16 +1,19 @@
 """Slides of a run, and checks that take seconds and come before any slide is opened."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from thinsection.errors import ConfigError, MissingDependencyError
+from thinsection.jobs.executor import ALL_GPUS
+from thinsection.machine import visible_gpus
 from thinsection.qc import load_pipeline, prepare_models
 from thinsection.qc.rules import parse_rule
 from thinsection.report.verdict import load_rules
 from thinsection.slide.annotations import RegionsConfig
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.slide.cohort_table import parse_mpp
-from thinsection.stages.config import SlidesConfig
+from thinsection.stages.config import ENCODED, RunConfig, SlidesConfig
 from thinsection.stages.formats import FORMATS
 from thinsection.stages.graph import segment_stages
 from thinsection.stages.leaves import parse_graph_spec
@@ -41,6 +44,22 @@ def cohort_of(
     if regions is not None:
         regions.check(entries)
     return entries
+
+
+def with_all_gpus(config: RunConfig) -> RunConfig:
+    """Settings of a run that encodes with a worker on each GPU of this machine.
+
+    They change only if there are several GPUs, and the settings name neither a device, GPUs,
+    workers nor an executor. It is for the command line: worker processes import the script of
+    their parent, which must be prepared for that.
+    """
+    executor = config.executor
+    chosen = (executor.gpus, executor.scheduler, executor.jobqueue)
+    is_chosen = executor.executor != "auto" or executor.workers > 0 or any(chosen)
+    on_gpus = config.output.until in ENCODED and config.encode.device == "auto"
+    if is_chosen or not on_gpus or len(visible_gpus()) < 2:
+        return config
+    return replace(config, executor=replace(executor, gpus=ALL_GPUS))
 
 
 def check_run(spec: RunSpec) -> None:
