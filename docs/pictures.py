@@ -116,7 +116,7 @@ def main() -> None:
         out = scratch / "results"
         ts.run([cohort(scratch)], out=out, qc="auto", measures=True)
         photograph(out, scratch)
-        save(out / GRID / "overviews" / f"{slide}.png", "overview.jpg", 1000)
+        save(out / GRID / "overviews" / f"{slide}.jpg", "overview.jpg", 1000)
         save(out / "slides" / SMALL / "qc_auto" / "overlay.png", "qc_overlay.jpg", 1000)
         results = ts.open_results(out)
         photograph_viewer(results, scratch)

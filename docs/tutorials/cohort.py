@@ -43,7 +43,7 @@ table[["slide_id", "status", "tissue_fraction", "num_tiles"]]
 
 # %%
 print(sorted(path.name for path in (folder / "results").iterdir()))
-overview = next((folder / "results").glob("*/overviews/s0.png"))
+overview = next((folder / "results").glob("*/overviews/s0.jpg"))
 Image.open(overview).reduce(2)
 
 # %% [markdown]

@@ -170,7 +170,7 @@ def test_a_command_prints_its_document_alone(kind: str, folder: Path) -> None:
 def test_ls_and_verify_name_what_is_wrong(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     thinsection("run", folder / "slides", "--out", out, "--until", "tiles")
-    (out / "slides" / "good" / "tissue.geojson").unlink()
+    (out / "slides" / "good" / "tissue.png").unlink()
     listed = checked("ls", thinsection("ls", out, "--json"))
     assert listed["slide_ids"] == ["good"]
     assert [failure["slide_id"] for failure in listed["failures"]] == ["bad"]
@@ -178,7 +178,7 @@ def test_ls_and_verify_name_what_is_wrong(folder: Path, tmp_path: Path) -> None:
     ended = thinsection("verify", out, "--json")
     assert ended.returncode == 1
     damaged = checked("verify", ended)["damaged"]
-    assert damaged == [{"file": "slides/good/tissue.geojson", "problem": "missing"}]
+    assert damaged == [{"file": "slides/good/tissue.png", "problem": "missing"}]
 
 
 def test_a_wrong_setting_prints_no_document(folder: Path, tmp_path: Path) -> None:

@@ -171,21 +171,21 @@ def test_verify_finds_any_changed_or_missing_file_and_the_run_makes_it_anew(
     tmp_path: Path, finished: tuple[Path, Path]
 ) -> None:
     out = copy(finished[1], tmp_path / "out")
-    assert ls(["verify", str(out)]) == (0, "12 checksums, 0 damaged\n")
-    picture = out / "slides" / "s0" / "thumbnail.jpg"
+    assert ls(["verify", str(out)]) == (0, "8 checksums, 0 damaged\n")
+    picture = out / "slides" / "s0" / "picture.jpg"
     data = bytearray(picture.read_bytes())
     data[-20] ^= 4
     picture.write_bytes(data)
-    (out / "slides" / "s1" / "tissue.geojson").unlink()
+    (out / "slides" / "s1" / "tissue.png").unlink()
     code, said = ls(["verify", str(out)])
     assert code == 1
     assert (
-        "slides/s0/thumbnail.jpg: the bytes differ from those that were written" in said
+        "slides/s0/picture.jpg: the bytes differ from those that were written" in said
     )
-    assert "slides/s1/tissue.geojson: missing" in said
+    assert "slides/s1/tissue.png: missing" in said
     picture.unlink()
     run([finished[0]], out=out, until="tiles")
-    assert verify(out) == (12, [])
+    assert verify(out) == (8, [])
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_tampered_ledger_is_named_with_its_field_and_stays_that_slides(
     assert summary.counts == summary.counts | {"done": 1, "skipped": 1, "failed": 0}
     (warned,) = [r.facts["warnings"] for r in summary.results if r.status == "done"]
     assert named in warned
-    assert verify(out) == (12, [])
+    assert verify(out) == (8, [])
 
 
 @pytest.mark.parametrize("depth", [200_000, 900, 70, 50])

@@ -13,6 +13,7 @@ from thinsection.errors import ConfigError
 from thinsection.pipeline.ending import RunSummary
 from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.folder import open_results
+from thinsection.pipeline.qupath import export_qupath
 from thinsection.pipeline.run import run
 from thinsection.stages.config import RunConfig
 from thinsection.store.tiles_h5 import read_tiles
@@ -81,7 +82,13 @@ def test_our_tissue_given_back_keeps_the_tiles_but_those_at_the_limit(
     slide: Path, tmp_path: Path
 ) -> None:
     assert work(slide, tmp_path / "a", "tiles")[0].exit_code == 0
-    outlines = tmp_path / "a" / "slides" / "s" / "tissue.geojson"
+    export_qupath(tmp_path / "a", tmp_path / "drawn")
+    document = json.loads((tmp_path / "drawn" / "s.geojson").read_text())
+    kinds = {f["properties"]["objectType"] for f in document["features"]}
+    assert kinds == {"annotation", "detection"}  # as exported, the tiles too
+    outlines = tmp_path / "tissue.geojson"
+    document["features"] = document["features"][:1]
+    outlines.write_text(json.dumps(document))
     assert work(slide, tmp_path / "b", "tiles", tissue=str(outlines))[0].exit_code == 0
     one, other = grid(tmp_path / "a"), grid(tmp_path / "b")
     shares = [

@@ -32,7 +32,7 @@ CONFIG = replace_flat(RunConfig(), {"threads": 1, "batch_size": 8})
 # nor is the page: a bucket has its pictures already, so that it has no thumbnails
 RUNS_OWN = ("records/", "index")
 GRID = "256px_0.5mpp"
-OF_A_GRID = ("tiles/s0.h5", "overviews/s0.png")  # that `tile` leaves
+OF_A_GRID = ("tiles/s0.h5", "overviews/s0.jpg")  # that `tile` leaves
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from thinsection.errors import (
 )
 from thinsection.files.lock import FileLock
 from thinsection.pipeline.events import RunEvent
+from thinsection.pipeline.qupath import export_qupath
 from thinsection.pipeline.run import run
 from thinsection.slide import open_slide
 from thinsection.stages.config import RunConfig
@@ -37,12 +38,11 @@ GRID = "256px_0.5mpp"
 LITE0 = "efficientnet_lite0"
 FILES = {
     *("failed.csv", "summary.csv", "slide_ids.json"),
-    *("slides/he/slide.json", "slides/he/thumbnail.jpg"),
-    *("slides/he/tissue.geojson", "slides/he/tissue.png", "slides/he/picture.jpg"),
+    *("slides/he/slide.json", "slides/he/tissue.png", "slides/he/picture.jpg"),
     *(
         f"{GRID}/tiles/he.h5",
         f"{GRID}/features_{LITE0}/he.h5",
-        f"{GRID}/overviews/he.png",
+        f"{GRID}/overviews/he.jpg",
     ),
     f"{GRID}/slide_features_mean-{LITE0}/he.h5",
 }
@@ -74,11 +74,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory, he_slide: Path) -> Path:
 
 
 def test_a_slide_leaves_the_files_that_the_documentation_names(finished: Path) -> None:
-    sheets = {
-        str(path.relative_to(finished)) for path in finished.glob("index/slides_*.jpg")
-    }
-    assert len(sheets) == 1
-    assert set(files_of(finished)) == {*FILES, "index.html"} | sheets
+    parts = {str(path.relative_to(finished)) for path in finished.glob("index/*")}
+    assert {Path(name).suffix for name in parts} == {".jpg", ".js"}
+    assert len(parts) == 2
+    assert set(files_of(finished)) == {*FILES, "index.html"} | parts
     (record,) = finished.glob("records/*/")
     assert {p.name for p in record.iterdir()} == {
         "run.json",
@@ -87,8 +86,20 @@ def test_a_slide_leaves_the_files_that_the_documentation_names(finished: Path) -
         "efficiency.html",
         "ended",
     }
-    with Image.open(finished / GRID / "overviews" / "he.png") as picture:
-        assert picture.size[0] == 1600
+    with Image.open(finished / GRID / "overviews" / "he.jpg") as picture:
+        assert (picture.format, max(picture.size)) >= ("JPEG", 600)
+
+
+def test_a_slide_leaves_five_small_files_beside_its_embeddings(finished: Path) -> None:
+    sizes = {}
+    for path in finished.rglob("he.*"):
+        if "features" not in path.parent.name:
+            sizes[path.name] = path.stat().st_size
+    for path in (finished / "slides" / "he").iterdir():
+        sizes[path.name] = path.stat().st_size
+    wanted = {"he.h5", "he.jpg", "picture.jpg", "slide.json", "tissue.png"}
+    assert sizes.keys() == wanted
+    assert sum(sizes.values()) <= 300_000
 
 
 def test_embeddings_equal_those_of_the_plain_functions(
@@ -151,8 +162,11 @@ def test_the_attributes_that_trident_reads_are_there(finished: Path) -> None:
     assert attributes["encoder"] == "efficientnet_lite0"
 
 
-def test_the_geojson_is_one_feature_collection_for_qupath(finished: Path) -> None:
-    document = json.loads((finished / "slides" / "he" / "tissue.geojson").read_text())
+def test_the_geojson_is_one_feature_collection_for_qupath(
+    finished: Path, tmp_path: Path
+) -> None:
+    export_qupath(finished, tmp_path)
+    document = json.loads((tmp_path / "he.geojson").read_text())
     assert document["type"] == "FeatureCollection"
     assert document["features"][0]["properties"]["objectType"] == "annotation"
 

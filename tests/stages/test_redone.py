@@ -83,7 +83,7 @@ def test_what_is_redone_of_another_file_takes_all_that_was_made_from_it_along(
     opened.perform(beside)
     changed = of_another_file(work)
     changed.remove_outdated(MASK)
-    ends = ("tissue.png", "tissue.geojson", "thumbnail.jpg", "picture.jpg")
+    ends = ("tissue.png", "picture.jpg")
     own = {f"slides/a/{'_mask_mpp-16.'.join(end.split('.'))}" for end in ends}
     assert files(work) == own
     assert list(later(work).ledger.stages) == [

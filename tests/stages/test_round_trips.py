@@ -1,6 +1,5 @@
 """What each stage leaves on disk is what it found, to the bit, for whoever reads it back."""
 
-import io
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -91,15 +90,16 @@ def test_a_tissue_mask_comes_back_to_the_bit(opened: Opened, work: SlideWork) ->
     stored = MASK.load(later(work))
     for name in ("mask", "frame", "mask_mpp", "stain", "pen_fraction"):
         assert_same(getattr(fresh, name), getattr(stored, name))
-    jpeg = io.BytesIO()
-    Image.fromarray(fresh.thumbnail).save(jpeg, "JPEG", quality=85)
-    assert_same(np.array(Image.open(jpeg)), stored.thumbnail)
+    # made from the stored picture
+    assert stored.thumbnail.shape == fresh.thumbnail.shape
+    difference = stored.thumbnail.astype(float) - fresh.thumbnail
+    assert np.abs(difference).mean() < 12
     record = work.ledger.stages["slides/tissue"]
     assert set(record.files) == {f"slides/a/{n}" for n in FILES_OF_A_MASK}
     assert record.facts["tissue_fraction"] == round(fresh.tissue_fraction, 6)
 
 
-FILES_OF_A_MASK = ("tissue.png", "tissue.geojson", "thumbnail.jpg", "picture.jpg")
+FILES_OF_A_MASK = ("tissue.png", "picture.jpg")
 
 
 def test_a_mask_without_an_mpp_comes_back_and_other_settings_lie_beside_it(
@@ -122,11 +122,8 @@ def test_a_mask_without_an_mpp_comes_back_and_other_settings_lie_beside_it(
     names = {p.name for p in (work.out / "slides" / "b").iterdir()}
     assert names == {
         *FILES_OF_A_MASK,
-        *("tissue_min_speck_um2-1_black_level-0" + end for end in (".png", ".geojson")),
-        *(
-            name + "_min_speck_um2-1_black_level-0.jpg"
-            for name in ("thumbnail", "picture")
-        ),
+        "tissue_min_speck_um2-1_black_level-0.png",
+        "picture_min_speck_um2-1_black_level-0.jpg",
         "slide.json",
     }
 
@@ -259,7 +256,7 @@ def test_a_graph_and_a_picture_are_made_of_what_is_stored(
     graph, picture = GraphStage(tiles=GRID, spec="knn:3"), OverviewStage(tiles=GRID)
     opened.perform(graph)
     opened.perform(picture)
-    paths = (work.path(graph.file("a")), work.path(picture.file("a", ".png")))
+    paths = (work.path(graph.file("a")), work.path(picture.file("a", ".jpg")))
     first = [path.read_bytes() for path in paths]
     with h5py.File(work.path(graph.file("a"))) as file:
         assert file["edge_index"].shape == (2, 3 * len(table))

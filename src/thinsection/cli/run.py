@@ -40,10 +40,10 @@ _DEMO_SIZE = (6000, 5000)
 # path in the results folder -> description, for files that the user should open
 _DEMO_FILES = {
     "index.html": "the run as a page: open it in a browser, look here first",
-    "{grid}/overviews/{id}.png": "the slide, its tissue outlined, its tiles",
+    "{grid}/overviews/{id}.jpg": "the slide, its tissue outlined, its tiles",
     "{grid}/features_{encoder}/{id}.h5": "coords (N, 2) and features (N, D), as TRIDENT has them",
     "{grid}/slide_features_mean-{encoder}/{id}.h5": "features (D,), the slide embedding",
-    "slides/{id}/tissue.geojson": "tissue polygons; drag it onto the slide in QuPath",
+    "slides/{id}/tissue.png": "the tissue mask; `thinsection export qupath` writes its outlines",
     "summary.csv": "a row per slide and tile grid",
 }
 
@@ -73,7 +73,10 @@ def run_slides(
       thinsection run cohort.csv --out results --encoder uni2_h --tile-px 224 --qc auto
       thinsection run slides/ --out results --until tiles
     """
+    from thinsection.stages.request import with_all_gpus
+
     level = chosen_level(quiet=quiet, verbose=verbose)
+    config = with_all_gpus(config)
     raise typer.Exit(_run_and_report(slides, out, config, level, as_json=as_json))
 
 

@@ -19,6 +19,7 @@ from thinsection.pipeline.folder import (
     one_address,
     open_results,
 )
+from thinsection.report.outlines import outline_files, outlines_of_mask
 from thinsection.store.geojson import Feature, tile_features, write_features
 from thinsection.tiles.table import Column
 
@@ -99,9 +100,12 @@ def _features(results: Results, slide_id: str, grid: str | None) -> list[Feature
             addresses += [*stages[need].needs, need]
     features: list[Feature] = []
     for address in addresses:
-        for name in stages[address].files:
-            if name.endswith(".geojson"):
-                features += read_json(results.folder / name)["features"]
+        ledger = results.ledgers[slide_id]
+        files = outline_files(ledger, address)
+        for path in files:
+            features += read_json(path)["features"]
+        if not files:
+            features += outlines_of_mask(ledger, address)
     if tiles is not None:
         table = results.tiles(slide_id, grid)
         classes = _tile_classes(table.columns)

@@ -99,9 +99,9 @@ def run(
 ) -> RunSummary:
     """Takes slides from files to embeddings, and resumes earlier runs.
 
-    Under `out`: `slides/ID/` with tissue mask, thumbnail and the ledger; a folder per tile grid
+    Under `out`: `slides/ID/` with tissue mask, picture and the ledger; a folder per tile grid
     (`256px_0.5mpp/`) with `tiles/ID.h5`, `features_ENCODER/ID.h5`, `slide_features_NAME/ID.h5`,
-    `overviews/ID.png` and other requested files; `summary.csv`, `failed.csv`, `records/`. Other
+    `overviews/ID.jpg` and other requested files; `summary.csv`, `failed.csv`, `records/`. Other
     settings write to other folders; nothing is overwritten unless `output.overwrite` is on.
 
     Args:

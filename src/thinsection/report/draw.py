@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from thinsection.files.atomic import atomic_path
+from thinsection.files.atomic import atomic_path, write_bytes
 from thinsection.report.layers import (
     Layer,
     Outline,
@@ -23,7 +23,7 @@ from thinsection.report.layers import (
     colorize,
     paint,
 )
-from thinsection.report.picture import Picture
+from thinsection.report.picture import Picture, fitted_jpeg
 from thinsection.types import RgbArray
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -32,6 +32,8 @@ Box = tuple[int, int, int, int]
 
 _INK = (29, 39, 51)
 _PAPER = (255, 255, 255)
+# largest size of a drawing as a JPEG in bytes
+_JPEG_BYTES = 90_000
 # largest share of a picture's width for its scale bar
 _BAR_SHARE = 0.18
 
@@ -96,10 +98,13 @@ def draw(picture: Picture, layers: Sequence[Layer], *, caption: str = "") -> Rgb
 def write_drawing(
     path: Path, picture: Picture, layers: Sequence[Layer], *, caption: str = ""
 ) -> None:
-    """Writes the image of `draw` as a PNG, atomically."""
-    image = Image.fromarray(draw(picture, layers, caption=caption))
+    """Writes the image of `draw` atomically: a PNG, or for `.jpg` a JPEG of at most 90 kB."""
+    drawing = draw(picture, layers, caption=caption)
+    if path.suffix == ".jpg":
+        write_bytes(path, fitted_jpeg(drawing, _JPEG_BYTES))
+        return
     with atomic_path(path) as tmp:
-        image.save(tmp, format="PNG", compress_level=4)
+        Image.fromarray(drawing).save(tmp, format="PNG", compress_level=4)
 
 
 def _ascii(text: str) -> str:

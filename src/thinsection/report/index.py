@@ -88,7 +88,12 @@ def write_index(out: Path, *, draw_thumbnails: bool = True) -> None:
         _outlined_thumbnail,
         draw=draw_thumbnails,
     )
-    slides = SlideData(tables=tables, thumbnails=thumbnails, heatmaps=_heatmaps(out))
+    slides = SlideData(
+        tables=tables,
+        thumbnails=thumbnails,
+        heatmaps=_heatmaps(out),
+        old_overviews=_old_overviews(out),
+    )
     parts = write_parts(out / THUMBNAILS, slides)
     data = {
         "tables": sorted(tables),
@@ -158,6 +163,15 @@ def _heatmap_layers(out: Path) -> dict[str, dict[str, str]]:
                 keys[slug(column)] = f"{folder.parent.name}/{prefix}{column}"
         layers[folder.relative_to(out).as_posix()] = keys
     return layers
+
+
+def _old_overviews(out: Path) -> dict[str, list[str]]:
+    """Tile grids whose overview of a slide is a PNG of an older version, by slide id."""
+    grids: dict[str, list[str]] = {}
+    for path in sorted(out.glob("*/overviews/*.png")):
+        if not path.with_suffix(".jpg").is_file():
+            grids.setdefault(path.stem, []).append(path.parts[-3])
+    return grids
 
 
 def _experiments(out: Path) -> list[Document]:

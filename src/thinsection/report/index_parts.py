@@ -30,6 +30,8 @@ class SlideData:
     tables: Mapping[str, Sequence[TableRow]]
     thumbnails: Mapping[str, Place]  # by slide id
     heatmaps: Mapping[str, Sequence[str]]  # paths by slide id
+    # tile grids whose overview is a PNG of an older version, by slide id
+    old_overviews: Mapping[str, Sequence[str]]
 
 
 def write_parts(folder: Path, data: SlideData) -> list[str]:
@@ -52,6 +54,7 @@ def write_parts(folder: Path, data: SlideData) -> list[str]:
             "tables": _part_tables([rows_by_slide[name] for name in slide_ids]),
             "thumbs": _those_of(slide_ids, data.thumbnails),
             "heatmaps": _those_of(slide_ids, data.heatmaps),
+            "old_overviews": _those_of(slide_ids, data.old_overviews),
         }
         text = f"parts.push({json.dumps(part)});\n"
         digest = sha256(text.encode()).hexdigest()[:16]

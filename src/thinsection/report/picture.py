@@ -1,5 +1,6 @@
 """Pictures of whole slides: made from a slide, stored in its folder, opened again to draw on."""
 
+import io
 import math
 import os
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from thinsection.errors import StoreError, rewording
-from thinsection.files.atomic import atomic_path
+from thinsection.files.atomic import write_bytes
 from thinsection.slide import Slide, read_resized
 from thinsection.slide.geometry import best_level
 from thinsection.store.ledger import SlideLedger
@@ -23,7 +24,10 @@ PICTURE = "picture"
 # long side in pixels from which a thumbnail is used, if the level has more pixels than the second
 _FAIR_LONG_SIDE = 1000
 _GIANT_LEVEL_PX = 50_000_000
-_JPEG_QUALITY = 90
+# qualities of a stored JPEG that are tried before it gets fewer pixels
+_JPEG_QUALITIES = (85, 75, 65)
+# largest size of a stored picture in bytes
+_PICTURE_BYTES = 120_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +81,28 @@ def slide_picture(slide: Slide, thumbnail: RgbArray | None = None) -> RgbArray:
 
 
 def save_picture(path: Path, rgb: RgbArray) -> None:
-    """Writes a picture of a slide as a JPEG, atomically."""
-    with atomic_path(path) as tmp:
-        Image.fromarray(rgb).save(tmp, format="JPEG", quality=_JPEG_QUALITY)
+    """Writes a picture of a slide as a JPEG of at most 120 kB, atomically."""
+    write_bytes(path, fitted_jpeg(rgb, _PICTURE_BYTES))
+
+
+def fitted_jpeg(rgb: RgbArray, most_bytes: int) -> bytes:
+    """JPEG of at most so many bytes; a picture full of detail has a lower quality or fewer pixels.
+
+    Memory:
+        The picture once more, and the JPEG.
+    """
+    image = Image.fromarray(rgb)
+    while True:
+        for quality in _JPEG_QUALITIES:
+            buffer = io.BytesIO()
+            image.save(buffer, format="JPEG", quality=quality)
+            if buffer.tell() <= most_bytes:
+                return buffer.getvalue()
+        shrink = min(0.9, math.sqrt(most_bytes / buffer.tell()))
+        size = [max(1, round(edge * shrink)) for edge in image.size]
+        if max(size) == 1:  # the header alone is larger
+            return buffer.getvalue()
+        image = image.resize((size[0], size[1]), Image.Resampling.LANCZOS)
 
 
 def picture_files(folder: Path) -> tuple[Path, ...]:

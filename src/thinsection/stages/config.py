@@ -247,7 +247,7 @@ class OutputConfig:
         "the slides of this run]",
     )
     overview: bool = option(
-        True, "Draw a PNG for each slide with the tissue outline and the tiles."
+        True, "Draw a picture of each slide with the tissue outline and the tiles."
     )
     allow_empty: bool = option(
         False, "Exit with code 0 even if some slides have no tile."

@@ -123,7 +123,7 @@ class PoolingStage(StoreStage[None]):
 
 @dataclass(frozen=True, kw_only=True)
 class OverviewStage(StoreStage[None]):
-    """`GRID/overviews/ID.png`: the slide's picture, tissue outline, tiles."""
+    """`GRID/overviews/ID.jpg`: the slide's picture, tissue outline, tiles."""
 
     title: ClassVar[str] = "overview"
 
@@ -139,7 +139,7 @@ class OverviewStage(StoreStage[None]):
 
     def run(self, work: SlideWork) -> Output[None]:
         """Draws from stored files only, so that the picture is the same whenever it is made."""
-        name = self.file(work.entry.slide_id, ".png")
+        name = self.file(work.entry.slide_id, ".jpg")
         table = work.value(self.tiles)
         tissue = work.value(self.tiles.mask)
         outline = Outline(

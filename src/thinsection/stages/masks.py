@@ -21,7 +21,7 @@ from thinsection.qc import (
 )
 from thinsection.qc.pipeline import preset_names
 from thinsection.qc.rules import parse_rule
-from thinsection.qc.tissue import TISSUE_COLOR, TissueConfig, TissueMask, tissue_mask
+from thinsection.qc.tissue import TissueConfig, TissueMask, tissue_mask
 from thinsection.report.picture import PICTURE, read_mask, save_picture, slide_picture
 from thinsection.report.qc_files import load_qc, write_qc
 from thinsection.slide import Slide
@@ -29,7 +29,6 @@ from thinsection.slide.geometry import mean_mpp
 from thinsection.slide.readers import AUTO
 from thinsection.stages.labels import join_label, short_hash, slug, variant
 from thinsection.stages.stage import Output, SlideStage, SlideWork
-from thinsection.store.geojson import write_masks_geojson
 from thinsection.store.ledger import SLIDES
 from thinsection.tiles import TileTable
 from thinsection.tiles.table import Column
@@ -40,7 +39,7 @@ Columns = Mapping[str, Column]  # name -> (N,), a value per tile
 
 @dataclass(frozen=True, kw_only=True)
 class TissueStage(SlideStage[TissueMask]):
-    """`slides/ID/tissue.png`, `.geojson`, `thumbnail.jpg`, `picture.jpg`; value: a `TissueMask`."""
+    """`slides/ID/tissue.png` and `picture.jpg`; value: a `TissueMask`."""
 
     title: ClassVar[str] = "tissue"
 
@@ -65,17 +64,11 @@ class TissueStage(SlideStage[TissueMask]):
         tissue = self.find(work, slide)
         slide_id = work.entry.slide_id
         mask_name = self._name(slide_id, "tissue", "png")
-        outline_name = self._name(slide_id, "tissue", "geojson")
-        thumbnail_name = self._name(slide_id, "thumbnail", "jpg")
         picture_name = self._name(slide_id, PICTURE, "jpg")
         with atomic_path(work.path(mask_name)) as tmp:
             Image.fromarray(tissue.mask.astype(np.uint8) * 255).save(tmp)
-        with atomic_path(work.path(thumbnail_name)) as tmp:
-            Image.fromarray(tissue.thumbnail).save(tmp, quality=85)
         picture = slide_picture(slide, tissue.thumbnail)
         save_picture(work.path(picture_name), picture)
-        outlines = [("Tissue", tissue.mask, TISSUE_COLOR)]
-        write_masks_geojson(work.path(outline_name), outlines, tissue.frame)
         facts = {
             "tissue_fraction": round(tissue.tissue_fraction, 6),
             "stain": tissue.stain,
@@ -83,25 +76,28 @@ class TissueStage(SlideStage[TissueMask]):
             "mask_mpp": tissue.mask_mpp,
             "size_l0": tissue.frame.size_l0,
         }
-        names = (mask_name, outline_name, thumbnail_name, picture_name)
-        return Output(files=names, facts=facts, value=tissue)
+        return Output(files=(mask_name, picture_name), facts=facts, value=tissue)
 
     def find(self, work: SlideWork, slide: Slide) -> TissueMask:
         """Tissue of the opened slide."""
         return tissue_mask(slide, self.config)
 
     def load(self, work: SlideWork) -> TissueMask:
-        """Reads the exact mask, and the thumbnail as its JPEG stores it."""
+        """Reads the exact mask; its thumbnail is made from the stored picture."""
         slide_id = work.entry.slide_id
         mask = read_mask(work.path(self._name(slide_id, "tissue", "png")))
-        with Image.open(work.path(self._name(slide_id, "thumbnail", "jpg"))) as picture:
-            thumbnail = np.array(picture)
+        picture_name = self._name(slide_id, PICTURE, "jpg")
+        if not work.path(picture_name).is_file():
+            # folders of older versions have no picture
+            picture_name = self._name(slide_id, "thumbnail", "jpg")
+        with Image.open(work.path(picture_name)) as picture:
+            small = picture.convert("RGB").resize(mask.shape[::-1])
         facts = work.ledger.stages[self.address].facts
         return TissueMask(
             mask=mask,
             frame=MaskFrame(size_th=mask.shape[::-1], size_l0=tuple(facts["size_l0"])),
             mask_mpp=facts["mask_mpp"] and tuple(facts["mask_mpp"]),
-            thumbnail=thumbnail,
+            thumbnail=np.array(small),
             stain=facts["stain"],
             pen_fraction=facts["pen_fraction"],
         )

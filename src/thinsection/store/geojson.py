@@ -29,11 +29,21 @@ def write_masks_geojson(
 
     Memory: O(H * W + corners of all masks), the text included.
     """
+    write_features(path, mask_features(masks, frame))
+
+
+def mask_features(
+    masks: Iterable[tuple[str, MaskArray, Color]], frame: MaskFrame
+) -> list[Feature]:
+    """Masks as annotations; see `write_masks_geojson`.
+
+    Memory: O(H * W + corners of all masks).
+    """
     features = []
     for name, mask, color in masks:
         if mask.any():
             features.append(annotation(mask_outlines(mask, frame), name, color))
-    write_features(path, features)
+    return features
 
 
 def write_features(path: Path, features: list[Feature]) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +12,8 @@ import numpy.typing as npt
 from thinsection.errors import StoreError, rewording
 from thinsection.files.json_text import read_json
 from thinsection.pipeline.folder import Results
+from thinsection.report.outlines import outline_files, outlines_of_mask
+from thinsection.store.geojson import Feature
 from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import SLIDES
 from thinsection.store.tile_tables import TILES, EmbeddingRows
@@ -75,12 +77,15 @@ def layers_of(
     Memory:
         The text of its outlines, and a column of a slide's tiles, 4 bytes per tile.
     """
-    stages = results.ledgers[slide_id].stages
-    for address, record in stages.items():
-        for name in record.files:
-            path = results.folder / name
-            if name.endswith(".geojson") and path.is_file():
-                yield from outline_layers(path, address.removeprefix(f"{SLIDES}/"))
+    ledger = results.ledgers[slide_id]
+    stages = ledger.stages
+    for address in stages:
+        group = address.removeprefix(f"{SLIDES}/")
+        files = outline_files(ledger, address)
+        for path in files:
+            yield from outline_layers(path, group)
+        if not files:
+            yield from _feature_layers(outlines_of_mask(ledger, address), group)
     for address in stages:
         if address.endswith(f"/{TILES}"):
             grid = address.partition("/")[0]
@@ -169,19 +174,25 @@ def outline_layers(path: Path, group: str) -> Iterator[Layer]:
     Raises:
         StoreError: the file is not readable.
     """
-    colors: dict[str, str] = {}
-    shapes: dict[str, list[Json]] = {}
     damages = (OSError, ValueError, AttributeError, KeyError, TypeError)
     with rewording("outlines must be GeoJSON", path, *damages, error=StoreError):
         document = read_json(path)
-        for feature in document.get("features", [document]):
-            properties = feature.get("properties") or {}
-            kind = properties.get("classification") or {}
-            name = str(kind.get("name") or properties.get("name") or "annotation")
-            red, green, blue = kind.get("color") or properties.get("color") or _GRAY
-            color = f"#{int(red) & 255:02x}{int(green) & 255:02x}{int(blue) & 255:02x}"
-            colors.setdefault(name, color)
-            shapes.setdefault(name, []).append(feature["geometry"])
+        layers = list(_feature_layers(document.get("features", [document]), group))
+    yield from layers
+
+
+def _feature_layers(features: Sequence[Feature], group: str) -> Iterator[Layer]:
+    """Layer for each class of annotations."""
+    colors: dict[str, str] = {}
+    shapes: dict[str, list[Json]] = {}
+    for feature in features:
+        properties = feature.get("properties") or {}
+        kind = properties.get("classification") or {}
+        name = str(kind.get("name") or properties.get("name") or "annotation")
+        red, green, blue = kind.get("color") or properties.get("color") or _GRAY
+        color = f"#{int(red) & 255:02x}{int(green) & 255:02x}{int(blue) & 255:02x}"
+        colors.setdefault(name, color)
+        shapes.setdefault(name, []).append(feature["geometry"])
     for name, color in colors.items():
         is_empty = not any(_has_corners(shape) for shape in shapes[name])
         text = json.dumps(shapes[name]).encode()
