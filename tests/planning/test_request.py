@@ -91,7 +91,7 @@ def test_every_task_can_take_the_largest_slides_and_says_by_which_margin(
     assert cpus == "4 CPUs: default"
     assert memory.endswith("+20%")
     assert f"predicted {seconds:.0f} s" in time
-    assert "3 slides as large as the largest of 8 opened slides, +50%" in time
+    assert "3 slides of the size of the largest (8 opened), +50%" in time
 
 
 def test_a_flag_always_wins_and_the_others_stay_predicted(

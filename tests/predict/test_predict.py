@@ -221,7 +221,7 @@ def test_what_is_unlike_the_training_set_and_what_quality_control_says_is_warned
     (tmp_path / "broken.svs").write_bytes(b"no slide")
     found = predict(path, [he_slide, tmp_path / "broken.svs"], out=tmp_path / "out")
     rows = {row["slide_id"]: row for row in table(found.table)}
-    assert "unlike the training set (distance" in rows["he"]["warnings"]
+    assert "unlike the training cases (distance" in rows["he"]["warnings"]
     assert (
         "no reader opens" in rows["broken"]["warnings"] and not rows["broken"]["p_high"]
     )

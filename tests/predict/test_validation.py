@@ -439,7 +439,7 @@ def test_training_cases_among_new_ones_are_left_out_and_named(
     why = {one["case"]: one["why"] for one in told["left_out"]}
     assert why == {
         "new": "the embeddings of a training slide with another name",
-        "other": "part of the training set",
+        "other": "part of the training study",
     }
     alone, _ = study.validate("binary", tmp_path / "alone")
     assert told["outcomes"] == alone["outcomes"]
@@ -461,7 +461,7 @@ def test_another_patient_id_of_a_training_case_is_known(
     told = predict(
         study.model("binary"), data, out=tmp_path, labels=labels, device="cpu"
     ).validation
-    assert told["left_out"] == [{"case": "TCASE7", "why": "part of the training set"}]
+    assert told["left_out"] == [{"case": "TCASE7", "why": "part of the training study"}]
     assert told["cases"] == 2 and told["interval"] == [None, None]
 
 

@@ -23,14 +23,16 @@ ModelFile = Annotated[
 SlidesArgument = Annotated[
     list[str],
     typer.Argument(
-        help="Slide files, folders, URLs, or cohort tables (CSV); or a folder with embeddings."
+        help="Slide files, folders, URLs, or cohort tables (CSV); or one results folder that has "
+        "embeddings already."
     ),
 ]
 Out = Annotated[
     Path | None,
     typer.Option(
         "--out",
-        help="Results folder; required if you pass slides. [default: the folder of the embeddings]",
+        help="Results folder. Required if you pass slides. [default: the results folder that you "
+        "pass in place of slides]",
     ),
 ]
 
@@ -202,7 +204,8 @@ def heatmap(
     the tiles with the highest scores, and the scores as GeoJSON for QuPath. With a column of the
     tile table in place of a model, the pictures show this column.
 
-    Without --out, OUT is the results folder: its page and `thinsection view` show the heatmaps.
+    Without --out, OUT is the results folder that you pass in place of slides. Its page and
+    `thinsection view` then show the heatmaps.
 
     \b
     Examples:

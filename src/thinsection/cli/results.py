@@ -31,7 +31,7 @@ Features = Annotated[
     str | None,
     typer.Option(
         help="Embeddings to use, if the folder has several: 256px_0.5mpp/features_uni2_h, or a "
-        "part of it that only one of them has, such as uni2_h."
+        "unique part of this name, such as uni2_h."
     ),
 ]
 CacheDir = Annotated[

@@ -174,6 +174,4 @@ def _with_margins(
 def _basis(count: int, num_opened: int) -> str:
     """Describes the slides on which a prediction is based."""
     slides = counted(count, "slide")
-    return (
-        f"for {slides} as large as the largest of {counted(num_opened, 'opened slide')}"
-    )
+    return f"for {slides} of the size of the largest ({num_opened} opened)"

@@ -40,7 +40,7 @@ from thinsection.weights.placement import resolve_device
 
 FORMAT = 2  # format of ID.json
 MODEL_ATTRIBUTE = "heatmap_model"  # of ID.h5: SHA-256 of the model's file
-UNLIKE = "unlike the training set"  # start of a warning
+UNLIKE = "unlike the training cases"  # start of a warning
 
 TileColumns = dict[str, npt.NDArray[np.floating]]  # (N,) each
 

@@ -172,7 +172,7 @@ class Model:
                 "nearly the mean embedding of a training slide: if it shows the same tissue, "
                 "this prediction does not test the model"
             ]
-        what = "part of the training set"
+        what = "part of the training study"
         if seen == "content":
             what = "the embeddings of a training slide with another name"
         if any({*marks} & {*member.held_out} for member in self.card.members):

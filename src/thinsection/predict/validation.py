@@ -4,7 +4,7 @@ OUT/validation_MODEL/validation.json, index.html   figures with 95 % intervals; 
                      cases.csv                     truth and prediction of each labelled case;
                                                    `class_at_threshold` is what the figures count
 
-Cases of the training set are left out and named. If all cases are from the training set, the result
+Cases of the training study are left out and named. If all cases are from it, the result
 is an internal validation and is called so.
 """
 
@@ -74,7 +74,7 @@ def write_validation(
         shown = "; ".join(dict.fromkeys(left_out))
         raise DatasetError(
             f"labels must contain cases that can test the model, got none of {len(answered)} "
-            f"({shown}); pass cases that are not in its training set"
+            f"({shown}); pass cases that are not in its training study"
         )
     rows = Rows(
         target=model.card.target,
@@ -127,7 +127,7 @@ def write_validation(
 def _why_left_out(one: Prediction) -> str:
     """Reason why a case is not scored; '' if it is scored."""
     if one.seen == "name":
-        return "part of the training set"
+        return "part of the training study"
     if one.seen == "content":
         return "the embeddings of a training slide with another name"
     return _why_unanswered(one)
@@ -141,7 +141,7 @@ def _why_no_test(one: Prediction, card: ModelCard) -> str:
     """Reason why a training case is not scored: all models were trained on it."""
     if one.answers and one.members == len(card.members):
         return (
-            "part of the training set, and the models of all folds were trained on it"
+            "part of the training study, and the models of all folds were trained on it"
         )
     return _why_unanswered(one)
 

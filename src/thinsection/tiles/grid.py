@@ -49,8 +49,8 @@ class TilesConfig:
     )
     tile_mpp: str = option(
         "0.5",
-        "Resolution of the tiles in µm/px, or native for the pixels of level 0; --mag 20 "
-        "means 0.5.",
+        "Resolution of the tiles in µm/px, or native for level 0. Or pass a "
+        "magnification instead: --mag 20 is 0.5 µm/px.",
         daily=True,
         also={"--mag": magnification},
     )
