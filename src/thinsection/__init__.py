@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.pipeline import plot as plot
     from thinsection.pipeline.folder import open_results as open_results
     from thinsection.pipeline.run import run as run
+    from thinsection.pipeline.tile_dataset import TileDataset as TileDataset
     from thinsection.planning.plan import plan as plan
     from thinsection.pool import aggregate as aggregate
     from thinsection.pool import load_slide_encoder as load_slide_encoder
@@ -56,6 +57,7 @@ _PUBLIC = {
     "RunConfig": "thinsection.stages.config",
     "plan": "thinsection.planning.plan",
     "open_results": "thinsection.pipeline.folder",
+    "TileDataset": "thinsection.pipeline.tile_dataset",
     "train": "thinsection.predict.experiment",
     "TrainConfig": "thinsection.predict.config",
     "plot": "thinsection.pipeline.plot",

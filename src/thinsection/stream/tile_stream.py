@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -103,6 +104,8 @@ class TileStream(Generic[Entry, K]):
         for _ in range(budget.slots):
             self._free.put(None)
         self._ordered: Channel[_Queued[K]] = Channel()
+        # no method of this object: a cycle of references would keep the buffers for a while
+        self._give_back = partial(_give_back, self._free)
         self._packer: BatchPacker[K] = BatchPacker(self._give_back)
         self._scratch = MemoryAllowance(budget.scratch_bytes)
         self._failure: BaseException | None = None
@@ -162,11 +165,6 @@ class TileStream(Generic[Entry, K]):
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-    def _give_back(self, buffer: TileArray) -> None:
-        # once the stream has ended its buffers go with it
-        with suppress(ChannelClosed):
-            self._free.put(buffer)
 
     def _guard(self, body: Callable[[], None]) -> None:
         """Runs a thread's body; an error of the stream itself ends the whole stream."""
@@ -258,6 +256,12 @@ class TileStream(Generic[Entry, K]):
             if source.transform is not None:
                 for index in np.flatnonzero(keep).tolist():
                     source.transform(tiles[index : index + 1])
+
+
+def _give_back(free: Channel[TileArray | None], buffer: TileArray) -> None:
+    # once the stream has ended its buffers go with it
+    with suppress(ChannelClosed):
+        free.put(buffer)
 
 
 def _allocate_pageable(shape: tuple[int, ...]) -> TileArray:
