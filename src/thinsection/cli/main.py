@@ -93,7 +93,7 @@ COMMANDS = {
     "model": Command(
         EVALUATION,
         "predict",
-        "Show the card of a trained model: data, figures and limitations.",
+        "Show the card of a trained model: data, scores and limitations.",
     ),
     "slurm": Command(
         CLUSTERS, "slurm", "Submit work as Slurm job arrays and collect the results."

@@ -9,7 +9,7 @@ from thinsection.cli.flags import with_config
 
 app = typer.Typer()
 group = typer.Typer(
-    no_args_is_help=True, help="Show a trained model's data, figures and limitations."
+    no_args_is_help=True, help="Show a trained model's data, scores and limitations."
 )
 app.add_typer(group, name="model")
 

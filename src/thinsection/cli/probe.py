@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Out = Annotated[
     Path,
     typer.Option(
-        "--out", help="Folder for the page, the figures and the scores (JSON, CSV)."
+        "--out", help="Folder for the page, the pictures and the scores (JSON, CSV)."
     ),
 ]
 GridOut = Annotated[
@@ -180,7 +180,8 @@ def _bench(
         Path,
         typer.Argument(
             metavar="SUITE.toml",
-            help="File with the encoders and tasks; the page Probes of the docs has an example.",
+            help="File with the encoders and tasks. The page 'Evaluate encoders' of the docs "
+            "has an example.",
         ),
     ],
     out: GridOut,

@@ -31,8 +31,8 @@ def rescue(
     """Run another tool's command with less memory for its slide encoder.
 
     The command runs in this process, with its own options, and writes its own files. Models that
-    it loads get our attention, after a check that both give the same numbers. A command that never
-    uses it is an error.
+    it loads get our attention, after a check that both give the same numbers. It is an error if
+    the command never uses our attention.
 
     Exit code: that of the command.
 
