@@ -221,6 +221,28 @@ def export_anndata(
     _print_and_exit(left_out, f"wrote {num_tiles} tiles to {out}")
 
 
+@exports.command("spatialdata")
+def export_spatialdata(
+    folder: FolderArgument,
+    out: Annotated[Path, typer.Option(help="Folder for the Zarr stores.")],
+    features: Features = None,
+) -> None:
+    """Write a SpatialData store (Zarr) per slide.
+
+    Tiles and outlines become shapes, and embeddings a table that annotates the tiles. Pixels stay
+    in the slide's file.
+
+    \b
+    Example:
+      thinsection export spatialdata results --out for_spatialdata
+    """
+    from thinsection.pipeline.spatialdata import export_spatialdata as export
+
+    left_out: list[str] = []
+    num_slides = export(folder, out, features=features, on_left_out=left_out.append)
+    _print_and_exit(left_out, f"{num_slides} slides are in {out}")
+
+
 @exports.command("qupath")
 def export_qupath(
     folder: FolderArgument,

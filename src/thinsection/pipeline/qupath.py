@@ -90,26 +90,31 @@ def _groovy(text: str) -> str:
 
 def _features(results: Results, slide_id: str, grid: str | None) -> list[Feature]:
     """Outlines that a slide's grid is based on, and its tiles; without a grid, all outlines."""
-    stages = results.ledgers[slide_id].stages
-    tiles = stages.get(f"{grid}/tiles")
+    features = outlines_of(results, slide_id, grid)
+    if f"{grid}/tiles" in results.ledgers[slide_id].stages:
+        table = results.tiles(slide_id, grid)
+        classes = _tile_classes(table.columns)
+        features += tile_features(table, "detection", digits=7, classes=classes)
+    return features
+
+
+def outlines_of(results: Results, slide_id: str, grid: str | None) -> list[Feature]:
+    """Outlines that a slide's grid is based on; without a grid, all outlines."""
+    ledger = results.ledgers[slide_id]
+    tiles = ledger.stages.get(f"{grid}/tiles")
     if tiles is None:
-        addresses = list(stages)
+        addresses = list(ledger.stages)
     else:
         addresses = []
         for need in tiles.needs:
-            addresses += [*stages[need].needs, need]
+            addresses += [*ledger.stages[need].needs, need]
     features: list[Feature] = []
     for address in addresses:
-        ledger = results.ledgers[slide_id]
         files = outline_files(ledger, address)
         for path in files:
             features += read_json(path)["features"]
         if not files:
             features += outlines_of_mask(ledger, address)
-    if tiles is not None:
-        table = results.tiles(slide_id, grid)
-        classes = _tile_classes(table.columns)
-        features += tile_features(table, "detection", digits=7, classes=classes)
     return features
 
 
