@@ -7,13 +7,19 @@ readers that were run on such a folder.
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.encode.registry import peer_encoder
-from thinsection.errors import InvalidInputError, StoreError
+from thinsection.errors import (
+    InvalidInputError,
+    SlideOpenError,
+    SlideReadError,
+    StoreError,
+)
 from thinsection.files.atomic import atomic_path, link_or_copy, read_table, write_table
 from thinsection.pipeline.folder import (
     Listener,
@@ -22,6 +28,7 @@ from thinsection.pipeline.folder import (
     one_address,
     open_results,
 )
+from thinsection.pipeline.tiled_slide import TiledSlide, tiled_slide
 from thinsection.registry import Entry, Registry
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SlideLedger
@@ -31,7 +38,7 @@ from thinsection.types import Document
 # suffixes that TRIDENT treats as one
 _COMPOUND_SUFFIXES = (".ome.tif", ".ome.tiff", ".ome.zarr")
 # tools that name a slide's files by its id, not by its file's name
-_NAMED_BY_ID = ("stamp", "slide2vec")
+_NAMED_BY_ID = ("stamp", "slide2vec", "jpeg", "png", "webdataset")
 
 # a file to link, or a function that writes the file
 Source = Path | Callable[[Path], None]
@@ -53,6 +60,7 @@ class PeerSlide:
         features_path: file of the embeddings.
         dim: dimension of the embeddings.
         slide_features: files of slide embeddings, by name of the slide encoder.
+        tiled: makes the slide whose tiles are read again from its file.
     """
 
     slide_id: str
@@ -64,6 +72,7 @@ class PeerSlide:
     features_path: Path | None = None
     dim: int = 0
     slide_features: Mapping[str, Path]
+    tiled: Callable[[], TiledSlide]
 
     @property
     def path(self) -> str:
@@ -151,10 +160,12 @@ class Layout:
     Attributes:
         files: makes the relative name of each file of a slide, with its source.
         tables: makes the tables of all slides.
+        embeddings: False if it has tiles alone, so that a folder may have several embeddings.
     """
 
     files: Callable[[PeerSlide], Iterator[tuple[str, Source]]]
     tables: Callable[[Sequence[PeerSlide]], Tables]
+    embeddings: bool = True
 
 
 _BUILT_IN = (
@@ -177,6 +188,21 @@ _BUILT_IN = (
         name="slide2vec",
         help="Write coordinates, embeddings, slide lists for slide2vec.",
         target="thinsection.pipeline.peer_slide2vec:SLIDE2VEC",
+    ),
+    Entry(
+        name="jpeg",
+        help="Write every tile as a JPEG, in a folder for each slide.",
+        target="thinsection.pipeline.tile_images:JPEG",
+    ),
+    Entry(
+        name="png",
+        help="Write every tile as a PNG, in a folder for each slide.",
+        target="thinsection.pipeline.tile_images:PNG",
+    ),
+    Entry(
+        name="webdataset",
+        help="Write tiles as JPEGs into tar shards for WebDataset.",
+        target="thinsection.pipeline.tile_images:WEBDATASET",
     ),
 )
 LAYOUTS: Registry[Layout] = Registry("layout", "thinsection.layouts", _BUILT_IN)
@@ -201,6 +227,7 @@ def export_peer(
         out: job_dir of TRIDENT, feat_dir of CLAM, ...
         tool: a name in `LAYOUTS`.
         features: 'GRID/features_NAME' or NAME; None if there is one, or to export only coordinates.
+            For tiles as images: GRID; None if there is one.
         copy: copies files, for tools that write over their files.
         on_left_out: called with each slide that cannot be exported; with None that is an error.
 
@@ -214,7 +241,9 @@ def export_peer(
     layout = LAYOUTS.load(tool)
     results = open_results(folder)
     address = ""
-    if results.features or features:
+    if not layout.embeddings:
+        grid = one_address(results.grids, features, "grid")
+    elif results.features or features:
         address = one_address(results.features, features, "features")
         grid = address.split("/")[0]
     else:
@@ -240,7 +269,13 @@ def export_peer(
         _check_file_stems(slides, tool)
     exported: list[PeerSlide] = []
     for slide in slides:
-        with leaving_out(slide.slide_id, on_left_out, InvalidInputError):
+        with leaving_out(
+            slide.slide_id,
+            on_left_out,
+            InvalidInputError,
+            SlideOpenError,
+            SlideReadError,
+        ):
             for name, source in layout.files(slide):
                 _place(out / name, source, copy=copy)
             exported.append(slide)
@@ -298,6 +333,7 @@ def _peer_slide(
         features_path=files.get(address),
         dim=int(facts.get("dim", 0)),
         slide_features=slide_features,
+        tiled=partial(tiled_slide, results, ledger, grid),
     )
 
 

@@ -92,24 +92,20 @@ def tiled_slides(
         grid: one of `results.grids`.
         on_left_out: takes a line for each slide without tiles; with None that is an error.
     """
-    looks: list[Look] | None = None
     for slide_id, ledger in results.ledgers.items():
         with leaving_out(slide_id, on_left_out, StoreError, InvalidInputError):
             if ledger.damage:
                 raise StoreError(f"ledger must be complete, got {ledger.damage}")
-            rendering = ledger.slide.get("rendering") or ""
-            look = None
-            if rendering:
-                if looks is None:
-                    looks = _recorded_looks(results)
-                look = looks[-1] if looks else None
-            yield _tiled_slide(results, ledger, grid, rendering, look)
+            yield tiled_slide(results, ledger, grid)
 
 
-def _tiled_slide(
-    results: Results, ledger: SlideLedger, grid: str, rendering: str, look: Look | None
-) -> TiledSlide:
-    """Slide of a ledger. Raises StoreError: it has no tiles; InvalidInputError: no slide file."""
+def tiled_slide(results: Results, ledger: SlideLedger, grid: str) -> TiledSlide:
+    """Returns one slide of a results folder with its tiles of a grid.
+
+    Raises:
+        StoreError: it has no such tiles.
+        InvalidInputError: an import does not say where its file is.
+    """
     slide = ledger.slide
     tiles_path = results.file(ledger.slide_id, f"{grid}/tiles")
     if not slide.get("slide_path"):
@@ -117,13 +113,14 @@ def _tiled_slide(
             f"slide_path is missing in {ledger.slide_id!r}; import it with --slides"
         )
     facts = ledger.stages[f"{grid}/tiles"].facts
+    rendering = slide.get("rendering") or ""
     return TiledSlide(
         slide_id=ledger.slide_id,
         slide_path=slide["slide_path"],
         slide_mpp=(slide["mpp_x"], slide["mpp_y"]) if slide.get("mpp_x") else None,
         size_l0=(slide["width"], slide["height"]) if slide.get("width") else None,
         reader=slide.get("reader") or "auto",
-        look=look,
+        look=_recorded_look(results) if rendering else None,
         rendering=rendering,
         tiles_path=tiles_path,
         num_tiles=int(facts["num_tiles"]),
@@ -131,16 +128,14 @@ def _tiled_slide(
     )
 
 
-def _recorded_looks(results: Results) -> list[Look]:
-    """Rules by which invocations in this folder made pixels RGB, oldest first."""
-    looks = []
+def _recorded_look(results: Results) -> Look | None:
+    """Rule by which the last invocation that had one made pixels RGB."""
+    last = None
     for record in results.records:
         section = record.document.get("config", {}).get("slides")
         if section:
-            look = from_mapping(SlidesConfig, section).look
-            if look is not None:
-                looks.append(look)
-    return looks
+            last = from_mapping(SlidesConfig, section).look or last
+    return last
 
 
 def _plan_of_peer(slide: Slide, attributes: Attributes) -> ReadPlan:
