@@ -40,7 +40,8 @@ from thinsection.weights.placement import resolve_device
 
 FORMAT = 2  # format of ID.json
 MODEL_ATTRIBUTE = "heatmap_model"  # of ID.h5: SHA-256 of the model's file
-UNLIKE = "unlike the training cases"  # start of a warning
+# start of a warning; stored predictions of earlier versions go on with "set"
+UNLIKE = "unlike the training"
 
 TileColumns = dict[str, npt.NDArray[np.floating]]  # (N,) each
 
@@ -176,7 +177,7 @@ class PredictTask(Task[Prediction, Prediction]):
         threshold = model.card.threshold
         if distance > threshold:
             warnings.append(
-                f"{UNLIKE} (distance {distance:.4g}, threshold {threshold:.4g})"
+                f"{UNLIKE} cases (distance {distance:.4g}, threshold {threshold:.4g})"
             )
         if self._draws(entry):
             _write_heatmap(self._heatmap(entry), paths[0], columns, self.model_sum)

@@ -165,7 +165,7 @@ def _warnings(
     ]
     if unlike:
         warnings.append(
-            f"{UNLIKE}: {len(unlike)} of {len(kept)} cases ({listed_names(unlike)})"
+            f"{UNLIKE} cases: {len(unlike)} of {len(kept)} cases ({listed_names(unlike)})"
         )
     if rows.unit == "patients":
         warnings.append(
