@@ -67,6 +67,13 @@ def compare(
     assert max(read.growth_bytes, case["write"]["growth_mib"] * MIB) <= 1.1 * budget, (
         case
     )
+    for reuses in (False, True):
+        mapped = run_and_measure(
+            MODULE, "read_memmap", root=root, reuses=reuses, **common
+        )
+        assert mapped.result["sha256"] == read.result["sha256"]
+        way = "memmap_read_into_one_array" if reuses else "memmap_read"
+        case[way] = figures(mapped)
     needed = 2 * n * int(np.prod(row)) * 4
     if needed > RAM_LIMIT * psutil.virtual_memory().total:
         case["ram"] = {

@@ -69,6 +69,26 @@ def read_cache(
         return {**found, "in_ram": cache.in_ram, "prefetch": cache.prefetch}
 
 
+def read_memmap(
+    _: None, *, n: int, row: list[int], kind: str, root: str, reuses: bool
+) -> dict[str, Any]:
+    """Every row in a shuffled order from `np.memmap`, into new arrays or always into one."""
+    path = Path(root) / f"{kind}.bin"
+    with path.open("wb") as file:
+        for x in encoded(n, tuple(row), kind):
+            x.tofile(file)
+    whole = np.memmap(path, dtype=np.float32, mode="r", shape=(n, *row))
+    buffer = np.empty((BATCH, *row), dtype=np.float32)
+
+    def batches(order: np.ndarray) -> Batches:
+        for start in range(0, n, BATCH):
+            rows = order[start : start + BATCH]
+            out = buffer[: len(rows)] if reuses else None
+            yield torch.from_numpy(np.take(whole, rows, axis=0, out=out, mode="clip"))
+
+    return consume(batches, n, trains=False)
+
+
 def read_ram(
     _: None, *, n: int, row: list[int], kind: str, dtype: str, trains: bool
 ) -> dict[str, Any]:

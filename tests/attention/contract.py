@@ -60,7 +60,7 @@ class Case:
 class Alibi2dContract:
     """Properties of every implementation; tolerances are (pointwise, relative RMS)."""
 
-    impl: ClassVar[Literal["reference", "chunked", "triton"]]
+    impl: ClassVar[Literal["reference", "chunked", "triton", "flex"]]
     device: ClassVar[str] = "cpu"
     tolerances: ClassVar[dict[torch.dtype, tuple[float, float]]] = {
         torch.float32: (4e-6, 1e-6),

@@ -82,7 +82,7 @@ def test_triton_without_cuda_says_so() -> None:
     ):
         alibi2d_attention(*inputs(), impl="triton")
     with pytest.raises(
-        ConfigError, match="one of auto, reference, chunked, triton, got 'flash'"
+        ConfigError, match="one of auto, reference, chunked, triton, flex, got 'flash'"
     ):
         alibi2d_attention(*inputs(), impl="flash")  # type: ignore[arg-type]
 

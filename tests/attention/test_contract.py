@@ -16,6 +16,7 @@ from thinsection.attention.blocks import BlockPlan
 from thinsection.attention.checks import checked_items
 from thinsection.attention.chunked import forward_chunked
 from thinsection.attention.gradient import differentiable
+from thinsection.attention.traced import attend_item_flex
 
 
 class TestReference(Alibi2dContract):
@@ -37,6 +38,26 @@ class TestChunkedInSmallBlocks(Alibi2dContract):
         return attend_items(
             items, differentiable(forward_chunked, plan), qkv_cells_slopes[0]
         )
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+class TestFlexWithoutCompilation(Alibi2dContract):
+    """FlexAttention's own arithmetic on a CPU, with our `score_mod`; without its gradient."""
+
+    impl = "flex"
+    # PyTorch refuses FlexAttention's backward pass on a CPU
+    test_gradients_equal_those_of_float64 = None  # type: ignore[assignment]
+
+    def attend(self, *qkv_cells_slopes: torch.Tensor, **options: Any) -> torch.Tensor:
+        items = checked_items(*qkv_cells_slopes, **options)
+        return attend_items(items, attend_item_flex, qkv_cells_slopes[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+class TestFlexOnCuda(Alibi2dContract):
+    impl = "flex"
+    device = "cuda"
 
 
 @pytest.mark.gpu

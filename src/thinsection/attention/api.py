@@ -6,20 +6,35 @@ Shapes: B batch, H heads, P prefix tokens, N grid tokens, T = P + N tokens, D ch
 import importlib.util
 import os
 from dataclasses import dataclass
+from inspect import signature
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from thinsection.attention.blocks import plan_blocks
-from thinsection.attention.checks import BatchItem, check_out, checked_items
+from thinsection.attention.checks import (
+    BatchItem,
+    check_cells_form,
+    check_out,
+    check_prefix,
+    check_qkv,
+    check_slopes_form,
+    checked_items,
+)
 from thinsection.attention.chunked import forward_chunked
 from thinsection.attention.gradient import Attend, differentiable
-from thinsection.attention.reference import dense_bytes, reference
+from thinsection.attention.reference import attend_dense, dense_bytes, reference
+from thinsection.attention.traced import (
+    attend_flex,
+    attend_item_flex,
+    is_exporting,
+    is_transformed,
+)
 from thinsection.errors import BudgetError, ConfigError, DeviceError, InvalidInputError
 from thinsection.types import MIB, format_bytes
 
-Impl = Literal["auto", "reference", "chunked", "triton"]
+Impl = Literal["auto", "reference", "chunked", "triton", "flex"]
 DEFAULT_BUDGET_BYTES = 512 * MIB
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TRITON_DIMS = (16, 32, 64, 128, 256)
@@ -31,7 +46,7 @@ MIN_CAPABILITY = (8, 0)
 class Decision:
     """The implementation that runs, and why."""
 
-    impl: Literal["reference", "chunked", "triton"]
+    impl: Literal["reference", "chunked", "triton", "flex"]
     why: str  # one sentence for a person
     working_bytes: int  # memory beyond inputs and output, per batch item
 
@@ -56,6 +71,9 @@ def alibi2d_attention(
     input). Differentiable once in q, k and v: the backward pass recomputes blocks. Only 'reference'
     has a gradient of the gradient (`create_graph`); the others refuse it.
 
+    torch.compile and torch.export trace 'flex' and 'reference'; transforms of torch.func take
+    'reference'. There the values of cells, slopes and scale are not checked.
+
     Args:
         q, k, v: [B, H, T, D], float64, float32, bfloat16 or float16; prefix tokens first.
         cells: int [N, 2] or [B, N, 2], grid cells of the tokens after the prefix.
@@ -76,6 +94,113 @@ def alibi2d_attention(
         BudgetError: too small a budget.
         DeviceError: 'triton' cannot run here.
     """
+    if is_transformed() or torch.compiler.is_compiling():
+        traced = traced_impl(q, impl)
+        if traced is not None:
+            if key_mask is not None or out is not None:
+                raise InvalidInputError(
+                    "key_mask and out must be None where attention is traced by torch.compile, "
+                    "torch.export or torch.func, got a tensor"
+                )
+            return _traced_attention(
+                (q, k, v),
+                cells,
+                slopes,
+                impl=traced,
+                num_prefix_tokens=num_prefix_tokens,
+                scale=scale,
+                budget_bytes=budget_bytes,
+            )
+    return _attention_by_values(
+        q,
+        k,
+        v,
+        cells,
+        slopes,
+        num_prefix_tokens=num_prefix_tokens,
+        scale=scale,
+        key_mask=key_mask,
+        impl=impl,
+        budget_bytes=budget_bytes,
+        out=out,
+    )
+
+
+def traced_impl(q: Tensor, impl: Impl) -> Literal["flex", "reference"] | None:
+    """Implementation that PyTorch can trace here; None = leave the trace, and run as always.
+
+    Raises ConfigError: the implementation that was asked for cannot be traced here.
+    """
+    if impl in ("flex", "reference"):
+        return impl
+    if is_transformed():
+        if impl == "auto":
+            return "reference"
+        raise ConfigError(
+            "impl must be 'auto' or 'reference' within a transform of torch.func, got "
+            f"{impl!r}; blocks depend on values, which a transform hides"
+        )
+    if is_exporting() or (impl == "auto" and q.device.type == "cuda"):
+        if impl != "auto":
+            raise ConfigError(
+                f"impl must be 'auto', 'flex' or 'reference' in torch.export, got {impl!r}; "
+                "blocks depend on values, which an export does not have"
+            )
+        return "flex"
+    return None
+
+
+def _traced_attention(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    cells: Tensor,
+    slopes: Tensor,
+    *,
+    impl: Literal["flex", "reference"],
+    num_prefix_tokens: int,
+    scale: float | None,
+    budget_bytes: int,
+) -> Tensor:
+    """Attention [B, H, T, D] without a look at any value; arguments of `alibi2d_attention`."""
+    q, k, v = qkv
+    check_qkv(q, k, v)
+    batch, heads, tokens, dim = q.shape
+    check_prefix(num_prefix_tokens, tokens)
+    shape = (batch, tokens - num_prefix_tokens, 2)
+    check_cells_form(cells, shape)
+    check_slopes_form(slopes, heads)
+    grid = cells.expand(shape).to(q.device).transpose(1, 2)
+    factor = dim**-0.5 if scale is None else scale
+    if impl == "flex":
+        attend = attend_flex
+    else:
+        check_dense_budget(dense_bytes(q), tokens, budget_bytes)
+        attend = attend_dense
+    return attend(
+        q,
+        k,
+        v,
+        grid,
+        slopes,
+        num_prefix_tokens=num_prefix_tokens,
+        scale=factor,
+    )
+
+
+def _attention_by_values(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cells: Tensor,
+    slopes: Tensor,
+    *,
+    num_prefix_tokens: int,
+    scale: float | None,
+    key_mask: Tensor | None,
+    impl: Impl,
+    budget_bytes: int,
+    out: Tensor | None,
+) -> Tensor:
+    """`alibi2d_attention` with all checks, in blocks whose order depends on values."""
     items = checked_items(
         q,
         k,
@@ -91,6 +216,19 @@ def alibi2d_attention(
     decision = explain(q, impl=impl, budget_bytes=budget_bytes)
     attend = _implementation(decision, q, budget_bytes)
     return attend_items(items, attend, q, out)
+
+
+_WHY_NOT_TRACED = (
+    "blocks of attention depend on values, so a compiled graph ends before them and goes on after "
+    "them; with fullgraph=True pass impl='flex' or impl='reference' to alibi2d_attention"
+)
+# PyTorch 2.6 does not take a reason
+if "reason" in signature(torch.compiler.disable).parameters:
+    _attention_by_values = torch.compiler.disable(  # type: ignore[no-untyped-call]
+        _attention_by_values, reason=_WHY_NOT_TRACED
+    )
+else:
+    _attention_by_values = torch.compiler.disable(_attention_by_values)  # type: ignore[no-untyped-call]
 
 
 def explain(
@@ -116,7 +254,18 @@ def explain(
         if obstacle is not None:
             raise DeviceError(f"attention 'triton' {obstacle}; use 'chunked'")
         return Decision(impl=impl, why="asked for", working_bytes=log_sums_bytes)
-    if impl == "auto" and obstacle is None and q.device.type == "cuda":
+    if impl == "flex":
+        if q.device.type != "cuda":
+            raise DeviceError(
+                f"attention 'flex' needs a CUDA device or torch.compile, got {q.device.type}; "
+                "use 'chunked'"
+            )
+        return Decision(impl=impl, why="asked for", working_bytes=log_sums_bytes)
+    is_on_cuda = obstacle is None and q.device.type == "cuda"
+    if impl == "auto" and is_on_cuda and _needs_gradient(q):
+        why = "CUDA, and a gradient: PyTorch's FlexAttention has a fused backward pass"
+        return Decision(impl="flex", why=why, working_bytes=log_sums_bytes)
+    if impl == "auto" and is_on_cuda:
         why = "CUDA, and an input that the kernel supports"
         return Decision(impl="triton", why=why, working_bytes=log_sums_bytes)
     plan = plan_blocks(q, budget_bytes=budget_bytes)
@@ -128,6 +277,20 @@ def explain(
         why=f"{reason}; blocks of {plan.queries} queries x {plan.keys} keys",
         working_bytes=plan.working_bytes,
     )
+
+
+def _needs_gradient(q: Tensor) -> bool:
+    return torch.is_grad_enabled() and q.requires_grad
+
+
+def check_dense_budget(needed: int, tokens: int, budget_bytes: int) -> None:
+    """Raise BudgetError where matrices of all pairs do not fit."""
+    if needed > budget_bytes:
+        raise BudgetError(
+            f"attention 'reference' needs {format_bytes(needed)} "
+            f"for T={tokens}, the budget is {format_bytes(budget_bytes)}; "
+            "use 'chunked'"
+        )
 
 
 def _triton_obstacle(q: Tensor) -> str | None:
@@ -157,13 +320,10 @@ def capability_obstacle(capability: tuple[int, int]) -> str | None:
 def _implementation(decision: Decision, q: Tensor, budget_bytes: int) -> Attend:
     """Function that computes one item of a batch like q [B, H, T, D]."""
     if decision.impl == "reference":
-        if decision.working_bytes > budget_bytes:
-            raise BudgetError(
-                f"attention 'reference' needs {format_bytes(decision.working_bytes)} "
-                f"for T={q.shape[2]}, the budget is {format_bytes(budget_bytes)}; "
-                "use 'chunked'"
-            )
+        check_dense_budget(decision.working_bytes, q.shape[2], budget_bytes)
         return reference
+    if decision.impl == "flex":
+        return attend_item_flex
     plan = plan_blocks(q, budget_bytes=budget_bytes)
     if decision.impl == "chunked":
         return differentiable(forward_chunked, plan)

@@ -36,12 +36,9 @@ def checked_items(
     key_mask: Tensor | None = None,
 ) -> list[BatchItem]:
     """Items of the batch, without padding; arguments and errors as of `alibi2d_attention`."""
-    _check_qkv(q, k, v)
+    check_qkv(q, k, v)
     batch, heads, tokens, dim = q.shape
-    if not 0 <= num_prefix_tokens <= tokens:
-        raise InvalidInputError(
-            f"num_prefix_tokens must be in 0..{tokens}, got {num_prefix_tokens}"
-        )
+    check_prefix(num_prefix_tokens, tokens)
     if scale is not None and not math.isfinite(scale):
         raise InvalidInputError(f"scale must be finite, got {scale}")
     num_cells = tokens - num_prefix_tokens
@@ -85,7 +82,16 @@ def _without_padding(item: AttentionItem, is_real: Tensor) -> BatchItem:
     return BatchItem(shortened, real_tokens)
 
 
-def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_prefix(num_prefix_tokens: int, tokens: int) -> None:
+    """Raise InvalidInputError where there are not so many tokens."""
+    if not 0 <= num_prefix_tokens <= tokens:
+        raise InvalidInputError(
+            f"num_prefix_tokens must be in 0..{tokens}, got {num_prefix_tokens}"
+        )
+
+
+def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise InvalidInputError where q, k and v are not alike, or of another form."""
     if q.ndim != 4 or 0 in q.shape:
         raise InvalidInputError(
             f"q must be of shape [B, H, T, D] with no size of 0, got {tuple(q.shape)}"
@@ -103,13 +109,7 @@ def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def _checked_cells(cells: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """Cells as int64 [B, N, 2], counted from the least row and column of each item."""
-    is_integer = not (
-        cells.is_floating_point() or cells.is_complex() or cells.dtype == torch.bool
-    )
-    if not is_integer or tuple(cells.shape) not in (shape[1:], shape):
-        raise InvalidInputError(
-            f"cells must be int of shape {shape[1:]} or {shape}, got {_form(cells)}"
-        )
+    check_cells_form(cells, shape)
     counted = cells.long().expand(shape)
     if shape[1] == 0:
         return counted
@@ -122,7 +122,19 @@ def _checked_cells(cells: Tensor, shape: tuple[int, int, int]) -> Tensor:
     return counted
 
 
-def _checked_slopes(slopes: Tensor, heads: int) -> tuple[float, ...]:
+def check_cells_form(cells: Tensor, shape: tuple[int, int, int]) -> None:
+    """Raise InvalidInputError where cells are not integers [N, 2] or [B, N, 2]."""
+    is_integer = not (
+        cells.is_floating_point() or cells.is_complex() or cells.dtype == torch.bool
+    )
+    if not is_integer or tuple(cells.shape) not in (shape[1:], shape):
+        raise InvalidInputError(
+            f"cells must be int of shape {shape[1:]} or {shape}, got {_form(cells)}"
+        )
+
+
+def check_slopes_form(slopes: Tensor, heads: int) -> None:
+    """Raise InvalidInputError where slopes are not [H], or ask for a gradient."""
     if slopes.requires_grad:
         raise InvalidInputError(
             "slopes must not require a gradient, got one that does; no gradient is computed "
@@ -132,6 +144,10 @@ def _checked_slopes(slopes: Tensor, heads: int) -> tuple[float, ...]:
         raise InvalidInputError(
             f"slopes must be of shape ({heads},), got {tuple(slopes.shape)}"
         )
+
+
+def _checked_slopes(slopes: Tensor, heads: int) -> tuple[float, ...]:
+    check_slopes_form(slopes, heads)
     values: list[float] = slopes.double().tolist()
     if not all(math.isfinite(value) and value >= 0 for value in values):
         raise InvalidInputError(f"slopes must be finite and >= 0, got {values}")

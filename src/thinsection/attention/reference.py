@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from thinsection.errors import InvalidInputError
 
@@ -47,17 +48,43 @@ def reference(item: AttentionItem, out: Tensor | None = None) -> Tensor:
 
     Memory: `dense_bytes`: 3 (H + 1) T² elements.
     """
-    q, k, v = (x.to(item.math_dtype) for x in (item.q, item.k, item.v))
-    tokens = q.shape[1]
-    prefix = item.num_prefix_tokens
-    cells = item.cells.double()
-    steps = cells[:, :, None] - cells[:, None, :]
-    distance = q.new_zeros(tokens, tokens)
-    distance[prefix:, prefix:] = steps.square().sum(0).sqrt()
-    slopes = torch.tensor(item.slopes, dtype=item.math_dtype, device=q.device)
-    scores = item.scale * (q @ k.transpose(-1, -2)) - slopes[:, None, None] * distance
-    result = (scores.softmax(-1) @ v).to(item.q.dtype)
+    result = attend_dense(
+        item.q,
+        item.k,
+        item.v,
+        item.cells,
+        torch.tensor(item.slopes, dtype=item.math_dtype),
+        num_prefix_tokens=item.num_prefix_tokens,
+        scale=item.scale,
+    )
     return result if out is None else out.copy_(result)
+
+
+def attend_dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cells: Tensor,
+    slopes: Tensor,
+    *,
+    num_prefix_tokens: int,
+    scale: float,
+) -> Tensor:
+    """Attention [..., H, T, D] by the plain formula, for cells [..., 2, N] and slopes [H].
+
+    Nothing depends on values, so that PyTorch can trace and transform it.
+
+    Memory: 3 (H + 1) T² elements.
+    """
+    dtype = math_dtype(q)
+    steps = (cells[..., :, None] - cells[..., None, :]).double()
+    squares = steps.square().sum(-3)
+    distance = squares.sqrt().to(dtype)
+    bias = F.pad(distance, (num_prefix_tokens, 0, num_prefix_tokens, 0))
+    products = q.to(dtype) @ k.to(dtype).transpose(-1, -2)
+    slopes = slopes.to(q.device, dtype)[:, None, None]
+    scores = scale * products - slopes * bias[..., None, :, :]
+    return (scores.softmax(-1) @ v.to(dtype)).to(q.dtype)
 
 
 def dense_bytes(q: Tensor) -> int:
