@@ -7,7 +7,7 @@ readers that were run on such a folder.
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +54,6 @@ class PeerSlide:
         slide_id: id in our results.
         out: the tool's folder.
         facts: facts from the ledger: slide_path, width, mpp_x, label, ...
-        tiles: coordinates, attributes and columns, without embeddings.
         tiles_path: file of the tiles.
         encoder: the tool's name of it; '' if there are no embeddings.
         features_path: file of the embeddings.
@@ -66,13 +65,23 @@ class PeerSlide:
     slide_id: str
     out: Path
     facts: Document
-    tiles: TilesFile
     tiles_path: Path
     encoder: str = ""
     features_path: Path | None = None
     dim: int = 0
     slide_features: Mapping[str, Path]
     tiled: Callable[[], TiledSlide]
+
+    @property
+    def tiles(self) -> TilesFile:
+        """Coordinates, attributes and columns, without embeddings, as the file has them now.
+
+        Memory:
+            The tiles of the slide that was used last.
+        """
+        path = self.tiles_path
+        changed_ns = path.stat().st_mtime_ns if path.is_file() else 0
+        return _tiles_of(path, changed_ns)
 
     @property
     def path(self) -> str:
@@ -268,7 +277,7 @@ def export_peer(
     if tool not in _NAMED_BY_ID:
         _check_file_stems(slides, tool)
     exported: list[PeerSlide] = []
-    for slide in slides:
+    for slide in _readable(slides, on_left_out):
         with leaving_out(
             slide.slide_id,
             on_left_out,
@@ -284,6 +293,24 @@ def export_peer(
     for name, rows in layout.tables(exported).items():
         _place_table(out / name, rows)
     return len(exported)
+
+
+def _readable(
+    slides: Sequence[PeerSlide], on_left_out: Listener | None
+) -> Iterator[PeerSlide]:
+    """Slides whose tiles can be read; see `leaving_out`."""
+    for slide in slides:
+        tiles = None
+        with leaving_out(slide.slide_id, on_left_out, StoreError):
+            tiles = slide.tiles
+        if tiles is not None:
+            yield slide
+
+
+@lru_cache(maxsize=1)
+def _tiles_of(path: Path, changed_ns: int) -> TilesFile:
+    """Tiles of one slide, which its layout asks for several times."""
+    return read_tiles(path)
 
 
 def _check_file_stems(slides: Sequence[PeerSlide], tool: str) -> None:
@@ -327,7 +354,6 @@ def _peer_slide(
         slide_id=ledger.slide_id,
         out=out,
         facts=ledger.slide,
-        tiles=read_tiles(tiles_path),
         tiles_path=tiles_path,
         encoder=encoder,
         features_path=files.get(address),
@@ -339,6 +365,8 @@ def _peer_slide(
 
 def _place(target: Path, source: Source, *, copy: bool = False) -> None:
     """Writes a file; an existing file must be the same."""
+    if isinstance(source, Path) and not copy and _is_linked(target, source):
+        return
     with atomic_path(target) as tmp:
         if isinstance(source, Path):
             link_or_copy(source, tmp, copy=copy)
@@ -351,13 +379,26 @@ def _place(target: Path, source: Source, *, copy: bool = False) -> None:
             )
 
 
+def _is_linked(target: Path, source: Path) -> bool:
+    """Links a file, which is on the disk already; False if no link can be made here."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.hardlink_to(source)
+    except FileExistsError:
+        return target.samefile(source)
+    except OSError:  # another file system, or one without hard links
+        return False
+    return True
+
+
 def _place_table(target: Path, rows: list[Document]) -> None:
     """Writes a table; all rows of an existing table must be in the new one."""
     with atomic_path(target) as tmp:
         write_table(tmp, rows)
         with contextlib.suppress(FileNotFoundError):
-            new_rows = read_table(tmp)
-            if any(row not in new_rows for row in read_table(target)):
+            new_rows = {frozenset(row.items()) for row in read_table(tmp)}
+            rows_before = [frozenset(row.items()) for row in read_table(target)]
+            if any(row not in new_rows for row in rows_before):
                 raise StoreError(
                     "table must be new or only gain rows, got one with other rows at "
                     f"{str(target)!r}; pass another --out"
