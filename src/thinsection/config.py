@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import math
 import os
+import sys
 import tomllib
 import types
 import typing
@@ -212,8 +213,12 @@ def _table_converter(convert_item: _Converter) -> _Converter:
     def convert(value: object, key: str) -> object:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{key} must be a table, got {value!r}")
+        # thousands of records have the same names, each kept once
         return {
-            name: convert_item(item, f"{key}.{name}") for name, item in value.items()
+            sys.intern(name) if type(name) is str else name: convert_item(
+                item, f"{key}.{name}"
+            )
+            for name, item in value.items()
         }
 
     return convert

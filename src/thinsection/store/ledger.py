@@ -64,7 +64,7 @@ _FACT_KINDS: Kinds = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StageRecord:
     """Result of one stage."""
 
