@@ -117,7 +117,7 @@ def main() -> None:
         ts.run([cohort(scratch)], out=out, qc="auto", measures=True)
         photograph(out, scratch)
         save(out / GRID / "overviews" / f"{slide}.jpg", "overview.jpg", 1000)
-        save(out / "slides" / SMALL / "qc_auto" / "overlay.png", "qc_overlay.jpg", 1000)
+        save(out / "slides" / SMALL / "qc_auto" / "overlay.jpg", "qc_overlay.jpg", 1000)
         results = ts.open_results(out)
         photograph_viewer(results, scratch)
         ledger, table = results.ledgers[slide], results.tiles(slide)

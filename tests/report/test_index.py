@@ -296,13 +296,18 @@ def test_an_overlay_is_shown_of_the_checks_that_a_slide_has(
     write_table(out / "qc_auto.csv", first)
     more = [checked["b"] | {"folder": "slides/b/qc_mine_tiff"}]
     write_table(out / "qc_mine_tiff.csv", more)
+    # older versions wrote a PNG
+    overlays = ("a/qc_auto/overlay.jpg", "b/qc_auto/overlay.jpg")
+    for overlay in (*overlays, "b/qc_mine_tiff/overlay.png"):
+        (out / "slides" / overlay).parent.mkdir(exist_ok=True)
+        (out / "slides" / overlay).touch()
     for name in ("qc_auto.html", "qc_mine_tiff.html"):
         (out / name).write_text("")
     write_index(out)
     opened = Opened(browser, out)
-    overlays = opened.page.evaluate("slides.map(s => s.overlays.map(o => o[1]))")
-    auto = [[f"slides/{name}/qc_auto/overlay.png"] for name in "ab"]
-    assert overlays == [auto[0], [*auto[1], "slides/b/qc_mine_tiff/overlay.png"]]
+    shown = opened.page.evaluate("slides.map(s => s.overlays.map(o => o[1]))")
+    auto = [[f"slides/{name}/qc_auto/overlay.jpg"] for name in "ab"]
+    assert shown == [auto[0], [*auto[1], "slides/b/qc_mine_tiff/overlay.png"]]
     assert opened.wrong == []
 
 

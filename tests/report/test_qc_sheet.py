@@ -6,12 +6,14 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from thinsection.report import qc_sheet
 from thinsection.report.histoqc import write_histoqc
 from thinsection.report.qc_sheet import is_outlier, write_qc_sheet
 
@@ -178,3 +180,29 @@ def test_a_browser_sorts_and_enlarges_from_the_file_system(
         check=True,
     ).stdout
     assert 'data-seen="s4,s2,s0,s5,s3,s1,&lt;bad&gt; true 420"' in out
+
+
+def test_an_unchanged_page_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[dict[str, Any]] = []
+    for n in range(3):
+        path = f"/s{n}.svs"
+        rows.append({"slide_id": f"s{n}", "slide_path": path, "status": "done", "x": n})
+    page = tmp_path / "qc.html"
+    qc_sheet.write_qc_sheet(page, rows, title="QC")
+    first = page.read_bytes()
+    rendered: list[str] = []
+    render = qc_sheet.render_page
+
+    def counted(room: str, template: str, **values: object) -> str:
+        rendered.append(template)
+        return render(room, template, **values)
+
+    monkeypatch.setattr(qc_sheet, "render_page", counted)
+    qc_sheet.write_qc_sheet(page, rows, title="QC")
+    assert rendered == []
+    assert page.read_bytes() == first
+    qc_sheet.write_qc_sheet(page, [*rows[:2], rows[2] | {"x": 7.0}], title="QC")
+    assert rendered == ["qc_sheet.html"]
+    assert page.read_bytes() != first

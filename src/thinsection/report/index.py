@@ -22,7 +22,7 @@ from thinsection.qc.checks.check import EMPTY_SCORE
 from thinsection.report.index_parts import PATTERN as PART_FILES
 from thinsection.report.index_parts import SlideData, write_parts
 from thinsection.report.layers import Outline, paint
-from thinsection.report.picture import Picture, picture_files, read_mask
+from thinsection.report.picture import Picture, overlay_file, picture_files, read_mask
 from thinsection.report.sheets import CELL, drop_files, drop_sheets, write_sheets
 from thinsection.report.slide_seconds import slide_seconds
 from thinsection.store.ledger import SLIDES
@@ -75,6 +75,8 @@ def write_index(out: Path, *, draw_thumbnails: bool = True) -> None:
     for pattern, columns in _TABLES.items():
         for path in out.glob(pattern):
             tables[path.name] = _read_rows(path, columns)
+            if path.name.startswith("qc_"):
+                _add_overlays(out, tables[path.name])
     pictures = {}
     slide_ids = [row["slide_id"] for row in tables.get("summary.csv", [])]
     for slide_id in dict.fromkeys(slide_ids):
@@ -138,6 +140,14 @@ def _read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
                 cells["status"] = "done"
             rows.append(cells)
     return rows
+
+
+def _add_overlays(out: Path, rows: Sequence[dict[str, str]]) -> None:
+    """Adds the path of each slide's overlay to the rows of quality control."""
+    for row in rows:
+        overlay = overlay_file(out / row["folder"]) if row.get("folder") else None
+        if overlay is not None:
+            row["overlay"] = f"{row['folder']}/{overlay.name}"
 
 
 def _heatmaps(out: Path) -> dict[str, list[str]]:

@@ -142,6 +142,15 @@ def _pictures_of(folder: Path, names: Sequence[str], kind: str) -> tuple[Path, .
     return ()
 
 
+def overlay_file(folder: Path) -> Path | None:
+    """Picture of a slide's folder that shows what each check marked; older versions wrote a PNG."""
+    for name in ("overlay.jpg", "overlay.png"):
+        path = folder / name
+        if path.is_file():
+            return path
+    return None
+
+
 def thumbnail_file(folder: Path) -> Path | None:
     """Smallest picture of the whole slide in its folder, from any stage; or None."""
     for pattern in ("thumbnail*.jpg", f"{PICTURE}*.jpg", f"qc_*/{PICTURE}*.jpg"):

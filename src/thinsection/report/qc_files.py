@@ -39,7 +39,7 @@ def write_qc(
 
     `<check>.png` is the area that a check affected, `mask_use.png` the tissue in use (both white =
     True), `mask_kept.png` the tissue with overruled checks if that is more. `thumbnail.png` is the
-    work image, `overlay.png` shows it with the masks and a legend, `histogram.png` the colours in
+    work image, `overlay.jpg` shows it with the masks and a legend, `histogram.png` the colours in
     the mask, `qc.geojson` all masks in level-0 pixels.
 
     Args:
@@ -68,7 +68,9 @@ def write_qc(
         write_png(folder / f"{name}.png", pixels)
     if picture is not None:
         save_picture(folder / "picture.jpg", picture)
-    _write_overlay(result, folder / "overlay.png", picture)
+    _write_overlay(result, folder / "overlay.jpg", picture)
+    # older versions wrote a PNG
+    (folder / "overlay.png").unlink(missing_ok=True)
     _write_outlines(result, folder)
     tables: dict[str, Any] = dict.fromkeys(result.tables)
     for name, density in densities.items():

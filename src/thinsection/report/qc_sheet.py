@@ -1,5 +1,7 @@
 """Tables and page of a quality control: a row per slide, with verdicts and outliers."""
 
+import hashlib
+import json
 import math
 import statistics
 from collections import Counter
@@ -11,6 +13,7 @@ from urllib.parse import quote
 
 from PIL import Image
 
+import thinsection
 from thinsection.errors import importing
 from thinsection.files.atomic import atomic_path, write_table, write_text
 from thinsection.files.pages import render_page
@@ -19,6 +22,7 @@ from thinsection.qc.rules import parse_rule
 from thinsection.report import verdict as verdicts
 from thinsection.report.column_words import column_words
 from thinsection.report.index import INDEX, THUMBNAILS
+from thinsection.report.picture import overlay_file
 from thinsection.report.places import viewer_place
 from thinsection.report.sheets import Place, drop_sheets, write_sheets
 from thinsection.report.verdict import VerdictRule, load_rules
@@ -162,9 +166,12 @@ def write_qc_sheet(
     """
     rules = rules or load_rules(None)
     ordered = sorted(rows, key=lambda row: verdicts.natural_key(str(row["slide_id"])))
+    thumbnails = _write_thumbnails(path, ordered)
+    stamp = _stamp([title, rules, ordered, thumbnails])
+    if _has_stamp(path, stamp):
+        return
     usual = _usual_by_column(ordered)
     judged = judge_rows(ordered, rules)
-    thumbnails = _write_thumbnails(path, judged)
     lines = []
     for row in judged:
         thumbnail = thumbnails.get(str(row["slide_id"]))
@@ -186,8 +193,26 @@ def write_qc_sheet(
         points=[_plot_point(row) for row in judged if row["status"] != "failed"],
         num_outliers=sum(line.num_outliers > 0 for line in lines),
     )
-    write_text(path, page)
+    write_text(path, f"{page.rstrip()}\n{stamp}")
     drop_sheets(path.parent / THUMBNAILS, path.stem, thumbnails.values())
+
+
+def _stamp(content: object) -> str:
+    """Comment at the end of a page with a hash of all that it is made from."""
+    digest = hashlib.sha256(thinsection.__version__.encode())
+    for template in sorted((Path(__file__).parent / "templates").iterdir()):
+        digest.update(template.read_bytes())
+    digest.update(json.dumps(content, default=repr).encode())
+    return f"<!-- {digest.hexdigest()} -->\n"
+
+
+def _has_stamp(path: Path, stamp: str) -> bool:
+    """True if a page was made from the same content, so that it need not be made again."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - len(stamp)))
+        return file.read() == stamp.encode()
 
 
 def _rule_words(rule: VerdictRule) -> str:
@@ -201,8 +226,8 @@ def _write_thumbnails(path: Path, rows: Sequence[Row]) -> dict[str, Place]:
     """Draws the overlays of a page's rows into sheets; returns the place of each by slide."""
     overlays = {}
     for row in rows:
-        overlay = path.parent / picture_folder(row) / "overlay.png"
-        if overlay.is_file():
+        overlay = overlay_file(path.parent / picture_folder(row))
+        if overlay is not None:
             overlays[str(row["slide_id"])] = (overlay,)
     return write_sheets(path.parent / THUMBNAILS, path.stem, overlays, Image.open)
 
@@ -239,9 +264,12 @@ def _page_line(
     """Values of a slide for the page's template."""
     cells = [_cell(row.get(name), usual[name]) for name in usual]
     pictures = picture_folder(row)
-    names = {path.stem for path in (folder / pictures).glob("*.png")}
-    first = [name for name in ("overlay", "thumbnail", "mask_use") if name in names]
-    others = sorted(names.difference(first))
+    files = {path.stem: path.name for path in (folder / pictures).glob("*.png")}
+    overlay = overlay_file(folder / pictures)
+    if overlay is not None:
+        files["overlay"] = overlay.name
+    first = [name for name in ("overlay", "thumbnail", "mask_use") if name in files]
+    others = sorted(files.keys() - set(first))
     if thumbnail is not None:
         sheet, x, y = thumbnail
         # the page displays thumbnails at half their size
@@ -255,7 +283,7 @@ def _page_line(
         warnings=[text for text in str(row.get("warnings", "")).split("|") if text],
         thumb=thumbnail,
         pictures=[
-            (name, quote(f"{pictures}/{name}.png")) for name in [*first, *others]
+            (name, quote(f"{pictures}/{files[name]}")) for name in [*first, *others]
         ],
         cells=cells,
         num_outliers=sum(cell.outlier for cell in cells),
