@@ -58,7 +58,11 @@ def test_into_a_pipe_a_line_is_an_encoder_and_no_name_is_broken() -> None:
         assert row["revision"] == (commit if spec.repo else "the package's")
     assert [
         line.split("\t")[1] for line in lines if line.startswith("slide encoder")
-    ] == [*("mean", "max", "abmil", "titan", "gigapath")]
+    ] == [
+        *("mean", "max", "abmil", "titan", "gigapath"),
+        *("feather", "feather_uni", "feather_uni2_h", "chief", "madeleine"),
+        *("cobra", "moozy", "prism", "tangle"),
+    ]
 
 
 def test_the_default_would_load(empty_cache) -> None:

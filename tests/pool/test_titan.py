@@ -191,8 +191,11 @@ def test_early_fusion_of_overlapping_tiles_keeps_a_token_each(
     # the last column of slide 0 holds 9 tiles' edges: 3 tiles on lie columns of slide 1
     first = (at_512 - at_512.min(0)) // 256
     columns = (at_512[:, 0] // 512).max() + 3
-    second = (at_224 * 512 // 224 - at_512.min(0)) // 256
-    moved = columns - (at_224 * 512 // 224)[:, 0].min() // 512
+    # which is moved by less than a tile, onto the grid of slide 0
+    laid = at_224 * 512 // 224
+    laid = laid + at_512.min(0) % 512 - laid.min(0) % 512
+    second = (laid - at_512.min(0)) // 256
+    moved = columns - laid[:, 0].min() // 512
     second = second + np.array([2 * moved, 0])
     cells = np.concatenate([first, second])
     assert len(np.unique(cells, axis=0)) == 128

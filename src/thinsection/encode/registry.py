@@ -78,6 +78,10 @@ _SLIDE_ENCODERS = {
     "gigapath_slide": "gigapath",
     "prov_gigapath": "gigapath",
     "titan_slide": "titan",
+    "chief_slide_encoder": "chief",
+    "feather_uni_v1": "feather_uni",
+    "feather_uni_v2": "feather_uni2_h",
+    "tangle_v2": "tangle",
 }
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, cast, get_args
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +13,10 @@ from thinsection.pool import encoder as slide_encoders
 from thinsection.pool.encoder import (
     SlideEmbedding,
     SlideEncoder,
+    TiledSlide,
     TileEmbeddings,
     TileLayout,
+    naming_slide,
 )
 from thinsection.pool.inputs import checked_slide
 from thinsection.tiles import TileTable
@@ -88,7 +89,8 @@ def patient_embedding(
 ) -> SlideEmbedding:
     """One embedding (D',) from all slides of a patient.
 
-    'late' takes the mean of the slide embeddings: every slide counts the same. 'early' encodes all
+    'late' takes the mean of the slide embeddings, or what the encoder was trained to make of them
+    ('moozy:case'): every slide counts the same. 'early' encodes all
     tiles as one slide, the slides side by side along x with GAP_TILES empty tiles between them:
     every tile counts the same, and slides attend to each other. With one slide both are equal.
 
@@ -106,14 +108,13 @@ def patient_embedding(
         raise InvalidInputError(f"fusion must be 'early' or 'late', got {fusion!r}")
     layouts = _layouts(len(slides), tile_px_l0, stride_l0)
     encoder = _loaded(slide_encoder, options)
+    tiled_slides = [
+        (tiles, coords, layout)
+        for (tiles, coords), layout in zip(slides, layouts, strict=True)
+    ]
     if fusion == "early":
-        return _early(encoder, slides, layouts)
-    embeddings = []
-    for index, (tiles, coords) in enumerate(slides):
-        with _naming(index):
-            embeddings.append(encoder.encode_tiles(tiles, coords, layouts[index]))
-    mean = np.stack(embeddings).mean(0, dtype=np.float64).astype(np.float32)
-    return cast(SlideEmbedding, mean)
+        return encode_side_by_side(encoder, tiled_slides)
+    return encoder.encode_case(tiled_slides)
 
 
 def _layouts(
@@ -142,15 +143,17 @@ def _per_slide(name: str, lengths: int | Sequence[int], count: int) -> list[int]
     return list(lengths)
 
 
-def _early(
-    encoder: SlideEncoder,
-    slides: Sequence[tuple[TileEmbeddings, CoordsL0]],
-    layouts: Sequence[TileLayout],
+def encode_side_by_side(
+    encoder: SlideEncoder, slides: Sequence[TiledSlide]
 ) -> SlideEmbedding:
-    """Slide embedding of all tiles as those of one slide."""
-    tiles, coords, columns = _side_by_side(slides, layouts)
+    """Embedding (D',) of all tiles of a patient, as those of one slide: early fusion.
+
+    Memory: a float32 copy of all tile embeddings.
+    """
+    tiles, coords, columns = _side_by_side(slides)
+    first_layout = slides[0][2]
     try:
-        return encoder.encode_tiles(tiles, coords, layouts[0])
+        return encoder.encode_tiles(tiles, coords, first_layout)
     except InvalidInputError as error:
         error.add_note(
             f"{len(slides)} slides side by side, up to column {columns} in tiles; "
@@ -160,24 +163,27 @@ def _early(
 
 
 def _side_by_side(
-    slides: Sequence[tuple[TileEmbeddings, CoordsL0]], layouts: Sequence[TileLayout]
+    slides: Sequence[TiledSlide],
 ) -> tuple[npt.NDArray[np.float32], CoordsL0, int]:
     """All tiles, their corners in level-0 px of the first slide, and the last column in tiles.
 
     The first slide stays where it is; the others keep their rows, and move to the right by whole
-    tiles.
+    tiles, onto its grid.
     """
-    frame = layouts[0]
+    frame = slides[0][2]
     edge = frame.size_l0[0]
     all_tiles = []
     all_coords = []
     next_column = 0
-    for index, (tiles, coords_l0) in enumerate(slides):
-        own = layouts[index]
-        with _naming(index):
+    for index, (tiles, coords_l0, own) in enumerate(slides):
+        with naming_slide(index):
             checked, coords, own_edge = checked_slide(tiles, coords_l0, own.size_l0[0])
             _check_same_overlap(own, frame)
         scaled = coords * edge // own_edge
+        phase = scaled.min(0) % edge
+        if index == 0:
+            first_phase = phase
+        scaled = scaled + (first_phase - phase)
         columns = scaled[:, 0] // edge
         shift = 0 if index == 0 else next_column - int(columns.min())
         all_tiles.append(checked.detach().float().cpu().numpy())
@@ -202,16 +208,6 @@ def _check_same_overlap(own: TileLayout, frame: TileLayout) -> None:
             f"{own.stride_l0[0]} of {own.size_l0[0]} px and {frame.stride_l0[0]} of "
             f"{frame.size_l0[0]} px in slide 0; use fusion='late'"
         )
-
-
-@contextmanager
-def _naming(index: int) -> Iterator[None]:
-    """Add the slide's index to errors of the block."""
-    try:
-        yield
-    except InvalidInputError as error:
-        error.add_note(f"slide {index} of the patient")
-        raise
 
 
 def _loaded(slide_encoder: str | SlideEncoder, options: dict[str, Any]) -> SlideEncoder:

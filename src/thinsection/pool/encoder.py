@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +72,16 @@ class TileLayout:
         return cls((tile_px_l0, tile_px_l0), (stride_l0, stride_l0))
 
 
+@contextmanager
+def naming_slide(index: int) -> Iterator[None]:
+    """Adds the slide's index to errors of the block."""
+    try:
+        yield
+    except InvalidInputError as error:
+        error.add_note(f"slide {index} of the patient")
+        raise
+
+
 def check_pixels(name: str, length: object) -> int:
     """A length in pixels as an int. Raises InvalidInputError: it is no int > 0."""
     is_bool = isinstance(length, bool)
@@ -89,6 +100,10 @@ class Expects:
     tile_mpp: float | None = None  # µm/px
 
 
+# tile embeddings, coordinates and layout of a slide
+TiledSlide: TypeAlias = "tuple[TileEmbeddings, CoordsL0, TileLayout]"
+
+
 class SlideEncoder(ABC):
     """Tile embeddings and coordinates in, one embedding per slide out."""
 
@@ -101,6 +116,8 @@ class SlideEncoder(ABC):
     origin: Origin = Origin()  # of the weights; `load_slide_encoder` sets it
     # raised where the same tiles and weights give another embedding than in earlier releases
     version: int = 1
+    # whether `fuse` takes slide embeddings; else it takes what `case_state` gives
+    fuses_embeddings: bool = True
     has_outputs: bool = False  # whether 'NAME:OUTPUT' chooses one of several embeddings
 
     @abstractmethod
@@ -126,6 +143,34 @@ class SlideEncoder(ABC):
         An encoder that needs the step between tiles, or tiles that are not square, overrides this.
         """
         return self.encode(tile_embeddings, coords_l0, tile_px_l0=layout.size_l0[0])
+
+    def encode_case(self, slides: Iterable[TiledSlide]) -> SlideEmbedding:
+        """Embedding (D',) of all slides of a case, at least one.
+
+        The slides are asked for one after another, and each is let go before the next.
+        """
+        states = []
+        for index, (tiles, coords, layout) in enumerate(slides):
+            with naming_slide(index):
+                states.append(self.case_state(tiles, coords, layout))
+        return self.fuse(np.stack(states))
+
+    def case_state(
+        self,
+        tile_embeddings: TileEmbeddings,
+        coords_l0: CoordsL0,
+        layout: TileLayout,
+    ) -> npt.NDArray[np.float32]:
+        """What `fuse` takes of a slide (C,): its embedding."""
+        return self.encode_tiles(tile_embeddings, coords_l0, layout)
+
+    def fuse(self, states: npt.NDArray[np.float32]) -> SlideEmbedding:
+        """Embedding (D',) of a case from states (S, C) of its slides: their mean.
+
+        An encoder that was trained on cases overrides this, and `case_state`.
+        """
+        mean = states.mean(0, dtype=np.float64).astype(np.float32)
+        return cast(SlideEmbedding, mean)
 
     @classmethod
     def load(cls, options: LoadOptions) -> SlideEncoder:
@@ -261,6 +306,61 @@ _BUILT_IN = (
         ),
         target="thinsection.pool.gigapath:GigaPathSlideEncoder",
         extra="hub",
+    ),
+    Entry(
+        name="feather",
+        help="FEATHER-24K, 512-d, on tiles of conch_v15; CC-BY-NC-ND-4.0.",
+        target="thinsection.pool.attention_pools:FeatherSlideEncoder",
+        extra="hub",
+    ),
+    Entry(
+        name="feather_uni",
+        help="FEATHER-24K, 512-d, on tiles of uni; CC-BY-NC-ND-4.0.",
+        target="thinsection.pool.attention_pools:FeatherUniSlideEncoder",
+        extra="hub",
+    ),
+    Entry(
+        name="feather_uni2_h",
+        help="FEATHER-24K, 512-d, on tiles of uni2_h; CC-BY-NC-ND-4.0.",
+        target="thinsection.pool.attention_pools:FeatherUni2SlideEncoder",
+        extra="hub",
+    ),
+    Entry(
+        name="chief",
+        help="CHIEF, 768-d, on tiles of CTransPath, with your copy of its weights; AGPL-3.0.",
+        target="thinsection.pool.attention_pools:ChiefSlideEncoder",
+    ),
+    Entry(
+        name="madeleine",
+        help="MADELEINE, 512-d, on tiles of CONCH; CC-BY-NC-ND-4.0.",
+        target="thinsection.pool.attention_pools:MadeleineSlideEncoder",
+        extra="hub",
+    ),
+    Entry(
+        name="cobra",
+        help="COBRA II, a weighted mean, on tiles of uni, h_optimus_0 or CONCH; GPL-3.0.",
+        target="thinsection.pool.cobra:CobraSlideEncoder",
+        extra="hub",
+    ),
+    Entry(
+        name="moozy",
+        help=(
+            "MOOZY, 768-d, on tiles of lunit_vits8; moozy:case for its case transformer; "
+            "CC-BY-NC-SA-4.0."
+        ),
+        target="thinsection.pool.moozy:MoozySlideEncoder",
+        extra="hub",
+    ),
+    Entry(
+        name="prism",
+        help="PRISM's Perceiver, 1280-d, on tiles of virchow; CC-BY-NC-ND-4.0.",
+        target="thinsection.pool.prism:PrismSlideEncoder",
+        extra="hub",
+    ),
+    Entry(
+        name="tangle",
+        help="TANGLE, on tiles of uni, with your copy of its weights; CC-BY-NC-ND-4.0.",
+        target="thinsection.pool.attention_pools:TangleSlideEncoder",
     ),
 )
 SLIDE_ENCODERS: Registry[type[SlideEncoder]] = Registry(

@@ -26,6 +26,7 @@ from thinsection.pool.encoder import (
     TileEmbeddings,
 )
 from thinsection.pool.inputs import checked_slide
+from thinsection.pool.softmax_sums import SoftmaxSums
 from thinsection.types import CoordsL0
 from thinsection.weights.files import (
     MODEL_KEY,
@@ -36,6 +37,17 @@ from thinsection.weights.files import (
 from thinsection.weights.hub import find_weights
 
 BLOCK_ROWS = 8192  # tiles a block: a float32 copy of 8192 x 1536 is 48 MiB
+
+
+# parts of an ABMIL of MIL-Lab, gated or not, and our names of them
+_MIL_LAB_NAMES = {
+    "patch_embed.": "embed.",
+    "global_attn.attention_a.0.": "attention.V.",
+    "global_attn.attention_b.0.": "attention.U.",
+    "global_attn.attention_c.": "attention.w.",
+    "global_attn.module.0.": "attention.V.",
+    "global_attn.module.3.": "attention.w.",
+}
 
 
 class MeanSlideEncoder(SlideEncoder):
@@ -120,6 +132,7 @@ class AbmilSlideEncoder(SlideEncoder):
 
     The score is `GatedAttention`'s. A state dict of it alone, gated or not (`V.weight` (K, D),
     `V.bias` (K), `U.weight`, `U.bias` alike, `w.weight` (1, K), `w.bias` (1)): h_n is the tile x_n.
+    An ABMIL of MIL-Lab, by its own names: h_n is its projection, as in `forward_features`.
     A model of `thinsection train` with an attention (abmil, clam_sb, clam_mb): h_n is its
     projection; the sums of its members and of their attentions stand one after another, (D',).
     """
@@ -161,7 +174,7 @@ class AbmilSlideEncoder(SlideEncoder):
     def encode(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> SlideEmbedding:
-        """Weighted mean (D',) float32. Memory: N scores, one float32 block of BLOCK_ROWS x D."""
+        """Weighted mean (D',) float32. Memory: one float32 block of BLOCK_ROWS x D."""
         dim = self.expects.tile_dim
         tiles, _, _ = checked_slide(
             tile_embeddings, coords_l0, tile_px_l0, tile_dim=dim
@@ -172,29 +185,36 @@ class AbmilSlideEncoder(SlideEncoder):
 
     def _attention_sums(self, member: _Member, tiles: Tensor) -> Tensor:
         """Weighted sums of all attentions of a member, one after another."""
-        blocks = blocks_of(len(tiles), BLOCK_ROWS)
-
-        def project(rows: slice) -> Tensor:
-            return cast(Tensor, member.embed(tiles[rows].to(self._device).float()))
-
-        scores = torch.cat([member.attention(project(rows)) for rows in blocks])
-        attention = scores.double().softmax(0).T  # (A, N)
-        first, *others = blocks
-        total = attention[:, first] @ project(first).double()
-        for rows in others:
-            total = total + attention[:, rows] @ project(rows).double()
-        return total.flatten()
+        sums = SoftmaxSums()
+        for rows in blocks_of(len(tiles), BLOCK_ROWS):
+            projected = member.embed(tiles[rows].to(self._device).float())
+            sums.add(member.attention(projected), projected)
+        return sums.result().flatten()
 
 
 def _attention_weights(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights of attentions and projections alone, as 'MEMBER.attention.V.weight'."""
     if "V.weight" in state_dict:
         return {f"0.attention.{name}": value for name, value in state_dict.items()}
+    if any("global_attn." in name for name in state_dict):
+        return _mil_lab_weights(state_dict)
     return {
         name: value
         for name, value in state_dict.items()
         if name.split(".")[1:2] in (["attention"], ["embed"])
     }
+
+
+def _mil_lab_weights(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of an ABMIL of MIL-Lab under our names, without its classifier."""
+    weights = {}
+    for name, value in state_dict.items():
+        our_name = name.removeprefix("model.")
+        for theirs, ours in _MIL_LAB_NAMES.items():
+            our_name = our_name.replace(theirs, ours)
+        if not our_name.startswith("classifier."):
+            weights[f"0.{our_name}"] = value
+    return weights
 
 
 def _states_of_members(state: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:

@@ -10,7 +10,7 @@ from typing import ClassVar, Generic, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from thinsection.errors import BudgetError, WeightsError
+from thinsection.errors import BudgetError, ConfigError, WeightsError
 from thinsection.pool.encoder import LoadOptions, SlideEncoder
 from thinsection.types import MIB, format_bytes
 from thinsection.weights.files import load_strictly, read_state_dict
@@ -32,19 +32,29 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
     `ConfigT` describes the network's sizes, None where it comes in one size.
     """
 
-    repository: ClassVar[str]  # on the hub
-    revision: ClassVar[str]  # a commit
+    repository: ClassVar[str | None]  # on the hub; None where the weights lie elsewhere
+    revision: ClassVar[str | None]  # a commit; None where no public record names one
+    published_at: ClassVar[str] = ""  # where weights are that the hub does not have
     files: ClassVar[tuple[str, ...]]  # names of the weights file, the preferred first
     # the weights' names begin with it; beside them lies another model
     prefix: ClassVar[str] = ""
-    # pattern of the names of the layers whose products bfloat16 is for
-    large_layers: ClassVar[str]
+    # tables of a checkpoint that together are the weights; none: it is one table
+    tables: ClassVar[tuple[str, ...]] = ()
+    # how names begin that the file has, and the slide embedding does not need
+    unused: ClassVar[tuple[str, ...]] = ()
+    # pattern of the names of the layers whose products bfloat16 is for; None: of no layer
+    large_layers: ClassVar[str | None] = None
 
     def __init__(self, net: nn.Module, *, options: LoadOptions) -> None:
         self._device = resolve_device(options.device, mps=False)
         self._budget_bytes = options.budget_bytes
         self.net = net.to(self._device).eval().requires_grad_(False)
         if options.precision == "bf16":
+            if self.large_layers is None:
+                raise ConfigError(
+                    f"precision must be fp32 for slide encoder {type(self).name!r}, whose "
+                    "network is small, got 'bf16'"
+                )
             self.precision = "bf16"
             for name, layer in net.named_modules():
                 if re.fullmatch(self.large_layers, name):
@@ -56,6 +66,16 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
         """The network, of the published sizes or of `config`, its weights to be loaded."""
 
     @classmethod
+    def sizes_of(cls, state_dict: Mapping[str, Tensor]) -> ConfigT | None:
+        """Sizes that these weights say, where their file comes in several; None: the published."""
+        return None
+
+    @classmethod
+    def first_name(cls, name: str, config: ConfigT | None) -> str:
+        """Name under which a shared weight stands first, where a file may repeat it."""
+        return name
+
+    @classmethod
     def from_state_dict(
         cls,
         state_dict: Mapping[str, Tensor],
@@ -65,16 +85,36 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
     ) -> Self:
         """The encoder with published weights; a WeightsError where a name or shape does not fit."""
         with torch.device("meta"):
-            net = cls.build(config)
+            net = cls.build(config or cls.sizes_of(state_dict))
         weights = {
             name.removeprefix(cls.prefix): value.detach().clone()
             for name, value in state_dict.items()
             if name.startswith(cls.prefix)
         }
-        weights_hash = load_strictly(net, weights, source=cls.name)
+        own_weights = cls._without_copies(weights, config)
+        weights_hash = load_strictly(
+            net, own_weights, source=cls.name, unused=cls.unused
+        )
         encoder = cls(net, options=options)
         encoder.weights_hash = weights_hash
         return encoder
+
+    @classmethod
+    def _without_copies(
+        cls, weights: Mapping[str, Tensor], config: ConfigT | None
+    ) -> dict[str, Tensor]:
+        """Weights under their first names; a WeightsError where the copies of one differ."""
+        own: dict[str, Tensor] = {}
+        for name, value in weights.items():
+            first_name = cls.first_name(name, config)
+            first = weights.get(first_name, value)
+            if first.shape != value.shape or not torch.equal(first, value):
+                raise WeightsError(
+                    f"copies of a shared weight must be equal, got another {name!r} than "
+                    f"{first_name!r} in {cls.name!r}; check that the file belongs to this encoder"
+                )
+            own[first_name] = value
+        return own
 
     @classmethod
     def from_pretrained(
@@ -90,9 +130,14 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
         repository without huggingface_hub.
         """
         source = path_or_repo or cls.repository
+        if source is None:
+            raise WeightsError(
+                f"weights of slide encoder {cls.name!r} must be passed, got none; download them "
+                f"from {cls.published_at}, then pass --slide-weights FILE (weights=FILE)"
+            )
         revision = cls.revision if str(source) == cls.repository else None
         path = find_weights(source, files=cls.files, revision=revision)
-        state_dict = read_state_dict(path)
+        state_dict = read_state_dict(path, tables=cls.tables)
         encoder = cls.from_state_dict(state_dict, config=config, options=options)
         encoder.origin = replace(encoder.origin, revision=commit_of(path))
         return encoder
@@ -121,7 +166,7 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
         weights = {}
         for name, shape in shapes.items():
             value = torch.randn(shape, generator=generator)
-            if re.search(r"norm|\.ln_|_ln\.", name) and name.endswith("weight"):
+            if len(shape) == 1 and name.endswith("weight"):  # of a layer norm
                 value = 1 + 0.1 * value
             elif name.endswith("bias"):
                 value = 0.05 * value

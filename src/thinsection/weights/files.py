@@ -47,8 +47,13 @@ def write_tensors(
     write_bytes(path, save(dict(tensors), dict(metadata)))
 
 
-def read_state_dict(path: str | Path) -> StateDict:
+def read_state_dict(path: str | Path, *, tables: tuple[str, ...] = ()) -> StateDict:
     """Returns the tensors of a checkpoint, under their names. Memory: once; safetensors are mapped.
+
+    Args:
+        path: the file.
+        tables: of a torch file whose weights stand in several tables beside each other; the name
+            of its table comes before the name of each tensor.
 
     Raises WeightsError: the file is missing, damaged, needs unpickling, or holds no named tensors.
     """
@@ -61,7 +66,7 @@ def read_state_dict(path: str | Path) -> StateDict:
             state |= read_state_dict(path.parent / name)
         return state
     if path.suffix != SAFETENSORS:
-        return _read_torch(path)
+        return _read_torch(path, tables)
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -96,7 +101,7 @@ def files_of(path: Path) -> tuple[str, ...]:
     return tuple(str(each.absolute()) for each in dict.fromkeys(paths))
 
 
-def _read_torch(path: Path) -> StateDict:
+def _read_torch(path: Path, tables: tuple[str, ...]) -> StateDict:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
@@ -105,6 +110,12 @@ def _read_torch(path: Path) -> StateDict:
             f"weights must be plain tensors, got {str(path)!r}: {reason}; "
             "convert them to safetensors"
         ) from error
+    if tables and isinstance(loaded, Mapping) and loaded.keys() >= set(tables):
+        loaded = {
+            f"{table}.{name}": tensor
+            for table in tables
+            for name, tensor in loaded[table].items()
+        }
     table = loaded
     while isinstance(table, Mapping):
         if table and all(isinstance(value, Tensor) for value in table.values()):

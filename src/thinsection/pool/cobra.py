@@ -1,0 +1,295 @@
+"""COBRA's slide encoder: Mamba-2 layers weigh the tiles, in any encoder's embeddings they sum up.
+
+The layers read the tiles in their order, once, and carry a state of fixed size from block to block.
+
+Shapes: n tiles of a block, D channels of a tile embedding, C channels of a state, H heads of P
+channels of a layer's state, S values for each of these channels.
+
+Source: Lenz et al., "Unsupervised foundation model-agnostic slide-level representation learning",
+2025 (COBRA); Dao, Gu, "Transformers are SSMs", 2024 (Mamba-2). Names of parameters are those of
+the authors' file.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from thinsection.attention.blocks import blocks_of
+from thinsection.attention.products import fast_products
+from thinsection.errors import InvalidInputError
+from thinsection.pool.attention_pools import Scores
+from thinsection.pool.encoder import (
+    Expects,
+    LoadOptions,
+    SlideEmbedding,
+    TileEmbeddings,
+)
+from thinsection.pool.inputs import checked_slide
+from thinsection.pool.published import PublishedSlideEncoder
+from thinsection.pool.softmax_sums import SoftmaxSums
+from thinsection.types import CoordsL0
+
+BLOCK_ROWS = (
+    256  # tiles a block: weights of pairs of a block, 24 x 256 x 256, are 6 MiB
+)
+EXPANSION = 2  # channels inside a layer, for each of its own
+CONV_TILES = 4  # tiles that a layer's convolution sees: this one and those before it
+TRAINED_NAMES = (
+    "momentum_enc."  # stands before the names that a training checkpoint is asked for
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CobraSizes:
+    """Sizes; the defaults are those of COBRA II."""
+
+    tile_dims: tuple[int, ...] = (
+        512,
+        1024,
+        1280,
+        1536,
+    )  # of the encoders it was trained on
+    dim: int = 768
+    num_layers: int = 1
+    state: int = 128  # S
+    state_heads: int = 24
+    num_heads: int = 4  # of the scores
+    hidden: int = 256  # channels between a head's state and its score
+
+
+class LayerState:
+    """What a layer carries from one block of tiles to the next."""
+
+    def __init__(self, layer: "Mamba2Layer") -> None:
+        device = layer.D.device
+        conv_dim = layer.conv1d.weight.shape[0]
+        # inputs of the convolution of the last tiles
+        self.inputs = torch.zeros(CONV_TILES - 1, conv_dim, device=device)
+        heads, channels, values = layer.state_shape
+        self.memory = torch.zeros(heads, channels, values, device=device)
+
+
+class Mamba2Layer(nn.Module):
+    """A selective state space: h_t = exp(dt a) h_(t-1) + dt x_t b_t, y_t = h_t c_t + D x_t."""
+
+    def __init__(self, sizes: CobraSizes) -> None:
+        super().__init__()
+        inner = EXPANSION * sizes.dim
+        conv_dim = inner + 2 * sizes.state
+        heads = sizes.state_heads
+        self.state_shape = (heads, inner // heads, sizes.state)
+        self.in_proj = nn.Linear(sizes.dim, inner + conv_dim + heads, bias=False)
+        self.conv1d = nn.Conv1d(conv_dim, conv_dim, CONV_TILES, groups=conv_dim)
+        self.dt_bias = nn.Parameter(torch.zeros(heads))
+        self.A_log = nn.Parameter(torch.zeros(heads))
+        self.D = nn.Parameter(torch.zeros(heads))
+        self.norm = nn.RMSNorm(inner, eps=1e-5)
+        self.out_proj = nn.Linear(inner, sizes.dim, bias=False)
+
+    def forward_block(self, x: Tensor, state: LayerState) -> Tensor:
+        """Output (n, C) of a block of states (n, C); `state` moves on to the next block."""
+        heads, channels, values = self.state_shape
+        inner = heads * channels
+        gates, mixed, steps = self.in_proj(x).split(
+            [inner, inner + 2 * values, heads], 1
+        )
+        inputs = torch.cat([state.inputs, mixed])
+        state.inputs = inputs[-(CONV_TILES - 1) :]
+        convolved = F.silu(self.conv1d(inputs.T[None])[0].T)
+        tiles, writes, reads = torch.split(convolved, [inner, values, values], 1)
+        tiles = tiles.view(len(x), heads, channels)
+        steps = F.softplus(steps + self.dt_bias)  # dt, (n, H)
+        y = self._scan(tiles, steps, writes, reads, state)
+        y = (y + self.D[:, None] * tiles).flatten(1)
+        return cast(Tensor, self.out_proj(self.norm(y * F.silu(gates))))
+
+    def _scan(
+        self,
+        tiles: Tensor,
+        steps: Tensor,
+        writes: Tensor,
+        reads: Tensor,
+        state: LayerState,
+    ) -> Tensor:
+        """Reads (n, H, P) of the memory after each tile, which the tiles write to in turn."""
+        decay = (steps * -self.A_log.exp()).cumsum(0)  # (n, H), of the logarithm
+        from_to = decay[:, None] - decay[None]  # (n, n, H): tile, earlier tile
+        is_later = (
+            torch.ones(len(tiles), len(tiles), device=tiles.device).triu(1).bool()
+        )
+        kept = from_to.masked_fill(is_later[..., None], -torch.inf).exp()
+        similarity = reads @ writes.T  # (n, n)
+        written = tiles * steps[..., None]
+        own_block = torch.einsum("ij,ijh,jhp->ihp", similarity, kept, written)
+        earlier = torch.einsum("is,hps->ihp", reads, state.memory)
+        y = own_block + decay.exp()[..., None] * earlier
+        until_end = (decay[-1] - decay).exp()[..., None]
+        new = torch.einsum("jhp,js->hps", written * until_end, writes)
+        state.memory = decay[-1].exp()[:, None, None] * state.memory + new
+        return y
+
+
+class _Embed(nn.Module):
+    """Layer norm and two layers, for the embeddings of one length."""
+
+    def __init__(self, tile_dim: int, dim: int) -> None:
+        super().__init__()
+        self.head = nn.Sequential(
+            nn.LayerNorm(tile_dim),
+            nn.Linear(tile_dim, dim),
+            nn.Dropout(),  # numbers the layers; inference drops nothing
+            nn.SiLU(),
+            nn.Linear(dim, dim),
+        )
+
+
+class CobraNet(nn.Module):
+    """The slide encoder."""
+
+    def __init__(self, sizes: CobraSizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.embed = nn.ModuleDict(
+            {str(tile_dim): _Embed(tile_dim, sizes.dim) for tile_dim in sizes.tile_dims}
+        )
+        self.norm = nn.LayerNorm(sizes.dim)
+        layers = [
+            nn.Sequential(nn.LayerNorm(sizes.dim), Mamba2Layer(sizes))
+            for _ in range(sizes.num_layers)
+        ]
+        self.mamba_enc = nn.ModuleDict(
+            {
+                "_fc1": nn.Sequential(nn.Linear(sizes.dim, sizes.dim), nn.GELU()),
+                "layers": nn.ModuleList(layers),
+                "classifier": nn.Linear(sizes.dim, sizes.dim),
+            }
+        )
+        head_dim = sizes.dim // sizes.num_heads
+        self.attn = nn.ModuleList(
+            Scores(head_dim, sizes.hidden) for _ in range(sizes.num_heads)
+        )
+
+    def forward(self, tiles: Tensor, device: torch.device) -> Tensor:
+        """Weighted sum (D,) float64 of tiles (N, D)."""
+        embed = cast(_Embed, self.embed[str(tiles.shape[1])])
+        layers = cast(list[nn.Sequential], self.mamba_enc["layers"])
+        states = [LayerState(cast(Mamba2Layer, layer[1])) for layer in layers]
+        sums = SoftmaxSums()
+        for rows in blocks_of(len(tiles), BLOCK_ROWS):
+            block = tiles[rows].to(device).float()
+            x = self.mamba_enc["_fc1"](embed.head(block))
+            for (norm, mamba), state in zip(layers, states, strict=True):
+                x = x + cast(Mamba2Layer, mamba).forward_block(norm(x), state)
+            x = self.norm(self.mamba_enc["classifier"](x))
+            sums.add(self._scores(x), block)
+        return sums.result()[0]
+
+    def _scores(self, x: Tensor) -> Tensor:
+        """Score (n, 1) of states (n, C): the mean of the heads, who take channels in turn."""
+        of_head = x.view(len(x), -1, len(self.attn))
+        scores = [attn(of_head[..., head]) for head, attn in enumerate(self.attn)]
+        return torch.cat(scores, 1).mean(1, keepdim=True)
+
+
+class CobraSlideEncoder(PublishedSlideEncoder[CobraSizes]):
+    """COBRA II, or COBRA by its file: the weighted mean (D,) of the tile embeddings themselves."""
+
+    name = "cobra"
+    expects = Expects(
+        tile_encoders=(
+            "conch",
+            "conch_v1",
+            "uni",
+            "uni_v1",
+            "virchow2_cls",
+            "h_optimus_0",
+        ),
+        tile_px=224,
+        tile_mpp=1.0,
+    )
+    repository = "KatherLab/COBRA"
+    revision = None
+    files = ("cobraII.safetensors", "cobraII.pth.tar")
+    unused = ("mamba_enc.norm.",)
+
+    net: CobraNet
+
+    @classmethod
+    def build(cls, config: CobraSizes | None = None) -> CobraNet:
+        return CobraNet(config or CobraSizes())
+
+    @classmethod
+    def from_state_dict(
+        cls,
+        state_dict: Mapping[str, Tensor],
+        *,
+        config: CobraSizes | None = None,
+        options: LoadOptions = LoadOptions(),  # noqa: B008 - a frozen value
+    ) -> Self:
+        """See `PublishedSlideEncoder`; of a training checkpoint the averaged encoder is taken."""
+        averaged = {}
+        for name, value in state_dict.items():
+            _, is_averaged, own_name = name.rpartition(TRAINED_NAMES)
+            if is_averaged and not own_name.startswith("proj"):
+                averaged[own_name] = value
+        return super().from_state_dict(
+            averaged or state_dict, config=config, options=options
+        )
+
+    @classmethod
+    def sizes_of(cls, state_dict: Mapping[str, Tensor]) -> CobraSizes | None:
+        """Sizes by the names and shapes of a file."""
+        first = "mamba_enc.layers.0.1."
+        needed = ("norm.weight", f"{first}A_log", f"{first}conv1d.bias")
+        score = "attn.0.attention_a.0.weight"
+        if not state_dict.keys() >= {*needed, score}:
+            return None
+        names = "\n".join(state_dict)
+        dim = len(state_dict["norm.weight"])
+        return CobraSizes(
+            tile_dims=tuple(
+                map(int, re.findall(r"^embed\.(\d+)\.head\.0\.bias$", names, re.M))
+            ),
+            dim=dim,
+            num_layers=len(re.findall(r"^mamba_enc\.layers\.\d+\.1\.D$", names, re.M)),
+            state=(len(state_dict[f"{first}conv1d.bias"]) - EXPANSION * dim) // 2,
+            state_heads=len(state_dict[f"{first}A_log"]),
+            num_heads=len(re.findall(r"^attn\.\d+\.attention_c\.bias$", names, re.M)),
+            hidden=len(state_dict[score]),
+        )
+
+    @classmethod
+    def random_weights(
+        cls, config: CobraSizes | None = None, *, seed: int
+    ) -> dict[str, Tensor]:
+        """As of all encoders, with heads that remember from one to some hundred tiles."""
+        weights = super().random_weights(config, seed=seed)
+        for name, value in weights.items():
+            if name.endswith("dt_bias"):
+                weights[name] = torch.linspace(-6, 0, len(value))
+        return weights
+
+    @torch.inference_mode()
+    @fast_products()
+    def encode(
+        self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
+    ) -> SlideEmbedding:
+        """Slide embedding (D,) float32; it depends on the order of the tiles.
+
+        Memory: 50 MiB, whatever the number of tiles.
+        Raises InvalidInputError: D is of none of the encoders that it was trained on.
+        """
+        tiles, _, _ = checked_slide(tile_embeddings, coords_l0, tile_px_l0)
+        known = self.net.sizes.tile_dims
+        if tiles.shape[1] not in known:
+            raise InvalidInputError(
+                f"tile_embeddings must have {', '.join(map(str, known))} channels for slide "
+                f"encoder 'cobra', got {tiles.shape[1]}; check which tile encoder made them"
+            )
+        embedding = self.net(tiles, self._device).float()
+        return cast(SlideEmbedding, embedding.cpu().numpy())

@@ -1,0 +1,488 @@
+"""MOOZY's slide encoder and case transformer: a vision transformer with 2-D ALiBi over tiles.
+
+Shapes: N tiles, T tokens (cls, registers, then tiles), C channels of a state, H heads of D
+channels, S slides of a case.
+
+Source: "MOOZY: a patient-first foundation model for computational pathology", 2026,
+arXiv:2603.27048. Names of parameters are those of the authors' file.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from thinsection.attention import alibi2d_attention
+from thinsection.attention.blocks import blocks_of
+from thinsection.attention.products import fast_products
+from thinsection.errors import ConfigError, InvalidInputError, WeightsError
+from thinsection.pool.encoder import (
+    Expects,
+    LoadOptions,
+    SlideEmbedding,
+    TileEmbeddings,
+    TileLayout,
+)
+from thinsection.pool.inputs import checked_slide
+from thinsection.pool.published import (
+    ATTENTION_BYTES,
+    TOKEN_BLOCK,
+    PublishedSlideEncoder,
+    plan_heads,
+)
+from thinsection.types import CoordsL0, Size
+
+OFF_GRID = 0.25  # of a tile: how far the authors let a tile lie from the grid
+SLIDE_NAMES = (
+    "teacher_slide_encoder."  # begins the names of the slide encoder's weights
+)
+CASE_NAMES = "case_transformer."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoozySizes:
+    """Sizes; the defaults are the published ones, where the authors' documents name them."""
+
+    tile_dim: int = 384
+    dim: int = 768
+    num_layers: int = 6
+    num_heads: int = 12
+    mlp_dim: int = 3072
+    num_registers: int = 4
+    normed_heads: bool = False  # whether q and k of each head are normed
+    scaled: bool = False  # whether a layer's additions have a factor for each channel
+    case_layers: int = 3
+    case_heads: int = 12
+    case_registers: int = 0
+    case_normed_heads: bool = False
+    case_scaled: bool = True
+
+
+class ChannelFactors(nn.Module):
+    """A factor for each channel."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class MoozyBlock(nn.Module):
+    """x += attention(norm1(x)); x += mlp(norm2(x)); of the slide encoder and of the case."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        mlp_dim: int,
+        *,
+        normed_heads: bool,
+        scaled: bool,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.norm1 = nn.LayerNorm(dim)
+        self.norm2 = nn.LayerNorm(dim)
+        self.q_proj = nn.Linear(dim, dim)
+        self.k_proj = nn.Linear(dim, dim)
+        self.v_proj = nn.Linear(dim, dim)
+        self.out_proj = nn.Linear(dim, dim)
+        self.q_norm = nn.LayerNorm(self.head_dim) if normed_heads else nn.Identity()
+        self.k_norm = nn.LayerNorm(self.head_dim) if normed_heads else nn.Identity()
+        self.fc1 = nn.Linear(dim, mlp_dim)
+        self.fc2 = nn.Linear(mlp_dim, dim)
+        self.ls_attn = ChannelFactors(dim) if scaled else nn.Identity()
+        self.ls_mlp = ChannelFactors(dim) if scaled else nn.Identity()
+
+    def forward_(self, x: Tensor, attention: "HeadsAttention") -> None:
+        """Write the states (T, C) after this block over `x`; for inference."""
+        attended = self._attend(x, attention)
+        for rows in blocks_of(len(x), TOKEN_BLOCK):
+            x[rows] += self.ls_attn(self.out_proj(attended[rows].flatten(1)))
+            hidden = F.gelu(self.fc1(self.norm2(x[rows])))
+            x[rows] += self.ls_mlp(self.fc2(hidden))
+
+    def _attend(self, x: Tensor, attention: "HeadsAttention") -> Tensor:
+        """Attention output (T, H, D) before the projection."""
+        at_a_time = attention.heads_at_a_time
+        qkv = x.new_empty(3, len(x), at_a_time, self.head_dim)
+        output = None
+        if at_a_time < self.num_heads:
+            output = x.new_empty(len(x), self.num_heads, self.head_dim)
+        for first in range(0, self.num_heads, at_a_time):
+            heads = slice(first, first + at_a_time)
+            self._project(x, heads, qkv)
+            q, k, v = qkv.transpose(1, 2)
+            attention(q, k, v, heads)
+            if output is not None:
+                output[:, heads] = qkv[0]
+        return qkv[0] if output is None else output
+
+    def _project(self, x: Tensor, heads: slice, qkv: Tensor) -> None:
+        """Write q, k and v of these heads to `qkv` (3, T, h, D)."""
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        norms = (self.q_norm, self.k_norm, nn.Identity())
+        channels = slice(heads.start * self.head_dim, heads.stop * self.head_dim)
+        for rows in blocks_of(len(x), TOKEN_BLOCK):
+            normed = self.norm1(x[rows])
+            for index, (layer, norm) in enumerate(zip(layers, norms, strict=True)):
+                projected = F.linear(
+                    normed, layer.weight[channels], layer.bias[channels]
+                )
+                qkv[index, rows] = norm(
+                    projected.view(len(projected), -1, self.head_dim)
+                )
+
+
+class HeadsAttention:
+    """Attention of some heads, whose output is written over q (h, T, D); none has a place here."""
+
+    def __init__(self, heads_at_a_time: int) -> None:
+        self.heads_at_a_time = heads_at_a_time
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> None:
+        q.copy_(F.scaled_dot_product_attention(q[None], k[None], v[None])[0])
+
+
+class TileAttention(HeadsAttention):
+    """Attention of tokens whose tiles have places: near tiles count for more."""
+
+    def __init__(
+        self, heads_at_a_time: int, cells: Tensor, slopes: Tensor, num_prefix: int
+    ) -> None:
+        super().__init__(heads_at_a_time)
+        self._cells = cells  # (N, 2)
+        self._slopes = slopes  # (H,), >= 0
+        self._num_prefix = num_prefix
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> None:
+        alibi2d_attention(
+            q[None],
+            k[None],
+            v[None],
+            self._cells,
+            self._slopes[heads],
+            num_prefix_tokens=self._num_prefix,
+            budget_bytes=ATTENTION_BYTES,
+            out=q[None],
+        )
+
+
+class MoozySlideNet(nn.Module):
+    """The slide encoder, which the authors train as a teacher."""
+
+    def __init__(self, sizes: MoozySizes) -> None:
+        super().__init__()
+        self.input_proj = nn.Sequential(nn.Linear(sizes.tile_dim, sizes.dim), nn.GELU())
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, sizes.dim))
+        if sizes.num_registers:
+            self.register_tokens = nn.Parameter(
+                torch.zeros(1, sizes.num_registers, sizes.dim)
+            )
+        self.pos_bias = nn.Module()
+        self.pos_bias.register_buffer("slopes", torch.zeros(sizes.num_heads, 1))
+        self.blocks = nn.ModuleList(
+            MoozyBlock(
+                sizes.dim,
+                sizes.num_heads,
+                sizes.mlp_dim,
+                normed_heads=sizes.normed_heads,
+                scaled=sizes.scaled,
+            )
+            for _ in range(sizes.num_layers)
+        )
+        self.norm = nn.LayerNorm(sizes.dim)
+        self.num_registers = sizes.num_registers
+
+    def cls_(
+        self, tiles: Tensor, rows: Tensor, cells: Tensor, *, heads_at_a_time: int
+    ) -> Tensor:
+        """Class token (C,) of the tiles (N, D) at these rows, which lie at cells (n, 2)."""
+        num_prefix = 1 + self.num_registers
+        x = self.cls_token.new_empty(num_prefix + len(rows), self.cls_token.shape[-1])
+        x[:1] = self.cls_token[0]
+        if self.num_registers:
+            x[1:num_prefix] = self.register_tokens[0]
+        for block in blocks_of(len(rows), TOKEN_BLOCK):
+            picked = tiles.index_select(0, rows[block].to(tiles.device))
+            embedded = self.input_proj(picked.to(x.device, x.dtype))
+            x[num_prefix + block.start : num_prefix + block.stop] = embedded
+        slopes = -cast(Tensor, self.pos_bias.slopes)[:, 0]
+        attention = TileAttention(heads_at_a_time, cells, slopes, num_prefix)
+        for layer in self.blocks:
+            cast(MoozyBlock, layer).forward_(x, attention)
+        return cast(Tensor, self.norm(x[0]))
+
+
+class MoozyCaseNet(nn.Module):
+    """The case transformer: class tokens of slides in, one state of the case out."""
+
+    def __init__(self, sizes: MoozySizes) -> None:
+        super().__init__()
+        self.case_token = nn.Parameter(torch.zeros(1, 1, sizes.dim))
+        if sizes.case_registers:
+            self.register_tokens = nn.Parameter(
+                torch.zeros(1, sizes.case_registers, sizes.dim)
+            )
+        self.blocks = nn.ModuleList(
+            MoozyBlock(
+                sizes.dim,
+                sizes.case_heads,
+                sizes.mlp_dim,
+                normed_heads=sizes.case_normed_heads,
+                scaled=sizes.case_scaled,
+            )
+            for _ in range(sizes.case_layers)
+        )
+        self.norm = nn.LayerNorm(sizes.dim)
+        self.num_heads = sizes.case_heads
+        self.num_registers = sizes.case_registers
+
+    def forward(self, slides: Tensor) -> Tensor:
+        """State (C,) of a case of slides (S, C)."""
+        tokens = [self.case_token[0]]
+        if self.num_registers:
+            tokens.append(self.register_tokens[0])
+        x = torch.cat([*tokens, slides])
+        attention = HeadsAttention(self.num_heads)
+        for block in self.blocks:
+            cast(MoozyBlock, block).forward_(x, attention)
+        return cast(Tensor, self.norm(x[0]))
+
+
+class MoozyNet(nn.Module):
+    """Both networks, under the names of the tables of the authors' file."""
+
+    def __init__(self, sizes: MoozySizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.teacher_slide_encoder = MoozySlideNet(sizes)
+        self.case_transformer = MoozyCaseNet(sizes)
+
+
+class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
+    """MOOZY's embeddings (768,), on tiles of Lunit's ViT-S/8.
+
+    'moozy' is the class token of the slide encoder; 'moozy:case' the case transformer's state,
+    which `moozy encode` writes, of this one slide, and in `patient_embedding` of all slides.
+    """
+
+    name = "moozy"
+    expects = Expects(
+        tile_encoders=("lunit_vits8", "lunit_vit_small_patch8_dino"),
+        tile_dim=384,
+        tile_px=224,
+        tile_mpp=0.5,
+    )
+    has_outputs = True
+    repository = "AtlasAnalyticsLab/MOOZY"
+    revision = None
+    files = ("moozy.safetensors", "moozy.pt")
+    tables = ("teacher_slide_encoder", "case_transformer")
+    unused: ClassVar[tuple[str, ...]] = (f"{SLIDE_NAMES}mask_token",)
+
+    net: MoozyNet
+
+    def __init__(self, net: MoozyNet, *, options: LoadOptions) -> None:
+        super().__init__(net, options=options)
+        if options.output not in ("", "slide", "case"):
+            raise ConfigError(
+                "output of slide encoder 'moozy' must be slide or case, got "
+                f"{options.output!r}"
+            )
+        self._of_case = options.output == "case"
+        if self._of_case:
+            self.name = "moozy:case"
+            self.fuses_embeddings = False
+        self.dim = net.sizes.dim
+        slopes = cast(Tensor, net.teacher_slide_encoder.pos_bias.slopes)
+        if bool((slopes > 0).any()):
+            raise WeightsError(
+                "slopes of slide encoder 'moozy' must be <= 0, so that near tiles count for "
+                "more, got a larger one"
+            )
+
+    @classmethod
+    def build(cls, config: MoozySizes | None = None) -> MoozyNet:
+        return MoozyNet(config or MoozySizes())
+
+    @classmethod
+    def sizes_of(cls, state_dict: Mapping[str, Tensor]) -> MoozySizes | None:
+        """Sizes by the names and shapes of a file; heads of the case are the published ones."""
+        first = f"{SLIDE_NAMES}blocks.0."
+        needed = (
+            f"{SLIDE_NAMES}input_proj.0.weight",
+            f"{SLIDE_NAMES}pos_bias.slopes",
+            f"{first}fc1.weight",
+        )
+        if not state_dict.keys() >= set(needed):
+            return None
+        dim, tile_dim = state_dict[needed[0]].shape
+        case_first = f"{CASE_NAMES}blocks.0."
+        return MoozySizes(
+            tile_dim=tile_dim,
+            dim=dim,
+            num_layers=_num_blocks(state_dict, SLIDE_NAMES),
+            num_heads=len(state_dict[needed[1]]),
+            mlp_dim=len(state_dict[needed[2]]),
+            num_registers=_num_registers(state_dict, SLIDE_NAMES),
+            normed_heads=f"{first}q_norm.weight" in state_dict,
+            scaled=f"{first}ls_attn.gamma" in state_dict,
+            case_layers=_num_blocks(state_dict, CASE_NAMES),
+            case_registers=_num_registers(state_dict, CASE_NAMES),
+            case_normed_heads=f"{case_first}q_norm.weight" in state_dict,
+            case_scaled=f"{case_first}ls_attn.gamma" in state_dict,
+        )
+
+    @classmethod
+    def first_name(cls, name: str, config: MoozySizes | None) -> str:
+        """Each block of the authors' file repeats the slopes."""
+        return re.sub(r"\.blocks\.\d+\.pos_bias\.slopes$", ".pos_bias.slopes", name)
+
+    @classmethod
+    def random_weights(
+        cls, config: MoozySizes | None = None, *, seed: int
+    ) -> dict[str, Tensor]:
+        """As of all encoders, with slopes from -1/2 down to -1/256."""
+        weights = super().random_weights(config, seed=seed)
+        name = f"{SLIDE_NAMES}pos_bias.slopes"
+        exponents = torch.linspace(-1, -8, len(weights[name]))
+        weights[name] = -(2**exponents)[:, None]
+        return weights
+
+    def encode(
+        self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
+    ) -> SlideEmbedding:
+        """Slide embedding (768,) float32 from embeddings (N, 384).
+
+        Memory: 7 to 12 KiB a tile, as the budget allows; BudgetError for too many tiles.
+        """
+        layout = TileLayout.square(tile_px_l0)
+        return self.encode_tiles(tile_embeddings, coords_l0, layout)
+
+    def encode_tiles(
+        self,
+        tile_embeddings: TileEmbeddings,
+        coords_l0: CoordsL0,
+        layout: TileLayout,
+    ) -> SlideEmbedding:
+        """Slide embedding (768,), see `encode`.
+
+        Raises InvalidInputError: the tiles do not lie on one grid without overlap.
+        """
+        state = self.case_state(tile_embeddings, coords_l0, layout)
+        return self.fuse(state[None])
+
+    @torch.inference_mode()
+    def fuse(self, states: npt.NDArray[np.float32]) -> SlideEmbedding:
+        """Embedding (768,) of a case from class tokens (S, C) of its slides.
+
+        Their mean, or with 'moozy:case' the case transformer's state.
+        """
+        if not self._of_case:
+            return super().fuse(states)
+        tokens = torch.from_numpy(states).to(self._device)
+        return cast(SlideEmbedding, self.net.case_transformer(tokens).cpu().numpy())
+
+    @torch.inference_mode()
+    @fast_products()
+    def case_state(
+        self,
+        tile_embeddings: TileEmbeddings,
+        coords_l0: CoordsL0,
+        layout: TileLayout,
+    ) -> npt.NDArray[np.float32]:
+        """Class token (C,) of a slide."""
+        sizes = self.net.sizes
+        tiles, coords, _ = checked_slide(
+            tile_embeddings, coords_l0, layout.size_l0[0], tile_dim=sizes.tile_dim
+        )
+        rows, cells = tiles_on_grid(tiles, coords, layout.size_l0)
+        num_tokens = 1 + sizes.num_registers + len(rows)
+        token = self.net.teacher_slide_encoder.cls_(
+            tiles,
+            torch.from_numpy(rows),
+            torch.from_numpy(cells).to(self._device),
+            heads_at_a_time=heads_at_a_time(
+                num_tokens, sizes, budget_bytes=self._budget_bytes
+            ),
+        )
+        return cast(SlideEmbedding, token.cpu().numpy())
+
+
+def _num_blocks(state_dict: Mapping[str, Tensor], prefix: str) -> int:
+    pattern = re.compile(rf"{re.escape(prefix)}blocks\.\d+\.fc1\.weight")
+    return sum(pattern.fullmatch(name) is not None for name in state_dict)
+
+
+def _num_registers(state_dict: Mapping[str, Tensor], prefix: str) -> int:
+    registers = state_dict.get(f"{prefix}register_tokens")
+    return 0 if registers is None else registers.shape[1]
+
+
+def heads_at_a_time(num_tokens: int, sizes: MoozySizes, *, budget_bytes: int) -> int:
+    """Most heads at a time that the budget allows; a BudgetError where not even one fits."""
+    state = 4 * num_tokens * sizes.dim
+    hidden = 8 * TOKEN_BLOCK * (sizes.mlp_dim + 4 * sizes.dim)
+    # log-sum-exps of all heads, rows and cells
+    per_token = 8 * (sizes.num_heads + 4)
+    fixed = ATTENTION_BYTES + hidden + num_tokens * per_token
+
+    def peak_bytes(heads: int) -> int:
+        output_share = 0 if heads == sizes.num_heads else 1
+        shares = 1 + output_share + 3 * heads / sizes.num_heads
+        return int(state * shares) + fixed
+
+    plan = plan_heads(
+        "moozy",
+        num_tokens,
+        sizes.num_heads,
+        peak_bytes=peak_bytes,
+        budget_bytes=budget_bytes,
+    )
+    return plan.heads_at_a_time
+
+
+def tiles_on_grid(
+    tiles: Tensor, coords_l0: CoordsL0, size_l0: Size
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Rows (n,) of the tiles that become tokens, and their cells (n, 2), row-major.
+
+    Of tiles at one cell the last counts, and a tile that is all zero is background, as in the
+    authors' code.
+
+    Memory: 6 N int64, and TOKEN_BLOCK x D of the tiles.
+    Raises InvalidInputError: a tile lies off the grid, or all are zero.
+    """
+    steps = (coords_l0 - coords_l0.min(0)) / np.array(size_l0)
+    cells = np.round(steps).astype(np.int64)
+    if (np.abs(steps - cells) > OFF_GRID).any():
+        raise InvalidInputError(
+            "coords_l0 must lie on one grid of tiles without overlap for slide encoder "
+            f"'moozy', got tiles off the grid of {size_l0[0]} x {size_l0[1]} px; check "
+            "tile_px_l0"
+        )
+    number = cells[:, 1] * (int(cells[:, 0].max()) + 1) + cells[:, 0]
+    _, last_from_behind = np.unique(number[::-1], return_index=True)
+    rows = len(number) - 1 - last_from_behind
+    is_tissue = np.concatenate(
+        [
+            (tiles[torch.from_numpy(rows[block]).to(tiles.device)] != 0).any(1).cpu()
+            for block in blocks_of(len(rows), TOKEN_BLOCK)
+        ]
+    )
+    if not is_tissue.any():
+        raise InvalidInputError(
+            "tile_embeddings must contain a row that is not all zero, got none"
+        )
+    rows = rows[is_tissue]
+    return rows, cells[rows]

@@ -1,0 +1,201 @@
+"""PRISM's slide encoder, a Perceiver: 513 latents that look at all tiles eight times.
+
+Shapes: N tiles of D channels, M latents of C channels, H heads of the attention to tiles.
+
+Source: Shaikovski et al., "PRISM: a multi-modal generative foundation model for slide-level
+histopathology", 2024; Jaegle et al., "Perceiver: general perception with iterative attention",
+2021. Names of parameters are those of the authors' file.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from thinsection.attention.blocks import blocks_of
+from thinsection.attention.products import fast_products
+from thinsection.pool.encoder import Expects, SlideEmbedding, TileEmbeddings
+from thinsection.pool.inputs import checked_slide
+from thinsection.pool.published import PublishedSlideEncoder
+from thinsection.pool.softmax_sums import SoftmaxSums
+from thinsection.types import CoordsL0
+
+BLOCK_ROWS = 2048  # tiles a block: scores of 513 latents, 2048 x 513 float64, are 8 MiB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerceiverSizes:
+    """Sizes; the defaults are those of the published configuration."""
+
+    tile_dim: int = 2560
+    dim: int = 1280
+    num_latents: int = 513  # the first becomes the slide embedding
+    depth: int = 8  # looks at the tiles
+    # from this look on, the attention to tiles has the weights of that look
+    shared_from: int = 1
+    num_blocks: int = (
+        6  # self-attention after each look, with the same weights after each
+    )
+    tile_heads: int = 1
+    latent_heads: int = 8
+
+
+class TileAttention(nn.Module):
+    """Attention of latents to tiles, without keys and values of the tiles.
+
+    q . (W_k x) is (W_k^T q) . x, and the weighted sum of W_v x is W_v of the weighted sum of x. So
+    a look costs 4 N M D products, less than the 4 N D C of keys and values, and nothing is stored.
+    """
+
+    def __init__(self, sizes: PerceiverSizes) -> None:
+        super().__init__()
+        self.num_heads = sizes.tile_heads
+        self.x_norm = nn.LayerNorm(sizes.dim)
+        self.to_q = nn.Linear(sizes.dim, sizes.dim, bias=False)
+        self.to_kv = nn.Linear(sizes.tile_dim, 2 * sizes.dim, bias=False)
+        self.to_out = nn.Linear(sizes.dim, sizes.dim, bias=False)
+
+    def forward(self, latents: Tensor, tiles: Tensor) -> Tensor:
+        """What the latents (M, C) read from the tiles (N, D)."""
+        num_latents = len(latents)
+        q = self.to_q(self.x_norm(latents)).view(num_latents, self.num_heads, -1)
+        w_k, w_v = self.to_kv.weight.view(2, self.num_heads, -1, tiles.shape[1])
+        scale = q.shape[-1] ** -0.5
+        directions = torch.einsum("mhc,hcd->hmd", q, w_k).flatten(0, 1) * scale
+        sums = SoftmaxSums()
+        for rows in blocks_of(len(tiles), BLOCK_ROWS):
+            block = tiles[rows].to(latents.device).float()
+            sums.add(block @ directions.T, block)
+        means = sums.result().float().view(self.num_heads, num_latents, -1)
+        read = torch.einsum("hcd,hmd->mhc", w_v, means)
+        return cast(Tensor, self.to_out(read.flatten(1)))
+
+
+class LatentAttention(nn.Module):
+    """Self-attention of the latents."""
+
+    def __init__(self, sizes: PerceiverSizes) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(sizes.dim)
+        self.mha = nn.MultiheadAttention(sizes.dim, sizes.latent_heads, bias=False)
+
+    def forward(self, latents: Tensor) -> Tensor:
+        normed = self.norm(latents)
+        attended, _ = self.mha(normed, normed, normed, need_weights=False)
+        return cast(Tensor, attended)
+
+
+class GatedMlp(nn.Module):
+    """Layer norm, one hidden layer of the same width with a GELU gate."""
+
+    def __init__(self, sizes: PerceiverSizes) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(sizes.dim)
+        # numbered as the authors', whose second module has no weights
+        self.net = nn.ModuleDict(
+            {
+                "0": nn.Linear(sizes.dim, 2 * sizes.dim),
+                "2": nn.Linear(sizes.dim, sizes.dim),
+            }
+        )
+
+    def forward(self, latents: Tensor) -> Tensor:
+        hidden, gates = self.net["0"](self.norm(latents)).chunk(2, dim=-1)
+        return cast(Tensor, self.net["2"](hidden * F.gelu(gates)))
+
+
+class PerceiverNet(nn.Module):
+    """The slide encoder; parameter names are those of the file without `image_resampler.`."""
+
+    def __init__(self, sizes: PerceiverSizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.cls_norm = nn.LayerNorm(sizes.dim)
+        self.perceiver = nn.Module()
+        self.perceiver.latents = nn.Parameter(torch.zeros(sizes.num_latents, sizes.dim))
+        # a later look has the weights of the last of these
+        self.perceiver.layers = nn.ModuleList(
+            _look(sizes, has_blocks=look == 0) for look in range(sizes.shared_from + 1)
+        )
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        """Slide embedding (C,) of tiles (N, D)."""
+        looks = cast(list[nn.ModuleDict], list(self.perceiver.layers))  # type: ignore[arg-type]
+        blocks = cast(list[nn.ModuleDict], looks[0]["tf"])
+        x = cast(Tensor, self.perceiver.latents)
+        for number in range(self.sizes.depth):
+            own = min(number, self.sizes.shared_from)
+            look = cast(nn.ModuleDict, looks[own]["xattn"])
+            x = look["xattn"](x, tiles) + x
+            x = look["ff"](x) + x
+            for block in blocks:
+                x = block["mhsa"](x) + x
+                x = block["ff"](x) + x
+        return cast(Tensor, self.cls_norm(x[0]))
+
+
+def _look(sizes: PerceiverSizes, *, has_blocks: bool) -> nn.ModuleDict:
+    """Weights of one look at the tiles; those of the first have the blocks after all looks."""
+    tile_attention = {"xattn": TileAttention(sizes), "ff": GatedMlp(sizes)}
+    look: dict[str, nn.Module] = {"xattn": nn.ModuleDict(tile_attention)}
+    if has_blocks:
+        blocks = nn.ModuleList()
+        for _ in range(sizes.num_blocks):
+            block = {"mhsa": LatentAttention(sizes), "ff": GatedMlp(sizes)}
+            blocks.append(nn.ModuleDict(block))
+        look["tf"] = blocks
+    return nn.ModuleDict(look)
+
+
+class PrismSlideEncoder(PublishedSlideEncoder[PerceiverSizes]):
+    """PRISM's `image_embedding` (1280,) on tiles of Virchow; its text decoder is not loaded."""
+
+    name = "prism"
+    dim = 1280
+    expects = Expects(
+        tile_encoders=("virchow", "virchow_v1"),
+        tile_dim=2560,
+        tile_px=224,
+        tile_mpp=0.5,
+    )
+    repository = "paige-ai/Prism"
+    revision = "adeb3376909b4fb3fba5a5243a1df05d42d57fdd"
+    files = ("model.safetensors", "pytorch_model.bin")
+    prefix: ClassVar[str] = "image_resampler."
+    unused = ("img_norm.",)
+
+    net: PerceiverNet
+
+    @classmethod
+    def build(cls, config: PerceiverSizes | None = None) -> PerceiverNet:
+        return PerceiverNet(config or PerceiverSizes())
+
+    @classmethod
+    def first_name(cls, name: str, config: PerceiverSizes | None) -> str:
+        """Looks share weights: those of the blocks all do, those of the look the later ones."""
+        parts = name.split(".")
+        if re.match(r"perceiver\.layers\.\d+\.\w", name):
+            shared_from = (config or PerceiverSizes()).shared_from
+            last_of_own = 0 if parts[3] == "tf" else shared_from
+            parts[2] = str(min(int(parts[2]), last_of_own))
+        return ".".join(parts)
+
+    @torch.inference_mode()
+    @fast_products()
+    def encode(
+        self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
+    ) -> SlideEmbedding:
+        """Slide embedding (1280,) float32 from embeddings (N, 2560).
+
+        Memory: 100 MiB, whatever the number of tiles.
+        """
+        tiles, _, _ = checked_slide(
+            tile_embeddings,
+            coords_l0,
+            tile_px_l0,
+            tile_dim=self.net.sizes.tile_dim,
+        )
+        return cast(SlideEmbedding, self.net(tiles).cpu().numpy())

@@ -1,0 +1,349 @@
+"""Slide encoders against their authors' own modules, on seeded weights.
+
+The embeddings of `authors/` were made by `tests.support.author_embeddings`; each file names the
+commit of the authors' code.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.support.author_embeddings import (
+    AUTHORS,
+    GOLDEN,
+    SEED,
+    TILE_PX_L0,
+    seeded_slides,
+    seeded_tiles,
+)
+
+from thinsection.errors import BudgetError, ConfigError, InvalidInputError, WeightsError
+from thinsection.pool import (
+    AbmilSlideEncoder,
+    LoadOptions,
+    SlideEncoder,
+    TileLayout,
+    check_fit,
+    load_slide_encoder,
+    patient_embedding,
+)
+from thinsection.pool.attention_pools import ChiefSlideEncoder, FeatherSlideEncoder
+from thinsection.pool.cobra import CobraSlideEncoder
+from thinsection.pool.moozy import MoozySizes, MoozySlideEncoder, heads_at_a_time
+from thinsection.pool.prism import PrismSlideEncoder
+from thinsection.pool.softmax_sums import SoftmaxSums
+
+# of the largest absolute value: float32 rounds by 6e-8, and sums of some hundred products by more
+TOLERANCE = 3e-6
+QUICK = [name for name, case in AUTHORS.items() if case.is_quick]
+
+
+def seeded_encoder(name: str) -> SlideEncoder:
+    """Our encoder with the weights that the authors' module had."""
+    case = AUTHORS[name]
+    weights = case.encoder.random_weights(case.config, seed=SEED)
+    encoder: SlideEncoder = case.encoder.from_state_dict(
+        weights,
+        config=case.config,
+        options=LoadOptions(device="cpu", output=case.output),
+    )
+    return encoder
+
+
+def embedding_of(name: str, encoder: SlideEncoder, num_tiles: int) -> np.ndarray:
+    """Our embedding of the first tiles of the slides that the authors' module had."""
+    layout = TileLayout.square(TILE_PX_L0)
+    slides = seeded_slides(AUTHORS[name])
+    return encoder.encode_case(
+        [(t[:num_tiles], c[:num_tiles], layout) for t, c in slides]
+    )
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_an_embedding_is_that_of_the_authors_module(name: str) -> None:
+    golden = np.load(GOLDEN / f"{name}.npz")
+    assert str(golden["commit"]) == AUTHORS[name].commit
+    encoder = seeded_encoder(name)
+    embedding = embedding_of(name, encoder, AUTHORS[name].num_tiles)
+    exact = golden["float64"]
+    assert embedding.shape == exact.shape
+    largest = np.abs(exact).max()
+    error_of_theirs = np.abs(golden["float32"] - exact).max()
+    assert np.abs(embedding - exact).max() <= max(
+        TOLERANCE * largest, 2 * error_of_theirs
+    )
+    # the yardstick is not degenerate: its channels differ, and so does it from other tiles'
+    assert np.ptp(exact) > largest / 10
+    others = embedding_of(name, encoder, 37)
+    assert np.abs(others - exact).max() > 1000 * TOLERANCE * largest
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_early_and_late_fusion_of_one_slide_are_the_slide_embedding(name: str) -> None:
+    encoder = seeded_encoder(name)
+    tiles, coords = seeded_slides(AUTHORS[name])[0]
+    one_slide = [(tiles[:50], coords[:50])]
+    wanted = encoder.encode(*one_slide[0], tile_px_l0=512)
+    for fusion in ("early", "late"):
+        got = patient_embedding(
+            one_slide,
+            slide_encoder=encoder,
+            tile_px_l0=512,
+            fusion=fusion,
+        )
+        np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_abmil_takes_a_head_of_mil_lab_by_its_names(gated: bool) -> None:
+    weights = FeatherSlideEncoder.random_weights(seed=SEED)
+    if not gated:
+        weights = {
+            name.replace("attention_a.0", "module.0").replace(
+                "attention_c", "module.3"
+            ): value
+            for name, value in weights.items()
+            if "attention_b" not in name
+        }
+    named = {f"model.{name}": value for name, value in weights.items()}
+    classifier = {"model.classifier.weight": torch.ones(2, 512)}
+    head = AbmilSlideEncoder(named | classifier)
+    tiles, coords = seeded_slides(AUTHORS["feather"])[0]
+    got = head.encode(tiles, coords, tile_px_l0=512)
+    if gated:
+        golden = np.load(GOLDEN / "feather.npz")["float64"]
+        assert np.abs(got - golden).max() <= TOLERANCE * np.abs(golden).max()
+    else:
+        x = torch.from_numpy(tiles).double()
+        w = {name: value.double() for name, value in weights.items()}
+        h = (x @ w["patch_embed.0.weight"].T + w["patch_embed.0.bias"]).relu()
+        a = (
+            h @ w["global_attn.module.0.weight"].T + w["global_attn.module.0.bias"]
+        ).tanh()
+        scores = a @ w["global_attn.module.3.weight"].T + w["global_attn.module.3.bias"]
+        wanted = (scores.softmax(0) * h).sum(0).numpy()
+        assert np.abs(got - wanted).max() <= TOLERANCE * np.abs(wanted).max()
+    with pytest.raises(WeightsError, match=r"1 unexpected \(0.embed.3.weight"):
+        AbmilSlideEncoder(named | {"model.patch_embed.3.weight": torch.ones(512, 512)})
+
+
+def test_softmax_sums_are_those_of_one_block_wherever_blocks_end() -> None:
+    generator = torch.Generator().manual_seed(3)
+    scores = (
+        torch.randn(90, 4, generator=generator) * 30
+    )  # far beyond what exp can hold
+    values = torch.randn(90, 4, 5, generator=generator).double()
+    weights = scores.double().softmax(0)
+    wanted = torch.einsum("na,nae->ae", weights, values)
+    for ends in ([90], [1, 2, 50, 90], [89, 90]):
+        sums = SoftmaxSums()
+        for start, end in zip([0, *ends], ends):
+            sums.add(scores[start:end], values[start:end])
+        torch.testing.assert_close(sums.result(), wanted, rtol=1e-12, atol=1e-14)
+    shared = SoftmaxSums()
+    shared.add(scores[:60], values[:60, 0])
+    shared.add(scores[60:], values[60:, 0])
+    torch.testing.assert_close(
+        shared.result(), weights.T @ values[:, 0], rtol=1e-12, atol=1e-14
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("chief", "must be passed, got none; download them from https://github.com"),
+        ("tangle", "must be passed, got none; download them from https://github.com"),
+        ("madeleine", "must name a full commit, MahmoodLab/madeleine@COMMIT"),
+        ("feather", "must name a full commit, MahmoodLab/abmil.base.conch_v15"),
+    ],
+)
+def test_weights_that_no_commit_pins_must_be_named(name: str, message: str) -> None:
+    with pytest.raises(WeightsError, match=message):
+        load_slide_encoder(name, device="cpu")
+
+
+def test_names_and_shapes_must_fit_one_by_one() -> None:
+    weights = ChiefSlideEncoder.random_weights(seed=0)
+    beside = {"organ_embedding": torch.ones(19, 768)}
+    same = ChiefSlideEncoder.from_state_dict(weights | beside)
+    assert same.weights_hash == ChiefSlideEncoder.from_state_dict(weights).weights_hash
+    with pytest.raises(WeightsError, match=r"1 unexpected .other."):
+        ChiefSlideEncoder.from_state_dict(weights | {"other": torch.ones(1)})
+    name = "attention_net.0.bias"
+    with pytest.raises(WeightsError, match=f"1 missing .{name}."):
+        ChiefSlideEncoder.from_state_dict(
+            {k: v for k, v in weights.items() if k != name}
+        )
+    with pytest.raises(WeightsError, match=f"1 misshapen .{name}"):
+        ChiefSlideEncoder.from_state_dict(weights | {name: torch.ones(3)})
+    with pytest.raises(ConfigError, match=r"precision must be fp32 .* 'chief'"):
+        load_slide_encoder("chief", pretrained=False, precision="bf16", device="cpu")
+
+
+def test_embeddings_of_another_tile_encoder_are_refused_by_name() -> None:
+    chief = load_slide_encoder("chief", pretrained=False, device="cpu")
+    with pytest.raises(InvalidInputError, match=r"must be ctranspath .* got 'uni2_h'"):
+        check_fit(chief, "uni2_h", 256, 1.0)
+    assert check_fit(chief, "ctranspath", 256, 1.0) == ()
+    assert "µm/px, got 0.5 µm/px" in check_fit(chief, "ctranspath", 256, 0.5)[0]
+
+
+def test_prism_takes_repeated_weights_if_they_are_equal() -> None:
+    config = AUTHORS["prism_small"].config
+    weights = PrismSlideEncoder.random_weights(config, seed=SEED)
+    layers = "image_resampler.perceiver.layers"
+    shared = f"{layers}.2.xattn.ff.norm.bias"
+    block = f"{layers}.0.tf.1.ff.net.2.weight"
+    copies = {
+        f"{layers}.4.xattn.ff.norm.bias": weights[shared].clone(),
+        f"{layers}.3.tf.1.ff.net.2.weight": weights[block].clone(),
+        "text_decoder.cls": torch.ones(3),
+        "image_resampler.img_norm.weight": torch.ones(48),
+    }
+    once = PrismSlideEncoder.from_state_dict(weights, config=config)
+    again = PrismSlideEncoder.from_state_dict(weights | copies, config=config)
+    assert again.weights_hash == once.weights_hash
+    for name, value in copies.items():
+        if name.startswith(layers):
+            with pytest.raises(
+                WeightsError, match="copies of a shared weight must be equal"
+            ):
+                PrismSlideEncoder.from_state_dict(
+                    weights | {name: value + 1}, config=config
+                )
+
+
+def moozy_payload() -> tuple[MoozySizes, dict[str, object]]:
+    """Small sizes with the published heads of the case, and a checkpoint as MOOZY writes them."""
+    sizes = replace(AUTHORS["moozy_small"].config, case_heads=12)
+    weights = MoozySlideEncoder.random_weights(sizes, seed=SEED)
+    tables: dict[str, dict[str, torch.Tensor]] = {
+        "teacher_slide_encoder": {},
+        "case_transformer": {},
+    }
+    for name, value in weights.items():
+        table, _, own_name = name.partition(".")
+        tables[table][own_name] = value
+    slopes = weights["teacher_slide_encoder.pos_bias.slopes"]
+    for block in range(sizes.num_layers):
+        tables["teacher_slide_encoder"][f"blocks.{block}.pos_bias.slopes"] = slopes
+    tables["teacher_slide_encoder"]["mask_token"] = torch.ones(1, 1, 48)
+    return sizes, {**tables, "slide_encoder_config": {"n_heads": 6}, "tasks": ["a"]}
+
+
+def test_moozy_reads_the_tables_and_the_sizes_of_its_file(tmp_path: Path) -> None:
+    sizes, payload = moozy_payload()
+    torch.save(payload, tmp_path / "moozy.pt")
+    encoder = load_slide_encoder("moozy:case", weights=tmp_path, device="cpu")
+    weights = MoozySlideEncoder.random_weights(sizes, seed=SEED)
+    same = MoozySlideEncoder.from_state_dict(weights)
+    assert isinstance(encoder, MoozySlideEncoder)
+    assert encoder.net.sizes == same.net.sizes == sizes
+    assert encoder.weights_hash == same.weights_hash
+    assert (encoder.name, same.name) == ("moozy:case", "moozy")
+
+    slopes = payload["teacher_slide_encoder"]
+    assert isinstance(slopes, dict)
+    slopes["blocks.1.pos_bias.slopes"] = slopes["pos_bias.slopes"] * 2
+    torch.save(payload, tmp_path / "moozy.pt")
+    with pytest.raises(WeightsError, match="copies of a shared weight must be equal"):
+        load_slide_encoder("moozy", weights=tmp_path, device="cpu")
+    with pytest.raises(WeightsError, match=r"slopes of .* must be <= 0"):
+        turned = {n: -v if n.endswith("slopes") else v for n, v in weights.items()}
+        MoozySlideEncoder.from_state_dict(turned)
+    with pytest.raises(ConfigError, match="must be slide or case, got 'cls'"):
+        load_slide_encoder("moozy:cls", pretrained=False, device="cpu")
+
+
+def test_moozy_in_groups_of_heads_is_the_same_and_too_small_a_budget_is_refused() -> (
+    None
+):
+    case = AUTHORS["moozy_small"]
+    weights = case.encoder.random_weights(case.config, seed=SEED)
+    tiles, coords = seeded_slides(case)[0]
+    embeddings = []
+    least = heads_budget(case.config, 1)
+    for budget_bytes in (heads_budget(case.config, 6), least):
+        options = LoadOptions(device="cpu", budget_bytes=budget_bytes)
+        encoder = case.encoder.from_state_dict(
+            weights, config=case.config, options=options
+        )
+        embeddings.append(encoder.encode(tiles, coords, tile_px_l0=TILE_PX_L0))
+    np.testing.assert_allclose(embeddings[0], embeddings[1], rtol=0, atol=1e-6)
+    options = LoadOptions(device="cpu", budget_bytes=least - 1)
+    encoder = case.encoder.from_state_dict(weights, config=case.config, options=options)
+    with pytest.raises(BudgetError, match=r"moozy needs .* for 299 tokens"):
+        encoder.encode(tiles, coords, tile_px_l0=TILE_PX_L0)
+
+
+def heads_budget(sizes: MoozySizes, heads: int) -> int:
+    """Smallest budget with which 299 tokens have so many heads at a time."""
+    low, high = 1, 2**40
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            fits = heads_at_a_time(299, sizes, budget_bytes=middle) >= heads
+        except BudgetError:
+            fits = False
+        low, high = (low, middle) if fits else (middle + 1, high)
+    return low
+
+
+def test_moozy_refuses_tiles_off_one_grid_and_slides_without_tissue() -> None:
+    encoder = seeded_encoder("moozy_small")
+    tiles, coords = seeded_slides(AUTHORS["moozy_small"])[0]
+    with pytest.raises(InvalidInputError, match="one grid of tiles without overlap"):
+        encoder.encode(tiles, coords, tile_px_l0=TILE_PX_L0 * 2)
+    with pytest.raises(InvalidInputError, match="a row that is not all zero"):
+        encoder.encode(tiles * 0, coords, tile_px_l0=TILE_PX_L0)
+
+
+def test_early_fusion_lays_slides_of_any_offset_onto_one_grid() -> None:
+    config = AUTHORS["moozy_small"].config
+    weights = MoozySlideEncoder.random_weights(config, seed=SEED)
+    encoder = MoozySlideEncoder.from_state_dict(weights, config=config)
+    places = np.arange(30)
+    grid = np.stack([places % 6, places // 6], 1) * 512
+    tiles = seeded_tiles(60, 20)
+    first = grid + np.array([301, 77])
+    second = grid + np.array([2460, 1300])
+    slides = [(tiles[:30], first), (tiles[30:], second)]
+    got = patient_embedding(
+        slides, slide_encoder=encoder, tile_px_l0=512, fusion="early"
+    )
+    # two empty columns between them; rows stay, so the second begins two rows further down
+    laid = np.concatenate([grid, grid + np.array([8 * 512, 2 * 512])])
+    wanted = encoder.encode(tiles, laid, tile_px_l0=512)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
+    late = patient_embedding(slides, slide_encoder=encoder, tile_px_l0=512)
+    each = [encoder.encode(t, c, tile_px_l0=512) for t, c in slides]
+    np.testing.assert_allclose(late, np.mean(each, 0), rtol=0, atol=1e-6)
+
+
+def test_cobra_takes_what_it_was_trained_on_and_the_averaged_encoder_of_a_checkpoint() -> (
+    None
+):
+    config = AUTHORS["cobra_1"].config
+    weights = CobraSlideEncoder.random_weights(config, seed=SEED)
+    same = CobraSlideEncoder.from_state_dict(weights)
+    assert same.net.sizes == config
+    checkpoint = {
+        f"module.momentum_enc.{name}": value for name, value in weights.items()
+    }
+    checkpoint |= {
+        f"module.base_enc.{name}": value + 1 for name, value in weights.items()
+    }
+    checkpoint["module.momentum_enc.proj.0.weight"] = torch.ones(2, 2)
+    averaged = CobraSlideEncoder.from_state_dict(checkpoint)
+    assert averaged.weights_hash == same.weights_hash
+    tiles, coords = seeded_slides(AUTHORS["cobra_1"])[0]
+    with pytest.raises(
+        InvalidInputError, match=r"must have 768, 1024, 1280, 1536 channels"
+    ):
+        same.encode(tiles[:, :512], coords, tile_px_l0=TILE_PX_L0)
+    turned = same.encode(tiles[::-1].copy(), coords, tile_px_l0=TILE_PX_L0)
+    assert (
+        np.abs(turned - same.encode(tiles, coords, tile_px_l0=TILE_PX_L0)).max() > 1e-3
+    )
