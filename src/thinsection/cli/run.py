@@ -272,7 +272,7 @@ def aggregate(
     *,
     config: AggregateRunConfig,
 ) -> None:
-    """Pool stored tile embeddings into one embedding for each slide.
+    """Pool stored tile embeddings into one embedding for each slide, and for each patient.
 
     Slides are not read again. The same command again pools only what is missing.
 
@@ -282,10 +282,13 @@ def aggregate(
     Examples:
       thinsection aggregate results --slide-encoder max
       thinsection aggregate trident/20x_512px/features_conch_v15 --slide-encoder titan
+      thinsection aggregate results --slide-encoder mean --patients late
     """
     from thinsection.cli.progress import RunProgress
     from thinsection.pipeline.ending import EXIT_SOME_FAILED
-    from thinsection.pipeline.pooling import aggregate_folder
+    from thinsection.pipeline.patients import write_patients
+    from thinsection.pipeline.pooling import aggregate_folder, loaded_encoder
+    from thinsection.pipeline.results import SlideResult, describe
 
     level = chosen_level(quiet=quiet, verbose=verbose)
     # its lines without its bar
@@ -303,6 +306,27 @@ def aggregate(
     name = config.pooling.slide_encoder
     if level != "quiet":
         print(f"{num_done} of {len(results)} slides have an embedding of {name}")
+    if config.pooling.patients != "none":
+
+        def say_failed(result: SlideResult) -> None:
+            if result.status == "failed":
+                progress.say(describe(result))
+
+        patients = write_patients(
+            folder,
+            loaded_encoder(config.pooling),
+            pooling=config.pooling,
+            out=out,
+            on_result=say_failed,
+            on_message=progress.say,
+        )
+        num_lost = sum(result.status == "failed" for result in patients)
+        num_fused = len(patients) - num_lost
+        if level != "quiet":
+            print(
+                f"{num_fused} of {len(patients)} patients have an embedding of {name}"
+            )
+        num_failed += num_lost
     raise typer.Exit(EXIT_SOME_FAILED if num_failed else 0)
 
 

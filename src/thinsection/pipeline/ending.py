@@ -43,6 +43,8 @@ class RunSummary:
     equal_slides: tuple[tuple[str, ...], ...] = ()
     # slides that are used though quality control gives them the verdict 'exclude', and why
     unusable: tuple[tuple[str, str], ...] = ()
+    # one per patient, in a run that makes their embeddings
+    patients: tuple[SlideResult, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -52,8 +54,10 @@ class RunSummary:
 
     @property
     def exit_code(self) -> int:
-        """0 if every slide has its result, 3 if some failed, have no tile or are unusable."""
+        """0 if each slide and patient has its result, 3 if some failed, are empty or unusable."""
         counts = self.counts
+        if any(patient.status == "failed" for patient in self.patients):
+            return EXIT_SOME_FAILED
         if counts["failed"] or (counts["empty"] and not self.allow_empty):
             return EXIT_SOME_FAILED
         if self.unusable:

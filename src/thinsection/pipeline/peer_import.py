@@ -129,7 +129,7 @@ def _read_tables(folder: Path) -> dict[str, dict[str, str]]:
             if "slide_path" in cells:
                 cells.setdefault("slide_id", cells["slide_path"])
             if "slide_id" in cells:
-                slide_id = _without_suffix(cells.pop("slide_id"))
+                slide_id = id_of_file(cells.pop("slide_id"))
                 slides.setdefault(slide_id, {}).update(cells)
             elif "patient_id" in cells:
                 patients.setdefault(cells["patient_id"], {}).update(cells)
@@ -139,7 +139,7 @@ def _read_tables(folder: Path) -> dict[str, dict[str, str]]:
     return slides
 
 
-def _without_suffix(name: str) -> str:
+def id_of_file(name: str) -> str:
     """Id of a slide from the name of its file, or of a file of its features."""
     file_name = Path(name).name
     for suffix in (*slide_suffixes(), ".h5"):

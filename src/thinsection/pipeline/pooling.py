@@ -190,7 +190,8 @@ def find_features(
     files = [
         FeaturesFile(slide_id=path.stem, path=path, out=out or beside)
         for path in paths
-        if not path.name.startswith(".") and "slide_features" not in path.parent.name
+        if not path.name.startswith(".")
+        and not path.parent.name.startswith(("slide_features", "patient_features"))
     ]
     if not files:
         raise StoreError(
@@ -288,7 +289,7 @@ def _pool_foreign(
     name = encoder.label(file.path.parent.name.removeprefix("features_"))
     folder = file.out / f"slide_features_{name}"
     target = folder / f"{file.slide_id}.h5"
-    key = _content_key(tiles, encoder, layout)
+    key = content_key(tiles, encoder, layout)
     # another process may have pooled it meanwhile
     with hold(folder / f"{LOCK_NAME}-{file.slide_id}"):
         for left in find_unfinished_files([folder]).get(file.slide_id, []):
@@ -325,7 +326,7 @@ def fit_warnings(tiles: TilesFile, slide_encoder: SlideEncoder) -> tuple[str, ..
     )
 
 
-def _content_key(
+def content_key(
     tiles: TilesFile, slide_encoder: SlideEncoder, layout: TileLayout
 ) -> str:
     """Hash of all that the slide embedding depends on: encoder, layout, embeddings, coordinates."""

@@ -41,7 +41,7 @@ from thinsection.pipeline.records import RECORDS, Record, log
 from thinsection.pipeline.results import SlideResult, describe
 from thinsection.pipeline.task import OwnEncoderTask, RunTask, filesystem_now
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import LastResult, RunConfig
+from thinsection.stages.config import LastResult, PoolingConfig, RunConfig
 from thinsection.stages.graph import Models, stages_of
 from thinsection.stages.request import check_run, cohort_of
 from thinsection.stages.spec import RunSpec, resolve
@@ -143,6 +143,11 @@ def run(
     check_run(spec)
     check_reference(spec)
     if is_url(str(out)):
+        if spec.encoding.patients != "none":
+            raise ConfigError(
+                "aggregate.patients must be 'none' with results at a URL, got "
+                f"{spec.encoding.patients!r}; run `thinsection aggregate` on a local copy"
+            )
         return _run_at_url(
             entries,
             str(out),
@@ -236,10 +241,12 @@ def _run_in_folder(
                 )
             if own_encoder is not None:
                 check_weights_kept(own_encoder)
+            patients = _write_patients(task, listeners.on_message)
             report = merge_reports(reports)
             ended = {r.slide_id: listeners.settle(r) for r in report.results}
             results = tuple(ended[entry.slide_id] for entry in entries)
             summary = finish_run(task, entries, replace(report, results=results))
+            summary = replace(summary, patients=patients)
             for line in _equal_lines(summary.equal_slides):
                 listeners.on_message(line)
             return summary
@@ -283,6 +290,32 @@ def _execute(
             on_event=listeners.on_event,
             on_message=listeners.on_message,
         )
+
+
+def _write_patients(task: RunTask, on_message: OnMessage) -> tuple[SlideResult, ...]:
+    """Results of the embeddings of patients, if the run asks for them."""
+    encoding = task.spec.encoding
+    if encoding.patients == "none":
+        return ()
+    # imports torch, which other runs may not need
+    from thinsection.pipeline.patients import write_patients
+
+    results: list[SlideResult] = []
+    for encoder in task.models().slide_encoders:
+        results += write_patients(
+            task.out,
+            encoder,
+            pooling=PoolingConfig(patients=encoding.patients),
+            on_message=on_message,
+        )
+    for result in results:
+        if result.status == "failed":
+            on_message(describe(result))
+    num_failed = sum(result.status == "failed" for result in results)
+    on_message(
+        f"{len(results) - num_failed} of {len(results)} patients have an embedding"
+    )
+    return tuple(results)
 
 
 def finished_report(

@@ -161,15 +161,19 @@ class EncodeConfig:
             )
 
 
+# whether, and how, slides of a patient become one embedding
+Patients = Literal["none", "late", "early"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregateConfig:
     """Slide encoders that pool the tile embeddings."""
 
     slide_encoders: tuple[str, ...] = option(
         ("mean",),
-        "Slide encoder: mean, max, titan, gigapath, gigapath:cls (class token), "
-        "gigapath:mean-11 (mean after layer 11), or abmil with --slide-weights; repeat "
-        "the option for several.",
+        "Slide encoder that pools the tile embeddings, such as mean, titan or prism "
+        "(`thinsection models` lists all), or gigapath:mean-11 (mean after layer 11); "
+        "repeat the option for several.",
         daily=True,
         flag="--slide-encoder",
     )
@@ -180,6 +184,11 @@ class AggregateConfig:
     )
     aggregate_memory: str = option(
         "1GiB", "Memory for the attention of the slide encoder."
+    )
+    patients: Patients = option(
+        "none",
+        "Embedding of each patient of the cohort, from all slides. late: the mean of the "
+        "slide embeddings; early: all tiles as one slide.",
     )
 
     def __post_init__(self) -> None:
@@ -288,8 +297,8 @@ class PoolingConfig:
 
     slide_encoder: str = option(
         "mean",
-        "Slide encoder: mean, max, titan, gigapath, gigapath:cls (class token), "
-        "gigapath:mean-11 (mean after layer 11), or abmil with --slide-weights.",
+        "Slide encoder that pools the tile embeddings, such as mean, titan or prism "
+        "(`thinsection models` lists all), or gigapath:mean-11 (mean after layer 11).",
         daily=True,
     )
     features: str | None = option(
@@ -317,6 +326,17 @@ class PoolingConfig:
     aggregate_memory: str = option(
         AggregateConfig().aggregate_memory,
         "Memory for the attention of the slide encoder.",
+    )
+    patients: Patients = option(
+        AggregateConfig().patients,
+        "Embedding of each patient, from all slides. late: the mean of the slide "
+        "embeddings; early: all tiles as one slide.",
+        daily=True,
+    )
+    cohort: str | None = option(
+        None,
+        "Table with the patient (case_id or patient_id) of each slide (slide_id or "
+        "slide_path), for folders that do not state it.",
     )
 
     def __post_init__(self) -> None:

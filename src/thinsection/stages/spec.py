@@ -21,6 +21,7 @@ from thinsection.stages.config import (
     GPU_BATCH,
     EncodeConfig,
     OutputConfig,
+    Patients,
     QcConfig,
     RunConfig,
     SlidesConfig,
@@ -52,6 +53,7 @@ class EncodingSpec:
     batch_size: int  # tiles; 0 takes the device's default
     seed: int
     pooling_bytes: int  # memory for a slide encoder's attention
+    patients: Patients  # embedding of each patient of the cohort
 
     @property
     def named_files(self) -> tuple[str, ...]:
@@ -135,6 +137,7 @@ def resolve(
         batch_size=encode.batch_size,
         seed=encode.seed,
         pooling_bytes=parse_bytes(config.aggregate.aggregate_memory),
+        patients=config.aggregate.patients,
     )
     spec = RunSpec(
         slides=config.slides,
@@ -151,6 +154,11 @@ def resolve(
     )
     _check_names(spec.encoding, has_own=own_encoder is not None)
     _check_tissue_origins(spec)
+    if spec.encoding.patients != "none" and not slide_encoders:
+        raise ConfigError(
+            "aggregate.patients must be 'none' in a run that ends before slide embeddings, got "
+            f"{spec.encoding.patients!r} with output.until={spec.output.until!r}"
+        )
     return spec
 
 
