@@ -38,7 +38,7 @@ _DOTTED = re.compile(r"\bthinsection((?:\.[A-Za-z_]\w*)+)")
 _PUBLIC = re.compile(r"\bts((?:\.[A-Za-z_]\w*)+)")
 _PLACEHOLDER = re.compile(r"<[^>]*>|\{[^}]*\}|\*+|\b[A-Z][A-Z_]+(?=\b|_)|(?<=_)[A-Z]+")
 _GRID = re.compile(r"\d+px_([\d.]+mpp|native)")
-_FOLDER = re.compile(r"^((slide_)?features|tokens|qc|predictions|heatmap)_")
+_FOLDER = re.compile(r"^((slide_|patient_)?features|tokens|qc|predictions|heatmap)_")
 _CODE = re.compile(r"^([\w./-]+\.\w+)(?:: ?([\w.]+))?(?:\[T\])?$")
 
 
