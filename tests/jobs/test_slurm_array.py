@@ -2,6 +2,8 @@
 
 import json
 import multiprocessing
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +14,7 @@ from thinsection.jobs import slurm_array
 from thinsection.jobs.backend import Attempt, BackendContext
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig, Rung
+from thinsection.jobs.request import JobRequest
 from thinsection.jobs.slurm import (
     SlurmBackend,
     Submitted,
@@ -35,6 +38,7 @@ from thinsection.testing.executor_contract import (
     WorkerContract,
 )
 from thinsection.types import GIB
+from thinsection.usage.analysis import Request
 
 COMPLETED = TaskState(state="COMPLETED")
 PENDING = TaskState(state="PENDING")
@@ -407,6 +411,41 @@ def test_tasks_are_reported_as_they_end(
     (array.folder / "results" / "2.json").unlink()
     assert set(array.ended()) == {1}
     assert set(array.ended()) == {1, 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTask(SquareTask):
+    """Plans ten minutes for each entry of a job; a warning says that it has no plan."""
+
+    warning: str = ""
+
+    def request(
+        self, chunks: Sequence[Sequence[Number]], config: ExecutorConfig
+    ) -> JobRequest:
+        most = max(len(chunk) for chunk in chunks)
+        request = Request(cpus=2, memory_bytes=GIB, gpus=0, walltime_s=600 * most)
+        return JobRequest(request=request, origins=("plan",), warning=self.warning)
+
+
+@pytest.mark.parametrize(
+    ("warning", "before_s", "alone_s", "origin"),
+    [
+        ("", 4 * 3600, 1200, "00:20:00: 2 times what these entries need alone"),
+        ("", 900, 900, "00:15:00: as before"),  # never more than a whole chunk had
+        ("no plan", 4 * 3600, 4 * 3600, "04:00:00: as before"),
+    ],
+)
+def test_an_entry_that_is_tried_alone_asks_for_its_own_time(
+    tmp_path: Path, warning: str, before_s: int, alone_s: int, origin: str
+) -> None:
+    task = PlannedTask(folder=tmp_path, warning=warning)
+    before = Request(cpus=2, memory_bytes=2 * GIB, gpus=0, walltime_s=before_s)
+    entries = tuple(Number(value=value) for value in range(3))
+    attempt = Attempt(entries=entries, task=task, number=2, before=before)
+    config = ExecutorConfig(executor="slurm")
+    array = write_array(BackendContext(config, attempt, tmp_path), 1, submit=False)
+    assert array.request == replace(before, memory_bytes=4 * GIB, walltime_s=alone_s)
+    assert f"# {origin}" in array.script.read_text()
 
 
 def test_the_rungs_of_the_settings(tmp_path: Path) -> None:

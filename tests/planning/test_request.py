@@ -250,3 +250,58 @@ def test_a_plan_says_what_it_measures_and_only_where_it_does(
     assert is_calibrated() and not is_calibrated("other|fp32|256")
     keep(replace(MACHINE, encoders={"one|fp32|256": 9.0}))
     assert is_calibrated("one|fp32|256")
+
+
+def test_a_few_slides_ask_for_less_time_than_the_whole_cohort(
+    tmp_path: Path, known: list[SlideEntry]
+) -> None:
+    cohort = entries(200, tmp_path)
+    config = settings().executor
+    whole = run_request(make_chunks(cohort, config), settings())
+    few = run_request(make_chunks(cohort[:3], config), settings())
+    assert few.request.walltime_s < whole.request.walltime_s / 10
+    assert few.request.memory_bytes <= whole.request.memory_bytes
+
+
+def test_without_a_prediction_a_request_follows_from_what_earlier_jobs_used(
+    tmp_path: Path,
+) -> None:
+    """The parts of the numbers are multiplied by hand."""
+    urls = [
+        SlideEntry(slide_id=f"s{i}", slide_path=f"s3://bucket/s{i}.svs")
+        for i in range(5)
+    ]
+    measured = module.Measured(peak_bytes=3 * GIB, slide_s=61.0, num_slides=20)
+    found = run_request([tuple(urls[:3]), tuple(urls[3:])], settings(), measured)
+    assert found.warning == ""
+    assert found.request.walltime_s == 60 * math.ceil(3 * 61 * 1.5 / 60) == 300
+    assert found.request.memory_bytes == 15 * 256 * MIB  # 3.6 GiB, rounded up
+    cpus, memory, time = found.origins
+    assert cpus == "4 CPUs: default"
+    assert "earlier jobs used 3.0 GiB, +20%" in memory
+    assert "183 s for 3 slides that take as long as the slowest of 20 slides" in time
+
+
+def test_a_task_measures_earlier_invocations_with_the_same_settings(
+    tmp_path: Path,
+) -> None:
+    from thinsection.pipeline.run import make_task, run
+    from thinsection.pipeline.task import ended_slides
+
+    for index in range(2):
+        write_he_slide(tmp_path / f"s{index}.svs", (900, 700), seed=index)
+    out = tmp_path / "out"
+    config = RunConfig()
+    first = run([tmp_path / "s0.svs"], out=out, until="tiles")
+    spec = resolve(config, {"until": "tiles", "executor": "slurm"})
+    task = make_task(out, spec)
+    assert task.kept == (first.record,)
+    url = SlideEntry(slide_id="s1", slide_path="s3://bucket/s1.svs")
+    found = task.request([(url,)], spec.executor)
+    (result,) = ended_slides(first.record).values()
+    assert result.seconds > 0
+    assert found.warning == ""
+    assert found.request.walltime_s == 300  # the least
+    assert "the slowest of 1 slide before" in found.origins[2]
+    other = make_task(out, resolve(config, {"until": "tiles", "tile_px": 128}))
+    assert other.request([(url,)], spec.executor).warning.startswith("no prediction")

@@ -8,17 +8,20 @@ from dataclasses import replace
 from datetime import datetime
 from typing import ClassVar
 
-from thinsection.errors import ClusterError
+from thinsection.errors import ClusterError, ThinsectionError
 from thinsection.jobs.backend import Attempt, Backend, BackendContext, Ended, Job
 from thinsection.jobs.chunks import ARRAY_WORKERS, MAX_ARRAY, chunked
 from thinsection.jobs.executor import ExecutorConfig, Resource
 from thinsection.jobs.request import JobRequest, job_request
 from thinsection.jobs.slurm_array import FOLDER, Array
 from thinsection.types import format_bytes, parse_bytes
+from thinsection.usage.analysis import Request, format_walltime
 
 GROWABLE_RESOURCES: tuple[Resource, ...] = ("memory", "gpu")
 # factor on the memory of a dead job, if the settings list no larger size
 _MORE = 2
+# factor on the predicted time of an entry that is tried alone
+_MORE_TIME = 2
 
 
 class Submitted(Exception):
@@ -33,8 +36,9 @@ class SlurmBackend(Backend):
     """See `Backend`: one array for an attempt, of at most `MAX_ARRAY` jobs; the key is the index.
 
     CPUs, memory and time come from `Task.request`, else from flags or defaults. A second attempt
-    requests the same, but the next memory size in the settings, or twice as much. After an
-    interrupted wait the array stays queued; `thinsection slurm status` and `collect` find it.
+    requests the same CPUs, the next memory size in the settings or twice as much, and the time that
+    its entries need alone. After an interrupted wait the array stays queued; `thinsection slurm
+    status` and `collect` find it.
     """
 
     carries_events: ClassVar[bool] = False
@@ -144,9 +148,9 @@ def _job_request(
 ) -> JobRequest:
     """Request of the task or the settings; more memory for a second attempt after a death."""
     current = config.at_rung(attempt.rung)
+    chunks = chunked(attempt.entries, chunk_size)
     before = attempt.before
     if before is None:
-        chunks = chunked(attempt.entries, chunk_size)
         return attempt.task.request(chunks, current) or job_request(current)
     listed = current.job_memory or current.worker_memory
     memory_bytes = before.memory_bytes
@@ -157,7 +161,33 @@ def _job_request(
     elif config.next_rung(attempt.rung, "memory") is None and not attempt.rung.gpu:
         memory_bytes = _MORE * before.memory_bytes
         origin = f"{_MORE} times the memory of the tasks that died"
-    request = replace(before, memory_bytes=memory_bytes)
-    return JobRequest(
-        request=request, origins=(f"{format_bytes(memory_bytes)}: {origin}",)
+    walltime_s, reason = _time_alone(attempt, chunks, current, before)
+    request = replace(before, memory_bytes=memory_bytes, walltime_s=walltime_s)
+    origins = (
+        f"{format_bytes(memory_bytes)}: {origin}",
+        f"{format_walltime(walltime_s)}: {reason}",
     )
+    return JobRequest(request=request, origins=origins)
+
+
+def _time_alone(
+    attempt: Attempt,
+    chunks: Sequence[Sequence[object]],
+    config: ExecutorConfig,
+    before: Request,
+) -> tuple[int, str]:
+    """Seconds for entries that are tried alone, and their source.
+
+    The job before had several entries, so its time is the upper limit. The prediction is doubled,
+    because the job may have died of a time that was predicted too short.
+    """
+    try:
+        planned = attempt.task.request(chunks, config)
+    except ThinsectionError:  # it was no obstacle for the job before
+        planned = None
+    if planned is None or planned.warning:
+        return before.walltime_s, "as before"
+    seconds = _MORE_TIME * planned.request.walltime_s
+    if seconds >= before.walltime_s:
+        return before.walltime_s, "as before"
+    return seconds, f"{_MORE_TIME} times what these entries need alone"

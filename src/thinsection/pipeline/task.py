@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from thinsection.config import from_mapping
 from thinsection.errors import ClusterError
-from thinsection.files.atomic import TMP_MARK, output_errors
+from thinsection.files.atomic import TMP_MARK, output_errors, write_text
 from thinsection.files.json_text import parse_json
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report, Task
@@ -37,11 +37,12 @@ from thinsection.store.ledger import SlideLedger, load_ledger
 from thinsection.stream import StageClock
 from thinsection.stream.budget import CHANNELS, MAX_SCRATCH, MIN_SLOTS
 from thinsection.types import PlainValues, parse_bytes
-from thinsection.usage.monitor import resource_monitor
+from thinsection.usage.monitor import read_usage, resource_monitor
 
 if TYPE_CHECKING:
     from thinsection.encode import TileEncoder
     from thinsection.jobs.request import JobRequest
+    from thinsection.planning.job import Measured
 
 ENDS = ("done", "skipped", "empty")  # a slide with one of these needs no further work
 # folder in a record, with one line of JSON per slide that a process finished
@@ -215,10 +216,30 @@ class RunTask(Task[SlideEntry, SlideResult]):
     def request(
         self, chunks: Sequence[Sequence[SlideEntry]], config: ExecutorConfig
     ) -> "JobRequest":
-        """See `Task.request`: resources that the plan predicts."""
+        """See `Task.request`: resources that the plan predicts, or that earlier jobs used."""
         from thinsection.planning.job import run_request
 
-        return run_request(chunks, replace(self.spec, executor=config))
+        spec = replace(self.spec, executor=config)
+        return run_request(chunks, spec, self._measured())
+
+    def _measured(self) -> "Measured | None":
+        """Largest use in earlier invocations with the same settings; None if there is none."""
+        from thinsection.planning.job import Measured
+
+        peaks: list[int] = []
+        seconds: list[float] = []
+        for record in self.kept:
+            for usage in read_usage(record):
+                if usage.samples and not usage.idle:
+                    peaks.append(usage.peak_bytes)
+            for result in ended_slides(record).values():
+                if result.seconds > 0:
+                    seconds.append(result.seconds)
+        if not peaks or not seconds:
+            return None
+        return Measured(
+            peak_bytes=max(peaks), slide_s=max(seconds), num_slides=len(seconds)
+        )
 
     def _done_in_this_run(self, result: SlideResult) -> SlideResult:
         """Changes 'skipped' to 'done' for a slide that a dead worker of this run finished."""
@@ -247,6 +268,13 @@ def ended_slides(record: Path) -> Mapping[str, SlideResult]:
     logs = sorted((record / _ENDED).glob("*.jsonl"))
     sizes = tuple((path, path.stat().st_size) for path in logs)
     return _read_ended_slides(sizes)
+
+
+def write_ended(record: Path, results: Sequence[SlideResult]) -> None:
+    """Writes the notes on slides that this process brings from elsewhere; see `ended_slides`."""
+    lines = [json.dumps(asdict(result)) + "\n" for result in results]
+    name = f"{socket.gethostname()}-{os.getpid()}.jsonl"
+    write_text(record / _ENDED / name, "".join(lines))
 
 
 @functools.lru_cache(maxsize=4)

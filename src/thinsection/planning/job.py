@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -35,14 +36,28 @@ _MIN_GPU_CPUS = 2
 _MAX_GPU_CPUS = 16
 
 
-def run_request(chunks: Sequence[Sequence[SlideEntry]], spec: RunSpec) -> JobRequest:
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Largest use of resources in earlier jobs with the same settings."""
+
+    peak_bytes: int  # of a process
+    slide_s: float  # seconds of a slide
+    num_slides: int  # slides with a time
+
+
+def run_request(
+    chunks: Sequence[Sequence[SlideEntry]],
+    spec: RunSpec,
+    measured: Measured | None = None,
+) -> JobRequest:
     """Resources for each job of a run; a job works on one chunk.
 
     All jobs request the same, so the worst case is planned: as many slides as in the largest chunk,
     each as large as the largest in a sample. The sample has up to `MAX_OPENED` slides, evenly over
     the cohort by file size, whose headers and thumbnails are opened. Flags take precedence; if all
-    are given, nothing is opened. Without a prediction the defaults are used, and `warning` gives
-    the reason.
+    are given, nothing is opened. Without a prediction (slides by URL, ...) the request follows
+    from what earlier jobs used; without these, too, the defaults are used, and `warning` gives the
+    reason.
 
     Raises ConfigError (unknown GPU or setting), BudgetError (`--memory` is below the minimum).
     """
@@ -63,7 +78,10 @@ def run_request(chunks: Sequence[Sequence[SlideEntry]], spec: RunSpec) -> JobReq
         except (ConfigError, BudgetError):
             raise
         except ThinsectionError as error:
-            warning = f"no prediction, so the job requests the defaults: {error}"
+            if measured is None:
+                warning = f"no prediction, so the job requests the defaults: {error}"
+            else:
+                numbers |= _measured_numbers(measured, count, spec)
     return job_request(executor, numbers, warning=warning)
 
 
@@ -148,6 +166,24 @@ def _qc_numbers(sample: Sequence[SlideEntry], count: int, spec: RunSpec) -> Numb
     peak = f"at most {format_bytes(memory)} for the largest of {opened}"
     time = f"at most {math.ceil(seconds)} s {_basis(count, len(sizes))}"
     return _with_margins((1, "the checks use one CPU"), (memory, peak), (seconds, time))
+
+
+def _measured_numbers(measured: Measured, count: int, spec: RunSpec) -> Numbers:
+    """Memory and time of a job over `count` slides, from earlier jobs."""
+    slides = counted(measured.num_slides, "slide")
+    seconds = count * measured.slide_s
+    return _with_margins(
+        (spec.executor.job_cpus or DEFAULT.cpus, "default"),
+        (
+            measured.peak_bytes,
+            f"earlier jobs used {format_bytes(measured.peak_bytes)}",
+        ),
+        (
+            seconds,
+            f"{math.ceil(seconds)} s for {counted(count, 'slide')} that take as long as the "
+            f"slowest of {slides} before",
+        ),
+    )
 
 
 def _qc_size_of(entry: SlideEntry, *, reader: str, pipeline: Pipeline) -> QcSize:
