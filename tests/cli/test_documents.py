@@ -115,6 +115,7 @@ def arguments_of(kind: str, home: Path) -> list[object]:
         "run": ["run", slides, "--out", out],
         "plan": ["plan", slides, "--until", "tiles", "--slurm"],
         "ls": ["ls", out],
+        "merge": ["merge", out, "--out", home / "all"],
         "verify": ["verify", out],
         "efficiency": ["efficiency", out],
         "doctor": ["doctor"],
@@ -163,7 +164,8 @@ def test_a_command_prints_its_document_alone(kind: str, folder: Path) -> None:
     if not (folder / "out").exists():
         thinsection(*arguments_of("run", folder))
     ended = thinsection(*arguments_of(kind, folder), "--json")
-    assert ended.returncode == 0, ended.stderr
+    # the folder has a slide that failed, which a merge leaves out
+    assert ended.returncode == (3 if kind == "merge" else 0), ended.stderr
     checked(kind, ended)
 
 

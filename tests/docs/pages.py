@@ -16,6 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SHELL = ("bash", "console")
+# guide for coding agents, which `thinsection skill` prints
+SKILL = "src/thinsection/cli/SKILL.md"
 _FENCE = re.compile(r"^```(\w*)\s*$")
 _MARK = re.compile(r"^<!-- example: (.+) -->$")
 _QUOTED = re.compile(r'^"([^"]+)" (.+)$')
@@ -78,7 +80,8 @@ def page_paths() -> list[str]:
     """Pages of the documentation, relative to the repository, in a fixed order."""
     docs = ROOT / "docs"
     found = [*docs.rglob("*.md"), *docs.rglob("*.md.j2")]
-    return ["README.md", "CONTRIBUTING.md", *sorted(_relative(path) for path in found)]
+    shown = sorted(_relative(path) for path in found)
+    return ["README.md", "CONTRIBUTING.md", SKILL, *shown]
 
 
 def _relative(path: Path) -> str:

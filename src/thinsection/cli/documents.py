@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from thinsection.encode.check import Check
     from thinsection.pipeline.ending import RunSummary
     from thinsection.pipeline.folder import FolderRow, Results
+    from thinsection.pipeline.merge import MergedSlide, MergeSummary
     from thinsection.pipeline.records import Record
     from thinsection.pipeline.results import SlideResult
     from thinsection.pipeline.verify import Damage
@@ -454,11 +455,56 @@ class RunDocument:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class MergedSlideRow:
+    """Outcome of one slide in a merge."""
+
+    slide_id: str
+    status: Literal["taken", "kept", "left-out"]
+    source: str
+    reason: str
+
+    @classmethod
+    def of(cls, slide: "MergedSlide") -> Self:
+        """Row for a slide."""
+        return cls(
+            slide_id=slide.slide_id,
+            status=slide.status,
+            source=slide.source,
+            reason=slide.reason,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeDocument:
+    """Outcome of a merge."""
+
+    kind: Literal["merge"] = "merge"
+    version: Literal[1] = 1
+    out: str
+    counts: dict[str, int]
+    slides: tuple[MergedSlideRow, ...]
+    num_files: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, summary: "MergeSummary") -> Self:
+        """Document of a finished merge."""
+        return cls(
+            out=str(summary.out),
+            counts=summary.counts,
+            slides=tuple(MergedSlideRow.of(slide) for slide in summary.slides),
+            num_files=summary.num_files,
+            num_bytes=summary.num_bytes,
+        )
+
+
 # kind -> its class; the page "JSON for scripts" and the tests go through this table
 DOCUMENTS: Mapping[str, "type[DataclassInstance]"] = {
     "run": RunDocument,
     "plan": PlanDocument,
     "ls": LsDocument,
+    "merge": MergeDocument,
     "verify": VerifyDocument,
     "efficiency": EfficiencyDocument,
     "doctor": DoctorDocument,

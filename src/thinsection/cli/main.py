@@ -74,6 +74,7 @@ COMMANDS = {
     "import": Command(
         FOLDERS, "results", "Read coordinates and features of TRIDENT, CLAM or STAMP."
     ),
+    "merge": Command(FOLDERS, "merge", "Join results folders into one, with checks."),
     "verify": Command(
         FOLDERS, "results", "Check every result file against its checksum."
     ),
@@ -104,6 +105,7 @@ COMMANDS = {
         "Run another tool's command with less memory for its slide encoder.",
     ),
     "demo": Command(OTHER, "run", "Run everything on one synthetic slide."),
+    "skill": Command(OTHER, "skill", "Print a guide to these commands for agents."),
     "frames": Command(
         OTHER,
         "convert",

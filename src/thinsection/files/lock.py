@@ -208,6 +208,18 @@ class FileLock:
             marker.unlink(missing_ok=True)
 
 
+def is_held(path: Path) -> bool:
+    """Returns True if the owner of a lock file seems to work still; nothing is written."""
+    owner = FileLock(path).owner()
+    if owner is not None and _is_visible(owner):
+        return not is_gone(owner)
+    try:
+        age_s = time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return False
+    return age_s < STALE_AFTER_S
+
+
 def is_gone(owner: LockOwner) -> bool:
     """Returns True if the process can be seen from here and has ended."""
     if not _is_visible(owner):

@@ -16,13 +16,14 @@ from thinsection.pipeline.measures_tables import write_measures
 from thinsection.pipeline.qc_tables import write_qc_tables
 from thinsection.pipeline.records import Record, end_record, log, write_efficiency
 from thinsection.pipeline.results import SlideResult, Status
-from thinsection.pipeline.tables import known_slides, write_tables
+from thinsection.pipeline.tables import KnownSlide, known_slides, write_tables
 from thinsection.pipeline.task import ENDS, RunTask, ended_slides
 from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import TILED
 from thinsection.stages.graph import mask_stage, measures_stage
 from thinsection.stages.masks import QcStage
+from thinsection.stages.spec import RunSpec
 from thinsection.types import counted
 
 EXIT_OK = 0
@@ -88,13 +89,7 @@ def finish_run(
     slides = known_slides(task.out)
     waiting = _not_ended(entries, report.results)
     equal_slides = write_tables(task.out, slides, waiting)
-    if task.spec.output.measures and task.spec.output.until in TILED:
-        stage = measures_stage(task.spec)
-        write_measures(task.out, slides, stage, task.spec.output.measures_reference)
-    unusable: dict[str, str] = {}
-    mask = mask_stage(task.spec)
-    if isinstance(mask, QcStage):
-        unusable = write_qc_tables(task.out, slides, mask, task.spec.qc)
+    unusable = write_run_tables(task.out, slides, task.spec)
     of_this_run = {result.slide_id for result in report.results}
     summary = RunSummary(
         out=task.out,
@@ -121,6 +116,22 @@ def finish_run(
     log(task.record, f"ended: {summary!r}")
     write_index(task.out)
     return summary
+
+
+def write_run_tables(
+    out: Path, slides: Sequence[KnownSlide], spec: RunSpec
+) -> dict[str, str]:
+    """Writes the tables of measures and of quality control that a run's settings ask for.
+
+    Returns the reason for each slide whose checks cannot be used.
+    """
+    if spec.output.measures and spec.output.until in TILED:
+        stage = measures_stage(spec)
+        write_measures(out, slides, stage, spec.output.measures_reference)
+    mask = mask_stage(spec)
+    if isinstance(mask, QcStage):
+        return write_qc_tables(out, slides, mask, spec.qc)
+    return {}
 
 
 def end_early(

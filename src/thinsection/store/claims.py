@@ -93,6 +93,25 @@ def read_claims(out: Path) -> dict[str, SlideFile]:
     return claims
 
 
+def add_claims(out: Path, claims: Claims) -> None:
+    """Adds the files of slides whose results are brought from elsewhere; known ids stay.
+
+    Raises:
+        StoreError: the list of ids is damaged.
+        OutputError: the folder cannot be written.
+    """
+    with hold(out / SLIDES / LOCK_NAME):
+        listed = _read_list(out / CLAIMS_NAME)
+        _write_list(out, {**claims, **listed}, listed)
+
+
+def _write_list(out: Path, claims: Claims, listed: Claims) -> None:
+    if claims == listed:
+        return
+    document = {slide_id: asdict(owner) for slide_id, owner in sorted(claims.items())}
+    write_json(out / CLAIMS_NAME, document)
+
+
 def _read_list(path: Path) -> dict[str, SlideFile]:
     try:
         return coerce(read_json(path), dict[str, SlideFile], CLAIMS_NAME)
@@ -269,10 +288,7 @@ def _write_claims(
         is_copy = former is not None and former.file != file and _is_there(former.file)
         if entry.id_given or not is_copy:
             updated[entry.slide_id] = SlideFile(file, stem_of(entry.slide_path))
-    if updated == _read_list(out / CLAIMS_NAME):
-        return
-    document = {slide_id: asdict(owner) for slide_id, owner in sorted(updated.items())}
-    write_json(out / CLAIMS_NAME, document)
+    _write_list(out, updated, _read_list(out / CLAIMS_NAME))
 
 
 def _is_there(file: str) -> bool:
