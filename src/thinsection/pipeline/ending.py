@@ -123,7 +123,8 @@ def write_run_tables(
 ) -> dict[str, str]:
     """Writes the tables of measures and of quality control that a run's settings ask for.
 
-    Returns the reason for each slide whose checks cannot be used.
+    Returns:
+        The slides that quality control finds unusable, and why, as `write_qc_tables` does.
     """
     if spec.output.measures and spec.output.until in TILED:
         stage = measures_stage(spec)
