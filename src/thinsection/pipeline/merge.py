@@ -17,8 +17,9 @@ from thinsection.files.atomic import (
     atomic_path,
     link_or_copy,
     output_errors,
-    write_bytes,
+    write_json,
 )
+from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.files.sources import is_url
 from thinsection.pipeline.ending import write_run_tables
@@ -227,14 +228,18 @@ def _place_slide(
 
 
 def _with_whole_path(part: Part, slide_id: str) -> dict[str, object]:
-    """Facts of a slide; a path that was relative to the run's folder becomes absolute."""
+    """Facts of a slide, with its whole path."""
     facts = dict(part.source.ledgers[slide_id].slide)
-    claim = part.source.claims.get(slide_id)
     path = str(facts.get("slide_path") or "")
-    is_relative = path and not is_url(path) and not Path(path).is_absolute()
-    if is_relative and claim is not None:
-        facts["slide_path"] = claim.file
+    facts["slide_path"] = _whole_path(part.source, slide_id, path)
     return facts
+
+
+def _whole_path(source: Source, slide_id: str, path: str) -> str:
+    """Path of a slide; one that was relative to the run's folder becomes absolute."""
+    claim = source.claims.get(slide_id)
+    is_relative = path and not is_url(path) and not Path(path).is_absolute()
+    return claim.file if is_relative and claim is not None else path
 
 
 def _place_file(
@@ -268,8 +273,10 @@ def _place_failures(plan: MergePlan, out: Path) -> None:
 
 
 def _copy_failure(source: Source, slide_id: str, out: Path) -> None:
-    path = failure_path(source.folder, slide_id)
-    write_bytes(failure_path(out, slide_id), path.read_bytes())
+    document = read_json(failure_path(source.folder, slide_id))
+    entry = document["entry"]  # `read_failure` has read it
+    entry["slide_path"] = _whole_path(source, slide_id, str(entry["slide_path"]))
+    write_json(failure_path(out, slide_id), document)
 
 
 def _write_records(
