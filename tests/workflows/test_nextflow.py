@@ -148,7 +148,8 @@ def test_the_scripts_join_slides_that_were_run_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stub_makes_every_output(name: str, tmp_path: Path) -> None:
     execute(rendered(script_of(name, "stub"), values_of("s")), tmp_path)
-    paths = re.findall(r'path\(?"([^"]+)"', text_of(name).split("    output:\n")[1])
+    outputs = text_of(name).split("    output:\n")[1].split("    when:\n")[0]
+    paths = re.findall(r'path[ (]"([^"]+)"', outputs)
     assert len(paths) == 3
     for path in paths:
         assert (tmp_path / path.replace("${prefix}", "s")).exists(), path
