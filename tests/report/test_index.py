@@ -475,3 +475,53 @@ def test_what_histoqc_could_not_measure_is_missing_in_distributions(
     told = parts_of(out)["tables"]["qc_histoqc.csv"]
     assert all("deconv_c0_mean" not in row for row in told)
     assert [row["deconv_c1_mean"] for row in told] == ["0.25", "-99.5"]
+
+
+def test_predictions_heatmaps_validations_and_probes_are_listed_with_links(
+    browser: Any, tmp_path: Path
+) -> None:
+    """A heatmap leads to its layer in the viewer, and to its highest tile."""
+    heatmaps = tmp_path / GRID / "heatmap_abmil"
+    heatmaps.mkdir(parents=True)
+    for name in ("a.attention", "a.top"):
+        Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(heatmaps / f"{name}.png")
+    record = {
+        "model": "sum",
+        "pictures": {"a": ["attention"]},
+        "places": {"a": {"attention": [700, 500]}},
+    }
+    (heatmaps / "scale.json").write_text(json.dumps(record))
+    validation = tmp_path / "validation_abmil"
+    validation.mkdir()
+    told = {"validation": "external", "cases": 12, "metric": "auroc", "value": 0.75}
+    (validation / "validation.json").write_text(json.dumps(told))
+    probe = tmp_path / "probes" / "one"
+    probe.mkdir(parents=True)
+    (probe / "knn.html").write_text("")
+    told = {"probe": "knn", "dataset": "<crc>", "metric": "auroc", "score": 0.5}
+    (probe / "knn.json").write_text(json.dumps(told))
+    opened = Opened(browser, make_folder(tmp_path, ["a", "b"], pictures=2))
+    models = opened.page.inner_text("#models")
+    for words in ("2 slides", "external validation", "12 cases, AUROC 0.75", "1 slide"):
+        assert words in models
+    assert "<crc>" in opened.page.inner_text("#probes")
+    links = opened.page.eval_on_selector_all(
+        "#models a, #probes a", "all => all.map(one => one.getAttribute('href'))"
+    )
+    layer = f"layer={GRID}%2Fheatmap_abmil%3Aattention"
+    assert links == [
+        "predictions_abmil.csv",
+        "validation_abmil/index.html",
+        f"#slide=a&{layer}",
+        "probes/one/knn.html",
+    ]
+    opened.page.click(".open >> nth=0")
+    opened.page.click("#large button:text-is('heatmap abmil: attention')")
+    found = opened.page.eval_on_selector_all(
+        "#large a.viewer:visible", "all => all.map(one => one.getAttribute('href'))"
+    )
+    assert found == [
+        f"#slide=a&{layer}",
+        f"#slide=a&x=700&y=500&downsample=1&{layer}",
+    ]
+    assert opened.wrong == []

@@ -66,8 +66,14 @@ def experiment_page(
         "worst": list(_worst_cases(tested, slides)),
         "links": LINKS_NAME,
         "home": home,
+        "heatmap_layer": _heatmap_layer(document["heatmaps"]),
     }
     return render_page("thinsection.predict", "experiment.html.j2", **values)
+
+
+def _heatmap_layer(heatmaps: str) -> str:
+    """Key of the viewer's layer for the folder `GRID/heatmap_NAME` of an experiment's heatmaps."""
+    return "/".join(Path(heatmaps).parts[-2:]) + ":attention"
 
 
 def _pictures(document: Mapping[str, Json], tested: Tested) -> list[Picture]:

@@ -304,17 +304,37 @@ def _draw_folder(
         with _own_pictures(drawing, slide_id):
             _write_pictures(drawing, slide_id, drawing.load(slide_id), changed, limits)
     written = []
+    places: dict[str, dict[str, list[int]]] = dict(record.get("places", {}))
     for slide_id, columns in columns_by_slide.items():
         table = drawing.load(slide_id)
         if len(table.coords_l0):
+            places[slide_id] = _highest_tiles(table, columns)
             with _own_pictures(drawing, slide_id):
                 written += _write_pictures(drawing, slide_id, table, columns, limits)
                 written += _write_tables(drawing, slide_id, table)
     if written:
         pictures = {**earlier, **columns_by_slide}
-        record = {"limits": limits, "pictures": pictures, "model": drawing.model_sum}
+        record = {
+            "limits": limits,
+            "pictures": pictures,
+            "places": {name: places[name] for name in pictures if name in places},
+            "model": drawing.model_sum,
+        }
         write_json(drawing.home / SCALE_NAME, record)
     return written
+
+
+def _highest_tiles(table: TilesFile, columns: Iterable[str]) -> dict[str, list[int]]:
+    """Middle of the tile with the highest value of each column, in level-0 px."""
+    places = {}
+    for name in columns:
+        values = table.columns.get(name)
+        if values is not None and np.isfinite(values).any():
+            middle = (
+                table.coords_l0[np.nanargmax(values)] + np.array(table.size_l0) // 2
+            )
+            places[name] = [int(value) for value in middle]
+    return places
 
 
 @contextmanager

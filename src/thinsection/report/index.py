@@ -103,7 +103,6 @@ def write_index(out: Path, *, draw_thumbnails: bool = True) -> None:
         "validations": _validations(out),
         "probes": _probes(out),
         "pages": sorted(path.name for path in out.glob("qc_*.html")),
-        "heatmap_layers": _heatmap_layers(out),
         "numbers": _NUMBERS,
     }
     runs = {"seconds": slide_seconds(out), "records": _records(out)}
@@ -150,29 +149,28 @@ def _add_overlays(out: Path, rows: Sequence[dict[str, str]]) -> None:
             row["overlay"] = f"{row['folder']}/{overlay.name}"
 
 
-def _heatmaps(out: Path) -> dict[str, list[str]]:
-    """Paths `GRID/heatmap_NAME/ID.COLUMN.png` of each slide."""
-    heatmaps: dict[str, list[str]] = {}
-    for path in sorted(out.glob("*/heatmap_*/*.*.png")):
-        slide_id = path.stem.rpartition(".")[0]
-        heatmaps.setdefault(slide_id, []).append(str(path.relative_to(out)))
-    return heatmaps
+def _heatmaps(out: Path) -> dict[str, list[Document]]:
+    """Pictures `GRID/heatmap_NAME/ID.COLUMN.png` of each slide.
 
-
-def _heatmap_layers(out: Path) -> dict[str, dict[str, str]]:
-    """Key of the viewer's layer for each kind of picture of each `GRID/heatmap_NAME`."""
-    layers: dict[str, dict[str, str]] = {}
-    for path in sorted(out.glob("*/heatmap_*/scale.json")):
-        folder = path.parent
-        document = _read_document(path)
+    A picture has its path. If the record of its folder names it, it also has the key of its layer
+    in the viewer, and the middle of the tile with the highest value, in level-0 px.
+    """
+    heatmaps: dict[str, list[Document]] = {}
+    for folder in sorted(out.glob("*/heatmap_*/")):
+        record = _read_document(folder / "scale.json")
         # a folder without model has pictures of a column of another table
-        prefix = f"{folder.name}:" if document.get("model") else ""
-        keys: dict[str, str] = {}
-        for columns in document.get("pictures", {}).values():
-            for column in columns:
-                keys[slug(column)] = f"{folder.parent.name}/{prefix}{column}"
-        layers[folder.relative_to(out).as_posix()] = keys
-    return layers
+        prefix = f"{folder.name}:" if record.get("model") else ""
+        drawn = record.get("pictures", {}).values()
+        columns = {slug(column): column for names in drawn for column in names}
+        places = record.get("places", {})
+        for path in sorted(folder.glob("*.*.png")):
+            slide_id, _, end = path.stem.rpartition(".")
+            picture: Document = {"path": path.relative_to(out).as_posix()}
+            if end in columns:
+                picture["layer"] = f"{folder.parent.name}/{prefix}{columns[end]}"
+                picture["middle"] = places.get(slide_id, {}).get(columns[end])
+            heatmaps.setdefault(slide_id, []).append(picture)
+    return heatmaps
 
 
 def _old_overviews(out: Path) -> dict[str, list[str]]:

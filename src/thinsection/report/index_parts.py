@@ -13,6 +13,7 @@ from pathlib import Path
 
 from thinsection.files.atomic import write_text
 from thinsection.report.sheets import Place, stable_groups
+from thinsection.types import Document
 
 # slides in a part: the mean, and the most
 _USUAL_SLIDES = 200
@@ -29,7 +30,7 @@ class SlideData:
     # rows of each table that name a slide, by the table's file
     tables: Mapping[str, Sequence[TableRow]]
     thumbnails: Mapping[str, Place]  # by slide id
-    heatmaps: Mapping[str, Sequence[str]]  # paths by slide id
+    heatmaps: Mapping[str, Sequence[Document]]  # pictures by slide id
     # tile grids whose overview is a PNG of an older version, by slide id
     old_overviews: Mapping[str, Sequence[str]]
 

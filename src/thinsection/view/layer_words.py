@@ -33,7 +33,8 @@ def layer_words(group: str, name: str, kind: str) -> str:
         return "Graph, " + name.removeprefix("graph_").replace("-", " ")
     if kind in ("colours", "classes", "grid"):
         return _capitalised(name)
-    return _check_words(name)
+    # a check's outline has the name of its column without the prefix
+    return _check_words(f"qc_{name}" if name.isidentifier() else name)
 
 
 def group_words(group: str) -> str:

@@ -452,9 +452,15 @@ def _change_times(folder: Path) -> dict[Path, int]:
     """Time of the last change of each ledger and of each results subfolder."""
     if not (folder / SLIDES).is_dir():
         return {}
+    paths = []
+    for subfolder in folder.iterdir():
+        if subfolder.name == SLIDES:
+            paths += [slide / LEDGER_NAME for slide in subfolder.iterdir()]
+        else:
+            paths += subfolder.glob("*/")
     times: dict[Path, int] = {}
-    for path in [*(folder / SLIDES).glob(f"*/{LEDGER_NAME}"), *folder.glob("*/*/")]:
-        # it was deleted since it was listed
-        with contextlib.suppress(FileNotFoundError):
+    for path in paths:
+        # it does not exist yet, or was deleted since it was listed
+        with contextlib.suppress(OSError):
             times[path] = path.stat().st_mtime_ns
     return times

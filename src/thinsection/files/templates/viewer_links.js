@@ -3,8 +3,9 @@
 const viewerAddress = (document.querySelector("meta[name={{ viewer_meta }}]") || {}).content;
 // an address that was typed may hold a "%" that is no escape
 const decoded = text => { try { return decodeURIComponent(text); } catch { return text; } };
-const viewerPlace = (slide, layers = []) => {
+const viewerPlace = (slide, layers = [], middle = null) => {
   const place = new URLSearchParams(slide ? { slide } : {});
+  if (middle) ["x", "y", "downsample"].forEach((name, n) => place.append(name, [...middle, 1][n]));
   layers.forEach(layer => place.append("layer", layer));
   return `#${place}`;
 };

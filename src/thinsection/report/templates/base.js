@@ -52,20 +52,22 @@ const sortable = (heads, rows, value, show) => heads.forEach((head, column) => h
 const dialog = document.getElementById("large");
 const enlarge = (title, pictures) => {
   const bar = dialog.querySelector(".bar"), large = dialog.querySelector("img"), strong = document.createElement("strong");
-  const link = viewerLink("#", "open in the viewer");
+  const link = viewerLink("#", "open in the viewer"), highest = viewerLink("#", "highest tile");
   strong.textContent = title;
-  const buttons = pictures.map(([name, address, place]) => {
+  const buttons = pictures.map(([name, address, place, tile]) => {
     const button = document.createElement("button");
     button.textContent = name;
     button.addEventListener("click", () => {
       large.src = address;
       large.alt = name;
       link.href = (viewerAddress || "") + place;
+      highest.href = (viewerAddress || "") + tile;
+      highest.hidden = !tile;
       buttons.forEach(other => other.setAttribute("aria-pressed", other === button));
     });
     return button;
   });
-  bar.replaceChildren(strong, ...buttons, link);
+  bar.replaceChildren(strong, ...buttons, link, highest);
   buttons[0].click();
   dialog.showModal();
 };

@@ -31,6 +31,7 @@ async function open(id, then = () => {}, keys = null) {  // keys: of the layers 
   if (slide && slide.id === id) { if (keys) slide.layers.forEach(layer => turn(layer, among(keys, layer))); return then(); }
   const now = ++opening, before = slide && slide.layers.filter(layer => layer.on);
   say(""); $("name").textContent = id; document.title = `${id} - thinsection`;
+  history.replaceState(null, "", `#${new URLSearchParams({ slide: id })}`);
   for (const row of $("list").children) row.classList.toggle("on", row.dataset.id === id);
   try {
     const facts = await (await get(at(id))).json();
@@ -422,11 +423,16 @@ async function look() {  // what finished since the viewer started; nothing else
   version = news.version;
 }
 const NEWS_MS = 15000;
-setInterval(() => { if (document.visibilityState === "visible") look().catch(() => {}); }, NEWS_MS);
+async function watch() {  // a large folder takes time to read: at most 2 % of the time is spent on it
+  const begin = performance.now();
+  if (document.visibilityState === "visible") await look().catch(() => {});
+  setTimeout(watch, Math.max(NEWS_MS, 50 * (performance.now() - begin)));
+}
 
 (async () => {
   ids = await (await get("slides")).json();
   $("list").append(...ids.map(listed));
   await look();
   if (!follow(location.hash) && ids.length) open(ids[0]);
+  setTimeout(watch, NEWS_MS);
 })().catch(error => say(error.message));
