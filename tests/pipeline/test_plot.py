@@ -58,6 +58,71 @@ def test_a_slide_is_drawn_in_mm_with_its_tissue_and_tiles(results: Results) -> N
     assert (np.asarray(image.get_array()) != np.asarray(plain)).any()
 
 
+def test_an_opened_slide_is_drawn_with_the_tissue_and_tiles_that_one_holds(
+    results: Results,
+) -> None:
+    """The same picture as from the folder but for its JPEG, with the same tiles and values."""
+    with ts.open_slide(results.folder.parent / "a.svs") as slide:
+        mask = ts.tissue_mask(slide)
+        tiles = ts.tile_grid(slide, tissue=mask, tile_px=128)
+        axes = [
+            ts.plot.tissue(slide, mask),
+            ts.plot.tissue(slide, (mask.mask, mask.frame)),
+            ts.plot.tiles(slide, tiles),
+            ts.plot.tiles(slide, results.tiles("a")),
+            ts.plot.heatmap(slide, tiles, "tissue_fraction"),
+        ]
+    first, again, outlined, stored, colours = (
+        np.asarray(ax.get_images()[0].get_array(), dtype=float) for ax in axes
+    )
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(outlined, stored)
+    of_folder = np.asarray(
+        ts.plot.tissue(results, "a").get_images()[0].get_array(), dtype=float
+    )
+    assert np.abs(first - of_folder).mean() < 3 < np.abs(first - colours).mean()
+    labels = [text.get_text() for text in axes[2].get_legend().get_texts()]
+    assert labels == [f"{len(tiles)} tiles"]
+
+
+def test_embeddings_as_an_array_are_drawn_with_their_colours(results: Results) -> None:
+    stored = [results.tile_embeddings(name).features for name in ("a", "b")]
+    names = np.repeat(["a", "b"], [len(rows) for rows in stored])
+    by_array = ts.plot.embedding(np.concatenate(stored), color=names)
+    of_folder = ts.plot.embedding(results)
+    for one, other in zip(by_array.collections, of_folder.collections, strict=True):
+        np.testing.assert_allclose(one.get_offsets(), other.get_offsets(), atol=1e-4)
+    numbers = ts.plot.embedding(np.concatenate(stored), color=np.arange(len(names)))
+    assert len(numbers.figure.axes) == 2
+
+
+@pytest.mark.parametrize(
+    ("plot", "arguments", "message"),
+    [
+        ("tissue", ("out", "a"), r"got 'out'; pass thinsection.open_results\(folder\)"),
+        ("tiles", ("results", 7), "the id of a slide of the results folder, got int"),
+        (
+            "heatmap",
+            ("slide", "a", "x"),
+            "must be the tiles of the slide, got 'a'; pass",
+        ),
+        ("tissue", ("slide", 7), "tissue must be a TissueMask, .* got int"),
+        ("embedding", (np.ones(3),), r"\(N, D\) with N >= 3, got \(3,\)"),
+        ("embedding", ("nothing",), "a results folder, an opened slide or an array"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named(
+    results: Results, plot: str, arguments: tuple[object, ...], message: str
+) -> None:
+    with ts.open_slide(results.folder.parent / "a.svs") as slide:
+        held = {"results": results, "slide": slide}
+        given = [
+            held.get(one, one) if isinstance(one, str) else one for one in arguments
+        ]
+        with pytest.raises(InvalidInputError, match=message):
+            getattr(ts.plot, plot)(*given)
+
+
 def test_a_heatmap_has_the_colours_of_a_column_and_a_colour_bar(
     results: Results,
 ) -> None:

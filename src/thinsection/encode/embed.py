@@ -248,6 +248,11 @@ def embed_tiles(
     Memory: the stream's budget, the encoder's activations, and 4 N D bytes for the result.
     Raises SlideReadError: a region cannot be decoded.
     """
+    if not isinstance(encoder, TileEncoder):
+        raise InvalidInputError(
+            f"encoder must be a tile encoder, got {type(encoder).__name__}; pass the result of "
+            "load_encoder, or of make_encoder for a network of your own"
+        )
     worker: BatchEncoder[str, Never] = BatchEncoder([encoder])
     batches: list[EmbeddedBatch[str]] = []
     for batch in iter_tiles(

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from thinsection.config import nearest
+from thinsection.config import from_mapping, nearest
 from thinsection.errors import (
     InvalidInputError,
     StoreError,
@@ -28,6 +28,7 @@ from thinsection.pipeline.records import Record, read_records
 from thinsection.pipeline.results import read_failure
 from thinsection.pipeline.tables import grid_rows
 from thinsection.report.picture import thumbnail_file
+from thinsection.slide.geometry import ReadPlan
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledgers
 from thinsection.store.tile_tables import (
     TILES,
@@ -186,7 +187,15 @@ class Results:
             if np.array_equal(more.coords_l0, tiles.coords_l0):
                 for name, values in more.columns.items():
                     columns[table.label(name)] = values
-        return replace(tiles, columns=columns)
+        return replace(tiles, columns=columns, plan=self._plan(slide_id, grid))
+
+    def _plan(self, slide_id: str, grid: str | None) -> ReadPlan | None:
+        """How the tiles of a grid are read; None for grids that another tool made."""
+        address = one_address(self.grids, grid, "grid")
+        record = self.ledger(slide_id).stages.get(f"{address}/{TILES}")
+        if record is None or "plan" not in record.facts:
+            return None
+        return from_mapping(ReadPlan, record.facts["plan"])
 
     def tile_tables(
         self, slide_id: str, grid: str | None = None
@@ -213,7 +222,9 @@ class Results:
         Memory: 4 N D bytes.
         """
         address = one_address(self.features, features, "features")
-        return read_tiles(self.file(slide_id, address))
+        stored = read_tiles(self.file(slide_id, address))
+        grid = address.split("/", maxsplit=1)[0]
+        return replace(stored, plan=self._plan(slide_id, grid))
 
     def embedding_rows(
         self, slide_id: str, features: str | None = None

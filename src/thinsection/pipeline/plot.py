@@ -1,12 +1,15 @@
-"""Plots for notebooks, `ts.plot`: tissue, tiles, values and embeddings of a results folder.
+"""Plots for notebooks, `ts.plot`: tissue, tiles, values and embeddings.
 
-Slides are drawn by `report.layers` on their stored picture, so that no slide file is opened. Axes
-are matplotlib's, in mm. Each function draws on `ax`, or on a new figure, and returns the axes.
+They take a results folder, whose stored pictures they draw on, or an opened slide with its tissue
+or tiles. Axes are matplotlib's, in mm. Each function draws on `ax`, or on a new figure, and returns
+the axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -15,10 +18,21 @@ import numpy.typing as npt
 from thinsection.config import nearest
 from thinsection.errors import InvalidInputError, importing
 from thinsection.pipeline.folder import Results, one_address
+from thinsection.qc.own_tissue import AnyTissue, as_tissue
 from thinsection.report.layers import Layer, Outline, Tiles, Values, colorize, paint
-from thinsection.report.picture import open_picture, picture_files, read_mask
+from thinsection.report.picture import (
+    Picture,
+    open_picture,
+    picture_files,
+    read_mask,
+    slide_picture,
+)
+from thinsection.slide import Slide
 from thinsection.store.tiles_h5 import TilesFile
+from thinsection.tiles import TileTable
+from thinsection.tiles.grid import mask_and_frame
 from thinsection.tiles.table import Column
+from thinsection.types import CoordsL0, MaskArray, Size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,28 +50,48 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def tissue(results: Results, slide_id: str, *, ax: Axes | None = None) -> Axes:
-    """Draws the slide with its tissue outlined."""
-    return _draw(results, slide_id, [], ax)
+def tissue(
+    source: Results | Slide, shown: str | AnyTissue, *, ax: Axes | None = None
+) -> Axes:
+    """Draws a slide with its tissue outlined.
+
+    Args:
+        source: a results folder, or an opened slide.
+        shown: id of one of the folder's slides; of an opened slide its tissue, as for `tile_grid`.
+        ax: axes to draw on.
+    """
+    scene = _scene(source, shown)
+    if isinstance(source, Slide):
+        mask, _ = mask_and_frame(as_tissue(source, shown))
+        scene = replace(scene, masks=(mask,))
+    return _draw(scene, [], ax)
 
 
 def tiles(
-    results: Results,
-    slide_id: str,
+    source: Results | Slide,
+    shown: str | TileTable | TilesFile,
     grid: str | None = None,
     *,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws the slide with its tissue and the tiles of a grid; `grid` as for `results.tiles`."""
-    table = results.tiles(slide_id, grid)
-    label = f"{len(table.coords_l0):,} tiles"
-    layer = Tiles(table.coords_l0, table.size_l0, label)
-    return _draw(results, slide_id, [layer], ax)
+    """Draws a slide with the tiles of a grid, and with its tissue if it is known.
+
+    Args:
+        source: a results folder, or an opened slide.
+        shown: id of one of the folder's slides; of an opened slide its tiles, from `tile_grid` or
+            `results.tiles`.
+        grid: as for `results.tiles`.
+        ax: axes to draw on.
+    """
+    scene = _scene(source, shown)
+    drawn = _drawn_tiles(source, shown, grid)
+    label = f"{len(drawn.coords_l0):,} tiles"
+    return _draw(scene, [Tiles(drawn.coords_l0, drawn.size_l0, label)], ax)
 
 
 def heatmap(
-    results: Results,
-    slide_id: str,
+    source: Results | Slide,
+    shown: str | TileTable | TilesFile,
     values: str | npt.NDArray[np.floating],
     grid: str | None = None,
     *,
@@ -67,8 +101,8 @@ def heatmap(
     """Draws one number per tile as colour over the slide.
 
     Args:
-        results: a results folder.
-        slide_id: one of its slides.
+        source: a results folder, or an opened slide.
+        shown: id of one of the folder's slides; of an opened slide its tiles.
         values: a column of the tile table ('tissue_fraction', 'px_focus'), or (N,) numbers.
         grid: as for `results.tiles`.
         colormap: one of `report.layers.COLORMAPS`.
@@ -77,25 +111,26 @@ def heatmap(
     Raises:
         InvalidInputError: no such column, or the number of values is not that of the tiles.
     """
-    table = results.tiles(slide_id, grid)
+    scene = _scene(source, shown)
+    drawn = _drawn_tiles(source, shown, grid)
     if isinstance(values, str):
         label = values
-        numbers = _column(table, values)
+        numbers = _column(drawn.columns, values)
     else:
         label = "value"
         numbers = np.asarray(values)
-    shape = (len(table.coords_l0),)
+    shape = (len(drawn.coords_l0),)
     if numbers.shape != shape:
         raise InvalidInputError(f"values must be of shape {shape}, got {numbers.shape}")
-    layer = Values(table.coords_l0, table.size_l0, numbers, label, colormap)
-    return _draw(results, slide_id, [layer], ax)
+    layer = Values(drawn.coords_l0, drawn.size_l0, numbers, label, colormap)
+    return _draw(scene, [layer], ax)
 
 
 def embedding(
-    results: Results,
+    source: Results | npt.NDArray[np.floating],
     features: str | None = None,
     *,
-    color: str = "slide_id",
+    color: str | npt.NDArray[np.generic] = "slide_id",
     method: Literal["pca", "umap"] = "pca",
     max_tiles: int = 20_000,
     ax: Axes | None = None,
@@ -103,10 +138,11 @@ def embedding(
     """Draws tile embeddings in two dimensions, one dot per tile.
 
     Args:
-        results: a results folder.
+        source: a results folder, or embeddings (N, D).
         features: as for `results.tile_embeddings`.
         color: 'slide_id', another cohort column ('label', 'patient_id'), or a column
-            of the tile table ('qc_focus', 'tissue_fraction', 'px_focus').
+            of the tile table ('qc_focus', 'tissue_fraction', 'px_focus'). For embeddings (N, D), a
+            word or number for each of them, (N,).
         method: 'pca', or 'umap' of the first 50 principal components, seeded.
         max_tiles: largest number of dots; tiles are sampled evenly over each slide.
         ax: axes to draw on.
@@ -117,7 +153,12 @@ def embedding(
     Raises:
         InvalidInputError: no such column, or fewer than three tiles.
     """
-    rows, colors = _sample_tiles(results, features, color, max_tiles)
+    title = "color"
+    if isinstance(source, np.ndarray):
+        rows, colors = _sample_rows(source, color, max_tiles)
+    else:
+        title = _check_color(color)
+        rows, colors = _sample_tiles(_results(source), features, title, max_tiles)
     if method == "umap":
         with importing("method 'umap' must have umap-learn", "plot"):
             from umap import UMAP
@@ -128,7 +169,7 @@ def embedding(
         points = _principal_components(rows, 2)
         axis = "principal component"
     ax = _axes(ax)
-    _scatter(ax, points, colors, color)
+    _scatter(ax, points, colors, title)
     ax.set(xlabel=f"{axis} 1", ylabel=f"{axis} 2", title=f"{len(points):,} tiles")
     return ax
 
@@ -172,6 +213,38 @@ def _scatter(
         ax.legend(markerscale=3, title=title)
 
 
+def _check_color(color: object) -> str:
+    if not isinstance(color, str):
+        raise InvalidInputError(
+            "color must be the name of a column for a results folder, got "
+            f"{type(color).__name__}; pass embeddings (N, D) with it"
+        )
+    return color
+
+
+def _sample_rows(
+    embeddings: npt.NDArray[np.floating], color: object, max_tiles: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.generic]]:
+    """Evenly sampled rows of embeddings, with their words or numbers."""
+    if embeddings.ndim != 2 or len(embeddings) < 3:
+        raise InvalidInputError(
+            f"embeddings must be (N, D) with N >= 3, got {embeddings.shape}"
+        )
+    colors = np.full(len(embeddings), "tiles") if isinstance(color, str) else color
+    colors = np.asarray(colors)
+    if colors.shape != (len(embeddings),):
+        raise InvalidInputError(
+            f"color must be of shape ({len(embeddings)},), got {colors.shape}"
+        )
+    if colors.dtype.kind not in "fiu":
+        colors = colors.astype(str)
+    elif colors.dtype.kind != "f":
+        colors = colors.astype(np.float64)
+    count = min(len(embeddings), max_tiles)
+    places = np.linspace(0, len(embeddings) - 1, count).round().astype(np.int64)
+    return np.asarray(embeddings[places], dtype=np.float32), colors[places]
+
+
 def _sample_tiles(
     results: Results, features: str | None, color: str, max_tiles: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.generic]]:
@@ -197,18 +270,18 @@ def _sample_tiles(
             colors.append(np.full(count, str(facts[color])))
         else:
             table = results.tiles(slide_id, address.split("/")[0])
-            colors.append(_column(table, color)[indices].astype(np.float64))
+            colors.append(_column(table.columns, color)[indices].astype(np.float64))
     return np.concatenate(rows), np.concatenate(colors)
 
 
-def _column(table: TilesFile, name: str) -> Column:
+def _column(columns: Mapping[str, Column], name: str) -> Column:
     """One column of a tile table."""
-    if name not in table.columns:
-        names = sorted(table.columns)
+    if name not in columns:
+        names = sorted(columns)
         raise InvalidInputError(
             f"column must be one of {', '.join(names)}, got {name!r}{nearest(name, names)}"
         )
-    return table.columns[name]
+    return columns[name]
 
 
 def _axes(ax: Axes | None) -> Axes:
@@ -222,22 +295,86 @@ def _axes(ax: Axes | None) -> Axes:
     return new_ax
 
 
-def _draw(
-    results: Results, slide_id: str, over: Sequence[Layer], ax: Axes | None
-) -> Axes:
+@dataclass(frozen=True, kw_only=True)
+class _Scene:
+    """Picture of a slide, its title, and masks to outline."""
+
+    title: str
+    picture: Picture
+    masks: tuple[MaskArray, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DrawnTiles:
+    """Tiles that are drawn, and their values."""
+
+    coords_l0: CoordsL0
+    size_l0: Size
+    columns: Mapping[str, Column]
+
+
+def _results(source: object) -> Results:
+    if isinstance(source, Results):
+        return source
+    raise InvalidInputError(
+        "source must be a results folder, an opened slide or an array, got "
+        f"{source!r}; pass thinsection.open_results(folder) or thinsection.open_slide(path)"
+    )
+
+
+def _scene(source: Results | Slide, shown: object) -> _Scene:
+    """Picture of an opened slide, or of a results folder's slide."""
+    if isinstance(source, Slide):
+        picture = Picture(
+            rgb=slide_picture(source), size_l0=source.size, slide_mpp=source.slide_mpp
+        )
+        return _Scene(title=Path(source.slide_path).stem, picture=picture)
+    ledger = _results(source).ledger(_check_id(shown))
+    masks = tuple(map(read_mask, picture_files(ledger.path.parent)[1:]))
+    return _Scene(title=ledger.slide_id, picture=open_picture(ledger), masks=masks)
+
+
+def _check_id(shown: object) -> str:
+    if not isinstance(shown, str):
+        raise InvalidInputError(
+            "shown must be the id of a slide of the results folder, got "
+            f"{type(shown).__name__}; pass the opened slide with it: ts.plot.tiles(slide, tiles)"
+        )
+    return shown
+
+
+def _drawn_tiles(
+    source: Results | Slide, shown: object, grid: str | None
+) -> _DrawnTiles:
+    if isinstance(source, Results):
+        shown = source.tiles(_check_id(shown), grid)
+    if isinstance(shown, TileTable):
+        size_l0 = shown.plan.size_l0
+    elif isinstance(shown, TilesFile):
+        size_l0 = shown.size_l0
+    else:
+        raise InvalidInputError(
+            f"shown must be the tiles of the slide, got {shown!r}; pass the result of tile_grid "
+            "or of results.tiles"
+        )
+    return _DrawnTiles(
+        coords_l0=shown.coords_l0, size_l0=size_l0, columns=shown.columns
+    )
+
+
+def _draw(scene: _Scene, over: Sequence[Layer], ax: Axes | None) -> Axes:
     """Draws the slide with layers, its tissue's outline, a legend and a colour bar."""
-    ledger = results.ledger(slide_id)
     ax = _axes(ax)
-    picture = open_picture(ledger)
+    picture = scene.picture
     layers = list(over)
-    for mask_path in picture_files(ledger.path.parent)[1:]:
-        layers.append(Outline(read_mask(mask_path), "tissue", width=5.0))
+    for mask in scene.masks:
+        layers.append(Outline(mask, "tissue", width=5.0))
     unit = "mm" if picture.slide_mpp else "level-0 pixels"
     mpp_x, mpp_y = picture.slide_mpp or (1000.0, 1000.0)
     width = picture.size_l0[0] * mpp_x / 1000
     height = picture.size_l0[1] * mpp_y / 1000
     ax.imshow(paint(picture, layers), extent=(0, width, height, 0))
-    ax.set(title=slide_id, xlabel=unit, ylabel=unit)
+    ax.set(title=scene.title, xlabel=unit, ylabel=unit)
     _add_legend(ax, layers)
     return ax
 

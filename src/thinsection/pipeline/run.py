@@ -87,7 +87,7 @@ class Listeners:
 
 
 def run(
-    slides: Sequence[str | Path],
+    slides: Sequence[str | Path] | str | Path,
     *,
     out: str | Path,
     config: RunConfig | None = None,

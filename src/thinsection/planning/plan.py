@@ -54,7 +54,7 @@ class RunPlan:
 
 
 def plan(
-    slides: Sequence[str | Path],
+    slides: Sequence[str | Path] | str | Path,
     *,
     config: RunConfig | None = None,
     on_message: Listener | None = None,

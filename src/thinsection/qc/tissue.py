@@ -18,7 +18,7 @@ from thinsection.files.pages import notebook_html
 from thinsection.qc.checks.default_ink import find_default_ink
 from thinsection.qc.checks.tissue import Tissue, detect_tissue
 from thinsection.qc.work_image import resolution_of, work_size
-from thinsection.slide import Slide, read_resized
+from thinsection.slide import Slide, check_slide, read_resized
 from thinsection.types import (
     CoordsL0,
     MaskArray,
@@ -116,6 +116,7 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     Raises:
         SlideReadError: the slide's pixels cannot be decoded.
     """
+    check_slide(slide)
     config = config or TissueConfig()
     picture = work_frame(slide, config.mask_mpp)
     detected, stain = segment_tissue(picture.thumbnail, config, px_um=picture.px_um)
@@ -217,8 +218,18 @@ def box_fractions(
 
     Memory: 8 bytes per mask px for the integral image, and about 100 bytes per box.
     """
+    return mask_shares(mask, frame.downsample_xy, coords_l0, size_l0)
+
+
+def mask_shares(
+    mask: MaskArray | npt.NDArray[np.floating],
+    downsample_xy: tuple[float, float],
+    coords_l0: CoordsL0,
+    size_l0: Size,
+) -> Shares:
+    """As `box_fractions`, of a mask at the slide's corner, by its level-0 px per mask px."""
     height, width = mask.shape
-    downsample = np.array(frame.downsample_xy)
+    downsample = np.array(downsample_xy)
     integral = np.zeros((height + 1, width + 1), dtype=np.float64)
     np.cumsum(np.cumsum(mask, axis=0, dtype=np.float64), axis=1, out=integral[1:, 1:])
     left, top = (coords_l0 / downsample).T

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
+from thinsection.qc.own_tissue import Tissue
 from thinsection.segment.segmenter import Segmenter
 from thinsection.segment.windows import Band, Places, WindowGrid
-from thinsection.tiles.grid import Tissue, mask_and_frame
+from thinsection.tiles.grid import mask_and_frame
 from thinsection.types import MaskArray, MaskFrame, Size
 
 Labels = npt.NDArray[np.uint8]  # (H, W): 0 no class, 1 the first class, ...

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from thinsection.qc.own_tissue import AnyTissue, as_tissue
 from thinsection.qc.tissue import Color, Shares, box_fractions, hues, tissue_mask
 from thinsection.segment.label_map import (
     ClassShares,
@@ -30,7 +31,6 @@ from thinsection.segment.windows import WindowGrid
 from thinsection.slide import Slide, read_resized
 from thinsection.stream import StreamConfig, iter_tiles
 from thinsection.tiles import TileTable
-from thinsection.tiles.grid import Tissue
 from thinsection.types import (
     CoordsL0,
     MaskArray,
@@ -98,7 +98,7 @@ def segment(
     slide: Slide,
     segmenter: str | Path | Segmenter,
     *,
-    tissue: Tissue | None = None,
+    tissue: AnyTissue | None = None,
     labels_path: Path | None = None,
     share_mpp: float = 4.0,
     memory: str = "512MiB",
@@ -109,7 +109,7 @@ def segment(
     Args:
         slide: opened.
         segmenter: a name of `SEGMENTERS`, a TOML file, or the result of `load_segmenter`.
-        tissue: pixels outside have no class; None: by the default detector.
+        tissue: pixels outside have no class; as for `tile_grid`; None: by the default detector.
         labels_path: a tiled TIFF of labels (uint8) at the network's resolution is written there.
         share_mpp: resolution of the classes' shares, µm/px; never finer than the network's.
         memory: of the strip of rows that windows are blended in.
@@ -127,16 +127,15 @@ def segment(
     if not isinstance(segmenter, Segmenter):
         segmenter = load_segmenter(segmenter)
     spec = segmenter.spec
-    if tissue is None:
-        tissue = tissue_mask(slide)
+    within = tissue_mask(slide) if tissue is None else as_tissue(slide, tissue)
     grid = WindowGrid.cover(slide, spec)
     channels = segmenter.channels(_fit_picture(slide, grid.size), slide.slide_path)
     num_windows = 0
     with tempfile.TemporaryFile() as file:
         file.truncate(grid.size[0] * grid.size[1])
         for band in grid.bands(parse_bytes(memory), len(spec.outputs)):
-            places = grid.places(tissue, band)
-            strip = LabelStrip(grid, segmenter, band, tissue, file)
+            places = grid.places(within, band)
+            strip = LabelStrip(grid, segmenter, band, within, file)
             table = TileTable(coords_l0=grid.coords_l0(places), plan=grid.plan)
             for batch in iter_tiles(slide, table, batch_size=1, config=stream):
                 outputs = segmenter.network(channels(batch.tiles))

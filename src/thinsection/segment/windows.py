@@ -6,11 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import BudgetError
+from thinsection.qc.own_tissue import Tissue
 from thinsection.qc.tissue import box_fractions
 from thinsection.segment.spec import SegmenterSpec
 from thinsection.slide import Slide
 from thinsection.slide.geometry import ReadPlan, plan_read
-from thinsection.tiles.grid import Tissue, mask_and_frame
+from thinsection.tiles.grid import mask_and_frame
 from thinsection.types import CoordsL0, Size, format_bytes
 
 Starts = npt.NDArray[np.int64]  # (n,), px of the map

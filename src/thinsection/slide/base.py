@@ -19,6 +19,7 @@ from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.files.sources import FsspecSource, closed_error
 from thinsection.slide.geometry import MAX_PX, MAX_SIDE_PX, ReadPlan, lv_from_l0
 from thinsection.slide.resize import read_resized
+from thinsection.slide.tile_pictures import PlannedTiles, TilePictures
 from thinsection.types import (
     Closing,
     CoordsL0,
@@ -277,6 +278,17 @@ class Slide(Closing):
         size_th = (max(1, round(width * factor)), max(1, round(height * factor)))
         return read_resized(self, size_th)
 
+    def tiles(self, tiles: PlannedTiles) -> TilePictures:
+        """The pictures of tiles: `slide.tiles(tiles)[3]` is uint8 (tile_px, tile_px, 3).
+
+        Args:
+            tiles: from `tile_grid`, or from `results.tiles` of this slide.
+
+        Raises:
+            InvalidInputError: they do not say how they are read.
+        """
+        return TilePictures(self, tiles)
+
     def associated_image(self, name: str) -> RgbArray:
         """Reads one of `associated_names`, uint8 (H, W, 3)."""
         if name not in self.associated_names:
@@ -323,6 +335,14 @@ class Slide(Closing):
         if not self._closed:
             self._closed = True
             self.on_close.close()
+
+
+def check_slide(slide: object) -> None:
+    """Raises InvalidInputError: it is no opened slide, such as the path of one."""
+    if not isinstance(slide, Slide):
+        raise InvalidInputError(
+            f"slide must be an opened slide, got {slide!r}; pass thinsection.open_slide(path)"
+        )
 
 
 def _array_to_fill(size: Size, out: RgbArray | None) -> RgbArray:

@@ -6,9 +6,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from thinsection.arrays.polygons import coverage, rasterised
+from thinsection.arrays.polygons import coverage
 from thinsection.errors import InvalidInputError
-from thinsection.qc.tissue import TISSUE_COLOR, Shares, TissueMask, work_frame
+from thinsection.qc.own_tissue import AnnotatedTissue, annotated_tissue
+from thinsection.qc.tissue import TISSUE_COLOR
 from thinsection.slide import Slide
 from thinsection.slide.annotations import ROLES, Regions, RegionsConfig, read_regions
 from thinsection.slide.cohort import SlideEntry
@@ -19,7 +20,7 @@ from thinsection.store.geojson import annotation, write_features
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
 from thinsection.tiles import TileTable
-from thinsection.types import CoordsL0, PlainValues, Size
+from thinsection.types import PlainValues
 
 if TYPE_CHECKING:
     from shapely import Geometry
@@ -127,16 +128,6 @@ class RegionsStage(SlideStage[Regions]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnnotatedTissue(TissueMask):
-    """Annotated polygons; their mask at the detector's resolution is only for pictures."""
-
-    area: "Geometry"
-
-    def fractions(self, coords_l0: CoordsL0, size_l0: Size) -> Shares:
-        return coverage(self.area, coords_l0, size_l0)
-
-
-@dataclass(frozen=True, kw_only=True)
 class AnnotatedTissueStage(TissueStage):
     """Tissue that a person annotated; it replaces the detector's result."""
 
@@ -148,15 +139,7 @@ class AnnotatedTissueStage(TissueStage):
 
     def find(self, work: SlideWork, slide: Slide) -> AnnotatedTissue:
         """Annotated polygons and their mask."""
-        area = self.regions.area(work)
-        where = work_frame(slide, self.config.mask_mpp)
-        return AnnotatedTissue(
-            mask=rasterised(area, where.frame),
-            frame=where.frame,
-            mask_mpp=where.mask_mpp,
-            thumbnail=where.thumbnail,
-            area=area,
-        )
+        return annotated_tissue(slide, self.regions.area(work), self.config)
 
     def load(self, work: SlideWork) -> AnnotatedTissue:
         """Stored polygons and their mask."""

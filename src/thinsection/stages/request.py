@@ -22,7 +22,7 @@ from thinsection.tiles import load_filters
 
 
 def cohort_of(
-    slides: Sequence[str | Path],
+    slides: Sequence[str | Path] | str | Path,
     settings: SlidesConfig,
     regions: RegionsConfig | None = None,
     on_message: Callable[[str], None] = lambda text: None,
@@ -35,7 +35,7 @@ def cohort_of(
     if settings.slide_mpp:
         mpp = parse_mpp(settings.slide_mpp, where="slides.slide_mpp")
     entries = load_cohort(
-        slides,
+        [slides] if isinstance(slides, str | Path) else slides,
         slide_mpp=mpp,
         on_message=on_message,
         look=settings.look,

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from thinsection.files.atomic import atomic_path
+from thinsection.qc.own_tissue import Tissue
 from thinsection.qc.tissue import TissueMask, work_frame
 from thinsection.report.draw import write_drawing
 from thinsection.report.layers import Tint
@@ -25,7 +26,6 @@ from thinsection.store.geojson import write_masks_geojson
 from thinsection.store.ledger import SLIDES
 from thinsection.stream import StreamConfig
 from thinsection.tiles import TileTable
-from thinsection.tiles.grid import Tissue
 from thinsection.types import MaskFrame, PlainValues
 
 # settings of how and by which network is segmented; the label does not contain them

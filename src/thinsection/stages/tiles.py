@@ -22,8 +22,9 @@ from thinsection.tiles.filters import MASK_FILTER, kept_by_rules
 from thinsection.tiles.grid import TilesConfig
 from thinsection.types import CoordsL0, PlainValues, format_bytes
 
-# share of a tile inside an annotation; with 0, a tile outside all of them would count as inside
-_LEAST_SHARE = 1e-30
+# share of a tile inside an annotation; with 0, a tile outside all of them would count as inside,
+# and with less the rounding of areas would
+_LEAST_SHARE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ import thinsection
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.atomic import KeepingFile, atomic_path, output_errors
 from thinsection.slide import Slide
-from thinsection.slide.geometry import best_level, nominal_power
+from thinsection.slide.geometry import ReadPlan, best_level, nominal_power
 from thinsection.store.hdf5 import (
     CHECKSUM,
     Values,
@@ -101,6 +101,8 @@ class TilesFile:
     attributes: Attributes = field(default_factory=dict)
     # values per tile by name
     columns: Mapping[str, Column] = field(default_factory=dict)
+    # how the tiles are read from their slide; None where nobody says
+    plan: ReadPlan | None = None
 
     @property
     def tile_px_l0(self) -> int | None:

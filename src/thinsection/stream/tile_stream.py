@@ -20,7 +20,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from thinsection.slide import Slide
+from thinsection.errors import InvalidInputError
+from thinsection.slide import Slide, check_slide
 from thinsection.slide.resize import read_tiles
 from thinsection.stream.batches import (
     BatchPacker,
@@ -298,6 +299,11 @@ def iter_tiles(
         SlideReadError: a region cannot be decoded.
         BudgetError: the memory does not hold three batches.
     """
+    check_slide(slide)
+    if not isinstance(tiles, TileTable):
+        raise InvalidInputError(
+            f"tiles must be a TileTable, got {type(tiles).__name__}; pass the result of tile_grid"
+        )
     config = config or StreamConfig()
     budget = config.budget(
         batch_size, tile_px=tiles.plan.tile_px, tile_bytes=read_bytes(tiles.plan)

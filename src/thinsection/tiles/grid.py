@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.config import option
+from thinsection.config import from_mapping, option
 from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.qc.own_tissue import AnyTissue, Tissue, as_tissue
 from thinsection.qc.tissue import Shares, TissueMask, box_fractions
-from thinsection.slide import Slide
+from thinsection.slide import Slide, check_slide
 from thinsection.slide.geometry import ReadPlan, nominal_mpp, plan_read, positive_number
 from thinsection.slide.resize import Resample
 from thinsection.tiles.filters import MASK_FILTER
 from thinsection.tiles.table import TileTable
-from thinsection.types import CoordsL0, MaskArray, MaskFrame, Size
+from thinsection.types import CoordsL0, MaskArray, MaskFrame, PlainValues, Size
 
 # Columns and rows of a block. Tiles are ordered block by block, so that segments of the
 # file which several tiles share are still in the reader's cache for the next tile.
 BLOCK_TILES = 8
 # A relative difference beyond this is another resolution.
 _MAX_TOLERANCE = 0.3
-# A least tissue fraction of 0 still asks for some tissue.
-_ANY_TISSUE = 1e-30
-
-Tissue = TissueMask | tuple[MaskArray, MaskFrame]
+# A least tissue fraction of 0 still asks for some tissue, more than the rounding of areas makes.
+_ANY_TISSUE = 1e-9
 
 
 def magnification(text: str) -> tuple[str, str]:
@@ -130,14 +129,20 @@ class TilesConfig:
 
 
 def tile_grid(
-    slide: Slide, config: TilesConfig | None = None, *, tissue: Tissue | None = None
+    slide: Slide,
+    config: TilesConfig | None = None,
+    *,
+    tissue: AnyTissue | None = None,
+    **settings: object,
 ) -> TileTable:
     """The tiles of a slide that hold enough tissue.
 
     Args:
         slide: an opened slide.
         config: tile size, resolution, overlap, least tissue fraction, edge rule.
-        tissue: a `TissueMask`, or mask (H, W) and its frame; None keeps the whole grid.
+        tissue: a `TissueMask`; a mask, bool (H, W), with its µm/px: (mask, 8.0); a shapely geometry
+            or GeoJSON in level-0 pixels; a file of outlines. None keeps the whole grid.
+        settings: single settings, which replace those of `config`: tile_px=224, tile_mpp=1.0.
 
     Returns:
         The table, with column `tissue_fraction` (float32; NaN without a mask).
@@ -147,20 +152,38 @@ def tile_grid(
     Raises:
         MissingMppError: a tile_mpp is asked for and the slide has none.
         UpsamplingError: tile_mpp is finer than the slide.
+        InvalidInputError: tissue of another form, or of another slide.
+        ConfigError: no such setting.
     """
-    config = config or TilesConfig()
+    check_slide(slide)
+    config = _with_settings(config or TilesConfig(), settings)
     plan = config.plan(slide)
     coords_l0 = grid_coords(slide.size, plan, pad=config.edge == "pad")
     if tissue is None:
         fraction = np.full(len(coords_l0), np.nan, dtype=np.float32)
     else:
-        fraction = _tissue_fractions(tissue, coords_l0, plan.size_l0)
+        fraction = _tissue_fractions(as_tissue(slide, tissue), coords_l0, plan.size_l0)
     table = TileTable(
         coords_l0=coords_l0, plan=plan, columns={"tissue_fraction": fraction}
     )
     if tissue is None:
         return table
     return table.select(fraction >= max(config.min_tissue_fraction, _ANY_TISSUE))
+
+
+def _with_settings(config: TilesConfig, settings: PlainValues) -> TilesConfig:
+    """The configuration with single settings replaced; a resolution may be a number."""
+    if not isinstance(config, TilesConfig):
+        raise ConfigError(
+            f"config must be a TilesConfig, got {config!r}; single settings have names: "
+            "tile_grid(slide, tile_px=224)"
+        )
+    named = dict(settings)
+    if isinstance(named.get("tile_mpp"), int | float):
+        named["tile_mpp"] = f"{named['tile_mpp']:g}"
+    if not named:
+        return config
+    return from_mapping(TilesConfig, asdict(config) | named, where="tiles.")
 
 
 def _tissue_fractions(tissue: Tissue, coords_l0: CoordsL0, size_l0: Size) -> Shares:

@@ -5,6 +5,8 @@ Every tile is then mapped, pixel by pixel, to the target's look, so that differe
 stained slides are encoded alike.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,11 +18,12 @@ import numpy.typing as npt
 from thinsection.arrays import Array, ArrayNamespace, get_namespace
 from thinsection.config import option
 from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.qc.own_tissue import AnyTissue, Tissue, as_tissue
 from thinsection.qc.tissue import box_fractions, tissue_mask
 from thinsection.slide import Slide, open_slide
 from thinsection.slide.geometry import ROUNDING, plan_read
 from thinsection.slide.resize import read_tiles
-from thinsection.tiles.grid import Tissue, grid_coords, mask_and_frame
+from thinsection.tiles.grid import grid_coords, mask_and_frame
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, Size, TileArray
 
 TileTransform = Callable[[TileArray], TileArray]  # uint8 (B, H, W, 3), changed in place
@@ -167,7 +170,7 @@ class StainVectors:
     strengths: Vector  # 99th percentile of the amount of either
 
     @classmethod
-    def estimate(cls, px: Px, slide: str) -> "StainVectors":
+    def estimate(cls, px: Px, slide: str) -> StainVectors:
         """Estimates the stains of pixels (n, 3) by the angles of their densities.
 
         Source: Macenko et al., A method for normalizing histology slides for
@@ -204,7 +207,7 @@ class StainVectors:
             strengths=tuple(strengths.tolist()),
         )
 
-    def transform_to(self, target: "StainVectors") -> StainTransform:
+    def transform_to(self, target: StainVectors) -> StainTransform:
         """Gives tiles of this look the target's."""
         amounts = np.linalg.pinv(np.stack([self.hematoxylin, self.eosin], axis=1))
         scaled = amounts * np.divide(target.strengths, self.strengths)[:, None]
@@ -225,7 +228,7 @@ class ColourMoments:
     spread: Vector
 
     @classmethod
-    def estimate(cls, px: Px, slide: str) -> "ColourMoments":
+    def estimate(cls, px: Px, slide: str) -> ColourMoments:
         """Estimates the moments of pixels (n, 3).
 
         Source: Reinhard et al., Color transfer between images, 2001; the axes are those
@@ -243,7 +246,7 @@ class ColourMoments:
             )
         return cls(mean=tuple(mean.tolist()), spread=tuple(spread.tolist()))
 
-    def transform_to(self, target: "ColourMoments") -> StainTransform:
+    def transform_to(self, target: ColourMoments) -> StainTransform:
         """Gives tiles of this look the target's."""
         ratio = np.divide(target.spread, self.spread)
         lms_from_axes = np.linalg.inv(_AXES_FROM_LMS)
@@ -279,7 +282,7 @@ STANDARDS: dict[str, StainLook] = {
 
 def fit_stain(
     slide: Slide,
-    tissue: Tissue | None,
+    tissue: AnyTissue | None,
     config: StainConfig,
     *,
     target: StainLook | None = None,
@@ -290,7 +293,7 @@ def fit_stain(
 
     Args:
         slide: opened.
-        tissue: a mask and its frame, or a `TissueMask`; None takes the whole slide.
+        tissue: as for `tile_grid`; None takes the whole slide.
         config: method and how the slide is sampled.
         target: from `stain_target`, where it was made once for many slides.
 
@@ -302,7 +305,8 @@ def fit_stain(
     """
     if config.stain_norm == "none":
         return StainTransform()
-    px = sample_px(slide, tissue, config)
+    within = None if tissue is None else as_tissue(slide, tissue)
+    px = sample_px(slide, within, config)
     if len(px) == 0:
         return StainTransform(
             warning="no tissue to estimate the stains from, so tiles are not changed"
