@@ -24,6 +24,7 @@ _QUOTED = re.compile(r'^"([^"]+)" (.+)$')
 _SPAN = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _EXIT = re.compile(r"exits with (\d+)")
+_INCLUDE = re.compile(r'^--8<-- "([\w/.-]+\.py):(\w+)"$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,18 @@ def _relative(path: Path) -> str:
 
 @cache
 def text_of(page: str) -> str:
-    """Text of a page; of the change log only what is newest."""
-    text = (ROOT / page).read_text(encoding="utf-8")
+    """Text of a page, with included scripts; of the change log only what is newest."""
+    text = _INCLUDE.sub(_section, (ROOT / page).read_text(encoding="utf-8"))
     if page == "CHANGELOG.md":
         heads = [match.start() for match in re.finditer(r"^## ", text, re.MULTILINE)]
         return text[: heads[1]] if len(heads) > 1 else text
     return text
+
+
+def _section(include: re.Match[str]) -> str:
+    """Part of a script of docs/ between its marks, as the site shows it."""
+    script = (ROOT / "docs" / include[1]).read_text(encoding="utf-8")
+    return script.split(f"[start:{include[2]}]\n")[1].split("\n# --8<-- [end")[0]
 
 
 def blocks_of(page: str) -> list[Block]:

@@ -21,6 +21,8 @@ def packages_of(script: Path) -> set[str]:
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "find_spec":
+            names.add(ast.literal_eval(node.args[0]))
     return names
 
 
