@@ -202,6 +202,12 @@ def test_what_is_no_encoder_is_refused_when_it_is_made(
         small_encoder(network, **options)  # type: ignore[arg-type]
 
 
+def test_a_notebook_shows_an_encoder_with_a_picture() -> None:
+    page = small_encoder()._repr_html_()
+    assert "<img" in page and small_encoder().label in page
+    assert "embeddings of 5 numbers" in page and len(page) < 60_000
+
+
 def test_half_precision_is_close_and_has_a_name_of_its_own() -> None:
     tiles = np.random.default_rng(0).integers(0, 256, (3, 112, 112, 3), dtype=np.uint8)
     full, half = small_encoder(), small_encoder(precision="bf16")

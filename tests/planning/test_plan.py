@@ -1,5 +1,6 @@
 """The cost models: monotone, additive, calibrated once, honest about what does not fit."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from thinsection.planning.cost import (
     TimePlan,
     find_gpu,
 )
-from thinsection.planning.plan import plan, planned_gpu, slide_size
+from thinsection.planning.plan import RunPlan, plan, planned_gpu, slide_size
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import EncodeConfig, QcConfig, RunConfig
 from thinsection.stages.spec import resolve
@@ -256,3 +257,21 @@ def test_quality_control_is_part_of_the_plan(tmp_path: Path) -> None:
     more = [slow.time([size], cpus=1).cpu_s for size in sizes.values()]
     nets = 2 * MACHINE.maps_s_per_px * 3000 * 2000 / 2  # half of a slide is tissue
     assert [b - a for a, b in zip(took, more)] == pytest.approx([0, nets, 0])
+
+
+def test_a_notebook_shows_a_plan_as_bars_of_its_parts() -> None:
+    shown = RunPlan(
+        slides=(slide(300), slide(1)),
+        unreadable={"<b>": "it is empty"},
+        memory=MemoryPlan(host={"process": 100 * MIB, "stream": 50 * MIB}),
+        time=TimePlan(
+            start_s=1.0, prepare_s=2.0, decode_s=30.0, encode_s=60.0, wall_s=93.0
+        ),
+        gpu=None,
+        warnings=("too little",),
+    )
+    assert repr(shown).startswith("RunPlan(2 slides, 301 tiles, 93 s, ")
+    page = shown._repr_html_()
+    widths = [int(width) for width in re.findall(r"width:(\d+)px", page)]
+    assert widths == [3, 6, 90, 180, 180, 90]
+    assert "&lt;b&gt; does not open" in page and "too little" in page

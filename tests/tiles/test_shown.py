@@ -84,6 +84,27 @@ def test_the_masks_picture_is_dimmed_outside_the_tissue() -> None:
     assert np.abs(pixels[tissue.mask] - tissue.thumbnail[tissue.mask]).mean() < 25
 
 
+def test_the_tables_picture_is_a_map_of_its_tiles() -> None:
+    *_, tiles = objects()
+    some = tiles.select(np.arange(0, len(tiles), 2))
+    pixels = picture_of(some._repr_html_()).astype(int)
+    factor = max(pixels.shape[:2]) / (some.coords_l0 + 64).max()
+    covered = np.zeros(pixels.shape[:2], dtype=bool)
+    for x, y in (some.coords_l0 * factor).tolist():
+        middle_x, middle_y = round(x + 32 * factor), round(y + 32 * factor)
+        assert pixels[middle_y, middle_x].max() < 240
+        edges = [round(v) for v in (x, y, x + 64 * factor + 2, y + 64 * factor + 2)]
+        covered[edges[1] : edges[3], edges[0] : edges[2]] = True
+    assert pixels[~covered].min() > 200
+    full = some.columns["tissue_fraction"].argmax()
+    least = some.columns["tissue_fraction"].argmin()
+    shades = [
+        pixels[tuple(((some.coords_l0[i, ::-1] + 32) * factor).astype(int))][0]
+        for i in (full, least)
+    ]
+    assert shades[0] < shades[1] - 20
+
+
 def test_an_empty_table_is_shown_too() -> None:
     *_, tiles = objects()
     empty = tiles.select(np.zeros(len(tiles), dtype=bool))

@@ -12,7 +12,9 @@ from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from thinsection.encode.backbone import Backbone, store_products_as
@@ -25,6 +27,8 @@ from thinsection.encode.preprocessing import (
 )
 from thinsection.encode.registry import EncoderSpec, declared_encoders
 from thinsection.errors import InvalidInputError
+from thinsection.files.pages import notebook_html
+from thinsection.types import RgbArray
 from thinsection.weights.files import hash_state_dict
 from thinsection.weights.origin import Origin
 from thinsection.weights.placement import DTYPES, Placement
@@ -104,6 +108,43 @@ class TileEncoder(ABC):
         return self.origin.label(
             self.spec.name, precision=self.precision, weights_hash=weights_hash
         )
+
+    def _repr_html_(self) -> str:
+        """Returns its facts beside a picture of a tile and of the part that the network sees."""
+        spec = self.spec
+        mpp = f" at {spec.tile_mpp:g} µm/px" if spec.tile_mpp else ""
+        lines = [
+            f"tiles of {spec.tile_px} px{mpp}, {spec.input_px} px to the network",
+            f"embeddings of {self.dim} numbers",
+            f"{self.precision} on {self.device}, {self.engine}",
+            f"weights {self.weights_hash[:12]}" if self.weights_hash else "no weights",
+        ]
+        return notebook_html(_picture(spec), self.label, lines)
+
+
+def _picture(spec: EncoderSpec) -> RgbArray:
+    """A tile with the outline of the network's input, and a bar for the vector."""
+    edge = 160
+    margin = 20
+    (tile,) = seeded_tiles(min(spec.tile_px, edge))[:1].numpy()
+    picture = Image.new("RGB", (2 * edge, edge + 2 * margin), "white")
+    picture.paste(Image.fromarray(tile).resize((edge, edge)), (margin, margin))
+    shown = edge * min(1.0, spec.input_px / (spec.resize_px or spec.tile_px))
+    rest = (edge - shown) / 2
+    draw = ImageDraw.Draw(picture)
+    low = margin + rest
+    high = margin + edge - rest - 1
+    draw.rectangle((low, low, high, high), outline="white", width=3)
+    middle = margin + edge // 2
+    arrow = edge + margin + 15
+    draw.line((arrow, middle, arrow + 50, middle), fill="black", width=2)
+    draw.polygon(
+        [(arrow + 50, middle - 6), (arrow + 62, middle), (arrow + 50, middle + 6)],
+        fill="black",
+    )
+    bar = (arrow + 75, margin, arrow + 87, margin + edge)
+    draw.rectangle(bar, fill=(32, 96, 200))
+    return np.asarray(picture)
 
 
 class NetworkTileEncoder(TileEncoder):

@@ -51,6 +51,19 @@ def notebook_html(picture: "RgbArray | None", title: str, lines: Sequence[str]) 
     return f'<div style="display:flex;gap:16px">{image}{text}</div>'
 
 
+def bars_html(title: str, bars: Sequence[tuple[str, float, str]]) -> str:
+    """Returns horizontal bars with a name, a length and words each, as HTML for a notebook."""
+    longest = max((length for _, length, _ in bars), default=0.0) or 1.0
+    rows = ""
+    for name, length, words in bars:
+        width_px = round(NOTEBOOK_EDGE_PX / 2 * max(length, 0.0) / longest)
+        bar = f'<div style="width:{width_px}px;height:10px;background:#2060c8"></div>'
+        rows += (
+            f"<tr><td>{escape(name)}</td><td>{bar}</td><td>{escape(words)}</td></tr>"
+        )
+    return f"<div><strong>{escape(title)}</strong><table>{rows}</table></div>"
+
+
 @cache
 def _environment(room: str) -> "Environment":
     from jinja2 import (

@@ -12,6 +12,7 @@ from typing import TypeVar
 from thinsection.encode import load_encoder
 from thinsection.encode.engine import PRECISIONS, engine_version, why_torch
 from thinsection.errors import BudgetError, ThinsectionError
+from thinsection.files.pages import bars_html, notebook_html
 from thinsection.jobs.backend import ignore_message
 from thinsection.jobs.executor import Rung
 from thinsection.machine import cpu_count
@@ -35,13 +36,13 @@ from thinsection.stages.config import RunConfig
 from thinsection.stages.request import cohort_of
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.tiles import tile_grid
-from thinsection.types import format_bytes, parse_bytes
+from thinsection.types import counted, format_bytes, parse_bytes
 
 Looked = TypeVar("Looked")
 Listener = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunPlan:
     """Predicted memory and time of a run."""
 
@@ -51,6 +52,36 @@ class RunPlan:
     time: TimePlan
     gpu: Gpu | None  # planned GPU; None for a CPU
     warnings: tuple[str, ...]  # limits that are too low, and sufficient values
+
+    def __repr__(self) -> str:
+        tiles = sum(slide.num_tiles for slide in self.slides)
+        return (
+            f"RunPlan({counted(len(self.slides), 'slide')}, {counted(tiles, 'tile')}, "
+            f"{self.time.wall_s:.0f} s, {format_bytes(self.memory.host_bytes)} of memory)"
+        )
+
+    def _repr_html_(self) -> str:
+        """Returns bars of the seconds and of the memory, and the warnings."""
+        time = self.time
+        device = "GPU" if self.gpu else "CPU"
+        seconds = [
+            ("start", time.start_s, f"{time.start_s:.0f} CPU-s"),
+            ("tissue", time.prepare_s, f"{time.prepare_s:.0f} CPU-s"),
+            ("decode", time.decode_s, f"{time.decode_s:.0f} CPU-s"),
+            ("encode", time.encode_s, f"{time.encode_s:.0f} {device}-s"),
+        ]
+        parts = [*self.memory.host.items()]
+        parts += [(f"{name} (GPU)", size) for name, size in self.memory.gpu.items()]
+        sizes = [(name, float(size), format_bytes(size)) for name, size in parts]
+        problems = [
+            f"{name} does not open: {why}" for name, why in self.unreadable.items()
+        ]
+        lines = [repr(self), *problems, *self.warnings]
+        return (
+            notebook_html(None, "Plan", lines)
+            + bars_html("Time", seconds)
+            + bars_html("Memory", sizes)
+        )
 
 
 def plan(

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
-from thinsection.files.pages import notebook_html
+from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.slide.geometry import ReadPlan
-from thinsection.types import CoordsL0, counted, format_mpp
+from thinsection.types import CoordsL0, RgbArray, counted, format_mpp
 
 Column = npt.NDArray[Any]  # (N,), numbers of any type
 
@@ -45,7 +45,27 @@ class TileTable:
         return f"TileTable({', '.join(self._facts())})"
 
     def _repr_html_(self) -> str:
-        return notebook_html(None, "TileTable", self._facts())
+        return notebook_html(self._map(), "TileTable", self._facts())
+
+    def _map(self) -> RgbArray | None:
+        """A map of the tiles, darker where more of a tile is tissue; None without tiles."""
+        if not len(self):
+            return None
+        from PIL import Image, ImageDraw
+
+        size_l0 = np.array(self.plan.size_l0)
+        factor = NOTEBOOK_EDGE_PX / int((self.coords_l0 + size_l0).max())
+        corners = self.coords_l0 * factor
+        ends = (self.coords_l0 + size_l0) * factor
+        shares = self.columns.get("tissue_fraction", np.ones(len(self)))
+        shades = 235 - np.nan_to_num(shares, nan=1.0).clip(0, 1) * 150
+        width, height = np.ceil(ends.max(axis=0)).astype(int).tolist()
+        picture = Image.new("RGB", (width, height), "white")
+        draw = ImageDraw.Draw(picture)
+        for start, end, shade in zip(corners.tolist(), ends.tolist(), shades.tolist()):
+            color = (round(shade), 100, round(shade))
+            draw.rectangle((*start, *end), fill=color, outline="white")
+        return np.asarray(picture)
 
     def _facts(self) -> list[str]:
         mpp = self.plan.tile_mpp
