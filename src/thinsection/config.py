@@ -252,6 +252,8 @@ def _coerce_plain(value: object, kind: type, key: str) -> object:
         return float(value)
     if kind is Path and isinstance(value, str):
         return Path(value)
+    if kind is str and isinstance(value, Path):
+        return str(value)
     fits = type(value) is int if kind is int else isinstance(value, kind)
     if not fits:
         raise ConfigError(f"{key} must be {kind.__name__}, got {value!r}")

@@ -13,7 +13,7 @@ import thinsection as ts
 from thinsection.errors import ConfigError, InvalidInputError, MissingMppError
 from thinsection.qc.own_tissue import as_tissue
 from thinsection.slide import Slide
-from thinsection.testing.synthetic import ArraySlide
+from thinsection.testing.synthetic import ArraySlide, write_he_slide
 from thinsection.tiles import TileTable
 from thinsection.types import MaskFrame
 
@@ -161,6 +161,25 @@ def test_tissue_of_another_slide_and_a_slide_without_resolution(slide: Slide) ->
         grid(other, (mask, 8.0))
     frame = MaskFrame(size_th=(7, 5), size_l0=(80, 90))
     assert len(grid(other, (mask, frame))) == 4
+
+
+def test_a_run_takes_files_and_says_so(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"a folder or a column .* got Polygon; write"
+    ):
+        ts.run([tmp_path], out=tmp_path / "out", tissue=STAR)
+    write_he_slide(tmp_path / "a.svs", (700, 500), seed=1, downsamples=(1,))
+    (tmp_path / "a.geojson").write_text(shapely.to_geojson(STAR))
+    settings: dict[str, Any] = {"tile_px": 40, "tile_mpp": "native", "until": "tiles"}
+    ts.run(
+        tmp_path / "a.svs",
+        out=tmp_path / "out",
+        tissue=tmp_path / "a.geojson",
+        **settings,
+    )
+    stored = ts.open_results(tmp_path / "out").tiles("a")
+    expected = {c for c, share in shares_by_shapely(STAR).items() if share >= 0.5}
+    assert set(map(tuple, stored.coords_l0.tolist())) == expected
 
 
 def test_settings_by_name_are_those_of_the_configuration(slide: Slide) -> None:

@@ -123,6 +123,7 @@ def run(
             before work starts. A bad slide does not raise.
     """
     config = config or RunConfig()
+    _check_tissue_form(settings.get("tissue"))
     own_encoder = None
     if isinstance(encoder, str):
         config = replace_flat(config, {"encoders": (encoder,)})
@@ -167,6 +168,17 @@ def run(
             executor=executor,
             own_encoder=own_encoder,
         )
+
+
+def _check_tissue_form(tissue: object) -> None:
+    """Raises ConfigError: the tissue is what `tile_grid` takes; a run needs a file per slide."""
+    if isinstance(tissue, str | Path | None):
+        return
+    raise ConfigError(
+        "tissue must be a file, a folder or a column of the cohort for a run, got "
+        f"{type(tissue).__name__}; write a folder of SLIDE_ID.geojson or SLIDE_ID.png, or call "
+        "tile_grid(slide, tissue=...)"
+    )
 
 
 def _run_at_url(
