@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Train a network on tiles
 # Tiles are decoded from the slides while the network trains; no tile is written to disk. `ts.run`
-# finds tissue and tiles once, `ts.TileDataset` reads them in PyTorch's `DataLoader`. The slides here
-# are generated; put yours in their place.
+# finds tissue and tiles once, `ts.TileDataset` reads them in PyTorch's `DataLoader`. The slides
+# here are generated; put yours in their place.
 
 # %%
 import tempfile
