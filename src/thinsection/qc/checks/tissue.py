@@ -79,7 +79,7 @@ _RIM_SHARE = 0.4
 
 
 class Tissue(QcCheck, kind="tissue", removes_glass=True):
-    """Keeps tissue of any stain, also pale, fatty and dark tissue, and measures the stain."""
+    """Keeps tissue of any stain, also pale, fatty and dark tissue, and recognises the stain."""
 
     name: str = "glass"
     # smaller pieces are dropped
