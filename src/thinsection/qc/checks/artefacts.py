@@ -44,7 +44,7 @@ class Folds(QcCheck, kind="folds", coarsest_mpp=COARSEST_MPP):
 
 
 class Ink(QcCheck, kind="ink"):
-    """Removes pen ink of one colour, or of any; no later check fills it again."""
+    """Removes pen ink of one colour, or of any; no later check adds it back."""
 
     name: str = "pen"
     color: Literal["any", "blue", "green", "red", "black", "brown"] = "any"
@@ -147,7 +147,7 @@ class Bubbles(QcCheck, kind="bubbles", coarsest_mpp=COARSEST_MPP):
 
 
 class Dirt(QcCheck, kind="dirt", coarsest_mpp=COARSEST_MPP):
-    """Removes dust, the edge of a coverslip, or the area outside the slide, as `shows` says."""
+    """Removes dust, the edge of a coverslip, or the area outside the slide (setting `shows`)."""
 
     name: str = "dust"
     shows: Literal["dust", "coverslip", "edge"] = "dust"

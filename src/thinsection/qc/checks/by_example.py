@@ -29,7 +29,7 @@ _DEFAULT_FEATURES = ("rgb", "smooth", "laplace", "texture")
 
 
 class ExampleCheck(QcCheck, kind="by_example"):
-    """Removes pixels like the marked ones of example pictures; no later check fills them again."""
+    """Removes pixels like the marked ones of example pictures; no later check adds them back."""
 
     name: str = "pen_markings"
     # or 'coverslip', trained on generated examples; or 'own', trained on yours
