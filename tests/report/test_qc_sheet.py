@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from thinsection.files import pages
 from thinsection.report import qc_sheet
 from thinsection.report.histoqc import write_histoqc
 from thinsection.report.qc_sheet import is_outlier, write_qc_sheet
@@ -193,7 +194,7 @@ def test_an_unchanged_page_is_not_made_again(
     qc_sheet.write_qc_sheet(page, rows, title="QC")
     first = page.read_bytes()
     rendered: list[str] = []
-    render = qc_sheet.render_page
+    render = pages.render_page
 
     def counted(room: str, template: str, **values: object) -> str:
         rendered.append(template)

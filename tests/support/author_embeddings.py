@@ -307,9 +307,9 @@ def cobra(sizes: CobraSizes) -> Theirs:
                     upcast=False,
                 )
 
-            mamba2.mamba_chunk_scan_combined = scan
+            vars(mamba2)["mamba_chunk_scan_combined"] = scan
             norms.RMSNorm.forward = norm
-            mamba_ssm.Mamba2 = partial(mamba2.Mamba2, use_mem_eff_path=False)
+            vars(mamba_ssm)["Mamba2"] = partial(mamba2.Mamba2, use_mem_eff_path=False)
             theirs = importlib.import_module("cobra.model.cobra")
         net = theirs.Cobra(
             embed_dim=sizes.dim,
