@@ -286,7 +286,6 @@ def aggregate(
     """
     from thinsection.cli.progress import RunProgress
     from thinsection.pipeline.ending import EXIT_SOME_FAILED
-    from thinsection.pipeline.patients import write_patients
     from thinsection.pipeline.pooling import aggregate_folder, loaded_encoder
     from thinsection.pipeline.results import SlideResult, describe
 
@@ -307,6 +306,7 @@ def aggregate(
     if level != "quiet":
         print(f"{num_done} of {len(results)} slides have an embedding of {name}")
     if config.pooling.patients != "none":
+        from thinsection.pipeline.patients import write_patients
 
         def say_failed(result: SlideResult) -> None:
             if result.status == "failed":

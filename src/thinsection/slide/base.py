@@ -339,7 +339,8 @@ class Slide(Closing):
 
 def check_slide(slide: object) -> None:
     """Raises InvalidInputError: it is no opened slide, such as the path of one."""
-    if not isinstance(slide, Slide):
+    # a class of another package may read slides without being ours
+    if not hasattr(slide, "read_region"):
         raise InvalidInputError(
             f"slide must be an opened slide, got {slide!r}; pass thinsection.open_slide(path)"
         )
