@@ -61,7 +61,7 @@ const enlarge = (title, pictures) => {
       large.src = address;
       large.alt = name;
       link.href = (viewerAddress || "") + place;
-      highest.href = (viewerAddress || "") + tile;
+      highest.href = tile ? (viewerAddress || "") + tile : "#";
       highest.hidden = !tile;
       buttons.forEach(other => other.setAttribute("aria-pressed", other === button));
     });
