@@ -31,7 +31,7 @@ from thinsection.stages.stage import (
 )
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.identity import Identity, WholeSum, file_times
-from thinsection.store.ledger import load_ledger
+from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
 from thinsection.store.tiles_h5 import tile_attributes
 from thinsection.stream.batches import SlideFailed, SlideTiles
 from thinsection.stream.threads import MemoryAllowance
@@ -84,8 +84,10 @@ def skipped_result(
     """Result of a slide that is done with the same settings and file; None if it is not done.
 
     `stages` are all stages of the run. Rules of quality control are not checked here, as that
-    needs the slide's lock.
+    needs the slide's lock. Nothing is read of a slide without earlier results.
     """
+    if not (out / SLIDES / entry.slide_id / LEDGER_NAME).is_file():
+        return None
     if spec.qc.qc_fail or read_failure(out, entry.slide_id) is not None:
         return None
     with suppress(StoreError, InvalidInputError):

@@ -69,7 +69,8 @@ class PreparedSlide:
     def fetched(self) -> dict[str, int]:
         """Bytes and requests for a slide read from a URL; zero for a local file.
 
-        The fingerprint counts twice, since it is taken before and after the slide is read.
+        The fingerprint counts twice, since it is taken before and after the slide is read. The
+        look that finds what an earlier run has done is not counted.
         """
         remote = None if self.slide is None else self.slide.source
         if remote is None:
