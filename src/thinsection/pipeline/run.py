@@ -247,6 +247,10 @@ def _run_in_folder(
             reports.append(finished)
             for result in finished.results:
                 listeners.on_event(task.end_event(result))
+            if unfinished and finished.results and not spec.executor.in_process:
+                listeners.on_message(
+                    f"{len(finished.results)} of {len(entries)} are already done and are skipped"
+                )
             if unfinished:
                 _execute(
                     unfinished, task, listeners, reports, executor=executor, facts=facts
