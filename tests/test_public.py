@@ -9,6 +9,7 @@ import pytest
 import thinsection
 from thinsection.encode import TileEncoder
 from thinsection.pipeline.folder import Results
+from thinsection.pipeline.tile_dataset import TileDataset
 from thinsection.pool import SlideEncoder
 from thinsection.qc import QcResult, TissueMask
 from thinsection.slide import Slide
@@ -22,7 +23,16 @@ def test_a_public_name_resolves_and_is_documented(name: str) -> None:
 
 # public functions, and the classes of what they return
 FUNCTIONS = [n for n in thinsection._PUBLIC if n != "plot"]
-CLASSES = [Slide, TileTable, TissueMask, QcResult, Results, TileEncoder, SlideEncoder]
+CLASSES = [
+    Slide,
+    TileTable,
+    TissueMask,
+    QcResult,
+    Results,
+    TileDataset,
+    TileEncoder,
+    SlideEncoder,
+]
 UNREADABLE = re.compile(r"numpy\.ndarray|<function|thinsection\.|typing\.")
 
 

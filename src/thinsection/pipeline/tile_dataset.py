@@ -5,6 +5,8 @@
 Each rank and worker reads its own shard. A thread reads the next buffer while this one is used.
 """
 
+from __future__ import annotations
+
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +34,7 @@ Item = dict[str, Any]
 
 
 def warn(text: str) -> None:
-    """Shows a message as a warning of Python; the default of `on_message`."""
+    """Shows a message as a warning of Python."""
     warnings.warn(text, stacklevel=2)
 
 
@@ -50,7 +52,7 @@ class Progress:
     first_shard: int = 0
     positions: list[int] = field(default_factory=list)
 
-    def copy(self) -> "Progress":
+    def copy(self) -> Progress:
         """Returns the same values in another object."""
         return replace(self, positions=list(self.positions))
 
@@ -91,7 +93,8 @@ class TileDataset(IterableDataset[Item]):
         even: give all shards the same number of tiles: leave out up to one tile a shard, and repeat
             other tiles of a buffer in place of those that cannot be read. DDP without `Join` and
             FSDP hang at the end of an epoch if ranks have different numbers of batches.
-        on_message: takes a line for each slide that is left out, in the process that reads it.
+        on_message: takes a line for each slide that is left out, in the process that reads it; None
+            makes it a warning of Python.
 
     Memory: for each worker: `memory` for two buffers of `buffer_tiles` = memory / (6 tile_px²)
     tiles; 5/32 of it for batches on their way; one region of the level that is read for each
@@ -118,13 +121,14 @@ class TileDataset(IterableDataset[Item]):
         memory: str = "512MiB",
         open_slides: int = 8,
         even: bool = False,
-        on_message: Listener = warn,
+        on_message: Listener | None = None,
     ) -> None:
         super().__init__()
         if open_slides < 1:
             raise InvalidInputError(f"open_slides must be >= 1, got {open_slides}")
         if not isinstance(results, Results):
             results = open_results(results)
+        on_message = on_message or warn
         self._slides = _choose_slides(results, grid, slides, labels, on_message)
         _check_columns(self._slides[0], columns)
         self.tile_px = _tile_px(self._slides[0])
