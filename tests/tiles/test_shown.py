@@ -85,8 +85,12 @@ def test_the_masks_picture_is_dimmed_outside_the_tissue() -> None:
 
 
 def test_the_tables_picture_is_a_map_of_its_tiles() -> None:
+    """Tiles lie at their place, and those with more tissue are darker."""
     *_, tiles = objects()
-    some = tiles.select(np.arange(0, len(tiles), 2))
+    shares = np.linspace(0.5, 1, len(tiles))
+    some = tiles.with_columns({"tissue_fraction": shares}).select(
+        np.arange(0, len(tiles), 2)
+    )
     pixels = picture_of(some._repr_html_()).astype(int)
     factor = max(pixels.shape[:2]) / (some.coords_l0 + 64).max()
     covered = np.zeros(pixels.shape[:2], dtype=bool)
