@@ -1,5 +1,7 @@
 """torch.func, torch.compile and torch.export give the same attention, or say at once why not."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -129,3 +131,16 @@ def test_what_a_transform_cannot_do_is_said_at_once() -> None:
 def test_flex_by_itself_needs_a_gpu() -> None:
     with pytest.raises(DeviceError, match="'flex' needs a CUDA device"):
         attend(*inputs(), impl="flex")
+
+
+def test_pytorchs_compiler_is_imported_only_where_it_is_used() -> None:
+    """Its import takes seconds and makes a folder in TMPDIR."""
+    code = (
+        "import sys, torch\n"
+        "from thinsection.attention import alibi2d_attention\n"
+        "q = torch.ones(1, 1, 5, 16)\n"
+        "cells = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])\n"
+        "alibi2d_attention(q, q, q, cells, torch.ones(1))\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,7 +6,6 @@ Shapes: B batch, H heads, P prefix tokens, N grid tokens, T = P + N tokens, D ch
 import importlib.util
 import os
 from dataclasses import dataclass
-from inspect import signature
 from typing import Literal, get_args
 
 import torch
@@ -28,6 +27,7 @@ from thinsection.attention.reference import attend_dense, dense_bytes, reference
 from thinsection.attention.traced import (
     attend_flex,
     attend_item_flex,
+    call,
     is_exporting,
     is_transformed,
 )
@@ -111,7 +111,14 @@ def alibi2d_attention(
                 scale=scale,
                 budget_bytes=budget_bytes,
             )
-    return _attention_by_values(
+    run = call
+    if torch.compiler.is_compiling():
+        # imports PyTorch's compiler, which takes seconds; here it is in use already
+        from thinsection.attention.untraced import call_untraced
+
+        run = call_untraced
+    return run(
+        _attention_by_values,
         q,
         k,
         v,
@@ -216,19 +223,6 @@ def _attention_by_values(
     decision = explain(q, impl=impl, budget_bytes=budget_bytes)
     attend = _implementation(decision, q, budget_bytes)
     return attend_items(items, attend, q, out)
-
-
-_WHY_NOT_TRACED = (
-    "blocks of attention depend on values, so a compiled graph ends before them and goes on after "
-    "them; with fullgraph=True pass impl='flex' or impl='reference' to alibi2d_attention"
-)
-# PyTorch 2.6 does not take a reason
-if "reason" in signature(torch.compiler.disable).parameters:
-    _attention_by_values = torch.compiler.disable(  # type: ignore[no-untyped-call]
-        _attention_by_values, reason=_WHY_NOT_TRACED
-    )
-else:
-    _attention_by_values = torch.compiler.disable(_attention_by_values)  # type: ignore[no-untyped-call]
 
 
 def explain(

@@ -8,7 +8,7 @@ Shapes: B batch, H heads, P prefix tokens, N grid tokens, T = P + N tokens, D ch
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from thinsection.attention.reference import AttentionItem, math_dtype
 
+Arguments = ParamSpec("Arguments")
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -30,6 +31,15 @@ def is_exporting() -> bool:
     # PyTorch 2.6 has no public name for it
     ask: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
     return ask()
+
+
+def call(
+    function: Callable[Arguments, Tensor],
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> Tensor:
+    """Calls a function; `untraced.call_untraced` does so outside a compiled graph."""
+    return function(*args, **kwargs)
 
 
 def attend_flex(
