@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("a folder, 'named' #1")
     (home / "slides").mkdir()
     rows = []
-    for number in range(8):
+    for number in range(10):  # `probe` needs five of each class
         name = f"s {number} & ü"
         path = home / "slides" / f"{name}.svs"
         write_he_slide(path, (1100, 900), seed=number, downsamples=(1, 4))
