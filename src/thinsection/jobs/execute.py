@@ -147,8 +147,13 @@ def _report_finished(
     if results:
         report = Report(results=tuple(results))
         reporter.report(report, results_without_event=results)
-        on_message(f"{len(results)} of {len(entries)} are already done and are skipped")
+        on_message(skipped_line(len(results), len(entries)))
     return unfinished
+
+
+def skipped_line(num_finished: int, num_entries: int) -> str:
+    """Line about the entries that are finished before an attempt begins."""
+    return f"{num_finished} of {num_entries} are already done and are skipped"
 
 
 def run_attempt(backend: Backend, reporter: Reporter) -> list[Attempt]:

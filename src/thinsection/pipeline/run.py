@@ -21,7 +21,7 @@ from thinsection.files.atomic import atomic_path, output_errors
 from thinsection.files.lock import sweep_old
 from thinsection.files.sources import is_url
 from thinsection.jobs.backend import ignore_event, ignore_message
-from thinsection.jobs.execute import execute
+from thinsection.jobs.execute import execute, skipped_line
 from thinsection.jobs.executor import chosen_executor
 from thinsection.jobs.slurm import Submitted
 from thinsection.jobs.task import Report, merge_reports
@@ -248,9 +248,7 @@ def _run_in_folder(
             for result in finished.results:
                 listeners.on_event(task.end_event(result))
             if unfinished and finished.results and not spec.executor.in_process:
-                listeners.on_message(
-                    f"{len(finished.results)} of {len(entries)} are already done and are skipped"
-                )
+                listeners.on_message(skipped_line(len(finished.results), len(entries)))
             if unfinished:
                 _execute(
                     unfinished, task, listeners, reports, executor=executor, facts=facts

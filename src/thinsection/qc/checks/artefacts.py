@@ -67,7 +67,7 @@ class Ink(QcCheck, kind="ink"):
             by_colour = [view.artefact_probability(f"pen_{ink}") for ink in INKS]
         ink = sum(by_colour) > self.threshold
         ink = morphology.drop_small(ns, ink, view.area_px(self.min_area)) | default_ink
-        if self.color != "any":
+        if self.color != "any" and bool(ink.any()):
             ink &= self._wins(view, by_colour, ink)
         outcome = view.without(ink, self.name)
         return replace(outcome, sure_area=ink & default_ink)
@@ -80,11 +80,11 @@ class Ink(QcCheck, kind="ink"):
         """
         ns = view.ns
         edge = max(1, round(view.length_px(self.around)))
-        own_colour = _nearest_ink(ns, view.rgb)
+        own_colour = _nearest_ink(ns, view.rgb[ink])
         votes = []
         for i, probability in enumerate(by_colour):
-            is_own = (own_colour == i) & ink
-            vote = (probability + _OWN_COLOUR_VOTE * is_own).astype(ns.xp.float32)
+            vote = probability.copy()
+            vote[ink] += _OWN_COLOUR_VOTE * (own_colour == i)
             grid = filters.block_means(ns, vote, edge)
             votes.append(filters.gaussian(ns, grid, 1.0))
         winner = ns.xp.stack(votes).argmax(axis=0)
@@ -95,7 +95,7 @@ class Ink(QcCheck, kind="ink"):
 
 
 def _nearest_ink(ns: ArrayNamespace, rgb: Array) -> Array:
-    """Index in `INKS` of the ink that is most like each pixel's colour, uint8 (H, W)."""
+    """Index in `INKS` of the ink that is most like each colour of (N, 3), uint8 (N,)."""
     xp = ns.xp
     red, green, blue = (rgb[..., channel].astype(xp.int16) for channel in range(3))
     lowest, highest = filters.extremes(ns, [red, green, blue])
