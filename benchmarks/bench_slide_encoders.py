@@ -2,11 +2,13 @@
 
 Seeded random weights of the published sizes. First each embedding is compared with that of the
 authors' own module, which `tests.support.author_embeddings` stored. Then memory beyond weights and
-inputs, and CPU time, in a fresh process for each size. Of MOOZY one of its six layers is measured:
-memory peaks in each alike.
+inputs, and CPU time, in a fresh process for each size; memory must not grow faster than the number
+of tiles. Of encoders whose tiles attend to each other one layer is measured: memory peaks in each
+alike, and time grows with the square in TITAN and MOOZY.
 """
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,33 +24,55 @@ from tests.support.author_embeddings import (
 )
 
 from benchmarks.harness import arguments, finish
-from benchmarks.titan_inputs import give_back_freed_memory, tissue_cells
-from thinsection.pool import LoadOptions, SlideEncoder, TileLayout
+from benchmarks.titan_inputs import give_back_freed_memory, tissue_cells, titan_of
+from thinsection.pool import (
+    GigaPathSlideEncoder,
+    LoadOptions,
+    SlideEncoder,
+    TileLayout,
+)
 from thinsection.pool.encoder import SLIDE_ENCODERS
+from thinsection.pool.gigapath import LongNetConfig
 from thinsection.pool.moozy import MoozySizes
 from thinsection.testing import run_and_measure
 from thinsection.types import MIB
 
+# encoders of which one layer is measured, with the number of theirs
+LAYERS = {"titan": 6, "gigapath": 12, "moozy": MoozySizes().num_layers}
+# `bench_titan` and `bench_gigapath` compare the first two
+MEASURED = (*LAYERS, *(name for name in AUTHORS if name in SLIDE_ENCODERS))
+SIZES = (1_000, 10_000, 100_000)
+# what a peak may have above ten times that of a tenth of the tiles, in MiB
+SLACK_MIB = 16
+SMOKE_COMPARED = ("chief", "moozy_small")
+SMOKE_MEASURED = ("chief",)
+SMOKE_SIZES = (300, 600)
 State = tuple[SlideEncoder, np.ndarray, np.ndarray]
 
 
 def main() -> None:
-    """Checks and measures each encoder."""
-    args = arguments(__doc__ or "")
-    sizes = (300, 600) if args.smoke else (1_000, 10_000, 100_000)
-    rows = []
-    for name, case in AUTHORS.items():
-        if args.smoke and not case.is_quick:
-            continue
-        row: dict[str, Any] = {"name": name, "commit": case.commit}
-        row |= compared(name)
-        if name in SLIDE_ENCODERS:
-            # MOOZY's time grows with the square
-            most = 30_000 if name == "moozy" else sizes[-1]
-            row["sizes"] = [measured(name, min(most, size)) for size in sizes]
+    """Checks each encoder, then measures it."""
+    args = arguments(
+        __doc__ or "", only="comma-separated names, to measure these alone"
+    )
+    compared_names = SMOKE_COMPARED if args.smoke else tuple(AUTHORS)
+    measured_names = SMOKE_MEASURED if args.smoke else tuple(dict.fromkeys(MEASURED))
+    if args.only:
+        compared_names = ()
+        measured_names = tuple(args.only.split(","))
+    differences = []
+    for name in compared_names:
+        row = {"name": name, "commit": AUTHORS[name].commit, **compared(name)}
         print(row, flush=True)
-        rows.append(row)
-    finish("bench_slide_encoders", {"slide_encoders": rows}, args)
+        differences.append(row)
+    memory = []
+    for name in measured_names:
+        sizes = [measured(name, n) for n in (SMOKE_SIZES if args.smoke else SIZES)]
+        check_linear(name, sizes)
+        row = {"name": name, "layers": LAYERS.get(name), "sizes": sizes}
+        print(row, flush=True)
+        memory.append(row)
+    finish("bench_slide_encoders", {"differences": differences, "memory": memory}, args)
 
 
 def compared(name: str) -> dict[str, Any]:
@@ -74,6 +98,14 @@ def compared(name: str) -> dict[str, Any]:
     }
 
 
+def check_linear(name: str, sizes: list[dict[str, Any]]) -> None:
+    """Raises AssertionError where a peak grows faster than the number of tiles."""
+    for small, large in pairwise(sizes):
+        times = large["num_tiles"] / small["num_tiles"]
+        bound = times * small["peak_beyond_inputs_mib"] + SLACK_MIB
+        assert large["peak_beyond_inputs_mib"] <= bound, (name, small, large)
+
+
 def seeded_encoder(name: str, config: object = None) -> SlideEncoder:
     """The encoder with the weights that its authors' module had, or of these sizes."""
     case = AUTHORS[name]
@@ -84,6 +116,25 @@ def seeded_encoder(name: str, config: object = None) -> SlideEncoder:
         weights, config=config, options=options
     )
     return encoder
+
+
+def one_layer(name: str) -> tuple[SlideEncoder, int]:
+    """The encoder with the first of its layers alone, if it is in `LAYERS`; and its tile_dim."""
+    if name == "titan":
+        titan = titan_of("fp32")
+        del titan.net.blocks.modules_list[1:]  # type: ignore[union-attr]
+        return titan, 768
+    if name == "gigapath":
+        layer = LongNetConfig(num_layers=1)
+        weights = GigaPathSlideEncoder.random_weights(layer, seed=SEED)
+        gigapath = GigaPathSlideEncoder.from_state_dict(
+            weights, config=layer, options=LoadOptions(device="cpu")
+        )
+        return gigapath, 1536
+    config = AUTHORS[name].config
+    if isinstance(config, MoozySizes):
+        config = replace(config, num_layers=1)
+    return seeded_encoder(name, config), tile_dim_of(AUTHORS[name])
 
 
 def measured(name: str, num_tiles: int) -> dict[str, Any]:
@@ -105,11 +156,8 @@ def measured(name: str, num_tiles: int) -> dict[str, Any]:
 def set_up(*, name: str, num_tiles: int) -> State:
     """The encoder and a slide."""
     torch.set_num_threads(1)
-    config = AUTHORS[name].config
-    if isinstance(config, MoozySizes):
-        config = replace(config, num_layers=1)
-    encoder = seeded_encoder(name, config)
-    tiles = seeded_tiles(num_tiles, tile_dim_of(AUTHORS[name]))
+    encoder, tile_dim = one_layer(name)
+    tiles = seeded_tiles(num_tiles, tile_dim)
     coords = tissue_cells(num_tiles) * TILE_PX_L0
     give_back_freed_memory()
     return encoder, tiles, coords
