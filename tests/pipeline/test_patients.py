@@ -218,11 +218,15 @@ def test_a_folder_of_trident_takes_its_own_slide_encoder_and_no_other(
         "--slide-weights",
         str(tmp_path / "chief.safetensors"),
     )
-    for encoder, code, words in (
-        ("ctranspath", 0, "1 of 1 slides have an embedding of chief"),
-        ("uni_v1", 3, "tile encoder must be ctranspath or chief_ctranspath"),
+    accepted = "1 of 1 slides have an embedding of chief"
+    for encoder, tile_px, power, code, words in (
+        ("ctranspath", 256, 10, 0, accepted),
+        ("uni_v1", 256, 10, 3, "tile encoder must be ctranspath or chief_ctranspath"),
+        ("ctranspath", 512, 10, 3, "tile_px must be 256 for slide encoder 'chief'"),
+        ("ctranspath", 256, 20, 3, "tile_mpp must be 1 for slide encoder 'chief'"),
     ):
-        folder = tmp_path / "10x_256px_0px_overlap" / f"features_{encoder}"
+        grid = tmp_path / f"{power}x_{tile_px}px_0px_overlap"
+        folder = grid / f"features_{encoder}"
         folder.mkdir(parents=True)
         tiles = seeded_tiles(30, 768)
         with h5py.File(folder / "a.h5", "w") as file:
@@ -231,9 +235,9 @@ def test_a_folder_of_trident_takes_its_own_slide_encoder_and_no_other(
             places = np.arange(30)
             file["coords"] = np.stack([places % 6, places // 6], 1) * 1024
             for name, value in {
-                "patch_size": 256,
+                "patch_size": tile_px,
                 "patch_size_level0": 1024,
-                "target_magnification": 10,
+                "target_magnification": power,
             }.items():
                 file["coords"].attrs[name] = value
         got, said = aggregate(folder, *flags)

@@ -9,11 +9,11 @@ import pytest
 
 from thinsection.config import replace_flat
 from thinsection.encode.registry import our_slide_encoder
-from thinsection.errors import UnknownEncoderError
+from thinsection.errors import InvalidInputError, UnknownEncoderError
 from thinsection.pipeline.pooling import aggregate_folder
 from thinsection.pipeline.results import SlideResult
 from thinsection.pipeline.run import run
-from thinsection.pool import SlideEncoder, TileLayout
+from thinsection.pool import Expects, SlideEncoder, TileLayout
 from thinsection.pool.encoder import SLIDE_ENCODERS
 from thinsection.stages.config import AggregateRunConfig, RunConfig
 from thinsection.store.tiles_h5 import read_slide_embedding, read_tiles
@@ -32,11 +32,19 @@ class LayoutEncoder(SlideEncoder):
         return np.float32([*layout.size_l0, *(layout.stride_l0 or (-1, -1))])
 
 
+class ChoosyEncoder(LayoutEncoder):
+    """Takes only certain tiles."""
+
+    name = "choosy"
+    expects = Expects(tile_px=224, tile_mpp=0.5)
+
+
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = f"{__name__}:LayoutEncoder"
-    point = EntryPoint("layout", target, SLIDE_ENCODERS.group)
-    monkeypatch.setitem(SLIDE_ENCODERS._points, "layout", point)
+    for encoder in (LayoutEncoder, ChoosyEncoder):
+        target = f"{__name__}:{encoder.__name__}"
+        point = EntryPoint(encoder.name, target, SLIDE_ENCODERS.group)
+        monkeypatch.setitem(SLIDE_ENCODERS._points, encoder.name, point)
 
 
 def aggregated(folder: Path, **settings: object) -> SlideResult:
@@ -73,6 +81,48 @@ def test_a_run_and_aggregate_hand_on_what_the_grid_says(
     result = aggregated(out)
     assert result.status == "failed"
     assert "weights or version; pass --overwrite" in result.error
+
+
+def test_tiles_that_the_slide_encoder_does_not_expect_are_refused(
+    tmp_path: Path,
+) -> None:
+    slides = [tmp_path / "coarse.svs", tmp_path / "fine.svs"]
+    for path, mpp in zip(slides, (0.48, 0.25), strict=True):
+        write_he_slide(path, (1500, 1200), mpp=mpp, seed=3, downsamples=(1,), white=255)
+    settings = {
+        "slide_encoders": ["choosy"],
+        "memory": "256MiB",
+        "pretrained": False,
+        "batch_size": 4,
+    }
+    out = tmp_path / "out"
+    # before anything is encoded, where the settings tell
+    with pytest.raises(InvalidInputError, match=r"tile_px must be 224 .* got 256; "):
+        run(slides, out=out, config=replace_flat(RunConfig(), settings))
+    settings["tile_px"] = 224
+    with pytest.raises(InvalidInputError, match=r"tile_mpp must be 0\.5 .* got 1; "):
+        changed = settings | {"tile_mpp": "1"}
+        run(slides, out=out, config=replace_flat(RunConfig(), changed))
+    assert not list(out.rglob("*.h5"))
+    # slide by slide, where each has a resolution of its own
+    native = replace_flat(RunConfig(), settings | {"tile_mpp": "native"})
+    for _ in range(2):
+        summary = run(slides, out=out, config=native)
+        done, failed = sorted(summary.results, key=lambda result: result.slide_id)
+        assert done.status in ("done", "skipped")
+        assert not done.facts["warnings"]
+        assert failed.status == "failed"
+        assert "tile_mpp must be 0.5 " in failed.error
+        assert "got 0.25 in " in failed.error and "fine.h5" in failed.error
+    coarse, fine = sorted(
+        aggregate_folder(
+            out,
+            config=replace_flat(AggregateRunConfig(), {"slide_encoder": "choosy"}),
+        ),
+        key=lambda result: result.slide_id,
+    )
+    assert coarse.status == "skipped"
+    assert "got 0.25 in " in fine.error
 
 
 def write_foreign(path: Path, **attributes: object) -> Path:
@@ -157,3 +207,14 @@ def test_an_output_may_be_named_wherever_a_slide_encoder_is(tmp_path: Path) -> N
     folder = write_foreign(tmp_path / "features" / "a.h5", patch_size_level0=512)
     with pytest.raises(UnknownEncoderError, match="known name, got 'gigapaht'"):
         aggregated(folder, slide_encoder="gigapaht:cls")
+
+
+def test_a_size_without_a_resolution_is_unknown(tmp_path: Path) -> None:
+    # CLAM at 40x: 512 px of level 0, which its encoders see as 256
+    attributes = {"patch_size": 512, "patch_level": 0, "downsample": (1.0, 1.0)}
+    folder = write_foreign(tmp_path / "h5_files" / "a.h5", **attributes)
+    result = aggregated(folder, slide_encoder="choosy")
+    assert result.status == "done", result.error
+    warnings = str(result.facts["warnings"])
+    assert "tiles of 224 px; the size of these tiles is unknown" in warnings
+    assert "at 0.5 µm/px; the resolution of these tiles is unknown" in warnings

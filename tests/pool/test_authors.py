@@ -187,7 +187,8 @@ def test_embeddings_of_another_tile_encoder_are_refused_by_name() -> None:
     with pytest.raises(InvalidInputError, match=r"must be ctranspath .* got 'uni2_h'"):
         check_fit(chief, "uni2_h", 256, 1.0)
     assert check_fit(chief, "ctranspath", 256, 1.0) == ()
-    assert "µm/px, got 0.5 µm/px" in check_fit(chief, "ctranspath", 256, 0.5)[0]
+    with pytest.raises(InvalidInputError, match=r"tile_mpp must be 1 .* got 0\.5; "):
+        check_fit(chief, "ctranspath", 256, 0.5)
 
 
 def test_prism_takes_repeated_weights_if_they_are_equal() -> None:

@@ -1,5 +1,6 @@
-"""What a slide encoder says of tiles that it was not trained on."""
+"""A slide encoder refuses tiles that it was not trained on, and says what is unknown."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,10 +28,38 @@ def test_another_tile_encoder_is_an_error() -> None:
         check_fit(TITAN_LIKE, "uni_v2", 512, 0.5)  # type: ignore[arg-type]
 
 
-def test_another_size_and_resolution_are_warnings() -> None:
-    size, mpp = check_fit(TITAN_LIKE, "conch_v15", 256, 0.25)  # type: ignore[arg-type]
-    assert "512 px tiles, got 256 px" in size
-    assert "0.5 µm/px, got 0.25 µm/px" in mpp
+@pytest.mark.parametrize(
+    ("tile_px", "tile_mpp", "message"),
+    [
+        (
+            256,
+            0.5,
+            r"tile_px must be 512 for slide encoder 't', got 256 in 'a.h5'; embed tiles of 512 px "
+            r"\(--tile-px 512\), or choose another slide encoder$",
+        ),
+        (
+            512,
+            0.25,
+            r"tile_mpp must be 0.5 for slide encoder 't', got 0.25 in 'a.h5'; embed tiles at "
+            r"0.5 µm/px \(--tile-mpp 0.5\), or choose another slide encoder$",
+        ),
+        (512, 0.56, "got 0.56 in"),
+        (512, 0.44, "got 0.44 in"),
+        # what is known is checked beside what is not
+        (256, None, "got 256 in"),
+        (None, 1.0, "got 1 in"),
+    ],
+)
+def test_another_size_and_resolution_are_errors(
+    tile_px: int | None, tile_mpp: float | None, message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        check_fit(TITAN_LIKE, "conch_v15", tile_px, tile_mpp, file=Path("a.h5"))  # type: ignore[arg-type]
+
+
+def test_the_tolerance_covers_scanners() -> None:
+    assert check_fit(TITAN_LIKE, "conch_v15", 512, 0.46) == ()  # type: ignore[arg-type]
+    assert check_fit(TITAN_LIKE, "conch_v15", 512, 0.54) == ()  # type: ignore[arg-type]
 
 
 def test_what_is_unknown_is_said() -> None:

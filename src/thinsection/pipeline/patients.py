@@ -22,7 +22,7 @@ from thinsection.slide.cohort_table import named_columns
 from thinsection.slide.slide_ids import assign_ids
 from thinsection.stages.config import PoolingConfig
 from thinsection.stages.features import deciding
-from thinsection.stages.leaves import tile_layout
+from thinsection.stages.leaves import fit_warnings, tile_layout
 from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.tiles_h5 import (
     read_slide_embedding,
@@ -245,6 +245,8 @@ def _hashes_of_tiles(
     for file in patient.slides:
         tiles = read_tiles(file.path)
         if tiles.features is not None and len(tiles.features):
+            # it refuses other tiles; `aggregate` has said of this slide what is unknown
+            fit_warnings(tiles, encoder, file.path)
             layout = tile_layout(
                 tiles,
                 file.path,

@@ -23,14 +23,18 @@ from thinsection.pipeline.records import recording
 from thinsection.pipeline.results import LOST_STAGE, SlideResult
 from thinsection.pipeline.tables import known_slides, write_tables
 from thinsection.pipeline.task import set_threads
-from thinsection.pool import SlideEncoder, TileLayout, check_fit, load_slide_encoder
+from thinsection.pool import SlideEncoder, TileLayout, load_slide_encoder
 from thinsection.pool.encoder import check_slide_encoder, slide_encoder_identity
 from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry
-from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import AggregateRunConfig, PoolingConfig
 from thinsection.stages.features import deciding
-from thinsection.stages.leaves import PoolingStage, pool_tiles, tile_layout
+from thinsection.stages.leaves import (
+    PoolingStage,
+    fit_warnings,
+    pool_tiles,
+    tile_layout,
+)
 from thinsection.stages.source import Source
 from thinsection.stages.stage import RecordedStage, SlideWork
 from thinsection.store.ledger import SLIDES, load_ledger
@@ -245,11 +249,10 @@ def _pool_recorded(
             recorded_address=address, recorded_key=ledger.stages[address].key
         )
         tiles = read_tiles(file.path)
-        warnings = fit_warnings(tiles, slide_encoder)
+        warnings = fit_warnings(tiles, slide_encoder, file.path)
         stage = PoolingStage(
             features=features,
             slide_encoder=slide_encoder_identity(slide_encoder),
-            warnings=warnings,
         )
         sweep_slide(
             file.slide_id, lock.parent, find_unfinished_files([results / stage.address])
@@ -285,7 +288,7 @@ def _pool_foreign(
     layout = tile_layout(
         tiles, file.path, tile_px_l0=pooling.tile_px_l0, stride_l0=pooling.stride_l0
     )
-    facts = _facts(tiles, fit_warnings(tiles, encoder))
+    facts = _facts(tiles, fit_warnings(tiles, encoder, file.path))
     name = encoder.label(file.path.parent.name.removeprefix("features_"))
     folder = file.out / f"slide_features_{name}"
     target = folder / f"{file.slide_id}.h5"
@@ -304,26 +307,6 @@ def _pool_foreign(
 
 def _facts(tiles: TilesFile, warnings: Sequence[str]) -> Document:
     return {"num_tiles": len(tiles.coords_l0), "warnings": "; ".join(warnings)}
-
-
-def fit_warnings(tiles: TilesFile, slide_encoder: SlideEncoder) -> tuple[str, ...]:
-    """Warnings about tiles that do not match the slide encoder.
-
-    Raises InvalidInputError: the slide encoder does not accept embeddings of this tile encoder.
-    """
-    attributes = tiles.attributes
-    name = attributes.get("encoder")
-    tile_px = attributes.get("patch_size")
-    mpp = attributes.get("tile_mpp")
-    power = attributes.get("target_magnification")
-    if mpp is None and power:  # TRIDENT's files contain only the magnification
-        mpp = nominal_mpp(float(power))
-    return check_fit(
-        slide_encoder,
-        None if name is None else str(name),
-        None if tile_px is None else int(tile_px),
-        None if mpp is None else float(mpp),
-    )
 
 
 def content_key(

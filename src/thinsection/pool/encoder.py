@@ -233,16 +233,26 @@ def check_fit(
     tile_encoder_name: str | None,
     tile_px: int | None,
     tile_mpp: float | None,
+    *,
+    file: Path | None = None,
 ) -> tuple[str, ...]:
-    """Warnings, one sentence each, where the tiles differ from what the slide encoder expects.
+    """Refuse tiles that a slide encoder was not trained on; warnings about what is unknown.
 
-    An unknown value (None) cannot be checked, which is a warning too. Embeddings of a wrong tile
-    encoder mean nothing to it.
+    Args:
+        slide_encoder: the encoder, or its identity.
+        tile_encoder_name: of the tile embeddings; None = unknown.
+        tile_px: edge of a tile, px at `tile_mpp`; None = unknown.
+        tile_mpp: µm/px; None = unknown. Accepted within 10 %.
+        file: of the embeddings; named in errors.
 
-    Raises InvalidInputError: the slide encoder does not take embeddings of this tile encoder.
+    Returns:
+        A sentence for each unknown value of which the slide encoder expects a certain one.
+
+    Raises InvalidInputError: tile encoder, tile size or resolution is another one.
     """
     expects = slide_encoder.expects
     name = slide_encoder.name
+    place = f" in {str(file)!r}" if file else ""
     warnings = []
     if expects.tile_encoders:
         takes = " or ".join(expects.tile_encoders)
@@ -254,21 +264,34 @@ def check_fit(
         elif _plain(tile_encoder_name) not in map(_plain, expects.tile_encoders):
             raise InvalidInputError(
                 f"tile encoder must be {takes} for slide encoder {name!r}, got "
-                f"{tile_encoder_name!r}; embed the tiles with {takes}, or choose another slide "
-                "encoder"
+                f"{tile_encoder_name!r}{place}; embed the tiles with {takes}, or choose another "
+                "slide encoder"
             )
-    trained = f"slide encoder {name!r} was trained on"
-    if expects.tile_px is not None and tile_px != expects.tile_px:
-        got = "an unknown size" if tile_px is None else f"{tile_px} px"
-        warnings.append(f"{trained} {expects.tile_px} px tiles, got {got}")
-    if expects.tile_mpp is not None and not _is_near(tile_mpp, expects.tile_mpp):
-        got = "an unknown resolution" if tile_mpp is None else f"{tile_mpp:g} µm/px"
-        warnings.append(f"{trained} tiles at {expects.tile_mpp:g} µm/px, got {got}")
+    if expects.tile_px is not None:
+        if tile_px is None:
+            warnings.append(
+                f"slide encoder {name!r} expects tiles of {expects.tile_px} px; the size of these "
+                "tiles is unknown"
+            )
+        elif tile_px != expects.tile_px:
+            raise InvalidInputError(
+                f"tile_px must be {expects.tile_px} for slide encoder {name!r}, got "
+                f"{tile_px}{place}; embed tiles of {expects.tile_px} px (--tile-px "
+                f"{expects.tile_px}), or choose another slide encoder"
+            )
+    if expects.tile_mpp is not None:
+        if tile_mpp is None:
+            warnings.append(
+                f"slide encoder {name!r} expects tiles at {expects.tile_mpp:g} µm/px; the "
+                "resolution of these tiles is unknown"
+            )
+        elif not math.isclose(tile_mpp, expects.tile_mpp, rel_tol=MPP_TOLERANCE):
+            raise InvalidInputError(
+                f"tile_mpp must be {expects.tile_mpp:g} for slide encoder {name!r}, got "
+                f"{tile_mpp:g}{place}; embed tiles at {expects.tile_mpp:g} µm/px (--tile-mpp "
+                f"{expects.tile_mpp:g}), or choose another slide encoder"
+            )
     return tuple(warnings)
-
-
-def _is_near(tile_mpp: float | None, expected_mpp: float) -> bool:
-    return math.isclose(tile_mpp or 0, expected_mpp, rel_tol=MPP_TOLERANCE)
 
 
 def _plain(name: str) -> str:

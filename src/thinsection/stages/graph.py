@@ -179,7 +179,7 @@ def _pooling_stages(
         refusals: list[InvalidInputError] = []
         for stage, encoder in zip(features, models.encoders):
             try:
-                warnings = check_fit(
+                check_fit(
                     slide_encoder,
                     encoder.name,
                     spec.tiles.tile_px,
@@ -188,10 +188,7 @@ def _pooling_stages(
             except InvalidInputError as error:
                 refusals.append(error)
                 continue
-            pooling = PoolingStage(
-                features=stage, slide_encoder=slide_encoder, warnings=warnings
-            )
-            stages.append(pooling)
+            stages.append(PoolingStage(features=stage, slide_encoder=slide_encoder))
         if refusals and len(refusals) == len(features):
             raise refusals[0]
     return stages

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, ClassVar, TypedDict
 
 from thinsection.errors import ConfigError, StoreError
 from thinsection.files.atomic import atomic_path
-from thinsection.pool.encoder import SlideEncoderIdentity
+from thinsection.pool.encoder import SlideEncoderIdentity, check_fit
 from thinsection.report.draw import write_drawing
 from thinsection.report.layers import Outline, Tiles
 from thinsection.report.picture import open_picture
+from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.features import FeaturesStage, deciding
 from thinsection.stages.formats import FORMATS, EmbeddingTable
 from thinsection.stages.labels import join_label, slug
@@ -78,6 +79,35 @@ def tile_layout(
     return TileLayout(size_l0)
 
 
+def fit_warnings(
+    tiles: tiles_h5.TilesFile,
+    slide_encoder: "SlideEncoder | SlideEncoderIdentity",
+    path: Path,
+) -> tuple[str, ...]:
+    """Warnings about what the file at `path` does not say of its tiles; see `check_fit`.
+
+    Raises InvalidInputError: the slide encoder expects another tile encoder, size or resolution.
+    """
+    attributes = tiles.attributes
+    name = attributes.get("encoder")
+    tile_px = attributes.get("patch_size")
+    mpp = attributes.get("tile_mpp")
+    power = attributes.get("target_magnification")
+    if mpp is None and power:  # TRIDENT's files contain only the magnification
+        mpp = nominal_mpp(float(power))
+    if mpp is None:
+        tile_px = (
+            None  # CLAM counts pixels of a level of which the file states no resolution
+        )
+    return check_fit(
+        slide_encoder,
+        None if name is None else str(name),
+        None if tile_px is None else int(tile_px),
+        None if mpp is None else float(mpp),
+        file=path,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class PoolingStage(StoreStage[None]):
     """`GRID/slide_features_NAME/ID.h5`: `features` (D,), pooled from stored tile embeddings."""
@@ -86,8 +116,6 @@ class PoolingStage(StoreStage[None]):
 
     features: AnyStage  # stage of the tile embeddings
     slide_encoder: SlideEncoderIdentity
-    # warnings that embeddings and slide encoder do not match
-    warnings: tuple[str, ...] = ()
 
     @cached_property
     def address(self) -> str:
@@ -110,13 +138,14 @@ class PoolingStage(StoreStage[None]):
         tiles = tiles_h5.read_tiles(source)
         if tiles.features is None or len(tiles.features) == 0:
             return Output(files=(), facts={"slide_dim": 0})
+        warnings = fit_warnings(tiles, self.slide_encoder, source)
         layout = tile_layout(tiles, source)
         name = self.file(slide_id)
         dim = pool_tiles(tiles, encoder, work.path(name), layout)
         facts = {
             "slide_encoder": encoder.name,
             "slide_dim": dim,
-            "warnings": "; ".join(self.warnings),
+            "warnings": "; ".join(warnings),
         }
         return Output(files=(name,), facts=facts)
 
