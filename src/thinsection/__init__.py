@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.predict.experiment import train as train
     from thinsection.predict.heatmap import heatmap as heatmap
     from thinsection.predict.predicting import predict as predict
+    from thinsection.predict.zeroshot import zeroshot as zeroshot
     from thinsection.qc import run_qc as run_qc
     from thinsection.qc import tissue_mask as tissue_mask
     from thinsection.segment import load_segmenter as load_segmenter
@@ -62,6 +63,7 @@ _PUBLIC = {
     "TrainConfig": "thinsection.predict.config",
     "plot": "thinsection.pipeline.plot",
     "predict": "thinsection.predict.predicting",
+    "zeroshot": "thinsection.predict.zeroshot",
     "heatmap": "thinsection.predict.heatmap",
     "view": "thinsection.view",
 }

@@ -21,6 +21,7 @@ TOML_TABLES = frozenset(
         "check",
         "verdict",
         "encoder",
+        "classes",
         "tasks",
         "variant",
         "segmenter",
@@ -38,7 +39,9 @@ _DOTTED = re.compile(r"\bthinsection((?:\.[A-Za-z_]\w*)+)")
 _PUBLIC = re.compile(r"\bts((?:\.[A-Za-z_]\w*)+)")
 _PLACEHOLDER = re.compile(r"<[^>]*>|\{[^}]*\}|\*+|\b[A-Z][A-Z_]+(?=\b|_)|(?<=_)[A-Z]+")
 _GRID = re.compile(r"\d+px_([\d.]+mpp|native)")
-_FOLDER = re.compile(r"^((slide_|patient_)?features|tokens|qc|predictions|heatmap)_")
+_FOLDER = re.compile(
+    r"^((slide_|patient_)?features|tokens|qc|predictions|heatmap|zeroshot)_"
+)
 _CODE = re.compile(r"^([\w./-]+\.\w+)(?:: ?([\w.]+))?(?:\[T\])?$")
 
 
@@ -309,9 +312,8 @@ def _keys_of(table: dict[str, object]) -> list[str]:
     keys = []
     for key, value in table.items():
         keys.append(key)
-        if (
-            key.startswith("thinsection.") or key == "variant"
-        ):  # names of the reader's own
+        # names of the reader's own
+        if key.startswith("thinsection.") or key in ("variant", "classes"):
             continue
         if isinstance(value, dict) and key != "options":
             keys += _keys_of(value)

@@ -74,6 +74,9 @@ COMMANDS = {
     "import": Command(
         FOLDERS, "results", "Read coordinates and features of TRIDENT, CLAM or STAMP."
     ),
+    "zeroshot": Command(
+        FOLDERS, "zeroshot", "Score tiles and slides for classes described in words."
+    ),
     "merge": Command(FOLDERS, "merge", "Join results folders into one, with checks."),
     "verify": Command(
         FOLDERS, "results", "Check every result file against its checksum."

@@ -379,7 +379,7 @@ def _shared_limits(
             values = values[np.isfinite(values)]
             if not len(values):
                 continue
-            sample = np.sort(np.abs(values))
+            sample = np.sort(np.abs(values) if _is_score(name) else values)
             if len(sample) > QUANTILES:
                 sample = np.quantile(sample, np.linspace(0, 1, QUANTILES))
             samples.setdefault(name, []).append(sample)

@@ -9,6 +9,7 @@ _OWN_OUTLINES = ("tissue", "qc_")
 # beginning of the folder's name -> words for it
 _FOLDERS = {
     "heatmap_": "Heatmap",
+    "zeroshot_": "Zero-shot",
     "features_": "Embeddings",
     "segment_": "Classes",
     "qc_": "Quality control",

@@ -1,0 +1,312 @@
+"""Zero-shot classes: how well each tile and slide fits a text, without any training.
+
+GRID/zeroshot_ENCODER_PROMPTS/ID.h5           `tiles/CLASS`: cosine of each tile and the class
+                              scores.csv      a row for each slide
+                              zeroshot.json   prompts, encoder, K
+
+The folder is a table of tiles: `heatmap`, `view` and exports show its columns.
+
+Source: Radford et al., arXiv:2103.00020 (the mean of a class's prompts); Lu et al.,
+doi:10.1038/s41591-024-02856-4 (the mean of the K best tiles of each class).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.config import as_mapping, option, replace_flat, section
+from thinsection.encode.registry import check_encoder_name
+from thinsection.errors import InvalidInputError, StoreError, UnknownEncoderError
+from thinsection.files.atomic import output_errors, write_json, write_table
+from thinsection.pipeline.folder import Results, leaving_out, one_address, open_results
+from thinsection.pipeline.records import recording
+from thinsection.predict.prompts import Prompts, read_prompts
+from thinsection.stages.tiles import write_columns
+from thinsection.store.tile_tables import EmbeddingRows
+from thinsection.store.tiles_h5 import TilesFile
+from thinsection.tiles.table import Column
+from thinsection.types import Document
+
+if TYPE_CHECKING:
+    from thinsection.encode.text import TextEncoder
+
+FOLDER = "zeroshot_"
+ROWS = 4096  # embeddings that are compared at a time
+Cosines = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroshotConfig:
+    """Settings of zero-shot classes."""
+
+    top_k: int = option(
+        50,
+        "Number K of tiles that count for the slide: the score of a class is the mean of its K "
+        "highest similarities. The authors of CONCH compare 1, 5, 10, 50 and 100.",
+        daily=True,
+    )
+    features: str | None = option(
+        None,
+        "Embeddings to use, if the folder has several: 256px_0.5mpp/features_plip, or a "
+        "unique part of this name, such as plip.",
+        daily=True,
+    )
+    text_encoder: str | None = option(
+        None,
+        "Encoder with the text tower, as in `run --encoder`. [default: the encoder of the "
+        "embeddings]",
+        daily=True,
+    )
+    weights: str | None = option(
+        None,
+        "Local weights of both towers, in place of the published ones: those of `run "
+        "--weights`.",
+    )
+    tokenizer: Path | None = option(
+        None, "File tokenizer.json, if it does not lie beside the weights."
+    )
+    device: str = option(
+        "auto", "Device of the text tower: auto, cpu, cuda or cuda:1.", daily=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroshotRunConfig:
+    """All settings of `thinsection zeroshot`, by section."""
+
+    zeroshot: ZeroshotConfig = section(ZeroshotConfig, "Zero-shot")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlideScores:
+    """Scores of one slide."""
+
+    slide_id: str
+    num_tiles: int
+    # mean of the K highest cosines, by class; {} for a slide without tiles
+    scores: Mapping[str, float]
+    # softmax of the scores times the scale of the model; they are not calibrated
+    probabilities: Mapping[str, float]
+
+    @property
+    def predicted(self) -> str:
+        """Class with the highest score; '' for a slide without tiles."""
+        return max(self.scores, key=lambda name: self.scores[name], default="")
+
+
+class Zeroshot(NamedTuple):
+    """Results of `zeroshot`."""
+
+    folder: Path  # GRID/zeroshot_ENCODER_PROMPTS
+    table: Path  # scores.csv
+    rows: list[SlideScores]
+    columns: tuple[str, ...]  # names for `heatmap`, one for each class
+
+
+def zeroshot(
+    results: str | Path,
+    prompts: str | Path | Prompts,
+    *,
+    text_encoder: TextEncoder | None = None,
+    config: ZeroshotRunConfig | None = None,
+    on_message: Callable[[str], None] | None = None,
+    **settings: object,
+) -> Zeroshot:
+    """Compares stored tile embeddings with texts, and scores each slide for each class.
+
+    Args:
+        results: results folder with embeddings of a two-tower encoder: conch, plip, ...
+        prompts: TOML file with the classes (`read_prompts`), or `Prompts`.
+        text_encoder: loaded text encoder; None loads that of the embeddings.
+        config: all settings; `settings` are single ones that replace them: top_k=10.
+        on_message: called with a line for each slide that is left out.
+
+    Memory: the weights of both towers while they are loaded; then, for a slide of N tiles and C
+    classes, 4 N C bytes, and 12 D bytes for each of 4,096 tiles.
+
+    Raises:
+        ConfigError: the prompts are wrong. InvalidInputError: the encoder has no text tower, or
+        the embeddings come from another encoder or from other weights.
+    """
+    config = replace_flat(config or ZeroshotRunConfig(), settings)
+    options = config.zeroshot
+    if options.top_k < 1:
+        raise InvalidInputError(f"top_k must be >= 1, got {options.top_k}")
+    if not isinstance(prompts, Prompts):
+        prompts = read_prompts(prompts)
+    opened = open_results(results)
+    address = one_address(opened.features, options.features, "features")
+    slides = [s for s, ledger in opened.ledgers.items() if address in ledger.stages]
+    if text_encoder is None:
+        text_encoder = _load(opened, address, slides[0], options)
+    for slide_id in slides:
+        _check_same_encoder(opened, address, slide_id, text_encoder)
+    classes = class_vectors(text_encoder, prompts)
+    folder = _folder(opened.folder, address, prompts)
+    recorded = as_mapping(config) | {"prompts": prompts.name}
+    with (
+        output_errors(folder),
+        recording(opened.folder, "zeroshot", recorded) as record,
+    ):
+        rows = []
+        files = {slide_id: opened.file(slide_id, address) for slide_id in slides}
+        compared = _compared(files, text_encoder, classes, on_message)
+        for slide_id, tiles, cosines in compared:
+            _write_columns(folder / f"{slide_id}.h5", tiles, cosines, prompts)
+            rows.append(
+                _scores(slide_id, cosines, prompts, options.top_k, text_encoder.scale)
+            )
+        record.counts["predicted"] = len(rows)
+        record.counts["failed"] = len(slides) - len(rows)
+        _remove_others(folder, rows)
+        table = folder / "scores.csv"
+        write_table(table, [_line(row, prompts, options.top_k) for row in rows])
+        document = {
+            "prompts": {name: list(prompts.texts(name)) for name in prompts.classes},
+            "top_k": options.top_k,
+            "scale": text_encoder.scale,
+            "features": address,
+            "encoder": text_encoder.name,
+            "weights_hash": text_encoder.image_hash,
+        }
+        write_json(folder / "zeroshot.json", document)
+    columns = tuple(f"{folder.name}:{name}" for name in prompts.classes)
+    return Zeroshot(folder, table, rows, columns)
+
+
+def class_vectors(encoder: TextEncoder, prompts: Prompts) -> Cosines:
+    """Unit vector float32 (C, D) of each class: the mean of those of its prompts."""
+    vectors = []
+    for name in prompts.classes:
+        mean = encoder.encode(prompts.texts(name)).mean(dim=0)
+        vectors.append((mean / mean.norm()).numpy())
+    return np.stack(vectors)
+
+
+def top_k_scores(cosines: Cosines, top_k: int) -> npt.NDArray[np.float64]:
+    """Mean (C,) of the K highest cosines of each class; of all (N, C) if there are fewer."""
+    count = min(top_k, len(cosines))
+    highest = np.partition(cosines, len(cosines) - count, axis=0)[-count:]
+    return np.asarray(highest.mean(axis=0, dtype=np.float64))
+
+
+def _load(
+    results: Results, address: str, slide_id: str, options: ZeroshotConfig
+) -> TextEncoder:
+    """Text encoder of the embeddings, unless the settings name another one."""
+    from thinsection.encode.text import load_text_encoder
+
+    facts: Document = dict(results.ledgers[slide_id].stages[address].facts)
+    name = options.text_encoder
+    if name is None:
+        name = str(facts.get("encoder", ""))
+        try:
+            check_encoder_name(name)
+        except UnknownEncoderError as error:
+            raise InvalidInputError(
+                f"text_encoder must be given for embeddings of {name!r}, got none; pass "
+                "--text-encoder with the value of `run --encoder`"
+            ) from error
+    return load_text_encoder(
+        name,
+        weights=options.weights,
+        tokenizer=options.tokenizer,
+        device=options.device,
+    )
+
+
+def _check_same_encoder(
+    results: Results, address: str, slide_id: str, encoder: TextEncoder
+) -> None:
+    """Raises InvalidInputError: another image tower made the embeddings of the slide."""
+    facts: Document = dict(results.ledgers[slide_id].stages[address].facts)
+    stored = facts.get("weights_hash")
+    if stored != encoder.image_hash:
+        raise InvalidInputError(
+            f"embeddings must come from the image tower of {encoder.name!r} with the weights "
+            f"{encoder.image_hash[:12]}, got {facts.get('encoder')!r} with "
+            f"{str(stored)[:12]} in {slide_id!r} of {address!r}; pass the encoder of the "
+            "embeddings (--text-encoder, --weights), or embed the slides with this one"
+        )
+
+
+def _folder(root: Path, address: str, prompts: Prompts) -> Path:
+    """GRID/zeroshot_ENCODER_PROMPTS."""
+    grid, _, features = address.partition("/")
+    return root / grid / f"{FOLDER}{features.removeprefix('features_')}_{prompts.name}"
+
+
+def _compared(
+    files: Mapping[str, Path],
+    encoder: TextEncoder,
+    classes: Cosines,
+    on_message: Callable[[str], None] | None,
+) -> Iterator[tuple[str, TilesFile, Cosines]]:
+    """Tiles of each slide, and their cosines (N, C) with the classes."""
+    import torch
+
+    for slide_id, path in files.items():
+        with leaving_out(slide_id, on_message, StoreError, InvalidInputError):
+            stored = EmbeddingRows(path)
+            cosines = np.empty((len(stored), len(classes)), dtype=np.float32)
+            for start in range(0, len(stored), ROWS):
+                block = stored[start : start + ROWS].astype(np.float32)
+                units = encoder.project(torch.from_numpy(block)).numpy()
+                cosines[start : start + ROWS] = units @ classes.T
+            yield slide_id, stored.tiles, cosines
+
+
+def _write_columns(
+    path: Path, tiles: TilesFile, cosines: Cosines, prompts: Prompts
+) -> None:
+    """Writes the table of a slide's tiles, with a column for each class."""
+    columns: dict[str, Column] = {
+        name: np.ascontiguousarray(cosines[:, number])
+        for number, name in enumerate(prompts.classes)
+    }
+    write_columns(path, tiles.coords_l0, columns, tiles.attributes)
+
+
+def _scores(
+    slide_id: str, cosines: Cosines, prompts: Prompts, top_k: int, scale: float
+) -> SlideScores:
+    if not len(cosines):
+        return SlideScores(slide_id=slide_id, num_tiles=0, scores={}, probabilities={})
+    pooled = top_k_scores(cosines, top_k)
+    powers = np.exp(scale * (pooled - pooled.max()))
+    shares = powers / powers.sum()
+    return SlideScores(
+        slide_id=slide_id,
+        num_tiles=len(cosines),
+        scores=dict(zip(prompts.classes, pooled.tolist(), strict=True)),
+        probabilities=dict(zip(prompts.classes, shares.tolist(), strict=True)),
+    )
+
+
+def _line(row: SlideScores, prompts: Prompts, top_k: int) -> dict[str, object]:
+    """Row of scores.csv."""
+    line: dict[str, object] = {
+        "slide_id": row.slide_id,
+        "predicted": row.predicted,
+        "num_tiles": row.num_tiles,
+        "top_k": min(top_k, row.num_tiles),
+    }
+    for name in prompts.classes:
+        line[f"score_{name}"] = row.scores.get(name, "")
+    for name in prompts.classes:
+        line[f"probability_{name}"] = row.probabilities.get(name, "")
+    return line
+
+
+def _remove_others(folder: Path, rows: Sequence[SlideScores]) -> None:
+    """Removes tables of slides that this call did not write: their prompts may be others."""
+    written = {f"{row.slide_id}.h5" for row in rows}
+    for path in folder.glob("*.h5"):
+        if path.name not in written:
+            path.unlink()
