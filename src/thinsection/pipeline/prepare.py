@@ -9,6 +9,7 @@ from thinsection.errors import (
     BudgetError,
     InvalidInputError,
     OutputError,
+    QcExclusion,
     StoreError,
 )
 from thinsection.pipeline.results import SlideResult, read_failure
@@ -17,6 +18,7 @@ from thinsection.pool.encoder import SlideEncoder
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.features import FeaturesStage, find_known_rows
+from thinsection.stages.leaves import QcOverlayStage
 from thinsection.stages.masks import QcStage
 from thinsection.stages.measures import MeasuresStage, TileMeasures
 from thinsection.stages.regions import annotation_sums
@@ -98,11 +100,22 @@ def skipped_result(
 
 
 def check_quality(work: SlideWork) -> None:
-    """Raises QcExclusion, with rule and value, if a quality-control rule of the run applies."""
+    """Raises QcExclusion, with rule and value, if a quality-control rule of the run applies.
+
+    An excluded slide gets no overview, so the marks of the checks are drawn here.
+    """
     for stage in work.stages:
-        if isinstance(stage, QcStage) and stage.rules:
-            work.stage_title = stage.title
+        if not isinstance(stage, QcStage) or not stage.rules:
+            continue
+        work.stage_title = stage.title
+        try:
             stage.check_rules(work)
+        except QcExclusion:
+            overlay = QcOverlayStage(qc=stage)
+            if not work.is_done(overlay):
+                work.perform(overlay)
+            work.stage_title = stage.title
+            raise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,6 +64,7 @@ class WorkConfig:
     """Device of the checks, and the files to write."""
 
     qc_device: str = _same(QcConfig, "qc_device")
+    qc_pictures: bool = _same(QcConfig, "qc_pictures")
     resume: bool = _same(OutputConfig, "resume")
     overwrite: bool = _same(OutputConfig, "overwrite")
     write: tuple[str, ...] = option(
@@ -177,6 +178,8 @@ def _run_settings(config: QcRunConfig, pipeline: Pipeline, out: Path) -> RunConf
     qc = QcConfig(
         qc=source,
         qc_device=config.work.qc_device,
+        # HistoQC's files are made from the pictures
+        qc_pictures=config.work.qc_pictures or "histoqc" in config.work.write,
         qc_fail=checks.qc_fail,
         qc_rules=checks.qc_rules,
         qc_strict=checks.qc_strict,

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinsection.config import coerce
-from thinsection.errors import ConfigError
+from thinsection.errors import ConfigError, StoreError
 from thinsection.files.atomic import read_table
-from thinsection.files.json_text import read_json
 from thinsection.pipeline.measures_tables import (
     DISTANCES,
     MEASURED_COLUMNS,
@@ -17,8 +16,8 @@ from thinsection.pipeline.tables import KnownSlide
 from thinsection.qc import qc_fail
 from thinsection.qc.checks.check import Score
 from thinsection.qc.rules import QcRule, parse_rule
-from thinsection.report.qc_files import QC_FORMAT, QC_JSON
 from thinsection.report.qc_sheet import judge_rows, write_qc_csv, write_qc_sheet
+from thinsection.report.qc_store import QC_FILE, has_qc, read_qc
 from thinsection.report.verdict import load_rules
 from thinsection.stages.config import QcConfig
 from thinsection.stages.graph import mask_stage
@@ -65,7 +64,13 @@ def write_qc_tables(
     name = qc_table_name(stage)
     rows = judge_rows(rows, rules)
     write_qc_csv(out / f"{name}.csv", rows)
-    write_qc_sheet(out / f"{name}.html", rows, title="Quality control", rules=rules)
+    write_qc_sheet(
+        out / f"{name}.html",
+        rows,
+        title="Quality control",
+        rules=rules,
+        overviews=_overviews(slides, stage),
+    )
     return {
         str(row["slide_id"]): str(row["why"])
         for row in rows
@@ -73,12 +78,23 @@ def write_qc_tables(
     }
 
 
+def _overviews(slides: Sequence[KnownSlide], stage: QcStage) -> dict[str, str]:
+    """Path of the first overview of each slide that shows the marks of these checks."""
+    paths: dict[str, str] = {}
+    for slide in slides:
+        for address, record in slide.ledger.stages.items():
+            is_overview = address.endswith("/overviews") and record.files
+            if is_overview and stage.address in record.needs:
+                paths.setdefault(slide.slide_id, next(iter(record.files)))
+    return paths
+
+
 def qc_rows(slides: Sequence[KnownSlide], stage: QcStage) -> list[QcRow]:
-    """Row of each slide of a folder: the content of its qc.json, or why there is none."""
+    """Row of each slide of a folder: its stored values, or why there are none."""
     rows: list[QcRow] = []
     for slide in slides:
         folder = stage.folder(slide.slide_id)
-        columns = _qc_columns(slide, slide.ledger.out / folder / QC_JSON)
+        columns = _qc_columns(slide, slide.ledger.out / folder)
         if columns:
             row: QcRow = {
                 "slide_id": slide.slide_id,
@@ -89,12 +105,13 @@ def qc_rows(slides: Sequence[KnownSlide], stage: QcStage) -> list[QcRow]:
     return rows
 
 
-def _qc_columns(slide: KnownSlide, path: Path) -> QcRow:
+def _qc_columns(slide: KnownSlide, folder: Path) -> QcRow:
     """Status, warnings and scores of a slide; empty if quality control did not check it."""
     try:
-        checked = _read_checked(path)
-    except ConfigError as damage:  # only this slide is damaged; other rows stay
-        return {"status": "failed", "warnings": f"{QC_JSON} is damaged: {damage}"}
+        checked = _read_checked(folder)
+    except (ConfigError, StoreError) as damage:
+        # only this slide is damaged; other rows stay
+        return {"status": "failed", "warnings": f"{QC_FILE} is damaged: {damage}"}
     if checked is not None:
         columns: QcRow = {"status": "done", **checked.facts, **checked.scores}
         columns["warnings"] = "|".join(checked.warnings)
@@ -106,22 +123,21 @@ def _qc_columns(slide: KnownSlide, path: Path) -> QcRow:
 
 @dataclass(frozen=True, kw_only=True)
 class _Checked:
-    """Parts of a qc.json."""
+    """Stored values of quality control for a row."""
 
     facts: Document
     scores: Document
     warnings: tuple[str, ...]
 
 
-def _read_checked(path: Path) -> _Checked | None:
-    """Reads a qc.json; None if there is none of this format. Raises ConfigError: it is damaged."""
-    try:
-        content = read_json(path)
-    except (OSError, ValueError):
+def _read_checked(folder: Path) -> _Checked | None:
+    """Reads the stored values of a slide; None if there are none.
+
+    Raises ConfigError, StoreError: they are damaged.
+    """
+    if not has_qc(folder):
         return None
-    document = coerce(content, Document, QC_JSON)
-    if document.get("format") != QC_FORMAT:
-        return None
+    document = coerce(read_qc(folder).document, Document, QC_FILE)
     return _Checked(
         facts=coerce(document.get("facts"), Document, "facts"),
         scores=coerce(document.get("scores"), Document, "scores"),

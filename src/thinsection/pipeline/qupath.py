@@ -19,7 +19,7 @@ from thinsection.pipeline.folder import (
     one_address,
     open_results,
 )
-from thinsection.report.outlines import outline_files, outlines_of_mask
+from thinsection.report.outlines import features_of_masks, outline_files
 from thinsection.store.geojson import Feature, tile_features, write_features
 from thinsection.tiles.table import Column
 
@@ -114,7 +114,7 @@ def outlines_of(results: Results, slide_id: str, grid: str | None) -> list[Featu
         for path in files:
             features += read_json(path)["features"]
         if not files:
-            features += outlines_of_mask(ledger, address)
+            features += features_of_masks(ledger, address)
     return features
 
 

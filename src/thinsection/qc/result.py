@@ -50,6 +50,8 @@ class QcResult:
     transfers: Mapping[str, int] = field(default_factory=dict)
     # mask without the overruled checks, for tiles; None if it is `mask_use`
     mask_kept: MaskArray | None = None
+    # True if it was read back: `rgb` comes from a smaller picture, and tables may be missing
+    is_stored: bool = False
 
     @property
     def row(self) -> dict[str, Score]:

@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 
 from thinsection.files.atomic import atomic_path, safe_cell, write_text
-from thinsection.report.qc_files import read_png, write_png
 from thinsection.report.qc_sheet import Row, picture_folder, plain_number
+from thinsection.report.qc_store import read_png, write_png
 
 _SMALL_EDGE_PX = 500
 # weights of R, G and B in HistoQC's grey pictures
@@ -54,7 +54,8 @@ def write_histoqc(out: Path, rows: Sequence[Row], headers: Mapping[str, str]) ->
     A slide is named `<slide_id><suffix of its file>`. This is its file's name, except for files
     with the same name in different folders. Failed slides have no row, as in HistoQC. Columns come
     from the pipeline's checks in their order, with HistoQC's names, and ours for the rest. Missing
-    values are NA, which pandas and HistoQC's UI do not read as numbers.
+    values are NA, which pandas and HistoQC's UI do not read as numbers. A slide that was checked
+    earlier without `--qc-pictures` has a row and no pictures.
 
     Args:
         out: folder for HistoQC's files.

@@ -22,7 +22,12 @@ from thinsection.qc.checks.check import EMPTY_SCORE
 from thinsection.report.index_parts import PATTERN as PART_FILES
 from thinsection.report.index_parts import SlideData, write_parts
 from thinsection.report.layers import Outline, paint
-from thinsection.report.picture import Picture, overlay_file, picture_files, read_mask
+from thinsection.report.picture import (
+    Picture,
+    overlay_file,
+    picture_files,
+    read_tissue,
+)
 from thinsection.report.sheets import CELL, drop_files, drop_sheets, write_sheets
 from thinsection.report.slide_seconds import slide_seconds
 from thinsection.store.ledger import SLIDES
@@ -252,4 +257,4 @@ def _outlined_thumbnail(picture: Path, mask: Path | None = None) -> Image.Image:
     if mask is None:
         return image
     small = Picture(rgb=np.asarray(image), size_l0=image.size)
-    return Image.fromarray(paint(small, [Outline(read_mask(mask), width=1.2)]))
+    return Image.fromarray(paint(small, [Outline(read_tissue(mask), width=1.2)]))

@@ -12,6 +12,7 @@ from PIL import Image
 
 from thinsection.errors import StoreError, rewording
 from thinsection.files.atomic import write_bytes
+from thinsection.report.qc_store import MASK_KEPT, MASK_USE, QC_FILE, read_qc
 from thinsection.slide import Slide, read_resized
 from thinsection.slide.geometry import best_level
 from thinsection.store.ledger import SlideLedger
@@ -21,6 +22,9 @@ from thinsection.types import MaskArray, Mpp, RgbArray, Size
 LONG_SIDE = 1600
 # prefixes of the names of stored pictures
 PICTURE = "picture"
+PICTURE_NAME = f"{PICTURE}.jpg"
+# pictures of what each check marked; older versions wrote a PNG
+OVERLAYS = ("overlay.jpg", "overlay.png")
 # long side in pixels from which a thumbnail is used, if the level has more pixels than the second
 _FAIR_LONG_SIDE = 1000
 _GIANT_LEVEL_PX = 50_000_000
@@ -106,22 +110,22 @@ def fitted_jpeg(rgb: RgbArray, most_bytes: int) -> bytes:
 
 
 def picture_files(folder: Path) -> tuple[Path, ...]:
-    """Picture in a slide's folder, and the mask that was stored with it; empty if there is none.
+    """Picture in a slide's folder, and the file with its mask; empty if there is no picture.
 
-    Folders of older versions have only a thumbnail.
+    `read_tissue` reads the mask. Folders of older versions have only a thumbnail.
     """
-    names = _file_names(folder)
+    names = file_names(folder)
     for kind in (PICTURE, "thumbnail"):
         files = _pictures_of(folder, names, kind)
         for name in names:
             if not files and name.startswith("qc_"):
-                files = _pictures_of(folder / name, _file_names(folder / name), kind)
+                files = _pictures_of(folder / name, file_names(folder / name), kind)
         if files:
             return files
     return ()
 
 
-def _file_names(folder: Path) -> list[str]:
+def file_names(folder: Path) -> list[str]:
     """Names in a folder, in order; none if there is no such folder."""
     try:
         return sorted(entry.name for entry in os.scandir(folder))
@@ -135,7 +139,12 @@ def _pictures_of(folder: Path, names: Sequence[str], kind: str) -> tuple[Path, .
         if not (name.startswith(kind) and name.endswith(".jpg")):
             continue
         tissue = name.removesuffix(".jpg").replace(kind, "tissue")
-        for mask in (f"{tissue}.png", "mask_kept.png", "mask_use.png"):
+        for mask in (
+            f"{tissue}.png",
+            QC_FILE,
+            f"{MASK_KEPT}.png",
+            f"{MASK_USE}.png",
+        ):
             if mask in names:
                 return folder / name, folder / mask
         return (folder / name,)
@@ -143,8 +152,8 @@ def _pictures_of(folder: Path, names: Sequence[str], kind: str) -> tuple[Path, .
 
 
 def overlay_file(folder: Path) -> Path | None:
-    """Picture of a slide's folder that shows what each check marked; older versions wrote a PNG."""
-    for name in ("overlay.jpg", "overlay.png"):
+    """Picture of a slide's folder that shows what each check marked; None if there is none."""
+    for name in OVERLAYS:
         path = folder / name
         if path.is_file():
             return path
@@ -181,6 +190,14 @@ def open_picture(ledger: SlideLedger) -> Picture:
     return Picture(
         rgb=rgb, size_l0=(slide["width"], slide["height"]), slide_mpp=slide_mpp
     )
+
+
+def read_tissue(path: Path) -> MaskArray:
+    """Reads the mask on which tiles are laid, bool (H, W), from a file of `picture_files`."""
+    if path.name != QC_FILE:
+        return read_mask(path)
+    stored = read_qc(path.parent)
+    return stored.mask(MASK_KEPT if MASK_KEPT in stored.names else MASK_USE)
 
 
 def read_mask(path: Path) -> MaskArray:

@@ -22,7 +22,7 @@ from thinsection.qc.rules import parse_rule
 from thinsection.report import verdict as verdicts
 from thinsection.report.column_words import column_words
 from thinsection.report.index import INDEX, THUMBNAILS
-from thinsection.report.picture import overlay_file
+from thinsection.report.picture import OVERLAYS, PICTURE_NAME, file_names
 from thinsection.report.places import viewer_place
 from thinsection.report.sheets import Place, drop_sheets, write_sheets
 from thinsection.report.verdict import VerdictRule, load_rules
@@ -38,6 +38,8 @@ _OUTLIER_DEVIATIONS = 3.5
 # fewer slides do not define usual values
 _MIN_SLIDES = 5
 _FIRST_COLUMNS = ("slide_id", "slide_path", "folder", "status")
+# pictures that come first; the first one that exists is the thumbnail
+_FIRST_PICTURES = ("overlay", "marks and tiles", "picture", "thumbnail", "mask_use")
 # columns of the page's plots
 _PLOTTED = (
     "grayscale_brightness",
@@ -151,6 +153,7 @@ def write_qc_sheet(
     *,
     title: str,
     rules: Sequence[VerdictRule] | None = None,
+    overviews: Mapping[str, str] | None = None,
 ) -> None:
     """Writes the page: verdicts, thumbnails with overlays, sortable columns, outliers marked.
 
@@ -163,19 +166,23 @@ def write_qc_sheet(
             to the page's folder.
         title: title of the page.
         rules: rules of the verdicts; None uses the built-in ones.
+        overviews: path of a picture with marks and tiles by slide id, relative to the page's
+            folder.
     """
     rules = rules or load_rules(None)
     ordered = sorted(rows, key=lambda row: verdicts.natural_key(str(row["slide_id"])))
-    thumbnails = _write_thumbnails(path, ordered)
-    stamp = _stamp([title, rules, ordered, thumbnails])
+    pictures = _pictures(path.parent, ordered, overviews or {})
+    thumbnails = _write_thumbnails(path, pictures)
+    stamp = _stamp([title, rules, ordered, thumbnails, pictures])
     if _has_stamp(path, stamp):
         return
     usual = _usual_by_column(ordered)
     judged = judge_rows(ordered, rules)
     lines = []
     for row in judged:
-        thumbnail = thumbnails.get(str(row["slide_id"]))
-        lines.append(_page_line(row, usual, path.parent, thumbnail))
+        slide_id = str(row["slide_id"])
+        thumbnail = thumbnails.get(slide_id)
+        lines.append(_page_line(row, usual, pictures[slide_id], thumbnail))
     groups = groupby(usual, key=verdicts.group_of)
     page = render_page(
         "thinsection.report",
@@ -222,14 +229,41 @@ def _rule_words(rule: VerdictRule) -> str:
     return f"{rule.verdict}: {rule.words} ({condition})"
 
 
-def _write_thumbnails(path: Path, rows: Sequence[Row]) -> dict[str, Place]:
-    """Draws the overlays of a page's rows into sheets; returns the place of each by slide."""
-    overlays = {}
+def _pictures(
+    folder: Path, rows: Sequence[Row], overviews: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
+    """Path of each picture of a slide by its name, by slide id; the most telling one is first.
+
+    Args:
+        folder: folder of the page; paths are relative to it.
+        rows: rows of the page.
+        overviews: path of a picture with marks and tiles by slide id.
+    """
+    pictures = {}
     for row in rows:
-        overlay = overlay_file(path.parent / picture_folder(row))
-        if overlay is not None:
-            overlays[str(row["slide_id"])] = (overlay,)
-    return write_sheets(path.parent / THUMBNAILS, path.stem, overlays, Image.open)
+        slide_id = str(row["slide_id"])
+        home = picture_folder(row)
+        files = {}
+        for name in file_names(folder / home):
+            if name in OVERLAYS or name.endswith(".png") or name == PICTURE_NAME:
+                files[Path(name).stem] = f"{home}/{name}"
+        if slide_id in overviews:
+            files["marks and tiles"] = overviews[slide_id]
+        first = [name for name in _FIRST_PICTURES if name in files]
+        others = sorted(files.keys() - set(first))
+        pictures[slide_id] = {name: files[name] for name in [*first, *others]}
+    return pictures
+
+
+def _write_thumbnails(
+    path: Path, pictures: Mapping[str, Mapping[str, str]]
+) -> dict[str, Place]:
+    """Draws a thumbnail of each slide into sheets; returns the place of each by slide."""
+    sources = {}
+    for slide_id, files in pictures.items():
+        if files:
+            sources[slide_id] = (path.parent / next(iter(files.values())),)
+    return write_sheets(path.parent / THUMBNAILS, path.stem, sources, Image.open)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,17 +293,14 @@ class _PageLine:
 
 
 def _page_line(
-    row: Row, usual: Mapping[str, Usual], folder: Path, thumbnail: Place | None
+    row: Row,
+    usual: Mapping[str, Usual],
+    pictures: Mapping[str, str],
+    thumbnail: Place | None,
 ) -> _PageLine:
     """Values of a slide for the page's template."""
     cells = [_cell(row.get(name), usual[name]) for name in usual]
-    pictures = picture_folder(row)
-    files = {path.stem: path.name for path in (folder / pictures).glob("*.png")}
-    overlay = overlay_file(folder / pictures)
-    if overlay is not None:
-        files["overlay"] = overlay.name
-    first = [name for name in ("overlay", "thumbnail", "mask_use") if name in files]
-    others = sorted(files.keys() - set(first))
+    home = Path(picture_folder(row)).name
     if thumbnail is not None:
         sheet, x, y = thumbnail
         # the page displays thumbnails at half their size
@@ -278,13 +309,11 @@ def _page_line(
         verdict=str(row["verdict"]),
         why=str(row["why"]),
         slide_id=str(row["slide_id"]),
-        place=viewer_place(str(row["slide_id"]), layers=[f"{Path(pictures).name}/"]),
+        place=viewer_place(str(row["slide_id"]), layers=[f"{home}/"]),
         failed=row["status"] == "failed",
         warnings=[text for text in str(row.get("warnings", "")).split("|") if text],
         thumb=thumbnail,
-        pictures=[
-            (name, quote(f"{pictures}/{files[name]}")) for name in [*first, *others]
-        ],
+        pictures=[(name, quote(address)) for name, address in pictures.items()],
         cells=cells,
         num_outliers=sum(cell.outlier for cell in cells),
         outliers="; ".join(

@@ -222,6 +222,11 @@ class QcConfig:
         "By default such a check only warns.",
     )
     qc_device: str = option("cpu", "Device of the checks: cpu or cuda.")
+    qc_pictures: bool = option(
+        False,
+        "Also write the mask of each check, its maps, and the small picture that the "
+        "checks read as PNG. A finished slide is checked again for them.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,9 @@ from thinsection.stages.leaves import (
     GraphStage,
     OverviewStage,
     PoolingStage,
+    QcOverlayStage,
 )
-from thinsection.stages.masks import QcStage, TissueStage
+from thinsection.stages.masks import QcPicturesStage, QcStage, TissueStage
 from thinsection.stages.measures import MeasuresStage
 from thinsection.stages.regions import AnnotatedTissueStage, RegionsStage
 from thinsection.stages.segments import SegmentedTissueStage, SegmentStage
@@ -43,7 +44,12 @@ def stages_of(spec: RunSpec, models: Models) -> tuple[AnyStage, ...]:
     """
     mask = mask_stage(spec)
     stages: list[AnyStage] = [*mask.needs, mask]
-    if spec.output.until in ("tissue", "qc"):
+    if isinstance(mask, QcStage) and spec.qc.qc_pictures:
+        stages.append(QcPicturesStage(qc=mask))
+    ends_early = spec.output.until in ("tissue", "qc")
+    if isinstance(mask, QcStage) and (ends_early or not spec.output.overview):
+        stages.append(QcOverlayStage(qc=mask))
+    if ends_early:
         return tuple(stages)
     segments: tuple[SegmentStage, ...] = ()
     if not isinstance(mask, SegmentedTissueStage):

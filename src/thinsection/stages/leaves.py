@@ -10,12 +10,14 @@ from thinsection.errors import ConfigError, StoreError
 from thinsection.files.atomic import atomic_path
 from thinsection.pool.encoder import SlideEncoderIdentity, check_fit
 from thinsection.report.draw import write_drawing
-from thinsection.report.layers import Outline, Tiles
+from thinsection.report.layers import Layer, Outline, Tiles
 from thinsection.report.picture import open_picture
+from thinsection.report.qc_overlay import overlay_layers
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.features import FeaturesStage, deciding
 from thinsection.stages.formats import FORMATS, EmbeddingTable
 from thinsection.stages.labels import join_label, slug
+from thinsection.stages.masks import CheckedTissue, QcStage
 from thinsection.stages.measures import MeasuresStage
 from thinsection.stages.stage import AnyStage, Output, SlideWork, StoreStage
 from thinsection.stages.tiles import TilesStage
@@ -152,7 +154,7 @@ class PoolingStage(StoreStage[None]):
 
 @dataclass(frozen=True, kw_only=True)
 class OverviewStage(StoreStage[None]):
-    """`GRID/overviews/ID.jpg`: the slide's picture, tissue outline, tiles."""
+    """`GRID/overviews/ID.jpg`: the slide's picture, tissue outline, marks of checks, tiles."""
 
     title: ClassVar[str] = "overview"
 
@@ -171,14 +173,38 @@ class OverviewStage(StoreStage[None]):
         name = self.file(work.entry.slide_id, ".jpg")
         table = work.value(self.tiles)
         tissue = work.value(self.tiles.mask)
-        outline = Outline(
-            tissue.mask, f"tissue, {tissue.tissue_fraction:.1%} of the slide"
-        )
+        layers: list[Layer] = []
+        if isinstance(tissue, CheckedTissue):
+            layers += overlay_layers(tissue.qc)
+        else:
+            share = f"tissue, {tissue.tissue_fraction:.1%} of the slide"
+            layers.append(Outline(tissue.mask, share))
         plural = "" if len(table) == 1 else "s"
         tiles = Tiles(
             table.coords_l0, table.plan.size_l0, f"{len(table):,} tile{plural}"
         )
-        write_drawing(work.path(name), open_picture(work.ledger), (outline, tiles))
+        picture = open_picture(work.ledger)
+        write_drawing(work.path(name), picture, (*layers, tiles))
+        return Output(files=(name,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class QcOverlayStage(StoreStage[None]):
+    """`slides/ID/qc_NAME/overlay.jpg`: the marks of the checks, for a run that lays no tiles."""
+
+    title: ClassVar[str] = "overview"
+
+    qc: QcStage
+
+    @cached_property
+    def address(self) -> str:
+        return f"{self.qc.address}_overlay"
+
+    def run(self, work: SlideWork) -> Output[None]:
+        """Draws from stored files only."""
+        name = f"{self.qc.folder(work.entry.slide_id)}/overlay.jpg"
+        layers = overlay_layers(work.value(self.qc).qc)
+        write_drawing(work.path(name), open_picture(work.ledger), layers)
         return Output(files=(name,))
 
 

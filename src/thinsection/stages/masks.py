@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from thinsection.errors import QcExclusion
-from thinsection.files.atomic import TMP_MARK, atomic_path
+from thinsection.files.atomic import atomic_path
 from thinsection.qc import (
     Pipeline,
     QcResult,
@@ -22,8 +22,16 @@ from thinsection.qc import (
 from thinsection.qc.pipeline import preset_names
 from thinsection.qc.rules import parse_rule
 from thinsection.qc.tissue import TissueConfig, TissueMask, tissue_mask
-from thinsection.report.picture import PICTURE, read_mask, save_picture, slide_picture
+from thinsection.report.picture import (
+    PICTURE,
+    PICTURE_NAME,
+    read_mask,
+    save_picture,
+    slide_picture,
+)
 from thinsection.report.qc_files import load_qc, write_qc
+from thinsection.report.qc_pictures import write_qc_pictures
+from thinsection.report.qc_store import QC_FILE
 from thinsection.slide import Slide
 from thinsection.slide.geometry import mean_mpp
 from thinsection.slide.readers import AUTO
@@ -119,7 +127,7 @@ class CheckedTissue(TissueMask):
 
 @dataclass(frozen=True, kw_only=True)
 class QcStage(SlideStage[CheckedTissue]):
-    """`slides/ID/qc_NAME/`: masks, pictures, `qc.json`; value: a `CheckedTissue`."""
+    """`qc.zip` and `picture.jpg` in `slides/ID/qc_NAME/`; value: a `CheckedTissue`."""
 
     title: ClassVar[str] = "qc"
 
@@ -157,17 +165,10 @@ class QcStage(SlideStage[CheckedTissue]):
 
     def run(self, work: SlideWork, slide: Slide) -> Output[CheckedTissue]:
         """Runs the checks. Memory: as `run_qc`."""
-        result = run_qc(
-            slide,
-            self.pipeline,
-            slide_mpp=mean_mpp(work.entry.slide_mpp),
-            device=self.device,
-            strict=self.strict,
-        )
+        result = self.check(work, slide)
         folder = self.folder(work.entry.slide_id)
         picture = slide_picture(slide, result.rgb)
         write_qc(result, work.path(folder), key=work.result_key(self), picture=picture)
-        names = sorted(path.name for path in work.path(folder).iterdir())
         facts = {
             "tissue_fraction": round(float(result.tissue.mask.mean()), 6),
             "pixels_to_use": result.scores["pixels_to_use"],
@@ -175,9 +176,19 @@ class QcStage(SlideStage[CheckedTissue]):
             "warnings": "; ".join(result.warnings),
         }
         return Output(
-            files=tuple(f"{folder}/{name}" for name in names if TMP_MARK not in name),
+            files=(f"{folder}/{PICTURE_NAME}", f"{folder}/{QC_FILE}"),
             facts=facts,
             value=_checked_tissue(result),
+        )
+
+    def check(self, work: SlideWork, slide: Slide) -> QcResult:
+        """Runs the checks on the opened slide, and stores nothing."""
+        return run_qc(
+            slide,
+            self.pipeline,
+            slide_mpp=mean_mpp(work.entry.slide_mpp),
+            device=self.device,
+            strict=self.strict,
         )
 
     def load(self, work: SlideWork) -> CheckedTissue:
@@ -198,6 +209,28 @@ class QcStage(SlideStage[CheckedTissue]):
         qc = work.value(self).qc
         shares = tile_qc_columns(qc, table.coords_l0, table.plan.size_l0[0])
         return {f"qc_{name}": share for name, share in shares.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QcPicturesStage(SlideStage[None]):
+    """`slides/ID/qc_NAME/*.png`: pictures of the checks' masks and tables, on request."""
+
+    title: ClassVar[str] = "qc pictures"
+
+    qc: QcStage
+
+    @cached_property
+    def address(self) -> str:
+        return f"{self.qc.address}_pictures"
+
+    def run(self, work: SlideWork, slide: Slide) -> Output[None]:
+        """Writes the pictures; runs the checks again if their result was read back."""
+        result = work.value(self.qc).qc
+        if result.is_stored:
+            result = self.qc.check(work, slide)
+        folder = self.qc.folder(work.entry.slide_id)
+        names = write_qc_pictures(result, work.path(folder))
+        return Output(files=tuple(f"{folder}/{name}" for name in names))
 
 
 def _checked_tissue(result: QcResult) -> CheckedTissue:

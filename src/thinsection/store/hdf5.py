@@ -27,6 +27,8 @@ Values = npt.NDArray[Any]  # the type is the file's
 
 # Attribute of a dataset.
 CHECKSUM = "thinsection_sha256"
+# A smaller dataset would grow by its compression.
+_LEAST_COMPRESSED_BYTES = 4096
 # Bytes of values for each byte of a file: deflate gives 1,032 of one repeated value.
 _MAX_UNPACKED = 4096
 
@@ -62,9 +64,16 @@ def add_dataset(
     name: str,
     values: Values,
     attributes: PlainValues | None = None,
+    *,
+    compressed: bool = False,
 ) -> None:
-    """Writes a dataset with its attributes and its checksum."""
-    dataset = file.create_dataset(name, data=values)
+    """Writes a dataset with its attributes and its checksum; one of some kB may be compressed."""
+    if compressed and values.nbytes >= _LEAST_COMPRESSED_BYTES:
+        dataset = file.create_dataset(
+            name, data=values, compression="gzip", shuffle=True
+        )
+    else:
+        dataset = file.create_dataset(name, data=values)
     dataset.attrs.update(attributes or {})
     dataset.attrs[CHECKSUM] = dataset_checksum(dataset, _hash_values(values))
 

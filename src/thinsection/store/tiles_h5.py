@@ -177,7 +177,13 @@ class TilesWriter(Closing):
             self._raw = stack.enter_context(KeepingFile(path, "w+"))
             self._file = stack.enter_context(h5py.File(self._raw, "w"))
             self._coords = _GrowingDataset(
-                self._file, "coords", (2,), np.dtype(np.int64), _COORDS_CHUNK_ROWS
+                self._file,
+                "coords",
+                (2,),
+                np.dtype(np.int64),
+                _COORDS_CHUNK_ROWS,
+                # beside embeddings, coordinates are few bytes
+                compressed=not dim,
             )
             self._features: _GrowingDataset | None = None
             if dim:
@@ -232,7 +238,7 @@ class TilesWriter(Closing):
     def add_column(self, name: str, values: Column) -> None:
         """Adds a per-tile column under /tiles."""
         with output_errors(self._path):
-            add_dataset(self._file, f"tiles/{name}", values)
+            add_dataset(self._file, f"tiles/{name}", values, compressed=True)
 
     def close(self) -> None:
         """Adds the checksums and closes the file."""
@@ -252,6 +258,8 @@ class _GrowingDataset:
         row_shape: tuple[int, ...],
         dtype: np.dtype[np.generic],
         chunk_rows: int,
+        *,
+        compressed: bool = False,
     ) -> None:
         self.dtype = dtype
         self.dataset = file.create_dataset(
@@ -260,6 +268,8 @@ class _GrowingDataset:
             dtype,
             maxshape=(None, *row_shape),
             chunks=(chunk_rows, *row_shape),
+            compression="gzip" if compressed else None,
+            shuffle=compressed,
         )
         self._digest = hashlib.sha256()
 

@@ -12,7 +12,11 @@ import numpy.typing as npt
 from thinsection.errors import StoreError, rewording
 from thinsection.files.json_text import read_json
 from thinsection.pipeline.folder import Results
-from thinsection.report.outlines import outline_files, outlines_of_mask
+from thinsection.report.outlines import (
+    MaskOutline,
+    outline_files,
+    outlines_of_masks,
+)
 from thinsection.store.geojson import Feature
 from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import SLIDES
@@ -75,7 +79,8 @@ def layers_of(
     """Layers of a slide in a results folder.
 
     Memory:
-        The text of its outlines, and a column of a slide's tiles, 4 bytes per tile.
+        The text of outlines from files, a tissue mask, and a column of a slide's tiles, 4 bytes
+        per tile.
     """
     ledger = results.ledgers[slide_id]
     stages = ledger.stages
@@ -85,7 +90,8 @@ def layers_of(
         for path in files:
             yield from outline_layers(path, group)
         if not files:
-            yield from _feature_layers(outlines_of_mask(ledger, address), group)
+            for outline in outlines_of_masks(ledger, address):
+                yield _mask_layer(group, outline)
     for address in stages:
         if address.endswith(f"/{TILES}"):
             grid = address.partition("/")[0]
@@ -181,6 +187,26 @@ def outline_layers(path: Path, group: str) -> Iterator[Layer]:
     yield from layers
 
 
+def _mask_layer(group: str, outline: MaskOutline) -> Layer:
+    """Layer for a stored mask; its outline is made when it is drawn."""
+
+    def read() -> bytes:
+        shapes = [feature["geometry"] for feature in outline.features()]
+        return json.dumps(shapes).encode()
+
+    return Layer(
+        group=group,
+        name=outline.name,
+        kind="outlines",
+        color=_css_color(*outline.color),
+        read=read,
+    )
+
+
+def _css_color(red: float, green: float, blue: float) -> str:
+    return f"#{int(red) & 255:02x}{int(green) & 255:02x}{int(blue) & 255:02x}"
+
+
 def _feature_layers(features: Sequence[Feature], group: str) -> Iterator[Layer]:
     """Layer for each class of annotations."""
     colors: dict[str, str] = {}
@@ -190,8 +216,7 @@ def _feature_layers(features: Sequence[Feature], group: str) -> Iterator[Layer]:
         kind = properties.get("classification") or {}
         name = str(kind.get("name") or properties.get("name") or "annotation")
         red, green, blue = kind.get("color") or properties.get("color") or _GRAY
-        color = f"#{int(red) & 255:02x}{int(green) & 255:02x}{int(blue) & 255:02x}"
-        colors.setdefault(name, color)
+        colors.setdefault(name, _css_color(red, green, blue))
         shapes.setdefault(name, []).append(feature["geometry"])
     for name, color in colors.items():
         is_empty = not any(_has_corners(shape) for shape in shapes[name])
