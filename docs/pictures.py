@@ -20,7 +20,7 @@ from thinsection.files.atomic import write_table
 from thinsection.pipeline.folder import Results
 from thinsection.report.draw import write_drawing as write
 from thinsection.report.layers import Outline, Values
-from thinsection.report.picture import open_picture, picture_files, read_mask
+from thinsection.report.picture import open_picture, picture_files, read_tissue
 from thinsection.testing.synthetic import write_he_slide
 
 OUT = Path(__file__).parent / "pictures"
@@ -117,13 +117,13 @@ def main() -> None:
         ts.run([cohort(scratch)], out=out, qc="auto", measures=True)
         photograph(out, scratch)
         save(out / GRID / "overviews" / f"{slide}.jpg", "overview.jpg", 1000)
-        save(out / "slides" / SMALL / "qc_auto" / "overlay.jpg", "qc_overlay.jpg", 1000)
+        save(out / GRID / "overviews" / f"{SMALL}.jpg", "qc_overlay.jpg", 1000)
         results = ts.open_results(out)
         photograph_viewer(results, scratch)
         ledger, table = results.ledgers[slide], results.tiles(slide)
         size = tuple(map(int, table.attributes["tile_size_l0"]))
         values = Values(table.coords_l0, size, table.columns["px_focus"], "focus")
-        mask = read_mask(picture_files(ledger.path.parent)[1])
+        mask = read_tissue(picture_files(ledger.path.parent)[1])
         write(
             scratch / "heatmap.png",
             open_picture(ledger),

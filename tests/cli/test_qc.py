@@ -39,7 +39,7 @@ def test_one_good_slide_and_one_bad_end_with_code_3_and_all_the_files(
     tables = ("qc_histoqc-light.csv", "qc_histoqc-light.html", "results.tsv")
     for name in (
         *tables,
-        "slides/good/qc_histoqc-light/qc.json",
+        "slides/good/qc_histoqc-light/qc.zip",
         "good.svs/good.svs_thumb.png",
     ):
         assert (out / name).is_file(), name

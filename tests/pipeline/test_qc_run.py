@@ -24,6 +24,7 @@ from thinsection.jobs.execute import execute
 from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.qc_run import QcRunConfig, QcSummary, check_slides
 from thinsection.pipeline.qc_tables import failing_rules
+from thinsection.pipeline.qupath import export_qupath
 from thinsection.pipeline.records import read_records
 from thinsection.pipeline.results import SlideResult
 from thinsection.pipeline.run import make_task, run
@@ -32,8 +33,8 @@ from thinsection.qc import load_pipeline
 from thinsection.qc.checks.check import Score
 from thinsection.qc.pipeline import dump_pipeline
 from thinsection.report.histoqc import write_histoqc
-from thinsection.report.qc_files import QC_JSON
 from thinsection.report.qc_sheet import write_qc_csv
+from thinsection.report.qc_store import QC_FILE, read_qc
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import QcConfig, RunConfig
 from thinsection.stages.spec import resolve
@@ -98,8 +99,11 @@ def files(out: Path) -> dict[str, object]:
         name = str(path.relative_to(out))
         if not path.is_file() or name.startswith(("records/", "slurm/")):
             continue
-        if path.name == QC_JSON:
-            found[name] = {**json.loads(path.read_text()), "seconds": None}
+        if path.name == QC_FILE:
+            stored = read_qc(path.parent)
+            found[name] = {**stored.document, "seconds": None}
+            for mask in stored.names:
+                found[f"{name}/{mask}"] = stored.mask(mask).tobytes()
         elif path.name == "slide.json":
             document = json.loads(path.read_text())
             for record in document[
@@ -107,7 +111,7 @@ def files(out: Path) -> dict[str, object]:
             ].values():  # what follows the digits of the seconds
                 for key in ("files", "sums"):
                     record[key] = {
-                        n: s for n, s in record[key].items() if QC_JSON not in n
+                        n: s for n, s in record[key].items() if QC_FILE not in n
                     }
             found[name] = document
         elif path.name == "results.tsv":
@@ -155,18 +159,24 @@ def test_bad_slides_stay_alone_and_equal_names_apart(tmp_path: Path) -> None:
 def test_the_files_of_a_slide_are_there_and_agree(folder: Path, tmp_path: Path) -> None:
     check(folder / "s0.svs", out=tmp_path)
     home = tmp_path / "slides" / "s0" / "qc_histoqc-light"
-    document = json.loads((home / QC_JSON).read_text())
+    stored = read_qc(home)
+    document = stored.document
     mask = np.asarray(Image.open(home / "mask_use.png"))
     (row,) = read_qc_csv(tmp_path / "qc_histoqc-light.csv")
     assert mask.sum() == document["scores"]["pixels_to_use"] == row["pixels_to_use"]
     assert mask.shape[::-1] == tuple(document["size_th"])
-    for name in document["masks"]:
-        assert (home / f"{name}.png").is_file()
-    features = json.loads((home / "qc.geojson").read_text())["features"]
+    for name in stored.names:
+        shown = np.asarray(Image.open(home / f"{name}.png"))
+        np.testing.assert_array_equal(shown, stored.mask(name))
+    export_qupath(tmp_path, tmp_path / "qupath")
+    features = json.loads((tmp_path / "qupath" / "s0.geojson").read_text())["features"]
     assert "nonwhite" in {f["properties"]["name"] for f in features}
     assert not list(home.glob(".*"))
     ledger = json.loads((tmp_path / "slides" / "s0" / "slide.json").read_text())
-    recorded = ledger["stages"]["slides/qc_histoqc-light"]["files"]
+    recorded: list[str] = []
+    for stage in ledger["stages"].values():
+        recorded += stage["files"]
+    assert len(set(recorded)) == len(recorded)
     assert set(recorded) == {str(p.relative_to(tmp_path)) for p in home.iterdir()}
     assert (row["folder"], row["fails"]) == ("slides/s0/qc_histoqc-light", "")
 
@@ -180,13 +190,35 @@ def test_a_finished_slide_is_kept_and_another_pipeline_lies_beside_it(
     again = check(slide, out=out)
     assert states(again) == {"s0": "skipped"}
     assert read_qc_csv(out / "qc_histoqc-light.csv") == [first]
-    (out / "slides" / "s0" / "qc_histoqc-light" / QC_JSON).write_text("{")
+    (out / "slides" / "s0" / "qc_histoqc-light" / QC_FILE).write_text("{")
     assert states(check(slide, out=out)) == {"s0": "done"}
     before = files(out / "slides" / "s0" / "qc_histoqc-light")
     assert states(check(slide, out=out, qc="histoqc-clinical")) == {"s0": "done"}
     assert files(out / "slides" / "s0" / "qc_histoqc-light") == before
     assert states(check(slide, out=out)) == {"s0": "skipped"}
     assert states(check(slide, out=out, resume=False)) == {"s0": "done"}
+
+
+def test_pictures_are_made_on_request_and_later_ones_equal_those_of_the_first_run(
+    folder: Path, tmp_path: Path
+) -> None:
+    slide = folder / "s0.svs"
+    check(slide, out=tmp_path / "at once", write=(), qc_pictures=True)
+    later = tmp_path / "later"
+    check(slide, out=later, write=())
+    home = later / "slides" / "s0" / "qc_histoqc-light"
+    names = {path.name for path in home.iterdir()}
+    assert names == {"picture.jpg", "overlay.jpg", QC_FILE}
+    page = (later / "qc_histoqc-light.html").read_text()
+    assert "nonwhite.png" not in page
+    stored = (home / QC_FILE).read_bytes()
+    assert states(check(slide, out=later, write=(), qc_pictures=True)) == {"s0": "done"}
+    assert (home / QC_FILE).read_bytes() == stored
+    first = tmp_path / "at once" / "slides" / "s0" / "qc_histoqc-light"
+    assert files(first) == files(home)
+    assert len(files(home)) > len(names)
+    assert "nonwhite.png" in (later / "qc_histoqc-light.html").read_text()
+    assert states(check(slide, out=later, write=())) == {"s0": "skipped"}
 
 
 def test_a_run_takes_up_what_quality_control_left(folder: Path, tmp_path: Path) -> None:
@@ -311,7 +343,7 @@ def test_a_worker_killed_in_the_middle_loses_no_slide(
     assert "its worker died" in str(failure(tmp_path, "s2")["error"])
     # s0 was finished before s1 killed the worker, so it was not done again
     first, second = (
-        tmp_path / "slides" / name / "qc_histoqc-light" / QC_JSON
+        tmp_path / "slides" / name / "qc_histoqc-light" / QC_FILE
         for name in ("s0", "s1")
     )
     killed = tmp_path / ".killed-s1"

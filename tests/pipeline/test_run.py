@@ -25,8 +25,10 @@ from thinsection.files.lock import FileLock
 from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.qupath import export_qupath
 from thinsection.pipeline.run import run
+from thinsection.report.qc_files import load_qc
 from thinsection.slide import open_slide
 from thinsection.stages.config import RunConfig
+from thinsection.stages.tiles import write_columns
 from thinsection.store.tiles_h5 import TilesFile, read_slide_embedding, read_tiles
 from thinsection.stream import iter_tiles
 from thinsection.testing.synthetic import write_he_slide
@@ -90,16 +92,51 @@ def test_a_slide_leaves_the_files_that_the_documentation_names(finished: Path) -
         assert (picture.format, max(picture.size)) >= ("JPEG", 600)
 
 
-def test_a_slide_leaves_five_small_files_beside_its_embeddings(finished: Path) -> None:
+def sizes_beside_embeddings(out: Path) -> dict[str, int]:
+    """Size of each file that the slide 'he' has in a results folder, by the file's name."""
     sizes = {}
-    for path in finished.rglob("he.*"):
+    for path in out.rglob("he.*"):
         if "features" not in path.parent.name:
             sizes[path.name] = path.stat().st_size
-    for path in (finished / "slides" / "he").iterdir():
+    for path in (out / "slides" / "he").rglob("*.*"):
         sizes[path.name] = path.stat().st_size
+    return sizes
+
+
+def test_a_slide_leaves_five_small_files_beside_its_embeddings(finished: Path) -> None:
+    sizes = sizes_beside_embeddings(finished)
     wanted = {"he.h5", "he.jpg", "picture.jpg", "slide.json", "tissue.png"}
     assert sizes.keys() == wanted
     assert sum(sizes.values()) <= 300_000
+
+
+@pytest.mark.parametrize("checks", ["auto", "histoqc-light"])
+def test_with_quality_control_a_slide_leaves_five_small_files_too(
+    checks: str, tmp_path: Path, he_slide: Path
+) -> None:
+    summary = run([he_slide], out=tmp_path, config=settings(qc=checks), until="tiles")
+    assert summary.counts["done"] == 1
+    sizes = sizes_beside_embeddings(tmp_path)
+    wanted = {"he.h5", "he.jpg", "picture.jpg", "slide.json", "qc.zip"}
+    assert sizes.keys() == wanted
+    assert sum(sizes.values()) <= 300_000
+
+
+def test_a_table_of_thousands_of_tiles_with_checks_stays_small(tmp_path: Path) -> None:
+    """4,000 tiles with 15 shares: 336 kB as plain numbers."""
+    rng = np.random.default_rng(0)
+    corners = np.argwhere(rng.random((90, 90)) < 0.5)[:4000] * 512
+    columns = {"tissue_fraction": np.ones(4000, np.float32)}
+    for index in range(15):
+        share = rng.integers(0, 257, 4000) / 256
+        share[rng.random(4000) < 0.95] = 0
+        columns[f"qc_{index}"] = share.astype(np.float32)
+    write_columns(tmp_path / "t.h5", corners, columns, {})
+    assert (tmp_path / "t.h5").stat().st_size < 80_000
+    stored = read_tiles(tmp_path / "t.h5")
+    np.testing.assert_array_equal(stored.coords_l0, corners)
+    for name, column in columns.items():
+        np.testing.assert_array_equal(stored.columns[name], column)
 
 
 def test_embeddings_equal_those_of_the_plain_functions(
@@ -417,16 +454,13 @@ def test_quality_control_makes_the_mask_and_says_which_check_touched_each_tile(
     touched = [name for name in tiles.columns if name.startswith("qc_")]
     assert touched
     assert all(((c >= 0) & (c <= 1)).all() for c in tiles.columns.values())
-    assert (tmp_path / "slides" / "he" / "qc_histoqc-light" / "qc.json").is_file()
+    assert (tmp_path / "slides" / "he" / "qc_histoqc-light" / "qc.zip").is_file()
     assert "he" in (tmp_path / "qc_histoqc-light.csv").read_text()
     assert (tmp_path / "qc_histoqc-light.html").is_file()
-    with (
-        open_slide(he_slide) as slide,
-        Image.open(
-            tmp_path / "slides" / "he" / "qc_histoqc-light" / "mask_kept.png"
-        ) as used,
-    ):
-        mask = np.asarray(used) > 0
+    stored = load_qc(tmp_path / "slides" / "he" / "qc_histoqc-light")
+    assert stored.mask_kept is not None
+    with open_slide(he_slide) as slide:
+        mask = stored.mask_kept
         frame = MaskFrame(size_th=(mask.shape[1], mask.shape[0]), size_l0=slide.size)
         grid = tile_grid(slide, TilesConfig(), tissue=(mask, frame))
     np.testing.assert_array_equal(grid.coords_l0, tiles.coords_l0)
@@ -443,6 +477,12 @@ def test_a_slide_that_fails_a_quality_rule_is_left_out_and_said_so(
         "excluded by 'pixels_to_use<100000000'" in (tmp_path / "failed.csv").read_text()
     )
     assert not list(tmp_path.rglob("he.h5"))
+    # its marks are drawn, and the page shows them
+    assert list(tmp_path.rglob("overlay.jpg"))
+    assert (
+        "he/qc_histoqc-light/overlay.jpg"
+        in (tmp_path / "qc_histoqc-light.html").read_text()
+    )
 
 
 def test_a_quality_rule_without_quality_control_is_refused(

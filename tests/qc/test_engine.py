@@ -246,7 +246,7 @@ def test_strict_gives_each_check_its_way() -> None:
     assert not result.mask_use.any()
     assert not result.tissue.mask.any()
     assert (
-        "areathresh removed all remaining tissue: look at its picture"
+        "areathresh removed all remaining tissue: look at its outline in the viewer"
         in result.warnings
     )
 

@@ -82,7 +82,8 @@ def test_a_check_of_another_package_works_from_the_shell(
     out = tmp_path / "o"
     pipeline = written(tmp_path, "left_part")
     done = in_shell(
-        installed, "qc", str(slide_path), "--qc", pipeline, "--out", str(out)
+        installed,
+        *("qc", str(slide_path), "--qc", pipeline, "--out", str(out), "--qc-pictures"),
     )
     assert done.returncode == 0, done.stderr + done.stdout
     (table,) = out.glob("qc_*.csv")

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 from thinsection import errors
 from thinsection.errors import SlideOpenError, SlideReadError, StoreError, importing
 from thinsection.files.atomic import TMP_MARK, atomic_path
-from thinsection.types import KIB
+from thinsection.types import KIB, MIB
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 URL_MARK = "://"
+# share of a file that is streamed before a source that may keep a copy fetches it whole
+_STREAMED_SHARE = 0.03
+_COPY_BYTES = 8 * MIB  # that a copy fetches at once
 # a put of these stores is seen whole or not at all; elsewhere a temporary name is moved into place
 _WHOLE_PUTS = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl"))
 
@@ -82,9 +85,47 @@ class FsspecSource:
         self._lock = threading.Lock()
         self.fetched_bytes = 0
         self.requests = 0
+        self._copy_lock = threading.Lock()
+        self._make_copy: Callable[[], Path | None] | None = None
+        self._copy: FileSource | None = None
 
     def read_at(self, offset: int, length: int) -> bytes:
         """See `FileSource.read_at`."""
+        copy = self._copy_for(length)
+        if copy is not None:
+            return copy.read_at(offset, length)
+        return self._fetch(offset, length)
+
+    def keep_copy(self, make_copy: Callable[[], Path | None]) -> None:
+        """Reads from a local copy once more than 3 % of the file would be streamed.
+
+        So a file of which everything is read, parts of it twice, is fetched once.
+
+        Args:
+            make_copy: makes the copy with `copy_to`; None if there is no room for one, and the
+                file is streamed as before. It is called once.
+        """
+        self._make_copy = make_copy
+
+    def copy_to(self, path: Path) -> None:
+        """Fetches the whole file. Memory: 8 MiB."""
+        with path.open("wb") as file:
+            for start in range(0, self.size, _COPY_BYTES):
+                file.write(self._fetch(start, min(_COPY_BYTES, self.size - start)))
+
+    def _copy_for(self, length: int) -> FileSource | None:
+        """The local copy, which is made if the next read would stream too much."""
+        with self._copy_lock:
+            num_streamed = self.fetched_bytes + length
+            if self._make_copy and num_streamed > _STREAMED_SHARE * self.size:
+                path = self._make_copy()
+                self._make_copy = None
+                if path is not None:
+                    self._copy = FileSource(str(path))
+            return self._copy
+
+    def _fetch(self, offset: int, length: int) -> bytes:
+        """Reads a range from the server."""
         try:
             data: bytes = self._fs.cat_file(
                 self._path, start=offset, end=offset + length
@@ -109,7 +150,10 @@ class FsspecSource:
             start += array.nbytes
 
     def close(self) -> None:
-        """Nothing is held open between requests."""
+        """Lets go of the local copy; nothing is held open between requests."""
+        self._make_copy = None
+        if self._copy is not None:
+            self._copy.close()
 
 
 ByteSource = FileSource | FsspecSource  # random access to the bytes of a slide

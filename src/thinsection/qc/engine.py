@@ -372,18 +372,18 @@ def _removal_warning(
         share = "all remaining tissue"
     if is_overruled and num_sure == 0:
         return (
-            f"{name} would remove {share} and was ignored: look at its picture, or pass "
-            "--qc-strict to apply it"
+            f"{name} would remove {share} and was ignored: look at its outline in the viewer, "
+            "or pass --qc-strict to apply it"
         )
     if is_overruled:
         return (
             f"{name} would remove {share}, and removed only the "
-            f"{num_sure / tissue_px:.0%} where it is sure: look at its picture, or pass "
-            "--qc-strict to apply it"
+            f"{num_sure / tissue_px:.0%} where it is sure: look at its outline in the "
+            "viewer, or pass --qc-strict to apply it"
         )
     if tissue_px == 0:
-        return f"{name} left no tissue: look at its picture"
-    return f"{name} removed {share}: look at its picture"
+        return f"{name} left no tissue: look at its outline in the viewer"
+    return f"{name} removed {share}: look at its outline in the viewer"
 
 
 def _read_facts(slide: Slide) -> dict[str, Score]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from contextlib import ExitStack
+import shutil
+import tempfile
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from thinsection.config import nearest
@@ -32,13 +34,12 @@ from thinsection.slide.readers import (
     reader_choices,
 )
 from thinsection.slide.upright import upright
-from thinsection.types import MIB, Mpp, format_bytes, parse_bytes
+from thinsection.types import Mpp, format_bytes, parse_bytes
 
 # the environment variable that says how much staged slides may take
 CACHE_VARIABLE = "THINSECTION_STAGING_BYTES"
 _DEFAULT_CACHE = "20GiB"
 _STREAMING = "tiff"  # the reader that reads by range requests
-_COPY_BYTES = 8 * MIB  # that staging copies at once
 
 
 def open_slide(
@@ -55,8 +56,9 @@ def open_slide(
     bit; lower levels to OpenSlide's interpolation). `slide.choice` says which it took and why.
     By URL a TIFF is streamed by range requests, its segments as tiles need them, so that of a
     pyramid only the levels which a run reads are fetched; so are the chunks of a folder by URL.
-    Other files are staged while in use. What is stored mirrored or turned (TIFF's tag 274, EXIF) is
-    shown upright; `slide.stored` is the slide as its file has it.
+    Other files are staged while in use, and so is a TIFF of one level once pixels are read. What is
+    stored mirrored or turned (TIFF's tag 274, EXIF) is shown upright; `slide.stored` is the slide
+    as its file has it.
 
     Args:
         path: file, or a URL that fsspec knows.
@@ -161,13 +163,37 @@ def _open_streamed(source: FsspecSource, slide_mpp: Mpp | None) -> Slide:
         )
     slide.choice = f"{_STREAMING}: streamed by range requests"
     slide.source = source
+    if len(slide.levels) == 1:
+        # the tissue's thumbnail reads all of it, and tiles read most of it again
+        source.keep_copy(lambda: _stage_if_room(source, slide))
+        slide.choice += "; of one level, so copied once pixels are read"
     return slide
+
+
+def _stage_if_room(source: FsspecSource, slide: Slide) -> Path | None:
+    """Copies a streamed slide, which goes when the slide is closed; None if there is no room."""
+    if shutil.disk_usage(tempfile.gettempdir()).free < source.size:
+        return None
+    with suppress(DiskSpaceError):
+        return _stage(source, slide.on_close)
+    return None
 
 
 def _open_copy(
     source: FsspecSource, reader: str, slide_mpp: Mpp | None, look: Look
 ) -> Slide:
-    """Opens a local copy, which goes when the slide is closed. Memory: 8 MiB.
+    """Opens a local copy, which goes when the slide is closed. Memory: 8 MiB."""
+    with ExitStack() as stack:
+        local = _stage(source, stack)
+        slide = _open_file(str(local), reader, slide_mpp, look)
+        slide.slide_path = source.name
+        slide.source = source
+        slide.on_close.push(stack.pop_all())
+    return slide
+
+
+def _stage(source: FsspecSource, stack: ExitStack) -> Path:
+    """Copies a file by URL into a folder that goes with `stack`. Memory: 8 MiB.
 
     Raises:
         DiskSpaceError: the copies of slides would take too much together.
@@ -182,15 +208,7 @@ def _open_copy(
             f"{format_bytes(source.size)} of {source.name!r}; set {CACHE_VARIABLE} to another "
             "folder, or pass --prefetch-slides 1"
         )
-    with ExitStack() as stack:
-        folder = stack.enter_context(scratch_folder("staged", source.size))
-        local = folder / Path(source.name.split("?", 1)[0]).name
-        with local.open("wb") as file:
-            for start in range(0, source.size, _COPY_BYTES):
-                length = min(_COPY_BYTES, source.size - start)
-                file.write(source.read_at(start, length))
-        slide = _open_file(str(local), reader, slide_mpp, look)
-        slide.slide_path = source.name
-        slide.source = source
-        slide.on_close.push(stack.pop_all())
-    return slide
+    folder = stack.enter_context(scratch_folder("staged", source.size))
+    local = folder / Path(source.name.split("?", 1)[0]).name
+    source.copy_to(local)
+    return local
