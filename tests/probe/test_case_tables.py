@@ -1,5 +1,6 @@
 """Patho-Bench tasks and case CSVs, with small embedding files."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -46,6 +47,32 @@ def task(root: Path, *, folds: int, sealed: int = 0) -> Path:
         root / "feats" / "s0b.h5", np.zeros((1, 2)), np.full((1, 3), 8.0, "f4")
     )
     return root
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["a'"],
+        ["'a'"],
+        ["a, b"],
+        ["[a"],
+        ["a", "b'"],
+        ["a, b", "it's", 'say "x"'],
+    ],
+)
+def test_ids_of_slides_are_read_as_they_are_written(
+    ids: list[str], tmp_path: Path
+) -> None:
+    """Several are written as Python writes a list, one as it is."""
+    cell = ids[0] if len(ids) == 1 else repr(ids)
+    with (tmp_path / "l.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [("slide_id", "case_id", "label"), (cell, "c", "0"), ("z", "d", "1")]
+        )
+    table = load_case_table(
+        tmp_path / "l.csv", NANOPATH, ProbeConfig().data, survival=False
+    )
+    assert table.slides == (tuple(ids), ("z",))
 
 
 def test_pathobench_folds_are_the_files_and_cases_are_means_of_slides(

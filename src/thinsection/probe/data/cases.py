@@ -6,6 +6,7 @@ Any other table, or a list of nanopath's: slide_id, optional case_id, split and 
 `label`, or `event` and `time`.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,6 +44,9 @@ from thinsection.types import Json, counted
 
 PATHOBENCH_CONFIG = "config.yaml"
 PANDA = {"image_id", "isup_grade"}  # columns of its table
+
+# an id in a list: in quotes of one kind, or without
+_LISTED_ID = re.compile(r"""\s*(?:'([^']*)'|"([^"]*)"|([^,]+))""")
 
 ReadEmbeddings = Callable[[Path], Embeddings]  # a file to (N, D)
 SetT = TypeVar("SetT")
@@ -250,8 +254,11 @@ def _file_fold(rows: Sequence[TextRow], column: str, name: str) -> Fold:
 
 def _slide_ids(text: str) -> list[str]:
     """One id, or a list written as "['a', 'b']" (Patho-Bench writes both)."""
-    inner = text.strip().removeprefix("[").removesuffix("]")
-    return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
+    text = text.strip()
+    if not (text.startswith("[") and text.endswith("]")):
+        return [text] if text else []
+    parts = ["".join(groups).strip() for groups in _LISTED_ID.findall(text[1:-1])]
+    return [part for part in parts if part]
 
 
 def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
