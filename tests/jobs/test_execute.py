@@ -89,7 +89,12 @@ class Simulation:
     skips_finished_entries: bool = True
 
     def run(
-        self, count: int, task: AnyTask | None = None, *, retries: int = 2
+        self,
+        count: int,
+        task: AnyTask | None = None,
+        *,
+        retries: int = 2,
+        look_for_finished: bool = True,
     ) -> Record:
         record = Record()
         simulation = self
@@ -130,6 +135,7 @@ class Simulation:
             on_report=record.reports.append,
             on_event=record.events.append,
             on_message=record.messages.append,
+            look_for_finished=look_for_finished,
         )
         return record
 
@@ -168,6 +174,14 @@ def test_where_all_is_finished_no_backend_is_opened(simulation: Simulation) -> N
     record = simulation.run(2, Doubling(in_files=(0, 1)))
     assert record.opened == []
     assert record.results == ["0 was done", "1 was done"]
+
+
+def test_a_caller_that_has_left_out_finished_entries_asks_no_second_time(
+    simulation: Simulation,
+) -> None:
+    record = simulation.run(2, Doubling(in_files=(0, 1)), look_for_finished=False)
+    assert record.sent == [(0, 1)]
+    assert record.messages == []
 
 
 def test_a_backend_that_does_not_ask_sends_everything(simulation: Simulation) -> None:

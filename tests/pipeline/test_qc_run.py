@@ -7,6 +7,7 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from thinsection.config import as_mapping, from_mapping, replace_flat
 from thinsection.errors import ConfigError
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.execute import execute
+from thinsection.pipeline import prepare
 from thinsection.pipeline.events import RunEvent
 from thinsection.pipeline.qc_run import QcRunConfig, QcSummary, check_slides
 from thinsection.pipeline.qc_tables import failing_rules
@@ -35,7 +37,7 @@ from thinsection.qc.pipeline import dump_pipeline
 from thinsection.report.histoqc import write_histoqc
 from thinsection.report.qc_sheet import write_qc_csv
 from thinsection.report.qc_store import QC_FILE, read_qc
-from thinsection.slide.cohort import load_cohort
+from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.stages.config import QcConfig, RunConfig
 from thinsection.stages.spec import resolve
 from thinsection.store.ledger import FAILURE_NAME
@@ -99,22 +101,7 @@ def files(out: Path) -> dict[str, object]:
         name = str(path.relative_to(out))
         if not path.is_file() or name.startswith(("records/", "slurm/")):
             continue
-        if path.name == QC_FILE:
-            stored = read_qc(path.parent)
-            found[name] = {**stored.document, "seconds": None}
-            for mask in stored.names:
-                found[f"{name}/{mask}"] = stored.mask(mask).tobytes()
-        elif path.name == "slide.json":
-            document = json.loads(path.read_text())
-            for record in document[
-                "stages"
-            ].values():  # what follows the digits of the seconds
-                for key in ("files", "sums"):
-                    record[key] = {
-                        n: s for n, s in record[key].items() if QC_FILE not in n
-                    }
-            found[name] = document
-        elif path.name == "results.tsv":
+        if path.name == "results.tsv":
             own = ("#start", "#outdi")
             found[name] = [x for x in path.read_text().splitlines() if x[:6] not in own]
         elif path.name != FAILURE_NAME:  # a traceback
@@ -428,6 +415,26 @@ def test_a_finished_slide_is_not_sent_and_a_changed_file_is(tmp_path: Path) -> N
     assert task_of(out, resume=False).finished(entry) is None
     write_he_slide(path, (900, 700), seed=9)
     assert task_of(out).finished(entry) is None
+
+
+def test_a_run_looks_once_at_a_slide_that_lacks_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process does the work, so what this one looks at is counted apart."""
+    path, out = tmp_path / "s.svs", tmp_path / "out"
+    write_he_slide(path, (900, 700))
+    run([path], out=out, until="tissue")
+    looks: list[str] = []
+    plain = prepare.claim_slide
+
+    def counted(entry: SlideEntry, *args: Any, **options: Any) -> Any:
+        looks.append(entry.slide_id)
+        return plain(entry, *args, **options)
+
+    monkeypatch.setattr(prepare, "claim_slide", counted)
+    config = replace_flat(RunConfig(), {"executor": "pool", "workers": 1})
+    assert run([path], out=out, config=config, until="tiles").counts["done"] == 1
+    assert looks == ["s"]
 
 
 def test_what_a_process_of_this_invocation_finished_is_done_even_if_its_worker_dies(

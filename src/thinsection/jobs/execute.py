@@ -87,6 +87,7 @@ def execute(
     on_event: OnEvent = ignore_event,
     on_message: OnMessage = ignore_message,
     cluster: object = None,
+    look_for_finished: bool = True,
 ) -> None:
     """Runs the task on all entries; returns when each was reported exactly once, in any order.
 
@@ -102,6 +103,7 @@ def execute(
         on_event: called with progress events, from any thread; some executors send fewer of them.
         on_message: called with lines for the person who waits.
         cluster: a Dask client or cluster to use instead of the one in the settings.
+        look_for_finished: False if the caller has left out finished entries.
 
     Raises:
         ThinsectionError: settings, weights or the cluster cannot be used; never for a bad entry.
@@ -110,7 +112,7 @@ def execute(
     backend_type = load_backend(chosen_executor(config, cluster=cluster))
     reporter = Reporter(task, on_report, on_event)
     unfinished: Sequence[Entry] = entries
-    if backend_type.skips_finished_entries:
+    if look_for_finished and backend_type.skips_finished_entries:
         unfinished = _report_finished(entries, task, reporter, on_message)
     attempts: deque[Attempt] = deque()
     if unfinished:

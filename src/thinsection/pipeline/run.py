@@ -303,6 +303,8 @@ def _execute(
             on_report=reports.append,
             on_event=listeners.on_event,
             on_message=listeners.on_message,
+            # without encoders, `finished_report` made the same check
+            look_for_finished=bool(task.spec.encoding.encoders),
         )
 
 
