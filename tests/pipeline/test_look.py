@@ -1,6 +1,7 @@
 """Channels and colour profile of a run: refused, recorded, and part of what results are."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,11 @@ import pytest
 import tifffile
 
 from thinsection.config import replace_flat
+from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.run import run
+from thinsection.pipeline.tiled_slide import tiled_slide
+from thinsection.predict.heatmap import GAP_PX, TEXT_PX, TILE_PX, draw_top_tiles
+from thinsection.slide import open_slide
 from thinsection.stages.config import RunConfig, SlidesConfig
 from thinsection.store.tiles_h5 import read_tiles
 
@@ -59,6 +64,30 @@ def test_a_multiplex_slide_is_refused_until_channels_are_picked(
     assert run([multiplex], out=out, config=other, until="tiles").counts["failed"] == 1
     (said,) = failures(out).values()
     assert "pass --overwrite to replace it" in said
+
+
+def test_the_sheet_of_top_tiles_shows_the_channels_of_the_run(
+    multiplex: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    flat = {"tile_filter": (), "overview": False, "tile_px": TILE_PX}
+    flat |= {"channels": "DAPI,PanCK", "channel_range": "1,99"}
+    config = replace_flat(RunConfig(), flat)
+    run([multiplex], out=out, config=config, until="tiles")
+    results = open_results(out)
+    (slide_id,) = results.slides
+    tiled = tiled_slide(results, results.ledgers[slide_id], results.grids[0])
+    table = results.tiles(slide_id)
+    values = np.arange(len(table.coords_l0), dtype=np.float32)
+    sheet = draw_top_tiles(tiled, replace(table, columns={"v": values}), ["v"], 1)
+    # a tile of the sheet's own edge is pasted as it is
+    top = TEXT_PX + 2 * GAP_PX
+    shown = np.asarray(sheet)[top : top + TILE_PX, GAP_PX : GAP_PX + TILE_PX]
+    with open_slide(multiplex, look=config.slides.look) as slide:
+        x, y = table.coords_l0[-1].tolist()
+        expected = slide.read_region((x, y), 0, (TILE_PX, TILE_PX))
+    np.testing.assert_array_equal(shown, expected)
+    assert np.ptp(expected[..., 0]) > 50
 
 
 def test_gray_is_said_in_the_summary(tmp_path: Path) -> None:

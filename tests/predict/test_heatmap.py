@@ -13,10 +13,11 @@ from tests.predict.lesions import HEAD, Trained, train
 from tests.support.lesion import Box, inside, write_with_lesion
 
 import thinsection as ts
-from thinsection.config import from_mapping, replace_flat
+from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.labels import Target
 from thinsection.files.atomic import TMP_MARK
+from thinsection.pipeline.tiled_slide import tiled_slide
 from thinsection.predict.answering import through, tile_scores
 from thinsection.predict.bags import Bags
 from thinsection.predict.heatmap import (
@@ -28,7 +29,6 @@ from thinsection.predict.heatmap import (
 )
 from thinsection.predict.heatmap_links import remove_stale_heatmaps
 from thinsection.predict.model_file import load_model, save_model
-from thinsection.slide.geometry import ReadPlan
 from thinsection.store.geojson import write_tiles_geojson
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
 
@@ -364,13 +364,11 @@ def test_training_removes_the_heatmaps_of_the_model_that_it_replaces(
 def test_a_sheet_says_that_no_tile_speaks_for_a_class(drawn: list[Path]) -> None:
     results = ts.open_results(drawn[0].parents[2])
     table = read_tiles(drawn[0].parent / "whole.h5")
-    ledger = results.ledgers["whole"]
-    facts = ledger.stages[f"{results.grids[0]}/tiles"].facts["plan"]
-    plan = from_mapping(ReadPlan, facts)
+    tiled = tiled_slide(results, results.ledgers["whole"], results.grids[0])
     against = replace(
         table, columns={"score_high": np.full(len(table.coords_l0), -1.0)}
     )
-    sheet = draw_top_tiles(ledger, plan, against, ["score_high"], 4)
+    sheet = draw_top_tiles(tiled, against, ["score_high"], 4)
     pixels = np.asarray(sheet)
     assert (pixels[TEXT_PX + 2 * GAP_PX :] == 255).all()
     assert (pixels[: TEXT_PX + 2 * GAP_PX] < 255).any()

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from thinsection.config import from_mapping, nearest, option, replace_flat, section
+from thinsection.config import nearest, option, replace_flat, section
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.labels import Target
 from thinsection.files.atomic import atomic_path, write_json
@@ -31,6 +31,7 @@ from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, find_unfinished_files, hold, sweep_slide
 from thinsection.pipeline.events import OnEvent
 from thinsection.pipeline.folder import Results, one_address, open_results
+from thinsection.pipeline.tiled_slide import TiledSlide, tiled_slide
 from thinsection.predict.answering import Prediction, score_column
 from thinsection.predict.heatmap_links import (
     SCALE_NAME,
@@ -43,12 +44,9 @@ from thinsection.report.draw import write_drawing
 from thinsection.report.home import refresh_index
 from thinsection.report.layers import Values
 from thinsection.report.picture import open_picture
-from thinsection.slide import open_slide
-from thinsection.slide.geometry import ReadPlan
 from thinsection.slide.resize import read_tiles
 from thinsection.store.geojson import write_tiles_geojson
 from thinsection.store.identity import file_sum
-from thinsection.store.ledger import SlideLedger
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.store.tiles_h5 import read_tiles as read_tiles_file
 from thinsection.types import Json
@@ -453,9 +451,8 @@ def _write_tables(drawing: Drawing, slide_id: str, table: TilesFile) -> list[Pat
     if drawing.config.top_tiles:
         path = drawing.home / f"{slide_id}.top.png"
         ledger = drawing.results.ledgers[slide_id]
-        facts = ledger.stages[f"{drawing.home.parent.name}/tiles"].facts["plan"]
-        plan = from_mapping(ReadPlan, facts)
-        sheet = draw_top_tiles(ledger, plan, table, columns, drawing.config.top_tiles)
+        tiled = tiled_slide(drawing.results, ledger, drawing.home.parent.name)
+        sheet = draw_top_tiles(tiled, table, columns, drawing.config.top_tiles)
         with atomic_path(path) as tmp:
             sheet.save(tmp, format="PNG")
         written.append(path)
@@ -463,8 +460,7 @@ def _write_tables(drawing: Drawing, slide_id: str, table: TilesFile) -> list[Pat
 
 
 def draw_top_tiles(
-    ledger: SlideLedger,
-    plan: ReadPlan,
+    tiled: TiledSlide,
     table: TilesFile,
     columns: Sequence[str],
     num_tiles: int,
@@ -474,23 +470,20 @@ def draw_top_tiles(
     A row of scores has only tiles that speak for the class, or says that there are none. Memory:
     the tiles of one row, and the sheet.
     """
-    slide_facts = ledger.slide
-    slide_mpp = None
-    if slide_facts.get("mpp_x"):
-        slide_mpp = (slide_facts["mpp_x"], slide_facts["mpp_y"])
     count = min(num_tiles, len(table.coords_l0))
     row_px = TILE_PX + 2 * TEXT_PX + 3 * GAP_PX
     sheet_size = (count * (TILE_PX + GAP_PX) + GAP_PX, row_px * len(columns))
     sheet = Image.new("RGB", sheet_size, "white")
     pen = ImageDraw.Draw(sheet)
     font = ImageFont.load_default(TEXT_PX)
-    tiles = np.empty((count, plan.tile_px, plan.tile_px, 3), np.uint8)
-    with open_slide(slide_facts["slide_path"], slide_mpp=slide_mpp) as slide:
+    with tiled.open() as slide:
+        plan = tiled.table(slide).plan
+        tiles = np.empty((count, plan.tile_px, plan.tile_px, 3), np.uint8)
         for row, name in enumerate(columns):
             top = row * row_px
             values = table.columns[name]
             best = np.argsort(-values, kind="stable")[:count]
-            title = f"{name}: {ledger.slide_id}"
+            title = f"{name}: {tiled.slide_id}"
             if _is_score(name):
                 best = best[values[best] > 0]
             if len(best):
