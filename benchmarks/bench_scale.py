@@ -4,9 +4,8 @@ A run over 300 tiny generated slides with each executor: CPU-seconds a slide, th
 of the executor's own processes included. Then 5,000 and 30,000 slides that are finished (records
 of one computed slide under other ids, see `fabricated.py`): CPU-seconds, seconds and peak memory
 of `ls`, of a run with nothing to do, of the index after one more slide that sorts first, of the
-viewer's start, of an export to TRIDENT (of 5,000 at most), and of the labels' join that `train`
-makes. Each step is a process of its own. The results are checked before a time counts: every slide
-is done, skipped, listed, exported or joined.
+viewer's start, and of the labels' join that `train` makes. Each step is a process of its own. The
+results are checked before a time counts: every slide is done, skipped, listed or joined.
 """
 
 import csv
@@ -18,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from benchmarks.harness import arguments, finish
 from thinsection.evaluation.labels import LabelsConfig, read_cohort
 from thinsection.files.atomic import read_table, write_table
 from thinsection.pipeline.folder import open_results
-from thinsection.pipeline.peer_export import export_peer
 from thinsection.pipeline.run import run
 from thinsection.report.index import THUMBNAILS, write_index
 from thinsection.testing.synthetic import write_he_slide
@@ -39,8 +38,8 @@ EXECUTORS = ("inline", "pool", "dask", "ray")
 GOAL_TINY_CPU_S = 0.6
 GOAL_FINISHED_CPU_S = 15.0
 TINY_PX = (700, 600)
-# an export reads the tiles of each slide, so more take minutes and show nothing else
-MOST_EXPORTED = 5_000
+# slides of a fabricated folder with a picture
+NUM_PICTURES = 500
 # environment variable that all processes of a measured run inherit
 MARK = "THINSECTION_BENCH_SCALE"
 _POLL_S = 0.2
@@ -144,12 +143,6 @@ def step_view(folder: Path) -> int:
     return len(shown.listed())
 
 
-def step_export(folder: Path) -> int:
-    out = folder / "trident"
-    shutil.rmtree(out, ignore_errors=True)
-    return export_peer(folder / "results", out, "trident")
-
-
 def step_join(folder: Path) -> int:
     config = LabelsConfig(labels=folder / "labels.csv", target=("label",))
     cohort = read_cohort(folder / "results", config)
@@ -161,7 +154,6 @@ STEPS = {
     "run": step_run,
     "index": step_index,
     "view": step_view,
-    "export": step_export,
     "join": step_join,
 }
 
@@ -190,10 +182,12 @@ def own_peak_mib() -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) // 1024
 
 
-def measure_finished(folder: Path, count: int, *, pictures: int) -> dict[str, Any]:
-    """All steps over so many finished slides."""
+def measure_finished(
+    folder: Path, count: int, *, present: int, names: Sequence[str]
+) -> dict[str, Any]:
+    """Some steps over so many finished slides, of which `present` are there already."""
     began = time.perf_counter()
-    fabricate(folder, count, pictures=pictures)
+    fabricate(folder, count, pictures=NUM_PICTURES, present=present)
     print(f"{count} slides after {time.perf_counter() - began:.0f} s", flush=True)
     with (folder / "labels.csv").open("w", newline="") as file:
         table = csv.writer(file)
@@ -203,9 +197,7 @@ def measure_finished(folder: Path, count: int, *, pictures: int) -> dict[str, An
     # draws the thumbnails, which later commands find
     first = measure_step("run", folder, count)
     steps: dict[str, Any] = {"first run": first}
-    for name in STEPS:
-        if name == "export" and count > MOST_EXPORTED:
-            continue
+    for name in names:
         steps[name] = measure_step(name, folder, count)
         print(name, steps[name], flush=True)
     return steps
@@ -219,7 +211,7 @@ def main() -> None:
         said = {"count": count, "peak_mib": own_peak_mib()}
         (folder / f"{args.step}.json").write_text(json.dumps(said))
         return
-    num_tiny, counts = (4, (20, 60)) if args.smoke else (300, (5_000, 30_000))
+    num_tiny, counts = (4, (20, 40)) if args.smoke else (300, (5_000, 30_000))
     results: dict[str, Any] = {
         "goals": {"tiny_cpu_s": GOAL_TINY_CPU_S, "finished_cpu_s": GOAL_FINISHED_CPU_S}
     }
@@ -235,12 +227,15 @@ def main() -> None:
             results["tiny"][executor] = measure_executor(executor, slides, out)
             print(executor, results["tiny"][executor], flush=True)
         results["finished"] = {}
+        folder = Path(scratch, "finished")
+        present = 0
         for count in counts:
-            folder = Path(scratch, f"finished-{count}")
+            # in a smoke run, one step shows that the folder has grown
+            names = ["join"] if args.smoke and present else list(STEPS)
             results["finished"][str(count)] = measure_finished(
-                folder, count, pictures=min(count, 500)
+                folder, count, present=present, names=names
             )
-            shutil.rmtree(folder)
+            present = count
     finish("bench_scale", results, args)
 
 

@@ -18,6 +18,8 @@ from thinsection.testing.synthetic import write_he_slide
 # id of the slide that is computed; no other file has it in its name
 MODEL = "computed-slide"
 PICTURE_NAME = "picture.jpg"
+# stands in the ledger for what is recorded of the slide's file
+_SOURCE = "source of a fabricated slide"
 # bytes of a fabricated slide; it is sparse, so it takes one block of the disk
 _SLIDE_BYTES = 1 << 20
 SETTINGS = {
@@ -28,7 +30,9 @@ SETTINGS = {
 }
 
 
-def fabricate(folder: Path, count: int, *, pictures: int) -> tuple[Path, Path]:
+def fabricate(
+    folder: Path, count: int, *, pictures: int, present: int = 0
+) -> tuple[Path, Path]:
     """Makes `slides` and `results` in a folder, as after a run of so many slides.
 
     One slide is generated and computed. The files of the others are links to its files, and their
@@ -36,27 +40,48 @@ def fabricate(folder: Path, count: int, *, pictures: int) -> tuple[Path, Path]:
     the size of a slide and no pixels, because a finished slide is not opened. Only the first
     `pictures` slides have a picture, because the index takes some ms to draw a thumbnail of it.
 
+    Args:
+        folder: folder of both.
+        count: number of slides, the computed one included.
+        pictures: number of slides with a picture.
+        present: slides that an earlier call with the same `pictures` has made here.
+
     Returns:
         Folder of the slides, and the results folder.
     """
     slides = folder / "slides"
     out = folder / "results"
-    slides.mkdir(parents=True)
-    write_he_slide(slides / f"{MODEL}.svs", (1800, 1400), seed=1)
-    run([slides], out=out, **SETTINGS)
-    files = [path for path in out.rglob("*") if path.is_file() and MODEL in str(path)]
-    ledger = json.dumps(read_json(out / SLIDES / MODEL / LEDGER_NAME))
+    if not present:
+        slides.mkdir(parents=True)
+        write_he_slide(slides / f"{MODEL}.svs", (1800, 1400), seed=1)
+        run([slides], out=out, **SETTINGS)
+    files = [path for path in out.glob(f"*/*/{MODEL}.*") if path.is_file()]
+    files += (out / SLIDES / MODEL).iterdir()
+    files = [path for path in files if path.name != LEDGER_NAME]
+    document = read_json(out / SLIDES / MODEL / LEDGER_NAME)
+    # a key depends on the content, so the content that is recorded is the model's
+    content = document["source"]["source"]
+    document["source"] = _SOURCE
+    ledger = json.dumps(document, indent=2)
     claims = read_json(out / CLAIMS_NAME)
+    ledger_has_picture = True
     for number, slide_id in enumerate(slide_ids(count - 1)):
+        if number < present - 1:
+            continue
         slide = slides / f"{slide_id}.svs"
         with slide.open("wb") as file:
             file.write(slide_id.encode())
             file.truncate(_SLIDE_BYTES)
         claims[slide_id] = asdict(SlideFile(file_of(str(slide)), slide_id))
-        if number == pictures:
+        if number >= pictures and ledger_has_picture:
+            ledger_has_picture = False
             files = [path for path in files if path.name != PICTURE_NAME]
             ledger = _without_picture(ledger)
-        _copy_records(out, files, ledger, slide)
+        source = asdict(Identity.read(slide, {}, "samples")) | {"source": content}
+        text = ledger.replace(MODEL, slide_id)
+        text = text.replace(json.dumps(_SOURCE), json.dumps(source))
+        _copy_files(out, files, slide_id)
+        (out / SLIDES / slide_id / LEDGER_NAME).write_text(text)
     (out / CLAIMS_NAME).write_text(json.dumps(claims))
     return slides, out
 
@@ -74,24 +99,16 @@ def _without_picture(ledger: str) -> str:
             for name in list(names):
                 if name.endswith(PICTURE_NAME):
                     del names[name]
-    return json.dumps(document)
+    return json.dumps(document, indent=2)
 
 
-def _copy_records(out: Path, files: list[Path], ledger: str, slide: Path) -> None:
-    """Links the files of the computed slide, and writes the ledger of another."""
-    slide_id = slide.stem
+def _copy_files(out: Path, files: list[Path], slide_id: str) -> None:
+    """Links the files of the computed slide under the names of another."""
+    (out / SLIDES / slide_id).mkdir(exist_ok=True)
     for path in files:
         target = out / str(path.relative_to(out)).replace(MODEL, slide_id)
-        target.parent.mkdir(exist_ok=True)
-        if path.name == LEDGER_NAME:
-            document = json.loads(ledger.replace(MODEL, slide_id))
-            # a key depends on the content, so the content that is recorded is the model's
-            found = asdict(Identity.read(slide, {}, "samples"))
-            document["source"] = {**found, "source": document["source"]["source"]}
-            target.write_text(json.dumps(document, indent=2))
-        else:
-            try:
-                os.link(path, target)
-            except OSError:
-                # a file system allows some tens of thousands of links to one file
-                shutil.copyfile(path, target)
+        try:
+            os.link(path, target)
+        except OSError:
+            # a file system allows some tens of thousands of links to one file
+            shutil.copyfile(path, target)
