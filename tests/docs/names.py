@@ -31,7 +31,7 @@ _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z0-9_-]*)")
 _SUFFIXES = frozenset(
     re.findall(
         r"\w+",
-        """csv json html h5 png jpg geojson log toml md txt tif tsv parquet npy npz pt ini
+        """csv json html h5 zip png jpg geojson log toml md txt tif tsv parquet npy npz pt ini
         safetensors yaml xml ipynb groovy py bin jsonl zarr qpdata""",
     )
 )

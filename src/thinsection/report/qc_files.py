@@ -58,7 +58,6 @@ def write_qc(
         "facts": result.facts,
         "scores": result.scores,
         "mpp_th": result.mpp_th,
-        "seconds": result.seconds,
         "crossings": result.transfers,
         "size_l0": frame.size_l0,
         "size_th": frame.size_th,
@@ -72,8 +71,8 @@ def write_qc(
 def load_qc(folder: Path) -> QcResult:
     """Reads the result that `write_qc` stored; no slide is opened.
 
-    It equals the original, but its work image is made from the stored picture, and it has no tables
-    that are pictures. Results of older versions have all of them.
+    It equals the original, but its work image is made from the stored picture, and it has no
+    seconds and no tables that are pictures. Results of older versions have all of them.
 
     Memory:
         O(H * W) for each mask, and the work image.
@@ -97,7 +96,8 @@ def load_qc(folder: Path) -> QcResult:
             facts=document["facts"],
             scores=document["scores"],
             mpp_th=document["mpp_th"],
-            seconds=document["seconds"],
+            # older versions stored them, so that equal results had different bytes
+            seconds=document.get("seconds", {}),
             transfers=document["crossings"],
             warnings=tuple(document["warnings"]),
             mask_use=masks.pop(MASK_USE),
