@@ -13,14 +13,17 @@ from PIL import Image
 from tests.qc.slides import ArraySlide
 
 from thinsection.errors import StoreError
+from thinsection.pipeline.folder import Results
 from thinsection.qc import QcResult, load_pipeline, run_qc, tile_qc_columns
 from thinsection.qc.pipeline import pipeline_from_mapping
 from thinsection.report.outlines import features_of_masks
+from thinsection.report.picture import picture_files, read_tissue
 from thinsection.report.qc_files import load_qc, write_qc
 from thinsection.report.qc_pictures import write_qc_pictures
 from thinsection.report.qc_store import QC_FILE, read_qc
-from thinsection.store.geojson import mask_features
+from thinsection.store.geojson import mask_features, write_masks_geojson
 from thinsection.store.ledger import SlideLedger, StageRecord
+from thinsection.view.layers import layers_of
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +140,30 @@ def test_outlines_are_those_of_the_masks_and_empty_ones_are_left_out(
     masks += [(name, mask, fresh.colors[name]) for name, mask in fresh.masks.items()]
     assert json.dumps(got) == json.dumps(mask_features(masks, fresh.frame))
     assert len(got) < len(masks)
+
+
+def test_a_folder_of_an_older_version_is_viewed(
+    fresh: QcResult, tmp_path: Path
+) -> None:
+    folder = tmp_path / "slides" / "a" / "qc_light"
+    write_as_older_versions_did(fresh, folder)
+    masks = [(name, mask, fresh.colors[name]) for name, mask in fresh.masks.items()]
+    write_masks_geojson(folder / "qc.geojson", masks, fresh.frame)
+    files = {f"slides/a/qc_light/{path.name}": 1 for path in folder.iterdir()}
+    record = StageRecord(key="k", files=files, needs=(), facts={}, sums={})
+    ledger = SlideLedger(out=tmp_path, slide_id="a", stages={"slides/qc_light": record})
+    results = Results(folder=tmp_path, ledgers={"a": ledger})
+    layers = {layer.name: layer for layer in layers_of(results, "a", 3, 1 << 20)}
+    assert layers.keys() == {name for name, mask in fresh.masks.items() if mask.any()}
+    assert all(json.loads(layer.read()) for layer in layers.values())
+    picture, mask_file = picture_files(tmp_path / "slides" / "a")
+    assert (picture.name, mask_file.name) == ("picture.jpg", "mask_kept.png")
+    np.testing.assert_array_equal(read_tissue(mask_file), fresh.tissue.mask)
+    # the same of a folder of today
+    write_qc(fresh, tmp_path / "slides" / "b" / "qc_light")
+    _, mask_file = picture_files(tmp_path / "slides" / "b")
+    assert mask_file.name == QC_FILE
+    np.testing.assert_array_equal(read_tissue(mask_file), fresh.tissue.mask)
 
 
 def test_pictures_show_masks_tables_and_the_work_image(
