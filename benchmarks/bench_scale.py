@@ -38,6 +38,8 @@ EXECUTORS = ("inline", "pool", "dask", "ray")
 GOAL_TINY_CPU_S = 0.6
 GOAL_FINISHED_CPU_S = 15.0
 TINY_PX = (700, 600)
+# tiny slides that are generated, which takes a second each; the others are copies of them
+NUM_GENERATED = 10
 # slides of a fabricated folder with a picture
 NUM_PICTURES = 500
 # environment variable that all processes of a measured run inherit
@@ -81,6 +83,18 @@ class FamilyClock:
                         self._cpu_s[key] = times.user + times.system
                 except psutil.Error:
                     continue
+
+
+def make_tiny_slides(folder: Path, count: int) -> None:
+    """Writes so many small slides; no two files have the same content."""
+    for number in range(count):
+        path = folder / f"t{number:03d}.svs"
+        if number < NUM_GENERATED:
+            write_he_slide(path, TINY_PX, seed=number, downsamples=(1,))
+        else:
+            model = folder / f"t{number % NUM_GENERATED:03d}.svs"
+            # bytes behind the last directory of a TIFF are not read
+            path.write_bytes(model.read_bytes() + path.name.encode())
 
 
 def measure_executor(executor: str, slides: Path, out: Path) -> dict[str, float]:
@@ -220,9 +234,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         slides = Path(scratch, "tiny")
         slides.mkdir()
-        for seed in range(num_tiny):
-            path = slides / f"t{seed:03d}.svs"
-            write_he_slide(path, TINY_PX, seed=seed, downsamples=(1,))
+        make_tiny_slides(slides, num_tiny)
         results["tiny"] = {}
         for executor in EXECUTORS[: 2 if args.smoke else None]:
             out = Path(scratch, f"out-{executor}")
