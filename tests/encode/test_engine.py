@@ -244,6 +244,32 @@ print(load_encoder("efficientnet_lite0", device="cpu", precision="fp32").engine)
 """
 
 
+SIGNALLED = """
+import gc, mmap, os, signal, sys, time
+from thinsection.encode import load_encoder
+def load():
+    return load_encoder(
+        "timm:test_vit", device="cpu", precision="fp32", pretrained=False, engine="openvino"
+    )
+signal.signal(signal.SIGTERM, lambda *_: print("heard"))
+first = load()
+second = load()
+assert "openvino" in first.engine
+del first
+gc.collect()
+del second
+gc.collect()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.1)
+"""
+
+
+def test_a_process_hears_signals_after_its_networks_have_gone() -> None:
+    command = [sys.executable, "-c", SIGNALLED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "heard\n"), done.stderr
+
+
 def start(mode: str, cache: Path) -> subprocess.Popen[str]:
     path = os.pathsep.join(p for p in sys.path if p)
     environment = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(cache)}

@@ -14,12 +14,13 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
 from hashlib import file_digest, sha256
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -109,7 +110,7 @@ class OpenVinoNetwork:
             # otherwise processes on one machine would share the first cores
             "ENABLE_CPU_PINNING": False,
         }
-        compiled = _openvino().Core().compile_model(model, "CPU", options)
+        compiled = _core().compile_model(model, "CPU", options)
         self._request = compiled.create_infer_request()
         _forget_pages(model.with_name(_WEIGHTS))
 
@@ -274,6 +275,17 @@ def _forget_pages(path: Path) -> None:
             start, end = (int(address, 16) for address in line.split()[0].split("-"))
             length = ctypes.c_size_t(end - start)
             libc.madvise(ctypes.c_void_p(start), length, _MADV_DONTNEED)
+
+
+@cache
+def _core() -> Any:
+    """OpenVINO's core, one for the life of the process.
+
+    Its CPU plugin sets a stack for signals, and frees it when the core ends. Of two cores of which
+    the older ends first, the thread is left with a freed stack, and the next signal kills the
+    process.
+    """
+    return _openvino().Core()
 
 
 def _openvino() -> ModuleType:
