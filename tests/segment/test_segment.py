@@ -1,5 +1,6 @@
 """Networks over slides: windows leave no trace, entries of TOML, shares as columns and filters."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -265,6 +266,34 @@ def test_published_tissue_detectors_take_local_weights(
     loaded = load_segmenter(name, weights=tmp_path / "weights.pth")
     planes = np.random.default_rng(0).random((1, 3, 64, 64), dtype=np.float32)
     np.testing.assert_array_equal(loaded.network(planes), seeded.network(planes))
+
+
+@pytest.mark.filterwarnings("ignore:`timm-` encoders are deprecated")
+@pytest.mark.parametrize("suffix", ["", "-1.5", "-2"])
+@pytest.mark.check
+def test_grandqcs_artefact_network_is_its_authors_module(
+    tmp_path: Path, suffix: str
+) -> None:
+    """GrandQC's classes 1 to 7 have the same numbers as our outputs; 7 is the background."""
+    smp = pytest.importorskip("segmentation_models_pytorch")
+    torch.manual_seed(7)
+    module = smp.Unet("timm-efficientnet-b0", encoder_weights=None, classes=8).eval()
+    torch.save(module.state_dict(), tmp_path / "state.pth")
+    loaded = load_segmenter(
+        f"grandqc-artefacts{suffix}", weights=tmp_path / "state.pth", device="cpu"
+    )
+    planes = np.random.default_rng(0).random((1, 3, 64, 64), dtype=np.float32)
+    theirs = module.predict(torch.from_numpy(planes)).numpy()
+    np.testing.assert_array_equal(loaded.network(planes), theirs)
+    numbers = {name: loaded.spec.outputs.index(name) for name in loaded.spec.outputs}
+    assert (numbers["fold"], numbers["pen"], numbers["out_of_focus"]) == (2, 4, 6)
+    assert loaded.spec.outputs.index(str(loaded.spec.background)) == 7
+    torch.save(module, tmp_path / "GrandQC_MPP1.pth")
+    pickled = replace(loaded, weights=tmp_path / "GrandQC_MPP1.pth")
+    with pytest.raises(
+        WeightsError, match=r"plain tensors.* save the `state_dict\(\)`"
+    ):
+        _ = pickled.network
 
 
 @pytest.mark.skipif(

@@ -27,6 +27,7 @@ from thinsection.qc.pipeline import dump_pipeline
 from thinsection.qc.rules import QcRule
 from thinsection.report.histoqc import write_histoqc
 from thinsection.report.qc_sheet import write_qc_parquet
+from thinsection.segment.segmenter import SegmentConfig
 from thinsection.stages.config import OutputConfig, QcConfig, RunConfig, SlidesConfig
 from thinsection.stages.labels import short_hash
 from thinsection.stages.spec import resolve
@@ -46,7 +47,7 @@ class ChecksConfig:
     qc: str = option(
         "auto",
         "Pipeline of checks: auto, histoqc-default (or -light, -ihc, -clinical, -first, "
-        "-v2.1), or a pipeline file (.toml).",
+        "-v2.1), or a pipeline file (.toml), which may also take the classes of a segmenter.",
         daily=True,
     )
     from_histoqc: Path | None = option(
@@ -65,6 +66,7 @@ class WorkConfig:
 
     qc_device: str = _same(QcConfig, "qc_device")
     qc_pictures: bool = _same(QcConfig, "qc_pictures")
+    segment_memory: str = _same(SegmentConfig, "segment_memory")
     resume: bool = _same(OutputConfig, "resume")
     overwrite: bool = _same(OutputConfig, "overwrite")
     write: tuple[str, ...] = option(
@@ -188,5 +190,9 @@ def _run_settings(config: QcRunConfig, pipeline: Pipeline, out: Path) -> RunConf
         until="qc", resume=config.work.resume, overwrite=config.work.overwrite
     )
     return RunConfig(
-        qc=qc, output=output, slides=config.slides, executor=config.executor
+        qc=qc,
+        segment=SegmentConfig(segment_memory=config.work.segment_memory),
+        output=output,
+        slides=config.slides,
+        executor=config.executor,
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from thinsection.arrays import Array, ArrayNamespace, filters, get_namespace
 from thinsection.config import user_cache_dir
+from thinsection.errors import ConfigError
 from thinsection.qc.checks.artefact_maps import artefact_maps
 from thinsection.qc.checks.by_example import ExampleCheck, trained_model
 from thinsection.qc.checks.check import (
@@ -25,6 +26,7 @@ from thinsection.qc.checks.default_ink import find_default_ink
 from thinsection.qc.checks.pixel_model import PixelModel, probabilities
 from thinsection.qc.pipeline import Pipeline, load_pipeline
 from thinsection.qc.result import QcResult
+from thinsection.qc.segmenter_classes import ClassMap, class_areas
 from thinsection.qc.work_image import (
     Scale,
     image_warnings,
@@ -33,7 +35,7 @@ from thinsection.qc.work_image import (
     scale_of,
 )
 from thinsection.slide import Slide
-from thinsection.types import MaskFrame, RgbArray, Size
+from thinsection.types import MaskArray, MaskFrame, RgbArray, Size
 
 Models = dict[ExampleCheck, PixelModel]
 
@@ -63,6 +65,7 @@ def run_qc(
     cache_dir: Path | None = None,
     slide_mpp: float | None = None,
     strict: bool = False,
+    segmentation: ClassMap | None = None,
 ) -> QcResult:
     """Runs every check of the pipeline on the slide.
 
@@ -75,28 +78,40 @@ def run_qc(
         cache_dir: folder of the pixel models; None is `user_cache_dir()`.
         slide_mpp: µm per level-0 px, to replace the value of the file.
         strict: apply every check, even one that removes most of the tissue or all of it.
+        segmentation: result of `segment`, for a pipeline that takes classes of a segmenter.
 
     Memory: O(work images + one strip of the level that is read), for any size of slide.
 
     Raises:
         SlideReadError: a region cannot be decoded.
         DeviceError: the device does not exist.
-        ConfigError: there is no such pipeline, or its examples or templates cannot be used.
+        ConfigError: there is no such pipeline, its examples or templates cannot be used, or
+            a segmentation is missing, not asked for, or without a class of the pipeline.
+        InvalidInputError: the segmentation belongs to another slide.
     """
     if not isinstance(pipeline, Pipeline):
         pipeline = load_pipeline(pipeline)
+    _check_segmentation(pipeline, segmentation)
     ns = get_namespace(device)
     scale = scale_of(slide, pipeline, slide_mpp)
     started = time.perf_counter()
     images = read_images(slide, pipeline, scale)
     read_s = time.perf_counter() - started
     work_image = images[pipeline.work_mpp]
+    height, width = work_image.shape[:2]
+    frame = MaskFrame(size_th=(width, height), size_l0=slide.size)
+    areas = {}
+    if pipeline.segmenter is not None and segmentation is not None:
+        areas = class_areas(
+            pipeline.segmenter, segmentation, size_l0=slide.size, frame=frame
+        )
     view = _make_view(
         ns,
         slide,
         scale,
         images=images,
         work_image=work_image,
+        areas=areas,
         # called only if a check by example asks for its probabilities
         get_models=partial(prepare_models, pipeline, cache_dir=cache_dir),
     )
@@ -127,10 +142,9 @@ def run_qc(
         scores["pixels_to_use"] = float(mask_use.sum())
     else:
         scores["pixels_to_use"] = float(mask_use.mean())
-    height, width = work_image.shape[:2]
     return QcResult(
         mask_use=mask_use,
-        frame=MaskFrame(size_th=(width, height), size_l0=slide.size),
+        frame=frame,
         masks=masks,
         scores=scores,
         warnings=tuple(warnings),
@@ -145,6 +159,21 @@ def run_qc(
     )
 
 
+def _check_segmentation(pipeline: Pipeline, segmentation: ClassMap | None) -> None:
+    """Raises ConfigError if the classes that a pipeline takes are missing, or given in vain."""
+    if pipeline.segmenter is None:
+        if segmentation is not None:
+            raise ConfigError(
+                f"segmentation must be left out with the pipeline {pipeline.name!r}, which "
+                "takes no classes, got one; add a table [segmenter.classes] to the pipeline"
+            )
+    elif segmentation is None:
+        raise ConfigError(
+            f"segmentation must be given with the pipeline {pipeline.name!r}, which takes "
+            f"classes of {pipeline.segmenter.name!r}, got None; pass the result of `segment`"
+        )
+
+
 def _make_view(
     ns: ArrayNamespace,
     slide: Slide,
@@ -152,6 +181,7 @@ def _make_view(
     *,
     images: Mapping[float, RgbArray],
     work_image: RgbArray,
+    areas: Mapping[str, MaskArray],
     get_models: Callable[[], Models],
 ) -> QcView:
     """Makes the view for the first check, with all pixels in use."""
@@ -191,6 +221,7 @@ def _make_view(
         artefact_maps=cache(partial(artefact_maps, ns, rgb, mpp_th)),
         default_ink=default_ink,
         associated=associated,
+        class_areas={name: ns.upload(area) for name, area in areas.items()},
     )
 
 

@@ -17,6 +17,7 @@ from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.qc.checks.artefacts import Bubbles, Dirt, Folds, Ink
 from thinsection.qc.checks.by_example import ExampleCheck
 from thinsection.qc.checks.check import QcCheck, Statistics
+from thinsection.qc.checks.classes import ClassCheck
 from thinsection.qc.checks.focus import Focus
 from thinsection.qc.checks.masking import (
     Blurry,
@@ -43,6 +44,7 @@ from thinsection.qc.checks.measures import (
     Texture,
 )
 from thinsection.qc.checks.tissue import Tissue
+from thinsection.qc.segmenter_classes import SegmenterClasses, beside
 from thinsection.registry import Entry, Registry
 from thinsection.types import Document, PlainValues
 
@@ -77,6 +79,7 @@ _BUILT_IN: tuple[type[QcCheck], ...] = (
     Ink,
     Bubbles,
     Dirt,
+    ClassCheck,
 )
 # Checks that look at `artefact_maps`.
 _ASKING_NETS = ("bubbles", "dirt", "folds", "ink")
@@ -85,6 +88,8 @@ _HISTOQC = "histoqc-"
 _PRESETS = Path(__file__).parent / "presets"
 # Names of files that belong to no check.
 _RESERVED_NAMES = ("mask_use", "mask_kept", "overlay", "thumbnail", "qc")
+# Checks by which `[segmenter.classes]` says that the guard follows a class.
+_SURE_CLASSES = ("ink", "focus")
 # Of the checks: raise it when one answers differently.
 _VERSION = 12
 
@@ -119,6 +124,8 @@ class Pipeline:
     checks: tuple[QcCheck, ...] = ()
     # measured stain -> name of a check after it -> settings that are other for that stain
     variants: Mapping[str, Mapping[str, Document]] = field(default_factory=dict)
+    # whose classes checks of kind 'class' take; None: there is no such check
+    segmenter: SegmenterClasses | None = None
 
     @property
     def image_mpps(self) -> list[float]:
@@ -143,6 +150,9 @@ class Pipeline:
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         del plain["checks"]
         del plain["variants"]
+        del plain["segmenter"]
+        if self.segmenter is not None:
+            plain["segmenter"] = self.segmenter.as_mapping()
         plain["check"] = [{"kind": c.kind, **asdict(c)} for c in self.checks]
         if self.variants:
             variants = {stain: dict(tables) for stain, tables in self.variants.items()}
@@ -174,7 +184,7 @@ def load_pipeline(source: str | Path) -> Pipeline:
         raise ConfigError(
             f"qc pipeline must be a preset or a .toml file, got {str(source)!r}{hint}"
         )
-    return pipeline_from_mapping(read_toml(path))
+    return pipeline_from_mapping(read_toml(path), folder=path.parent)
 
 
 def dump_pipeline(pipeline: Pipeline) -> str:
@@ -190,12 +200,16 @@ def dump_pipeline(pipeline: Pipeline) -> str:
     return "\n".join(lines) + "\n"
 
 
-def pipeline_from_mapping(data: Document) -> Pipeline:
-    """The pipeline of a TOML file's tables; ConfigError as of `load_pipeline`."""
+def pipeline_from_mapping(data: Document, *, folder: Path = Path()) -> Pipeline:
+    """The pipeline of a TOML file's tables; ConfigError as of `load_pipeline`.
+
+    Paths of `[segmenter]` are relative to `folder`.
+    """
     types = dict(field_types(Pipeline))
     del types["checks"]
     del types["variants"]
-    keys = (*types, "check", "variant")
+    del types["segmenter"]
+    keys = (*types, "check", "variant", "segmenter")
     for key in data:
         if key not in keys:
             raise ConfigError(f"unknown qc key {key!r}{nearest(key, keys)}")
@@ -208,14 +222,56 @@ def pipeline_from_mapping(data: Document) -> Pipeline:
         data.get("variant", {}), dict[str, dict[str, Document]], "variant"
     )
     checks = tuple(check_from_mapping(table) for table in tables)
+    segmenter = None
+    if "segmenter" in data:
+        table = coerce(data["segmenter"], dict[str, object], "segmenter")
+        segmenter = from_mapping(
+            SegmenterClasses, beside(folder, table), where="segmenter."
+        )
+    checks = _with_class_checks(checks, segmenter)
     settings = {key: value for key, value in data.items() if key in types}
     pipeline = from_mapping(Pipeline, settings)
-    pipeline = replace(pipeline, checks=checks, variants=variants)
+    pipeline = replace(pipeline, checks=checks, variants=variants, segmenter=segmenter)
     if pipeline.work_mpp <= 0:
         raise ConfigError(f"work_mpp must be > 0, got {pipeline.work_mpp}")
     _check_variants(pipeline)
     _check_names([check.name for check in checks])
     return pipeline
+
+
+def _with_class_checks(
+    checks: tuple[QcCheck, ...], segmenter: SegmenterClasses | None
+) -> tuple[QcCheck, ...]:
+    """Adds a check for each name in `[segmenter.classes]` that has no [[check]] of its own.
+
+    They follow the last check that removes glass, because the guard compares with the tissue.
+    """
+    names = () if segmenter is None else segmenter.check_names
+    written = []
+    for check in checks:
+        if isinstance(check, ClassCheck):
+            written.append(check.name)
+            if check.name not in names:
+                raise ConfigError(
+                    f"a check of kind 'class' must be named in [segmenter.classes], got "
+                    f"{check.name!r}{nearest(check.name, names)}"
+                )
+        elif check.name in names:
+            raise ConfigError(
+                f"segmenter.classes must not name another check of the pipeline, got "
+                f"{check.name!r} of kind {check.kind!r}; remove that [[check]] or give it "
+                "another name"
+            )
+    added = [
+        ClassCheck(name=name, sure=name in _SURE_CLASSES)
+        for name in names
+        if name not in written
+    ]
+    place = 0
+    for number, check in enumerate(checks, start=1):
+        if check.removes_glass:
+            place = number
+    return (*checks[:place], *added, *checks[place:])
 
 
 def _check_variants(pipeline: Pipeline) -> None:
@@ -275,8 +331,12 @@ def pipeline_identity(pipeline: Pipeline) -> PlainValues:
                 stat = path.stat()
                 stamp = [stat.st_size, stat.st_mtime_ns]
             pictures.append(stamp)
+    settings = pipeline.as_mapping()
+    if pipeline.segmenter is not None:
+        # who runs the segmenter knows it by the content of its files, not by their paths
+        settings["segmenter"] = {"classes": dict(pipeline.segmenter.classes)}
     return {
         "version": _VERSION,
-        "pipeline": pipeline.as_mapping(),
+        "pipeline": settings,
         "pictures": pictures,
     }

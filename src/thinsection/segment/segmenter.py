@@ -38,8 +38,8 @@ class SegmentConfig:
 
     segmenters: tuple[str, ...] = option(
         (),
-        "Network that classifies every pixel: lavlab-shell (epithelium, ...), "
-        "hest-tissue, grandqc-tissue or a .toml file; repeat the option for several.",
+        "Network that classifies every pixel: lavlab-shell, hest-tissue, grandqc-tissue, "
+        "grandqc-artefacts or a .toml file; repeat the option for several.",
         daily=True,
         flag="--segmenter",
     )
@@ -107,8 +107,9 @@ class Segmenter:
 
     @property
     def label(self) -> str:
-        """Part of a folder's name; an entry of one's own adds a hash of its weights."""
-        if any(entry.target == self.spec for entry in declared_segmenters()):
+        """Part of a folder's name; weights that we do not declare add their hash."""
+        is_declared = any(entry.target == self.spec for entry in declared_segmenters())
+        if is_declared and self.spec.weights is not None:
             return self.spec.name
         return f"{self.spec.name}_w{self._weights_hash[:6]}"
 

@@ -202,8 +202,8 @@ class QcConfig:
 
     qc: str = option(
         "off",
-        "Quality control before tiling: off, auto, histoqc-default (or -light, -ihc, "
-        "-clinical, -first, -v2.1), or a pipeline file (.toml).",
+        "Quality control: off, auto, histoqc-default (or -light, -ihc, -clinical, "
+        "-first, -v2.1), or a .toml file of checks and segmenters.",
         daily=True,
     )
     qc_fail: tuple[str, ...] = option(

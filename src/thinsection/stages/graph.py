@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from thinsection.encode.identity import EncoderIdentity
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.pool.encoder import SlideEncoderIdentity, check_fit
-from thinsection.qc import load_pipeline
-from thinsection.segment import load_segmenter
+from thinsection.qc import Pipeline, load_pipeline
+from thinsection.segment import Segmenter, load_segmenter
 from thinsection.stages.features import FeaturesStage, TokensStage
 from thinsection.stages.formats import PLAIN
 from thinsection.stages.leaves import (
@@ -43,7 +43,7 @@ def stages_of(spec: RunSpec, models: Models) -> tuple[AnyStage, ...]:
     Raises InvalidInputError: a slide encoder accepts none of the encoders' embeddings.
     """
     mask = mask_stage(spec)
-    stages: list[AnyStage] = [*mask.needs, mask]
+    stages = _with_needs(mask)
     if isinstance(mask, QcStage) and spec.qc.qc_pictures:
         stages.append(QcPicturesStage(qc=mask))
     ends_early = spec.output.until in ("tissue", "qc")
@@ -55,14 +55,14 @@ def stages_of(spec: RunSpec, models: Models) -> tuple[AnyStage, ...]:
     if not isinstance(mask, SegmentedTissueStage):
         segments = segment_stages(spec, mask)
     if spec.output.until == "segments":
-        return (*stages, *segments)
+        return tuple(_appended(stages, segments))
     roi = None
     if spec.regions.roi:
         roi = RegionsStage(config=spec.regions, role="roi")
         stages.append(roi)
     tiles = TilesStage(config=spec.tiles, mask=mask, segments=segments, roi=roi)
     features = _features_stages(spec, tiles, models)
-    stages += [*segments, tiles, *features]
+    stages = [*_appended(stages, segments), tiles, *features]
     if spec.encoding.tokens:
         for stage, encoder in zip(features, models.encoders):
             if encoder.supports_tokens:
@@ -72,10 +72,26 @@ def stages_of(spec: RunSpec, models: Models) -> tuple[AnyStage, ...]:
     return tuple(stages)
 
 
+def _with_needs(stage: AnyStage) -> list[AnyStage]:
+    """A stage after all stages from whose results it is made."""
+    stages: list[AnyStage] = []
+    for need in stage.needs:
+        stages = _appended(stages, _with_needs(need))
+    return [*stages, stage]
+
+
+def _appended(stages: Sequence[AnyStage], others: Sequence[AnyStage]) -> list[AnyStage]:
+    """The stages, then those of the others that are not among them."""
+    return [*stages, *(stage for stage in others if stage not in stages)]
+
+
 def mask_stage(spec: RunSpec) -> TissueStage | QcStage:
     """Stage that detects the tissue.
 
     Quality control uses its preset, or the current content of its file.
+
+    Raises ConfigError: no such pipeline, or its segmenter is unknown or lacks a class.
+    Raises WeightsError: the weights of that segmenter are missing.
     """
     reader = spec.slides.reader
     if spec.regions.tissue:
@@ -90,13 +106,40 @@ def mask_stage(spec: RunSpec) -> TissueStage | QcStage:
         )
     if spec.qc.qc == "off":
         return TissueStage(config=spec.tissue, reader=reader)
+    pipeline = load_pipeline(spec.qc.qc)
     return QcStage(
-        pipeline=load_pipeline(spec.qc.qc),
+        pipeline=pipeline,
         source=spec.qc.qc,
         reader=reader,
         strict=spec.qc.qc_strict,
         rules=spec.qc.qc_fail,
         device=spec.qc.qc_device,
+        segments=_qc_segments(spec, pipeline),
+    )
+
+
+def _qc_segments(spec: RunSpec, pipeline: Pipeline) -> SegmentStage | None:
+    """Classes that a pipeline takes, inside the default tissue mask; None if it takes none."""
+    source = pipeline.segmenter
+    if source is None:
+        return None
+    segmenter = load_segmenter(
+        source.name, weights=source.weights, device=spec.encoding.device
+    )
+    source.refuse_unknown(segmenter.spec.classes)
+    tissue = TissueStage(config=spec.tissue, reader=spec.slides.reader)
+    return _segment_stage(spec, segmenter, tissue)
+
+
+def _segment_stage(
+    spec: RunSpec, segmenter: Segmenter, mask: TissueStage | QcStage | None
+) -> SegmentStage:
+    return SegmentStage(
+        segmenter=segmenter,
+        config=spec.segment,
+        mask=mask,
+        reader=spec.slides.reader,
+        stream=spec.stream,
     )
 
 
@@ -104,6 +147,8 @@ def segment_stages(
     spec: RunSpec, mask: TissueStage | QcStage | None
 ) -> tuple[SegmentStage, ...]:
     """One stage per segmenter, inside `mask`; None segments the whole slide.
+
+    A segmenter whose classes quality control has taken already is not run a second time.
 
     Raises ConfigError: unknown segmenter, or two with a class of the same name.
     Raises WeightsError: the weights are missing.
@@ -115,20 +160,25 @@ def segment_stages(
             name, weights=spec.segment.segment_weights, device=spec.encoding.device
         )
         class_names += segmenter.spec.classes
-        stage = SegmentStage(
-            segmenter=segmenter,
-            config=spec.segment,
-            mask=mask,
-            reader=spec.slides.reader,
-            stream=spec.stream,
+        stages.append(
+            _stage_of_qc(mask, segmenter) or _segment_stage(spec, segmenter, mask)
         )
-        stages.append(stage)
     if len(set(class_names)) < len(class_names):
         raise ConfigError(
             "classes of a run's segmenters must have different names, got "
             f"{', '.join(class_names)}"
         )
     return tuple(stages)
+
+
+def _stage_of_qc(
+    mask: TissueStage | QcStage | None, segmenter: Segmenter
+) -> SegmentStage | None:
+    """The stage that gives a segmenter's classes to quality control, if there is one."""
+    stage = mask.segments if isinstance(mask, QcStage) else None
+    if not isinstance(stage, SegmentStage):
+        return None
+    return stage if stage.segmenter.identity == segmenter.identity else None
 
 
 def measures_stage(spec: RunSpec) -> MeasuresStage:

@@ -21,6 +21,7 @@ from thinsection.qc import (
 )
 from thinsection.qc.pipeline import preset_names
 from thinsection.qc.rules import parse_rule
+from thinsection.qc.segmenter_classes import ClassMap
 from thinsection.qc.tissue import TissueConfig, TissueMask, tissue_mask
 from thinsection.report.picture import (
     PICTURE,
@@ -36,7 +37,7 @@ from thinsection.slide import Slide
 from thinsection.slide.geometry import mean_mpp
 from thinsection.slide.readers import AUTO
 from thinsection.stages.labels import join_label, short_hash, slug, variant
-from thinsection.stages.stage import Output, SlideStage, SlideWork
+from thinsection.stages.stage import Output, SlideStage, SlideWork, Stage
 from thinsection.store.ledger import SLIDES
 from thinsection.tiles import TileTable
 from thinsection.tiles.table import Column
@@ -139,14 +140,18 @@ class QcStage(SlideStage[CheckedTissue]):
     rules: tuple[str, ...] = ()
     reader: str = AUTO  # requested reader
     device: str = "cpu"  # device that computes the checks
+    # classes that the pipeline takes; None if it takes none
+    segments: Stage[ClassMap] | None = None
 
     @property
     def name(self) -> str:
         """Name of the preset, or of its file with a hash of the content."""
         name = self.source
         if name not in preset_names():
-            content = short_hash(self.pipeline.as_mapping())
-            name = f"{slug(Path(self.source).stem)}-{content}"
+            content = pipeline_identity(self.pipeline)["pipeline"]
+            if self.segments is not None:
+                content = [content, self.segments.address]
+            name = f"{slug(Path(self.source).stem)}-{short_hash(content)}"
         return join_label(name, "strict" if self.strict else "")
 
     @property
@@ -183,12 +188,16 @@ class QcStage(SlideStage[CheckedTissue]):
 
     def check(self, work: SlideWork, slide: Slide) -> QcResult:
         """Runs the checks on the opened slide, and stores nothing."""
+        segmentation = None
+        if self.segments is not None:
+            segmentation = work.value(self.segments)
         return run_qc(
             slide,
             self.pipeline,
             slide_mpp=mean_mpp(work.entry.slide_mpp),
             device=self.device,
             strict=self.strict,
+            segmentation=segmentation,
         )
 
     def load(self, work: SlideWork) -> CheckedTissue:

@@ -7,7 +7,7 @@ from pathlib import Path
 from thinsection.errors import ConfigError, MissingDependencyError
 from thinsection.jobs.executor import ALL_GPUS
 from thinsection.machine import visible_gpus
-from thinsection.qc import load_pipeline, prepare_models
+from thinsection.qc import prepare_models
 from thinsection.qc.rules import parse_rule
 from thinsection.report.verdict import load_rules
 from thinsection.slide.annotations import RegionsConfig
@@ -15,8 +15,9 @@ from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.slide.cohort_table import parse_mpp
 from thinsection.stages.config import ENCODED, RunConfig, SlidesConfig
 from thinsection.stages.formats import FORMATS
-from thinsection.stages.graph import segment_stages
+from thinsection.stages.graph import mask_stage, segment_stages
 from thinsection.stages.leaves import parse_graph_spec
+from thinsection.stages.masks import QcStage
 from thinsection.stages.spec import RunSpec
 from thinsection.tiles import load_filters
 
@@ -88,12 +89,13 @@ def check_run(spec: RunSpec) -> None:
 
 
 def _check_quality_control(spec: RunSpec) -> None:
-    """Reads rules and pipeline, and trains the pixel models that the checks need."""
+    """Reads rules, pipeline and segmenter, and trains the pixel models that the checks need."""
     load_rules(spec.qc.qc_rules)
     for rule in spec.qc.qc_fail:
         parse_rule(rule)
-    if spec.qc.qc != "off":
-        prepare_models(load_pipeline(spec.qc.qc))
+    mask = mask_stage(spec)
+    if isinstance(mask, QcStage):
+        prepare_models(mask.pipeline)
     elif spec.qc.qc_fail or spec.output.until == "qc":
         raise ConfigError(
             "qc_fail must be combined with --qc, got --qc off; pass --qc auto"

@@ -6,11 +6,11 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
 from thinsection.files.atomic import atomic_path
 from thinsection.qc.own_tissue import Tissue
+from thinsection.qc.segmenter_classes import resampled
 from thinsection.qc.tissue import TissueMask, work_frame
 from thinsection.report.draw import write_drawing
 from thinsection.report.layers import Tint
@@ -172,20 +172,10 @@ class SegmentedTissueStage(TissueStage):
         """Tissue wherever there is any class, at the detector's resolution."""
         segmentation = work.value(self.segments)
         where = work_frame(slide, self.config.mask_mpp)
-        columns = _nearest(where.frame, segmentation.frame, axis=0)
-        rows = _nearest(where.frame, segmentation.frame, axis=1)
+        labels = resampled(segmentation.labels, segmentation.frame, where.frame)
         return TissueMask(
-            mask=np.asarray(segmentation.labels[rows[:, None], columns] > 0),
+            mask=np.asarray(labels > 0),
             frame=where.frame,
             mask_mpp=where.mask_mpp,
             thumbnail=where.thumbnail,
         )
-
-
-def _nearest(
-    target: MaskFrame, source: MaskFrame, *, axis: int
-) -> npt.NDArray[np.int64]:
-    """Indices along an axis of `source` at the centres of the pixels of `target`."""
-    centres_l0 = (np.arange(target.size_th[axis]) + 0.5) * target.downsample_xy[axis]
-    places = (centres_l0 / source.downsample_xy[axis]).astype(np.int64)
-    return np.minimum(places, source.size_th[axis] - 1)

@@ -108,7 +108,8 @@ def _read_torch(path: Path, tables: tuple[str, ...]) -> StateDict:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsError(
             f"weights must be plain tensors, got {str(path)!r}: {reason}; "
-            "convert them to safetensors"
+            "convert them to safetensors, or save the `state_dict()` of a pickled module "
+            "with the code of its authors"
         ) from error
     if tables and isinstance(loaded, Mapping) and loaded.keys() >= set(tables):
         loaded = {

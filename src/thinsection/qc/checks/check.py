@@ -101,6 +101,8 @@ class QcView:
     default_ink: Callable[[], Array]
     # by earlier checks, bool (H, W)
     affected_areas: Mapping[str, Array] = field(default_factory=dict)
+    # by check of kind 'class', the area of its segmenter's classes, bool (H, W)
+    class_areas: Mapping[str, Array] = field(default_factory=dict)
     # an associated image of the slide by name ('macro'), on the host; None where it has none
     associated: Callable[[str], RgbArray | None] = _no_picture
 
