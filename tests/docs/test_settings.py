@@ -36,12 +36,18 @@ READERS: dict[str, Callable[[Path], object]] = {
     "[segmenter]": read_spec,
     "[[encoder]]": _read_encoders,
 }
+
+
+def _table_of(block: Block) -> str | None:
+    """The first of `READERS` that a block has; a pipeline may have [segmenter], too."""
+    return next((table for table in READERS if table in block.text), None)
+
+
 SHOWN = [
-    (block, table)
+    (block, _table_of(block))
     for page in page_paths()
     for block in blocks_of(page)
-    for table in READERS
-    if block.language == "toml" and table in block.text
+    if block.language == "toml" and _table_of(block)
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from thinsection.config import as_mapping, from_mapping, option
 from thinsection.encode.registry import OWN_PREFIX
-from thinsection.errors import ConfigError, InvalidInputError, StoreError
+from thinsection.errors import ConfigError, InvalidInputError, StoreError, WeightsError
 from thinsection.evaluation.embeddings import read_embeddings
 from thinsection.pipeline.records import read_records
 from thinsection.slide.geometry import nominal_mpp
@@ -155,8 +155,8 @@ def _run_settings(path: Path, inputs: Inputs) -> dict[str, Json]:
             for name, section in record.document.get("config", {}).items()
             if name in DECIDING
         }
-        # a file with checks may have been deleted
-        with contextlib.suppress(ConfigError, StoreError):
+        # a file with checks or weights may have been deleted
+        with contextlib.suppress(ConfigError, StoreError, WeightsError):
             config = from_mapping(RunConfig, settings)
             encoders = [
                 name
