@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import tifffile
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 from thinsection.errors import ConfigError, WeightsError
 from thinsection.pipeline.ending import RunSummary
 from thinsection.pipeline.qc_run import QcRunConfig, check_slides
 from thinsection.pipeline.run import run
+from thinsection.report.qc_files import load_qc
 from thinsection.stages import masks
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.testing.synthetic import write_he_slide
@@ -87,16 +87,16 @@ def test_quality_control_removes_the_pixels_of_the_networks_own_label_map(
 ) -> None:
     assert run_once(he, own).counts["done"] == 1
     (segments,) = folders(own, "segment_*")
-    (qc,) = folders(own, "qc_*")
+    (folder,) = folders(own, "qc_*")
+    qc = load_qc(folder)
     # the label map as another program reads it: 1 is pink, 2 is purple
     labels = tifffile.imread(segments / "labels.tif")
-    area = np.asarray(Image.open(qc / "focus.png"))
+    area = qc.masks["focus"]
     y = ((np.arange(area.shape[0]) + 0.5) * 2500 / area.shape[0] / 8).astype(int)
     x = ((np.arange(area.shape[1]) + 0.5) * 3000 / area.shape[1] / 8).astype(int)
     np.testing.assert_array_equal(area, labels[np.ix_(y, x)] == 2)
-    glass = np.asarray(Image.open(qc / "glass.png"))
-    mask = np.asarray(Image.open(qc / "mask_use.png"))
-    np.testing.assert_array_equal(mask, ~glass & ~area)
+    glass = qc.masks["glass"]
+    np.testing.assert_array_equal(qc.mask_use, ~glass & ~area)
     assert 0.05 < area[~glass].mean() < 0.95
     (grid,) = (own.parent / "out").glob("256px*/tiles/he.h5")
     assert read_tiles(grid).columns["qc_focus"].max() > 0.3
@@ -118,7 +118,7 @@ def test_nothing_is_computed_twice(
     assert resumed.num_failed == 0
     (page,) = (own.parent / "out").glob("qc_net-*.html")
     assert resumed.page == page
-    (qc,) = folders(own, "qc_*/qc.json")
+    (qc,) = folders(own, "qc_*/qc.zip")
     qc_stamp = qc.stat().st_mtime_ns
     assert run_once(he, own).counts["done"] == 1
     assert run_once(he, own).counts["skipped"] == 1
@@ -141,7 +141,9 @@ def test_other_weights_and_another_resolution_are_other_results(
     assert run_once(he, own).counts["done"] == 1
     assert run_once(he, own, segment_mpp=8.0).counts["done"] == 1
     assert len(folders(own, "segment_*")) == len(folders(own, "qc_*")) == 3
-    areas = {folder.read_bytes() for folder in folders(own, "qc_*/focus.png")}
+    areas = {
+        load_qc(folder).masks["focus"].tobytes() for folder in folders(own, "qc_*")
+    }
     assert len(areas) == 3
 
 
