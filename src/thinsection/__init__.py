@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.slide import open_slide as open_slide
     from thinsection.stages.config import RunConfig as RunConfig
     from thinsection.stream import iter_tiles as iter_tiles
+    from thinsection.tiles import parent_rows as parent_rows
     from thinsection.tiles import tile_grid as tile_grid
     from thinsection.view import view as view
 
@@ -48,6 +49,7 @@ _PUBLIC = {
     "segment": "thinsection.segment",
     "load_segmenter": "thinsection.segment",
     "tile_grid": "thinsection.tiles",
+    "parent_rows": "thinsection.tiles",
     "iter_tiles": "thinsection.stream",
     "load_encoder": "thinsection.encode",
     "make_encoder": "thinsection.encode",

@@ -2,6 +2,7 @@
 
 from thinsection.tiles.filters import TileFilter, load_filters
 from thinsection.tiles.grid import TilesConfig, tile_grid
+from thinsection.tiles.nesting import parent_rows
 from thinsection.tiles.table import TileTable
 from thinsection.tiles.transforms import fit_stain
 
@@ -11,5 +12,6 @@ __all__ = [
     "TilesConfig",
     "fit_stain",
     "load_filters",
+    "parent_rows",
     "tile_grid",
 ]

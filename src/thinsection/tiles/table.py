@@ -12,7 +12,7 @@ import numpy.typing as npt
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.slide.geometry import ReadPlan
-from thinsection.types import CoordsL0, RgbArray, counted, format_mpp
+from thinsection.types import CoordsL0, RgbArray, Size, counted, format_mpp
 
 Column = npt.NDArray[Any]  # (N,), numbers of any type
 
@@ -37,6 +37,11 @@ class TileTable:
                 raise InvalidInputError(
                     f"column {name!r} must have shape {shape}, got {column.shape}"
                 )
+
+    @property
+    def size_l0(self) -> Size:
+        """Width and height of a tile in level-0 px."""
+        return self.plan.size_l0
 
     def __len__(self) -> int:
         return int(self.coords_l0.shape[0])
