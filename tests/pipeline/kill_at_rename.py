@@ -1,12 +1,14 @@
 # ruff: noqa: T201
 """Runs the main job in forks of one warm process and kills each at its n-th rename.
 
-    python kill_at_rename.py SLIDE OUT
+    python kill_at_rename.py SLIDE OUT [SETTINGS]
 
+SETTINGS is a JSON object that replaces those of the main job.
 Prints, for each n, the digest of what a resumed run leaves; `reference` is the undisturbed one.
 """
 
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -30,7 +32,9 @@ SETTINGS = {
 }
 
 
-def execute(slide: str, out: Path, kill_at: int | None) -> int:
+def execute(
+    slide: str, out: Path, kill_at: int | None, settings: dict[str, object]
+) -> int:
     """The exit status of a fork that runs the job, killed at its `kill_at`-th rename."""
     child = os.fork()
     if child == 0:
@@ -45,7 +49,7 @@ def execute(slide: str, out: Path, kill_at: int | None) -> int:
 
         sys.addaudithook(hook)
         os._exit(
-            run([slide], out=out, config=replace_flat(RunConfig(), SETTINGS)).exit_code
+            run([slide], out=out, config=replace_flat(RunConfig(), settings)).exit_code
         )
     return os.waitpid(child, 0)[1]
 
@@ -60,26 +64,31 @@ def digest(folder: Path) -> str:
             and "records" not in name.parts
             and not path.name.startswith(".")
         ):
-            # what a table says of a slide (done, skipped) tells how often it was run
-            total.update(
-                str(name).encode()
-                + (b"" if path.suffix == ".csv" else path.read_bytes())
-            )
+            total.update(str(name).encode() + content_of(path))
     return total.hexdigest()
 
 
-def main(slide: str, out: Path) -> None:
-    assert execute(slide, out / "reference", None) == 0
+def content_of(path: Path) -> bytes:
+    """Bytes of a file; of a ledger its entries, because a resumed run may add them in any order."""
+    if path.name == "slide.json":
+        return json.dumps(json.loads(path.read_bytes()), sort_keys=True).encode()
+    # what a table says of a slide (done, skipped) tells how often it was run
+    return b"" if path.suffix == ".csv" else path.read_bytes()
+
+
+def main(slide: str, out: Path, settings: dict[str, object]) -> None:
+    assert execute(slide, out / "reference", None, settings) == 0
     print("reference", digest(out / "reference"), flush=True)
     for kill_at in range(1, MAX_RENAMES):
         target = out / f"kill{kill_at}"
-        if execute(slide, target, kill_at) == 0:
+        if execute(slide, target, kill_at, settings) == 0:
             return  # fewer renames than that: every one was tried
-        assert execute(slide, target, None) == 0
+        assert execute(slide, target, None, settings) == 0
         print(kill_at, digest(target), flush=True)
         shutil.rmtree(target)
     raise AssertionError("more renames than expected")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    given = json.loads(sys.argv[3]) if len(sys.argv) > 3 else SETTINGS
+    main(sys.argv[1], Path(sys.argv[2]), given)

@@ -270,3 +270,24 @@ def test_what_can_be_there_for_no_slide_is_said_before_any_work(
     (tmp_path / "drawn").mkdir()
     with pytest.raises(ConfigError, match=message):
         work(two_slides(tmp_path / "slides"), tmp_path / "o", "tiles", **settings)
+
+
+def test_regions_of_tiles_are_kept_whole_by_their_share_of_the_annotation(
+    slide: Path, tmp_path: Path
+) -> None:
+    """The annotation ends at x = 600: in the middle of the second column of tiles of 512 px."""
+    file = drawn(tmp_path / "t.geojson", Tumor=LEFT)
+    rules = {"tile_filter": [], "region_px": 256, "roi": str(file)}
+    work(slide, tmp_path / "o", "tiles", **rules)
+    tiles = read_tiles(next((tmp_path / "o").glob("*/tiles/s.h5")))
+    corners = tiles.coords_l0.reshape(-1, 4, 2)[:, 0]
+    # 88 of the 256 columns from x = 512 on are inside, less than half
+    assert set(corners[:, 0].tolist()) == {0, 256}
+    work(slide, tmp_path / "p", "tiles", **rules, min_tissue_fraction=0.3)
+    tiles = read_tiles(next((tmp_path / "p").glob("*/tiles/s.h5")))
+    shares = tiles.columns["roi_fraction"].reshape(-1, 2, 2)
+    corners = tiles.coords_l0.reshape(-1, 4, 2)[:, 0]
+    assert set(corners[:, 0].tolist()) == {0, 256, 512}
+    border = shares[corners[:, 0] == 512]
+    np.testing.assert_allclose(border[:, :, 0], 88 / 128, atol=0.01)
+    np.testing.assert_allclose(border[:, :, 1], 0, atol=1e-6)

@@ -24,6 +24,7 @@ from thinsection.planning.cost import (
     GPUS,
     MARGIN,
     Gpu,
+    GridSize,
     MemoryPlan,
     Planner,
     SlideSize,
@@ -50,8 +51,7 @@ MACHINE = Calibration(
 def slide(num_tiles: int) -> SlideSize:
     return SlideSize(
         slide_id="a",
-        num_tiles=num_tiles,
-        read_px=65536,
+        grids=(GridSize(num_tiles=num_tiles, read_px=65536),),
         mask_px=10_000,
         thumbnail_px=10**6,
     )

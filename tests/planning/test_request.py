@@ -17,7 +17,7 @@ from thinsection.planning.calibration import (
     is_calibrated,
     keep,
 )
-from thinsection.planning.cost import Planner, SlideSize
+from thinsection.planning.cost import GridSize, Planner, SlideSize
 from thinsection.planning.job import MAX_OPENED, run_request
 from thinsection.planning.plan import planned_gpu
 from thinsection.slide.cohort import SlideEntry, load_cohort
@@ -55,10 +55,10 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[SlideEntry]:
 
     def size(entry: SlideEntry, spec: RunSpec) -> SlideSize:
         opened.append(entry)
+        num_tiles = 1000 * (1 + int(entry.slide_id[1:]))
         return SlideSize(
             slide_id=entry.slide_id,
-            num_tiles=1000 * (1 + int(entry.slide_id[1:])),
-            read_px=65536,
+            grids=(GridSize(num_tiles=num_tiles, read_px=65536),),
             mask_px=10_000,
             thumbnail_px=10**6,
         )

@@ -136,11 +136,10 @@ def stream_of(
 ) -> TileStream:
     """A stream with the fewest buffers, batches of 8 tiles."""
 
-    def prepare(entry: tuple[int, WatchedSlide]) -> SlideTiles:
+    def prepare(entry: tuple[int, WatchedSlide]) -> list[SlideTiles]:
         key, slide = entry
-        return SlideTiles(
-            key=key, slide=slide, table=tile_grid(slide, TilesConfig(tile_px=PX))
-        )
+        table = tile_grid(slide, TilesConfig(tile_px=PX))
+        return [SlideTiles(key=key, slide=slide, table=table)]
 
     budget = StreamBudget(
         slots=3, batch_bytes=8 * PX * PX * 3, scratch_bytes=1 << 20, workers=2

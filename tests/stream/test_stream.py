@@ -137,12 +137,14 @@ def entries(
     yield from enumerate(slides)
 
 
-def prepare(entry: tuple[int, WatchedSlide | Exception]) -> SlideTiles | SlideFailed:
+def prepare(
+    entry: tuple[int, WatchedSlide | Exception],
+) -> list[SlideTiles | SlideFailed]:
     key, slide = entry
     if isinstance(slide, Exception):
-        return SlideFailed(key=key, stage="open", error=slide)
+        return [SlideFailed(key=key, stage="open", error=slide)]
     table = tile_grid(slide, TilesConfig(tile_px=32))
-    return SlideTiles(key=key, slide=slide, table=table)
+    return [SlideTiles(key=key, slide=slide, table=table)]
 
 
 def test_slides_follow_each_other_and_a_bad_one_stops_no_other() -> None:
@@ -228,7 +230,7 @@ def test_reading_one_broken_slide_raises_its_error() -> None:
 
 
 def test_an_error_of_the_stream_itself_is_raised_not_swallowed() -> None:
-    def explode(entry: object) -> SlideTiles:
+    def explode(entry: object) -> list[SlideTiles]:
         raise RuntimeError("a bug in prepare")
 
     with (

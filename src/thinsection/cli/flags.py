@@ -146,9 +146,10 @@ def _with_flags(
             if text is None:
                 continue
             current = settings[synonym.setting]
-            if current is not None:
+            if current not in (None, []):
                 flag = synonym.setting.replace("_", "-")
-                raise ConfigError(f"--{name} must go without --{flag}, got {current}")
+                shown = " ".join(current) if isinstance(current, list) else current
+                raise ConfigError(f"--{name} must go without --{flag}, got {shown}")
             settings[synonym.setting], note = synonym.translate(text)
             print(note, file=sys.stderr)
         overrides = {
@@ -296,4 +297,6 @@ def _flag_type(kind: Any) -> Any:
     if get_origin(kind) is Literal:
         return str | None
     members = [member for member in get_args(kind) if member is not type(None)]
+    if any(get_origin(member) is tuple for member in members):
+        return list[str] | None
     return (members[0] if members else kind) | None

@@ -23,7 +23,7 @@ from thinsection.evaluation.cases import listed_names
 from thinsection.pipeline.folder import Results, one_address, open_results
 from thinsection.report.home import is_results_folder
 from thinsection.slide.readers import slide_suffixes
-from thinsection.stages.facts import ledger_facts
+from thinsection.stages.facts import grid_of, ledger_facts
 from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
 from thinsection.store.tile_tables import EmbeddingRows
@@ -330,7 +330,8 @@ def _result_files(data: Path, results: Results, features: str | None) -> Feature
     for slide_id, ledger in results.ledgers.items():
         if address not in ledger.stages:
             continue
-        if ledger_facts(ledger, ledger.stages).get("num_tiles") == 0:
+        of_grid = [name for name in ledger.stages if grid_of(name) == grid_of(address)]
+        if ledger_facts(ledger, of_grid).get("num_tiles") == 0:
             lacking[slide_id] = "no tiles"
             continue
         file = data / next(iter(ledger.stages[address].files))

@@ -21,7 +21,7 @@ from thinsection.pipeline.task import ENDS, RunTask, ended_slides
 from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import TILED
-from thinsection.stages.graph import mask_stage, measures_stage
+from thinsection.stages.graph import mask_stage, measures_stages
 from thinsection.stages.masks import QcStage
 from thinsection.stages.spec import RunSpec
 from thinsection.types import counted
@@ -127,8 +127,8 @@ def write_run_tables(
         The slides that quality control finds unusable, and why, as `write_qc_tables` does.
     """
     if spec.output.measures and spec.output.until in TILED:
-        stage = measures_stage(spec)
-        write_measures(out, slides, stage, spec.output.measures_reference)
+        for stage in measures_stages(spec):
+            write_measures(out, slides, stage, spec.output.measures_reference)
     mask = mask_stage(spec)
     if isinstance(mask, QcStage):
         return write_qc_tables(out, slides, mask, spec.qc)

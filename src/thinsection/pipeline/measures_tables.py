@@ -8,7 +8,7 @@ from thinsection.errors import ConfigError, StoreError
 from thinsection.files.atomic import write_table
 from thinsection.pipeline.tables import KnownSlide
 from thinsection.report.qc_sheet import Usual, deviations, usual_of
-from thinsection.stages.graph import measures_stage
+from thinsection.stages.graph import measures_stages
 from thinsection.stages.measures import STAIN_COLUMNS, MeasuresStage
 from thinsection.stages.spec import RunSpec
 from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
@@ -83,8 +83,9 @@ def check_reference(spec: RunSpec) -> None:
             f"measures_reference must be a results folder that contains {SLIDES}/, got "
             f"{str(folder)!r}"
         )
-    stage = measures_stage(spec)
-    if not measured_slides(folder, stage):
+    for stage in measures_stages(spec):
+        if measured_slides(folder, stage):
+            continue
         raise ConfigError(
             f"measures_reference must contain {stage.address}, got none in {str(folder)!r}; run "
             "it with --measures and the same tile settings"

@@ -1,6 +1,6 @@
 """Prepares a slide before its tiles are read: claims it, opens it, and lays its tile grid."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from thinsection.errors import (
     OutputError,
     QcExclusion,
     StoreError,
+    ThinsectionError,
 )
 from thinsection.pipeline.results import SlideResult, read_failure
 from thinsection.pipeline.slide_states import ClaimedSlide, PreparedSlide
@@ -35,7 +36,7 @@ from thinsection.stages.tiles import TilesStage
 from thinsection.store.identity import Identity, WholeSum, file_times
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
 from thinsection.store.tiles_h5 import tile_attributes
-from thinsection.stream.batches import SlideFailed, SlideTiles
+from thinsection.stream.batches import Prepared, SlideFailed, SlideTiles
 from thinsection.stream.threads import MemoryAllowance
 from thinsection.tiles import TileTable
 from thinsection.tiles.transforms import StainLook, fit_stain
@@ -133,73 +134,97 @@ class SlidePreparer:
     # colours of stain normalisation; None if it is off
     stain_target: StainLook | None
 
-    def __call__(
-        self, claimed: ClaimedSlide
-    ) -> SlideTiles[PreparedSlide] | SlideFailed[PreparedSlide]:
-        """Prepares a slide."""
+    def __call__(self, claimed: ClaimedSlide) -> list[Prepared[PreparedSlide]]:
+        """Prepares a slide: an item for each grid with tiles to read, then the error, if any."""
         work = claimed.work
         slide = None
-        tiles = None
+        parts: list[SlideTiles[PreparedSlide]] = []
         try:
             work.stage_title = "open"
             work.check_stale()
-            grid = _grid_of(work)
+            grids = [stage for stage in work.stages if isinstance(stage, TilesStage)]
+            failure = None
             if not all(isinstance(stage, StoreStage) for stage in work.missing):
                 slide = _open(
                     work, self.spec.slides.reader, self.memory_for_whole_images
                 )
-                _read_slide(work, slide, grid)
+                _read_slide(work, slide, grids)
             check_quality(work)
-            prepared = PreparedSlide(claimed=claimed, slide=slide)
-            if slide is not None and grid is not None:
-                prepared = _lay_grid(claimed, slide, grid)
-                if prepared.streamed_stages:
-                    tiles = self._tiles_to_read(prepared, slide, grid)
-            return tiles or SlideTiles(key=prepared, slide=None, table=None)
+            if slide is not None:
+                parts, failure = self._lay_grids(claimed, slide, grids)
+            return self._in_order(claimed, slide, parts, failure)
         except OutputError:  # not the fault of one slide, so it ends the run
             raise
         except Exception as error:  # noqa: BLE001 - the per-slide boundary; recorded
-            failed = PreparedSlide(claimed=claimed)
-            return SlideFailed(key=failed, stage=work.stage_title, error=error)
+            parts = []
+            return [_failed(claimed, error)]
         finally:
-            if slide is not None and tiles is None:  # no stage needs its tiles
+            if slide is not None and not parts:  # no stage needs its tiles
                 slide.close()
 
-    def _tiles_to_read(
-        self, prepared: PreparedSlide, slide: Slide, grid: TilesStage
-    ) -> SlideTiles[PreparedSlide]:
-        """Tiles that the stream reads, and how it changes and measures them."""
-        work = prepared.work
-        table = prepared.table
-        assert table is not None
-        features = [s for s in prepared.streamed_stages if isinstance(s, FeaturesStage)]
-        if len(features) == len(prepared.streamed_stages):
-            known_rows = find_known_rows(work, features, table)
-            prepared = replace(prepared, known_rows=known_rows)
-            if known_rows:
-                # all of them lack the same tiles
-                first = known_rows[features[0].address]
-                table = table.select(first.lacking)
-        transform = None
-        if self.stain_target is not None and len(table):
-            stain = self.spec.encoding.stain
-            tissue = work.value(grid.mask)
-            transform = fit_stain(slide, tissue, stain, target=self.stain_target)
+    def _lay_grids(
+        self, claimed: ClaimedSlide, slide: Slide, grids: Sequence[TilesStage]
+    ) -> tuple[list[SlideTiles[PreparedSlide]], SlideFailed[PreparedSlide] | None]:
+        """Tiles to read of each grid, and the first error of a grid; the others are still read."""
+        parts = []
+        failure = None
+        for grid in grids:
+            if not any(grid.holds(stage) for stage in claimed.work.missing):
+                continue
+            try:
+                prepared = _lay_grid(claimed, slide, grid)
+                if prepared.streamed_stages:
+                    parts.append(_tiles_to_read(prepared, slide))
+            except OutputError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary of a grid; recorded
+                failure = failure or _failed(claimed, error)
+        self._normalise(parts)
+        return parts, failure
+
+    def _normalise(self, parts: Sequence[SlideTiles[PreparedSlide]]) -> None:
+        """Sets the stain normalisation of a slide, which is the same for all grids."""
+        read_parts = [part for part in parts if part.num_tiles]
+        if self.stain_target is None or not read_parts:
+            return
+        first = read_parts[0]
+        work = first.key.work
+        grid = next(stage for stage in work.stages if isinstance(stage, TilesStage))
+        tissue = work.value(grid.mask)
+        stain = self.spec.encoding.stain
+        assert first.slide is not None
+        transform = fit_stain(first.slide, tissue, stain, target=self.stain_target)
+        for part in read_parts:
+            part.transform = transform
             if transform.warning:
-                prepared = replace(prepared, warnings=(transform.warning,))
-        if any(isinstance(stage, MeasuresStage) for stage in prepared.streamed_stages):
-            measures = TileMeasures(num_tiles=len(table), tile_px=table.plan.tile_px)
-            prepared = replace(prepared, measures=measures)
-        if self._hashes_whole(work, slide):
+                part.key = replace(part.key, warnings=(transform.warning,))
+
+    def _in_order(
+        self,
+        claimed: ClaimedSlide,
+        slide: Slide | None,
+        parts: Sequence[SlideTiles[PreparedSlide]],
+        failure: SlideFailed[PreparedSlide] | None,
+    ) -> list[Prepared[PreparedSlide]]:
+        """Parts of a slide, of which the last closes it, and the error of a grid."""
+        work = claimed.work
+        items = list(parts)
+        if not items and (failure is None or any(work.ready_stages())):
+            prepared = PreparedSlide(claimed=claimed, slide=slide)
+            items.append(SlideTiles(key=prepared, slide=None, table=None))
+        num_tiles = sum(item.num_tiles for item in items)
+        for place, item in enumerate(items):
+            is_end = place == len(items) - 1
+            item.owned = is_end
+            item.key = replace(
+                item.key,
+                num_tiles_of_slide=num_tiles if place == 0 else None,
+                is_last=is_end and failure is None,
+            )
+        if slide is not None and parts and self._hashes_whole(work, slide):
             whole_sum = WholeSum(work.entry.slide_path)
-            prepared = replace(prepared, whole_sum=whole_sum)
-        return SlideTiles(
-            key=prepared,
-            slide=slide,
-            table=table,
-            transform=transform,
-            measure=prepared.measures,
-        )
+            items[-1].key = replace(items[-1].key, whole_sum=whole_sum)
+        return [*items, failure] if failure is not None else [*items]
 
     def _hashes_whole(self, work: SlideWork, slide: Slide) -> bool:
         """True for a local file that was never hashed completely."""
@@ -209,10 +234,34 @@ class SlidePreparer:
         )
 
 
-def _grid_of(work: SlideWork) -> TilesStage | None:
-    """Tile grid among the stages of a run; None for runs that end before it."""
-    grids = (stage for stage in work.stages if isinstance(stage, TilesStage))
-    return next(grids, None)
+def _tiles_to_read(prepared: PreparedSlide, slide: Slide) -> SlideTiles[PreparedSlide]:
+    """Tiles of a grid that the stream reads, and how it measures them."""
+    work = prepared.work
+    table = prepared.table
+    assert table is not None
+    features = [s for s in prepared.streamed_stages if isinstance(s, FeaturesStage)]
+    if len(features) == len(prepared.streamed_stages):
+        known_rows = find_known_rows(work, features, table)
+        prepared = replace(prepared, known_rows=known_rows)
+        if known_rows:
+            # all of them lack the same tiles
+            first = known_rows[features[0].address]
+            table = table.select(first.lacking)
+    if any(isinstance(stage, MeasuresStage) for stage in prepared.streamed_stages):
+        measures = TileMeasures(num_tiles=len(table), tile_px=table.plan.tile_px)
+        prepared = replace(prepared, measures=measures)
+    return SlideTiles(
+        key=prepared,
+        slide=slide,
+        table=table,
+        measure=prepared.measures,
+    )
+
+
+def _failed(claimed: ClaimedSlide, error: Exception) -> SlideFailed[PreparedSlide]:
+    """The error of a slide, in the stage at work."""
+    failed = PreparedSlide(claimed=claimed)
+    return SlideFailed(key=failed, stage=claimed.work.stage_title, error=error)
 
 
 def _open(
@@ -239,14 +288,24 @@ def _open(
     return slide
 
 
-def _read_slide(work: SlideWork, slide: Slide, grid: TilesStage | None) -> None:
+def _read_slide(work: SlideWork, slide: Slide, grids: Sequence[TilesStage]) -> None:
     """Runs missing stages that read the slide: tissue or quality control, regions, networks."""
-    if grid is not None:
-        # raises an error for a missing resolution before any pixel is read
-        grid.config.plan(slide)
+    _check_resolutions(slide, grids)
     for stage in list(work.missing):
         if isinstance(stage, SlideStage):
             work.perform_on(slide, stage)
+
+
+def _check_resolutions(slide: Slide, grids: Sequence[TilesStage]) -> None:
+    """Raises an error before any pixel is read if no grid fits the slide's resolution."""
+    errors = []
+    for grid in grids:
+        try:
+            grid.config.plan(slide)
+        except ThinsectionError as error:
+            errors.append(error)
+    if errors and len(errors) == len(grids):
+        raise errors[0]
 
 
 def _lay_grid(claimed: ClaimedSlide, slide: Slide, grid: TilesStage) -> PreparedSlide:
@@ -262,8 +321,10 @@ def _lay_grid(claimed: ClaimedSlide, slide: Slide, grid: TilesStage) -> Prepared
     elif is_missing:
         work.make_and_record(grid, lambda: grid.write(work, slide, table, attributes))
     if not streamed:
-        _reuse_files(work, table)
-    streamed += [stage for stage in work.missing if isinstance(stage, TileStage)]
+        _reuse_files(work, grid, table)
+    for stage in work.missing:
+        if isinstance(stage, TileStage) and grid.holds(stage):
+            streamed.append(stage)
     return PreparedSlide(
         claimed=claimed,
         slide=slide,
@@ -273,10 +334,10 @@ def _lay_grid(claimed: ClaimedSlide, slide: Slide, grid: TilesStage) -> Prepared
     )
 
 
-def _reuse_files(work: SlideWork, table: TileTable) -> None:
+def _reuse_files(work: SlideWork, grid: TilesStage, table: TileTable) -> None:
     """Reuses embeddings of the same tiles that are stored under another grid's name."""
     for stage in list(work.missing):
-        if isinstance(stage, FeaturesStage):
+        if isinstance(stage, FeaturesStage) and stage.tiles == grid:
             output = stage.reuse(work, table)
             if output is not None:
                 work.record(stage, output)

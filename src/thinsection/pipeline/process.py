@@ -167,8 +167,9 @@ class SlideProcessor:
         """Passes the stream's events on to the sink; tiles are replaced by their embeddings."""
         for event in stream:
             if isinstance(event, SlideStarted):
-                # the key of an event is its slide
-                self._emit("started", event.key, event.num_tiles)
+                # the key of an event is its slide with one of its grids
+                if event.key.num_tiles_of_slide is not None:
+                    self._emit("started", event.key, event.key.num_tiles_of_slide)
             elif isinstance(event, TileBatch):
                 self._put(self._encode(event, batch_encoder), sink)
             else:

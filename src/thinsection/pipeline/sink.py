@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import OutputError
-from thinsection.pipeline.slide_states import PreparedSlide, SlideEnd
+from thinsection.pipeline.slide_states import ClaimedSlide, PreparedSlide, SlideEnd
 from thinsection.stages.features import FeaturesStage, OpenResult, TokensStage
 from thinsection.stages.measures import MeasuresStage
-from thinsection.stages.stage import AnyStage, StoreStage
+from thinsection.stages.stage import AnyStage
 from thinsection.stages.tiles import TilesStage
 from thinsection.stream import StageClock, TileBatch
 from thinsection.stream.batches import SlideFailed, SlideFinished
@@ -63,7 +63,7 @@ class ResultSink:
         self._channel: Channel[SinkItem] = Channel(_QUEUED)
         self._open: _OpenSlide | None = None  # slide in progress
         # failed slide whose further items are dropped
-        self._given_up: PreparedSlide | None = None
+        self._given_up: ClaimedSlide | None = None
         self._failure: BaseException | None = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -110,7 +110,7 @@ class ResultSink:
 
     def _take(self, item: SinkItem) -> None:
         prepared = item.key
-        if self._given_up is prepared:
+        if self._given_up is prepared.claimed:
             return
         if isinstance(item, SlideFailed):
             self._give_up(prepared, item.stage, item.error)
@@ -126,14 +126,18 @@ class ResultSink:
         except Exception as error:  # noqa: BLE001 - the per-slide boundary of writing
             self._give_up(prepared, prepared.work.stage_title, error)
         else:
-            work = prepared.work
-            work.drop_embeddings_before_edit()
-            facts = work.facts() | prepared.fetched()
-            self._on_end(SlideEnd(entry=work.entry, facts=facts))
+            if prepared.is_last:
+                self._end_slide(prepared)
+
+    def _end_slide(self, prepared: PreparedSlide) -> None:
+        work = prepared.work
+        work.drop_embeddings_before_edit()
+        facts = work.facts() | prepared.fetched()
+        self._on_end(SlideEnd(entry=work.entry, facts=facts))
 
     def _give_up(self, prepared: PreparedSlide, stage: str, error: Exception) -> None:
         self._abandon()
-        self._given_up = prepared
+        self._given_up = prepared.claimed
         prepared.work.drop_embeddings_before_edit()
         self._on_end(SlideEnd(entry=prepared.entry, error=error, stage=stage))
 
@@ -144,16 +148,15 @@ class ResultSink:
         return self._open
 
     def _finish(self, prepared: PreparedSlide) -> None:
-        """Completes the files from the stream, then runs the stages that read stored results."""
+        """Completes the files of a grid, then runs the stages that read stored results."""
         with self._clock.timed("write_busy"):
             self._opened(prepared).finish()
             self._open = None
         work = prepared.work
-        for stage in list(work.missing):
-            if isinstance(stage, StoreStage):
-                name = "aggregate_busy" if stage.title == "aggregate" else "write_busy"
-                with self._clock.timed(name):
-                    work.perform(stage)
+        for stage in work.ready_stages():
+            name = "aggregate_busy" if stage.title == "aggregate" else "write_busy"
+            with self._clock.timed(name):
+                work.perform(stage)
 
     def _abandon(self) -> None:
         """Deletes incomplete files."""

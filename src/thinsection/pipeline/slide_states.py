@@ -1,7 +1,7 @@
 """Values for the states of a slide in a process.
 
     ClaimedSlide    under its lock, not opened
-    PreparedSlide   its grid is laid, and the stages that the stream feeds are known
+    PreparedSlide   with one of its grids laid; the stages that the stream feeds are known
     SlideEnd        ended, with or without an error
 
 Only the `SlideWork` inside these values changes.
@@ -37,9 +37,10 @@ class ClaimedSlide:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedSlide:
-    """Slide with its grid, and all that the stream must make from it.
+    """Slide with one of its grids, and all that the stream must make from it.
 
-    Decode workers, the encoders' thread and the sink share this value.
+    Decode workers, the encoders' thread and the sink share this value. A slide with several grids
+    to read is several of these, which follow each other and share the opened slide.
     """
 
     claimed: ClaimedSlide
@@ -55,6 +56,9 @@ class PreparedSlide:
     known_rows: Mapping[str, KnownRows] = field(default_factory=dict)
     measures: TileMeasures | None = None  # filled while tiles are decoded
     whole_sum: WholeSum | None = None  # None once the complete file has been hashed
+    # tiles to read of all grids, for the first grid; None for the others
+    num_tiles_of_slide: int | None = None
+    is_last: bool = True  # True if nothing of the slide follows
 
     @property
     def work(self) -> SlideWork:

@@ -13,6 +13,7 @@ from thinsection.pipeline.folder import Listener
 from thinsection.pipeline.tiled_slide import TiledSlide
 from thinsection.slide import Slide
 from thinsection.stream.batches import (
+    Prepared,
     SlideFailed,
     SlideFinished,
     SlideTiles,
@@ -135,11 +136,11 @@ class BufferReader(Closing):
         pieces = _pieces(buffer)
         self._close_unused(pieces)
 
-        def prepare(slide: int) -> SlideTiles[int] | SlideFailed[int]:
+        def prepare(slide: int) -> list[Prepared[int]]:
             try:
-                return self._prepare(buffer, pieces[slide])
+                return [self._prepare(buffer, pieces[slide])]
             except Exception as error:  # noqa: BLE001 - the per-slide boundary
-                return SlideFailed(key=slide, stage="open", error=error)
+                return [SlideFailed(key=slide, stage="open", error=error)]
 
         with TileStream(
             list(pieces),

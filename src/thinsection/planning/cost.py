@@ -10,7 +10,7 @@ Host peak = process + weights + batch + buffers + scratch + caches + prepared + 
     prepared  (prefetched + 2) * 40 bytes per pixel of the tissue mask, and the threads' memory to
               prepare and write slides beside the encoder; 27 bytes per pixel at 4 µm/px of the
               slide in quality control
-    results   tiles of the largest slide * embedding bytes * 3 (collected, pooled, written)
+    results   tiles of the largest grid * embedding bytes * 3 (collected, pooled, written)
 On a CPU, process, weights and batch are measured together if that is quick, since the heap of an
 encoding process keeps holes that no formula predicts. On a GPU, weights and batch are in its
 memory, with the driver's context and two batches in transfer.
@@ -113,15 +113,32 @@ class QcSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GridSize:
+    """Numbers of one tile grid of a slide."""
+
+    num_tiles: int  # tiles with enough tissue
+    read_px: int  # pixels of the level that are decoded for one tile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlideSize:
     """Numbers of one slide, from its header and thumbnail."""
 
     slide_id: str
-    num_tiles: int  # tiles with enough tissue
-    read_px: int  # pixels of the level that are decoded for one tile
+    grids: tuple[GridSize, ...]  # one for each resolution
     mask_px: int  # pixels of the tissue mask
     thumbnail_px: int  # pixels that are decoded for the thumbnail
     qc: QcSize | None = None  # None for a run without quality control
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of all grids."""
+        return sum(grid.num_tiles for grid in self.grids)
+
+    @property
+    def decoded_px(self) -> int:
+        """Pixels that are decoded for the tiles of all grids."""
+        return sum(grid.num_tiles * grid.read_px for grid in self.grids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,12 +277,13 @@ class Planner:
         workers = self.spec.stream.decode_threads or cpus
         stream = replace(self.spec.stream, decode_threads=workers)
         budget = replace(self.spec, stream=stream).stream_budget(self.batch_size)
-        num_tiles = sum(slide.num_tiles for slide in slides)
-        most_tiles = max(slide.num_tiles for slide in slides)
-        batches = sum(-(-slide.num_tiles // self.batch_size) for slide in slides)
+        grids = [grid for slide in slides for grid in slide.grids]
+        num_tiles = sum(grid.num_tiles for grid in grids)
+        most_tiles = max(grid.num_tiles for grid in grids)
+        batches = sum(-(-grid.num_tiles // self.batch_size) for grid in grids)
         buffered = min(budget.slots * self.batch_size, num_tiles)
-        read_bytes = max(slide.read_px for slide in slides) * CHANNELS
-        decoded = max(slide.num_tiles * slide.read_px * CHANNELS for slide in slides)
+        read_bytes = max(grid.read_px for grid in grids) * CHANNELS
+        decoded = max(slide.decoded_px * CHANNELS for slide in slides)
         return {
             "batch buffers": buffered * self._tile_bytes,
             "decode scratch": min(budget.workers, max(batches, 1)) * read_bytes,
@@ -291,8 +309,7 @@ class Planner:
                 start_s=start_s, prepare_s=prepare_s, wall_s=start_s + prepare_s
             )
         num_tiles = sum(slide.num_tiles for slide in slides)
-        read_px = sum(slide.num_tiles * slide.read_px for slide in slides)
-        decode_s = read_px / px_per_s
+        decode_s = sum(slide.decoded_px for slide in slides) / px_per_s
         if self.gpu is None:
             encode_s = num_tiles / self.tiles_per_s
             work_s = (prepare_s + decode_s + encode_s) / cpus

@@ -20,6 +20,7 @@ from thinsection.planning import calibration, cost
 from thinsection.planning.calibration import EncoderSize
 from thinsection.planning.cost import (
     Gpu,
+    GridSize,
     MemoryPlan,
     Planner,
     QcSize,
@@ -238,7 +239,12 @@ def slide_size(entry: SlideEntry, spec: RunSpec) -> SlideSize:
     """Opens a slide, detects its tissue on the thumbnail and counts its tiles; decodes no tile."""
     mask_mpp = spec.tissue.mask_mpp
     with entry.open(spec.slides.reader) as slide:
-        table = tile_grid(slide, spec.tiles, tissue=tissue_mask(slide, spec.tissue))
+        tissue = tissue_mask(slide, spec.tissue)
+        grids = []
+        for config in spec.tiles.grids:
+            table = tile_grid(slide, config, tissue=tissue)
+            read_px = math.prod(table.plan.size_lv)
+            grids.append(GridSize(num_tiles=len(table), read_px=read_px))
         mpp_xy = resolution_of(slide, mask_mpp, slide.slide_mpp)
         mask_size = work_size(slide.size, mpp_xy, mask_mpp)
         thumbnail_size = slide.levels[0].size
@@ -250,8 +256,7 @@ def slide_size(entry: SlideEntry, spec: RunSpec) -> SlideSize:
             qc = qc_size(slide, load_pipeline(spec.qc.qc), entry)
         return SlideSize(
             slide_id=entry.slide_id,
-            num_tiles=len(table),
-            read_px=math.prod(table.plan.size_lv),
+            grids=tuple(grids),
             mask_px=math.prod(mask_size),
             thumbnail_px=math.prod(thumbnail_size),
             qc=qc,

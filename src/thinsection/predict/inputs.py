@@ -163,15 +163,17 @@ def _run_settings(path: Path, inputs: Inputs) -> dict[str, Json]:
                 for name in config.encode.encoders
                 if slug(name.removeprefix(OWN_PREFIX)) in (inputs.features or "")
             ]
-            if encoders and _grid_of(config) == grid:
-                run = {name: as_mapping(config)[name] for name in DECIDING}
-                run["encode"] |= {"encoders": [max(encoders, key=len)]}
-                return run
+            for tiles in config.tiles.grids:
+                of_grid = replace(config, tiles=tiles)
+                if encoders and _grid_of(of_grid) == grid:
+                    run = {name: as_mapping(of_grid)[name] for name in DECIDING}
+                    run["encode"] |= {"encoders": [max(encoders, key=len)]}
+                    return run
     return {}
 
 
 def _grid_of(config: RunConfig) -> str:
-    """Name of a run's tile grid."""
+    """Name of the tile grid of a run with one grid."""
     spec = resolve(config, {"until": "tiles"})
     mask = mask_stage(spec)
     segments = segment_stages(spec, mask)

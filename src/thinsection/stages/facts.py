@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
-from thinsection.store.ledger import SlideLedger
+from thinsection.store.ledger import SLIDES, SlideLedger
 from thinsection.types import Document
 
 OF_COHORTS = ("patient_id", "label", "split")
@@ -37,15 +37,37 @@ def slide_facts(slide: Slide, entry: SlideEntry, ledger: SlideLedger) -> Documen
 
 
 def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> Document:
-    """Facts of the slide and of its stages; later stages win, and warnings are joined."""
+    """Facts of the slide and of its stages; later stages win, and warnings are joined.
+
+    With stages of several tile grids, their tiles are added up, and warnings name the grid.
+    """
     merged: Document = {}
-    warnings = [ledger.damage]
-    recorded = [ledger.stages[name] for name in addresses if name in ledger.stages]
-    for facts in (ledger.slide, *(record.facts for record in recorded)):
-        merged.update(facts)
-        warnings.append(facts.get("warnings") or "")
+    recorded = {
+        name: ledger.stages[name] for name in addresses if name in ledger.stages
+    }
+    grids = dict.fromkeys(map(grid_of, recorded))
+    has_several_grids = len(grids.keys() - {""}) > 1
+    warnings = [ledger.damage, ledger.slide.get("warnings") or ""]
+    merged.update(ledger.slide)
+    num_tiles = 0
+    for address, record in recorded.items():
+        merged.update(record.facts)
+        num_tiles += record.facts.get("num_tiles", 0)
+        warning = record.facts.get("warnings") or ""
+        grid = grid_of(address)
+        if warning and grid and has_several_grids:
+            warning = f"{grid}: {warning}"
+        warnings.append(warning)
+    if "num_tiles" in merged:
+        merged["num_tiles"] = num_tiles
     different = dict.fromkeys(text for text in warnings if text)
     return merged | {"warnings": "; ".join(different)}
+
+
+def grid_of(address: str) -> str:
+    """Tile grid in the address of a stage; '' for a stage that belongs to none."""
+    grid = address.partition("/")[0]
+    return "" if grid == SLIDES else grid
 
 
 def cohort_facts(entry: SlideEntry, ledger: SlideLedger) -> Document:

@@ -40,6 +40,8 @@ class Models:
 def stages_of(spec: RunSpec, models: Models) -> tuple[AnyStage, ...]:
     """Every stage of a run up to its last result; each stage follows those that it needs.
 
+    All tile grids share the tissue and the segmentations.
+
     Raises InvalidInputError: a slide encoder accepts none of the encoders' embeddings.
     """
     mask = mask_stage(spec)
@@ -60,15 +62,16 @@ def stages_of(spec: RunSpec, models: Models) -> tuple[AnyStage, ...]:
     if spec.regions.roi:
         roi = RegionsStage(config=spec.regions, role="roi")
         stages.append(roi)
-    tiles = TilesStage(config=spec.tiles, mask=mask, segments=segments, roi=roi)
-    features = _features_stages(spec, tiles, models)
-    stages = [*_appended(stages, segments), tiles, *features]
-    if spec.encoding.tokens:
-        for stage, encoder in zip(features, models.encoders):
-            if encoder.supports_tokens:
-                stages.append(TokensStage(features=stage))
-    stages += _leaves(spec, tiles, features)
-    stages += _pooling_stages(spec, features, models)
+    stages = _appended(stages, segments)
+    embeddings: list[FeaturesStage] = []
+    for config in spec.tiles.grids:
+        tiles = TilesStage(config=config, mask=mask, segments=segments, roi=roi)
+        features = _features_stages(spec, tiles, models)
+        stages += [tiles, *features]
+        stages += _token_stages(spec, features, models)
+        stages += _leaves(spec, tiles, features)
+        embeddings += features
+    stages += _pooling_stages(embeddings, models)
     return tuple(stages)
 
 
@@ -181,11 +184,11 @@ def _stage_of_qc(
     return stage if stage.segmenter.identity == segmenter.identity else None
 
 
-def measures_stage(spec: RunSpec) -> MeasuresStage:
-    """Stage of the tile measures; the run must ask for them."""
+def measures_stages(spec: RunSpec) -> list[MeasuresStage]:
+    """Stage of the tile measures of each grid; the run must ask for them."""
     until_tiles = replace(spec, output=replace(spec.output, until="tiles"))
     graph = stages_of(until_tiles, Models())
-    return next(stage for stage in graph if isinstance(stage, MeasuresStage))
+    return [stage for stage in graph if isinstance(stage, MeasuresStage)]
 
 
 def _features_stages(
@@ -202,6 +205,19 @@ def _features_stages(
             target=models.stain_target,
         )
         for encoder in models.encoders
+    ]
+
+
+def _token_stages(
+    spec: RunSpec, features: Sequence[FeaturesStage], models: Models
+) -> list[TokensStage]:
+    """The token grids of each tile encoder that has them, if the run asks for them."""
+    if not spec.encoding.tokens:
+        return []
+    return [
+        TokensStage(features=stage)
+        for stage, encoder in zip(features, models.encoders)
+        if encoder.supports_tokens
     ]
 
 
@@ -227,24 +243,21 @@ def _leaves(
 
 
 def _pooling_stages(
-    spec: RunSpec, features: Sequence[FeaturesStage], models: Models
+    embeddings: Sequence[FeaturesStage], models: Models
 ) -> list[PoolingStage]:
     """Stages of each slide encoder, one for each kind of embeddings that it accepts."""
+    names = {encoder.label: encoder.name for encoder in models.encoders}
     stages = []
     for slide_encoder in models.slide_encoders:
         refusals: list[InvalidInputError] = []
-        for stage, encoder in zip(features, models.encoders):
+        for stage in embeddings:
+            tiles = stage.tiles.config
             try:
-                check_fit(
-                    slide_encoder,
-                    encoder.name,
-                    spec.tiles.tile_px,
-                    spec.tiles.mpp,
-                )
+                check_fit(slide_encoder, names[stage.encoder], tiles.tile_px, tiles.mpp)
             except InvalidInputError as error:
                 refusals.append(error)
                 continue
             stages.append(PoolingStage(features=stage, slide_encoder=slide_encoder))
-        if refusals and len(refusals) == len(features):
+        if refusals and len(refusals) == len(embeddings):
             raise refusals[0]
     return stages

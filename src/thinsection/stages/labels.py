@@ -19,7 +19,7 @@ _MAX_PART = 60  # longest part of a name in characters; longer parts become a ha
 _NO_ITEMS = "none"
 _EXACT = re.compile(r"-?[A-Za-z0-9.]+")
 # settings with a fixed place in a grid's name
-_NAMED = ("tile_px", "tile_mpp", "overlap")
+_NAMED = ("tile_px", "tile_mpp", "overlap", "region_px")
 
 
 def grid_label(tiles: TilesConfig, mask_label: str) -> str:
@@ -29,8 +29,9 @@ def grid_label(tiles: TilesConfig, mask_label: str) -> str:
     """
     mpp = "native" if tiles.mpp is None else f"{slug(tiles.mpp)}mpp"
     overlap = f"{tiles.overlap}px_overlap" if tiles.overlap else ""
+    regions = f"{tiles.region_px}px_regions" if tiles.region_px else ""
     others = variant(tiles, leave_out=_NAMED)
-    return join_label(f"{tiles.tile_px}px", mpp, overlap, others, mask_label)
+    return join_label(f"{tiles.tile_px}px", mpp, overlap, regions, others, mask_label)
 
 
 def join_label(*parts: str) -> str:

@@ -12,7 +12,7 @@ then the pixels of a tile decide whether the tile is kept.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, cast
@@ -403,6 +403,14 @@ class SlideWork:
         ]
         if output.value is not None:
             self._values[stage.address] = output.value
+
+    def ready_stages(self) -> Iterator[StoreStage[object]]:
+        """Yields the missing stages that read stored results, as soon as all of these are there."""
+        for stage in list(self.missing):
+            lacking = {other.address for other in self.missing}
+            is_ready = lacking.isdisjoint(need.address for need in stage.needs)
+            if isinstance(stage, StoreStage) and is_ready:
+                yield stage
 
     def facts(self) -> Document:
         """Facts of the slide and of the run's stages, with all warnings joined into one text."""

@@ -14,12 +14,13 @@ from thinsection.stages.labels import grid_label, join_label
 from thinsection.stages.masks import Columns, QcStage, TissueStage
 from thinsection.stages.regions import ROI_SHARE, RegionsStage
 from thinsection.stages.segments import SegmentStage
-from thinsection.stages.stage import Output, SlideWork, Stage
+from thinsection.stages.stage import AnyStage, Output, SlideWork, Stage
 from thinsection.store.tiles_h5 import TilesWriter, read_tiles
 from thinsection.stream.budget import MAX_SCRATCH, read_bytes
 from thinsection.tiles import TileTable, load_filters, tile_grid
 from thinsection.tiles.filters import MASK_FILTER, kept_by_rules
 from thinsection.tiles.grid import TilesConfig
+from thinsection.tiles.regions import region_means
 from thinsection.types import CoordsL0, PlainValues, format_bytes
 
 # share of a tile inside an annotation; with 0, a tile outside all of them would count as inside,
@@ -66,10 +67,18 @@ class TilesStage(Stage[TileTable]):
     def address(self) -> str:
         return f"{self.grid}/tiles"
 
+    def holds(self, stage: AnyStage) -> bool:
+        """True for the stages whose results are in the folder of this grid, and for itself."""
+        return stage.address.startswith(f"{self.grid}/")
+
     @cached_property
     def settings(self) -> PlainValues:
         # so that '0.50' equals '0.5'
-        return {"tiles": asdict(self.config) | {"tile_mpp": self.config.mpp}}
+        settings = asdict(self.config) | {"tile_mpp": self.config.mpp}
+        if not self.config.region_px:
+            # results from before there were regions keep their keys
+            del settings["region_px"]
+        return {"tiles": settings}
 
     def candidates(self, work: SlideWork, slide: Slide) -> TileTable:
         """Tiles with enough tissue, before any pixel filter.
@@ -87,7 +96,8 @@ class TilesStage(Stage[TileTable]):
             table = table.with_columns(stage.tile_columns(work, table))
         if self.roi is not None:
             least = max(self.config.min_tissue_fraction, _LEAST_SHARE)
-            table = table.select(table.columns[ROI_SHARE] >= least)
+            shares = region_means(table.columns, table.columns[ROI_SHARE])
+            table = table.select(shares >= least)
         table = table.select(kept_by_rules(table, self.config.tile_filter))
         if read_bytes(table.plan) > MAX_SCRATCH:
             raise BudgetError(

@@ -76,6 +76,7 @@ def tile_attributes(
         "level0_magnification": power * plan.size_l0[0] / plan.tile_px,
         "target_magnification": power,
         "overlap": config.overlap,
+        "region_px": config.region_px or None,
         "level0_width": slide.size[0],
         "level0_height": slide.size[1],
         "patch_level": level.index,

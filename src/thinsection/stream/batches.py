@@ -26,7 +26,7 @@ TileMeasure = Callable[[Indices, TileArray], None]
 
 @dataclass(kw_only=True, eq=False)
 class SlideTiles(Generic[K]):
-    """An opened slide and the tiles to read from it."""
+    """An opened slide and the tiles of one grid to read from it."""
 
     key: K
     slide: Slide | None  # None where no tile of it is to be read
@@ -97,6 +97,8 @@ class SlideFailed(Generic[K]):
     error: Exception
 
 
+# one tile grid of a slide that is ready to be read, or the error of a slide
+Prepared = SlideTiles[K] | SlideFailed[K]
 StreamEvent = SlideStarted[K] | TileBatch[K] | SlideFinished[K] | SlideFailed[K]
 
 

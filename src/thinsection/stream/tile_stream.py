@@ -27,6 +27,7 @@ from thinsection.stream.batches import (
     BatchPacker,
     DecodedBatch,
     K,
+    Prepared,
     SlideFailed,
     SlideFinished,
     SlideStarted,
@@ -63,8 +64,9 @@ class TileStream(Generic[Entry, K]):
 
     Args:
         entries: taken lazily.
-        prepare: turns an entry into `SlideTiles` or `SlideFailed`, in a thread of its
-            own, until `prefetch_slides` wait opened; must not raise.
+        prepare: turns an entry into its `SlideTiles`, one for each tile grid, or `SlideFailed`,
+            in a thread of its own, until `prefetch_slides` wait opened; must not raise. Of
+            several that read one opened slide, only the last owns it.
         budget: from `StreamConfig.budget`.
         batch_size: tiles of a batch.
         filters: pixel filters; tiles that one of them refuses are left out.
@@ -80,7 +82,7 @@ class TileStream(Generic[Entry, K]):
     def __init__(
         self,
         entries: Iterable[Entry],
-        prepare: Callable[[Entry], SlideTiles[K] | SlideFailed[K]],
+        prepare: Callable[[Entry], Sequence[Prepared[K]]],
         *,
         budget: StreamBudget,
         batch_size: int,
@@ -96,9 +98,7 @@ class TileStream(Generic[Entry, K]):
         self._allocate = allocate or _allocate_pageable
         self._workers = budget.workers
         self.clock = clock or StageClock()
-        self._prepared: Channel[SlideTiles[K] | SlideFailed[K]] = Channel(
-            prefetch_slides
-        )
+        self._prepared: Channel[Sequence[Prepared[K]]] = Channel(prefetch_slides)
         # None is a buffer that nobody needed yet. The newest comes first: it is still in
         # the CPU's caches, and where the consumer keeps up some are never made.
         self._free: Channel[TileArray | None] = Channel(newest_first=True)
@@ -131,9 +131,8 @@ class TileStream(Generic[Entry, K]):
         self._ordered.close()
         for thread in self._threads:
             thread.join()
-        for source in (*waiting, *self._opened):
-            if isinstance(source, SlideTiles):
-                source.close()
+        for parts in (*waiting, self._opened):
+            _close_all(parts)
 
     def __iter__(self) -> Iterator[StreamEvent[K]]:
         """Yields each slide's events in order; raises errors of the stream itself."""
@@ -180,12 +179,11 @@ class TileStream(Generic[Entry, K]):
     def _run_prepare(self) -> None:
         for entry in self._entries:
             with self.clock.timed("prepare_busy"):
-                prepared = self._prepare(entry)
+                parts = self._prepare(entry)
             try:
-                self._prepared.put(prepared)
+                self._prepared.put(parts)
             except ChannelClosed:
-                if isinstance(prepared, SlideTiles):
-                    prepared.close()
+                _close_all(parts)
                 raise
         self._prepared.finish()
 
@@ -195,18 +193,22 @@ class TileStream(Generic[Entry, K]):
         So a buffer is taken no sooner than a worker decodes into it, and in the batches'
         order.
         """
-        for source in self._prepared:
-            if isinstance(source, SlideFailed):
-                self._ordered.put(source)
-                continue
-            self._opened.append(source)
-            self._ordered.put(SlideStarted(key=source.key, num_tiles=source.num_tiles))
-            if source.slide is not None and source.table is not None:
-                source.slide.expect(source.table.coords_l0, source.table.plan)
-                for start in range(0, source.num_tiles, self._batch_size):
-                    yield from self._plan_batch(source, source.table, start)
-            self._ordered.put(source)
+        for parts in self._prepared:
+            self._opened += [part for part in parts if isinstance(part, SlideTiles)]
+            for part in parts:
+                yield from self._plan_part(part)
         self._ordered.finish()
+
+    def _plan_part(self, part: Prepared[K]) -> Iterator[tuple[DecodedBatch[K], slice]]:
+        if isinstance(part, SlideFailed):
+            self._ordered.put(part)
+            return
+        self._ordered.put(SlideStarted(key=part.key, num_tiles=part.num_tiles))
+        if part.slide is not None and part.table is not None:
+            part.slide.expect(part.table.coords_l0, part.table.plan)
+            for start in range(0, part.num_tiles, self._batch_size):
+                yield from self._plan_batch(part, part.table, start)
+        self._ordered.put(part)
 
     def _plan_batch(
         self, source: SlideTiles[K], table: TileTable, start: int
@@ -259,6 +261,12 @@ class TileStream(Generic[Entry, K]):
                     source.transform(tiles[index : index + 1])
 
 
+def _close_all(parts: Sequence[Prepared[K]]) -> None:
+    for part in parts:
+        if isinstance(part, SlideTiles):
+            part.close()
+
+
 def _give_back(free: Channel[TileArray | None], buffer: TileArray) -> None:
     # once the stream has ended its buffers go with it
     with suppress(ChannelClosed):
@@ -309,14 +317,15 @@ def iter_tiles(
         batch_size, tile_px=tiles.plan.tile_px, tile_bytes=read_bytes(tiles.plan)
     )
 
-    def prepare(entry: Slide) -> SlideTiles[str]:
-        return SlideTiles(
+    def prepare(entry: Slide) -> list[SlideTiles[str]]:
+        whole = SlideTiles(
             key=entry.slide_path,
             slide=entry,
             table=tiles,
             transform=transform,
             owned=False,
         )
+        return [whole]
 
     with TileStream(
         [slide], prepare, budget=budget, batch_size=batch_size, filters=filters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,7 @@ from thinsection.slide import Slide, check_slide
 from thinsection.slide.geometry import ReadPlan, nominal_mpp, plan_read, positive_number
 from thinsection.slide.resize import Resample
 from thinsection.tiles.filters import MASK_FILTER
+from thinsection.tiles.regions import region_columns, region_plan, tiles_of_regions
 from thinsection.tiles.table import TileTable
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, PlainValues, Size
 
@@ -46,10 +47,10 @@ class TilesConfig:
     tile_px: int = option(
         256, "Edge of a tile in pixels.", daily=True, flag=("--tile-px", "--patch-size")
     )
-    tile_mpp: str = option(
+    tile_mpp: str | float | tuple[str | float, ...] = option(
         "0.5",
-        "Resolution of the tiles in µm/px, or native for level 0. Or pass a "
-        "magnification instead: --mag 20 is 0.5 µm/px.",
+        "Resolution in µm/px, or native for level 0; repeat the option for several "
+        "grids. --mag 20 is 0.5 µm/px.",
         daily=True,
         also={"--mag": magnification},
     )
@@ -64,6 +65,11 @@ class TilesConfig:
         " of its size if that is not coarser than the tiles.",
     )
     overlap: int = option(0, "Pixels that neighbouring tiles share.", daily=True)
+    region_px: int = option(
+        0,
+        "Edge of a region in pixels of the tiles, such as 4096. Tiles then come in whole "
+        "regions, for encoders of regions. 0 makes no regions.",
+    )
     min_tissue_fraction: float = option(
         0.5, "Smallest share of tissue in a tile, from 0 to 1.", daily=True
     )
@@ -79,6 +85,9 @@ class TilesConfig:
     )
 
     def __post_init__(self) -> None:
+        # plain text, or a tuple of it, so that equal settings are recorded in the same way
+        texts = tuple(map(str, self._listed_mpp()))
+        object.__setattr__(self, "tile_mpp", texts[0] if len(texts) == 1 else texts)
         if self.tile_px < 1:
             raise ConfigError(f"tiles.tile_px must be >= 1, got {self.tile_px}")
         if not 0 <= self.overlap < self.tile_px:
@@ -95,16 +104,56 @@ class TilesConfig:
                 f"tiles.min_tissue_fraction must be in [0, 1], "
                 f"got {self.min_tissue_fraction}"
             )
-        if self.mpp is None and self.tile_mpp != "native":
+        if self.region_px % self.tile_px or self.region_px < 0:
             raise ConfigError(
-                f"tiles.tile_mpp must be a number > 0 or 'native', "
-                f"got {self.tile_mpp!r}"
+                f"tiles.region_px must be a multiple of tile_px {self.tile_px}, "
+                f"got {self.region_px}"
+            )
+        if self.region_px and self.overlap:
+            raise ConfigError(
+                f"tiles.overlap must be 0 with regions, got {self.overlap}"
+            )
+        self._check_mpp(texts)
+
+    def _listed_mpp(self) -> tuple[str | float, ...]:
+        """Resolutions in `tile_mpp`."""
+        return self.tile_mpp if isinstance(self.tile_mpp, tuple) else (self.tile_mpp,)
+
+    def _check_mpp(self, texts: tuple[str, ...]) -> None:
+        """Raises ConfigError: no resolution, a wrong one, or the same one twice."""
+        numbers = [positive_number(text) for text in texts]
+        for text, number in zip(texts, numbers):
+            if number is None and text != "native":
+                raise ConfigError(
+                    f"tiles.tile_mpp must be a number > 0 or 'native', got {text!r}"
+                )
+        if not numbers or len(set(numbers)) < len(numbers):
+            raise ConfigError(
+                f"tiles.tile_mpp must be different resolutions, got {', '.join(texts)}"
             )
 
     @property
+    def grids(self) -> tuple[TilesConfig, ...]:
+        """The settings of each grid: one for each resolution."""
+        return tuple(replace(self, tile_mpp=mpp) for mpp in self._listed_mpp())
+
+    @property
     def mpp(self) -> float | None:
-        """`tile_mpp` as a number; None for 'native'."""
-        return positive_number(self.tile_mpp)
+        """`tile_mpp` as a number; None for 'native'.
+
+        Raises ConfigError: these are the settings of several grids.
+        """
+        if isinstance(self.tile_mpp, tuple):
+            raise ConfigError(
+                "tiles.tile_mpp must be one resolution for one grid, got "
+                f"{', '.join(map(str, self.tile_mpp))}"
+            )
+        return positive_number(str(self.tile_mpp))
+
+    @property
+    def tiles_across(self) -> int:
+        """Tiles along the edge of a region; 1 without regions."""
+        return max(1, self.region_px // self.tile_px)
 
     def plan(self, slide: Slide) -> ReadPlan:
         """Plans how tiles of a slide are read; raises as `plan_read` does."""
@@ -145,7 +194,8 @@ def tile_grid(
         settings: single settings, which replace those of `config`: tile_px=224, tile_mpp=1.0.
 
     Returns:
-        The table, with column `tissue_fraction` (float32; NaN without a mask).
+        The table, with column `tissue_fraction` (float32; NaN without a mask). With `region_px`
+        it has all tiles of the regions with enough tissue, and the columns of `region_columns`.
 
     Memory: about 150 bytes per grid position while the mask is applied.
 
@@ -158,35 +208,45 @@ def tile_grid(
     check_slide(slide)
     config = _with_settings(config or TilesConfig(), settings)
     plan = config.plan(slide)
-    coords_l0 = grid_coords(slide.size, plan, pad=config.edge == "pad")
-    if tissue is None:
-        fraction = np.full(len(coords_l0), np.nan, dtype=np.float32)
-    else:
-        fraction = _tissue_fractions(as_tissue(slide, tissue), coords_l0, plan.size_l0)
-    table = TileTable(
-        coords_l0=coords_l0, plan=plan, columns={"tissue_fraction": fraction}
-    )
-    if tissue is None:
-        return table
-    return table.select(fraction >= max(config.min_tissue_fraction, _ANY_TISSUE))
+    own_tissue = None if tissue is None else as_tissue(slide, tissue)
+    # a region is laid and chosen like one large tile
+    laid = region_plan(plan, config.tiles_across)
+    corners = grid_coords(slide.size, laid, pad=config.edge == "pad")
+    shares = _tissue_fractions(own_tissue, corners, laid.size_l0)
+    if own_tissue is not None:
+        kept = shares >= max(config.min_tissue_fraction, _ANY_TISSUE)
+        corners = corners[kept]
+        shares = shares[kept]
+    if not config.region_px:
+        return TileTable(
+            coords_l0=corners, plan=plan, columns={"tissue_fraction": shares}
+        )
+    coords_l0 = tiles_of_regions(corners, plan.stride_l0, config.tiles_across)
+    columns = {
+        "tissue_fraction": _tissue_fractions(own_tissue, coords_l0, plan.size_l0),
+        **region_columns(len(corners), config.tiles_across),
+    }
+    return TileTable(coords_l0=coords_l0, plan=plan, columns=columns)
 
 
 def _with_settings(config: TilesConfig, settings: PlainValues) -> TilesConfig:
-    """The configuration with single settings replaced; a resolution may be a number."""
+    """The configuration with single settings replaced."""
     if not isinstance(config, TilesConfig):
         raise ConfigError(
             f"config must be a TilesConfig, got {config!r}; single settings have names: "
             "tile_grid(slide, tile_px=224)"
         )
-    named = dict(settings)
-    if isinstance(named.get("tile_mpp"), int | float):
-        named["tile_mpp"] = f"{named['tile_mpp']:g}"
-    if not named:
+    if not settings:
         return config
-    return from_mapping(TilesConfig, asdict(config) | named, where="tiles.")
+    return from_mapping(TilesConfig, {**asdict(config), **settings}, where="tiles.")
 
 
-def _tissue_fractions(tissue: Tissue, coords_l0: CoordsL0, size_l0: Size) -> Shares:
+def _tissue_fractions(
+    tissue: Tissue | None, coords_l0: CoordsL0, size_l0: Size
+) -> Shares:
+    """Share of tissue in each box; NaN without tissue."""
+    if tissue is None:
+        return np.full(len(coords_l0), np.nan, dtype=np.float32)
     mask, frame = mask_and_frame(tissue)
     if isinstance(tissue, TissueMask):
         return tissue.fractions(coords_l0, size_l0)
