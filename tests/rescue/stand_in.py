@@ -6,16 +6,17 @@ from torch import nn
 from torch.nn import functional as F
 
 DIM, HEADS = 48, 12
+NUM_BLOCKS = 2
 
 
 class Attention(nn.Module):
     """Names and call of the published attention; dense SDPA."""
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.num_heads, self.head_dim, self.pos_encode = HEADS, DIM // HEADS, "alibi"
+        self.num_heads, self.head_dim, self.pos_encode = HEADS, dim // HEADS, "alibi"
         self.attn_drop_prob = 0.0
-        self.qkv, self.proj = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.q_norm, self.k_norm, self.proj_drop = (
             nn.Identity(),
             nn.Identity(),
@@ -30,18 +31,18 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(DIM, eps=1e-6), Attention()
+        self.norm1, self.attn = nn.LayerNorm(dim, eps=1e-6), Attention(dim)
 
     def forward(self, x, attn_bias, bg_mask=None):  # type: ignore[no-untyped-def]
         return x + self.attn(self.norm1(x), attn_bias=attn_bias, bg_mask=bg_mask)
 
 
 class Blocks(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dim: int, num_blocks: int) -> None:
         super().__init__()
-        self.modules_list = nn.ModuleList([Block(), Block()])
+        self.modules_list = nn.ModuleList(Block(dim) for _ in range(num_blocks))
 
     def forward(self, x, attn_mask, bg_mask=None):  # type: ignore[no-untyped-def]
         for block in self.modules_list:
@@ -50,14 +51,15 @@ class Blocks(nn.Module):
 
 
 class VisionEncoder(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dim: int, num_blocks: int) -> None:
         super().__init__()
         self.pos_encode_type, self.num_heads, self.built = "alibi", HEADS, 0
         self.masked_im_modeling = self.grad_checkpointing = False
-        self.cls_token = nn.Parameter(torch.ones(1, 1, DIM))
-        self.patch_embed = nn.Sequential(nn.Linear(DIM, DIM), nn.GELU())
+        self.cls_token = nn.Parameter(torch.ones(1, 1, dim))
+        self.patch_embed = nn.Sequential(nn.Linear(dim, dim), nn.GELU())
         self.norm_pre = nn.Identity()
-        self.blocks, self.norm = Blocks(), nn.LayerNorm(DIM, eps=1e-6)
+        self.blocks = Blocks(dim, num_blocks)
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
 
     def get_alibi(self, w, h, bg_mask=None):  # type: ignore[no-untyped-def]
         self.built += 1
@@ -90,9 +92,9 @@ def preprocess_features(features, coords, patch_size_lv0):  # type: ignore[no-un
 
 
 class Titan(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dim: int = DIM, num_blocks: int = NUM_BLOCKS) -> None:
         super().__init__()
-        self.vision_encoder = VisionEncoder()
+        self.vision_encoder = VisionEncoder(dim, num_blocks)
 
     def encode_slide_from_patch_features(
         self, patch_features, patch_coords, patch_size_lv0

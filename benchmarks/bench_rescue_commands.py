@@ -1,0 +1,146 @@
+"""Do the peers' own commands give the same inside `thinsection rescue`, and in how much memory?
+
+Each command runs twice on the same seeded weights and the same file of tile embeddings: as it is,
+and in the rescue. Peak memory and CPU time are those of the whole process. The weights of TITAN are
+gated, so the hub's cache holds a stand-in with its published interface and sizes of a layer.
+
+THINSECTION_TEST_PEER_PYTHON names the interpreter of an environment with the peers and thinsection;
+THINSECTION_TEST_TRIDENT and THINSECTION_TEST_GIGAPATH name checkouts of mahmoodlab/TRIDENT and
+prov-gigapath/prov-gigapath. The smoke size runs a program with transformers in this environment.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import arguments, finish
+from benchmarks.peer_commands import COMMANDS, PeerCommand, write_inputs
+from thinsection.types import GIB
+
+ROOT = Path(__file__).parents[1]
+NUM_TILES = 8_000
+SMOKE_TILES = 200
+
+
+def main() -> None:
+    """Runs the commands one after another."""
+    args = arguments(
+        __doc__ or "", only="comma-separated names", tiles="number of tiles"
+    )
+    names = list(COMMANDS)
+    if args.smoke:
+        names = ["transformers titan"]
+    if args.only:
+        names = args.only.split(",")
+    num_tiles = SMOKE_TILES if args.smoke else int(args.tiles or NUM_TILES)
+    results: dict[str, Any] = {"num_tiles": num_tiles, "commands": {}}
+    embeddings: dict[str, np.ndarray] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_inputs(folder, num_tiles, {COMMANDS[name].rescue for name in names})
+        for name in names:
+            row, embeddings[name] = compared(name, folder)
+            reference = embeddings.get(COMMANDS[name].reference)
+            if reference is not None:
+                # what the peer's own precision changes
+                own_error = np.abs(embeddings[name] - reference).max()
+                row["own_difference_to_float32"] = float(own_error)
+            check(name, row)
+            print(name, row, flush=True)
+            results["commands"][name] = row
+    finish("bench_rescue_commands", results, args)
+
+
+def compared(name: str, folder: Path) -> tuple[dict[str, Any], np.ndarray]:
+    """Figures of both ways, and the embedding of the command as it is."""
+    peer = COMMANDS[name]
+    place = folder / name.replace(" ", "_")
+    place.mkdir()
+    words = peer.prepare(folder, place)
+    row: dict[str, Any] = {"command": " ".join(words).replace(str(folder), "FOLDER")}
+    if peer.stops_with:
+        stopped = run(peer, [*peer.start(words), *words[1:]], place, folder)
+        assert peer.stops_with in stopped["output"], stopped["output"]
+        row["as_it_is"] = f"stops: {peer.stops_with}"
+        # with a plain softmax in the place of FlashAttention
+        ends = run(peer, reference_words(peer, words), place, folder)
+    else:
+        ends = run(peer, [*peer.start(words), *words[1:]], place, folder)
+    row["before"] = figures(ends)
+    theirs = peer.read(place)
+    ends = run(peer, rescue_words(peer, words), place, folder)
+    row["rescued"] = figures(ends)
+    ours = peer.read(place)
+    row["largest_difference"] = float(np.abs(ours - theirs).max())
+    row["largest_value"] = float(np.abs(theirs).max())
+    return row, theirs
+
+
+def check(name: str, row: dict[str, Any]) -> None:
+    """Raises AssertionError where the outputs differ by more than the peer's own precision."""
+    bound = max(
+        COMMANDS[name].tolerance * max(1.0, row["largest_value"]),
+        row.get("own_difference_to_float32", 0.0),
+    )
+    assert row["largest_difference"] <= bound, (name, row)
+
+
+def rescue_words(peer: PeerCommand, words: list[str]) -> list[str]:
+    """Command line of the rescue."""
+    start = [peer.python, "-m", "thinsection", "rescue", peer.rescue, "--"]
+    return [*start, *words]
+
+
+def reference_words(peer: PeerCommand, words: list[str]) -> list[str]:
+    """Command line with a plain softmax in the place of FlashAttention."""
+    return [peer.python, "-m", "benchmarks.plain_flash", *words]
+
+
+def run(
+    peer: PeerCommand, line: list[str], place: Path, folder: Path
+) -> dict[str, Any]:
+    """Output, exit code, peak memory and CPU time of a command, whose last output is removed."""
+    peer.output(place).unlink(missing_ok=True)
+    paths = [ROOT, ROOT / "src", *peer.search]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "HF_HOME": str(folder / "hf"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    child = subprocess.Popen(
+        line,
+        cwd=place,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert child.stdout is not None
+    output = child.stdout.read()
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return {
+        "output": output,
+        "exit_code": child.returncode,
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+        "peak_gib": usage.ru_maxrss * 1024 / GIB,
+        "command": " ".join(line),
+    }
+
+
+def figures(ends: dict[str, Any]) -> dict[str, float]:
+    """Peak and CPU time; exits where the command has failed."""
+    if ends["exit_code"] != 0:
+        sys.exit(f"{ends['command']} failed:\n{ends['output'][-4000:]}")
+    return {"peak_gib": ends["peak_gib"], "cpu_s": ends["cpu_s"]}
+
+
+if __name__ == "__main__":
+    main()
