@@ -215,7 +215,7 @@ def benchmark_options() -> frozenset[str]:
     texts = [path.read_text(encoding="utf-8") for path in files]
     text = "".join(texts)
     read = {"--" + name.replace("_", "-") for name in re.findall(r"args\.(\w+)", text)}
-    return frozenset(read.union(re.findall(r"(--[a-z][a-z-]+)", text)))
+    return frozenset(read.union(re.findall(r"(--[a-z][a-z-]+)(?!\w)", text)))
 
 
 @cache

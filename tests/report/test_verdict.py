@@ -43,6 +43,8 @@ def test_every_ready_rule_is_of_a_column_that_auto_or_histoqc_writes() -> None:
     blank = ArraySlide([np.full((400, 500, 3), 230, np.uint8)], slide_mpp=(8.0, 8.0))
     columns = {c for p in ("auto", "histoqc-default") for c in run_qc(blank, p).row}
     columns |= {"focus_removed_percent"}  # where there is tissue
+    # of a network's classes, under the names that the docs give them
+    columns |= {f"{name}_removed_percent" for name in ("ink", "folds", "bubbles")}
     assert {parse_rule(rule.rule).column for rule in READY} <= columns
     assert verdict(row(pen_blue=0.05, bubbles=0.1), READY) == (
         "look",
