@@ -309,9 +309,25 @@ def test_facts_of_a_slide_are_those_of_the_runs_stages_with_warnings_joined() ->
     ledger = SlideLedger(out=Path("out"), slide_id="a", slide={"warnings": "w1"})
     stage = SimpleNamespace(facts={"n": 1, "warnings": "w2"})
     other = SimpleNamespace(facts={"n": 2, "warnings": "w1"})
-    ledger.stages.update({"x": stage, "y": other})  # type: ignore[dict-item]
-    assert ledger_facts(ledger, ["x", "gone"]) == {"n": 1, "warnings": "w1; w2"}
-    assert ledger_facts(ledger, ["x", "y"]) == {"n": 2, "warnings": "w1; w2"}
+    tissue, qc = "slides/tissue", "slides/qc_auto"
+    ledger.stages.update({tissue: stage, qc: other})  # type: ignore[dict-item]
+    assert ledger_facts(ledger, [tissue, "gone"]) == {"n": 1, "warnings": "w1; w2"}
+    assert ledger_facts(ledger, [tissue, qc]) == {"n": 2, "warnings": "w1; w2"}
+
+
+def test_of_several_grids_tiles_are_added_and_warnings_name_the_grid() -> None:
+    ledger = SlideLedger(out=Path("out"), slide_id="a", slide={"warnings": "w1"})
+    for address, count in (("fine/tiles", 16), ("coarse/tiles", 1)):
+        facts = {"num_tiles": count, "warnings": "w2"}
+        ledger.stages[address] = SimpleNamespace(facts=facts)  # type: ignore[assignment]
+    assert ledger_facts(ledger, ["fine/tiles"]) == {
+        "num_tiles": 16,
+        "warnings": "w1; w2",
+    }
+    assert ledger_facts(ledger, ["fine/tiles", "coarse/tiles"]) == {
+        "num_tiles": 17,
+        "warnings": "w1; fine: w2; coarse: w2",
+    }
 
 
 def test_work_tells_the_facts_of_its_own_stages(tmp_path: Path) -> None:
