@@ -44,14 +44,6 @@ def main() -> None:
     sizes = (200,) if args.smoke else (2_000, 4_000, 8_000, 12_000)
     results: dict[str, Any] = {"accuracy": accuracy(100 if args.smoke else 2_000)}
     results["matmul_gflops_one_thread"] = matmul_rates()
-    if torch.cuda.is_available():
-        from benchmarks.titan_gpu import gpu_section
-
-        results["gpu"] = gpu_section(smoke=args.smoke)
-    else:
-        results["gpu"] = (
-            "no CUDA device: the Triton kernel's speed and memory are not measured"
-        )
     results["against_published"] = []
     for num_tiles in sizes:
         results["against_published"].append(against_published(num_tiles))

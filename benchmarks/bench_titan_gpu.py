@@ -1,12 +1,16 @@
-"""The CUDA part of bench_titan: the fused kernel against FlexAttention and a dense bias."""
+"""TITAN's attention on a CUDA card: the fused kernel beside FlexAttention and a dense bias.
+
+Without a card nothing is measured, and no JSON is written.
+"""
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
+from benchmarks.harness import arguments, finish
 from benchmarks.titan_inputs import (
     DIM,
     HEADS,
@@ -18,16 +22,28 @@ from benchmarks.titan_inputs import (
 from thinsection.attention import alibi2d_attention, alibi_slopes
 from thinsection.types import MIB
 
+IMPLS: tuple[Literal["triton", "flex", "chunked"], ...] = ("triton", "flex", "chunked")
 
-def gpu_section(*, smoke: bool) -> dict[str, Any]:
-    """One layer in bfloat16 at each size, three ways; and whole embeddings."""
-    sizes = (2_000,) if smoke else (18_000, 33_000, 62_000, 120_000)
-    return {
+
+def main() -> None:
+    """One layer, whole embeddings, and one layer with its gradient."""
+    args = arguments(__doc__ or "")
+    if not torch.cuda.is_available():
+        print("no CUDA device: nothing is measured")
+        return
+    sizes = (2_000,) if args.smoke else (18_000, 33_000, 62_000, 120_000)
+    results: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "matmul_tflops_bf16": matmul_tflops(),
         "one_layer": [one_layer(n) for n in sizes],
         "embedding": [embedding(n) for n in sizes],
+        "gradient": [
+            gradient(n, impl)
+            for n in ((2_000,) if args.smoke else (8_000, 33_000))
+            for impl in IMPLS
+        ],
     }
+    finish("bench_titan_gpu", results, args)
 
 
 def matmul_tflops() -> float:
@@ -78,6 +94,38 @@ def one_layer(num_tiles: int) -> dict[str, Any]:
     return rows
 
 
+def gradient(
+    num_tiles: int, impl: Literal["triton", "flex", "chunked"]
+) -> dict[str, Any]:
+    """Seconds of our attention in bfloat16, and of attention and gradient together."""
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    shape = (1, HEADS, num_tiles + 1, DIM)
+    q, k, v = (
+        torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+        for _ in range(3)
+    )
+    cells = torch.from_numpy(tissue_cells(num_tiles)).cuda()
+    slopes = alibi_slopes(HEADS)
+
+    def attend() -> torch.Tensor:
+        return alibi2d_attention(q, k, v, cells, slopes, impl=impl)
+
+    def attend_and_derive() -> None:
+        attend().float().sum().backward()  # type: ignore[no-untyped-call]
+
+    forward = timed(attend)
+    for tensor in (q, k, v):
+        tensor.requires_grad_()
+    both = timed(attend_and_derive)
+    return {
+        "num_tiles": num_tiles,
+        "impl": impl,
+        "forward_s": forward["seconds"],
+        "forward_and_gradient_s": both["seconds"],
+        "peak_mib": torch.cuda.max_memory_allocated() // MIB,
+    }
+
+
 def dense(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -125,3 +173,7 @@ def timed(call: Callable[[], Any], *, times: int = 5) -> dict[str, float]:
         "seconds": sorted(seconds)[len(seconds) // 2],
         "peak_beyond_inputs_mib": peak,
     }
+
+
+if __name__ == "__main__":
+    main()
