@@ -24,7 +24,7 @@ def zeroshot_command(
         Path,
         typer.Option(
             "--prompts",
-            help="TOML file with the classes and their texts. The page 'Zero-shot classes' of "
+            help="TOML file with the classes and their names. The page 'Zero-shot classes' of "
             "the docs has an example.",
         ),
     ],
@@ -32,8 +32,8 @@ def zeroshot_command(
 ) -> None:
     """Score tiles and slides for classes that you describe in words.
 
-    No labels and no training are needed. RESULTS gets a table of the tiles with one column per
-    class, and scores.csv with one row per slide.
+    No labels and no training are needed. RESULTS gets a tile table for each slide, with one
+    column per class, and scores.csv with one row per slide.
 
     Exit code: 0 every slide has scores, 3 some have none.
 

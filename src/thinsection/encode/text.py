@@ -1,7 +1,7 @@
-"""Texts to vectors beside those of tiles: the text tower of a two-tower model.
+"""Text towers of two-tower models: texts become vectors that are compared with those of tiles.
 
 A text tower belongs to one image tower. `TextEncoder.image_hash` is the hash of that tower's
-weights, which embeddings record, so that a text never meets tiles of another model.
+weights. Embeddings record the same hash, so that texts are not compared with another model's tiles.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ class TextEncoder(ABC):
     """
 
     name: str
-    image_hash: str  # `weights_hash` of the tile encoder whose embeddings it meets
-    scale: float  # factor of cosines before a softmax over classes
+    # `weights_hash` of the tile encoder whose embeddings fit to the texts
+    image_hash: str
+    # factor by which cosines are multiplied before a softmax over classes
+    scale: float
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> Tensor:
         """Unit vectors float32 (P, D), one for each text, on the CPU."""
 
     def project(self, tile_embeddings: Tensor) -> Tensor:
-        """Unit vectors float32 (N, D) in the space of the texts, of stored tile embeddings."""
+        """Turns stored tile embeddings into unit vectors float32 (N, D), to compare with texts."""
         return F.normalize(tile_embeddings.float(), dim=-1)
 
 
@@ -64,10 +66,10 @@ def load_text_encoder(
     tokenizer: str | Path | None = None,
     device: str | torch.device = "auto",
 ) -> TextEncoder:
-    """Text encoder of a two-tower model, from the same weights as its tile encoder.
+    """Loads the text encoder of a two-tower model from the weights of its tile encoder.
 
     Args:
-        name: the tile encoder, as `load_encoder` takes it.
+        name: name of the tile encoder, as for `load_encoder`.
         weights: weights in place of the published ones: a file, a folder or `owner/name@COMMIT`.
         tokenizer: tokenizer.json; None takes the one beside the weights.
         device: auto, cpu, cuda, cuda:N or mps.
@@ -201,7 +203,7 @@ class TowerTextEncoder(TextEncoder):
         return torch.cat(parts)
 
     def project(self, tile_embeddings: Tensor) -> Tensor:
-        """Unit vectors float32 (N, D) in the space of the texts, on the CPU."""
+        """Turns stored tile embeddings into unit vectors float32 (N, D), on the CPU."""
         with torch.no_grad():
             projected = self._tower.project(tile_embeddings.float().to(self.device))
             return F.normalize(projected, dim=-1).cpu()

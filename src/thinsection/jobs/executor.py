@@ -132,8 +132,8 @@ class ExecutorConfig:
     )
     gpu: str | None = option(
         None,
-        "GPU model of a job, for the prediction: t4, v100, a40, a100-40, a100-80 or "
-        "h100. With a list (a40,a100-80) a slide that runs out of GPU memory is tried "
+        "GPU model of a job, for the prediction: t4, v100, a40, a100-40, a100-80, h100 "
+        "or h200. With a list (a40,a100-80) a slide that runs out of GPU memory is tried "
         "again on the next model.",
     )
     job_cpus: int = option(

@@ -65,11 +65,11 @@ class ZeroshotConfig:
     )
     weights: str | None = option(
         None,
-        "Local weights of both towers, in place of the published ones: those of `run "
-        "--weights`.",
+        "Local weights of both towers, in place of the published ones. Pass the value of "
+        "`run --weights` if you used it.",
     )
     tokenizer: Path | None = option(
-        None, "File tokenizer.json, if it does not lie beside the weights."
+        None, "File tokenizer.json. Pass it if there is none beside the weights."
     )
     device: str = option(
         "auto", "Device of the text tower: auto, cpu, cuda or cuda:1.", daily=True
@@ -118,14 +118,15 @@ def zeroshot(
     on_message: Callable[[str], None] | None = None,
     **settings: object,
 ) -> Zeroshot:
-    """Compares stored tile embeddings with texts, and scores each slide for each class.
+    """Scores the tiles and slides of a results folder for classes that texts describe.
 
     Args:
         results: results folder with embeddings of a two-tower encoder: conch, plip, ...
         prompts: TOML file with the classes (`read_prompts`), or `Prompts`.
         text_encoder: loaded text encoder; None loads that of the embeddings.
         config: all settings; `settings` are single ones that replace them: top_k=10.
-        on_message: called with a line for each slide that is left out.
+        on_message: called with a line for each slide whose embeddings cannot be read; such slides
+            are left out. None raises the error of the first one.
 
     Memory: the weights of both towers while they are loaded; then, for a slide of N tiles and C
     classes, 4 N C bytes, and 12 D bytes for each of 4,096 tiles.

@@ -78,15 +78,16 @@ def run_qc(
         cache_dir: folder of the pixel models; None is `user_cache_dir()`.
         slide_mpp: µm per level-0 px, to replace the value of the file.
         strict: apply every check, even one that removes most of the tissue or all of it.
-        segmentation: result of `segment`, for a pipeline that takes classes of a segmenter.
+        segmentation: result of `segment` for this slide; a pipeline with a table `[segmenter]`
+            needs it, and other pipelines refuse it.
 
     Memory: O(work images + one strip of the level that is read), for any size of slide.
 
     Raises:
         SlideReadError: a region cannot be decoded.
         DeviceError: the device does not exist.
-        ConfigError: there is no such pipeline, its examples or templates cannot be used, or
-            a segmentation is missing, not asked for, or without a class of the pipeline.
+        ConfigError: there is no such pipeline, or its examples or templates cannot be used. The
+            segmentation is missing or lacks a class of the pipeline, or the pipeline takes none.
         InvalidInputError: the segmentation belongs to another slide.
     """
     if not isinstance(pipeline, Pipeline):

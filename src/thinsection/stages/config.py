@@ -224,8 +224,8 @@ class QcConfig:
     qc_device: str = option("cpu", "Device of the checks: cpu or cuda.")
     qc_pictures: bool = option(
         False,
-        "Also write the mask of each check, its maps, and the small picture that the "
-        "checks read as PNG. A finished slide is checked again for them.",
+        "Also write PNG files: the mask of each check, the pictures of HistoQC's checks, "
+        "and the small picture that the checks read. A finished slide is checked again.",
     )
 
 

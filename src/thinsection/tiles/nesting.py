@@ -28,17 +28,17 @@ class Tiles(Protocol):
 
 
 def parent_rows(tiles: Tiles, parents: Tiles) -> npt.NDArray[np.int64]:
-    """Rows of the parents' table, int64 (N,), for the tiles of a finer grid of the same slide.
+    """Finds the parent of each tile: the tile of a coarser grid that holds its centre.
 
-    The parent of a tile holds the tile's centre. Grids of one slide share their origin, so that
-    with 0.5 and 2 µm/px each parent has 4 x 4 tiles. Of several parents that overlap, one is given.
+    All grids of a slide start at (0, 0). So with 0.5 and 2 µm/px each parent covers 4 x 4 tiles. If
+    parents overlap, several may hold the centre. The one with the nearest centre is taken.
 
     Args:
-        tiles: tiles of the finer grid, (N, 2).
-        parents: tiles of the coarser grid, (M, 2).
+        tiles: the N tiles of the finer grid.
+        parents: the M tiles of the coarser grid of the same slide.
 
     Returns:
-        Row of the parent of each tile; -1 if the coarser grid has no tile there.
+        Row of each tile's parent in the table `parents`, int64 (N,); -1 for a tile without one.
 
     Memory: about 100 bytes per tile and per parent.
 
