@@ -211,7 +211,14 @@ def test_a_damaged_slide_is_left_out_and_its_old_table_goes(
     second = ts.zeroshot(copy, PROMPTS, text_encoder=texts, on_message=lines.append)
     assert [row.slide_id for row in second.rows] == ["s0"]
     assert lines and lines[0].startswith("s1: left out")
+    assert (first.unread, second.unread) == ((), ("s1",))
     assert {p.name for p in first.folder.glob("*.h5")} == {"s0.h5"}
+    words = tmp_path / "words.toml"
+    words.write_text('[classes]\ntumour = ["tumour"]\nstroma = ["stroma"]\n')
+    command = ("zeroshot", str(copy), "--prompts", str(words))
+    done = thinsection(*command, "--text-encoder", str(folder))
+    assert done.returncode == 3
+    assert "s1: left out" in done.stdout
 
 
 def test_a_slide_without_tiles_has_no_class(made: Made, tmp_path: Path) -> None:

@@ -57,5 +57,5 @@ def zeroshot_command(
     for column in result.columns:
         print(f"thinsection heatmap {column} {results}")
     print(result.table)
-    num_missing = sum(not row.scores for row in result.rows)
-    raise typer.Exit(3 if num_missing or not result.rows else 0)
+    is_complete = not result.unread and all(row.scores for row in result.rows)
+    raise typer.Exit(0 if is_complete else 3)

@@ -181,7 +181,11 @@ class Trainer:
     def _seed(self, epoch: int, case: int) -> None:
         """Seeds torch for the dropout of a case in an epoch."""
         sequence = np.random.SeedSequence([self.fit.seed, self.fold, epoch, case])
-        torch.manual_seed(int(sequence.generate_state(1)[0]))
+        seed = int(sequence.generate_state(1)[0])
+        # torch.manual_seed seeds every kind of device, and is slow where most are absent
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def _forward(self, bag: Bag, epoch: int, case: int) -> HeadOutput:
         """Output of the head for a bag, with the dropout of this epoch and case."""

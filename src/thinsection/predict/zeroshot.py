@@ -107,6 +107,7 @@ class Zeroshot(NamedTuple):
     table: Path  # scores.csv
     rows: list[SlideScores]
     columns: tuple[str, ...]  # names for `heatmap`, one for each class
+    unread: tuple[str, ...]  # slides whose embeddings cannot be read
 
 
 def zeroshot(
@@ -178,7 +179,9 @@ def zeroshot(
         }
         write_json(folder / "zeroshot.json", document)
     columns = tuple(f"{folder.name}:{name}" for name in prompts.classes)
-    return Zeroshot(folder, table, rows, columns)
+    scored = {row.slide_id for row in rows}
+    unread = tuple(slide_id for slide_id in slides if slide_id not in scored)
+    return Zeroshot(folder, table, rows, columns, unread)
 
 
 def class_vectors(encoder: TextEncoder, prompts: Prompts) -> Cosines:
