@@ -67,9 +67,9 @@ class TilesConfig:
     overlap: int = option(0, "Pixels that neighbouring tiles share.", daily=True)
     region_px: int = option(
         0,
-        "Edge of a region in pixels, such as 4096: a multiple of --tile-px. The tiles of a "
-        "region are kept or dropped together, for encoders that read regions. 0 makes no "
-        "regions.",
+        "Edge of a region in pixels, such as 4096: a multiple of the edge of a tile. The "
+        "tiles of a region are kept or dropped together, for encoders that read regions. 0 "
+        "makes no regions.",
     )
     min_tissue_fraction: float = option(
         0.5, "Smallest share of tissue in a tile, from 0 to 1.", daily=True
