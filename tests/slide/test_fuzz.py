@@ -14,6 +14,7 @@ SLIDES = os.environ.get("THINSECTION_TEST_SLIDES")
 
 
 @pytest.mark.check
+@pytest.mark.timeout(900)  # some 220 CPU-s
 def test_two_hundred_mutants_end_in_px_or_in_an_error_that_names_them(
     tmp_path: Path,
 ) -> None:
