@@ -52,15 +52,22 @@ def matmul_tflops() -> float:
     return 2 * 8192**3 / timed(lambda: a @ a)["seconds"] / 1e12
 
 
-def one_layer(num_tiles: int) -> dict[str, Any]:
-    """Kernel, FlexAttention with the same score function, dense float16 bias where it fits."""
+def layer_inputs(
+    num_tiles: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values in bfloat16, and the cells of the tiles, on the card."""
     generator = torch.Generator(device="cuda").manual_seed(0)
     shape = (1, HEADS, num_tiles + 1, DIM)
     q, k, v = (
         torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
         for _ in range(3)
     )
-    cells = torch.from_numpy(tissue_cells(num_tiles)).cuda()
+    return q, k, v, torch.from_numpy(tissue_cells(num_tiles)).cuda()
+
+
+def one_layer(num_tiles: int) -> dict[str, Any]:
+    """Kernel, FlexAttention with the same score function, dense float16 bias where it fits."""
+    q, k, v, cells = layer_inputs(num_tiles)
     slopes = alibi_slopes(HEADS)
     points = torch.cat([cells.new_zeros(1, 2), cells]).float()
     flex = torch.compile(flex_attention, dynamic=False)
@@ -98,13 +105,7 @@ def gradient(
     num_tiles: int, impl: Literal["triton", "flex", "chunked"]
 ) -> dict[str, Any]:
     """Seconds of our attention in bfloat16, and of attention and gradient together."""
-    generator = torch.Generator(device="cuda").manual_seed(0)
-    shape = (1, HEADS, num_tiles + 1, DIM)
-    q, k, v = (
-        torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
-        for _ in range(3)
-    )
-    cells = torch.from_numpy(tissue_cells(num_tiles)).cuda()
+    q, k, v, cells = layer_inputs(num_tiles)
     slopes = alibi_slopes(HEADS)
 
     def attend() -> torch.Tensor:

@@ -236,7 +236,7 @@ def check_fit(
     *,
     file: Path | None = None,
 ) -> tuple[str, ...]:
-    """Refuse tiles that a slide encoder was not trained on; warnings about what is unknown.
+    """Refuses tiles that a slide encoder was not trained on; warns of what is unknown.
 
     Args:
         slide_encoder: the encoder, or its identity.

@@ -165,7 +165,9 @@ def zeroshot(
                 _scores(slide_id, cosines, prompts, options.top_k, text_encoder.scale)
             )
         record.counts["predicted"] = len(rows)
-        record.counts["failed"] = len(slides) - len(rows)
+        scored = {row.slide_id for row in rows}
+        unread = tuple(slide_id for slide_id in slides if slide_id not in scored)
+        record.counts["failed"] = len(unread)
         _remove_others(folder, rows)
         table = folder / "scores.csv"
         write_table(table, [_line(row, prompts, options.top_k) for row in rows])
@@ -179,8 +181,6 @@ def zeroshot(
         }
         write_json(folder / "zeroshot.json", document)
     columns = tuple(f"{folder.name}:{name}" for name in prompts.classes)
-    scored = {row.slide_id for row in rows}
-    unread = tuple(slide_id for slide_id in slides if slide_id not in scored)
     return Zeroshot(folder, table, rows, columns, unread)
 
 
