@@ -102,18 +102,22 @@ def floor(
 def main() -> None:
     """Every probe, protocol and kind of noise."""
     args = arguments(__doc__ or "")
-    sets, dim = (1, 8) if args.smoke else (24, 128)
-    floors: dict[str, Any] = {"data_sets": sets, "dim": dim, "chance": CHANCE}
+    dim = 8 if args.smoke else 128
+    floors: dict[str, Any] = {
+        "tile_sets": 1 if args.smoke else 24,
+        "case_sets": 1 if args.smoke else 120,
+        "dim": dim,
+        "chance": CHANCE,
+    }
     for probe in (*TILE_PROBES, *CASE_PROBES):
-        for kind in (
-            ("independent", "clustered")
-            if probe in TILE_PROBES
-            else ("cases", "patients")
-        ):
-            for protocol in (
-                p for p in PROTOCOLS.values() if p.name in ("nanopath", "honest")
-            ):
-                name = f"{probe}_{kind}_{protocol.name}"
+        if probe in TILE_PROBES:
+            kinds, sets = ("independent", "clustered"), floors["tile_sets"]
+        else:
+            kinds, sets = ("cases", "patients"), floors["case_sets"]
+        for kind in kinds:
+            for protocol_name in ("nanopath", "honest"):
+                protocol = PROTOCOLS[protocol_name]
+                name = f"{probe}_{kind}_{protocol_name}"
                 floors[name] = floor(probe, kind, protocol, sets, dim)
                 print(name, floors[name], flush=True)
     finish("bench_noise", floors, args)

@@ -1,8 +1,8 @@
 """Does training find what is planted, and nothing where nothing is?
 
-Cohorts of bags in which 1 % of the tiles carry the class, 200 to 20,000 tiles a bag: AUROC over
-five folds of each head. The same with permuted labels, 20 cohorts: how often the interval of the
-score holds .5.
+Cohorts of bags in which 1 % of the tiles carry the class, 200 to 5,000 tiles a bag: AUROC over
+three folds of each head. TransMIL does not run on the larger bags: it takes hours there. The same
+with permuted labels, 20 cohorts: how often the interval of the score holds .5.
 """
 
 import tempfile
@@ -39,7 +39,7 @@ def main() -> None:
     """Both questions."""
     args = arguments(__doc__ or "")
     torch.set_num_threads(1)
-    heads, sizes, cases = HEADS, [(200, 500), (500, 5000), (5000, 20_000)], 60
+    heads, sizes, cases = HEADS, [(200, 500), (500, 5000)], 60
     permuted, epochs = 20, 0  # 0: as each head's recipe says
     if args.smoke:
         heads, sizes, cases, permuted, epochs = ("linear",), [(20, 30)], 12, 1, 1
@@ -49,9 +49,13 @@ def main() -> None:
         for tiles in sizes:
             root = planted(folder / f"t{tiles[0]}", cases=cases, tiles=tiles)
             out, words = folder / f"e{tiles[0]}", f"{tiles[0]} to {tiles[1]} tiles"
-            found[words] = {
-                h: score(root, h, epochs=epochs, out=out / h)[0] for h in heads
-            }
+            found[words] = {}
+            for head in heads:
+                if head == "transmil" and tiles[0] >= 500:
+                    continue
+                auroc, *_ = score(root, head, epochs=epochs, out=out / head)
+                found[words][head] = auroc
+                print(words, head, auroc, flush=True)
         ends = []
         for seed in range(permuted):
             root = planted(
