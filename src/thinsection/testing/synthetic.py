@@ -182,14 +182,16 @@ def _abbreviated_jpegs(tiles: Iterator[RgbArray]) -> tuple[bytes, list[bytes]]:
     tables = b""
     images = []
     for tile in tiles:
-        tables, image = _split_jpeg(tile)
+        data = simplejpeg.encode_jpeg(
+            tile, quality=_JPEG_QUALITY, colorsubsampling="420"
+        )
+        tables, image = split_jpeg(data)
         images.append(image)
     return tables, images
 
 
-def _split_jpeg(pixels: RgbArray) -> tuple[bytes, bytes]:
+def split_jpeg(data: bytes) -> tuple[bytes, bytes]:
     """A JPEG as (tables, abbreviated image): the DQT and DHT segments apart from the others."""
-    data = simplejpeg.encode_jpeg(pixels, quality=_JPEG_QUALITY, colorsubsampling="420")
     tables = b"\xff\xd8"
     image = b"\xff\xd8"
     start = 2
