@@ -17,7 +17,6 @@ from thinsection.encode import (
     embed_tiles,
     load_encoder,
 )
-from thinsection.encode.preprocessing import preprocess
 from thinsection.encode.registry import Architecture
 from thinsection.slide import Slide, open_slide
 from thinsection.stream import StreamConfig, iter_tiles
@@ -36,19 +35,14 @@ class MeanEncoder(TileEncoder):
         resize_px=None,
     )
 
-    room: torch.Tensor | None = None
-
     def encode(self, tiles_u8: Any) -> torch.Tensor:
-        """See `TileEncoder.encode`."""
-        tiles = torch.as_tensor(tiles_u8).split(4)
-        if self.room is None:  # tensors made anew for each part leave holes in the heap
-            self.room = preprocess(tiles[0], self.spec)
-        whole = (preprocess(part, self.spec, out=self.room) for part in tiles)
-        parts = (pixels.permute(0, 2, 3, 1) for pixels in whole)
-        sums = [
-            part.flatten(2).sum(1).unflatten(1, (-1, 3)).sum(1) for part in parts
-        ]  # by rows
-        return torch.cat(sums) / TILE_PX**2
+        """See `TileEncoder.encode`. Sums of pixels are exact integers, divided once in float64."""
+        tiles = np.asarray(tiles_u8)
+        # a column of 256 pixels sums to 65,280 at most
+        columns = [tile.reshape(TILE_PX, -1).sum(0, dtype=np.uint16) for tile in tiles]
+        sums = np.reshape(columns, (-1, TILE_PX, 3)).sum(1, dtype=np.int64)
+        means = (sums / (TILE_PX**2 * 255) - MEAN) / STD
+        return torch.from_numpy(means.astype(np.float32))
 
 
 def warm(**job: Any) -> tuple[Job, TileEncoder]:
