@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from thinsection.attention import chunked
 from thinsection.attention.blocks import BlockPlan
 from thinsection.attention.checks import checked_items
 from thinsection.attention.chunked import (
@@ -116,3 +117,19 @@ def test_a_distance_lowers_a_score_by_the_slope() -> None:
     sums = RowSums(q, torch.zeros_like(q), bounded=True)
     sums.add(block, k, k, slope=0.5, clamp=False)
     assert sums.weights.tolist() == [2.0**2 + 2.0**-2]
+
+
+def test_bfloat16_is_converted_where_the_cpu_does_not_multiply_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The result is then that of float32 on the same rounded input, rounded once."""
+    cells = torch.stack([torch.arange(40), torch.zeros(40, dtype=torch.int64)], 1)
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = torch.randn(3, 1, HEADS, 41, 4, generator=generator).bfloat16()
+    low = checked_items(q, k, v, cells, SLOPES)[0].item
+    high = checked_items(q.float(), k.float(), v.float(), cells, SLOPES)[0].item
+    expected = forward_chunked(high, PLAN)[0].bfloat16()
+    for has_bf16 in (False, True):
+        monkeypatch.setattr(chunked, "cpu_has_bf16", lambda has=has_bf16: has)
+        out, _ = forward_chunked(low, PLAN)
+        assert torch.equal(out, expected) == (not has_bf16)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.attention.contract import Alibi2dContract
 
+from thinsection.attention import chunked
 from thinsection.attention.api import attend_items
 from thinsection.attention.blocks import BlockPlan
 from thinsection.attention.checks import checked_items
@@ -25,6 +26,16 @@ class TestReference(Alibi2dContract):
 
 class TestChunked(Alibi2dContract):
     impl = "chunked"
+
+
+class TestChunkedOnACpuThatMultipliesBf16(Alibi2dContract):
+    """Blocks of bfloat16 are multiplied as such, whatever CPU runs the test."""
+
+    impl = "chunked"
+
+    @pytest.fixture(autouse=True)
+    def has_bf16(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(chunked, "cpu_has_bf16", lambda: True)
 
 
 class TestChunkedInSmallBlocks(Alibi2dContract):

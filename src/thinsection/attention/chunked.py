@@ -22,6 +22,7 @@ from torch import Tensor
 from thinsection.attention.blocks import BlockPlan, blocks_of
 from thinsection.attention.reach import LOG2E, Reach
 from thinsection.attention.reference import AttentionItem
+from thinsection.weights.placement import cpu_has_bf16
 
 # log2 units. A row's sum is then in 2^-60 .. T 2^60, far inside float32; and the clamp to
 # LOWEST_SCORE adds at most T 2^-126 to it.
@@ -36,9 +37,9 @@ def forward_chunked(
 ) -> tuple[Tensor, Tensor]:
     """Attention [H, T, D] in the input's dtype and log2-sum-exp2 [H, T] of the base-2 scores.
 
-    bfloat16 is multiplied as such where scores are bounded, so that rounding moves them by at most
-    MAX_BOUND 2^-9; else, and for float16, blocks are converted to float32. `out` may be `item.q`:
-    a query block is read before its output is written.
+    bfloat16 is multiplied as such where the device has such products and scores are bounded, so
+    that rounding moves them by at most MAX_BOUND 2^-9. Else, and for float16, blocks are converted
+    to float32. `out` may be `item.q`: a query block is read before its output is written.
 
     Memory: `plan.working_bytes`, H T floats.
     """
@@ -166,7 +167,8 @@ class Buffers:
         heads, tokens, dim = item.q.shape
         dtype = item.math_dtype
         block_size = plan.queries * plan.keys
-        low_precision_size = block_size if item.q.dtype == torch.bfloat16 else 0
+        self._multiplies_bf16 = item.q.dtype == torch.bfloat16 and _has_bf16(item.q)
+        low_precision_size = block_size if self._multiplies_bf16 else 0
         rows_shape = (2, heads, min(plan.queries, tokens), dim)
         self._distances = item.q.new_empty(block_size, dtype=dtype)
         self._scores = item.q.new_empty(block_size, dtype=dtype)
@@ -180,7 +182,7 @@ class Buffers:
         num_queries = queries.stop - queries.start
         scaled_q = self._scaled_q[:, :num_queries]
         scaled_q.copy_(item.q[:, queries]).mul_(item.scale * LOG2E)
-        if bounded and item.q.dtype == torch.bfloat16:
+        if bounded and self._multiplies_bf16:
             scaled_q = scaled_q.to(torch.bfloat16)
         values = self._values[:, :num_queries].zero_()
         return [
@@ -206,6 +208,11 @@ class Buffers:
             key_cells = item.cells[:, keys.start - prefix : keys.stop - prefix]
             _write_distances(block, query_cells, key_cells)
         return block
+
+
+def _has_bf16(x: Tensor) -> bool:
+    """Tell whether the tensor's device multiplies bfloat16 itself; a CPU without takes 20 times."""
+    return x.device.type != "cpu" or cpu_has_bf16()
 
 
 def _leading_matrix(buffer: Tensor, m: int, n: int) -> Tensor:
