@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -31,7 +31,13 @@ from thinsection.planning.cost import (
     TimePlan,
     find_gpu,
 )
-from thinsection.planning.plan import RunPlan, plan, planned_gpu, slide_size
+from thinsection.planning.plan import (
+    RunPlan,
+    fast_advice,
+    plan,
+    planned_gpu,
+    slide_size,
+)
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import EncodeConfig, QcConfig, RunConfig
 from thinsection.stages.spec import resolve
@@ -218,6 +224,47 @@ def test_a_plan_counts_tiles_names_bad_slides_and_warns_of_what_does_not_fit(
     assert any(
         "a t4 has 16.0 GiB" in w and "use --batch-size" in w for w in gpu.warnings
     )
+
+
+def advised(*, rate: float, fast: bool, half_size: float, gpu: str = "") -> str:
+    """Advice for 1,000 tiles of 6.5 CPU-s; encoding takes 1000 / rate CPU-s."""
+    machine = replace(MACHINE, half_size_px_per_s=half_size, decode_px_per_s=1e7)
+    by = replace(planner(find_gpu(gpu) if gpu else None, rate=rate), machine=machine)
+    size = replace(
+        slide(1000), grids=(GridSize(num_tiles=1000, read_px=65536, fast=fast),)
+    )
+    return " ".join(fast_advice(by, [size], cpus=1))
+
+
+def test_fast_is_advised_only_where_it_saves_a_tenth_of_the_time() -> None:
+    told = advised(rate=1000, fast=True, half_size=3e7)
+    assert "decoding takes 7 CPU-s; with --resample fast it takes 2" in told
+    # 5 s of start, 0.6 to prepare, 1 to encode
+    assert "the run 9 s in place of 13 s" in told
+    assert advised(rate=1000, fast=False, half_size=3e7) == ""  # levels suffice
+    assert advised(rate=1000, fast=True, half_size=0.0) == ""  # not measured
+    assert advised(rate=1000, fast=True, half_size=1.1e7) == ""  # hardly faster
+    assert advised(rate=20, fast=True, half_size=3e7) == ""  # encoding takes 50 s
+    # on a card decoding decides, unless encoding takes longer beside it
+    assert advised(rate=1, fast=True, half_size=3e7, gpu="h200") != ""
+
+
+def test_a_slide_says_where_fast_would_decode_less(tmp_path: Path) -> None:
+    path = tmp_path / "a.svs"
+    write_he_slide(path, (1500, 1200), mpp=0.25, downsamples=(1,))
+
+    def is_fast(mpp: str, resample: Literal["exact", "fast"] = "exact") -> bool:
+        spec = resolve(RunConfig(tiles=TilesConfig(tile_mpp=mpp, resample=resample)))
+        entry = SlideEntry(slide_id="a", slide_path=str(path))
+        return slide_size(entry, spec).grids[0].fast
+
+    assert is_fast("0.5")
+    assert not is_fast("native")  # nothing is reduced
+    assert not is_fast("0.5", "fast")  # it is
+
+
+def test_half_size_is_decoded_faster() -> None:
+    assert measure_decoding(least_px=128) > 1.2 * measure_decoding()
 
 
 def test_a_run_on_cuda_is_planned_for_the_named_card_or_the_slowest() -> None:

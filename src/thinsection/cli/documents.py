@@ -164,6 +164,7 @@ class PlanDocument:
     slides: tuple[PlannedSlide, ...]
     unreadable: tuple[Failure, ...]
     warnings: tuple[str, ...]
+    advice: tuple[str, ...]
     job: JobPlan | None
 
     @classmethod
@@ -189,6 +190,7 @@ class PlanDocument:
             slides=slides,
             unreadable=_failures(plan.unreadable),
             warnings=plan.warnings,
+            advice=plan.advice,
             job=job,
         )
 

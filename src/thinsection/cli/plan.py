@@ -76,7 +76,7 @@ def plan(
 
 
 def _show_plan(predicted: "RunPlan") -> None:
-    """Prints the parts of the memory, the seconds and the warnings."""
+    """Prints the parts of the memory, the seconds, the warnings and the advice."""
     from thinsection.planning.cost import MARGIN
 
     console = Console()
@@ -103,6 +103,8 @@ def _show_plan(predicted: "RunPlan") -> None:
         console.print(f"{name} does not open: {reason}", style="yellow", markup=False)
     for warning in predicted.warnings:
         console.print(f"warning: {warning}", style="bold red", markup=False)
+    for advice in predicted.advice:
+        console.print(f"faster: {advice}", markup=False, highlight=False)
 
 
 def _size(num_bytes: int | None) -> str:

@@ -55,6 +55,8 @@ class Calibration:
     process_bytes: int  # resident memory of a process that has loaded the libraries
     start_s: float  # CPU-seconds until the libraries are loaded
     decode_px_per_s: float  # JPEG pixels decoded per CPU-second
+    # pixels of the JPEG per CPU-second if it is decoded at half its size; 0 if not measured
+    half_size_px_per_s: float = 0.0
     # CPU-seconds for a slide's tissue, polygons, pictures and files
     slide_s: float = 0.35
     # CPU-seconds of quality control's networks per pixel of tissue
@@ -86,6 +88,7 @@ def machine_key() -> str:
         str(cpu_count()),
     ]
     parts += [version(name) for name in ("thinsection", "torch", "simplejpeg", "numpy")]
+    parts.append("half size")  # rates without that of half size are measured again
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 
 
@@ -135,6 +138,7 @@ def measure_machine() -> Calibration:
         process_bytes=int(peak),
         start_s=seconds,
         decode_px_per_s=measure_decoding(),
+        half_size_px_per_s=measure_decoding(least_px=_TILE_PX // 2),
         maps_s_per_px=measure_maps(),
     )
 
@@ -150,19 +154,23 @@ def _run_probe(code: str, *arguments: str) -> list[float]:
     return numbers
 
 
-def measure_decoding() -> float:
-    """JPEG pixels per CPU-second of this thread, on a textured tile at quality 80."""
+def measure_decoding(least_px: int = 0) -> float:
+    """JPEG pixels per CPU-second of this thread, on a textured tile at quality 80.
+
+    With `least_px` it is decoded at the smallest size whose edge has so many pixels. The pixels
+    that count are still those of the whole JPEG.
+    """
     rng = np.random.default_rng(0)
     coarse = rng.integers(90, 230, (_TILE_PX // 8, _TILE_PX // 8, 3), dtype=np.uint8)
     fine = rng.integers(0, 24, (_TILE_PX, _TILE_PX, 3), dtype=np.uint8)
     tile = coarse.repeat(8, axis=0).repeat(8, axis=1) + fine
     data = simplejpeg.encode_jpeg(tile, quality=80, colorsubsampling="420")
-    simplejpeg.decode_jpeg(data)
+    simplejpeg.decode_jpeg(data, min_height=least_px, min_width=least_px)
     count = 0
     spent_s = 0.0
     start = time.thread_time()
     while spent_s < _DECODE_S:
-        simplejpeg.decode_jpeg(data)
+        simplejpeg.decode_jpeg(data, min_height=least_px, min_width=least_px)
         count += 1
         spent_s = time.thread_time() - start
     return count * _TILE_PX**2 / spent_s

@@ -38,6 +38,12 @@ CUDA_CONTEXT_BYTES = 600 * MIB
 # memory of driver and kernels per process; an upper bound, not measured here
 CUDA_HOST_BYTES = 2 * GIB
 _RESULT_COPIES = 3
+# `--resample fast` is proposed if it saves at least this share of the run's time
+FAST_LEAST_GAIN = 0.1
+# mean difference of its tiles from exact ones on real tissue, and the same as a peak
+# signal-to-noise ratio; see benchmarks/bench_reading.py
+FAST_GREY_LEVELS = 1.4
+FAST_DB = 39
 # share of the data sheet's matrix rate that a vision transformer's forward pass reaches: an
 # assumption for all cards. An H200 reached .34 with ViT-L, .27 with ViT-B and .17 with ViT-S.
 ASSUMED_EFFICIENCY = 0.35
@@ -118,6 +124,8 @@ class GridSize:
 
     num_tiles: int  # tiles with enough tissue
     read_px: int  # pixels of the level that are decoded for one tile
+    # True if `--resample fast` would decode them at half their size or less
+    fast: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,11 +300,13 @@ class Planner:
             "results": most_tiles * encoder.dim * 4 * _RESULT_COPIES,
         }
 
-    def time(self, slides: Sequence[SlideSize], *, cpus: float) -> TimePlan:
+    def time(
+        self, slides: Sequence[SlideSize], *, cpus: float, fast: bool = False
+    ) -> TimePlan:
         """Seconds of one process with this number of CPUs for these slides.
 
-        On a CPU decoding and encoding share the cores. On a GPU they overlap, so that the slower of
-        the two decides.
+        `fast` plans for `--resample fast`, at the rate of decoding at half size. On a CPU decoding
+        and encoding share the cores. On a GPU they overlap, so that the slower of the two decides.
         """
         start_s = self.machine.start_s
         px_per_s = self.machine.decode_px_per_s
@@ -310,7 +320,8 @@ class Planner:
                 start_s=start_s, prepare_s=prepare_s, wall_s=start_s + prepare_s
             )
         num_tiles = sum(slide.num_tiles for slide in slides)
-        decode_s = sum(slide.decoded_px for slide in slides) / px_per_s
+        grids = [grid for slide in slides for grid in slide.grids]
+        decode_s = sum(self._decode_s(grid, fast=fast) for grid in grids)
         if self.gpu is None:
             encode_s = num_tiles / self.tiles_per_s
             work_s = (prepare_s + decode_s + encode_s) / cpus
@@ -325,3 +336,10 @@ class Planner:
             encode_s=encode_s,
             wall_s=start_s + work_s,
         )
+
+    def _decode_s(self, grid: GridSize, *, fast: bool) -> float:
+        """CPU-seconds of decoding the tiles of a grid."""
+        px_per_s = self.machine.decode_px_per_s
+        if fast and grid.fast:
+            px_per_s = max(px_per_s, self.machine.half_size_px_per_s)
+        return grid.num_tiles * grid.read_px / px_per_s

@@ -53,6 +53,9 @@ class RunPlan:
     time: TimePlan
     gpu: Gpu | None  # planned GPU; None for a CPU
     warnings: tuple[str, ...]  # limits that are too low, and sufficient values
+    advice: tuple[
+        str, ...
+    ] = ()  # settings that would make the run faster, and their cost
 
     def __repr__(self) -> str:
         tiles = sum(slide.num_tiles for slide in self.slides)
@@ -77,7 +80,7 @@ class RunPlan:
         problems = [
             f"{name} does not open: {why}" for name, why in self.unreadable.items()
         ]
-        lines = [repr(self), *problems, *self.warnings]
+        lines = [repr(self), *problems, *self.warnings, *self.advice]
         return (
             notebook_html(None, "Plan", lines)
             + bars_html("Time", seconds)
@@ -120,6 +123,7 @@ def plan(
         time=formulas.time(sizes, cpus=cpus),
         gpu=formulas.gpu,
         warnings=_warnings(memory, formulas),
+        advice=fast_advice(formulas, sizes, cpus=cpus),
     )
 
 
@@ -244,7 +248,14 @@ def slide_size(entry: SlideEntry, spec: RunSpec) -> SlideSize:
         for config in spec.tiles.grids:
             table = tile_grid(slide, config, tissue=tissue)
             read_px = math.prod(table.plan.size_lv)
-            grids.append(GridSize(num_tiles=len(table), read_px=read_px))
+            fast = replace(config, resample="fast").plan(slide).level
+            grids.append(
+                GridSize(
+                    num_tiles=len(table),
+                    read_px=read_px,
+                    fast=fast != table.plan.level,
+                )
+            )
         mpp_xy = resolution_of(slide, mask_mpp, slide.slide_mpp)
         mask_size = work_size(slide.size, mpp_xy, mask_mpp)
         thumbnail_size = slide.levels[0].size
@@ -271,6 +282,22 @@ def qc_size(slide: Slide, pipeline: Pipeline, entry: SlideEntry) -> QcSize:
         slide_mpp=scale.slide_mpp,
         work_mpp=min(pipeline.image_mpps),
         maps=pipeline.asks_nets,
+    )
+
+
+def fast_advice(
+    formulas: Planner, slides: Sequence[SlideSize], *, cpus: int
+) -> tuple[str, ...]:
+    """A sentence that proposes `--resample fast`, if decoding decides how long the run takes."""
+    exact = formulas.time(slides, cpus=cpus)
+    fast = formulas.time(slides, cpus=cpus, fast=True)
+    if fast.wall_s > (1 - cost.FAST_LEAST_GAIN) * exact.wall_s:
+        return ()
+    return (
+        f"decoding takes {exact.decode_s:.0f} CPU-s; with --resample fast it takes "
+        f"{fast.decode_s:.0f}, and the run {fast.wall_s:.0f} s in place of {exact.wall_s:.0f} s. "
+        f"On real tissue its tiles differ from exact ones by {cost.FAST_GREY_LEVELS} of 255 on "
+        f"average ({cost.FAST_DB} dB). Use one of the two for all slides of a study",
     )
 
 
