@@ -1,12 +1,16 @@
 """How fast and in how much memory is the default job done, next to other packages' ways?
 
-256 px tiles at 0.5 µm/px from a scan of 0.252 µm/px with levels 1/4/16, and at native resolution:
-the same coordinates, normalisation and network (a mean over pixels; ResNet-18 under the same
-random weights) for every way, one decoding worker and one thread, each in a process of its own
-from opening the slide to rows. Each first writes a sample of its tiles, to be compared with ours.
+A mosaic of real tissue comes first, a generated slide beside it (`benchmarks/mosaic.py`): 256 px
+tiles at 0.5 µm/px from a scan of 0.252 µm/px with levels 1/4/16, and at native resolution. The same
+coordinates, normalisation and network (a mean over pixels; ResNet-18 under the same random weights)
+for every way, one decoding worker and one thread, each in a process of its own from opening the
+slide to rows. Each peer reads with the fastest reader that it offers (`job_work.READERS`). Each
+first writes a sample of its tiles, to be compared with ours. Then come the peaks of our job alone
+on 1, 4 and 16 times the area.
 
 `python -m benchmarks.bench_job --peers-python PATH`: a Python that has the peers (CONTRIBUTING.md
 says how it is made); without it only ours and OpenSlide with Pillow run, and the rest is listed.
+It takes about 8 minutes of one idle core.
 """
 
 import json
@@ -15,18 +19,22 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch.nn.functional import conv2d
+from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import mosaic
 from benchmarks.harness import arguments, finish
 from benchmarks.job_ours import write_network
-from benchmarks.job_work import Job
+from benchmarks.job_work import READERS, TILE_PX, Job, ResNet18
 from thinsection.slide import open_slide
-from thinsection.testing import Measured, run_and_measure
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TilesConfig, tile_grid
 
@@ -41,35 +49,79 @@ PEERS = {
     "atlaspatch": ("atlas-patch",),
     "tiatoolbox": ("tiatoolbox",),
 }
-SCALES = {  # size of the slide in px, how often all is timed, tiles for ResNet-18
-    "full": ((20_000, 16_000), 3, 512),
-    "quick": ((8_000, 6_400), 1, 48),  # for a busy machine
-    "smoke": ((3072, 2048), 1, 24),
-}
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How much is done."""
+
+    size: tuple[int, int]  # of the slides, px
+    areas: tuple[tuple[int, int], ...]  # px: 1, 4 and 16 times an area, for ours alone
+    passes: int  # measurements of each way
+    half: int  # tiles at 0.5 µm/px
+    native: int  # tiles at native resolution
+    network: int  # tiles for ResNet-18
+    generated: int  # tiles of the generated slide
+
+
+SCALES = {
+    "full": Scale(
+        size=(20_000, 16_000),
+        areas=((10_000, 8_000), (20_000, 16_000), (40_000, 32_000)),
+        passes=3,
+        half=500,
+        native=1200,
+        network=24,
+        generated=150,
+    ),
+    "smoke": Scale(
+        size=(3072, 2048),
+        areas=((1500, 1000), (3000, 2000)),
+        passes=1,
+        half=24,
+        native=48,
+        network=8,
+        generated=12,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Passes of one way in a process of its own."""
+
+    tiles: int
+    seconds: list[float]
+    cpu_seconds: list[float]
+    baseline_bytes: int  # before the first pass, all imported
+    peak_bytes: int  # of the first pass
 
 
 def through(way: str, python: str | None, job: Job) -> Measured | str:
     """What a way took in a process of its own, or why it does not run."""
-    if way == OURS:
-        return run_and_measure(
-            "benchmarks.job_ours", "ours", setup="warm", **asdict(job)
-        )
     if python is None:
         return "not installed: no --peers-python"
     described = Path(job.rows).with_suffix(".json")
     described.write_text(json.dumps(asdict(job)))
-    script = Path(__file__).with_name("job_peers.py")
-    command = [python, "-W", "ignore", str(script), way, str(described)]
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if way == OURS:
+        command = [python, "-m", "benchmarks.job_ours", str(described)]
+        env = dict(os.environ)
+    else:
+        script = Path(__file__).with_name("job_peers.py")
+        command = [python, "-W", "ignore", str(script), way, str(described)]
+        env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    env["OMP_NUM_THREADS"] = "1"
     child = subprocess.run(
         command, capture_output=True, text=True, check=False, env=env
     )
-    lines = child.stdout.splitlines()
     if child.returncode:
-        last = child.stderr.strip().splitlines()[-1]
+        last = (child.stderr.strip() or f"exit code {child.returncode}").splitlines()[
+            -1
+        ]
         lacks = "ImportError" in last or "ModuleNotFoundError" in last
         return f"{'not installed' if lacks else 'failed'}: {last}"
+    lines = child.stdout.splitlines()
     measured = next(line for line in lines if line.startswith("@measured "))
     return Measured(**json.loads(measured.removeprefix("@measured ")))
 
@@ -81,74 +133,93 @@ class Bench:
     folder: Path
     pythons: dict[str, str | None]  # way -> its Python
     missing: Row  # way -> why it does not run
+    passes: int  # measurements of each way
 
-    def job(self, path: Path, tile_mpp: float, network: str, *, tiles: slice) -> Job:
-        """A job on some of the tiles of our grid."""
+    def job(self, path: Path, tile_mpp: float, network: str, *, tiles: int) -> Job:
+        """A job on so many tiles of our grid, from its middle rows."""
         with open_slide(path) as slide:
             table = tile_grid(slide, TilesConfig(tile_mpp=str(tile_mpp)))
+        start = max(0, (len(table) - tiles) // 2)
         coords = self.folder / "coords.npy"
-        np.save(coords, table.coords_l0[tiles])
-        known = {
-            "path": str(path),
-            "coords": str(coords),
-            "rows": str(self.folder / "rows.npy"),
-        }
-        size = table.plan.size_l0[0]
-        return Job(**known, mpp=MPP, tile_mpp=tile_mpp, size_l0=size, network=network)
+        np.save(coords, table.coords_l0[start : start + tiles])
+        return Job(
+            path=str(path),
+            coords=str(coords),
+            rows=str(self.folder / "rows.npy"),
+            mpp=MPP,
+            tile_mpp=tile_mpp,
+            size_l0=table.plan.size_l0[0],
+            network=network,
+            passes=self.passes,
+        )
 
-    def run(self, job: Job) -> Iterator[tuple[str, Measured, np.ndarray]]:
+    def run(
+        self, job: Job, ways: Iterable[str]
+    ) -> Iterator[tuple[str, Measured, np.ndarray]]:
         """Each way in turn, with the rows that it gave."""
-        for way, python in self.pythons.items():
+        for way in ways:
             if way in self.missing:
                 continue
-            found = through(way, python, job)
+            found = through(way, self.pythons[way], job)
             if isinstance(found, str):
                 self.missing[way] = found
-            else:
-                print(
-                    way,
-                    Path(job.path).name,
-                    job.network,
-                    found,
-                    file=sys.stderr,
-                    flush=True,
-                )
-                yield way, found, np.load(job.rows).astype(np.float32)
+                continue
+            rate = found.tiles / statistics.median(found.cpu_seconds)
+            told = f"{Path(job.path).name}, {Path(job.network).name}: {rate:.1f} tiles per CPU-s"
+            print(way, told, file=sys.stderr, flush=True)
+            yield way, found, np.load(job.rows).astype(np.float32)
 
-    def rates(self, job: Job, times: int) -> Row:
-        """What each way takes, in turns, and how far from ours its tiles and rows are."""
-        runs: dict[str, list[Measured]] = {}
-        apart: dict[str, Row] = {}
+    def rates(self, job: Job) -> Row:
+        """What each way takes, and how far from ours its tiles and rows are."""
+        found: Row = {}
         reference = pixels = np.empty(0)
-        for _ in range(times):
-            for way, measured, rows in self.run(job):
-                tiles = np.load(job.pixels).astype(np.float32).ravel()
-                reference, pixels = (
-                    (rows, tiles) if way == OURS else (reference, pixels)
-                )
-                levels = np.abs(tiles - pixels)
-                assert levels.mean() < 6, (
-                    f"{way} reads other tiles"
-                )  # from elsewhere: some 20
-                grey = {
-                    "mean": round(float(levels.mean()), 4),
-                    "max": float(levels.max()),
-                }
-                far = rms(rows - reference) / rms(reference)
-                apart[way] = {"grey_levels_from_ours": grey, "rows_from_ours": far}
-                runs.setdefault(way, []).append(measured)
-        found: Row = {
-            way: described(measured) | apart[way] for way, measured in runs.items()
-        }
-        mine = found[OURS]
-        if peers := [found[way] for way in PEERS if way in found]:
-            best = max(row["tiles_per_cpu_s"] for row in peers)
-            found["ours_over_the_best_peer"] = round(mine["tiles_per_cpu_s"] / best, 2)
-            least = min(row["peak_rss_mb"] for row in peers)
-            found["our_peak_over_the_least_of_peers"] = round(
-                mine["peak_rss_mb"] / least, 2
-            )
+        for way, measured, rows in self.run(job, self.pythons):
+            tiles = np.load(job.pixels).astype(np.float32).ravel()
+            if way == OURS:
+                reference = rows
+                pixels = tiles
+            levels = np.abs(tiles - pixels)
+            # tiles from elsewhere: some 20
+            assert levels.mean() < 6, f"{way} reads other tiles"
+            grey = {
+                "mean": round(float(levels.mean()), 4),
+                "max": float(levels.max()),
+            }
+            far = rms(rows - reference) / rms(reference)
+            found[way] = described(measured)
+            found[way] |= {"grey_levels_from_ours": grey, "rows_from_ours": far}
+        return found | beside_peers(found)
+
+    def areas(self, paths: Iterable[Path]) -> list[Row]:
+        """Rate and peak of our job at 0.5 µm/px over whole slides of growing area."""
+        found = []
+        for path in paths:
+            job = self.job(path, 0.5, "mean", tiles=10**9)
+            for _, measured, _ in self.run(replace(job, passes=1), [OURS]):
+                found.append(described(measured))
+        for number, row in enumerate(found):
+            row["times_the_area"] = 4**number
+            growth = row["peak_rss_mb"] / found[0]["peak_rss_mb"]
+            row["peak_over_the_first"] = round(growth, 3)
         return found
+
+
+def beside_peers(found: Row) -> Row:
+    """The fastest peer and the one of the least memory, and ours beside them."""
+    peers = [way for way in PEERS if way in found]
+    if not peers:
+        return {}
+    best = max(peers, key=lambda way: found[way]["tiles_per_cpu_s"])
+    least = min(peers, key=lambda way: found[way]["peak_rss_mb"])
+    ours = found[OURS]
+    speed = ours["tiles_per_cpu_s"] / found[best]["tiles_per_cpu_s"]
+    memory = ours["peak_rss_mb"] / found[least]["peak_rss_mb"]
+    return {
+        "best_peer": best,
+        "ours_over_the_best_peer": round(speed, 2),
+        "least_peer": least,
+        "our_peak_over_the_least_of_peers": round(memory, 2),
+    }
 
 
 def rms(values: np.ndarray) -> float:
@@ -156,18 +227,17 @@ def rms(values: np.ndarray) -> float:
     return float(np.sqrt(np.square(values, dtype=np.float64).mean()))
 
 
-def described(runs: list[Measured]) -> Row:
+def described(measured: Measured) -> Row:
     """Medians of one way."""
-    rates = [run.result / run.cpu_seconds for run in runs]
+    tiles = measured.tiles
+    grown = measured.peak_bytes - measured.baseline_bytes
     return {
-        "tiles": runs[0].result,
-        "tiles_per_cpu_s": round(statistics.median(rates), 1),
-        "tiles_per_cpu_s_all": [round(rate, 1) for rate in rates],
-        "tiles_per_s": round(
-            statistics.median(run.result / run.seconds for run in runs), 1
-        ),
-        "peak_rss_mb": round(max(run.peak_bytes for run in runs) / 1e6, 1),
-        "beyond_imports_mb": round(max(run.growth_bytes for run in runs) / 1e6, 1),
+        "tiles": tiles,
+        "tiles_per_cpu_s": round(tiles / statistics.median(measured.cpu_seconds), 1),
+        "tiles_per_cpu_s_all": [round(tiles / s, 1) for s in measured.cpu_seconds],
+        "tiles_per_s": round(tiles / statistics.median(measured.seconds), 1),
+        "peak_rss_mb": round(measured.peak_bytes / 1e6, 1),
+        "beyond_imports_mb": round(grown / 1e6, 1),
     }
 
 
@@ -187,46 +257,84 @@ def versions(python: str) -> Row:
     return dict(json.loads(told.stdout))
 
 
-def compare(bench: Bench, path: Path, big: Path, *, times: int, some: int) -> Row:
-    """All figures; ResNet-18 on `some` tiles."""
-    half, every = 0.5, slice(None)
-    found: Row = {}
-    for name, mpp in {"0.5": half, "native": MPP}.items():
-        found[f"mean_{name}"] = bench.rates(
-            bench.job(path, mpp, "mean", tiles=every), times
-        )
-    resnet = write_network(bench.folder / "resnet18")
-    found["resnet18_0.5"] = bench.rates(
-        bench.job(path, half, resnet, tiles=slice(some)), times
-    )
-    large = bench.rates(bench.job(big, half, "mean", tiles=every), 1)
-    small = found["mean_0.5"]
-    grown = {
-        w: large[w]["peak_rss_mb"] / small[w]["peak_rss_mb"]
-        for w in bench.pythons
-        if w in large
+def compare(bench: Bench, scale: Scale) -> Row:
+    """All figures: every job on the first slide, the ordinary one on the other."""
+    paths = mosaic.write_slides(bench.folder, "slide", scale.size, mpp=MPP)
+    results: Row = mosaic.described(paths, scale.size)
+    results |= {"slide_mpp": MPP, "times": scale.passes, "readers": READERS}
+    first, *others = paths
+    network = write_network(bench.folder / "resnet18")
+    jobs = {
+        "mean_0.5": (0.5, "mean", scale.half),
+        "mean_native": (MPP, "mean", scale.native),
+        "resnet18_0.5": (0.5, network, scale.network),
     }
-    ratios = {way: round(ratio, 3) for way, ratio in grown.items()}
-    found["four_times_the_area"] = {**large, "peak_over_the_smaller": ratios}
-    return found
+    results[first] = {}
+    for name, (mpp, net, tiles) in jobs.items():
+        job = bench.job(paths[first], mpp, net, tiles=tiles)
+        results[first][name] = bench.rates(job)
+    for other in others:
+        job = bench.job(paths[other], 0.5, "mean", tiles=scale.generated)
+        results[other] = {"mean_0.5": bench.rates(job)}
+    larger = []
+    for number, size in enumerate(scale.areas):
+        larger.append(bench.folder / f"area-{number}.svs")
+        if first == mosaic.REAL:
+            mosaic.write_mosaic(larger[-1], size, mpp=MPP)
+        else:
+            write_he_slide(larger[-1], size, seed=1, mpp=MPP)
+    results[first]["areas"] = bench.areas(larger)
+    results[first]["areas_px"] = scale.areas
+    return results
+
+
+def arithmetic() -> Row:
+    """Operations of ResNet-18 for a tile, and what products of matrices reach on one thread."""
+    torch.set_num_threads(1)
+    tile = torch.zeros(1, 3, TILE_PX, TILE_PX)
+    with torch.inference_mode():
+        with FlopCounterMode(display=False) as counter:
+            ResNet18().eval()(tile)
+        left = torch.rand(1024, 1024)
+        image, kernel = torch.rand(1, 512, 64, 64), torch.rand(512, 512, 1, 1)
+        rates = {
+            "mkl": 2 * 1024**3 / fastest_s(lambda: left @ left),
+            # a product of (512, 512) and (512, 4096), by oneDNN
+            "onednn": 2 * 512**2 * 64**2 / fastest_s(lambda: conv2d(image, kernel)),
+        }
+    gflop_per_s = {name: round(rate / 1e9, 1) for name, rate in rates.items()}
+    return {
+        "resnet18_gflop_per_tile": round(counter.get_total_flops() / 1e9, 3),
+        "product_gflop_per_s": max(gflop_per_s.values()),
+        "product_gflop_per_s_by": gflop_per_s,
+    }
+
+
+def fastest_s(work: Callable[[], object], *, times: int = 20) -> float:
+    """Fewest CPU-seconds of a call, after one that is not measured."""
+    work()
+    spent = []
+    for _ in range(times):
+        start = time.process_time()
+        work()
+        spent.append(time.process_time() - start)
+    return min(spent)
 
 
 def main() -> None:
-    """Generates the slides, compares, writes."""
-    known = {"peers_python": "a Python that has the peers", "scale": ", ".join(SCALES)}
+    """Writes the slides, compares, writes the JSON."""
+    known = {"peers_python": "a Python that has the peers"}
     args = arguments(__doc__ or "", **known)
-    size, times, some = SCALES["smoke" if args.smoke else args.scale or "full"]
+    scale = SCALES["smoke" if args.smoke else "full"]
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
         pythons = {OURS: sys.executable, PLAIN: sys.executable}
         pythons |= dict.fromkeys(PEERS, args.peers_python)
-        path, big = folder / "slide.svs", folder / "big.svs"
-        write_he_slide(path, size, seed=1, mpp=MPP)
-        write_he_slide(big, (size[0] * 2, size[1] * 2), seed=1, mpp=MPP)
-        bench = Bench(folder=folder, pythons=pythons, missing={})
-        results: Row = {"slide_px": size, "slide_mpp": MPP, "times": times}
-        results |= compare(bench, path, big, times=times, some=some)
+        bench = Bench(
+            folder=Path(name), pythons=pythons, missing={}, passes=scale.passes
+        )
+        results = compare(bench, scale)
         results["not_run"] = bench.missing
+        results |= arithmetic()
     if args.peers_python:
         results["peers_versions"] = versions(args.peers_python)
     finish("bench_job", results, args)

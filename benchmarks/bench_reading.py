@@ -1,29 +1,73 @@
 """How fast and in how much memory are tiles read, next to OpenSlide and to the machine's limit?
 
-The ordinary job comes first: 256 px tiles at 0.5 µm/px from a scan of 0.252 µm/px with levels 1, 4
-and 16, against OpenSlide with Pillow's Lanczos, and against the limit: each JPEG segment decoded
-once and the bare kernel. Then tiles at the file's own resolution: whole segments of 256 px, and
-tiles that cut segments of 240 and 512 px. Then the stream's peak on a slide of four times the area,
-and the stream into the default encoder against that encoder on batches in memory. Every way runs
-in a process of its own on the same generated slides (`benchmarks/reading_ways.py`).
+A mosaic of real tissue comes first, a generated slide beside it (`benchmarks/mosaic.py`). The
+ordinary job: 256 px tiles at 0.5 µm/px from a scan of 0.252 µm/px with levels 1, 4 and 16, against
+OpenSlide with Pillow's Lanczos, and against the limit: each JPEG segment read and decoded once and
+the bare kernel. Then tiles at the file's own resolution, and `--resample fast` and what it changes.
+Of the real slide, too: figures by content (glass, smooth, crowded), two threads, tiles that cut
+segments of 240 and 512 px, the stream's peak on 1, 4 and 16 times the area, and the stream into the
+default encoder against that encoder on batches in memory. Every way runs in a process of its own
+(`benchmarks/reading_ways.py`). It takes 6 to 8 minutes of one idle core.
 """
 
 import argparse
-import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import mosaic
 from benchmarks.harness import arguments, finish
-from benchmarks.reading_ways import difference, fast_difference, retile
+from benchmarks.reading_ways import (
+    CONTENTS,
+    difference,
+    fast_difference,
+    retile,
+)
 from thinsection.testing import run_and_measure
 from thinsection.testing.synthetic import write_he_slide
 
 MODULE = "benchmarks.reading_ways"
 WAYS = ("openslide_loop", "limit_of", "stream")
+MPP = 0.252  # of level 0
+HALF, NATIVE = "0.5", "native"
+Row = dict[str, Any]
 
 
-def measure(function: str, *, times: int, setup: str, **kwargs: Any) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How much is done."""
+
+    size: tuple[int, int]  # of the slides, px
+    small: tuple[int, int]  # of the slide whose segments are cut anew, px
+    areas: tuple[tuple[int, int], ...]  # px: 1, 4 and 16 times an area
+    times: int  # measurements of each way
+    every: int  # one tile in so many is compared with OpenSlide's
+    compared: int  # tiles of exact and fast
+    encoded: int  # tiles for the default encoder
+
+
+FULL = Scale(
+    size=(20_000, 16_000),
+    small=(8192, 6144),
+    areas=((10_000, 8_000), (20_000, 16_000), (40_000, 32_000)),
+    times=3,
+    every=40,
+    compared=50,
+    encoded=320,
+)
+SMOKE = Scale(
+    size=(4096, 3072),
+    small=(2048, 1536),
+    areas=((1024, 1024), (2048, 2048)),
+    times=1,
+    every=7,
+    compared=8,
+    encoded=64,
+)
+
+
+def measure(function: str, *, times: int, setup: str, **kwargs: Any) -> Row:
     """Median over fresh processes: tiles/s by wall clock and by CPU time, and peak RSS."""
     runs = [
         run_and_measure(MODULE, function, setup=setup, **kwargs) for _ in range(times)
@@ -39,15 +83,14 @@ def measure(function: str, *, times: int, setup: str, **kwargs: Any) -> dict[str
     }
 
 
-def against(path: Path, mpp: str, *, threads: int, smoke: bool) -> dict[str, Any]:
+def against(
+    path: Path, mpp: str, *, times: int, threads: int = 1, content: str = ""
+) -> Row:
     """OpenSlide, the limit and our stream on the same tiles, with the same number of threads."""
-    options: dict[str, Any] = {
-        "times": 1 if smoke else 3,
-        "setup": "opened",
-        "threads": threads,
+    known = {"path": str(path), "mpp": mpp, "threads": threads, "content": content}
+    found: Row = {
+        way: measure(way, times=times, setup="opened", **known) for way in WAYS
     }
-    options |= {"path": str(path), "mpp": mpp, "limit": 300 if smoke else 10**9}
-    found: dict[str, Any] = {way: measure(way, **options) for way in WAYS}
     loop, limit, ours = (found[way] for way in WAYS)
     for unit in ("tiles_per_cpu_s", "tiles_per_s"):
         found[f"stream_over_openslide_{unit}"] = round(ours[unit] / loop[unit], 2)
@@ -55,73 +98,109 @@ def against(path: Path, mpp: str, *, threads: int, smoke: bool) -> dict[str, Any
     return found
 
 
-def fast(path: Path, exact: dict[str, Any], *, smoke: bool) -> dict[str, Any]:
-    """`--resample fast`: its rate against OpenSlide's exact tiles, and what it changes."""
-    options: dict[str, Any] = {"path": str(path), "mpp": "0.5", "threads": 1}
-    options |= {
-        "times": 1 if smoke else 3,
-        "setup": "opened_fast",
-        "limit": 300 if smoke else 10**9,
-    }
-    found = measure("stream", **options)
-    loop = exact["openslide_loop"]["tiles_per_cpu_s"]
-    ratio = round(found["tiles_per_cpu_s"] / loop, 2)
-    # at 0.504 both ways cover the same px
-    changes = fast_difference(str(path), "0.504", 8 if smoke else 100)
-    found |= {"stream_over_openslide_tiles_per_cpu_s": ratio, "difference": changes}
-    if (folder := os.environ.get("THINSECTION_TEST_SLIDES")) is not None:
-        real = str(Path(folder) / "CMU-1-Small-Region.svs")
-        found["difference_on_real_tissue"] = fast_difference(real, "0.998", 100)
+def fast(path: Path, exact: Row, scale: Scale) -> Row:
+    """`--resample fast`: its rate against the exact tiles' and OpenSlide's, and what it changes."""
+    found = measure(
+        "stream",
+        times=scale.times,
+        setup="opened_fast",
+        path=str(path),
+        mpp=HALF,
+        threads=1,
+        content="",
+    )
+    rate = found["tiles_per_cpu_s"]
+    for name, other in (("openslide", "openslide_loop"), ("exact", "stream")):
+        ratio = rate / exact[other]["tiles_per_cpu_s"]
+        found[f"stream_over_{name}_tiles_per_cpu_s"] = round(ratio, 2)
+    # at twice the µm/px of level 0 both ways cover the same px
+    found["difference"] = fast_difference(str(path), str(2 * MPP), scale.compared)
     return found
 
 
-def compare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """All figures; pixels are checked before anything is timed."""
-    smoke = args.smoke
-    size = (4096, 3072) if smoke else (20_000, 16_000)
-    half, plain, big = (folder / name for name in ("half.svs", "plain.svs", "big.svs"))
-    write_he_slide(half, size, seed=1, mpp=0.252)
-    write_he_slide(plain, size, seed=1)
-    write_he_slide(big, (size[0] * 2, size[1] * 2), seed=1, mpp=0.252)
-    every = 7 if smoke else 40
-    results: dict[str, Any] = {"slide_px": size}
-    results["difference_at_half"] = difference(str(half), "0.5", every)
-    assert results["difference_at_half"]["max"] <= 1, results
-    assert difference(str(plain), "native", every)["max"] == 0
-    for name, path, mpp in (("half", half, "0.5"), ("native", plain, "native")):
-        for threads in (1, 2):
-            found = against(path, mpp, threads=threads, smoke=smoke)
-            results[f"{name}_{threads}_threads"] = found
-    results["fast"] = fast(half, results["half_1_threads"], smoke=smoke)
+def of_slide(path: Path, scale: Scale) -> Row:
+    """Figures of one slide on one thread; pixels are checked before anything is timed."""
+    found: Row = {"difference_at_half": difference(str(path), HALF, scale.every)}
+    assert found["difference_at_half"]["max"] <= 1, found
+    assert difference(str(path), NATIVE, 4 * scale.every)["max"] == 0
+    found["half_1_threads"] = against(path, HALF, times=scale.times)
+    found["native_1_threads"] = against(path, NATIVE, times=scale.times)
+    for name, mpp in (("half", HALF), ("native", NATIVE)):
+        found[f"{name}_limit_ms"] = measure_parts(path, mpp)
+    found["fast"] = fast(path, found["half_1_threads"], scale)
+    return found
+
+
+def measure_parts(path: Path, mpp: str) -> Row:
+    """CPU-milliseconds a tile of the parts of the limit: reading, decoding, the kernel."""
+    known = {"path": str(path), "mpp": mpp, "threads": 1, "content": ""}
+    run = run_and_measure(MODULE, "parts_of_limit", setup="opened", **known)
+    return {name: round(1e3 * value, 4) for name, value in dict(run.result).items()}
+
+
+def of_first(folder: Path, path: Path, kind: str, scale: Scale) -> Row:
+    """What is measured on the first slide alone."""
+    found: Row = {"half_2_threads": against(path, HALF, times=scale.times, threads=2)}
+    for content in CONTENTS:
+        found[f"half_{content}"] = against(path, HALF, times=1, content=content)
+    small = write(kind, folder / "small.svs", scale.small)
     for edge in (240, 512):
         other = folder / f"segments-{edge}.tif"
-        retile(plain, other, edge)
-        assert difference(str(other), "native", every)["max"] == 0
-        results[f"native_segments_{edge}"] = against(
-            other, "native", threads=1, smoke=smoke
-        )
-    options = {"setup": "opened", "mpp": "0.5", "limit": 10**9, "threads": 2}
-    large = measure("stream", times=1, path=str(big), **options)
-    small = results["half_2_threads"]["stream"]["peak_rss_mb"]
-    results["four_times_the_area"] = {
-        **large,
-        "over": round(large["peak_rss_mb"] / small, 3),
-    }
-    count = 64 if smoke else 1280
-    times = {"times": 1 if smoke else 3, "setup": "loaded"}
-    memory = measure("encode_memory", path=str(plain), limit=count, **times)
-    streamed = measure("encode_stream", path=str(plain), limit=count, **times)
-    ratio = round(streamed["tiles_per_s"] / memory["tiles_per_s"], 3)
-    results["default_encoder"] = {
-        "in_memory": memory,
-        "stream": streamed,
-        "ratio": ratio,
-    }
+        retile(small, other, edge)
+        assert difference(str(other), NATIVE, scale.every)["max"] == 0
+        found[f"native_segments_{edge}"] = against(other, NATIVE, times=1)
+    found["areas"] = areas(folder, kind, scale)
+    found["default_encoder"] = encoder(path, scale)
+    return found
+
+
+def write(kind: str, path: Path, size: tuple[int, int]) -> Path:
+    """Writes one more slide of a kind."""
+    if kind == mosaic.REAL:
+        mosaic.write_mosaic(path, size, mpp=MPP)
+    else:
+        write_he_slide(path, size, seed=1, mpp=MPP)
+    return path
+
+
+def areas(folder: Path, kind: str, scale: Scale) -> list[Row]:
+    """Rate and peak of the stream over whole slides of growing area."""
+    known = {"setup": "opened", "mpp": HALF, "threads": 1, "content": ""}
+    found: list[Row] = []
+    for number, size in enumerate(scale.areas):
+        path = write(kind, folder / f"area-{number}.svs", size)
+        row = measure("stream", times=1, path=str(path), **known)
+        path.unlink()
+        first = found[0] if found else row
+        growth = round(row["peak_rss_mb"] / first["peak_rss_mb"], 3)
+        row |= {"times_the_area": 4**number, "slide_px": size}
+        found.append(row | {"peak_over_the_first": growth})
+    return found
+
+
+def encoder(path: Path, scale: Scale) -> Row:
+    """The stream into the default encoder against that encoder on batches in memory."""
+    known = {"path": str(path), "limit": scale.encoded, "setup": "loaded"}
+    memory = measure("encode_memory", times=scale.times, **known)
+    streamed = measure("encode_stream", times=scale.times, **known)
+    ratio = round(streamed["tiles_per_cpu_s"] / memory["tiles_per_cpu_s"], 3)
+    return {"in_memory": memory, "stream": streamed, "ratio": ratio}
+
+
+def compare(folder: Path, args: argparse.Namespace) -> Row:
+    """All figures."""
+    scale = SMOKE if args.smoke else FULL
+    paths = mosaic.write_slides(folder, "slide", scale.size, mpp=MPP)
+    results: Row = mosaic.described(paths, scale.size) | {"times": scale.times}
+    for kind, path in paths.items():
+        results[kind] = of_slide(path, scale)
+    first = next(iter(paths))
+    results[first] |= of_first(folder, paths[first], first, scale)
     return results
 
 
 def main() -> None:
-    """Generates the slides, checks, measures, writes."""
+    """Writes the slides, checks, measures, writes the JSON."""
     args = arguments(__doc__ or "")
     with tempfile.TemporaryDirectory() as folder:
         finish("bench_reading", compare(Path(folder), args), args)

@@ -1,6 +1,7 @@
-"""Our way through the job of `bench_job`, by what is public."""
+"""Our way through the job of `bench_job`, by what is public: `python job_ours.py JOB.json`."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.job_work import CPU, MEAN, STD, TILE_PX, Job
+from benchmarks.job_work import CPU, MEAN, STD, TILE_PX, Job, measure
 from thinsection.encode import (
     EncoderSpec,
     NetworkTileEncoder,
@@ -45,20 +46,19 @@ class MeanEncoder(TileEncoder):
         return torch.from_numpy(means.astype(np.float32))
 
 
-def warm(**job: Any) -> tuple[Job, TileEncoder]:
-    """The job and its encoder, after a sample of the tiles."""
+def warm(job: Job) -> TileEncoder:
+    """The encoder of a job, after a sample of the tiles."""
     torch.set_num_threads(1)
-    asked = Job(**job)
     encoder: TileEncoder = MeanEncoder()
-    with open_slide(asked.path) as slide:
+    with open_slide(job.path) as slide:
         batches = iter_tiles(
-            slide, table_of(slide, asked.sample), batch_size=asked.batch_size
+            slide, table_of(slide, job.sample), batch_size=job.batch_size
         )
-        np.save(asked.pixels, np.concatenate([batch.tiles.copy() for batch in batches]))
-    if asked.network != "mean":
-        encoder = load_encoder(asked.network, device="cpu", precision="fp32")
-    ours((replace(asked, limit=4), encoder), **job)
-    return asked, encoder
+        np.save(job.pixels, np.concatenate([batch.tiles.copy() for batch in batches]))
+    if job.network != "mean":
+        encoder = load_encoder(job.network, device="cpu", precision="fp32")
+    ours(replace(job, limit=4), encoder)
+    return encoder
 
 
 def table_of(slide: Slide, job: Job) -> TileTable:
@@ -67,14 +67,18 @@ def table_of(slide: Slide, job: Job) -> TileTable:
     return replace(table, coords_l0=job.coords_l0(), columns={})
 
 
-def ours(state: tuple[Job, TileEncoder], **_: Any) -> int:
-    """From the open slide to rows; the number of tiles."""
-    (job, encoder), config = state, StreamConfig(decode_threads=1)
+def ours(job: Job, encoder: TileEncoder) -> np.ndarray:
+    """Rows, from the open slide on."""
+    config = StreamConfig(decode_threads=1)
     with open_slide(job.path) as slide:
-        known: dict[str, Any] = {"batch_size": job.batch_size, "config": config}
-        rows, _ = embed_tiles(slide, table_of(slide, job), encoder, **known)
-    np.save(job.rows, rows)
-    return len(rows)
+        rows, _ = embed_tiles(
+            slide,
+            table_of(slide, job),
+            encoder,
+            batch_size=job.batch_size,
+            config=config,
+        )
+    return rows
 
 
 def write_network(folder: Path) -> str:
@@ -94,3 +98,14 @@ def write_network(folder: Path) -> str:
     }
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
+
+
+def main() -> None:
+    """Warms up and measures."""
+    job = Job(**json.loads(Path(sys.argv[1]).read_text()))
+    encoder = warm(job)
+    measure(job, lambda: ours(job, encoder))
+
+
+if __name__ == "__main__":
+    main()

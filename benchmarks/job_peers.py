@@ -7,9 +7,9 @@ it took in seconds, CPU-seconds and peak memory once everything was imported.
 """
 
 import json
+import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -21,7 +21,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from job_work import CPU, MEAN, STD, TILE_PX, Job, Pixels, network, through
+from job_work import (
+    CPU,
+    MEAN,
+    READERS,
+    STD,
+    TILE_PX,
+    Job,
+    Pixels,
+    measure,
+    network,
+    through,
+)
 
 
 def to_tensor() -> Callable[[Any], Tensor]:
@@ -65,14 +76,17 @@ def openslide_pillow(job: Job, model: nn.Module) -> np.ndarray:
 
 
 def trident(job: Job, model: nn.Module) -> np.ndarray:
-    """WSIPatcher and its dataset; by µm/px, where its command goes by magnification (40 to 20)."""
+    """WSIPatcher and its dataset; by µm/px, where its command goes by magnification (40 to 20).
+
+    `reader_type` is what `--reader_type` of its command sets. Pixels are taken as PIL images, which
+    its transform needs.
+    """
     from trident import WSIPatcherDataset, load_wsi
     from trident.patch_encoder_models.utils.transform_utils import get_eval_transforms
 
     known = {"src_pixel_size": job.mpp, "dst_pixel_size": job.tile_mpp, "pil": True}
-    patcher = load_wsi(job.path).create_patcher(
-        TILE_PX, custom_coords=job.coords_l0(), **known
-    )
+    wsi = load_wsi(job.path, reader_type=READERS["trident"])
+    patcher = wsi.create_patcher(TILE_PX, custom_coords=job.coords_l0(), **known)
     dataset = WSIPatcherDataset(patcher, get_eval_transforms(MEAN, STD))
     return through((tiles for tiles, _ in loader(dataset, job)), model)
 
@@ -87,6 +101,7 @@ def slide2vec(job: Job, model: nn.Module) -> np.ndarray:
 
     path, (x, y) = Path(job.path), job.coords_l0().T
     backend = resolve_backend("auto", wsi_path=path).backend
+    assert backend == READERS["slide2vec"], backend
     sizes = {
         "requested_tile_size_px": TILE_PX,
         "read_tile_size_px": job.size_l0,
@@ -131,7 +146,10 @@ def lazyslide(job: Job, model: nn.Module) -> np.ndarray:
         v2.ToDtype(torch.float32, scale=True),
         v2.Normalize(MEAN, STD),
     ]
-    wsi, low = open_wsi(job.path, store=None), job.coords_l0()
+    wsi, low = (
+        open_wsi(job.path, store=None, reader=READERS["lazyslide"]),
+        job.coords_l0(),
+    )
     boxes = geopandas.GeoDataFrame(geometry=shapely.box(*low.T, *(low + job.size_l0).T))
     _add_tiles(
         wsi,
@@ -152,6 +170,7 @@ def mussel(job: Job, model: nn.Module) -> np.ndarray:
 
     attrs = {"patch_size": job.size_l0, "patch_level": 0}
     attrs |= {"patch_size_to_resize_to_for_desired_mpp": TILE_PX}
+    os.environ["MUSSEL_WSI_BACKEND"] = READERS["mussel"]  # as 'auto' takes it
     coords = list(map(tuple, job.coords_l0().tolist()))
     dataset = WholeSlideImageTileCoordDataset(
         coords, attrs, job.path, init_wsi_in_worker=False
@@ -210,12 +229,6 @@ def tiatoolbox(job: Job, model: nn.Module) -> np.ndarray:
     return np.concatenate([_infer_batch(model, image, "cpu") for image in images])
 
 
-def status_bytes(name: str) -> int:
-    """VmRSS or VmHWM of this process."""
-    found = Path("/proc/self/status").read_text().partition(f"{name}:")[2]
-    return int(found.split()[0]) * 1024
-
-
 def main() -> None:
     """Writes a sample of the tiles, so that all is imported, and then measures the way."""
     torch.set_num_threads(1)
@@ -223,21 +236,7 @@ def main() -> None:
     run, model = globals()[way], network(job.network)
     np.save(job.pixels, run(job.sample, Pixels()).astype(np.uint8))
     run(replace(job, limit=4), model)
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
-    before = status_bytes("VmRSS")
-    cpu, start = time.process_time(), time.perf_counter()
-    rows = run(job, model)
-    found = {
-        "seconds": time.perf_counter() - start,
-        "cpu_seconds": time.process_time() - cpu,
-    }
-    found |= {
-        "baseline_bytes": before,
-        "peak_bytes": status_bytes("VmHWM"),
-        "result": len(rows),
-    }
-    np.save(job.rows, rows)
-    print("\n@measured " + json.dumps(found))
+    measure(job, lambda: run(job, model))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """What `bench_job` asks of every way, ours and the peers', of whatever Python: without our package.
 
 Pixels are normalised by ImageNet's mean and std; the network is a mean over pixels, or ResNet-18
-under the same random weights.
+under the same random weights. Every way is measured here, in a process of its own.
 """
 
-from collections.abc import Iterable
+import json
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +17,18 @@ from torch import Tensor, nn
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet: torchvision's
 TILE_PX, CPU = 256, torch.device("cpu")
+# way -> its reader: the fastest that works of those that it offers for JPEG in a TIFF. TRIDENT
+# takes OpenSlide unless it is asked; slide2vec and Mussel take cuCIM where it is installed.
+# LazySlide's cuCIM fails: wsidata 0.12.0 gets µm/px as text from it
+READERS = {
+    "openslide_pillow": "openslide",
+    "trident": "cucim",
+    "slide2vec": "cucim",
+    "lazyslide": "openslide",
+    "mussel": "cucim",
+    "atlaspatch": "openslide",
+    "tiatoolbox": "openslide",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +45,7 @@ class Job:
     batch_size: int = 32
     limit: int | None = None  # so many of the coordinates
     every: int = 1  # and each n-th of those
+    passes: int = 1  # so often in one process
 
     def coords_l0(self) -> np.ndarray:
         """The coordinates."""
@@ -114,3 +129,37 @@ def network(name: str) -> nn.Module:
 def through(batches: Iterable[Tensor], model: nn.Module) -> np.ndarray:
     """Rows of all batches."""
     return np.concatenate([model(batch).numpy() for batch in batches])
+
+
+def status_bytes(name: str) -> int:
+    """VmRSS or VmHWM of this process."""
+    found = Path("/proc/self/status").read_text().partition(f"{name}:")[2]
+    return int(found.split()[0]) * 1024
+
+
+def measure(job: Job, run: Callable[[], np.ndarray]) -> None:
+    """Runs all passes of a warm process, writes the rows, and prints one line of JSON.
+
+    Memory is the peak of the first pass: the others find the heap as it left it.
+    """
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+    before = status_bytes("VmRSS")
+    peak = 0
+    seconds = []
+    cpu_seconds = []
+    for number in range(job.passes):
+        cpu, start = time.process_time(), time.perf_counter()
+        rows = run()
+        seconds.append(time.perf_counter() - start)
+        cpu_seconds.append(time.process_time() - cpu)
+        if number == 0:
+            peak = status_bytes("VmHWM")
+    np.save(job.rows, rows)
+    found = {
+        "tiles": len(rows),
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "baseline_bytes": before,
+        "peak_bytes": peak,
+    }
+    print("\n@measured " + json.dumps(found))

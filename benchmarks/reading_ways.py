@@ -1,7 +1,9 @@
 """Ways to read the tiles of a slide, each run by `bench_reading` in a process of its own."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,10 @@ RESAMPLES: tuple[Resample, Resample] = ("exact", "fast")
 _TISSUE_STD = 20  # of a tile's values; glass is below
 BATCH = 32  # the default on a CPU
 EDGE = 256  # px of a tile
+# what a tile shows: glass, and the thirds of the others with the fewest and the most JPEG bytes
+CONTENTS = ("glass", "smooth", "crowded")
+_GLASS_STD = 6  # of level 1's values below a tile: glass has less
+_GLASS_LEAST = 200  # and is brighter on average
 
 
 def table_of(path: str, mpp: str, resample: Resample = "exact") -> TileTable:
@@ -45,10 +51,12 @@ def fast_difference(path: str, mpp: str, most: int) -> dict[str, float]:
     tissue = tiles["exact"].std(axis=(1, 2, 3)) > _TISSUE_STD
     exact, fast = (tiles[resample][tissue][:most] for resample in RESAMPLES)
     difference = np.abs(exact.astype(np.int16) - fast)
+    squared = np.square(difference, dtype=np.float64).mean()
     found = {
         "tiles": len(exact),
         "max": int(difference.max()),
         "mean": float(difference.mean()),
+        "psnr_db": float(10 * np.log10(255**2 / squared)),
     }
     for name in ("efficientnet_lite0", "lunit_vits16"):
         own = name == "efficientnet_lite0"  # its weights come with the package
@@ -88,7 +96,7 @@ def _reduced(pixels: np.ndarray) -> np.ndarray:
     )
 
 
-def opened(path: str, mpp: str, limit: int, threads: int) -> dict[str, Any]:
+def opened(path: str, mpp: str, threads: int, content: str) -> dict[str, Any]:
     """Opened readers, the tile table and the segments: outside the measured part."""
     import openslide
     import tifffile
@@ -96,43 +104,75 @@ def opened(path: str, mpp: str, limit: int, threads: int) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     table = table_of(path, mpp)
-    table = table.select(np.arange(min(limit, len(table))))
     with tifffile.TiffFile(path) as file:
         page = file.pages[0]
-        columns = -(-page.imagewidth // page.tilewidth)
+        edge = page.tilewidth
         spans = list(zip(page.dataoffsets, page.databytecounts))
-        edge, (width, height) = page.tilewidth, table.plan.size_lv
-        touched: set[int] = set()
-        for x, y in table.coords_l0.tolist():
-            rows = range(y // edge, -(-(y + height) // edge))
-            row = range(x // edge, -(-(x + width) // edge))
-            touched |= {r * columns + c for r, c in product(rows, row)}
+        columns = -(-page.imagewidth // edge)
         head = b"\xff\xd8" + (page.jpegtables or b"")[2:-2]
+    touched = [segments_of(corner, table, edge, columns) for corner in table.coords_l0]
+    if content:
+        num_bytes = np.array(
+            [sum(spans[index][1] for index in indices) for indices in touched]
+        )
+        chosen = tiles_with(content, path, table, num_bytes)
+        table = table.select(chosen)
+        touched = [touched[number] for number in chosen]
+    needed = sorted({index for indices in touched for index in indices})
     return {
         "table": table,
         "openslide": openslide.OpenSlide(path),
         "ours": open_slide(path),
         "head": head,
         "edge": edge,
-        "spans": [spans[index] for index in sorted(touched)],
+        "spans": [spans[index] for index in needed],
     }
 
 
-def opened_fast(path: str, mpp: str, limit: int, threads: int) -> dict[str, Any]:
+def segments_of(
+    corner: np.ndarray, table: TileTable, edge: int, columns: int
+) -> list[int]:
+    """Indices of the segments of level 0 under a tile."""
+    x, y = corner.tolist()
+    width, height = table.plan.size_lv
+    rows = range(y // edge, -(-(y + height) // edge))
+    row = range(x // edge, -(-(x + width) // edge))
+    return [r * columns + c for r, c in product(rows, row)]
+
+
+def tiles_with(
+    content: str, path: str, table: TileTable, num_bytes: np.ndarray
+) -> np.ndarray:
+    """Numbers of the tiles with this content; at most a third of the slide's tiles.
+
+    Glass is bright and even on level 1. The others are ranked by the JPEG bytes below them.
+    """
+    edge = max(1, table.plan.size_l0[0] // 4)
+    with open_slide(path) as slide:
+        coarse = slide.read_region((0, 0), 1, slide.levels[1].size)
+    glass = np.zeros(len(table), dtype=bool)
+    for number, (x, y) in enumerate((table.coords_l0 // 4).tolist()):
+        pixels = coarse[y : y + edge, x : x + edge]
+        glass[number] = (
+            pixels.std(axis=(0, 1)).max() < _GLASS_STD and pixels.mean() > _GLASS_LEAST
+        )
+    if content == "glass":
+        return np.flatnonzero(glass)
+    others = np.flatnonzero(~glass)
+    ranked = others[np.argsort(num_bytes[others], kind="stable")]
+    third = max(1, len(ranked) // 3)
+    return np.sort(ranked[:third] if content == "smooth" else ranked[-third:])
+
+
+def opened_fast(path: str, mpp: str, threads: int, content: str) -> dict[str, Any]:
     """The same for `--resample fast`."""
     import torch
 
     torch.set_num_threads(1)
-    table = table_of(path, mpp, "fast")
-    return {
-        "table": table.select(np.arange(min(limit, len(table)))),
-        "ours": open_slide(path),
-    }
+    return {"table": table_of(path, mpp, "fast"), "ours": open_slide(path)}
 
 
-def openslide_loop(
-    state: dict[str, Any], path: str, mpp: str, limit: int, threads: int
-) -> int:
+def openslide_loop(state: dict[str, Any], *, threads: int, **_: Any) -> int:
     """Tiles one after the other through openslide-python and Pillow, as most pipelines do."""
     coords, slide, plan = (
         state["table"].coords_l0.tolist(),
@@ -149,42 +189,64 @@ def openslide_loop(
     return len(coords)
 
 
-def limit_of(
-    state: dict[str, Any], path: str, mpp: str, limit: int, threads: int
-) -> int:
+def limit_of(state: dict[str, Any], *, path: str, threads: int, **_: Any) -> int:
     """Each segment read and decoded once, and the kernel where tiles are reduced: the limit."""
-    import simplejpeg
-    import torch
-
-    head, edge, num_tiles = state["head"], state["edge"], len(state["table"])
-    lanczos, size_lv = (
-        torch.ops.aten._upsample_lanczos2d_aa.out,
-        state["table"].plan.size_lv,
-    )
-
-    def decode(part: list[tuple[int, int]]) -> None:
-        out = np.empty((BATCH, edge, edge, 3), np.uint8)
-        with Path(path).open("rb") as file:
-            for index, (offset, count) in enumerate(part):
-                file.seek(offset + 2)
-                data = head + file.read(count - 2)
-                simplejpeg.decode_jpeg(data, "RGB", buffer=out[index % BATCH])
-
-    def reduce(part: list[int]) -> None:
-        source = torch.zeros((1, *size_lv[::-1], 3), dtype=torch.uint8).permute(
-            0, 3, 1, 2
-        )
-        target = torch.zeros((1, EDGE, EDGE, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-        for _ in part:
-            lanczos(source, [EDGE, EDGE], False, None, None, out=target)
-
-    _spread(decode, state["spans"], threads)
-    if size_lv != (EDGE, EDGE):
-        _spread(reduce, list(range(num_tiles)), threads)
+    _spread(partial(_decode, state, path), state["spans"], threads)
+    num_tiles = len(state["table"])
+    if state["table"].plan.size_lv != (EDGE, EDGE):
+        _spread(partial(_reduce, state), list(range(num_tiles)), threads)
     return num_tiles
 
 
-def stream(state: dict[str, Any], path: str, mpp: str, limit: int, threads: int) -> int:
+def parts_of_limit(state: dict[str, Any], *, path: str, **_: Any) -> dict[str, float]:
+    """CPU-seconds a tile of the parts of the limit, on one thread, after one pass of each."""
+    num_tiles = len(state["table"])
+    parts: dict[str, tuple[Callable[[list[Any]], None], list[Any]]] = {
+        "read": (partial(_read, path), state["spans"]),
+        "read_and_decode": (partial(_decode, state, path), state["spans"]),
+    }
+    if state["table"].plan.size_lv != (EDGE, EDGE):
+        parts["kernel"] = (partial(_reduce, state), list(range(num_tiles)))
+    found = {}
+    for name, (work, items) in parts.items():
+        work(items[: len(items) // 10])
+        start = time.process_time()
+        work(items)
+        found[name] = (time.process_time() - start) / num_tiles
+    return found
+
+
+def _read(path: str, spans: list[tuple[int, int]]) -> None:
+    with Path(path).open("rb") as file:
+        for offset, count in spans:
+            file.seek(offset + 2)
+            file.read(count - 2)
+
+
+def _decode(state: dict[str, Any], path: str, spans: list[tuple[int, int]]) -> None:
+    import simplejpeg
+
+    head, edge = state["head"], state["edge"]
+    out = np.empty((BATCH, edge, edge, 3), np.uint8)
+    with Path(path).open("rb") as file:
+        for index, (offset, count) in enumerate(spans):
+            file.seek(offset + 2)
+            data = head + file.read(count - 2)
+            simplejpeg.decode_jpeg(data, "RGB", buffer=out[index % BATCH])
+
+
+def _reduce(state: dict[str, Any], tiles: list[int]) -> None:
+    import torch
+
+    lanczos = torch.ops.aten._upsample_lanczos2d_aa.out
+    shape = (1, *state["table"].plan.size_lv[::-1], 3)
+    source = torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2)
+    target = torch.zeros((1, EDGE, EDGE, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    for _ in tiles:
+        lanczos(source, [EDGE, EDGE], False, None, None, out=target)
+
+
+def stream(state: dict[str, Any], *, threads: int, **_: Any) -> int:
     """Our stream, each batch dropped as it comes."""
     config = StreamConfig(decode_threads=threads)
     batches = iter_tiles(state["ours"], state["table"], batch_size=BATCH, config=config)
