@@ -11,7 +11,7 @@ import typer
 from mkdocs.structure.files import File, Files
 
 from thinsection import _PUBLIC as PUBLIC
-from thinsection.cli.main import COMMANDS, build_app
+from thinsection.cli.app import COMMANDS, build_app
 from thinsection.config import dump_toml
 from thinsection.stages.config import RunConfig
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from traceback import walk_stack
 from types import FrameType
+from typing import Self
 
 # file name of the calls that import
 _IMPORT = "<frozen importlib._bootstrap>"
@@ -36,6 +37,11 @@ class BudgetError(ThinsectionError, MemoryError):
 
 class CohortError(ThinsectionError, ValueError):
     """A cohort table or the list of slides cannot be used."""
+
+    @classmethod
+    def no_such_slide(cls, path: str) -> Self:
+        """Error about an argument that names no file, folder or URL."""
+        return cls(f"slide must be an existing file, folder or URL, got {path!r}")
 
 
 class SlideOpenError(ThinsectionError, OSError):

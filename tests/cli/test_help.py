@@ -11,8 +11,7 @@ import pytest
 import typer
 from tests.support.shell import thinsection
 
-from thinsection.cli import main
-from thinsection.cli.main import COMMANDS, REPLACED, REPLACED_OPTIONS, build_app
+from thinsection.cli.app import COMMANDS, DAILY, REPLACED, REPLACED_OPTIONS, build_app
 from thinsection.config import flat_fields
 from thinsection.errors import ConfigError
 from thinsection.stages.config import RunConfig
@@ -105,7 +104,7 @@ def test_every_command_stands_under_one_heading() -> None:
     # the commands of a heading are neighbours
     changes = sum(a != b for a, b in pairwise(headings))
     assert changes + 1 == len(set(headings))
-    assert headings.count(main.DAILY) <= 12
+    assert headings.count(DAILY) <= 12
 
 
 def test_a_line_of_help_is_whole_at_80_columns() -> None:

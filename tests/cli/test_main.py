@@ -11,7 +11,7 @@ from tests.support.shell import thinsection
 from typer.testing import CliRunner
 
 from thinsection.cli import machine
-from thinsection.cli.main import COMMANDS, build_app
+from thinsection.cli.app import COMMANDS, build_app
 
 ENVIRONMENT = {
     **os.environ,

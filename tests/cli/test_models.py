@@ -7,7 +7,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.encode import check as check_module
 from thinsection.encode import declared_encoders, encoder_spec
 from thinsection.errors import UnknownEncoderError

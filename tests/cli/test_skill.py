@@ -11,7 +11,7 @@ import pytest
 from tests.support.shell import thinsection
 
 from thinsection.cli import skill
-from thinsection.cli.main import COMMANDS
+from thinsection.cli.app import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 TEXT = Path(skill.__file__).with_name(skill.GUIDE).read_text(encoding="utf-8")

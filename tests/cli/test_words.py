@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.encode import encoder_spec
 from thinsection.stages.config import AggregateConfig, EncodeConfig
 from thinsection.testing.synthetic import write_he_slide

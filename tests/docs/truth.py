@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 import thinsection
-from thinsection.cli.main import COMMANDS, build_app
+from thinsection.cli.app import COMMANDS, build_app
 
 from .pages import ROOT
 

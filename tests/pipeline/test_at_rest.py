@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.errors import StoreError
 from thinsection.pipeline.anndata import export_anndata
 from thinsection.pipeline.folder import open_results

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.config import replace_flat
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.evaluation.embeddings import feature_files

@@ -13,7 +13,7 @@ from tests.support.author_embeddings import seeded_tiles
 from typer.testing import CliRunner
 
 import thinsection as ts
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.errors import ConfigError, StoreError
 from thinsection.pipeline.patients import write_patients
 from thinsection.pipeline.pooling import aggregate_folder

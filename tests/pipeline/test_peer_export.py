@@ -17,7 +17,7 @@ import torch
 from tests.support import peer_readers
 from typer.testing import CliRunner
 
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.config import replace_flat
 from thinsection.encode.registry import our_name, peer_encoder
 from thinsection.errors import StoreError

@@ -21,7 +21,7 @@ from tests.pipeline.test_peer_export import (
 )
 from typer.testing import CliRunner
 
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.config import replace_flat
 from thinsection.errors import StoreError
 from thinsection.evaluation.embeddings import read_embeddings

@@ -12,7 +12,7 @@ from tests.support.faults import KilledPoolingTask
 from tests.support.slurm_node import why_not
 from typer.testing import CliRunner
 
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.cli.slurm import TASKS
 from thinsection.config import as_mapping, from_mapping, replace_flat
 from thinsection.errors import ConfigError, StoreError, UnknownEncoderError

@@ -17,7 +17,7 @@ from tests.support.qc_csv import read_qc_csv
 from tests.support.slurm_node import why_not
 from typer.testing import CliRunner
 
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.config import as_mapping, from_mapping, replace_flat
 from thinsection.errors import ConfigError
 from thinsection.files.lock import LOCK_NAME, hold

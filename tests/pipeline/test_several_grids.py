@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.config import as_mapping, from_mapping, replace_flat
 from thinsection.encode.identity import EncoderIdentity
 from thinsection.errors import InvalidInputError, SlideReadError

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import thinsection as ts
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.config import replace_flat
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.testing.synthetic import write_he_slide

@@ -16,7 +16,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import thinsection as ts
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.config import replace_flat
 from thinsection.errors import StoreError
 from thinsection.pipeline import tile_images

@@ -178,7 +178,7 @@ def test_an_unknown_card_is_refused_not_defaulted(tmp_path: Path) -> None:
 def test_plan_and_script_print_the_same_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from thinsection.cli.main import build_app
+    from thinsection.cli.app import build_app
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     keep(MACHINE)

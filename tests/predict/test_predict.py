@@ -13,7 +13,7 @@ from tests.predict.lesions import Trained
 from typer.testing import CliRunner
 
 import thinsection as ts
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.predict.model_file import load_model, save_model
 from thinsection.predict.predicting import predict

@@ -17,7 +17,7 @@ from tests.predict.planted import write_embeddings
 from typer.testing import CliRunner
 
 import thinsection as ts
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.cli.predict import _validation_line
 from thinsection.errors import (
     ConfigError,

@@ -13,7 +13,7 @@ import pytest
 from tests.probe.make import FEATURES, rectangle, two_regions, write_tiles_h5
 from typer.testing import CliRunner
 
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.config import as_mapping
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.probe.protocol import HONEST

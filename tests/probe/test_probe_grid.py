@@ -11,7 +11,7 @@ from tests.probe.make import two_regions
 from tests.support.slurm_node import why_not
 from typer.testing import CliRunner
 
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.cli.slurm import TASKS
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError

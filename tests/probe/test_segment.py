@@ -12,7 +12,7 @@ from sklearn.metrics import jaccard_score
 from tests.support.segmentation import MAKERS, RamFeatures, StubEncoder, settings
 from typer.testing import CliRunner
 
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.config import as_mapping
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.metrics import (

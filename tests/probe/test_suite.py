@@ -9,7 +9,7 @@ from PIL import Image
 from tests.probe.make import write_tiles_h5
 from typer.testing import CliRunner
 
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.files.atomic import write_text
 from thinsection.probe.data import images

@@ -14,7 +14,8 @@ import pytest
 import tifffile
 
 from thinsection.errors import DiskSpaceError, SlideOpenError
-from thinsection.files.sources import FsspecSource, filesystem, is_url
+from thinsection.files.sources import FsspecSource, filesystem
+from thinsection.files.urls import is_url
 from thinsection.pipeline.results import SlideResult, describe
 from thinsection.pipeline.run import run
 from thinsection.slide import open_slide

@@ -15,7 +15,7 @@ import pytest
 from tests.store.cache_data import SHAPE, bits, features, key, write
 from typer.testing import CliRunner
 
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.errors import DiskSpaceError, LockedError, StoreError
 from thinsection.store.cache import (
     CacheWriter,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thinsection.cli.app import called_name, do_nothing
 from thinsection.cli.flags import with_config
-from thinsection.cli.main import called_name, do_nothing
 from thinsection.errors import ThinsectionError
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.registry import PROBES, Probe, load_probe

@@ -80,7 +80,7 @@ def ls(
       thinsection ls results
       thinsection ls s3://bucket/results
     """
-    from thinsection.files.sources import is_url
+    from thinsection.files.urls import is_url
     from thinsection.pipeline.folder import open_results
 
     def show(results: "Results") -> None:

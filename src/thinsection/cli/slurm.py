@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from thinsection.cli.main import build_app
+from thinsection.cli.app import build_app
 from thinsection.registry import Entry, Registry
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _answer_help(context: typer.Context) -> None:
 def _write_array(arguments: list[str], *, queue: str) -> "Array | None":
     """Runs the command until it would submit its work to Slurm; None if nothing is missing."""
     from thinsection.errors import ConfigError
-    from thinsection.files.sources import is_url
+    from thinsection.files.urls import is_url
     from thinsection.jobs.slurm import Submitted
 
     if any(flag == "--out" and is_url(value) for flag, value in pairwise(arguments)):

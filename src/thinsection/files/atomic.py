@@ -1,5 +1,7 @@
 """Files appear whole or not at all: temporary name in the same folder, fsync, rename."""
 
+from __future__ import annotations
+
 import contextlib
 import csv
 import errno
@@ -16,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinsection.errors import OutputError, ThinsectionError
-from thinsection.types import Json
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+    from thinsection.types import Json
 
 # of text that is written: the name of a file may be no text at all, and is written in escapes
 _ENCODING = "utf-8"
@@ -98,7 +101,7 @@ class KeepingFile(io.FileIO):
 
     error: OSError | None = None
 
-    def write(self, data: "ReadableBuffer") -> int:
+    def write(self, data: ReadableBuffer) -> int:
         view = memoryview(data)
         left = view.cast("B")
         while len(left) and self.error is None:

@@ -12,22 +12,17 @@ from numpy.typing import NDArray
 from thinsection import errors
 from thinsection.errors import SlideOpenError, SlideReadError, StoreError, importing
 from thinsection.files.atomic import TMP_MARK, atomic_path
+from thinsection.files.urls import URL_MARK
 from thinsection.types import KIB, MIB
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-URL_MARK = "://"
 # share of a file that is streamed before a source that may keep a copy fetches it whole
 _STREAMED_SHARE = 0.03
 _COPY_BYTES = 8 * MIB  # that a copy fetches at once
 # a put of these stores is seen whole or not at all; elsewhere a temporary name is moved into place
 _WHOLE_PUTS = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl"))
-
-
-def is_url(slide_path: str) -> bool:
-    """Tells whether a slide or folder is named by a URL (s3://, gs://, az://, https://, ...)."""
-    return URL_MARK in slide_path
 
 
 class _Descriptor(int):

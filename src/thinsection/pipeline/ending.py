@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from thinsection.files.atomic import output_errors
-from thinsection.files.sources import is_url
+from thinsection.files.urls import is_url
 from thinsection.jobs.task import Report
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.measures_tables import write_measures

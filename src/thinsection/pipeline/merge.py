@@ -21,7 +21,7 @@ from thinsection.files.atomic import (
 )
 from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold
-from thinsection.files.sources import is_url
+from thinsection.files.urls import is_url
 from thinsection.pipeline.ending import write_run_tables
 from thinsection.pipeline.merge_plan import (
     MergePlan,

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from thinsection.errors import BudgetError, CohortError, ConfigError, ThinsectionError
-from thinsection.files.sources import is_url
+from thinsection.files.urls import is_url
 from thinsection.jobs.request import DEFAULT, JobRequest, Numbers, job_request
 from thinsection.planning import cost
 from thinsection.planning.cost import Planner, QcSize, SlideSize

@@ -15,7 +15,6 @@ from thinsection.arrays.morphology import drop_small
 from thinsection.config import option
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import notebook_html
-from thinsection.qc.checks.default_ink import find_default_ink
 from thinsection.qc.checks.tissue import Tissue, detect_tissue
 from thinsection.qc.work_image import resolution_of, work_size
 from thinsection.slide import Slide, check_slide, read_resized
@@ -116,6 +115,9 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     Raises:
         SlideReadError: the slide's pixels cannot be decoded.
     """
+    # imports the models of ink, which a run without unfinished slides does not need
+    from thinsection.qc.checks.default_ink import find_default_ink
+
     check_slide(slide)
     config = config or TissueConfig()
     picture = work_frame(slide, config.mask_mpp)

@@ -5,7 +5,10 @@ power (`histoqc_image.py`). All others, and the tissue mask of a run without qua
 control, look at one picture in µm: `read_resized` at `work_size`.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -13,10 +16,12 @@ from PIL import Image
 from thinsection.arrays import filters, get_namespace
 from thinsection.qc.checks.check import Regions
 from thinsection.qc.histoqc_image import coarsest_level, read_work_images
-from thinsection.qc.pipeline import Pipeline
 from thinsection.slide import Slide, read_resized
 from thinsection.slide.geometry import mean_mpp, nominal_mpp
 from thinsection.types import Mpp, RgbArray, Size, counted
+
+if TYPE_CHECKING:
+    from thinsection.qc.pipeline import Pipeline
 
 # µm/px of a file without mpp and objective power, in HistoQC's pipelines.
 _ASSUMED_MPP = 0.5

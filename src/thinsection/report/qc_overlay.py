@@ -1,7 +1,13 @@
 """What quality control marked, as layers over a slide's picture."""
 
-from thinsection.qc.result import QcResult
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from thinsection.report.layers import Layer, Outline, Tint
+
+if TYPE_CHECKING:
+    from thinsection.qc.result import QcResult
 
 
 def overlay_layers(result: QcResult) -> list[Layer]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from thinsection.errors import CohortError
-from thinsection.files.sources import is_url
+from thinsection.files.urls import is_url
 from thinsection.slide.base import Slide
 from thinsection.slide.cohort_table import (
     CohortRow,
@@ -132,9 +132,7 @@ def _entries_of(item: str) -> list[SlideEntry]:
     elif path.is_dir():
         paths = find_in_folder(path)
     else:
-        raise CohortError(
-            f"slide must be an existing file, folder or URL, got {item!r}"
-        )
+        raise CohortError.no_such_slide(item)
     return [SlideEntry(slide_id=stem_of(path), slide_path=path) for path in paths]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinsection.errors import CohortError
-from thinsection.files.sources import is_url
+from thinsection.files.urls import is_url
 from thinsection.slide.geometry import positive_number
 from thinsection.slide.readers import slide_suffixes
 from thinsection.types import Mpp

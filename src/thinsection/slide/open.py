@@ -18,7 +18,8 @@ from thinsection.errors import (
     SlideOpenError,
 )
 from thinsection.files.lock import scratch_bytes, scratch_folder
-from thinsection.files.sources import FsspecSource, is_url, metadata_file
+from thinsection.files.sources import FsspecSource, metadata_file
+from thinsection.files.urls import is_url
 from thinsection.slide.auto_reader import load_safely, open_auto
 from thinsection.slide.base import Slide
 from thinsection.slide.geometry import believed_mpp

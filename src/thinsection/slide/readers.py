@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from thinsection.errors import InvalidInputError, SlideOpenError, ThinsectionError
-from thinsection.files.sources import is_url
+from thinsection.files.urls import is_url
 from thinsection.registry import Entry, Registry
 from thinsection.slide.base import Slide
 from thinsection.slide.look import Look

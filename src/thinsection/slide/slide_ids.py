@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from thinsection.files.sources import is_url
+from thinsection.files.urls import is_url
 
 _MAX_ID_BYTES = 200
 _HASH_BYTES = 65  # "-" and a whole SHA-256, the longest suffix

@@ -1,12 +1,14 @@
 """Makes the graph of stages from a resolved run; each stage follows those that it needs."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from thinsection.encode.identity import EncoderIdentity
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.pool.encoder import SlideEncoderIdentity, check_fit
-from thinsection.qc import Pipeline, load_pipeline
 from thinsection.segment import Segmenter, load_segmenter
 from thinsection.stages.features import FeaturesStage, TokensStage
 from thinsection.stages.formats import PLAIN
@@ -25,6 +27,9 @@ from thinsection.stages.spec import RunSpec
 from thinsection.stages.stage import AnyStage
 from thinsection.stages.tiles import TilesStage
 from thinsection.tiles.transforms import StainLook
+
+if TYPE_CHECKING:
+    from thinsection.qc import Pipeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +114,9 @@ def mask_stage(spec: RunSpec) -> TissueStage | QcStage:
         )
     if spec.qc.qc == "off":
         return TissueStage(config=spec.tissue, reader=reader)
+    # imports the checks, which a run without quality control does not need
+    from thinsection.qc import load_pipeline
+
     pipeline = load_pipeline(spec.qc.qc)
     return QcStage(
         pipeline=pipeline,

@@ -1,26 +1,23 @@
-"""Tissue of a slide: from the default detector, or from quality control."""
+"""Tissue of a slide: from the default detector, or from quality control.
+
+`qc.NAME` imports the checks at its first use, which a run without quality control does not need.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from PIL import Image
 
+from thinsection import qc
 from thinsection.errors import QcExclusion
 from thinsection.files.atomic import atomic_path
-from thinsection.qc import (
-    Pipeline,
-    QcResult,
-    pipeline_identity,
-    qc_fail,
-    run_qc,
-    tile_qc_columns,
-)
-from thinsection.qc.pipeline import preset_names
-from thinsection.qc.rules import parse_rule
+from thinsection.qc.rules import parse_rule, qc_fail
 from thinsection.qc.segmenter_classes import ClassMap
 from thinsection.qc.tissue import TissueConfig, TissueMask, tissue_mask
 from thinsection.report.picture import (
@@ -30,8 +27,6 @@ from thinsection.report.picture import (
     save_picture,
     slide_picture,
 )
-from thinsection.report.qc_files import load_qc, write_qc
-from thinsection.report.qc_pictures import write_qc_pictures
 from thinsection.report.qc_store import QC_FILE
 from thinsection.slide import Slide
 from thinsection.slide.geometry import mean_mpp
@@ -42,6 +37,9 @@ from thinsection.store.ledger import SLIDES
 from thinsection.tiles import TileTable
 from thinsection.tiles.table import Column
 from thinsection.types import MaskFrame, PlainValues
+
+if TYPE_CHECKING:
+    from thinsection.qc import Pipeline, QcResult
 
 Columns = Mapping[str, Column]  # name -> (N,), a value per tile
 
@@ -147,8 +145,8 @@ class QcStage(SlideStage[CheckedTissue]):
     def name(self) -> str:
         """Name of the preset, or of its file with a hash of the content."""
         name = self.source
-        if name not in preset_names():
-            content = pipeline_identity(self.pipeline)["pipeline"]
+        if name not in qc.preset_names():
+            content = qc.pipeline_identity(self.pipeline)["pipeline"]
             if self.segments is not None:
                 content = [content, self.segments.address]
             name = f"{slug(Path(self.source).stem)}-{short_hash(content)}"
@@ -165,11 +163,13 @@ class QcStage(SlideStage[CheckedTissue]):
 
     @cached_property
     def settings(self) -> PlainValues:
-        settings = {"qc": pipeline_identity(self.pipeline), "reader": self.reader}
+        settings = {"qc": qc.pipeline_identity(self.pipeline), "reader": self.reader}
         return settings | {"strict": True} if self.strict else settings
 
     def run(self, work: SlideWork, slide: Slide) -> Output[CheckedTissue]:
         """Runs the checks. Memory: as `run_qc`."""
+        from thinsection.report.qc_files import write_qc
+
         result = self.check(work, slide)
         folder = self.folder(work.entry.slide_id)
         picture = slide_picture(slide, result.rgb)
@@ -191,7 +191,7 @@ class QcStage(SlideStage[CheckedTissue]):
         segmentation = None
         if self.segments is not None:
             segmentation = work.value(self.segments)
-        return run_qc(
+        return qc.run_qc(
             slide,
             self.pipeline,
             slide_mpp=mean_mpp(work.entry.slide_mpp),
@@ -202,6 +202,8 @@ class QcStage(SlideStage[CheckedTissue]):
 
     def load(self, work: SlideWork) -> CheckedTissue:
         """Reads the tissue from the files; it equals the result of the checks."""
+        from thinsection.report.qc_files import load_qc
+
         folder = self.folder(work.entry.slide_id)
         return _checked_tissue(load_qc(work.path(folder)))
 
@@ -215,8 +217,8 @@ class QcStage(SlideStage[CheckedTissue]):
 
     def tile_columns(self, work: SlideWork, table: TileTable) -> Columns:
         """Share of each tile that each check removed."""
-        qc = work.value(self).qc
-        shares = tile_qc_columns(qc, table.coords_l0, table.plan.size_l0[0])
+        result = work.value(self).qc
+        shares = qc.tile_qc_columns(result, table.coords_l0, table.plan.size_l0[0])
         return {f"qc_{name}": share for name, share in shares.items()}
 
 
@@ -234,6 +236,8 @@ class QcPicturesStage(SlideStage[None]):
 
     def run(self, work: SlideWork, slide: Slide) -> Output[None]:
         """Writes the pictures; runs the checks again if their result was read back."""
+        from thinsection.report.qc_pictures import write_qc_pictures
+
         result = work.value(self.qc).qc
         if result.is_stored:
             result = self.qc.check(work, slide)

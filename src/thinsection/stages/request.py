@@ -7,7 +7,6 @@ from pathlib import Path
 from thinsection.errors import ConfigError, MissingDependencyError
 from thinsection.jobs.executor import ALL_GPUS
 from thinsection.machine import visible_gpus
-from thinsection.qc import prepare_models
 from thinsection.qc.rules import parse_rule
 from thinsection.report.verdict import load_rules
 from thinsection.slide.annotations import RegionsConfig
@@ -95,6 +94,9 @@ def _check_quality_control(spec: RunSpec) -> None:
         parse_rule(rule)
     mask = mask_stage(spec)
     if isinstance(mask, QcStage):
+        # imports the checks, which a run without quality control does not need
+        from thinsection.qc import prepare_models
+
         prepare_models(mask.pipeline)
     elif spec.qc.qc_fail or spec.output.until == "qc":
         raise ConfigError(

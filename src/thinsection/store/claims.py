@@ -16,7 +16,7 @@ from thinsection.errors import StoreError
 from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold
-from thinsection.files.sources import is_url
+from thinsection.files.urls import is_url
 from thinsection.slide.cohort import SlideEntry, give_slide_ids
 from thinsection.slide.slide_ids import SlideFile, file_of, folded, stem_of
 from thinsection.store.identity import fingerprint

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from thinsection.errors import StoreError
-from thinsection.files.sources import FileSource, FsspecSource, RemoteFolder, is_url
+from thinsection.files.sources import FileSource, FsspecSource, RemoteFolder
+from thinsection.files.urls import is_url
 from thinsection.slide.readers import is_folder_slide
 from thinsection.types import MIB
 

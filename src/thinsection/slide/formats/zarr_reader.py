@@ -12,7 +12,7 @@ import zarr
 from numpy.typing import NDArray
 
 from thinsection.errors import ChannelsError, SlideOpenError
-from thinsection.files.sources import is_url
+from thinsection.files.urls import is_url
 from thinsection.slide.base import GRAY
 from thinsection.slide.formats.channels import ScaledDecoder, Values, scale_channels
 from thinsection.slide.formats.segments import MAX_SEGMENT_BYTES, SegmentedSlide
