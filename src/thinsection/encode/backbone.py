@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from thinsection.encode import networks, towers
 from thinsection.encode.registry import EncoderSpec, Pooling
 from thinsection.errors import WeightsError
-from thinsection.weights.files import WEIGHTS_FILES, load_strictly, read_state_dict
+from thinsection.weights.files import WEIGHTS_FILES, fill_strictly, read_state_dict
 from thinsection.weights.hub import commit_of, hub_file
 from thinsection.weights.placement import optional_package
 
@@ -140,7 +140,7 @@ def _build_timm(spec: EncoderSpec) -> Backbone:
 
 def _build_auto(spec: EncoderSpec) -> Backbone:
     transformers = optional_package("transformers")
-    if spec.architecture.options.get("runs_own_code"):
+    if has_own_code(spec):
         raise WeightsError(
             f"encoder {spec.name!r} must be pretrained, got pretrained=False; its architecture "
             "is defined by the code in its repository"
@@ -219,19 +219,18 @@ def _build(spec: EncoderSpec) -> Backbone:
     )
 
 
-def pretrained_backbone(
-    spec: EncoderSpec, weights: Path | None, *, allow_remote_code: bool = False
-) -> tuple[Backbone, Path | None]:
-    """Declared network with the given or the published weights, and the path of their file.
+def has_own_code(spec: EncoderSpec) -> bool:
+    """True if code of its repository is the architecture, and reads the weights."""
+    return bool(spec.architecture.options.get("runs_own_code"))
 
-    The path is None if code of the repository reads the file. Memory: the weights once in float32,
-    and the file's own tensors if their type is smaller.
+
+def pretrained_backbone(spec: EncoderSpec, path: Path) -> Backbone:
+    """Declared network with the weights of a file.
+
+    Memory: the weights once in float32, and the file's own tensors if their type is smaller.
     """
-    if spec.architecture.options.get("runs_own_code"):
-        return _load_with_code(spec, allow_remote_code=allow_remote_code), None
-    path = weights or published_weights(spec)
     if spec.architecture.kind in ("transformers", "auto"):
-        return _load_transformers(spec, path), path
+        return _load_transformers(spec, path)
     # declared networks have all their state in the state dict, so that nothing stays on meta
     backbone = build_backbone(spec, device="cpu" if spec.num_params is None else "meta")
     state = read_state_dict(path)
@@ -239,8 +238,8 @@ def pretrained_backbone(
     if spec.has_text_tower:
         state = towers.in_open_clip_names(state)
         unused = towers.TEXT_NAMES
-    load_strictly(backbone.network, state, source=str(path), unused=unused)
-    return backbone, path
+    fill_strictly(backbone.network, state, source=str(path), unused=unused)
+    return backbone
 
 
 def _classifiers(network: nn.Module) -> tuple[str, ...]:
@@ -293,7 +292,7 @@ def _check_config(spec: EncoderSpec, config: Foreign, path: Path) -> None:
             )
 
 
-def _load_with_code(spec: EncoderSpec, *, allow_remote_code: bool) -> Backbone:
+def load_with_code(spec: EncoderSpec, *, allow_remote_code: bool) -> Backbone:
     """Network whose architecture is code of its repository, which transformers downloads."""
     if not allow_remote_code:
         raise WeightsError(

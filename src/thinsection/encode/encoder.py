@@ -9,7 +9,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,12 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from thinsection.encode.backbone import Backbone, store_products_as
-from thinsection.encode.engine import Network, SelfCheck, converted_network
+from thinsection.encode.engine import (
+    Network,
+    SelfCheck,
+    converted_network,
+    is_empty,
+)
 from thinsection.encode.preprocessing import (
     CPU_TILES,
     TileBatch,
@@ -156,19 +161,29 @@ class NetworkTileEncoder(TileEncoder):
         backbone: Backbone,
         placement: Placement,
         origin: Origin,
+        weights_hash: str | None = None,
     ) -> None:
+        """Places the network, whose weights may be absent (on the meta device) for `to_openvino`.
+
+        `weights_hash` is computed from the weights where it is not known already.
+        """
         self.spec = spec
         self.origin = origin
         self.device = placement.device
         self.precision = placement.precision
         self.backbone = backbone.eval().requires_grad_(False)
+        if weights_hash is not None:
+            self.weights_hash = weights_hash
+        if is_empty(self.backbone):
+            self._network: Network = self.backbone
+            return
         # convolutions are up to twice as fast with channels last; linear layers are not affected
         self.backbone.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.device.type == "cuda" and self.precision != "fp32":
             # computed before the weights are rounded
             _ = self.weights_hash
             store_products_as(self.backbone, DTYPES[self.precision])
-        self._network: Network = self.backbone
+        self._network = self.backbone
 
     def __repr__(self) -> str:
         return f"<{self.spec.name}: {self.dim}-d, {self.precision} on {self.device}, {self.engine}>"
@@ -183,12 +198,12 @@ class NetworkTileEncoder(TileEncoder):
         Returns the distance of its embeddings of seeded tiles from PyTorch's; the caller decides.
 
         Raises InvalidInputError: OpenVINO does not support this precision, or cannot convert this
-        network.
+        network; the weights are absent, and its cache has no graph that was checked on this CPU.
         """
-        pixels = preprocess(seeded_tiles(self.spec.tile_px), self.spec)
         network, check = converted_network(
             self.backbone,
-            pixels,
+            partial(preprocess, seeded_tiles(self.spec.tile_px), self.spec),
+            (CPU_TILES, 3, self.spec.input_px, self.spec.input_px),
             self.precision,
             weights_hash=self.weights_hash,
             cache_dir=cache_dir,

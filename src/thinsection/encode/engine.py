@@ -35,6 +35,7 @@ from thinsection.files.atomic import TMP_MARK, write_json
 from thinsection.files.lock import hold
 from thinsection.machine import cpu_model
 from thinsection.weights.placement import is_installed
+from thinsection.weights.stamps import keep_stamps, kept_facts, read_stamps
 
 EngineChoice = Literal["auto", "torch", "openvino"]
 Network = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -49,6 +50,7 @@ _MADV_DONTNEED = 4
 _MODEL = "model.xml"
 _WEIGHTS = "model.bin"
 _MANIFEST = "manifest.json"
+_STAMPS = "stamps.json"  # of the files whose bytes were compared with the manifest
 
 
 def why_torch(engine: EngineChoice, device: torch.device, *, is_random: bool) -> str:
@@ -136,7 +138,8 @@ def engine_version(engine: str) -> str:
 
 def converted_network(
     network: nn.Module,
-    pixels: Tensor,
+    make_pixels: Callable[[], Tensor],
+    shape: Shape,
     precision: str,
     *,
     weights_hash: str,
@@ -144,35 +147,48 @@ def converted_network(
 ) -> tuple[OpenVinoNetwork, SelfCheck]:
     """Network (in fp32 on the CPU) for OpenVINO: from the cache, or converted and stored there.
 
-    It is converted and compared with `pixels`; afterwards it is on the meta device.
+    It is converted and compared with pixels of that shape, which are made if they are needed;
+    afterwards it is on the meta device. A network that is there already has no weights: only a
+    graph that was converted and compared before can take its place.
 
     Memory: for conversion, half of the weights in addition, and their size on disk; for
     compilation, twice the weights.
-    Raises InvalidInputError: a precision or a network that OpenVINO does not support.
+    Raises InvalidInputError: a precision or a network that OpenVINO does not support; a network
+    without weights, and no such graph.
     """
     if precision not in PRECISIONS:
         raise InvalidInputError(
             f"precision must be fp32 or bf16 with OpenVINO, got {precision!r}"
         )
     _openvino()
-    shape: Shape = tuple(pixels.shape)  # type: ignore[assignment]
     folder = _graph_folder(cache_dir or user_cache_dir(), weights_hash, shape)
-    if not _is_whole(folder):
+    check_path = folder / f"{precision}-{_short_hash(cpu_model(), 16)}.json"
+    is_stored = _is_whole(folder)
+    if is_empty(network) and not (is_stored and check_path.exists()):
+        raise InvalidInputError(
+            "network must have weights, got none, and no graph that was checked on this CPU"
+        )
+    if not is_stored:
         with hold(folder.with_suffix(".lock")):
             # another process may have made it while this one waited for the lock
             if not _is_whole(folder):
-                _convert(network, pixels, folder)
-    check_path = folder / f"{precision}-{_short_hash(cpu_model(), 16)}.json"
-    expected = None
+                _convert(network, make_pixels(), folder)
+    pixels = None
     if not check_path.exists():
+        pixels = make_pixels()
         with torch.no_grad():
             expected = network(pixels)[0]
     network.to("meta")
     converted = OpenVinoNetwork(folder / _MODEL, shape, precision)
-    if expected is not None:
+    if pixels is not None:
         check = _compared(converted(pixels)[0], expected)
         write_json(check_path, asdict(check))
     return converted, SelfCheck(**json.loads(check_path.read_text(encoding="utf-8")))
+
+
+def is_empty(network: nn.Module) -> bool:
+    """True if the network has no weights, since it was built on the meta device."""
+    return any(parameter.is_meta for parameter in network.parameters())
 
 
 def _graph_folder(cache_dir: Path, weights_hash: str, shape: Shape) -> Path:
@@ -186,12 +202,21 @@ def _short_hash(text: str, digits: int) -> str:
 
 
 def _is_whole(folder: Path) -> bool:
-    """True if a graph exists with the bytes that were written."""
+    """True if a graph exists with the bytes that were written.
+
+    They are read and compared once, and known again by the stamps of their files.
+    """
+    stamps = read_stamps(folder / name for name in (_MANIFEST, _MODEL, _WEIGHTS))
+    if kept_facts(folder / _STAMPS, stamps) is not None:
+        return True
     try:
         written = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        return bool(written == _manifest(folder))
+        is_whole = bool(written == _manifest(folder))
     except (OSError, ValueError):
         return False
+    if is_whole:
+        keep_stamps(folder / _STAMPS, stamps)
+    return is_whole
 
 
 def _manifest(folder: Path) -> dict[str, str]:

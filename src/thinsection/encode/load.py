@@ -8,7 +8,14 @@ from pathlib import Path
 
 import torch
 
-from thinsection.encode.backbone import Backbone, build_backbone, pretrained_backbone
+from thinsection.encode.backbone import (
+    Backbone,
+    build_backbone,
+    has_own_code,
+    load_with_code,
+    pretrained_backbone,
+    published_weights,
+)
 from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
 from thinsection.encode.engine import EngineChoice, why_torch
 from thinsection.encode.registry import (
@@ -20,9 +27,10 @@ from thinsection.encode.registry import (
 from thinsection.encode.specs import find_spec
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.weights import hub
-from thinsection.weights.files import WEIGHTS_FILES, files_of
+from thinsection.weights.files import WEIGHTS_FILES, files_of, hash_state_dict
 from thinsection.weights.origin import Origin
-from thinsection.weights.placement import place
+from thinsection.weights.placement import Placement, place
+from thinsection.weights.stamps import Stamps, keep_hash, known_hash, read_stamps
 
 
 def load_encoder(
@@ -74,21 +82,37 @@ def load_encoder(
     origin = replace(origin, name=_label_name(path, spec))
     placement = place(device, precision, half_precision=spec.half_precision)
 
-    def load_on_torch() -> NetworkTileEncoder:
-        if pretrained:
-            source = path if weights is None else weights
-            loaded = _load_pretrained(
-                spec, name, source, allow_remote_code=allow_remote_code
-            )
-            own_origin = replace(origin, revision=loaded.revision, files=loaded.files)
-            return NetworkTileEncoder(spec, loaded.backbone, placement, own_origin)
+    if not pretrained:
         # the spec of a folder or of the hub may change; those of other names cannot
         may_change = path is not None or name.startswith(HUB_PREFIX)
         own_origin = replace(origin, files=None if may_change else ())
-        backbone = build_backbone(spec, seed=seed)
-        return NetworkTileEncoder(spec, backbone, placement, own_origin)
 
-    return _on_engine(load_on_torch, engine, is_random=not pretrained)
+        def load_random() -> NetworkTileEncoder:
+            backbone = build_backbone(spec, seed=seed)
+            return NetworkTileEncoder(spec, backbone, placement, own_origin)
+
+        return _on_engine(load_random, engine, is_random=True)
+    if has_own_code(spec):
+        own_origin = replace(origin, revision=spec.revision)
+
+        def load_by_its_code() -> NetworkTileEncoder:
+            backbone = load_with_code(spec, allow_remote_code=allow_remote_code)
+            return NetworkTileEncoder(spec, backbone, placement, own_origin)
+
+        return _on_engine(load_by_its_code, engine, is_random=False)
+    source = path if weights is None else weights
+    file = _find_file(spec, name, source)
+    own_origin = replace(origin, revision=file.revision, files=file.files)
+    if not why_torch(engine, placement.device, is_random=False):
+        stored = _load_stored_graph(spec, file, placement, own_origin)
+        if stored is not None:
+            return stored
+
+    def load_on_torch() -> NetworkTileEncoder:
+        backbone, weights_hash = _load_weights(spec, file)
+        return NetworkTileEncoder(spec, backbone, placement, own_origin, weights_hash)
+
+    return _on_engine(load_on_torch, engine, is_random=False)
 
 
 def _load_from_package(  # noqa: PLR0917 - the arguments of `load_encoder`
@@ -124,35 +148,68 @@ def _label_name(path: Path | None, spec: EncoderSpec) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
-    """Network with its weights, and their origin."""
+class _WeightsFile:
+    """File of weights, its origin, and by what it is known again."""
 
-    backbone: Backbone
+    path: Path
     revision: str | None  # commit on the hub
     files: tuple[str, ...] | None  # None if the weights depend on more than these files
+    stamps: Stamps | None  # of the file, its shards and configs, before any is read
+    network: str  # text that tells apart the networks which the file may fill
 
 
-def _load_pretrained(
-    spec: EncoderSpec, name: str, source: str | Path | None, *, allow_remote_code: bool
-) -> _Loaded:
-    """Network with weights from the source, or the published ones."""
-    own_path = None
+def _find_file(spec: EncoderSpec, name: str, source: str | Path | None) -> _WeightsFile:
+    """File of weights at the source, or the published one."""
+    revision = None
     if source is not None:
-        own_path = hub.find_weights(source, files=spec.weights_files)
-    backbone, path = pretrained_backbone(
-        spec, own_path, allow_remote_code=allow_remote_code
+        path = hub.find_weights(source, files=spec.weights_files)
+        files: tuple[str, ...] | None = files_of(path)
+    else:
+        path = published_weights(spec)
+        revision = hub.commit_of(path)
+        # 'hf:' without a commit means the current commit of the repository
+        is_moving = name.startswith(HUB_PREFIX) and str(revision) not in name
+        is_pinned = spec.revision == revision and not is_moving
+        files = files_of(path) if is_pinned else None
+    return _WeightsFile(
+        path=path,
+        revision=revision,
+        files=files,
+        # without the folder, in which files that decide nothing come and go
+        stamps=read_stamps(files_of(path)[1:]),
+        network=f"{spec.name}|{spec.architecture}",
     )
-    if path is None:
-        return _Loaded(backbone, revision=spec.revision, files=None)
-    if own_path is not None:
-        return _Loaded(backbone, revision=None, files=files_of(path))
-    commit = hub.commit_of(path)
-    # 'hf:' without a commit means the current commit of the repository
-    is_moving = name.startswith(HUB_PREFIX) and str(commit) not in name
-    is_pinned = spec.revision == commit and not is_moving
-    return _Loaded(
-        backbone, revision=commit, files=files_of(path) if is_pinned else None
-    )
+
+
+def _load_weights(spec: EncoderSpec, file: _WeightsFile) -> tuple[Backbone, str]:
+    """Network with the weights of a file, and their hash, computed once for each file."""
+    backbone = pretrained_backbone(spec, file.path)
+    weights_hash = known_hash(file.network, file.stamps)
+    if weights_hash is None:
+        weights_hash = hash_state_dict(backbone.network.state_dict())
+        keep_hash(file.network, file.stamps, weights_hash)
+    return backbone, weights_hash
+
+
+def _load_stored_graph(
+    spec: EncoderSpec, file: _WeightsFile, placement: Placement, origin: Origin
+) -> NetworkTileEncoder | None:
+    """Encoder on a graph that OpenVINO has converted before; no weights are read.
+
+    None where the hash of the weights is not known by the stamps of their files, or the cache has
+    no graph of them that was compared with PyTorch on this CPU and passed.
+    """
+    weights_hash = known_hash(file.network, file.stamps)
+    # transformers builds its networks from the file's own folder
+    if weights_hash is None or spec.architecture.kind in ("transformers", "auto"):
+        return None
+    try:
+        backbone = build_backbone(spec, device="meta")
+    # some networks of timm compute with values while they are built
+    except (NotImplementedError, RuntimeError):
+        return None
+    encoder = NetworkTileEncoder(spec, backbone, placement, origin, weights_hash)
+    return None if _move_to_openvino(encoder) else encoder
 
 
 def _on_engine(

@@ -15,15 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from thinsection.encode import towers
-from thinsection.encode.backbone import pretrained_backbone
+from thinsection.encode.backbone import pretrained_backbone, published_weights
 from thinsection.encode.registry import EncoderSpec, declared_encoders
 from thinsection.encode.specs import find_spec
 from thinsection.errors import InvalidInputError, WeightsError, rewording
 from thinsection.registry import Registry
 from thinsection.weights import hub
 from thinsection.weights.files import (
+    fill_strictly,
     hash_state_dict,
-    load_strictly,
     read_state_dict,
 )
 from thinsection.weights.placement import optional_package, resolve_device
@@ -95,14 +95,14 @@ def load_text_encoder(
     own_path = None
     if source is not None:
         own_path = hub.find_weights(source, files=spec.weights_files)
-    image, path = pretrained_backbone(spec, own_path)
-    assert path is not None  # no two-tower model reads its weights by code of its own
+    path = own_path or published_weights(spec)
+    image = pretrained_backbone(spec, path)
     image_hash = hash_state_dict(image.network.state_dict())
     del image
     tower = _text_tower(spec)
     state = towers.in_open_clip_names(read_state_dict(path))
-    load_strictly(tower, state, source=str(path), unused=towers.IMAGE_NAMES)
-    tokens = _read_tokenizer(spec, Path(path), tokenizer)
+    fill_strictly(tower, state, source=str(path), unused=towers.IMAGE_NAMES)
+    tokens = _read_tokenizer(spec, path, tokenizer)
     return TowerTextEncoder(spec.name, tower, tokens, image_hash, device=device)
 
 

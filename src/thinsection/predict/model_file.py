@@ -33,7 +33,7 @@ from thinsection.predict.usual import Usual
 from thinsection.types import MIB, Json
 from thinsection.weights.files import (
     MODEL_KEY,
-    load_strictly,
+    fill_strictly,
     read_state_dict,
     write_tensors,
 )
@@ -309,7 +309,7 @@ def load_model(path: str | Path) -> Model:
         heads = [
             build_head(card.head, dim, len(card.target.names)) for _ in card.members
         ]
-    load_strictly(
+    fill_strictly(
         nn.ModuleList(heads).eval().requires_grad_(False), state, source=str(path)
     )
     usual = Usual(

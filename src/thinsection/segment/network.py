@@ -22,7 +22,7 @@ from thinsection.errors import (
     rewording,
 )
 from thinsection.segment.spec import SegmenterSpec
-from thinsection.weights.files import load_strictly, read_state_dict
+from thinsection.weights.files import fill_strictly, read_state_dict
 from thinsection.weights.placement import importable_torchvision, resolve_device
 
 Planes = npt.NDArray[np.float32]  # (B, C, H, W)
@@ -87,7 +87,7 @@ def _make_module(
         )
     if weights is not None:
         state = read_state_dict(weights)
-        load_strictly(module, state, source=str(weights), unused=spec.unused)
+        fill_strictly(module, state, source=str(weights), unused=spec.unused)
     return module.eval()
 
 

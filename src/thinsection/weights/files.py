@@ -135,6 +135,21 @@ def load_strictly(
     source: str,
     unused: tuple[str, ...] = (),
 ) -> str:
+    """Does what `fill_strictly` does, and returns `hash_state_dict` of the filled network.
+
+    The hash does not depend on the form that the file had.
+    """
+    fill_strictly(network, state, source=source, unused=unused)
+    return hash_state_dict(network.state_dict())
+
+
+def fill_strictly(
+    network: nn.Module,
+    state: Mapping[str, Tensor],
+    *,
+    source: str,
+    unused: tuple[str, ...] = (),
+) -> None:
     """Gives the network exactly these weights, as float32; every name and shape must fit.
 
     The network may have been built on the meta device: no second copy of the weights is made. A
@@ -145,8 +160,6 @@ def load_strictly(
         state: the weights by name.
         source: what they are called in messages.
         unused: how names begin (a classifier's) that may be left over.
-
-    Returns: `hash_state_dict` of the filled network, whatever form the file had.
 
     Raises:
         WeightsError: names are missing or left over, or a shape differs.
@@ -174,7 +187,6 @@ def load_strictly(
         raise WeightsError(
             f"network must have values for all its buffers, got none for {unfilled[0]!r}"
         )
-    return hash_state_dict(network.state_dict())
 
 
 def _find_problems(
