@@ -114,3 +114,66 @@ def test_a_run_that_finds_everything_said_well_gets_as_far_as_its_work(
         str(tmp_path),
     ):
         check_encoder_name(name)
+
+
+LOADED = """
+import sys
+try:
+    main()
+except SystemExit:
+    pass
+print(*sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "not_loaded"),
+    [
+        (("--version",), "0.", ("typer", "numpy", "rich")),
+        (
+            ("run", "no.svs", "--out", "o"),
+            "got 'no.svs'",
+            ("typer", "numpy", "pydantic"),
+        ),
+        (
+            ("qc", "bad.csv", "no.svs"),
+            "got 'no.svs'",
+            ("typer", "numpy", "pydantic"),
+        ),
+        (
+            ("run", "--help"),
+            "--tile-px",
+            ("thinsection.qc.engine", "thinsection.qc.pipeline"),
+        ),
+        (
+            ("run", "--out", "o", "no.svs"),
+            "got 'no.svs'",
+            ("thinsection.qc.engine", "thinsection.pipeline.run"),
+        ),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
+)
+def test_an_answer_loads_nothing_that_it_does_not_need(
+    arguments: tuple[str, ...],
+    said: str,
+    not_loaded: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.csv").write_text("colour\na.svs\n")
+    _, done = child(MAIN + LOADED, *arguments)
+    assert said in done.stdout + done.stderr
+    loaded = done.stderr.splitlines()[-1].split()
+    assert set(loaded).isdisjoint(not_loaded)
+
+
+def test_help_of_a_command_is_shown_whatever_its_slides(tmp_path: Path) -> None:
+    _, done = child(MAIN + TELL, "run", tmp_path / "no.svs", "--help")
+    assert "--tile-px" in done.stdout
+    assert done.returncode == 0
+
+
+def test_a_url_is_not_looked_for_on_the_disk() -> None:
+    _, done = child(MAIN + TELL, "run", "nowhere://no.svs", "--tile-pxx", "3")
+    assert "No such option" in done.stderr
