@@ -164,10 +164,15 @@ def converted_network(
     folder = _graph_folder(cache_dir or user_cache_dir(), weights_hash, shape)
     check_path = folder / f"{precision}-{_short_hash(cpu_model(), 16)}.json"
     is_stored = _is_whole(folder)
-    if is_empty(network) and not (is_stored and check_path.exists()):
-        raise InvalidInputError(
-            "network must have weights, got none, and no graph that was checked on this CPU"
-        )
+    if is_empty(network):
+        if not (is_stored and check_path.exists()):
+            raise InvalidInputError(
+                "network must have weights, got none, and no graph that was checked on this CPU"
+            )
+        if not _read_check(check_path).passes(precision):
+            raise InvalidInputError(
+                "network must give PyTorch's embeddings, got others"
+            )
     if not is_stored:
         with hold(folder.with_suffix(".lock")):
             # another process may have made it while this one waited for the lock
@@ -183,7 +188,11 @@ def converted_network(
     if pixels is not None:
         check = _compared(converted(pixels)[0], expected)
         write_json(check_path, asdict(check))
-    return converted, SelfCheck(**json.loads(check_path.read_text(encoding="utf-8")))
+    return converted, _read_check(check_path)
+
+
+def _read_check(path: Path) -> SelfCheck:
+    return SelfCheck(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def is_empty(network: nn.Module) -> bool:
