@@ -17,6 +17,8 @@ from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.labels import LabelsConfig, Target, read_cohort
 from thinsection.evaluation.parts import Drawing, make_parts
 from thinsection.files.atomic import read_table
+from thinsection.predict import folds
+from thinsection.predict.adamw import AdamW
 from thinsection.predict.bags import Bags
 from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
 from thinsection.predict.experiment import train
@@ -489,3 +491,47 @@ def test_the_default_recipe_finds_one_tile_in_a_hundred(tmp_path: Path) -> None:
     )
     result = train(root, out=tmp_path / "experiment", config=config)
     assert min(fold["score"] for fold in result["folds"]) >= 0.95
+
+
+def test_our_optimiser_has_the_bytes_of_torch() -> None:
+    weights = [torch.randn(37, 5), torch.randn(3), torch.randn(4)]
+    ours = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    theirs = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    own = AdamW(ours, lr=3e-3, weight_decay=0.1)
+    reference = torch.optim.AdamW(theirs, 3e-3, weight_decay=0.1)
+    for step in range(6):
+        # the third has no gradient at first, as an unused part of a head
+        used = 3 if step > 2 else 2
+        slopes = [torch.randn_like(weight) for weight in weights[:used]]
+        for optimizer, parameters in ((own, ours), (reference, theirs)):
+            optimizer.zero_grad()
+            for parameter, slope in zip(parameters, slopes, strict=False):
+                parameter.grad = slope.clone()
+            optimizer.step()
+        if step == 4:
+            stored = own.states
+            own = AdamW(ours, lr=3e-3, weight_decay=0.1)
+            own.load_states(stored)
+        for a, b in zip(ours, theirs, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_small_cases_are_trained_on_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = planted(tmp_path / "f", cases=12, tiles=(20, 30))
+    config = TrainConfig(
+        labels=LabelsConfig(labels=root / "labels.csv", target=("label",)),
+        head=SMALL,
+        fit=FitConfig(epochs=1, device="cpu"),
+        executor=replace(TrainConfig().executor, threads=2),
+    )
+    before = torch.get_num_threads()
+    try:
+        train(root, out=tmp_path / "small", config=config)
+        assert torch.get_num_threads() == 1
+        monkeypatch.setattr(folds, "ONE_THREAD_BYTES", 0)
+        train(root, out=tmp_path / "large", config=config)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -40,6 +40,9 @@ FORMAT = 3  # format of a fold's file
 # memory beside the kept bags, in multiples of the largest bag: two that are read, and the memory
 # of one in a head with 512 channels
 BAGS_AT_WORK = 9
+# bytes of embeddings of a case, up to which one thread trains: others would only wait for its
+# many short operations, and waiting takes CPU time
+ONE_THREAD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +131,11 @@ class TrainTask(Task[FoldJob, FoldDone]):
         self, entries: Sequence[FoldJob], *, on_event: OnEvent
     ) -> Report[FoldDone]:
         """See `Task.__call__`. Memory: `memory` for the whole process."""
-        set_threads(self.threads, torch_too=True)
         study = Study.load(self.out)
         files = study.cohort.paths
         largest = max(sum(path.stat().st_size for path in paths) for paths in files)
+        threads = 1 if largest <= ONE_THREAD_BYTES else self.threads
+        set_threads(threads, torch_too=True)
         free = parse_bytes(self.memory) - psutil.Process().memory_info().rss
         budget_bytes = free - BAGS_AT_WORK * largest
         cells = any(load_head(job.head.head).needs_cells for job in entries)

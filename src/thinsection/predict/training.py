@@ -22,9 +22,10 @@ from torch import Tensor
 
 from thinsection.config import as_mapping
 from thinsection.errors import InvalidInputError
-from thinsection.evaluation.labels import Cohort, several
+from thinsection.evaluation.labels import Cohort, Floats, several
 from thinsection.evaluation.parts import Part
 from thinsection.files.json_text import parse_json
+from thinsection.predict.adamw import AdamW
 from thinsection.predict.bags import Bag, Bags
 from thinsection.predict.config import FitConfig
 from thinsection.predict.heads.config import HeadConfig
@@ -126,8 +127,10 @@ class Trainer:
         self._seed(INNER, len(self.starts) - 1)
         outputs = len(self.target.names)
         self.head = build_head(config, dim, outputs).to(self.device)
-        self.optimizer = torch.optim.AdamW(
-            self.head.parameters(), self.fit.lr, weight_decay=self.fit.weight_decay
+        self.optimizer = AdamW(
+            self.head.parameters(),
+            lr=self.fit.lr,
+            weight_decay=self.fit.weight_decay,
         )
 
     def _start_is_over(self) -> bool:
@@ -152,23 +155,18 @@ class Trainer:
 
     def _constant_loss(self) -> float:
         """Inner loss of the same logits for every case, those of least loss in training."""
-        logits = torch.zeros(
-            1, len(self.target.names), device=self.device, requires_grad=True
-        )
-        optimizer = torch.optim.LBFGS([logits], line_search_fn="strong_wolfe")
+        # scipy's search: that of torch.optim imports torch's compiler
+        from scipy.optimize import minimize
 
-        def mean_loss(rows: Sequence[int]) -> Tensor:
-            return self._mean_loss(logits.expand(len(rows), -1), rows)
+        def mean_loss(logits: Floats, rows: Sequence[int]) -> tuple[float, Floats]:
+            z = torch.tensor(logits, requires_grad=True)
+            loss = self._mean_loss(z.to(self.device).expand(len(rows), -1), rows)
+            (slope,) = torch.autograd.grad(loss, z)
+            return float(loss.detach()), slope.numpy()
 
-        def closure() -> float:
-            optimizer.zero_grad()
-            loss = mean_loss(self.part.train)
-            loss.backward()  # type: ignore[no-untyped-call]
-            return float(loss.detach())
-
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            return float(mean_loss(self.part.stop))
+        start = np.zeros(len(self.target.names))
+        best = minimize(mean_loss, start, (self.part.train,), "L-BFGS-B", jac=True)
+        return mean_loss(best.x, self.part.stop)[0]
 
     def _check_losses(self) -> None:
         """Raises InvalidInputError: the losses of the last epoch are not finite."""
@@ -208,7 +206,7 @@ class Trainer:
 
     def _step(self, batch: Sequence[tuple[int, Bag]], epoch: int) -> float:
         """Makes one step of the optimiser; returns the sum of the cases' losses."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         criteria = [self.criterion] * len(batch)
         if self.cox:
             criteria = self._slopes(batch, epoch)
@@ -287,7 +285,7 @@ class Trainer:
     def _save(self, best: State, path: Path, key: str) -> None:
         """Writes a checkpoint: tensors `head.*`, `best.*`, and `adam<i>.*` of each parameter."""
         states = {"head": self.head.state_dict(), "best": best}
-        for i, own in self.optimizer.state_dict()["state"].items():
+        for i, own in self.optimizer.states.items():
             states[f"adam{i}"] = own
         flat = {}
         for part, state in states.items():
@@ -309,11 +307,9 @@ class Trainer:
             states[part][parameter] = value
         self.head.load_state_dict(states.pop("head"))
         best = states.pop("best")
-        optimizer = self.optimizer.state_dict()
-        optimizer["state"] = {
-            int(part.removeprefix("adam")): own for part, own in states.items()
-        }
-        self.optimizer.load_state_dict(optimizer)
+        self.optimizer.load_states(
+            {int(part.removeprefix("adam")): own for part, own in states.items()}
+        )
         self.losses = [(train, inner) for train, inner in header["losses"]]
         self.starts = header["starts"]
         return best
