@@ -1,8 +1,9 @@
 """Would a run on several GPUs end sooner if several workers shared the tiles of one slide?
 
 A simulation of the wall time with the chunks of `jobs/chunks.py: weighted_chunks`. Slides have a
-log-normal number of tiles. Their files have as many bytes as tiles, times a log-normal factor,
-because the driver orders slides by bytes and does not know the tiles. Three ways are compared:
+log-normal number of tiles, at most a glass full. Their files have as many bytes as tiles, times a
+log-normal factor, because the driver orders slides by bytes and does not know the tiles. Three ways
+are compared:
 
     in order       one slide at a time to the next free worker, in the order of the cohort
     largest first  the chunks of a run
@@ -27,6 +28,7 @@ from thinsection.jobs.chunks import weighted_chunks
 WORKERS = 7
 NUM_SLIDES = (8, 30, 100, 1000)
 MEDIAN_TILES = 8000
+MOST_TILES = 25 * 75 / 0.128**2  # tiles of 128 µm on a glass of 25 x 75 mm
 # standard deviations of the log of tiles: resections of one kind; biopsies and resections
 SPREADS = {"one kind": 0.7, "mixed": 1.1}
 BYTES_SPREAD = 0.25
@@ -66,7 +68,8 @@ def row(spread: str, num_slides: int, speed: str, draws: int) -> dict[str, objec
     rng = np.random.default_rng(num_slides)
     seconds: dict[str, list[float]] = {}
     for _ in range(draws):
-        tiles = MEDIAN_TILES * rng.lognormal(0.0, SPREADS[spread], num_slides)
+        drawn = MEDIAN_TILES * rng.lognormal(0.0, SPREADS[spread], num_slides)
+        tiles = np.minimum(drawn, MOST_TILES)
         file_bytes = tiles * rng.lognormal(0.0, BYTES_SPREAD, num_slides)
         for way, value in wall_times(tiles, file_bytes, TILES_PER_S[speed]).items():
             seconds.setdefault(way, []).append(value)
