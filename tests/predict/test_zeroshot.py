@@ -2,6 +2,8 @@
 
 import csv
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,30 +197,69 @@ def test_settings_and_files_are_checked_before_any_work(
         ts.zeroshot(results, PROMPTS, topk=3)
 
 
-def test_a_damaged_slide_is_left_out_and_its_old_table_goes(
+def test_a_damaged_slide_is_left_out_and_its_earlier_table_stays(
     made: Made, tmp_path: Path
 ) -> None:
-    import shutil
-
     results, folder, _ = made
     copy = tmp_path / "results"
     shutil.copytree(results, copy)
     texts = load_text_encoder(str(folder), device="cpu")
     first = ts.zeroshot(copy, PROMPTS, text_encoder=texts)
+    table = first.folder / "s1.h5"
+    content = table.read_bytes()
     (path,) = copy.glob(f"{GRID}/features_*/s1.h5")
     path.write_bytes(path.read_bytes()[:1000])
     lines: list[str] = []
-    second = ts.zeroshot(copy, PROMPTS, text_encoder=texts, on_message=lines.append)
+    # another K changes the scores of slides, not the tables of tiles
+    second = ts.zeroshot(
+        copy, PROMPTS, text_encoder=texts, top_k=3, on_message=lines.append
+    )
     assert [row.slide_id for row in second.rows] == ["s0"]
-    assert lines and lines[0].startswith("s1: left out")
+    assert [line.split(":")[:2] for line in lines] == [
+        ["s1", " left out"],
+        ["s1", " the tile table of an earlier call stays"],
+    ]
     assert (first.unread, second.unread) == ((), ("s1",))
-    assert {p.name for p in first.folder.glob("*.h5")} == {"s0.h5"}
+    assert table.read_bytes() == content
     words = tmp_path / "words.toml"
     words.write_text('[classes]\ntumour = ["tumour"]\nstroma = ["stroma"]\n')
     command = ("zeroshot", str(copy), "--prompts", str(words))
     done = thinsection(*command, "--text-encoder", str(folder))
     assert done.returncode == 3
     assert "s1: left out" in done.stdout
+
+
+def test_tables_of_other_prompts_or_of_slides_that_are_gone_are_named_and_removed(
+    made: Made, tmp_path: Path
+) -> None:
+    results, folder, _ = made
+    copy = tmp_path / "results"
+    shutil.copytree(results, copy)
+    texts = load_text_encoder(str(folder), device="cpu")
+    first = ts.zeroshot(copy, PROMPTS, text_encoder=texts)
+    shutil.rmtree(copy / "slides" / "s1")
+    lines: list[str] = []
+
+    def score(prompts: Prompts) -> set[str]:
+        lines.clear()
+        ts.zeroshot(copy, prompts, text_encoder=texts, on_message=lines.append)
+        return {path.name for path in first.folder.glob("*.h5")}
+
+    assert score(PROMPTS) == {"s0.h5"}
+    (line,) = lines
+    assert "1 earlier tile tables" in line
+    assert line.endswith("their slides have no embeddings any more: s1")
+    assert score(PROMPTS) == {"s0.h5"} and lines == []
+    # the embeddings cannot be read, so no table of the new prompts can replace the old one
+    (path,) = copy.glob(f"{GRID}/features_*/s0.h5")
+    path.write_bytes(path.read_bytes()[:1000])
+    others = replace(PROMPTS, templates=("a slide of {}",))
+    assert score(others) == set()
+    assert lines[0].endswith("prompts or weights are others or unknown: s0")
+    assert lines[1].startswith("s0: left out")
+    document = json.loads((first.folder / "zeroshot.json").read_text())
+    assert document["prompts"]["tumour"][0] == "a slide of tumour"
+    assert "s0" not in (first.folder / "scores.csv").read_text()
 
 
 def test_a_slide_without_tiles_has_no_class(made: Made, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from thinsection.config import as_mapping, option, replace_flat, section
 from thinsection.encode.registry import check_encoder_name
 from thinsection.errors import InvalidInputError, StoreError, UnknownEncoderError
 from thinsection.files.atomic import output_errors, write_json, write_table
+from thinsection.files.json_text import read_json
 from thinsection.pipeline.folder import Results, leaving_out, one_address, open_results
 from thinsection.pipeline.records import recording
 from thinsection.predict.prompts import Prompts, read_prompts
@@ -31,12 +32,14 @@ from thinsection.stages.tiles import write_columns
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.tiles.table import Column
-from thinsection.types import Document
+from thinsection.types import Document, Json
 
 if TYPE_CHECKING:
     from thinsection.encode.text import TextEncoder
 
 FOLDER = "zeroshot_"
+DOCUMENT = "zeroshot.json"
+MOST_NAMED = 5  # slides in a message
 ROWS = 4096  # embeddings that are compared at a time
 Cosines = npt.NDArray[np.float32]
 
@@ -127,7 +130,9 @@ def zeroshot(
         text_encoder: loaded text encoder; None loads that of the embeddings.
         config: all settings; `settings` are single ones that replace them: top_k=10.
         on_message: called with a line for each slide whose embeddings cannot be read; such slides
-            are left out. None raises the error of the first one.
+            are left out, and a tile table of an earlier call with the same prompts and weights
+            stays. Also called with a line about tables that are removed. None raises the error of
+            the first slide.
 
     Memory: the weights of both towers while they are loaded; then, for a slide of N tiles and C
     classes, 4 N C bytes, and 12 D bytes for each of 4,096 tiles.
@@ -152,10 +157,19 @@ def zeroshot(
     classes = class_vectors(text_encoder, prompts)
     folder = _folder(opened.folder, address, prompts)
     recorded = as_mapping(config) | {"prompts": prompts.name}
+    document: dict[str, Json] = {
+        "prompts": {name: list(prompts.texts(name)) for name in prompts.classes},
+        "top_k": options.top_k,
+        "scale": text_encoder.scale,
+        "features": address,
+        "encoder": text_encoder.name,
+        "weights_hash": text_encoder.image_hash,
+    }
     with (
         output_errors(folder),
         recording(opened.folder, "zeroshot", recorded) as record,
     ):
+        _begin_folder(folder, document, slides, on_message)
         rows = []
         files = {slide_id: opened.file(slide_id, address) for slide_id in slides}
         compared = _compared(files, text_encoder, classes, on_message)
@@ -168,18 +182,11 @@ def zeroshot(
         scored = {row.slide_id for row in rows}
         unread = tuple(slide_id for slide_id in slides if slide_id not in scored)
         record.counts["failed"] = len(unread)
-        _remove_others(folder, rows)
+        for slide_id in unread:
+            if on_message is not None and (folder / f"{slide_id}.h5").exists():
+                on_message(f"{slide_id}: the tile table of an earlier call stays")
         table = folder / "scores.csv"
         write_table(table, [_line(row, prompts, options.top_k) for row in rows])
-        document = {
-            "prompts": {name: list(prompts.texts(name)) for name in prompts.classes},
-            "top_k": options.top_k,
-            "scale": text_encoder.scale,
-            "features": address,
-            "encoder": text_encoder.name,
-            "weights_hash": text_encoder.image_hash,
-        }
-        write_json(folder / "zeroshot.json", document)
     columns = tuple(f"{folder.name}:{name}" for name in prompts.classes)
     return Zeroshot(folder, table, rows, columns, unread)
 
@@ -308,9 +315,48 @@ def _line(row: SlideScores, prompts: Prompts, top_k: int) -> dict[str, object]:
     return line
 
 
-def _remove_others(folder: Path, rows: Sequence[SlideScores]) -> None:
-    """Removes tables of slides that this call did not write: their prompts may be others."""
-    written = {f"{row.slide_id}.h5" for row in rows}
-    for path in folder.glob("*.h5"):
-        if path.name not in written:
-            path.unlink()
+def _begin_folder(
+    folder: Path,
+    document: Mapping[str, Json],
+    slides: Sequence[str],
+    on_message: Callable[[str], None] | None,
+) -> None:
+    """Writes zeroshot.json, and removes tables of other prompts, other weights or absent slides.
+
+    The document is written before any table, so it holds for every table of the folder, also if
+    the call is killed.
+    """
+    path = folder / DOCUMENT
+    tables = sorted(folder.glob("*.h5"))
+    if _columns_of(_read_document(path)) == _columns_of(document):
+        reason = "their slides have no embeddings any more"
+        current = set(slides)
+        tables = [table for table in tables if table.stem not in current]
+    else:
+        reason = "their prompts or weights are others or unknown"
+        (folder / "scores.csv").unlink(missing_ok=True)
+    if tables and on_message is not None:
+        names = ", ".join(table.stem for table in tables[:MOST_NAMED])
+        more = "" if len(tables) <= MOST_NAMED else ", ..."
+        on_message(
+            f"{folder.name}: {len(tables)} earlier tile tables are removed, because {reason}: "
+            f"{names}{more}"
+        )
+    for table in tables:
+        table.unlink()
+    write_json(path, dict(document))
+
+
+def _read_document(path: Path) -> Json:
+    """Content of zeroshot.json; None if an earlier call left none that can be read."""
+    try:
+        return read_json(path)
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _columns_of(document: Json | Mapping[str, Json]) -> dict[str, Json]:
+    """What decides the columns of tile tables; K decides only the scores of slides."""
+    if not isinstance(document, Mapping):
+        return {}
+    return {name: value for name, value in document.items() if name != "top_k"}
