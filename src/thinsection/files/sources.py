@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # share of a file that is streamed before a source that may keep a copy fetches it whole
 _STREAMED_SHARE = 0.03
+# web servers may ignore the range of a request
+_WEB = ("http://", "https://")
 _COPY_BYTES = 8 * MIB  # that a copy fetches at once
 # a put of these stores is seen whole or not at all; elsewhere a temporary name is moved into place
 _WHOLE_PUTS = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl"))
@@ -80,6 +82,8 @@ class FsspecSource:
         self._lock = threading.Lock()
         self.fetched_bytes = 0
         self.requests = 0
+        if self.size > 1 and url.startswith(_WEB):
+            self._check_ranges()
         self._copy_lock = threading.Lock()
         self._make_copy: Callable[[], Path | None] | None = None
         self._copy: FileSource | None = None
@@ -118,6 +122,25 @@ class FsspecSource:
                 if path is not None:
                     self._copy = FileSource(str(path))
             return self._copy
+
+    def _check_ranges(self) -> None:
+        """Asks a web server for one byte; SlideOpenError if it would send the whole file.
+
+        Otherwise each range would be the whole file, in memory.
+        """
+        try:
+            with self._fs.open(self._path, size=self.size, cache_type="none") as file:
+                file.seek(1)
+                data = file.read(1)
+        except (OSError, ValueError):
+            data = b""
+        if len(data) != 1:
+            raise SlideOpenError(
+                f"server must answer range requests, got none for {self.name!r}; download the "
+                "slide, or serve it by a server that answers them"
+            )
+        self.fetched_bytes = 1
+        self.requests = 1
 
     def _fetch(self, offset: int, length: int) -> bytes:
         """Reads a range from the server."""
