@@ -22,10 +22,12 @@ for number in range(4):
     )
 
 # %%
-ts.run([folder / "slides"], out=folder / "results", until="tiles", tile_px=128)
 labels = {"s0": 0, "s1": 1, "s2": 0, "s3": 1}
+# --8<-- [start:script]
+ts.run([folder / "slides"], out=folder / "results", until="tiles", tile_px=128)
 dataset = ts.TileDataset(folder / "results", labels=labels, memory="64MiB")
 loader = DataLoader(dataset, batch_size=32, num_workers=1)
+# --8<-- [end:script]
 
 network = torch.nn.Sequential(
     torch.nn.Conv2d(3, 8, 7, stride=4),

@@ -14,11 +14,13 @@ from thinsection.testing.synthetic import write_he_slide
 
 folder = Path(tempfile.mkdtemp())
 write_he_slide(folder / "s.svs", (1400, 1000), seed=3, mpp=0.5)
-ts.run([folder / "s.svs"], out=folder / "results", until="tiles", tile_px=128)
 
 # %%
+# --8<-- [start:script]
+ts.run([folder / "s.svs"], out=folder / "results", until="tiles", tile_px=128)
 export_spatialdata(folder / "results", folder / "stores")
 data = spatialdata.read_zarr(folder / "stores" / "s.zarr")
+# --8<-- [end:script]
 extent = spatialdata.get_extent(data, coordinate_system="um")
 tiles = data.shapes["tiles"]
 tissue = data.shapes["outlines"].union_all()

@@ -32,7 +32,7 @@ _SUFFIXES = frozenset(
     re.findall(
         r"\w+",
         """csv json html h5 zip png jpg geojson log toml md txt tif tsv parquet npy npz pt ini
-        safetensors yaml xml ipynb groovy py bin jsonl zarr qpdata""",
+        safetensors yaml xml ipynb groovy nf py bin jsonl zarr qpdata""",
     )
 )
 _DOTTED = re.compile(r"\bthinsection((?:\.[A-Za-z_]\w*)+)")

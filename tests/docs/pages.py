@@ -24,7 +24,7 @@ _QUOTED = re.compile(r'^"([^"]+)" (.+)$')
 _SPAN = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _EXIT = re.compile(r"exits with (\d+)")
-_INCLUDE = re.compile(r'^--8<-- "([\w/.-]+\.py):(\w+)"$', re.MULTILINE)
+_INCLUDE = re.compile(r'^--8<-- "([\w/.-]+\.(?:py|nf)):(\w+)"$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,9 @@ def text_of(page: str) -> str:
 def _section(include: re.Match[str]) -> str:
     """Part of a script of docs/ between its marks, as the site shows it."""
     script = (ROOT / "docs" / include[1]).read_text(encoding="utf-8")
-    return script.split(f"[start:{include[2]}]\n")[1].split("\n# --8<-- [end")[0]
+    marked = script.split(f"[start:{include[2]}]\n")[1].split("--8<-- [end")[0]
+    # the last line has the sign of a comment before the mark
+    return marked.rpartition("\n")[0]
 
 
 def blocks_of(page: str) -> list[Block]:

@@ -25,6 +25,7 @@ from thinsection.testing.synthetic import write_he_slide
 ROOT = Path(__file__).parents[2] / "workflows" / "nextflow"
 MODULES = ROOT / "modules" / "local" / "thinsection"
 NAMES = ("run", "merge")
+HOW_TO = ROOT.parents[1] / "docs" / "how-to" / "nextflow.nf"
 NEXTFLOW = shutil.which("nextflow")
 
 
@@ -32,9 +33,9 @@ def text_of(name: str) -> str:
     return (MODULES / name / "main.nf").read_text()
 
 
-def script_of(name: str, part: str) -> str:
+def script_of(text: str, part: str) -> str:
     """Text of `script:` or `stub:`, without its common indentation, as Nextflow takes it."""
-    block = text_of(name).split(f"    {part}:\n")[1]
+    block = text.split(f"    {part}:\n")[1]
     lines = block.split('"""')[1].strip("\n").splitlines()
     return "\n".join(line.removeprefix("    ") for line in lines)
 
@@ -59,11 +60,11 @@ def execute(script: str, folder: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def values_of(slide_id: str, slide: str = "") -> dict[str, str]:
+def values_of(slide_id: str, slide: str = "", args: str = "") -> dict[str, str]:
     """Values of the expressions in both modules."""
     return {
         "prefix": slide_id,
-        "args": "--until tiles" if slide else "",
+        "args": args,
         "first": slide,
         "meta.id": slide_id,
         "meta.patient_id ?: ''": f"patient of {slide_id}",
@@ -99,7 +100,7 @@ def test_the_description_of_a_module_names_its_outputs(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted(ROOT.rglob("*.nf")), ids=lambda path: path.parent.name
+    "path", [*sorted(ROOT.rglob("*.nf")), HOW_TO], ids=lambda path: path.parent.name
 )
 def test_a_parser_of_nextflow_reads_a_file(path: Path) -> None:
     """RefTrace is a linter with a parser of its own."""
@@ -107,28 +108,35 @@ def test_a_parser_of_nextflow_reads_a_file(path: Path) -> None:
         "reftrace", reason="reftrace is not installed; pip install reftrace"
     )
     module = reftrace.Module.from_file(str(path))
-    names = [process.name for process in module.processes]
-    is_module = path.parent != ROOT
-    assert names == ([f"THINSECTION_{path.parent.name.upper()}"] if is_module else [])
+    names = re.findall(r"^process (\w+)", path.read_text(), re.MULTILINE)
+    assert [process.name for process in module.processes] == names
+    assert len(names) == (path.parent != ROOT)
 
 
-def test_the_scripts_join_slides_that_were_run_apart(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    merge = tmp_path / "merge"
+def run_and_merge(folder: Path, args: str) -> Path:
+    """Runs two slides, each by the script of a module in its own folder, and merges them."""
+    (folder / "in").mkdir()
+    merge = folder / "merge"
     (merge / "parts").mkdir(parents=True)
     for number, name in enumerate(("a", "b")):
-        slide = tmp_path / "in" / f"{name}.svs"
+        slide = folder / "in" / f"{name}.svs"
         write_he_slide(slide, (900, 700), seed=number)
-        work = tmp_path / f"work_{name}"
+        work = folder / f"work_{name}"
         (work / "slide").mkdir(parents=True)
         (work / "slide" / slide.name).symlink_to(slide)
-        values = values_of(name, f"slide/{slide.name}")
-        execute(rendered(script_of("run", "script"), values), work)
+        values = values_of(name, f"slide/{slide.name}", args)
+        execute(rendered(script_of(text_of("run"), "script"), values), work)
         summary = json.loads((work / f"{name}.run.json").read_text())
         assert summary["counts"]["done"] == 1
         assert "thinsection: 0." in (work / "versions.yml").read_text()
         (merge / "parts" / name).symlink_to(work / "parts" / name)
-    execute(rendered(script_of("merge", "script"), values_of("results")), merge)
+    script = script_of(text_of("merge"), "script")
+    execute(rendered(script, values_of("results")), merge)
+    return merge
+
+
+def test_the_scripts_join_slides_that_were_run_apart(tmp_path: Path) -> None:
+    merge = run_and_merge(tmp_path, "--until tiles")
     document = json.loads((merge / "results.merge.json").read_text())
     assert (document["kind"], document["counts"]["taken"]) == ("merge", 2)
     assert verify(merge / "results")[1] == []
@@ -145,9 +153,33 @@ def test_the_scripts_join_slides_that_were_run_apart(tmp_path: Path) -> None:
         assert (merge / "results" / file).read_bytes() == path.read_bytes()
 
 
+def test_the_script_of_the_docs_uses_what_the_modules_have() -> None:
+    text = HOW_TO.read_text()
+    for name in NAMES:
+        process = f"THINSECTION_{name.upper()}"
+        assert f"{{ {process} " in text
+        assert f"'./modules/local/thinsection/{name}/main'" in text
+        for emitted in re.findall(rf"{process}\.out\.(\w+)", text):
+            assert f"emit: {emitted}\n" in text_of(name)
+
+
+def test_the_commands_of_the_script_of_the_docs_make_a_table_of_tiles(
+    tmp_path: Path,
+) -> None:
+    anndata = pytest.importorskip("anndata", reason="anndata is not installed")
+    merge = run_and_merge(tmp_path, "--tile-px 128 --no-pretrained --memory 256MiB")
+    script = script_of(HOW_TO.read_text(), "script")
+    execute(rendered(script, {"results": "results"}), merge)
+    table = anndata.read_h5ad(merge / "tiles.h5ad")
+    rows = read_table(merge / "results" / "summary.csv")
+    num_tiles = {row["slide_id"]: int(row["num_tiles"]) for row in rows}
+    assert table.obs["slide_id"].value_counts().to_dict() == num_tiles
+    assert min(num_tiles.values()) > 0
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stub_makes_every_output(name: str, tmp_path: Path) -> None:
-    execute(rendered(script_of(name, "stub"), values_of("s")), tmp_path)
+    execute(rendered(script_of(text_of(name), "stub"), values_of("s")), tmp_path)
     outputs = text_of(name).split("    output:\n")[1].split("    when:\n")[0]
     paths = re.findall(r'path[ (]"([^"]+)"', outputs)
     assert len(paths) == 3
