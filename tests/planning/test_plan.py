@@ -1,20 +1,28 @@
 """The cost models: monotone, additive, calibrated once, honest about what does not fit."""
 
+import importlib
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
+import torch
 
+from thinsection.encode import NetworkTileEncoder, load_encoder
+from thinsection.encode.engine import engine_version
+from thinsection.encode.preprocessing import preprocess
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
+from thinsection.planning import calibration
 from thinsection.planning.calibration import (
     Calibration,
     EncoderSize,
     calibrate,
     encoder_number,
     is_quick,
+    keep,
     measure_cpu_peak,
     measure_decoding,
     measure_maps,
@@ -38,12 +46,14 @@ from thinsection.planning.plan import (
     planned_gpu,
     slide_size,
 )
+from thinsection.qc.tissue import tissue_mask
+from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import EncodeConfig, QcConfig, RunConfig
 from thinsection.stages.spec import resolve
 from thinsection.stream.budget import MAX_SLOTS, StreamConfig
 from thinsection.testing.synthetic import write_he_slide
-from thinsection.tiles import TilesConfig
+from thinsection.tiles import TilesConfig, tile_grid
 from thinsection.types import MIB
 
 ENCODER = EncoderSize(
@@ -322,3 +332,56 @@ def test_a_notebook_shows_a_plan_as_bars_of_its_parts() -> None:
     widths = [int(width) for width in re.findall(r"width:(\d+)px", page)]
     assert widths == [3, 6, 90, 180, 180, 90]
     assert "&lt;b&gt; does not open" in page and "too little" in page
+
+
+def test_bf16_is_proposed_with_its_gain_and_its_error_on_tiles_of_the_slide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # the module, since `planning.plan` may also be the function
+    room = importlib.import_module("thinsection.planning.plan")
+    monkeypatch.setattr(calibration, "is_quick", lambda *_, **__: False)
+    write_he_slide(tmp_path / "a.tiff", (1500, 1200))
+    name = "efficientnet_lite0"
+
+    def proposed(gain: float, **settings: Any) -> tuple[str, ...]:
+        engine = engine_version("torch")
+        rates = {f"{name}|fp32|256|{engine}": 50.0}
+        rates[f"{name}|bf16|256|{engine}"] = 50.0 * gain
+        keep(replace(MACHINE, encoders=rates))
+        encode = EncodeConfig(engine="torch", batch_size=4, **settings)
+        return plan([tmp_path / "a.tiff"], config=RunConfig(encode=encode)).advice
+
+    monkeypatch.setattr(room, "cpu_has_bf16", lambda: False)
+    assert proposed(2.0) == ()
+    monkeypatch.setattr(room, "cpu_has_bf16", lambda: True)
+    assert proposed(1.2) == ()
+    assert proposed(2.0, precision="fp32") == ()
+    assert proposed(2.0, device="cuda") == ()
+    (proposal,) = proposed(2.0)
+    expected = r"efficientnet_lite0: --precision bf16 encodes 2\.0 times as many .*; 1 - cosine of "
+    found = re.match(
+        expected + r".* is (\S+) at most, on (\d+) tiles of 'a'$", proposal
+    )
+    assert found
+    # the same tiles, read at once, and PyTorch's own autocast
+    with open_slide(tmp_path / "a.tiff") as slide:
+        tiles = slide.tiles(tile_grid(slide, tissue=tissue_mask(slide)))[:]
+    assert int(found[2]) == len(tiles) <= 16
+    encoder = load_encoder(name, device="cpu", engine="torch")
+    assert isinstance(encoder, NetworkTileEncoder)
+    pixels = preprocess(tiles, encoder.spec)
+    with torch.no_grad():
+        full = encoder.backbone(pixels)[0].double().numpy()
+        with torch.autocast("cpu", torch.bfloat16):
+            half = encoder.backbone(pixels)[0].double().numpy()
+    lengths = np.linalg.norm(full, axis=1) * np.linalg.norm(half, axis=1)
+    angle = 1 - ((full * half).sum(1) / lengths).min()
+    assert float(found[1]) == pytest.approx(angle, rel=0.3)
+    assert angle > 1e-5
+    assert proposed(2.0, pretrained=False) == ()
+    monkeypatch.setattr(room, "find_local_weights", lambda _: None)
+    (unknown,) = proposed(2.0)
+    assert unknown.endswith(
+        "; the error is not measured, as the weights are not on this machine"
+    )

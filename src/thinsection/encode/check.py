@@ -58,16 +58,25 @@ def _check_entry(name: str) -> Check:
     return Check("declared", True, f"from another package: {entry.help}")
 
 
-def _check_weights(spec: EncoderSpec) -> Check:
-    """Condition that the weights are stored here, or can be downloaded."""
+def find_local_weights(spec: EncoderSpec) -> str | None:
+    """Place on this machine where the weights are; None if they are not here."""
     if spec.architecture.kind == "lite0":
-        return Check("weights", True, "in the package efficientnet_lite0")
+        return "in the package efficientnet_lite0"
     if spec.repo is None:
-        return Check("weights", True, "in the checkpoint's own folder")
+        return "in the checkpoint's own folder"
     for filename in spec.weights_files:
         path = hub.cached_file(spec.repo, filename, spec.revision)
         if path:
-            return Check("weights", True, f"cached at {path}")
+            return f"cached at {path}"
+    return None
+
+
+def _check_weights(spec: EncoderSpec) -> Check:
+    """Condition that the weights are stored here, or can be downloaded."""
+    place = find_local_weights(spec)
+    if place is not None:
+        return Check("weights", True, place)
+    assert spec.repo is not None
     obstacle = _download_obstacle(spec, spec.repo)
     if obstacle is not None:
         return Check("weights", False, obstacle)

@@ -9,7 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from thinsection.encode import load_encoder
+import numpy as np
+from torch.nn.functional import cosine_similarity
+
+from thinsection.encode import TileEncoder, load_encoder
+from thinsection.encode.check import find_local_weights
 from thinsection.encode.engine import PRECISIONS, engine_version, why_torch
 from thinsection.errors import BudgetError, ThinsectionError
 from thinsection.files.pages import bars_html, notebook_html
@@ -36,8 +40,14 @@ from thinsection.slide.geometry import mean_mpp
 from thinsection.stages.config import RunConfig
 from thinsection.stages.request import cohort_of
 from thinsection.stages.spec import RunSpec, resolve
+from thinsection.stream import iter_tiles
 from thinsection.tiles import tile_grid
-from thinsection.types import counted, format_bytes, parse_bytes
+from thinsection.types import TileArray, counted, format_bytes, parse_bytes
+from thinsection.weights.placement import cpu_has_bf16
+
+# bf16 is proposed if it encodes at least this many times as many tiles per CPU-second
+BF16_GAIN = 1.25
+SAMPLE_TILES = 16  # tiles on which the error of bf16 is measured
 
 Looked = TypeVar("Looked")
 Listener = Callable[[str], None]
@@ -53,9 +63,8 @@ class RunPlan:
     time: TimePlan
     gpu: Gpu | None  # planned GPU; None for a CPU
     warnings: tuple[str, ...]  # limits that are too low, and sufficient values
-    advice: tuple[
-        str, ...
-    ] = ()  # settings that would make the run faster, and their cost
+    # settings that would make the run faster, and their cost
+    advice: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         tiles = sum(slide.num_tiles for slide in self.slides)
@@ -65,7 +74,7 @@ class RunPlan:
         )
 
     def _repr_html_(self) -> str:
-        """Returns bars of the seconds and of the memory, and the warnings."""
+        """Returns bars of the seconds and of the memory, warnings and advice."""
         time = self.time
         device = "GPU" if self.gpu else "CPU"
         seconds = [
@@ -101,6 +110,9 @@ def plan(
         config: settings of the planned run.
         on_message: called before each measurement, once per machine and encoder.
 
+    On a CPU with units for bf16, some tiles of one slide are read: on them the error of an encoder
+    that does not take bf16 by itself is measured.
+
     Memory: one thumbnail and one tile table at a time, and the encoder.
 
     Raises:
@@ -113,7 +125,8 @@ def plan(
     sizes, unreadable = look_into(entries, partial(slide_size, spec=spec))
     if not sizes:
         raise BudgetError(f"at least one slide must open, got {unreadable}")
-    formulas = planner(spec, on_message=on_message or ignore_message)
+    listener = on_message or ignore_message
+    formulas = planner(spec, on_message=listener)
     cpus = spec.executor.job_cpus or cpu_count()
     memory = formulas.memory(sizes, cpus=cpus)
     return RunPlan(
@@ -123,7 +136,10 @@ def plan(
         time=formulas.time(sizes, cpus=cpus),
         gpu=formulas.gpu,
         warnings=_warnings(memory, formulas),
-        advice=fast_advice(formulas, sizes, cpus=cpus),
+        advice=(
+            *fast_advice(formulas, sizes, cpus=cpus),
+            *_bf16_advice(spec, entries, sizes, listener),
+        ),
     )
 
 
@@ -159,6 +175,49 @@ def planner(spec: RunSpec, *, on_message: Listener = ignore_message) -> Planner:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _PlannedEncoder:
+    """Encoder with random weights, and the engine on which the run would compute."""
+
+    name: str
+    encoder: TileEncoder
+    engine: calibration.Engine
+    tile_px: int
+
+    @property
+    def key(self) -> str:
+        """Key of its measurements."""
+        engine = engine_version(self.engine)
+        return f"{self.name}|{self.encoder.precision}|{self.tile_px}|{engine}"
+
+    def tiles_per_s(self) -> float:
+        """Tiles per CPU-second: stored, or measured now."""
+        measure = partial(
+            calibration.measure_rate,
+            self.encoder,
+            tile_px=self.tile_px,
+            engine=self.engine,
+        )
+        return calibration.encoder_number("encoders", self.key, measure)
+
+
+def _planned_encoder(
+    name: str, spec: RunSpec, gpu: Gpu | None, precision: str
+) -> _PlannedEncoder:
+    """Encoder of the planned run in this precision."""
+    encoding = spec.encoding
+    encoder = load_encoder(name, device="cpu", precision=precision, pretrained=False)
+    refusal = why_torch(
+        encoding.engine, encoder.device, is_random=not encoding.pretrained
+    )
+    engine: calibration.Engine = "torch"
+    if gpu is None and not refusal and encoder.precision in PRECISIONS:
+        engine = "openvino"
+    return _PlannedEncoder(
+        name=name, encoder=encoder, engine=engine, tile_px=spec.tiles.tile_px
+    )
+
+
 def _measured_encoder(
     name: str, spec: RunSpec, gpu: Gpu | None, on_message: Listener
 ) -> tuple[EncoderSize, float]:
@@ -167,47 +226,101 @@ def _measured_encoder(
     Sizes come from a dry pass with torch. A graph is converted only for a measurement, whose result
     is stored.
     """
-    encoding = spec.encoding
-    tile_px = spec.tiles.tile_px
     on_cpu = gpu is None
     batch_size = spec.batch_size(on_gpu=not on_cpu)
-    encoder = load_encoder(
-        name, device="cpu", precision=encoding.precision, pretrained=False
-    )
-    refusal = why_torch(
-        encoding.engine, encoder.device, is_random=not encoding.pretrained
-    )
-    engine: calibration.Engine = "torch"
-    if on_cpu and not refusal and encoder.precision in PRECISIONS:
-        engine = "openvino"
+    planned = _planned_encoder(name, spec, gpu, spec.encoding.precision)
     size = calibration.encoder_size(
-        encoder,
+        planned.encoder,
         batch_size=batch_size,
-        tile_px=tile_px,
+        tile_px=planned.tile_px,
         on_gpu=not on_cpu,
-        engine=engine,
+        engine=planned.engine,
     )
-    key = f"{name}|{encoder.precision}|{tile_px}|{engine_version(engine)}"
+    key = planned.key
     if not calibration.is_calibrated(key):
         on_message(
             f"measuring {name}: tiles per CPU-second, then memory (once per machine)"
         )
-    measure_rate = partial(
-        calibration.measure_rate, encoder, tile_px=tile_px, engine=engine
-    )
-    tiles_per_s = calibration.encoder_number("encoders", key, measure_rate)
+    tiles_per_s = planned.tiles_per_s()
     if on_cpu and calibration.is_quick(size, batch_size=batch_size):
         measure_peak = partial(
             calibration.measure_cpu_peak,
             name,
-            precision=encoder.precision,
+            precision=planned.encoder.precision,
             batch_size=batch_size,
-            tile_px=tile_px,
-            engine=engine,
+            tile_px=planned.tile_px,
+            engine=planned.engine,
         )
         peak = calibration.encoder_number("peaks", f"{key}|{batch_size}", measure_peak)
         size = replace(size, cpu_peak_bytes=int(peak))
     return size, tiles_per_s
+
+
+def _bf16_advice(
+    spec: RunSpec,
+    entries: Sequence[SlideEntry],
+    sizes: Sequence[SlideSize],
+    on_message: Listener,
+) -> tuple[str, ...]:
+    """Sentences about encoders that are faster in bf16 on this CPU, with their error.
+
+    `auto` already takes bf16 where embeddings keep a cosine of 0.9999. For the other encoders, the
+    gain is measured once per machine, and the error on tiles of a slide; the user decides.
+    """
+    encoding = spec.encoding
+    is_auto = encoding.precision == "auto" and encoding.pretrained
+    if planned_gpu(spec) is not None or not is_auto or not cpu_has_bf16():
+        return ()
+    with_tiles = [size.slide_id for size in sizes if size.grids[0].num_tiles]
+    samples = [entry for entry in entries if entry.slide_id in with_tiles[:1]]
+    advice = []
+    for name in encoding.encoders if samples else ():
+        full = _planned_encoder(name, spec, None, "auto")
+        if full.encoder.precision == "fp32":
+            half = _planned_encoder(name, spec, None, "bf16")
+            if not calibration.is_calibrated(half.key):
+                on_message(f"measuring {name} in bf16 (once per machine)")
+            gain = half.tiles_per_s() / full.tiles_per_s()
+            if gain >= BF16_GAIN:
+                on_message(f"measuring the error of {name} in bf16")
+                error = _bf16_error(half, spec, samples[0])
+                advice.append(
+                    f"{name}: --precision bf16 encodes {gain:.1f} times as many tiles per "
+                    f"CPU-second here; {error}"
+                )
+    return tuple(advice)
+
+
+def _bf16_error(half: _PlannedEncoder, spec: RunSpec, entry: SlideEntry) -> str:
+    """Largest 1 - cosine of embeddings in bf16 to those in fp32, on tiles of a slide, in words.
+
+    Random weights would not do: with them the error of the default encoder is a hundredth.
+    """
+    weights = spec.encoding.weights
+    if weights is None and find_local_weights(half.encoder.spec) is None:
+        return "the error is not measured, as the weights are not on this machine"
+    load = partial(
+        load_encoder, half.name, device="cpu", weights=weights, engine="torch"
+    )
+    tiles = _spread_tiles(entry, spec)
+    full = load(precision="fp32").encode(tiles).double()
+    rounded = load(precision="bf16").encode(tiles).double()
+    angle = float(1 - cosine_similarity(full, rounded).min())
+    return (
+        f"1 - cosine of its embeddings to those in fp32 is {angle:.1g} at most, on "
+        f"{counted(len(tiles), 'tile')} of {entry.slide_id!r}"
+    )
+
+
+def _spread_tiles(entry: SlideEntry, spec: RunSpec) -> TileArray:
+    """Tiles of a slide, spread evenly over its first grid, uint8 (n, tile_px, tile_px, 3)."""
+    with entry.open(spec.slides.reader) as slide:
+        tissue = tissue_mask(slide, spec.tissue)
+        table = tile_grid(slide, spec.tiles.grids[0], tissue=tissue)
+        count = min(len(table), SAMPLE_TILES)
+        places = np.linspace(0, len(table) - 1, count).round().astype(np.int64)
+        batches = iter_tiles(slide, table.select(places), batch_size=count)
+        return np.concatenate([batch.tiles.copy() for batch in batches])
 
 
 def planned_gpu(spec: RunSpec) -> Gpu | None:
