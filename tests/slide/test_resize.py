@@ -58,7 +58,7 @@ def test_a_tile_is_pillows_within_a_level(size: tuple[int, int], noise: int) -> 
     )  # a cut of a wider picture
     around[4:-5, 2:-3] = pixels
     batch = np.zeros((3, 256, 256, 3), np.uint8)
-    resize.resample(around[4:-5, 2:-3], batch[1])
+    resize.resample(around[None, 4:-5, 2:-3], batch[1:2])
     difference = np.abs(batch[1].astype(int) - np.asarray(wanted))
     assert difference.max() <= (2 if noise else 1)
     assert difference.mean() <= 0.02

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -227,7 +227,9 @@ def test_segments_are_waited_for_and_tried_again_where_another_thread_failed() -
     class Twice:
         shape, calls = (4, 4, 3), 0
 
-        def decode(self, indices: Iterable[int], outs: Iterable[np.ndarray]) -> None:
+        def decode(
+            self, indices: Iterable[int], outs: Iterable[np.ndarray]
+        ) -> Iterator[None]:
             self.calls += 1
             if self.calls == 1:
                 started.set()
@@ -235,6 +237,7 @@ def test_segments_are_waited_for_and_tried_again_where_another_thread_failed() -
                 raise SlideReadError("first")
             for index, out in zip(indices, outs):
                 out[:] = index
+                yield
 
     started, failing, cache, segments = (
         threading.Event(),
@@ -245,8 +248,8 @@ def test_segments_are_waited_for_and_tried_again_where_another_thread_failed() -
     with ThreadPoolExecutor(2) as pool:
 
         def take(uses: dict[int, int]) -> list[int]:
-            with cache.borrow(segments, uses, whole=[6]) as arrays:
-                return [int(px[0, 0, 0]) for px in arrays]
+            borrowed = cache.borrow(segments, uses, whole=[6])
+            return sorted(int(px[0, 0, 0]) for _, px in borrowed)
 
         first = pool.submit(take, {5: 1, 6: 1})
         assert started.wait(10)

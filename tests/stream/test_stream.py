@@ -69,7 +69,7 @@ def test_a_resampled_tile_equals_the_tile_read_and_resampled_alone(
     tiles = collect(slide, table, 5)
     for (x, y), tile in zip(table.coords_l0.tolist(), tiles):
         alone = np.empty((32, 32, 3), np.uint8)
-        resample(PIXELS[y : y + 128, x : x + 64], alone)
+        resample(PIXELS[None, y : y + 128, x : x + 64], alone[None])
         np.testing.assert_array_equal(tile, alone)
 
 

@@ -16,6 +16,7 @@ from thinsection.types import MIB, CoordsL0, Level, RgbArray, Size, TileArray
 _STRIP_BYTES = 8 * MIB  # of source rows that are read at once
 _SEGMENTS_BYTES = 128 * MIB  # of a whole row of segments
 _EXACT_BYTES = 128 * MIB  # of rows reduced along x that wait to be reduced along y
+_RESAMPLED_BYTES = 5 * MIB // 2  # of tiles of a level that are resampled in one call
 _LANCZOS_SUPPORT = 3.0
 _GIANT_PX = 100_000_000  # of a level; reading them all takes seconds to minutes
 _COARSE = (8, 4, 2)  # what a JPEG can be decoded at; twice the px remain for the filter
@@ -149,35 +150,44 @@ def _lanczos(pixels: RgbArray, size: Size, box: Box | None = None) -> RgbArray:
     return np.asarray(image.resize(size, Image.Resampling.LANCZOS, box=box))
 
 
+def tiles_at_once(plan: ReadPlan) -> int:
+    """Returns how many tiles one call resamples; it computes the weights of the filter once."""
+    width, height = plan.size_lv
+    return max(1, _RESAMPLED_BYTES // (width * height * 3))
+
+
 def read_tiles(
     slide: Pyramid, plan: ReadPlan, coords_l0: CoordsL0, out: TileArray
 ) -> None:
-    """Reads tiles by their corners one by one into `out`, uint8 (b, tile_px, tile_px, 3).
+    """Reads tiles by their corners into `out`, uint8 (b, tile_px, tile_px, 3).
 
-    Memory: one tile of the level where tiles are resampled, else none.
+    Memory: where tiles are resampled, `tiles_at_once` tiles of the level, else none.
     """
     if not plan.resamples:
         slide.read_regions(coords_l0, plan.level, out=out)
         return
     width, height = plan.size_lv
-    pixels = np.empty((height, width, 3), dtype=np.uint8)
-    for (x, y), tile in zip(coords_l0.tolist(), out):
-        slide.read_region((x, y), plan.level, plan.size_lv, out=pixels)
-        resample(pixels, tile)
+    step = tiles_at_once(plan)
+    pixels = np.empty((min(step, len(out)), height, width, 3), dtype=np.uint8)
+    for start in range(0, len(out), step):
+        tiles = out[start : start + step]
+        source = pixels[: len(tiles)]
+        slide.read_regions(coords_l0[start : start + step], plan.level, out=source)
+        resample(source, tiles)
 
 
-def resample(pixels: RgbArray, out: RgbArray) -> None:
-    """Reduces (h, w, 3) into `out`, (h', w', 3), uint8, by an anti-aliased Lanczos filter.
+def resample(pixels: TileArray, out: TileArray) -> None:
+    """Reduces (b, h, w, 3) into `out`, (b, h', w', 3), uint8, by an anti-aliased Lanczos filter.
 
     It is Pillow's filter in PyTorch's integer arithmetic: on tissue at most one level of 255 from
     Pillow's result, on noise two, in the mean below .02; in a sixth of the time.
     """
     import torch  # takes a second, and tiles as they are do not need it
 
-    source = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
-    target = torch.from_numpy(out)[None].permute(0, 3, 1, 2)
+    source = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    target = torch.from_numpy(out).permute(0, 3, 1, 2)
     lanczos = torch.ops.aten._upsample_lanczos2d_aa.out
-    lanczos(source, list(out.shape[:2]), False, None, None, out=target)
+    lanczos(source, list(out.shape[1:3]), False, None, None, out=target)
 
 
 @cache

@@ -3,7 +3,8 @@
 Peak = slots * batch + scratch, with
 
     batch   = batch_size * tile_px² * 3          bytes of decoded tiles
-    scratch = one tile of the level that is read, for as many workers as the memory holds
+    scratch = up to 2.5 MiB of tiles of the level that is read, or one that is larger, for as many
+              workers as the memory holds
 
 A slot is a batch that is being decoded, waits, or is being transferred. The stream
 allocates by these and `thinsection plan` shows them; readers bound their own caches of
@@ -16,6 +17,7 @@ from thinsection.config import option
 from thinsection.errors import BudgetError, ConfigError
 from thinsection.machine import cpu_count
 from thinsection.slide.geometry import ReadPlan
+from thinsection.slide.resize import tiles_at_once
 from thinsection.types import MIB, format_bytes, parse_bytes
 
 CHANNELS = 3
@@ -86,7 +88,7 @@ class StreamConfig:
         Args:
             batch_size: tiles of a batch.
             tile_px: edge of a finished tile.
-            tile_bytes: most bytes that one tile is made of on the level that is read.
+            tile_bytes: most bytes that a worker resamples in one call (`read_bytes`).
 
         Raises:
             BudgetError: not even `MIN_SLOTS` batches and one such tile fit; the message
@@ -118,11 +120,11 @@ class StreamConfig:
 
 
 def read_bytes(plan: ReadPlan) -> int:
-    """Bytes that one tile is made of on the level; 0 where it is decoded into place."""
+    """Bytes on the level of the tiles that are resampled in one call; 0 without resampling."""
     if not plan.resamples:
         return 0
     width, height = plan.size_lv
-    return width * height * CHANNELS
+    return tiles_at_once(plan) * width * height * CHANNELS
 
 
 def split_tasks(num_tiles: int, workers: int) -> list[slice]:

@@ -7,7 +7,7 @@ same for every tile. The limits that were found are part of what the slide says 
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,9 @@ class ScaledDecoder(Decoder):
 
     limits: Sequence[tuple[float, float]] = ()
 
-    def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
+    def decode(
+        self, indices: Sequence[int], outs: Iterable[RgbArray]
+    ) -> Iterator[None]:
         """See `Decoder.decode`."""
         for index, out in zip(indices, outs):
             out[:] = 0
@@ -44,6 +46,7 @@ class ScaledDecoder(Decoder):
                 out[: len(values), : values.shape[1], channel] = shown
             if len(self.limits) == 1:
                 out[..., 1:] = out[..., :1]
+            yield
 
     def percentiles(
         self, channel: int, percentiles: tuple[float, float]

@@ -7,9 +7,8 @@ a part of a segment, the segment stays in memory until other regions have used i
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -72,12 +71,15 @@ class Decoder(ABC):
         return False
 
     @abstractmethod
-    def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
-        """Decodes segments into arrays.
+    def decode(
+        self, indices: Sequence[int], outs: Iterable[RgbArray]
+    ) -> Iterator[None]:
+        """Decodes segments into arrays, and yields after each.
 
         Args:
-            indices: `index` of each segment.
-            outs: an array of `shape` for each segment.
+            indices: `index` of each segment; none `is_empty`.
+            outs: an array of `shape` for each segment. One is taken when it is needed, so one
+                array may be given again and again.
         """
 
     def jpeg(self, index: int) -> bytes | None:
@@ -97,18 +99,18 @@ class _CacheEntry:
 
     Attributes:
         index: index of the segment in its level.
-        pixels: pixels of the segment, valid once `is_ready`.
-        num_borrowers: number of `borrow` blocks that use it at the moment.
+        pixels: pixels of the segment, valid once `is_ready`; None until it is decoded.
+        num_borrowers: number of `borrow` calls that use it at the moment.
         is_decoding: True while a thread decodes it.
         is_ready: True once it is decoded.
-        stays: True if it stays in the cache after the last block that uses it.
+        stays: True if it stays in the cache after the last call that uses it.
     """
 
     __slots__ = ("index", "is_decoding", "is_ready", "num_borrowers", "pixels", "stays")
 
-    def __init__(self, index: int, pixels: RgbArray) -> None:
+    def __init__(self, index: int) -> None:
         self.index = index
-        self.pixels = pixels
+        self.pixels: RgbArray | None = None
         self.num_borrowers = 0
         self.is_decoding = False
         self.is_ready = False
@@ -150,41 +152,84 @@ class SegmentCache:
                 total += np.asarray(announced)
             self._expected[decoder] = total.data
 
-    @contextmanager
     def borrow(
         self, decoder: Decoder, num_uses: Mapping[int, int], whole: Collection[int]
-    ) -> Iterator[list[RgbArray]]:
-        """Yields the pixels of segments for use within the block.
+    ) -> Iterator[tuple[int, RgbArray]]:
+        """Yields the index and the pixels of each segment.
+
+        The pixels may be used until the next segment is asked for. Segments of the cache come
+        first, then those that this thread decodes, then those that another thread was decoding. If
+        another thread fails at a segment, this one tries it.
 
         Args:
             decoder: decoder of their level.
-            num_uses: number of regions that use a segment in this block, by the segment's index;
-                the order of the keys is the order of the yielded segments.
+            num_uses: number of regions that use a segment, by the segment's index; segments are
+                decoded in the order of the keys.
             whole: indices of the segments that a region uses whole. These do not stay in the cache,
                 unless further uses were announced.
         """
-        entries = []
+        borrowed = self._borrow_entries(decoder, num_uses)
+        claimed: list[_CacheEntry] = []
+        try:
+            while borrowed:
+                ready = [entry for entry in borrowed.values() if entry.is_ready]
+                for entry in ready:
+                    assert entry.pixels is not None
+                    yield entry.index, entry.pixels
+                with self._changed:
+                    for entry in ready:
+                        del borrowed[entry.index]
+                        self._end_use(decoder, entry, num_uses, whole)
+                    claimed = self._claim_entries(borrowed.values())
+                    if borrowed and not claimed:
+                        self._wait_for_other_threads(borrowed.values())
+                        continue
+                arrays = self._allocate_each(claimed, decoder.shape)
+                indices = [entry.index for entry in claimed]
+                decoded = decoder.decode(indices, arrays)
+                for entry, _ in zip(claimed, decoded, strict=True):
+                    assert entry.pixels is not None
+                    yield entry.index, entry.pixels
+                    with self._changed:
+                        entry.is_decoding = False
+                        entry.is_ready = True
+                        del borrowed[entry.index]
+                        self._end_use(decoder, entry, num_uses, whole)
+                        self._changed.notify_all()
+        finally:
+            # nothing is left here, unless an error was raised
+            if borrowed:
+                with self._changed:
+                    for entry in claimed:
+                        entry.is_decoding = False
+                    for entry in borrowed.values():
+                        self._end_use(decoder, entry, num_uses, whole)
+                    self._changed.notify_all()
+
+    def _borrow_entries(
+        self, decoder: Decoder, indices: Iterable[int]
+    ) -> dict[int, _CacheEntry]:
+        """Returns the entries of segments, by index; those of new segments are not ready."""
+        borrowed = {}
         with self._changed:
-            for index in num_uses:
+            for index in indices:
                 entry = self._entries.get((decoder, index))
                 if entry is None:
-                    entry = _CacheEntry(index, self._allocate(decoder.shape))
+                    entry = _CacheEntry(index)
                     self._entries[decoder, index] = entry
                 entry.num_borrowers += 1
-                entries.append(entry)
-        try:
-            self._decode_missing(decoder, entries)
-            yield [entry.pixels for entry in entries]
-        finally:
-            with self._changed:
-                for entry in entries:
-                    self._subtract_uses(
-                        decoder,
-                        entry,
-                        num_uses[entry.index],
-                        is_whole=entry.index in whole,
-                    )
-                    self._give_back(decoder, entry)
+                borrowed[index] = entry
+        return borrowed
+
+    def _allocate_each(
+        self, entries: Iterable[_CacheEntry], shape: tuple[int, int, int]
+    ) -> Iterator[RgbArray]:
+        """Yields the array of each entry, which gets one only when it is asked for."""
+        for entry in entries:
+            if entry.pixels is None:
+                with self._changed:
+                    entry.pixels = self._allocate(shape)
+            yield entry.pixels
 
     def _allocate(self, shape: tuple[int, int, int]) -> RgbArray:
         """Returns an array for a segment: a used one of the same shape, or a new one.
@@ -219,78 +264,52 @@ class SegmentCache:
                 return entry.pixels
         return None
 
-    def _decode_missing(self, decoder: Decoder, entries: Sequence[_CacheEntry]) -> None:
-        """Returns when all entries are decoded.
-
-        This thread decodes the entries that no other thread decodes, then waits for the others. If
-        another thread fails at an entry, this one tries it.
-        """
-        while True:
-            missing = [entry for entry in entries if not entry.is_ready]
-            if not missing:
-                return
-            claimed = self._claim_entries(missing)
-            if claimed:
-                self._decode_claimed(decoder, claimed)
-            else:
-                self._wait_for_other_threads(missing)
-
-    def _claim_entries(self, missing: Sequence[_CacheEntry]) -> list[_CacheEntry]:
+    def _claim_entries(self, entries: Iterable[_CacheEntry]) -> list[_CacheEntry]:
         """Marks the entries that no thread decodes as decoded by this one, and returns them."""
         claimed = []
-        with self._changed:
-            for entry in missing:
-                if not (entry.is_decoding or entry.is_ready):
-                    entry.is_decoding = True
-                    claimed.append(entry)
+        for entry in entries:
+            if not (entry.is_decoding or entry.is_ready):
+                entry.is_decoding = True
+                claimed.append(entry)
         return claimed
 
-    def _wait_for_other_threads(self, missing: Sequence[_CacheEntry]) -> None:
+    def _wait_for_other_threads(self, entries: Iterable[_CacheEntry]) -> None:
         """Waits until another thread has decoded one of the entries, or has failed at it."""
-        with self._changed:
-            while all(entry.is_decoding for entry in missing):
-                self._changed.wait()
+        while all(entry.is_decoding for entry in entries):
+            self._changed.wait()
 
-    def _decode_claimed(self, decoder: Decoder, entries: Sequence[_CacheEntry]) -> None:
-        """Decodes entries, and wakes the threads that wait for them, also after an error."""
-        is_ready = False
-        try:
-            decoder.decode(
-                [entry.index for entry in entries], [entry.pixels for entry in entries]
-            )
-            is_ready = True
-        finally:
-            with self._changed:
-                for entry in entries:
-                    entry.is_decoding = False
-                    entry.is_ready = is_ready
-                self._changed.notify_all()
-
-    def _subtract_uses(
-        self, decoder: Decoder, entry: _CacheEntry, num_uses: int, *, is_whole: bool
+    def _end_use(
+        self,
+        decoder: Decoder,
+        entry: _CacheEntry,
+        num_uses: Mapping[int, int],
+        whole: Collection[int],
     ) -> None:
-        """Subtracts uses from the announced ones, and decides whether the segment stays."""
+        """Ends the use of an entry by a call; after the last, keeps the entry or frees its array.
+
+        Subtracts the uses from the announced ones, and decides whether the segment stays.
+        """
+        index = entry.index
         expected = self._expected.get(decoder)
-        if expected is None or expected[entry.index] == 0:
+        if expected is None or expected[index] == 0:
             # No use was announced. If a region used a part of the segment, its neighbour may be
             # read next.
-            if not is_whole:
+            if index not in whole:
                 entry.stays = True
-            return
-        num_left = max(0, expected[entry.index] - num_uses)
-        expected[entry.index] = num_left
-        entry.stays = num_left > 0
-
-    def _give_back(self, decoder: Decoder, entry: _CacheEntry) -> None:
-        """Ends one block's use of an entry; after the last, keeps the entry or frees its array."""
+        else:
+            num_left = max(0, expected[index] - num_uses[index])
+            expected[index] = num_left
+            entry.stays = num_left > 0
         entry.num_borrowers -= 1
         if entry.num_borrowers > 0:
             return
         if entry.stays and entry.is_ready:
             # the most recently used entry is the last
-            self._entries.move_to_end((decoder, entry.index))
+            self._entries.move_to_end((decoder, index))
             return
-        del self._entries[decoder, entry.index]
+        del self._entries[decoder, index]
+        if entry.pixels is None:
+            return
         if self._allocated_bytes <= self._max_bytes:
             self._free_arrays.append(entry.pixels)
         else:
@@ -377,8 +396,21 @@ class SegmentedSlide(Slide):
         indices = _whole_segments(decoder, origins, (out.shape[2], out.shape[1]))
         if indices is None:
             self._assemble(decoder, origins, out)
-        else:
-            decoder.decode(indices, out)
+            return
+        regions: Sequence[RgbArray] = list(out)
+        if decoder.sparse:
+            for index, region in zip(indices, regions):
+                if decoder.is_empty(index):
+                    region[:] = WHITE
+            stored = [
+                place
+                for place, index in enumerate(indices)
+                if not decoder.is_empty(index)
+            ]
+            indices = [indices[place] for place in stored]
+            regions = [regions[place] for place in stored]
+        for _ in decoder.decode(indices, regions):
+            pass
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
         """Fills one region."""
@@ -392,15 +424,16 @@ class SegmentedSlide(Slide):
         overlaps = _find_overlaps(decoder, origins, size)
         for in_region in overlaps.empty:
             out[in_region] = WHITE
-        indices = sorted(overlaps.by_segment)
+        by_segment = overlaps.by_segment
+        indices = sorted(by_segment)
         step = max(1, _DECODED_AT_ONCE_BYTES // math.prod(decoder.shape))
         for start in range(0, len(indices), step):
             group = indices[start : start + step]
-            num_uses = {index: overlaps.num_uses(index) for index in group}
-            with self._cache.borrow(decoder, num_uses, overlaps.whole) as segments:
-                for index, pixels in zip(group, segments):
-                    for in_region, in_segment in overlaps.by_segment[index]:
-                        out[in_region] = pixels[in_segment]
+            num_uses = {index: len(by_segment[index]) for index in group}
+            # each segment is used as soon as it is decoded, while it is in the CPU's caches
+            for index, pixels in self._cache.borrow(decoder, num_uses, overlaps.whole):
+                for in_region, in_segment in by_segment[index]:
+                    out[in_region] = pixels[in_segment]
 
 
 def _whole_segments(
@@ -423,6 +456,7 @@ def _whole_segments(
 _InRegion = tuple[int, slice, slice]
 # rows and columns of an overlap in a segment
 _InSegment = tuple[slice, slice]
+_Overlap = tuple[_InRegion, _InSegment]
 
 
 @dataclass(frozen=True)
@@ -435,13 +469,9 @@ class _Overlaps:
         empty: overlaps with segments for which the file stores no data.
     """
 
-    by_segment: dict[int, list[tuple[_InRegion, _InSegment]]]
+    by_segment: dict[int, list[_Overlap]]
     whole: set[int]
     empty: list[_InRegion]
-
-    def num_uses(self, index: int) -> int:
-        """Returns how often a segment counts as used: once if a region uses it whole."""
-        return 1 if index in self.whole else len(self.by_segment[index])
 
 
 def _find_overlaps(
@@ -451,22 +481,30 @@ def _find_overlaps(
     width, height = size
     segment_width, segment_height = decoder.segment
     level_width, level_height = decoder.size
-    by_segment = defaultdict[int, list[tuple[_InRegion, _InSegment]]](list)
+    by_segment: dict[int, list[_Overlap]] = {}
     whole: set[int] = set()
     empty: list[_InRegion] = []
     for region, (x, y) in enumerate(origins):
         columns = _find_axis_overlaps(x, width, segment_width, level_width)
         rows = _find_axis_overlaps(y, height, segment_height, level_height)
-        for row in rows:
-            for column in columns:
-                index = decoder.index(column.segment, row.segment)
-                in_region = (region, row.in_region, column.in_region)
+        for row, rows_in_segment, rows_in_region, has_all_rows in rows:
+            for (
+                column,
+                columns_in_segment,
+                columns_in_region,
+                has_all_columns,
+            ) in columns:
+                index = decoder.index(column, row)
+                in_region = (region, rows_in_region, columns_in_region)
                 if decoder.sparse and decoder.is_empty(index):
                     empty.append(in_region)
                     continue
-                in_segment = (row.in_segment, column.in_segment)
-                by_segment[index].append((in_region, in_segment))
-                if row.is_whole and column.is_whole:
+                overlap = (in_region, (rows_in_segment, columns_in_segment))
+                if index in by_segment:
+                    by_segment[index].append(overlap)
+                else:
+                    by_segment[index] = [overlap]
+                if has_all_rows and has_all_columns:
                     whole.add(index)
     return _Overlaps(by_segment, whole, empty)
 

@@ -1,6 +1,7 @@
 """Segments of a TIFF's level: which bytes are read by one request, and how they become pixels."""
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from PIL import Image
@@ -76,42 +77,43 @@ class SegmentDecoder(Decoder):
         data = memoryview(self._source.read_at(self._offsets[index], num_bytes))
         return b"".join((jpeg_head(self._page), data[2:]))
 
-    def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
+    def decode(
+        self, indices: Sequence[int], outs: Iterable[RgbArray]
+    ) -> Iterator[None]:
         """See `Decoder.decode`. Memory: `MAX_READ_BYTES` of stored segments, or a larger one."""
-        stored = []
-        for index, out in zip(indices, outs):
-            if self.is_empty(index):
-                out[:] = WHITE
-            else:
-                stored.append((index, out))
-        for group in self._requests(stored):
-            first = group[0][0]
-            last = group[-1][0]
-            start = self._offsets[first]
-            length = self._offsets[last] + self._counts[last] - start
-            if self._fill_arrays_as_stored(group, length):
-                self._source.read_into(start, [out for _, out in group])
-                continue
+        arrays = iter(outs)
+        for group in self._requests(indices):
+            start = self._offsets[group[0]]
+            length = self._offsets[group[-1]] + self._counts[group[-1]] - start
+            targets: Iterable[_Target] = zip(group, arrays)
+            if self._is_raw:
+                targets = list(targets)
+                if self._fill_arrays_as_stored(targets, length):
+                    self._source.read_into(start, [out for _, out in targets])
+                    for _ in targets:
+                        yield
+                    continue
             data = memoryview(self._source.read_at(start, length))
-            for index, out in group:
+            for index, out in targets:
                 begin = self._offsets[index] - start
                 self._decode_one(index, data[begin : begin + self._counts[index]], out)
+                yield
 
     def _fill_arrays_as_stored(self, group: Sequence[_Target], length: int) -> bool:
         """Tells whether the file's bytes of segments, without a gap, are those of the arrays."""
-        if not self._is_raw or length != sum(out.nbytes for _, out in group):
+        if length != sum(out.nbytes for _, out in group):
             return False
         return all(
             out.flags.c_contiguous and self._counts[index] == out.nbytes
             for index, out in group
         )
 
-    def _requests(self, stored: Iterable[_Target]) -> list[list[_Target]]:
+    def _requests(self, indices: Iterable[int]) -> list[list[int]]:
         """Returns segments, in order, in the groups that one request fetches."""
-        groups: list[list[_Target]] = []
+        groups: list[list[int]] = []
         first = 0  # byte at which the last group begins
         end = 0  # byte at which it ends
-        for index, out in stored:
+        for index in indices:
             if index >= len(self._offsets):
                 raise self._error(index, "no such segment")
             begin = self._offsets[index]
@@ -121,7 +123,7 @@ class SegmentDecoder(Decoder):
             if not (groups and is_adjacent and fits):
                 groups.append([])
                 first = begin
-            groups[-1].append((index, out))
+            groups[-1].append(index)
             end = begin + count
         return groups
 
@@ -174,14 +176,21 @@ class SegmentDecoder(Decoder):
 class PlanarDecoder(SegmentDecoder):
     """Decoder of red, green and blue in segments of their own. Memory: one segment more."""
 
-    def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
+    def decode(
+        self, indices: Sequence[int], outs: Iterable[RgbArray]
+    ) -> Iterator[None]:
         """See `Decoder.decode`."""
         segments_per_plane = len(self._offsets) // 3
         for index, out in zip(indices, outs):
             plane = np.empty(out.shape, dtype=np.uint8)
             for colour in range(3):
-                super().decode([index + colour * segments_per_plane], [plane])
+                in_plane = index + colour * segments_per_plane
+                if self.is_empty(in_plane):
+                    plane[:] = WHITE
+                else:
+                    deque(super().decode([in_plane], [plane]), maxlen=0)
                 out[..., colour] = plane[..., 0]
+            yield
 
 
 def decoder_of(level: Level, page: TiffPage, source: ByteSource) -> SegmentDecoder:

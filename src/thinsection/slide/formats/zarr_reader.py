@@ -4,7 +4,7 @@ Source: https://ngff.openmicroscopy.org/0.5/ (`multiscales`, `omero`, `bioformat
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -57,14 +57,17 @@ class _ChunkDecoder(ScaledDecoder):
         self._array = array
         self._axes = axes
 
-    def decode(self, indices: Iterable[int], outs: Iterable[RgbArray]) -> None:
+    def decode(
+        self, indices: Sequence[int], outs: Iterable[RgbArray]
+    ) -> Iterator[None]:
         """See `Decoder.decode`."""
         if self.picked:
-            super().decode(indices, outs)
+            yield from super().decode(indices, outs)
             return
         for index, out in zip(indices, outs):
             chunk = self._read(index, slice(None))
             out[: chunk.shape[0], : chunk.shape[1]] = chunk
+            yield
 
     def _stored(self, channel: int, index: int) -> Values:
         number = self.picked[channel]
