@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from thinsection.slide import open_slide
+from thinsection.slide.formats.tiff_codecs import jpeg_head
 from thinsection.slide.resize import Resample
 from thinsection.stream import StreamConfig, iter_tiles
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
@@ -109,7 +110,7 @@ def opened(path: str, mpp: str, threads: int, content: str) -> dict[str, Any]:
         edge = page.tilewidth
         spans = list(zip(page.dataoffsets, page.databytecounts))
         columns = -(-page.imagewidth // edge)
-        head = b"\xff\xd8" + (page.jpegtables or b"")[2:-2]
+        head = jpeg_head(page)
     touched = [segments_of(corner, table, edge, columns) for corner in table.coords_l0]
     if content:
         num_bytes = np.array(
