@@ -106,7 +106,7 @@ def test_nothing_is_computed_twice(
     he: Path, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(masks, "run_qc", lambda *args, **kwargs: 1 / 0)
+        patch.setattr(masks.qc, "run_qc", lambda *args, **kwargs: 1 / 0)
         assert run_once(he, own).counts["failed"] == 1
     (labels,) = folders(own, "segment_*/labels.tif")
     stamp = labels.stat().st_mtime_ns
