@@ -8,6 +8,7 @@ from thinsection.evaluation.permuted import (
     site_probe,
 )
 from thinsection.evaluation.splits import stratified_folds
+from thinsection.evaluation.survival import martingale_residuals
 
 
 def test_labels_change_places_between_patients_of_one_size() -> None:
@@ -73,3 +74,13 @@ def test_p_of_the_site_is_uniform_where_embeddings_do_not_show_it() -> None:
     assert np.mean(np.array(found) <= 0.1) <= 0.25
     # p is one of .1, .2, ..., 1: half a step down it is as far from the uniform as can be
     assert kstest(np.array(found) - 0.05, "uniform").pvalue > 0.01
+
+
+def test_martingale_residuals_are_events_minus_the_hazard_of_scikit_survival() -> None:
+    nonparametric = pytest.importorskip("sksurv.nonparametric")
+    rng = np.random.default_rng(1)
+    event = rng.random(60) < 0.6
+    time = rng.integers(1, 20, 60).astype(float)  # with ties
+    times, hazard = nonparametric.nelson_aalen_estimator(event, time)
+    expected = event - hazard[np.searchsorted(times, time)]
+    np.testing.assert_allclose(martingale_residuals(event, time), expected, atol=1e-12)

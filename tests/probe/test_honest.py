@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import kstest
 from tests.probe.make import blobs
 
 from thinsection.config import as_mapping
 from thinsection.evaluation.cases import Groups, group_rows
 from thinsection.probe import CaseSet, SurvivalSet, TileSet, make_split
 from thinsection.probe.honest import permuted
+from thinsection.probe.probes import cases as case_probes
 from thinsection.probe.probes.cases import slide_probe, survival_probe
 from thinsection.probe.probes.tiles import (
     calibration_probe,
@@ -185,3 +187,26 @@ def test_scores_that_rest_on_others_say_how_these_were_chosen() -> None:
         said = selection_words(tileset_result(both))
         assert said.count(words) == 2
         assert said.startswith("linear: ")
+
+
+@pytest.mark.check
+def test_p_of_cross_validated_noise_is_uniform() -> None:
+    """Slides of 20 patients: answers that are not fitted anew give p <= .1 far too often."""
+    found = []
+    for seed in range(80):
+        rng = np.random.default_rng(seed)
+        owner = np.repeat(np.arange(20), 4)
+        vectors = rng.normal(size=(20, 32))[owner] + 0.5 * rng.normal(size=(80, 32))
+        ids = tuple(f"s{i:03}" for i in range(80))
+        cohort = CaseSet(
+            name="noise",
+            ids=ids,
+            vectors=vectors.astype(np.float32),
+            groups=group_rows(ids, [f"p{i:03}" for i in owner], where="noise"),
+            class_names=("a", "b"),
+            labels=rng.permutation(np.arange(20) % 2)[owner],
+        )
+        folds = case_probes._folds(cohort, HONEST)
+        found.append(case_probes._null_p(cohort, folds, seed=0))
+    assert kstest(found, "uniform").pvalue > 0.01
+    assert np.mean(np.array(found) <= 0.1) < 0.2

@@ -28,6 +28,22 @@ def comparable_pairs(
     return np.asarray(pairs)
 
 
+def martingale_residuals(event: Flags, time: FloatVector) -> FloatVector:
+    """Observed minus expected events of each case, (n,), where nothing but time decides.
+
+    The expectation is the cumulative hazard of Nelson and Aalen at the time of the case. A case
+    with an early event has a value near 1. Memory: O(n).
+
+    Source: Therneau, Grambsch and Fleming, Biometrika 77 (1990).
+    """
+    times, place = np.unique(time, return_inverse=True)
+    cases = np.bincount(place, minlength=len(times))
+    events = np.bincount(place, weights=event, minlength=len(times))
+    at_risk = len(time) - np.cumsum(cases) + cases
+    hazard = np.cumsum(events / at_risk)
+    return np.asarray(event - hazard[place])
+
+
 def concordance(
     event: Flags,
     time: FloatVector,

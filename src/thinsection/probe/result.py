@@ -111,24 +111,17 @@ class _Rows:
 def label_permutation_p(
     rows: "Predictions | Risks", metric: str, *, seed: int
 ) -> float | None:
-    """p value of a score, by PERMUTATIONS of the truth over units within each fold.
+    """p value of a score on a test split, by PERMUTATIONS of its truth over units.
 
-    Of a repeated cross-validation the first run counts. None where a unit has several labels:
-    units cannot exchange them then. Memory: that of one scorer.
+    None where a unit has several labels: units cannot exchange them then. Memory: that of one
+    scorer.
     """
-    if rows.fold is not None:
-        rows = rows.take(rows.first_rows)
-    truth = rows.outcome
     rng = np.random.default_rng(seed)
-    codes = rows.sampling.codes
     null = []
     for _ in range(PERMUTATIONS):
-        order = np.arange(len(rows.ids))
-        for part in metrics.folds_of(rows.fold, len(order)):
-            permuted = permuted_rows(truth[part], codes[part], rng)
-            if permuted is None:
-                return None
-            order[part] = part[permuted]
+        order = permuted_rows(rows.outcome, rows.sampling.codes, rng)
+        if order is None:
+            return None
         null.append(rows.relabelled(order).value(metric))
     return permutation_p(rows.value(metric), null)
 

@@ -15,8 +15,9 @@ from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.embeddings import check_finite
 from thinsection.evaluation.intervals import interval
 from thinsection.evaluation.metrics import FloatVector, Fold, IndexArray, Scorer
+from thinsection.evaluation.permuted import permuted_labels
 from thinsection.evaluation.splits import grouped_folds, stratified_folds
-from thinsection.evaluation.survival import concordance
+from thinsection.evaluation.survival import concordance, martingale_residuals
 from thinsection.probe import protocol as suites
 from thinsection.probe.data.sets import CaseSet, SurvivalSet, ValueSet, data_hashes
 from thinsection.probe.honest import Cases, Run, honest_cases
@@ -27,7 +28,6 @@ from thinsection.probe.result import (
     ProbeResult,
     Risks,
     Values,
-    label_permutation_p,
     scored,
 )
 
@@ -257,8 +257,7 @@ def _result(
     score = None  # one score of pairs of the same fold
     score_interval = None
     if protocol.inner_folds:
-        null_p = label_permutation_p(answered, metric, seed=protocol.seed)
-        details = {**details, "null_p": null_p}
+        details = {**details, "null_p": _null_p(cases, folds, seed=protocol.seed)}
     else:  # the suite's own: a mean over folds
         scorers = _scorers(cases, folds, parts)
         score = float(metrics.mean_with_value(_fold_scores(folds, scorers)))
@@ -276,6 +275,28 @@ def _result(
         score=score,
         interval=score_interval,
     )
+
+
+def _null_p(cases: Cases, folds: Folds, *, seed: int) -> float:
+    """p value of a linear head on the vectors, by permutations of outcomes over patients.
+
+    The head is fitted anew for each permutation. Permutations of the truth alone, beside the same
+    answers, would give too small a p: each fold's cases also trained the models of the others, so
+    that the scores of the folds depend on each other. The outcome of survival is its martingale
+    residual. Memory: as `permuted_labels`.
+    """
+    patients = np.unique(cases.shared_patients or cases.ids, return_inverse=True)[1]
+    if isinstance(cases, CaseSet):
+        outcome = cases.labels.astype(np.float64)
+        num_classes = len(cases.class_names)
+    else:
+        outcome = martingale_residuals(cases.event, cases.time)
+        num_classes = 0
+    vectors = cases.vectors.astype(np.float64)
+    permuted = permuted_labels(
+        vectors, outcome, num_classes, folds, patients, seed=seed
+    )
+    return permuted.p_value
 
 
 def _predictions(cases: CaseSet, scored_rows: _ScoredRows, parts: Parts) -> Predictions:
