@@ -105,7 +105,7 @@ def main() -> None:
     dim = 8 if args.smoke else 128
     floors: dict[str, Any] = {
         "tile_sets": 1 if args.smoke else 24,
-        "case_sets": 1 if args.smoke else 120,
+        "case_sets": 1 if args.smoke else 80,
         "dim": dim,
         "chance": CHANCE,
     }
