@@ -1,6 +1,7 @@
 """The cost models: monotone, additive, calibrated once, honest about what does not fit."""
 
 import importlib
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from thinsection.encode.engine import engine_version
 from thinsection.encode.preprocessing import preprocess
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
-from thinsection.planning import calibration
+from thinsection.planning import calibration, cost
 from thinsection.planning.calibration import (
     Calibration,
     EncoderSize,
@@ -257,6 +258,13 @@ def test_fast_is_advised_only_where_it_saves_a_tenth_of_the_time() -> None:
     assert advised(rate=20, fast=True, half_size=3e7) == ""  # encoding takes 50 s
     # on a card decoding decides, unless encoding takes longer beside it
     assert advised(rate=1, fast=True, half_size=3e7, gpu="h200") != ""
+
+
+def test_the_error_of_fast_in_the_advice_is_that_of_the_benchmark() -> None:
+    path = Path(__file__).parents[2] / "benchmarks" / "results" / "bench_reading.json"
+    difference = json.loads(path.read_text())["results"]["real"]["fast"]["difference"]
+    assert round(difference["mean"], 1) == cost.FAST_GREY_LEVELS
+    assert round(difference["psnr_db"]) == cost.FAST_DB
 
 
 def test_a_slide_says_where_fast_would_decode_less(tmp_path: Path) -> None:

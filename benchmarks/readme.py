@@ -1,0 +1,55 @@
+"""Writes the figures of README's table from their JSON: `python -m benchmarks.readme`.
+
+A row ends with a comment such as `<!-- bench_job: real/mean_0.5 -->`, which names the JSON and the
+job. The name of the row stays.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import RESULTS
+
+README = Path(__file__).parent.parent / "README.md"
+_ROW = re.compile(r"^\| ([^|]+) \|.*(<!-- (\w+): (\w+)/(\S+) -->) \|$", re.MULTILINE)
+_NAMES = {
+    "trident": "TRIDENT",
+    "slide2vec": "slide2vec",
+    "lazyslide": "LazySlide",
+    "mussel": "Mussel",
+    "atlaspatch": "AtlasPatch",
+    "tiatoolbox": "TIAToolbox",
+}
+
+
+def row(match: re.Match[str]) -> str:
+    """One row with the figures of its JSON."""
+    title, comment, name, slide, job = match.groups()
+    results = json.loads((RESULTS / f"{name}.json").read_text())["results"]
+    figures: dict[str, Any] = results[slide][job]
+    ours, best = figures["thinsection"], figures[figures["best_peer"]]
+    least = figures[figures["least_peer"]]
+    cells = (
+        title,
+        printed(ours["tiles_per_cpu_s"]),
+        f"{_NAMES[figures['best_peer']]}, {printed(best['tiles_per_cpu_s'])}",
+        f"{figures['ours_over_the_best_peer']:.1f}",
+        f"{int(ours['peak_rss_mb'] + 0.5)} MB",
+        f"{int(least['peak_rss_mb'] + 0.5)} MB {comment}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def printed(rate: float) -> str:
+    """A rate with one decimal below 100, without one above."""
+    return f"{rate:.1f}" if rate < 100 else f"{int(rate + 0.5):,}"
+
+
+def main() -> None:
+    """Rewrites the rows."""
+    README.write_text(_ROW.sub(row, README.read_text()))
+
+
+if __name__ == "__main__":
+    main()
