@@ -121,7 +121,7 @@ def fast(path: Path, exact: Row, scale: Scale) -> Row:
 def of_slide(path: Path, scale: Scale) -> Row:
     """Figures of one slide on one thread; pixels are checked before anything is timed."""
     found: Row = {"difference_at_half": difference(str(path), HALF, scale.every)}
-    assert found["difference_at_half"]["max"] <= 1, found
+    assert found["difference_at_half"]["max"] <= 2, found
     assert difference(str(path), NATIVE, 4 * scale.every)["max"] == 0
     found["half_1_threads"] = against(path, HALF, times=scale.times)
     found["native_1_threads"] = against(path, NATIVE, times=scale.times)

@@ -179,8 +179,8 @@ def read_tiles(
 def resample(pixels: TileArray, out: TileArray) -> None:
     """Reduces (b, h, w, 3) into `out`, (b, h', w', 3), uint8, by an anti-aliased Lanczos filter.
 
-    It is Pillow's filter in PyTorch's integer arithmetic: on tissue at most one level of 255 from
-    Pillow's result, on noise two, in the mean below .02; in a sixth of the time.
+    It is Pillow's filter in PyTorch's integer arithmetic: on tissue at most two levels of 255 from
+    Pillow's result, in the mean below .02; in a sixth of the time.
     """
     import torch  # takes a second, and tiles as they are do not need it
 
