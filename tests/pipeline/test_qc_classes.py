@@ -8,12 +8,12 @@ import tifffile
 import torch
 from safetensors.torch import save_file
 
+from thinsection import qc as qc_room
 from thinsection.errors import ConfigError, WeightsError
 from thinsection.pipeline.ending import RunSummary
 from thinsection.pipeline.qc_run import QcRunConfig, check_slides
 from thinsection.pipeline.run import run
 from thinsection.report.qc_files import load_qc
-from thinsection.stages import masks
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.testing.synthetic import write_he_slide
 
@@ -106,7 +106,7 @@ def test_nothing_is_computed_twice(
     he: Path, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(masks.qc, "run_qc", lambda *args, **kwargs: 1 / 0)
+        patch.setattr(qc_room, "run_qc", lambda *args, **kwargs: 1 / 0)
         assert run_once(he, own).counts["failed"] == 1
     (labels,) = folders(own, "segment_*/labels.tif")
     stamp = labels.stat().st_mtime_ns

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from thinsection.encode import NetworkTileEncoder, load_encoder
 from thinsection.encode import engine as engine_module
 from thinsection.encode import load as load_module
 from thinsection.encode.networks import packaged_weights_path
-from thinsection.weights import stamps as stamps_module
 from thinsection.weights.files import hash_state_dict, read_state_dict, write_tensors
 from thinsection.weights.placement import is_installed
 from thinsection.weights.stamps import (
@@ -34,8 +34,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes every file an hour old to `keep_stamps`."""
-    real = stamps_module.time.time_ns
-    monkeypatch.setattr(stamps_module.time, "time_ns", lambda: real() + HOUR_NS)
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + HOUR_NS)
 
 
 def test_a_hash_is_known_until_the_file_changes(tmp_path: Path, later: None) -> None:
