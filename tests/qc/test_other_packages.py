@@ -120,8 +120,10 @@ def test_a_mistake_with_another_packages_check_is_said_in_one_sentence(
     kind: str, width: str, message: str, installed: dict[str, str], tmp_path: Path
 ) -> None:
     pipeline = written(tmp_path, kind, width)
+    slide = tmp_path / "a.svs"
+    slide.touch()
     failed = in_shell(
-        installed, "qc", "a.svs", "--qc", pipeline, "--out", str(tmp_path)
+        installed, "qc", str(slide), "--qc", pipeline, "--out", str(tmp_path)
     )
     assert failed.returncode != 0
     said = " ".join(failed.stderr.split())  # a narrow terminal wraps it
