@@ -108,18 +108,17 @@ class _Rows:
         )
 
 
-def label_permutation_p(
-    rows: "Predictions | Risks", metric: str, *, seed: int
-) -> float | None:
+def label_permutation_p(rows: "Predictions", metric: str, *, seed: int) -> float | None:
     """p value of a score on a test split, by PERMUTATIONS of its truth over units.
 
     None where a unit has several labels: units cannot exchange them then. Memory: that of one
     scorer.
     """
     rng = np.random.default_rng(seed)
+    codes = rows.sampling.codes
     null = []
     for _ in range(PERMUTATIONS):
-        order = permuted_rows(rows.outcome, rows.sampling.codes, rng)
+        order = permuted_rows(rows.truth, codes, rng)
         if order is None:
             return None
         null.append(rows.relabelled(order).value(metric))
@@ -141,24 +140,6 @@ class Predictions(_Rows):
     def classed(self) -> bool:
         """`truth` are classes."""
         return True
-
-    @property
-    def outcome(self) -> IndexArray:
-        """(N, 1), what is predicted."""
-        return self.truth[:, None]
-
-    def take(self, rows: IndexArray) -> "Predictions":
-        """Some of the rows."""
-        return replace(
-            self,
-            ids=tuple(self.ids[i] for i in rows),
-            groups=self.groups and self.groups.take(rows),
-            fold=None if self.fold is None else self.fold[rows],
-            truth=self.truth[rows],
-            prediction=self.prediction[rows],
-            probability=None if self.probability is None else self.probability[rows],
-            repeats=None if self.repeats is None else self.repeats[:, rows],
-        )
 
     def relabelled(self, order: IndexArray) -> "Predictions":
         """The rows with the truth of others."""
@@ -220,11 +201,6 @@ class Risks(_Rows):
     event: npt.NDArray[np.bool_]  # the follow-up, as the next
     time: FloatVector
 
-    @property
-    def outcome(self) -> FloatVector:
-        """(n, 2), what is predicted."""
-        return np.stack([self.event, self.time], axis=1)
-
     def take(self, rows: IndexArray) -> "Risks":
         """Some of the rows."""
         return replace(
@@ -237,10 +213,6 @@ class Risks(_Rows):
             event=self.event[rows],
             time=self.time[rows],
         )
-
-    def relabelled(self, order: IndexArray) -> "Risks":
-        """The rows with the follow-up of others."""
-        return replace(self, event=self.event[order], time=self.time[order])
 
     @property
     def scorers(self) -> Scorers:
