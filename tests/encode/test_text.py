@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thinsection.encode import load_encoder
+from thinsection.encode.backbone import Backbone, pretrained_backbone
 from thinsection.encode.clip_config import from_open_clip
 from thinsection.encode.preprocessing import preprocess
+from thinsection.encode.registry import EncoderSpec
 from thinsection.encode.text import Tokenizer, load_text_encoder
 from thinsection.encode.towers import (
     ClipImage,
@@ -107,6 +109,41 @@ def _write_wide(folder: Path) -> Path:
     save_file(state, folder / "open_clip_model.safetensors")
     write_tokenizer(folder / "tokenizer.json")
     return folder
+
+
+def test_an_image_tower_whose_hash_is_known_is_not_read_for_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("thinsection.weights.stamps._SETTLED_NS", 0)
+    folder = _write_wide(tmp_path / "wide")
+    first = load_text_encoder(str(folder), device="cpu")
+    read = list[Path]()
+
+    def noted(spec: EncoderSpec, path: Path) -> Backbone:
+        read.append(path)
+        return pretrained_backbone(spec, path)
+
+    monkeypatch.setattr("thinsection.encode.load.pretrained_backbone", noted)
+    again = load_text_encoder(str(folder), device="cpu")
+    assert not read
+    assert again.image_hash == first.image_hash
+    assert torch.equal(again.encode(TEXTS), first.encode(TEXTS))
+    # other image weights have another hash
+    weights = folder / "open_clip_model.safetensors"
+    state = load_file(weights)
+    save_file(
+        {
+            name: tensor + 1 if name.startswith("visual.") else tensor
+            for name, tensor in state.items()
+        },
+        weights,
+    )
+    other = load_text_encoder(str(folder), device="cpu")
+    assert read == [weights]
+    assert other.image_hash != first.image_hash
+    tiles = load_encoder(str(folder), device="cpu", precision="fp32")
+    assert other.image_hash == tiles.weights_hash
 
 
 def test_both_towers_and_the_classifier_are_those_of_open_clip(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def load_encoder(
 
         return _on_engine(load_by_its_code, engine, is_random=False)
     source = path if weights is None else weights
-    file = _find_file(spec, name, source)
+    file = find_weights_file(spec, name, source)
     own_origin = replace(origin, revision=file.revision, files=file.files)
     if not why_torch(engine, placement.device, is_random=False):
         stored = _load_stored_graph(spec, file, placement, own_origin)
@@ -148,7 +148,7 @@ def _label_name(path: Path | None, spec: EncoderSpec) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _WeightsFile:
+class WeightsFile:
     """File of weights, its origin, and by what it is known again."""
 
     path: Path
@@ -158,7 +158,9 @@ class _WeightsFile:
     network: str  # text that tells apart the networks which the file may fill
 
 
-def _find_file(spec: EncoderSpec, name: str, source: str | Path | None) -> _WeightsFile:
+def find_weights_file(
+    spec: EncoderSpec, name: str, source: str | Path | None
+) -> WeightsFile:
     """File of weights at the source, or the published one."""
     revision = None
     if source is not None:
@@ -171,7 +173,7 @@ def _find_file(spec: EncoderSpec, name: str, source: str | Path | None) -> _Weig
         is_moving = name.startswith(HUB_PREFIX) and str(revision) not in name
         is_pinned = spec.revision == revision and not is_moving
         files = files_of(path) if is_pinned else None
-    return _WeightsFile(
+    return WeightsFile(
         path=path,
         revision=revision,
         files=files,
@@ -181,7 +183,7 @@ def _find_file(spec: EncoderSpec, name: str, source: str | Path | None) -> _Weig
     )
 
 
-def _load_weights(spec: EncoderSpec, file: _WeightsFile) -> tuple[Backbone, str]:
+def _load_weights(spec: EncoderSpec, file: WeightsFile) -> tuple[Backbone, str]:
     """Network with the weights of a file, and their hash, computed once for each file."""
     backbone = pretrained_backbone(spec, file.path)
     weights_hash = known_hash(file.network, file.stamps)
@@ -191,8 +193,16 @@ def _load_weights(spec: EncoderSpec, file: _WeightsFile) -> tuple[Backbone, str]
     return backbone, weights_hash
 
 
+def hash_of_weights(spec: EncoderSpec, file: WeightsFile) -> str:
+    """Hash of the weights in a file; reads them only if it is not known by the file's stamps."""
+    weights_hash = known_hash(file.network, file.stamps)
+    if weights_hash is None:
+        return _load_weights(spec, file)[1]
+    return weights_hash
+
+
 def _load_stored_graph(
-    spec: EncoderSpec, file: _WeightsFile, placement: Placement, origin: Origin
+    spec: EncoderSpec, file: WeightsFile, placement: Placement, origin: Origin
 ) -> NetworkTileEncoder | None:
     """Encoder on a graph that OpenVINO has converted before; no weights are read.
 

@@ -15,17 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from thinsection.encode import towers
-from thinsection.encode.backbone import pretrained_backbone, published_weights
+from thinsection.encode.load import find_weights_file, hash_of_weights
 from thinsection.encode.registry import EncoderSpec, declared_encoders
 from thinsection.encode.specs import find_spec
 from thinsection.errors import InvalidInputError, WeightsError, rewording
 from thinsection.registry import Registry
 from thinsection.weights import hub
-from thinsection.weights.files import (
-    fill_strictly,
-    hash_state_dict,
-    read_state_dict,
-)
+from thinsection.weights.files import fill_strictly, read_state_dict
 from thinsection.weights.placement import optional_package, resolve_device
 
 TOKENIZER_NAME = "tokenizer.json"
@@ -92,17 +88,12 @@ def load_text_encoder(
             "repository with a CLIP model of open_clip or transformers"
         )
     source = Path(name) if weights is None and Path(name).exists() else weights
-    own_path = None
-    if source is not None:
-        own_path = hub.find_weights(source, files=spec.weights_files)
-    path = own_path or published_weights(spec)
-    image = pretrained_backbone(spec, path)
-    image_hash = hash_state_dict(image.network.state_dict())
-    del image
+    file = find_weights_file(spec, name, source)
+    image_hash = hash_of_weights(spec, file)
     tower = _text_tower(spec)
-    state = towers.in_open_clip_names(read_state_dict(path))
-    fill_strictly(tower, state, source=str(path), unused=towers.IMAGE_NAMES)
-    tokens = _read_tokenizer(spec, path, tokenizer)
+    state = towers.in_open_clip_names(read_state_dict(file.path))
+    fill_strictly(tower, state, source=str(file.path), unused=towers.IMAGE_NAMES)
+    tokens = _read_tokenizer(spec, file.path, tokenizer)
     return TowerTextEncoder(spec.name, tower, tokens, image_hash, device=device)
 
 
