@@ -13,7 +13,7 @@ import pytest
 import simplejpeg
 import torch
 
-from thinsection.encode import NetworkTileEncoder, load_encoder
+from thinsection.encode import NetworkTileEncoder, TileEncoder, load_encoder
 from thinsection.encode.engine import engine_version
 from thinsection.encode.preprocessing import preprocess
 from thinsection.errors import ConfigError
@@ -373,6 +373,14 @@ def test_bf16_is_proposed_with_its_gain_and_its_error_on_tiles_of_the_slide(
     monkeypatch.setattr(calibration, "is_quick", lambda *_, **__: False)
     write_he_slide(tmp_path / "a.tiff", (1500, 1200))
     name = "efficientnet_lite0"
+    built = list[str]()
+
+    def noted(name: str, *, pretrained: bool = True, **settings: Any) -> TileEncoder:
+        if not pretrained:
+            built.append(settings["precision"])
+        return load_encoder(name, pretrained=pretrained, **settings)
+
+    monkeypatch.setattr(room, "load_encoder", noted)
 
     def proposed(gain: float, **settings: Any) -> tuple[str, ...]:
         engine = engine_version("torch")
@@ -385,7 +393,9 @@ def test_bf16_is_proposed_with_its_gain_and_its_error_on_tiles_of_the_slide(
     monkeypatch.setattr(room, "cpu_has_bf16", lambda: False)
     assert proposed(2.0) == ()
     monkeypatch.setattr(room, "cpu_has_bf16", lambda: True)
+    built.clear()
     assert proposed(1.2) == ()
+    assert built == ["fp32"]  # for its sizes; both rates are known
     assert proposed(2.0, precision="fp32") == ()
     assert proposed(2.0, device="cuda") == ()
     (proposal,) = proposed(2.0)

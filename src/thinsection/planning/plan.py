@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +15,8 @@ from torch.nn.functional import cosine_similarity
 from thinsection.encode import TileEncoder, load_encoder
 from thinsection.encode.check import find_local_weights
 from thinsection.encode.engine import PRECISIONS, engine_version, why_torch
+from thinsection.encode.registry import ENCODERS, declared_encoders
+from thinsection.encode.specs import find_spec
 from thinsection.errors import BudgetError, ThinsectionError
 from thinsection.files.pages import bars_html, notebook_html
 from thinsection.jobs.backend import ignore_message
@@ -43,7 +45,7 @@ from thinsection.stages.spec import RunSpec, resolve
 from thinsection.stream import iter_tiles
 from thinsection.tiles import tile_grid
 from thinsection.types import TileArray, counted, format_bytes, parse_bytes
-from thinsection.weights.placement import cpu_has_bf16
+from thinsection.weights.placement import cpu_has_bf16, place
 
 # bf16 is proposed if it encodes at least this many times as many tiles per CPU-second
 BF16_GAIN = 1.25
@@ -177,10 +179,10 @@ def planner(spec: RunSpec, *, on_message: Listener = ignore_message) -> Planner:
 
 @dataclass(frozen=True, kw_only=True)
 class _PlannedEncoder:
-    """Encoder with random weights, and the engine on which the run would compute."""
+    """Encoder in the precision and on the engine of the run; it is built at its first use."""
 
     name: str
-    encoder: TileEncoder
+    precision: str  # fp32, fp16 or bf16
     engine: calibration.Engine
     tile_px: int
 
@@ -188,17 +190,24 @@ class _PlannedEncoder:
     def key(self) -> str:
         """Key of its measurements."""
         engine = engine_version(self.engine)
-        return f"{self.name}|{self.encoder.precision}|{self.tile_px}|{engine}"
+        return f"{self.name}|{self.precision}|{self.tile_px}|{engine}"
+
+    @cached_property
+    def encoder(self) -> TileEncoder:
+        """The encoder on a CPU with random weights."""
+        return load_encoder(
+            self.name, device="cpu", precision=self.precision, pretrained=False
+        )
 
     def tiles_per_s(self) -> float:
         """Tiles per CPU-second: stored, or measured now."""
-        measure = partial(
-            calibration.measure_rate,
-            self.encoder,
-            tile_px=self.tile_px,
-            engine=self.engine,
+        return calibration.encoder_number(
+            "encoders",
+            self.key,
+            lambda: calibration.measure_rate(
+                self.encoder, tile_px=self.tile_px, engine=self.engine
+            ),
         )
-        return calibration.encoder_number("encoders", self.key, measure)
 
 
 def _planned_encoder(
@@ -206,15 +215,19 @@ def _planned_encoder(
 ) -> _PlannedEncoder:
     """Encoder of the planned run in this precision."""
     encoding = spec.encoding
-    encoder = load_encoder(name, device="cpu", precision=precision, pretrained=False)
-    refusal = why_torch(
-        encoding.engine, encoder.device, is_random=not encoding.pretrained
-    )
+    is_brought = name in ENCODERS and name not in declared_encoders()
+    half_precision = is_brought or find_spec(name).half_precision
+    placement = place("cpu", precision, half_precision=half_precision)
+    is_random = not encoding.pretrained
+    refusal = why_torch(encoding.engine, placement.device, is_random=is_random)
     engine: calibration.Engine = "torch"
-    if gpu is None and not refusal and encoder.precision in PRECISIONS:
+    if gpu is None and not refusal and placement.precision in PRECISIONS:
         engine = "openvino"
     return _PlannedEncoder(
-        name=name, encoder=encoder, engine=engine, tile_px=spec.tiles.tile_px
+        name=name,
+        precision=placement.precision,
+        engine=engine,
+        tile_px=spec.tiles.tile_px,
     )
 
 
@@ -246,7 +259,7 @@ def _measured_encoder(
         measure_peak = partial(
             calibration.measure_cpu_peak,
             name,
-            precision=planned.encoder.precision,
+            precision=planned.precision,
             batch_size=batch_size,
             tile_px=planned.tile_px,
             engine=planned.engine,
@@ -276,7 +289,7 @@ def _bf16_advice(
     advice = []
     for name in encoding.encoders if samples else ():
         full = _planned_encoder(name, spec, None, "auto")
-        if full.encoder.precision == "fp32":
+        if full.precision == "fp32":
             half = _planned_encoder(name, spec, None, "bf16")
             if not calibration.is_calibrated(half.key):
                 on_message(f"measuring {name} in bf16 (once per machine)")
@@ -297,7 +310,7 @@ def _bf16_error(half: _PlannedEncoder, spec: RunSpec, entry: SlideEntry) -> str:
     Random weights would not do: with them the error of the default encoder is a hundredth.
     """
     weights = spec.encoding.weights
-    if weights is None and find_local_weights(half.encoder.spec) is None:
+    if weights is None and find_local_weights(find_spec(half.name)) is None:
         return "the error is not measured, as the weights are not on this machine"
     load = partial(
         load_encoder, half.name, device="cpu", weights=weights, engine="torch"
