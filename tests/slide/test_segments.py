@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from thinsection.slide.formats import segments, tiff_decoder
 from thinsection.slide.formats.segments import SegmentCache
 from thinsection.slide.formats.tiff_decoder import SegmentDecoder
 from thinsection.slide.formats.tiff_reader import TiffSlide
-from thinsection.stream import iter_tiles
+from thinsection.stream import StreamConfig, iter_tiles
 from thinsection.testing.slide_contract import KINDS
 from thinsection.testing.synthetic import PyramidKind, write_pyramid
 from thinsection.tiles import TilesConfig, tile_grid
@@ -221,6 +222,35 @@ def test_what_was_announced_is_decoded_once_and_then_forgotten(
         alone = slide.read_region(tuple(table.coords_l0[40]), 0, (100, 100))
         np.testing.assert_array_equal(np.concatenate(found)[40], alone)
         assert len(slide._cache)  # nobody said that this will not be cut again
+
+
+def test_too_small_a_cache_keeps_what_is_needed_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = replace(KINDS["jpeg-420"], tile=(64, 64))
+    write_pyramid(tmp_path / "a.tif", (2048, 900), kind)
+    # blocks of 8 x 8 tiles end within segments: a row of 32 waits for the next row of blocks
+    table_of = TilesConfig(tile_px=50, tile_mpp="native")
+    segment_bytes = 64 * 64 * 3
+    num_decoded = {}
+    for num_kept in (100, 24):
+        monkeypatch.setattr(segments, "CACHE_BYTES", num_kept * segment_bytes)
+        source = CountingSource(tmp_path / "a.tif")
+        monkeypatch.setattr(tiff_decoder, "MAX_READ_BYTES", 0)  # one request a segment
+        with TiffSlide(str(tmp_path / "a.tif"), source=source) as slide:
+            table = tile_grid(slide, table_of)
+            config = StreamConfig(decode_threads=1)
+            found = [
+                batch.tiles.copy()
+                for batch in iter_tiles(slide, table, batch_size=16, config=config)
+            ]
+            assert not len(slide._cache)
+            alone = slide.read_region(tuple(table.coords_l0[200]), 0, (50, 50))
+        np.testing.assert_array_equal(np.concatenate(found)[200], alone)
+        num_decoded[num_kept] = len(source.ranges)
+    again = num_decoded[24] - num_decoded[100]
+    # if those used least recently were dropped, both rows of 32 would be decoded again
+    assert 0 < again <= 40
 
 
 def test_segments_are_waited_for_and_tried_again_where_another_thread_failed() -> None:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,8 +122,9 @@ class SegmentCache:
     """Decoded segments of a slide that regions may still use. Thread-safe.
 
     A segment whose uses were announced by `expect` is dropped after its last use. Any other segment
-    that was used in part stays until memory is needed. The least recently used ones are dropped
-    first.
+    that was used in part stays until memory is needed; the least recently used ones are dropped
+    first. When none of these is left, the announced segment that is needed last is dropped, and is
+    decoded again then.
 
     Memory: `max_bytes`, or the segments that are borrowed at the moment if these are more.
     """
@@ -138,19 +140,35 @@ class SegmentCache:
         # number of announced uses of each segment; reading one number is faster from a memoryview
         # than from an array
         self._expected: dict[Decoder, memoryview] = {}
+        # place of the last announced use of each segment in the order of all uses
+        self._last_uses: dict[Decoder, memoryview] = {}
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def expect(self, decoder: Decoder, counts: npt.NDArray[np.int64]) -> None:
-        """Announces the number of uses of each segment, in addition to earlier announcements."""
+    def expect(
+        self,
+        decoder: Decoder,
+        counts: npt.NDArray[np.int32],
+        last_uses: npt.NDArray[np.int32],
+    ) -> None:
+        """Announces uses of segments, in addition to earlier announcements.
+
+        Args:
+            decoder: decoder of their level.
+            counts: uses of each segment.
+            last_uses: place of the last of them among all uses; -1 without any.
+        """
         with self._changed:
             total = counts.copy()
             announced = self._expected.get(decoder)
+            latest = last_uses.copy()
             if announced is not None:
                 total += np.asarray(announced)
+                np.maximum(latest, self._last_uses[decoder], out=latest)
             self._expected[decoder] = total.data
+            self._last_uses[decoder] = latest.data
 
     def borrow(
         self, decoder: Decoder, num_uses: Mapping[int, int], whole: Collection[int]
@@ -252,17 +270,35 @@ class SegmentCache:
         return np.empty(shape, dtype=np.uint8)
 
     def _take_unused_array(self) -> RgbArray | None:
-        """Takes a free array, else drops the least recently used segment and takes its array.
+        """Takes a free array, else drops a segment that no call uses and takes its array.
 
         Returns None if every array is in use.
         """
         if self._free_arrays:
             return self._free_arrays.pop()
+        needed_last: tuple[Decoder, int] | None = None
+        latest = -1
         for key, entry in self._entries.items():
-            if entry.num_borrowers == 0:
-                del self._entries[key]
-                return entry.pixels
-        return None
+            if entry.num_borrowers > 0:
+                continue
+            decoder, index = key
+            expected = self._expected.get(decoder)
+            if expected is None or expected[index] == 0:
+                return self._entries.pop(key).pixels
+            last_use = self._last_uses[decoder][index]
+            if last_use > latest:
+                needed_last = key
+                latest = last_use
+        return None if needed_last is None else self._entries.pop(needed_last).pixels
+
+    def clear(self) -> None:
+        """Drops all segments that no call uses."""
+        with self._changed:
+            while self._entries or self._free_arrays:
+                pixels = self._take_unused_array()
+                if pixels is None:
+                    break
+                self._allocated_bytes -= pixels.nbytes
 
     def _claim_entries(self, entries: Iterable[_CacheEntry]) -> list[_CacheEntry]:
         """Marks the entries that no thread decodes as decoded by this one, and returns them."""
@@ -356,9 +392,8 @@ class SegmentedSlide(Slide):
         tile_size = np.array(plan.size_lv)
         segment = np.array(decoder.segment)
         grid_size = np.array((decoder.columns, decoder.rows))
-        # A tile uses a rectangle of segments. Marking its four corners is enough: the sums over
-        # all segments to the left and above then count the tiles (a summed-area table).
-        changes = np.zeros((decoder.rows + 1, decoder.columns + 1), dtype=np.int64)
+        counts = np.zeros((decoder.rows, decoder.columns), dtype=np.int32)
+        last_uses = np.full_like(counts, -1)
         for start in range(0, len(coords_l0), _TILES_AT_ONCE):
             coords = coords_l0[start : start + _TILES_AT_ONCE]
             origins = origins_lv(coords, plan.downsample)
@@ -368,15 +403,22 @@ class SegmentedSlide(Slide):
             first_segments = np.clip(origins // segment, 0, grid_size)
             last_segments = (origins + tile_size - 1) // segment
             end_segments = np.clip(last_segments + 1, 0, grid_size)
-            left, top = first_segments.T
-            right, bottom = end_segments.T
-            np.add.at(changes, (top, left), 1)
-            np.add.at(changes, (top, right), -1)
-            np.add.at(changes, (bottom, left), -1)
-            np.add.at(changes, (bottom, right), 1)
-        if changes.any():
-            counts = changes.cumsum(axis=0).cumsum(axis=1)[:-1, :-1]
-            self._cache.expect(decoder, counts.ravel())
+            tiles = np.arange(start, start + len(coords), dtype=np.int32)
+            # a tile uses a rectangle of segments
+            columns, rows = (end_segments - first_segments).max(axis=0).tolist()
+            for right, down in product(range(columns), range(rows)):
+                x = first_segments[:, 0] + right
+                y = first_segments[:, 1] + down
+                is_used = (x < end_segments[:, 0]) & (y < end_segments[:, 1])
+                used = (y[is_used], x[is_used])
+                np.add.at(counts, used, 1)
+                np.maximum.at(last_uses, used, tiles[is_used])
+        if counts.any():
+            self._cache.expect(decoder, counts.ravel(), last_uses.ravel())
+
+    def drop_decoded(self) -> None:
+        """See `Slide.drop_decoded`."""
+        self._cache.clear()
 
     def stored_jpeg(self, level: int, column: int, row: int) -> bytes | None:
         """See `Slide.stored_jpeg`."""
