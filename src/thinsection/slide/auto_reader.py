@@ -22,11 +22,20 @@ from thinsection.slide.readers import (
     is_folder_slide,
     load_slide,
 )
+from thinsection.slide.verdicts import (
+    is_known_to_agree,
+    keep_agreement,
+    slide_stamps,
+)
 from thinsection.types import Mpp
 
 # The reader that 'auto' prefers to OpenSlide. Not cuCIM: of a tile that it cannot decode it returns
 # memory that nobody wrote, without an error, and no probe can find every such tile.
 FASTEST = "tiff"
+_AGREES = f"{FASTEST}: fastest reader that agrees with OpenSlide"
+_OWN_METADATA = (
+    f"{FASTEST}: uses the OME metadata of the file, for which OpenSlide knows no vendor"
+)
 _NO_VENDOR = (None, "generic-tiff")  # of a slide that OpenSlide opens as any TIFF
 _PLAIN_SUFFIXES = (".png", ".jpg", ".jpeg")  # of files that OpenSlide never opens
 
@@ -34,7 +43,8 @@ _PLAIN_SUFFIXES = (".png", ".jpg", ".jpeg")  # of files that OpenSlide never ope
 def open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
     """Opens a slide by the fastest reader that agrees with OpenSlide.
 
-    `Slide.choice` says which one it is, and why.
+    `Slide.choice` says which one it is, and why. A file that agreed before and has the same stamps
+    is not compared again.
 
     Raises:
         SlideOpenError: no reader opens it; the message has the answer of each.
@@ -44,7 +54,11 @@ def open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
         slide = _open_by_others(path, slide_mpp, answers)
         slide.choice = f"{slide.reader}: chosen by the suffix of the folder"
         return slide
+    stamps = slide_stamps(path)
     fast = _try_reader(FASTEST, path, slide_mpp, answers)
+    if fast is not None and is_known_to_agree(stamps, slide_mpp):
+        fast.choice = _AGREES
+        return fast
     plain = None
     if _is_plain(path):
         plain = _try_reader("image", path, slide_mpp, answers)
@@ -60,7 +74,10 @@ def open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
     if fast is None:
         reference.choice = "openslide: " + "; ".join(answers)
         return reference
-    return _choose(fast, reference, answers)
+    slide = _choose(fast, reference, answers)
+    if slide.choice == _AGREES:
+        keep_agreement(stamps, slide_mpp)
+    return slide
 
 
 def _choose(fast: Slide, reference: Slide, answers: list[str]) -> Slide:
@@ -69,13 +86,14 @@ def _choose(fast: Slide, reference: Slide, answers: list[str]) -> Slide:
     is_ome = any(name.startswith("ome.") for name in fast.properties)
     if is_ome and reference.vendor in _NO_VENDOR:
         difference = ""
-        why = "uses the OME metadata of the file, for which OpenSlide knows no vendor"
+        choice = _OWN_METADATA
     else:
         difference = find_difference(fast, reference)
-        why = "fastest reader that agrees with OpenSlide"
+        fast.drop_decoded()
+        choice = _AGREES
     if not difference:
         reference.close()
-        fast.choice = f"{FASTEST}: {why}"
+        fast.choice = choice
         return fast
     fast.close()
     reference.choice = "openslide: " + "; ".join([*answers, f"{FASTEST}: {difference}"])

@@ -330,6 +330,9 @@ class Slide(Closing):
         """Returns the error to raise for what cannot be decoded."""
         return SlideReadError(f"{problem} in {Path(self.slide_path).name!r}{remedy}")
 
+    def drop_decoded(self) -> None:
+        """Frees decoded pixels that a reader keeps for later reads; by default nothing."""
+
     def close(self) -> None:
         """Lets go of the file. Reads that threads have begun end well, later ones raise."""
         if not self._closed:

@@ -54,7 +54,8 @@ def open_slide(
 
     'auto' opens the file with OpenSlide and with the faster reader, compares levels, resolution
     and a few probe regions of each level, and keeps the faster one if it agrees (level 0 to the
-    bit; lower levels to OpenSlide's interpolation). `slide.choice` says which it took and why.
+    bit; lower levels to OpenSlide's interpolation). `slide.choice` says which it took and why. A
+    file that agreed is known again by its size, time stamps and inode, and not compared again.
     By URL a TIFF is streamed by range requests, its segments as tiles need them, so that of a
     pyramid only the levels which a run reads are fetched; so are the chunks of a folder by URL.
     Other files are staged while in use, and so is a TIFF of one level once pixels are read. What is

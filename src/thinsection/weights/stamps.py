@@ -36,16 +36,21 @@ def read_stamps(files: Iterable[str | Path]) -> Stamps | None:
     )
 
 
+def are_settled(stamps: Stamps) -> bool:
+    """Tells whether the files still have their stamps, and these are old enough to count."""
+    if stamps != read_stamps(stamp[0] for stamp in stamps):
+        return False
+    newest_ns = max(max(stamp[2:4]) for stamp in stamps)
+    return time.time_ns() - newest_ns >= _SETTLED_NS
+
+
 def keep_stamps(path: Path, stamps: Stamps | None, **facts: str) -> None:
     """Writes stamps that were read before the files' content, with what was found in them.
 
     Nothing is written if a file is missing, has changed since or is too young, or if the folder
     cannot be written: the files are then read again.
     """
-    if stamps is None or stamps != read_stamps(stamp[0] for stamp in stamps):
-        return
-    newest_ns = max(max(stamp[2:4]) for stamp in stamps)
-    if time.time_ns() - newest_ns < _SETTLED_NS:
+    if stamps is None or not are_settled(stamps):
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,12 +92,12 @@ def keep_hash(network: str, stamps: Stamps | None, weights_hash: str) -> None:
 
 def _hash_path(network: str, stamps: Sequence[tuple[object, ...]]) -> Path:
     names = [stamp[0] for stamp in stamps]
-    parts = [network, names, [_installed_version(package) for package in _PACKAGES]]
+    parts = [network, names, [installed_version(package) for package in _PACKAGES]]
     name = sha256(json.dumps(parts).encode()).hexdigest()[:32]
     return user_cache_dir() / "weights" / f"{name}.json"
 
 
-def _installed_version(package: str) -> str:
+def installed_version(package: str) -> str:
     """Version of a package; '' if it is not installed."""
     try:
         return version(package)

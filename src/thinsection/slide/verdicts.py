@@ -1,0 +1,101 @@
+"""Slides of which the comparison with OpenSlide found no difference, known again by their stamps.
+
+The comparison reads pixels of each level twice, which takes some 30 ms. Its verdict counts for the
+same file and the same versions of the packages that decode it. Verdicts are in the user's cache, in
+at most `_SHARDS` files with `_MOST` verdicts each: 4 MB in all.
+"""
+
+import json
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from thinsection.config import user_cache_dir
+from thinsection.files.atomic import write_json
+from thinsection.files.json_text import read_json
+from thinsection.types import Json, Mpp
+from thinsection.weights.stamps import (
+    Stamps,
+    are_settled,
+    installed_version,
+    read_stamps,
+)
+
+_SHARDS = 256
+_MOST = 128
+# packages that decide which pixels the two readers see
+_PACKAGES = (
+    "thinsection",
+    "tifffile",
+    "imagecodecs",
+    "simplejpeg",
+    "openslide-python",
+    "openslide-bin",
+)
+
+
+def slide_stamps(path: str) -> Stamps | None:
+    """Returns the stamps of a slide that is one file; None if it is missing."""
+    return read_stamps([Path(path).absolute()])
+
+
+def is_known_to_agree(stamps: Stamps | None, slide_mpp: Mpp | None) -> bool:
+    """Tells whether an earlier comparison of this file found no difference.
+
+    Args:
+        stamps: `slide_stamps` of the file.
+        slide_mpp: the resolution that was given in place of the file's.
+    """
+    if stamps is None:
+        return False
+    key = _key(stamps, slide_mpp)
+    return _read(_shard(key)).get(key) == _value(stamps)
+
+
+def keep_agreement(stamps: Stamps | None, slide_mpp: Mpp | None) -> None:
+    """Keeps that a comparison found no difference.
+
+    Nothing is kept if the file has changed since its stamps were read or is too young, or if the
+    cache cannot be written: the slide is then compared again.
+    """
+    if stamps is None or not are_settled(stamps):
+        return
+    key = _key(stamps, slide_mpp)
+    path = _shard(key)
+    verdicts = _read(path)
+    verdicts.pop(key, None)
+    newest = list(verdicts.items())[1 - _MOST :]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # another process may write in between: its verdict is lost, and found again
+        write_json(path, {**dict(newest), key: _value(stamps)})
+    except OSError:
+        return
+
+
+def _key(stamps: Stamps, slide_mpp: Mpp | None) -> str:
+    parts = [stamps[0][0], slide_mpp, _versions()]
+    return sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+@cache
+def _versions() -> tuple[str, ...]:
+    return tuple(installed_version(package) for package in _PACKAGES)
+
+
+def _value(stamps: Stamps) -> str:
+    """Returns size, time stamps and inode; the name is in the key."""
+    return " ".join(map(str, stamps[0][1:]))
+
+
+def _shard(key: str) -> Path:
+    number = int(key[:8], 16) % _SHARDS
+    return user_cache_dir() / "compared" / f"{number:02x}.json"
+
+
+def _read(path: Path) -> dict[str, Json]:
+    try:
+        verdicts = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return verdicts if isinstance(verdicts, dict) else {}
