@@ -68,7 +68,7 @@ def plain(
     torch.manual_seed(int(words[0]))
     head = build_head(HEAD, bags[0].shape[1], 2)
     optimizer = torch.optim.AdamW(
-        head.parameters(), fit.lr, weight_decay=fit.weight_decay
+        head.parameters(), fit.lr, weight_decay=fit.weight_decay, fused=True
     )
     loss_of, losses = torch.nn.functional.cross_entropy, []
     for epoch in range(1, fit.epochs + 1):

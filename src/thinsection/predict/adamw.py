@@ -8,7 +8,11 @@ from torch.optim.adamw import adamw
 
 
 class AdamW:
-    """AdamW on some parameters; its steps have the bytes of `torch.optim.AdamW`.
+    """AdamW on some parameters, which are all on one device.
+
+    On a CPU its steps have the bytes of `torch.optim.AdamW(fused=True)`: one pass over the weights
+    in place of nine, and square roots that are rounded correctly, which those of `torch.sqrt` are
+    not on every CPU. The number of threads changes no byte.
 
     Memory: two values per parameter.
 
@@ -71,4 +75,5 @@ class AdamW:
             weight_decay=self.weight_decay,
             eps=1e-8,
             maximize=False,
+            fused=self.parameters[0].is_cpu,
         )
