@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from thinsection.encode import NetworkTileEncoder, load_encoder
+from thinsection.encode import encoder as encoder_module
 from thinsection.encode import engine as engine_module
 from thinsection.encode import load as load_module
+from thinsection.encode.memory import batch_bytes, weights_bytes
 from thinsection.encode.networks import packaged_weights_path
+from thinsection.errors import InvalidInputError
 from thinsection.weights.files import hash_state_dict, read_state_dict, write_tensors
 from thinsection.weights.placement import is_installed
 from thinsection.weights.stamps import (
@@ -161,6 +164,7 @@ def test_with_a_converted_graph_no_weights_are_read(
     tiles = torch.randint(0, 256, (3, 256, 256, 3), dtype=torch.uint8)
     first = load(path, "openvino")
     read = calls_of(monkeypatch, load_module, "pretrained_backbone")
+    built = calls_of(monkeypatch, encoder_module, "build_backbone")
     digested = calls_of(monkeypatch, engine_module, "_digest")
     # its graph is read whole once more, then known
     load(path, "openvino")
@@ -172,6 +176,14 @@ def test_with_a_converted_graph_no_weights_are_read(
     assert again.label == first.label
     assert again.origin == first.origin
     assert torch.equal(again.encode(tiles), first.encode(tiles))
+    # its network is built only to count memory, and a second graph of it cannot be made
+    assert not built
+    expected = batch_bytes(first, batch_size=4)
+    assert batch_bytes(again, batch_size=4) == pytest.approx(expected, rel=1e-3)
+    assert weights_bytes(again) == weights_bytes(first)
+    assert len(built) == 1
+    with pytest.raises(InvalidInputError, match="network must have weights"):
+        again.to_openvino(tmp_path / "elsewhere")
     # other weights at the same place have other embeddings
     name = next(name for name in state if name.endswith("weight"))
     write_tensors(path, state | {name: state[name] * 1.5}, {})

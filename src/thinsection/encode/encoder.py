@@ -17,12 +17,12 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from thinsection.encode.backbone import Backbone, store_products_as
+from thinsection.encode.backbone import Backbone, build_backbone, store_products_as
 from thinsection.encode.engine import (
     Network,
     SelfCheck,
     converted_network,
-    is_empty,
+    stored_network,
 )
 from thinsection.encode.preprocessing import (
     CPU_TILES,
@@ -158,12 +158,12 @@ class NetworkTileEncoder(TileEncoder):
     def __init__(
         self,
         spec: EncoderSpec,
-        backbone: Backbone,
+        backbone: Backbone | None,
         placement: Placement,
         origin: Origin,
         weights_hash: str | None = None,
     ) -> None:
-        """Places the network, whose weights may be absent (on the meta device) for `to_openvino`.
+        """Places the network; None needs `to_openvino` to load the stored graph of `weights_hash`.
 
         `weights_hash` is computed from the weights where it is not known already.
         """
@@ -171,12 +171,12 @@ class NetworkTileEncoder(TileEncoder):
         self.origin = origin
         self.device = placement.device
         self.precision = placement.precision
-        self.backbone = backbone.eval().requires_grad_(False)
+        self._network: Network | None = None
         if weights_hash is not None:
             self.weights_hash = weights_hash
-        if is_empty(self.backbone):
-            self._network: Network = self.backbone
+        if backbone is None:
             return
+        self.backbone = backbone.eval().requires_grad_(False)
         # convolutions are up to twice as fast with channels last; linear layers are not affected
         self.backbone.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.device.type == "cuda" and self.precision != "fp32":
@@ -187,6 +187,14 @@ class NetworkTileEncoder(TileEncoder):
 
     def __repr__(self) -> str:
         return f"<{self.spec.name}: {self.dim}-d, {self.precision} on {self.device}, {self.engine}>"
+
+    @cached_property
+    def backbone(self) -> Backbone:
+        """The network; beside a stored graph it is built without weights, only to count memory."""
+        # some networks compute with values while they are built, so they cannot be built on meta
+        device = "cpu" if self.spec.num_params is None else "meta"
+        backbone = build_backbone(self.spec, device=device)
+        return backbone.to("meta").eval().requires_grad_(False)
 
     @cached_property
     def weights_hash(self) -> str:
@@ -200,14 +208,23 @@ class NetworkTileEncoder(TileEncoder):
         Raises InvalidInputError: OpenVINO does not support this precision, or cannot convert this
         network; the weights are absent, and its cache has no graph that was checked on this CPU.
         """
-        network, check = converted_network(
-            self.backbone,
-            partial(preprocess, seeded_tiles(self.spec.tile_px), self.spec),
-            (CPU_TILES, 3, self.spec.input_px, self.spec.input_px),
-            self.precision,
-            weights_hash=self.weights_hash,
-            cache_dir=cache_dir,
-        )
+        shape = (CPU_TILES, 3, self.spec.input_px, self.spec.input_px)
+        if not isinstance(self._network, Backbone):
+            network, check = stored_network(
+                shape,
+                self.precision,
+                weights_hash=self.weights_hash,
+                cache_dir=cache_dir,
+            )
+        else:
+            network, check = converted_network(
+                self.backbone,
+                partial(preprocess, seeded_tiles(self.spec.tile_px), self.spec),
+                shape,
+                self.precision,
+                weights_hash=self.weights_hash,
+                cache_dir=cache_dir,
+            )
         self._network = network
         self.engine = network.engine
         return check
@@ -237,6 +254,7 @@ class NetworkTileEncoder(TileEncoder):
 
     def _answers(self, tiles_u8: TileBatch, *, with_tokens: bool) -> list[Tensor]:
         """Embeddings and, if requested, tokens of a batch, float32, computed part by part."""
+        assert self._network is not None, "its graph is loaded by to_openvino"
         batch = as_uint8_batch(tiles_u8)
         step = max(1, self.tiles_at_once(len(batch)))
         num_answers = 2 if with_tokens else 1

@@ -148,32 +148,16 @@ def converted_network(
     """Network (in fp32 on the CPU) for OpenVINO: from the cache, or converted and stored there.
 
     It is converted and compared with pixels of that shape, which are made if they are needed;
-    afterwards it is on the meta device. A network that is there already has no weights: only a
-    graph that was converted and compared before can take its place.
+    afterwards it is on the meta device.
 
     Memory: for conversion, half of the weights in addition, and their size on disk; for
     compilation, twice the weights.
-    Raises InvalidInputError: a precision or a network that OpenVINO does not support; a network
-    without weights, and no such graph.
+    Raises InvalidInputError: a precision or a network that OpenVINO does not support.
     """
-    if precision not in PRECISIONS:
-        raise InvalidInputError(
-            f"precision must be fp32 or bf16 with OpenVINO, got {precision!r}"
-        )
-    _openvino()
+    _require_openvino(precision)
     folder = _graph_folder(cache_dir or user_cache_dir(), weights_hash, shape)
-    check_path = folder / f"{precision}-{_short_hash(cpu_model(), 16)}.json"
-    is_stored = _is_whole(folder)
-    if is_empty(network):
-        if not (is_stored and check_path.exists()):
-            raise InvalidInputError(
-                "network must have weights, got none, and no graph that was checked on this CPU"
-            )
-        if not _read_check(check_path).passes(precision):
-            raise InvalidInputError(
-                "network must give PyTorch's embeddings, got others"
-            )
-    if not is_stored:
+    check_path = _check_path(folder, precision)
+    if not _is_whole(folder):
         with hold(folder.with_suffix(".lock")):
             # another process may have made it while this one waited for the lock
             if not _is_whole(folder):
@@ -191,13 +175,44 @@ def converted_network(
     return converted, _read_check(check_path)
 
 
+def stored_network(
+    shape: Shape, precision: str, *, weights_hash: str, cache_dir: Path | None = None
+) -> tuple[OpenVinoNetwork, SelfCheck]:
+    """Network that `converted_network` has converted and compared on this CPU before.
+
+    Memory: for compilation, twice the weights.
+    Raises InvalidInputError: an unsupported precision, no such graph, or one that gives other
+    embeddings than PyTorch.
+    """
+    _require_openvino(precision)
+    folder = _graph_folder(cache_dir or user_cache_dir(), weights_hash, shape)
+    check_path = _check_path(folder, precision)
+    if not (_is_whole(folder) and check_path.exists()):
+        raise InvalidInputError(
+            "network must have weights, got none, and no graph that was checked on this CPU"
+        )
+    check = _read_check(check_path)
+    if not check.passes(precision):
+        raise InvalidInputError("network must give PyTorch's embeddings, got others")
+    return OpenVinoNetwork(folder / _MODEL, shape, precision), check
+
+
+def _require_openvino(precision: str) -> None:
+    """Raises InvalidInputError: a precision in which OpenVINO does not compute here."""
+    if precision not in PRECISIONS:
+        raise InvalidInputError(
+            f"precision must be fp32 or bf16 with OpenVINO, got {precision!r}"
+        )
+    _openvino()
+
+
+def _check_path(folder: Path, precision: str) -> Path:
+    """File with the comparison of a graph with PyTorch on this CPU."""
+    return folder / f"{precision}-{_short_hash(cpu_model(), 16)}.json"
+
+
 def _read_check(path: Path) -> SelfCheck:
     return SelfCheck(**json.loads(path.read_text(encoding="utf-8")))
-
-
-def is_empty(network: nn.Module) -> bool:
-    """True if the network has no weights, since it was built on the meta device."""
-    return any(parameter.is_meta for parameter in network.parameters())
 
 
 def _graph_folder(cache_dir: Path, weights_hash: str, shape: Shape) -> Path:

@@ -213,12 +213,7 @@ def _load_stored_graph(
     # transformers builds its networks from the file's own folder
     if weights_hash is None or spec.architecture.kind in ("transformers", "auto"):
         return None
-    try:
-        backbone = build_backbone(spec, device="meta")
-    # some networks of timm compute with values while they are built
-    except (NotImplementedError, RuntimeError):
-        return None
-    encoder = NetworkTileEncoder(spec, backbone, placement, origin, weights_hash)
+    encoder = NetworkTileEncoder(spec, None, placement, origin, weights_hash)
     return None if _move_to_openvino(encoder) else encoder
 
 
