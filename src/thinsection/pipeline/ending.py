@@ -2,7 +2,7 @@
 
 import html
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +24,7 @@ from thinsection.stages.config import TILED
 from thinsection.stages.graph import mask_stage, measures_stages
 from thinsection.stages.masks import QcStage
 from thinsection.stages.spec import RunSpec
+from thinsection.store.ledger import SlideLedger
 from thinsection.types import counted
 
 EXIT_OK = 0
@@ -77,16 +78,20 @@ class RunSummary:
 
 
 def finish_run(
-    task: RunTask, entries: Sequence[SlideEntry], report: Report[SlideResult]
+    task: RunTask,
+    entries: Sequence[SlideEntry],
+    report: Report[SlideResult],
+    ledgers: Mapping[str, SlideLedger] | None = None,
 ) -> RunSummary:
     """Writes the tables, the record, its efficiency page, and the QC page if there was QC.
 
-    The report merges all chunks; for a batch job, some entries may not be in it yet.
+    The report merges all chunks; for a batch job, some entries may not be in it yet. `ledgers` of
+    finished slides, by slide id, are not read again.
     """
     record = Record.read(task.record)
     begun = datetime.fromisoformat(record.document["started"])
     seconds = (datetime.now(UTC) - begun).total_seconds()
-    slides = known_slides(task.out)
+    slides = known_slides(task.out, ledgers)
     waiting = _not_ended(entries, report.results)
     equal_slides = write_tables(task.out, slides, waiting)
     unusable = write_run_tables(task.out, slides, task.spec)

@@ -33,7 +33,7 @@ from thinsection.stages.stage import (
     TileStage,
 )
 from thinsection.stages.tiles import TilesStage
-from thinsection.store.identity import Identity, WholeSum, file_times
+from thinsection.store.identity import Identity, WholeSum
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
 from thinsection.store.tiles_h5 import tile_attributes
 from thinsection.stream.batches import Prepared, SlideFailed, SlideTiles
@@ -56,10 +56,8 @@ def claim_slide(
     Raises StoreError: the slide's file cannot be read; InvalidInputError: it has no drawing.
     """
     ledger = load_ledger(out, entry.slide_id)
-    times = ""
-    if spec.slides.fingerprint != "samples":
-        times = file_times(entry.slide_path)
-    identity = Identity.read(entry.slide_path, ledger.source, spec.slides.fingerprint)
+    fingerprint = spec.slides.fingerprint
+    identity = Identity.read(entry.slide_path, ledger.source, fingerprint)
     source = source_key(identity.source, entry, annotation_sums(spec.regions, entry))
     work = SlideWork(
         entry=entry,
@@ -76,15 +74,15 @@ def claim_slide(
     work.find_missing(resume=spec.output.resume)
     return ClaimedSlide(
         work=work,
-        times=times,
+        times="" if fingerprint == "samples" else identity.times,
         ledger_is_old=bool(ledger.stages) and not (same_source and same_cohort),
     )
 
 
-def skipped_result(
+def finished_work(
     entry: SlideEntry, stages: tuple[AnyStage, ...], *, out: Path, spec: RunSpec
-) -> SlideResult | None:
-    """Result of a slide that is done with the same settings and file; None if it is not done.
+) -> SlideWork | None:
+    """Work of a slide that is done with the same settings and file; None if it is not done.
 
     `stages` are all stages of the run. Rules of quality control are not checked here, as that
     needs the slide's lock. Nothing is read of a slide without earlier results.
@@ -96,8 +94,13 @@ def skipped_result(
     with suppress(StoreError, InvalidInputError):
         claimed = claim_slide(entry, stages, out=out, spec=spec)
         if not (claimed.work.missing or claimed.ledger_is_old):
-            return SlideResult.of(entry, "skipped", claimed.work.facts())
+            return claimed.work
     return None
+
+
+def skipped_result(work: SlideWork) -> SlideResult:
+    """Result of `finished_work`."""
+    return SlideResult.of(work.entry, "skipped", work.facts())
 
 
 def check_quality(work: SlideWork) -> None:

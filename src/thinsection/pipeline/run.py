@@ -36,7 +36,7 @@ from thinsection.pipeline.own_encoder import (
     current_encoder,
     settings_name,
 )
-from thinsection.pipeline.prepare import skipped_result
+from thinsection.pipeline.prepare import finished_work, skipped_result
 from thinsection.pipeline.records import RECORDS, Record, log
 from thinsection.pipeline.results import SlideResult, describe
 from thinsection.pipeline.task import OwnEncoderTask, RunTask, filesystem_now
@@ -46,7 +46,7 @@ from thinsection.stages.graph import Models, stages_of
 from thinsection.stages.request import check_run, cohort_of
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.store.claims import claim_ids
-from thinsection.store.ledger import SLIDES
+from thinsection.store.ledger import SLIDES, SlideLedger
 from thinsection.types import MIB, PlainValues, counted, format_bytes
 from thinsection.usage.monitor import resource_monitor
 
@@ -233,8 +233,11 @@ def _run_in_folder(
     try:
         with output_errors(out):
             finished: Report[SlideResult] = Report(results=())
+            ledgers: dict[str, SlideLedger] = {}
             if own_encoder is None:
-                finished = finished_report(out, Record.read(task.record), entries, spec)
+                finished, ledgers = finished_report(
+                    task.out, Record.read(task.record), entries, spec
+                )
             finished_ids = {result.slide_id for result in finished.results}
             unfinished = [
                 entry for entry in entries if entry.slide_id not in finished_ids
@@ -243,6 +246,9 @@ def _run_in_folder(
             if unfinished and executor is None and spec.executor.in_process:
                 # raise errors of settings and weights before any slide is read
                 facts = _load_encoders(task, listeners.on_message)
+            if unfinished:
+                # what follows may take days, and needs the memory
+                ledgers = {}
             begun = True
             reports.append(finished)
             for result in finished.results:
@@ -259,7 +265,8 @@ def _run_in_folder(
             report = merge_reports(reports)
             ended = {r.slide_id: listeners.settle(r) for r in report.results}
             results = tuple(ended[entry.slide_id] for entry in entries)
-            summary = finish_run(task, entries, replace(report, results=results))
+            report = replace(report, results=results)
+            summary = finish_run(task, entries, report, ledgers)
             summary = replace(summary, patients=patients)
             for line in _equal_lines(summary.equal_slides):
                 listeners.on_message(line)
@@ -336,14 +343,16 @@ def _write_patients(task: RunTask, on_message: OnMessage) -> tuple[SlideResult, 
 
 def finished_report(
     out: Path, record: Record, entries: Sequence[SlideEntry], spec: RunSpec
-) -> Report[SlideResult]:
-    """Report of the slides that need no work; empty if that cannot be known here.
+) -> tuple[Report[SlideResult], dict[str, SlideLedger]]:
+    """Report of the slides that need no work, and their ledgers; empty if that cannot be known.
 
     It makes the check of a worker, but without locks and encoders: whether each stage has its
     result, by keys from recorded identities.
+
+    Memory: some kB per slide.
     """
     if spec.output.overwrite or not spec.output.resume:
-        return Report(results=())
+        return Report(results=()), {}
     if not spec.encoding.encoders:
         return _skipped_report(out, entries, spec, Models(), {})
     for earlier in records.same_settings(out, record):
@@ -351,7 +360,7 @@ def finished_report(
         models = recorded_models(document, spec.encoding)
         if models is not None:
             return _skipped_report(out, entries, spec, models, document)
-    return Report(results=())
+    return Report(results=()), {}
 
 
 def _skipped_report(
@@ -360,15 +369,17 @@ def _skipped_report(
     spec: RunSpec,
     models: Models,
     facts: PlainValues,
-) -> Report[SlideResult]:
-    """Report of the slides whose stages are all done."""
+) -> tuple[Report[SlideResult], dict[str, SlideLedger]]:
+    """Report of the slides whose stages are all done, and their ledgers by slide id."""
     stages = stages_of(spec, models)
     results = []
+    ledgers = {}
     for entry in entries:
-        result = skipped_result(entry, stages, out=out, spec=spec)
-        if result is not None:
-            results.append(result)
-    return Report(results=tuple(results), facts=facts if results else {})
+        work = finished_work(entry, stages, out=out, spec=spec)
+        if work is not None:
+            results.append(skipped_result(work))
+            ledgers[entry.slide_id] = work.ledger
+    return Report(results=tuple(results), facts=facts if results else {}), ledgers
 
 
 def _equal_lines(groups: Sequence[Sequence[str]]) -> list[str]:

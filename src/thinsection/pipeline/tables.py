@@ -60,12 +60,18 @@ class KnownSlide:
         return str(self.cohort.get("slide_path") or "")
 
 
-def known_slides(out: Path) -> list[KnownSlide]:
+def known_slides(
+    out: Path, read: Mapping[str, SlideLedger] | None = None
+) -> list[KnownSlide]:
     """Every slide of a results folder by slide id, for tables and pages.
+
+    Args:
+        out: the results folder.
+        read: ledgers, by slide id, that were read before and are not read again.
 
     Memory: some kB per slide.
     """
-    ledgers = {ledger.slide_id: ledger for ledger in load_ledgers(out)}
+    ledgers = {ledger.slide_id: ledger for ledger in load_ledgers(out, read)}
     failed = {path.parent.name for path in (out / SLIDES).glob(f"*/{FAILURE_NAME}")}
     slides = []
     for slide_id in sorted(ledgers.keys() | failed):

@@ -26,7 +26,7 @@ from thinsection.pipeline.models import (
     models_document,
     models_with,
 )
-from thinsection.pipeline.prepare import skipped_result
+from thinsection.pipeline.prepare import finished_work, skipped_result
 from thinsection.pipeline.process import SlideProcessor
 from thinsection.pipeline.results import LOST_STAGE, SlideResult, record_failure
 from thinsection.slide.cohort import SlideEntry
@@ -189,7 +189,8 @@ class RunTask(Task[SlideEntry, SlideResult]):
             return done
         if not self.spec.encoding.encoders:
             stages = stages_of(self.spec, Models())
-            return skipped_result(entry, stages, out=self.out, spec=self.spec)
+            work = finished_work(entry, stages, out=self.out, spec=self.spec)
+            return None if work is None else skipped_result(work)
         if self.spec.slides.fingerprint == "full":
             return None
         for record in self.kept:

@@ -52,8 +52,9 @@ class Identity:
         Raises:
             StoreError: the file cannot be read.
         """
-        samples = fingerprint(path)
+        # before the content: a later change is then seen by its time stamps
         times = file_times(path)
+        samples = fingerprint(path)
         new = cls(source=samples, samples=samples, times=times)
         same_samples = recorded.get("samples") == samples
         if not same_samples:

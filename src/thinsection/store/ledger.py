@@ -250,13 +250,20 @@ def check_kinds(values: PlainValues, kinds: Kinds, where: str) -> None:
             coerce(values[name], kind, f"{where}.{name}")
 
 
-def load_ledgers(out: Path) -> list[SlideLedger]:
-    """Loads the ledgers of all slides of a results folder, by slide id.
+def load_ledgers(
+    out: Path, read: Mapping[str, SlideLedger] | None = None
+) -> list[SlideLedger]:
+    """Loads the ledgers of all slides of a results folder, in the order of their ids.
+
+    Args:
+        out: the results folder.
+        read: ledgers, by slide id, that were read before and are not read again.
 
     Memory: some kB per slide.
     """
+    read = read or {}
     names = sorted(path.parent.name for path in (out / SLIDES).glob(f"*/{LEDGER_NAME}"))
-    return [load_ledger(out, name) for name in names]
+    return [read.get(name) or load_ledger(out, name) for name in names]
 
 
 def stage_key(**parts: object) -> str:
