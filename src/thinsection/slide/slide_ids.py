@@ -5,6 +5,7 @@ The rule is pure: it reads no file, and the order in which files are named does 
 """
 
 import hashlib
+import os
 import re
 import unicodedata
 from collections import Counter
@@ -34,7 +35,7 @@ def file_of(slide_path: str) -> str:
     """Returns the one name of a slide's file: an absolute path without links, or the URL."""
     if is_url(slide_path):
         return slide_path.rstrip("/")
-    return str(Path(slide_path).resolve())
+    return os.path.realpath(slide_path)
 
 
 def stem_of(slide_path: str) -> str:
