@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import statistics
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +53,9 @@ from thinsection.planning.plan import (
 from thinsection.qc.tissue import tissue_mask
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
+from thinsection.slide.formats.segments import SegmentCache
+from thinsection.slide.formats.tiff_decoder import MAX_READ_BYTES
+from thinsection.slide.resize import read_tiles, resample
 from thinsection.stages.config import EncodeConfig, QcConfig, RunConfig
 from thinsection.stages.spec import resolve
 from thinsection.stream.budget import MAX_SLOTS, StreamConfig
@@ -70,7 +74,7 @@ MACHINE = Calibration(
 def slide(num_tiles: int) -> SlideSize:
     return SlideSize(
         slide_id="a",
-        grids=(GridSize(num_tiles=num_tiles, read_px=65536),),
+        grids=(GridSize(num_tiles=num_tiles, read_px=65536, scratch_bytes=196608),),
         mask_px=10_000,
         thumbnail_px=10**6,
     )
@@ -244,7 +248,10 @@ def advised(*, rate: float, fast: bool, half_size: float, gpu: str = "") -> str:
     machine = replace(MACHINE, half_size_px_per_s=half_size, decode_px_per_s=1e7)
     by = replace(planner(find_gpu(gpu) if gpu else None, rate=rate), machine=machine)
     size = replace(
-        slide(1000), grids=(GridSize(num_tiles=1000, read_px=65536, fast=fast),)
+        slide(1000),
+        grids=(
+            GridSize(num_tiles=1000, read_px=65536, scratch_bytes=196608, fast=fast),
+        ),
     )
     return " ".join(fast_advice(by, [size], cpus=1))
 
@@ -267,6 +274,53 @@ def test_the_error_of_fast_in_the_advice_is_that_of_the_benchmark() -> None:
     difference = json.loads(path.read_text())["results"]["real"]["fast"]["difference"]
     assert round(difference["mean"], 1) == cost.FAST_GREY_LEVELS
     assert round(difference["psnr_db"]) == cost.FAST_DB
+
+
+@pytest.mark.parametrize(
+    ("tile_mpp", "edge"), [("0.5", 512), ("1", 1024), ("native", 0)]
+)
+def test_the_scratch_of_a_thread_is_what_reading_allocates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tile_mpp: str, edge: int
+) -> None:
+    path = tmp_path / "a.svs"
+    write_he_slide(path, (4000, 3000), mpp=0.25, downsamples=(1,))
+    spec = resolve(RunConfig(tiles=TilesConfig(tile_mpp=tile_mpp)))
+    entry = SlideEntry(slide_id="a", slide_path=str(path))
+    (grid,) = slide_size(entry, spec).grids
+    with open_slide(path) as slide:
+        plan = spec.tiles.grids[0].plan(slide)
+        # a segment was decoded when the slide was opened
+        monkeypatch.setattr(slide, "_cache", SegmentCache(0))
+        # off the borders of segments, so that tiles need parts of them
+        coords_l0 = np.arange(6)[:, None] * np.array([300, 200]) + 37
+        out = np.empty((6, 256, 256, 3), np.uint8)
+        resample(np.zeros((1, 8, 8, 3), np.uint8), np.empty((1, 4, 4, 3), np.uint8))
+        tracemalloc.start()
+        try:
+            read_tiles(slide, plan, coords_l0, out)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak_bytes <= grid.scratch_bytes <= peak_bytes + MAX_READ_BYTES
+    tiles_in_a_call = {512: 3, 1024: 1, 0: 0}[edge]
+    pixels = tiles_in_a_call * edge**2 + 256**2  # and a segment
+    assert grid.scratch_bytes == 3 * pixels + MAX_READ_BYTES
+
+
+def test_each_decoding_thread_has_its_scratch() -> None:
+    grid = GridSize(num_tiles=1000, read_px=65536, scratch_bytes=7 * MIB)
+    size = replace(slide(1000), grids=(grid,))
+
+    def scratch(threads: int, num_tiles: int = 1000) -> int:
+        spec = replace(planner().spec, stream=StreamConfig(decode_threads=threads))
+        few = replace(size, grids=(replace(grid, num_tiles=num_tiles),))
+        parts = replace(planner(), spec=spec).memory([few], cpus=1).host
+        return parts["decode scratch"]
+
+    assert scratch(1) == 7 * MIB
+    assert scratch(6) == 6 * 7 * MIB
+    # 20 tiles are three tasks of at least 8, the last one smaller
+    assert scratch(6, num_tiles=20) == 3 * 7 * MIB
 
 
 def test_a_slide_says_where_fast_would_decode_less(tmp_path: Path) -> None:

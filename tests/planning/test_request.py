@@ -58,7 +58,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[SlideEntry]:
         num_tiles = 1000 * (1 + int(entry.slide_id[1:]))
         return SlideSize(
             slide_id=entry.slide_id,
-            grids=(GridSize(num_tiles=num_tiles, read_px=65536),),
+            grids=(GridSize(num_tiles=num_tiles, read_px=65536, scratch_bytes=196608),),
             mask_px=10_000,
             thumbnail_px=10**6,
         )

@@ -5,7 +5,8 @@ Host peak = process + weights + batch + buffers + scratch + caches + prepared + 
     weights   weights of the encoder, and once more while they are loaded
     batch     memory of one encoding batch (encode.memory.batch_bytes, a dry pass); on a CPU
     buffers   min(slots * batch_size, tiles of the run) * tile_px² * 3 (stream.budget)
-    scratch   decode threads * (region + tile of the level that is read) (stream.budget)
+    scratch   decode threads * (tiles of the level that are resampled in one call, a segment, and
+              what is read of the file at once)
     caches    decoded segments that readers keep, per opened slide
     prepared  (prefetched + 2) * 40 bytes per pixel of the tissue mask, and the threads' memory to
               prepare and write slides beside the encoder; 27 bytes per pixel at 4 µm/px of the
@@ -24,7 +25,7 @@ from thinsection.errors import ConfigError
 from thinsection.planning.calibration import Calibration, EncoderSize
 from thinsection.slide.formats.segments import CACHE_BYTES
 from thinsection.stages.spec import RunSpec
-from thinsection.stream.budget import CHANNELS
+from thinsection.stream.budget import CHANNELS, MIN_TASK_TILES
 from thinsection.types import GIB, MIB
 
 MASK_BYTES_PER_PX = 40
@@ -124,6 +125,9 @@ class GridSize:
 
     num_tiles: int  # tiles with enough tissue
     read_px: int  # pixels of the level that are decoded for one tile
+    # most bytes that a decoding thread holds: tiles of the level that it resamples in one call
+    # (`stream.budget.read_bytes`), a decoded segment, and the stored bytes of one read
+    scratch_bytes: int
     # True if `--resample fast` would decode them at half their size or less
     fast: bool = False
 
@@ -289,13 +293,13 @@ class Planner:
         grids = [grid for slide in slides for grid in slide.grids]
         num_tiles = sum(grid.num_tiles for grid in grids)
         most_tiles = max(grid.num_tiles for grid in grids)
-        batches = sum(-(-grid.num_tiles // self.batch_size) for grid in grids)
+        num_tasks = max(1, -(-num_tiles // MIN_TASK_TILES))
         buffered = min(budget.slots * self.batch_size, num_tiles)
-        read_bytes = max(grid.read_px for grid in grids) * CHANNELS
+        scratch_bytes = max(grid.scratch_bytes for grid in grids)
         decoded = max(slide.decoded_px * CHANNELS for slide in slides)
         return {
             "batch buffers": buffered * self._tile_bytes,
-            "decode scratch": min(budget.workers, max(batches, 1)) * read_bytes,
+            "decode scratch": min(budget.workers, num_tasks) * scratch_bytes,
             "reader caches": min(CACHE_BYTES, decoded),
             "results": most_tiles * encoder.dim * 4 * _RESULT_COPIES,
         }

@@ -38,11 +38,13 @@ from thinsection.qc.tissue import tissue_mask
 from thinsection.qc.work_image import resolution_of, scale_of, work_size
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
+from thinsection.slide.formats.tiff_decoder import MAX_READ_BYTES
 from thinsection.slide.geometry import mean_mpp
 from thinsection.stages.config import RunConfig
 from thinsection.stages.request import cohort_of
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.stream import iter_tiles
+from thinsection.stream.budget import CHANNELS, read_bytes
 from thinsection.tiles import tile_grid
 from thinsection.types import TileArray, counted, format_bytes, parse_bytes
 from thinsection.weights.placement import cpu_has_bf16, place
@@ -370,6 +372,8 @@ def slide_size(entry: SlideEntry, spec: RunSpec) -> SlideSize:
     mask_mpp = spec.tissue.mask_mpp
     with entry.open(spec.slides.reader) as slide:
         tissue = tissue_mask(slide, spec.tissue)
+        segments = [level.segment for level in slide.levels if level.segment]
+        segment_px = max(map(math.prod, segments), default=0)
         grids = []
         for config in spec.tiles.grids:
             table = tile_grid(slide, config, tissue=tissue)
@@ -379,6 +383,9 @@ def slide_size(entry: SlideEntry, spec: RunSpec) -> SlideSize:
                 GridSize(
                     num_tiles=len(table),
                     read_px=read_px,
+                    scratch_bytes=(
+                        read_bytes(table.plan) + CHANNELS * segment_px + MAX_READ_BYTES
+                    ),
                     fast=fast != table.plan.level,
                 )
             )

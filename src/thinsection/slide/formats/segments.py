@@ -344,12 +344,15 @@ class SegmentCache:
             self._entries.move_to_end((decoder, index))
             return
         del self._entries[decoder, index]
-        if entry.pixels is None:
+        pixels = entry.pixels
+        # `borrow` has the entry until its last segment, and must not keep the array alive
+        entry.pixels = None
+        if pixels is None:
             return
         if self._allocated_bytes <= self._max_bytes:
-            self._free_arrays.append(entry.pixels)
+            self._free_arrays.append(pixels)
         else:
-            self._allocated_bytes -= entry.pixels.nbytes
+            self._allocated_bytes -= pixels.nbytes
 
 
 class SegmentedSlide(Slide):
