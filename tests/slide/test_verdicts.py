@@ -150,6 +150,19 @@ def test_a_damaged_or_closed_cache_only_costs_a_comparison(
     assert len(comparisons) == 5
 
 
+def test_a_user_without_a_home_folder_opens_slides(
+    slide_path: Path, comparisons: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    open_and_sum(slide_path)
+    open_and_sum(slide_path)
+    assert len(comparisons) == 2
+
+
 def test_a_file_of_verdicts_keeps_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

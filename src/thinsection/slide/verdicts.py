@@ -49,7 +49,7 @@ def is_known_to_agree(stamps: Stamps | None, slide_mpp: Mpp | None) -> bool:
     if stamps is None:
         return False
     key = _key(stamps, slide_mpp)
-    return _read(_shard(key)).get(key) == _value(stamps)
+    return _read_verdicts(key).get(key) == _value(stamps)
 
 
 def keep_agreement(stamps: Stamps | None, slide_mpp: Mpp | None) -> None:
@@ -61,15 +61,15 @@ def keep_agreement(stamps: Stamps | None, slide_mpp: Mpp | None) -> None:
     if stamps is None or not are_settled(stamps):
         return
     key = _key(stamps, slide_mpp)
-    path = _shard(key)
-    verdicts = _read(path)
+    verdicts = _read_verdicts(key)
     verdicts.pop(key, None)
     newest = list(verdicts.items())[1 - _MOST :]
     try:
+        path = _shard(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         # another process may write in between: its verdict is lost, and found again
         write_json(path, {**dict(newest), key: _value(stamps)})
-    except OSError:
+    except (OSError, RuntimeError):
         return
 
 
@@ -89,13 +89,15 @@ def _value(stamps: Stamps) -> str:
 
 
 def _shard(key: str) -> Path:
+    """Returns the file that keeps a key; RuntimeError: the user has no home folder."""
     number = int(key[:8], 16) % _SHARDS
     return user_cache_dir() / "compared" / f"{number:02x}.json"
 
 
-def _read(path: Path) -> dict[str, Json]:
+def _read_verdicts(key: str) -> dict[str, Json]:
+    """Returns the verdicts in the file that keeps a key; none if it is not readable."""
     try:
-        verdicts = read_json(path)
-    except (OSError, ValueError):
+        verdicts = read_json(_shard(key))
+    except (OSError, ValueError, RuntimeError):
         return {}
     return verdicts if isinstance(verdicts, dict) else {}
