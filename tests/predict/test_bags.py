@@ -1,6 +1,8 @@
 """Bags: the same rows whether they are read by need, kept, or packed; in bounded memory."""
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -42,6 +44,36 @@ def test_a_bag_that_is_kept_gives_the_same_draws_as_one_that_is_not(
         for bag, other in zip(got, expected, strict=True):
             np.testing.assert_array_equal(bag.features, other.features)
             np.testing.assert_array_equal(bag.cells, other.cells)
+
+
+def test_only_a_small_kept_bag_that_is_whole_is_read_without_the_thread(
+    slides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reads(*, most: int, budget_bytes: int = 1 << 20, cells: bool = False) -> int:
+        """Reads in the thread for a second stream; the bags of both are the same."""
+        with Bags([slides], budget_bytes=budget_bytes, cells=cells) as bags:
+            (first,) = bags.stream([0], most=most, seed=[7])
+            submit = bags._thread.submit
+            calls = list[object]()
+
+            def counted(*arguments: Any, **settings: Any) -> Any:
+                calls.append(arguments)
+                return submit(*arguments, **settings)
+
+            monkeypatch.setattr(bags._thread, "submit", counted)
+            (again,) = bags.stream([0], most=most, seed=[7])
+            np.testing.assert_array_equal(again[1].features, first[1].features)
+        return len(calls)
+
+    assert reads(most=0) == 0
+    assert reads(most=733) == 0
+    assert reads(most=732) == 1
+    assert reads(most=0, budget_bytes=0) == 1
+    assert reads(most=0, cells=True) == 1
+    # the module, since `thinsection.predict` may also be the function
+    room = importlib.import_module("thinsection.predict.bags")
+    monkeypatch.setattr(room, "SMALL_BYTES", 100)
+    assert reads(most=0) == 1
 
 
 def test_slides_of_a_case_lie_side_by_side(slides: tuple[Path, Path]) -> None:

@@ -26,6 +26,7 @@ from thinsection.types import Closing, CoordsL0
 PREFETCH = 1  # bags that are read ahead
 # bytes of the index that is kept for a slide whose rows are not kept
 INDEX_BYTES = 8192
+SMALL_BYTES = 1 << 20  # of a bag that is read without the thread once it is kept
 SLIDE_GAP = 1024  # cells between the slides of a bag
 
 Rows = npt.NDArray[np.int64]
@@ -130,13 +131,27 @@ class Bags(Closing):
         waiting = deque[tuple[int, Future[Bag]]]()
         while True:
             for case in islice(todo, PREFETCH + 1 - len(waiting)):
-                rng = np.random.default_rng([*seed, case]) if most else None
-                future = self._thread.submit(self.read, case, most=most, rng=rng)
-                waiting.append((case, future))
+                waiting.append((case, self._start(case, most, seed)))
             if not waiting:
                 return
             case, future = waiting.popleft()
             yield case, future.result()
+
+    def _start(self, case: int, most: int, seed: Sequence[int]) -> Future[Bag]:
+        """Reads a bag in the thread; all of a small bag that is kept, at once.
+
+        For such a bag the way through the thread takes longer than the reading.
+        """
+        kept = [s for s in self._kept.get(case, ()) if isinstance(s, np.ndarray)]
+        num_tiles = sum(map(len, kept))
+        is_small = 0 < sum(slide.nbytes for slide in kept) <= SMALL_BYTES
+        is_whole = most == 0 or most >= num_tiles
+        if is_small and is_whole and not self.cells:
+            done = Future[Bag]()
+            done.set_result(self.read(case))
+            return done
+        rng = np.random.default_rng([*seed, case]) if most else None
+        return self._thread.submit(self.read, case, most=most, rng=rng)
 
     def close(self) -> None:
         """Ends the thread and releases the bags."""
