@@ -195,7 +195,7 @@ def test_another_packages_encoder_says_its_own_engine(monkeypatch, torchs) -> No
     monkeypatch.setitem(
         ENCODERS.__dict__, "load", lambda name: lambda **options: Brought()
     )
-    monkeypatch.setattr("thinsection.encode.load.declared_encoders", dict)
+    monkeypatch.setattr("thinsection.encode.load.is_brought", lambda name: True)
     assert load_encoder(LITE0, device="cpu").provenance["engine"] == "numpy"
     with pytest.raises(
         InvalidInputError, match="which another package provides, got 'openvino'"

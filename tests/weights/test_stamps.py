@@ -164,7 +164,7 @@ def test_with_a_converted_graph_no_weights_are_read(
     tiles = torch.randint(0, 256, (3, 256, 256, 3), dtype=torch.uint8)
     first = load(path, "openvino")
     read = calls_of(monkeypatch, load_module, "pretrained_backbone")
-    built = calls_of(monkeypatch, encoder_module, "build_backbone")
+    built = calls_of(monkeypatch, encoder_module, "unfilled_backbone")
     digested = calls_of(monkeypatch, engine_module, "_digest")
     # its graph is read whole once more, then known
     load(path, "openvino")

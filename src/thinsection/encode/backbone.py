@@ -231,8 +231,7 @@ def pretrained_backbone(spec: EncoderSpec, path: Path) -> Backbone:
     """
     if spec.architecture.kind in ("transformers", "auto"):
         return _load_transformers(spec, path)
-    # declared networks have all their state in the state dict, so that nothing stays on meta
-    backbone = build_backbone(spec, device="cpu" if spec.num_params is None else "meta")
+    backbone = unfilled_backbone(spec)
     state = read_state_dict(path)
     unused = _classifiers(backbone.network)
     if spec.has_text_tower:
@@ -240,6 +239,14 @@ def pretrained_backbone(spec: EncoderSpec, path: Path) -> Backbone:
         unused = towers.TEXT_NAMES
     fill_strictly(backbone.network, state, source=str(path), unused=unused)
     return backbone
+
+
+def unfilled_backbone(spec: EncoderSpec) -> Backbone:
+    """Network before its weights are read: on the meta device if it is declared, else on the CPU.
+
+    Declared networks have all their state in the state dict, so that nothing stays on meta.
+    """
+    return build_backbone(spec, device="cpu" if spec.num_params is None else "meta")
 
 
 def _classifiers(network: nn.Module) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import psutil
 import torch
 
 from thinsection import errors
-from thinsection.encode.registry import ENCODERS, EncoderSpec, declared_encoders
+from thinsection.encode.registry import ENCODERS, EncoderSpec, is_brought
 from thinsection.encode.specs import find_spec
 from thinsection.types import format_bytes
 from thinsection.weights import hub
@@ -24,7 +24,7 @@ class Check:
 
 def check_encoder(name: str, *, device: str = "auto") -> tuple[Check, ...]:
     """Conditions for loading, in their order, up to the first that does not hold."""
-    if name not in declared_encoders() and name in ENCODERS:
+    if is_brought(name):
         return (_check_entry(name),)
     try:
         spec = find_spec(name)

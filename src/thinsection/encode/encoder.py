@@ -17,7 +17,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from thinsection.encode.backbone import Backbone, build_backbone, store_products_as
+from thinsection.encode.backbone import Backbone, store_products_as, unfilled_backbone
 from thinsection.encode.engine import (
     Network,
     SelfCheck,
@@ -191,10 +191,8 @@ class NetworkTileEncoder(TileEncoder):
     @cached_property
     def backbone(self) -> Backbone:
         """The network; beside a stored graph it is built without weights, only to count memory."""
-        # some networks compute with values while they are built, so they cannot be built on meta
-        device = "cpu" if self.spec.num_params is None else "meta"
-        backbone = build_backbone(self.spec, device=device)
-        return backbone.to("meta").eval().requires_grad_(False)
+        backbone = unfilled_backbone(self.spec).to("meta")
+        return backbone.eval().requires_grad_(False)
 
     @cached_property
     def weights_hash(self) -> str:

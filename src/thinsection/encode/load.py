@@ -22,7 +22,7 @@ from thinsection.encode.registry import (
     ENCODERS,
     HUB_PREFIX,
     EncoderSpec,
-    declared_encoders,
+    is_brought,
 )
 from thinsection.encode.specs import find_spec
 from thinsection.errors import InvalidInputError, StoreError
@@ -69,7 +69,7 @@ def load_encoder(
         own_weights=weights is not None or path is not None,
         seed=None if pretrained else seed,
     )
-    if is_registered and name not in declared_encoders():
+    if is_brought(name):
         if engine == "openvino":
             raise InvalidInputError(
                 f"engine must be auto or torch for {name!r}, which another package provides, "

@@ -240,6 +240,11 @@ ENCODERS: Registry[LoadEncoder] = Registry(
 )
 
 
+def is_brought(name: str) -> bool:
+    """True for an encoder that another package registers."""
+    return name in ENCODERS and name not in declared_encoders()
+
+
 def check_encoder_name(name: str) -> None:
     """Raise UnknownEncoderError for an unknown name; nothing is imported or downloaded."""
     is_undeclared = name.startswith((TIMM_PREFIX, HUB_PREFIX)) or Path(name).exists()

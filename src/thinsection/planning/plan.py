@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity
 from thinsection.encode import TileEncoder, load_encoder
 from thinsection.encode.check import find_local_weights
 from thinsection.encode.engine import PRECISIONS, engine_version, why_torch
-from thinsection.encode.registry import ENCODERS, declared_encoders
+from thinsection.encode.registry import is_brought
 from thinsection.encode.specs import find_spec
 from thinsection.errors import BudgetError, ThinsectionError
 from thinsection.files.pages import bars_html, notebook_html
@@ -217,8 +217,7 @@ def _planned_encoder(
 ) -> _PlannedEncoder:
     """Encoder of the planned run in this precision."""
     encoding = spec.encoding
-    is_brought = name in ENCODERS and name not in declared_encoders()
-    half_precision = is_brought or find_spec(name).half_precision
+    half_precision = is_brought(name) or find_spec(name).half_precision
     placement = place("cpu", precision, half_precision=half_precision)
     is_random = not encoding.pretrained
     refusal = why_torch(encoding.engine, placement.device, is_random=is_random)
