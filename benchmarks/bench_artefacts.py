@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from tests.support.artefact_slide import INKS, STAINS, ArtefactSlide
 from tests.support.held_out_slide import held_out_slide
-from tests.support.tuning_slide import tuning_slide
+from training.artefact_slide import INKS, STAINS, ArtefactSlide
+from training.tuning_slide import tuning_slide
 
 from benchmarks.harness import arguments, finish
 from thinsection.qc import QcResult, run_qc

@@ -50,6 +50,7 @@ PACKAGES = {
     "thinsection": ROOT / "src" / "thinsection",
     "benchmarks": ROOT / "benchmarks",
     "tests": ROOT / "tests",
+    "training": ROOT / "training",
 }
 
 

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
-from tests.support.tuning_slide import tuning_slide
+from training.tuning_slide import tuning_slide
 
 from thinsection.config import replace_flat
 from thinsection.encode import load_encoder

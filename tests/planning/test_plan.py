@@ -391,12 +391,12 @@ def test_quality_control_is_part_of_the_plan(tmp_path: Path) -> None:
     work_px = 3000 * 2000 * (4.0 / 2.0) ** 2  # pen at 5x
     assert held["histoqc-default"]["quality control"] <= 27 * work_px
     took = [planner().time([size], cpus=1).cpu_s for size in sizes.values()]
-    assert took[1] > took[2] > took[0]
+    assert took[0] < min(took[1:])
     slow = replace(
         planner(), machine=replace(MACHINE, maps_s_per_px=MACHINE.maps_s_per_px * 3)
     )
     more = [slow.time([size], cpus=1).cpu_s for size in sizes.values()]
-    nets = 2 * MACHINE.maps_s_per_px * 3000 * 2000 / 2  # half of a slide is tissue
+    nets = 2 * MACHINE.maps_s_per_px * 3000 * 2000
     assert [b - a for a, b in zip(took, more)] == pytest.approx([0, nets, 0])
 
 

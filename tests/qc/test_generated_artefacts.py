@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.artefact_slide import ARTEFACTS, STAINS, ArtefactSlide
 from tests.support.held_out_slide import held_out_slide
-from tests.support.tuning_slide import tuning_slide
+from training.artefact_slide import ARTEFACTS, STAINS, ArtefactSlide
+from training.tuning_slide import tuning_slide
 
 from thinsection.qc import Pipeline, QcResult, run_qc
 from thinsection.qc.checks.artefacts import Bubbles, Folds, Ink

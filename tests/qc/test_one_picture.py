@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import skimage.data
 from tests.qc.slides import REAL, ArraySlide, reduced
-from tests.support.tuning_slide import tuning_slide
+from training.tuning_slide import tuning_slide
 
 from thinsection.qc import Pipeline, run_qc, tissue_mask
 from thinsection.qc.checks.tissue import Tissue

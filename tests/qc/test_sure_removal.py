@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 from tests.qc.slides import ArraySlide, needs_real_slide, real_slide
-from tests.support.artefact_slide import STAINS
-from tests.support.tuning_slide import tuning_slide
+from training.artefact_slide import STAINS
+from training.tuning_slide import tuning_slide
 
 from thinsection.qc import QcResult, load_pipeline, run_qc
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView
@@ -118,11 +118,11 @@ def test_the_networks_do_not_judge_a_picture_of_24_um_a_pixel() -> None:
         rgb = opened.read_region((0, 0), 0, opened.size)
     coarse = np.asarray(Image.fromarray(rgb).reduce(8))
     result = run_qc(ArraySlide([coarse], slide_mpp=(24.0, 24.0)), "auto")
-    not_judged = ("bubbles", "folds", "coverslip_edge", "dust", "slide_edge")
+    not_judged = ("bubbles", "folds", "coverslip_edge", "dust", "slide_edge", "unsure")
     assert not set(not_judged) & set(result.masks)
     assert (
-        "bubbles, folds, coverslip_edge, dust, slide_edge: not judged at 24 µm/px, because the "
-        "picture is too coarse"
+        f"{', '.join(not_judged)}: not judged at 24 µm/px, because the picture is too "
+        "coarse"
     ) in result.warnings
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.qc.slides import ArraySlide
-from tests.support.tuning_slide import tuning_slide
+from training.tuning_slide import tuning_slide
 
 from thinsection.arrays.filters import otsu_level
 from thinsection.errors import InvalidInputError

@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from thinsection.arrays import get_namespace
 from thinsection.arrays.filters import gray_from_rgb
-from thinsection.qc.checks.artefact_maps import artefact_maps
+from thinsection.qc.checks.artefact_network import artefact_maps
 from thinsection.qc.checks.check import QcView, Regions
 from thinsection.qc.checks.default_ink import find_default_ink
 

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 from scipy import ndimage
 from scipy.interpolate import CubicSpline
 from scipy.spatial import cKDTree
-from tests.support.artefact_slide import (
+from training.artefact_slide import (
     ARTEFACTS,
     INKS,
     ArtefactSlide,

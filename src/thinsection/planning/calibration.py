@@ -32,7 +32,7 @@ from thinsection.encode.memory import batch_bytes, keep_freed_memory, weights_by
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.atomic import TMP_MARK, write_json
 from thinsection.machine import cpu_count, cpu_model
-from thinsection.qc.checks.artefact_maps import artefact_maps
+from thinsection.qc.checks.artefact_network import artefact_maps
 from thinsection.types import Document
 
 _FILE = "plan.json"
@@ -40,7 +40,7 @@ _DECODE_S = 0.5  # CPU-seconds for the measurement of decoding
 _RATE_S = 2.0  # CPU-seconds for the measurement of an encoder
 _TILE_PX = 256  # edge of the decoded tile in pixels
 _RATE_TILES = 8  # tiles in the batch that is timed
-_MAPS_PX = 512  # edge of the image for quality control's networks in pixels
+_MAPS_PX = 512  # edge of the image for the artefact network in pixels
 _PEAK_BATCHES = 2.5  # batches in the process whose peak memory is measured
 _PEAK_TIMES = 3  # processes whose peak memory is measured
 _PEAK_FLOPS = 2e12  # below this total of operations, peak measurements are quick
@@ -59,8 +59,8 @@ class Calibration:
     half_size_px_per_s: float = 0.0
     # CPU-seconds for a slide's tissue, polygons, pictures and files
     slide_s: float = 0.35
-    # CPU-seconds of quality control's networks per pixel of tissue
-    maps_s_per_px: float = 2e-6
+    # CPU-seconds of the artefact network per pixel of 4 µm
+    maps_s_per_px: float = 2e-7
     # key -> tiles per CPU-second
     encoders: dict[str, float] = field(default_factory=dict)
     # key and batch size -> peak bytes of a process that encodes such batches
@@ -132,7 +132,7 @@ def _kept() -> Document:
 
 
 def measure_machine() -> Calibration:
-    """Measures in a fresh process (memory) and in this one (decoding, networks); about 10 s."""
+    """Measures memory in a fresh process, decoding and the artefact network in this one; 10 s."""
     seconds, peak = _run_probe(_START_PROBE)
     return Calibration(
         process_bytes=int(peak),
@@ -177,7 +177,7 @@ def measure_decoding(least_px: int = 0) -> float:
 
 
 def measure_maps() -> float:
-    """CPU-seconds of quality control's networks per pixel of tissue."""
+    """CPU-seconds of the artefact network per pixel of 4 µm."""
     rgb = np.random.default_rng(0).integers(
         90, 230, (_MAPS_PX, _MAPS_PX, 3), dtype=np.uint8
     )

@@ -90,7 +90,7 @@ class QcSize:
     slide_mpp: float
     # resolution of the finest image that checks see as a whole
     work_mpp: float = COARSEST_MPP
-    maps: bool = False  # True if networks search for artefacts
+    maps: bool = False  # True if the artefact network is asked
 
     @property
     def peak_bytes(self) -> int:
@@ -109,9 +109,8 @@ class QcSize:
         return _START_S + per_px * self._work_px + _S_PER_L0_PX * self.num_px_l0
 
     def run_s(self, maps_s_per_px: float) -> float:
-        """CPU-seconds in a run; the argument is the networks' time per pixel of tissue."""
-        # assume that half of a slide is tissue
-        per_px = _RUN_S_PER_PX + self.maps * maps_s_per_px / 2
+        """CPU-seconds in a run; the argument is the artefact network's time per pixel."""
+        per_px = _RUN_S_PER_PX + self.maps * maps_s_per_px
         return _RUN_S + per_px * self._work_px + _RUN_S_PER_L0_PX * self.num_px_l0
 
     @property

@@ -413,7 +413,7 @@ def qc_size(slide: Slide, pipeline: Pipeline, entry: SlideEntry) -> QcSize:
         num_px_l0=math.prod(slide.size),
         slide_mpp=scale.slide_mpp,
         work_mpp=min(pipeline.image_mpps),
-        maps=pipeline.asks_nets,
+        maps=pipeline.asks_network,
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from thinsection.arrays import Array, ArrayNamespace, filters, get_namespace
 from thinsection.config import user_cache_dir
 from thinsection.errors import ConfigError
-from thinsection.qc.checks.artefact_maps import artefact_maps
+from thinsection.qc.checks.artefact_network import artefact_maps
 from thinsection.qc.checks.by_example import ExampleCheck, trained_model
 from thinsection.qc.checks.check import (
     Outcome,

@@ -14,7 +14,7 @@ from thinsection.config import (
     toml_value,
 )
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.qc.checks.artefacts import Bubbles, Dirt, Folds, Ink
+from thinsection.qc.checks.artefacts import Bubbles, Dirt, Folds, Ink, Unsure
 from thinsection.qc.checks.by_example import ExampleCheck
 from thinsection.qc.checks.check import QcCheck, Statistics
 from thinsection.qc.checks.classes import ClassCheck
@@ -79,10 +79,11 @@ _BUILT_IN: tuple[type[QcCheck], ...] = (
     Ink,
     Bubbles,
     Dirt,
+    Unsure,
     ClassCheck,
 )
-# Checks that look at `artefact_maps`.
-_ASKING_NETS = ("bubbles", "dirt", "folds", "ink")
+# Checks that ask the artefact network.
+_ASKING_NETWORK = ("bubbles", "dirt", "folds", "ink", "unsure")
 # Begins names of HistoQC's own pipelines.
 _HISTOQC = "histoqc-"
 _PRESETS = Path(__file__).parent / "presets"
@@ -91,7 +92,7 @@ _RESERVED_NAMES = ("mask_use", "mask_kept", "overlay", "thumbnail", "qc")
 # Checks by which `[segmenter.classes]` says that the guard follows a class.
 _SURE_CLASSES = ("ink", "focus")
 # Of the checks: raise it when one answers differently.
-_VERSION = 12
+_VERSION = 13
 
 CHECKS: Registry[type[QcCheck]] = Registry(
     "qc check",
@@ -137,9 +138,9 @@ class Pipeline:
         return [self.work_mpp, *sorted(others)]
 
     @property
-    def asks_nets(self) -> bool:
-        """True if a check looks at `artefact_maps`."""
-        return any(check.kind in _ASKING_NETS for check in self.checks)
+    def asks_network(self) -> bool:
+        """True if a check asks the artefact network."""
+        return any(check.kind in _ASKING_NETWORK for check in self.checks)
 
     def variant(self, check: QcCheck, stain: str) -> QcCheck:
         """The check with its settings for a stain."""

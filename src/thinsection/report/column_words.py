@@ -37,6 +37,7 @@ _STEMS = {
     "focus_removed": "out of focus",
     "blurry_removed": "blurry",
     "folds_removed": "folds",
+    "unsure": "artefact network unsure",
     "small_tissue_removed": "small pieces removed",
     "small_tissue_filled": "small holes filled",
     "fatlike_tissue_removed": "fat-like tissue removed",

@@ -1,16 +1,20 @@
-"""Finds folds, ink, bubbles and dirt by what `artefact_maps` shows at each pixel."""
+"""Finds folds, ink, bubbles and dirt by what the artefact network shows at each pixel.
+
+Where no class has more than half of the probability, the network is unsure, and no check removes
+anything; `Unsure` measures how much tissue that is.
+"""
 
 from dataclasses import replace
 from typing import Literal
 
 from thinsection.arrays import Array, ArrayNamespace, filters, morphology
-from thinsection.qc.checks.artefact_maps import COARSEST_MPP, INKS
+from thinsection.qc.checks.artefact_network import COARSEST_MPP, INKS
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 
 # Of 255: ink whose channels differ by less is black, and reddish ink with less red is brown.
 _BLACK_COLOUR = 30
 _BROWN_RED = 150
-# Vote of a pixel's own colour, against the networks' P.
+# Vote of a pixel's own colour, against the network's P.
 _OWN_COLOUR_VOTE = 0.01
 
 
@@ -18,7 +22,7 @@ class Folds(QcCheck, kind="folds", coarsest_mpp=COARSEST_MPP):
     """Removes folds: bands that are darker than the tissue on both sides."""
 
     name: str = "folds"
-    # sigma over which P of the small net is averaged
+    # sigma over which P of a fold is averaged
     smooth: str = length("16 um")
     # on it, somewhere in a fold ...
     threshold: float = 0.6
@@ -75,7 +79,7 @@ class Ink(QcCheck, kind="ink"):
     def _wins(self, view: QcView, by_colour: list[Array], ink: Array) -> Array:
         """The pixels around which most ink has the check's colour, bool (H, W).
 
-        A stroke has one colour: the one that most pixels around show. Where the networks know of
+        A stroke has one colour: the one that most pixels around show. Where the network knows of
         no ink, the pixels' own colours decide.
         """
         ns = view.ns
@@ -164,3 +168,20 @@ class Dirt(QcCheck, kind="dirt", coarsest_mpp=COARSEST_MPP):
         least_px = view.area_px(self.min_area)
         dirt = morphology.keep_elongated(view.ns, dirt, elongation, least_px)
         return view.without(dirt, self.name)
+
+
+class Unsure(QcCheck, kind="unsure", coarsest_mpp=COARSEST_MPP):
+    """Measures the share of the tissue on which the artefact network is unsure of the class."""
+
+    name: str = "unsure"
+    # on P of the likeliest class
+    threshold: float = 0.5
+
+    def __call__(self, view: QcView) -> Outcome:
+        xp = view.ns.xp
+        likeliest = xp.zeros(view.mask_use.shape, dtype=xp.uint8)
+        for probability in view.artefact_maps().values():
+            xp.maximum(likeliest, probability, out=likeliest)
+        sure = likeliest > 255 * self.threshold
+        share = view.share(view.mask_use & sure)
+        return Outcome(scores={f"{self.name}_percent": share})

@@ -218,15 +218,7 @@ def predict(ns: ArrayNamespace, model: PixelModel, planes: Sequence[Array]) -> A
 
     Memory: O(px + 8,192 * (features + hidden)).
     """
-    logit = layers(ns, model, [plane.reshape(-1) for plane in planes])[:, 0]
-    return (1 / (1 + ns.xp.exp(-ns.xp.clip(logit, -60, 60)))).reshape(planes[0].shape)
-
-
-def layers(ns: ArrayNamespace, model: PixelModel, flat: Sequence[Array]) -> Array:
-    """Outputs before sigmoid or softmax, float32 (px, outputs), of flat planes.
-
-    Memory: O(px * outputs + 8,192 * (features + hidden)).
-    """
+    flat = [plane.reshape(-1) for plane in planes]
     xp = ns.xp
     w1, b1, w2, b2, w3, b3 = (
         ns.upload(value, reason="model") for value in model.weights
@@ -235,16 +227,16 @@ def layers(ns: ArrayNamespace, model: PixelModel, flat: Sequence[Array]) -> Arra
     # write of all px per layer
     b2 = b2 + b1 @ w2
     b3 = b3 + b2 @ w3
-    out = xp.empty((flat[0].size, len(b3)), dtype=xp.float32)
-    for start in range(0, len(out), _BLOCK_PX):
+    logit = xp.empty((flat[0].size, 1), dtype=xp.float32)
+    for start in range(0, len(logit), _BLOCK_PX):
         block = slice(start, start + _BLOCK_PX)
         hidden = xp.stack([plane[block] for plane in flat]).T @ w1
         xp.maximum(hidden, -b1, out=hidden)
         hidden = hidden @ w2
         xp.maximum(hidden, -b2, out=hidden)
-        xp.matmul(hidden, w3, out=out[block])
-    out += b3
-    return out
+        xp.matmul(hidden, w3, out=logit[block])
+    logit += b3
+    return (1 / (1 + xp.exp(-xp.clip(logit[:, 0], -60, 60)))).reshape(planes[0].shape)
 
 
 def save_model(path: Path, model: PixelModel) -> None:

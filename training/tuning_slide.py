@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
-from tests.support.artefact_slide import (
+
+from thinsection.types import RgbArray, Size
+from training.artefact_slide import (
     ARTEFACTS,
     INKS,
     ArtefactSlide,
@@ -17,8 +19,6 @@ from tests.support.artefact_slide import (
     Scene,
     jpeg,
 )
-
-from thinsection.types import RgbArray, Size
 
 _HAEMATOXYLIN, _EOSIN, _DAB = (0.65, 0.70, 0.29), (0.10, 0.98, 0.20), (0.27, 0.57, 0.78)
 _BLOOD = (0.15, 0.80, 0.60)
@@ -55,15 +55,21 @@ def tuning_slide(
 
     Memory: about 60 bytes per px.
     """
-    scene = _TuningScene(seed, size, mpp, stain if base is None else "he")
+    scene = TuningScene(seed, size, mpp, stain if base is None else "he")
     scene.base = base
     drawn = [name for name in ARTEFACTS if scene.rng.random() < 0.5]
     return scene.slide(drawn if artefacts is None else artefacts)
 
 
-class _TuningScene(Scene):
+class TuningScene(Scene):
+    """Scene of generator A; the scenes of the training draw with other bounds."""
+
     stream = 1
     base: RgbArray | None = None
+    # µm, lowest and highest
+    pen_um: tuple[float, float] = (90, 700)
+    bubble_um: tuple[float, float] = (100, 700)
+    fold_um: tuple[float, float] = (30, 180)
 
     def draw_tissue(self) -> None:
         if self.base is None:
@@ -222,7 +228,7 @@ class _TuningScene(Scene):
         ) * (step * self.mpp)
 
     def _fold(self) -> None:
-        width, rng = self.some(30, 180), self.rng
+        width, rng = self.some(*self.fold_um), self.rng
         distance = self._distance(
             self._path(True, width * rng.uniform(5, 14), rng.uniform(0, 0.15))
         )
@@ -263,7 +269,7 @@ class _TuningScene(Scene):
         self.mark("blur" if self.blur_um >= 1 else "slight_blur", inside[..., 0] > 0.5)
 
     def _bubble(self) -> None:
-        rng, radius = self.rng, self.some(100, 700)
+        rng, radius = self.rng, self.some(*self.bubble_um)
         y, x = np.ogrid[: self.shape[0], : self.shape[1]]
         row, column = self.centre(in_tissue=bool(rng.random() < 0.5))
         dy, dx, flat = (
@@ -295,7 +301,7 @@ class _TuningScene(Scene):
             ink = ink.mean() * (
                 1 + rng.uniform(-0.3, 0.3) * np.array((1, 0, -1))
             )  # warm or cold
-        width, kind = self.some(90, 700), rng.choice(("line", "ring", "dot"))
+        width, kind = self.some(*self.pen_um), rng.choice(("line", "ring", "dot"))
         path = self._path(bool(rng.random() < 0.5), width * rng.uniform(3, 12), 0.15)
         if kind == "ring":
             t, middle = np.linspace(0, rng.uniform(5, 6.6), 200), path[100]

@@ -1,0 +1,260 @@
+"""The artefact network: tissue, glass, a fold, ink, a bubble or dirt, at each pixel.
+
+One U-shaped convolutional network over optical densities against the slide's own glass, on grids
+of 16 to 256 µm. It runs in windows on the device's arrays: importing torch would take two
+CPU-seconds and 200 MB, more than all of quality control. `training/` has the script that makes the
+file of weights, and the file records what it was made from.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.arrays import Array, ArrayNamespace, filters
+
+INKS = ("blue", "green", "red", "black", "brown")
+CLASSES = (
+    "glass",
+    "tissue",
+    "fold",
+    "bubble",
+    "coverslip",
+    "dust",
+    "edge",
+    "pen_blue",
+    "pen_green",
+    "pen_red",
+    "pen_black",
+    "pen_brown",
+)
+# Planes of its input: density of red, green and blue, and the logarithm of their mean.
+NUM_PLANES = 4
+# µm per pixel of its input.
+INPUT_MPP = 8.0
+# µm/px; on coarser pictures it cannot tell an artefact from tissue.
+COARSEST_MPP = 12.0
+MODEL = Path(__file__).parent / "models" / "artefacts.safetensors"
+
+_WHITE_PERCENTILE = 97
+# Density that the logarithm starts from.
+_FLOOR = 0.06
+# Levels below the first: windows begin and end at multiples of this many squares of 2 x 2 pixels.
+_LEVELS = 4
+_STEP = 1 << _LEVELS
+# Squares beyond a window that decide what is in it: 77 by the convolutions, and up to a step.
+_HALO = 6 * _STEP
+# Squares of a window with its halo.
+_WINDOW_SQUARES = 1 << 19
+# Squares that are convolved at once.
+_BLOCK_SQUARES = 1 << 13
+# Windows of glass alone: no square, over 3 x 3, has this density.
+_GLASS_DENSITY = 0.02
+
+Weights = Mapping[str, Array]
+
+
+@cache
+def _own_weights() -> dict[str, npt.NDArray[np.float32]]:
+    from safetensors.numpy import load_file
+
+    return {name: array.astype(np.float32) for name, array in load_file(MODEL).items()}
+
+
+def artefact_maps(
+    ns: ArrayNamespace,
+    rgb: Array,
+    mpp_th: float,
+    weights: Mapping[str, npt.NDArray[np.float32]] | None = None,
+) -> Mapping[str, Array]:
+    """P of each class at each pixel, in 255ths, uint8 (H, W).
+
+    Args:
+        ns: device.
+        rgb: uint8 (H, W, 3).
+        mpp_th: µm per px of it.
+        weights: of the layers; None: the package's own.
+
+    Memory: 12 bytes a px, and 200 of a px of 16 µm of a window of at most 500,000.
+    """
+    xp = ns.xp
+    layers = {
+        name: ns.upload(value, reason="model")
+        for name, value in (weights or _own_weights()).items()
+    }
+    tables = density_tables(ns, rgb)
+    factor = max(1, round(INPUT_MPP / mpp_th))
+    height, width = rgb.shape[:2]
+    out = xp.zeros((len(CLASSES), height, width), dtype=xp.uint8)
+    out[CLASSES.index("glass")] = 255
+    for rows in _windows(height, 2 * factor, _parts(height, width, factor)):
+        for columns in _windows(width, 2 * factor, _parts(width, height, factor)):
+            part = rgb[rows.around, columns.around]
+            planes = input_planes(ns, part, tables, factor)
+            if float(planes[..., :3].mean(axis=2).max()) < _GLASS_DENSITY:
+                continue
+            p = _probabilities(ns, layers, planes)
+            if factor > 1:
+                p = p.repeat(factor, axis=1).repeat(factor, axis=2)
+            out[:, rows.inside, columns.inside] = p[:, rows.own, columns.own]
+    return dict(zip(CLASSES, out))
+
+
+def density_tables(ns: ArrayNamespace, rgb: Array) -> list[Array]:
+    """Density of each value of red, green and blue against the glass, float32 (256,) each."""
+    xp = ns.xp
+    tables = []
+    for channel in range(3):
+        plane = rgb[::4, ::4, channel]
+        white = max(float(xp.percentile(plane, _WHITE_PERCENTILE)), 60.0)
+        table = -xp.log(xp.maximum(xp.arange(256), 4) / white)
+        tables.append(table.astype(xp.float32).clip(-0.1, 4))
+    return tables
+
+
+def input_planes(
+    ns: ArrayNamespace, rgb: Array, tables: list[Array], factor: int
+) -> Array:
+    """Densities and the logarithm of their mean, float32 (H, W, 4), over blocks of pixels.
+
+    H and W are multiples of 32: the last row and column are repeated.
+    """
+    xp = ns.xp
+    planes = []
+    for channel, table in enumerate(tables):
+        plane = table[rgb[..., channel]]
+        if factor > 1:
+            plane = filters.block_means(ns, plane, factor)
+        more = [(0, -length % (2 * _STEP)) for length in plane.shape]
+        planes.append(xp.pad(plane, more, mode="edge"))
+    mean = (planes[0] + planes[1] + planes[2]) / 3
+    planes.append(xp.log(mean.clip(0, None) / xp.float32(_FLOOR) + 1))
+    return xp.stack(planes, axis=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Window:
+    """A part of an image along one axis, in its pixels."""
+
+    inside: slice
+    # with its surroundings
+    around: slice
+    # place of `inside` in `around`
+    own: slice
+
+
+def _parts(length: int, other: int, factor: int) -> int:
+    """Number of windows along an axis: with both axes, the area of one is bounded."""
+    squares = length / (2 * factor)
+    most = _WINDOW_SQUARES**0.5
+    if squares * other / (2 * factor) <= _WINDOW_SQUARES:
+        return 1
+    return math.ceil(squares / (most - 2 * _HALO))
+
+
+def _windows(length: int, square_px: int, count: int) -> Iterator[_Window]:
+    """Equal parts, which begin at multiples of the step."""
+    step_px = _STEP * square_px
+    part_px = math.ceil(length / (count * step_px)) * step_px
+    for start in range(0, length, part_px):
+        stop = min(start + part_px, length)
+        first = max(0, start - _HALO * square_px)
+        last = min(length, stop + _HALO * square_px)
+        yield _Window(
+            inside=slice(start, stop),
+            around=slice(first, last),
+            own=slice(start - first, stop - first),
+        )
+
+
+def _probabilities(ns: ArrayNamespace, layers: Weights, planes: Array) -> Array:
+    """P of each class in 255ths, uint8 (classes, H, W), of planes (H, W, 4)."""
+    xp = ns.xp
+    height, width, _ = planes.shape
+    x = _unshuffled(planes)
+    finer = []
+    for level in range(_LEVELS + 1):
+        if level:
+            finer.append(x)
+            x = _halved(x)
+        x = _convolved(ns, layers, f"down{level}a", x)
+        x = _convolved(ns, layers, f"down{level}b", x)
+    for level in reversed(range(1, _LEVELS)):
+        x = _convolved(ns, layers, f"join{level}", _joined(ns, layers, level, finer, x))
+    joined = _joined(ns, layers, 0, finer, x)
+    out = xp.empty((len(CLASSES), height, width), dtype=xp.uint8)
+    for rows, values in _convolved_rows(ns, layers, "join0", joined):
+        logits = values @ layers["out.weight"] + layers["out.bias"]
+        power = xp.exp(logits.clip(-40, 40, out=logits))
+        power = power.reshape(*power.shape[:2], len(CLASSES), 2, 2)
+        power *= 255 / power.sum(axis=2, keepdims=True)
+        # (row, column, class, y, x) to (class, row, y, column, x)
+        shown = (power + 0.5).astype(xp.uint8).transpose(2, 0, 3, 1, 4)
+        out[:, 2 * rows.start : 2 * rows.stop] = shown.reshape(len(CLASSES), -1, width)
+    return out
+
+
+def _unshuffled(planes: Array) -> Array:
+    """(H, W, C) to (H / 2, W / 2, 4 C): the four pixels of a square, plane by plane."""
+    height, width, count = planes.shape
+    squares = planes.reshape(height // 2, 2, width // 2, 2, count)
+    return squares.transpose(0, 2, 4, 1, 3).reshape(height // 2, width // 2, 4 * count)
+
+
+def _halved(x: Array) -> Array:
+    """The largest of 2 x 2 pixels per channel."""
+    height, width, count = x.shape
+    return x.reshape(height // 2, 2, width // 2, 2, count).max(axis=(1, 3))
+
+
+def _joined(
+    ns: ArrayNamespace, layers: Weights, level: int, finer: list[Array], wide: Array
+) -> Array:
+    """Adds a layer of the wider grid to the finer one."""
+    x = finer.pop()
+    made = wide @ layers[f"up{level}.weight"] + layers[f"up{level}.bias"]
+    height, width, count = made.shape
+    squares = x.reshape(height, 2, width, 2, count)
+    squares += made[:, None, :, None]
+    return x
+
+
+def _convolved(ns: ArrayNamespace, layers: Weights, name: str, x: Array) -> Array:
+    """The channels (H, W, C) under 3 x 3 weights; below 0 is 0."""
+    count = layers[f"{name}.bias"].size
+    out = ns.xp.empty((*x.shape[:2], count), dtype=ns.xp.float32)
+    for rows, values in _convolved_rows(ns, layers, name, x):
+        out[rows] = values
+    return out
+
+
+def _convolved_rows(
+    ns: ArrayNamespace, layers: Weights, name: str, x: Array
+) -> Iterator[tuple[slice, Array]]:
+    """Some rows of the result at a time."""
+    xp = ns.xp
+    height, width, count = x.shape
+    # of the rows above, here and below
+    weights = layers[f"{name}.weight"].reshape(3, 3 * count, -1)
+    bias = layers[f"{name}.bias"]
+    num_rows = max(1, _BLOCK_SQUARES // width)
+    # each pixel with those on its left and right
+    near = xp.zeros((num_rows + 2, width, 3 * count), dtype=xp.float32)
+    for start in range(0, height, num_rows):
+        stop = min(start + num_rows, height)
+        first = max(start - 1, 0)
+        last = min(stop + 1, height)
+        rows = near[first - start + 1 : last - start + 1]
+        rows[:, :, count : 2 * count] = x[first:last]
+        rows[:, 1:, :count] = x[first:last, :-1]
+        rows[:, :-1, 2 * count :] = x[first:last, 1:]
+        # beyond the last row is nothing; beyond the first, nothing was written yet
+        near[last - start + 1 :] = 0
+        total = xp.broadcast_to(bias, (stop - start, width, bias.size)).copy()
+        for shift in range(3):
+            total += near[shift : shift + stop - start] @ weights[shift]
+        yield slice(start, stop), xp.maximum(total, 0, out=total)

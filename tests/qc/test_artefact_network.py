@@ -1,0 +1,178 @@
+"""The artefact network behind folds, ink, bubbles and dirt: what it gives, where it comes from."""
+
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from benchmarks.bench_artefacts import real_pen
+from safetensors import safe_open
+from safetensors.numpy import load_file
+from tests.qc.slides import REAL
+from training import real_tissue
+from training.lookalikes import LOOKALIKES
+from training.network import ArtefactNetwork, layer_arrays
+from training.scenes import TrainingScene
+from training.train_artefacts import Recipe, script_hashes, train
+from training.tuning_slide import tuning_slide
+
+from thinsection.arrays import get_namespace
+from thinsection.qc.checks import artefact_network
+from thinsection.qc.checks.artefact_network import (
+    CLASSES,
+    MODEL,
+    artefact_maps,
+    density_tables,
+    input_planes,
+)
+
+REPOSITORY = Path(__file__).parents[2]
+PICTURES = REAL.parents[1] / "pictures"
+Weights = dict[str, npt.NDArray[np.float32]]
+
+
+@pytest.fixture(scope="module")
+def network() -> ArtefactNetwork:
+    """A network of random weights, whose normalisation has seen some pixels."""
+    torch.manual_seed(1)
+    network = ArtefactNetwork()
+    network(torch.randn(4, 4, 64, 64))
+    return network.eval()
+
+
+def weights_of(network: ArtefactNetwork) -> Weights:
+    arrays = layer_arrays(network)
+    return {name: array.astype(np.float32) for name, array in arrays.items()}
+
+
+def stacked(rgb: npt.NDArray[np.uint8], mpp: float, weights: Weights) -> Weights:
+    maps = artefact_maps(get_namespace("cpu"), rgb, mpp, weights)
+    return {name: plane.astype(np.float32) for name, plane in maps.items()}
+
+
+def test_the_network_in_numpy_gives_what_its_twin_in_torch_gives(
+    network: ArtefactNetwork,
+) -> None:
+    rgb = tuning_slide(9_500, size=(411, 333), mpp=8.0).rgb
+    ns = get_namespace("cpu")
+    planes = input_planes(ns, rgb, density_tables(ns, rgb), 1).transpose(2, 0, 1)
+    with torch.inference_mode():
+        logits = network(torch.from_numpy(planes[None].copy()))
+        expected = torch.softmax(logits, 1)[0, :, :333, :411].numpy()
+    maps = stacked(rgb, 8.0, weights_of(network))
+    for name, plane in zip(CLASSES, expected):
+        # half a step of rounding, and weights of half precision
+        assert np.abs(maps[name] / 255 - plane).max() < 0.004, name
+
+
+def test_windows_do_not_show(
+    network: ArtefactNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rgb = tuning_slide(9_502, size=(901, 533), mpp=8.0).rgb
+    weights = weights_of(network)
+    whole = stacked(rgb, 8.0, weights)
+    monkeypatch.setattr(artefact_network, "_WINDOW_SQUARES", 280**2)
+    parts = stacked(rgb, 8.0, weights)
+    for name, plane in whole.items():
+        assert np.abs(plane - parts[name]).max() <= 1, name
+    assert sum((plane > 60).any() for plane in whole.values()) > 3
+
+
+@pytest.mark.parametrize("mpp", [4.0, 8.0, 11.0])
+def test_maps_have_the_shape_of_their_image_and_are_probabilities(mpp: float) -> None:
+    rgb = tuning_slide(9_501, size=(301, 203), mpp=4.0, stain="he").rgb
+    maps = artefact_maps(get_namespace("cpu"), rgb, mpp)
+    assert list(maps) == list(CLASSES)
+    assert all(plane.shape == (203, 301) for plane in maps.values())
+    assert all(plane.dtype == np.uint8 for plane in maps.values())
+    total = sum(plane.astype(int) for plane in maps.values())
+    assert np.abs(total - 255).max() <= len(CLASSES) / 2
+
+
+@pytest.mark.skipif(
+    not PICTURES.is_dir(), reason="no pictures beside THINSECTION_TEST_SLIDES"
+)
+def test_real_ink_of_each_colour_is_found() -> None:
+    found = real_pen("auto", PICTURES)
+    for color, recall, precision in (
+        ("black", 0.95, 0.92),
+        # with the rim that the default tissue mask removes too
+        ("green", 0.95, 0.9),
+        ("red", 0.85, 0.77),
+    ):
+        assert found[color]["recall"] >= recall, color
+        assert found[color]["precision"] >= precision, color
+
+
+def test_the_file_was_made_by_the_scripts_and_the_data_that_it_records() -> None:
+    with safe_open(MODEL, framework="numpy") as file:
+        record = {name: json.loads(text) for name, text in file.metadata().items()}
+    assert record["classes"] == list(CLASSES)
+    assert record["scripts"] == script_hashes()
+    makefile = (REPOSITORY / "Makefile").read_text()
+    steps = int(re.findall(r"^TRAINING_STEPS \?= (\d+)$", makefile, re.MULTILINE)[0])
+    recipe = asdict(replace(Recipe(), num_steps=steps))
+    assert record["recipe"] == json.loads(json.dumps(recipe))
+    assert MODEL.stat().st_size < 1_000_000
+    tcga = REAL.with_name("tcga-cr-7395-01a-01-ts1.svs")
+    polygons = [f"{name}.parquet" for pair in real_tissue._LAYOUTS for name in pair]
+    assert set(record["data"]) == {*polygons, *real_tissue._CROPS, tcga.name}
+    if tcga.is_file():
+        assert record["data"][tcga.name] == real_tissue.sha256(tcga)
+
+
+SMALL = Recipe(
+    num_steps=6,
+    decay_steps=2,
+    save_steps=2,
+    report_steps=100,
+    scene_size=(320, 256),
+    first_scenes=3,
+    steps_per_scene=2,
+    num_report_scenes=2,
+    num_crops=2,
+    crop_px=64,
+    real_tissue=False,
+)
+
+
+def test_a_training_that_is_stopped_and_goes_on_makes_the_same_file(
+    tmp_path: Path,
+) -> None:
+    whole = tmp_path / "whole.safetensors"
+    train(SMALL, tmp_path / "a", whole)
+    shorter = replace(SMALL, num_steps=4)
+    train(shorter, tmp_path / "b", tmp_path / "shorter.safetensors")
+    goes_on = tmp_path / "goes_on.safetensors"
+    train(SMALL, tmp_path / "b", goes_on)
+    assert goes_on.read_bytes() == whole.read_bytes()
+    weights = {name: a.astype(np.float32) for name, a in load_file(whole).items()}
+    rgb = tuning_slide(9_503, size=(160, 120), mpp=8.0, stain="he").rgb
+    maps = stacked(rgb, 8.0, weights)
+    assert all(np.isfinite(plane).all() for plane in maps.values())
+    with safe_open(whole, framework="numpy") as file:
+        report = json.loads(file.metadata()["report"])
+    assert {"tissue recall", "fold precision", "melanin lost"} <= set(report)
+
+
+@pytest.mark.parametrize("name", LOOKALIKES)
+def test_a_look_alike_changes_tissue_and_stays_tissue(name: str) -> None:
+    changed = 0.0
+    for seed in range(6):
+        scene = TrainingScene(seed, (300, 240), 8.0, "he")
+        scene.layouts = []
+        scene.draw_tissue()
+        before = scene.light.copy()
+        tissue = scene.masks["tissue"].copy()
+        where = LOOKALIKES[name](scene)
+        moved = np.abs(scene.light - before).max(axis=2) > 0.02
+        assert not moved[~tissue].any()
+        assert not where[~tissue].any()
+        np.testing.assert_array_equal(scene.masks["tissue"], tissue)
+        assert np.isfinite(scene.light).all()
+        changed += float(moved.mean())
+    assert changed > 0.01

@@ -1,0 +1,1 @@
+"""Scripts that train the networks of the package; no part of what users install."""
