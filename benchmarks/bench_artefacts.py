@@ -1,14 +1,16 @@
 """How much tissue, pen, blur, folds and bubbles does quality control get right on unseen slides?
 
 Slides of generator A with seeds that nothing was tuned on, and of generator B, which has other
-drawing rules (docs/validation/qc.md says which seeds are for what). HistoQC's default preset looks
-at the same slides. Truth and finds are pooled over slides; px count at the work resolution.
+drawing rules (docs/validation/qc.md says which seeds are for what); then pen and folds that are
+planted on real tissue, and biology that looks like artefacts, drawn over it. HistoQC's default
+preset looks at the same slides. Truth and finds are pooled over slides; px count at the work
+resolution.
 """
 
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -16,30 +18,25 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from tests.qc.slides import REAL
 from tests.support.held_out_slide import held_out_slide
 from training.artefact_slide import INKS, STAINS, ArtefactSlide
 from training.tuning_slide import tuning_slide
 
+from benchmarks.artefact_counts import KINDS, Counts, add, rates, resized, union
+from benchmarks.artefacts_on_tissue import FIRST_SEED, biology_lost, planted
 from benchmarks.harness import arguments, finish
 from thinsection.qc import QcResult, run_qc
 from thinsection.qc.pipeline import preset_names
 from thinsection.testing.synthetic import ArraySlide
 from thinsection.types import MaskArray
 
-FIRST_SEED = 20_000  # docs/validation/qc.md: which seeds are for what
 GENERATORS = {
     "A, report seeds": cache(tuning_slide),
     "B, held out": cache(held_out_slide),
 }
 SIZE_PX, MPP, SLIDES_PER_STAIN = (1600, 1200), 3.0, 2
 BLUR_SIZE_PX, BLUR_MPP = (1200, 900), 0.5
-KINDS = {  # class of truth -> kinds of the checks that find it
-    "pen": ("ink",),
-    "fold": ("folds",),
-    "bubble": ("bubbles",),
-    "blur": ("focus", "blurry"),
-}
-Counts = np.ndarray  # hits, px of the truth, px found
 
 
 def main() -> None:
@@ -61,6 +58,10 @@ def main() -> None:
         }
         if pictures.is_dir():
             results[preset]["real pen"] = real_pen(preset, pictures)
+        if REAL.is_file():
+            times = 1 if args.smoke else 2
+            results[preset]["planted on CMU-1"] = planted(preset, times)
+            results[preset]["biology lost"] = biology_lost(preset, times)
     finish("bench_artefacts", results, args)
 
 
@@ -134,44 +135,6 @@ def score(
         add(counts, name, found, truth.get(name, none), ~other)
 
 
-def add(
-    counts: defaultdict[str, Counts],
-    name: str,
-    found: MaskArray,
-    truth: MaskArray,
-    valid: MaskArray,
-) -> None:
-    hits = np.count_nonzero(found & truth & valid)
-    counts[name] += (
-        hits,
-        np.count_nonzero(truth & valid),
-        np.count_nonzero(found & valid),
-    )
-
-
-def union(
-    masks: Iterable[tuple[str, MaskArray]],
-    none: MaskArray,
-    *,
-    leave: tuple[str, ...] = (),
-) -> MaskArray:
-    found = none.copy()
-    for name, mask in masks:
-        if name not in leave:
-            found |= mask
-    return found
-
-
-def rates(value: Counts, name: str) -> dict[str, float]:
-    hits, true, found = value
-    if name.startswith("tissue"):
-        return {"iou": round(hits / max(1, true + found - hits), 4)}
-    return {
-        "recall": round(hits / max(1, true), 3),
-        "precision": round(hits / max(1, found), 3),
-    }
-
-
 def real_pen(preset: str, folder: Path) -> dict[str, dict[str, float]]:
     """HistoQC's own examples of pen, at 8 µm/px, against its hand-drawn masks of one colour."""
     scores = {}
@@ -193,11 +156,6 @@ def real_pen(preset: str, folder: Path) -> dict[str, dict[str, float]]:
         add(counts, color, found, truth, np.ones_like(truth))
         scores[color] = rates(counts[color], color)
     return scores
-
-
-def resized(mask: MaskArray, result: QcResult) -> MaskArray:
-    image = Image.fromarray(mask.astype(np.uint8) * 255)
-    return np.asarray(image.resize(result.frame.size_th, Image.Resampling.BOX)) > 127
 
 
 if __name__ == "__main__":

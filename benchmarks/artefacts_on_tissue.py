@@ -1,0 +1,78 @@
+"""Artefacts planted on real tissue, and biology that looks like them, for `bench_artefacts`."""
+
+from collections import defaultdict
+
+import numpy as np
+from PIL import Image
+from tests.support.artefacts import PENS, plant_fold, plant_pen
+from tests.support.held_out_biology import BIOLOGY, MPP, base_picture, picture_with
+
+from benchmarks.artefact_counts import KINDS, Counts, rates, resized, union
+from thinsection.qc import run_qc
+from thinsection.testing.synthetic import ArraySlide
+from thinsection.types import MaskArray
+
+FIRST_SEED = 20_000  # docs/validation/qc.md: which seeds are for what
+# Pen is drawn at the resolution of the checks.
+PEN_MPP = 8.0
+
+
+def planted(preset: str, times: int) -> dict[str, dict[str, float]]:
+    """Pen of each colour and folds of three widths, drawn on the tissue of CMU-1."""
+    base = base_picture()
+    coarse = np.asarray(Image.fromarray(base).reduce(round(PEN_MPP / MPP)))
+    solid = np.asarray(Image.fromarray(base).convert("L")) < 215
+    counts: defaultdict[str, Counts] = defaultdict(lambda: np.zeros(3))
+    for turn in range(times):
+        seed = FIRST_SEED + turn
+        for color in PENS:
+            rgb, truth = plant_pen(coarse, color, seed=seed)
+            slide = ArraySlide([rgb], slide_mpp=(PEN_MPP, PEN_MPP))
+            count_finds(counts[f"pen {color}"], "pen", preset, slide, truth)
+        for width_um in (60, 120, 240):
+            width_px = width_um / MPP
+            rgb, truth = plant_fold(
+                base,
+                width_px=width_px,
+                length_px=6 * width_px,
+                where=solid,
+                seed=seed,
+            )
+            slide = ArraySlide([rgb], slide_mpp=(MPP, MPP))
+            count = counts[f"fold {width_um} um"]
+            count_finds(count, "fold", preset, slide, truth)
+    return {name: rates(value, name) for name, value in counts.items()}
+
+
+def count_finds(
+    count: Counts, word: str, preset: str, slide: ArraySlide, truth_l0: MaskArray
+) -> None:
+    """Adds the px of one planted artefact; finds on glass count too."""
+    result = run_qc(slide, preset)
+    truth = resized(truth_l0, result)
+    checks = [c.name for c in result.pipeline.checks if c.kind in KINDS[word]]
+    checks += [c.name for c in result.pipeline.checks if word in c.name]
+    none = np.zeros_like(truth)
+    found = union(((n, result.masks[n]) for n in dict.fromkeys(checks)), none)
+    count += (
+        np.count_nonzero(found & truth),
+        np.count_nonzero(truth),
+        np.count_nonzero(found),
+    )
+
+
+def biology_lost(preset: str, times: int) -> dict[str, float]:
+    """Share of biology that looks like an artefact which quality control removes."""
+    lost = {}
+    for name in BIOLOGY:
+        removed = 0
+        total = 0
+        for turn in range(times):
+            rgb, where_l0 = picture_with(name, FIRST_SEED + turn)
+            slide = ArraySlide([rgb], slide_mpp=(MPP, MPP))
+            result = run_qc(slide, preset)
+            where = resized(where_l0, result)
+            removed += np.count_nonzero(where & ~result.mask_use)
+            total += np.count_nonzero(where)
+        lost[name] = round(removed / total, 3)
+    return lost
