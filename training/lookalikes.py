@@ -79,10 +79,12 @@ def necrosis(scene: Scene) -> MaskArray:
 def vessels(scene: Scene) -> MaskArray:
     """Vessels full of blood: round, oblong or branching, dense red or orange."""
     rng = scene.rng
-    shape = _branches if rng.random() < 0.5 else _blobs
-    where = shape(scene, 20, 200)
-    colour = _colour(scene, _BLOOD, 0.2) * scene.some(0.5, 2.4)
-    density = colour * (1 + 0.15 * scene.noise(8)).clip(0.3, None)[..., None]
+    is_branched = rng.random() < 0.25
+    where = _branches(scene, 10, 90) if is_branched else _blobs(scene, 20, 250)
+    colour = _colour(scene, _BLOOD, 0.2) * scene.some(0.4, 2.2)
+    colour = colour + _colour(scene, _EOSIN) * scene.some(0.03, 0.3)
+    clots = 1 + 0.2 * scene.noise(8) + 0.15 * scene.noise(40)
+    density = colour * clots.clip(0.3, None)[..., None]
     return _replace(scene, where, density, kept=rng.uniform(0, 0.2))
 
 

@@ -85,5 +85,6 @@ def _add(arrays: dict[str, Any], name: str, conv: Any, norm: Any) -> None:
         bias = norm.bias.detach() - norm.running_mean * gain
     # (out, in, y, x) to (y, x, in, out)
     flat = weight.permute(2, 3, 1, 0).reshape(-1, len(weight))
-    arrays[f"{name}.weight"] = flat.numpy().astype(np.float16)
+    # safetensors writes the buffer as it lies in memory
+    arrays[f"{name}.weight"] = np.ascontiguousarray(flat.numpy(), dtype=np.float16)
     arrays[f"{name}.bias"] = bias.numpy().astype(np.float16)

@@ -195,6 +195,8 @@ class TrainingScene(TuningScene):
             self._mirror_folds()
         elif artefact == "dust" and self.rng.random() < 0.6:
             self._fibre()
+        elif artefact == "bubble" and self.rng.random() < 0.5:
+            self._uneven_bubbles()
         else:
             super().draw(artefact)
 
@@ -317,6 +319,41 @@ class TrainingScene(TuningScene):
         self.mark("fold", inside & visible & self.masks["tissue"])
         # layers of fat and of glass show no fold
         self.mark("unsure", inside & ~visible)
+
+    def _uneven_bubbles(self) -> None:
+        """Bubbles that are not round, with rims that are dark on one side, alone or in groups."""
+        rng = self.rng
+        count = 1 if rng.random() < 0.6 else int(rng.integers(2, 7))
+        middle = self.centre(in_tissue=bool(rng.random() < 0.5))
+        radius = self.some(*self.bubble_um)
+        if count > 1:
+            radius = min(radius, 500.0)
+        y, x = np.ogrid[: self.shape[0], : self.shape[1]]
+        for _ in range(count):
+            size = radius * rng.uniform(0.4, 1)
+            away = rng.normal(0, 1.5 * radius / self.mpp, 2) * (count > 1)
+            row, column = middle + away
+            dy = (y - row) * self.mpp
+            dx = (x - column) * self.mpp
+            angle = np.arctan2(dy, dx).astype(np.float32)
+            round_ = 1 + rng.uniform(0, 0.2) * np.cos(2 * angle + rng.uniform(0, 6))
+            round_ += rng.uniform(0, 0.08) * np.cos(3 * angle + rng.uniform(0, 6))
+            round_ += rng.uniform(0, 0.05) * np.cos(5 * angle + rng.uniform(0, 6))
+            distance = np.hypot(dy, dx).astype(np.float32) / round_
+            rim = min(self.some(5, 40), size / 3)
+            turned = np.cos(angle - rng.uniform(0, 2 * np.pi))
+            dark = 1 - rng.uniform(0, 0.8) * (0.5 + 0.5 * turned)
+            dark = dark * rng.uniform(0.3, 0.95)
+            # the outer side of a rim is sharp, its inner side fades
+            inner = np.exp(-np.maximum(size - distance, 0) / rim)
+            shade = np.where(distance < size, inner, 0) * dark
+            shade = ndimage.gaussian_filter(shade.astype(np.float32), 3 / self.mpp)
+            glint = np.exp(-(((distance - size + 2.5 * rim) / rim) ** 2))
+            glint = glint * rng.uniform(0, 0.4) * (0.5 - 0.5 * turned)
+            self.light *= 1 - shade[..., None]
+            self.light += (1 - self.light) * glint[..., None]
+            self.light = self.light.astype(np.float32)
+            self.mark("bubble", np.asarray(distance < size))
 
     def _fibre(self) -> None:
         """Textile fibres and hairs: thin bent lines, dark or coloured."""

@@ -405,7 +405,7 @@ def report_on(
     found = np.zeros(len(CLASSES))
     lost = np.zeros(1 + len(LOOKALIKES))
     seen = np.zeros(1 + len(LOOKALIKES))
-    unsure = 0.0
+    unsure: list[float] = []
     for example in examples:
         height, width = example.classes.shape
         tables = density_tables(ns, example.rgb)
@@ -415,7 +415,7 @@ def report_on(
             p = np.asarray(torch.softmax(logits, 1)[0, :, :height, :width])
         judged = example.classes >= 0
         sure = p > 0.5
-        unsure += 1 - float(sure.max(axis=0)[judged].mean())
+        unsure.append(1 - float(sure.max(axis=0)[judged].mean()))
         for number in range(len(CLASSES)):
             truth = example.classes == number
             hits[number] += np.count_nonzero(sure[number] & truth)
@@ -428,7 +428,7 @@ def report_on(
             example.lookalikes[tissue & artefact], minlength=1 + len(LOOKALIKES)
         )
         seen += np.bincount(example.lookalikes[tissue], minlength=1 + len(LOOKALIKES))
-    report = {"unsure": round(unsure / max(1, len(true)), 4)}
+    report = {"unsure": round(float(np.mean(unsure)), 4)}
     for number, name in enumerate(CLASSES):
         report[f"{name} recall"] = round(hits[number] / max(1, true[number]), 3)
         report[f"{name} precision"] = round(hits[number] / max(1, found[number]), 3)
@@ -438,18 +438,19 @@ def report_on(
 
 
 def record_of(recipe: Recipe, report: Mapping[str, float]) -> dict[str, str]:
-    """What the file of weights says about its origin."""
+    """What the file of weights says about its origin: one text, so that its bytes are the same."""
     data = {}
     if recipe.real_tissue:
         data = {path.name: real_tissue.sha256(path) for path in real_tissue.files()}
-    return {
-        "classes": json.dumps(CLASSES),
-        "recipe": json.dumps(asdict(recipe)),
-        "scripts": json.dumps(script_hashes()),
-        "data": json.dumps(data),
-        "versions": json.dumps({"torch": torch.__version__, "numpy": np.__version__}),
-        "report": json.dumps(report),
+    record = {
+        "classes": CLASSES,
+        "recipe": asdict(recipe),
+        "scripts": script_hashes(),
+        "data": data,
+        "versions": {"torch": torch.__version__, "numpy": np.__version__},
+        "report": report,
     }
+    return {"record": json.dumps(record)}
 
 
 def script_hashes() -> dict[str, str]:

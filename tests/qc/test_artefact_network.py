@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import pytest
 import torch
 from benchmarks.bench_artefacts import real_pen
 from safetensors import safe_open
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from tests.qc.slides import REAL
 from training import real_tissue
 from training.lookalikes import LOOKALIKES
@@ -44,6 +45,11 @@ def network() -> ArtefactNetwork:
     return network.eval()
 
 
+def record_of(path: Path) -> dict[str, Any]:
+    with safe_open(path, framework="numpy") as file:
+        return dict(json.loads(file.metadata()["record"]))
+
+
 def weights_of(network: ArtefactNetwork) -> Weights:
     arrays = layer_arrays(network)
     return {name: array.astype(np.float32) for name, array in arrays.items()}
@@ -55,7 +61,7 @@ def stacked(rgb: npt.NDArray[np.uint8], mpp: float, weights: Weights) -> Weights
 
 
 def test_the_network_in_numpy_gives_what_its_twin_in_torch_gives(
-    network: ArtefactNetwork,
+    network: ArtefactNetwork, tmp_path: Path
 ) -> None:
     rgb = tuning_slide(9_500, size=(411, 333), mpp=8.0).rgb
     ns = get_namespace("cpu")
@@ -63,7 +69,11 @@ def test_the_network_in_numpy_gives_what_its_twin_in_torch_gives(
     with torch.inference_mode():
         logits = network(torch.from_numpy(planes[None].copy()))
         expected = torch.softmax(logits, 1)[0, :, :333, :411].numpy()
-    maps = stacked(rgb, 8.0, weights_of(network))
+    save_file(layer_arrays(network), tmp_path / "a.safetensors")
+    weights = load_file(tmp_path / "a.safetensors")
+    maps = stacked(
+        rgb, 8.0, {name: a.astype(np.float32) for name, a in weights.items()}
+    )
     for name, plane in zip(CLASSES, expected):
         # half a step of rounding, and weights of half precision
         assert np.abs(maps[name] / 255 - plane).max() < 0.004, name
@@ -79,7 +89,8 @@ def test_windows_do_not_show(
     parts = stacked(rgb, 8.0, weights)
     for name, plane in whole.items():
         assert np.abs(plane - parts[name]).max() <= 1, name
-    assert sum((plane > 60).any() for plane in whole.values()) > 3
+    # a map that is the same everywhere would show no window
+    assert all(plane.std() > 0.5 for plane in whole.values())
 
 
 @pytest.mark.parametrize("mpp", [4.0, 8.0, 11.0])
@@ -109,8 +120,7 @@ def test_real_ink_of_each_colour_is_found() -> None:
 
 
 def test_the_file_was_made_by_the_scripts_and_the_data_that_it_records() -> None:
-    with safe_open(MODEL, framework="numpy") as file:
-        record = {name: json.loads(text) for name, text in file.metadata().items()}
+    record = record_of(MODEL)
     assert record["classes"] == list(CLASSES)
     assert record["scripts"] == script_hashes()
     makefile = (REPOSITORY / "Makefile").read_text()
@@ -154,8 +164,7 @@ def test_a_training_that_is_stopped_and_goes_on_makes_the_same_file(
     rgb = tuning_slide(9_503, size=(160, 120), mpp=8.0, stain="he").rgb
     maps = stacked(rgb, 8.0, weights)
     assert all(np.isfinite(plane).all() for plane in maps.values())
-    with safe_open(whole, framework="numpy") as file:
-        report = json.loads(file.metadata()["report"])
+    report = record_of(whole)["report"]
     assert {"tissue recall", "fold precision", "melanin lost"} <= set(report)
 
 
