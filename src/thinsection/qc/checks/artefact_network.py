@@ -150,7 +150,7 @@ class _Window:
 def _parts(length: int, other: int, factor: int) -> int:
     """Number of windows along an axis: with both axes, the area of one is bounded."""
     squares = length / (2 * factor)
-    most = _WINDOW_SQUARES**0.5
+    most = math.sqrt(_WINDOW_SQUARES)
     if squares * other / (2 * factor) <= _WINDOW_SQUARES:
         return 1
     return math.ceil(squares / (most - 2 * _HALO))
