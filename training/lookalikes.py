@@ -206,7 +206,7 @@ def _pigment(scene: Scene, colour: Colour, strength: float) -> MaskArray:
     solid = scene.masks["tissue"].astype(np.float32)
     scene.light = np.exp(-before - density * solid[..., None]).astype(np.float32)
     near = ndimage.uniform_filter(amount * zone * solid, max(1, int(40 / scene.mpp)))
-    return np.asarray(near > 0.05)
+    return np.asarray((near > 0.05) & scene.masks["tissue"])
 
 
 def _replace(
@@ -246,8 +246,9 @@ def _blobs(scene: Scene, low_um: float, high_um: float) -> Light:
     hard = scene.some(4, 40)
     count = 1 + int(rng.integers(0, 1 + max(1, int(400 / radius_um)))) * 3
     middle = scene.centre(in_tissue=True)
-    for _ in range(min(count, 40)):
-        row, column = middle + rng.normal(0, 3 * radius_um / scene.mpp, 2)
+    for number in range(min(count, 40)):
+        spread = 0.0 if number == 0 else 3 * radius_um / scene.mpp
+        row, column = middle + rng.normal(0, 1, 2) * spread
         flat = rng.uniform(0.6, 1.6)
         size = radius_um * rng.uniform(0.5, 1.2)
         away = np.hypot((y - row) * flat, (x - column) / flat) * scene.mpp
