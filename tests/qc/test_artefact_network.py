@@ -2,6 +2,7 @@
 
 import json
 import re
+import tracemalloc
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from benchmarks.bench_artefacts import real_pen
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from tests.qc.slides import REAL
+from tests.qc.views import view_of
 from training import real_tissue
 from training.lookalikes import LOOKALIKES
 from training.network import ArtefactNetwork, layer_arrays
@@ -30,6 +32,7 @@ from thinsection.qc.checks.artefact_network import (
     density_tables,
     input_planes,
 )
+from thinsection.qc.checks.artefacts import Unsure
 
 REPOSITORY = Path(__file__).parents[2]
 PICTURES = REAL.parents[1] / "pictures"
@@ -91,6 +94,35 @@ def test_windows_do_not_show(
         assert np.abs(plane - parts[name]).max() <= 1, name
     # a map that is the same everywhere would show no window
     assert all(plane.std() > 0.5 for plane in whole.values())
+
+
+@pytest.mark.check  # the large image takes ten seconds
+def test_memory_beyond_the_maps_does_not_grow_with_the_image(
+    network: ArtefactNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artefact_network, "_WINDOW_SQUARES", 256**2)
+    weights = weights_of(network)
+    rng = np.random.default_rng(0)
+    beyond = []
+    for width in (512, 2048):
+        rgb = rng.integers(90, 230, (512, width, 3), dtype=np.uint8)
+        tracemalloc.start()
+        artefact_maps(get_namespace("cpu"), rgb, 8.0, weights)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        beyond.append(peak - len(CLASSES) * 512 * width)
+    assert beyond[1] < 1.2 * beyond[0]
+    # as the docstring says
+    assert beyond[0] < 250 * 256**2 + 12e6
+
+
+def test_the_share_without_a_likely_class_is_a_column() -> None:
+    view = view_of(np.full((40, 60, 3), 200, np.uint8))
+    maps = {name: np.full((40, 60), 30, np.uint8) for name in CLASSES}
+    maps["tissue"][:10] = 200
+    outcome = Unsure()(replace(view, artefact_maps=lambda: maps))
+    assert outcome.mask_use is None
+    assert outcome.scores == {"unsure_percent": pytest.approx(0.75)}
 
 
 @pytest.mark.parametrize("mpp", [4.0, 8.0, 11.0])

@@ -52,7 +52,7 @@ _HALO = 6 * _STEP
 _WINDOW_SQUARES = 1 << 19
 # Squares that are convolved at once.
 _BLOCK_SQUARES = 1 << 13
-# Windows of glass alone: no square, over 3 x 3, has this density.
+# Windows of glass alone: no pixel has this density.
 _GLASS_DENSITY = 0.02
 
 Weights = Mapping[str, Array]
@@ -79,7 +79,8 @@ def artefact_maps(
         mpp_th: µm per px of it.
         weights: of the layers; None: the package's own.
 
-    Memory: 12 bytes a px, and 200 of a px of 16 µm of a window of at most 500,000.
+    Memory: 12 bytes a px, and 250 of a square of 16 µm of a window of at most 500,000, and
+        12 MB.
     """
     xp = ns.xp
     layers = {
@@ -94,13 +95,15 @@ def artefact_maps(
     for rows in _windows(height, 2 * factor, _parts(height, width, factor)):
         for columns in _windows(width, 2 * factor, _parts(width, height, factor)):
             part = rgb[rows.around, columns.around]
-            planes = input_planes(ns, part, tables, factor)
-            if float(planes[..., :3].mean(axis=2).max()) < _GLASS_DENSITY:
+            p = _probabilities(ns, layers, part, tables, factor)
+            if p is None:
                 continue
-            p = _probabilities(ns, layers, planes)
-            if factor > 1:
-                p = p.repeat(factor, axis=1).repeat(factor, axis=2)
-            out[:, rows.inside, columns.inside] = p[:, rows.own, columns.own]
+            # class by class: all at once would be a second copy of the maps
+            for small, plane in zip(p, out):
+                large = small
+                if factor > 1:
+                    large = small.repeat(factor, axis=0).repeat(factor, axis=1)
+                plane[rows.inside, columns.inside] = large[rows.own, columns.own]
     return dict(zip(CLASSES, out))
 
 
@@ -124,16 +127,17 @@ def input_planes(
     H and W are multiples of 32: the last row and column are repeated.
     """
     xp = ns.xp
-    planes = []
+    shape = [-(-length // (factor * 2 * _STEP)) * 2 * _STEP for length in rgb.shape[:2]]
+    planes = xp.empty((*shape, NUM_PLANES), dtype=xp.float32)
     for channel, table in enumerate(tables):
         plane = table[rgb[..., channel]]
         if factor > 1:
             plane = filters.block_means(ns, plane, factor)
-        more = [(0, -length % (2 * _STEP)) for length in plane.shape]
-        planes.append(xp.pad(plane, more, mode="edge"))
-    mean = (planes[0] + planes[1] + planes[2]) / 3
-    planes.append(xp.log(mean.clip(0, None) / xp.float32(_FLOOR) + 1))
-    return xp.stack(planes, axis=2)
+        more = [(0, wanted - length) for wanted, length in zip(shape, plane.shape)]
+        planes[..., channel] = xp.pad(plane, more, mode="edge")
+    mean = planes[..., :3].mean(axis=2)
+    planes[..., 3] = xp.log(mean.clip(0, None) / xp.float32(_FLOOR) + 1)
+    return planes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,11 +175,18 @@ def _windows(length: int, square_px: int, count: int) -> Iterator[_Window]:
         )
 
 
-def _probabilities(ns: ArrayNamespace, layers: Weights, planes: Array) -> Array:
-    """P of each class in 255ths, uint8 (classes, H, W), of planes (H, W, 4)."""
+def _probabilities(
+    ns: ArrayNamespace, layers: Weights, rgb: Array, tables: list[Array], factor: int
+) -> Array | None:
+    """P of each class in 255ths, uint8 (classes, H, W), over blocks of pixels; None of glass."""
     xp = ns.xp
+    planes = input_planes(ns, rgb, tables, factor)
+    # the logarithm's plane is 0 of glass and grows with the density
+    if float(planes[..., 3].max()) < math.log(_GLASS_DENSITY / _FLOOR + 1):
+        return None
     height, width, _ = planes.shape
     x = _unshuffled(planes)
+    del planes
     finer = []
     for level in range(_LEVELS + 1):
         if level:
