@@ -113,7 +113,7 @@ def test_memory_beyond_the_maps_does_not_grow_with_the_image(
         beyond.append(peak - len(CLASSES) * 512 * width)
     assert beyond[1] < 1.2 * beyond[0]
     # as the docstring says
-    assert beyond[0] < 250 * 256**2 + 12e6
+    assert beyond[0] < 300 * 256**2 + 12e6
 
 
 def test_the_share_without_a_likely_class_is_a_column() -> None:

@@ -79,7 +79,7 @@ def artefact_maps(
         mpp_th: µm per px of it.
         weights: of the layers; None: the package's own.
 
-    Memory: 12 bytes a px, and 250 of a square of 16 µm of a window of at most 500,000, and
+    Memory: 12 bytes a px, and 300 of a square of 16 µm of a window of at most 500,000, and
         12 MB.
     """
     xp = ns.xp
