@@ -314,9 +314,10 @@ def example_of(slide: ArtefactSlide) -> Example:
         around = ndimage.binary_dilation(where) & ~where & (classes <= 1)
         classes[around] = UNSURE
         classes[where] = CLASSES.index(name)
-    bubble = np.pad(classes == CLASSES.index("bubble"), 1, "edge")
-    inside = ndimage.distance_transform_edt(bubble)[1:-1, 1:-1] > RIM_PX
-    classes[inside] = UNSURE
+        if name == "bubble":
+            bubble = np.pad(where, 1, "edge")
+            inside = ndimage.distance_transform_edt(bubble)[1:-1, 1:-1] > RIM_PX
+            classes[inside] = UNSURE
     lookalikes = np.zeros_like(classes)
     for number, name in enumerate(LOOKALIKES):
         if f"like_{name}" in masks:
