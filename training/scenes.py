@@ -200,6 +200,17 @@ class TrainingScene(TuningScene):
         else:
             super().draw(artefact)
 
+    def ink_class(self, name: str, light: npt.NDArray[np.float64]) -> str:
+        """The colour that an ink shows, which may be another than the name of its bounds."""
+        red, green, blue = (float(value) for value in light)
+        if name == "black" or max(light) - min(light) < 0.1:
+            return "black"
+        if green > max(red, blue):
+            return "green"
+        if blue > red:
+            return "blue"
+        return "brown" if red < 0.62 and green > blue + 0.04 else "red"
+
     def _mirror_folds(self) -> None:
         """One fold, or wrinkles side by side."""
         rng = self.rng

@@ -321,8 +321,12 @@ class TuningScene(Scene):
         elif dry < 0.65:  # a dry pen leaves ink in lines only
             opacity = opacity * np.clip(streaks * 2 + rng.uniform(-0.3, 2), 0.02, 1)
         self.cover(ink, opacity * rng.uniform(0.75, 1))
-        for mask in ("pen", f"pen_{name}"):
+        for mask in ("pen", f"pen_{self.ink_class(name, ink)}"):
             self.mark(mask, opacity > 0.5)
+
+    def ink_class(self, name: str, light: npt.NDArray[np.float64]) -> str:
+        """Class of an ink that was drawn by the bounds of a name."""
+        return name
 
     def _coverslip(self) -> None:
         angle = self.rng.choice((0, np.pi / 2)) + self.rng.normal(0, 0.08)
