@@ -69,6 +69,8 @@ def artefact_maps(
     ns: ArrayNamespace,
     rgb: Array,
     mpp_th: float,
+    *,
+    tables: list[Array] | None = None,
     weights: Mapping[str, npt.NDArray[np.float32]] | None = None,
 ) -> Mapping[str, Array]:
     """P of each class at each pixel, in 255ths, uint8 (H, W).
@@ -77,6 +79,7 @@ def artefact_maps(
         ns: device.
         rgb: uint8 (H, W, 3).
         mpp_th: µm per px of it.
+        tables: `density_tables` of the whole picture; None: `rgb` is the whole.
         weights: of the layers; None: the package's own.
 
     Memory: 12 bytes a px, and 300 of a square of 16 µm of a window of at most 500,000, and
@@ -87,7 +90,7 @@ def artefact_maps(
         name: ns.upload(value, reason="model")
         for name, value in (weights or _own_weights()).items()
     }
-    tables = density_tables(ns, rgb)
+    tables = tables or density_tables(ns, rgb)
     factor = max(1, round(INPUT_MPP / mpp_th))
     height, width = rgb.shape[:2]
     out = xp.zeros((len(CLASSES), height, width), dtype=xp.uint8)

@@ -1,0 +1,69 @@
+"""The ink that the default tissue mask removes: pen of any colour, and no tissue like it."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.qc.slides import REAL
+from tests.support.artefacts import PENS, plant_pen
+from tests.support.held_out_biology import MPP, base_picture, picture_with
+
+from thinsection.arrays import get_namespace
+from thinsection.qc.checks import default_ink
+from thinsection.qc.checks.default_ink import find_default_ink
+from thinsection.types import MaskArray, RgbArray
+
+PX_UM = 8.0
+SEED = 17
+
+needs_tissue = pytest.mark.skipif(
+    not REAL.is_file(), reason=f"THINSECTION_TEST_SLIDES has no {REAL.name}"
+)
+
+
+def reduced(picture: RgbArray) -> RgbArray:
+    return np.asarray(Image.fromarray(picture).reduce(round(PX_UM / MPP)))
+
+
+def biology(name: str) -> tuple[RgbArray, MaskArray]:
+    """Real tissue with biology at 8 µm/px, and where it is."""
+    picture, where = picture_with(name, SEED)
+    return reduced(picture), reduced(where.astype(np.uint8) * 255) > 127
+
+
+@needs_tissue
+@pytest.mark.parametrize("color", PENS)
+def test_pen_on_real_tissue_is_found(color: str) -> None:
+    picture, pen = plant_pen(reduced(base_picture()), color, seed=SEED)
+    assert find_default_ink(picture, PX_UM)[pen].mean() > 0.97
+
+
+@needs_tissue
+@pytest.mark.parametrize("name", ["Alcian mucin", "over-stained zone", "melanin"])
+def test_biology_of_the_colour_of_ink_is_left(name: str) -> None:
+    picture, where = biology(name)
+    assert find_default_ink(picture, PX_UM)[where].mean() < 0.03
+
+
+@needs_tissue
+def test_a_picture_too_coarse_for_the_artefact_network_keeps_all_candidates() -> None:
+    picture, where = biology("Alcian mucin")
+    coarse = default_ink.COARSEST_MPP + 1
+    assert find_default_ink(picture, coarse)[where].mean() > 0.5
+
+
+def test_small_regions_are_judged_in_boxes_of_their_own() -> None:
+    mask = np.zeros((100, 100), dtype=bool)
+    mask[10:12, 10:12] = True
+    mask[80:82, 80:82] = True
+    parts = default_ink._parts(get_namespace("cpu"), mask, 5)
+    assert parts == [
+        (slice(5, 17), slice(5, 17)),
+        (slice(75, 87), slice(75, 87)),
+    ]
+
+
+def test_regions_with_much_around_them_are_judged_with_the_whole() -> None:
+    mask = np.zeros((40, 40), dtype=bool)
+    mask[::13, ::13] = True
+    parts = default_ink._parts(get_namespace("cpu"), mask, 6)
+    assert parts == [(slice(0, 40), slice(0, 40))]
