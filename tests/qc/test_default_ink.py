@@ -7,7 +7,6 @@ from tests.qc.slides import REAL
 from tests.support.artefacts import PENS, plant_pen
 from tests.support.held_out_biology import MPP, base_picture, picture_with
 
-from thinsection.arrays import get_namespace
 from thinsection.qc.checks import default_ink
 from thinsection.qc.checks.default_ink import find_default_ink
 from thinsection.types import MaskArray, RgbArray
@@ -51,19 +50,28 @@ def test_a_picture_too_coarse_for_the_artefact_network_keeps_all_candidates() ->
     assert find_default_ink(picture, coarse)[where].mean() > 0.5
 
 
-def test_small_regions_are_judged_in_boxes_of_their_own() -> None:
+def test_the_artefact_network_looks_at_the_surroundings_of_candidates_alone() -> None:
     mask = np.zeros((100, 100), dtype=bool)
-    mask[10:12, 10:12] = True
-    mask[80:82, 80:82] = True
-    parts = default_ink._parts(get_namespace("cpu"), mask, 5)
+    mask[12:14, 12:14] = True
+    mask[30:32, 12:14] = True
+    mask[98:, 70:72] = True
+    parts = list(default_ink._parts(mask, cell=50, around=5))
     assert parts == [
-        (slice(5, 17), slice(5, 17)),
-        (slice(75, 87), slice(75, 87)),
+        (slice(7, 37), slice(7, 19)),
+        (slice(93, 100), slice(65, 77)),
     ]
 
 
-def test_regions_with_much_around_them_are_judged_with_the_whole() -> None:
-    mask = np.zeros((40, 40), dtype=bool)
-    mask[::13, ::13] = True
-    parts = default_ink._parts(get_namespace("cpu"), mask, 6)
-    assert parts == [(slice(0, 40), slice(0, 40))]
+@needs_tissue
+def test_a_picture_without_candidates_does_not_ask_the_artefact_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(default_ink, "artefact_maps", fail)
+    picture = reduced(base_picture())
+    assert not find_default_ink(picture, PX_UM).any()
+    pen, _ = plant_pen(picture, "blue", seed=SEED)
+    with pytest.raises(AssertionError, match="asked"):
+        find_default_ink(pen, PX_UM)

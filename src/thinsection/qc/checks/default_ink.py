@@ -5,16 +5,15 @@ mucin, brown stain and dense tissue for ink too. So its finds are candidates, an
 network, which knows such tissue, looks at their surroundings alone.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from scipy import ndimage
 
 from thinsection.arrays import ArrayNamespace, get_namespace
 from thinsection.arrays.morphology import (
     dilated_by_disk,
-    dilated_by_square,
     drop_small,
     mostly,
     opened_by_disk,
@@ -35,7 +34,9 @@ _INK_UM = 16.0
 _INK_GAP_UM = 64.0
 # Smaller spots are not ink.
 _MIN_INK_UM2 = 6400.0
-# Around candidates, what the artefact network looks at too.
+# Edge of the part of a slide whose candidates the artefact network looks at in one call.
+_CELL_UM = 2048.0
+# Around candidates, what it looks at too.
 _AROUND_UM = 512.0
 # Of a region of candidates that the artefact network takes for ink, from which on it is ink.
 _LEAST_SHARE = 0.3
@@ -51,8 +52,7 @@ def find_default_ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
         px_um: µm per px of it. On one that is too coarse for the artefact network, all candidates
             are ink.
 
-    Memory: about 60 bytes per px of 16 µm; with candidates also that of `artefact_maps` of the
-        largest part that has some.
+    Memory: about 60 bytes per px of 16 µm, or the 30 MB of the artefact network if that is more.
     """
     ns = get_namespace("cpu")
     factor = max(1, round(_INK_UM / px_um))
@@ -88,20 +88,33 @@ def _confirmed(
     """The candidates that the artefact network takes for ink: their px of `factor` squared."""
     confirmed = np.zeros_like(candidates)
     tables = density_tables(ns, thumbnail)
-    for part in _parts(ns, candidates, round(_AROUND_UM / (px_um * factor))):
+    small_um = px_um * factor
+    cell = round(_CELL_UM / small_um)
+    around = round(_AROUND_UM / small_um)
+    for part in _parts(candidates, cell, around):
         rows, columns = (slice(s.start * factor, s.stop * factor) for s in part)
         maps = artefact_maps(ns, thumbnail[rows, columns], px_um, tables=tables)
-        ink = sum(maps[f"pen_{name}"].astype(np.uint16) for name in INKS)
-        share = Image.fromarray((ink > 127).astype(np.uint8) * 255).reduce(factor)
+        ink = sum(maps[f"pen_{name}"].astype(np.uint16) for name in INKS) > 127
+        share = Image.fromarray(ink.astype(np.uint8) * 255).reduce(factor)
         confirmed[part] |= np.asarray(share) > 127
     return confirmed & candidates
 
 
-def _parts(ns: ArrayNamespace, mask: MaskArray, around: int) -> list[_Part]:
-    """Boxes around the regions of a mask, or the whole where they would be larger together."""
-    grown = dilated_by_square(ns, mask, 2 * around + 1)
-    boxes = ndimage.find_objects(ndimage.label(grown)[0])
-    area = sum((r.stop - r.start) * (c.stop - c.start) for r, c in boxes)
-    if area > mask.size:
-        return [(slice(0, mask.shape[0]), slice(0, mask.shape[1]))]
-    return list(boxes)
+def _parts(mask: MaskArray, cell: int, around: int) -> Iterator[_Part]:
+    """Per cell of a grid the box of what it has of a mask, and of its surroundings."""
+    height, width = mask.shape
+    for top in range(0, height, cell):
+        for left in range(0, width, cell):
+            in_cell = mask[top : top + cell, left : left + cell]
+            rows = np.flatnonzero(in_cell.any(axis=1))
+            columns = np.flatnonzero(in_cell.any(axis=0))
+            if not rows.size:
+                continue
+            yield (
+                _widened(top + rows[0], top + rows[-1] + 1, around, height),
+                _widened(left + columns[0], left + columns[-1] + 1, around, width),
+            )
+
+
+def _widened(start: int, stop: int, by: int, length: int) -> slice:
+    return slice(max(0, start - by), min(length, stop + by))
