@@ -65,9 +65,9 @@ Labels = npt.NDArray[np.int8]
 class Recipe:
     """Everything that decides the weights, beside scripts and data."""
 
-    num_steps: int = 9_000
+    num_steps: int = 20_000
     # last steps, in which the learning rate falls to 0
-    decay_steps: int = 2_000
+    decay_steps: int = 6_000
     warm_up_steps: int = 200
     # first seed of the scenes of the training, and of those that only report
     first_seed: int = 100_000
@@ -86,8 +86,20 @@ class Recipe:
     # share of crops around a class or a look-alike that is drawn evenly
     even_share: float = 0.6
     # of a class in the loss, where it is not 1.5
-    class_weights: Mapping[str, float] = field(
+    first_weights: Mapping[str, float] = field(
         default_factory=lambda: {"glass": 0.7, "tissue": 1.0, "fold": 2.0}
+    )
+    # steps after which rare classes weigh more; where a class is not here, 3
+    first_steps: int = 7_000
+    class_weights: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "glass": 0.7,
+            "tissue": 1.0,
+            "fold": 8.0,
+            "bubble": 5.0,
+            "coverslip": 6.0,
+            "dust": 6.0,
+        }
     )
     lookalike_weight: float = 2.5
     report_steps: int = 2000
@@ -101,6 +113,12 @@ class Recipe:
         rising = (step + 1) / self.warm_up_steps
         falling = (self.num_steps - step) / self.decay_steps
         return max(0.0, min(1.0, rising, falling))
+
+    def weights_at(self, step: int) -> npt.NDArray[np.float64]:
+        """Weight in the loss of each of `CLASSES`."""
+        if step < self.first_steps:
+            return np.array([self.first_weights.get(name, 1.5) for name in CLASSES])
+        return np.array([self.class_weights.get(name, 3.0) for name in CLASSES])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +202,11 @@ def _train_step(
     step: int,
 ) -> float:
     rng = np.random.default_rng([recipe.torch_seed, step])
-    crops = [crop(pool.choose(rng), rng, recipe) for _ in range(recipe.num_crops)]
+    class_weights = recipe.weights_at(step)
+    crops = [
+        crop(pool.choose(rng), rng, recipe, class_weights)
+        for _ in range(recipe.num_crops)
+    ]
     planes, truth, weights = (torch.stack(side) for side in zip(*crops, strict=True))
     network.train()
     logits = network(planes.contiguous(memory_format=torch.channels_last))
@@ -332,7 +354,10 @@ def reduced(mask: MaskArray) -> MaskArray:
 
 
 def crop(
-    chosen: tuple[Example, MaskArray | None], rng: np.random.Generator, recipe: Recipe
+    chosen: tuple[Example, MaskArray | None],
+    rng: np.random.Generator,
+    recipe: Recipe,
+    class_weights: npt.NDArray[np.float64],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Planes (4, px, px), classes and weights (px, px) of a part: turned, scaled, recoloured."""
     example, wanted = chosen
@@ -373,8 +398,7 @@ def crop(
         density += rng.normal(0, 0.012, 3)
         planes[..., :3] = density
         planes[..., 3] = np.log(density.mean(axis=2).clip(0, None) / 0.06 + 1)
-    weight = np.array([recipe.class_weights.get(name, 1.5) for name in CLASSES])
-    weights = np.where(classes < 0, 0, weight[classes.clip(0)])
+    weights = np.where(classes < 0, 0, class_weights[classes.clip(0)])
     weights = weights * np.where(lookalikes > 0, recipe.lookalike_weight, 1)
     turns = int(rng.integers(4))
     flips = rng.random() < 0.5
