@@ -13,6 +13,7 @@ KINDS = {  # class of truth -> kinds of the checks that find it
     "pen": ("ink",),
     "fold": ("folds",),
     "bubble": ("bubbles",),
+    "dust": ("dirt",),
     "blur": ("focus", "blurry"),
 }
 Counts = np.ndarray  # hits, px of the truth, px found

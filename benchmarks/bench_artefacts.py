@@ -1,13 +1,17 @@
 """How much tissue, pen, blur, folds and bubbles does quality control get right on unseen slides?
 
-Slides of generator A with seeds that nothing was tuned on, and of generator B, which has other
-drawing rules (docs/validation/qc.md says which seeds are for what); then pen and folds that are
-planted on real tissue, and biology that looks like artefacts, drawn over it. HistoQC's default
-preset looks at the same slides. Truth and finds are pooled over slides; px count at the work
-resolution.
+Slides of generator A with seeds that nothing was tuned on, of generator B, which has other drawing
+rules, and of generator C, which has real tissue, biology that looks like artefacts, and rules of
+its own (docs/validation/qc.md says which seeds are for what); then real pen, folds and blur with
+masks by hand, and pen, folds and biology on CMU-1. HistoQC's default preset looks at the same
+slides. Truth and finds are pooled over slides; px count at the work resolution.
+
+"tissue" compares the tissue mask of a run without quality control, ours with it, and those of
+CLAM, LazySlide, TIAToolbox and TRIDENT: THINSECTION_TEST_PEER_PYTHON names the interpreter of an
+environment that has them (CONTRIBUTING.md), THINSECTION_TEST_CLAM a checkout of mahmoodlab/CLAM.
+Tools that are missing are listed. Real slides and pictures: THINSECTION_TEST_SLIDES.
 """
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,48 +24,53 @@ import numpy as np
 from PIL import Image
 from tests.qc.slides import REAL
 from tests.support.held_out_slide import held_out_slide
+from tests.support.held_out_tissue import PICTURES, tissue_slide
 from training.artefact_slide import INKS, STAINS, ArtefactSlide
 from training.tuning_slide import tuning_slide
 
 from benchmarks.artefact_counts import KINDS, Counts, add, rates, resized, union
 from benchmarks.artefacts_on_tissue import FIRST_SEED, biology_lost, planted
 from benchmarks.harness import arguments, finish
+from benchmarks.real_tiles import real_tiles
+from benchmarks.tissue_tools import compare_tissue
 from thinsection.qc import QcResult, run_qc
-from thinsection.qc.pipeline import preset_names
 from thinsection.testing.synthetic import ArraySlide
 from thinsection.types import MaskArray
 
 GENERATORS = {
     "A, report seeds": cache(tuning_slide),
     "B, held out": cache(held_out_slide),
+    "C, real tissue": cache(tissue_slide),
 }
 SIZE_PX, MPP, SLIDES_PER_STAIN = (1600, 1200), 3.0, 2
 BLUR_SIZE_PX, BLUR_MPP = (1200, 900), 0.5
 
 
 def main() -> None:
-    """Pictures of real pen with HistoQC's masks lie beside the folder THINSECTION_TEST_SLIDES."""
+    """Judges each preset on all slides, then the tissue masks of all tools."""
     args = arguments(__doc__ or "")
-    pictures = (
-        Path(os.environ.get("THINSECTION_TEST_SLIDES", "")).resolve().parent
-        / "pictures"
-    )
-    presets = [
-        name
-        for name in ("auto", "histoqc-default", "default")
-        if name in preset_names()
-    ]
+    presets = ("auto", "histoqc-default")
+    generators = list(GENERATORS)
     results: dict[str, Any] = {}
-    for preset in presets[:2]:
+    if not (REAL.is_file() and PICTURES.is_dir()):
+        generators.remove("C, real tissue")
+        results["not run"] = "C, real pen and tiles: THINSECTION_TEST_SLIDES has none"
+    for preset in presets:
         results[preset] = {
-            name: judged(preset, name, smoke=args.smoke) for name in GENERATORS
+            name: judged(preset, name, smoke=args.smoke) for name in generators
         }
-        if pictures.is_dir():
-            results[preset]["real pen"] = real_pen(preset, pictures)
+        if PICTURES.is_dir():
+            results[preset]["real pen"] = real_pen(preset, PICTURES)
+            results[preset]["real tiles"] = real_tiles(preset, PICTURES / "qa")
         if REAL.is_file():
             times = 1 if args.smoke else 2
             results[preset]["planted on CMU-1"] = planted(preset, times)
             results[preset]["biology lost"] = biology_lost(preset, times)
+    whole = {
+        name: [s for s in slides(name, smoke=args.smoke) if s.mpp == MPP]
+        for name in generators
+    }
+    results["tissue"] = compare_tissue(whole, presets)
     finish("bench_artefacts", results, args)
 
 
