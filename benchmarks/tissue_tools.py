@@ -36,6 +36,8 @@ PEERS = {
 }
 # µm/px of the pictures for tools that take one.
 PICTURE_MPP = 8.0
+# A slide has an IoU if at least this share of its tissue has no artefact on it.
+LEAST_BARE = 0.25
 Slides = Mapping[str, Sequence[ArtefactSlide]]
 
 
@@ -137,7 +139,8 @@ def scores(masks: Sequence[tuple[ArtefactSlide, MaskArray]]) -> dict[str, Any]:
         tissue = truth["tissue"] & ~artefacts
         hits = np.count_nonzero(mask & tissue)
         either = np.count_nonzero((mask | tissue) & ~artefacts)
-        ious.append(hits / max(1, either))
+        if np.count_nonzero(tissue) >= LEAST_BARE * np.count_nonzero(truth["tissue"]):
+            ious.append(hits / max(1, either))
         areas = {"glass taken": ~truth["tissue"] & ~artefacts}
         areas["pen kept"] = truth.get("pen", none)
         areas["clean tissue lost"] = resized_to(slide.clean, mask)
@@ -147,12 +150,11 @@ def scores(masks: Sequence[tuple[ArtefactSlide, MaskArray]]) -> dict[str, Any]:
         for name, area in areas.items():
             counted = area & ~mask if name.endswith("lost") else area & mask
             parts[name].append((np.count_nonzero(counted), np.count_nonzero(area)))
-    row: dict[str, Any] = {
-        "iou mean": round(statistics.mean(ious), 4),
-        "iou median": round(statistics.median(ious), 4),
-        "iou least": round(min(ious), 4),
-        "slides": len(ious),
-    }
+    row: dict[str, Any] = {"slides with an iou": len(ious)}
+    if ious:
+        row["iou mean"] = round(statistics.mean(ious), 4)
+        row["iou median"] = round(statistics.median(ious), 4)
+        row["iou least"] = round(min(ious), 4)
     for name, counts in parts.items():
         counted, area = np.sum(counts, axis=0)
         if area:
