@@ -58,10 +58,11 @@ def clam(tool: str, path: Path) -> np.ndarray:
     slide.level_downsamples = [(downsample, downsample)]
     segmentation, areas = CLAM[tool]
     mask = np.zeros(picture.image.size[::-1], np.uint8)
-    pixels = np.asarray(picture.image)
-    if (pixels == pixels[0, 0]).all():
+    try:
+        slide.segmentTissue(seg_level=0, filter_params=areas, **segmentation)
+    except np.exceptions.AxisError:
+        # CLAM stops so where it finds no contour: on a grey slide, for example
         return mask
-    slide.segmentTissue(seg_level=0, filter_params=areas, **segmentation)
     for contour, holes in zip(slide.contours_tissue, slide.holes_tissue):
         one = np.zeros_like(mask)
         cv2.drawContours(one, [(contour / downsample).astype(int)], -1, 1, cv2.FILLED)
