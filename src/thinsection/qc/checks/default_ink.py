@@ -59,8 +59,8 @@ def find_default_ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
     small = np.asarray(Image.fromarray(thumbnail).reduce(factor))
     ink = _candidates(ns, small, px_um * factor)
     if px_um <= COARSEST_MPP:
-        confirmed = _confirmed(ns, thumbnail, px_um, ink, factor)
-        ink = mostly(ns, ink, confirmed, _LEAST_SHARE)
+        seen = _seen_ink(ns, thumbnail, px_um, ink, factor)
+        ink = mostly(ns, ink | seen, seen, _LEAST_SHARE)
     # the streaks of a dry pen are joined, and its rim is added
     gap = _INK_GAP_UM / (px_um * factor)
     grown = dilated_by_disk(ns, ink, gap / 4)
@@ -78,15 +78,15 @@ def _candidates(ns: ArrayNamespace, small: RgbArray, px_um: float) -> MaskArray:
     return np.asarray(drop_small(ns, ink, _MIN_INK_UM2 / px_um**2))
 
 
-def _confirmed(
+def _seen_ink(
     ns: ArrayNamespace,
     thumbnail: RgbArray,
     px_um: float,
     candidates: MaskArray,
     factor: int,
 ) -> MaskArray:
-    """The candidates that the artefact network takes for ink: their px of `factor` squared."""
-    confirmed = np.zeros_like(candidates)
+    """What the artefact network takes for ink at candidates and around, on their px."""
+    seen = np.zeros_like(candidates)
     tables = density_tables(ns, thumbnail)
     small_um = px_um * factor
     cell = round(_CELL_UM / small_um)
@@ -96,8 +96,8 @@ def _confirmed(
         maps = artefact_maps(ns, thumbnail[rows, columns], px_um, tables=tables)
         ink = sum(maps[f"pen_{name}"].astype(np.uint16) for name in INKS) > 127
         share = Image.fromarray(ink.astype(np.uint8) * 255).reduce(factor)
-        confirmed[part] |= np.asarray(share) > 127
-    return confirmed & candidates
+        seen[part] |= np.asarray(share) > 127
+    return np.asarray(drop_small(ns, seen, _MIN_INK_UM2 / small_um**2))
 
 
 def _parts(mask: MaskArray, cell: int, around: int) -> Iterator[_Part]:
