@@ -59,7 +59,7 @@ def weights_of(network: ArtefactNetwork) -> Weights:
 
 
 def stacked(rgb: npt.NDArray[np.uint8], mpp: float, weights: Weights) -> Weights:
-    maps = artefact_maps(get_namespace("cpu"), rgb, mpp, weights)
+    maps = artefact_maps(get_namespace("cpu"), rgb, mpp, weights=weights)
     return {name: plane.astype(np.float32) for name, plane in maps.items()}
 
 
@@ -107,7 +107,7 @@ def test_memory_beyond_the_maps_does_not_grow_with_the_image(
     for width in (512, 2048):
         rgb = rng.integers(90, 230, (512, width, 3), dtype=np.uint8)
         tracemalloc.start()
-        artefact_maps(get_namespace("cpu"), rgb, 8.0, weights)
+        artefact_maps(get_namespace("cpu"), rgb, 8.0, weights=weights)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         beyond.append(peak - len(CLASSES) * 512 * width)

@@ -39,7 +39,7 @@ _CELL_UM = 2048.0
 # Around candidates, what it looks at too.
 _AROUND_UM = 512.0
 # Of a region of candidates that the artefact network takes for ink, from which on it is ink.
-_LEAST_SHARE = 0.3
+_LEAST_SHARE = 0.05
 
 _Part = tuple[slice, slice]
 
@@ -60,7 +60,9 @@ def find_default_ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
     ink = _candidates(ns, small, px_um * factor)
     if px_um <= COARSEST_MPP:
         seen = _seen_ink(ns, thumbnail, px_um, ink, factor)
-        ink = mostly(ns, ink | seen, seen, _LEAST_SHARE)
+        regions = mostly(ns, ink | seen, seen, _LEAST_SHARE)
+        # without a candidate it may be tissue near one
+        ink = mostly(ns, regions, ink, 0.0)
     # the streaks of a dry pen are joined, and its rim is added
     gap = _INK_GAP_UM / (px_um * factor)
     grown = dilated_by_disk(ns, ink, gap / 4)
