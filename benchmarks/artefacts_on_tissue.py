@@ -12,7 +12,7 @@ from thinsection.qc import run_qc
 from thinsection.testing.synthetic import ArraySlide
 from thinsection.types import MaskArray
 
-FIRST_SEED = 20_000  # docs/validation/qc.md: which seeds are for what
+FIRST_SEED = 20_000  # docs/validation/qc.md.j2: which seeds are for what
 # Pen is drawn at the resolution of the checks.
 PEN_MPP = 8.0
 

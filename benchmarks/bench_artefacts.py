@@ -2,7 +2,7 @@
 
 Slides of generator A with seeds that nothing was tuned on, of generator B, which has other drawing
 rules, and of generator C, which has real tissue, biology that looks like artefacts, and rules of
-its own (docs/validation/qc.md says which seeds are for what); then real pen, folds and blur with
+its own (docs/validation/qc.md.j2 says which seeds are for what); then real pen, folds and blur with
 masks by hand, and pen, folds and biology on CMU-1. HistoQC's default preset looks at the same
 slides. Truth and finds are pooled over slides; px count at the work resolution.
 

@@ -2,7 +2,7 @@
 
 Other tools run in the Python that THINSECTION_TEST_PEER_PYTHON names; CLAM's code is that of the
 checkout that THINSECTION_TEST_CLAM names. A tool that does not run is listed with the reason.
-HistoQC stands for itself through our preset, whose masks are HistoQC's (docs/validation/qc.md).
+HistoQC stands for itself through our preset, whose masks are HistoQC's (docs/validation/qc.md.j2).
 """
 
 import os

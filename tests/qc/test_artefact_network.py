@@ -31,6 +31,7 @@ from thinsection.qc.checks.artefact_network import (
     artefact_maps,
     density_tables,
     input_planes,
+    is_purple,
 )
 from thinsection.qc.checks.artefacts import Unsure
 
@@ -77,9 +78,15 @@ def test_the_network_in_numpy_gives_what_its_twin_in_torch_gives(
     maps = stacked(
         rgb, 8.0, {name: a.astype(np.float32) for name, a in weights.items()}
     )
+    # no ink is purple
+    purple = is_purple(planes.transpose(1, 2, 0))[:333, :411]
+    inks = expected[CLASSES.index("pen_blue") :]
+    expected[CLASSES.index("tissue")] += inks.sum(axis=0) * purple
+    inks *= ~purple
     for name, plane in zip(CLASSES, expected):
-        # half a step of rounding, and weights of half precision
-        assert np.abs(maps[name] / 255 - plane).max() < 0.004, name
+        # half a step of rounding, of six classes in tissue, and weights of half precision
+        tolerance = 0.014 if name == "tissue" else 0.004
+        assert np.abs(maps[name] / 255 - plane).max() < tolerance, name
 
 
 def test_windows_do_not_show(

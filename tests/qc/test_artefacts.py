@@ -170,7 +170,7 @@ def test_some_folds_are_found_on_a_slide_of_a_mm(base: npt.NDArray[np.uint8]) ->
 )
 @pytest.mark.parametrize("width_um", [60.0, 110.0, 220.0])
 def test_folds_planted_on_a_real_slide_are_found(width_um: float) -> None:
-    """Three quarters of their area, and next to nothing else (docs/validation/qc.md)."""
+    """Three quarters of their area, and next to nothing else (docs/validation/qc.md.j2)."""
     mpp = 4.0  # of a slide of about 0.5 µm/px, which does not say so
     with open_slide(TCGA) as slide:
         rgb = np.asarray(

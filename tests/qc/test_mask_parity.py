@@ -19,7 +19,7 @@ Mask = npt.NDArray[np.bool_]
 AREA_PX = 400
 
 # px that each check of HistoQC's own modules took (or filled) on the real slide; see
-# docs/validation/qc.md
+# docs/validation/qc.md.j2
 HISTOQC_PX = {
     "histoqc-default": {
         **{"bright": 16651, "dark": 126, "flat_areas": 0, "fatlike": 1033},

@@ -54,6 +54,11 @@ _WINDOW_SQUARES = 1 << 19
 _BLOCK_SQUARES = 1 << 13
 # Windows of glass alone: no pixel has this density.
 _GLASS_DENSITY = 0.02
+# Tissue in haematoxylin and eosin is purple, and no ink is: green is the densest channel, red has
+# this share of its density, and red and blue have this share less. Paler pixels have no hue.
+_PURPLE_RED = 0.45
+_PURPLE_GAP = 0.2
+_PURPLE_DENSITY = 0.45
 
 Weights = Mapping[str, Array]
 
@@ -143,6 +148,14 @@ def input_planes(
     return planes
 
 
+def is_purple(densities: Array) -> Array:
+    """Where no ink has the hue, bool (H, W), by densities of red, green and blue (H, W, 3)."""
+    red, green, blue = (densities[..., channel] for channel in range(3))
+    most = (1 - _PURPLE_GAP) * green
+    has_hue = (red < most) & (blue < most)
+    return (green > _PURPLE_DENSITY) & (red > _PURPLE_RED * green) & has_hue
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Window:
     """A part of an image along one axis, in its pixels."""
@@ -188,6 +201,7 @@ def _probabilities(
     if float(planes[..., 3].max()) < math.log(_GLASS_DENSITY / _FLOOR + 1):
         return None
     height, width, _ = planes.shape
+    purple = is_purple(planes)
     x = _unshuffled(planes)
     del planes
     finer = []
@@ -209,6 +223,12 @@ def _probabilities(
         # (row, column, class, y, x) to (class, row, y, column, x)
         shown = (power + 0.5).astype(xp.uint8).transpose(2, 0, 3, 1, 4)
         out[:, 2 * rows.start : 2 * rows.stop] = shown.reshape(len(CLASSES), -1, width)
+    # dark tissue without texture, which no training had, looks like ink to the network
+    inks = out[CLASSES.index("pen_blue") :]
+    tissue = out[CLASSES.index("tissue")]
+    ink = inks[:, purple].sum(axis=0, dtype=xp.uint16)
+    tissue[purple] = xp.minimum(tissue[purple] + ink, 255)
+    inks[:, purple] = 0
     return out
 
 

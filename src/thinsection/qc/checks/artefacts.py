@@ -15,7 +15,7 @@ from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 _BLACK_COLOUR = 30
 _BROWN_RED = 150
 # Vote of a pixel's own colour, against the network's P.
-_OWN_COLOUR_VOTE = 0.01
+_OWN_COLOUR_VOTE = 0.25
 
 
 class Folds(QcCheck, kind="folds", coarsest_mpp=COARSEST_MPP):

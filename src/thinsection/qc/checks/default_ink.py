@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from thinsection.arrays import ArrayNamespace, get_namespace
+from thinsection.arrays import Array, ArrayNamespace, get_namespace
 from thinsection.arrays.morphology import (
     dilated_by_disk,
     drop_small,
@@ -23,6 +23,7 @@ from thinsection.qc.checks.artefact_network import (
     INKS,
     artefact_maps,
     density_tables,
+    is_purple,
 )
 from thinsection.qc.checks.by_example import ExampleCheck, trained_model
 from thinsection.qc.checks.pixel_model import probabilities
@@ -54,12 +55,15 @@ def find_default_ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
 
     Memory: about 60 bytes per px of 16 µm, or the 30 MB of the artefact network if that is more.
     """
-    ns = get_namespace("cpu")
     factor = max(1, round(_INK_UM / px_um))
     small = np.asarray(Image.fromarray(thumbnail).reduce(factor))
+    ns = get_namespace("cpu")
     ink = _candidates(ns, small, px_um * factor)
     if px_um <= COARSEST_MPP:
-        seen = _seen_ink(ns, thumbnail, px_um, ink, factor)
+        tables = density_tables(ns, thumbnail)
+        densities = [table[small[..., c]] for c, table in enumerate(tables)]
+        ink &= ~is_purple(np.stack(densities, axis=2))
+        seen = _seen_ink(ns, thumbnail, px_um, ink, tables)
         regions = mostly(ns, ink | seen, seen, _LEAST_SHARE)
         # without a candidate it may be tissue near one
         ink = mostly(ns, regions, ink, 0.0)
@@ -85,11 +89,11 @@ def _seen_ink(
     thumbnail: RgbArray,
     px_um: float,
     candidates: MaskArray,
-    factor: int,
+    tables: list[Array],
 ) -> MaskArray:
     """What the artefact network takes for ink at candidates and around, on their px."""
     seen = np.zeros_like(candidates)
-    tables = density_tables(ns, thumbnail)
+    factor = max(1, round(_INK_UM / px_um))
     small_um = px_um * factor
     cell = round(_CELL_UM / small_um)
     around = round(_AROUND_UM / small_um)

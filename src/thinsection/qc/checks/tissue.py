@@ -11,6 +11,7 @@ from typing import Literal
 
 from thinsection.arrays import Array, ArrayNamespace, morphology
 from thinsection.arrays.filters import block_means, extremes
+from thinsection.qc.checks.artefact_network import COARSEST_MPP
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area
 
 Px = Callable[[float], float]  # px in a length of so many µm
@@ -88,6 +89,9 @@ class Tissue(QcCheck, kind="tissue", removes_glass=True):
     min_hole: str = area("10000 um2")
     # px darker than this in all channels, 0 to 255, are no tissue
     black_level: int = _BLACK
+    # by the artefact network: P of tissue from which a px is added, and of glass from which it goes
+    added_tissue: float = 0.8
+    removed_glass: float = 0.3
 
     def __call__(self, view: QcView) -> Outcome:
         mask, stain = detect_tissue(
@@ -98,6 +102,11 @@ class Tissue(QcCheck, kind="tissue", removes_glass=True):
             min_hole_px=view.area_px(self.min_hole),
             black_level=self.black_level,
         )
+        if view.mpp_th <= COARSEST_MPP:
+            mask |= view.artefact_probability("tissue") > self.added_tissue
+            mask &= view.artefact_probability("glass") <= self.removed_glass
+            mask = morphology.fill_small(view.ns, mask, view.area_px(self.min_hole))
+            mask = morphology.drop_small(view.ns, mask, view.area_px(self.min_piece))
         outcome = view.left(view.mask_use & mask, self.name)
         return replace(outcome, scores={**outcome.scores, "stain": stain}, stain=stain)
 
