@@ -48,7 +48,7 @@ fuzz: setup
 # the artefact network of `auto`, from stated seeds, into the package: hours of one core. Started again,
 # it goes on where it was stopped. THINSECTION_TEST_SLIDES has the real section that it needs
 TRAINING ?= build/training
-TRAINING_STEPS ?= 28000
+TRAINING_STEPS ?= 46000
 train-artefacts: export OMP_NUM_THREADS = 1
 train-artefacts: export HISTOLYTICS_DATA = $(TRAINING)/wheel/histolytics/data
 train-artefacts: setup

@@ -145,7 +145,10 @@ def score(
 
 
 def real_pen(preset: str, folder: Path) -> dict[str, dict[str, float]]:
-    """HistoQC's own examples of pen, at 8 µm/px, against its hand-drawn masks of one colour."""
+    """HistoQC's own examples of pen, at 8 µm/px, against its hand-drawn masks of one colour.
+
+    'kept' is the share of the ink that is left in the mask at the end.
+    """
     scores = {}
     for color in ("black", "green", "red"):
         picture = np.asarray(
@@ -163,7 +166,8 @@ def real_pen(preset: str, folder: Path) -> dict[str, dict[str, float]]:
         found = union(((n, result.masks[n]) for n in own), np.zeros_like(truth))
         counts: defaultdict[str, Counts] = defaultdict(lambda: np.zeros(3))
         add(counts, color, found, truth, np.ones_like(truth))
-        scores[color] = rates(counts[color], color)
+        kept = np.count_nonzero(truth & result.mask_use) / np.count_nonzero(truth)
+        scores[color] = {**rates(counts[color], color), "kept": round(kept, 3)}
     return scores
 
 

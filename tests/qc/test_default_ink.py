@@ -6,8 +6,10 @@ from PIL import Image
 from tests.qc.slides import REAL
 from tests.support.artefacts import PENS, plant_pen
 from tests.support.held_out_biology import MPP, base_picture, picture_with
+from tests.support.held_out_slide import held_out_slide
 
 from thinsection.qc.checks import default_ink
+from thinsection.qc.checks.artefact_network import COARSEST_MPP
 from thinsection.qc.checks.default_ink import find_default_ink
 from thinsection.types import MaskArray, RgbArray
 
@@ -46,8 +48,14 @@ def test_biology_of_the_colour_of_ink_is_left(name: str) -> None:
 @needs_tissue
 def test_a_picture_too_coarse_for_the_artefact_network_keeps_all_candidates() -> None:
     picture, where = biology("Alcian mucin")
-    coarse = default_ink.COARSEST_MPP + 1
+    coarse = COARSEST_MPP + 1
     assert find_default_ink(picture, coarse)[where].mean() > 0.5
+
+
+@pytest.mark.parametrize("seed", [15_103, 15_109])
+def test_dark_purple_tissue_without_texture_is_no_ink(seed: int) -> None:
+    slide = held_out_slide(seed, size=(600, 450), mpp=PX_UM, stain="dark")
+    assert find_default_ink(slide.rgb, PX_UM)[slide.clean].mean() < 0.05
 
 
 def test_the_artefact_network_looks_at_the_surroundings_of_candidates_alone() -> None:

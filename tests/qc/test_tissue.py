@@ -1,13 +1,20 @@
 """The default tissue mask: on planted tissue, any stain, and what is on glass but no tissue."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
 from tests.qc.slides import ArraySlide
+from tests.qc.views import view_of
 from training.tuning_slide import tuning_slide
 
 from thinsection.arrays.filters import otsu_level
 from thinsection.errors import InvalidInputError
+from thinsection.qc.checks.artefact_network import CLASSES, COARSEST_MPP
+from thinsection.qc.checks.check import QcCheck
+from thinsection.qc.checks.tissue import Tissue
+from thinsection.qc.pipeline import load_pipeline
 from thinsection.qc.tissue import (
     TissueConfig,
     segment_tissue,
@@ -162,3 +169,40 @@ def test_a_mask_is_the_same_every_time_and_at_another_resolution() -> None:
         : first.shape[0], : first.shape[1]
     ]
     assert (large & first).sum() / (large | first).sum() > 0.93
+
+
+def test_auto_adds_what_the_artefact_network_is_sure_is_tissue_and_removes_glass() -> (
+    None
+):
+    view = view_of(canvas(WHITE))
+    check = load_pipeline("auto").checks[0]
+    shape = view.mask_use.shape
+    maps = {name: np.zeros(shape, np.uint8) for name in CLASSES}
+    maps["tissue"][10:60, 10:60] = 230
+    maps["tissue"][80:130, 10:60] = 190
+    maps["glass"][40:60, 10:60] = 100
+    mask = check(replace(view, artefact_maps=lambda: maps)).mask_use
+    expected = np.zeros(shape, bool)
+    expected[10:40, 10:60] = True
+    assert np.array_equal(mask, expected)
+
+
+@pytest.mark.parametrize(
+    ("color", "mpp", "check"),
+    [
+        (WHITE, COARSEST_MPP + 1, load_pipeline("auto").checks[0]),
+        # a field that tissue fills
+        (PINK, 8.0, load_pipeline("auto").checks[0]),
+        (WHITE, 8.0, Tissue()),
+    ],
+)
+def test_the_artefact_network_is_not_asked_where_it_cannot_judge_or_need_not(
+    color: tuple[int, int, int], mpp: float, check: QcCheck
+) -> None:
+    def fail() -> dict[str, np.ndarray]:
+        raise AssertionError("asked")
+
+    view = view_of(canvas(color), mpp_th=mpp)
+    mask = check(replace(view, artefact_maps=fail)).mask_use
+    assert mask is not None
+    assert bool(mask.any()) == (color == PINK)

@@ -82,8 +82,6 @@ _BUILT_IN: tuple[type[QcCheck], ...] = (
     Unsure,
     ClassCheck,
 )
-# Checks that ask the artefact network.
-_ASKING_NETWORK = ("bubbles", "dirt", "folds", "ink", "unsure")
 # Begins names of HistoQC's own pipelines.
 _HISTOQC = "histoqc-"
 _PRESETS = Path(__file__).parent / "presets"
@@ -140,7 +138,7 @@ class Pipeline:
     @property
     def asks_network(self) -> bool:
         """True if a check asks the artefact network."""
-        return any(check.kind in _ASKING_NETWORK for check in self.checks)
+        return any(check.asks_network for check in self.checks)
 
     def variant(self, check: QcCheck, stain: str) -> QcCheck:
         """The check with its settings for a stain."""

@@ -170,7 +170,7 @@ def segment_tissue(
     rgb: RgbArray, config: TissueConfig, *, px_um: float
 ) -> tuple[MaskArray, str]:
     """Mask (H, W) and measured stain of an RGB thumbnail (H, W, 3) of px of px_um µm."""
-    return detect_tissue(
+    detected = detect_tissue(
         get_namespace("cpu"),
         rgb,
         px_um,
@@ -178,6 +178,7 @@ def segment_tissue(
         min_hole_px=config.min_hole_um2 / px_um**2,
         black_level=config.black_level,
     )
+    return detected.mask, detected.stain
 
 
 def hues(num: int) -> list[Color]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.arrays import Array, ArrayNamespace, filters
+from thinsection.arrays import Array, ArrayNamespace, filters, morphology
 
 INKS = ("blue", "green", "red", "black", "brown")
 CLASSES = (
@@ -41,6 +41,8 @@ COARSEST_MPP = 12.0
 MODEL = Path(__file__).parent / "models" / "artefacts.safetensors"
 
 _WHITE_PERCENTILE = 97
+# Values below are as dark as this one.
+_DARKEST = 4
 # Density that the logarithm starts from.
 _FLOOR = 0.06
 # Levels below the first: windows begin and end at multiples of this many squares of 2 x 2 pixels.
@@ -59,6 +61,12 @@ _GLASS_DENSITY = 0.02
 _PURPLE_RED = 0.45
 _PURPLE_GAP = 0.2
 _PURPLE_DENSITY = 0.45
+# Half the width of the thinnest stroke that is kept on it.
+_LEAST_STROKE_PX = 2.5
+# Of green, in tissue with any of these stains.
+_STAINED_DENSITY = 0.15
+# Every so many rows and columns are looked at for it.
+_SAMPLE_STEP = 4
 
 Weights = Mapping[str, Array]
 
@@ -117,14 +125,54 @@ def artefact_maps(
 
 def density_tables(ns: ArrayNamespace, rgb: Array) -> list[Array]:
     """Density of each value of red, green and blue against the glass, float32 (256,) each."""
+    return [table.clip(-0.1, 4) for table in _full_tables(ns, rgb, _DARKEST)]
+
+
+def _full_tables(ns: ArrayNamespace, rgb: Array, darkest: int) -> list[Array]:
     xp = ns.xp
     tables = []
     for channel in range(3):
         plane = rgb[::4, ::4, channel]
         white = max(float(xp.percentile(plane, _WHITE_PERCENTILE)), 60.0)
-        table = -xp.log(xp.maximum(xp.arange(256), 4) / white)
-        tables.append(table.astype(xp.float32).clip(-0.1, 4))
+        table = -xp.log(xp.maximum(xp.arange(256), darkest) / white)
+        tables.append(table.astype(xp.float32))
     return tables
+
+
+def without_stain(ns: ArrayNamespace, ink: Array, rgb: Array) -> Array:
+    """The mask of ink, bool (H, W), without purple if most of a slide's purple is in it.
+
+    Dark tissue without texture, which no training had, looks like ink to a network. Ink over tissue
+    may be purple too, but then there is more tissue than such ink.
+    """
+    if not bool(ink.any()):
+        return ink
+    tables = _full_tables(ns, rgb, 1)
+    purple = is_purple(_densities(ns, rgb[ink], tables))
+    step = _SAMPLE_STEP
+    sample = rgb[::step, ::step][~ink[::step, ::step]]
+    red, green, blue = _densities(ns, sample, tables).T
+    most = (1 - _PURPLE_GAP) * green
+    stained = (green > _STAINED_DENSITY) & (red < most) & (blue < most)
+    if int(purple.sum()) <= int(stained.sum()) * step**2:
+        return ink
+    out = ink.copy()
+    out[ink] = ~purple
+    # strokes are wider than what noise leaves
+    return morphology.opened_by_disk(ns, out, _LEAST_STROKE_PX)
+
+
+def _densities(ns: ArrayNamespace, colors: Array, tables: list[Array]) -> Array:
+    """Densities of colours (N, 3), float32 (N, 3)."""
+    return ns.xp.stack([table[colors[:, c]] for c, table in enumerate(tables)], axis=1)
+
+
+def is_purple(densities: Array) -> Array:
+    """Which colours no ink has, bool (N,), by densities of red, green and blue (N, 3)."""
+    red, green, blue = densities.T
+    most = (1 - _PURPLE_GAP) * green
+    has_hue = (red < most) & (blue < most)
+    return (green > _PURPLE_DENSITY) & (red > _PURPLE_RED * green) & has_hue
 
 
 def input_planes(
@@ -146,14 +194,6 @@ def input_planes(
     mean = planes[..., :3].mean(axis=2)
     planes[..., 3] = xp.log(mean.clip(0, None) / xp.float32(_FLOOR) + 1)
     return planes
-
-
-def is_purple(densities: Array) -> Array:
-    """Where no ink has the hue, bool (H, W), by densities of red, green and blue (H, W, 3)."""
-    red, green, blue = (densities[..., channel] for channel in range(3))
-    most = (1 - _PURPLE_GAP) * green
-    has_hue = (red < most) & (blue < most)
-    return (green > _PURPLE_DENSITY) & (red > _PURPLE_RED * green) & has_hue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +241,6 @@ def _probabilities(
     if float(planes[..., 3].max()) < math.log(_GLASS_DENSITY / _FLOOR + 1):
         return None
     height, width, _ = planes.shape
-    purple = is_purple(planes)
     x = _unshuffled(planes)
     del planes
     finer = []
@@ -223,12 +262,6 @@ def _probabilities(
         # (row, column, class, y, x) to (class, row, y, column, x)
         shown = (power + 0.5).astype(xp.uint8).transpose(2, 0, 3, 1, 4)
         out[:, 2 * rows.start : 2 * rows.stop] = shown.reshape(len(CLASSES), -1, width)
-    # dark tissue without texture, which no training had, looks like ink to the network
-    inks = out[CLASSES.index("pen_blue") :]
-    tissue = out[CLASSES.index("tissue")]
-    ink = inks[:, purple].sum(axis=0, dtype=xp.uint16)
-    tissue[purple] = xp.minimum(tissue[purple] + ink, 255)
-    inks[:, purple] = 0
     return out
 
 

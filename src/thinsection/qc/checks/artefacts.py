@@ -8,24 +8,28 @@ from dataclasses import replace
 from typing import Literal
 
 from thinsection.arrays import Array, ArrayNamespace, filters, morphology
-from thinsection.qc.checks.artefact_network import COARSEST_MPP, INKS
+from thinsection.qc.checks.artefact_network import (
+    COARSEST_MPP,
+    INKS,
+    without_stain,
+)
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
 
 # Of 255: ink whose channels differ by less is black, and reddish ink with less red is brown.
 _BLACK_COLOUR = 30
 _BROWN_RED = 150
 # Vote of a pixel's own colour, against the network's P.
-_OWN_COLOUR_VOTE = 0.25
+_OWN_COLOUR_VOTE = 0.1
 
 
-class Folds(QcCheck, kind="folds", coarsest_mpp=COARSEST_MPP):
-    """Removes folds: bands that are darker than the tissue on both sides."""
+class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP):
+    """Removes folds (experimental): bands that are darker than the tissue on both sides."""
 
     name: str = "folds"
     # sigma over which P of a fold is averaged
-    smooth: str = length("16 um")
+    smooth: str = length("8 um")
     # on it, somewhere in a fold ...
-    threshold: float = 0.6
+    threshold: float = 0.4
     # ... and everywhere in it
     lower_threshold: float = 0.25
     # squared length over area from which on a region is a fold
@@ -47,7 +51,7 @@ class Folds(QcCheck, kind="folds", coarsest_mpp=COARSEST_MPP):
         return view.left_regions(view.mask_use & ~folds, f"{self.name}_removed")
 
 
-class Ink(QcCheck, kind="ink"):
+class Ink(QcCheck, kind="ink", asks_network=True):
     """Removes pen ink of one colour, or of any; no later check adds it back."""
 
     name: str = "pen"
@@ -70,6 +74,7 @@ class Ink(QcCheck, kind="ink"):
         else:
             by_colour = [view.artefact_probability(f"pen_{ink}") for ink in INKS]
         ink = sum(by_colour) > self.threshold
+        ink = without_stain(ns, ink, view.rgb)
         ink = morphology.drop_small(ns, ink, view.area_px(self.min_area)) | default_ink
         if self.color != "any" and bool(ink.any()):
             ink &= self._wins(view, by_colour, ink)
@@ -113,7 +118,7 @@ def _nearest_ink(ns: ArrayNamespace, rgb: Array) -> Array:
     return nearest
 
 
-class Bubbles(QcCheck, kind="bubbles", coarsest_mpp=COARSEST_MPP):
+class Bubbles(QcCheck, kind="bubbles", asks_network=True, coarsest_mpp=COARSEST_MPP):
     """Removes the rings of air bubbles, and the area inside closed rings."""
 
     name: str = "bubbles"
@@ -150,13 +155,13 @@ class Bubbles(QcCheck, kind="bubbles", coarsest_mpp=COARSEST_MPP):
         return view.without(bubbles, self.name)
 
 
-class Dirt(QcCheck, kind="dirt", coarsest_mpp=COARSEST_MPP):
+class Dirt(QcCheck, kind="dirt", asks_network=True, coarsest_mpp=COARSEST_MPP):
     """Removes dust, the edge of a coverslip, or the area outside the slide (setting `shows`)."""
 
     name: str = "dust"
     shows: Literal["dust", "coverslip", "edge"] = "dust"
     # on P
-    threshold: float = 0.5
+    threshold: float = 0.4
     # smaller finds are dropped
     min_area: str = area("1000 um2")
     # of a coverslip's edge: squared length over area
@@ -170,7 +175,7 @@ class Dirt(QcCheck, kind="dirt", coarsest_mpp=COARSEST_MPP):
         return view.without(dirt, self.name)
 
 
-class Unsure(QcCheck, kind="unsure", coarsest_mpp=COARSEST_MPP):
+class Unsure(QcCheck, kind="unsure", asks_network=True, coarsest_mpp=COARSEST_MPP):
     """Measures the share of the tissue on which the artefact network is unsure of the class."""
 
     name: str = "unsure"

@@ -194,7 +194,7 @@ class QcCheck(ABC):
     def __init_subclass__(cls, kind: str = "", **attributes: float) -> None:
         """Makes `class Flat(QcCheck, kind="flat")` a frozen dataclass.
 
-        `attributes` are the class variables above.
+        `attributes` are class variables above, or answers of properties below.
         """
         if kind:
             cls.kind = kind
@@ -220,6 +220,11 @@ class QcCheck(ABC):
     @property
     def removes_glass(self) -> bool:
         """True if removed pixels are plain background: drawn gray."""
+        return False
+
+    @property
+    def asks_network(self) -> bool:
+        """True if it asks the artefact network."""
         return False
 
     @property

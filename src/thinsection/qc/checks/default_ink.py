@@ -23,7 +23,7 @@ from thinsection.qc.checks.artefact_network import (
     INKS,
     artefact_maps,
     density_tables,
-    is_purple,
+    without_stain,
 )
 from thinsection.qc.checks.by_example import ExampleCheck, trained_model
 from thinsection.qc.checks.pixel_model import probabilities
@@ -61,12 +61,11 @@ def find_default_ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
     ink = _candidates(ns, small, px_um * factor)
     if px_um <= COARSEST_MPP:
         tables = density_tables(ns, thumbnail)
-        densities = [table[small[..., c]] for c, table in enumerate(tables)]
-        ink &= ~is_purple(np.stack(densities, axis=2))
         seen = _seen_ink(ns, thumbnail, px_um, ink, tables)
         regions = mostly(ns, ink | seen, seen, _LEAST_SHARE)
         # without a candidate it may be tissue near one
         ink = mostly(ns, regions, ink, 0.0)
+        ink = without_stain(ns, ink, small)
     # the streaks of a dry pen are joined, and its rim is added
     gap = _INK_GAP_UM / (px_um * factor)
     grown = dilated_by_disk(ns, ink, gap / 4)

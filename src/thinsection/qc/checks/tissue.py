@@ -89,12 +89,13 @@ class Tissue(QcCheck, kind="tissue", removes_glass=True):
     min_hole: str = area("10000 um2")
     # px darker than this in all channels, 0 to 255, are no tissue
     black_level: int = _BLACK
-    # by the artefact network: P of tissue from which a px is added, and of glass from which it goes
-    added_tissue: float = 0.8
-    removed_glass: float = 0.3
+    # P of tissue by the artefact network above which a px is added; 1: the network is not asked
+    added_tissue: float = 1.0
+    # P of glass by it above which a px goes; 1: none goes
+    removed_glass: float = 1.0
 
     def __call__(self, view: QcView) -> Outcome:
-        mask, stain = detect_tissue(
+        detected = detect_tissue(
             view.ns,
             view.rgb,
             view.mpp_th,
@@ -102,13 +103,31 @@ class Tissue(QcCheck, kind="tissue", removes_glass=True):
             min_hole_px=view.area_px(self.min_hole),
             black_level=self.black_level,
         )
-        if view.mpp_th <= COARSEST_MPP:
+        mask = detected.mask
+        # the network compares with the slide's glass, so it cannot judge a field without any
+        can_judge = detected.shows_glass and view.mpp_th <= COARSEST_MPP
+        if self.asks_network and can_judge:
             mask |= view.artefact_probability("tissue") > self.added_tissue
             mask &= view.artefact_probability("glass") <= self.removed_glass
             mask = morphology.fill_small(view.ns, mask, view.area_px(self.min_hole))
             mask = morphology.drop_small(view.ns, mask, view.area_px(self.min_piece))
         outcome = view.left(view.mask_use & mask, self.name)
-        return replace(outcome, scores={**outcome.scores, "stain": stain}, stain=stain)
+        scores = {**outcome.scores, "stain": detected.stain}
+        return replace(outcome, scores=scores, stain=detected.stain)
+
+    @property
+    def asks_network(self) -> bool:
+        """True if a limit is below 1."""
+        return min(self.added_tissue, self.removed_glass) < 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detected:
+    """What the detector finds on a thumbnail."""
+
+    mask: Array  # bool (H, W)
+    stain: Stain
+    shows_glass: bool  # False of a field that tissue fills
 
 
 def detect_tissue(
@@ -119,8 +138,8 @@ def detect_tissue(
     min_piece_px: float,
     min_hole_px: float,
     black_level: int,
-) -> tuple[Array, Stain]:
-    """Detects the tissue of a thumbnail, bool (H, W), and its stain.
+) -> Detected:
+    """Detects the tissue of a thumbnail, and its stain.
 
     Args:
         ns: device.
@@ -151,8 +170,11 @@ def detect_tissue(
     least_piece = min(min_piece_px / area_factor, mask.size / 2)
     mask = morphology.drop_small(ns, mask, least_piece)
     enlarged = mask.repeat(factor, axis=0).repeat(factor, axis=1)
-    stain = _measure_stain(ns, light, mask)
-    return enlarged[: rgb.shape[0], : rgb.shape[1]], stain
+    return Detected(
+        mask=enlarged[: rgb.shape[0], : rgb.shape[1]],
+        stain=_measure_stain(ns, light, mask),
+        shows_glass=bool(light.glass.any()),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
