@@ -11,7 +11,8 @@ from thinsection.tiles.measures import MEASURES
     [
         ("pixels_to_use", "usable tissue, pixels"),
         ("pen_blue", "blue pen, fraction"),
-        ("folds_removed_percent", "folds: fraction"),
+        ("folds_removed_percent", "folds (experimental): fraction"),
+        ("qc_folds", "folds (experimental), fraction"),
         ("focus_removed_max_area", "out of focus: largest area, pixels"),
         ("my_check_num_regions", "my check: number of areas"),
         ("chan1_brightness", "brightness, red"),

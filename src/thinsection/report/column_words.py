@@ -36,7 +36,7 @@ _EXACT = {
 _STEMS = {
     "focus_removed": "out of focus",
     "blurry_removed": "blurry",
-    "folds_removed": "folds",
+    "folds_removed": "folds (experimental)",
     "unsure": "artefact network unsure",
     "small_tissue_removed": "small pieces removed",
     "small_tissue_filled": "small holes filled",
@@ -45,6 +45,7 @@ _STEMS = {
 # check -> what a tile's column `qc_CHECK` gives the fraction of
 _CHECKS = {
     "focus": "out of focus",
+    "folds": "folds (experimental)",
     "spur": "thin lines removed",
     "small_removed": "small pieces removed",
 }

@@ -29,11 +29,11 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
     # sigma over which P of a fold is averaged
     smooth: str = length("8 um")
     # on it, somewhere in a fold ...
-    threshold: float = 0.4
+    threshold: float = 0.5
     # ... and everywhere in it
-    lower_threshold: float = 0.25
-    # squared length over area from which on a region is a fold
-    min_elongation: float = 1.5
+    lower_threshold: float = 0.3
+    # squared length over area from which on a region is a fold; over-stained areas have less
+    min_elongation: float = 2.6
     # smaller regions are no folds
     min_area: str = area("0.003 mm2")
 

@@ -40,7 +40,7 @@ _CELL_UM = 2048.0
 # Around candidates, what it looks at too.
 _AROUND_UM = 512.0
 # Of a region of candidates that the artefact network takes for ink, from which on it is ink.
-_LEAST_SHARE = 0.05
+_LEAST_SHARE = 0.3
 
 _Part = tuple[slice, slice]
 
