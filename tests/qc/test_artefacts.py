@@ -161,9 +161,9 @@ def test_a_slide_blurred_as_a_whole_is_found(base: npt.NDArray[np.uint8]) -> Non
 @pytest.mark.skipif(
     not TCGA.is_file(), reason=f"{TCGA.name} is not under THINSECTION_TEST_SLIDES"
 )
-@pytest.mark.parametrize("width_um", [60.0, 110.0])
-def test_folds_planted_on_a_real_slide_are_found_in_part(width_um: float) -> None:
-    """A fifth of their area, and little else: most of a fold is missed."""
+def test_narrow_folds_planted_on_a_real_slide_are_found_in_part() -> None:
+    """Little else is found. Wide ones are missed here (docs/validation/qc.md.j2)."""
+    width_um = 60.0
     mpp = 4.0  # of a slide of about 0.5 µm/px, which does not say so
     with open_slide(TCGA) as slide:
         rgb = np.asarray(

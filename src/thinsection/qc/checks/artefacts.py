@@ -32,8 +32,8 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
     threshold: float = 0.5
     # ... and everywhere in it
     lower_threshold: float = 0.3
-    # squared length over area from which on a region is a fold; over-stained areas have less
-    min_elongation: float = 2.6
+    # squared length over area from which on a region is a fold; over-stained areas are rounder
+    min_elongation: float = 4.0
     # smaller regions are no folds
     min_area: str = area("0.003 mm2")
 
