@@ -32,6 +32,7 @@ from thinsection.qc.checks.artefact_network import (
     density_tables,
     input_planes,
     is_purple,
+    without_stain,
 )
 from thinsection.qc.checks.artefacts import Unsure
 
@@ -103,6 +104,45 @@ def test_purple_is_the_hue_of_stained_tissue_alone(
     density: tuple[float, float, float], purple: bool
 ) -> None:
     assert bool(is_purple(np.array([density], dtype=np.float32))[0]) == purple
+
+
+GLASS, STAINED, DARK, GREEN_PEN = (
+    (240, 240, 242),
+    (200, 110, 170),
+    (80, 42, 78),
+    (60, 150, 120),
+)
+
+
+def slide_with(
+    tissue: tuple[int, int, int], pen: tuple[int, int, int]
+) -> npt.NDArray[np.uint8]:
+    """Tissue on glass, and a stroke across it."""
+    rgb = np.full((120, 160, 3), GLASS, np.uint8)
+    rgb[20:100, 30:130] = tissue
+    rgb[50:70, 20:140] = pen
+    return rgb
+
+
+def test_stained_tissue_is_no_ink_and_ink_on_it_stays() -> None:
+    ns = get_namespace("cpu")
+    stroke = np.zeros((120, 160), bool)
+    stroke[50:70, 20:140] = True
+    tissue = np.zeros_like(stroke)
+    tissue[20:100, 30:130] = True
+    # a network that takes all dark tissue for ink, and a stroke of green on it
+    left = without_stain(ns, tissue | stroke, slide_with(DARK, GREEN_PEN))
+    assert left[tissue & ~stroke].mean() < 0.1
+    # its rims are uncertain
+    assert left[stroke].mean() > 0.6
+    # one that takes half of it
+    half = tissue.copy()
+    half[:, :80] = False
+    left = without_stain(ns, half, slide_with(DARK, DARK))
+    assert not left.any()
+    # thin black on pink is purple too
+    left = without_stain(ns, stroke, slide_with(STAINED, DARK))
+    assert np.array_equal(left, stroke)
 
 
 def test_windows_do_not_show(

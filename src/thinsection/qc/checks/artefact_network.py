@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.arrays import Array, ArrayNamespace, filters, morphology
+from thinsection.arrays import Array, ArrayNamespace, filters
 
 INKS = ("blue", "green", "red", "black", "brown")
 CLASSES = (
@@ -61,10 +61,14 @@ _GLASS_DENSITY = 0.02
 _PURPLE_RED = 0.45
 _PURPLE_GAP = 0.2
 _PURPLE_DENSITY = 0.45
-# Half the width of the thinnest stroke that is kept on it.
-_LEAST_STROKE_PX = 2.5
+# Ink of blocks of so many px, in and around which it has this share, is tissue.
+_HUE_BLOCK_PX = 4
+_PURPLE_SHARE = 0.5
 # Of green, in tissue with any of these stains.
 _STAINED_DENSITY = 0.15
+# Ink adds at least this to what most tissue has.
+_LEAST_INK_DENSITY = 0.1
+_USUAL_PERCENTILE = 75
 # Every so many rows and columns are looked at for it.
 _SAMPLE_STEP = 4
 
@@ -140,26 +144,38 @@ def _full_tables(ns: ArrayNamespace, rgb: Array, darkest: int) -> list[Array]:
 
 
 def without_stain(ns: ArrayNamespace, ink: Array, rgb: Array) -> Array:
-    """The mask of ink, bool (H, W), without purple if most of a slide's purple is in it.
+    """The mask of ink, bool (H, W), without purple that is stained tissue.
 
     Dark tissue without texture, which no training had, looks like ink to a network. Ink over tissue
-    may be purple too, but then there is more tissue than such ink.
+    may be purple too, but it is darker than the tissue beside it, and there is more of that.
     """
     if not bool(ink.any()):
         return ink
     tables = _full_tables(ns, rgb, 1)
-    purple = is_purple(_densities(ns, rgb[ink], tables))
+    colors = _densities(ns, rgb[ink], tables)
+    purple = is_purple(colors)
     step = _SAMPLE_STEP
-    sample = rgb[::step, ::step][~ink[::step, ::step]]
-    red, green, blue = _densities(ns, sample, tables).T
+    beside = _densities(ns, rgb[::step, ::step][~ink[::step, ::step]], tables)
+    red, green, blue = beside.T
     most = (1 - _PURPLE_GAP) * green
-    stained = (green > _STAINED_DENSITY) & (red < most) & (blue < most)
-    if int(purple.sum()) <= int(stained.sum()) * step**2:
+    stained = green[(green > _STAINED_DENSITY) & (red < most) & (blue < most)]
+    num_purple = int(purple.sum())
+    if not num_purple:
         return ink
-    out = ink.copy()
-    out[ink] = ~purple
-    # strokes are wider than what noise leaves
-    return morphology.opened_by_disk(ns, out, _LEAST_STROKE_PX)
+    if num_purple <= stained.size * step**2:
+        usual = float(ns.xp.percentile(stained, _USUAL_PERCENTILE))
+        if float(ns.xp.median(colors[purple, 1])) > usual + _LEAST_INK_DENSITY:
+            return ink
+    purple_ink = ink.copy()
+    purple_ink[ink] = purple
+    near_purple, near = (
+        filters.gaussian(ns, filters.block_means(ns, mask, _HUE_BLOCK_PX), 1.0)
+        for mask in (purple_ink.astype(ns.xp.float32), ink.astype(ns.xp.float32))
+    )
+    is_tissue = near_purple >= _PURPLE_SHARE * near
+    is_tissue = is_tissue.repeat(_HUE_BLOCK_PX, 0).repeat(_HUE_BLOCK_PX, 1)
+    height, width = ink.shape
+    return ink & ~is_tissue[:height, :width]
 
 
 def _densities(ns: ArrayNamespace, colors: Array, tables: list[Array]) -> Array:
