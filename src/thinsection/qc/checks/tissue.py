@@ -89,7 +89,7 @@ class Tissue(QcCheck, kind="tissue", removes_glass=True):
     min_hole: str = area("10000 um2")
     # px darker than this in all channels, 0 to 255, are no tissue
     black_level: int = _BLACK
-    # P of tissue by the artefact network above which a px is added; 1: the network is not asked
+    # P of tissue by the artefact network above which a px is added; 1: none is
     added_tissue: float = 1.0
     # P of glass by it above which a px goes; 1: none goes
     removed_glass: float = 1.0
