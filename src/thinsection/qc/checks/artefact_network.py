@@ -69,7 +69,7 @@ _STAINED_DENSITY = 0.15
 # Ink adds at least this to what most tissue has.
 _LEAST_INK_DENSITY = 0.1
 _USUAL_PERCENTILE = 75
-# Every so many rows and columns are looked at for it.
+# Every so many rows and columns are looked at for the glass, and for the tissue beside ink.
 _SAMPLE_STEP = 4
 
 Weights = Mapping[str, Array]
@@ -136,7 +136,7 @@ def _full_tables(ns: ArrayNamespace, rgb: Array, darkest: int) -> list[Array]:
     xp = ns.xp
     tables = []
     for channel in range(3):
-        plane = rgb[::4, ::4, channel]
+        plane = rgb[::_SAMPLE_STEP, ::_SAMPLE_STEP, channel]
         white = max(float(xp.percentile(plane, _WHITE_PERCENTILE)), 60.0)
         table = -xp.log(xp.maximum(xp.arange(256), darkest) / white)
         tables.append(table.astype(xp.float32))
@@ -156,9 +156,7 @@ def without_stain(ns: ArrayNamespace, ink: Array, rgb: Array) -> Array:
     purple = is_purple(colors)
     step = _SAMPLE_STEP
     beside = _densities(ns, rgb[::step, ::step][~ink[::step, ::step]], tables)
-    red, green, blue = beside.T
-    most = (1 - _PURPLE_GAP) * green
-    stained = green[(green > _STAINED_DENSITY) & (red < most) & (blue < most)]
+    stained = beside[_is_stained(beside, _STAINED_DENSITY), 1]
     num_purple = int(purple.sum())
     if not num_purple:
         return ink
@@ -185,10 +183,15 @@ def _densities(ns: ArrayNamespace, colors: Array, tables: list[Array]) -> Array:
 
 def is_purple(densities: Array) -> Array:
     """Which colours no ink has, bool (N,), by densities of red, green and blue (N, 3)."""
+    is_mixed = densities[:, 0] > _PURPLE_RED * densities[:, 1]
+    return _is_stained(densities, _PURPLE_DENSITY) & is_mixed
+
+
+def _is_stained(densities: Array, least: float) -> Array:
+    """Where green is the densest channel by far, and at least so dense, bool (N,)."""
     red, green, blue = densities.T
     most = (1 - _PURPLE_GAP) * green
-    has_hue = (red < most) & (blue < most)
-    return (green > _PURPLE_DENSITY) & (red > _PURPLE_RED * green) & has_hue
+    return (green > least) & (red < most) & (blue < most)
 
 
 def input_planes(

@@ -55,10 +55,12 @@ def find_default_ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
 
     Memory: about 60 bytes per px of 16 µm, or the 30 MB of the artefact network if that is more.
     """
-    factor = max(1, round(_INK_UM / px_um))
+    factor = _factor(px_um)
     small = np.asarray(Image.fromarray(thumbnail).reduce(factor))
     ns = get_namespace("cpu")
     ink = _candidates(ns, small, px_um * factor)
+    if not ink.any():
+        return np.zeros(thumbnail.shape[:2], dtype=bool)
     if px_um <= COARSEST_MPP:
         tables = density_tables(ns, thumbnail)
         seen = _seen_ink(ns, thumbnail, px_um, ink, tables)
@@ -72,6 +74,11 @@ def find_default_ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
     ink = ~opened_by_disk(ns, ~grown, gap)
     enlarged = ink.repeat(factor, axis=0).repeat(factor, axis=1)
     return np.asarray(enlarged[: thumbnail.shape[0], : thumbnail.shape[1]])
+
+
+def _factor(px_um: float) -> int:
+    """Px of a thumbnail along a px that is searched."""
+    return max(1, round(_INK_UM / px_um))
 
 
 def _candidates(ns: ArrayNamespace, small: RgbArray, px_um: float) -> MaskArray:
@@ -92,7 +99,7 @@ def _seen_ink(
 ) -> MaskArray:
     """What the artefact network takes for ink at candidates and around, on their px."""
     seen = np.zeros_like(candidates)
-    factor = max(1, round(_INK_UM / px_um))
+    factor = _factor(px_um)
     small_um = px_um * factor
     cell = round(_CELL_UM / small_um)
     around = round(_AROUND_UM / small_um)
