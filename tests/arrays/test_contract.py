@@ -1,12 +1,11 @@
 """Every operation of `arrays` against scikit-image, on each device that is there."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 import skimage.morphology
 from skimage import color, exposure, filters, measure
 from skimage.filters import rank
+from tests.arrays.conftest import why_no_gpu
 
 from thinsection.arrays import ArrayNamespace, get_namespace
 from thinsection.arrays import filters as ours
@@ -17,31 +16,6 @@ RNG = np.random.default_rng(5)
 RGB = RNG.integers(0, 256, (61, 83, 3), dtype=np.uint8)
 GRAY = RNG.random((61, 83))
 MASK = skimage.morphology.opening(RNG.random((61, 83)) > 0.4, np.ones((2, 2)))
-
-
-def _no_gpu() -> str:
-    """Why there is no GPU namespace, or '' if there is one."""
-    if importlib.util.find_spec("cupy") is None:
-        return "CuPy is not installed"
-    try:
-        get_namespace("cuda")
-    except DeviceError as error:
-        return str(error)
-    return ""
-
-
-GPU = pytest.param(
-    "cuda",
-    marks=(
-        pytest.mark.gpu,
-        pytest.mark.skipif(bool(_no_gpu()), reason=_no_gpu() or "-"),
-    ),
-)
-
-
-@pytest.fixture(params=["cpu", GPU])
-def ns(request: pytest.FixtureRequest) -> ArrayNamespace:
-    return get_namespace(request.param)
 
 
 def same(
@@ -240,7 +214,7 @@ def test_a_device_that_is_not_there_is_refused_by_name() -> None:
         InvalidInputError, match=r"device must be 'cpu', 'cuda' .*, got 'tpu'"
     ):
         get_namespace("tpu")
-    if _no_gpu():
+    if why_no_gpu():
         with pytest.raises(DeviceError, match=r"device 'cuda:7' must have CuPy"):
             get_namespace("cuda:7")
 

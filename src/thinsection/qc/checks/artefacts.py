@@ -4,10 +4,12 @@ Where no class has more than half of the probability, the network is unsure, and
 anything; `Unsure` measures how much tissue that is.
 """
 
+import math
 from dataclasses import replace
 from typing import Literal
 
 from thinsection.arrays import Array, ArrayNamespace, filters, morphology
+from thinsection.arrays.rings import disks_of_rings
 from thinsection.qc.checks.artefact_network import (
     COARSEST_MPP,
     INKS,
@@ -119,7 +121,7 @@ def _nearest_ink(ns: ArrayNamespace, rgb: Array) -> Array:
 
 
 class Bubbles(QcCheck, kind="bubbles", asks_network=True, coarsest_mpp=COARSEST_MPP):
-    """Removes the rings of air bubbles, and the area inside closed rings."""
+    """Removes the rings of air bubbles, and the area inside them."""
 
     name: str = "bubbles"
     # on P of a bubble's rim, somewhere ...
@@ -130,6 +132,8 @@ class Bubbles(QcCheck, kind="bubbles", asks_network=True, coarsest_mpp=COARSEST_
     gap: str = length("64 um")
     # of the inside of a ring: squared length over area, 0.95 of a disc
     max_elongation: float = 1.6
+    # of a ring that is not closed: the share of its circle that is seen
+    min_seen: float = 0.4
     # of the inside of a ring
     max_area: str = area("2.5 mm2")
     # of ring and inside that is surely rim
@@ -149,6 +153,12 @@ class Bubbles(QcCheck, kind="bubbles", asks_network=True, coarsest_mpp=COARSEST_
         inside = holes & ~morphology.keep_elongated(ns, holes, self.max_elongation, 0)
         too_large = morphology.drop_small(ns, inside, view.area_px(self.max_area))
         inside &= ~too_large
+        inside |= disks_of_rings(
+            ns,
+            rim > self.lower_threshold,
+            min_seen=self.min_seen,
+            max_radius_px=math.sqrt(view.area_px(self.max_area) / math.pi),
+        )
         sure = rim > self.threshold
         bubbles = morphology.mostly(ns, lines | inside, sure, self.min_share)
         bubbles = morphology.drop_small(ns, bubbles, view.area_px(self.min_area))
