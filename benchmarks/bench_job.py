@@ -302,12 +302,29 @@ def arithmetic() -> Row:
             # a product of (512, 512) and (512, 4096), by oneDNN
             "onednn": 2 * 512**2 * 64**2 / fastest_s(lambda: conv2d(image, kernel)),
         }
+        product = openvino_product(left)
+        if product is not None:
+            rates["openvino"] = 2 * 1024**3 / fastest_s(product)
     gflop_per_s = {name: round(rate / 1e9, 1) for name, rate in rates.items()}
     return {
         "resnet18_gflop_per_tile": round(counter.get_total_flops() / 1e9, 3),
         "product_gflop_per_s": max(gflop_per_s.values()),
         "product_gflop_per_s_by": gflop_per_s,
     }
+
+
+def openvino_product(left: torch.Tensor) -> Callable[[], object] | None:
+    """The product of a square matrix with another one by OpenVINO; None where it is missing."""
+    try:
+        import openvino
+    except ImportError:
+        return None
+    layer = torch.nn.Linear(len(left), len(left), bias=False)
+    model = openvino.convert_model(layer, example_input=left)
+    settings = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.compile_model(model, "CPU", settings)
+    array = left.numpy()
+    return lambda: compiled(array)
 
 
 def fastest_s(work: Callable[[], object], *, times: int = 20) -> float:
