@@ -132,8 +132,8 @@ class Bubbles(QcCheck, kind="bubbles", asks_network=True, coarsest_mpp=COARSEST_
     gap: str = length("64 um")
     # of the inside of a ring: squared length over area, 0.95 of a disc
     max_elongation: float = 1.6
-    # of a ring that is not closed: the share of its circle that is seen
-    min_seen: float = 0.4
+    # of a ring that is not closed: the share of its circle that is surely rim
+    min_seen: float = 0.5
     # of the inside of a ring
     max_area: str = area("2.5 mm2")
     # of ring and inside that is surely rim
@@ -153,13 +153,13 @@ class Bubbles(QcCheck, kind="bubbles", asks_network=True, coarsest_mpp=COARSEST_
         inside = holes & ~morphology.keep_elongated(ns, holes, self.max_elongation, 0)
         too_large = morphology.drop_small(ns, inside, view.area_px(self.max_area))
         inside &= ~too_large
+        sure = rim > self.threshold
         inside |= disks_of_rings(
             ns,
-            rim > self.lower_threshold,
+            sure,
             min_seen=self.min_seen,
             max_radius_px=math.sqrt(view.area_px(self.max_area) / math.pi),
         )
-        sure = rim > self.threshold
         bubbles = morphology.mostly(ns, lines | inside, sure, self.min_share)
         bubbles = morphology.drop_small(ns, bubbles, view.area_px(self.min_area))
         return view.without(bubbles, self.name)
