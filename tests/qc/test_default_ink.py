@@ -25,9 +25,9 @@ def reduced(picture: RgbArray) -> RgbArray:
     return np.asarray(Image.fromarray(picture).reduce(round(PX_UM / MPP)))
 
 
-def biology(name: str) -> tuple[RgbArray, MaskArray]:
+def biology(name: str, seed: int = SEED) -> tuple[RgbArray, MaskArray]:
     """Real tissue with biology at 8 µm/px, and where it is."""
-    picture, where = picture_with(name, SEED)
+    picture, where = picture_with(name, seed)
     return reduced(picture), reduced(where.astype(np.uint8) * 255) > 127
 
 
@@ -43,6 +43,13 @@ def test_pen_on_real_tissue_is_found(color: str) -> None:
 def test_biology_of_the_colour_of_ink_is_left(name: str) -> None:
     picture, where = biology(name)
     assert find_default_ink(picture, PX_UM)[where].mean() < 0.03
+
+
+@needs_tissue
+@pytest.mark.parametrize("seed", [105, 106])
+def test_blue_mucin_that_the_network_half_takes_for_ink_is_left(seed: int) -> None:
+    picture, where = biology("Alcian mucin", seed)
+    assert find_default_ink(picture, PX_UM)[where].mean() < 0.05
 
 
 @needs_tissue

@@ -41,6 +41,8 @@ _CELL_UM = 2048.0
 _AROUND_UM = 512.0
 # Of a region of candidates that the artefact network takes for ink, from which on it is ink.
 _LEAST_SHARE = 0.3
+# The same of a blue region: mucin under Alcian blue has the colour of ink.
+_LEAST_BLUE_SHARE = 0.6
 
 _Part = tuple[slice, slice]
 
@@ -64,7 +66,10 @@ def find_default_ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
     if px_um <= COARSEST_MPP:
         tables = density_tables(ns, thumbnail)
         seen = _seen_ink(ns, thumbnail, px_um, ink, tables)
-        regions = mostly(ns, ink | seen, seen, _LEAST_SHARE)
+        either = ink | seen
+        regions = mostly(ns, either, seen, _LEAST_SHARE)
+        blue = mostly(ns, either, _is_blue(small), 0.5)
+        regions &= ~blue | mostly(ns, either, seen, _LEAST_BLUE_SHARE)
         # without a candidate it may be tissue near one
         ink = mostly(ns, regions, ink, 0.0)
         ink = without_stain(ns, ink, small)
@@ -88,6 +93,12 @@ def _candidates(ns: ArrayNamespace, small: RgbArray, px_um: float) -> MaskArray:
     model = trained_model(check, Path())
     ink = probabilities(ns, small, {check: model})[check] > check.threshold
     return np.asarray(drop_small(ns, ink, _MIN_INK_UM2 / px_um**2))
+
+
+def _is_blue(rgb: RgbArray) -> MaskArray:
+    """Where blue is the lightest channel, bool (H, W)."""
+    red, green, blue = np.moveaxis(rgb, 2, 0)
+    return np.asarray((blue > red) & (blue >= green))
 
 
 def _seen_ink(
