@@ -183,7 +183,7 @@ def test_layers_that_show_nothing_are_named_empty(
         ("g/heatmap_m", "heatmap_m:attention", "values", "Attention"),
         ("g/heatmap_m", "heatmap_m:<b>", "values", "<b>"),
         ("qc_auto", "pen_red", "outlines", "Pen, red"),
-        ("qc_histoqc-default", "spur", "outlines", "Thin lines removed"),
+        ("qc_auto", "spur", "outlines", "Thin lines removed"),
         ("tissue", "tissue", "outlines", "Tissue"),
         ("qc_auto", "Usable tissue", "outlines", "Usable tissue"),
         ("annotations", "my_class", "outlines", "my_class"),
