@@ -23,7 +23,9 @@ sync_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed"
 )
 WAIT_MS = 60_000
-READY = "() => slide && viewer.world.getItemAt(0) && viewer.world.getItemAt(0).getFullyLoaded()"
+# true in the viewer's page alone: after a click, the page before may still be there
+READY = """() => typeof slide !== "undefined" && slide
+  && viewer.world.getItemAt(0) && viewer.world.getItemAt(0).getFullyLoaded()"""
 
 
 @pytest.fixture(scope="module")

@@ -97,6 +97,9 @@ def test_a_copied_link_opens_the_same_place_with_the_same_layers(
     page.wait_for_function(f"() => slide && slide.id === {B!r}")
     page.evaluate("link => { location.hash = new URL(link).hash; }", link)
     page.wait_for_function(f"() => slide && slide.id !== {B!r}")
+    # a page behind another one may not be drawn
+    page.wait_for_function(READY)
+    page.wait_for_function("() => slide.layers.filter(l => l.data).length > 1")
     other = context.new_page()
     other.goto(link)
     for opened in (page, other):

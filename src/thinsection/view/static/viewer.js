@@ -8,6 +8,7 @@ const VIRIDIS = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80
 const CLASSES = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf", "#7f7f7f", "#4a1486", "#f7e000"];
 const GRID = "#2060c8", ASKED = "#d95f02", FOUND = "#111111", MOST_EDGES = 40000, LEAST_BORDER_PX = 7;
 let ids = [], slide = null, hidden = false, found = [], asking = null, opening = 0, version = 0;
+let asked = null;  // id of the slide that is shown, or on its way
 
 async function get(url, options) {
   const answer = await fetch(url, options);
@@ -30,6 +31,7 @@ const source = ({ id, size, levels }) => ({ width: size[0], height: size[1], til
 async function open(id, then = () => {}, keys = null) {  // keys: of the layers to show
   if (slide && slide.id === id) { if (keys) slide.layers.forEach(layer => turn(layer, among(keys, layer))); return then(); }
   const now = ++opening, before = slide && slide.layers.filter(layer => layer.on);
+  asked = id;
   say(""); $("name").textContent = id; document.title = `${id} - thinsection`;
   history.replaceState(null, "", `#${new URLSearchParams({ slide: id })}`);
   for (const row of $("list").children) row.classList.toggle("on", row.dataset.id === id);
@@ -67,7 +69,10 @@ function address() {
 let noting = 0;
 function note() {  // browsers allow few changes of the address in a second
   clearTimeout(noting);
-  noting = setTimeout(() => { if (slide && viewer.world.getItemAt(0)) history.replaceState(null, "", address()); }, 250);
+  noting = setTimeout(() => {
+    const isOpen = slide && slide.id === asked && viewer.world.getItemAt(0);  // or another one is on its way
+    if (isOpen) history.replaceState(null, "", address());
+  }, 250);
 }
 function follow(hash) {
   const place = new URLSearchParams(hash.slice(1)), id = place.get("slide"), [x, y, downsample] = ["x", "y", "downsample"].map(name => parseFloat(place.get(name)));
@@ -80,7 +85,8 @@ function follow(hash) {
   }, place.has("layer") ? place.getAll("layer") : null);
   return true;
 }
-window.addEventListener("hashchange", () => follow(location.hash));
+// the address may have been noted again since it changed
+window.addEventListener("hashchange", event => follow(new URL(event.newURL).hash));
 async function copy(text, words) {
   try { await navigator.clipboard.writeText(text); $("said").textContent = `Copied ${words}`; } catch { $("said").textContent = text; }
 }
