@@ -35,7 +35,7 @@ from thinsection.view.shown import ShownSlides, ViewConfig
 
 EXECUTORS = ("inline", "pool", "dask", "ray")
 # goals: CPU-seconds of a tiny slide, and of a run over 5,000 finished slides with its page
-GOAL_TINY_CPU_S = 0.6
+GOAL_TINY_CPU_S = 0.35
 GOAL_FINISHED_CPU_S = 15.0
 TINY_PX = (700, 600)
 # tiny slides that are generated, which takes a second each; the others are copies of them

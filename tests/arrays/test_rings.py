@@ -31,10 +31,13 @@ def full(y: float, x: float, radius: float) -> MaskArray:
 def disks(
     ns: ArrayNamespace,
     mask: MaskArray,
-    **settings: float,
+    *,
+    min_seen: float = 0.4,
+    max_radius_px: float = 100.0,
 ) -> MaskArray:
-    settings = {"min_seen": 0.4, "max_radius_px": 100.0} | settings
-    found = disks_of_rings(ns, ns.upload(mask), **settings)
+    found = disks_of_rings(
+        ns, ns.upload(mask), min_seen=min_seen, max_radius_px=max_radius_px
+    )
     return np.asarray(ns.download(found))
 
 

@@ -35,7 +35,7 @@ def disks_of_rings(
         min_seen: share of the circle that has pixels of the region, of what the image shows of it.
         max_radius_px: larger circles are no rings.
 
-    Memory: 9 bytes a pixel, and 150 a pixel that is true.
+    Memory: 5 bytes a pixel, 80 a pixel that is true, and 1.3 kB a region.
     """
     xp = ns.xp
     labels, count = labelled(ns, mask, connectivity=8)

@@ -8,7 +8,7 @@ const VIRIDIS = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80
 const CLASSES = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf", "#7f7f7f", "#4a1486", "#f7e000"];
 const GRID = "#2060c8", ASKED = "#d95f02", FOUND = "#111111", MOST_EDGES = 40000, LEAST_BORDER_PX = 7;
 let ids = [], slide = null, hidden = false, found = [], asking = null, opening = 0, version = 0;
-let asked = null;  // id of the slide that is shown, or on its way
+let asked = null;  // id of the slide that is shown, or being opened
 
 async function get(url, options) {
   const answer = await fetch(url, options);
@@ -70,8 +70,9 @@ let noting = 0;
 function note() {  // browsers allow few changes of the address in a second
   clearTimeout(noting);
   noting = setTimeout(() => {
-    const isOpen = slide && slide.id === asked && viewer.world.getItemAt(0);  // or another one is on its way
-    if (isOpen) history.replaceState(null, "", address());
+    // while another slide is being opened, the address is that of the other one
+    const isShown = slide && slide.id === asked && viewer.world.getItemAt(0);
+    if (isShown) history.replaceState(null, "", address());
   }, 250);
 }
 function follow(hash) {
