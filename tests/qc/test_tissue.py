@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import ndimage
 from tests.qc.slides import ArraySlide
 from tests.qc.views import view_of
 from training.tuning_slide import tuning_slide
@@ -136,6 +137,42 @@ def test_what_lies_on_glass_is_no_tissue() -> None:
     pen = resized(slide.masks["pen"])
     assert pen.sum() > 0.1 * pen.size
     assert (found & pen).sum() < 0.25 * pen.sum()
+
+
+def test_the_border_of_tissue_is_found_on_a_coarse_picture() -> None:
+    """Small pieces at 64 µm/px: one more pixel all around each would be half of their area."""
+    y, x = np.mgrid[:150, :200] % 25
+    truth = np.hypot(y - 12, x - 12) < 6
+    share = ndimage.uniform_filter(truth.astype(float), 2)[..., None]
+    image = canvas(WHITE) * (1 - share) + canvas(PINK, seed=1) * share
+    mask = segment_tissue(image.astype(np.uint8), TissueConfig(), px_um=64.0)[0]
+    assert iou(mask, share[..., 0] > 0.5) > 0.75
+
+
+def test_pale_tissue_that_is_lighter_than_the_glass_in_one_colour_is_found() -> None:
+    """Pink cores on the grey glass of a dim lamp; glass as light, but without colour, is none."""
+    image = canvas((226, 224, 230))
+    truth = np.zeros((150, 200), dtype=bool)
+    truth[40:110, 30:100] = True
+    image[truth] = canvas((246, 200, 226), seed=1)[truth]
+    image[40:110, 130:170] = canvas((234, 232, 238), seed=2)[40:110, 130:170]
+    mask = segment_tissue(image, TissueConfig(), px_um=16.0)[0]
+    assert iou(mask, truth) > 0.95
+
+
+@pytest.mark.parametrize("share", [0.2, 0.35])
+def test_pale_tissue_is_not_taken_for_uneven_glass(share: float) -> None:
+    """However much of the slide it covers, it is as pale as the glass, but coloured."""
+    image = canvas((243, 238, 242))
+    truth = np.zeros((150, 200), dtype=bool)
+    truth[20:130, 10 : 10 + round(share * 200 * 150 / 110)] = True
+    image[truth] = canvas((238, 217, 233), seed=1)[truth]
+    mask = segment_tissue(image, TissueConfig(), px_um=16.0)[0]
+    assert iou(mask, truth) > 0.9
+
+
+def iou(mask: np.ndarray, truth: np.ndarray) -> float:
+    return float((mask & truth).sum() / (mask | truth).sum())
 
 
 def test_the_edge_of_a_coverslip_is_no_tissue() -> None:

@@ -20,6 +20,9 @@ Stain = Literal["H&E", "IHC", "unsure", "grey", "dark", ""]
 
 # Of the px that are looked at; borders are found to half of it.
 _PX_UM = 16.0
+# A picture of larger px is looked at as if this were their edge: gaps, rims and specks of less
+# than a px could not be told from tissue.
+COARSEST_PX_UM = 24.0
 # Of 255: px that are darker in all channels are not tissue; the scanner saw nothing.
 _BLACK = 30
 
@@ -153,9 +156,10 @@ def detect_tissue(
     """
     factor = max(1, round(_PX_UM / px_um))
     area_factor = float(factor**2)
+    looked_at_um = min(px_um * factor, COARSEST_PX_UM)
 
     def px(length_um: float) -> float:
-        return length_um / (px_um * factor)
+        return length_um / looked_at_um
 
     light = _measure_light(ns, _reduce(ns, rgb, factor), black_level)
     evidence = _find_evidence(ns, light, px)
@@ -184,7 +188,8 @@ class _Light:
     density: Array  # (H, W, 3), against the glass
     total: Array  # mean over the channels
     near: Array  # the same, over 3 x 3 px
-    colour: Array  # densest channel less the thinnest, over 3 x 3 px
+    densest: Array  # of the channels, over 3 x 3 px
+    colour: Array  # that less the thinnest, over 3 x 3 px
     line: Array  # density of lines thinner than 5 px, above their surroundings
     texture: Array  # mean of `line` over 5 x 5 px
     seen: Array  # bool: not black, not the white or black that stands for unscanned
@@ -219,6 +224,7 @@ def _measure_light(ns: ArrayNamespace, rgb: Array, black_level: int) -> _Light:
         density=density,
         total=mean,
         near=box(mean, 3),
+        densest=box(densest, 3),
         colour=box(densest - thinnest, 3),
         line=line,
         texture=texture,
@@ -286,8 +292,8 @@ def _find_evidence(ns: ArrayNamespace, light: _Light, px: Px) -> _Evidence:
             return 0.0, 0.0
         return float(xp.quantile(values, lower)), float(xp.quantile(values, upper))
 
-    middle, upper = quantiles(light.colour, 0.5, 0.75)
-    colour = max(_COLOUR, middle + 4.0 * (upper - middle))
+    lower, middle = quantiles(light.colour, 0.25, 0.5)
+    colour = max(_COLOUR, middle + 4.0 * (middle - lower))
     lower, upper = quantiles(light.near, 0.25, 0.75)
     dense = max(_DENSITY, 4.0 * (upper - lower))
     middle, upper = quantiles(light.texture, 0.5, 0.9)
@@ -295,7 +301,10 @@ def _find_evidence(ns: ArrayNamespace, light: _Light, px: Px) -> _Evidence:
     lowest, upper = quantiles(light.line, 0.0, 0.75)
     thin = max(_LINE, 3.0 * (upper - lowest))
 
-    body = (light.colour > colour) & (light.near > colour / 2)
+    # pale tissue may be lighter than the glass in one colour, but it absorbs another
+    body = (light.colour > colour) & (
+        (light.near > colour / 2) | (light.densest > colour)
+    )
     body |= (light.texture > textured) & (light.near > _FAINT)
     body |= light.near > dense
     outside = _find_outside(ns, light, textured, px)
