@@ -32,12 +32,16 @@ def canvas(color: tuple[int, int, int], *, seed: int = 0) -> np.ndarray:
     return np.clip(np.array(color) + noise, 0, 255).astype(np.uint8)
 
 
+def iou(mask: np.ndarray, truth: np.ndarray) -> float:
+    return float((mask & truth).sum() / (mask | truth).sum())
+
+
 def test_planted_tissue_is_found_to_within_its_border() -> None:
     image, truth = canvas(WHITE), np.zeros((150, 200), dtype=bool)
     truth[40:110, 30:150] = True
     image[truth] = canvas(PINK)[truth]
     mask, _ = segment_tissue(image, TissueConfig(), px_um=8.0)
-    assert (mask & truth).sum() / (mask | truth).sum() > 0.98
+    assert iou(mask, truth) > 0.98
 
 
 def test_an_empty_slide_has_no_tissue() -> None:
@@ -113,7 +117,7 @@ def test_tissue_of_every_stain_is_found_and_the_stain_is_said(
     found = tissue_mask(slide.open())
     small = Image.fromarray(slide.masks["tissue"].astype(np.uint8) * 255)
     truth = np.asarray(small.resize(found.mask.shape[::-1], Image.Resampling.BOX)) > 127
-    assert (found.mask & truth).sum() / (found.mask | truth).sum() >= least
+    assert iou(found.mask, truth) >= least
     assert (truth & ~found.mask).sum() / truth.sum() <= 0.03
     assert found.stain == called
 
@@ -169,10 +173,6 @@ def test_pale_tissue_is_not_taken_for_uneven_glass(share: float) -> None:
     image[truth] = canvas((238, 217, 233), seed=1)[truth]
     mask = segment_tissue(image, TissueConfig(), px_um=16.0)[0]
     assert iou(mask, truth) > 0.9
-
-
-def iou(mask: np.ndarray, truth: np.ndarray) -> float:
-    return float((mask & truth).sum() / (mask | truth).sum())
 
 
 def test_the_edge_of_a_coverslip_is_no_tissue() -> None:

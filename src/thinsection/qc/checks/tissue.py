@@ -292,6 +292,7 @@ def _find_evidence(ns: ArrayNamespace, light: _Light, px: Px) -> _Evidence:
             return 0.0, 0.0
         return float(xp.quantile(values, lower)), float(xp.quantile(values, upper))
 
+    # of its less coloured half: pale tissue may hide in the other
     lower, middle = quantiles(light.colour, 0.25, 0.5)
     colour = max(_COLOUR, middle + 4.0 * (middle - lower))
     lower, upper = quantiles(light.near, 0.25, 0.75)
