@@ -166,7 +166,7 @@ def test_pale_tissue_that_is_lighter_than_the_glass_in_one_colour_is_found() -> 
 
 @pytest.mark.parametrize("share", [0.2, 0.35])
 def test_pale_tissue_is_not_taken_for_uneven_glass(share: float) -> None:
-    """However much of the slide it covers, it is as pale as the glass, but coloured."""
+    """As pale as the glass, but coloured, on a fifth and on a third of the slide."""
     image = canvas((243, 238, 242))
     truth = np.zeros((150, 200), dtype=bool)
     truth[20:130, 10 : 10 + round(share * 200 * 150 / 110)] = True

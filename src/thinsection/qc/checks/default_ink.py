@@ -27,7 +27,6 @@ from thinsection.qc.checks.artefact_network import (
 )
 from thinsection.qc.checks.by_example import ExampleCheck, trained_model
 from thinsection.qc.checks.pixel_model import probabilities
-from thinsection.qc.checks.tissue import COARSEST_PX_UM
 from thinsection.types import MaskArray, RgbArray
 
 # Of the px that are searched for ink.
@@ -75,7 +74,7 @@ def find_default_ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
         ink = mostly(ns, regions, ink, 0.0)
         ink = without_stain(ns, ink, small)
     # the streaks of a dry pen are joined, and its rim is added
-    gap = _INK_GAP_UM / min(px_um * factor, COARSEST_PX_UM)
+    gap = _INK_GAP_UM / (px_um * factor)
     grown = dilated_by_disk(ns, ink, gap / 4)
     ink = ~opened_by_disk(ns, ~grown, gap)
     enlarged = ink.repeat(factor, axis=0).repeat(factor, axis=1)

@@ -22,7 +22,7 @@ Stain = Literal["H&E", "IHC", "unsure", "grey", "dark", ""]
 _PX_UM = 16.0
 # A picture of larger px is looked at as if this were their edge: gaps, rims and specks of less
 # than a px could not be told from tissue.
-COARSEST_PX_UM = 24.0
+_COARSEST_PX_UM = 24.0
 # Of 255: px that are darker in all channels are not tissue; the scanner saw nothing.
 _BLACK = 30
 
@@ -156,7 +156,7 @@ def detect_tissue(
     """
     factor = max(1, round(_PX_UM / px_um))
     area_factor = float(factor**2)
-    looked_at_um = min(px_um * factor, COARSEST_PX_UM)
+    looked_at_um = min(px_um * factor, _COARSEST_PX_UM)
 
     def px(length_um: float) -> float:
         return length_um / looked_at_um
