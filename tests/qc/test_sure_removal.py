@@ -84,6 +84,13 @@ def test_a_slide_that_is_mostly_out_of_focus_loses_that_part_and_is_excluded(
 
 
 @needs_real_slide
+def test_squamous_epithelium_is_no_fold(base: Rgb) -> None:
+    """The slide has no fold, but dense epithelium and keratin in bands."""
+    result = run_qc(real_slide(edit=base), "auto")
+    assert result.scores["folds_removed_percent"] < 0.05
+
+
+@needs_real_slide
 def test_tissue_without_structures_is_not_judged_as_out_of_focus(base: Rgb) -> None:
     """A smooth area with a camera's noise, as of mucin, in sharp tissue."""
     rng = np.random.default_rng(7)
