@@ -48,13 +48,12 @@ fuzz: setup
 # the artefact network of `auto`, from stated seeds, into the package: hours of one core. Started again,
 # it goes on where it was stopped. THINSECTION_TEST_SLIDES has the real section that it needs
 TRAINING ?= build/training
-TRAINING_STEPS ?= 46000
 train-artefacts: export OMP_NUM_THREADS = 1
 train-artefacts: export HISTOLYTICS_DATA = $(TRAINING)/wheel/histolytics/data
 train-artefacts: setup
 	$(BIN)/python -m pip download -q --no-deps --dest $(TRAINING) histolytics==0.3.0
 	$(BIN)/python -m zipfile -e $(TRAINING)/histolytics-0.3.0-py3-none-any.whl $(TRAINING)/wheel
-	$(BIN)/python -m training.train_artefacts --cache $(TRAINING) --steps $(TRAINING_STEPS)
+	$(BIN)/python -m training.train_artefacts --cache $(TRAINING)
 
 # docs/pictures/, of two real slides (THINSECTION_TEST_SLIDES) in Chromium: look at them before a commit
 pictures: setup

@@ -1,8 +1,8 @@
 """The artefact network behind folds, ink, bubbles and dirt: what it gives, where it comes from."""
 
 import json
-import re
 import tracemalloc
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 import torch
 from benchmarks.bench_artefacts import real_pen
 from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 from tests.qc.slides import REAL
 from tests.qc.views import view_of
 from training import real_tissue
@@ -36,18 +36,20 @@ from thinsection.qc.checks.artefact_network import (
 )
 from thinsection.qc.checks.artefacts import Unsure
 
-REPOSITORY = Path(__file__).parents[2]
 PICTURES = REAL.parents[1] / "pictures"
 Weights = dict[str, npt.NDArray[np.float32]]
 
 
 @pytest.fixture(scope="module")
-def network() -> ArtefactNetwork:
-    """A network of random weights, whose normalisation has seen some pixels."""
+def networks() -> list[ArtefactNetwork]:
+    """Networks of random weights, whose normalisation has seen some pixels."""
     torch.manual_seed(1)
-    network = ArtefactNetwork()
-    network(torch.randn(4, 4, 64, 64))
-    return network.eval()
+    networks = []
+    for _ in range(2):
+        network = ArtefactNetwork()
+        network(torch.randn(4, 4, 64, 64))
+        networks.append(network.eval())
+    return networks
 
 
 def record_of(path: Path) -> dict[str, Any]:
@@ -55,9 +57,13 @@ def record_of(path: Path) -> dict[str, Any]:
         return dict(json.loads(file.metadata()["record"]))
 
 
-def weights_of(network: ArtefactNetwork) -> Weights:
-    arrays = layer_arrays(network)
-    return {name: array.astype(np.float32) for name, array in arrays.items()}
+def weights_of(networks: Sequence[ArtefactNetwork]) -> Weights:
+    """As they come from a file, which has half precision."""
+    return {
+        f"{number}.{name}": array.astype(np.float32)
+        for number, network in enumerate(networks)
+        for name, array in layer_arrays(network).items()
+    }
 
 
 def stacked(rgb: npt.NDArray[np.uint8], mpp: float, weights: Weights) -> Weights:
@@ -65,23 +71,22 @@ def stacked(rgb: npt.NDArray[np.uint8], mpp: float, weights: Weights) -> Weights
     return {name: plane.astype(np.float32) for name, plane in maps.items()}
 
 
-def test_the_network_in_numpy_gives_what_its_twin_in_torch_gives(
-    network: ArtefactNetwork, tmp_path: Path
+def test_the_networks_in_numpy_give_what_their_twins_in_torch_give(
+    networks: list[ArtefactNetwork],
 ) -> None:
     rgb = tuning_slide(9_500, size=(411, 333), mpp=8.0).rgb
     ns = get_namespace("cpu")
     planes = input_planes(ns, rgb, density_tables(ns, rgb), 1).transpose(2, 0, 1)
+    inputs = torch.from_numpy(planes[None].copy())
     with torch.inference_mode():
-        logits = network(torch.from_numpy(planes[None].copy()))
-        expected = torch.softmax(logits, 1)[0, :, :333, :411].numpy()
-    save_file(layer_arrays(network), tmp_path / "a.safetensors")
-    weights = load_file(tmp_path / "a.safetensors")
-    maps = stacked(
-        rgb, 8.0, {name: a.astype(np.float32) for name, a in weights.items()}
-    )
+        each = [torch.softmax(network(inputs), 1) for network in networks]
+    # networks that agree would show no mean
+    assert (each[0] - each[1]).abs().max() > 0.03
+    expected = torch.stack(each).mean(0)[0, :, :333, :411].numpy()
+    maps = stacked(rgb, 8.0, weights_of(networks))
     for name, plane in zip(CLASSES, expected):
-        # half a step of rounding, and weights of half precision
-        assert np.abs(maps[name] / 255 - plane).max() < 0.004, name
+        # two steps of rounding of half of 1/255 each, and weights of half precision
+        assert np.abs(maps[name] / 255 - plane).max() < 0.006, name
 
 
 @pytest.mark.parametrize(
@@ -146,10 +151,10 @@ def test_stained_tissue_is_no_ink_and_ink_on_it_stays() -> None:
 
 
 def test_windows_do_not_show(
-    network: ArtefactNetwork, monkeypatch: pytest.MonkeyPatch
+    networks: list[ArtefactNetwork], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rgb = tuning_slide(9_502, size=(901, 533), mpp=8.0).rgb
-    weights = weights_of(network)
+    weights = weights_of(networks)
     whole = stacked(rgb, 8.0, weights)
     monkeypatch.setattr(artefact_network, "_WINDOW_SQUARES", 280**2)
     parts = stacked(rgb, 8.0, weights)
@@ -161,10 +166,10 @@ def test_windows_do_not_show(
 
 @pytest.mark.check  # the large image takes ten seconds
 def test_memory_beyond_the_maps_does_not_grow_with_the_image(
-    network: ArtefactNetwork, monkeypatch: pytest.MonkeyPatch
+    networks: list[ArtefactNetwork], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(artefact_network, "_WINDOW_SQUARES", 256**2)
-    weights = weights_of(network)
+    weights = weights_of(networks)
     rng = np.random.default_rng(0)
     beyond = []
     for width in (512, 2048):
@@ -220,11 +225,8 @@ def test_the_file_was_made_by_the_scripts_and_the_data_that_it_records() -> None
     record = record_of(MODEL)
     assert record["classes"] == list(CLASSES)
     assert record["scripts"] == script_hashes()
-    makefile = (REPOSITORY / "Makefile").read_text()
-    steps = int(re.findall(r"^TRAINING_STEPS \?= (\d+)$", makefile, re.MULTILINE)[0])
-    recipe = asdict(replace(Recipe(), num_steps=steps))
-    assert record["recipe"] == json.loads(json.dumps(recipe))
-    assert MODEL.stat().st_size < 1_000_000
+    assert record["recipe"] == json.loads(json.dumps(asdict(Recipe())))
+    assert MODEL.stat().st_size < 2_000_000
     tcga = REAL.with_name("tcga-cr-7395-01a-01-ts1.svs")
     polygons = [f"{name}.parquet" for pair in real_tissue._LAYOUTS for name in pair]
     assert set(record["data"]) == {*polygons, *real_tissue._CROPS, tcga.name}
@@ -243,6 +245,8 @@ SMALL = Recipe(
     num_report_scenes=2,
     num_crops=2,
     crop_px=64,
+    num_networks=2,
+    num_threads=1,
     real_tissue=False,
 )
 

@@ -62,7 +62,7 @@ def test_a_picture_too_coarse_for_the_artefact_network_keeps_all_candidates() ->
 @pytest.mark.parametrize("seed", [15_103, 15_109])
 def test_dark_purple_tissue_without_texture_is_no_ink(seed: int) -> None:
     slide = held_out_slide(seed, size=(600, 450), mpp=PX_UM, stain="dark")
-    assert find_default_ink(slide.rgb, PX_UM)[slide.clean].mean() < 0.05
+    assert find_default_ink(slide.rgb, PX_UM)[slide.clean].mean() < 0.06
 
 
 def test_the_artefact_network_looks_at_the_surroundings_of_candidates_alone() -> None:

@@ -217,7 +217,7 @@ def test_auto_adds_what_the_artefact_network_is_sure_is_tissue_and_removes_glass
     maps = {name: np.zeros(shape, np.uint8) for name in CLASSES}
     maps["tissue"][10:60, 10:60] = 230
     maps["tissue"][80:130, 10:60] = 190
-    maps["glass"][40:60, 10:60] = 100
+    maps["glass"][40:60, 10:60] = 130
     mask = check(replace(view, artefact_maps=lambda: maps)).mask_use
     expected = np.zeros(shape, bool)
     expected[10:40, 10:60] = True

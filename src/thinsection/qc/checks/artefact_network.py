@@ -1,7 +1,7 @@
 """The artefact network: tissue, glass, a fold, ink, a bubble or dirt, at each pixel.
 
-One U-shaped convolutional network over optical densities against the slide's own glass, on grids
-of 16 to 256 µm. It runs in windows on the device's arrays: importing torch would take two
+The mean of U-shaped convolutional networks over optical densities against the slide's own glass, on
+grids of 16 to 256 µm. They run in windows on the device's arrays: importing torch would take two
 CPU-seconds and 200 MB, more than all of quality control. `training/` has the script that makes the
 file of weights, and the file records what it was made from.
 """
@@ -97,16 +97,13 @@ def artefact_maps(
         rgb: uint8 (H, W, 3).
         mpp_th: µm per px of it.
         tables: `density_tables` of the whole picture; None: `rgb` is the whole.
-        weights: of the layers; None: the package's own.
+        weights: by number of a network and name of a layer; None: the package's own.
 
     Memory: 12 bytes a px, and 300 of a square of 16 µm of a window of at most 500,000, and
         12 MB.
     """
     xp = ns.xp
-    layers = {
-        name: ns.upload(value, reason="model")
-        for name, value in (weights or _own_weights()).items()
-    }
+    networks = _networks(ns, weights or _own_weights())
     tables = tables or density_tables(ns, rgb)
     factor = max(1, round(INPUT_MPP / mpp_th))
     height, width = rgb.shape[:2]
@@ -115,7 +112,7 @@ def artefact_maps(
     for rows in _windows(height, 2 * factor, _parts(height, width, factor)):
         for columns in _windows(width, 2 * factor, _parts(width, height, factor)):
             part = rgb[rows.around, columns.around]
-            p = _probabilities(ns, layers, part, tables, factor)
+            p = _mean_probabilities(ns, networks, part, tables, factor)
             if p is None:
                 continue
             # class by class: all at once would be a second copy of the maps
@@ -125,6 +122,17 @@ def artefact_maps(
                     large = small.repeat(factor, axis=0).repeat(factor, axis=1)
                 plane[rows.inside, columns.inside] = large[rows.own, columns.own]
     return dict(zip(CLASSES, out))
+
+
+def _networks(
+    ns: ArrayNamespace, weights: Mapping[str, npt.NDArray[np.float32]]
+) -> list[Weights]:
+    """The layers of each network."""
+    networks: dict[str, dict[str, Array]] = {}
+    for name, value in weights.items():
+        number, _, layer = name.partition(".")
+        networks.setdefault(number, {})[layer] = ns.upload(value, reason="model")
+    return list(networks.values())
 
 
 def density_tables(ns: ArrayNamespace, rgb: Array) -> list[Array]:
@@ -250,8 +258,12 @@ def _windows(length: int, square_px: int, count: int) -> Iterator[_Window]:
         )
 
 
-def _probabilities(
-    ns: ArrayNamespace, layers: Weights, rgb: Array, tables: list[Array], factor: int
+def _mean_probabilities(
+    ns: ArrayNamespace,
+    networks: list[Weights],
+    rgb: Array,
+    tables: list[Array],
+    factor: int,
 ) -> Array | None:
     """P of each class in 255ths, uint8 (classes, H, W), over blocks of pixels; None of glass."""
     xp = ns.xp
@@ -259,9 +271,25 @@ def _probabilities(
     # the logarithm's plane is 0 of glass and grows with the density
     if float(planes[..., 3].max()) < math.log(_GLASS_DENSITY / _FLOOR + 1):
         return None
-    height, width, _ = planes.shape
-    x = _unshuffled(planes)
+    squares = _unshuffled(planes)
     del planes
+    height, width, _ = squares.shape
+    total = xp.zeros((len(CLASSES), 2 * height, 2 * width), dtype=xp.uint16)
+    for layers in networks:
+        for rows, p in _probabilities(ns, layers, squares):
+            total[:, rows] += p
+    total += len(networks) // 2
+    total //= len(networks)
+    return total.astype(xp.uint8)
+
+
+def _probabilities(
+    ns: ArrayNamespace, layers: Weights, squares: Array
+) -> Iterator[tuple[slice, Array]]:
+    """By one network: some rows of pixels at a time, and P in 255ths, uint8 (classes, rows, W)."""
+    xp = ns.xp
+    width = 2 * squares.shape[1]
+    x = squares
     finer = []
     for level in range(_LEVELS + 1):
         if level:
@@ -272,7 +300,6 @@ def _probabilities(
     for level in reversed(range(1, _LEVELS)):
         x = _convolved(ns, layers, f"join{level}", _joined(ns, layers, level, finer, x))
     joined = _joined(ns, layers, 0, finer, x)
-    out = xp.empty((len(CLASSES), height, width), dtype=xp.uint8)
     for rows, values in _convolved_rows(ns, layers, "join0", joined):
         logits = values @ layers["out.weight"] + layers["out.bias"]
         power = xp.exp(logits.clip(-40, 40, out=logits))
@@ -280,8 +307,8 @@ def _probabilities(
         power *= 255 / power.sum(axis=2, keepdims=True)
         # (row, column, class, y, x) to (class, row, y, column, x)
         shown = (power + 0.5).astype(xp.uint8).transpose(2, 0, 3, 1, 4)
-        out[:, 2 * rows.start : 2 * rows.stop] = shown.reshape(len(CLASSES), -1, width)
-    return out
+        pixels = slice(2 * rows.start, 2 * rows.stop)
+        yield pixels, shown.reshape(len(CLASSES), -1, width)
 
 
 def _unshuffled(planes: Array) -> Array:

@@ -31,7 +31,7 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
     # sigma over which P of a fold is averaged
     smooth: str = length("8 um")
     # on it, somewhere in a fold ...
-    threshold: float = 0.5
+    threshold: float = 0.7
     # ... and everywhere in it
     lower_threshold: float = 0.3
     # squared length over area from which on a region is a fold; over-stained areas are rounder

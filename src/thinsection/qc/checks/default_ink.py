@@ -55,7 +55,7 @@ def find_default_ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
         px_um: µm per px of it. On one that is too coarse for the artefact network, all candidates
             are ink.
 
-    Memory: about 60 bytes per px of 16 µm, or the 30 MB of the artefact network if that is more.
+    Memory: about 60 bytes per px of 16 µm, or the 32 MB of the artefact networks if that is more.
     """
     factor = _factor(px_um)
     small = np.asarray(Image.fromarray(thumbnail).reduce(factor))
