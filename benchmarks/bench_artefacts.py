@@ -65,6 +65,7 @@ def main() -> None:
         if REAL.is_file():
             times = 1 if args.smoke else 2
             results[preset]["planted on CMU-1"] = planted(preset, times)
+            times = 1 if args.smoke else 12
             results[preset]["biology lost"] = biology_lost(preset, times)
     whole = {
         name: [s for s in slides(name, smoke=args.smoke) if s.mpp == MPP]

@@ -230,6 +230,8 @@ def test_elongated_regions_are_long_for_their_mean_width_bent_or_not(
     expected = mask.copy()
     expected[30:50, 5:25], expected[80:81, 100:106] = False, False
     same(ns, masks.keep_elongated(ns, ns.upload(mask), 5.0, 50), expected)
+    mask[62:74, 5:95] = True  # 12 x 90: wider than the limit
+    same(ns, masks.keep_elongated(ns, ns.upload(mask), 5.0, 50, 10.0), expected)
     none = ns.upload(np.zeros_like(mask))
     assert not ns.download(masks.keep_elongated(ns, none, 5.0, 50)).any()
 

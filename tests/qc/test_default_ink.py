@@ -8,7 +8,8 @@ from tests.support.artefacts import PENS, plant_pen
 from tests.support.held_out_biology import MPP, base_picture, picture_with
 from tests.support.held_out_slide import held_out_slide
 
-from thinsection.qc.checks import default_ink
+from thinsection.arrays import get_namespace
+from thinsection.qc.checks import artefact_network, default_ink
 from thinsection.qc.checks.artefact_network import COARSEST_MPP
 from thinsection.qc.checks.default_ink import find_default_ink
 from thinsection.types import MaskArray, RgbArray
@@ -65,16 +66,25 @@ def test_dark_purple_tissue_without_texture_is_no_ink(seed: int) -> None:
     assert find_default_ink(slide.rgb, PX_UM)[slide.clean].mean() < 0.06
 
 
-def test_the_artefact_network_looks_at_the_surroundings_of_candidates_alone() -> None:
-    mask = np.zeros((100, 100), dtype=bool)
-    mask[12:14, 12:14] = True
-    mask[30:32, 12:14] = True
-    mask[98:, 70:72] = True
-    parts = list(default_ink._parts(mask, cell=50, around=5))
-    assert parts == [
-        (slice(7, 37), slice(7, 19)),
-        (slice(93, 100), slice(65, 77)),
-    ]
+@needs_tissue
+def test_ink_is_that_of_the_whole_picture_where_only_parts_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over-stained tissue at the edge of a part without its surroundings looked like ink."""
+    monkeypatch.setattr(artefact_network, "_NEAR_SQUARES", 288**2)
+    picture, where = biology("over-stained zone", 115)
+    picture = np.concatenate([picture, plant_pen(picture, "red", seed=SEED)[0]])
+    ns = get_namespace("cpu")
+    whole = artefact_network.ink_of(artefact_network.artefact_maps(ns, picture, PX_UM))
+    near = np.zeros(whole.shape, dtype=bool)
+    near[300:420, 60:150] = near[-20:, -20:] = True
+    parts = artefact_network.ink_near(ns, picture, PX_UM, near)
+    # windows differ by one 255th, see test_windows_do_not_show
+    assert (parts ^ whole & near).sum() <= 0.001 * near.sum()
+    assert 0.1 < whole[near].mean() < 0.9
+    ink = find_default_ink(picture, PX_UM)
+    assert (ink ^ find_default_ink(picture, PX_UM, lambda: whole)).sum() <= 8
+    assert ink[: len(where)][where].mean() < 0.03
 
 
 @needs_tissue
@@ -84,7 +94,7 @@ def test_a_picture_without_candidates_does_not_ask_the_artefact_network(
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("asked")
 
-    monkeypatch.setattr(default_ink, "artefact_maps", fail)
+    monkeypatch.setattr(default_ink, "ink_near", fail)
     picture = reduced(base_picture())
     assert not find_default_ink(picture, PX_UM).any()
     pen, _ = plant_pen(picture, "blue", seed=SEED)

@@ -4,6 +4,8 @@ Regions that are removed or filled are 4-connected; regions that are counted are
 8-connected.
 """
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -46,12 +48,16 @@ def mostly(ns: ArrayNamespace, mask: Array, marked: Array, min_share: float) -> 
 
 
 def keep_elongated(
-    ns: ArrayNamespace, mask: Array, elongation: float, min_area_px: float
+    ns: ArrayNamespace,
+    mask: Array,
+    elongation: float,
+    min_area_px: float,
+    max_width_px: float = math.inf,
 ) -> Array:
     """The 8-connected regions that are long for their mean width.
 
-    The length is that of a bar with the region's spread; `elongation` is the least ratio
-    of length to mean width.
+    The length is that of a bar with the region's spread, and the mean width is the area over
+    the length. `elongation` is the least ratio of the two.
     """
     xp = ns.xp
     labels, count = labelled(ns, mask, connectivity=8)
@@ -76,6 +82,7 @@ def keep_elongated(
     spread = xp.sqrt(((yy - xx) / 2) ** 2 + xy**2)
     length = xp.sqrt(12 * ((yy + xx) / 2 + spread))
     keep = (length * length / area >= elongation) & (area >= min_area_px)
+    keep &= area / length <= max_width_px
     keep[0] = False
     return keep[labels]
 

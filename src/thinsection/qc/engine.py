@@ -13,7 +13,7 @@ from pathlib import Path
 from thinsection.arrays import Array, ArrayNamespace, filters, get_namespace
 from thinsection.config import user_cache_dir
 from thinsection.errors import ConfigError
-from thinsection.qc.checks.artefact_network import artefact_maps
+from thinsection.qc.checks.artefact_network import artefact_maps, ink_of
 from thinsection.qc.checks.by_example import ExampleCheck, trained_model
 from thinsection.qc.checks.check import (
     Outcome,
@@ -201,9 +201,13 @@ def _make_view(
     def probability_of(check: ExampleCheck) -> Array:
         return all_probabilities()[check]
 
+    maps = cache(partial(artefact_maps, ns, rgb, mpp_th))
+
     @cache
     def default_ink() -> Array:
-        return ns.upload(find_default_ink(work_image, mpp_th))
+        return ns.upload(
+            find_default_ink(work_image, mpp_th, lambda: ns.download(ink_of(maps())))
+        )
 
     def associated(name: str) -> RgbArray | None:
         if name not in slide.associated_names:
@@ -219,7 +223,7 @@ def _make_view(
         gray_at=gray_at,
         regions_at=partial(regions_at, slide, scale.slide_mpp),
         probability_of=probability_of,
-        artefact_maps=cache(partial(artefact_maps, ns, rgb, mpp_th)),
+        artefact_maps=maps,
         default_ink=default_ink,
         associated=associated,
         class_areas={name: ns.upload(area) for name, area in areas.items()},

@@ -31,11 +31,13 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
     # sigma over which P of a fold is averaged
     smooth: str = length("8 um")
     # on it, somewhere in a fold ...
-    threshold: float = 0.7
+    threshold: float = 0.6
     # ... and everywhere in it
     lower_threshold: float = 0.3
     # squared length over area from which on a region is a fold; over-stained areas are rounder
     min_elongation: float = 4.0
+    # area over length up to which a region is a fold; dense epithelium is wider
+    max_width: str = length("110 um")
     # smaller regions are no folds
     min_area: str = area("0.003 mm2")
 
@@ -48,7 +50,11 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
         sure = probability > self.threshold
         regions = morphology.mostly(ns, likely, sure, 0.0) & view.mask_use
         folds = morphology.keep_elongated(
-            ns, regions, self.min_elongation, view.area_px(self.min_area)
+            ns,
+            regions,
+            self.min_elongation,
+            view.area_px(self.min_area),
+            view.length_px(self.max_width),
         )
         return view.left_regions(view.mask_use & ~folds, f"{self.name}_removed")
 

@@ -5,24 +5,23 @@ mucin, brown stain and dense tissue for ink too. So its finds are candidates, an
 network, which knows such tissue, looks at their surroundings alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from thinsection.arrays import Array, ArrayNamespace, get_namespace
+from thinsection.arrays import ArrayNamespace, get_namespace
 from thinsection.arrays.morphology import (
     dilated_by_disk,
+    dilated_by_square,
     drop_small,
     mostly,
     opened_by_disk,
 )
 from thinsection.qc.checks.artefact_network import (
     COARSEST_MPP,
-    INKS,
-    artefact_maps,
-    density_tables,
+    ink_near,
     without_stain,
 )
 from thinsection.qc.checks.by_example import ExampleCheck, trained_model
@@ -35,27 +34,29 @@ _INK_UM = 16.0
 _INK_GAP_UM = 64.0
 # Smaller spots are not ink.
 _MIN_INK_UM2 = 6400.0
-# Edge of the part of a slide whose candidates the artefact network looks at in one call.
-_CELL_UM = 2048.0
-# Around candidates, what it looks at too.
+# Around candidates, what the artefact network looks at too.
 _AROUND_UM = 512.0
 # Of a region of candidates that the artefact network takes for ink, from which on it is ink.
 _LEAST_SHARE = 0.3
 # The same of a blue region: mucin under Alcian blue has the colour of ink.
 _LEAST_BLUE_SHARE = 0.6
 
-_Part = tuple[slice, slice]
 
-
-def find_default_ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
+def find_default_ink(
+    thumbnail: RgbArray,
+    px_um: float,
+    seen_ink: Callable[[], MaskArray] | None = None,
+) -> MaskArray:
     """Mask of pen ink of any colour, bool (H, W), on a CPU.
 
     Args:
         thumbnail: uint8 (H, W, 3).
         px_um: µm per px of it. On one that is too coarse for the artefact network, all candidates
             are ink.
+        seen_ink: gives `ink_of` the thumbnail's `artefact_maps`, where these are computed anyway;
+            None: it is computed near candidates, with the same result.
 
-    Memory: about 60 bytes per px of 16 µm, or the 32 MB of the artefact networks if that is more.
+    Memory: about 60 bytes per px of 16 µm, or that of `ink_near` if that is more.
     """
     factor = _factor(px_um)
     small = np.asarray(Image.fromarray(thumbnail).reduce(factor))
@@ -64,8 +65,12 @@ def find_default_ink(thumbnail: RgbArray, px_um: float) -> MaskArray:
     if not ink.any():
         return np.zeros(thumbnail.shape[:2], dtype=bool)
     if px_um <= COARSEST_MPP:
-        tables = density_tables(ns, thumbnail)
-        seen = _seen_ink(ns, thumbnail, px_um, ink, tables)
+        near = _near(ns, ink, px_um * factor)
+        large = near.repeat(factor, axis=0).repeat(factor, axis=1)
+        large = large[: thumbnail.shape[0], : thumbnail.shape[1]]
+        seen = seen_ink() if seen_ink else ink_near(ns, thumbnail, px_um, large)
+        seen = _reduced(seen, factor) & near
+        seen = drop_small(ns, seen, _MIN_INK_UM2 / (px_um * factor) ** 2)
         either = ink | seen
         regions = mostly(ns, either, seen, _LEAST_SHARE)
         blue = mostly(ns, either, _is_blue(small), 0.5)
@@ -101,43 +106,13 @@ def _is_blue(rgb: RgbArray) -> MaskArray:
     return np.asarray((blue > red) & (blue >= green))
 
 
-def _seen_ink(
-    ns: ArrayNamespace,
-    thumbnail: RgbArray,
-    px_um: float,
-    candidates: MaskArray,
-    tables: list[Array],
-) -> MaskArray:
-    """What the artefact network takes for ink at candidates and around, on their px."""
-    seen = np.zeros_like(candidates)
-    factor = _factor(px_um)
-    small_um = px_um * factor
-    cell = round(_CELL_UM / small_um)
-    around = round(_AROUND_UM / small_um)
-    for part in _parts(candidates, cell, around):
-        rows, columns = (slice(s.start * factor, s.stop * factor) for s in part)
-        maps = artefact_maps(ns, thumbnail[rows, columns], px_um, tables=tables)
-        ink = sum(maps[f"pen_{name}"].astype(np.uint16) for name in INKS) > 127
-        share = Image.fromarray(ink.astype(np.uint8) * 255).reduce(factor)
-        seen[part] |= np.asarray(share) > 127
-    return np.asarray(drop_small(ns, seen, _MIN_INK_UM2 / small_um**2))
+def _near(ns: ArrayNamespace, candidates: MaskArray, px_um: float) -> MaskArray:
+    """Candidates and their surroundings."""
+    reach = round(_AROUND_UM / px_um)
+    return np.asarray(dilated_by_square(ns, candidates, 2 * reach + 1))
 
 
-def _parts(mask: MaskArray, cell: int, around: int) -> Iterator[_Part]:
-    """Per cell of a grid the box of what it has of a mask, and of its surroundings."""
-    height, width = mask.shape
-    for top in range(0, height, cell):
-        for left in range(0, width, cell):
-            in_cell = mask[top : top + cell, left : left + cell]
-            rows = np.flatnonzero(in_cell.any(axis=1))
-            columns = np.flatnonzero(in_cell.any(axis=0))
-            if not rows.size:
-                continue
-            yield (
-                _widened(top + rows[0], top + rows[-1] + 1, around, height),
-                _widened(left + columns[0], left + columns[-1] + 1, around, width),
-            )
-
-
-def _widened(start: int, stop: int, by: int, length: int) -> slice:
-    return slice(max(0, start - by), min(length, stop + by))
+def _reduced(mask: MaskArray, factor: int) -> MaskArray:
+    """Where most of a block of `factor` px is True; blocks at the end may be smaller."""
+    share = Image.fromarray(mask.astype(np.uint8) * 255).reduce(factor)
+    return np.asarray(share) > 127
