@@ -6,7 +6,13 @@ from collections.abc import Iterable
 import numpy as np
 from PIL import Image
 from tests.support.artefacts import PENS, plant_fold, plant_pen
-from tests.support.held_out_biology import BIOLOGY, MPP, base_picture, picture_with
+from tests.support.held_out_biology import (
+    BIOLOGY,
+    MPP,
+    base_picture,
+    picture_with,
+    solid_tissue,
+)
 
 from benchmarks.artefact_counts import KINDS, Counts, rates, resized, union
 from thinsection.qc import run_qc
@@ -65,11 +71,11 @@ def count_finds(
 def biology_lost(preset: str, times: int) -> dict[str, float]:
     """Share of biology that looks like an artefact which quality control removes.
 
-    "nothing drawn" is that of the tissue itself, of one picture.
+    "nothing drawn" is the share of the tissue itself, in one picture.
     """
     base = base_picture()
-    dark = np.asarray(Image.fromarray(base).convert("L")) < 215
-    lost = {"nothing drawn": _removed_share(preset, [(base, dark)])}
+    tissue = solid_tissue(base / 255.0) > 0
+    lost = {"nothing drawn": _removed_share(preset, [(base, tissue)])}
     for name in BIOLOGY:
         seeds = range(FIRST_SEED, FIRST_SEED + times)
         lost[name] = _removed_share(preset, (picture_with(name, n) for n in seeds))

@@ -37,7 +37,7 @@ def picture_with(name: str, seed: int) -> tuple[RgbArray, MaskArray]:
     """The tissue with one kind of biology, and where it is drawn."""
     rng = np.random.default_rng([seed, sorted(BIOLOGY).index(name), 77])
     light = base_picture() / 255.0
-    solid = _tissue(light)
+    solid = solid_tissue(light)
     changed, where = BIOLOGY[name](light, rng)
     where = where * solid
     changed = light * (1 - solid[..., None]) + changed * solid[..., None]
@@ -45,7 +45,7 @@ def picture_with(name: str, seed: int) -> tuple[RgbArray, MaskArray]:
     return np.asarray(image), where > 0.5
 
 
-def _tissue(light: _Light) -> _Layer:
+def solid_tissue(light: _Light) -> _Layer:
     """The tissue without lumens, [0, 1]; biology is drawn only there."""
     dark = ndimage.uniform_filter(light.mean(axis=2), 9) < 0.87
     solid = ndimage.binary_opening(ndimage.binary_fill_holes(dark), iterations=12)
@@ -54,7 +54,7 @@ def _tissue(light: _Light) -> _Layer:
 
 def _places(light: _Light, rng: np.random.Generator, count: int) -> list[list[float]]:
     """Pixels (x, y) of the tissue."""
-    places = np.argwhere(_tissue(light) > 0)[:, ::-1]
+    places = np.argwhere(solid_tissue(light) > 0)[:, ::-1]
     return [[float(v) for v in places[n]] for n in rng.integers(0, len(places), count)]
 
 
