@@ -22,6 +22,8 @@ from benchmarks.gpu_inputs import (
     tiles_of,
 )
 from thinsection.encode.embed import BatchEncoder, pinned_allocator
+from thinsection.qc.pipeline import Pipeline
+from thinsection.slide import Slide
 from thinsection.stream import TileBatch
 
 
@@ -200,30 +202,53 @@ def check_geometry(device: str, smoke: bool) -> dict[str, Any]:
 
 
 def check_qc(device: str, smoke: bool) -> dict[str, Any]:
-    """The default preset by CuPy: overlap of its mask with NumPy's.
+    """Overlap of the masks that two presets leave, by CuPy and by NumPy.
 
-    Without HistoQC's `blurry`, which leaves nothing of a generated slide.
+    HistoQC's runs without `blurry`, which leaves nothing of a generated slide. `auto` also looks at
+    a slide with ink, folds, bubbles and dust.
     """
-    from thinsection.qc import load_pipeline, run_qc
+    from training.tuning_slide import tuning_slide
+
+    from thinsection.qc import load_pipeline
     from thinsection.slide import open_slide
     from thinsection.testing.synthetic import write_he_slide
 
-    default = load_pipeline("histoqc-default")
-    preset = replace(
-        default, checks=tuple(c for c in default.checks if c.kind != "blurry")
+    histoqc, auto = (load_pipeline(name) for name in ("histoqc-default", "auto"))
+    checks = tuple(c for c in histoqc.checks if c.kind != "blurry")
+    artefacts = tuning_slide(
+        8_500, size=(500, 400) if smoke else (3000, 2400), mpp=4.0, stain="he"
     )
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "a.svs"
-        write_he_slide(path, (3000, 2400) if smoke else (6000, 5000), mpp=0.5)
-        with open_slide(path) as slide:
-            one, other = (
-                run_qc(slide, preset, device=d, cache_dir=Path(folder))
-                for d in ("cpu", device)
-            )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_he_slide(
+            folder / "a.svs", (3000, 2400) if smoke else (6000, 5000), mpp=0.5
+        )
+        with open_slide(folder / "a.svs") as slide, artefacts.open() as drawn:
+            return {
+                "histoqc": _same_masks(
+                    slide, replace(histoqc, checks=checks), device, folder
+                ),
+                "auto": _same_masks(slide, auto, device, folder),
+                "auto, artefacts": _same_masks(drawn, auto, device, folder),
+            }
+
+
+def _same_masks(
+    slide: Slide, preset: Pipeline, device: str, folder: Path
+) -> dict[str, Any]:
+    from thinsection.qc import run_qc
+
+    one, other = (
+        run_qc(slide, preset, device=d, cache_dir=folder) for d in ("cpu", device)
+    )
+    assert list(one.masks) == list(other.masks), (list(one.masks), list(other.masks))
+    differ = {
+        name: int((mask ^ other.masks[name]).sum()) for name, mask in one.masks.items()
+    }
     union = int((one.mask_use | other.mask_use).sum())
     iou = int((one.mask_use & other.mask_use).sum()) / max(union, 1)
-    assert iou >= 0.999 and union, (iou, union)
-    return {"iou": iou, "pixels": union}
+    assert iou >= 0.999 and union, (iou, union, differ)
+    return {"iou": iou, "pixels": union, "pixels that differ": sum(differ.values())}
 
 
 STEPS = {
