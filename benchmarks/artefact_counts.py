@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 from PIL import Image
+from scipy import ndimage
 
 from thinsection.qc import QcResult
 from thinsection.types import MaskArray
@@ -17,6 +18,8 @@ KINDS = {  # class of truth -> kinds of the checks that find it
     "blur": ("focus", "blurry"),
 }
 Counts = np.ndarray  # hits, px of the truth, px found
+# Around an artefact or a piece of tissue, how far its outline is a matter of taste.
+EDGE_UM = 32.0
 
 
 def add(
@@ -45,6 +48,14 @@ def union(
         if name not in leave:
             found |= mask
     return found
+
+
+def rim(mask: MaskArray, px_um: float) -> MaskArray:
+    """Px outside of a mask, up to `EDGE_UM` from it."""
+    reach = int(EDGE_UM / px_um)
+    y, x = np.ogrid[-reach : reach + 1, -reach : reach + 1]
+    disk = np.hypot(x, y) * px_um <= EDGE_UM
+    return np.asarray(ndimage.binary_dilation(mask, disk) & ~mask)
 
 
 def rates(value: Counts, name: str) -> dict[str, float]:

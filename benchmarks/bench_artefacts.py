@@ -28,7 +28,15 @@ from tests.support.held_out_tissue import PICTURES, tissue_slide
 from training.artefact_slide import INKS, STAINS, ArtefactSlide
 from training.tuning_slide import tuning_slide
 
-from benchmarks.artefact_counts import KINDS, Counts, add, rates, resized, union
+from benchmarks.artefact_counts import (
+    KINDS,
+    Counts,
+    add,
+    rates,
+    resized,
+    rim,
+    union,
+)
 from benchmarks.artefacts_on_tissue import FIRST_SEED, biology_lost, planted
 from benchmarks.harness import arguments, finish
 from benchmarks.real_tiles import real_tiles
@@ -143,6 +151,8 @@ def score(
             truth.items(), none, leave=("tissue", name, *(f"pen_{i}" for i in INKS))
         )
         add(counts, name, found, truth.get(name, none), ~other)
+        inside = ~other & ~rim(artefacts, result.mpp_th)
+        add(counts, f"{name}, rim left out", found, truth.get(name, none), inside)
 
 
 def real_pen(preset: str, folder: Path) -> dict[str, dict[str, float]]:

@@ -19,7 +19,7 @@ from PIL import Image
 from tests.support.held_out_tissue import TissueSlide
 from training.artefact_slide import ArtefactSlide
 
-from benchmarks.artefact_counts import union
+from benchmarks.artefact_counts import rim, union
 from thinsection.qc import run_qc, tissue_mask
 from thinsection.testing.synthetic import PyramidKind, write_levels
 from thinsection.types import MaskArray
@@ -38,6 +38,7 @@ PEERS = {
 PICTURE_MPP = 8.0
 # A slide has an IoU if at least this share of its tissue has no artefact on it.
 LEAST_BARE = 0.25
+INNER_LOST = "clean tissue lost, edges left out"
 Slides = Mapping[str, Sequence[ArtefactSlide]]
 
 
@@ -128,38 +129,51 @@ def read_mask(path: Path, peer: str) -> MaskArray:
 def scores(masks: Sequence[tuple[ArtefactSlide, MaskArray]]) -> dict[str, Any]:
     """IoU with the tissue by slide, glass that is taken, pen that is kept, biology that is lost.
 
-    Pixels of artefacts do not count for the IoU and for glass.
+    Pixels of artefacts do not count for the IoU and for glass. With "edges left out", those near
+    the outline of the tissue or of an artefact do not count either.
     """
     ious = []
+    inner_ious = []
     parts: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for slide, mask in masks:
         truth = {name: resized_to(where, mask) for name, where in slide.masks.items()}
         none = np.zeros_like(mask)
         artefacts = union(truth.items(), none, leave=("tissue",))
         tissue = truth["tissue"] & ~artefacts
-        hits = np.count_nonzero(mask & tissue)
-        either = np.count_nonzero((mask | tissue) & ~artefacts)
+        px_um = slide.mpp * slide.rgb.shape[1] / mask.shape[1]
+        inner = ~artefacts
+        for area in (truth["tissue"], ~truth["tissue"], artefacts):
+            inner &= ~rim(area, px_um)
         if np.count_nonzero(tissue) >= LEAST_BARE * np.count_nonzero(truth["tissue"]):
-            ious.append(hits / max(1, either))
+            ious.append(_iou(mask, tissue, ~artefacts))
+            inner_ious.append(_iou(mask, tissue, inner))
         areas = {"glass taken": ~truth["tissue"] & ~artefacts}
         areas["pen kept"] = truth.get("pen", none)
         areas["clean tissue lost"] = resized_to(slide.clean, mask)
+        areas[INNER_LOST] = areas["clean tissue lost"] & inner
         if isinstance(slide, TissueSlide):
             for name, where in slide.biology.items():
                 areas[f"{name} lost"] = resized_to(where, mask)
         for name, area in areas.items():
-            counted = area & ~mask if name.endswith("lost") else area & mask
+            is_lost = name.endswith("lost") or name == INNER_LOST
+            counted = area & ~mask if is_lost else area & mask
             parts[name].append((np.count_nonzero(counted), np.count_nonzero(area)))
     row: dict[str, Any] = {"slides with an iou": len(ious)}
     if ious:
         row["iou mean"] = round(statistics.mean(ious), 4)
         row["iou median"] = round(statistics.median(ious), 4)
         row["iou least"] = round(min(ious), 4)
+        row["iou mean, edges left out"] = round(statistics.mean(inner_ious), 4)
     for name, counts in parts.items():
         counted, area = np.sum(counts, axis=0)
         if area:
             row[name] = round(float(counted / area), 4)
     return row
+
+
+def _iou(mask: MaskArray, tissue: MaskArray, counted: MaskArray) -> float:
+    hits = np.count_nonzero(mask & tissue & counted)
+    return hits / max(1, np.count_nonzero((mask | tissue) & counted))
 
 
 def resized_to(where: MaskArray, mask: MaskArray) -> MaskArray:
