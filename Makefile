@@ -45,7 +45,7 @@ SEED ?= 1
 fuzz: setup
 	$(BIN)/python -m tests.slide.fuzz 2000 --seed $(SEED)
 
-# the artefact network of `auto`, from stated seeds, into the package: hours of one core. Started again,
+# the artefact networks of `auto`, from stated seeds, into the package: two hours of two cores. Started again,
 # it goes on where it was stopped. THINSECTION_TEST_SLIDES has the real section that it needs
 TRAINING ?= build/training
 train-artefacts: export OMP_NUM_THREADS = 1

@@ -71,14 +71,14 @@ def test_ink_is_that_of_the_whole_picture_where_only_parts_are_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Over-stained tissue at the edge of a part without its surroundings looked like ink."""
-    monkeypatch.setattr(artefact_network, "_NEAR_SQUARES", 288**2)
+    monkeypatch.setattr(artefact_network, "_CUT_SQUARES", 288**2)
     picture, where = biology("over-stained zone", 115)
     picture = np.concatenate([picture, plant_pen(picture, "red", seed=SEED)[0]])
     ns = get_namespace("cpu")
     whole = artefact_network.ink_of(artefact_network.artefact_maps(ns, picture, PX_UM))
     near = np.zeros(whole.shape, dtype=bool)
     near[300:420, 60:150] = near[-20:, -20:] = True
-    parts = artefact_network.ink_near(ns, picture, PX_UM, near)
+    parts = artefact_network.ink_within(ns, picture, PX_UM, near)
     # windows differ by one 255th, see test_windows_do_not_show
     assert (parts ^ whole & near).sum() <= 0.001 * near.sum()
     assert 0.1 < whole[near].mean() < 0.9
@@ -94,7 +94,7 @@ def test_a_picture_without_candidates_does_not_ask_the_artefact_network(
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("asked")
 
-    monkeypatch.setattr(default_ink, "ink_near", fail)
+    monkeypatch.setattr(default_ink, "ink_within", fail)
     picture = reduced(base_picture())
     assert not find_default_ink(picture, PX_UM).any()
     pen, _ = plant_pen(picture, "blue", seed=SEED)

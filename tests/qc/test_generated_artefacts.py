@@ -54,7 +54,7 @@ def test_what_is_written_is_a_slide_of_that_resolution(tmp_path: Path) -> None:
     assert np.abs(px - slide.rgb).mean() < 12
 
 
-# generator B draws folds that are wider than the limit of `auto`
+# Generator B's folds are wider than the limit of `auto`, which `test_artefacts.py` tests.
 CHECKS = {"pen": Ink(), "bubble": Bubbles(), "fold": Folds(max_width="1 mm")}
 
 

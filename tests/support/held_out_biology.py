@@ -46,7 +46,7 @@ def picture_with(name: str, seed: int) -> tuple[RgbArray, MaskArray]:
 
 
 def solid_tissue(light: _Light) -> _Layer:
-    """The tissue without lumens, [0, 1]; biology is drawn only there."""
+    """The tissue with its lumens, [0, 1]; biology is drawn only there."""
     dark = ndimage.uniform_filter(light.mean(axis=2), 9) < 0.87
     solid = ndimage.binary_opening(ndimage.binary_fill_holes(dark), iterations=12)
     return np.asarray(solid, np.float64)

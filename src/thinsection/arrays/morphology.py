@@ -57,7 +57,8 @@ def keep_elongated(
     """The 8-connected regions that are long for their mean width.
 
     The length is that of a bar with the region's spread, and the mean width is the area over
-    the length. `elongation` is the least ratio of the two.
+    the length: a region that bends back or crosses itself counts as wider. `elongation` is the
+    least ratio of the two, and wider regions than `max_width_px` are left out.
     """
     xp = ns.xp
     labels, count = labelled(ns, mask, connectivity=8)

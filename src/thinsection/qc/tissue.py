@@ -110,7 +110,8 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     full of tissue a full one. Pieces and holes below the configured areas go (without an
     mpp, as many px as at 8 µm/px).
 
-    Memory: O(thumbnail): about 60 bytes per mask px, beside one strip of the level that is read.
+    Memory: O(thumbnail): about 60 bytes per mask px, beside one strip of the level that is read. If
+        there may be ink, up to 100 MB more.
 
     Raises:
         SlideReadError: the slide's pixels cannot be decoded.

@@ -52,8 +52,8 @@ _STEP = 1 << _LEVELS
 _HALO = 6 * _STEP
 # Squares of a window with its halo.
 _WINDOW_SQUARES = 1 << 19
-# The same, where only some of the picture is wanted.
-_NEAR_SQUARES = 1 << 18
+# The same limit where windows are cut to a part of the picture.
+_CUT_SQUARES = 1 << 18
 # Squares that are convolved at once.
 _BLOCK_SQUARES = 1 << 13
 # Windows of glass alone: no pixel has this density.
@@ -91,7 +91,7 @@ def artefact_maps(
     *,
     weights: Mapping[str, npt.NDArray[np.float32]] | None = None,
 ) -> Mapping[str, Array]:
-    """P of each class at each pixel, in 255ths, uint8 (H, W).
+    """Probability of each class at each pixel, in steps of 1/255, uint8 (H, W).
 
     Args:
         ns: device.
@@ -99,8 +99,8 @@ def artefact_maps(
         mpp_th: µm per px of it.
         weights: by number of a network and name of a layer; None: the package's own.
 
-    Memory: 12 bytes a px, and 300 of a square of 16 µm of a window of at most 500,000, and
-        12 MB.
+    Memory: 12 bytes per pixel, 300 bytes per square of 16 µm of one window (about 500,000 squares),
+        and 12 MB.
     """
     height, width = rgb.shape[:2]
     out = ns.xp.zeros((len(CLASSES), height, width), dtype=ns.xp.uint8)
@@ -108,7 +108,7 @@ def artefact_maps(
     factor = _factor(mpp_th)
     tables = density_tables(ns, rgb)
     networks = _networks(ns, weights or _own_weights())
-    for rows, columns in _windows_of((height, width), factor, _WINDOW_SQUARES):
+    for rows, columns in _windows((height, width), factor, _WINDOW_SQUARES):
         part = rgb[rows.around, columns.around]
         p = _mean_probabilities(ns, networks, part, tables, factor)
         if p is None:
@@ -117,6 +117,7 @@ def artefact_maps(
         for small, plane in zip(p, out):
             large = _enlarged(small, factor)
             plane[rows.inside, columns.inside] = large[rows.own, columns.own]
+        del p, small, large  # before the next window is computed
     return dict(zip(CLASSES, out))
 
 
@@ -128,20 +129,22 @@ def ink_of(maps: Mapping[str, Array]) -> Array:
     return total > 127
 
 
-def ink_near(ns: ArrayNamespace, rgb: Array, mpp_th: float, near: Array) -> Array:
-    """`ink_of` of a picture's `artefact_maps` where `near` is True, and False elsewhere, (H, W).
+def ink_within(ns: ArrayNamespace, rgb: Array, mpp_th: float, area: Array) -> Array:
+    """`ink_of` of a picture's `artefact_maps` inside an area, bool (H, W); False outside.
 
-    Windows are cut to what they have of `near`, so this is faster than all maps.
+    A window is cut to what it has of the area, so this is faster than all maps. Windows change a
+    probability by rounding, at most 1/255.
 
-    Memory: 300 bytes of a square of 16 µm of a window of at most 260,000, and 12 MB.
+    Memory: 2 bytes per pixel, 300 bytes per square of 16 µm of one window (about 260,000 squares),
+        and 12 MB.
     """
-    out = ns.xp.zeros(near.shape, dtype=bool)
+    out = ns.xp.zeros(area.shape, dtype=bool)
     factor = _factor(mpp_th)
     tables = density_tables(ns, rgb)
     networks = _networks(ns, _own_weights())
-    height, width = near.shape
-    for all_rows, all_columns in _windows_of((height, width), factor, _NEAR_SQUARES):
-        wanted = near[all_rows.inside, all_columns.inside]
+    height, width = area.shape
+    for all_rows, all_columns in _windows((height, width), factor, _CUT_SQUARES):
+        wanted = area[all_rows.inside, all_columns.inside]
         if not bool(wanted.any()):
             continue
         rows = _cut(ns, all_rows, wanted.any(axis=1), height, factor)
@@ -152,7 +155,8 @@ def ink_near(ns: ArrayNamespace, rgb: Array, mpp_th: float, near: Array) -> Arra
             continue
         ink = _enlarged(ink_of(dict(zip(CLASSES, p))), factor)
         out[rows.inside, columns.inside] = ink[rows.own, columns.own]
-    return out & near
+        del p, ink  # before the next window is computed
+    return out & area
 
 
 def _factor(mpp_th: float) -> int:
@@ -276,31 +280,31 @@ class _Window:
     own: slice
 
 
-def _windows_of(
-    shape: tuple[int, ...], factor: int, most_squares: int
+def _windows(
+    shape: tuple[int, int], factor: int, most_squares: int
 ) -> Iterator[tuple[_Window, _Window]]:
     """Rows and columns of equal windows, of about `most_squares` with their surroundings."""
     height, width = shape
-    for rows in _windows(height, width, factor, most_squares):
-        for columns in _windows(width, height, factor, most_squares):
+    for rows in _axis_windows(height, width, factor, most_squares):
+        for columns in _axis_windows(width, height, factor, most_squares):
             yield rows, columns
 
 
-def _windows(
-    length: int, other: int, factor: int, most_squares: int
+def _axis_windows(
+    length: int, other_length: int, factor: int, most_squares: int
 ) -> Iterator[_Window]:
     """Equal parts of an axis, which begin at multiples of the step."""
     squares = length / (2 * factor)
     count = 1
-    if squares * other / (2 * factor) > most_squares:
+    if squares * other_length / (2 * factor) > most_squares:
         count = math.ceil(squares / (math.sqrt(most_squares) - 2 * _HALO))
     step_px = _STEP * 2 * factor
     part_px = math.ceil(length / (count * step_px)) * step_px
     for start in range(0, length, part_px):
-        yield _window(start, min(start + part_px, length), length, factor)
+        yield _with_halo(start, min(start + part_px, length), length, factor)
 
 
-def _window(start: int, stop: int, length: int, factor: int) -> _Window:
+def _with_halo(start: int, stop: int, length: int, factor: int) -> _Window:
     halo_px = _HALO * 2 * factor
     first = max(0, start - halo_px)
     return _Window(
@@ -318,7 +322,7 @@ def _cut(
     step_px = _STEP * 2 * factor
     start = window.inside.start + int(places[0]) // step_px * step_px
     stop = window.inside.start + math.ceil((int(places[-1]) + 1) / step_px) * step_px
-    return _window(start, min(stop, window.inside.stop), length, factor)
+    return _with_halo(start, min(stop, window.inside.stop), length, factor)
 
 
 def _mean_probabilities(
@@ -328,7 +332,10 @@ def _mean_probabilities(
     tables: list[Array],
     factor: int,
 ) -> Array | None:
-    """P of each class in 255ths, uint8 (classes, H, W), over blocks of pixels; None of glass."""
+    """Probability of each class in steps of 1/255, uint8 (classes, H, W), over blocks of pixels.
+
+    None if the part shows only glass.
+    """
     xp = ns.xp
     planes = input_planes(ns, rgb, tables, factor)
     # the logarithm's plane is 0 of glass and grows with the density

@@ -1,7 +1,7 @@
 """Finds folds, ink, bubbles and dirt by what the artefact network shows at each pixel.
 
-Where no class has more than half of the probability, the network is unsure, and no check removes
-anything; `Unsure` measures how much tissue that is.
+Each check has limits of its own on the probabilities. `Unsure` measures the tissue where no class
+has more than half of the probability.
 """
 
 import math
@@ -36,7 +36,7 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
     lower_threshold: float = 0.3
     # squared length over area from which on a region is a fold; over-stained areas are rounder
     min_elongation: float = 4.0
-    # area over length up to which a region is a fold; dense epithelium is wider
+    # mean width, area over length, up to which a region is a fold; dense epithelium is wider
     max_width: str = length("110 um")
     # smaller regions are no folds
     min_area: str = area("0.003 mm2")

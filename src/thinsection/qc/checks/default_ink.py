@@ -2,7 +2,7 @@
 
 The small network for pen looks at all of the slide, at 16 µm/px. It is fast, but it takes blue
 mucin, brown stain and dense tissue for ink too. So its finds are candidates, and the artefact
-network, which knows such tissue, looks at their surroundings alone.
+network, which knows such tissue, looks only at them and 0.5 mm around.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from thinsection.arrays.morphology import (
 )
 from thinsection.qc.checks.artefact_network import (
     COARSEST_MPP,
-    ink_near,
+    ink_within,
     without_stain,
 )
 from thinsection.qc.checks.by_example import ExampleCheck, trained_model
@@ -45,7 +45,7 @@ _LEAST_BLUE_SHARE = 0.6
 def find_default_ink(
     thumbnail: RgbArray,
     px_um: float,
-    seen_ink: Callable[[], MaskArray] | None = None,
+    get_seen_ink: Callable[[], MaskArray] | None = None,
 ) -> MaskArray:
     """Mask of pen ink of any colour, bool (H, W), on a CPU.
 
@@ -53,10 +53,10 @@ def find_default_ink(
         thumbnail: uint8 (H, W, 3).
         px_um: µm per px of it. On one that is too coarse for the artefact network, all candidates
             are ink.
-        seen_ink: gives `ink_of` the thumbnail's `artefact_maps`, where these are computed anyway;
-            None: it is computed near candidates, with the same result.
+        get_seen_ink: gives `ink_of` the thumbnail's `artefact_maps`, if these are computed anyway;
+            None: it is computed near candidates, with the same result up to rounding.
 
-    Memory: about 60 bytes per px of 16 µm, or that of `ink_near` if that is more.
+    Memory: about 60 bytes per px of 16 µm, and that of `ink_within`.
     """
     factor = _factor(px_um)
     small = np.asarray(Image.fromarray(thumbnail).reduce(factor))
@@ -65,10 +65,13 @@ def find_default_ink(
     if not ink.any():
         return np.zeros(thumbnail.shape[:2], dtype=bool)
     if px_um <= COARSEST_MPP:
-        near = _near(ns, ink, px_um * factor)
-        large = near.repeat(factor, axis=0).repeat(factor, axis=1)
-        large = large[: thumbnail.shape[0], : thumbnail.shape[1]]
-        seen = seen_ink() if seen_ink else ink_near(ns, thumbnail, px_um, large)
+        near = _with_surroundings(ns, ink, px_um * factor)
+        if get_seen_ink:
+            seen = get_seen_ink()
+        else:
+            area = near.repeat(factor, axis=0).repeat(factor, axis=1)
+            area = area[: thumbnail.shape[0], : thumbnail.shape[1]]
+            seen = ink_within(ns, thumbnail, px_um, area)
         seen = _reduced(seen, factor) & near
         seen = drop_small(ns, seen, _MIN_INK_UM2 / (px_um * factor) ** 2)
         either = ink | seen
@@ -106,13 +109,15 @@ def _is_blue(rgb: RgbArray) -> MaskArray:
     return np.asarray((blue > red) & (blue >= green))
 
 
-def _near(ns: ArrayNamespace, candidates: MaskArray, px_um: float) -> MaskArray:
-    """Candidates and their surroundings."""
+def _with_surroundings(
+    ns: ArrayNamespace, candidates: MaskArray, px_um: float
+) -> MaskArray:
+    """Candidates and what is around them."""
     reach = round(_AROUND_UM / px_um)
     return np.asarray(dilated_by_square(ns, candidates, 2 * reach + 1))
 
 
 def _reduced(mask: MaskArray, factor: int) -> MaskArray:
-    """Where most of a block of `factor` px is True; blocks at the end may be smaller."""
+    """Where at least half of a block of `factor` px is True; blocks at the end may be smaller."""
     share = Image.fromarray(mask.astype(np.uint8) * 255).reduce(factor)
     return np.asarray(share) > 127
