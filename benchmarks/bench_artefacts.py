@@ -50,8 +50,8 @@ GENERATORS = {
     "B, held out": cache(held_out_slide),
     "C, real tissue": cache(tissue_slide),
 }
-SIZE_PX, MPP, SLIDES_PER_STAIN = (1600, 1200), 3.0, 2
-BLUR_SIZE_PX, BLUR_MPP = (1200, 900), 0.5
+SIZE_PX, MPP, SLIDES_PER_STAIN = (1600, 1200), 3.0, 4
+BLUR_SIZE_PX, BLUR_MPP, BLUR_PER_STAIN = (1200, 900), 0.5, 2
 
 
 def main() -> None:
@@ -116,9 +116,12 @@ def slides(generator: str, *, smoke: bool) -> Iterator[ArtefactSlide]:
         yield generate(
             seed, size=(800, 600) if smoke else SIZE_PX, mpp=MPP, stain=stain
         )
-    for n, stain in enumerate(STAINS[: 1 if smoke else None]):
+    times = 1 if smoke else BLUR_PER_STAIN
+    for (n, stain), turn in product(
+        enumerate(STAINS[: 1 if smoke else None]), range(times)
+    ):
         size = (1200, 900) if smoke else BLUR_SIZE_PX
-        seed = FIRST_SEED + 1000 + n
+        seed = FIRST_SEED + 1000 + turn * len(STAINS) + n
         yield generate(seed, size=size, mpp=BLUR_MPP, stain=stain, artefacts=("blur",))
 
 
