@@ -149,7 +149,8 @@ def score(
         pens = [
             c.name for c in result.pipeline.checks if name == "pen" and "pen" in c.name
         ]
-        found = union(((n, result.masks[n]) for n in {*checks, *pens}), none)
+        # a check that cannot judge a slide has no mask
+        found = union(((n, result.masks.get(n, none)) for n in {*checks, *pens}), none)
         other = union(
             truth.items(), none, leave=("tissue", name, *(f"pen_{i}" for i in INKS))
         )
