@@ -71,10 +71,9 @@ def main() -> None:
             results[preset]["real pen"] = real_pen(preset, PICTURES)
             results[preset]["real tiles"] = real_tiles(preset, PICTURES / "qa")
         if REAL.is_file():
-            times = 1 if args.smoke else 2
+            times, pictures = (1, 1) if args.smoke else (2, 12)
             results[preset]["planted on CMU-1"] = planted(preset, times)
-            times = 1 if args.smoke else 12
-            results[preset]["biology lost"] = biology_lost(preset, times)
+            results[preset]["biology lost"] = biology_lost(preset, pictures)
     whole = {
         name: [s for s in slides(name, smoke=args.smoke) if s.mpp == MPP]
         for name in generators
@@ -142,6 +141,7 @@ def score(
             truth["tissue"],
             ~artefacts,
         )
+    without_rims = ~rim(artefacts, result.mpp_th)
     for name, kinds in KINDS.items():
         if (name == "blur") != (slide.mpp == BLUR_MPP):
             continue  # blur is judged where it can be seen
@@ -154,9 +154,9 @@ def score(
         other = union(
             truth.items(), none, leave=("tissue", name, *(f"pen_{i}" for i in INKS))
         )
-        add(counts, name, found, truth.get(name, none), ~other)
-        inside = ~other & ~rim(artefacts, result.mpp_th)
-        add(counts, f"{name}, rim left out", found, truth.get(name, none), inside)
+        of_kind = truth.get(name, none)
+        add(counts, name, found, of_kind, ~other)
+        add(counts, f"{name}, rim left out", found, of_kind, ~other & without_rims)
 
 
 def real_pen(preset: str, folder: Path) -> dict[str, dict[str, float]]:

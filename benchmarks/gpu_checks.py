@@ -236,6 +236,7 @@ def check_qc(device: str, smoke: bool) -> dict[str, Any]:
 def _same_masks(
     slide: Slide, preset: Pipeline, device: str, folder: Path
 ) -> dict[str, Any]:
+    """How the masks of a slide differ; raises AssertionError if by more than a thousandth."""
     from thinsection.qc import run_qc
 
     one, other = (

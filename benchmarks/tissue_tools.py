@@ -38,7 +38,6 @@ PEERS = {
 PICTURE_MPP = 8.0
 # A slide has an IoU if at least this share of its tissue has no artefact on it.
 LEAST_BARE = 0.25
-INNER_LOST = "clean tissue lost, edges left out"
 Slides = Mapping[str, Sequence[ArtefactSlide]]
 
 
@@ -150,13 +149,13 @@ def scores(masks: Sequence[tuple[ArtefactSlide, MaskArray]]) -> dict[str, Any]:
         areas = {"glass taken": ~truth["tissue"] & ~artefacts}
         areas["pen kept"] = truth.get("pen", none)
         areas["clean tissue lost"] = resized_to(slide.clean, mask)
-        areas[INNER_LOST] = areas["clean tissue lost"] & inner
+        inner_clean = areas["clean tissue lost"] & inner
+        areas["clean tissue lost, edges left out"] = inner_clean
         if isinstance(slide, TissueSlide):
             for name, where in slide.biology.items():
                 areas[f"{name} lost"] = resized_to(where, mask)
         for name, area in areas.items():
-            is_lost = name.endswith("lost") or name == INNER_LOST
-            counted = area & ~mask if is_lost else area & mask
+            counted = area & ~mask if "lost" in name else area & mask
             parts[name].append((np.count_nonzero(counted), np.count_nonzero(area)))
     row: dict[str, Any] = {"slides with an iou": len(ious)}
     if ious:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import ndimage
 from tests.qc.slides import REAL
 from tests.support.artefacts import PENS, plant_pen
 from tests.support.held_out_biology import MPP, base_picture, picture_with
@@ -85,6 +86,31 @@ def test_ink_is_that_of_the_whole_picture_where_only_parts_are_looked_at(
     ink = find_default_ink(picture, PX_UM)
     assert (ink ^ find_default_ink(picture, PX_UM, lambda: whole)).sum() <= 8
     assert ink[: len(where)][where].mean() < 0.03
+
+
+@needs_tissue
+def test_the_artefact_network_looks_at_candidates_and_half_a_mm_around(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    areas = []
+
+    def look(ns: object, rgb: RgbArray, px_um: float, area: MaskArray) -> MaskArray:
+        areas.append(area)
+        return np.zeros_like(area)
+
+    monkeypatch.setattr(default_ink, "ink_within", look)
+    pen, _ = plant_pen(reduced(base_picture()), "blue", seed=SEED)
+    # an odd size: the last block of the candidates' px is cut
+    pen = pen[:-1, :-1]
+    small = np.asarray(Image.fromarray(pen).reduce(2))
+    candidates = default_ink._candidates(get_namespace("cpu"), small, 2 * PX_UM)
+    find_default_ink(pen, PX_UM)
+    # 512 µm are 32 px of 16 µm
+    around = ndimage.binary_dilation(candidates, np.ones((65, 65)))
+    expected = np.kron(around, np.ones((2, 2), bool))[: pen.shape[0], : pen.shape[1]]
+    (area,) = areas
+    assert np.array_equal(area, expected)
+    assert 0 < candidates.sum() < around.sum() < around.size
 
 
 @needs_tissue

@@ -88,7 +88,7 @@ def machine_key() -> str:
         str(cpu_count()),
     ]
     parts += [version(name) for name in ("thinsection", "torch", "simplejpeg", "numpy")]
-    # where these are not those of today, rates are measured again
+    # names of what was sped up or slowed down: with another name here, rates are measured again
     parts += ["half size", "three networks"]
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 

@@ -115,18 +115,14 @@ def artefact_maps(
             continue
         # class by class: all at once would be a second copy of the maps
         for small, plane in zip(p, out):
-            large = _enlarged(small, factor)
-            plane[rows.inside, columns.inside] = large[rows.own, columns.own]
-        del p, small, large  # before the next window is computed
+            _paste(plane, small, rows, columns, factor)
+        del p, small  # before the next window is computed
     return dict(zip(CLASSES, out))
 
 
 def ink_of(maps: Mapping[str, Array]) -> Array:
     """Where ink, of all colours together, has more than half of the probability, bool (H, W)."""
-    total = maps[f"pen_{INKS[0]}"].astype("uint16")
-    for ink in INKS[1:]:
-        total += maps[f"pen_{ink}"]
-    return total > 127
+    return sum(maps[f"pen_{ink}"].astype("uint16") for ink in INKS) > 127
 
 
 def ink_within(ns: ArrayNamespace, rgb: Array, mpp_th: float, area: Array) -> Array:
@@ -153,21 +149,14 @@ def ink_within(ns: ArrayNamespace, rgb: Array, mpp_th: float, area: Array) -> Ar
         p = _mean_probabilities(ns, networks, around, tables, factor)
         if p is None:
             continue
-        ink = _enlarged(ink_of(dict(zip(CLASSES, p))), factor)
-        out[rows.inside, columns.inside] = ink[rows.own, columns.own]
-        del p, ink  # before the next window is computed
+        _paste(out, ink_of(dict(zip(CLASSES, p))), rows, columns, factor)
+        del p  # before the next window is computed
     return out & area
 
 
 def _factor(mpp_th: float) -> int:
     """Pixels of a picture along one of the network's input."""
     return max(1, round(INPUT_MPP / mpp_th))
-
-
-def _enlarged(plane: Array, factor: int) -> Array:
-    if factor == 1:
-        return plane
-    return plane.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
 def _networks(
@@ -312,6 +301,16 @@ def _with_halo(start: int, stop: int, length: int, factor: int) -> _Window:
         around=slice(first, min(length, stop + halo_px)),
         own=slice(start - first, stop - first),
     )
+
+
+def _paste(
+    plane: Array, small: Array, rows: _Window, columns: _Window, factor: int
+) -> None:
+    """Writes what a window has of its own, over blocks of pixels, into a plane of pixels."""
+    large = small
+    if factor > 1:
+        large = small.repeat(factor, axis=0).repeat(factor, axis=1)
+    plane[rows.inside, columns.inside] = large[rows.own, columns.own]
 
 
 def _cut(
