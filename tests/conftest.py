@@ -1,6 +1,7 @@
 """Slides for every test: the real one where it is, small generated ones everywhere."""
 
 import os
+import random
 import shutil
 import sys
 from collections.abc import Iterator
@@ -8,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import numpy as np
 import pytest
+import torch
 from tests.support import debian
 from tests.support.slurm_node import slurm_node
 
@@ -42,6 +45,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if STARTED_PROGRAMS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.check)
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures draw
+def pytest_runtest_setup() -> None:
+    """What a test draws does not depend on which tests ran before it in the same process."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -123,6 +123,37 @@ def test_rooms_take_only_the_version_from_the_face() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def shared_generators(source: str) -> list[str]:
+    """Names that a file binds, outside functions, to a generator of random numbers."""
+    makers = ("default_rng", "RandomState", "Generator", "Random", "manual_seed")
+    names = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            called = node.value.func
+            maker = called.attr if isinstance(called, ast.Attribute) else None
+            if maker in makers:
+                names += [ast.unparse(target) for target in node.targets]
+    return names
+
+
+def test_no_test_draws_from_a_generator_that_others_draw_from() -> None:
+    """Its numbers would depend on which tests ran before it in the same process."""
+    shared = []
+    for file in (ROOT / "tests").rglob("*.py"):
+        for name in shared_generators(file.read_text()):
+            shared.append(f"{name} in {file.relative_to(ROOT)}")
+    assert not shared
+
+
+def test_a_shared_generator_is_seen() -> None:
+    source = (
+        "RNG = np.random.default_rng(0)\n"
+        "DRAW = torch.Generator().manual_seed(0)\n"
+        "PIXELS = np.random.default_rng(0).random(3)\n"
+    )
+    assert shared_generators(source) == ["RNG", "DRAW"]
+
+
 def plant(folder: Path, files: dict[str, str]) -> list[Arrow]:
     """Writes these files of a package `house`; returns its arrows."""
     for name, text in files.items():

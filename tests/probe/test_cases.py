@@ -19,12 +19,10 @@ from thinsection.probe.probes.cases import slide_probe, survival_probe
 from thinsection.probe.probes.pathorob import robustness_probe
 from thinsection.probe.protocol import PATHOBENCH
 
-RNG = np.random.default_rng(4)
-
 
 def labelled_cases(n: int = 75, classes: int = 2) -> CaseSet:
-    labels = np.arange(n) % classes
-    vectors = RNG.normal(size=(n, 6)) + 0.8 * np.eye(6)[labels]
+    labels, rng = np.arange(n) % classes, np.random.default_rng(4)
+    vectors = rng.normal(size=(n, 6)) + 0.8 * np.eye(6)[labels]
     return CaseSet(
         name="cases",
         class_names=tuple(f"c{i}" for i in range(classes)),
@@ -102,13 +100,14 @@ def test_cases_given_twice_are_refused() -> None:
 
 
 def survivors(n: int = 90) -> SurvivalSet:
-    vectors = RNG.normal(size=(n, 5)) * np.array([1, 2, 3, 4, 5]) + 7
+    rng = np.random.default_rng(5)
+    vectors = rng.normal(size=(n, 5)) * np.array([1, 2, 3, 4, 5]) + 7
     hazard = 0.9 * (vectors[:, 0] - 7)
-    time = np.ceil(np.exp(1 - hazard + RNG.normal(size=n)) * 4)  # whole days tie
+    time = np.ceil(np.exp(1 - hazard + rng.normal(size=n)) * 4)  # whole days tie
     return SurvivalSet(
         name="survivors",
         ids=tuple(map(str, range(n))),
-        event=RNG.random(n) < 0.6,
+        event=rng.random(n) < 0.6,
         time=time,
         vectors=vectors.astype(np.float32),
     )
@@ -151,10 +150,11 @@ def test_censored_cases_alone_are_refused() -> None:
 
 
 def tiles_of_centres(n: int = 120) -> RobustnessSet:
-    biology = RNG.integers(0, 2, n)
-    slide = RNG.integers(0, 12, n)
+    rng = np.random.default_rng(6)
+    biology = rng.integers(0, 2, n)
+    slide = rng.integers(0, 12, n)
     centre = slide % 3
-    x = RNG.normal(size=(n, 8))
+    x = rng.normal(size=(n, 8))
     x[:, 0] += 2 * biology
     x[:, 1] += 2 * centre
     return RobustnessSet(

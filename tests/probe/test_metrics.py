@@ -16,8 +16,7 @@ from thinsection.evaluation.metrics import (
     weighted_auroc,
 )
 
-RNG = np.random.default_rng(11)
-TRUTH, GUESS = RNG.integers(0, 4, 200), RNG.integers(0, 4, 200)
+TRUTH, GUESS = np.random.default_rng(11).integers(0, 4, (2, 200))
 
 
 def test_macro_f1_and_balanced_accuracy_are_scikit_learns() -> None:
@@ -31,11 +30,12 @@ def test_macro_f1_and_balanced_accuracy_are_scikit_learns() -> None:
 
 
 def test_auroc_is_scikit_learns_with_ties_and_for_many_classes() -> None:
-    scores = RNG.integers(0, 6, 200) / 5.0
+    rng = np.random.default_rng(12)
+    scores = rng.integers(0, 6, 200) / 5.0
     positive = TRUTH > 1
     area = weighted_auroc(scores, positive, np.ones((1, 200)))[0]
     assert area == pytest.approx(roc_auc_score(positive, scores))
-    probability = RNG.dirichlet(np.ones(4), 200)
+    probability = rng.dirichlet(np.ones(4), 200)
     expected = roc_auc_score(TRUTH, probability, multi_class="ovr", average="macro")
     assert macro_auroc(probability, TRUTH, np.ones((1, 200)))[0] == pytest.approx(
         expected
@@ -43,8 +43,9 @@ def test_auroc_is_scikit_learns_with_ties_and_for_many_classes() -> None:
 
 
 def test_auroc_under_weights_is_that_of_repeated_rows() -> None:
-    weights = RNG.integers(0, 3, (4, 200))
-    scores, positive = RNG.integers(0, 9, 200) / 8.0, TRUTH > 1
+    rng = np.random.default_rng(13)
+    weights = rng.integers(0, 3, (4, 200))
+    scores, positive = rng.integers(0, 9, 200) / 8.0, TRUTH > 1
     for w, area in zip(weights, weighted_auroc(scores, positive, weights), strict=True):
         assert area == pytest.approx(
             roc_auc_score(np.repeat(positive, w), np.repeat(scores, w))

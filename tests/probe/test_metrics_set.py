@@ -9,12 +9,12 @@ from sklearn import metrics as sk
 
 from thinsection.evaluation import metrics
 
-RNG = np.random.default_rng(5)
 N, K = 120, 4
-TRUTH = RNG.integers(0, K, N)
-SHARES = np.round(RNG.dirichlet(np.ones(K), N) * 8 + 1e-3 * np.eye(K)[TRUTH], 1)
+TRUTH = np.random.default_rng(5).integers(0, K, N)
+SHARES = np.random.default_rng(6).dirichlet(np.ones(K), N)
+SHARES = np.round(SHARES * 8 + 1e-3 * np.eye(K)[TRUTH], 1)
 SHARES = (SHARES + 0.05) / (SHARES + 0.05).sum(axis=1, keepdims=True)  # with ties
-WEIGHTS = RNG.integers(0, 3, (3, N))
+WEIGHTS = np.random.default_rng(7).integers(0, 3, (3, N))
 WEIGHTS[0] = 1
 
 
@@ -67,8 +67,9 @@ def test_the_calibration_error_is_the_gap_of_bins_weighted_by_their_rows() -> No
 
 
 def test_correlations_under_weights_are_scipys_of_repeated_rows() -> None:
-    x = RNG.normal(size=(N, 2))
-    y = np.round(x + RNG.normal(size=(N, 2)), 1)  # with ties
+    rng = np.random.default_rng(8)
+    x = rng.normal(size=(N, 2))
+    y = np.round(x + rng.normal(size=(N, 2)), 1)  # with ties
     scorers = metrics.value_scorers(x, y)
     for w in (0, 1, 2):
         rows = np.repeat(np.arange(N), WEIGHTS[w])
@@ -83,7 +84,7 @@ def test_correlations_under_weights_are_scipys_of_repeated_rows() -> None:
 
 
 def test_a_constant_target_has_no_correlation_and_does_not_count() -> None:
-    x = RNG.normal(size=(N, 2))
+    x = np.random.default_rng(9).normal(size=(N, 2))
     y = np.stack([x[:, 0], np.full(N, 7.3)], axis=1)
     scores = metrics.all_scores(metrics.value_scorers(x, y), N)
     assert scores["pearson"] == pytest.approx(1)

@@ -28,13 +28,11 @@ from thinsection.qc.checks.pixel_model import (
     train,
 )
 
-RNG = np.random.default_rng(2)
-
 
 @pytest.fixture
 def own(tmp_path: Path) -> ExampleCheck:
     """Examples in which orange is what to find."""
-    rgb = RNG.integers(150, 255, (40, 60, 3), dtype=np.uint8)
+    rgb = np.random.default_rng(2).integers(150, 255, (40, 60, 3), dtype=np.uint8)
     mask = np.zeros((40, 60), dtype=np.uint8)
     rgb[10:30, 20:40], mask[10:30, 20:40] = (250, 140, 20), 255
     Image.fromarray(rgb).save(tmp_path / "image.png")
@@ -66,9 +64,10 @@ def test_a_model_of_own_examples_finds_what_they_show(
 
 
 def test_a_network_is_its_formula_layer_by_layer() -> None:
-    features, widths = RNG.normal(size=(5, 9, 7)).astype(np.float32), (5, 6, 4, 1)
-    drawn = [RNG.normal(size=n).astype(np.float32) for n in itertools.pairwise(widths)]
-    biases = [RNG.normal(size=n).astype(np.float32) for n in widths[1:]]
+    rng = np.random.default_rng(3)
+    features, widths = rng.normal(size=(5, 9, 7)).astype(np.float32), (5, 6, 4, 1)
+    drawn = [rng.normal(size=n).astype(np.float32) for n in itertools.pairwise(widths)]
+    biases = [rng.normal(size=n).astype(np.float32) for n in widths[1:]]
     model = PixelModel(
         features=("rgb", "laplace", "texture"),
         weights=tuple(
@@ -91,10 +90,8 @@ def test_bands_give_what_the_whole_image_gives(
     )
     colours = replace(own, name="colours", features=("rgb",))
     models = {check: trained_model(check, tmp_path) for check in (every, colours)}
-    picture, ns = (
-        RNG.integers(0, 255, (190, 43, 3), dtype=np.uint8),
-        get_namespace("cpu"),
-    )
+    rng, ns = np.random.default_rng(4), get_namespace("cpu")
+    picture = rng.integers(0, 255, (190, 43, 3), dtype=np.uint8)
     whole = probabilities(ns, picture, models)
     monkeypatch.setattr(pixel_model, "_BAND_PX", 50 * 43)
     for check, expected in whole.items():

@@ -22,8 +22,6 @@ from thinsection.qc import (
 from thinsection.qc.checks.check import EMPTY_SCORE, Outcome, QcCheck, QcView
 from thinsection.qc.pipeline import check_from_mapping, dump_pipeline
 
-RNG = np.random.default_rng(9)
-
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:

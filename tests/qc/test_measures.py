@@ -14,9 +14,8 @@ from thinsection.errors import ConfigError
 from thinsection.qc.checks import masking, measures
 from thinsection.qc.checks.check import EMPTY_SCORE
 
-RNG = np.random.default_rng(3)
-RGB = RNG.integers(0, 256, (57, 91, 3), dtype=np.uint8)
-MASK = RNG.random((57, 91)) > 0.4
+RGB = np.random.default_rng(3).integers(0, 256, (57, 91, 3), dtype=np.uint8)
+MASK = np.random.default_rng(4).random((57, 91)) > 0.4
 
 
 def test_contrast_is_the_formula_on_scikit_images_sobel() -> None:
@@ -73,7 +72,7 @@ def test_stains_are_clipped_to_the_whole_images_quantile() -> None:
 def test_the_histogram_is_numpys_density_and_templates_are_compared_by_it(
     tmp_path: Path,
 ) -> None:
-    other = RNG.integers(0, 200, (40, 30, 3), dtype=np.uint8)
+    other = np.random.default_rng(5).integers(0, 200, (40, 30, 3), dtype=np.uint8)
     path = tmp_path / "template1.png"
     Image.fromarray(other).save(path)
     outcome = measures.Histogram(templates=(str(path),))(view_of(RGB, MASK))
@@ -169,7 +168,7 @@ def test_otsu_and_the_brightest_cluster_part_tissue_from_glass() -> None:
 
 
 def test_flat_areas_below_the_area_do_not_count() -> None:
-    rgb = RNG.integers(0, 256, (80, 90, 3), dtype=np.uint8)
+    rgb = np.random.default_rng(6).integers(0, 256, (80, 90, 3), dtype=np.uint8)
     rgb[10:50, 10:50] = 128
     rgb[60:75, 60:75] = 128
     found = masking.Flat()(view_of(rgb)).affected_area

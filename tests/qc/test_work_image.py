@@ -13,8 +13,7 @@ from thinsection.qc.histoqc_image import (
 )
 from thinsection.qc.work_image import regions_at
 
-RNG = np.random.default_rng(1)
-BASE = RNG.integers(0, 256, (1237, 913, 3), dtype=np.uint8)
+BASE = np.random.default_rng(1).integers(0, 256, (1237, 913, 3), dtype=np.uint8)
 
 
 @pytest.fixture(autouse=True)

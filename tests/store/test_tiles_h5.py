@@ -9,9 +9,8 @@ import pytest
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.store.tiles_h5 import TilesWriter, read_tiles
 
-RNG = np.random.default_rng(0)
-COORDS = RNG.integers(0, 100_000, (300, 2)).astype(np.int64)
-FEATURES = RNG.normal(size=(300, 40)).astype(np.float32)
+COORDS = np.random.default_rng(0).integers(0, 100_000, (300, 2)).astype(np.int64)
+FEATURES = np.random.default_rng(1).normal(size=(300, 40)).astype(np.float32)
 
 
 def write(path: Path, **options: object) -> None:
