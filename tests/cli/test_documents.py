@@ -140,8 +140,11 @@ def checked(kind: str, ended: Ended) -> dict[str, Any]:
     return document
 
 
-def test_a_run_prints_its_document_and_its_messages_apart(folder: Path) -> None:
-    ended = thinsection(*arguments_of("run", folder), "--json")
+def test_a_run_prints_its_document_and_its_messages_apart(
+    folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    ended = thinsection("run", folder / "slides", "--out", out, "--json")
     document = checked("run", ended)
     assert ended.returncode == document["exit_code"] == 3
     assert document["counts"] == {
@@ -156,7 +159,7 @@ def test_a_run_prints_its_document_and_its_messages_apart(folder: Path) -> None:
     assert "no reader opens 'bad.svs'" in bad["error"]
     assert good["num_tiles"] > 0
     assert "good: done" in ended.stderr and "1 done, 1 failed" in ended.stderr
-    assert (folder / "out" / "records" / document["record"] / "run.json").is_file()
+    assert (out / "records" / document["record"] / "run.json").is_file()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in DOCUMENTS if kind != "run"])

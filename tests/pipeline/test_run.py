@@ -75,7 +75,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory, he_slide: Path) -> Path:
     return out
 
 
-def test_a_slide_leaves_the_files_that_the_documentation_names(finished: Path) -> None:
+def test_a_slide_leaves_the_files_that_the_documentation_names(
+    tmp_path: Path, he_slide: Path
+) -> None:
+    finished = tmp_path / "run"
+    run([he_slide], out=finished, config=settings())
     parts = {str(path.relative_to(finished)) for path in finished.glob("index/*")}
     assert {Path(name).suffix for name in parts} == {".jpg", ".js"}
     assert len(parts) == 2
