@@ -90,7 +90,7 @@ _RESERVED_NAMES = ("mask_use", "mask_kept", "overlay", "thumbnail", "qc")
 # Checks by which `[segmenter.classes]` says that the guard follows a class.
 _SURE_CLASSES = ("ink", "focus")
 # Of the checks: raise it when one answers differently.
-_VERSION = 16
+_VERSION = 17
 
 CHECKS: Registry[type[QcCheck]] = Registry(
     "qc check",

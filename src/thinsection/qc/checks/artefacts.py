@@ -132,15 +132,11 @@ class Bubbles(QcCheck, kind="bubbles", asks_network=True, coarsest_mpp=COARSEST_
     name: str = "bubbles"
     # on P of a bubble's rim, somewhere ...
     threshold: float = 0.6
-    # ... and on P of a thin dark line, all around
-    lower_threshold: float = 0.4
-    # in a ring that still counts as closed
-    gap: str = length("64 um")
-    # of the inside of a ring: squared length over area, 0.95 of a disc
-    max_elongation: float = 1.6
-    # of a ring that is not closed: the share of its circle that is surely rim
-    min_seen: float = 0.5
-    # of the inside of a ring
+    # ... and on P of a thin dark line, at the rest of the find
+    lower_threshold: float = 0.5
+    # of a ring: the share that is surely rim
+    min_seen: float = 0.4
+    # of a ring and its inside
     max_area: str = area("2.5 mm2")
     # of ring and inside that is surely rim
     min_share: float = 0.03
@@ -149,24 +145,17 @@ class Bubbles(QcCheck, kind="bubbles", asks_network=True, coarsest_mpp=COARSEST_
 
     def __call__(self, view: QcView) -> Outcome:
         ns = view.ns
-        gap = view.length_px(self.gap)
         rim = view.artefact_probability("bubble")
         line = view.artefact_probability("coverslip")
         lines = rim + line > self.lower_threshold
-        # holes of the lines, once gaps are closed
-        holes = ~morphology.dilated_by_disk(ns, lines, gap)
-        holes = morphology.dilated_by_disk(ns, holes, gap)
-        inside = holes & ~morphology.keep_elongated(ns, holes, self.max_elongation, 0)
-        too_large = morphology.drop_small(ns, inside, view.area_px(self.max_area))
-        inside &= ~too_large
         sure = rim > self.threshold
-        inside |= disks_of_rings(
-            ns,
-            sure,
+        inside = disks_of_rings(
+            ns.download(sure),
             min_seen=self.min_seen,
             max_radius_px=math.sqrt(view.area_px(self.max_area) / math.pi),
         )
-        bubbles = morphology.mostly(ns, lines | inside, sure, self.min_share)
+        bubbles = lines | ns.upload(inside)
+        bubbles = morphology.mostly(ns, bubbles, sure, self.min_share)
         bubbles = morphology.drop_small(ns, bubbles, view.area_px(self.min_area))
         return view.without(bubbles, self.name)
 

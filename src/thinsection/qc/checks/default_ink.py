@@ -38,8 +38,6 @@ _MIN_INK_UM2 = 6400.0
 _AROUND_UM = 512.0
 # Of a region of candidates that the artefact network takes for ink, from which on it is ink.
 _LEAST_SHARE = 0.3
-# The same of a blue region: mucin under Alcian blue has the colour of ink.
-_LEAST_BLUE_SHARE = 0.6
 
 
 def find_default_ink(
@@ -74,10 +72,7 @@ def find_default_ink(
             seen = ink_within(ns, thumbnail, px_um, area)
         seen = _reduced(seen, factor) & near
         seen = drop_small(ns, seen, _MIN_INK_UM2 / (px_um * factor) ** 2)
-        either = ink | seen
-        regions = mostly(ns, either, seen, _LEAST_SHARE)
-        blue = mostly(ns, either, _is_blue(small), 0.5)
-        regions &= ~blue | mostly(ns, either, seen, _LEAST_BLUE_SHARE)
+        regions = mostly(ns, ink | seen, seen, _LEAST_SHARE)
         # without a candidate it may be tissue near one
         ink = mostly(ns, regions, ink, 0.0)
         ink = without_stain(ns, ink, small)
@@ -101,12 +96,6 @@ def _candidates(ns: ArrayNamespace, small: RgbArray, px_um: float) -> MaskArray:
     model = trained_model(check, Path())
     ink = probabilities(ns, small, {check: model})[check] > check.threshold
     return np.asarray(drop_small(ns, ink, _MIN_INK_UM2 / px_um**2))
-
-
-def _is_blue(rgb: RgbArray) -> MaskArray:
-    """Where blue is the lightest channel, bool (H, W)."""
-    red, green, blue = np.moveaxis(rgb, 2, 0)
-    return np.asarray((blue > red) & (blue >= green))
 
 
 def _with_surroundings(
