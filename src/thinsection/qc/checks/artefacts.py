@@ -127,37 +127,24 @@ def _nearest_ink(ns: ArrayNamespace, rgb: Array) -> Array:
 
 
 class Bubbles(QcCheck, kind="bubbles", asks_network=True, coarsest_mpp=COARSEST_MPP):
-    """Removes the rings of air bubbles, and the area inside them."""
+    """Removes air bubbles: round rings and the area inside them."""
 
     name: str = "bubbles"
-    # on P of a bubble's rim, somewhere ...
+    # on P of a bubble's rim
     threshold: float = 0.6
-    # ... and on P of a thin dark line, at the rest of the find
-    lower_threshold: float = 0.5
-    # of a ring: the share that is surely rim
+    # of a ring: the share that is seen
     min_seen: float = 0.4
-    # of a ring and its inside
+    # of a bubble
     max_area: str = area("2.5 mm2")
-    # of ring and inside that is surely rim
-    min_share: float = 0.03
-    # smaller finds are dropped
-    min_area: str = area("6400 um2")
 
     def __call__(self, view: QcView) -> Outcome:
-        ns = view.ns
-        rim = view.artefact_probability("bubble")
-        line = view.artefact_probability("coverslip")
-        lines = rim + line > self.lower_threshold
-        sure = rim > self.threshold
-        inside = disks_of_rings(
-            ns.download(sure),
+        rim = view.artefact_probability("bubble") > self.threshold
+        bubbles = disks_of_rings(
+            view.ns.download(rim),
             min_seen=self.min_seen,
             max_radius_px=math.sqrt(view.area_px(self.max_area) / math.pi),
         )
-        bubbles = lines | ns.upload(inside)
-        bubbles = morphology.mostly(ns, bubbles, sure, self.min_share)
-        bubbles = morphology.drop_small(ns, bubbles, view.area_px(self.min_area))
-        return view.without(bubbles, self.name)
+        return view.without(view.ns.upload(bubbles), self.name)
 
 
 class Dirt(QcCheck, kind="dirt", asks_network=True, coarsest_mpp=COARSEST_MPP):
