@@ -54,7 +54,7 @@ def test_what_is_written_is_a_slide_of_that_resolution(tmp_path: Path) -> None:
     assert np.abs(px - slide.rgb).mean() < 12
 
 
-# Generator B's folds are wider than the limit of `auto`, which `test_artefacts.py` tests.
+# These folds are wider than narrow ones of `auto`, and not sure enough for its wide ones.
 CHECKS = {"pen": Ink(), "bubble": Bubbles(), "fold": Folds(max_width="1 mm")}
 
 
@@ -107,7 +107,7 @@ def test_artefacts_of_unseen_slides_of_every_stain_are_found(
     generator: str, looked_at: dict[str, list[tuple[ArtefactSlide, QcResult]]]
 ) -> None:
     """Recall and precision, lowest; B's black strokes over dark tissue are what pen misses."""
-    lowest = {"pen": (0.8, 0.5), "bubble": (0.3, 0.5)}
+    lowest = {"pen": (0.8, 0.5), "bubble": (0.6, 0.8)}
     if generator == "held out":  # most of A's short folds are missed
         lowest["fold"] = (0.25, 0.6)
     for artefact, bounds in lowest.items():

@@ -30,13 +30,15 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
     name: str = "folds"
     # sigma over which P of a fold is averaged
     smooth: str = length("8 um")
-    # on it, somewhere in a fold ...
+    # on it, in a sure fold and somewhere in a narrow one
     threshold: float = 0.6
-    # ... and everywhere in it
+    # a sure fold has any shape: its share with more than this P; over-stained tissue has less
+    sure_threshold: float = 0.8
+    min_sure_share: float = 0.4
+    # on P everywhere in a narrow fold
     lower_threshold: float = 0.3
-    # squared length over area from which on a region is a fold; over-stained areas are rounder
+    # of a narrow fold: squared length over area, and the mean width, area over length
     min_elongation: float = 4.0
-    # mean width, area over length, up to which a region is a fold; dense epithelium is wider
     max_width: str = length("110 um")
     # smaller regions are no folds
     min_area: str = area("0.003 mm2")
@@ -46,15 +48,17 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
         probability = filters.gaussian(
             ns, view.artefact_probability("fold"), view.length_px(self.smooth)
         )
-        likely = probability > self.lower_threshold
-        sure = probability > self.threshold
-        regions = morphology.mostly(ns, likely, sure, 0.0) & view.mask_use
-        folds = morphology.keep_elongated(
-            ns,
-            regions,
-            self.min_elongation,
-            view.area_px(self.min_area),
-            view.length_px(self.max_width),
+        likely = probability > self.threshold
+        surest = probability > self.sure_threshold
+        sure = morphology.mostly(
+            ns, likely & view.mask_use, surest, self.min_sure_share
+        )
+        around = probability > self.lower_threshold
+        narrow = morphology.mostly(ns, around, likely, 0.0) & view.mask_use
+        min_area_px = view.area_px(self.min_area)
+        folds = morphology.drop_small(ns, sure, min_area_px)
+        folds |= morphology.keep_elongated(
+            ns, narrow, self.min_elongation, min_area_px, view.length_px(self.max_width)
         )
         return view.left_regions(view.mask_use & ~folds, f"{self.name}_removed")
 
