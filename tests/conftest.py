@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures draw
 def pytest_runtest_setup() -> None:
-    """What a test draws does not depend on which tests ran before it in the same process."""
+    """Seeds the global generators, so that a test's numbers do not depend on earlier tests."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

@@ -128,11 +128,16 @@ def shared_generators(source: str) -> list[str]:
     makers = ("default_rng", "RandomState", "Generator", "Random", "manual_seed")
     names = []
     for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            called = node.value.func
-            maker = called.attr if isinstance(called, ast.Attribute) else None
-            if maker in makers:
-                names += [ast.unparse(target) for target in node.targets]
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        else:
+            continue
+        called = getattr(node.value, "func", None)
+        maker = getattr(called, "attr", getattr(called, "id", None))
+        if maker in makers:
+            names += [ast.unparse(target) for target in targets]
     return names
 
 
@@ -149,9 +154,10 @@ def test_a_shared_generator_is_seen() -> None:
     source = (
         "RNG = np.random.default_rng(0)\n"
         "DRAW = torch.Generator().manual_seed(0)\n"
+        "TYPED: Generator = default_rng(0)\n"
         "PIXELS = np.random.default_rng(0).random(3)\n"
     )
-    assert shared_generators(source) == ["RNG", "DRAW"]
+    assert shared_generators(source) == ["RNG", "DRAW", "TYPED"]
 
 
 def plant(folder: Path, files: dict[str, str]) -> list[Arrow]:

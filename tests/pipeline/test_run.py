@@ -79,7 +79,7 @@ def test_a_slide_leaves_the_files_that_the_documentation_names(
     tmp_path: Path, he_slide: Path
 ) -> None:
     finished = tmp_path / "run"
-    run([he_slide], out=finished, config=settings())
+    assert run([he_slide], out=finished, config=settings()).exit_code == 0
     parts = {str(path.relative_to(finished)) for path in finished.glob("index/*")}
     assert {Path(name).suffix for name in parts} == {".jpg", ".js"}
     assert len(parts) == 2

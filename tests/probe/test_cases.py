@@ -21,7 +21,8 @@ from thinsection.probe.protocol import PATHOBENCH
 
 
 def labelled_cases(n: int = 75, classes: int = 2) -> CaseSet:
-    labels, rng = np.arange(n) % classes, np.random.default_rng(4)
+    rng = np.random.default_rng(4)
+    labels = np.arange(n) % classes
     vectors = rng.normal(size=(n, 6)) + 0.8 * np.eye(6)[labels]
     return CaseSet(
         name="cases",

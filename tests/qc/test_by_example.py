@@ -90,7 +90,8 @@ def test_bands_give_what_the_whole_image_gives(
     )
     colours = replace(own, name="colours", features=("rgb",))
     models = {check: trained_model(check, tmp_path) for check in (every, colours)}
-    rng, ns = np.random.default_rng(4), get_namespace("cpu")
+    ns = get_namespace("cpu")
+    rng = np.random.default_rng(4)
     picture = rng.integers(0, 255, (190, 43, 3), dtype=np.uint8)
     whole = probabilities(ns, picture, models)
     monkeypatch.setattr(pixel_model, "_BAND_PX", 50 * 43)

@@ -49,7 +49,7 @@ def test_biology_of_the_colour_of_ink_is_left(name: str) -> None:
 
 @needs_tissue
 @pytest.mark.parametrize("seed", [105, 106])
-def test_blue_mucin_that_the_network_half_takes_for_ink_is_left(seed: int) -> None:
+def test_blue_mucin_of_other_pictures_is_left(seed: int) -> None:
     picture, where = biology("Alcian mucin", seed)
     assert find_default_ink(picture, PX_UM)[where].mean() < 0.05
 

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pytest
 from skimage.draw import disk
 from skimage.morphology import convex_hull_image
-from tests.arrays.test_rings import SHAPE, ring
 from tests.qc.views import view_of
+from tests.support.rings import SHAPE, ring
 
 from thinsection.qc.checks.artefacts import Bubbles, Folds
 from thinsection.qc.checks.check import QcCheck
@@ -17,12 +17,17 @@ from thinsection.types import MaskArray
 PX_UM = 8.0
 
 
-def removed(check: QcCheck, class_name: str, p: npt.NDArray[np.float64]) -> MaskArray:
-    """What a check removes of a slide full of tissue where this class has this probability."""
+def removed(
+    check: QcCheck,
+    class_name: str,
+    p: npt.NDArray[np.float64],
+    tissue: MaskArray | None = None,
+) -> MaskArray:
+    """What a check removes of the tissue where a class has this probability; all is tissue."""
     rgb = np.full((*p.shape, 3), 200, np.uint8)
     maps = {class_name: np.rint(p * 255).astype(np.uint8)}
-    view = replace(view_of(rgb, mpp_th=PX_UM), artefact_maps=lambda: maps)
-    return ~np.asarray(check(view).mask_use)
+    view = replace(view_of(rgb, tissue, mpp_th=PX_UM), artefact_maps=lambda: maps)
+    return view.mask_use & ~np.asarray(check(view).mask_use)
 
 
 def bar(width_px: int, length_px: int, p: float) -> npt.NDArray[np.float64]:
@@ -61,6 +66,16 @@ def test_a_wide_region_of_which_little_is_sure_is_no_fold() -> None:
     probability = bar(20, 150, 0.7)
     probability[bar(20, 40, 1.0) > 0] = 0.95
     assert not removed(Folds(), "fold", probability).any()
+
+
+@pytest.mark.parametrize("p", [0.7, 0.95])
+def test_glass_beside_tissue_does_not_count_for_a_fold(p: float) -> None:
+    """Two pieces of tissue, each with a short end of a long bar: specks."""
+    tissue = np.ones(SHAPE, bool)
+    tissue[:, 65:175] = False
+    probability = bar(6, 120, p)
+    assert removed(Folds(), "fold", probability).any()
+    assert not removed(Folds(), "fold", probability, tissue).any()
 
 
 def test_a_bubble_is_a_ring_and_what_it_encloses() -> None:

@@ -330,7 +330,7 @@ def test_losses_of_diffusion_and_their_gradients_are_the_originals(
 
 @needs_openfold3
 @pytest.mark.usefixtures("without_biotite")
-@pytest.mark.filterwarnings("ignore:In CPU autocast")
+@pytest.mark.filterwarnings("ignore:In CPU autocast")  # of OpenFold3, on a CPU
 def test_openfold3s_own_diffusion_tests_pass_but_for_one_line_about_rounding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

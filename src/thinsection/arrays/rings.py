@@ -1,7 +1,6 @@
 """Disks whose rims are seen in a mask, whole or in part."""
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,47 +10,53 @@ from thinsection.types import MaskArray
 
 # Equal parts of a turn, in each of which a rim is seen or not.
 _PARTS = 48
-# The angle in the middle of each part, (_PARTS,).
+# The angle in the middle of each part, (_PARTS,), and its direction, (y, x), (_PARTS, 2).
 _ANGLES = (np.arange(_PARTS) + 0.5) * (2 * np.pi / _PARTS)
-# Smaller rings are not looked for.
-_LEAST_RADIUS_PX = 7.0
+_DIRECTIONS = np.stack([np.sin(_ANGLES), np.cos(_ANGLES)], axis=1)
 # Radii that are looked for, each as a multiple of the one before.
 _NEXT_RADIUS = 1.12
 # Width of a cell of possible centres: a share of the radius, or pixels if that is more.
 _CELL_SHARE = 0.2
 _CELL_PX = 3.0
-# Votes for a likely circle, as a share of its circumference in pixels.
+# Least votes for a circle, as a share of its circumference in pixels. A rim of 1 px must be seen
+# that far, whatever `min_seen` is.
 _LEAST_VOTES = 0.5
-# The likeliest circles are looked at, and no more.
-_MOST_CIRCLES = 300
+# Circles are alike if their centres are nearer than this share of the radius, and the radii
+# differ by less than this factor. Of such circles, that with the most votes is looked at.
+_ALIKE_SHARE = 0.1
+_ALIKE_FACTOR = 1.05
+# The circles with the most votes are looked at, and no more.
+_MOST_CIRCLES = 2000
 # A pixel this near to an ellipse is on its rim: a share of the radius, or pixels if that is more.
 _NEAR_SHARE = 0.15
 _NEAR_PX = 2.0
-# Mean width of the rim in a part that is seen; a few spots are less.
+# Least mean width of the rim in a part that is seen. A few spots are less.
 _LEAST_WIDTH_PX = 0.5
 # Times that an ellipse is fitted again to the pixels on its rim.
 _FITS = 4
-# How firmly a fit keeps the shape that the ellipse has: it counts as this many points of its rim.
+# Strength with which a fit is held to the ellipse before it, in points of the rim.
 _FIRMNESS = 1.0
-# Of an ellipse: the longer axis over the shorter one.
-_MAX_ASPECT = 2.0
-# With fewer parts that have pixels, there is no fit.
+# Least number of parts with pixels for a fit.
 _LEAST_PARTS = 5
-# Share of an ellipse that is inside the image.
+# Longest ellipse: its longer axis over its shorter one.
+_MAX_ASPECT = 2.0
+# Least share of an ellipse that is inside the image.
 _LEAST_SHOWN = 0.4
-# Around a pixel, where the direction of its line is measured.
+# Largest share of a ring's inside that has pixels. A filled disk is no ring.
+_MOST_FILLED = 0.5
+# Half the edge of the square in which the line of a pixel is measured.
 _REACH_PX = 4
-# Of the spread of a line's pixels along it and across it: their difference over their sum.
+# A pixel is on a line if (spread along - spread across) / (their sum) is more than this.
 _LEAST_DIRECTED = 0.25
-# Pixels whose surroundings are looked at together.
-_CHUNK = 4096
+# Pixels whose squares are read at once.
+_CHUNK = 1024
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ellipse:
-    """Its unit plane is the image, moved and stretched so that the ellipse is the unit circle."""
+    """An ellipse, by its centre and the matrix that maps it to the unit circle."""
 
     centre: Floats  # (y, x)
     to_unit: Floats  # (2, 2), of (y, x)
@@ -62,73 +67,87 @@ class _Ellipse:
 
     @property
     def radius(self) -> float:
-        """Of the circle with the same area, in pixels."""
+        """Radius of the circle with the same area, in pixels."""
         return float(np.linalg.det(self.from_unit) ** 0.5)
 
     @property
     def near(self) -> float:
-        """Half the width of the rim in the unit plane."""
+        """Half the width of the rim, as a share of the radius."""
         return max(_NEAR_SHARE, _NEAR_PX / self.radius)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rim:
-    """The pixels near an ellipse, by parts of its turn, in the unit plane."""
+    """Pixels near an ellipse, by parts of its turn. The ellipse has the radius 1."""
 
-    # of every pixel from the centre, (N,)
-    distance: Floats
-    # pixels on the rim
-    num_pixels: int
-    # parts with enough of them, (_PARTS,)
+    # parts with enough pixels on the rim, (_PARTS,)
     seen: npt.NDArray[np.bool_]
     # distance of the rim's middle and of its outer edge in each part that is seen, (S,)
     middle: Floats
     edge: Floats
+    # pixels inside the rim
+    num_inside: int
 
 
 def disks_of_rings(
-    mask: MaskArray, *, min_seen: float, max_radius_px: float
+    mask: MaskArray, *, min_seen: float, min_radius_px: float, max_radius_px: float
 ) -> MaskArray:
-    """The insides of round rings, also of those that are seen in part, bool (H, W), on a CPU.
+    """Disks inside rings, also inside rings that are seen only in part, bool (H, W), on a CPU.
 
     Each pixel votes for the centres of circles through it, which lie across its line (C. Kimme,
-    D. Ballard and J. Sklansky, Communications of the ACM 18, 1975). The likeliest circles become
-    ellipses that fit the pixels near them. Arcs of one ellipse count together, wherever they are,
-    and the inside of a ring ends at the ring's own pixels.
+    D. Ballard and J. Sklansky, Communications of the ACM 18, 1975). The circles with the most
+    votes become ellipses that fit the pixels near them. So arcs of one ring count together. The
+    disk ends at the outer edge of the rim.
 
     Args:
         mask: bool (H, W).
-        min_seen: share of the ellipse near which there are pixels, of what the image shows of it.
-        max_radius_px: larger ones are no rings: radius of the circle with the area of the ellipse.
+        min_seen: least share of the rim that has pixels. Parts outside the image do not count.
+        min_radius_px: smaller rings are left out: radius of the circle with the ellipse's area.
+        max_radius_px: larger rings are left out.
 
-    Memory: 5 bytes a pixel, and 150 a pixel that is true.
+    Memory: 5 bytes a pixel, 250 a pixel that is true, 100 a pixel of the largest ring, and 5 MB.
     """
     disks = np.zeros_like(mask)
+    # in the order of rows
     pixels = np.argwhere(mask).astype(np.float64)
-    for circle in _likely_circles(mask, max_radius_px):
-        ellipse = _fitted(pixels, circle)
-        if ellipse is None or ellipse.radius > max_radius_px:
+    for circle in _likely_circles(mask, min_radius_px, max_radius_px):
+        near = _pixels_around(pixels, circle)
+        ellipse = _fitted(near, circle)
+        if ellipse is None or not min_radius_px <= ellipse.radius <= max_radius_px:
             continue
-        rim = _rim_of(pixels, ellipse)
+        rim = _rim_of(near, ellipse)
         if _is_ring(rim, ellipse, mask.shape, min_seen):
             _fill(disks, ellipse, rim)
-            # they are no part of a second ring
-            pixels = pixels[rim.distance > 1 + ellipse.near]
+            # so that they do not count for a second ring
+            pixels = pixels[_distances(pixels, ellipse) > 1 + ellipse.near]
     return disks
 
 
-def _likely_circles(mask: MaskArray, max_radius_px: float) -> list[_Ellipse]:
-    """Circles with many votes, the most first."""
+def _likely_circles(
+    mask: MaskArray, min_radius_px: float, max_radius_px: float
+) -> list[_Ellipse]:
+    """Circles with many votes, the most first, and no two that are alike."""
     pixels, across = _directions(mask)
-    found: list[tuple[float, _Ellipse]] = []
-    radius = _LEAST_RADIUS_PX
+    if not len(pixels):
+        return []
+    found = []
+    radius = min_radius_px
     while radius <= max_radius_px * _NEXT_RADIUS:
-        for votes, centre in _crowded_cells(pixels, across, radius, mask.shape):
-            circle = _Ellipse(centre=centre, to_unit=np.eye(2) / radius)
-            found.append((votes / (2 * np.pi * radius), circle))
+        votes, centres = _crowded_cells(pixels, across, radius, mask.shape)
+        radii = np.full(len(votes), radius)
+        found.append(np.column_stack([votes / (2 * np.pi * radius), centres, radii]))
         radius *= _NEXT_RADIUS
-    found.sort(key=lambda pair: -pair[0])
-    return [circle for _, circle in found[:_MOST_CIRCLES]]
+    # votes, y, x, radius
+    left = np.concatenate(found)
+    left = left[np.argsort(-left[:, 0], kind="stable")]
+    circles: list[_Ellipse] = []
+    while len(left) and len(circles) < _MOST_CIRCLES:
+        centre, radius = left[0, 1:3], left[0, 3]
+        circles.append(_Ellipse(centre=centre, to_unit=np.eye(2) / radius))
+        is_near = np.hypot(*(left[:, 1:3] - centre).T) < _ALIKE_SHARE * radius
+        factor = np.maximum(left[:, 3], radius) / np.minimum(left[:, 3], radius)
+        left = left[~(is_near & (factor < _ALIKE_FACTOR))]
+    return circles
 
 
 def _directions(mask: MaskArray) -> tuple[Floats, Floats]:
@@ -138,9 +157,8 @@ def _directions(mask: MaskArray) -> tuple[Floats, Floats]:
     directions, there is no line.
     """
     rows, columns = np.nonzero(mask)
-    dy, dx = (
-        offsets.ravel()
-        for offsets in np.mgrid[-_REACH_PX : _REACH_PX + 1, -_REACH_PX : _REACH_PX + 1]
+    dy, dx = np.mgrid[-_REACH_PX : _REACH_PX + 1, -_REACH_PX : _REACH_PX + 1].reshape(
+        2, -1
     )
     powers = np.stack([np.ones_like(dy), dy, dx, dy * dy, dx * dx, dy * dx], axis=1)
     padded = np.pad(mask, _REACH_PX)
@@ -152,40 +170,61 @@ def _directions(mask: MaskArray) -> tuple[Floats, Floats]:
             rows[part, None] + _REACH_PX + dy, columns[part, None] + _REACH_PX + dx
         ]
         sums = around.astype(np.float32) @ powers.astype(np.float32)
-        number, y, x, yy, xx, xy = sums.astype(np.float64).T
+        number, y, x, yy, xx, yx = sums.astype(np.float64).T
         # a pixel has a spread of its own, 1/12 along each axis
-        yy = yy / number - (y / number) ** 2 + 1 / 12
-        xx = xx / number - (x / number) ** 2 + 1 / 12
-        xy = xy / number - y * x / number**2
-        is_line[part] = np.hypot(yy - xx, 2 * xy) > _LEAST_DIRECTED * (yy + xx)
-        along = 0.5 * np.arctan2(2 * xy, xx - yy)
-        across[part] = np.stack([np.cos(along), -np.sin(along)], axis=1)
+        spread_y = yy / number - (y / number) ** 2 + 1 / 12
+        spread_x = xx / number - (x / number) ** 2 + 1 / 12
+        together = yx / number - y * x / number**2
+        difference = np.hypot(spread_y - spread_x, 2 * together)
+        is_line[part] = difference > _LEAST_DIRECTED * (spread_y + spread_x)
+        angle = 0.5 * np.arctan2(2 * together, spread_x - spread_y)
+        across[part] = np.stack([np.cos(angle), -np.sin(angle)], axis=1)
     pixels = np.stack([rows[is_line], columns[is_line]], axis=1).astype(np.float64)
     return pixels, across[is_line]
 
 
 def _crowded_cells(
     pixels: Floats, across: Floats, radius: float, shape: tuple[int, int]
-) -> Iterator[tuple[int, Floats]]:
-    """Votes and middle, (y, x), of each cell with enough votes.
+) -> tuple[Floats, Floats]:
+    """Votes, (C,), and middle, (y, x), (C, 2), of each cell with enough votes.
 
     Four grids, shifted by half a cell, so that one of them has any centre well inside a cell.
     """
     cell = max(_CELL_PX, _CELL_SHARE * radius)
-    # a centre may lie outside the image
+    # a centre may lie outside the image, by at most a radius
     height = int((shape[0] + 2 * radius) / cell) + 2
     width = int((shape[1] + 2 * radius) / cell) + 2
+    counts, middles = [], []
     for shift in itertools.product((0.0, 0.5), (0.0, 0.5)):
         votes = np.zeros(height * width, dtype=np.int64)
         for side in (radius, -radius):
             places = (pixels + side * across + radius) / cell + shift
             rows, columns = places.astype(np.int64).T
-            is_in = (places >= 0).all(axis=1) & (rows < height) & (columns < width)
-            numbers = rows[is_in] * width + columns[is_in]
-            votes += np.bincount(numbers, minlength=height * width)
-        for number in np.flatnonzero(votes >= _LEAST_VOTES * 2 * np.pi * radius):
-            middle = np.array(divmod(int(number), width)) + 0.5 - shift
-            yield int(votes[number]), middle * cell - radius
+            votes += np.bincount(rows * width + columns, minlength=height * width)
+        crowded = np.flatnonzero(votes >= _LEAST_VOTES * 2 * np.pi * radius)
+        counts.append(votes[crowded])
+        cells = np.column_stack(np.divmod(crowded, width))
+        middles.append((cells + 0.5 - shift) * cell - radius)
+    return np.concatenate(counts).astype(np.float64), np.concatenate(middles)
+
+
+def _pixels_around(pixels: Floats, circle: _Ellipse) -> Floats:
+    """Pixels in a square of three radii around the centre of a circle."""
+    reach = 3 * circle.radius
+    top, bottom = np.searchsorted(
+        pixels[:, 0], [circle.centre[0] - reach, circle.centre[0] + reach]
+    )
+    rows = pixels[top:bottom]
+    around: Floats = rows[np.abs(rows[:, 1] - circle.centre[1]) <= reach]
+    return around
+
+
+def _distances(pixels: Floats, ellipse: _Ellipse) -> Floats:
+    """Distance of each pixel from the centre, (N,). The ellipse has the radius 1."""
+    distances: Floats = np.linalg.norm(
+        (pixels - ellipse.centre) @ ellipse.to_unit.T, axis=1
+    )
+    return distances
 
 
 def _rim_of(pixels: Floats, ellipse: _Ellipse) -> _Rim:
@@ -202,11 +241,10 @@ def _rim_of(pixels: Floats, ellipse: _Ellipse) -> _Rim:
     middle = total[seen] / count[seen]
     width = count[seen] / length / ellipse.radius
     return _Rim(
-        distance=distance,
-        num_pixels=len(part),
         seen=seen,
         middle=middle,
         edge=middle + width / 2,
+        num_inside=int(np.count_nonzero(distance < 1 - ellipse.near)),
     )
 
 
@@ -219,8 +257,7 @@ def _fitted(pixels: Floats, ellipse: _Ellipse) -> _Ellipse | None:
         rim = _rim_of(pixels, ellipse)
         if np.count_nonzero(rim.seen) < _LEAST_PARTS:
             return None
-        directions = np.stack([np.sin(_ANGLES), np.cos(_ANGLES)], axis=1)
-        fit = _fit_of_points(rim.middle[:, None] * directions[rim.seen])
+        fit = _fit_of_points(rim.middle[:, None] * _DIRECTIONS[rim.seen])
         if fit is None:
             return None
         ellipse = _Ellipse(
@@ -247,42 +284,45 @@ def _fit_of_points(points: Floats) -> _Ellipse | None:
         np.concatenate([x * x + y * y, np.zeros(2)]),
         rcond=None,
     )
-    if np.hypot(a, b) >= 1:
+    # far longer than `_MAX_ASPECT`, or no ellipse
+    if np.hypot(a, b) > 0.9:
         return None
-    # the same as p·Sp - 2p·t = e for a point p, and (p - centre)·S(p - centre) = e + t·centre
-    shape, t = np.array([[1 + a, -b], [-b, 1 - a]]), np.array([d, c])
-    centre = np.linalg.solve(shape, t)
-    scale = e + t @ centre
-    if scale <= 0:
-        return None
-    to_unit = np.linalg.cholesky(shape).T / np.sqrt(scale)
+    # For a point p this is p·Mp - 2 p·v = e. Completing the square gives
+    # (p - centre)·M(p - centre) = scale.
+    matrix = np.array([[1 + a, -b], [-b, 1 - a]])
+    v = np.array([d, c])
+    centre = np.linalg.solve(matrix, v)
+    scale = e + v @ centre
+    to_unit = np.linalg.cholesky(matrix).T / np.sqrt(scale)
     return _Ellipse(centre=centre, to_unit=to_unit)
 
 
 def _is_ring(
     rim: _Rim, ellipse: _Ellipse, shape: tuple[int, int], min_seen: float
 ) -> bool:
-    around = np.stack([np.sin(_ANGLES), np.cos(_ANGLES)])
-    y, x = ellipse.from_unit @ around + ellipse.centre[:, None]
+    y, x = (_DIRECTIONS @ ellipse.from_unit.T + ellipse.centre).T
     shown = (y >= 0) & (y < shape[0]) & (x >= 0) & (x < shape[1])
-    num_shown = np.count_nonzero(shown)
-    if num_shown < _LEAST_SHOWN * _PARTS:
-        return False
-    inside = np.count_nonzero(rim.distance < 1 - ellipse.near)
-    # a filled disk is no ring
-    is_empty = inside <= rim.num_pixels
-    return bool(is_empty and np.count_nonzero(rim.seen & shown) >= min_seen * num_shown)
+    share_shown = np.count_nonzero(shown) / _PARTS
+    num_seen = np.count_nonzero(rim.seen & shown)
+    inside_px = np.pi * ((1 - ellipse.near) * ellipse.radius) ** 2
+    return bool(
+        share_shown >= _LEAST_SHOWN
+        and num_seen >= max(_LEAST_PARTS, min_seen * share_shown * _PARTS)
+        and rim.num_inside <= _MOST_FILLED * share_shown * inside_px
+    )
 
 
 def _fill(disks: MaskArray, ellipse: _Ellipse, rim: _Rim) -> None:
-    """Fills what the ring's pixels enclose; between them, its edge is interpolated."""
+    """Fills the ellipse up to the rim's outer edge, which is interpolated where it is not seen."""
     reach = rim.edge.max() * np.linalg.norm(ellipse.from_unit, axis=1)
     top, left = np.maximum(0, np.floor(ellipse.centre - reach)).astype(int)
     bottom, right = np.maximum(0, np.ceil(ellipse.centre + reach) + 1).astype(int)
     window = disks[top:bottom, left:right]
-    rows, columns = np.indices(window.shape)
-    places = np.stack([rows + top, columns + left])
-    from_centre = places - ellipse.centre[:, None, None]
-    y, x = np.tensordot(ellipse.to_unit, from_centre, axes=1)
-    edge = np.interp(np.arctan2(y, x), _ANGLES[rim.seen], rim.edge, period=2 * np.pi)
-    window |= np.hypot(y, x) <= edge
+    height, width = window.shape
+    y = np.arange(top, top + height)[:, None] - ellipse.centre[0]
+    x = np.arange(left, left + width) - ellipse.centre[1]
+    (yy, yx), (xy, xx) = ellipse.to_unit
+    unit_y, unit_x = yy * y + yx * x, xy * y + xx * x
+    angles = np.arctan2(unit_y, unit_x)
+    edge = np.interp(angles, _ANGLES[rim.seen], rim.edge, period=2 * np.pi)
+    window |= np.hypot(unit_y, unit_x) <= edge

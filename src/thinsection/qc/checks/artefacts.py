@@ -25,19 +25,19 @@ _OWN_COLOUR_VOTE = 0.1
 
 
 class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP):
-    """Removes folds (experimental): bands that are darker than the tissue on both sides."""
+    """Removes folds (experimental): narrow bands, and wide areas that are surely folds."""
 
     name: str = "folds"
     # sigma over which P of a fold is averaged
     smooth: str = length("8 um")
-    # on it, in a sure fold and somewhere in a narrow one
+    # least P somewhere in a narrow fold, and everywhere in a sure one
     threshold: float = 0.6
-    # a sure fold has any shape: its share with more than this P; over-stained tissue has less
+    # a sure fold may have any shape, but at least a share of it has more than this P
     sure_threshold: float = 0.8
     min_sure_share: float = 0.4
-    # on P everywhere in a narrow fold
+    # least P everywhere in a narrow fold
     lower_threshold: float = 0.3
-    # of a narrow fold: squared length over area, and the mean width, area over length
+    # a narrow fold: least squared length over area, and largest mean width, area over length
     min_elongation: float = 4.0
     max_width: str = length("110 um")
     # smaller regions are no folds
@@ -48,17 +48,23 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
         probability = filters.gaussian(
             ns, view.artefact_probability("fold"), view.length_px(self.smooth)
         )
-        likely = probability > self.threshold
-        surest = probability > self.sure_threshold
-        sure = morphology.mostly(
-            ns, likely & view.mask_use, surest, self.min_sure_share
+        likely_px = probability > self.threshold
+        sure_regions = morphology.mostly(
+            ns,
+            likely_px & view.mask_use,
+            probability > self.sure_threshold,
+            self.min_sure_share,
         )
-        around = probability > self.lower_threshold
-        narrow = morphology.mostly(ns, around, likely, 0.0) & view.mask_use
+        possible_px = probability > self.lower_threshold
+        regions = morphology.mostly(ns, possible_px, likely_px, 0.0) & view.mask_use
         min_area_px = view.area_px(self.min_area)
-        folds = morphology.drop_small(ns, sure, min_area_px)
+        folds = morphology.keep_elongated(ns, sure_regions, 0.0, min_area_px)
         folds |= morphology.keep_elongated(
-            ns, narrow, self.min_elongation, min_area_px, view.length_px(self.max_width)
+            ns,
+            regions,
+            self.min_elongation,
+            min_area_px,
+            view.length_px(self.max_width),
         )
         return view.left_regions(view.mask_use & ~folds, f"{self.name}_removed")
 
@@ -134,21 +140,24 @@ class Bubbles(QcCheck, kind="bubbles", asks_network=True, coarsest_mpp=COARSEST_
     """Removes air bubbles: round rings and the area inside them."""
 
     name: str = "bubbles"
-    # on P of a bubble's rim
+    # least P of a bubble's rim
     threshold: float = 0.6
-    # of a ring: the share that is seen
-    min_seen: float = 0.4
-    # of a bubble
+    # least share of a rim that is seen
+    min_seen: float = 0.35
+    # smaller and larger rings are no bubbles
+    min_area: str = area("0.01 mm2")
     max_area: str = area("2.5 mm2")
 
     def __call__(self, view: QcView) -> Outcome:
+        ns = view.ns
         rim = view.artefact_probability("bubble") > self.threshold
         bubbles = disks_of_rings(
-            view.ns.download(rim),
+            ns.download(rim, reason="rings"),
             min_seen=self.min_seen,
+            min_radius_px=math.sqrt(view.area_px(self.min_area) / math.pi),
             max_radius_px=math.sqrt(view.area_px(self.max_area) / math.pi),
         )
-        return view.without(view.ns.upload(bubbles), self.name)
+        return view.without(ns.upload(bubbles, reason="rings"), self.name)
 
 
 class Dirt(QcCheck, kind="dirt", asks_network=True, coarsest_mpp=COARSEST_MPP):
