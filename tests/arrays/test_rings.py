@@ -52,16 +52,15 @@ def test_arcs_of_one_ring_count_together() -> None:
 @pytest.mark.parametrize("aspect", [1.2, 1.5, 1.8])
 @pytest.mark.parametrize("turned", [0.0, 0.6, 2.0])
 def test_a_ring_may_be_an_ellipse(radius: float, aspect: float, turned: float) -> None:
-    shape = {"aspect": aspect, "turned": turned}
-    found = disks(ring(100, 120, radius, **shape))
-    assert overlap(found, disk_of(100, 120, radius, **shape)) > 0.93
+    found = disks(ring(100, 120, radius, aspect=aspect, turned=turned))
+    expected = disk_of(100, 120, radius, aspect=aspect, turned=turned)
+    assert overlap(found, expected) > 0.93
 
 
 def test_a_ring_that_is_far_longer_than_wide_is_not_filled() -> None:
     """Its two ends may be taken for rings of their own."""
-    long = {"aspect": 3.0}
-    found = disks(ring(100, 120, 45, **long))
-    assert overlap(found, disk_of(100, 120, 45, **long)) < 0.6
+    found = disks(ring(100, 120, 45, aspect=3.0))
+    assert overlap(found, disk_of(100, 120, 45, aspect=3.0)) < 0.6
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_what_is_written_is_a_slide_of_that_resolution(tmp_path: Path) -> None:
     assert np.abs(px - slide.rgb).mean() < 12
 
 
-# These folds are wider than narrow ones of `auto`, and not sure enough for its wide ones.
+# Most of these folds are wider than 110 µm and not sure enough, so the largest width is raised.
 CHECKS = {"pen": Ink(), "bubble": Bubbles(), "fold": Folds(max_width="1 mm")}
 
 

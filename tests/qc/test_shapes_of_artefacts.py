@@ -10,6 +10,7 @@ from skimage.morphology import convex_hull_image
 from tests.qc.views import view_of
 from tests.support.rings import SHAPE, ring
 
+from thinsection.errors import ConfigError
 from thinsection.qc.checks.artefacts import Bubbles, Folds
 from thinsection.qc.checks.check import QcCheck
 from thinsection.types import MaskArray
@@ -23,7 +24,10 @@ def removed(
     p: npt.NDArray[np.float64],
     tissue: MaskArray | None = None,
 ) -> MaskArray:
-    """What a check removes of the tissue where a class has this probability; all is tissue."""
+    """Pixels of the tissue that a check removes if a class has these probabilities.
+
+    Without `tissue`, all is tissue.
+    """
     rgb = np.full((*p.shape, 3), 200, np.uint8)
     maps = {class_name: np.rint(p * 255).astype(np.uint8)}
     view = replace(view_of(rgb, tissue, mpp_th=PX_UM), artefact_maps=lambda: maps)
@@ -101,6 +105,16 @@ def test_arcs_and_spots_are_no_bubbles() -> None:
     faint = np.where(ring(100, 120, 50), 0.5, 0.0)
     for probability in (arc, spot, faint):
         assert not removed(Bubbles(), "bubble", probability).any()
+
+
+def test_a_bubble_may_have_any_size_within_its_limits() -> None:
+    probability = np.where(ring(100, 120, 30), 0.9, 0.0)
+    assert removed(Bubbles(min_area="0 px"), "bubble", probability).sum() > 2500
+    with pytest.raises(
+        ConfigError,
+        match=r"bubbles.min_area must be at most max_area, got '3 mm2' and '2.5 mm2'",
+    ):
+        removed(Bubbles(min_area="3 mm2"), "bubble", probability)
 
 
 def test_what_is_larger_than_the_largest_bubble_is_none() -> None:

@@ -17,7 +17,7 @@ def disk_of(
     turned: float = 0.0,
     wider_px: float = 1.5,
 ) -> MaskArray:
-    """An ellipse with the area of a circle of this radius, whose axes are longer by some pixels.
+    """An ellipse with the area of a circle of this radius, with both half-axes `wider_px` longer.
 
     Its longer axis is `aspect` times the shorter one; `turned` is in radians.
     """

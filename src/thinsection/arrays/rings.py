@@ -13,18 +13,19 @@ _PARTS = 48
 # The angle in the middle of each part, (_PARTS,), and its direction, (y, x), (_PARTS, 2).
 _ANGLES = (np.arange(_PARTS) + 0.5) * (2 * np.pi / _PARTS)
 _DIRECTIONS = np.stack([np.sin(_ANGLES), np.cos(_ANGLES)], axis=1)
+# A smaller ring cannot be told from a spot.
+_LEAST_RADIUS_PX = 3.0
 # Radii that are looked for, each as a multiple of the one before.
 _NEXT_RADIUS = 1.12
 # Width of a cell of possible centres: a share of the radius, or pixels if that is more.
 _CELL_SHARE = 0.2
 _CELL_PX = 3.0
-# Least votes for a circle, as a share of its circumference in pixels. A rim of 1 px must be seen
-# that far, whatever `min_seen` is.
+# Least votes for a circle, as a share of its whole circumference in pixels. A rim of 1 px must be
+# seen that far, whatever `min_seen` is.
 _LEAST_VOTES = 0.5
-# Circles are alike if their centres are nearer than this share of the radius, and the radii
-# differ by less than this factor. Of such circles, that with the most votes is looked at.
+# Circles of one radius are alike if their centres are nearer than this share of it. Of these, the
+# one with the most votes is looked at.
 _ALIKE_SHARE = 0.1
-_ALIKE_FACTOR = 1.05
 # The circles with the most votes are looked at, and no more.
 _MOST_CIRCLES = 2000
 # A pixel this near to an ellipse is on its rim: a share of the radius, or pixels if that is more.
@@ -34,7 +35,8 @@ _NEAR_PX = 2.0
 _LEAST_WIDTH_PX = 0.5
 # Times that an ellipse is fitted again to the pixels on its rim.
 _FITS = 4
-# Strength with which a fit is held to the ellipse before it, in points of the rim.
+# Weight of a = 0 and of b = 0 in a fit, as points of the rim. It keeps a fit of few points near
+# the ellipse before it.
 _FIRMNESS = 1.0
 # Least number of parts with pixels for a fit.
 _LEAST_PARTS = 5
@@ -78,7 +80,7 @@ class _Ellipse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rim:
-    """Pixels near an ellipse, by parts of its turn. The ellipse has the radius 1."""
+    """Pixels near an ellipse, by parts of its turn; distances are shares of its radius there."""
 
     # parts with enough pixels on the rim, (_PARTS,)
     seen: npt.NDArray[np.bool_]
@@ -101,7 +103,8 @@ def disks_of_rings(
 
     Args:
         mask: bool (H, W).
-        min_seen: least share of the rim that has pixels. Parts outside the image do not count.
+        min_seen: least share of the rim that has pixels, of the part inside the image. Rings of
+            which less than .4 is inside are left out.
         min_radius_px: smaller rings are left out: radius of the circle with the ellipse's area.
         max_radius_px: larger rings are left out.
 
@@ -130,23 +133,25 @@ def _likely_circles(
     pixels, across = _directions(mask)
     if not len(pixels):
         return []
-    found = []
-    radius = min_radius_px
+    candidates = [np.empty((0, 4))]
+    radius = max(min_radius_px, _LEAST_RADIUS_PX)
     while radius <= max_radius_px * _NEXT_RADIUS:
         votes, centres = _crowded_cells(pixels, across, radius, mask.shape)
         radii = np.full(len(votes), radius)
-        found.append(np.column_stack([votes / (2 * np.pi * radius), centres, radii]))
+        shares = votes / (2 * np.pi * radius)
+        candidates.append(np.column_stack([shares, centres, radii]))
         radius *= _NEXT_RADIUS
-    # votes, y, x, radius
-    left = np.concatenate(found)
-    left = left[np.argsort(-left[:, 0], kind="stable")]
+    # votes as a share of the circumference, y, x, radius
+    remaining = np.concatenate(candidates)
+    remaining = remaining[np.argsort(-remaining[:, 0], kind="stable")]
     circles: list[_Ellipse] = []
-    while len(left) and len(circles) < _MOST_CIRCLES:
-        centre, radius = left[0, 1:3], left[0, 3]
+    while len(remaining) and len(circles) < _MOST_CIRCLES:
+        centre = remaining[0, 1:3]
+        radius = remaining[0, 3]
         circles.append(_Ellipse(centre=centre, to_unit=np.eye(2) / radius))
-        is_near = np.hypot(*(left[:, 1:3] - centre).T) < _ALIKE_SHARE * radius
-        factor = np.maximum(left[:, 3], radius) / np.minimum(left[:, 3], radius)
-        left = left[~(is_near & (factor < _ALIKE_FACTOR))]
+        distances = np.linalg.norm(remaining[:, 1:3] - centre, axis=1)
+        is_alike = (distances < _ALIKE_SHARE * radius) & (remaining[:, 3] == radius)
+        remaining = remaining[~is_alike]
     return circles
 
 
@@ -194,7 +199,8 @@ def _crowded_cells(
     # a centre may lie outside the image, by at most a radius
     height = int((shape[0] + 2 * radius) / cell) + 2
     width = int((shape[1] + 2 * radius) / cell) + 2
-    counts, middles = [], []
+    counts = []
+    middles = []
     for shift in itertools.product((0.0, 0.5), (0.0, 0.5)):
         votes = np.zeros(height * width, dtype=np.int64)
         for side in (radius, -radius):
@@ -209,7 +215,7 @@ def _crowded_cells(
 
 
 def _pixels_around(pixels: Floats, circle: _Ellipse) -> Floats:
-    """Pixels in a square of three radii around the centre of a circle."""
+    """Pixels whose row and column are within three radii of a circle's centre."""
     reach = 3 * circle.radius
     top, bottom = np.searchsorted(
         pixels[:, 0], [circle.centre[0] - reach, circle.centre[0] + reach]
@@ -220,7 +226,7 @@ def _pixels_around(pixels: Floats, circle: _Ellipse) -> Floats:
 
 
 def _distances(pixels: Floats, ellipse: _Ellipse) -> Floats:
-    """Distance of each pixel from the centre, (N,). The ellipse has the radius 1."""
+    """Distance of each pixel from the centre as a share of the ellipse's radius there, (N,)."""
     distances: Floats = np.linalg.norm(
         (pixels - ellipse.centre) @ ellipse.to_unit.T, axis=1
     )
@@ -228,6 +234,7 @@ def _distances(pixels: Floats, ellipse: _Ellipse) -> Floats:
 
 
 def _rim_of(pixels: Floats, ellipse: _Ellipse) -> _Rim:
+    """Rim of an ellipse, from the pixels around it."""
     y, x = ellipse.to_unit @ (pixels - ellipse.centre).T
     distance = np.hypot(y, x)
     is_near = np.abs(distance - 1) < ellipse.near
@@ -322,7 +329,8 @@ def _fill(disks: MaskArray, ellipse: _Ellipse, rim: _Rim) -> None:
     y = np.arange(top, top + height)[:, None] - ellipse.centre[0]
     x = np.arange(left, left + width) - ellipse.centre[1]
     (yy, yx), (xy, xx) = ellipse.to_unit
-    unit_y, unit_x = yy * y + yx * x, xy * y + xx * x
+    unit_y = yy * y + yx * x
+    unit_x = xy * y + xx * x
     angles = np.arctan2(unit_y, unit_x)
     edge = np.interp(angles, _ANGLES[rim.seen], rim.edge, period=2 * np.pi)
     window |= np.hypot(unit_y, unit_x) <= edge

@@ -10,6 +10,7 @@ from typing import Literal
 
 from thinsection.arrays import Array, ArrayNamespace, filters, morphology
 from thinsection.arrays.rings import disks_of_rings
+from thinsection.errors import ConfigError
 from thinsection.qc.checks.artefact_network import (
     COARSEST_MPP,
     INKS,
@@ -144,18 +145,25 @@ class Bubbles(QcCheck, kind="bubbles", asks_network=True, coarsest_mpp=COARSEST_
     threshold: float = 0.6
     # least share of a rim that is seen
     min_seen: float = 0.35
-    # smaller and larger rings are no bubbles
+    # smaller and larger bubbles are left
     min_area: str = area("0.01 mm2")
     max_area: str = area("2.5 mm2")
 
     def __call__(self, view: QcView) -> Outcome:
         ns = view.ns
+        min_area_px = view.area_px(self.min_area)
+        max_area_px = view.area_px(self.max_area)
+        if min_area_px > max_area_px:
+            raise ConfigError(
+                f"{self.name}.min_area must be at most max_area, got {self.min_area!r} "
+                f"and {self.max_area!r}"
+            )
         rim = view.artefact_probability("bubble") > self.threshold
         bubbles = disks_of_rings(
             ns.download(rim, reason="rings"),
             min_seen=self.min_seen,
-            min_radius_px=math.sqrt(view.area_px(self.min_area) / math.pi),
-            max_radius_px=math.sqrt(view.area_px(self.max_area) / math.pi),
+            min_radius_px=math.sqrt(min_area_px / math.pi),
+            max_radius_px=math.sqrt(max_area_px / math.pi),
         )
         return view.without(ns.upload(bubbles, reason="rings"), self.name)
 
