@@ -70,7 +70,7 @@ class _Ellipse:
     @property
     def radius(self) -> float:
         """Radius of the circle with the same area, in pixels."""
-        return float(np.linalg.det(self.from_unit) ** 0.5)
+        return float(np.linalg.det(self.to_unit) ** -0.5)
 
     @property
     def near(self) -> float:
@@ -122,7 +122,8 @@ def disks_of_rings(
         if _is_ring(rim, ellipse, mask.shape, min_seen):
             _fill(disks, ellipse, rim)
             # so that they do not count for a second ring
-            pixels = pixels[_distances(pixels, ellipse) > 1 + ellipse.near]
+            distance = np.hypot(*_in_unit_plane(pixels, ellipse))
+            pixels = pixels[distance > 1 + ellipse.near]
     return disks
 
 
@@ -225,17 +226,15 @@ def _pixels_around(pixels: Floats, circle: _Ellipse) -> Floats:
     return around
 
 
-def _distances(pixels: Floats, ellipse: _Ellipse) -> Floats:
-    """Distance of each pixel from the centre as a share of the ellipse's radius there, (N,)."""
-    distances: Floats = np.linalg.norm(
-        (pixels - ellipse.centre) @ ellipse.to_unit.T, axis=1
-    )
-    return distances
+def _in_unit_plane(pixels: Floats, ellipse: _Ellipse) -> Floats:
+    """Pixels, (y, x), where the ellipse is the unit circle, (2, N)."""
+    places: Floats = ellipse.to_unit @ (pixels - ellipse.centre).T
+    return places
 
 
 def _rim_of(pixels: Floats, ellipse: _Ellipse) -> _Rim:
     """Rim of an ellipse, from the pixels around it."""
-    y, x = ellipse.to_unit @ (pixels - ellipse.centre).T
+    y, x = _in_unit_plane(pixels, ellipse)
     distance = np.hypot(y, x)
     is_near = np.abs(distance - 1) < ellipse.near
     turns = np.arctan2(y[is_near], x[is_near]) / (2 * np.pi) % 1

@@ -155,7 +155,7 @@ class Bubbles(QcCheck, kind="bubbles", asks_network=True, coarsest_mpp=COARSEST_
         max_area_px = view.area_px(self.max_area)
         if min_area_px > max_area_px:
             raise ConfigError(
-                f"{self.name}.min_area must be at most max_area, got {self.min_area!r} "
+                f"{self.kind}.min_area must be at most max_area, got {self.min_area!r} "
                 f"and {self.max_area!r}"
             )
         rim = view.artefact_probability("bubble") > self.threshold

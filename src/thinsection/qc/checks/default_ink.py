@@ -67,8 +67,7 @@ def find_default_ink(
         if get_seen_ink:
             seen = get_seen_ink()
         else:
-            area = near.repeat(factor, axis=0).repeat(factor, axis=1)
-            area = area[: thumbnail.shape[0], : thumbnail.shape[1]]
+            area = _enlarged(near, factor, thumbnail)
             seen = ink_within(ns, thumbnail, px_um, area)
         seen = _reduced(seen, factor) & near
         seen = drop_small(ns, seen, _MIN_INK_UM2 / (px_um * factor) ** 2)
@@ -80,8 +79,7 @@ def find_default_ink(
     gap = _INK_GAP_UM / (px_um * factor)
     grown = dilated_by_disk(ns, ink, gap / 4)
     ink = ~opened_by_disk(ns, ~grown, gap)
-    enlarged = ink.repeat(factor, axis=0).repeat(factor, axis=1)
-    return np.asarray(enlarged[: thumbnail.shape[0], : thumbnail.shape[1]])
+    return _enlarged(ink, factor, thumbnail)
 
 
 def _factor(px_um: float) -> int:
@@ -104,6 +102,13 @@ def _with_surroundings(
     """Candidates and what is around them."""
     reach = round(_AROUND_UM / px_um)
     return np.asarray(dilated_by_square(ns, candidates, 2 * reach + 1))
+
+
+def _enlarged(mask: MaskArray, factor: int, thumbnail: RgbArray) -> MaskArray:
+    """A mask of blocks of `factor` px, at the px of the thumbnail."""
+    height, width = thumbnail.shape[:2]
+    enlarged = mask.repeat(factor, axis=0).repeat(factor, axis=1)
+    return np.asarray(enlarged[:height, :width])
 
 
 def _reduced(mask: MaskArray, factor: int) -> MaskArray:
