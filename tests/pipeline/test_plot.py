@@ -66,6 +66,19 @@ def test_a_slide_is_drawn_in_mm_with_its_tissue_and_tiles(results: Results) -> N
     assert (np.asarray(image.get_array()) != np.asarray(plain)).any()
 
 
+def test_a_slide_is_drawn_with_the_tissue_that_quality_control_left(
+    results: Results, tmp_path: Path
+) -> None:
+    slide = results.folder.parent / "a.svs"
+    run([slide], out=tmp_path, until="tiles", qc="histoqc-light", tile_px=128)
+    checked = ts.open_results(tmp_path)
+    assert ts.plot.tiles(checked, "a").get_legend() is not None
+    drawn = np.asarray(ts.plot.tissue(checked, "a").get_images()[0].get_array())
+    plain = np.asarray(ts.plot.tissue(results, "a").get_images()[0].get_array())
+    assert drawn.shape == plain.shape
+    assert (drawn != plain).any()  # another mask
+
+
 def test_an_opened_slide_is_drawn_with_the_tissue_and_tiles_that_one_holds(
     results: Results,
 ) -> None:

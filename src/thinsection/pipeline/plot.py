@@ -24,7 +24,7 @@ from thinsection.report.picture import (
     Picture,
     open_picture,
     picture_files,
-    read_mask,
+    read_tissue,
     slide_picture,
 )
 from thinsection.slide import Slide
@@ -330,7 +330,7 @@ def _scene(source: Results | Slide, shown: object) -> _Scene:
         )
         return _Scene(title=Path(source.slide_path).stem, picture=picture)
     ledger = _results(source).ledger(_check_id(shown))
-    masks = tuple(map(read_mask, picture_files(ledger.path.parent)[1:]))
+    masks = tuple(map(read_tissue, picture_files(ledger.path.parent)[1:]))
     return _Scene(title=ledger.slide_id, picture=open_picture(ledger), masks=masks)
 
 
