@@ -95,7 +95,7 @@ def photograph_viewer(results: Results, scratch: Path) -> None:
         chromium = shutil.which("chromium")
         browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         view = browser.new_page(viewport={"width": 1280, "height": 800})
-        view.goto(f"{running.url}#{LARGE}")
+        view.goto(f"{running.url}#slide={LARGE}")
         view.wait_for_function(ready, timeout=60_000)
         view.evaluate(script)
         view.mouse.click(620, 330)
