@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from thinsection.errors import InvalidInputError, MissingMppError, UpsamplingError
+from thinsection.slide.units import UM_PER_INCH
 from thinsection.types import CoordsL0, CoordsLv, Level, Mpp, PointL0, Size
 
 # Numbers that differ by less are one number, written in two ways: 0.2498 for 0.25 µm/px, a level
@@ -20,7 +21,6 @@ ROUNDING = 0.005
 MAX_SIDE_PX = 1 << 23
 MAX_PX = 1 << 40
 MAX_MPP = 20.0  # µm/px; the macro of a slide has about 25
-_UM_PER_INCH = 25_400.0
 _UM_PX_TIMES_POWER = 10.0  # 10x is 1 µm/px by the convention of most scanners
 _EXACT = 1e-9  # relative difference that only floating point makes
 
@@ -67,7 +67,7 @@ def believed_mpp(mpp: Mpp | None) -> tuple[Mpp | None, str]:
     if mpp is None or max(mpp) <= MAX_MPP:
         return mpp, ""
     coarsest = max(mpp)
-    dpi = round(_UM_PER_INCH / coarsest)
+    dpi = round(UM_PER_INCH / coarsest)
     note = (
         f"the file states {coarsest:.4g} µm/px ({dpi} dpi), which is not possible for a slide, "
         "so its resolution counts as missing"

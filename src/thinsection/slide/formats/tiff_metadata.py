@@ -9,24 +9,11 @@ from tifffile import TiffFile, TiffPage
 
 from thinsection.slide.formats.tiff_pages import orientation_of
 from thinsection.slide.geometry import positive_number
+from thinsection.slide.units import um_per_unit
 from thinsection.types import Mpp
 
 OME = "ome."  # before what the OME-XML says, in a slide's properties
-_UM_PER_UNIT = {2: 25_400.0, 3: 10_000.0}  # TIFF's ResolutionUnit: inch, cm
-_UM_PER_OME_UNIT = {
-    "m": 1e6,
-    "dm": 1e5,
-    "cm": 1e4,
-    "mm": 1e3,
-    "\u00b5m": 1.0,  # micro sign
-    "\u03bcm": 1.0,  # Greek mu
-    "um": 1.0,
-    "nm": 1e-3,
-    "Å": 1e-4,
-    "\u212b": 1e-4,  # ångström sign
-    "pm": 1e-6,
-    "in": 25_400.0,
-}
+_IMAGEJ_UNIT = re.compile(r"^unit=(.+)$", re.MULTILINE)
 _OME_PIXELS = re.compile(r"<(?:\w+:)?Pixels\b([^>]*)>")
 _OME_CHANNEL = re.compile(r"<(?:\w+:)?Channel\b([^>]*)>")
 _OME_NAME = re.compile(r'Name="([^"]*)"')
@@ -117,18 +104,26 @@ def _ome_mpp(ome: Mapping[str, str]) -> Mpp | None:
     for axis in "XY":
         value = positive_number(ome.get(f"{OME}PhysicalSize{axis}"))
         unit = ome.get(f"{OME}PhysicalSize{axis}Unit", "um")
-        um_per_unit = _UM_PER_OME_UNIT.get(unit)
-        if value is None or um_per_unit is None:
+        um = um_per_unit(unit)
+        if value is None or um is None:
             return None
-        sides.append(value * um_per_unit)
+        sides.append(value * um)
     return (sides[0], sides[1])
 
 
 def _tag_mpp(page: TiffPage) -> Mpp | None:
-    """Returns µm/px from XResolution and YResolution, where their unit is a length."""
-    unit = page.tags.get("ResolutionUnit")
-    um_per_unit = None if unit is None else _UM_PER_UNIT.get(int(unit.value))
-    if um_per_unit is None:
+    """Returns µm/px from XResolution and YResolution, where their unit is a length.
+
+    ImageJ writes the name of the unit in the description.
+    """
+    tag_of_unit = page.tags.get("ResolutionUnit")
+    unit = None if tag_of_unit is None else int(tag_of_unit.value)
+    um = um_per_unit(unit)
+    description = str(page.description or "")
+    if um is None and description.startswith("ImageJ="):
+        named = _IMAGEJ_UNIT.search(description)
+        um = um_per_unit(named[1]) if named else None
+    if um is None:
         return None
     sides = []
     for name in ("XResolution", "YResolution"):
@@ -136,5 +131,5 @@ def _tag_mpp(page: TiffPage) -> Mpp | None:
         if tag is None or not all(tag.value[:2]):
             return None
         pixels, units = tag.value[:2]
-        sides.append(um_per_unit * units / pixels)
+        sides.append(um * units / pixels)
     return (sides[0], sides[1])

@@ -24,19 +24,10 @@ from thinsection.slide.look import (
     channel_names,
     unpicked_channels_error,
 )
+from thinsection.slide.units import um_per_unit
 from thinsection.types import Document, Level, Mpp, RgbArray, Size
 
 _VERSIONS = ("0.4", "0.5")
-_UM_PER_UNIT = {
-    "meter": 1e6,
-    "decimeter": 1e5,
-    "centimeter": 1e4,
-    "millimeter": 1e3,
-    "micrometer": 1.0,
-    "nanometer": 1e-3,
-    "angstrom": 1e-4,
-    "inch": 25_400.0,
-}
 _RGB_COLOURS = ["FF0000", "00FF00", "0000FF"]
 # by which a level may differ from level 0 in its shape; tiny ones are rounded
 _MAX_ASPECT = 1.1
@@ -278,9 +269,9 @@ def _find_mpp(
     sides = []
     for axis in "xy":
         place = axes.index(axis)
-        um_per_unit = _UM_PER_UNIT.get(str(descriptions[place].get("unit")), 0.0)
+        um = um_per_unit(str(descriptions[place].get("unit"))) or 0.0
         units_per_px = math.prod(scale[place] for scale in scales)
-        side = positive_number(str(units_per_px * um_per_unit)) if scales else None
+        side = positive_number(str(units_per_px * um)) if scales else None
         if side is None:
             return None
         sides.append(side)

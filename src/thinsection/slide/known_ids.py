@@ -1,0 +1,128 @@
+"""Ids of slides, cases and patients as people write them, and the known id that each one means.
+
+Two spellings mean one id where only the form differs: the folder and the suffix of a file, outer
+and doubled spaces, non-breaking spaces, the Unicode form, and Excel's '1007.0' for 1007. Capital
+letters, '_' for '-', and leading zeros may be other ids: these are asked back, never joined.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
+
+from thinsection.errors import InvalidInputError
+from thinsection.slide.readers import slide_suffixes
+
+# files of slides that no reader of ours opens, of pictures, and of embeddings
+_OTHER_SUFFIXES = (
+    ".qptiff", ".vsi", ".isyntax", ".kfb", ".sdpc", ".lif", ".jp2", ".bmp", ".h5", ".hdf5", ".pt",
+    ".npy", ".geojson",
+)  # fmt: skip
+_OME = ".ome"
+_ROOT = re.compile(r"(?:[A-Za-z]:)?[\\/]|\.{1,2}[\\/]|~[\\/]|[a-z][a-z0-9+]*://")
+_EXCEL_NUMBER = re.compile(r"(-?\d+)\.0+")
+_SEPARATORS = re.compile(r"[\s_\-.]+")
+_LEADING_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
+
+
+def plain_id(text: str) -> str:
+    """Returns an id without what is its form alone: see the head of this file."""
+    # zero-width signs and byte order marks are of the category Cf
+    visible = (sign for sign in text if unicodedata.category(sign) != "Cf")
+    name = " ".join(unicodedata.normalize("NFC", "".join(visible)).split())
+    file_name = re.split(r"[\\/]", name.rstrip("\\/"))[-1].strip()
+    stem = without_suffix(file_name)
+    # '12/345' may be the number of a block: it is a path if it has a root or a file's suffix
+    if file_name and (stem != file_name or _ROOT.match(name)):
+        name = stem
+    number = _EXCEL_NUMBER.fullmatch(name)
+    return number[1] if number else name
+
+
+def without_suffix(file_name: str) -> str:
+    """Returns the name of a slide's or an embedding's file without its suffix, `.ome` included."""
+    lower = file_name.lower()
+    for suffix in (*slide_suffixes(), *_OTHER_SUFFIXES):
+        if lower.endswith(suffix) and len(lower) > len(suffix):
+            stem = file_name[: -len(suffix)]
+            if stem.lower().endswith(_OME) and len(stem) > len(_OME):
+                return stem[: -len(_OME)]
+            return stem
+    return file_name
+
+
+def loose_id(text: str) -> str:
+    """Returns an id without capitals, separators and leading zeros: what may be a mistake."""
+    base = PurePosixPath(plain_id(text).replace("\\", "/")).name
+    return _LEADING_ZEROS.sub("", _SEPARATORS.sub("", base.casefold()))
+
+
+class KnownIds:
+    """Ids that are known, and which of them a text means.
+
+    Memory: some 300 bytes an id.
+    """
+
+    def __init__(self, ids: Iterable[str], kind: str = "slide_id"):
+        """Takes the ids; `kind` is their name in messages."""
+        self._kind = kind
+        self._ids = frozenset(ids)
+        self._by_plain = _grouped(self._ids, plain_id)
+        self._by_loose: Mapping[str, Sequence[str]] | None = None
+
+    def find(self, text: str) -> str | None:
+        """Returns the id that a text means, None if it means none.
+
+        Raises:
+            InvalidInputError: the text may mean two of the ids.
+        """
+        if text in self._ids:
+            return text
+        meant = self._by_plain.get(plain_id(text), ())
+        if len(meant) > 1:
+            raise InvalidInputError(
+                f"{self._kind} must mean one, got {text!r}, which may be {meant[0]!r} or "
+                f"{meant[1]!r}; write it as it is"
+            )
+        return meant[0] if meant else None
+
+    def similar(self, text: str) -> str | None:
+        """Returns an id that differs from a text in capitals, separators or leading zeros."""
+        if self._by_loose is None:
+            self._by_loose = _grouped(self._ids, loose_id)
+        alike = self._by_loose.get(loose_id(text), ())
+        return alike[0] if alike else None
+
+    def words(self, text: str) -> str:
+        """Returns a text that means no id, with the id that it may be meant for."""
+        similar = self.similar(text)
+        return text if similar is None else f"{text} (did you mean {similar}?)"
+
+    def match(self, texts: Iterable[str], where: str) -> dict[str, str]:
+        """Returns the id of each text that means one.
+
+        Raises:
+            InvalidInputError: a text may mean two ids, or two texts mean one id.
+        """
+        ids: dict[str, str] = {}
+        text_by_id: dict[str, str] = {}
+        for text in dict.fromkeys(texts):
+            found = self.find(text)
+            if found is None:
+                continue
+            other = text_by_id.setdefault(found, text)
+            if other != text:
+                raise InvalidInputError(
+                    f"{self._kind} must be written in one way, got {other!r} and {text!r} for "
+                    f"{found!r} in {where}; write both alike, or give two slides two names"
+                )
+            ids[text] = found
+        return ids
+
+
+def _grouped(ids: Iterable[str], key: Callable[[str], str]) -> dict[str, list[str]]:
+    """Returns the ids, sorted, by what a function makes of them."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(ids):
+        groups.setdefault(key(name), []).append(name)
+    return groups
