@@ -56,6 +56,10 @@ class ChannelsError(SlideOpenError):
     """The file is no RGB or gray picture of 8 bits, and nobody said what of it to show."""
 
 
+class ImageError(SlideOpenError):
+    """The file has no such picture, or none that could be a slide."""
+
+
 class SlideReadError(ThinsectionError, OSError):
     """A region of an opened slide cannot be decoded."""
 

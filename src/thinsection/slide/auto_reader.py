@@ -7,7 +7,12 @@ anything else is first tried in a child.
 from pathlib import Path
 
 from thinsection import errors
-from thinsection.errors import ChannelsError, DamagedTiffError, SlideOpenError
+from thinsection.errors import (
+    ChannelsError,
+    DamagedTiffError,
+    ImageError,
+    SlideOpenError,
+)
 from thinsection.slide.agreement import find_difference
 from thinsection.slide.base import Slide
 from thinsection.slide.child import try_in_child
@@ -40,34 +45,42 @@ _NO_VENDOR = (None, "generic-tiff")  # of a slide that OpenSlide opens as any TI
 _PLAIN_SUFFIXES = (".png", ".jpg", ".jpeg")  # of files that OpenSlide never opens
 
 
-def open_auto(path: str, slide_mpp: Mpp | None) -> Slide:
+def open_auto(path: str, slide_mpp: Mpp | None, image: str | None = None) -> Slide:
     """Opens a slide by the fastest reader that agrees with OpenSlide.
 
     `Slide.choice` says which one it is, and why. A file that agreed before and has the same stamps
     is not compared again.
 
+    Args:
+        path: the file or folder.
+        slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
+        image: name or number of the picture that is the slide.
+
     Raises:
+        ImageError: the file has no such picture.
         SlideOpenError: no reader opens it; the message has the answer of each.
     """
     answers: list[str] = []  # why readers did not open it, or were not taken
     if is_folder_slide(path):
-        slide = _open_by_others(path, slide_mpp, answers)
+        slide = _open_by_others(path, slide_mpp, image, answers)
         slide.choice = f"{slide.reader}: chosen by the suffix of the folder"
         return slide
     stamps = slide_stamps(path)
-    fast = _try_reader(FASTEST, path, slide_mpp, answers)
+    fast = _try_reader(FASTEST, path, slide_mpp, image, answers)
     if fast is not None and is_known_to_agree(stamps, slide_mpp):
         fast.choice = _AGREES
         return fast
     plain = None
     if _is_plain(path):
-        plain = _try_reader("image", path, slide_mpp, answers)
+        plain = _try_reader("image", path, slide_mpp, image, answers)
     checked = fast is not None and fast.checked
     reference = None
     if plain is None:
-        reference = _try_reader("openslide", path, slide_mpp, answers, checked=checked)
+        reference = _try_reader(
+            "openslide", path, slide_mpp, image, answers, checked=checked
+        )
     if reference is None:
-        slide = fast or plain or _open_by_others(path, slide_mpp, answers)
+        slide = fast or plain or _open_by_others(path, slide_mpp, image, answers)
         is_unknown = checked or plain is not None
         slide.choice = f"{slide.reader}: {_why_not_openslide(answers, is_unknown)}"
         return slide
@@ -114,13 +127,15 @@ def _is_plain(path: str) -> bool:
     return Path(path).suffix.lower() in _PLAIN_SUFFIXES
 
 
-def _open_by_others(path: str, slide_mpp: Mpp | None, answers: list[str]) -> Slide:
+def _open_by_others(
+    path: str, slide_mpp: Mpp | None, image: str | None, answers: list[str]
+) -> Slide:
     """Opens a slide by the readers that are tried last; SlideOpenError with every answer."""
     names = [name for name in READERS.names() if name not in TRIED_ON_ANY_FILE]
     if Path(path).is_file() and not _is_plain(path):
         names.insert(0, "image")
     for name in names:
-        slide = _try_reader(name, path, slide_mpp, answers)
+        slide = _try_reader(name, path, slide_mpp, image, answers)
         if slide is not None:
             slide.reader = slide.reader or name
             return slide
@@ -136,6 +151,7 @@ def _try_reader(
     name: str,
     path: str,
     slide_mpp: Mpp | None,
+    image: str | None,
     answers: list[str],
     *,
     checked: bool = False,
@@ -149,8 +165,9 @@ def _try_reader(
         is_tried = name in TRIED_ON_ANY_FILE or suffix in READERS.entry(name).suffixes
         if not is_tried:
             return None
-        return load_safely(name, path, slide_mpp, checked=checked)
-    except ChannelsError:  # no other reader may show one channel of many
+        return load_safely(name, path, slide_mpp, checked=checked, image=image)
+    # no other reader may show one channel of many, or another picture
+    except (ChannelsError, ImageError):
         raise
     except (SlideOpenError, errors.InvalidInputError) as error:  # or a broken package
         answers.append(str(error))
@@ -166,6 +183,7 @@ def load_safely(
     *,
     checked: bool = False,
     look: Look | None = None,
+    image: str | None = None,
 ) -> Slide:
     """Opens a slide by one reader, which a child tries first where nobody checked the file.
 
@@ -175,14 +193,18 @@ def load_safely(
         slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
         checked: True where our own parser has found the file sound.
         look: which channels are shown, for a reader that picks them.
+        image: name or number of the picture that is the slide.
 
     Raises:
+        ImageError: the file has no such picture.
         SlideOpenError: the reader does not open the file, or would not survive it.
     """
     READERS.load(name)  # a missing package is reported here, not by the child
     if checked or name in OWN_PARSERS:
-        return load_slide(name, path, slide_mpp, look=look)
-    is_sound, refusal = _inspect(path)
+        return load_slide(name, path, slide_mpp, look=look, image=image)
+    is_sound, refusal = _inspect(path, image)
+    if isinstance(refusal, ImageError):
+        raise refusal
     never_trusted = name in NEVER_TRUSTED
     if isinstance(refusal, ChannelsError) and not never_trusted:
         raise refusal
@@ -195,13 +217,13 @@ def load_safely(
             whole=is_tiff and isinstance(refusal, DamagedTiffError),
             channels=look.channels if look else (),
         )
-    return load_slide(name, path, slide_mpp, look=look)
+    return load_slide(name, path, slide_mpp, look=look, image=image)
 
 
-def _inspect(path: str) -> tuple[bool, SlideOpenError | None]:
+def _inspect(path: str, image: str | None) -> tuple[bool, SlideOpenError | None]:
     """Returns whether our own parser finds nothing that harms a library, and why it refuses."""
     try:
-        with load_slide(FASTEST, path) as slide:
+        with load_slide(FASTEST, path, image=image) as slide:
             return slide.checked, None
     except SlideOpenError as error:
         return False, error

@@ -18,6 +18,7 @@ from thinsection.errors import (
 from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.files.sources import FsspecSource, closed_error
 from thinsection.slide.geometry import MAX_PX, MAX_SIDE_PX, ReadPlan, lv_from_l0
+from thinsection.slide.pictures import Picture
 from thinsection.slide.resize import read_resized
 from thinsection.slide.tile_pictures import PlannedTiles, TilePictures
 from thinsection.types import (
@@ -58,6 +59,8 @@ class Slide(Closing):
         associated_names: names of the associated images ('label', 'macro', 'thumbnail').
         choice: why 'auto' took this reader.
         notes: sentences on what was taken otherwise than the file says it.
+        pictures: inventory of the file; empty where the reader makes none.
+        picture: the one of them that is shown; None where the reader makes no inventory.
         rendering: how pixels were made RGB where a person asked for it; '' as they are stored.
         recolor: changes pixels that were read, in place.
         source: counts what was fetched of a slide by URL; None for a local file.
@@ -98,6 +101,8 @@ class Slide(Closing):
         self.choice = ""
         self.rendering = ""
         self.notes: tuple[str, ...] = ()
+        self.pictures: tuple[Picture, ...] = ()
+        self.picture: Picture | None = None
         self.recolor: Callable[[RgbArray], None] = keep_colours
         self.source: FsspecSource | None = None
         self.on_close = ExitStack()

@@ -14,6 +14,7 @@ from thinsection.errors import (
     ChannelsError,
     ConfigError,
     DiskSpaceError,
+    ImageError,
     InvalidInputError,
     SlideOpenError,
 )
@@ -26,6 +27,7 @@ from thinsection.slide.geometry import believed_mpp
 from thinsection.slide.icc import apply_icc_profile
 from thinsection.slide.look import Look
 from thinsection.slide.orientation import turn_mpp
+from thinsection.slide.pictures import only_picture
 from thinsection.slide.readers import (
     AUTO,
     PICKS_CHANNELS,
@@ -49,6 +51,7 @@ def open_slide(
     reader: str = AUTO,
     slide_mpp: Mpp | None = None,
     look: Look | None = None,
+    image: str | int | None = None,
 ) -> Slide:
     """Opens a slide.
 
@@ -67,8 +70,11 @@ def open_slide(
         reader: 'auto', or a name of `available_readers()`.
         slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
         look: which channels are shown, whether the colour profile is applied; None as it is.
+        image: name of a picture of the file, or its number from 1, that is the slide; None takes
+            the largest that is no macro, label or thumbnail. `slide.notes` say what is not shown.
 
     Raises:
+        ImageError: the file has no such picture, or none that could be a slide.
         ChannelsError: the file is no RGB or gray picture of 8 bits, and `look` picks no channels.
         SlideOpenError: no reader opens it, or the URL is not reachable; says what each answered.
         MissingDependencyError: the named reader's package is not installed, or the URL's.
@@ -78,6 +84,7 @@ def open_slide(
     """
     name = str(path)
     look = look or Look()
+    picture = None if image is None else str(image)
     if slide_mpp is not None and not all(0 < mpp < math.inf for mpp in slide_mpp):
         raise InvalidInputError(
             f"slide_mpp must be > 0 and finite, got {slide_mpp} for {name!r}"
@@ -87,9 +94,9 @@ def open_slide(
         hint = nearest(reader, choices)
         raise ConfigError(f"reader must be a known name, got {reader!r}{hint}")
     if is_url(name) and not is_folder_slide(name):
-        slide = _open_url(name, reader, slide_mpp, look)
+        slide = _open_url(name, reader, slide_mpp, look, picture)
     else:
-        slide = _open_file(name, reader, slide_mpp, look)
+        slide = _open_file(name, reader, slide_mpp, look, picture)
     if look.icc:
         apply_icc_profile(slide)
     if slide_mpp is None:
@@ -101,7 +108,9 @@ def open_slide(
     return upright(slide)
 
 
-def _open_file(name: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Slide:
+def _open_file(
+    name: str, reader: str, slide_mpp: Mpp | None, look: Look, image: str | None
+) -> Slide:
     """Opens a local file, or a folder that is a slide, which may be a URL."""
     path = Path(name)
     if not is_folder_slide(name):
@@ -112,12 +121,12 @@ def _open_file(name: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Sli
                 f"slide must not be empty, got 0 bytes in {name!r}; copy it again"
             )
     if look.channels:
-        return _open_channels(name, slide_mpp, look)
+        return _open_channels(name, slide_mpp, look, image)
     if reader == AUTO:
-        return open_auto(name, slide_mpp)
+        return open_auto(name, slide_mpp, image)
     try:
-        slide = load_safely(reader, name, slide_mpp)
-    except ChannelsError:
+        slide = load_safely(reader, name, slide_mpp, image=image)
+    except (ChannelsError, ImageError):
         raise
     except SlideOpenError as error:
         raise SlideOpenError(f"{error} in {name!r}") from error.__cause__
@@ -126,12 +135,15 @@ def _open_file(name: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Sli
     return slide
 
 
-def _open_channels(name: str, slide_mpp: Mpp | None, look: Look) -> Slide:
+def _open_channels(
+    name: str, slide_mpp: Mpp | None, look: Look, image: str | None
+) -> Slide:
     """Opens a file whose channels are picked."""
     suffix = Path(name).suffix.lower()
     for reader in PICKS_CHANNELS:
         if suffix in READERS.entry(reader).suffixes:
-            return load_safely(reader, name, slide_mpp, look=look)
+            return load_safely(reader, name, slide_mpp, look=look, image=image)
+    only_picture(image, "channels", name)
     # parses TIFFs: slow to import
     from thinsection.slide.formats.channels import ChannelSlide
 
@@ -141,25 +153,30 @@ def _open_channels(name: str, slide_mpp: Mpp | None, look: Look) -> Slide:
 # by URL
 
 
-def _open_url(url: str, reader: str, slide_mpp: Mpp | None, look: Look) -> Slide:
+def _open_url(
+    url: str, reader: str, slide_mpp: Mpp | None, look: Look, image: str | None
+) -> Slide:
     """Streams a TIFF that our own reader opens, and stages other files."""
     source = FsspecSource(url)
     if reader in (AUTO, _STREAMING) and not look.channels:
         try:
-            return _open_streamed(source, slide_mpp)
-        except ChannelsError:
+            return _open_streamed(source, slide_mpp, image)
+        except (ChannelsError, ImageError):
             raise
         except SlideOpenError:
             if reader == _STREAMING:
                 raise
-    return _open_copy(source, reader, slide_mpp, look)
+    return _open_copy(source, reader, slide_mpp, look, image)
 
 
-def _open_streamed(source: FsspecSource, slide_mpp: Mpp | None) -> Slide:
+def _open_streamed(
+    source: FsspecSource, slide_mpp: Mpp | None, image: str | None
+) -> Slide:
     """Opens a TIFF whose bytes are fetched as they are needed."""
     open_tiff = READERS.load(_STREAMING)
     handle = metadata_file(source)
     with parsing(_STREAMING):
+        only_picture(image, _STREAMING, source.name)
         slide = open_tiff(
             source.name, slide_mpp=slide_mpp, source=source, handle=handle
         )
@@ -182,12 +199,16 @@ def _stage_if_room(source: FsspecSource, slide: Slide) -> Path | None:
 
 
 def _open_copy(
-    source: FsspecSource, reader: str, slide_mpp: Mpp | None, look: Look
+    source: FsspecSource,
+    reader: str,
+    slide_mpp: Mpp | None,
+    look: Look,
+    image: str | None,
 ) -> Slide:
     """Opens a local copy, which goes when the slide is closed. Memory: 8 MiB."""
     with ExitStack() as stack:
         local = _stage(source, stack)
-        slide = _open_file(str(local), reader, slide_mpp, look)
+        slide = _open_file(str(local), reader, slide_mpp, look, image)
         slide.slide_path = source.name
         slide.source = source
         slide.on_close.push(stack.pop_all())

@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from thinsection.errors import InvalidInputError, SlideOpenError, ThinsectionError
 from thinsection.files.urls import is_url
 from thinsection.registry import Entry, Registry
 from thinsection.slide.base import Slide
 from thinsection.slide.look import Look
+from thinsection.slide.pictures import only_picture
 from thinsection.types import Mpp
 
 AUTO = "auto"
@@ -70,6 +72,8 @@ READERS: Registry[Callable[..., Slide]] = Registry(
 # any file may be one of these; others are tried where the suffix is theirs
 TRIED_ON_ANY_FILE = ("tiff", "cucim", "openslide", "image")
 PICKS_CHANNELS = ("zarr",)  # readers that are called with the look
+# readers that know all pictures of a file, and are called with the image that is asked for
+CHOOSES_IMAGE: tuple[str, ...] = ()
 # parsed by our own code, which checks sizes before a C library sees the file
 OWN_PARSERS = ("tiff", "image")
 NEVER_TRUSTED = ("cucim",)  # ends the process over damage that no check of sizes finds
@@ -129,7 +133,12 @@ def _status(name: str) -> ReaderStatus:
 
 
 def load_slide(
-    name: str, path: str, slide_mpp: Mpp | None = None, *, look: Look | None = None
+    name: str,
+    path: str,
+    slide_mpp: Mpp | None = None,
+    *,
+    look: Look | None = None,
+    image: str | None = None,
 ) -> Slide:
     """Opens a slide by one reader, in this process.
 
@@ -138,15 +147,22 @@ def load_slide(
         path: file, or URL of a folder.
         slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
         look: which channels are shown; only for readers of `PICKS_CHANNELS`.
+        image: name or number of the picture that is the slide; None for the reader's choice.
 
     Raises:
+        ImageError: the file has no such picture, or the reader sees the first one only.
         SlideOpenError: the reader does not open the file, whatever its parser raised.
     """
     reader = READERS.load(name)
+    arguments: dict[str, Any] = {}
+    if look is not None:
+        arguments["look"] = look
+    if name in CHOOSES_IMAGE:
+        arguments["image"] = image
+    else:
+        only_picture(image, name, path)
     with parsing(name):
-        if look is None:
-            return reader(path, slide_mpp=slide_mpp)
-        return reader(path, slide_mpp=slide_mpp, look=look)
+        return reader(path, slide_mpp=slide_mpp, **arguments)
 
 
 @contextmanager

@@ -50,6 +50,8 @@ class UprightSlide(Slide):
         self.checked = stored.checked
         self.associated_names = stored.associated_names
         self.source = stored.source
+        self.pictures = stored.pictures
+        self.picture = stored.picture
         self.choice = stored.choice
         self.rendering = stored.rendering
         note = f"the file's orientation is {orientation}: shown {WORDS[orientation]}"
