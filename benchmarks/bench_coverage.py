@@ -14,6 +14,7 @@ import numpy as np
 
 from benchmarks.harness import arguments, finish
 from thinsection.evaluation import intervals
+from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.comparison import delong
 from thinsection.evaluation.intervals import Sampling, interval
 from thinsection.evaluation.metrics import Scorers, class_scorers, value_scorers
@@ -181,8 +182,9 @@ def sampling_of(
     """The units of a cohort."""
     classes = truth if population.kind == "classes" else None
     events = truth[:, 0] if population.kind == "times" else None
+    names = np.arange(len(truth)).astype(str) if groups is None else groups
     return Sampling.of_rows(
-        len(truth), groups, classes=classes, events=events, fold=fold
+        Groups.each(names, "patients"), classes=classes, events=events, fold=fold
     )
 
 
@@ -295,7 +297,7 @@ def called_different(
                 weights, offset = fit_classes(own[fold != f], truth[fold != f])
                 answers[fold == f] = own[fold == f] @ weights + offset
             scores.append(answers)
-        sampling = Sampling.of_rows(n, classes=truth, fold=fold)
+        sampling = sampling_of(population, truth, fold)
         found = delong(scores, truth == 1, sampling, folds=(fold, fold))
         called += found.p_value < 0.05
     return round(called / sets, 3)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from benchmarks.bench_coverage import called_different
 from scipy import stats
+from tests.support.units import units
 
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation import metrics
@@ -39,11 +40,15 @@ def two_encoders(
 def resample_of(
     scorers: list[metrics.Scorer], rows: int, *, seed: int, groups: object = None
 ) -> Resampled:
-    return resample(scorers, Sampling.of_rows(rows, groups), seed=seed)
+    return resample(
+        scorers, Sampling.of_rows(units(rows if groups is None else groups)), seed=seed
+    )
 
 
 def sampling_of(positive: np.ndarray, groups: object = None) -> Sampling:
-    return Sampling.of_rows(len(positive), groups, classes=positive)
+    return Sampling.of_rows(
+        units(len(positive) if groups is None else groups), classes=positive
+    )
 
 
 def share_called_different(seeds: range, gain: float, **size: int) -> float:

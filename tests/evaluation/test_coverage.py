@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from benchmarks.bench_coverage import Population, cover_test, cover_train
 from scipy.stats import binom, norm
+from tests.support.units import units
 
 from thinsection.evaluation import intervals
 from thinsection.evaluation.intervals import Sampling, interval
@@ -61,7 +62,7 @@ def test_scores_of_one_test_set_are_covered(
 def test_a_faultless_score_of_12_cases_has_an_honest_bound() -> None:
     """12 cases of 6 and 6: as 12 coins, of which none fell wrong."""
     positive = np.arange(12) < 6
-    sampling = Sampling.of_rows(12, classes=positive)
+    sampling = Sampling.of_rows(units(12), classes=positive)
     found = interval(
         sampling,
         lambda weights: weighted_auroc(positive + 0.0, positive, weights),
@@ -73,7 +74,7 @@ def test_a_faultless_score_of_12_cases_has_an_honest_bound() -> None:
     # folds of few pairs say less
     fold = np.arange(12) % 5
     folded = interval(
-        Sampling.of_rows(12, classes=positive, fold=fold),
+        Sampling.of_rows(units(12), classes=positive, fold=fold),
         lambda weights: weighted_auroc(positive + 0.0, positive, weights, fold),
         "auroc",
         seed=0,
@@ -85,7 +86,7 @@ def test_every_resample_counts_with_one_positive_case_a_fold() -> None:
     rng = np.random.default_rng(0)
     positive = np.arange(50) < 5
     fold = np.r_[np.arange(5), np.arange(45) % 5]
-    sampling = Sampling.of_rows(50, classes=positive, fold=fold)
+    sampling = Sampling.of_rows(units(50), classes=positive, fold=fold)
     score = positive + rng.normal(size=50)
     drawn = sampling.scores([lambda w: weighted_auroc(score, positive, w, fold)], 0)
     assert np.isfinite(drawn).all()
@@ -99,7 +100,7 @@ def test_too_few_cases_of_a_class_have_no_interval_and_it_is_said() -> None:
         truth, (share > 0.5).astype(int), 2, np.stack([1 - share, share], 1)
     )
     found = interval(
-        Sampling.of_rows(22, unit="cases", classes=truth),
+        Sampling.of_rows(units(22, "cases"), classes=truth),
         scorers["auroc"],
         "auroc",
         seed=0,
@@ -111,7 +112,7 @@ def test_too_few_cases_of_a_class_have_no_interval_and_it_is_said() -> None:
 def test_resamples_do_not_depend_on_the_size_of_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sampling = Sampling.of_rows(40, [f"s{i // 4}" for i in range(40)])
+    sampling = Sampling.of_rows(units([f"s{i // 4}" for i in range(40)]))
     whole = np.concatenate([*sampling.weights(3)])
     monkeypatch.setattr(intervals, "BLOCK_BYTES", 8 * 40 * 7)
     blocks = [*sampling.weights(3)]
@@ -121,7 +122,7 @@ def test_resamples_do_not_depend_on_the_size_of_blocks(
 
 def test_the_variance_of_a_mean_is_the_textbooks() -> None:
     values = np.random.default_rng(1).normal(size=30)
-    sampling = Sampling.of_rows(30)
+    sampling = Sampling.of_rows(units(30))
     drawn = [w @ values / w.sum(axis=1) for w in sampling.weights(0, 40_000)]
     variance = np.concatenate(drawn).var() * sampling.inflation
     assert variance == pytest.approx(values.var(ddof=1) / 30, rel=0.03)
@@ -141,8 +142,8 @@ def test_tiles_of_few_slides_are_covered_where_rows_alone_are_not() -> None:
         right = rng.random(slides * tiles) < np.repeat(share, tiles)
         guess = np.where(right, truth, 1 - truth)
         scorer = class_scorers(truth, guess, 2)["macro_f1"]
-        for i, units in enumerate((groups, None)):
-            sampling = Sampling.of_rows(len(truth), units, classes=truth)
+        for i, names in enumerate((groups, len(truth))):
+            sampling = Sampling.of_rows(units(names), classes=truth)
             found = interval(sampling, scorer, "macro_f1", seed=seed)
             held[i] += found.low <= true <= found.high
     assert held[0] / SETS >= LEAST

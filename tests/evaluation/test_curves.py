@@ -1,6 +1,7 @@
 import numpy as np
 from scipy.stats import norm
 from sklearn.metrics import precision_recall_curve, roc_curve
+from tests.support.units import units
 
 from thinsection.evaluation import curves
 from thinsection.evaluation.curves import calibration_band, precision_band, roc_band
@@ -15,7 +16,7 @@ def cohort(
     truth = np.arange(cases) < round(share * cases)
     score = rng.normal(size=cases) + 1.2 * truth
     log_odds = np.log(share / (1 - share)) + 1.2 * score - 0.72
-    sampling = Sampling.of_rows(cases, unit="cases", classes=truth)
+    sampling = Sampling.of_rows(units(cases, "cases"), classes=truth)
     return truth, 1 / (1 + np.exp(-log_odds)), sampling
 
 
@@ -50,7 +51,7 @@ def test_bands_of_roc_and_calibration_hold_the_truth_in_95_of_100() -> None:
         roc_held.append((band.low[at] <= true_rate) & (true_rate <= band.high[at]))
         rng = np.random.default_rng(seed)
         event = rng.random(60) < p
-        drawn = calibration_band(event, p, Sampling.of_rows(60), seed=0)
+        drawn = calibration_band(event, p, Sampling.of_rows(units(60)), seed=0)
         bins_held.append((drawn.low <= drawn.x) & (drawn.x <= drawn.high))
     assert np.mean(roc_held) >= 0.92
     assert np.mean(bins_held) >= 0.92
@@ -59,6 +60,6 @@ def test_bands_of_roc_and_calibration_hold_the_truth_in_95_of_100() -> None:
 def test_a_bin_without_events_has_a_bound_above_0() -> None:
     truth = np.repeat([False, True], 20)
     p = np.linspace(0.01, 0.99, 40)
-    band = calibration_band(truth, p, Sampling.of_rows(40), seed=0)
+    band = calibration_band(truth, p, Sampling.of_rows(units(40)), seed=0)
     assert band.y[0] == 0
     assert 0.2 < band.high[0] < 0.6

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.support.units import units
 
 from thinsection.evaluation.horizons import auroc_until, brier_at, usable_times
 from thinsection.evaluation.intervals import Sampling, interval
@@ -79,7 +80,7 @@ def test_intervals_hold_the_scores_of_a_large_cohort() -> None:
     for seed in range(80):
         event, time, risk = follow_up(100 + seed, 60)
         survival = np.exp(-np.exp(0.8 * risk) * 0.5)
-        sampling = Sampling.of_rows(60, events=event)
+        sampling = Sampling.of_rows(units(60), events=event)
         found = interval(sampling, auroc_until(event, time, risk, 30), "auroc", seed=0)
         held[0] += found.low <= true_auroc <= found.high
         found = interval(sampling, brier_at(event, time, survival, 30), "brier", seed=0)

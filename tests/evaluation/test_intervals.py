@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from scipy.stats import binomtest
+from tests.support.units import units
 
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.cases import Groups
@@ -34,7 +35,7 @@ def without_spread(
     point: float, kind: Kind, num_rows: int, *, folds: int = 1
 ) -> tuple[float, float]:
     """Bounds of a score of rows which every resample repeats."""
-    sampling = Sampling.of_rows(num_rows, folds=folds)
+    sampling = Sampling.of_rows(units(num_rows), folds=folds)
     return bounds_of(point, np.full(7, point), sampling, kind)
 
 
@@ -42,61 +43,63 @@ def without_spread(
 
 
 def test_each_row_is_a_unit_where_there_are_no_groups() -> None:
-    sampling = Sampling.of_rows(3)
+    sampling = Sampling.of_rows(units(3))
     assert sampling.codes.tolist() == [0, 1, 2]
     assert (sampling.unit, sampling.units, sampling.fewest) == ("rows", 3, 3)
 
 
 def test_rows_of_one_name_are_one_unit() -> None:
-    sampling = Sampling.of_rows(4, ["b", "a", "b", "c"], unit="images")
+    sampling = Sampling.of_rows(units(["b", "a", "b", "c"], "images"))
     assert sampling.codes.tolist() == [1, 0, 1, 2]
     assert (sampling.unit, sampling.units, sampling.fewest) == ("images", 3, 3)
 
 
 def test_groups_bring_the_word_for_their_unit() -> None:
     groups = Groups("patients", ("p", "q", "p"))
-    sampling = Sampling.of_rows(3, groups, unit="rows")
+    sampling = Sampling.of_rows(groups)
     assert sampling.codes.tolist() == [0, 1, 0]
     assert sampling.unit == "patients"
 
 
 def test_no_rows_have_no_units() -> None:
-    assert Sampling.of_rows(0).units == 0
+    assert Sampling.of_rows(units(0)).units == 0
 
 
 def test_groups_of_another_number_of_rows_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"one entry per row, got 2 for 3"):
-        Sampling.of_rows(3, ["a", "b"])
+    with pytest.raises(
+        InvalidInputError, match=r"one entry per row, got 2 for 3 classes"
+    ):
+        Sampling.of_rows(units(["a", "b"]), classes=np.zeros(3, int))
 
 
 def test_the_number_of_models_is_that_of_the_folds_unless_it_is_passed() -> None:
     fold = np.array([0, 1, 2, 3])
-    assert Sampling.of_rows(4).folds == 1
-    assert Sampling.of_rows(4, fold=fold).folds == 4
-    assert Sampling.of_rows(4, fold=fold, folds=2).folds == 2
+    assert Sampling.of_rows(units(4)).folds == 1
+    assert Sampling.of_rows(units(4), fold=fold).folds == 4
+    assert Sampling.of_rows(units(4), fold=fold, folds=2).folds == 2
 
 
 def test_the_rarest_class_is_the_one_of_fewest_units_not_of_fewest_rows() -> None:
     patients = ["p", "p", "p", "q", "r"]
     classes = np.array([0, 0, 0, 1, 1])
-    sampling = Sampling.of_rows(5, patients, classes=classes)
+    sampling = Sampling.of_rows(units(patients), classes=classes)
     assert sampling.rarest.tolist() == [True, True, True, False, False]
     assert sampling.fewest == 1
 
 
 def test_rows_of_one_class_alone_have_no_rarest_class() -> None:
-    sampling = Sampling.of_rows(4, classes=np.zeros(4, int))
+    sampling = Sampling.of_rows(units(4), classes=np.zeros(4, int))
     assert sampling.fewest == 0
 
 
 def test_two_classes_are_enough_for_a_rarest_one() -> None:
-    sampling = Sampling.of_rows(5, classes=np.array([0, 1, 0, 1, 0]))
+    sampling = Sampling.of_rows(units(5), classes=np.array([0, 1, 0, 1, 0]))
     assert sampling.rarest.tolist() == [False, True, False, True, False]
 
 
 def test_survival_is_judged_by_the_units_with_an_event() -> None:
     events = np.array([1, 0, 1, 0, 0])
-    sampling = Sampling.of_rows(5, ["p", "q", "p", "r", "s"], events=events)
+    sampling = Sampling.of_rows(units(["p", "q", "p", "r", "s"]), events=events)
     assert sampling.rarest.tolist() == [True, False, True, False, False]
     assert sampling.fewest == 1
 
@@ -108,18 +111,18 @@ def coins_of_pairs(few: Sequence[bool], *, events: bool = False) -> float:
     """Coins of the ranking of rows of one fold."""
     rows = np.array(few)
     if events:
-        return Sampling.of_rows(len(rows), events=rows).coins(ranking=True)
-    return Sampling.of_rows(len(rows), classes=rows).coins(ranking=True)
+        return Sampling.of_rows(units(len(rows)), events=rows).coins(ranking=True)
+    return Sampling.of_rows(units(len(rows)), classes=rows).coins(ranking=True)
 
 
 def test_a_share_is_worth_two_coins_a_row_without_classes() -> None:
-    assert Sampling.of_rows(9).coins(ranking=False) == 18
+    assert Sampling.of_rows(units(9)).coins(ranking=False) == 18
 
 
 def test_a_share_is_worth_as_many_coins_a_rare_row_as_there_are_classes() -> None:
-    three = Sampling.of_rows(9, classes=np.array([0, 0, 0, 0, 1, 1, 1, 2, 2]))
+    three = Sampling.of_rows(units(9), classes=np.array([0, 0, 0, 0, 1, 1, 1, 2, 2]))
     assert three.coins(ranking=False) == 3 * 2
-    two = Sampling.of_rows(9, classes=np.array([0, 0, 0, 0, 0, 0, 1, 1, 1]))
+    two = Sampling.of_rows(units(9), classes=np.array([0, 0, 0, 0, 0, 0, 1, 1, 1]))
     assert two.coins(ranking=False) == 2 * 3
 
 
@@ -143,22 +146,24 @@ def test_events_are_compared_with_each_other_too(
 def test_coins_of_folds_are_counted_fold_by_fold() -> None:
     classes = np.array([1, 0, 0, 0, 1, 1, 0, 1])
     fold = np.array([0, 0, 0, 0, 1, 1, 1, 2])
-    sampling = Sampling.of_rows(8, classes=classes, fold=fold)
+    sampling = Sampling.of_rows(units(8), classes=classes, fold=fold)
     # the rarer class has 4 of 8 rows, class 0: fold 0 has 3 of it and 3 pairs, fold 1 has 1 of it
     # and 2 pairs, fold 2 has none; models of 3 folds differ by 1 + 1 / 2
     assert sampling.coins(ranking=True) == pytest.approx((3 + 2 + 0) / 1.5)
 
 
 def test_a_repeated_cross_validation_brings_no_more_coins() -> None:
-    once = Sampling.of_rows(6, fold=np.array([0, 0, 0, 1, 1, 1]))
-    twice = Sampling.of_rows(12, fold=np.repeat([0, 1, 2, 3], 3), folds=2)
+    once = Sampling.of_rows(units(6), fold=np.array([0, 0, 0, 1, 1, 1]))
+    twice = Sampling.of_rows(units(12), fold=np.repeat([0, 1, 2, 3], 3), folds=2)
     assert once.coins(ranking=False) == twice.coins(ranking=False) == 6
 
 
 @pytest.mark.parametrize(("folds", "factor"), [(1, 1), (2, 2), (3, 1.5), (5, 1.25)])
 def test_models_of_fewer_folds_differ_more(folds: int, factor: float) -> None:
-    assert Sampling.of_rows(9, folds=folds).fold_inflation == factor
-    assert Sampling.of_rows(9, folds=folds).inflation == pytest.approx(1.25 * factor)
+    assert Sampling.of_rows(units(9), folds=folds).fold_inflation == factor
+    assert Sampling.of_rows(units(9), folds=folds).inflation == pytest.approx(
+        1.25 * factor
+    )
 
 
 # shares
@@ -183,7 +188,7 @@ def test_a_share_of_folds_has_the_bounds_of_fewer_trials() -> None:
 
 
 def five_units_of_ten_rows() -> Sampling:
-    return Sampling.of_rows(50, [f"s{i // 10}" for i in range(50)])
+    return Sampling.of_rows(units([f"s{i // 10}" for i in range(50)]))
 
 
 def draws_worth(trials: int, share: float, *, around: float) -> FloatVector:
@@ -217,7 +222,7 @@ def test_the_resamples_tell_the_spread_of_a_share_that_has_none(point: int) -> N
 
 
 def test_a_ranking_is_a_share_of_pairs() -> None:
-    sampling = Sampling.of_rows(7, classes=np.array([0, 0, 0, 1, 1, 1, 1]))
+    sampling = Sampling.of_rows(units(7), classes=np.array([0, 0, 0, 1, 1, 1, 1]))
     bounds = bounds_of(0.5, np.full(3, 0.5), sampling, "ranking")
     assert bounds == pytest.approx(exact(3, 6))
 
@@ -247,7 +252,7 @@ def test_a_correlation_of_28_rows_has_fishers_bounds() -> None:
 
 def test_a_correlation_of_folds_has_a_larger_error() -> None:
     """With 20 - 2 - 2 degrees of freedom, and twice the variance."""
-    sampling = Sampling.of_rows(20, [f"s{i % 16}" for i in range(20)], folds=2)
+    sampling = Sampling.of_rows(units([f"s{i % 16}" for i in range(20)]), folds=2)
     low, _ = bounds_of(0.0, np.zeros(3), sampling, "correlation")
     assert math.atanh(low) == pytest.approx(-T[15] * math.sqrt(2 / 12), rel=1e-5)
 
@@ -260,7 +265,7 @@ def test_a_correlation_of_three_rows_has_one_degree_of_freedom() -> None:
 
 def test_resamples_that_vary_more_than_the_law_widen_a_correlation() -> None:
     drawn = np.tanh(math.atanh(0.5) + np.array([-0.6, 0.6]))
-    low, high = bounds_of(0.5, drawn, Sampling.of_rows(28), "correlation")
+    low, high = bounds_of(0.5, drawn, Sampling.of_rows(units(28)), "correlation")
     error = 0.6 * math.sqrt(29 / 27)
     assert math.atanh(high) - math.atanh(0.5) == pytest.approx(T[27] * error, rel=1e-5)
     assert math.atanh(0.5) - math.atanh(low) == pytest.approx(T[27] * error, rel=1e-5)
@@ -332,7 +337,7 @@ def test_r_squared_of_folds_has_a_larger_error() -> None:
 
 
 def test_a_distance_reaches_as_far_as_the_gaps_of_resamples() -> None:
-    sampling = Sampling.of_rows(9)
+    sampling = Sampling.of_rows(units(9))
     drawn = np.linspace(0.0, 0.4, 41)  # the 97.5th percentile is 0.39
     low, high = bounds_of(0.5, drawn, sampling, "distance")
     assert low == pytest.approx(0.5 - 0.39 * math.sqrt(1.25))
@@ -340,12 +345,12 @@ def test_a_distance_reaches_as_far_as_the_gaps_of_resamples() -> None:
 
 
 def test_a_distance_lies_between_0_and_1() -> None:
-    sampling = Sampling.of_rows(9)
+    sampling = Sampling.of_rows(units(9))
     assert bounds_of(0.5, np.full(3, 0.9), sampling, "distance") == (0.0, 1.0)
 
 
 def test_a_small_distance_leaves_room_for_units_that_no_row_has_shown() -> None:
-    low, high = bounds_of(0.0, np.zeros(3), Sampling.of_rows(16), "distance")
+    low, high = bounds_of(0.0, np.zeros(3), Sampling.of_rows(units(16)), "distance")
     assert low == 0.0
     assert high == pytest.approx(exact(0, 16)[1])
 
@@ -355,7 +360,7 @@ def test_a_small_distance_leaves_room_for_units_that_no_row_has_shown() -> None:
 
 def test_an_interval_says_what_was_resampled_and_how_often() -> None:
     names = ["p", "q", "r", "s", "s"]
-    sampling = Sampling.of_rows(5, names, unit="cases")
+    sampling = Sampling.of_rows(units(names, "cases"))
     values = np.array([1.0, 2.0, 3.0, 4.0, 4.0])
     bounds = interval(sampling, lambda w: w @ values / w.sum(axis=1), "mae", seed=6)
     assert (bounds.level, bounds.draws, bounds.seed) == (0.95, 2000, 6)
@@ -364,7 +369,7 @@ def test_an_interval_says_what_was_resampled_and_how_often() -> None:
 
 
 def test_the_bounds_are_those_of_the_resamples_of_the_seed() -> None:
-    sampling = Sampling.of_rows(30)
+    sampling = Sampling.of_rows(units(30))
     values = np.random.default_rng(0).exponential(size=30)
 
     def mean(weights: FloatVector) -> FloatVector:
@@ -381,14 +386,14 @@ def test_the_bounds_are_those_of_the_resamples_of_the_seed() -> None:
 
 
 def test_scores_of_the_same_resamples_stand_side_by_side() -> None:
-    sampling = Sampling.of_rows(5)
+    sampling = Sampling.of_rows(units(5))
     drawn = sampling.scores([lambda w: w[:, 0], lambda w: 2 * w[:, 0]], 3)
     assert drawn.shape == (2000, 2)
     np.testing.assert_array_equal(drawn[:, 1], 2 * drawn[:, 0])
 
 
 def test_rows_of_a_unit_have_one_weight_and_units_weigh_1_on_average() -> None:
-    sampling = Sampling.of_rows(5, ["p", "q", "p", "r", "p"])
+    sampling = Sampling.of_rows(units(["p", "q", "p", "r", "p"]))
     (weights,) = sampling.weights(0, 50)
     assert weights.shape == (50, 5)
     np.testing.assert_array_equal(weights[:, 0], weights[:, 2])
@@ -400,7 +405,7 @@ def test_a_calibration_error_of_0_is_bounded_by_its_gaps_and_the_unseen() -> Non
     truth = np.arange(16) % 2
     certain = np.eye(2)[truth]
     scorer = class_scorers(truth, truth, 2, certain)["ece"]
-    sampling = Sampling.of_rows(16)
+    sampling = Sampling.of_rows(units(16))
     bounds = interval(sampling, scorer, "ece", seed=0)
     assert bounds.low == 0.0
     assert bounds.high == pytest.approx(exact(0, 16)[1])
@@ -408,7 +413,7 @@ def test_a_calibration_error_of_0_is_bounded_by_its_gaps_and_the_unseen() -> Non
 
 def test_a_score_without_a_value_has_no_interval() -> None:
     bounds = interval(
-        Sampling.of_rows(9, unit="slides"),
+        Sampling.of_rows(units(9, "slides")),
         lambda weights: np.full(len(weights), np.nan),
         "auroc",
         seed=4,
@@ -428,17 +433,19 @@ def test_a_score_without_a_value_has_no_interval() -> None:
 
 
 def test_three_units_are_enough_and_two_are_not() -> None:
-    assert why_missing(Sampling.of_rows(3)) == ""
-    assert why_missing(Sampling.of_rows(2)) == "at least 3 rows are needed, got 2"
+    assert why_missing(Sampling.of_rows(units(3))) == ""
+    assert (
+        why_missing(Sampling.of_rows(units(2))) == "at least 3 rows are needed, got 2"
+    )
 
 
 def test_the_reason_names_classes_and_events() -> None:
     classes = np.array([0, 0, 0, 0, 1])
     assert (
-        why_missing(Sampling.of_rows(5, unit="cases", classes=classes))
+        why_missing(Sampling.of_rows(units(5, "cases"), classes=classes))
         == "at least 3 cases of each class are needed, got 1"
     )
     assert (
-        why_missing(Sampling.of_rows(5, unit="cases", events=classes))
+        why_missing(Sampling.of_rows(units(5, "cases"), events=classes))
         == "at least 3 cases with an event are needed, got 1"
     )

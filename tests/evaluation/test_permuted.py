@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from scipy.stats import kstest
+from tests.support.units import units
 
 from thinsection.evaluation.permuted import (
     permute_patients,
@@ -53,12 +54,12 @@ def test_a_site_that_embeddings_show_is_found_and_another_is_not() -> None:
     means = rng.normal(size=(64, 6))
     shown = means.copy()
     shown[:60, 0] += 3 * (np.arange(60) % 3)
-    probe = site_probe(shown, sites, np.arange(64), seed=0, permutations=19)
+    probe = site_probe(shown, sites, units(64), seed=0, permutations=19)
     assert probe is not None
     assert (probe.sites, probe.cases, probe.left_out) == (3, 60, 4)
     assert probe.permuted.p_value == 1 / 20
     assert probe.interval.low > 1 / 3
-    assert site_probe(shown[:10], sites[:10], np.arange(10), seed=0) is None
+    assert site_probe(shown[:10], sites[:10], units(10), seed=0) is None
 
 
 @pytest.mark.check
@@ -68,7 +69,7 @@ def test_p_of_the_site_is_uniform_where_embeddings_do_not_show_it() -> None:
         rng = np.random.default_rng(seed)
         sites = [f"h{i % 2}" for i in range(24)]
         means = rng.normal(size=(24, 4))
-        probe = site_probe(means, sites, np.arange(24), seed=seed, permutations=9)
+        probe = site_probe(means, sites, units(24), seed=seed, permutations=9)
         assert probe is not None
         found.append(probe.permuted.p_value)
     assert np.mean(np.array(found) <= 0.1) <= 0.25

@@ -162,7 +162,12 @@ def test_predictions_of_several_seeds_are_scored_by_their_mean_and_read_back(
     truth, repeats = rng.integers(0, 3, 60), rng.integers(0, 3, (4, 60))
     ids, names = tuple(map(str, range(60))), ("a", "b", "c")
     rows = Predictions(
-        class_names=names, ids=ids, truth=truth, prediction=repeats[0], repeats=repeats
+        class_names=names,
+        ids=ids,
+        groups=None,
+        truth=truth,
+        prediction=repeats[0],
+        repeats=repeats,
     )
     expected = np.mean([f1_score(truth, guess, average="macro") for guess in repeats])
     assert metrics.all_scores(rows.scorers, 60)["macro_f1"] == pytest.approx(expected)

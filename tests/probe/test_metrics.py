@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
+from tests.support.units import units
 
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.cases import group_rows
@@ -75,7 +76,9 @@ def labelled_interval(
     seed: int = 0,
 ) -> Interval:
     scorer = class_scorers(truth, guess, classes)[metric]
-    sampling = Sampling.of_rows(len(truth), groups, classes=truth)
+    sampling = Sampling.of_rows(
+        units(len(truth) if groups is None else groups), classes=truth
+    )
     return interval(sampling, scorer, metric, seed=seed)
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from thinsection.errors import DatasetError, InvalidInputError
 
+Unit = Literal["patients", "slides", "cases", "images", "rows"]
 CASE_COLUMNS = ("case_id", "patient_id")
 MOST_ALIKE = 10  # names that begin alike and may still be slides of one patient
 # (?i) project, site and patient of TCGA: TCGA-3C-AALI-01Z-00-DX1.F6E9A5DF -> TCGA-3C-AALI;
@@ -29,11 +30,31 @@ _LAST_PART = re.compile(r"(?:[_\-. ][A-Za-z]*\d{0,2}|(?<=\d)[A-Za-z])$")
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The patient of each of N rows."""
+    """The unit of each of N rows: who is split, resampled and counted as independent."""
 
-    unit: Literal["patients", "slides"]  # what a group is: named beside each interval
+    unit: Unit  # what a group is: named beside each interval
     of_row: tuple[str, ...]  # (N,)
     slide_ids: tuple[str, ...] = ()  # (N,), '' where unknown
+
+    @classmethod
+    def each(cls, ids: Iterable[str], unit: Unit) -> "Groups":
+        """Groups where nobody knows the patients: rows of one id are one unit."""
+        return cls(unit, tuple(ids))
+
+    @property
+    def total(self) -> int:
+        """Number of groups."""
+        return len(set(self.of_row))
+
+    @property
+    def words(self) -> str:
+        """What is resampled: '12 patients', or what counts where patients are unknown."""
+        if self.unit == "patients":
+            return f"{self.total} {self.unit}"
+        one = self.unit.removesuffix("s")
+        return (
+            f"{self.total} {self.unit} (patients unknown: each {one} counts as its own)"
+        )
 
     def take(self, rows: npt.NDArray[np.int64]) -> "Groups":
         """Groups of some rows."""

@@ -44,8 +44,8 @@ class Interval:
     level: float  # coverage that is promised, 0.95 for 95 %
     draws: int  # resamples; all of them count
     seed: int  # of the resamples
-    unit: str = "rows"  # what was resampled: patients, slides, cases, images or rows
-    units: int = 0  # how many there are
+    unit: str  # what was resampled: patients, slides, cases, images or rows
+    units: int  # how many there are
     missing: str = ""  # why there is no interval
 
 
@@ -54,7 +54,7 @@ class Sampling:
     """Unit and class of each of N rows, and the model that scored it."""
 
     codes: IndexArray  # (N,) unit, 0..G-1
-    unit: str = "rows"
+    unit: str
     classes: IndexArray | None = None  # (N,); None: there are none
     events: Flags | None = None  # (N,) of survival; None: there are none
     fold: IndexArray | None = None  # (N,); None: one model scored all rows
@@ -63,43 +63,35 @@ class Sampling:
     @classmethod
     def of_rows(
         cls,
-        num_rows: int,
-        groups: Groups | Sequence[str] | None = None,
+        groups: Groups,
         *,
-        unit: str = "rows",
         classes: npt.NDArray[np.generic] | None = None,
         events: npt.NDArray[np.generic] | None = None,
         fold: IndexArray | None = None,
         folds: int | None = None,
     ) -> "Sampling":
-        """Sampling of rows by their groups; each row is a unit where there are none.
+        """Sampling of rows by their units; without knowing these nobody can resample.
 
         Args:
-            num_rows: N.
             groups: the unit of each row, (N,).
-            unit: what a unit is, where `groups` does not say it.
             classes: class of each row, (N,).
             events: whether each row had the event, (N,).
             fold: the model that scored each row, (N,).
             folds: models of one cross-validation; None: as many as `fold` has. Fewer where the
                 cross-validation is repeated.
         """
-        if isinstance(groups, Groups):
-            codes = groups.codes
-            unit = groups.unit
-        elif groups is not None:
-            codes = np.unique(groups, return_inverse=True)[1].astype(np.int64)
-        else:
-            codes = np.arange(num_rows)
-        if len(codes) != num_rows:
-            raise InvalidInputError(
-                f"groups must have one entry per row, got {len(codes)} for {num_rows}"
-            )
+        codes = groups.codes
+        for name, rows in (("classes", classes), ("events", events), ("fold", fold)):
+            if rows is not None and len(rows) != len(codes):
+                raise InvalidInputError(
+                    f"groups must have one entry per row, got {len(codes)} for "
+                    f"{len(rows)} {name}"
+                )
         if folds is None:
             folds = 1 if fold is None else len(np.unique(fold))
         return cls(
             codes=codes,
-            unit=unit,
+            unit=groups.unit,
             classes=None if classes is None else np.asarray(classes, dtype=np.int64),
             events=None if events is None else np.asarray(events, dtype=bool),
             fold=fold,

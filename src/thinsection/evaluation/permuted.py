@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.intervals import Interval, Sampling, interval
 from thinsection.evaluation.metrics import (
     FloatVector,
@@ -151,7 +152,7 @@ def _permuted(metric: str, scores: Sequence[float]) -> Permuted:
 def site_probe(
     means: npt.NDArray[np.float64],
     sites: Sequence[str],
-    patients: IndexArray,
+    groups: Groups,
     *,
     seed: int,
     permutations: int = SITE_PERMUTATIONS,
@@ -169,7 +170,7 @@ def site_probe(
     if num_sites < 2:
         return None
     labels = np.searchsorted(kept_sites, codes[kept])
-    owners = np.unique(patients[kept], return_inverse=True)[1]
+    owners = np.unique(groups.codes[kept], return_inverse=True)[1]
     x = _components(means[kept])
     rng = np.random.default_rng(seed)
     predicted, fold = _site_predictions(x, labels, owners, seed)
@@ -179,9 +180,7 @@ def site_probe(
         guessed, _ = _site_predictions(x, permuted, owners, seed)
         scores.append(_balanced(permuted, guessed, num_sites))
     sampling = Sampling.of_rows(
-        len(labels),
-        [str(owner) for owner in owners],
-        unit="patients",
+        groups.take(kept),
         classes=labels,
         fold=fold,
     )

@@ -279,7 +279,7 @@ def _document(
         "value": headline["value"],
         "interval": ends,
         "interval_missing": headline["missing"],
-        "interval_by": f"{headline['resamples']} resamples of {sampling.units} cases",
+        "interval_by": f"{headline['resamples']} resamples of {scored.groups.words}",
         "pooled_over": headline["pooled_over"],
         "date": datetime.now(UTC).date().isoformat(),
         "scores": scores,

@@ -144,7 +144,7 @@ def _sites(study: Study, means: Floats, seed: int) -> dict[str, Json]:
     if not cohort.sites:
         missing = "nobody knows the sites; name their column with --site COLUMN"
         return {"missing": missing}
-    probe = site_probe(means, cohort.sites, cohort.groups.codes, seed=seed)
+    probe = site_probe(means, cohort.sites, cohort.groups, seed=seed)
     if probe is None:
         return {"missing": f"fewer than two sites have {MIN_OF_SITE} cases"}
     bounds = probe.interval
@@ -189,7 +189,7 @@ def _methods(
         (
             "confidence intervals",
             f"95 %, {intervals.DRAWS} Bayesian bootstrap resamples of "
-            f"{tested.sampling.units} cases",
+            f"{tested.groups.words}",
         ),
         (
             "chosen on the validation set",

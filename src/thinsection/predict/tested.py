@@ -14,6 +14,7 @@ import torch
 from thinsection.errors import DatasetError, InvalidInputError, StoreError, rewording
 from thinsection.evaluation import comparison, metrics
 from thinsection.evaluation.calibration import shared_temperature
+from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.intervals import Sampling, interval, why_missing
 from thinsection.evaluation.labels import Floats, Target, several
 from thinsection.evaluation.metrics import IndexArray
@@ -48,6 +49,7 @@ class Tested:
     target: Target
     # (n,); with splits from a file, a case may be tested several times
     cases: tuple[str, ...]
+    groups: Groups  # (n,), the patient of each case
     slides: tuple[tuple[str, ...], ...]  # slides of each case
     fold: IndexArray
     truth: Floats  # (n, T), see `Cohort.values`
@@ -60,14 +62,17 @@ class Tested:
 
     @property
     def sampling(self) -> Sampling:
-        """Sampling of cases as units, with the classes or events by which they are counted."""
-        return case_sampling(self.target, self.cases, self.truth, self.fold)
+        """Sampling of patients, with the classes or events by which they are counted."""
+        return case_sampling(
+            self.target, self.cases, self.groups, self.truth, self.fold
+        )
 
     def take(self, rows: IndexArray) -> "Tested":
         """Selects some of the rows."""
         return replace(
             self,
             cases=tuple(self.cases[i] for i in rows),
+            groups=self.groups.take(rows),
             slides=tuple(self.slides[i] for i in rows),
             fold=self.fold[rows],
             truth=self.truth[rows],
@@ -113,6 +118,7 @@ class Tested:
             return [
                 Values(
                     ids=self.cases,
+                    groups=self.groups,
                     fold=self.fold,
                     target_names=target.names,
                     truth=self.truth,
@@ -124,6 +130,7 @@ class Tested:
         return [
             Risks(
                 ids=self.cases,
+                groups=self.groups,
                 fold=self.fold,
                 risk=risk,
                 high=risk > np.array([middle[f] for f in self.fold]),
@@ -137,6 +144,7 @@ class Tested:
     ) -> Predictions:
         return Predictions(
             ids=self.cases,
+            groups=self.groups,
             fold=self.fold,
             class_names=names,
             truth=truth,
@@ -183,9 +191,16 @@ def outcome_columns(target: Target, truth: Floats, answers: Floats) -> list[Colu
 
 
 def case_sampling(
-    target: Target, cases: Sequence[str], truth: Floats, fold: IndexArray
+    target: Target,
+    cases: Sequence[str],
+    groups: Groups,
+    truth: Floats,
+    fold: IndexArray,
 ) -> Sampling:
-    """Sampling of tested cases: by class, by event, or by the rarest of several labels."""
+    """Sampling of the patients of tested cases: by class, event, or the rarest of several labels.
+
+    `groups`: the patient of each row, (n,).
+    """
     runs = max(1, len(cases) // len(set(cases)))  # splits may test a case several times
     classes = None
     events = None
@@ -198,9 +213,7 @@ def case_sampling(
     elif target.kind != "regression":
         events = truth[:, 0] == 1
     return Sampling.of_rows(
-        len(cases),
-        cases,
-        unit="cases",
+        groups,
         classes=classes,
         events=events,
         fold=fold,
@@ -232,7 +245,8 @@ def forecast(study: Study) -> Iterator[str]:
             )
         yield f"c-index: {pairs} pairs of cases in the same fold can be compared"
     cases = [cohort.cases[i] for i in rows]
-    missing = why_missing(case_sampling(cohort.target, cases, truth, fold))
+    groups = cohort.groups.take(np.array(rows))
+    missing = why_missing(case_sampling(cohort.target, cases, groups, truth, fold))
     if missing:
         yield f"the scores have no confidence interval: {missing}"
 
@@ -273,6 +287,7 @@ def tested_of(
     tested = Tested(
         target=cohort.target,
         cases=tuple(cohort.cases[i] for i in rows),
+        groups=cohort.groups.take(np.array(rows)),
         slides=tuple(cohort.slides[i] for i in rows),
         fold=fold,
         truth=cohort.array[rows],
@@ -302,7 +317,7 @@ def read_tested(experiment: Path) -> Tested:
 def compare(mine: Tested, other: Path) -> dict[str, Json]:
     """Paired difference from another experiment on the cases of both; > 0: this one is higher.
 
-    For two classes it is DeLong's test of pairs within a fold, else a paired bootstrap of cases.
+    DeLong's test of pairs within a fold for two classes, else a paired bootstrap; of patients.
 
     Raises StoreError, InvalidInputError: not an experiment, another target, or no common cases.
     """
@@ -322,7 +337,7 @@ def compare(mine: Tested, other: Path) -> dict[str, Json]:
     first = mine.take(np.array([my_row[case] for case in shared]))
     second = theirs.take(np.array([their_row[case] for case in shared]))
     if mine.target.kind == "binary":
-        words = "DeLong, pairs of the same fold"
+        words = f"DeLong, pairs of the same fold, {first.groups.words}"
         difference = comparison.delong(
             [first.answers[:, 1], second.answers[:, 1]],
             first.truth[:, 0] == 1,
@@ -330,7 +345,7 @@ def compare(mine: Tested, other: Path) -> dict[str, Json]:
             folds=(first.fold, second.fold),
         )
     else:
-        words = "paired bootstrap of cases"
+        words = f"paired bootstrap of {first.groups.words}"
         scorers = [first.scorers[mine.metric], second.scorers[mine.metric]]
         resampled = comparison.resample(scorers, first.sampling, seed=0)
         difference = resampled.difference(0, 1)

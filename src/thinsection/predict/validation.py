@@ -80,7 +80,7 @@ def write_validation(
         target=model.card.target,
         truth=cohort.array[kept],
         answers=np.array([answered[i].answers for i in kept]),
-        patients=tuple(cohort.patients[i] for i in kept),
+        groups=cohort.groups.take(np.array(kept)),
     )
     document = {
         "validation": "internal" if internal else "external",
@@ -97,7 +97,8 @@ def write_validation(
         "outputs": list(rows.target.names),
         "cases": len(kept),
         "slides": sum(len(cohort.slides[i]) for i in kept),
-        "patients": len(set(rows.patients)),
+        # None: nobody knows whose the cases are
+        "patients": rows.groups.total if cohort.unit == "patients" else None,
         "left_out": [
             {"case": cohort.cases[i], "why": why}
             for i, why in enumerate(left_out)
@@ -109,7 +110,7 @@ def write_validation(
             *_warnings(rows, cohort, answered, kept),
             *_threshold_warnings(model.card.lock),
         ],
-        "resamples": {"number": DRAWS, "unit": rows.unit, "seed": SEED},
+        "resamples": {"number": DRAWS, "unit": rows.groups.words, "seed": SEED},
         "versions": versions(),
         **figures(rows, model.card.lock),
     }
@@ -167,9 +168,9 @@ def _warnings(
         warnings.append(
             f"{UNLIKE} cases: {len(unlike)} of {len(kept)} cases ({listed_names(unlike)})"
         )
-    if rows.unit == "patients":
+    if rows.groups.total < len(rows.truth):
         warnings.append(
-            f"the {len(rows.patients)} cases belong to {len(set(rows.patients))} patients: "
+            f"the {len(rows.truth)} cases belong to {rows.groups.words}: "
             "intervals of discrimination and calibration error resample patients; those at the "
             "threshold, of the calibration line and of survival treat the cases as independent "
             "and are too narrow"

@@ -8,6 +8,7 @@ import numpy as np
 
 from thinsection.errors import DatasetError
 from thinsection.evaluation import external, horizons
+from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.external import Estimate
 from thinsection.evaluation.intervals import Sampling
 from thinsection.evaluation.labels import Floats, Target
@@ -43,30 +44,18 @@ class Rows:
     target: Target
     truth: Floats  # (n, T), see `Cohort.values`
     answers: Floats  # (n, K), see `Target.answers`
-    patients: tuple[str, ...]  # (n,)
+    groups: Groups  # (n,), the patient of each case
 
     @property
     def columns(self) -> list[Column]:
         """See `outcome_columns`."""
         return outcome_columns(self.target, self.truth, self.answers)
 
-    @property
-    def unit(self) -> str:
-        """Unit of the bootstrap samples."""
-        several = len(set(self.patients)) < len(self.patients)
-        return "patients" if several else "cases"
-
     def sampling(
         self, *, classes: IndexArray | None = None, events: Flags | None = None
     ) -> Sampling:
         """Sampling of patients as units, with the classes or events by which they are counted."""
-        return Sampling.of_rows(
-            len(self.patients),
-            self.patients,
-            unit=self.unit,
-            classes=classes,
-            events=events,
-        )
+        return Sampling.of_rows(self.groups, classes=classes, events=events)
 
 
 class Survival(NamedTuple):

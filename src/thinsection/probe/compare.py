@@ -126,13 +126,12 @@ def _compare_task(name: str, models: list[Scored], metric: str | None) -> Docume
                 "detectable": difference.detectable,
             }
         )
-    groups = first.rows.groups
     return {
         "task": name,
         "metric": metric,
         "rows": len(first.rows.ids),
         "groups": drawn.sampling.units,
-        "unit": groups.unit if groups else "rows",
+        "unit": first.rows.units.unit,
         "models": [
             _model(model, float(score))
             for model, score in zip(models, drawn.observed, strict=True)

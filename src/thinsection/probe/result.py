@@ -9,7 +9,7 @@ import numpy.typing as npt
 from thinsection.config import as_mapping
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation import intervals, metrics
-from thinsection.evaluation.cases import Groups
+from thinsection.evaluation.cases import Groups, Unit
 from thinsection.evaluation.comparison import permutation_p, permuted_rows
 from thinsection.evaluation.intervals import Interval, Sampling
 from thinsection.evaluation.metrics import (
@@ -62,8 +62,8 @@ class _Rows:
     """Answers of a probe row by row: `scorers` and `columns` (for the table, by header) of it."""
 
     ids: tuple[str, ...]  # (N,) names of the rows
-    # of the rows: what is resampled; None: the rows themselves
-    groups: Groups | None = None
+    # of the rows: what is resampled; None: nobody knows, so that each row counts as its own
+    groups: Groups | None
     # (N,) of the model that predicted a row; None: one model
     fold: IndexArray | None = None
 
@@ -78,14 +78,18 @@ class _Rows:
         # of a repeated cross-validation
         runs = len(self.ids) // len(set(self.ids))
         return Sampling.of_rows(
-            len(self.ids),
-            self.groups or self.ids,
-            unit="rows" if self.fold is None else "cases",
+            self.units,
             classes=getattr(self, "truth", None) if self.classed else None,
             events=getattr(self, "event", None),
             fold=self.fold,
             folds=None if self.fold is None else len(np.unique(self.fold)) // runs,
         )
+
+    @property
+    def units(self) -> Groups:
+        """The unit of each row: its patient, else itself."""
+        unit: Unit = "rows" if self.fold is None else "cases"
+        return self.groups or Groups.each(self.ids, unit)
 
     @property
     def first_rows(self) -> IndexArray:

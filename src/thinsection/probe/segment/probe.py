@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from thinsection.encode import DEFAULT_ENCODER, TileEncoder, load_encoder
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation import metrics
+from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.intervals import Sampling, interval
 from thinsection.evaluation.metrics import Counts, IndexArray, image_counts
 from thinsection.probe.config import SegmentConfig
@@ -174,8 +175,8 @@ def segment_probe(
         return draws @ (weights * jaccard) / (draws @ weights)  # type: ignore[no-any-return]
 
     rows = np.concatenate([val for _, val in data.folds])
-    groups = data.groups and data.groups.take(rows)
-    sampling = Sampling.of_rows(len(rows), groups, unit="images")
+    groups = data.groups or Groups.each(data.ids, "images")
+    sampling = Sampling.of_rows(groups.take(rows))
     background = float(np.mean([metrics.background_score(c, weight) for c in counts]))
     per_class = metrics.class_jaccard(np.concatenate(counts).sum(axis=0)).tolist()
     scores = [metrics.weighted_jaccard(c, weight) for c in counts]
