@@ -28,8 +28,17 @@ _LEVEL_MAX = 4.0
 _LEVEL_MEAN = 0.75
 
 
+class UnreadReference(Exception):
+    """OpenSlide cannot read a place that the slide reads; at all others they agree."""
+
+
 def find_difference(slide: Slide, reference: Slide) -> str:
-    """Returns in what a slide differs from OpenSlide's view of it; '' where they agree."""
+    """Returns in what a slide differs from OpenSlide's view of it; '' where they agree.
+
+    Raises:
+        UnreadReference: OpenSlide decodes not every place; nobody can then say who is right there,
+            but by OpenSlide it is not to be read at all.
+    """
     sizes = [level.size for level in slide.levels]
     if sizes != [level.size for level in reference.levels]:
         return f"its levels are {sizes}, which differ from those of OpenSlide"
@@ -37,13 +46,19 @@ def find_difference(slide: Slide, reference: Slide) -> str:
     reference_mpp = reference.slide_mpp or (0.0, 0.0)
     if not np.allclose(own_mpp, reference_mpp, rtol=1e-6):
         return f"its resolution is {slide.slide_mpp}, but OpenSlide reads {reference.slide_mpp}"
-    try:
-        for level, place in product(slide.levels, _PROBES):
+    unread = ""
+    for level, place in product(slide.levels, _PROBES):
+        try:
             difference = _pixel_difference(slide, reference, level, place)
+        except UnreadReference as error:
+            unread = unread or str(error)
+        except SlideReadError as error:
+            return str(error)
+        else:
             if difference:
                 return difference
-    except SlideReadError as error:
-        return str(error)
+    if unread:
+        raise UnreadReference(unread)
     return ""
 
 
@@ -56,8 +71,11 @@ def _pixel_difference(
     y = max(0, min(int(place[1] * height), height - _PROBE_PX))
     origin_l0 = corner_l0(level, x, y)
     size = (min(_PROBE_PX, width), min(_PROBE_PX, height))
-    reference_pixels = reference.read_region(origin_l0, level.index, size)
     own_pixels = interpolated(slide, origin_l0, level.index, size)
+    try:
+        reference_pixels = reference.read_region(origin_l0, level.index, size)
+    except SlideReadError as error:
+        raise UnreadReference(str(error)) from error
     difference = np.abs(own_pixels - reference_pixels)
     if level.index == 0 and difference.any():
         return f"its pixels at {origin_l0} differ by up to {difference.max():g}"

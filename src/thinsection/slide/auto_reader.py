@@ -13,7 +13,7 @@ from thinsection.errors import (
     ImageError,
     SlideOpenError,
 )
-from thinsection.slide.agreement import find_difference
+from thinsection.slide.agreement import UnreadReference, find_difference
 from thinsection.slide.base import Slide
 from thinsection.slide.child import try_in_child
 from thinsection.slide.look import Look
@@ -101,9 +101,13 @@ def _choose(fast: Slide, reference: Slide, answers: list[str]) -> Slide:
         difference = ""
         choice = _OWN_METADATA
     else:
-        difference = find_difference(fast, reference)
-        fast.drop_decoded()
         choice = _AGREES
+        try:
+            difference = find_difference(fast, reference)
+        except UnreadReference as error:
+            difference = ""
+            choice = f"{FASTEST}: OpenSlide does not read all of it: {error}"
+        fast.drop_decoded()
     if not difference:
         reference.close()
         fast.choice = choice

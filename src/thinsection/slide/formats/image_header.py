@@ -15,6 +15,7 @@ from typing import BinaryIO
 from PIL import Image
 
 from thinsection.errors import SlideOpenError
+from thinsection.slide.formats.jpeg_streams import BARE, END, FRAMES, START_OF_SCAN
 from thinsection.slide.orientation import ORIENTATION_TAG, UPRIGHT, known_orientation
 from thinsection.types import Size
 
@@ -34,15 +35,9 @@ _PNG_GRAY = (0, 4)  # colour types: without and with alpha
 _PNG_PALETTE = 3
 _PNG_IHDR_BYTES = 13
 
-_JPEG_START_OF_SCAN = 0xDA
-_JPEG_END = 0xD9
 _JPEG_APP1 = 0xE1
 _EXIF_MAGIC = b"Exif\0\0"
-# start of frame: 0xC0 to 0xCF but for tables (C4), a reserved one (C8) and conditioning (CC)
-_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
-# markers without a length: TEM, RST0 to RST7, SOI
-_JPEG_BARE = frozenset((0x01, *range(0xD0, 0xD9)))
 _BLOCK_PX = 8  # edge of a block of coefficients
 _BLOCK_BYTES = 128  # 64 coefficients of 16 bits
 
@@ -150,12 +145,12 @@ def _read_jpeg(file: BinaryIO) -> ImageHeader:
     exif = b""
     components_in_scan = 0
     for marker, data in _jpeg_segments(file):
-        if marker in _JPEG_FRAMES and not frame:
+        if marker in FRAMES and not frame:
             frame_marker = marker
             frame = data
         elif marker == _JPEG_APP1 and data.startswith(_EXIF_MAGIC) and not exif:
             exif = data[len(_EXIF_MAGIC) :]
-        elif marker == _JPEG_START_OF_SCAN:
+        elif marker == START_OF_SCAN:
             components_in_scan = data[0] if data else 0
     if len(frame) < 6 or len(frame) < 6 + 3 * frame[5]:
         raise SlideOpenError(
@@ -184,14 +179,14 @@ def _jpeg_segments(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             byte = file.read(1)
         while byte == b"\xff":  # any number of which may stand before a marker
             byte = file.read(1)
-        if not byte or byte[0] == _JPEG_END:
+        if not byte or byte[0] == END:
             return
         marker = byte[0]
-        if marker == 0 or marker in _JPEG_BARE:
+        if marker == 0 or marker in BARE:
             continue
         length = int.from_bytes(file.read(2), "big")
         yield marker, file.read(max(0, length - 2))
-        if marker == _JPEG_START_OF_SCAN:
+        if marker == START_OF_SCAN:
             return
 
 

@@ -13,14 +13,23 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
-from tifffile import TiffPage
+from tifffile import FileHandle, TiffPage
 
 from thinsection.slide.formats import tiff_pages
-from thinsection.types import RgbArray, Size
+from thinsection.slide.formats.jpeg_streams import (
+    Buffer,
+    Colours,
+    JpegHeader,
+    find_contradiction,
+    read_jpeg_header,
+    with_colours,
+)
+from thinsection.types import KIB, RgbArray, Size
 
 Pixels = NDArray[np.uint8]  # (height, width, samples)
-# Decodes bytes into `out`, C-contiguous (height, width, 3), and returns the px: all of `out`, or of
-# a JPEG its first rows. Bytes that are no such segment raise one of `REFUSALS`.
+# Decodes bytes into `out`, C-contiguous (height, width, 3), and returns the px: all of `out`, or a
+# smaller array of a JPEG that ends where the picture ends. Bytes that are no such segment raise one
+# of `REFUSALS`.
 Codec = Callable[[memoryview, RgbArray], Pixels]
 REFUSALS = (ValueError, RuntimeError, TypeError)
 
@@ -30,10 +39,9 @@ _HORIZONTAL_PREDICTOR = (
     2  # each px is stored as its difference from the one to its left
 )
 _USUAL_FILL_ORDER = 1
+# of a JPEG, in which its signs of colours are looked for
+_MAX_HEADER_BYTES = 4 * KIB
 _ONE_THREAD = ("jpeg2k", "jpegxl")  # codecs that would start threads of their own
-# Adobe's APP14 with transform 0: "these are R, G, B"; without it a decoder takes them for YCbCr
-_APP14_RGB = bytes.fromhex("ffee000e41646f626500640000000000")
-_JPEG_START = b"\xff\xd8"
 
 # Factors of Y, Cb, Cr and 1, a row for R, G and B: for every Y, Cb and Cr they give what
 # OpenSlide's tables give, which round halves away from zero (there is one: 1.772 * 125).
@@ -59,8 +67,8 @@ def codec_of(page: TiffPage, segment: Size) -> Codec | None:
     compression = int(page.compression)
     samples = page.samplesperpixel
     if compression in tiff_pages.JPEG and samples in (1, _RGB_SAMPLES):
-        colours = "GRAY" if samples == 1 else "RGB"
-        return partial(_decode_jpeg, jpeg_head(page), colours, segment[0])
+        shown = "GRAY" if samples == 1 else "RGB"
+        return partial(_decode_jpeg, JpegStreams(page), shown, segment)
     is_usual = (
         samples == _RGB_SAMPLES
         and page.planarconfig != tiff_pages.SEPARATE
@@ -79,31 +87,67 @@ def codec_of(page: TiffPage, segment: Size) -> Codec | None:
     return partial(_unpack, tiff_pages.PICTURE_CODECS[compression])
 
 
-def jpeg_head(page: TiffPage) -> bytes:
-    """Returns the bytes that make a segment of the page a JPEG, in place of its first two."""
-    app14 = _APP14_RGB if int(page.photometric) == tiff_pages.RGB else b""
-    tables = (page.jpegtables or b"")[2:-2]  # without their own start and end
-    return _JPEG_START + app14 + tables
+class JpegStreams:
+    """JPEG segments of a page, with the colours that the page states."""
+
+    def __init__(self, page: TiffPage) -> None:
+        is_ycbcr = int(page.photometric) == tiff_pages.YCBCR
+        self.colours: Colours = "YCbCr" if is_ycbcr else "RGB"
+        self.tables: JpegHeader | None = None
+        if page.jpegtables:
+            self.tables = read_jpeg_header(page.jpegtables)
+
+    def whole(self, data: Buffer) -> tuple[bytes, Size]:
+        """Returns a segment as a JPEG of its own, and its (width, height).
+
+        Raises:
+            ValueError: it is no JPEG.
+        """
+        header = read_jpeg_header(data)
+        return with_colours(header, self.colours, self.tables), header.size
+
+
+def colour_note(page: TiffPage, file: FileHandle) -> str:
+    """Returns a note where a page's JPEGs say otherwise of their colours than the page does.
+
+    The first JPEG that is stored speaks for all; '' where it agrees, or cannot be parsed.
+    """
+    if int(page.compression) not in tiff_pages.JPEG:
+        return ""
+    stored = [place for place, count in enumerate(page.databytecounts) if count]
+    if not stored:
+        return ""
+    first = stored[0]
+    num_bytes = page.databytecounts[first]
+    file.seek(page.dataoffsets[first])
+    streams = JpegStreams(page)
+    try:
+        header = read_jpeg_header(file.read(min(num_bytes, _MAX_HEADER_BYTES)))
+    except ValueError:  # its region will say so
+        return ""
+    return find_contradiction(header, streams.colours, streams.tables)
 
 
 def _decode_jpeg(
-    head: bytes, colours: str, width: int, data: memoryview, out: RgbArray
+    streams: JpegStreams, shown: str, segment: Size, data: memoryview, out: RgbArray
 ) -> Pixels:
+    jpeg, (width, height) = streams.whole(data)
+    if width > segment[0] or height > segment[1]:
+        raise ValueError(f"a JPEG of {(width, height)} px, expected {segment}")
     # a smaller `out` takes the coarser px of a smaller DCT: a half, a quarter or an eighth
-    min_width = out.shape[1] if out.shape[1] < width else 0
-    # a JPEG that is larger than this memory is refused before it is decoded
+    factor = segment[0] // out.shape[1]
+    size = (-(-width // factor), -(-height // factor))
+    # at the border a segment may end where the picture ends
+    is_whole = size == (out.shape[1], out.shape[0])
     buffer = out
-    if colours != "RGB":
-        buffer = np.empty((*out.shape[:2], 1), dtype=np.uint8)
-    jpeg = b"".join((head, data[2:]))
-    pixels = simplejpeg.decode_jpeg(jpeg, colours, min_width=min_width, buffer=buffer)
-    if pixels.shape[1] != out.shape[1] or len(pixels) > len(out):
-        raise ValueError(
-            f"a JPEG of {pixels.shape[1::-1]} px, expected {out.shape[1::-1]}"
-        )
-    if buffer is out and len(pixels) == len(out):
-        return out
-    return np.asarray(pixels)
+    if shown != "RGB" or not is_whole:
+        samples = 1 if shown == "GRAY" else _RGB_SAMPLES
+        buffer = np.empty((size[1], size[0], samples), dtype=np.uint8)
+    min_width = size[0] if factor > 1 else 0
+    pixels = simplejpeg.decode_jpeg(jpeg, shown, min_width=min_width, buffer=buffer)
+    if pixels.shape[:2] != size[::-1]:
+        raise ValueError(f"a JPEG of {pixels.shape[1::-1]} px, expected {size}")
+    return out if buffer is out else np.asarray(pixels)
 
 
 def _decode_bytes(

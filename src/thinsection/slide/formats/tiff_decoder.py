@@ -12,8 +12,13 @@ from thinsection.slide.base import WHITE
 from thinsection.slide.formats import tiff_pages
 from thinsection.slide.formats.alpha import on_white
 from thinsection.slide.formats.segments import Decoder
-from thinsection.slide.formats.tiff_codecs import REFUSALS, Pixels, codec_of, jpeg_head
-from thinsection.types import MIB, Level, RgbArray
+from thinsection.slide.formats.tiff_codecs import (
+    REFUSALS,
+    JpegStreams,
+    Pixels,
+    codec_of,
+)
+from thinsection.types import MIB, Level, RgbArray, Size
 
 # segments that stand side by side in the file are read by one request: threads that decode meet
 # at every call of the system, because each gives the interpreter's lock away and waits for it
@@ -41,6 +46,10 @@ class SegmentDecoder(Decoder):
         self._counts = tuple(page.databytecounts)
         self.sparse = 0 in self._counts
         self._codec = codec_of(page, self.segment)
+        # segments that are no JPEG of their own: of another compression, or of one colour each
+        self._jpegs: JpegStreams | None = None
+        if compression in tiff_pages.JPEG and page.planarconfig != tiff_pages.SEPARATE:
+            self._jpegs = JpegStreams(page)
         self._alpha = tiff_pages.alpha_of(page)
         # of JPEGs tifffile would give other px
         self._codec_only = compression in (*tiff_pages.JPEG, *tiff_pages.APERIO_YCBCR)
@@ -66,16 +75,14 @@ class SegmentDecoder(Decoder):
 
     def jpeg(self, index: int) -> bytes | None:
         """See `Decoder.jpeg`; colours that stand apart are no JPEG of their own."""
-        is_jpeg = int(self._page.compression) in tiff_pages.JPEG
-        if not is_jpeg or self._page.planarconfig == tiff_pages.SEPARATE:
-            return None
-        if self._codec is None or index >= len(self._counts):
+        if self._jpegs is None or self._codec is None or index >= len(self._counts):
             return None
         num_bytes = self._counts[index]
         if not num_bytes:
             return None
         data = memoryview(self._source.read_at(self._offsets[index], num_bytes))
-        return b"".join((jpeg_head(self._page), data[2:]))
+        jpeg, size = self._jpegs.whole(data)
+        return jpeg if size == self.segment else None
 
     def decode(
         self, indices: Sequence[int], outs: Iterable[RgbArray]
@@ -146,10 +153,24 @@ class SegmentDecoder(Decoder):
             return
         rows = min(len(pixels), len(out))
         columns = min(pixels.shape[1], out.shape[1])
+        inside = self._size_inside(index, out)
+        if columns < inside[0] or rows < inside[1]:
+            raise self._error(index, f"{columns} x {rows} of {inside} px")
         if not np.may_share_memory(pixels, out):
             out[:rows, :columns] = self._colours(pixels[:rows, :columns])
-        out[rows:] = WHITE  # this is the last strip
+        out[rows:] = WHITE  # beyond the border of the picture
         out[:rows, columns:] = WHITE
+
+    def _size_inside(self, index: int, out: RgbArray) -> Size:
+        """Returns (width, height) of the part of a segment that lies inside the picture, px.
+
+        `out` is of a whole segment, or of one that is still to be reduced.
+        """
+        row, column = divmod(index % (self.columns * self.rows), self.columns)
+        scale = out.shape[1] // self.segment[0]
+        width = min(self.segment[0], self.size[0] - column * self.segment[0])
+        height = min(self.segment[1], self.size[1] - row * self.segment[1])
+        return (width * scale, height * scale)
 
     def _colours(self, pixels: Pixels) -> Pixels:
         """Returns decoded px without their fourth sample; on white where it is alpha."""

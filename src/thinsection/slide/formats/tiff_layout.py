@@ -11,6 +11,7 @@ from tifffile import TiffFile, TiffPage
 
 from thinsection.errors import DamagedTiffError, SlideOpenError, ThinsectionError
 from thinsection.slide.formats.tiff_channels import TiffChannels, find_channels
+from thinsection.slide.formats.tiff_codecs import colour_note
 from thinsection.slide.formats.tiff_metadata import TiffMetadata, read_metadata
 from thinsection.slide.formats.tiff_pages import (
     find_unsupported,
@@ -45,6 +46,7 @@ class TiffLayout:
         associated: by the name of an associated image, its only level and its page.
         metadata: what the file says of the slide.
         icc_profile: the colour profile, if any.
+        notes: sentences on what was taken otherwise than the file says it.
         checked: True where no page asks for memory beyond reason, so that a C library may see it.
     """
 
@@ -53,6 +55,7 @@ class TiffLayout:
     associated: dict[str, tuple[Level, TiffPage]]
     metadata: TiffMetadata
     icc_profile: bytes | None = None
+    notes: tuple[str, ...] = ()
     checked: bool
 
 
@@ -92,6 +95,7 @@ def read_layout(
             },
             metadata=read_metadata(file, base, slide_mpp),
             icc_profile=base.tags.valueof(_ICC_TAG),
+            notes=tuple(filter(None, [colour_note(base, file.filehandle)])),
             checked=len(sound) == len(pages),
         )
 

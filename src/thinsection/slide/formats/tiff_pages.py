@@ -105,6 +105,8 @@ def find_unsupported(page: TiffPage) -> str:
         return f"{samples} separate planes"
     if photometric == YCBCR and compression in BYTES:
         return "YCbCr that is not compressed as a picture"
+    if photometric == YCBCR and page.planarconfig == SEPARATE:
+        return "YCbCr in separate planes"
     if photometric not in (_GRAY, RGB, YCBCR):
         return f"photometric interpretation {photometric}"
     return ""

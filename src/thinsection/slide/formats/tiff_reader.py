@@ -59,8 +59,9 @@ class TiffSlide(SegmentedSlide):
             properties=layout.metadata.properties,
             orientation=layout.metadata.orientation,
         )
+        self.notes = layout.notes
         if any(page.samplesperpixel == 1 for page in layout.pages):
-            self.notes = (GRAY,)
+            self.notes = (*self.notes, GRAY)
         self.checked = layout.checked
         self.associated_names = tuple(sorted(layout.associated))
 
