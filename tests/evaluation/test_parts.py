@@ -126,10 +126,10 @@ def write_split(path: Path, rows: list[str], header: str = "slide_id,split") -> 
 def test_an_id_on_two_sides_is_refused(tmp_path: Path) -> None:
     cohort = cohort_of(np.arange(8) % 2)
     rows = [f"c{i},{'train' if i < 4 else 'test'}" for i in range(8)]
-    table = write_split(tmp_path / "s.csv", [*rows, "C1 ,test"], "case_id,split")
+    table = write_split(tmp_path / "s.csv", [*rows, "c1.svs ,test"], "case_id,split")
     with pytest.raises(
         DatasetError,
-        match=r"one side of a split, got 'C1' in train and test in fold 0 of '.*s\.csv'",
+        match=r"one side of a split, got 'c1.svs' in train and test in fold 0 of '.*s\.csv'",
     ):
         make_parts(cohort, Drawing(), table)
     sides = {"train": ["c0", "c1", "c2", "c3"], "test": ["c3", "c4", "c5"]}
@@ -449,3 +449,12 @@ def test_two_cases_allow_a_score_where_they_differ(
     reason = why_unscorable(cohort, np.arange(2))
     assert reason.startswith(why)
     assert bool(reason) == bool(why)
+
+
+def test_an_id_in_other_capitals_is_asked_back_and_on_no_side(tmp_path: Path) -> None:
+    cohort = cohort_of(np.arange(8) % 2)
+    rows = [f"c{i},{'train' if i < 4 else 'test'}" for i in range(7)]
+    table = write_split(tmp_path / "s.csv", [*rows, "C7,test"], "case_id,split")
+    (part,), lines = make_parts(cohort, Drawing(inner=2), table)
+    assert 7 not in {*part.train, *part.stop, *part.test}
+    assert "s.csv has 1 name without a case: C7 (did you mean c7?)" in lines

@@ -125,10 +125,12 @@ def test_labels_are_joined_by_slide_id(results: Results, tmp_path: Path) -> None
     assert table.loc[table.slide_id == B, "event"].isna().all()
     labels.write_text("slide,event\na,1\n")
     with pytest.raises(
-        StoreError, match=r"labels must have a column slide_id, got \['slide'"
+        StoreError, match=r"must have the column 'slide_id', got slide, event"
     ):
         results.rows(labels)
-    with pytest.raises(StoreError, match=r"labels must be a UTF-8 CSV, got .*none.csv"):
+    with pytest.raises(
+        StoreError, match=r"table must be a readable file, got .*none.csv"
+    ):
         results.rows(tmp_path / "none.csv")
 
 

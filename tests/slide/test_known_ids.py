@@ -12,9 +12,10 @@ from thinsection.slide.known_ids import KnownIds, plain_id, without_suffix
     "text",
     [
         "s1",
+        "s1.ome",
         " s1 ",
         "s1.svs",
-        "S1.SVS".replace("S1", "s1"),
+        "s1.SVS",
         "s1.ome.tiff",
         "s1.ome.tif",
         "s1.ndpi",
@@ -97,3 +98,8 @@ def test_two_texts_that_mean_one_id_are_refused_by_name() -> None:
         InvalidInputError, match=r"case_id .* got 'a.svs' and 'a.ndpi' for 'a' in x.csv"
     ):
         ids.match(["a.svs", "a.ndpi"], "x.csv")
+
+
+def test_the_id_of_an_ome_tiff_is_met_by_its_name_without_ome() -> None:
+    for text in ("x.ome.tiff", "x", "dir/x.ome.tif"):
+        assert KnownIds(["x.ome"]).find(text) == "x.ome"

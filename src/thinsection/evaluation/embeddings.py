@@ -22,7 +22,7 @@ from thinsection.errors import (
 from thinsection.evaluation.cases import listed_names
 from thinsection.pipeline.folder import Results, one_address, open_results
 from thinsection.report.home import is_results_folder
-from thinsection.slide.readers import slide_suffixes
+from thinsection.slide.known_ids import KnownIds
 from thinsection.stages.facts import grid_of, ledger_facts
 from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
@@ -251,43 +251,27 @@ def find_tile_files(path: Path) -> list[Path]:
 
 
 def slide_files(data: Path, slide_ids: Sequence[str]) -> dict[str, Path]:
-    """The embeddings file of each slide: <id>.h5|.npy|.pt, with or without the slide's suffix.
+    """The embeddings file of each slide: <id>.h5|.npy|.pt, see `KnownIds`.
 
     Raises DatasetError: a slide has none.
     """
     folder = features_folder(data, _TILE_FEATURES, _SLIDE_FEATURES)
-    files: dict[str, Path] = {}
-    missing: dict[str, list[Path]] = {}
-    for slide_id in slide_ids:
-        candidates = _candidate_files(folder, slide_id)
-        file = next(filter(Path.is_file, candidates), None)
-        if file is None:
-            missing[slide_id] = candidates
-        else:
-            files[slide_id] = file
+    files_by_id: dict[str, Path] = {}
+    # of two files of one slide the first of these forms is taken
+    for suffix in reversed(EMBEDDING_SUFFIXES):
+        files_by_id |= {path.stem: path for path in folder.glob(f"*{suffix}")}
+    known = KnownIds(files_by_id)
+    ids = known.match(slide_ids, repr(str(folder)))
+    missing = [
+        known.words(name) for name in dict.fromkeys(slide_ids) if name not in ids
+    ]
     if missing:
-        names = [*missing]
-        examples = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        looked_for = ", ".join(
-            str(candidate.relative_to(folder)) for candidate in missing[names[0]]
-        )
         raise DatasetError(
             f"each slide must have embeddings in {str(folder)!r}, got none for {len(missing)} "
-            f"of {len(set(slide_ids))} ({examples}); searched for {looked_for}"
+            f"of {len(set(slide_ids))} ({listed_names(missing)}); searched for files of type "
+            f"{', '.join(EMBEDDING_SUFFIXES)}"
         )
-    return files
-
-
-def _candidate_files(folder: Path, slide_id: str) -> list[Path]:
-    """Files that may hold the embeddings of a slide; tables often keep the slide's suffix."""
-    stems = [slide_id]
-    suffix = Path(slide_id).suffix
-    if suffix.lower() in (*slide_suffixes(), *EMBEDDING_SUFFIXES):
-        stems.append(slide_id.removesuffix(suffix))
-    candidates = []
-    for stem in stems:
-        candidates += [folder / f"{stem}{ending}" for ending in EMBEDDING_SUFFIXES]
-    return candidates
+    return {name: files_by_id[file_id] for name, file_id in ids.items()}
 
 
 def feature_files(data: Path, features: str | None = None) -> FeatureFiles:

@@ -13,12 +13,13 @@ from typing import Literal
 import numpy as np
 
 from thinsection.errors import ConfigError, DatasetError, InvalidInputError, rewording
-from thinsection.evaluation.cases import CASE_COLUMNS, listed_names, plain_id
+from thinsection.evaluation.cases import CASE_COLUMNS, listed_names
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.splits import grouped_folds, stratified_folds
 from thinsection.evaluation.tables import TEST, TRAIN, VAL, read_rows, split_name
 from thinsection.files.json_text import read_json
+from thinsection.slide.known_ids import KnownIds
 from thinsection.types import Json, counted
 
 FoldUnit = Literal["patient", "site", "each-site"]
@@ -250,9 +251,7 @@ def _file_parts(
     cohort: Cohort, path: Path, *, allow_leakage: bool
 ) -> tuple[list[Part], list[str]]:
     """The folds of a file, and sentences on names that match no case, and on cases left out."""
-    known_ids: set[str] = set()
-    for case, patient, slides in _names_of(cohort):
-        known_ids.update(plain_id(name) for name in (case, patient, *slides))
+    known_ids = KnownIds(_all_names(cohort), "case_id")
     parts: list[Part] = []
     unmatched: dict[str, None] = {}
     used: set[int] = set()
@@ -260,8 +259,8 @@ def _file_parts(
         where = f"fold {fold} of {str(path)!r}"
         sides = _side_by_id(entries, known_ids, where)
         for ids, _ in entries:
-            if not any(_compared_id(name, known_ids) in known_ids for name in ids):
-                unmatched[ids[0]] = None
+            if not any(known_ids.find(name) for name in ids):
+                unmatched[known_ids.words(ids[0])] = None
         part = _part_of(cohort, sides, where, allow_leakage=allow_leakage)
         used |= {*part.train, *part.stop, *part.test}
         parts.append(part)
@@ -284,23 +283,22 @@ def _names_of(cohort: Cohort) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     return zip(cohort.cases, cohort.patients, cohort.slides, strict=True)
 
 
-def _compared_id(name: str, known_ids: set[str]) -> str:
-    """An id as it is compared: without the suffix of a file, where that makes it known."""
-    plain = plain_id(name)
-    without_suffix = plain_id(Path(name).stem)
-    if plain not in known_ids and without_suffix in known_ids:
-        return without_suffix
-    return plain
+def _all_names(cohort: Cohort) -> set[str]:
+    """Ids by which a split may name a case: its own, its patient's and its slides'."""
+    names = {*cohort.cases, *cohort.patients}
+    for slides in cohort.slides:
+        names.update(slides)
+    return names
 
 
 def _side_by_id(
-    entries: Sequence[SplitEntry], known_ids: set[str], where: str
+    entries: Sequence[SplitEntry], known_ids: KnownIds, where: str
 ) -> dict[str, str]:
-    """Id -> its side; refuses an id on two sides."""
+    """Known id -> its side; refuses an id on two sides."""
     sides: dict[str, str] = {}
     for ids, side in entries:
         for name in ids:
-            other = sides.setdefault(_compared_id(name, known_ids), side)
+            other = sides.setdefault(known_ids.find(name) or name, side)
             if other != side:
                 raise DatasetError(
                     f"an id must be on one side of a split, got {name!r} in {other} and {side} "
@@ -316,7 +314,7 @@ def _part_of(
     sides: dict[str, list[int]] = {side: [] for side in SIDES}
     side_by_patient: dict[str, str] = {}
     for i, (case, patient, slides) in enumerate(_names_of(cohort)):
-        ids = {plain_id(name) for name in (case, patient, *slides)}
+        ids = {case, patient, *slides}
         sides_of_case = sorted({side_by_id[name] for name in ids if name in side_by_id})
         if len(sides_of_case) > 1:
             raise DatasetError(

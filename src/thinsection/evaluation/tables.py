@@ -1,22 +1,22 @@
-"""Tables of labels, splits and tiles as rows of text: CSV, TSV, Parquet, and nanopath's JSON."""
+"""Tables of labels, splits and tiles as rows of text; nanopath's and THUNDER's JSON lists too."""
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from thinsection.config import nearest
-from thinsection.errors import DatasetError, importing, rewording
+from thinsection.errors import DatasetError, rewording
 from thinsection.evaluation.metrics import Fold
 from thinsection.files.json_text import read_json
+from thinsection.files.tables import SUFFIXES, open_table
 from thinsection.types import Json
 
 TextRow = Mapping[str, str]
 TRAIN = "train"
 VAL = "val"
 TEST = "test"
-TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".json")
+TABLE_SUFFIXES = (*SUFFIXES, ".json")
 # words of others for a part of a split
 SPLITS = {
     "train": TRAIN,
@@ -42,26 +42,24 @@ _COLUMN_BY_LIST = {
 
 
 def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
-    """Rows of a CSV (or TSV, Parquet or JSON, by its suffix) as text, spaces stripped."""
+    """Rows of a table as text, see `files.tables`; or of nanopath's or THUNDER's JSON list."""
+    if path.suffix.lower() != ".json":
+        return list(open_table(path, required).rows)
     with rewording(
         "table must be readable text", path, OSError, ValueError, error=DatasetError
     ):
-        # pyarrow's errors and UnicodeDecodeError are ValueErrors
-        names, raw_rows = _raw_rows(path)
-    require_columns([name.strip() for name in names], required, path)
-    rows = [_text_row(raw_row) for raw_row in raw_rows]
-    if not rows:
+        listed = _listed_rows(read_json(path), path)
+    names: dict[str, None] = {}
+    for row in listed:
+        names |= dict.fromkeys(row)
+    require_columns(names, required, path)
+    if not listed:
         raise DatasetError(f"table must have rows, got none in {str(path)!r}")
+    rows = []
+    for row in listed:
+        texts = {name: "" if cell is None else str(cell) for name, cell in row.items()}
+        rows.append({name: text.strip() for name, text in texts.items()})
     return rows
-
-
-def _text_row(raw_row: Mapping[str, object]) -> dict[str, str]:
-    """Row with its names and cells as text; cells without a name of a column are left out."""
-    row = {}
-    for name, cell in raw_row.items():
-        if name:
-            row[name.strip()] = "" if cell is None else str(cell).strip()
-    return row
 
 
 def require_columns(
@@ -76,25 +74,6 @@ def require_columns(
                 f"table must have the column {name!r}, "
                 f"got {', '.join(names) or 'none'} in {str(path)!r}{hint}"
             )
-
-
-def _raw_rows(path: Path) -> tuple[Sequence[str], Sequence[Mapping[str, object]]]:
-    """Column names and rows as they are in the file."""
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        with importing("Parquet tables need pyarrow", "export"):
-            from pyarrow import parquet
-        table = parquet.read_table(path)
-        return table.column_names, table.to_pylist()
-    if suffix == ".json":
-        rows = _listed_rows(read_json(path), path)
-        names: dict[str, None] = {}
-        for row in rows:
-            names |= dict.fromkeys(row)
-        return [*names], rows
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, delimiter="\t" if suffix == ".tsv" else ",")
-        return reader.fieldnames or (), list(reader)
 
 
 def _listed_rows(task: Json, path: Path) -> list[dict[str, Json]]:

@@ -249,8 +249,8 @@ def read_table(path: Path) -> list[dict[str, str]]:
     """Reads the rows of a table that `write_table` wrote, as text, without a byte order mark."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         lines = csv.reader(file, delimiter=_delimiter(path))
-        header = [_text(cell) for cell in next(lines, [])]
-        return [dict(zip(header, map(_text, line))) for line in lines]
+        header = [unescaped_cell(cell) for cell in next(lines, [])]
+        return [dict(zip(header, map(unescaped_cell, line))) for line in lines]
 
 
 def safe_cell(value: object) -> object:
@@ -258,7 +258,8 @@ def safe_cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
-def _text(cell: str) -> str:
+def unescaped_cell(cell: str) -> str:
+    """Returns a cell without the apostrophe that `safe_cell` puts before a formula."""
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 

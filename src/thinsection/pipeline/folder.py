@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import html
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,15 +19,15 @@ from thinsection.errors import (
     InvalidInputError,
     StoreError,
     importing,
-    rewording,
 )
-from thinsection.files.atomic import read_table
 from thinsection.files.pages import data_uri
+from thinsection.files.tables import open_table
 from thinsection.pipeline.records import Record, read_records
 from thinsection.pipeline.results import read_failure
 from thinsection.pipeline.tables import grid_rows
 from thinsection.report.picture import thumbnail_file
 from thinsection.slide.geometry import ReadPlan
+from thinsection.slide.known_ids import KnownIds
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledgers
 from thinsection.store.tile_tables import (
     TILES,
@@ -159,7 +158,7 @@ class Results:
 
         Raises StoreError: the labels cannot be read.
         """
-        joined = {} if labels is None else _labels(Path(labels))
+        joined = {} if labels is None else _labels(Path(labels), self.ledgers)
         rows = []
         for slide_id, ledger in self.ledgers.items():
             for row in grid_rows(ledger):
@@ -363,16 +362,17 @@ def _short_names(address: str) -> tuple[str, ...]:
     )
 
 
-def _labels(path: Path) -> dict[str, dict[str, str]]:
-    """Rows of a CSV by their slide_id."""
-    errors = (OSError, UnicodeDecodeError, csv.Error)
-    with rewording("labels must be a UTF-8 CSV", path, *errors, error=StoreError):
-        rows = read_table(path)
-    by_slide = {row["slide_id"]: row for row in rows if "slide_id" in row}
-    if rows and not by_slide:
-        raise StoreError(
-            f"labels must have a column slide_id, got {list(rows[0])} in {str(path)!r}"
-        )
+def _labels(path: Path, slides: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Rows of a table by the slide that their slide_id means."""
+    table = open_table(path, ("slide_id",), error=StoreError)
+    ids = KnownIds(slides).match(
+        (row["slide_id"] for row in table.rows), repr(str(path))
+    )
+    by_slide = {}
+    for row in table.rows:
+        slide = ids.get(row["slide_id"])
+        if slide is not None:
+            by_slide[slide] = row | {"slide_id": slide}
     return by_slide
 
 

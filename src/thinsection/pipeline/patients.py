@@ -12,13 +12,13 @@ from typing import Literal
 import numpy as np
 
 from thinsection.errors import OutputError, StoreError
-from thinsection.files.atomic import read_table
-from thinsection.pipeline.peer_import import id_of_file
+from thinsection.files.tables import open_table
 from thinsection.pipeline.pooling import FeaturesFile, content_key, find_features
 from thinsection.pipeline.results import SlideResult, Status
 from thinsection.pool.api import encode_side_by_side
 from thinsection.pool.encoder import SlideEmbedding, SlideEncoder, TiledSlide
 from thinsection.slide.cohort_table import named_columns
+from thinsection.slide.known_ids import KnownIds
 from thinsection.slide.slide_ids import assign_ids
 from thinsection.stages.config import PoolingConfig
 from thinsection.stages.features import deciding
@@ -68,7 +68,9 @@ def write_patients(
     if pooling.cohort is None:
         patient_of_slide = patients_of_ledgers(folder, pooled)
     else:
-        patient_of_slide = patients_of_table(Path(pooling.cohort))
+        patient_of_slide = patients_of_table(
+            Path(pooling.cohort), {file.slide_id for file in pooled}
+        )
     results = []
     for patient in group_by_patient(pooled, patient_of_slide, on_message):
         target = target_file(patient, encoder, early=pooling.patients == "early")
@@ -150,23 +152,24 @@ def patients_of_ledgers(folder: Path, files: Iterable[FeaturesFile]) -> dict[str
     return patients
 
 
-def patients_of_table(table: Path) -> dict[str, str]:
+def patients_of_table(table: Path, slides: Iterable[str]) -> dict[str, str]:
     """Patient of each slide of a table with slide_id or slide_path, and case_id or patient_id.
 
     Raises StoreError: no row has both.
     """
-    patients = {}
-    for row in read_table(table):
+    patient_by_text = {}
+    for row in open_table(table, error=StoreError).rows:
         columns = named_columns(row)
         slide = columns["slide_id"] or columns["slide_path"]
         if slide and columns["patient_id"]:
-            patients[id_of_file(slide)] = columns["patient_id"]
-    if not patients:
+            patient_by_text[slide] = columns["patient_id"]
+    if not patient_by_text:
         raise StoreError(
             "cohort must have rows with slide_id (or slide_path) and case_id (or patient_id), got "
             f"none in {str(table)!r}"
         )
-    return patients
+    ids = KnownIds(slides).match(patient_by_text, repr(str(table)))
+    return {slide: patient_by_text[text] for text, slide in ids.items()}
 
 
 def _write_embedding(

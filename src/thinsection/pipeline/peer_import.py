@@ -5,7 +5,6 @@ of ours produces, so that no run mistakes them for its own. `ls`, `verify`, `agg
 `export` read it.
 """
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +16,10 @@ from thinsection.errors import (
     InvalidInputError,
     StoreError,
     ThinsectionError,
-    rewording,
 )
-from thinsection.files.atomic import atomic_path, read_table
+from thinsection.files.atomic import atomic_path
 from thinsection.files.lock import LOCK_NAME, hold
+from thinsection.files.tables import open_table
 from thinsection.pipeline.folder import Listener, leaving_out
 from thinsection.pipeline.peer_sources import SOURCES, PeerTiles
 from thinsection.pipeline.records import begin_record, end_record
@@ -28,7 +27,7 @@ from thinsection.pipeline.tables import known_slides, write_tables
 from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.slide.cohort_table import named_columns, parse_mpp
-from thinsection.slide.readers import slide_suffixes
+from thinsection.slide.known_ids import plain_id
 from thinsection.stages.facts import OF_COHORTS
 from thinsection.stages.labels import slug
 from thinsection.store.identity import file_sum
@@ -119,17 +118,14 @@ def _read_tables(folder: Path) -> dict[str, dict[str, str]]:
     slides: dict[str, dict[str, str]] = {}
     patients: dict[str, dict[str, str]] = {}
     for path in sorted(folder.glob("*.csv")):
-        with rewording(
-            "table must be a UTF-8 CSV", path, ValueError, csv.Error, error=StoreError
-        ):
-            rows = read_table(path)
-        for row in rows:
+        table = open_table(path, error=StoreError)
+        for row in table.rows:
             cells = {name: text for name, text in named_columns(row).items() if text}
             # TRIDENT's and STAMP's tables may give only the name of the file
             if "slide_path" in cells:
                 cells.setdefault("slide_id", cells["slide_path"])
             if "slide_id" in cells:
-                slide_id = id_of_file(cells.pop("slide_id"))
+                slide_id = plain_id(cells.pop("slide_id"))
                 slides.setdefault(slide_id, {}).update(cells)
             elif "patient_id" in cells:
                 patients.setdefault(cells["patient_id"], {}).update(cells)
@@ -137,15 +133,6 @@ def _read_tables(folder: Path) -> dict[str, dict[str, str]]:
         patient = patients.get(row.get("patient_id", ""), {})
         slides[slide_id] = patient | row
     return slides
-
-
-def id_of_file(name: str) -> str:
-    """Id of a slide from the name of its file, or of a file of its features."""
-    file_name = Path(name).name
-    for suffix in (*slide_suffixes(), ".h5"):
-        if file_name.lower().endswith(suffix):
-            return file_name[: -len(suffix)]
-    return file_name
 
 
 def _slide_facts(

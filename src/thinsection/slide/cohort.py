@@ -1,4 +1,4 @@
-"""Slides that a run takes: files, folders, or a cohort CSV."""
+"""Slides that a run takes: files, folders, or a cohort table."""
 
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from thinsection.errors import CohortError
+from thinsection.files.tables import SUFFIXES as TABLE_SUFFIXES
+from thinsection.files.tables import split_sheet
 from thinsection.files.urls import is_url
 from thinsection.slide.base import Slide
 from thinsection.slide.cohort_table import (
@@ -76,7 +78,7 @@ def load_cohort(
     name_pattern: str | None = None,
     on_message: Callable[[str], None] = ignore_message,
 ) -> tuple[SlideEntry, ...]:
-    """Returns the slides that files, folders, URLs and cohort CSVs name, in a stable order.
+    """Returns the slides that files, folders, URLs and cohort tables name, in a stable order.
 
     Folders are searched for files of the readers' suffixes, subfolders too; of a folder of .dcm
     files one is taken, since they are the levels of one slide; a folder `x.zarr` is one slide.
@@ -86,7 +88,7 @@ def load_cohort(
     folder on every system gets a safe id. A table's id is taken as it is, or refused.
 
     Args:
-        slides: each a slide file, a folder, a URL or a `.csv` with a column `slide_path`.
+        slides: each a slide file, a folder, a URL or a table with a column `slide_path`.
         slide_mpp: (x, y) for every slide that the table gives none for.
         look: how the pixels of every slide become RGB.
         name_pattern: see `path_columns`; a cell of a table wins.
@@ -97,7 +99,7 @@ def load_cohort(
     """
     all_entries: list[SlideEntry] = []
     for item in slides:
-        all_entries += _entries_of(str(item))
+        all_entries += _entries_of(str(item), on_message)
     entries = _unique(all_entries, on_message)
     if not entries:
         items = ", ".join(repr(str(item)) for item in slides) or "nothing"
@@ -118,15 +120,18 @@ def load_cohort(
 # what one argument names
 
 
-def _entries_of(item: str) -> list[SlideEntry]:
+def _entries_of(item: str, on_message: Callable[[str], None]) -> list[SlideEntry]:
     """Returns the slides that one argument of `load_cohort` names."""
     if "\0" in item:
         raise CohortError(f"slide must be a path, got {item!r} with a NUL character")
     path = Path(item)
     if is_url(item):
         paths = find_by_url(item)
-    elif path.is_file() and path.suffix.lower() == ".csv":
-        return [_entry_of_row(row, path.parent) for row in read_cohort_rows(path)]
+    elif split_sheet(path)[0].suffix.lower() in TABLE_SUFFIXES:
+        if not split_sheet(path)[0].is_file():
+            raise CohortError.no_such_slide(item)
+        rows = read_cohort_rows(path, on_message)
+        return [_entry_of_row(row, path.parent) for row in rows]
     elif path.is_file() or is_folder_slide(path):
         paths = [str(path)]
     elif path.is_dir():
@@ -142,10 +147,6 @@ def _entry_of_row(row: CohortRow, folder: Path) -> SlideEntry:
     path = columns["slide_path"]
     if not path:
         raise CohortError(f"slide_path must not be empty, got '' in {row.place}")
-    if "\0" in path:
-        raise CohortError(
-            f"slide_path must be a path, got a NUL character in {row.place}"
-        )
     if not is_url(path):
         path = str(folder / path)  # an absolute path stays as it is
     mpp = columns["slide_mpp"]

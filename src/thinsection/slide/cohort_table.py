@@ -1,12 +1,12 @@
 """Text of a cohort: the columns of its table, a resolution, and what the name of a file says."""
 
-import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from thinsection.errors import CohortError
+from thinsection.files.tables import open_table
 from thinsection.files.urls import is_url
 from thinsection.slide.geometry import positive_number
 from thinsection.slide.readers import slide_suffixes
@@ -54,35 +54,33 @@ class CohortRow:
     more: Mapping[str, str]
 
 
-def read_cohort_rows(path: Path) -> list[CohortRow]:
+def read_cohort_rows(path: Path, on_message: Callable[[str], None]) -> list[CohortRow]:
     """Reads a cohort table.
 
     In CLAM's lists the name of a file stands under slide_id: it is the slide's path.
+    `on_message` takes the notes of the table, such as which sheet of a workbook is read.
 
     Raises:
-        CohortError: the file is no UTF-8 CSV, or no column holds the slides' paths.
+        CohortError: the file is no table, or no column holds the slides' paths.
     """
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise CohortError(
-            f"cohort must be a UTF-8 CSV, got {str(path)!r}: {error}"
-        ) from None
+    table = open_table(path, error=CohortError)
+    for note in table.notes:
+        on_message(f"{path.name}: {note}")
     cohort_rows = []
-    for line, row in enumerate(rows, start=2):
+    for number, row in enumerate(table.rows):
         columns = named_columns(row)
         slide_id = columns["slide_id"]
         if not columns["slide_path"] and slide_id.lower().endswith(slide_suffixes()):
             columns |= {"slide_path": slide_id, "slide_id": ""}
         more = {
-            name: text.strip()
+            name: text
             for name, text in row.items()
-            if name and text and name not in _USED_COLUMNS
+            if text and name not in _USED_COLUMNS
         }
-        place = f"line {line} of {str(path)!r}"
-        cohort_rows.append(CohortRow(place=place, columns=columns, more=more))
-    header = list(rows[0]) if rows else []
+        cohort_rows.append(
+            CohortRow(place=table.place(number), columns=columns, more=more)
+        )
+    header = list(table.columns)
     path_names = ("slide_path", *_ALIASES["slide_path"])
     has_column = any(str(name).lower() in path_names for name in header)
     if not has_column and not any(row.columns["slide_path"] for row in cohort_rows):
@@ -93,12 +91,9 @@ def read_cohort_rows(path: Path) -> list[CohortRow]:
     return cohort_rows
 
 
-def named_columns(row: Mapping[str, object]) -> dict[str, str]:
+def named_columns(row: Mapping[str, str]) -> dict[str, str]:
     """Returns a row of anybody's table under our names; '' for what it lacks."""
-    texts: dict[str, str] = {}
-    for name, text in row.items():
-        if name and isinstance(text, str):
-            texts[name.strip().lower()] = text.strip()
+    texts = {name.lower(): text for name, text in row.items()}
     columns: dict[str, str] = {}
     for name, aliases in _ALIASES.items():
         filled = (texts[key] for key in (name, *aliases) if texts.get(key))

@@ -41,14 +41,15 @@ def plain_id(text: str) -> str:
 
 def without_suffix(file_name: str) -> str:
     """Returns the name of a slide's or an embedding's file without its suffix, `.ome` included."""
-    lower = file_name.lower()
+    stem = file_name
     for suffix in (*slide_suffixes(), *_OTHER_SUFFIXES):
-        if lower.endswith(suffix) and len(lower) > len(suffix):
+        if file_name.lower().endswith(suffix):
             stem = file_name[: -len(suffix)]
-            if stem.lower().endswith(_OME) and len(stem) > len(_OME):
-                return stem[: -len(_OME)]
-            return stem
-    return file_name
+            break
+    # the id of x.ome.tiff is 'x.ome'
+    if stem.lower().endswith(_OME):
+        stem = stem[: -len(_OME)]
+    return stem or file_name
 
 
 def loose_id(text: str) -> str:

@@ -1,0 +1,538 @@
+"""The strict reader of tables that people bring: CSV, TSV, semicolons, .xlsx and Parquet as text.
+
+What a table is, is read from its content, never from its suffix: encoding, separator, comments and
+further header rows above the data. What could shift or hide a value is refused with its line: a
+doubled column, a row with more cells than the header, a quote that does not close. What is no
+table is refused by what it is. Every choice is a note of the table.
+"""
+
+import csv
+import io
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+
+from thinsection.config import nearest
+from thinsection.errors import DatasetError, ThinsectionError, importing
+from thinsection.files.atomic import unescaped_cell
+from thinsection.files.kinds import (
+    HEAD_BYTES,
+    PARQUET,
+    WORKBOOK,
+    binary_kind,
+    text_kind,
+)
+from thinsection.files.workbook import (
+    SHEET_SIGN,
+    Record,
+    cell_text,
+    read_sheets,
+    split_sheet,
+)
+from thinsection.types import counted
+
+SUFFIXES = (".csv", ".tsv", ".txt", ".xlsx", ".xlsm", ".parquet")
+_DELIMITERS = (",", "\t", ";", "|")
+_DELIMITER_WORDS = {"\t": "tab", ";": "semicolon", "|": "vertical bar"}
+_SAMPLE_CHARACTERS = 1 << 17  # that decide on the separator
+_BYTE_ORDER_MARKS = (
+    (b"\xef\xbb\xbf", "utf-8-sig"),
+    (b"\xff\xfe\0\0", "utf-32"),
+    (b"\0\0\xfe\xff", "utf-32"),
+    (b"\xff\xfe", "utf-16"),
+    (b"\xfe\xff", "utf-16"),
+)
+_EXCEL_SEPARATOR = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)
+_COMMENT = "#"
+_CDE = "CDE_ID"  # begins the cells of the third header row of TCGA's biotabs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of a table as text, without outer spaces; '' where a cell has no text.
+
+    Attributes:
+        path: the file.
+        columns: names of the columns that have one.
+        rows: cells by column.
+        lines: line of the file, or row of the sheet, of each row.
+        notes: sentences on what was chosen or left out.
+        other_names: names of further header rows -> column.
+    """
+
+    path: Path
+    columns: tuple[str, ...]
+    rows: tuple[dict[str, str], ...]
+    lines: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+    other_names: dict[str, str]
+
+    def place(self, row: int) -> str:
+        """Where a row stands, for messages."""
+        return f"line {self.lines[row]} of {str(self.path)!r}"
+
+    def requiring(
+        self, required: Iterable[str], error: type[ThinsectionError] = DatasetError
+    ) -> "Table":
+        """The table, in which a name of a further header row names its column too.
+
+        Raises:
+            error: a column is missing; it says which columns the table has.
+        """
+        renamed = {}
+        for name in required:
+            if name in self.columns:
+                continue
+            column = self.other_names.get(name)
+            if column is None:
+                raise error(
+                    f"table must have the column {name!r}, got "
+                    f"{', '.join(self.columns) or 'none'} in {str(self.path)!r}"
+                    f"{nearest(name, self.columns) if self.columns else ''}"
+                )
+            renamed[name] = column
+        if not renamed:
+            return self
+        rows = []
+        for row in self.rows:
+            rows.append(row | {name: row[column] for name, column in renamed.items()})
+        return replace(self, columns=(*self.columns, *renamed), rows=tuple(rows))
+
+
+def open_table(
+    path: Path,
+    required: Sequence[str] = (),
+    *,
+    error: type[ThinsectionError] = DatasetError,
+) -> Table:
+    """Reads a table, see the head of this file. 'labels.xlsx#Sheet2' names a sheet.
+
+    Args:
+        path: the file.
+        required: columns that it must have.
+        error: class of errors about the table.
+
+    Memory: some 3 times the file, and 100 bytes a cell.
+
+    Raises:
+        error: the file is no table, has no rows, or lacks a column; or a row may be shifted.
+    """
+    file, sheet = split_sheet(path)
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(HEAD_BYTES)
+        kind = binary_kind(file, head)
+        if kind == PARQUET:
+            table = _read_parquet(file)
+        elif kind == WORKBOOK:
+            table = _read_workbook(file, sheet, required)
+        elif kind:
+            raise _NoTableError(f"it is {kind}")
+        else:
+            table = _read_text(file)
+    except ThinsectionError:
+        raise
+    except _NoTableError as cause:
+        raise error(
+            f"table must be CSV, TSV, Excel (.xlsx) or Parquet, got {str(file)!r}: {cause}"
+        ) from None
+    except _BadRowError as cause:
+        place = f"{cause.line} of {str(file)!r}"
+        raise error(f"{cause.fault} in {place}; {cause.remedy}") from None
+    except (OSError, ValueError, KeyError, csv.Error) as cause:
+        # pyarrow's errors are ValueErrors
+        raise error(
+            f"table must be a readable file, got {str(file)!r}: {cause}"
+        ) from cause
+    table = table.requiring(required, error)
+    if not table.rows:
+        raise error(f"table must have rows, got none in {str(file)!r}")
+    return table
+
+
+class _NoTableError(Exception):
+    """The file is no table; the message says what it is, or why."""
+
+
+class _BadRowError(Exception):
+    """A row or a header that cannot be read without a guess.
+
+    Attributes:
+        fault: the rule, and what is there instead.
+        line: line of the file, or row of the sheet.
+        remedy: what to do.
+    """
+
+    def __init__(self, fault: str, line: str, remedy: str) -> None:
+        super().__init__(fault)
+        self.fault = fault
+        self.line = line
+        self.remedy = remedy
+
+
+# text
+
+
+def _read_text(path: Path) -> Table:
+    text, notes = _decoded(path.read_bytes())
+    kind = text_kind(text)
+    if kind:
+        raise _NoTableError(f"it is {kind}")
+    declared = _EXCEL_SEPARATOR.match(text)
+    if declared:
+        delimiter = declared[1]
+        first_line = 2
+        text = text[declared.end() :]
+    else:
+        delimiter = _find_delimiter(text)
+        first_line = 1
+    if delimiter in _DELIMITER_WORDS and delimiter != "\t":
+        notes.append(f"cells are separated by {_DELIMITER_WORDS[delimiter]}s")
+    records = list(_records(text, delimiter, first_line))
+    if not records:
+        raise _NoTableError("it is empty")
+    return _table_of(path, records, notes, may_be_short=delimiter == "\t")
+
+
+def _decoded(content: bytes) -> tuple[str, list[str]]:
+    """Returns a text and a note on its encoding, where that is not UTF-8."""
+    encoding = ""
+    for mark, name in _BYTE_ORDER_MARKS:
+        if content.startswith(mark):
+            encoding = name
+            break
+    head = content[:HEAD_BYTES]
+    if not encoding and b"\0" in head:
+        encoding = _utf16_without_mark(head)
+        if not encoding:
+            line = head.count(b"\n", 0, head.index(b"\0")) + 1
+            raise _BadRowError(
+                "cells must be text, got a NUL character",
+                f"line {line}",
+                "save the table again as UTF-8",
+            )
+    if encoding:
+        try:
+            text = content.decode(encoding)
+        except UnicodeDecodeError as error:
+            raise _NoTableError(f"it is damaged text ({error})") from None
+        notes = [] if encoding == "utf-8-sig" else [f"the text is {encoding.upper()}"]
+        return text.removeprefix("\ufeff"), notes
+    try:
+        return content.decode("utf-8"), []
+    except UnicodeDecodeError as error:
+        place = error.start
+    try:
+        text = content.decode("cp1252")
+    except UnicodeDecodeError:
+        raise _NoTableError(
+            f"its bytes are neither UTF-8 nor Windows-1252 (byte {place}); save it as UTF-8"
+        ) from None
+    start = max(text.rfind(sign, 0, place) for sign in "\n\r,;\t") + 1
+    sample = re.split(r"[\r\n,;\t]", text[start:])[0]
+    return text, [f"the text is read as Windows-1252, such as {sample!r}"]
+
+
+def _utf16_without_mark(head: bytes) -> str:
+    """Returns the UTF-16 in which every second byte of western text is 0; '' for a stray 0."""
+    zeros_at_even = head[::2].count(0)
+    zeros_at_odd = head[1::2].count(0)
+    if zeros_at_odd > 3 * zeros_at_even and zeros_at_odd > len(head) // 6:
+        return "utf-16-le"
+    if zeros_at_even > 3 * zeros_at_odd and zeros_at_even > len(head) // 6:
+        return "utf-16-be"
+    if sum(byte < 9 for byte in head) <= len(head) // 100 + 1:
+        return ""
+    raise _NoTableError("it is a binary file")
+
+
+def _find_delimiter(text: str) -> str:
+    """Returns the separator that cuts most lines into equally many cells, at least two."""
+    sample = text[:_SAMPLE_CHARACTERS]
+    if len(text) > len(sample):
+        sample = sample[: sample.rfind("\n") + 1] or sample
+    best = (0.0, 0, ",")
+    shares = {}
+    for delimiter in _DELIMITERS:
+        widths = Counter[int]()
+        reader = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
+        try:
+            for cells in reader:
+                if any(cells) and not cells[0].startswith(_COMMENT):
+                    widths[len(cells)] += 1
+        except csv.Error:
+            pass  # the line is named when the whole text is read
+        several = {width: count for width, count in widths.items() if width > 1}
+        if several:
+            width = max(several, key=lambda width: (several[width], width))
+            share = several[width] / widths.total()
+            shares[delimiter] = share
+            best = max(best, (share, width, delimiter))
+    if shares and best[0] < 0.5:
+        raise _NoTableError(
+            "it is text whose lines have no common number of cells: no comma, tab, semicolon or "
+            "vertical bar separates columns"
+        )
+    return best[2]
+
+
+def _records(text: str, delimiter: str, first_line: int) -> Iterator[Record]:
+    """Yields the line and the cells of each record that is not empty."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    line = 0
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                yield line + first_line, [_plain_cell(cell) for cell in cells]
+            line = reader.line_num
+    except csv.Error as error:
+        raise _BadRowError(
+            f"quotes of a table must close, got {error}",
+            f"line {line + first_line}",
+            "double a quote inside a quoted cell, or delete it",
+        ) from None
+
+
+def _plain_cell(cell: str) -> str:
+    """Returns a cell without outer spaces, and without the sign that marks it as text."""
+    text = cell.strip().strip("\ufeff\u200b").strip()
+    plain = unescaped_cell(text)
+    # GDC's '-- is a word of its own
+    return plain if any(sign.isalnum() for sign in plain) else text
+
+
+# Parquet and workbooks
+
+
+def _read_parquet(path: Path) -> Table:
+    with importing("Parquet tables need pyarrow", "export"):
+        from pyarrow import parquet
+    data = parquet.read_table(path)
+    records: list[Record] = [(1, list(data.column_names))]
+    columns = [column.to_pylist() for column in data.columns]
+    for number, cells in enumerate(zip(*columns, strict=True), start=2):
+        records.append((number, [_plain_cell(cell_text(cell)) for cell in cells]))
+    return _table_of(path, records, [])
+
+
+def _read_workbook(path: Path, chosen: str, required: Sequence[str]) -> Table:
+    """Reads a sheet: the one that is named, else the first with the required columns."""
+    sheets = read_sheets(path)
+    if not sheets:
+        raise _NoTableError("the workbook has no cells")
+    if chosen:
+        if chosen not in sheets:
+            raise _NoTableError(
+                f"the workbook has no sheet {chosen!r}{nearest(chosen, sheets)}"
+            )
+        return _table_of(path, sheets[chosen], [f"sheet {chosen!r} is read"])
+    tables: dict[str, Table] = {}
+    faults: list[_BadRowError] = []
+    for name, records in sheets.items():
+        try:
+            tables[name] = _table_of(path, records, [])
+        except _BadRowError as fault:
+            faults.append(fault)
+    names = [name for name, table in tables.items() if _has(table, required)]
+    if not names and faults:
+        raise faults[0]
+    read = (names or [*tables])[0]
+    table = tables[read]
+    others = [name for name in sheets if name != read]
+    if not others:
+        return table
+    listed = ", ".join(repr(name) for name in others)
+    note = (
+        f"sheet {read!r} of {len(sheets)} is read, not {listed}; "
+        f"{path.name}{SHEET_SIGN}{others[0]} chooses another"
+    )
+    return replace(table, notes=(note, *table.notes))
+
+
+def _has(table: Table, required: Sequence[str]) -> bool:
+    return {*required} <= {*table.columns, *table.other_names}
+
+
+# records
+
+
+def _table_of(
+    path: Path,
+    records: Sequence[Record],
+    notes: Sequence[str],
+    *,
+    may_be_short: bool = False,
+) -> Table:
+    """Returns the table of records: what stands above the data is found and named.
+
+    Empty cells at the end of a row are missing where `may_be_short`: editors cut off tabs.
+    """
+    all_notes = list(notes)
+    above, body = _split_above(records, all_notes)
+    line, header = body[0]
+    names = [" ".join(unicodedata.normalize("NFC", name).split()) for name in header]
+    _check_doubled(names, line)
+    further, data = _further_headers(names, body[1:], all_notes)
+    rows = []
+    lines = []
+    short = []
+    repeated = []
+    for line, cells in data:
+        if len(cells) > len(names) and any(cells[len(names) :]):
+            raise _BadRowError(
+                f"a row must have as many cells as the header, got {len(cells)} for "
+                f"{counted(len(names), 'column')}",
+                f"line {line}",
+                "quote cells that contain the separator",
+            )
+        if len(cells) < len(names):
+            short.append(line)
+        if cells == header:
+            repeated.append(line)
+            continue
+        pairs = zip_longest(names, cells[: len(names)], fillvalue="")
+        rows.append({name: cell for name, cell in pairs if name})
+        lines.append(line)
+    if short and not may_be_short:
+        raise _BadRowError(
+            "a row must have as many cells as the header, got fewer",
+            _line_words(short),
+            "a line may be broken in two, or cells at its end are missing",
+        )
+    nameless = _nameless_columns(names, data)
+    if nameless:
+        all_notes.append(
+            f"columns without a name are left out: {', '.join(map(str, nameless))}"
+        )
+    if repeated:
+        all_notes.append(f"the header is repeated at {_line_words(repeated)}")
+    if short and may_be_short:
+        all_notes.append(f"cells are missing at the end of {_line_words(short)}")
+    return Table(
+        path=path,
+        columns=tuple(name for name in names if name),
+        rows=tuple(rows),
+        lines=tuple(lines),
+        notes=tuple(all_notes),
+        other_names=_other_names(names, [*above, *further]),
+    )
+
+
+def _split_above(
+    records: Sequence[Record], notes: list[str]
+) -> tuple[list[list[str]], Sequence[Record]]:
+    """Returns rows of comments, as further names of columns, and the records from the header on.
+
+    Comments begin with '#', as cBioPortal's four rows above the header do. A title is one cell
+    above a table of several columns.
+    """
+    start = 0
+    while start < len(records) and records[start][1][0].startswith(_COMMENT):
+        start += 1
+    comments = [cells for _, cells in records[:start]]
+    if start == 1 and len(records) > 1 and _is_marked_header(comments[0], records[1]):
+        line, cells = records[0]
+        header = [cells[0].lstrip(_COMMENT).strip(), *cells[1:]]
+        return [], [(line, header), *records[1:]]
+    if start == len(records):
+        raise _NoTableError("it has only lines that begin with '#'")
+    if start:
+        lines = [line for line, _ in records[:start]]
+        notes.append(f"{_line_words(lines)} with '#' above the header: no rows")
+    widest = max(_num_filled(cells) for _, cells in records[start:])
+    title = start
+    while widest > 1 and _num_filled(records[title][1]) == 1 and title - start < 5:
+        title += 1
+        if title == len(records):
+            return comments, records[start:]
+    # one filled cell in a row below is no title: only rows that end at a full header are
+    if title > start and _num_filled(records[title][1]) >= 2:
+        lines = [line for line, _ in records[start:title]]
+        notes.append(f"{_line_words(lines)} above the header: a title")
+        start = title
+    names = [[cells[0].lstrip(_COMMENT).strip(), *cells[1:]] for cells in comments]
+    return names, records[start:]
+
+
+def _is_marked_header(cells: Sequence[str], second: Record) -> bool:
+    """Tells whether a line with '#' is the header: it is the only one, as wide as the next."""
+    return len(cells) > 1 and len(cells) == len(second[1])
+
+
+def _num_filled(cells: Sequence[str]) -> int:
+    return sum(1 for cell in cells if cell)
+
+
+def _check_doubled(names: Sequence[str], line: int) -> None:
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(names, start=1):
+        if name:
+            places.setdefault(name, []).append(place)
+    for name, doubled in places.items():
+        if len(doubled) > 1:
+            columns = " and ".join(map(str, doubled))
+            raise _BadRowError(
+                f"columns must have different names, got {name!r} as columns {columns}",
+                f"line {line}",
+                "rename or delete one",
+            )
+
+
+def _further_headers(
+    names: Sequence[str], data: Sequence[Record], notes: list[str]
+) -> tuple[list[list[str]], Sequence[Record]]:
+    """Returns header rows below the first, as TCGA's biotabs have them, and the rows of data."""
+    num_rows = 0
+    for number, (_, cells) in enumerate(data[:2], start=1):
+        filled = [cell for cell in cells if cell]
+        if filled and sum(cell.startswith(_CDE) for cell in filled) * 2 > len(filled):
+            num_rows = number
+    if not num_rows and data:
+        pairs = [
+            (name.casefold(), cell.casefold())
+            for name, cell in zip(names, data[0][1], strict=False)
+            if name and cell
+        ]
+        same = sum(name == cell for name, cell in pairs)
+        if same >= 2 and same * 4 >= len(pairs) and pairs[0][0] == pairs[0][1]:
+            num_rows = 1
+    if num_rows:
+        lines = [line for line, _ in data[:num_rows]]
+        notes.append(f"{_line_words(lines)} below the header: further names of columns")
+    return [cells for _, cells in data[:num_rows]], data[num_rows:]
+
+
+def _other_names(
+    names: Sequence[str], further: Iterable[Sequence[str]]
+) -> dict[str, str]:
+    """Returns names of further header rows, each of one column, by which it may be asked for."""
+    columns: dict[str, set[str]] = {}
+    for row in further:
+        for name, other in zip(names, row, strict=False):
+            if name and other and other not in names:
+                columns.setdefault(other, set()).add(name)
+    return {
+        other: next(iter(named)) for other, named in columns.items() if len(named) == 1
+    }
+
+
+def _nameless_columns(names: Sequence[str], data: Sequence[Record]) -> list[int]:
+    """Returns the numbers of columns with cells but no name; the first is pandas' index."""
+    nameless = [place for place, name in enumerate(names) if place and not name]
+    return [
+        place + 1
+        for place in nameless
+        if any(cells[place] for _, cells in data if place < len(cells))
+    ]
+
+
+def _line_words(lines: Sequence[int]) -> str:
+    """Returns 'line 3', or 'lines 3, 5, 9, ... (12)'."""
+    shown = ", ".join(map(str, lines[:3]))
+    if len(lines) == 1:
+        return f"line {shown}"
+    return f"lines {shown}, ... ({len(lines)})" if len(lines) > 3 else f"lines {shown}"
