@@ -110,6 +110,12 @@ def format_bytes(num_bytes: float) -> str:
     return f"{value:.1f} TiB"
 
 
+def rounded(value: float, rows: int, sign: str = "") -> str:
+    """A score of so many rows with the decimals that it can carry, with a sign if that is '+'."""
+    decimals = 2 if rows < 100 else 3 if rows < 10_000 else 4
+    return f"{value:{sign}.{decimals}f}"
+
+
 def counted(number: int, noun: str) -> str:
     """A number with its noun: '1 slide', '2 slides'."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

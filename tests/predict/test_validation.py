@@ -389,7 +389,7 @@ def test_the_page_names_the_models_hash_and_says_external_validation(
     assert "External validation of cox" in page
     assert told["model"]["sha256"] in page and len(told["model"]["sha256"]) == 64
     assert "Nothing was fitted or chosen on these cases" in page
-    assert f"{told['survival']['hazard_ratio']['value']:.4f}" in page
+    assert f"{told['survival']['hazard_ratio']['value']:.2f}" in page
     assert "84 slides of 70 cases for testing" in page
 
 
@@ -575,10 +575,12 @@ def test_the_headline_says_why_it_has_no_interval() -> None:
         "value": 1.0,
         "interval": [None, None],
         "scores": {"auroc": {"missing": "fewer than 3 cases of a class"}},
+        "positive_words": "high (chosen with --positive)",
         "left_out": [],
     }
     line = _validation_line(validation)
     assert line == (
-        "external validation on 3 cases: AUROC 1.0000 "
-        "(no interval: fewer than 3 cases of a class)"
+        "external validation on 3 cases: AUROC 1.00 "
+        "(no interval: fewer than 3 cases of a class); "
+        "positive class: high (chosen with --positive)"
     )

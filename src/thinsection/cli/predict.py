@@ -88,6 +88,7 @@ def train_command(
 
     from thinsection.predict.experiment import train
     from thinsection.probe.result import METRIC_WORDS
+    from thinsection.types import rounded
 
     result = train(
         data,
@@ -97,19 +98,25 @@ def train_command(
         overwrite=overwrite,
         on_message=typer.echo,
     )
+    cases = result["cases"]
     metric = METRIC_WORDS.get(result["metric"], result["metric"])
-    score = "none" if result["value"] is None else f"{result['value']:.4f}"
+    score = "none" if result["value"] is None else rounded(result["value"], cases)
     if result["interval"]:
         low, high = result["interval"]
-        interval = f"[{low:.4f}, {high:.4f}], {result['interval_by']}"
+        interval = (
+            f"[{rounded(low, cases)}, {rounded(high, cases)}], {result['interval_by']}"
+        )
     else:
         interval = f"(no interval: {result['interval_missing']})"
     typer.echo(f"{metric} {score} {interval}; computed over {result['pooled_over']}")
     other = result.get("against")
     if other:
-        interval = f"[{other['low']:+.4f}, {other['high']:+.4f}]"
+        cases = other["cases"]
+        difference = rounded(other["value"], cases, "+")
+        low = rounded(other["low"], cases, "+")
+        high = rounded(other["high"], cases, "+")
         typer.echo(
-            f"  against {other['name']}: {other['value']:+.4f} {interval}, "
+            f"  against {other['name']}: {difference} [{low}, {high}], "
             f"p {other['p_value']:.3g}"
         )
     typer.echo(out / "index.html")
@@ -167,17 +174,21 @@ def predict(
 def _validation_line(validation: dict[str, Any]) -> str:
     """Headline of a validation in one line."""
     from thinsection.probe.result import METRIC_WORDS
+    from thinsection.types import rounded
 
+    cases = validation["cases"]
     line = f"{validation['validation']} validation on {validation['cases']} cases"
     if validation["value"] is not None:
         metric = METRIC_WORDS.get(validation["metric"], validation["metric"])
-        line += f": {metric} {validation['value']:.4f}"
+        line += f": {metric} {rounded(validation['value'], cases)}"
         low, high = validation["interval"]
         if low is None:
             missing = validation["scores"][validation["metric"]]["missing"]
             line += f" (no interval: {missing})"
         else:
-            line += f" [{low:.4f}, {high:.4f}]"
+            line += f" [{rounded(low, cases)}, {rounded(high, cases)}]"
+    if validation["positive_words"]:
+        line += f"; positive class: {validation['positive_words']}"
     if validation["left_out"]:
         line += f"; {len(validation['left_out'])} labelled cases left out"
     return line

@@ -116,7 +116,8 @@ def youden_threshold(truth: Flags, probability: FloatVector) -> float:
         )
     distinct = np.unique(probability)
     middle = (distinct[1:] + distinct[:-1]) / 2
-    thresholds = np.concatenate([[distinct[0] / 2], middle])
+    ends = ([distinct[0] / 2], [(1 + distinct[-1]) / 2])
+    thresholds = np.concatenate([ends[0], middle, ends[1]])
     called = probability >= thresholds[:, None]
     sensitivity = (called & truth).sum(axis=1) / truth.sum()
     specificity = (~called & ~truth).sum(axis=1) / (~truth).sum()

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.config import option
+from thinsection.config import nearest, option
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.evaluation.cases import (
     CASE_COLUMNS,
@@ -33,6 +33,7 @@ Kind = Literal["binary", "multiclass", "multilabel", "regression", "cox", "discr
 TaskName = Literal[
     "auto", "binary", "multiclass", "multilabel", "regression", "cox", "discrete"
 ]
+PositiveRule = Literal["", "choice", "rarer", "tie"]
 Floats = npt.NDArray[np.float64]
 INTERVALS = 4  # of time in 'discrete', with equally many training events each
 MOST_CLASSES = 10  # different numbers that are taken for classes
@@ -63,6 +64,19 @@ MISSING = frozenset(
     }
 )
 _STAMPS_PATIENT = "PATIENT"  # its one column for case and patient
+# why a class is the positive one, by `Target.positive_by`
+_POSITIVE_WORDS = {
+    "choice": "chosen with --positive",
+    "rarer": "the rarer class in training; --positive chooses another",
+    "tie": (
+        "the last in alphabetical order, as both classes are equally frequent in training; "
+        "--positive chooses another"
+    ),
+    "": (
+        "the last in alphabetical order, as in all models of earlier versions; train the model "
+        "again to choose with --positive"
+    ),
+}
 _FLAGS = {
     "1": 1.0,
     "1.0": 1.0,
@@ -102,6 +116,11 @@ class LabelsConfig:
         "discrete are survival; discrete predicts four time intervals.",
         daily=True,
     )
+    positive: str | None = option(
+        None,
+        "Class that counts as positive. [default: the rarer of two classes]",
+        daily=True,
+    )
     site: str | None = option(
         None,
         "Column with the hospital or centre. [default: the site in TCGA barcodes]",
@@ -135,6 +154,10 @@ class Target:
     columns: tuple[str, ...]  # of the table: one, several labels, or event and time
     # of the outputs: classes, labels, the value, the risk, intervals
     names: tuple[str, ...]
+    # of two classes the one that sensitivity, curves and thresholds are about; '' in files of
+    # earlier versions, where it is the second name
+    positive: str = ""
+    positive_by: PositiveRule = ""  # how it was chosen
     # of the training cases of one fold, see `fitted`
     edges: tuple[float, ...] = ()  # between the intervals of time
     center: float = 0.0  # a value is learnt as (value - center) / spread
@@ -144,6 +167,25 @@ class Target:
     def exclusive(self) -> bool:
         """True where a case is of one class."""
         return self.kind in ("binary", "multiclass")
+
+    @property
+    def positive_index(self) -> int:
+        """Number of the positive class of two."""
+        return self.names.index(self.positive) if self.positive else 1
+
+    @property
+    def positive_first(self) -> tuple[int, int]:
+        """Numbers of two classes, the positive one first."""
+        return self.positive_index, 1 - self.positive_index
+
+    @property
+    def positive_words(self) -> str:
+        """The positive class of two, and why it is this one; '' for other targets."""
+        if self.kind != "binary":
+            return ""
+        return (
+            f"{self.names[self.positive_index]} ({_POSITIVE_WORDS[self.positive_by]})"
+        )
 
     def fitted(self, values: Floats) -> "Target":
         """The target with centre, spread and edges of training cases, values (n, T)."""
@@ -681,12 +723,27 @@ def _learnt(
     columns = config.columns
     survival = kind in ("cox", "discrete")
     one_target = len(config.target) == 1 or kind == "multilabel"
+    if config.positive is not None and kind != "binary":
+        raise ConfigError(
+            f"positive must go with two classes, got {config.positive!r} for a target of kind "
+            f"{kind}; leave --positive out"
+        )
     if not one_target or survival != bool(config.time):
         needs = "one target and --time" if survival else "one target, no --time"
         raise ConfigError(f"{kind} must have {needs}, got {columns}")
     if kind in ("binary", "multiclass"):
-        classes = trained.names if trained else ()
-        return _classes([text for (text,) in texts], kind, columns, where, classes)
+        cells = [text for (text,) in texts]
+        if trained:
+            names, labels = encode_labels(cells, where, trained.names)
+            target = replace(trained, columns=columns)
+        else:
+            target, labels = _class_target(cells, kind, config, where)
+        counts = np.bincount(labels, minlength=len(target.names))
+        pairs = zip(target.names, counts, strict=True)
+        spread = ", ".join(f"{name} {count}" for name, count in pairs)
+        if target.positive_words:
+            spread += f"; positive class: {target.positive_words}"
+        return target, labels[:, None].astype(np.float64), spread
     flagged = {*columns} if kind == "multilabel" else set[str]()
     if survival:
         flagged = {config.target[0]}
@@ -718,22 +775,49 @@ def _learnt(
     )
 
 
-def _classes(
-    texts: Sequence[str],
-    kind: Kind,
-    columns: tuple[str, ...],
-    where: str,
-    class_names: tuple[str, ...],
-) -> tuple[Target, Floats, str]:
-    """Target, labels and their counts of classes that exclude each other, see `_learnt`."""
-    names, labels = encode_labels(texts, where, class_names)
+def _class_target(
+    texts: Sequence[str], kind: Kind, config: LabelsConfig, where: str
+) -> tuple[Target, npt.NDArray[np.int64]]:
+    """Target and labels (n,) of classes that exclude each other.
+
+    Of two classes the commoner comes first, of equally frequent ones that of the first case, so
+    that a model depends neither on the words of the table nor on the positive class.
+    """
+    names, labels = encode_labels(texts, where)
     if len(names) < 2 or (kind == "binary" and len(names) > 2):
         needs = "two" if kind == "binary" else "several"
         raise DatasetError(f"{kind} must have {needs} classes, got {names}")
-    counts = zip(names, np.bincount(labels, minlength=len(names)), strict=True)
-    spread = ", ".join(f"{name} {count}" for name, count in counts)
-    target = Target(kind=kind, columns=columns, names=names)
-    return target, labels[:, None].astype(np.float64), spread
+    target = Target(kind=kind, columns=config.columns, names=names)
+    if kind != "binary":
+        return target, labels
+    counts = np.bincount(labels, minlength=2)
+    positive, rule = _positive_class(names, counts, config.positive)
+    is_tie = counts[0] == counts[1]
+    if counts[0] < counts[1] or (is_tie and labels[0] == 1):
+        names = names[::-1]
+        labels = 1 - labels
+    target = replace(target, names=names, positive=positive, positive_by=rule)
+    return target, labels
+
+
+def _positive_class(
+    names: Sequence[str], counts: npt.NDArray[np.int64], chosen: str | None
+) -> tuple[str, PositiveRule]:
+    """The positive class of two in alphabetical order, and the rule that made it so.
+
+    Raises ConfigError: the chosen one is none of them.
+    """
+    if chosen is not None:
+        name = chosen if chosen in names else class_name(chosen)
+        if name not in names:
+            raise ConfigError(
+                f"positive must be one of the classes {', '.join(names)}, got {chosen!r}"
+                f"{nearest(chosen, names)}"
+            )
+        return name, "choice"
+    if counts[0] == counts[1]:
+        return names[1], "tie"
+    return names[int(counts.argmin())], "rarer"
 
 
 def class_name(text: str) -> str:

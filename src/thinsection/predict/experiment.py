@@ -67,7 +67,7 @@ from thinsection.predict.usual import Usual
 from thinsection.report.home import index_address, refresh_index
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
-from thinsection.types import Json
+from thinsection.types import Json, rounded
 
 SEARCHABLE = (
     "lr",
@@ -274,11 +274,14 @@ def _document(
         "name": name,
         "task": study.cohort.target.kind,
         "target": ", ".join(study.cohort.target.columns),
+        "positive": study.cohort.target.positive or None,
+        "positive_words": study.cohort.target.positive_words,
         "head": config.head.head,
         "metric": scored.metric,
         "value": headline["value"],
         "interval": ends,
         "interval_missing": headline["missing"],
+        "cases": len(study.cohort.cases),
         "interval_by": f"{headline['resamples']} resamples of {scored.groups.words}",
         "pooled_over": headline["pooled_over"],
         "date": datetime.now(UTC).date().isoformat(),
@@ -294,8 +297,8 @@ def _document(
     }
 
 
-def _fold_rows(trained: Trained, scored: Tested) -> list[dict[str, float | None]]:
-    """Sizes, epochs and score of each fold."""
+def _fold_rows(trained: Trained, scored: Tested) -> list[dict[str, Json]]:
+    """Sizes, epochs of each start, best epoch of its start, and score of each fold."""
     pairs = zip(trained.study.parts, trained.results, strict=True)
     return [
         {
@@ -303,23 +306,23 @@ def _fold_rows(trained: Trained, scored: Tested) -> list[dict[str, float | None]
             "train": len(part.train),
             "stop": len(part.stop),
             "test": len(part.test),
-            "epochs": len(result.losses),
-            "best_epoch": result.best,
-            "starts": result.starts,
+            "epochs": result.epochs,
+            "best_start": result.best_start,
+            "best_epoch": result.best_epoch,
             "score": scored.fold_score(fold),
         }
         for fold, (part, result) in enumerate(pairs)
     ]
 
 
-def _score_words(score: Score) -> str:
+def _score_words(score: Score, cases: int) -> str:
     """Score with its interval, or the reason why there is none."""
     if score["value"] is None:
         return "no value"
-    words = f"{score['value']:.4f}"
+    words = rounded(score["value"], cases)
     if score["missing"]:
         return f"{words} (no interval: {score['missing']})"
-    return f"{words} [{score['low']:.4f}, {score['high']:.4f}]"
+    return f"{words} [{rounded(score['low'], cases)}, {rounded(score['high'], cases)}]"
 
 
 def _ensemble(
@@ -348,7 +351,11 @@ def _ensemble(
             Member(
                 temperature=temperature,
                 held_out=tuple(dict.fromkeys(held_out)),
-                target=result.target,
+                target=replace(
+                    result.target,
+                    positive=cohort.target.positive,
+                    positive_by=cohort.target.positive_by,
+                ),
             )
         )
     trained_marks = [mark for marks in marks_by_case for mark in marks]
@@ -367,7 +374,10 @@ def _ensemble(
         sketches=sketches(contents.means, usual.center),
         lock=lock_of(study, results, scored, temperature),
         data={"account": "; ".join((*cohort.account, *study.warnings))},
-        scores={metric: _score_words(score) for metric, score in scores.items()},
+        scores={
+            metric: _score_words(score, len(cohort.cases))
+            for metric, score in scores.items()
+        },
         versions=versions(),
     )
     return Model(card=card, heads=tuple(heads), usual=usual)

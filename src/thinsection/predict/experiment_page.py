@@ -1,10 +1,12 @@
 """Page of an experiment: scores, curves, folds, and the cases with the worst predictions."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 from scipy.stats import rankdata
 
@@ -27,7 +29,7 @@ from thinsection.probe.plots import Picture, draw_confusion, draw_picture
 from thinsection.probe.result import METRIC_WORDS, Predictions, Risks, Values
 from thinsection.report.picture import thumbnail_file
 from thinsection.report.places import viewer_place
-from thinsection.types import Json
+from thinsection.types import Json, rounded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +58,7 @@ def experiment_page(
     values = {
         "against": None,
         **document,
-        "facts": [(key, document[key]) for key in ("target", "task", "head", "date")],
+        "facts": _facts(document),
         "metric": METRIC_WORDS.get(tested.metric, tested.metric),
         "scores": [
             (METRIC_WORDS.get(name, name), score)
@@ -64,11 +66,21 @@ def experiment_page(
         ],
         "pictures": [picture.for_page() for picture in _pictures(document, tested)],
         "worst": list(_worst_cases(tested, slides)),
+        "worst_words": _worst_words(tested),
+        "number": partial(rounded, rows=len(set(tested.cases))),
         "links": LINKS_NAME,
         "home": home,
         "heatmap_layer": _heatmap_layer(document["heatmaps"]),
     }
     return render_page("thinsection.predict", "experiment.html.j2", **values)
+
+
+def _facts(document: Mapping[str, Json]) -> list[tuple[str, str]]:
+    """What the model predicts and is, as pairs of a word and its value."""
+    facts = [("target", document["target"]), ("task", document["task"])]
+    if document["positive_words"]:
+        facts.append(("positive class", document["positive_words"]))
+    return [*facts, ("head", document["head"]), ("date", document["date"])]
 
 
 def _heatmap_layer(heatmaps: str) -> str:
@@ -113,10 +125,43 @@ def _draw_folds(axes: "Axes", document: Mapping[str, Json]) -> Words:
     )
 
 
+def _is_wrong(tested: Tested) -> npt.NDArray[np.bool_]:
+    """True for a case (n,) whose most probable class is not its own."""
+    predicted = tested.answers.argmax(axis=1)
+    return np.asarray(predicted != tested.truth[:, 0].astype(np.int64))
+
+
+def _worst_words(tested: Tested) -> str:
+    """Sentences on which cases are shown, and in which order."""
+    count = len(tested.cases)
+    noun = "case" if len(set(tested.cases)) == count else "prediction"
+    shown = f"All {count} {noun}s" if count <= WORST else f"{WORST} of {count} {noun}s"
+    if not tested.target.exclusive:
+        order = "the largest errors first"
+        if tested.target.kind in ("cox", "discrete"):
+            order = "those whose order by risk is farthest from that by time first"
+        return f"{shown}, {order}."
+    wrong = int(_is_wrong(tested).sum())
+    right = "the least certain first"
+    if not wrong:
+        return f"No {noun} is wrong. {shown}, {right}."
+    if wrong >= min(count, WORST):
+        return f"{wrong} of {count} {noun}s are wrong. {shown}, worst first."
+    verb = "is" if wrong == 1 else "are"
+    return (
+        f"{wrong} of {count} {noun}s {verb} wrong. {shown}: first the wrong ones, the worst "
+        f"first, then right ones, {right}."
+    )
+
+
 def _worst_cases(tested: Tested, slides: Path) -> Iterator[dict[str, object]]:
-    """Cases whose predictions are farthest from the truth, the worst first."""
+    """Cases whose predictions are farthest from the truth, wrong classes first."""
     target = tested.target
-    for i in np.argsort(-_errors(tested), kind="stable")[:WORST]:
+    order = np.argsort(-_errors(tested), kind="stable")
+    if target.exclusive:
+        is_wrong = _is_wrong(tested)
+        order = np.concatenate([order[is_wrong[order]], order[~is_wrong[order]]])
+    for i in order[:WORST]:
         slide = tested.slides[i][0]
         path = thumbnail_file(slides / slide)
         if target.exclusive:
@@ -125,11 +170,16 @@ def _worst_cases(tested: Tested, slides: Path) -> Iterator[dict[str, object]]:
             pairs = zip(target.columns, tested.truth[i], strict=True)
             truth = ", ".join(f"{column} {value:g}" for column, value in pairs)
         answers = [f"{value:.3g}" for value in tested.answers[i]]
+        predicted = None
+        if target.exclusive:
+            answers = [f"{value:.2f}" for value in tested.answers[i]]
+            predicted = target.names[int(tested.answers[i].argmax())]
         yield {
             "case": tested.cases[i],
             "slide": slide,
             "place": viewer_place(slide),
             "truth": truth,
+            "predicted": predicted,
             "answers": dict(zip(target.names, answers, strict=True)),
             "picture": path and data_uri(Image.open(path), THUMBNAIL_PX),
         }

@@ -3,8 +3,8 @@
 OUT/cohort.json            cases, files, labels, folds, for every worker
 OUT/folds/<job>.safetensors    weights `head.*`; `logits` (n, K) of the test cases, `stop` (m, K)
                            of the inner cases, `slides` (l, K) of slides in cases with
-                           several; metadata `told`: key, losses, number of starts, best
-                           epoch, target
+                           several; metadata `told`: key, losses, epochs before each start,
+                           best epoch, target
     <job>.checkpoint       checkpoint of an unfinished fold
 """
 
@@ -32,11 +32,11 @@ from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import load_head
 from thinsection.predict.training import Losses, State, Trainer, read_state
 from thinsection.store.ledger import stage_key
-from thinsection.types import parse_bytes
+from thinsection.types import Json, counted, parse_bytes, rounded
 
 COHORT_NAME = "cohort.json"
 FOLDS = "folds"
-FORMAT = 3  # format of a fold's file
+FORMAT = 4  # format of a fold's file
 # memory beside the kept bags, in multiples of the largest bag: two that are read, and the memory
 # of one in a head with 512 channels
 BAGS_AT_WORK = 9
@@ -101,12 +101,34 @@ class FoldResult(NamedTuple):
     state: State  # weights of its head
     losses: Losses
     best: int  # best epoch, counted from 1 through all starts
-    starts: int  # number of initial weights that were tried
+    first_epochs: tuple[int, ...]  # number of epochs before each start
     # target with centre, spread and edges from the fold's training cases
     target: Target
     logits: Floats  # (n, K) logits of the test cases
     stop: Floats  # (m, K) logits of the inner cases
     slides: Floats  # (l, K)
+
+    @property
+    def epochs(self) -> list[int]:
+        """Number of epochs of each start."""
+        return np.diff([*self.first_epochs, len(self.losses)]).tolist()
+
+    @property
+    def best_start(self) -> int:
+        """Start with the best epoch, from 1."""
+        return int(np.searchsorted(self.first_epochs, self.best, side="left"))
+
+    @property
+    def best_epoch(self) -> int:
+        """Best epoch of its start, from 1."""
+        return self.best - self.first_epochs[self.best_start - 1]
+
+    @property
+    def best_words(self) -> str:
+        """The best epoch, and its start if there are several."""
+        if len(self.first_epochs) == 1:
+            return f"{self.best_epoch}"
+        return f"{self.best_epoch} of start {self.best_start}"
 
     @property
     def stop_loss(self) -> float:
@@ -175,11 +197,22 @@ class TrainTask(Task[FoldJob, FoldDone]):
                 checkpoint.unlink(missing_ok=True)
                 result = read_fold(self.out, job.name, key)
                 assert result is not None
+        loss = rounded(result.stop_loss, len(result.stop))
         words = (
-            f"{job.name}: best epoch {result.best} of {len(result.losses)}, "
-            f"starts {result.starts}, validation loss {result.stop_loss:.4f}"
+            f"{job.name}: best epoch {result.best_words}, "
+            f"{_epochs_words(result.epochs)}, validation loss {loss}"
         )
         return FoldDone(name=job.name, words=words)
+
+
+def _epochs_words(epochs: Sequence[int]) -> str:
+    """Epochs of each start, as '15 epochs' or '3 starts of 15, 15 and 9 epochs'."""
+    if len(epochs) == 1:
+        return counted(epochs[0], "epoch")
+    if len(set(epochs)) == 1:
+        return f"{len(epochs)} starts of {counted(epochs[0], 'epoch')} each"
+    counts = ", ".join(map(str, epochs[:-1]))
+    return f"{len(epochs)} starts of {counts} and {epochs[-1]} epochs"
 
 
 def fold_key(job: FoldJob, study: Study) -> str:
@@ -192,10 +225,17 @@ def fold_key(job: FoldJob, study: Study) -> str:
         cases=cohort.cases,
         slides=cohort.slides,
         values=cohort.values,
-        target=as_mapping(cohort.target),
+        target=_learnt_mapping(cohort.target),
         part=as_mapping(study.parts[job.fold]),
         digests=study.digests,
     )
+
+
+def _learnt_mapping(target: Target) -> dict[str, Json]:
+    """The target without its positive class, which changes no model."""
+    mapping = as_mapping(target)
+    del mapping["positive"], mapping["positive_by"]
+    return mapping
 
 
 def read_fold(out: Path, name: str, key: str | None = None) -> FoldResult | None:
@@ -214,7 +254,7 @@ def read_fold(out: Path, name: str, key: str | None = None) -> FoldResult | None
         state={k.removeprefix("head."): v for k, v in tensors.items()},
         losses=[(train, inner) for train, inner in header["losses"]],
         best=header["best"],
-        starts=header["starts"],
+        first_epochs=tuple(header.get("first_epochs", [0])),
         target=from_mapping(Target, header["target"]),
         logits=logits,
         stop=inner_logits,

@@ -67,8 +67,8 @@ class HeatmapConfig:
 
     positive: str | None = option(
         None,
-        "Class whose score is drawn. [default: the second of two classes in "
-        "alphabetical order; the predicted class if there are more]",
+        "Class whose score is drawn. [default: of two classes the model's positive "
+        "class; the predicted class if there are more]",
         daily=True,
     )
     top_tiles: int = option(
@@ -277,7 +277,7 @@ def _drawn_scores(
     if not target.exclusive:
         return [score_column(name) for name in target.names[:MAX_SCORES]]
     if len(target.names) == 2:
-        return [score_column(target.names[1])]
+        return [score_column(target.names[target.positive_index])]
     return [score_column(target.names[int(np.argmax(answers))])]
 
 

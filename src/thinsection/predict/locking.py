@@ -51,7 +51,7 @@ def _threshold_lock(
     )
     thresholds = {}
     for k, name in enumerate(target.names):
-        if target.kind == "binary" and k == 0:
+        if target.kind == "binary" and k != target.positive_index:
             continue
         truth = values[rows, 0] == k if target.exclusive else values[rows, k] == 1
         if truth.any() and not truth.all():

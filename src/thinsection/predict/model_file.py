@@ -73,7 +73,7 @@ class Lock:
     """Figures that training has fixed, by which new cases are judged; see `locking.lock_of`."""
 
     # output -> predicted probability from which a case counts as positive; for two classes only
-    # the second one
+    # the positive one
     thresholds: dict[str, float] = field(default_factory=dict)
     inner_cases: int = 0  # number of cases on which the thresholds were chosen
     risk_cut: float | None = None  # risks above it are high
@@ -249,8 +249,13 @@ def read_card(path: Path) -> ModelCard:
         least = 0 if name == "hidden_dim" else 1
         if not least <= sizes[name] <= most:
             raise WeightsError(f"{name} must be in 1..{most}, got {sizes[name]}")
-    positive = all(member.temperature > 0 for member in card.members) and card.floor > 0
-    if not (positive and card.within_floor >= 0 and card.num_tiles >= 1):
+    target = card.target
+    if target.positive and target.positive not in target.names:
+        raise WeightsError(
+            f"positive must be one of {', '.join(target.names)}, got {target.positive!r}"
+        )
+    above_0 = all(member.temperature > 0 for member in card.members) and card.floor > 0
+    if not (above_0 and card.within_floor >= 0 and card.num_tiles >= 1):
         raise WeightsError("temperatures and floor must be > 0, got others")
     if card.lock is not None:
         _check_lock(card.lock)

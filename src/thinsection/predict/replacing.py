@@ -5,10 +5,11 @@ be written again; else the user names another folder, or says `--overwrite`.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.evaluation.labels import LabelsConfig
+from thinsection.evaluation.labels import Cohort, LabelsConfig, Target
 from thinsection.files.json_text import parse_json, read_json
 from thinsection.predict.folds import Study
 from thinsection.predict.tested import EXPERIMENT_NAME
@@ -59,7 +60,7 @@ def _changed_data(out: Path, study: Study) -> list[str]:
     old = earlier.cohort
     new = study.cohort
     changes = []
-    if old.target != new.target:
+    if _classes_only(old.target) != _classes_only(new.target):
         before = f"{', '.join(old.target.columns)} ({old.target.kind})"
         after = f"{', '.join(new.target.columns)} ({new.target.kind})"
         words = f"target {before}, now {after}"
@@ -70,8 +71,8 @@ def _changed_data(out: Path, study: Study) -> list[str]:
             if len(old.cases) != len(new.cases)
             else "other cases or slides"
         )
-    elif old.values != new.values:
-        pairs = zip(old.values, new.values, strict=True)
+    elif _labels(old) != _labels(new):
+        pairs = zip(_labels(old), _labels(new), strict=True)
         number = sum(before != after for before, after in pairs)
         changes.append(f"other labels of {counted(number, 'case')}")
     else:
@@ -81,7 +82,32 @@ def _changed_data(out: Path, study: Study) -> list[str]:
             changes.append("other folds")
         if _columns(earlier) != _columns(study):
             changes.append("other sites or subgroups")
+    if _positive_class(old.target) != _positive_class(new.target):
+        changes.append(
+            f"positive class {_positive_class(old.target)}, now {_positive_class(new.target)}"
+        )
+    elif not changes and old.target.names != new.target.names:
+        changes.append("another order of the classes")
     return changes
+
+
+def _classes_only(target: Target) -> Target:
+    """The target without the order of two classes and the positive one."""
+    if target.kind != "binary":
+        return target
+    names = tuple(sorted(target.names))
+    return replace(target, names=names, positive="", positive_by="")
+
+
+def _positive_class(target: Target) -> str:
+    return target.names[target.positive_index] if target.kind == "binary" else ""
+
+
+def _labels(cohort: Cohort) -> list[str] | tuple[tuple[float, ...], ...]:
+    """Class of each case, or its values."""
+    if not cohort.target.exclusive:
+        return cohort.values
+    return [cohort.target.names[int(value)] for (value,) in cohort.values]
 
 
 def _columns(study: Study) -> tuple[object, ...]:

@@ -177,7 +177,7 @@ def _methods(
 ) -> list[tuple[str, str]]:
     """Methods: pairs of a heading and a sentence."""
     searched = ", ".join(config.cross.search) or "one setting, nothing was compared"
-    epochs = ", ".join(str(result.best) for result in results)
+    epochs = ", ".join(result.best_words for result in results)
     inner = [len(part.stop) for part in study.parts]
     least = f"{min(inner)} to {max(inner)}" if min(inner) < max(inner) else min(inner)
     return [

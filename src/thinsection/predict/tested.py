@@ -102,7 +102,16 @@ class Tested:
         target = self.target
         if target.exclusive:
             truth = self.truth[:, 0].astype(np.int64)
-            return [self._classes(target.names, truth, self.answers)]
+            if target.kind == "multiclass":
+                return [self._classes(target.names, truth, self.answers)]
+            order = target.positive_first[::-1]
+            return [
+                self._classes(
+                    (target.names[order[0]], target.names[order[1]]),
+                    (truth == order[1]).astype(np.int64),
+                    self.answers[:, order],
+                )
+            ]
         if target.kind == "multilabel":
             return [
                 self._classes(
@@ -174,7 +183,7 @@ def score_table(
 
 
 def outcome_columns(target: Target, truth: Floats, answers: Floats) -> list[Column]:
-    """Each class or label against the rest; for two classes only the second."""
+    """Each class or label against the rest; for two classes only the positive one."""
     if target.kind == "multilabel":
         truths = [label == 1 for label in truth.T]
     elif target.exclusive:
@@ -187,7 +196,7 @@ def outcome_columns(target: Target, truth: Floats, answers: Floats) -> list[Colu
             target.names, truths, answers.T, strict=True
         )
     ]
-    return columns[1:] if target.kind == "binary" else columns
+    return [columns[target.positive_index]] if target.kind == "binary" else columns
 
 
 def case_sampling(
@@ -321,7 +330,7 @@ def compare(mine: Tested, other: Path) -> dict[str, Json]:
 
     Raises StoreError, InvalidInputError: not an experiment, another target, or no common cases.
     """
-    theirs = read_tested(other)
+    theirs = _with_classes_of(mine.target, read_tested(other))
     if mine.target != theirs.target:
         raise InvalidInputError(
             f"experiments must have the same target, got {mine.target} and {theirs.target}"
@@ -338,9 +347,10 @@ def compare(mine: Tested, other: Path) -> dict[str, Json]:
     second = theirs.take(np.array([their_row[case] for case in shared]))
     if mine.target.kind == "binary":
         words = f"DeLong, pairs of the same fold, {first.groups.words}"
+        positive = mine.target.positive_index
         difference = comparison.delong(
-            [first.answers[:, 1], second.answers[:, 1]],
-            first.truth[:, 0] == 1,
+            [first.answers[:, positive], second.answers[:, positive]],
+            first.truth[:, 0] == positive,
             first.sampling,
             folds=(first.fold, second.fold),
         )
@@ -356,6 +366,25 @@ def compare(mine: Tested, other: Path) -> dict[str, Json]:
         "by": words,
         **asdict(difference),
     }
+
+
+def _with_classes_of(target: Target, other: Tested) -> Tested:
+    """The other predictions with the order of two classes and the positive one of a target.
+
+    Both change no area and no difference of areas. Predictions of other classes stay as they are.
+    """
+    same_but_order = (
+        target.kind == other.target.kind == "binary"
+        and target.columns == other.target.columns
+        and set(target.names) == set(other.target.names)
+    )
+    if not same_but_order:
+        return other
+    if target.names == other.target.names:
+        return replace(other, target=target)
+    return replace(
+        other, target=target, truth=1 - other.truth, answers=other.answers[:, ::-1]
+    )
 
 
 def lines_of(

@@ -276,7 +276,7 @@ class Trainer:
         header = {
             "key": key,
             "losses": self.losses,
-            "starts": len(self.starts),
+            "first_epochs": self.starts,
             "best": _best_epoch(self.losses),
             "target": as_mapping(self.target),
         }

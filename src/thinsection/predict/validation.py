@@ -17,7 +17,7 @@ import numpy as np
 from thinsection.errors import DatasetError
 from thinsection.evaluation.cases import listed_names
 from thinsection.evaluation.intervals import DRAWS
-from thinsection.evaluation.labels import Cohort
+from thinsection.evaluation.labels import Cohort, Target
 from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.predict.answering import UNLIKE, Prediction
 from thinsection.predict.model_file import Lock, ModelCard, versions
@@ -94,6 +94,8 @@ def write_validation(
         "labels": {"file": table.name, "sha256": file_sum(table)},
         "task": rows.target.kind,
         "target": list(cohort.target.columns),
+        "positive": _positive(rows.target),
+        "positive_words": rows.target.positive_words,
         "outputs": list(rows.target.names),
         "cases": len(kept),
         "slides": sum(len(cohort.slides[i]) for i in kept),
@@ -123,6 +125,11 @@ def write_validation(
     )
     write_text(out / "index.html", page)
     return document
+
+
+def _positive(target: Target) -> str | None:
+    """The positive class of two; None for other targets."""
+    return target.names[target.positive_index] if target.kind == "binary" else None
 
 
 def _why_left_out(one: Prediction) -> str:
@@ -197,13 +204,14 @@ def _cells_at_threshold(card: ModelCard, one: Prediction) -> dict[str, object]:
     if card.lock is None:
         return cells
     names = card.target.names
+    first, second = card.target.positive_first
     for name, threshold in card.lock.thresholds.items():
         positive = None
         if one.answers:
             positive = one.answers[names.index(name)] >= threshold
         if card.target.kind == "binary":
-            is_class = None if positive is None else names[int(positive)]
-            cells["class_at_threshold"] = is_class
+            class_at_threshold = names[first] if positive else names[second]
+            cells["class_at_threshold"] = class_at_threshold if one.answers else None
         else:
             flag = None if positive is None else int(positive)
             cells[f"at_threshold_{name}"] = flag

@@ -1,6 +1,7 @@
 """Page of a validation: its figures as HTML, with pictures inside."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +24,7 @@ from thinsection.probe.curves import (
 )
 from thinsection.probe.plots import Picture, draw_picture
 from thinsection.probe.result import METRIC_WORDS
-from thinsection.types import Json, counted
+from thinsection.types import Json, counted, rounded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,21 +69,21 @@ def validation_page(
         metric_words=METRIC_WORDS,
         call_words=CALL_WORDS,
         counted=counted,
-        number=number_words,
-        interval=interval_words,
+        number=partial(number_words, cases=document["cases"]),
+        interval=partial(interval_words, cases=document["cases"]),
     )
 
 
-def number_words(value: float | None) -> str:
-    """Number with four digits; a dash if there is none."""
-    return "–" if value is None else f"{value:.4f}"
+def number_words(value: float | None, cases: int) -> str:
+    """Number with the decimals that so many cases allow; a dash if there is none."""
+    return "–" if value is None else rounded(value, cases)
 
 
-def interval_words(score: Score) -> str:
+def interval_words(score: Score, cases: int) -> str:
     """95 % confidence interval, or the reason why there is none."""
     if score["low"] is None:
         return f"none: {score.get('missing') or 'no value'}"
-    return f"{score['low']:.4f} to {score['high']:.4f}"
+    return f"{rounded(score['low'], cases)} to {rounded(score['high'], cases)}"
 
 
 def _pictures(

@@ -100,6 +100,13 @@ def class_columns(rows: Predictions) -> list[Column]:
     return [Column(names[c], rows.truth == c, rows.probability[:, c]) for c in classes]
 
 
+def _positive_sentence(columns: Columns) -> str:
+    """Says which class counts as positive."""
+    if len(columns.columns) == 1:
+        return f"Positive class: {columns.columns[0].name}."
+    return "Each class against the rest."
+
+
 def draw_roc(axes: "Axes", columns: Columns) -> Words:
     """ROC curves, with bands where rows can be resampled."""
     for column, sampling, color in columns.drawable():
@@ -108,7 +115,7 @@ def draw_roc(axes: "Axes", columns: Columns) -> Words:
     axes.plot([0, 1], [0, 1], color="#999999", linestyle=":", linewidth=1)
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
     axes.set(xlim=(0, 1.01), ylim=(0, 1.02))
-    words = "Each class against the rest, all rows pooled; dotted: chance."
+    words = f"{_positive_sentence(columns)} All rows are pooled. Dotted: chance."
     return "ROC", words if columns.sampling is None else f"{words} {BAND}"
 
 
@@ -174,8 +181,8 @@ def draw_decision(axes: "Axes", columns: Columns) -> Words:
     axes.set(xlabel="threshold probability", ylabel="net benefit")
     axes.set(xlim=(0, 1), ylim=(LEAST_BENEFIT, 1.1 * highest + 0.01))
     caption = (
-        "Dotted: all cases are treated as positive. The line at 0: no case is (Vickers and "
-        "Elkin 2006). All rows are pooled."
+        f"{_positive_sentence(columns)} Dotted: all cases are treated as positive. The line at "
+        "0: no case is (Vickers and Elkin 2006). All rows are pooled."
     )
     return "Decision curve", caption
 
