@@ -27,6 +27,14 @@ class InvalidInputError(ThinsectionError, ValueError):
     """An argument has the wrong type, shape, range or value."""
 
 
+class ChoiceError(InvalidInputError):
+    """A name means none of the things that are there, or nothing decides between several.
+
+    Its remedy names a setting in Python's words, `grid="256px_0.5mpp"`; the command line shows the
+    option in its place.
+    """
+
+
 class ConfigError(ThinsectionError, ValueError):
     """A configuration key is unknown or its value is not allowed."""
 

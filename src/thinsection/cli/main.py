@@ -7,9 +7,11 @@ and its flags import pydantic, which together take longer than the answer.
 import contextlib
 import itertools
 import logging
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from thinsection import __version__, errors
 from thinsection.errors import CohortError, stopping
@@ -20,6 +22,8 @@ from thinsection.files.urls import is_url
 EXIT_USAGE = 2
 # code if the output is not writable; finished results stay
 EXIT_OUTPUT = 4
+# name of the logger of `pipeline.choice`, which is slow to import
+CHOICES = "thinsection.pipeline.choice"
 # commands whose first arguments are slides
 _TAKE_SLIDES = ("run", "segment", "qc", "plan")
 
@@ -30,7 +34,7 @@ def main() -> None:
     logging.getLogger("tifffile").addHandler(logging.NullHandler())
     arguments = sys.argv[1:]
     try:
-        with stopping(), output_errors("standard output"):
+        with stopping(), output_errors("standard output"), _choices_printed(arguments):
             if arguments == ["--version"]:
                 print(__version__)
                 return
@@ -59,6 +63,43 @@ def _check_slides_exist(arguments: Sequence[str]) -> None:
             raise CohortError.no_such_slide(slide)
 
 
+@contextlib.contextmanager
+def _choices_printed(arguments: Sequence[str]) -> Iterator[None]:
+    """Prints the lines about choices; `--json` leaves standard output to the document."""
+    printer = _ChoicePrinter(sys.stderr if "--json" in arguments else sys.stdout)
+    logger = logging.getLogger(CHOICES)
+    logger.addHandler(printer)
+    try:
+        yield
+    finally:
+        logger.removeHandler(printer)
+
+
+class _ChoicePrinter(logging.Handler):
+    """Prints each line once, with options in place of Python's settings."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._printed: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = with_options(record.getMessage())
+        if line not in self._printed:
+            self._printed.add(line)
+            print(line, file=self._stream, flush=True)
+
+
+def with_options(text: str) -> str:
+    """A text with options in place of Python's settings: `grid="..."` becomes `--grid`."""
+
+    def option(match: re.Match[str]) -> str:
+        flag = "--" + match[1].replace("_", "-")
+        return flag if match[2] == "..." else f"{flag} {match[2]}"
+
+    return re.sub(r'\b(\w+)="([^"]*)"', option, text)
+
+
 def _is_no_option(argument: str) -> bool:
     return not argument.startswith("-")
 
@@ -67,7 +108,10 @@ def _print_error(start: str, error: BaseException) -> None:
     """Prints the error and its notes, one per line."""
     from rich.console import Console
 
-    lines = [f"{start}{error}", *getattr(error, "__notes__", [])]
+    message = str(error)
+    if isinstance(error, errors.ChoiceError):
+        message = with_options(message)
+    lines = [f"{start}{message}", *getattr(error, "__notes__", [])]
     with contextlib.suppress(OSError):  # the reader of the output may have closed it
         console = Console(stderr=True)
         text = "\n".join(lines)

@@ -308,7 +308,7 @@ def aggregate(
     if level != "quiet":
         print(f"{num_done} of {len(results)} slides have an embedding of {name}")
     if config.pooling.patients != "none":
-        from thinsection.pipeline.patients import write_patients
+        from thinsection.pipeline.patients import patients_done, write_patients
 
         def say_failed(result: SlideResult) -> None:
             if result.status == "failed":
@@ -322,13 +322,9 @@ def aggregate(
             on_result=say_failed,
             on_message=progress.say,
         )
-        num_lost = sum(result.status == "failed" for result in patients)
-        num_fused = len(patients) - num_lost
         if level != "quiet":
-            print(
-                f"{num_fused} of {len(patients)} patients have an embedding of {name}"
-            )
-        num_failed += num_lost
+            print(f"{patients_done(patients)} have an embedding of {name}")
+        num_failed += sum(result.status == "failed" for result in patients)
     raise typer.Exit(EXIT_SOME_FAILED if num_failed else 0)
 
 

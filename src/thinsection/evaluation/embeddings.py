@@ -7,6 +7,7 @@ folder (ours, or TRIDENT's) the one folder `*/features_<encoder>` is taken.
 import pickle
 import tokenize
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import (
+    ChoiceError,
     DatasetError,
     InvalidInputError,
     StoreError,
     rewording,
 )
 from thinsection.evaluation.cases import listed_names
-from thinsection.pipeline.folder import Results, one_address, open_results
+from thinsection.pipeline.folder import Results, open_results
 from thinsection.report.home import is_results_folder
 from thinsection.slide.known_ids import KnownIds
 from thinsection.stages.facts import grid_of, ledger_facts
@@ -212,6 +214,14 @@ def features_folder(path: Path, *kinds: str) -> Path:
             f"results must contain embeddings, got no */features_<encoder> in {str(path)!r}; "
             "run `thinsection run` first"
         )
+    if len(folders) > 1 and (path / SLIDES).is_dir():
+        by_address = {f.relative_to(path).as_posix(): f for f in folders}
+        # the error below says how to choose
+        with suppress(ChoiceError):
+            chosen = open_results(path).choose_features(
+                None, [*by_address], chooser="its path in place of the folder's"
+            )
+            return by_address[chosen]
     if len(folders) > 1:
         names = ", ".join(str(folder.relative_to(path)) for folder in folders)
         raise DatasetError(
@@ -308,7 +318,7 @@ def _result_files(data: Path, results: Results, features: str | None) -> Feature
     addresses = results.features
     if features and not any(features in address for address in results.features):
         addresses = (*results.features, *results.slide_features)
-    address = one_address(addresses or results.slide_features, features, "features")
+    address = results.choose_features(features, addresses or results.slide_features)
     files: dict[str, Path] = {}
     lacking: dict[str, str] = {}
     for slide_id, ledger in results.ledgers.items():

@@ -10,7 +10,6 @@ from thinsection.pipeline.folder import (
     Listener,
     Results,
     leaving_out,
-    one_address,
     open_results,
 )
 from thinsection.stages.facts import OF_COHORTS
@@ -40,7 +39,7 @@ def export_anndata(
     results = open_results(folder)
     address = ""
     if results.features:
-        address = one_address(results.features, features, "features")
+        address = results.choose_features(features)
     tables = []
     slides = []
     for slide_id, ledger in results.ledgers.items():

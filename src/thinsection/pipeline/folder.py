@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from thinsection.errors import (
 )
 from thinsection.files.pages import data_uri
 from thinsection.files.tables import open_table
+from thinsection.pipeline.choice import choose_address, say_choice
 from thinsection.pipeline.records import Record, read_records
 from thinsection.pipeline.results import read_failure
 from thinsection.pipeline.tables import grid_rows
@@ -102,6 +103,8 @@ class Results:
 
     folder: Path
     ledgers: Mapping[str, SlideLedger]  # ledgers by slide id
+    # lines about choices; each is told once
+    told_choices: set[str] = field(default_factory=set, repr=False, compare=False)
 
     @property
     def slides(self) -> tuple[str, ...]:
@@ -151,6 +154,72 @@ class Results:
         """The invocations that worked here, oldest first."""
         return read_records(self.folder)
 
+    def choose_grid(
+        self, name: str | None = None, *, chooser: str = 'grid="..."'
+    ) -> str:
+        """One of `grids`, by its name or a part of it; of several that of the newest run.
+
+        Args:
+            name: the grid; None if there is one, or for the newest.
+            chooser: how the user chooses, for the line about a choice.
+
+        Raises ChoiceError: no such grid, or nothing decides between several.
+        """
+        return self._choose(self.grids, name, "grid", chooser)
+
+    def choose_features(
+        self,
+        name: str | None = None,
+        known: Sequence[str] | None = None,
+        *,
+        chooser: str = 'features="..."',
+    ) -> str:
+        """One of `features`, by its name or a part of it; of several that of the newest run.
+
+        Args:
+            name: the embeddings; None if there are one, or for the newest.
+            known: addresses to choose from, in place of `features`.
+            chooser: how the user chooses, for the line about a choice.
+
+        Raises ChoiceError: no such embeddings, or nothing decides between several.
+        """
+        addresses = self.features if known is None else known
+        return self._choose(addresses, name, "features", chooser)
+
+    def _choose(
+        self, known: Sequence[str], name: str | None, kind: str, chooser: str
+    ) -> str:
+        return choose_address(
+            known,
+            name,
+            kind,
+            chooser=chooser,
+            records=lambda: self.records,
+            say=self._say_once,
+            describe=self._described,
+        )
+
+    def _say_once(self, line: str) -> None:
+        if line not in self.told_choices:
+            self.told_choices.add(line)
+            say_choice(line)
+
+    def _described(self, address: str) -> str:
+        """An address with what it is: '256px_0.5mpp (12 slides, 4,021 tiles)'."""
+        tiles = address if "/" in address else f"{address}/{TILES}"
+        records = [
+            ledger.stages[tiles]
+            for ledger in self.ledgers.values()
+            if tiles in ledger.stages
+        ]
+        if not records:
+            return address
+        num_tiles = sum(int(record.facts.get("num_tiles") or 0) for record in records)
+        words = counted(len(records), "slide")
+        if num_tiles:
+            words += f", {num_tiles:,} tiles"
+        return f"{address} ({words})"
+
     def rows(self, labels: str | Path | None = None) -> list[Document]:
         """One row per slide and grid, as in summary.csv.
 
@@ -174,7 +243,7 @@ class Results:
     def tiles(self, slide_id: str, grid: str | None = None) -> TilesFile:
         """Coordinates of a slide's tile grid, and the columns of every table with the same tiles.
 
-        `slide_id` is one of `slides`, `grid` one of `grids`; None if there is only one.
+        `slide_id` is one of `slides`, `grid` one of `grids`; None for that of the newest run.
 
         Memory: 16 bytes per tile, and 4 per tile and column.
         """
@@ -190,7 +259,7 @@ class Results:
 
     def _plan(self, slide_id: str, grid: str | None) -> ReadPlan | None:
         """How the tiles of a grid are read; None for grids that another tool made."""
-        address = one_address(self.grids, grid, "grid")
+        address = self.choose_grid(grid)
         record = self.ledger(slide_id).stages.get(f"{address}/{TILES}")
         if record is None or "plan" not in record.facts:
             return None
@@ -203,7 +272,7 @@ class Results:
 
         Raises StoreError: the slide has no such grid.
         """
-        address = one_address(self.grids, grid, "grid")
+        address = self.choose_grid(grid)
         # raises StoreError if the slide has no such grid
         self.file(slide_id, f"{address}/{TILES}")
         files = {
@@ -216,11 +285,12 @@ class Results:
     def tile_embeddings(self, slide_id: str, features: str | None = None) -> TilesFile:
         """Embeddings (N, D) and coordinates of a slide's tiles.
 
-        `features` is one of `features`, or its last part without 'features_'; None if there is one.
+        `features` is one of `features`, or its last part without 'features_'; None for that of the
+        newest run.
 
         Memory: 4 N D bytes.
         """
-        address = one_address(self.features, features, "features")
+        address = self.choose_features(features)
         stored = read_tiles(self.file(slide_id, address))
         grid = address.split("/", maxsplit=1)[0]
         return replace(stored, plan=self._plan(slide_id, grid))
@@ -229,7 +299,7 @@ class Results:
         self, slide_id: str, features: str | None = None
     ) -> EmbeddingRows:
         """The same embeddings as rows that are read from the file only on access."""
-        address = one_address(self.features, features, "features")
+        address = self.choose_features(features)
         return EmbeddingRows(self.file(slide_id, address))
 
     def slide_embeddings(
@@ -237,11 +307,13 @@ class Results:
     ) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
         """Ids and embeddings, float32 (S, D), of the slides that have a slide embedding.
 
-        `name` is one of `slide_features`, or its last part; None if there is only one.
+        `name` is one of `slide_features`, or its last part; None for that of the newest run.
 
         Memory: 4 S D bytes.
         """
-        address = one_address(self.slide_features, name, "slide features")
+        address = self._choose(
+            self.slide_features, name, "slide features", 'name="..."'
+        )
         slide_ids = []
         embeddings = []
         for slide_id, ledger in self.ledgers.items():
@@ -323,43 +395,6 @@ class Results:
                 f"slide_id must be in this folder, got {slide_id!r}{hint}"
             )
         return self.ledgers[slide_id]
-
-
-def one_address(known: Sequence[str], name: str | None, what: str) -> str:
-    """Address for a name: the address, one of its parts, or any text that only it contains.
-
-    Raises InvalidInputError: no address, or several, have that name.
-    """
-    addresses = [*known]
-    if name is not None:
-        addresses = [address for address in known if name in _short_names(address)]
-        if not addresses:
-            addresses = [address for address in known if name in address]
-    if len(addresses) == 1:
-        return addresses[0]
-    if not known:
-        raise InvalidInputError(
-            f"{what} must match one of those in the folder, got a folder without {what}; "
-            "run `thinsection run` first"
-        )
-    example = addresses[0] if addresses else known[0]
-    option = "--grid" if what == "grid" else "--features"
-    raise InvalidInputError(
-        f"{what} must match one of {', '.join(known)}, got {name!r}; "
-        f"pass {option} {example}"
-    )
-
-
-def _short_names(address: str) -> tuple[str, ...]:
-    """All names that a person may use for an address."""
-    grid, _, last = address.rpartition("/")
-    return (
-        address,
-        grid,
-        last,
-        last.removeprefix("features_"),
-        last.removeprefix("slide_features_"),
-    )
 
 
 def _labels(path: Path, slides: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -22,6 +22,7 @@ from thinsection.files.atomic import (
 from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.files.urls import is_url
+from thinsection.pipeline.choice import recorded_grids
 from thinsection.pipeline.ending import write_run_tables
 from thinsection.pipeline.merge_plan import (
     MergePlan,
@@ -329,6 +330,7 @@ def _write_record(
     facts = {
         "counts": {"merged": len(results)},
         "models": newest.get("models", {}),
+        "grids": list(recorded_grids(group.newest) or ()),
         "merged_from": origins,
     }
     end_record(Record.read(record.folder), facts)

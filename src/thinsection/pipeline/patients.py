@@ -4,7 +4,14 @@ import contextlib
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -49,6 +56,7 @@ def write_patients(
     *,
     pooling: PoolingConfig,
     out: Path | None = None,
+    addresses: Collection[str] | None = None,
     on_result: Callable[[SlideResult], None] = lambda result: None,
     on_message: Callable[[str], None] = lambda text: None,
 ) -> list[SlideResult]:
@@ -56,7 +64,8 @@ def write_patients(
 
     `folder` and `out` are those of `aggregate_folder`, which has pooled its slides before. The
     patient of a slide is that of the cohort of the run, or of the table `pooling.cohort`. A bad
-    file only fails its patient. What is complete is skipped.
+    file only fails its patient. What is complete is skipped. Of a results folder only the tile
+    embeddings at `addresses` are pooled; None pools those that `pooling.features` names.
 
     Memory: 'late' holds one slide's embeddings at most, 4 N D bytes; 'early' those of all slides
     of a patient, twice. And the slide encoder's own limit.
@@ -65,6 +74,13 @@ def write_patients(
     """
     files = find_features(folder.absolute(), out=out, wanted=pooling.features)
     pooled = [file for file in files if slide_folder(file, encoder).is_dir()]
+    if addresses is not None:
+        home = folder.absolute()
+        pooled = [
+            file
+            for file in pooled
+            if file.path.parent.relative_to(home).as_posix() in addresses
+        ]
     if pooling.cohort is None:
         patient_of_slide = patients_of_ledgers(folder, pooled)
     else:
@@ -92,6 +108,13 @@ def write_patients(
         on_result(result)
         results.append(result)
     return results
+
+
+def patients_done(results: Sequence[SlideResult]) -> str:
+    """'12 of 12 patients': those with all their embeddings, each counted once."""
+    patients = {result.slide_id for result in results}
+    failed = {result.slide_id for result in results if result.status == "failed"}
+    return f"{len(patients - failed)} of {len(patients)} patients"
 
 
 def slide_folder(file: FeaturesFile, encoder: SlideEncoder) -> Path:

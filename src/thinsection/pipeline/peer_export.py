@@ -25,7 +25,6 @@ from thinsection.pipeline.folder import (
     Listener,
     Results,
     leaving_out,
-    one_address,
     open_results,
 )
 from thinsection.pipeline.tiled_slide import TiledSlide, tiled_slide
@@ -251,12 +250,12 @@ def export_peer(
     results = open_results(folder)
     address = ""
     if not layout.embeddings:
-        grid = one_address(results.grids, features, "grid")
+        grid = results.choose_grid(features, chooser='features="..."')
     elif results.features or features:
-        address = one_address(results.features, features, "features")
+        address = results.choose_features(features)
         grid = address.split("/")[0]
     else:
-        grid = one_address(results.grids, None, "grid")
+        grid = results.choose_grid(chooser='features="..."')
     out_absolute = out.absolute()
     slides: list[PeerSlide] = []
     for slide_id, ledger in results.ledgers.items():

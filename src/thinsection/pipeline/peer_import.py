@@ -84,6 +84,7 @@ def import_peer(
     entries = _entries(slides)
     rows = _read_tables(folder)
     imported: set[str] = set()
+    grids: set[str] = set()
     record = begin_record(
         out, "import", {"import": {"tool": tool, "folder": str(folder)}}
     )
@@ -93,12 +94,12 @@ def import_peer(
             facts = _slide_facts(
                 slide_id, rows.get(slide_id, {}), entries.get(slide_id)
             )
-            _import_slide(out, tool, facts, source.read(path, facts), encoder)
+            grids |= _import_slide(out, tool, facts, source.read(path, facts), encoder)
             imported.add(slide_id)
     if not imported:
         raise StoreError(f"{rule}, got no readable file in {str(folder)!r}")
     write_tables(out, known_slides(out))
-    end_record(record, {"counts": {"imported": len(imported)}})
+    end_record(record, {"counts": {"imported": len(imported)}, "grids": sorted(grids)})
     write_index(out)
     return len(imported)
 
@@ -169,14 +170,16 @@ def _import_slide(
     facts: Document,
     peer_tiles: Iterable[PeerTiles],
     encoder: str | None,
-) -> None:
-    """Writes a slide's grids and features, then its ledger."""
+) -> set[str]:
+    """Writes a slide's grids and features, then its ledger; returns the names of the grids."""
+    grids = set()
     slide_id = facts["slide_id"]
     with hold(out / SLIDES / slide_id / LOCK_NAME):
         ledger = load_ledger(out, slide_id)
         for tiles in peer_tiles:
             ledger = replace(ledger, slide=_merged_facts(ledger, tiles, facts))
             grid = f"{tool}_{slug(tiles.grid)}"
+            grids.add(grid)
             attributes = _attributes(tool, tiles, facts)
             coords = replace(tiles, features=None)
             ledger = _write_stage(ledger, f"{grid}/tiles", coords, attributes)
@@ -186,6 +189,7 @@ def _import_slide(
                 attributes["encoder"] = name
                 ledger = _write_stage(ledger, address, tiles, attributes)
         ledger.save()
+    return grids
 
 
 def _merged_facts(ledger: SlideLedger, tiles: PeerTiles, facts: Document) -> Document:

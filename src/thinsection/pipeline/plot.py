@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from thinsection.config import nearest
 from thinsection.errors import InvalidInputError, importing
-from thinsection.pipeline.folder import Results, one_address
+from thinsection.pipeline.folder import Results
 from thinsection.qc.own_tissue import AnyTissue, as_tissue
 from thinsection.report.layers import Layer, Outline, Tiles, Values, colorize, paint
 from thinsection.report.picture import (
@@ -249,7 +249,7 @@ def _sample_tiles(
     results: Results, features: str | None, color: str, max_tiles: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.generic]]:
     """Embeddings of sampled tiles of each slide, and the word or number for their colour."""
-    address = one_address(results.features, features, "features")
+    address = results.choose_features(features)
     embeddings = {}
     for slide_id, ledger in results.ledgers.items():
         if address in ledger.stages:

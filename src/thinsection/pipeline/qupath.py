@@ -16,7 +16,6 @@ from thinsection.pipeline.folder import (
     Listener,
     Results,
     leaving_out,
-    one_address,
     open_results,
 )
 from thinsection.report.outlines import features_of_masks, outline_files
@@ -64,7 +63,7 @@ def export_qupath(
     """
     results = open_results(folder)
     if results.grids or grid:
-        grid = one_address(results.grids, grid, "grid")
+        grid = results.choose_grid(grid)
     files: dict[str, str] = {}  # name of the image -> its GeoJSON
     for slide_id, ledger in results.ledgers.items():
         with leaving_out(slide_id, on_left_out, StoreError, ValueError):

@@ -42,7 +42,7 @@ from thinsection.pipeline.results import SlideResult, describe
 from thinsection.pipeline.task import OwnEncoderTask, RunTask, filesystem_now
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import LastResult, PoolingConfig, RunConfig
-from thinsection.stages.graph import Models, stages_of
+from thinsection.stages.graph import Models, grid_names, stages_of
 from thinsection.stages.request import check_run, cohort_of
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.store.claims import claim_ids
@@ -321,23 +321,23 @@ def _write_patients(task: RunTask, on_message: OnMessage) -> tuple[SlideResult, 
     if encoding.patients == "none":
         return ()
     # imports torch, which other runs may not need
-    from thinsection.pipeline.patients import write_patients
+    from thinsection.pipeline.patients import patients_done, write_patients
 
     results: list[SlideResult] = []
-    for encoder in task.models().slide_encoders:
+    models = task.models()
+    of_this_run = {stage.address for stage in stages_of(task.spec, models.identities)}
+    for encoder in models.slide_encoders:
         results += write_patients(
             task.out,
             encoder,
             pooling=PoolingConfig(patients=encoding.patients),
+            addresses=of_this_run,
             on_message=on_message,
         )
     for result in results:
         if result.status == "failed":
             on_message(describe(result))
-    num_failed = sum(result.status == "failed" for result in results)
-    on_message(
-        f"{len(results) - num_failed} of {len(results)} patients have an embedding"
-    )
+    on_message(f"{patients_done(results)} have an embedding")
     return tuple(results)
 
 
@@ -405,6 +405,7 @@ def make_task(
     folder = out.resolve()
     command = _command_words(spec.output.until)
     record = records.begin_record(folder, command, spec.settings)
+    records.end_record(record, {"grids": list(grid_names(spec))})
     log(
         record.folder, f"thinsection {thinsection.__version__}: {command} into {folder}"
     )

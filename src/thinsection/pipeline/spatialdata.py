@@ -23,7 +23,6 @@ from thinsection.pipeline.folder import (
     Listener,
     Results,
     leaving_out,
-    one_address,
     open_results,
 )
 from thinsection.pipeline.qupath import outlines_of
@@ -69,10 +68,10 @@ def export_spatialdata(
     results = open_results(folder)
     address = ""
     if results.features or features:
-        address = one_address(results.features, features, "features")
+        address = results.choose_features(features)
         grid = address.split("/")[0]
     else:
-        grid = one_address(results.grids, None, "grid")
+        grid = results.choose_grid(chooser='features="..."')
     count = 0
     for slide_id, ledger in results.ledgers.items():
         with leaving_out(slide_id, on_left_out, InvalidInputError):

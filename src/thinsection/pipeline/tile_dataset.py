@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from thinsection.config import coerce, nearest
 from thinsection.errors import BudgetError, InvalidInputError, SlideReadError
 from thinsection.machine import cpu_count
-from thinsection.pipeline.folder import Listener, Results, one_address, open_results
+from thinsection.pipeline.folder import Listener, Results, open_results
 from thinsection.pipeline.tile_buffers import Buffer, BufferReader
 from thinsection.pipeline.tiled_slide import TiledSlide, tiled_slides
 from thinsection.store.tiles_h5 import column_names
@@ -333,7 +333,7 @@ def _choose_slides(
     on_message: Listener,
 ) -> list[TiledSlide]:
     """Slides with tiles that were asked for and have a label."""
-    address = one_address(results.grids, grid, "grid")
+    address = results.choose_grid(grid)
     if slide_ids is not None:
         ledgers = {slide_id: results.ledger(slide_id) for slide_id in slide_ids}
         results = replace(results, ledgers=ledgers)

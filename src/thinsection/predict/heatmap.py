@@ -30,7 +30,7 @@ from thinsection.files.atomic import atomic_path, write_json
 from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, find_unfinished_files, hold, sweep_slide
 from thinsection.pipeline.events import OnEvent
-from thinsection.pipeline.folder import Results, one_address, open_results
+from thinsection.pipeline.folder import Results, open_results
 from thinsection.pipeline.tiled_slide import TiledSlide, tiled_slide
 from thinsection.predict.answering import Prediction, score_column
 from thinsection.predict.heatmap_links import (
@@ -225,7 +225,7 @@ def _draw_column(
     results: Results, column: str, root: Path, config: HeatmapConfig
 ) -> list[Path]:
     """Draws a stored column for all slides that have it, below `root`."""
-    grid = one_address(results.grids, config.grid, "grid")
+    grid = results.choose_grid(config.grid)
     slides = [
         s for s, ledger in results.ledgers.items() if f"{grid}/tiles" in ledger.stages
     ]

@@ -14,9 +14,8 @@ from thinsection.evaluation.embeddings import read_embeddings
 from thinsection.pipeline.records import read_records
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import RunConfig
-from thinsection.stages.graph import mask_stage, segment_stages
+from thinsection.stages.graph import grid_names
 from thinsection.stages.spec import resolve
-from thinsection.stages.tiles import TilesStage
 from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import SLIDES
 from thinsection.store.tiles_h5 import check_numbers
@@ -165,19 +164,26 @@ def _run_settings(path: Path, inputs: Inputs) -> dict[str, Json]:
             ]
             for tiles in config.tiles.grids:
                 of_grid = replace(config, tiles=tiles)
-                if encoders and _grid_of(of_grid) == grid:
+                if encoders and _is_of_grid(of_grid, grid):
                     run = {name: as_mapping(of_grid)[name] for name in DECIDING}
                     run["encode"] |= {"encoders": [max(encoders, key=len)]}
                     return run
     return {}
 
 
-def _grid_of(config: RunConfig) -> str:
-    """Name of the tile grid of a run with one grid."""
-    spec = resolve(config, {"until": "tiles"})
-    mask = mask_stage(spec)
-    segments = segment_stages(spec, mask)
-    return TilesStage(config=spec.tiles, mask=mask, segments=segments).grid
+def _is_of_grid(config: RunConfig, grid: str) -> bool:
+    """True for the settings of a run whose one grid has this name."""
+    return grid_names(resolve(config, {"until": "tiles", "patients": "none"})) == (
+        grid,
+    )
+
+
+def is_grid_of(inputs: Inputs, grid: str) -> bool:
+    """True if the run that made the embeddings of the training would give a grid this name."""
+    # a file with checks or weights may have been deleted
+    with contextlib.suppress(ConfigError, StoreError, WeightsError):
+        return bool(inputs.run) and _is_of_grid(run_config(inputs, "the model"), grid)
+    return False
 
 
 def run_config(inputs: Inputs, model: str) -> RunConfig:

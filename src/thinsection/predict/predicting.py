@@ -46,7 +46,13 @@ from thinsection.predict.heatmap_links import (
     remove_stale_heatmaps,
     stale_words,
 )
-from thinsection.predict.inputs import Inputs, check_inputs, read_inputs, run_config
+from thinsection.predict.inputs import (
+    Inputs,
+    check_inputs,
+    is_grid_of,
+    read_inputs,
+    run_config,
+)
 from thinsection.predict.model_file import ModelCard, read_card
 from thinsection.predict.replacing import check_validation
 from thinsection.predict.validation import Locked, write_validation
@@ -402,18 +408,32 @@ def _embeddings(
         results = open_results(data)
         of_slides = inputs.level == "slide"
         addresses = results.slide_features if of_slides else results.features
-    candidates = []
+    candidates = {}
+    likeness = {}
     for address in addresses or [None]:
         embeddings = feature_files(data, address)
         facts = read_inputs(next(iter(embeddings.files.values())))
-        alike = sum(getattr(facts, n) == value for n, value in asdict(inputs).items())
-        candidates.append((alike, facts, embeddings))
-    _, facts, (files, lacking, place) = max(candidates, key=lambda one: one[0])
+        candidates[embeddings.place] = (facts, embeddings)
+        likeness[embeddings.place] = _likeness(inputs, facts, embeddings.place)
+    place, *others = [
+        name for name, alike in likeness.items() if alike == max(likeness.values())
+    ]
+    if others:
+        place = open_results(data).choose_features(None, [place, *others])
+    facts, (files, lacking, place) = candidates[place]
     check_inputs(inputs, facts, next(iter(files)))
     if kept is not None:
         lacking = {slide: why for slide, why in lacking.items() if slide in kept}
         files = {slide: file for slide, file in files.items() if slide in kept}
     return FeatureFiles(files, lacking, place)
+
+
+def _likeness(inputs: Inputs, facts: Inputs, place: str) -> int:
+    """Number of facts that embeddings share with those of the training, and the grid's settings."""
+    alike: int = sum(
+        getattr(facts, name) == value for name, value in asdict(inputs).items()
+    )
+    return alike + is_grid_of(inputs, place.split("/", maxsplit=1)[0])
 
 
 def _bags(

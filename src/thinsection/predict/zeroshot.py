@@ -25,7 +25,7 @@ from thinsection.encode.registry import check_encoder_name
 from thinsection.errors import InvalidInputError, StoreError, UnknownEncoderError
 from thinsection.files.atomic import output_errors, write_json, write_table
 from thinsection.files.json_text import read_json
-from thinsection.pipeline.folder import Results, leaving_out, one_address, open_results
+from thinsection.pipeline.folder import Results, leaving_out, open_results
 from thinsection.pipeline.records import recording
 from thinsection.predict.prompts import Prompts, read_prompts
 from thinsection.stages.tiles import write_columns
@@ -148,7 +148,7 @@ def zeroshot(
     if not isinstance(prompts, Prompts):
         prompts = read_prompts(prompts)
     opened = open_results(results)
-    address = one_address(opened.features, options.features, "features")
+    address = opened.choose_features(options.features)
     slides = [s for s, ledger in opened.ledgers.items() if address in ledger.stages]
     if text_encoder is None:
         text_encoder = _load(opened, address, slides[0], options)

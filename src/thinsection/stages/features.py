@@ -22,6 +22,17 @@ from thinsection.tiles.transforms import StainConfig, StainLook
 from thinsection.types import CoordsL0, PlainValues
 
 
+def features_label(encoder: str, *, dtype: str, stain: StainConfig | None) -> str:
+    """Name of embeddings: encoder, stored type, stain normalisation (None if it is off)."""
+    parts = [encoder]
+    if dtype != "float32":
+        parts.append(dtype)
+    if stain is not None:
+        parts.append(stain.stain_norm)
+        parts.append(variant(stain, leave_out=("stain_norm",)))
+    return join_label(*parts)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FeaturesStage(TileStage[TilesFile]):
     """`GRID/features_ENCODER/ID.h5`: `features` (N, D) and `coords` (N, 2).
@@ -42,13 +53,8 @@ class FeaturesStage(TileStage[TilesFile]):
     @property
     def label(self) -> str:
         """Name of the embeddings: encoder, stored type, stain normalisation."""
-        parts = [self.encoder]
-        if self.dtype != "float32":
-            parts.append(self.dtype)
-        if self.target is not None:
-            parts.append(self.stain.stain_norm)
-            parts.append(variant(self.stain, leave_out=("stain_norm",)))
-        return join_label(*parts)
+        stain = None if self.target is None else self.stain
+        return features_label(self.encoder, dtype=self.dtype, stain=stain)
 
     @cached_property
     def address(self) -> str:

@@ -10,6 +10,7 @@ from thinsection.encode.identity import EncoderIdentity
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.pool.encoder import SlideEncoderIdentity, check_fit
 from thinsection.segment import Segmenter, load_segmenter
+from thinsection.stages.config import TILED
 from thinsection.stages.features import FeaturesStage, TokensStage
 from thinsection.stages.formats import PLAIN
 from thinsection.stages.leaves import (
@@ -197,6 +198,18 @@ def measures_stages(spec: RunSpec) -> list[MeasuresStage]:
     until_tiles = replace(spec, output=replace(spec.output, until="tiles"))
     graph = stages_of(until_tiles, Models())
     return [stage for stage in graph if isinstance(stage, MeasuresStage)]
+
+
+def grid_names(spec: RunSpec) -> tuple[str, ...]:
+    """Names of the tile grids of a run; none if it ends before tiles.
+
+    Raises ConfigError, WeightsError: a file that its settings name is gone.
+    """
+    if spec.output.until not in TILED:
+        return ()
+    until_tiles = replace(spec, output=replace(spec.output, until="tiles"))
+    graph = stages_of(until_tiles, Models())
+    return tuple(stage.grid for stage in graph if isinstance(stage, TilesStage))
 
 
 def _features_stages(
