@@ -69,8 +69,38 @@ def test_a_derived_class_is_of_its_base_class(tmp_path: Path) -> None:
     )
     assert found.area(include=("Tumor",)).area == 200**2
     assert found.area(include=("Tumor: Positive",)).area == 200**2
-    assert found.area(include=("Tum",)).is_empty
     assert found.area(exclude=("Tumor",)).is_empty
+    with pytest.raises(InvalidInputError, match="did you mean 'Tumor: Positive'"):
+        found.area(include=("Tumor: Positiv",))
+
+
+def test_an_included_class_that_no_object_has_is_an_error_with_the_classes(
+    tmp_path: Path,
+) -> None:
+    found = of_geojson(tmp_path, polygon(SQUARE), polygon(HOLE, name="Fat"))
+    with pytest.raises(
+        InvalidInputError, match=r"got 'Tumour'; did you mean 'Tumor'\? .* 'Fat', 'Tum"
+    ):
+        found.area(include=("Fat", "Tumour"))
+    with pytest.raises(InvalidInputError, match="have no class"):
+        of_geojson(tmp_path, polygon(SQUARE, name=None)).area(include=("T",))
+
+
+def test_a_class_is_named_in_any_capitals_where_nothing_contradicts(
+    tmp_path: Path,
+) -> None:
+    found = of_geojson(
+        tmp_path,
+        polygon(SQUARE),
+        polygon(HOLE, name="tumor"),
+        polygon(ISLAND, name="Tumor: EXCLUSION"),
+    )
+    assert found.area(include=("TUMOR",)).area == 200**2
+    assert found.area(include=("tumor",), exclude=("Tumor",)).is_empty
+    contradiction = found.area(include=("Tumor",), exclude=("tumor",))
+    assert contradiction.area == 200**2 - 100**2
+    assert found.area(exclude=("exclusion",)).area == 200**2 - 20**2
+    assert found.area(include=("Exclusion",), exclude=("exclusion",)).area == 20**2
 
 
 def test_a_pair_that_touches_and_one_that_overlaps_is_one_area(tmp_path: Path) -> None:
@@ -165,7 +195,7 @@ def test_imagescopes_negative_regions_are_holes_and_ellipses_lie_in_their_box(
     )
     found = of_text(tmp_path, "a.xml", text)
     assert found.classes["T"].area == 200**2 - 100**2
-    assert found.notes == ("1 measure ignored in a.xml",)
+    assert found.notes == ("1 arrow ignored in a.xml",)
     round_one = of_text(
         tmp_path, "e.xml", imagescope(region([[100, 100], [300, 200]], kind=2))
     )

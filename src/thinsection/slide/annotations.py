@@ -1,7 +1,10 @@
 """Annotations of a slide: polygons in level-0 px by class, and their settings."""
 
+import difflib
+import os
+import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +14,15 @@ from numpy.typing import NDArray
 
 from thinsection.config import option
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.slide.annotation_files import SUFFIXES, read_shapes
+from thinsection.slide.annotation_files import (
+    SUFFIXES,
+    check_box_slides,
+    read_class_names,
+    read_shapes,
+)
+from thinsection.slide.annotation_shapes import Shape
 from thinsection.slide.cohort import SlideEntry
+from thinsection.slide.known_ids import KnownIds
 from thinsection.types import Json, Size, counted
 
 if TYPE_CHECKING:
@@ -32,17 +42,20 @@ class RegionsConfig:
     )
     roi: str | None = option(
         None,
-        "Keep only tiles in these annotations (GeoJSON, XML of ASAP or ImageScope, mask "
+        "Keep only tiles in these annotations (GeoJSON, XML of ASAP, ImageScope or HALO, mask "
         "images, CSV of boxes): a file, a folder with SLIDE_ID.geojson, or a "
         "column of the cohort table with their paths.",
         daily=True,
     )
     include_class: tuple[str, ...] = option(
-        (), "Use only annotations of this class; repeat the option for several."
+        (),
+        "Use only annotations of this class, in any capitals; repeat the option for several. "
+        "A class that no slide has is an error.",
     )
     exclude_class: tuple[str, ...] = option(
         ("Ignore*", "exclusion"),
-        "Remove annotations of this class from the others; repeat the option for several.",
+        "Remove annotations of this class, in any capitals, from the others; repeat the option "
+        "for several.",
     )
     mend_regions: bool = option(
         False, "Repair polygons that cross themselves. By default they are an error."
@@ -54,24 +67,27 @@ class RegionsConfig:
             if source and Path(source).exists():
                 object.__setattr__(self, role, str(Path(source).resolve()))
 
-    def file(self, role: str, entry: SlideEntry) -> Path:
-        """Returns the file with the annotations of a slide; InvalidInputError: there is none."""
+    def files(self, role: str, entry: SlideEntry) -> list[Path]:
+        """Returns the files with the annotations of a slide; the first is the one that is read.
+
+        Raises:
+            InvalidInputError: there is none.
+        """
         source: str = getattr(self, role)
         path = Path(source)
+        if path.is_dir():
+            return _files_in(path, role, entry)
         if not path.exists():
             path = Path(entry.folder, entry.more.get(source) or source)
-        elif path.is_dir():
-            candidates = [path / f"{entry.slide_id}{suffix}" for suffix in SUFFIXES]
-            path = next(filter(Path.is_file, candidates), candidates[0])
         if not path.is_file():
-            raise InvalidInputError(
-                f"{role} must exist for every slide, got no file {str(path)!r} for "
-                f"{entry.slide_id!r}"
-            )
-        return path
+            raise _no_file(role, path, entry)
+        return [path]
 
     def check(self, entries: Sequence[SlideEntry]) -> None:
-        """Refuses what can be there for no slide, or for one of several, before any work."""
+        """Refuses what can be there for no slide, or for one of several, before any work.
+
+        Memory: one file of annotations at a time; they are read if classes are to be included.
+        """
         for role in ROLES:
             source = getattr(self, role)
             if source is None:
@@ -81,12 +97,62 @@ class RegionsConfig:
                 raise ConfigError(
                     f"{role} must be a file, a folder, or a column of the cohort, got {source!r}"
                 )
-            is_of_one_slide = path.is_file() and path.suffix.lower() != ".csv"
-            if is_of_one_slide and len(entries) > 1:
+            is_table = path.is_file() and path.suffix.lower() == ".csv"
+            if is_table:
+                check_box_slides(path, [entry.slide_id for entry in entries])
+            if path.is_file() and not is_table and len(entries) > 1:
                 raise ConfigError(
                     f"{role} must belong to one slide, got one file for {len(entries)} slides; "
                     f"pass a folder of SLIDE_ID{path.suffix}"
                 )
+            if self.include_class:
+                self._check_classes(role, entries)
+
+    def _check_classes(self, role: str, entries: Sequence[SlideEntry]) -> None:
+        """Refuses a class to include that no slide has; it stops reading once each is seen."""
+        classes: set[str] = set()
+        for entry in entries:
+            try:
+                path = self.files(role, entry)[0]
+                classes |= read_class_names(path, entry.slide_id)
+            except InvalidInputError:
+                return  # the slide fails by its name; nobody knows which classes it has
+            named = [
+                named_classes([name], sorted(classes)) for name in self.include_class
+            ]
+            if all(named):
+                return
+        check_classes(self.include_class, classes)
+
+
+def _files_in(folder: Path, role: str, entry: SlideEntry) -> list[Path]:
+    """Returns the files of a folder that are named as a slide, in the order of their forms."""
+    candidates = [folder / f"{entry.slide_id}{suffix}" for suffix in SUFFIXES]
+    paths = [path for path in candidates if path.is_file()]
+    stems: list[str] = []
+    if not paths:  # 'ID.svs.geojson', 'ID.XML'
+        meant = KnownIds([entry.slide_id])
+        for path in sorted(folder.iterdir()):
+            if path.suffix.lower() in SUFFIXES:
+                stems.append(path.stem)
+                if meant.find(path.stem) and path.is_file():
+                    paths.append(path)
+    slide_path = os.path.realpath(entry.slide_path)
+    paths = [path for path in paths if os.path.realpath(path) != slide_path]
+    if not paths:
+        similar = KnownIds(stems).similar(entry.slide_id)
+        hint = f"; did you mean {similar!r}?" if similar else ""
+        raise _no_file(role, candidates[0], entry, hint)
+    return paths
+
+
+def _no_file(
+    role: str, path: Path, entry: SlideEntry, hint: str = ""
+) -> InvalidInputError:
+    return InvalidInputError(
+        f"{role} must exist for every slide, got no file {str(path)!r} for "
+        f"{entry.slide_id!r}{hint}"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +161,7 @@ class Regions:
 
     Attributes:
         classes: shapely's geometries in level-0 px, by class; '' is the area of no class.
-        notes: what was left out, in words.
+        notes: what was left out or decided, in words.
     """
 
     classes: "Mapping[str, Geometry]" = field(default_factory=dict)
@@ -106,24 +172,106 @@ class Regions:
     ) -> "Geometry":
         """Returns the union of the included classes (of all, if none is named) less the excluded.
 
-        A class is named by its own name, or by that of one that it is a class of.
+        Classes are named as `named_classes` says. CAMELYON16's group `_2` is cut out unless it
+        is included by its name.
+
+        Raises:
+            InvalidInputError: an included class is none of the annotations'.
         """
         import shapely
 
-        included = self._union(include or tuple(self.classes))
-        return shapely.difference(included, self._union(exclude))
+        names = tuple(self.classes)
+        included = names
+        if include:
+            check_classes(include, names)
+            included = named_classes(include, names, other=exclude)
+        excluded = named_classes(exclude, names, other=include)
+        excluded += camelyon_cut_outs(names)
+        excluded = [
+            name for name in excluded if not _is_asked_for(name, include, exclude)
+        ]
+        return shapely.difference(self._union(included), self._union(excluded))
 
     def _union(self, names: Sequence[str]) -> "Geometry":
         import shapely
 
-        # 'a: b' is 'a: b' or below it: with ': ' after both no other name begins so
-        prefixes = tuple(f"{name}: " for name in names)
-        areas = [
-            area
-            for name, area in self.classes.items()
-            if f"{name}: ".startswith(prefixes)
-        ]
-        return shapely.union_all(areas)
+        return shapely.union_all([self.classes[name] for name in names])
+
+
+def named_classes(
+    names: Sequence[str], classes: Sequence[str], *, other: Sequence[str] = ()
+) -> list[str]:
+    """Returns the classes that are named, in any capitals.
+
+    A class is named by its own name, by that of a class that it is a class of, or by both:
+    'Tumor: Invasive' by 'Tumor', 'Invasive' or 'Tumor: Invasive'.
+
+    Args:
+        names: the names.
+        classes: classes of the annotations.
+        other: names of the opposite setting; a class that it spells exactly is not meant here.
+    """
+    chosen = []
+    for class_name in classes:
+        is_exact = any(_is_of(class_name, name) for name in names)
+        is_others = any(_is_of(class_name, name) for name in other)
+        folded = _fold(class_name)
+        is_alike = any(_is_of(folded, _fold(name)) for name in names)
+        if is_exact or (is_alike and not is_others):
+            chosen.append(class_name)
+    return chosen
+
+
+def _is_asked_for(
+    class_name: str, include: Sequence[str], exclude: Sequence[str]
+) -> bool:
+    """Tells whether a class that would be cut out is included by its own name."""
+    own_names = (_fold(class_name), _fold(class_name.rpartition(": ")[2]))
+    is_named = any(_fold(name) in own_names for name in include)
+    is_spelled_by_exclude = any(_is_of(class_name, name) for name in exclude)
+    is_spelled_by_include = any(_is_of(class_name, name) for name in include)
+    return is_named and (is_spelled_by_include or not is_spelled_by_exclude)
+
+
+def check_classes(names: Sequence[str], classes: Collection[str]) -> None:
+    """Refuses a name that names none of the classes.
+
+    Raises:
+        InvalidInputError: says which classes there are.
+    """
+    for name in names:
+        if named_classes([name], tuple(classes)):
+            continue
+        known = sorted(filter(None, classes))
+        by_folded = {_fold(known_name): known_name for known_name in known}
+        close = difflib.get_close_matches(_fold(name), by_folded, n=1)
+        remedy = "the annotations have no class"
+        if known:
+            remedy = f"the classes are {', '.join(map(repr, known))}"
+        if close:
+            remedy = f"did you mean {by_folded[close[0]]!r}? {remedy}"
+        raise InvalidInputError(
+            f"include_class must be a class of the annotations, got {name!r}; {remedy}"
+        )
+
+
+def camelyon_cut_outs(classes: Collection[str]) -> list[str]:
+    """Returns the classes that CAMELYON16 draws to cut them out of its tumours.
+
+    Source: README of CAMELYON16: groups _0 and _1 are tumour, _2 is what is cut out of them.
+    """
+    groups = set(classes) - {""}
+    is_camelyon = {"_2"} < groups <= {"_0", "_1", "_2"}
+    return ["_2"] if is_camelyon else []
+
+
+def _fold(class_name: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", class_name).casefold().split())
+
+
+def _is_of(class_name: str, name: str) -> bool:
+    """Tells whether a name stands in a class 'a: b: c' as it is, as 'a: b', 'b' or 'c'."""
+    return f": {name}: " in f": {class_name}: "
 
 
 def read_regions(
@@ -134,7 +282,7 @@ def read_regions(
     Points, lines and what lies off the slide are left out with a word, as are QuPath's detections.
 
     Args:
-        path: GeoJSON, XML of ASAP or ImageScope, a mask's picture, or a CSV of boxes.
+        path: GeoJSON, XML of ASAP, ImageScope or HALO, a mask's picture, or a CSV of boxes.
         size_l0: (width, height) of the slide, level-0 px.
         slide_id: the slide; of a CSV with a column slide_id its rows are taken.
         mend: make polygons that cross themselves valid, instead of refusing them.
@@ -146,15 +294,12 @@ def read_regions(
     """
     import shapely
 
-    shapes = read_shapes(path, size_l0, slide_id)
-    slide = shapely.box(0, 0, *size_l0)
-    left_out = Counter[str]()  # by kind: point, line, detection
-    num_outside = 0
-    areas: dict[str, list[Polygon]] = {}  # by class, in the order of the file
-    holes: dict[str, list[Polygon]] = {}
-    for shape in shapes:
+    left_out = Counter[tuple[str, str]]()  # by noun and reason
+    areas: list[tuple[Shape, Geometry]] = []
+    holes: dict[int, list[Geometry]] = {}  # by layer
+    for shape in read_shapes(path, size_l0, slide_id):
         if shape.ignored:
-            left_out[shape.ignored] += 1
+            left_out[shape.ignored, shape.reason] += 1
             continue
         name = f" {shape.class_name!r}" if shape.class_name else ""
         place = f"{shape.place}{name} of {str(path)!r}"
@@ -164,26 +309,66 @@ def read_regions(
             else _make_polygon(polygon, place, mend)
             for polygon in shape.polygons
         ]
-        if not shapely.intersects(shapely.union_all(polygons), slide):
-            num_outside += 1
+        area = shapely.union_all(polygons)
+        if shape.is_hole:
+            holes.setdefault(shape.layer, []).append(area)
+        else:
+            areas.append((shape, area))
+    slide = shapely.box(0, 0, *size_l0)
+    by_class: dict[str, list[Geometry]] = {}  # in the order of the file
+    for shape, area in areas:
+        if not shapely.intersects(area, slide):
+            left_out["annotation", "outside the slide"] += 1
             continue
-        areas.setdefault(shape.class_name, [])
-        holes.setdefault(shape.class_name, [])
-        target = holes if shape.is_hole else areas
-        target[shape.class_name] += polygons
-    classes = {}
-    for class_name, polygons in areas.items():
-        classes[class_name] = shapely.difference(
-            shapely.union_all(polygons), shapely.union_all(holes[class_name])
+        cut = _without_holes(area, holes.get(shape.layer, ()))
+        if cut.is_empty:
+            left_out["annotation", "that lies in a hole"] += 1
+        by_class.setdefault(shape.class_name, []).append(cut)
+    num_without_area = _holes_without_area(areas, holes)
+    if num_without_area:
+        left_out["hole", "that lies in no area"] += num_without_area
+    classes = {name: shapely.union_all(parts) for name, parts in by_class.items()}
+    notes = []
+    for (noun, reason), number in left_out.items():
+        words = " ".join(filter(None, (counted(number, noun), reason)))
+        notes.append(f"{words} ignored in {path.name}")
+    if not areas and not left_out:
+        of_slide = f" of {slide_id!r}" if slide_id else ""
+        notes.append(f"no annotation{of_slide} in {path.name}")
+    for name in camelyon_cut_outs(classes):
+        others = " and ".join(sorted(set(classes) - {name, ""}))
+        notes.append(
+            f"group {name} is cut out of {others} in {path.name}, as in CAMELYON16; "
+            f"--include-class {name} takes it"
         )
-    notes = [
-        f"{counted(number, kind)} ignored in {path.name}"
-        for kind, number in left_out.items()
-    ]
-    if num_outside:
-        outside = counted(num_outside, "annotation")
-        notes.append(f"{outside} outside the slide ignored in {path.name}")
     return Regions(classes=classes, notes=tuple(notes))
+
+
+def _without_holes(area: "Geometry", holes: "Sequence[Geometry]") -> "Geometry":
+    """Returns an area less the holes of its layer; an island in a hole is kept."""
+    import shapely
+
+    cutting = [
+        hole
+        for hole in holes
+        if shapely.intersects(hole, area) and not shapely.contains_properly(hole, area)
+    ]
+    return shapely.difference(area, shapely.union_all(cutting)) if cutting else area
+
+
+def _holes_without_area(
+    areas: "Sequence[tuple[Shape, Geometry]]", holes: "Mapping[int, list[Geometry]]"
+) -> int:
+    """Returns the number of holes that touch no area of their layer."""
+    import shapely
+
+    number = 0
+    for layer, layer_holes in holes.items():
+        parts = [area for shape, area in areas if shape.layer == layer]
+        tree = shapely.STRtree(parts)
+        for hole in layer_holes:
+            number += not len(tree.query(hole, predicate="intersects"))
+    return number
 
 
 def _make_polygon(rings: Json, place: str, mend: bool) -> "Polygon":

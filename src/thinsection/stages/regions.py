@@ -11,7 +11,15 @@ from thinsection.errors import InvalidInputError
 from thinsection.qc.own_tissue import AnnotatedTissue, annotated_tissue
 from thinsection.qc.tissue import TISSUE_COLOR
 from thinsection.slide import Slide
-from thinsection.slide.annotations import ROLES, Regions, RegionsConfig, read_regions
+from thinsection.slide.annotation_xml import is_halo
+from thinsection.slide.annotations import (
+    ROLES,
+    Regions,
+    RegionsConfig,
+    camelyon_cut_outs,
+    named_classes,
+    read_regions,
+)
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.labels import join_label, short_hash, slug
 from thinsection.stages.masks import Columns, TissueStage
@@ -33,7 +41,7 @@ _COLORS = (TISSUE_COLOR, (200, 0, 0), (150, 200, 150), (0, 110, 220), (240, 160,
 def annotation_sums(config: RegionsConfig, entry: SlideEntry) -> dict[str, str]:
     """Hash of the annotation file of a slide, by role. Raises InvalidInputError: there is none."""
     return {
-        role: file_sum(config.file(role, entry))
+        role: file_sum(config.files(role, entry)[0])
         for role in ROLES
         if getattr(config, role)
     }
@@ -76,7 +84,14 @@ class RegionsStage(SlideStage[Regions]):
     def run(self, work: SlideWork, slide: Slide) -> Output[Regions]:
         """Reads the annotations of the slide."""
         name = f"{SLIDES}/{work.entry.slide_id}/{self.label}.geojson"
-        regions = self._read(work, self.config.file(self.role, work.entry))
+        path, *others = self.config.files(self.role, work.entry)
+        if work.entry.slide_path.lower().endswith(".mrxs") and is_halo(path):
+            # Source: dlup, issue 160: HALO counts from the corner of the scanned area
+            raise InvalidInputError(
+                f"{self.role} must count from the slide's corner, got {str(path)!r} of HALO for a "
+                f"MIRAX slide in {work.entry.slide_id!r}; export GeoJSON from QuPath"
+            )
+        regions = self._read(work, path)
         features = [
             annotation(area, class_name, color)
             for (class_name, area), color in zip(
@@ -85,7 +100,13 @@ class RegionsStage(SlideStage[Regions]):
         ]
         write_features(work.path(name), features)
         # the hash of the pixels distinguishes edited annotations from another slide
-        facts = {"pixels": work.source.key, "warnings": "; ".join(regions.notes)}
+        notes = [*regions.notes, *self._choices(regions)]
+        if others:
+            names = ", ".join(other.name for other in others)
+            notes.append(
+                f"{path.name} is read, not {names} beside it; a column of the cohort names others"
+            )
+        facts = {"pixels": work.source.key, "warnings": "; ".join(notes)}
         return Output(files=(name,), facts=facts, value=regions)
 
     def load(self, work: SlideWork) -> Regions:
@@ -103,10 +124,37 @@ class RegionsStage(SlideStage[Regions]):
         classes = {name or self.role: area for name, area in regions.classes.items()}
         return Regions(classes=classes, notes=regions.notes)
 
+    def _choices(self, regions: Regions) -> list[str]:
+        """Says which classes are joined, and which included ones this slide has not."""
+        classes = tuple(regions.classes)
+        include = self.config.include_class
+        absent = [name for name in include if not named_classes([name], classes)]
+        if absent:
+            return [f"no annotation of class {', '.join(map(repr, absent))}"]
+        if include:
+            return []
+        left_out = named_classes(self.config.exclude_class, classes)
+        left_out += camelyon_cut_outs(classes)
+        joined = [repr(name) for name in classes if name not in left_out]
+        if len(joined) < 2:
+            return []
+        return [
+            f"annotations of {len(joined)} classes are joined ({', '.join(joined)}); "
+            "--include-class chooses"
+        ]
+
     def area(self, work: SlideWork) -> "Geometry":
-        """Area of the included classes without the excluded ones, as a shapely geometry."""
+        """Area of the included classes without the excluded ones, as a shapely geometry.
+
+        It is empty for a slide that has none of the included classes.
+        """
         regions = work.value(self)
-        return regions.area(self.config.include_class, self.config.exclude_class)
+        include = self.config.include_class
+        classes = tuple(regions.classes)
+        present = [name for name in include if named_classes([name], classes)]
+        if include and not present:
+            return Regions().area()
+        return regions.area(present, self.config.exclude_class)
 
     def tile_columns(self, work: SlideWork, table: TileTable) -> Columns:
         """Share of each tile in each class; for `--roi` also the share in all included classes."""
