@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import imagecodecs
 import numpy as np
 import openslide
 import pytest
+import simplejpeg
 import tifffile
-from PIL import Image, ImageCms
+from PIL import Image, ImageCms, ImageDraw, ImageFont
 from tests.slide import planted
 from tests.slide.planted import mark
 
@@ -22,7 +24,7 @@ from thinsection.slide.deid import deidentify, deidentify_dicom, examine
 from thinsection.slide.deid.likeness import StoredImage, find_unlikeness
 from thinsection.slide.deid.profile import clean_profile
 from thinsection.slide.deid.streams import StreamError, clean_jpeg, clean_segment
-from thinsection.slide.deid.words import kept_description
+from thinsection.slide.deid.words import KnownSizes, kept_description
 
 
 def left(path: Path, marks: Sequence[bytes]) -> list[bytes]:
@@ -118,7 +120,9 @@ def test_shared_jpeg_tables_lose_their_comment(tmp_path: Path) -> None:
                    compression="jpeg", photometric="ycbcr", subsampling=(2, 2),
                    jpegtables=tables, metadata=None, software=False)  # fmt: skip
     assert left(slide, [mark(1)])
-    assert deidentify(slide, copy).removed == ["JPEG comment (COM)"]
+    # each tile has tables of its own
+    unused = "JPEG tables that no pixel uses"
+    assert deidentify(slide, copy).removed == ["JPEG comment (COM)", unused]
     assert not left(copy, [mark(1)])
     assert np.array_equal(*(kept_pages(path)[0] for path in (slide, copy)))
 
@@ -407,16 +411,48 @@ def test_a_cleaned_profile_converts_colours_as_before() -> None:
     assert clean_profile(b"no profile" * 20) is None
 
 
+SIZES = KnownSizes(slide=(46000, 32914), page=(46000, 32914), tile=(256, 256))
+
+
 def test_values_are_kept_only_in_the_form_of_their_key() -> None:
     text = (
         "Aperio Image Library v11.2.1\r\n46000x32914 (256x256) JPEG/RGB Q=30 P-77"
         "|AppMag = 20|MPP = 0,4990|Left = 1975-04-12|Gamma = 2.2|Gamma = 2.4|Who = me"
     )
-    kept, removed = kept_description(text)
+    kept, removed = kept_description(text, SIZES)
     assert kept == "Aperio Image Library v11.2.1|AppMag = 20|MPP = 0,4990|Gamma = 2.2"
     assert len(removed) == 4
-    assert kept_description(kept) == (kept, [])
-    assert kept_description("a name")[0] == ""
+    assert kept_description(kept, SIZES) == (kept, [])
+    assert kept_description("a name", SIZES)[0] == ""
+
+
+@pytest.mark.parametrize(
+    "pair",
+    ["OriginalWidth = 7395123", "Originalheight = 19750412", "Left = 7395123",
+     "Exposure Time = 7395123", "StripeWidth = 7395123", "AppMag = 751",
+     "Focus Offset = 7395123", "ImageID = 7395123", "MPP = 73.95123", "DisplayColor = 73"],
+)  # fmt: skip
+def test_a_number_that_cannot_be_what_its_key_says_is_left_out(pair: str) -> None:
+    text = f"Aperio Image Library v11.2.1\r\n46000x32914 (256x256)|MPP = 0.25|{pair}"
+    kept, removed = kept_description(text, SIZES)
+    assert kept.endswith("46000x32914 (256x256)|MPP = 0.25")
+    assert len(removed) == 1 and pair.split(" =", maxsplit=1)[0] in removed[0]
+
+
+def test_the_first_lines_name_only_sizes_that_the_image_has() -> None:
+    sizes = KnownSizes(slide=(2220, 2967), page=(574, 768), tile=(240, 240))
+    text = (
+        "Aperio Image Library v11.2.1 \n7395123x2967 [19,75 2220x2967] (240x240) -> 574x768 - "
+        ";Aperio Image Library v10.0.51\r\n1975x412 JPEG/RGB Q=30"
+        "|OriginalWidth = 2220|OriginalHeight = 2967"
+    )
+    kept, removed = kept_description(text, sizes)
+    assert kept == (
+        "Aperio Image Library v11.2.1\r\n2220x2967 (240x240) -> 574x768"
+        "|OriginalWidth = 2220|OriginalHeight = 2967"
+    )
+    assert any("sizes" in line for line in removed)
+    assert kept_description(kept, sizes) == (kept, [])
 
 
 def image_of(pixels: Any, name: str = "image") -> StoredImage:
@@ -446,6 +482,215 @@ def test_what_shows_the_slide_is_known_from_what_does_not() -> None:
         )
         == ""
     )
+
+
+def written_on(pixels: Any, text: str, place: tuple[int, int], px: int) -> Any:
+    """A picture with a word in black on it."""
+    image = Image.fromarray(pixels)
+    font = ImageFont.load_default(px)
+    ImageDraw.Draw(image).text(place, text, fill=(0, 0, 0), font=font)
+    return np.asarray(image)
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8])
+@pytest.mark.parametrize("place", [(12, 8), (60, 50)])
+def test_a_name_on_a_small_level_is_more_than_the_slide_shows(
+    factor: int, place: tuple[int, int]
+) -> None:
+    slide = planted.tissue((1600, 1200))
+    level = planted.smaller(slide, factor)
+    assert find_unlikeness(image_of(level), image_of(slide)) == ""
+    with_name = written_on(level, "J. DOE 1975", place, 14)
+    assert find_unlikeness(image_of(with_name), image_of(slide))
+
+
+@pytest.mark.parametrize("tile", [(64, 64), (97, 33), (400, 16)])
+def test_levels_in_tiles_and_strips_are_compared_whole(tile: tuple[int, int]) -> None:
+    slide = planted.tissue((1610, 1203))
+    level = planted.smaller(slide, 4)
+    with_name = written_on(level, "J. DOE 1975", (250, 270), 14)
+    tiled_slide = image_in_tiles(slide, (128, 96))
+    assert find_unlikeness(image_in_tiles(level, tile), tiled_slide) == ""
+    found = find_unlikeness(image_in_tiles(with_name, tile), tiled_slide)
+    assert "shows something at" in found
+
+
+def image_in_tiles(pixels: Any, tile: tuple[int, int]) -> StoredImage:
+    """A picture in segments, those of the border with white beyond it."""
+    height, width = pixels.shape[:2]
+    columns = -(-width // tile[0])
+
+    def decode(index: int) -> Any:
+        row, column = divmod(index, columns)
+        part = pixels[row * tile[1] :, column * tile[0] :][: tile[1], : tile[0]]
+        whole = np.full((tile[1], tile[0], 3), 255, np.uint8)
+        whole[: part.shape[0], : part.shape[1]] = part
+        return whole
+
+    return StoredImage(name="tiles", size=(width, height), segment=tile, decode=decode)
+
+
+def quantizer(number: int, text: bytes, *, wide: bool = False) -> bytes:
+    """A segment with a JPEG quantisation table that holds a text."""
+    head = bytes([number | (0x10 if wide else 0)])
+    return planted.segment(0xDB, head + text.ljust(128 if wide else 64, b"\1"))
+
+
+def huffman(number: int, text: bytes) -> bytes:
+    """A segment with a Huffman table that holds a text."""
+    counts = bytes(15) + bytes([len(text)])
+    return planted.segment(0xC4, bytes([number]) + counts + text)
+
+
+def test_jpeg_tables_that_no_pixel_uses_are_filled() -> None:
+    pixels = planted.tissue((64, 48))
+    plain = planted.jpeg(pixels)
+    plants = (
+        quantizer(3, mark(1)),
+        quantizer(2, mark(2), wide=True),
+        huffman(0x03, mark(3)),
+        huffman(0x12, mark(4)),
+        quantizer(0, mark(5)),  # replaced before a scan uses it
+    )
+    stream = plain[:2] + b"".join(plants) + plain[2:]
+    cleaned = clean_jpeg(stream)
+    assert len(cleaned.data) == len(stream)
+    assert [n for n in range(1, 6) if mark(n) in cleaned.data] == []
+    assert "JPEG tables that no pixel uses" in cleaned.removed
+    decoded = [simplejpeg.decode_jpeg(data) for data in (plain, cleaned.data)]
+    assert np.array_equal(*decoded)
+    again = clean_jpeg(cleaned.data)
+    assert again.data == cleaned.data and not again.removed
+
+
+def test_shared_jpeg_tables_that_no_tile_uses_are_filled(tmp_path: Path) -> None:
+    pixels = planted.tissue((256, 256))
+    slide = tmp_path / "a.tif"
+    copy = tmp_path / "b.tif"
+    with tifffile.TiffWriter(slide) as file:
+        for level in (pixels, planted.smaller(pixels, 2)):
+            plain = [
+                planted.jpeg(tile)
+                for tile in planted.tiles(level, lambda tile, _: tile, 128)
+            ]
+            frame = plain[0].index(b"\xff\xc0")
+            scan = plain[0].index(b"\xff\xda")
+            huffman_start = plain[0].index(b"\xff\xc4")
+            shared = plain[0][20:frame] + plain[0][huffman_start:scan]
+            tables = (
+                b"\xff\xd8" + quantizer(3, mark(1)) + shared + huffman(0x03, mark(2))
+            )
+            tiles = [
+                data[:2] + data[frame:huffman_start] + data[scan:] for data in plain
+            ]
+            file.write(iter(tiles), shape=level.shape, dtype=np.uint8, tile=(128, 128),
+                       compression="jpeg", photometric="ycbcr", subsampling=(2, 2),
+                       jpegtables=tables + b"\xff\xd9", metadata=None, software=False,
+                       subfiletype=int(level is not pixels))  # fmt: skip
+    assert left(slide, [mark(1), mark(2)])
+    report = deidentify(slide, copy)
+    assert report.removed == ["JPEG tables that no pixel uses"]
+    assert left(copy, [mark(1), mark(2)]) == []
+    for old, new in zip(kept_pages(slide), kept_pages(copy), strict=True):
+        assert np.array_equal(old, new)
+
+
+def look_up_profile(kind: bytes) -> bytes:
+    """A profile whose look-up table is followed by a text, which the tag's size includes."""
+    head = bytes([3, 3, 2, 0])
+    if kind == b"mft1":
+        matrix = np.eye(3).ravel() * 65536
+        body = struct.pack(">9i", *map(int, matrix)) + bytes(256 * 3 + 8 * 3 + 256 * 3)
+        table = kind + bytes(4) + head + body
+    else:
+        curve = b"curv" + bytes(4) + struct.pack(">I", 0)
+        offsets = struct.pack(">5I", 32, 0, 0, 0, 0)
+        table = kind + bytes(4) + head[:2] + bytes(2) + offsets + curve * 3
+    table += mark(1) + bytes(-len(mark(1)) % 4)
+    header = bytearray(128)
+    header[8:10] = b"\4\0"
+    header[12:24] = b"mntrRGB Lab "
+    header[36:40] = b"acsp"
+    header[48:52] = mark(2)[:4]
+    tags = struct.pack(">I4sII", 1, b"A2B0", 144, len(table))
+    whole = bytes(header) + tags + table
+    return struct.pack(">I", len(whole)) + whole[4:]
+
+
+@pytest.mark.parametrize("kind", [b"mft1", b"mAB ", b"mBA "])
+def test_bytes_after_a_look_up_table_of_a_profile_go(kind: bytes) -> None:
+    profile = look_up_profile(kind)
+    assert mark(1) in profile
+    cleaned = clean_profile(profile)
+    assert cleaned is not None and mark(1) not in cleaned.data
+    assert mark(2)[:4] not in cleaned.data
+    assert kind in cleaned.data
+    assert any("tables of ICC" in line for line in cleaned.unread)
+
+
+def test_numbers_of_dicom_that_their_keyword_cannot_mean_go(
+    real_slide: Path, tmp_path: Path
+) -> None:
+    pydicom = pytest.importorskip("pydicom", reason="pydicom is not installed")
+    source = real_slide.parent / "other/boxes/boxes_0.dcm"
+    dataset = pydicom.dcmread(source)
+    dataset.SeriesNumber = 7395123
+    dataset.InstanceNumber = 7395123
+    dataset.ImagedVolumeWidth = 7395123.0
+    dataset.OpticalPathSequence[0].IlluminationWaveLength = 7395123.0
+    dataset.add_new((0x0018, 0x1150), "IS", 7395123)  # exposure time
+    specimen = dataset.SpecimenDescriptionSequence[0]
+    specimen.SpecimenUID = "1.2.840.10008.7395123.19750412"
+    slide = tmp_path / "a.dcm"
+    dataset.save_as(slide)
+    deidentify_dicom([slide], tmp_path / "out")
+    copy = pydicom.dcmread(tmp_path / "out/a.dcm")
+    values = [str(element.value) for element in copy.iterall() if element.VR != "SQ"]
+    assert [value for value in values if "7395123" in value] == []
+    assert copy.SeriesNumber == 1
+    assert str(copy.SpecimenDescriptionSequence[0].SpecimenUID).startswith("2.25.")
+    assert copy.SOPClassUID == dataset.SOPClassUID
+    assert np.array_equal(copy.pixel_array, dataset.pixel_array)
+
+
+def test_numbers_of_tags_that_their_tag_cannot_mean_go(tmp_path: Path) -> None:
+    pixels = planted.tissue((300, 200))
+    slide = tmp_path / "a.tif"
+    copy = tmp_path / "b.tif"
+    tifffile.imwrite(
+        slide,
+        pixels,
+        photometric="rgb",
+        rowsperstrip=200,
+        metadata=None,
+        software=False,
+        resolution=((7395123, 3), (20000, 1)),
+        resolutionunit="CENTIMETER",
+    )
+    with tifffile.TiffFile(slide, mode="r+b") as file:
+        file.pages.first.tags[278].overwrite(7395123, dtype="I")
+        file.pages.first.tags[282].overwrite((7395123 * 100, 1))
+    report = deidentify(slide, copy)
+    with tifffile.TiffFile(copy) as file:
+        tags = file.pages.first.tags
+        assert 282 not in tags and tags[283].value == (20000, 1)
+        assert tags[278].value != 7395123
+        assert np.array_equal(file.pages.first.asarray(), pixels)
+    assert any("rows in a strip" in line for line in report.removed)
+    assert examine(copy).removed == []
+
+
+def test_pointers_of_jpeg_2000_are_comments_of_zeros() -> None:
+    pixels = planted.tissue((64, 64))
+    stream = bytes(imagecodecs.jpeg2k_encode(pixels, codecformat="j2k", level=0))
+    start_of_tile = stream.index(b"\xff\x90")
+    plant = planted.segment(0x63, mark(1))
+    planted_stream = stream[:start_of_tile] + plant + stream[start_of_tile:]
+    cleaned = clean_segment(planted_stream, 34712, 0)
+    assert mark(1) not in cleaned.data and len(cleaned.data) == len(planted_stream)
+    assert "JPEG 2000 pointers (CRG)" in cleaned.removed
+    assert any("tile parts" in line for line in cleaned.unread)
+    assert np.array_equal(imagecodecs.jpeg2k_decode(cleaned.data), pixels)
 
 
 def test_the_contact_sheet_shows_every_image_that_is_kept(tmp_path: Path) -> None:

@@ -162,23 +162,21 @@ def _judged(series: Sequence[DicomInstance]) -> list[tuple[DicomInstance, str]]:
     """Returns each file of a slide with why it is left out, '' where it is kept."""
     judged: list[tuple[DicomInstance, str]] = []
     with ExitStack() as stack:
-        slide: StoredImage | None = None
+        shown: list[StoredImage] = []  # known to show the slide, finest first
         for instance in series:
             file = stack.enter_context(instance.path.open("rb"))
             image = stored_image(instance, file)
             why = instance.why_dropped()
-            if not why and slide is None and not instance.is_volume:
+            if not why and not shown and not instance.is_volume:
                 why = "this call has no level of the same series to compare it with"
-            if not why and slide is not None:
-                why = find_unlikeness(image, slide)
+            if not why and shown:
+                why = find_unlikeness(image, shown[-1])
             if not why:
                 relation = (
-                    "it is the largest"
-                    if slide is None
-                    else "it shows what the largest shows"
+                    "it shows what the largest shows" if shown else "it is the largest"
                 )
                 instance.report.kept.append(f"{image.name}: {relation}")
-                slide = slide or image
+                shown.append(image)
             judged.append((instance, why))
     return judged
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from thinsection.errors import importing
 from thinsection.slide.deid.profile import clean_profile
 from thinsection.slide.deid.report import Report
+from thinsection.slide.geometry import MAX_SIDE_PX
 
 if TYPE_CHECKING:
     from pydicom.dataelem import DataElement
@@ -32,27 +33,65 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_STANDARD_ROOT = "1.2.840.10008."
-# Numbers, by keyword.
-_NUMBERS = _names(
-    """
-    SamplesPerPixel PlanarConfiguration NumberOfFrames Rows Columns BitsAllocated
-    BitsStored HighBit PixelRepresentation PixelSpacing SliceThickness
-    SpacingBetweenSlices ImagedVolumeWidth ImagedVolumeHeight ImagedVolumeDepth
-    TotalPixelMatrixColumns TotalPixelMatrixRows TotalPixelMatrixFocalPlanes
-    XOffsetInSlideCoordinateSystem YOffsetInSlideCoordinateSystem
-    ZOffsetInSlideCoordinateSystem ImageOrientationSlide NumberOfOpticalPaths
-    ObjectiveLensPower RecommendedAbsentPixelCIELabValue
-    ObjectiveLensNumericalAperture CondenserLensPower IlluminationWaveLength
-    SeriesNumber InstanceNumber LossyImageCompressionRatio RescaleSlope
-    RescaleIntercept DistanceBetweenFocalPlanes NumberOfFocalPlanes
-    DimensionIndexValues InConcatenationNumber InConcatenationTotalNumber
-    ConcatenationFrameOffsetNumber ColumnPositionInTotalImagePixelMatrix
-    RowPositionInTotalImagePixelMatrix RepresentativeFrameNumber
-    FrameAcquisitionNumber StackID InStackPositionNumber ExposureTime
-    DimensionIndexPointer FunctionalGroupPointer AxialOffsetInSlideCoordinateSystem
-    """
-)
+# Numbers, by keyword: the least and the largest value that can mean what the keyword says. Numbers
+# that say nothing about how pixels are read (exposure time, number of the series) are left out:
+# they could be any number. Units are those of PS3.3: mm, µm of focal planes, nm of wavelengths.
+_MAX_FRAMES = 10**7
+_COUNT = (0, 2**16)
+_FRAME_COUNT = (0, _MAX_FRAMES)
+_SIDE = (0, MAX_SIDE_PX)
+_GLASS_MM = (-200.0, 200.0)
+_DEPTH = (-1e5, 1e5)
+_ANY_POINTER = (0, 2**32)  # a tag; only those of the standard stay
+_NUMBERS: dict[str, tuple[float, float]] = {
+    "SamplesPerPixel": (1, 4),
+    "PlanarConfiguration": (0, 1),
+    "NumberOfFrames": _FRAME_COUNT,
+    "Rows": (1, 2**16),
+    "Columns": (1, 2**16),
+    "BitsAllocated": (1, 64),
+    "BitsStored": (1, 64),
+    "HighBit": (0, 63),
+    "PixelRepresentation": (0, 1),
+    "PixelSpacing": (1e-6, 1.0),
+    "SliceThickness": (0.0, 1000.0),
+    "SpacingBetweenSlices": (0.0, 1000.0),
+    "ImagedVolumeWidth": (0.0, 200.0),
+    "ImagedVolumeHeight": (0.0, 200.0),
+    "ImagedVolumeDepth": (0.0, 1e5),
+    "TotalPixelMatrixColumns": _SIDE,
+    "TotalPixelMatrixRows": _SIDE,
+    "TotalPixelMatrixFocalPlanes": (0, 1000),
+    "XOffsetInSlideCoordinateSystem": _GLASS_MM,
+    "YOffsetInSlideCoordinateSystem": _GLASS_MM,
+    "ZOffsetInSlideCoordinateSystem": _DEPTH,
+    "AxialOffsetInSlideCoordinateSystem": _DEPTH,
+    "ImageOrientationSlide": (-1.0, 1.0),
+    "NumberOfOpticalPaths": (1, 1000),
+    "ObjectiveLensPower": (0.0, 200.0),
+    "ObjectiveLensNumericalAperture": (0.0, 2.0),
+    "CondenserLensPower": (0.0, 200.0),
+    "IlluminationWaveLength": (100.0, 2000.0),
+    "RecommendedAbsentPixelCIELabValue": (0, 2**16),
+    "LossyImageCompressionRatio": (0.0, 1e4),
+    "RescaleSlope": (-1e5, 1e5),
+    "RescaleIntercept": (-1e5, 1e5),
+    "DistanceBetweenFocalPlanes": (0.0, 1e4),
+    "NumberOfFocalPlanes": (0, 1000),
+    "DimensionIndexValues": _FRAME_COUNT,
+    "InstanceNumber": (0, 9999),
+    "InConcatenationNumber": _COUNT,
+    "InConcatenationTotalNumber": _COUNT,
+    "ConcatenationFrameOffsetNumber": _FRAME_COUNT,
+    "ColumnPositionInTotalImagePixelMatrix": _SIDE,
+    "RowPositionInTotalImagePixelMatrix": _SIDE,
+    "RepresentativeFrameNumber": _FRAME_COUNT,
+    "FrameAcquisitionNumber": _COUNT,
+    "StackID": (0, 9999),
+    "InStackPositionNumber": (0, 9999),
+    "DimensionIndexPointer": _ANY_POINTER,
+    "FunctionalGroupPointer": _ANY_POINTER,
+}
 _MAX_VALUES = 9  # of an element of numbers
 _TEXT_NUMBER = re.compile(r"[+-]?\d{0,12}(\.\d{0,12})?([eE][+-]?\d{1,3})?")
 _IMAGE_TYPES = _names(
@@ -104,10 +143,10 @@ _CODES = _names(
     SpecimenTypeCodeSequence
     """
 )
-_KEPT_UIDS = frozenset({"SOPClassUID"})
-_REPLACED_UIDS = _names(
+# UIDs stay if the standard registers them, such as classes and well-known frames of reference.
+_UIDS = _names(
     """
-    SOPInstanceUID StudyInstanceUID SeriesInstanceUID FrameOfReferenceUID PyramidUID
+    SOPClassUID SOPInstanceUID StudyInstanceUID SeriesInstanceUID FrameOfReferenceUID PyramidUID
     AcquisitionUID DimensionOrganizationUID SpecimenUID ConcatenationUID
     SOPInstanceUIDOfConcatenationSource MultiFrameSourceSOPInstanceUID
     """
@@ -131,6 +170,7 @@ DUMMIES = {
     "ContentDate": "20000101",
     "ContentTime": "000000",
     "AcquisitionDateTime": "20000101000000",
+    "SeriesNumber": 1,
     "ContainerIdentifier": "slide",
     "ManufacturerModelName": "unknown",
     "DeviceSerialNumber": "unknown",
@@ -179,6 +219,7 @@ class KeptElements:
         self._uids = uids
         self._report = report
         self._pydicom = pydicom
+        self._known_tags = pydicom.datadict.DicomDictionary
         self._path_names: dict[
             str, str
         ] = {}  # of optical paths, in the order of their first use
@@ -198,7 +239,7 @@ class KeptElements:
         is_blank = element.VR != "SQ" and not str(element.value or "").strip("\0 ^")
         if element.keyword in _OFFSET_TABLES:
             return
-        is_dummy = str(element.value) in (DUMMIES.get(element.keyword), _SPECIMEN)
+        is_dummy = str(element.value) in (str(DUMMIES.get(element.keyword)), _SPECIMEN)
         if is_blank or is_dummy or (element.VR == "SQ" and not element.value):
             return
         name = element.keyword or "private or unknown element"
@@ -219,11 +260,9 @@ class KeptElements:
         if keyword in _WORDS:
             words = [value] if isinstance(value, str) else list(value or [])
             return value if set(map(str, words)) <= _WORDS[keyword] else None
-        if keyword in _KEPT_UIDS:
-            return value
-        if keyword in _REPLACED_UIDS:
-            is_standard = str(value).startswith(_STANDARD_ROOT)
-            return value if is_standard else self._uids.new(str(value))
+        if keyword in _UIDS:
+            is_registered = str(value) in self._pydicom.uid.UID_dictionary
+            return value if is_registered else self._uids.new(str(value))
         if keyword == _PATH_NAMES:
             names = self._path_names
             return names.setdefault(str(value), str(len(names) + 1))
@@ -238,21 +277,28 @@ class KeptElements:
         return kept
 
     def _number(self, element: "DataElement") -> Value:
-        """A number, or a few; None where a text says something else."""
+        """A number, or a few; None where it is none, or none that its keyword can mean."""
         if element.VM > _MAX_VALUES:
             return None
+        value = element.value
+        values = [value] if element.VM <= 1 else list(value)
+        if element.VR == "AT":
+            is_public = all(int(tag) in self._known_tags for tag in values)
+            return value if is_public else None
         if element.VR in ("IS", "DS", "SH", "LO"):
-            value = element.value
-            values = [value] if element.VM <= 1 else list(value)
             texts = [
-                "" if v is None else str(getattr(v, "original_string", v))
+                "" if v is None else str(getattr(v, "original_string", v)).strip(" \0")
                 for v in values
             ]
-            is_number = all(_TEXT_NUMBER.fullmatch(text.strip(" \0")) for text in texts)
-            return value if is_number else None
-        if element.VR in ("US", "UL", "SS", "SL", "FL", "FD", "SV", "UV", "AT"):
-            return element.value
-        return None
+            if not all(_TEXT_NUMBER.fullmatch(text) for text in texts):
+                return None
+            numbers = [float(text) for text in texts if text]
+        elif element.VR in ("US", "UL", "SS", "SL", "FL", "FD", "SV", "UV"):
+            numbers = [float(number) for number in values if number is not None]
+        else:
+            return None
+        least, most = _NUMBERS[element.keyword]
+        return value if all(least <= number <= most for number in numbers) else None
 
     def _codes(self, keyword: str, items: "Sequence") -> "Sequence | None":
         """Codes that the standard's tables know, with the tables' meaning."""

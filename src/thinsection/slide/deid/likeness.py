@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+from scipy import ndimage
 
 from thinsection.types import MIB, RgbArray, Size
 
@@ -21,6 +22,12 @@ _MAX_AT_A_PLACE = 48.0
 _MAX_SHARE_BEYOND = 0.01  # of places that may differ by more than that
 _MIN_CORRELATION = 0.8
 _FLAT = 3.0  # standard deviation of grey levels below which a picture shows nothing
+# A level that shows more than the slide: its blocks are compared with the range of colours that the
+# slide has there and in the blocks around, so that a shift of up to four pixels is no difference.
+_BLOCK_PX = 4  # edge of a block, in pixels of the smaller picture
+_MAX_BEYOND_RANGE = 24.0  # grey levels of 255
+_MAX_BLOCKS_BEYOND = 4  # with at most two blocks between one and the next
+_BAND_PX = 256  # rows that are compared at once, about
 _CACHE_BYTES = 64 * MIB
 _PICTURE_SEGMENTS = 4096  # decoded for a picture of a whole image, at most
 
@@ -143,14 +150,93 @@ def _as_rgb(pixels: Segment) -> RgbArray:
 def find_unlikeness(candidate: StoredImage, slide: StoredImage) -> str:
     """Returns in what an image differs from the slide; '' where it shows the slide.
 
-    Compared are the shape and the mean colours at up to 32 x 32 places.
+    Compared are the shape, the mean colours at up to 32 x 32 places, and then every pixel, in
+    blocks of 4 x 4: a name that was written on a small level differs in few places.
 
     Args:
         candidate: the smaller image.
         slide: level 0, or a level that is known to show it.
 
-    Memory: that of the two images.
+    Memory: that of the two images, and 100 bytes a block of a band of 256 rows.
     """
+    return _find_other_picture(candidate, slide) or _find_addition(candidate, slide)
+
+
+def _find_addition(candidate: StoredImage, slide: StoredImage) -> str:
+    """Returns where an image shows what the slide does not; '' where it does so nowhere."""
+    rows = len(_block_edges(candidate.size[1], candidate.size[1])) - 1
+    step = _BAND_PX // _BLOCK_PX
+    for first in range(0, rows, step):
+        # one row of blocks more on either side, so that each has its neighbours
+        start = max(0, first - 1)
+        stop = min(rows, first + step + 1)
+        there = _block_means(candidate, candidate.size, start, stop)
+        here = _block_means(slide, candidate.size, start, stop)
+        most = ndimage.maximum_filter(here, (3, 3, 1), mode="nearest")
+        least = ndimage.minimum_filter(here, (3, 3, 1), mode="nearest")
+        beyond = np.maximum(there - most, least - there).max(axis=2) > _MAX_BEYOND_RANGE
+        near = ndimage.binary_dilation(beyond, np.ones((3, 3)))
+        regions, count = ndimage.label(near, np.ones((3, 3)))
+        blocks = np.bincount(regions[beyond], minlength=count + 1)[1:]
+        if count and blocks.max() > _MAX_BLOCKS_BEYOND:
+            row, column = np.argwhere(regions == 1 + int(blocks.argmax()))[0]
+            x = int(column) * _BLOCK_PX
+            y = (start + int(row)) * _BLOCK_PX
+            return f"it shows something at ({x}, {y}) px that the slide does not show"
+    return ""
+
+
+def _block_means(
+    image: StoredImage, size: Size, first_row: int, stop_row: int
+) -> npt.NDArray[np.float64]:
+    """Mean colours (rows, columns, 3) of blocks of a picture of `size`, of which `image` is one.
+
+    Each segment of the image is decoded once a band.
+    """
+    lefts = _block_edges(image.size[0], size[0])
+    tops = _block_edges(image.size[1], size[1])[first_row : stop_row + 1]
+    totals = np.zeros((len(tops) - 1, len(lefts) - 1, 3))
+    segment_width, segment_height = image.segment
+    for row in range(tops[0] // segment_height, (tops[-1] - 1) // segment_height + 1):
+        for column in range(image.columns):
+            pixels = image.segment_pixels(row * image.columns + column)
+            y_edges, y_block = _edges_inside(
+                tops, row * segment_height, pixels.shape[0]
+            )
+            x_edges, x_block = _edges_inside(
+                lefts, column * segment_width, pixels.shape[1]
+            )
+            inside = pixels[y_edges[0] : y_edges[-1], x_edges[0] : x_edges[-1]]
+            sums = np.add.reduceat(
+                inside, x_edges[:-1] - x_edges[0], axis=1, dtype=np.float64
+            )
+            sums = np.add.reduceat(sums, y_edges[:-1] - y_edges[0], axis=0)
+            totals[
+                y_block : y_block + sums.shape[0], x_block : x_block + sums.shape[1]
+            ] += sums
+    areas = np.diff(tops)[:, None] * np.diff(lefts)[None, :]
+    return np.asarray(totals / areas[..., None])
+
+
+def _block_edges(length: int, blocks_of: int) -> npt.NDArray[np.int64]:
+    """Borders of the blocks along one side, in pixels of an image that is `length` long."""
+    # what is left over at the border belongs to the last whole block
+    edges = [*range(0, max(1, blocks_of - _BLOCK_PX + 1), _BLOCK_PX), blocks_of]
+    return np.rint(np.array(edges) * (length / blocks_of)).astype(np.int64)
+
+
+def _edges_inside(
+    edges: npt.NDArray[np.int64], start: int, length: int
+) -> tuple[npt.NDArray[np.int64], int]:
+    """Borders of blocks within a segment, in its pixels, and the first block that it touches."""
+    clipped = np.clip(edges - start, 0, length)
+    block = max(0, int(np.searchsorted(clipped, 0, side="right")) - 1)
+    last = int(np.searchsorted(clipped, length, side="left"))
+    return clipped[block : last + 1], block
+
+
+def _find_other_picture(candidate: StoredImage, slide: StoredImage) -> str:
+    """Returns in what an image differs as a whole, by its shape and colours at some places."""
     candidate_aspect = candidate.size[0] / candidate.size[1]
     slide_aspect = slide.size[0] / slide.size[1]
     tolerance = _ASPECT_TOLERANCE + 2 / min(candidate.size)
@@ -160,10 +246,12 @@ def find_unlikeness(candidate: StoredImage, slide: StoredImage) -> str:
     difference = np.abs(there - here).mean(axis=2)
     median = float(np.median(difference))
     beyond = float((difference > _MAX_AT_A_PLACE).mean())
-    if median > _MAX_MEDIAN or beyond > _MAX_SHARE_BEYOND:
+    if median > _MAX_MEDIAN:
         return (
             f"its colours are not the slide's (median difference {median:.0f} of 255)"
         )
+    if beyond > _MAX_SHARE_BEYOND:
+        return f"its colours are not the slide's at {100 * beyond:.0f} % of the places"
     grey_there = there.mean(axis=2).ravel()
     grey_here = here.mean(axis=2).ravel()
     if max(grey_there.std(), grey_here.std()) < _FLAT:

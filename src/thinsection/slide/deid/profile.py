@@ -1,25 +1,33 @@
 """ICC profiles without their words: the colours, and nothing that a person could have written."""
 
+import math
 import struct
 
 from thinsection.slide.deid.streams import Cleaned
 
 _HEADER_BYTES = 128
-# tags that say colours, by their signature
+# tags that say colours, by their signature. Multi-process elements (D2B0, ...) are left out: every
+# profile that has them has the same transform as a table too.
 _COLOUR_TAGS = frozenset(
     b"wtpt bkpt rXYZ gXYZ bXYZ rTRC gTRC bTRC kTRC A2B0 A2B1 A2B2 B2A0 B2A1 B2A2 gamt lumi chad "
-    b"chrm D2B0 D2B1 D2B2 D2B3 B2D0 B2D1 B2D2 B2D3".split()
+    b"chrm".split()
 )
-_LOOK_UP_TYPES = (b"mft1", b"mft2", b"mAB ", b"mBA ", b"mpet")
+_CLASSES = b"scnr mntr prtr link spac abst".split()
+_SPACES = (b"RGB ", b"GRAY", b"CMYK", b"Lab ", b"XYZ ", b"YCbr", b"Luv ", b"CMY ")
+_D50 = struct.pack(">3i", 0xF6D6, 0x10000, 0xD32D)  # every profile's illuminant
+_PARAMETERS = (1, 3, 4, 5, 7)  # numbers of a parametric curve, by its function
+_MAX_XYZ = 8 << 16  # of a number with 16 bits behind the point
 _NAME = b"ICC profile"  # in place of the description and the copyright
 _DATE = struct.pack(">6H", 2000, 1, 1, 0, 0, 0)  # a profile must have one
+_UNREAD = frozenset({"the numbers in curves and tables of ICC profiles"})
 
 
 def clean_profile(profile: bytes) -> Cleaned | None:
     """Writes the profile anew from its colour tags; None where it is no ICC profile.
 
     Left out are the description, the copyright and every other text, the maker's names and the
-    date in the header, and all bytes beyond the declared length. Source: ICC.1:2022.
+    date in the header, and all bytes between and after the numbers that a tag declares.
+    Source: ICC.1:2022.
     """
     if len(profile) < _HEADER_BYTES + 4 or profile[36:40] != b"acsp":
         return None
@@ -38,7 +46,7 @@ def clean_profile(profile: bytes) -> Cleaned | None:
         removed.add("bytes after the declared length of the ICC profile")
     if data != inside:
         removed.add("texts, names and date of the ICC profile")
-    return Cleaned(data, frozenset(removed))
+    return Cleaned(data, frozenset(removed), _UNREAD)
 
 
 def _colour_tags(profile: bytes) -> dict[bytes, bytes] | None:
@@ -52,39 +60,120 @@ def _colour_tags(profile: bytes) -> dict[bytes, bytes] | None:
         name, offset, size = struct.unpack(">4sII", profile[place : place + 12])
         if offset + size > len(profile) or size < 8:
             return None
-        length = _colour_bytes(profile[offset : offset + size])
-        if name in _COLOUR_TAGS and length:
-            tags[name] = profile[offset : offset + length]
+        numbers = _numbers_of_tag(profile[offset : offset + size])
+        if name in _COLOUR_TAGS and numbers:
+            tags[name] = numbers
     return tags
 
 
-def _colour_bytes(data: bytes) -> int:
-    """Counts the bytes of a tag's data that are numbers of its type; 0 where it is another type."""
+def _numbers_of_tag(data: bytes) -> bytes:
+    """Returns a tag's data with nothing but the numbers of its type; b'' if it has none."""
     kind = data[:4]
-    if kind == b"XYZ ":
-        return 20 if len(data) >= 20 else 0
-    if kind == b"curv" and len(data) >= 12:
-        length = 12 + 2 * struct.unpack(">I", data[8:12])[0]
-        return length if length <= len(data) else 0
-    if kind == b"para" and len(data) >= 12:
-        (function,) = struct.unpack(">H", data[8:10])
-        numbers = (1, 3, 4, 5, 7)
-        length = 12 + 4 * numbers[function] if function < len(numbers) else 0
-        return length if length <= len(data) else 0
-    if kind == b"sf32":
-        return 44 if len(data) >= 44 else 0
+    if kind in (b"mft1", b"mft2"):
+        length = _look_up_bytes(data)
+        return kind + bytes(4) + data[8:length] if length else b""
+    if kind in (b"mAB ", b"mBA "):
+        return _look_up_with_curves(data)
+    if kind in (b"XYZ ", b"sf32"):
+        length = 20 if kind == b"XYZ " else 44
+        numbers = data[8:length]
+        if len(data) < length or not _are_small(numbers):
+            return b""
+        return kind + bytes(4) + numbers
     if kind == b"chrm":
-        return 36 if len(data) >= 36 else 0
-    return len(data) if kind in _LOOK_UP_TYPES else 0
+        return kind + bytes(4) + data[8:36] if len(data) >= 36 else b""
+    return _curve(data)
+
+
+def _are_small(numbers: bytes) -> bool:
+    """Tells whether numbers can be colours, which text of four letters a number cannot."""
+    fixed = struct.unpack(f">{len(numbers) // 4}i", numbers)
+    return all(abs(number) <= _MAX_XYZ for number in fixed)
+
+
+def _curve(data: bytes) -> bytes:
+    """Returns the curve that data begins with, with zeros in reserved places; b'' for none."""
+    if len(data) < 12:
+        return b""
+    kind = data[:4]
+    if kind == b"curv":
+        length = 12 + 2 * struct.unpack(">I", data[8:12])[0]
+        curve = kind + bytes(4) + data[8:length]
+    elif kind == b"para" and data[8] == 0 and data[9] < len(_PARAMETERS):
+        length = 12 + 4 * _PARAMETERS[data[9]]
+        curve = kind + bytes(4) + data[8:10] + bytes(2) + data[12:length]
+    else:
+        return b""
+    return curve if len(curve) == length else b""
+
+
+def _look_up_bytes(data: bytes) -> int:
+    """Counts the bytes of a look-up table of 8 or 16 bits; 0 where it is damaged."""
+    if len(data) < 52:
+        return 0
+    num_in, num_out, grid = data[8:11]
+    cells = grid**num_in * num_out
+    if data[:4] == b"mft1":
+        length = 48 + 256 * num_in + cells + 256 * num_out
+    else:
+        in_entries, out_entries = struct.unpack(">2H", data[48:52])
+        length = 52 + 2 * (in_entries * num_in + cells + out_entries * num_out)
+    return length if length <= len(data) else 0
+
+
+def _look_up_with_curves(data: bytes) -> bytes:
+    """Returns a look-up table of version 4 with zeros between its parts; b'' if it is damaged."""
+    if len(data) < 32:
+        return b""
+    num_in, num_out = data[8], data[9]
+    # channels of the curves B, M and A
+    channels = (num_out, num_out, num_in)
+    if data[:4] == b"mBA ":
+        channels = (num_in, num_in, num_out)
+    b_at, matrix_at, m_at, table_at, a_at = struct.unpack(">5I", data[12:32])
+    parts = [(0, data[:4]), (8, data[8:10]), (12, data[12:32])]
+    for curves_at, count in zip((b_at, m_at, a_at), channels):
+        place = curves_at
+        for _ in range(count if curves_at else 0):
+            curve = _curve(data[place:])
+            if not curve:
+                return b""
+            parts.append((place, curve))
+            place += len(curve) + -len(curve) % 4
+    if matrix_at:
+        parts.append((matrix_at, data[matrix_at : matrix_at + 48]))
+    if table_at:
+        grid = data[table_at : table_at + num_in]
+        width = data[table_at + 16] if table_at + 16 < len(data) else 0
+        if 0 in grid or width not in (1, 2):
+            return b""
+        num_bytes = math.prod(grid) * num_out * width
+        start = table_at + 20
+        parts.append((table_at, grid))
+        parts.append((table_at + 16, bytes([width])))
+        parts.append((start, data[start : start + num_bytes]))
+        if start + num_bytes > len(data):
+            return b""
+    out = bytearray(max(place + len(part) for place, part in parts))
+    for place, part in parts:
+        out[place : place + len(part)] = part
+    return bytes(out)
 
 
 def _header(profile: bytes) -> bytearray:
-    """Returns the header without size, date, maker, model, creator and identity."""
-    header = bytearray(profile[:_HEADER_BYTES])
-    header[4:8] = bytes(4)  # preferred CMM
+    """Returns a header of the version, class and colour spaces, and nothing else."""
+    header = bytearray(_HEADER_BYTES)
+    header[8:10] = profile[8:10]
+    if profile[12:16] in _CLASSES:
+        header[12:16] = profile[12:16]
+    for place in (16, 20):
+        space = profile[place : place + 4]
+        if space in _SPACES:
+            header[place : place + 4] = space
     header[24:36] = _DATE
-    header[40:64] = bytes(24)  # platform, flags, manufacturer, model, attributes
-    header[80:_HEADER_BYTES] = bytes(_HEADER_BYTES - 80)  # creator, identity, reserved
+    header[36:40] = b"acsp"
+    header[67] = profile[67] & 3  # rendering intent
+    header[68:80] = _D50
     return header
 
 

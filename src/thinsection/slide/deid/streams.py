@@ -32,6 +32,7 @@ _ALONE = (0x01, *range(0xD0, 0xD8))  # markers without a length
 _NEXT_MARKER = re.compile(rb"\xff(?![\x00\xd0-\xd7\xff])", re.DOTALL)
 _MARKER_NAMES = {
     _COM: "comment (COM)",
+    _APP0: "density or thumbnail (APP0)",
     0xE1: "EXIF or XMP (APP1)",
     0xE2: "profile (APP2)",
     0xED: "IPTC (APP13)",
@@ -49,6 +50,14 @@ _END_UNREAD = "bytes after the last pixel of JPEGs that libjpeg does not decode"
 # marker codes of a JPEG 2000 codestream
 _J2K_START = b"\xff\x4f\xff\x51"
 _J2K_COM = 0x64
+_J2K_POINTERS = {
+    0x55: "TLM",
+    0x57: "PLM",
+    0x58: "PLT",
+    0x63: "CRG",
+}  # decoders need none of them
+_J2K_UNREAD = frozenset({"bytes after the last packet of JPEG 2000 tile parts"})
+_WEBP_UNREAD = frozenset({"bytes after the last pixel of WebP chunks"})
 _J2K_SOT = 0x90
 _J2K_SOD = 0x93
 _J2K_EOC = 0xD9
@@ -70,6 +79,10 @@ DEFLATE_CODES = (8, 32946)
 ZSTD_CODES = (34926, 50000)
 
 
+# a table of a JPEG: marker (DQT or DHT) and its first byte without precision: class and number
+JpegTable = tuple[int, int]
+
+
 @dataclass(frozen=True)
 class Cleaned:
     """A stream as it is written to the copy."""
@@ -77,6 +90,9 @@ class Cleaned:
     data: bytes
     removed: frozenset[str] = frozenset()  # kinds of what was in it besides the picture
     unread: frozenset[str] = frozenset()  # what could not be looked at
+    lacks: frozenset[JpegTable] = (
+        frozenset()
+    )  # tables that its pixels need from elsewhere
 
 
 class StreamError(InvalidInputError):
@@ -147,17 +163,27 @@ def _cut(data: bytes, end: int, removed: set[str] | None = None) -> Cleaned:
     return Cleaned(data[:end], frozenset(kinds))
 
 
-def clean_jpeg(data: bytes, tables: bytes = b"") -> Cleaned:
+def clean_jpeg(
+    data: bytes, tables: bytes = b"", *, needed: frozenset[JpegTable] | None = None
+) -> Cleaned:
     """A JPEG, or JPEG tables, with comments and application segments zeroed, cut at its end.
 
-    Kept are tables, frame and scan headers, and what says the colours: JFIF without its thumbnail,
-    and Adobe's transform. Bytes between the last pixel and the end mark become fill bytes.
+    Kept are tables that a scan uses, frame and scan headers, and what says the colours: JFIF
+    without its density and thumbnail, and Adobe's transform. Bytes between the last pixel and the
+    end mark become fill bytes, and tables that no scan uses are filled with plain numbers.
     Source: ITU-T T.81, annex B.
 
     Args:
         data: the stream.
         tables: JPEG tables that it shares with others.
+        needed: tables that other streams use, where `data` is tables without a scan; None: all.
     """
+    cleaned = _clean_segments(data, tables)
+    return _without_unused_tables(cleaned, needed)
+
+
+def _clean_segments(data: bytes, tables: bytes) -> Cleaned:
+    """Cleans the segments of a JPEG one by one, and the end of its last scan."""
     if data[:2] != _SOI:
         raise StreamError(f"a JPEG must begin with ff d8, got {data[:2].hex(' ')}")
     out = bytearray(data)
@@ -201,6 +227,107 @@ def clean_jpeg(data: bytes, tables: bytes = b"") -> Cleaned:
             place = found.start() if found else len(data)
     unread = _fill_after_last_pixel(out, scan_start, len(data), tables, removed)
     return Cleaned(bytes(out), frozenset(removed), unread)
+
+
+def _without_unused_tables(
+    cleaned: Cleaned, needed: frozenset[JpegTable] | None
+) -> Cleaned:
+    """Fills tables that no scan uses, or that are replaced before one does."""
+    out = bytearray(cleaned.data)
+    places: dict[JpegTable, list[int]] = {}  # every definition: where it begins
+    current: dict[JpegTable, int] = {}
+    used: set[int] = set()
+    lacks: set[JpegTable] = set()
+    has_scan = False
+    quantizers: dict[int, int] = {}  # by component
+    for marker, start, end in _marker_segments(cleaned.data):
+        payload = cleaned.data[start:end]
+        if marker in (_DQT, _DHT):
+            for place in _tables_in(marker, payload):
+                table = _table_name(marker, payload[place])
+                places.setdefault(table, []).append(start + place)
+                current[table] = start + place
+        elif marker in _FRAME_HEADERS:
+            for at in range(6, len(payload), 3):
+                quantizers[payload[at]] = payload[at + 2]
+        elif marker == _SOS:
+            has_scan = True
+            in_scan = _tables_of_scan(payload, quantizers)
+            lacks |= in_scan - current.keys()
+            used |= {current[table] for table in in_scan if table in current}
+    if not has_scan:
+        kept = set(current) if needed is None else needed
+        used = {current[table] for table in kept if table in current}
+    removed = set(cleaned.removed)
+    for table, starts in places.items():
+        for start in starts:
+            if start not in used and _fill_table(out, table[0], start):
+                removed.add("JPEG tables that no pixel uses")
+    return Cleaned(bytes(out), frozenset(removed), cleaned.unread, frozenset(lacks))
+
+
+def _marker_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """(marker, start, end) of the payload of each segment of a JPEG whose form was checked."""
+    place = 2
+    while place + 4 <= len(data):
+        place = data.find(b"\xff", place)
+        if place < 0 or place + 4 > len(data):
+            return
+        marker = data[place + 1]
+        if marker in (0xFF, *_ALONE):
+            place += 1 if marker == 0xFF else 2
+            continue
+        if marker == _EOI:
+            return
+        end = place + 2 + struct.unpack(">H", data[place + 2 : place + 4])[0]
+        yield marker, place + 4, end
+        place = end
+        if marker == _SOS:
+            found = _NEXT_MARKER.search(data, end)
+            place = found.start() if found else len(data)
+
+
+def _table_name(marker: int, head: int) -> JpegTable:
+    """Returns the name of a table; of a quantizer without the precision in its upper bits."""
+    return (marker, head & 15 if marker == _DQT else head)
+
+
+def _tables_in(marker: int, payload: bytes) -> Iterator[int]:
+    """Yields where each table of a segment begins."""
+    table_bytes = _quantization_bytes if marker == _DQT else _huffman_bytes
+    place = 0
+    while place < len(payload):
+        yield place
+        place += table_bytes(payload[place:])
+
+
+def _tables_of_scan(payload: bytes, quantizers: dict[int, int]) -> set[JpegTable]:
+    """Returns the tables that a scan needs; quantizers are those of its components."""
+    tables: set[JpegTable] = set()
+    for at in range(1, 1 + 2 * payload[0], 2):
+        component, selectors = payload[at], payload[at + 1]
+        tables.add((_DHT, selectors >> 4))
+        tables.add((_DHT, 0x10 | selectors & 15))
+        if component in quantizers:
+            tables.add((_DQT, quantizers[component]))
+    return tables
+
+
+def _fill_table(out: bytearray, marker: int, start: int) -> bool:
+    """Replaces the numbers of a table by others of the same count; tells whether any changed."""
+    before = bytes(out[start:])
+    if marker == _DQT:
+        length = _quantization_bytes(before)
+        one = b"\0\1" if before[0] >> 4 else b"\1"
+        numbers = one * 64
+    else:
+        length = _huffman_bytes(before)
+        count = length - 17
+        # so many codes of 16 and 15 bits, with the values 0, 1, 2, ...
+        counts = bytes(14) + bytes([max(0, count - 255), min(count, 255)])
+        numbers = counts + bytes(range(count))
+    out[start + 1 : start + length] = numbers
+    return before[1:length] != numbers
 
 
 def _fill_after_last_pixel(
@@ -281,7 +408,8 @@ def _jpeg_payload(marker: int, payload: bytes) -> bytes | None:
     elif marker == 0xCC:  # arithmetic conditioning: pairs
         well_formed = len(payload) % 2 == 0 and len(payload) <= 32
     elif marker == _APP0 and payload[:5] == b"JFIF\0" and len(payload) >= 14:
-        return payload[:12] + bytes(len(payload) - 12)  # no thumbnail
+        # version 1.1, square pixels of no stated size, no thumbnail
+        return b"JFIF\0\1\1\0\0\1\0\1".ljust(len(payload), b"\0")
     elif marker == _APP14 and payload[:5] == b"Adobe" and len(payload) >= 12:
         numbers = payload[5:12] if _ADOBE_NUMBERS.fullmatch(payload[5:12]) else b""
         plain = numbers or b"\0\x64\0\0\0\0" + payload[11:12]
@@ -355,7 +483,7 @@ def clean_jpeg2000(data: bytes) -> Cleaned:
         if kept != data[start:end] and kind != b"jp2c":
             removed.add(f"JPEG 2000 box {kind.decode('latin-1')!r}")
         out[start:end] = kept
-    return Cleaned(bytes(out), frozenset(removed))
+    return Cleaned(bytes(out), frozenset(removed), _J2K_UNREAD)
 
 
 def _boxes(data: bytes) -> Iterator[tuple[bytes, int, int, int]]:
@@ -415,7 +543,8 @@ def _clean_codestream(data: bytes) -> Cleaned:
             raise StreamError(f"JPEG 2000 must have a marker at byte {place}")
         marker = data[place + 1]
         if marker == _J2K_EOC:
-            return _cut(bytes(out), place + 2, removed)
+            cleaned = _cut(bytes(out), place + 2, removed)
+            return Cleaned(cleaned.data, cleaned.removed, _J2K_UNREAD)
         if marker == _J2K_SOD:
             place = tile_part_end or data.find(b"\xff\xd9", place)
             if place < 0:
@@ -436,10 +565,14 @@ def _clean_codestream(data: bytes) -> Cleaned:
             if data[place + 4 : end].strip(b"\0"):
                 removed.add("JPEG 2000 comment (COM)")
             out[place + 4 : end] = bytes(end - place - 4)
+        elif marker in _J2K_POINTERS:
+            removed.add(f"JPEG 2000 pointers ({_J2K_POINTERS[marker]})")
+            out[place + 1] = _J2K_COM
+            out[place + 4 : end] = bytes(end - place - 4)
         elif marker not in _J2K_KNOWN:
             raise StreamError(f"JPEG 2000 marker ff {marker:02x} is not known")
         place = end
-    return Cleaned(bytes(out), frozenset(removed))
+    return Cleaned(bytes(out), frozenset(removed), _J2K_UNREAD)
 
 
 def clean_webp(data: bytes) -> Cleaned:
@@ -461,7 +594,8 @@ def clean_webp(data: bytes) -> Cleaned:
             out[place + 8 : end] = bytes(length)
         place = end + length % 2
         out[end:place] = bytes(len(out[end:place]))
-    return _cut(bytes(out), end_of_file, removed)
+    cleaned = _cut(bytes(out), end_of_file, removed)
+    return Cleaned(cleaned.data, cleaned.removed, _WEBP_UNREAD)
 
 
 def clean_jpegxl(data: bytes) -> Cleaned:

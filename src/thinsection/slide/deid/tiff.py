@@ -8,7 +8,7 @@ it is. Image data that grows by cleaning goes to the end of the file.
 
 import re
 import struct
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,12 +27,13 @@ from thinsection.slide.deid.streams import (
     JPEG_CODES,
     JPEGXL_CODES,
     Cleaned,
+    JpegTable,
     StreamError,
     clean_entropy,
     clean_jpeg,
     clean_page_segment,
 )
-from thinsection.slide.deid.words import kept_description
+from thinsection.slide.deid.words import KnownSizes, kept_description
 from thinsection.slide.formats.segments import MAX_SEGMENT_BYTES
 from thinsection.slide.formats.tiff_layout import read_layout
 from thinsection.types import MIB, Size, counted
@@ -63,15 +64,23 @@ _NUMBERS = {
     530: (2, 4), 531: (1, 2), 532: (6, 2**16), 32997: (1, 2**16), 32998: (1, 2**16),
 }  # fmt: skip
 _WHOLE_TYPES = (3, 4, 16)
-_FRACTIONS = {282: 1, 283: 1, 532: 6}  # resolution, reference black and white
+# Fractions: how many there are, and between which values each lies: px per inch or centimetre up to
+# 1 nm a px, and reference black and white.
+_FRACTIONS = {282: (1, 0, 10**7), 283: (1, 0, 10**7), 532: (6, 0, 2**16)}
 _FRACTION_TYPE = 5
-# NDPI: format, lens, offsets from the centre, tissue, exposure and colours, capture mode, JPEG
-# quality, refocus, blank lines, wavelength, exposure time; one number of 4 bytes each.
-_NDPI_NUMBERS = frozenset(
-    (65420, 65421, 65422, 65423, 65424, 65425, 65435, 65436, 65437, 65438, 65441, 65444, 65445,
-     65446, 65447, 65451, 65454)
-)  # fmt: skip
-_NDPI_NUMBER_TYPES = (3, 4, 9, 11)
+_ROWS_PER_STRIP = 278
+# NDPI, by tag: the least and the largest value. Only numbers by which readers find and scale
+# pixels are kept.
+_NDPI_NUMBERS = {
+    65420: (0, 1),  # format
+    65421: (-2, 200),  # lens; < 0 of macro and map
+    65422: (-40_000_000, 40_000_000),  # offset from the centre of the glass in x, nm
+    65423: (-15_000_000, 15_000_000),  # in y, nm
+    65424: (-1_000_000, 1_000_000),  # focal plane, nm
+    65441: (0, 20),  # capture mode
+    65451: (0, 2000),  # wavelength, nm
+}
+_NDPI_NUMBER_FORMS = {3: "H", 4: "I", 9: "i", 11: "f"}
 _TEXT_RUN = re.compile(rb"[ -~]{5,}")  # numbers that read as text are none
 _NDPI_MAKE = (271, b"Hamamatsu")  # OpenSlide and tifffile know the format by it
 _TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4,
@@ -168,6 +177,8 @@ class TiffSlide:
         self._size = self._file.filehandle.size
         self._dropped: list[tuple[int, int]] = []
         self.images: list[StoredImage] = []  # that are kept, in the order of the file
+        # tables that segments need from JPEG tables, by where these stand in the file
+        self._needed_tables: defaultdict[int, set[JpegTable]] = defaultdict(set)
         self._pages = self._judged_pages()
 
     def copy(self, out: BinaryIO | None) -> Report:
@@ -210,6 +221,10 @@ class TiffSlide:
         ]
         slide_page = max(
             candidates, key=lambda page: page.imagewidth * page.imagelength
+        )
+        self._slide_size: Size = (
+            int(slide_page.imagewidth),
+            int(slide_page.imagelength),
         )
         images = {id(page): self._image(page) for page in candidates}
         shown = [images[id(slide_page)]]  # known to show the slide, finest first
@@ -332,17 +347,28 @@ class TiffSlide:
 
     def _write_directories(self, copy: _Copy, pages: Sequence[_Page]) -> int:
         """Writes the chain of pages; returns where it begins."""
+        places: dict[int, tuple[list[int], list[int]]] = {}
+        for page in pages:
+            for each in (*page.below, page):
+                # all data first: it says which of the shared JPEG tables are needed
+                places[each.page.offset] = self._write_data(copy, each.page)
         following = [*(page.page.offset for page in pages[1:]), 0]
         for page, next_offset in zip(pages, following):
             for below in page.below:
-                self._write_page(copy, below, 0)
-            self._write_page(copy, page, next_offset)
+                self._write_page(copy, below, places[below.page.offset], 0)
+            self._write_page(copy, page, places[page.page.offset], next_offset)
         return int(pages[0].page.offset)
 
-    def _write_page(self, copy: _Copy, kept: _Page, next_offset: int) -> None:
-        """Image data, values of tags and directory of one page."""
+    def _write_page(
+        self,
+        copy: _Copy,
+        kept: _Page,
+        places: tuple[list[int], list[int]],
+        next_offset: int,
+    ) -> None:
+        """Values of tags and directory of one page whose data lies at (offsets, byte counts)."""
         page = kept.page
-        offsets, counts = self._write_data(copy, page)
+        offsets, counts = places
         entries: list[_Entry] = []
         seen: set[int] = set()
         for tag in page.tags:
@@ -378,11 +404,12 @@ class TiffSlide:
         """Returns the bytes of a tag's value in the copy; None where the tag is left out."""
         dtype = int(tag.dtype)
         if tag.code in _NUMBERS or tag.code in _FRACTIONS:
-            return self._kept_numbers(tag)
+            return self._kept_numbers(page, tag)
         if tag.code == _DESCRIPTION and dtype == 2:
-            return self._description(tag)
+            return self._description(page, tag)
         if tag.code == _JPEG_TABLES and int(page.compression) in JPEG_CODES:
-            return self._noted(clean_jpeg(self._raw(tag)))
+            needed = frozenset(self._needed_tables[tag.valueoffset])
+            return self._noted(clean_jpeg(self._raw(tag), needed=needed))
         if tag.code == _ICC:
             cleaned = clean_profile(self._raw(tag))
             return None if cleaned is None else self._noted(cleaned)
@@ -392,33 +419,61 @@ class TiffSlide:
         if tag.code == make_code and self._raw(tag).rstrip(b"\0 ") == make:
             return make + b"\0"
         if tag.code in _NDPI_NUMBERS:
-            is_number = dtype in _NDPI_NUMBER_TYPES and tag.count == 1
-            return self._raw(tag) if is_number else None
+            return self._kept_ndpi_number(tag)
         if tag.code in (_NDPI_MCU_STARTS, _NDPI_MCU_STARTS_HIGH):
             fits = dtype == 4 and tag.count == len(page.dataoffsets)
             return self._raw(tag) if fits else None
         return None
 
-    def _kept_numbers(self, tag: TiffTag) -> bytes | None:
+    def _kept_ndpi_number(self, tag: TiffTag) -> bytes | None:
+        """Returns the bytes of a number of NDPI; None where it is none of its key."""
+        form = _NDPI_NUMBER_FORMS.get(int(tag.dtype))
+        if form is None or tag.count != 1:
+            return None
+        raw = self._raw(tag)
+        (number,) = struct.unpack(f"{self._file.byteorder}{form}", raw)
+        least, most = _NDPI_NUMBERS[tag.code]
+        if form == "I" and number >= 2**31:
+            number -= 2**32  # written with a sign whatever the type says
+        return raw if least <= number <= most else None
+
+    def _kept_numbers(self, page: TiffPage, tag: TiffTag) -> bytes | None:
         """Returns the bytes of whole numbers or fractions; None where they have another form."""
         dtype = int(tag.dtype)
         raw = self._raw(tag)
+        order = self._file.byteorder
         if tag.code in _FRACTIONS and dtype == _FRACTION_TYPE:
-            is_number = tag.count == _FRACTIONS[tag.code] and not _TEXT_RUN.search(raw)
-            return raw if is_number else None
+            count, least, most = _FRACTIONS[tag.code]
+            if tag.count != count or _TEXT_RUN.search(raw):
+                return None
+            words = struct.unpack(f"{order}{2 * count}I", raw)
+            pairs = zip(words[::2], words[1::2])
+            fits = all(least * below <= above <= most * below for above, below in pairs)
+            return raw if fits else None
         if tag.code not in _NUMBERS:
             return None
         max_count, top = _NUMBERS[tag.code]
         if dtype not in _WHOLE_TYPES or not 1 <= tag.count <= max_count:
             return None
         form = {3: "H", 4: "I", 16: "Q"}[dtype]
-        numbers = struct.unpack(f"{self._file.byteorder}{tag.count}{form}", raw)
+        numbers = struct.unpack(f"{order}{tag.count}{form}", raw)
+        if tag.code == _ROWS_PER_STRIP and numbers[0] > page.imagelength:
+            # any larger number means one strip, so it could say anything
+            whole = _ANY if dtype == 4 else int(page.imagelength)
+            if numbers[0] != whole:
+                self.report.remove("a number of rows in a strip that the image lacks")
+            return struct.pack(f"{order}{form}", whole)
         return raw if max(numbers) <= top else None
 
-    def _description(self, tag: TiffTag) -> bytes:
+    def _description(self, page: TiffPage, tag: TiffTag) -> bytes:
         text = self._raw(tag).decode("latin-1")
         if not self._file.is_ndpi:
-            kept, removed = kept_description(text)
+            sizes = KnownSizes(
+                slide=self._slide_size,
+                page=(int(page.imagewidth), int(page.imagelength)),
+                tile=_segment_size(page),
+            )
+            kept, removed = kept_description(text, sizes)
         else:
             kept = ""
             removed = ["ImageDescription: free text"] if text.strip("\0 ") else []
@@ -487,6 +542,7 @@ class TiffSlide:
         offsets: list[int] = []
         counts: list[int] = []
         kinds: Counter[str] = Counter()
+        needed: set[JpegTable] = set()
         for index, (offset, count) in enumerate(
             zip(page.dataoffsets, page.databytecounts)
         ):
@@ -494,11 +550,14 @@ class TiffSlide:
             if compression in JPEGXL_CODES and cleaned.unread:
                 raise StreamError("the end of a JPEG XL stream cannot be found")
             kinds.update(cleaned.removed)
+            needed |= cleaned.lacks
             self._noted(Cleaned(b"", unread=cleaned.unread))
             # an empty segment has no place, so that its offset could say anything
             place = copy.place(cleaned.data, offset, count) if cleaned.data else 0
             offsets.append(place)
             counts.append(len(cleaned.data))
+        if _JPEG_TABLES in page.tags:
+            self._needed_tables[page.tags[_JPEG_TABLES].valueoffset] |= needed
         self._note_streams(page, len(offsets), kinds)
         return offsets, counts
 

@@ -1,53 +1,68 @@
-"""Words of a slide's description that are kept: known keys, with values of their form."""
+"""Words of a slide's description that are kept: those that say how its pixels are to be read."""
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-_WHOLE = r"\d{1,7}"
-_NUMBER = r"[+-]?(\d{1,6}([.,]\d{1,8})?|[.,]\d{1,8})"
-_VERSION = r"v?\d{1,3}(\.\d{1,3}){1,3}"
+from thinsection.types import Size
+
+APERIO = "Aperio"  # how a description of theirs begins
+_MAKER = "Aperio Image Library"
+_MAKER_LINE = re.compile(rf"{_MAKER}( v?\d{{1,3}}(\.\d{{1,3}}){{1,3}})?")
 # names of profiles that Aperio's scanners write
 _PROFILE_NAMES = (
     r"AT2|AT Turbo|GT450|GT450 DX|CS2|CS|VERSA|ScanScope v1|sRGB|"
     r"IEC 61966-2\.1 Default RGB colour space - sRGB"
 )
-_APERIO_VALUES = {
-    "AppMag": r"\d{1,3}([.,]\d{1,3})?",
-    "MPP": r"\d{0,2}[.,]\d{1,8}|\d{1,2}",
-    "StripeWidth": _WHOLE,
-    "Left": _NUMBER,
-    "Top": _NUMBER,
-    "LineAreaXOffset": _NUMBER,
-    "LineAreaYOffset": _NUMBER,
-    "LineCameraSkew": _NUMBER,
-    "OriginalWidth": _WHOLE,
-    "OriginalHeight": _WHOLE,
-    "Originalheight": _WHOLE,
-    "Focus Offset": _NUMBER,
-    "DisplayColor": r"\d{1,2}",
-    "Gamma": r"\d{1,2}([.,]\d{1,6})?",
-    "ICC Profile": _PROFILE_NAMES,
-    "Exposure Time": _WHOLE,
-    "Exposure Scale": _NUMBER,
-    "Total Depth": _NUMBER,
+
+
+@dataclass(frozen=True)
+class _Number:
+    """Form of a number, and between which values it can mean what its key says."""
+
+    form: str
+    least: float
+    most: float
+
+    def fits(self, text: str) -> bool:
+        if not re.fullmatch(self.form, text, re.ASCII):
+            return False
+        return self.least <= float(text.replace(",", ".")) <= self.most
+
+
+# Positions, times and counts of the scanner (Left, Exposure Time, ...) say nothing about the
+# pixels. They can hold any number, so they are left out.
+_NUMBERS = {
+    "AppMag": _Number(r"\d{1,3}([.,]\d{1,2})?", 0.1, 200),
+    "MPP": _Number(r"\d{0,2}[.,]\d{1,6}|\d{1,2}", 0.01, 50),  # µm/px
+    "Gamma": _Number(r"\d([.,]\d{1,3})?", 0.1, 9),
 }
-APERIO = "Aperio"  # how a description of theirs begins
-_MAKER = "Aperio Image Library"
-_MAKER_LINE = re.compile(rf"{_MAKER}( {_VERSION})?")
+_WIDTH_KEYS = ("OriginalWidth",)
+_HEIGHT_KEYS = ("OriginalHeight", "Originalheight")
+_PROFILE_KEY = "ICC Profile"
 # '46000x32914 [0,100 46000x32914] (256x256) -> 387x463 JPEG/RGB Q=30'; only the first part must be
 _PLACE = r"\[\d{1,7},\d{1,7} \d{1,7}x\d{1,7}\]"
 _CODEC = r"(JPEG/RGB|JPEG/YCbCr|JPEG/YCC|J2K/KDU|J2K/YUV16|J2K/RGB|JPEG|LZW|RAW)"
-_SIZES = re.compile(
-    rf"\d{{1,7}}x\d{{1,7}}( {_PLACE})?( \(\d{{1,4}}x\d{{1,4}}\))?"
-    rf"( -> \d{{1,7}}x\d{{1,7}})?( -)?( {_CODEC})?( Q=\d{{1,3}})?"
+_SIZES_LINE = re.compile(
+    rf"(?P<whole>\d{{1,7}}x\d{{1,7}})( {_PLACE})?(?P<tile> \(\d{{1,4}}x\d{{1,4}}\))?"
+    rf"(?P<reduced> -> \d{{1,7}}x\d{{1,7}})?( -)?(?P<codec> {_CODEC})?(?P<quality> Q=\d{{1,3}})?"
 )
 
 
-def kept_description(text: str) -> tuple[str, list[str]]:
+@dataclass(frozen=True)
+class KnownSizes:
+    """Sizes that a description may name, because the image has them: (width, height), px."""
+
+    slide: Size
+    page: Size
+    tile: Size
+
+
+def kept_description(text: str, sizes: KnownSizes) -> tuple[str, list[str]]:
     """Returns what is kept of an ImageDescription, and what is left out, one line each.
 
-    Of Aperio's words the maker, sizes and pairs whose value has the form that its key asks for;
-    of any other text nothing.
+    Of Aperio's words these are kept: the maker, the sizes that the image has, and pairs whose value
+    can be what its key says. Nothing is kept of any other text.
     """
     text = text.strip("\0 ")
     if not text:
@@ -56,18 +71,18 @@ def kept_description(text: str) -> tuple[str, list[str]]:
         return "", ["ImageDescription: free text"]
     head, *pairs = text.split("|")
     removed: list[str] = []
-    kept_lines = list(_head_lines(head, removed))
+    kept_lines = list(_head_lines(head, sizes, removed))
     kept_pairs: dict[str, str] = {}
     for pair in pairs:
         key, separator, value = (part.strip() for part in pair.partition("="))
-        pattern = _APERIO_VALUES.get(key)
-        if pattern is None:
+        fits = _fits(key, value, sizes)
+        if fits is None:
             name = key if key and separator else "text"
             removed.append(f"{name} in Aperio's description")
         elif key in kept_pairs:
             if value != kept_pairs[key]:
                 removed.append(f"a second {key} in Aperio's description")
-        elif not re.fullmatch(pattern, value, re.ASCII):
+        elif not fits:
             removed.append(f"{key} in Aperio's description: its value has another form")
         else:
             kept_pairs[key] = value
@@ -75,19 +90,57 @@ def kept_description(text: str) -> tuple[str, list[str]]:
     return "|".join(["\r\n".join(kept_lines), *pieces]), removed
 
 
-def _head_lines(head: str, removed: list[str]) -> Iterator[str]:
-    """Yields the lines before the pairs: maker and sizes, twice of a scanned slide that was cut."""
+def _fits(key: str, value: str, sizes: KnownSizes) -> bool | None:
+    """Tells whether a value can be what its key says; None where the key is left out."""
+    if key in _NUMBERS:
+        return _NUMBERS[key].fits(value)
+    if key in _WIDTH_KEYS:
+        return value == str(sizes.slide[0])
+    if key in _HEIGHT_KEYS:
+        return value == str(sizes.slide[1])
+    if key == _PROFILE_KEY:
+        return bool(re.fullmatch(_PROFILE_NAMES, value, re.ASCII))
+    return None
+
+
+def _head_lines(head: str, sizes: KnownSizes, removed: list[str]) -> Iterator[str]:
+    """Yields the lines before the pairs: the maker, and the sizes as the image has them.
+
+    A slide that was cut out of another one repeats both lines for that one; these are left out.
+    """
     lines = [line.strip() for line in re.split(r"[\r\n;]+", head)]
-    has_maker = False
-    for line in lines:
-        if _MAKER_LINE.fullmatch(line) and not has_maker:
-            has_maker = True
-            yield line
-            continue
-        if not has_maker:
-            has_maker = True
-            yield _MAKER
-        if _SIZES.fullmatch(line):
-            yield line
-        elif line and not _MAKER_LINE.fullmatch(line):
-            removed.append("text in the first lines of Aperio's description")
+    makers = [line for line in lines if _MAKER_LINE.fullmatch(line)]
+    yield makers[0] if makers else _MAKER
+    others = [line for line in lines if line and not _MAKER_LINE.fullmatch(line)]
+    forms = [_SIZES_LINE.fullmatch(line) for line in others]
+    if any(form is None for form in forms):
+        removed.append("text in the first lines of Aperio's description")
+    if makers[1:]:
+        removed.append("a second maker in Aperio's description")
+    stated = [form for form in forms if form is not None]
+    if not stated:
+        return
+    line = _sizes_line(stated[0], sizes)
+    stated_line = re.sub(r" -(?!>)", "", stated[0].group())
+    if line != stated_line or stated[1:]:
+        removed.append("sizes in Aperio's description that the image does not have")
+    yield line
+
+
+def _sizes_line(stated: re.Match[str], sizes: KnownSizes) -> str:
+    """Returns a line of sizes with the image's own numbers in the places of the stated ones."""
+    line = _size_text(sizes.slide)
+    if stated["tile"]:
+        line += f" ({_size_text(sizes.tile)})"
+    if stated["reduced"]:
+        line += f" -> {_size_text(sizes.page)}"
+    if stated["codec"]:
+        line += stated["codec"]
+    quality = stated["quality"]
+    if quality and int(quality.removeprefix(" Q=")) <= 100:
+        line += quality
+    return line
+
+
+def _size_text(size: Size) -> str:
+    return f"{size[0]}x{size[1]}"
