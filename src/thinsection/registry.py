@@ -120,6 +120,13 @@ class Registry(Generic[T]):
         """The object of a name; ThinsectionError: as of `entry`, or a package is missing."""
         return cast(T, self.entry(name).load())
 
+    def packages(self) -> frozenset[str]:
+        """Top-level packages of other packages' entry points; nothing is imported."""
+        return frozenset(
+            point.value.partition(":")[0].partition(".")[0]
+            for point in self._points.values()
+        )
+
     @cached_property
     def _declared(self) -> dict[str, Entry]:
         entries = self._built_in() if callable(self._built_in) else self._built_in

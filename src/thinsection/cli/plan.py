@@ -56,7 +56,7 @@ def plan(
     from thinsection.slide.cohort import load_cohort
 
     # report a wrong path or name before slow work
-    load_cohort(slides)
+    load_cohort(slides, allow_local_urls=True)
     spec = resolve(config)
 
     from thinsection.planning.plan import plan as predict

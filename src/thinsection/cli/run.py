@@ -131,7 +131,7 @@ def _run_and_report(
     from thinsection.slide.cohort import load_cohort
 
     # report a wrong path or name before slow work
-    num_slides = len(load_cohort(slides))
+    num_slides = len(load_cohort(slides, allow_local_urls=True))
     resolve(config)
 
     from thinsection.cli.progress import RunProgress
@@ -232,7 +232,9 @@ def qc(
             return
 
     console = message_console(as_json=False)
-    progress = RunProgress(console, len(load_cohort(slides)), level=level)
+    progress = RunProgress(
+        console, len(load_cohort(slides, allow_local_urls=True)), level=level
+    )
     with progress.bar:
         summary = check_slides(
             slides, out=out, config=config, on_event=progress, on_message=progress.say

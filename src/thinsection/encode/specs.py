@@ -41,6 +41,16 @@ PREPROCESSOR_NAME = "preprocessor_config.json"
 CONFIGS = (CONFIG_NAME, OPEN_CLIP_CONFIG)  # the preferred one first
 CLIP_MEAN: Rgb = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD: Rgb = (0.26862954, 0.26130258, 0.27577711)
+# options of timm's maker of models that read files or repositories
+_FOREIGN_OPTIONS = frozenset(
+    (
+        "checkpoint_path",
+        "pretrained",
+        "pretrained_cfg",
+        "pretrained_cfg_overlay",
+        "cache_dir",
+    )
+)
 _PIL_BICUBIC = 3  # transformers uses the numbers of Pillow's enum
 
 
@@ -129,7 +139,20 @@ def _read_json(path: Path) -> Document:
 def _from_timm(
     name: str, model: str, options: Document, published: Document
 ) -> EncoderSpec:
-    """Spec of a timm model with its published config."""
+    """Spec of a timm model with its published config.
+
+    Raises:
+        WeightsError: timm declares no such model, or an option names a file or a repository.
+    """
+    if not isinstance(model, str) or not optional_package("timm").is_model(model):
+        raise WeightsError(
+            f"architecture must be a model of timm, got {model!r} in {name!r}"
+        )
+    foreign = sorted(_FOREIGN_OPTIONS & options.keys())
+    if foreign:
+        raise WeightsError(
+            f"model_args must be of the architecture, got {foreign[0]!r} in {name!r}"
+        )
     input_px = int((published.get("input_size") or (3, 224, 224))[1])
     resize_px = math.floor(input_px / float(published.get("crop_pct") or 1.0))
     is_bilinear = published.get("interpolation") == "bilinear"

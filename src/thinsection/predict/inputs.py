@@ -11,6 +11,7 @@ from thinsection.config import as_mapping, from_mapping, option
 from thinsection.encode.registry import OWN_PREFIX
 from thinsection.errors import ConfigError, InvalidInputError, StoreError, WeightsError
 from thinsection.evaluation.embeddings import read_embeddings
+from thinsection.files.trust import check_model_settings
 from thinsection.pipeline.records import read_records
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import RunConfig
@@ -33,6 +34,7 @@ DECIDING = (
     "encode",
     "aggregate",
 )
+_OF_COHORT = ("name_pattern", "allow_local_urls")  # settings of slides
 SLIDE_FEATURES = "slide_features_"  # prefix of folders with slide embeddings
 
 
@@ -167,7 +169,9 @@ def _run_settings(path: Path, inputs: Inputs) -> dict[str, Json]:
                 if encoders and _is_of_grid(of_grid, grid):
                     run = {name: as_mapping(of_grid)[name] for name in DECIDING}
                     run["encode"] |= {"encoders": [max(encoders, key=len)]}
-                    return run
+                    if not of_grid.segment.tissue_segmenter:
+                        run["segment"] = as_mapping(RunConfig())["segment"]
+                    return _without_cohort(run)
     return {}
 
 
@@ -193,4 +197,15 @@ def run_config(inputs: Inputs, model: str) -> RunConfig:
             f"a model must record the run that made its embeddings, got none in {model!r}; "
             "embed the slides with the same settings, then predict from that folder"
         )
-    return from_mapping(RunConfig, inputs.run, where="run.")
+    settings = _without_cohort(inputs.run)
+    check_model_settings(settings, as_mapping(RunConfig()), model)
+    return from_mapping(RunConfig, settings, where="run.")
+
+
+def _without_cohort(settings: dict[str, Json]) -> dict[str, Json]:
+    """Settings of a run without those that say where its slides are and who they are."""
+    slides = settings.get("slides")
+    if not isinstance(slides, dict):
+        return settings
+    kept = {name: slides[name] for name in slides if name not in _OF_COHORT}
+    return settings | {"slides": kept}

@@ -6,7 +6,6 @@ Mish is approximate.
 """
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +13,14 @@ import numpy.typing as npt
 import torch
 
 from thinsection.errors import (
-    ConfigError,
     DeviceError,
     InvalidInputError,
     WeightsError,
     importing,
     rewording,
 )
-from thinsection.segment.spec import SegmenterSpec
+from thinsection.files.trust import architecture
+from thinsection.segment.spec import SEGMENTERS, SegmenterSpec
 from thinsection.weights.files import fill_strictly, read_state_dict
 from thinsection.weights.placement import importable_torchvision, resolve_device
 
@@ -32,11 +31,20 @@ _NONE = "none"
 
 
 def load_network(
-    spec: SegmenterSpec, weights: Path | None, device: str, seed: int
+    spec: SegmenterSpec,
+    weights: Path | None,
+    device: str,
+    seed: int,
+    *,
+    code: Path | None = None,
 ) -> Network:
-    """Loads the network of an entry to its device."""
+    """Loads the network of an entry to its device; `code` is a trusted file with its class."""
     if spec.architecture is not None:
-        module = _make_module(spec, spec.architecture, weights, seed)
+        importable_torchvision()
+        make = architecture(
+            spec.architecture, packages=SEGMENTERS.packages(), code=code
+        )
+        module = _make_module(spec, make, weights, seed)
         return _torch_network(module, resolve_device(device), spec.output)
     assert weights is not None  # ONNX has no random ones
     return _onnx_network(weights, resolve_device(device, mps=False))
@@ -68,23 +76,14 @@ def _onnx_network(path: Path, device: torch.device) -> Network:
 
 
 def _make_module(
-    spec: SegmenterSpec, architecture: str, weights: Path | None, seed: int
+    spec: SegmenterSpec, make: type[torch.nn.Module], weights: Path | None, seed: int
 ) -> torch.nn.Module:
-    module_name, _, attribute = architecture.partition(":")
-    importable_torchvision()
-    with importing(f"architecture {architecture!r} must be importable", "segment"):
-        make = getattr(import_module(module_name), attribute, None)
     options = {
         name: None if value == _NONE else value for name, value in spec.options.items()
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = make(**options) if callable(make) else None
-    if not isinstance(module, torch.nn.Module):
-        raise ConfigError(
-            "architecture must be 'module:callable' of a torch module, "
-            f"got {architecture!r}"
-        )
+        module = make(**options)
     if weights is not None:
         state = read_state_dict(weights)
         fill_strictly(module, state, source=str(weights), unused=spec.unused)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from importlib import util
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from thinsection.config import option
 from thinsection.errors import ConfigError, InvalidInputError, WeightsError
+from thinsection.files.trust import check_architecture, trusted_file
 from thinsection.segment.channels import RgbChannels, StainChannels
 from thinsection.segment.spec import (
     SEGMENTERS,
@@ -47,6 +49,11 @@ class SegmentConfig:
         None,
         "Local weights of the segmenter (.onnx, .pth, ...), in place of a download.",
     )
+    trust_code: tuple[str, ...] = option(
+        (),
+        "Python file that may be run: a segmenter's .toml file names a class in it as "
+        "FILE:CLASS, without .py. Repeat the option for several.",
+    )
     segment_mpp: float = option(
         4.0, "Resolution in µm/px at which outlines and class shares are computed."
     )
@@ -59,6 +66,10 @@ class SegmentConfig:
     )
 
     def __post_init__(self) -> None:
+        files = tuple(str(Path(file).resolve()) for file in self.trust_code)
+        object.__setattr__(
+            self, "trust_code", files
+        )  # a worker may have another folder
         count = len(self.segmenters)
         if self.segment_weights and count != 1:
             raise ConfigError(
@@ -85,12 +96,14 @@ class Segmenter:
         weights: file of the weights; None: seeded random ones, of a torch architecture.
         device: 'auto', 'cpu', 'cuda[:N]' or 'mps'; ONNX computes on the CPU.
         seed: of random weights.
+        code: file that the user trusts and that has the architecture; None: a package has it.
     """
 
     spec: SegmenterSpec
     weights: Path | None
     device: str = "auto"
     seed: int = 0
+    code: Path | None = None
 
     @property
     def identity(self) -> dict[str, object]:
@@ -99,6 +112,8 @@ class Segmenter:
         for name in _NOT_IN_IDENTITY:
             del identity[name]
         identity["weights_hash"] = self._weights_hash
+        if self.code is not None:
+            identity["code_hash"] = _hash_of(self.code)
         return identity
 
     @property
@@ -119,7 +134,9 @@ class Segmenter:
         # torch takes a second to import
         from thinsection.segment.network import load_network
 
-        return load_network(self.spec, self.weights, self.device, self.seed)
+        return load_network(
+            self.spec, self.weights, self.device, self.seed, code=self.code
+        )
 
     def channels(
         self, picture: RgbArray, slide_path: str
@@ -157,6 +174,7 @@ def load_segmenter(
     weights: str | Path | None = None,
     device: str = "auto",
     seed: int | None = None,
+    trust_code: Sequence[str | Path] = (),
 ) -> Segmenter:
     """Loads the segmenter of a name, or of a TOML file with a table `segmenter`.
 
@@ -165,9 +183,11 @@ def load_segmenter(
         weights: file in place of the declared one.
         device: see `Segmenter`.
         seed: of random weights in place of any (a torch architecture, for tests).
+        trust_code: Python files that may be run; an architecture names a class in one of them by
+            the name of the file without .py.
 
     Raises:
-        ConfigError: no such name, or an entry that is wrong.
+        ConfigError: no such name, an entry that is wrong, or an architecture of no listed package.
         WeightsError: no weights are declared or given, or the file is another than declared.
     """
     if str(name).endswith(".toml"):
@@ -176,8 +196,12 @@ def load_segmenter(
     else:
         spec = SEGMENTERS.load(str(name))
         folder = Path()
+    code = None
+    if spec.architecture is not None:
+        code = trusted_file(spec.architecture, trust_code)
+        check_architecture(spec.architecture, packages=SEGMENTERS.packages(), code=code)
     if seed is not None:
-        return Segmenter(spec=spec, weights=None, device=device, seed=seed)
+        return Segmenter(spec=spec, weights=None, device=device, seed=seed, code=code)
     if weights is not None:
         spec = replace(spec, weights=None, sha256=None)
         path = Path(weights)
@@ -189,7 +213,7 @@ def load_segmenter(
             f"weights of {spec.name!r} must have sha256 {spec.sha256}, "
             f"got {_hash_of(path)} in {str(path)!r}"
         )
-    return Segmenter(spec=spec, weights=path, device=device)
+    return Segmenter(spec=spec, weights=path, device=device, code=code)
 
 
 def _declared_path(spec: SegmenterSpec, folder: Path) -> Path:
@@ -202,7 +226,8 @@ def _declared_path(spec: SegmenterSpec, folder: Path) -> Path:
     if not spec.weights.startswith(PACKAGE):
         return folder / spec.weights
     package, _, inner = spec.weights.removeprefix(PACKAGE).partition("/")
-    module = util.find_spec(package)
+    # the parent of a dotted name would be imported
+    module = util.find_spec(package) if package.isidentifier() else None
     places = module.submodule_search_locations if module is not None else None
     if not places:
         raise WeightsError(

@@ -50,9 +50,9 @@ class SegmenterSpec:
     weights: str | None = None
     # of the weights' file: another one is refused
     sha256: str | None = None
-    # 'module:callable' that makes a torch module; None: ONNX
+    # 'module:class' of torch modules (see files/trust.py); None: ONNX
     architecture: str | None = None
-    # arguments of that callable; "none" is None
+    # arguments of that class; "none" is None
     options: dict[str, Json] = field(default_factory=dict)
     # name of the output of a network that gives a dict
     output: str = "out"

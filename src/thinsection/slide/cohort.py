@@ -8,6 +8,7 @@ from pathlib import Path
 from thinsection.errors import CohortError
 from thinsection.files.tables import SUFFIXES as TABLE_SUFFIXES
 from thinsection.files.tables import split_sheet
+from thinsection.files.trust import check_table_url
 from thinsection.files.urls import is_url
 from thinsection.slide.base import Slide
 from thinsection.slide.cohort_table import (
@@ -76,6 +77,7 @@ def load_cohort(
     slide_mpp: Mpp | None = None,
     look: Look | None = None,
     name_pattern: str | None = None,
+    allow_local_urls: bool = False,
     on_message: Callable[[str], None] = ignore_message,
 ) -> tuple[SlideEntry, ...]:
     """Returns the slides that files, folders, URLs and cohort tables name, in a stable order.
@@ -92,6 +94,7 @@ def load_cohort(
         slide_mpp: (x, y) for every slide that the table gives none for.
         look: how the pixels of every slide become RGB.
         name_pattern: see `path_columns`; a cell of a table wins.
+        allow_local_urls: True where a table may name URLs of this machine; see files/trust.py.
         on_message: takes a line for each slide whose name was changed or that was left out.
 
     Raises:
@@ -99,7 +102,9 @@ def load_cohort(
     """
     all_entries: list[SlideEntry] = []
     for item in slides:
-        all_entries += _entries_of(str(item), on_message)
+        all_entries += _entries_of(
+            str(item), on_message, allow_local_urls=allow_local_urls
+        )
     entries = _unique(all_entries, on_message)
     if not entries:
         items = ", ".join(repr(str(item)) for item in slides) or "nothing"
@@ -120,7 +125,9 @@ def load_cohort(
 # what one argument names
 
 
-def _entries_of(item: str, on_message: Callable[[str], None]) -> list[SlideEntry]:
+def _entries_of(
+    item: str, on_message: Callable[[str], None], *, allow_local_urls: bool
+) -> list[SlideEntry]:
     """Returns the slides that one argument of `load_cohort` names."""
     if "\0" in item:
         raise CohortError(f"slide must be a path, got {item!r} with a NUL character")
@@ -131,7 +138,10 @@ def _entries_of(item: str, on_message: Callable[[str], None]) -> list[SlideEntry
         if not split_sheet(path)[0].is_file():
             raise CohortError.no_such_slide(item)
         rows = read_cohort_rows(path, on_message)
-        return [_entry_of_row(row, path.parent) for row in rows]
+        return [
+            _entry_of_row(row, path.parent, allow_local_urls=allow_local_urls)
+            for row in rows
+        ]
     elif path.is_file() or is_folder_slide(path):
         paths = [str(path)]
     elif path.is_dir():
@@ -141,13 +151,17 @@ def _entries_of(item: str, on_message: Callable[[str], None]) -> list[SlideEntry
     return [SlideEntry(slide_id=stem_of(path), slide_path=path) for path in paths]
 
 
-def _entry_of_row(row: CohortRow, folder: Path) -> SlideEntry:
+def _entry_of_row(
+    row: CohortRow, folder: Path, *, allow_local_urls: bool
+) -> SlideEntry:
     """Returns the slide of one line of a table, which lies in `folder`."""
     columns = row.columns
     path = columns["slide_path"]
     if not path:
         raise CohortError(f"slide_path must not be empty, got '' in {row.place}")
-    if not is_url(path):
+    if is_url(path):
+        check_table_url(path, row.place, allow_local=allow_local_urls)
+    else:
         path = str(folder / path)  # an absolute path stays as it is
     mpp = columns["slide_mpp"]
     return SlideEntry(

@@ -72,6 +72,12 @@ class SlidesConfig:
         r"table: '(?P<cohort>[^/]+)/(?P<case_id>TCGA-\w\w-\w{4})'.",
     )
 
+    allow_local_urls: bool = option(
+        False,
+        "Open URLs of a cohort table that name this machine or a link-local network. Use it "
+        "only for tables that you trust.",
+    )
+
     def __post_init__(self) -> None:
         _ = self.look  # refuses impossible channels and percentiles
         if self.name_pattern is not None:

@@ -136,7 +136,10 @@ def _qc_segments(spec: RunSpec, pipeline: Pipeline) -> SegmentStage | None:
     if source is None:
         return None
     segmenter = load_segmenter(
-        source.name, weights=source.weights, device=spec.encoding.device
+        source.name,
+        weights=source.weights,
+        device=spec.encoding.device,
+        trust_code=spec.segment.trust_code,
     )
     source.refuse_unknown(segmenter.spec.classes)
     tissue = TissueStage(config=spec.tissue, reader=spec.slides.reader)
@@ -169,7 +172,10 @@ def segment_stages(
     class_names: list[str] = []
     for name in spec.segment.segmenters:
         segmenter = load_segmenter(
-            name, weights=spec.segment.segment_weights, device=spec.encoding.device
+            name,
+            weights=spec.segment.segment_weights,
+            device=spec.encoding.device,
+            trust_code=spec.segment.trust_code,
         )
         class_names += segmenter.spec.classes
         stages.append(

@@ -40,6 +40,7 @@ def cohort_of(
         on_message=on_message,
         look=settings.look,
         name_pattern=settings.name_pattern,
+        allow_local_urls=settings.allow_local_urls,
     )
     if regions is not None:
         regions.check(entries)

@@ -29,7 +29,13 @@ from thinsection.tiles import TileTable
 from thinsection.types import MaskFrame, PlainValues
 
 # settings of how and by which network is segmented; the label does not contain them
-_NOT_RESULTS = ("segmenters", "segment_weights", "segment_memory", "tissue_segmenter")
+_NOT_RESULTS = (
+    "segmenters",
+    "segment_weights",
+    "segment_memory",
+    "tissue_segmenter",
+    "trust_code",  # the segmenter's identity has the hash of the file
+)
 
 
 @dataclass(frozen=True, kw_only=True)

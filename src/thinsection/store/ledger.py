@@ -20,6 +20,7 @@ from thinsection.config import coerce
 from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
 from thinsection.files.sources import RemoteFolder
+from thinsection.files.trust import is_inside
 from thinsection.types import Document, PlainValues
 
 SLIDES = (
@@ -240,6 +241,11 @@ def _read_document(path: Path) -> _Document | None:
     check_kinds(document.slide, _SLIDE_KINDS, "slide")
     for name, record in document.stages.items():
         check_kinds(record.facts, _FACT_KINDS, f"stages.{name}.facts")
+        for file in record.files:
+            if not is_inside(file):
+                raise ValueError(
+                    f"stages.{name}.files must lie in the results folder, got {file!r}"
+                )
     return document
 
 

@@ -1,0 +1,294 @@
+"""The rule of trust for data files: what a table, a TOML, a JSON or a model file may make us do.
+
+A data file names only what a registry declares. It runs no code, gives no permission and no path
+to code, and sends no request to this machine. SECURITY.md says the rule for users, and
+tests/test_trust.py holds a hostile example against each reader of data files.
+
+- A network's architecture is a class of torch modules of a package in `ARCHITECTURES`, or of a
+  package that declares segmenters by an entry point, or of a file that the user trusts by
+  `--trust-code`. The name is checked before anything is imported, the class before it is called.
+- A model file gives the settings in `MODEL_SETTINGS`, and of them names and numbers alone.
+- A table's URL has a scheme in `TABLE_SCHEMES`, and no address of this machine or of its link.
+"""
+
+import hashlib
+import ipaddress
+import re
+import socket
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from importlib import import_module, util
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from thinsection.errors import CohortError, ConfigError, importing
+from thinsection.types import Json
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# modules, and those below them, whose classes a data file may name
+ARCHITECTURES = (
+    "torch.nn",
+    "torchvision.models",
+    "segmentation_models_pytorch",
+    "timm.models",
+    "monai.networks.nets",
+)
+TABLE_SCHEMES = (
+    "file",
+    "http",
+    "https",
+    "s3",
+    "s3a",
+    "gs",
+    "gcs",
+    "az",
+    "abfs",
+    "abfss",
+    "adl",
+)
+# by section: what a model file says of how its embeddings are made
+MODEL_SETTINGS: Mapping[str, Collection[str]] = {
+    "slides": (
+        "reader",
+        "fingerprint",
+        "slide_mpp",
+        "channels",
+        "channel_range",
+        "icc",
+    ),
+    "tissue": ("mask_mpp", "min_speck_um2", "min_hole_um2", "black_level"),
+    "qc": ("qc", "qc_fail", "qc_strict", "qc_device", "qc_pictures"),
+    "segment": ("segment_mpp", "segment_memory"),
+    "tiles": (
+        "tile_px",
+        "tile_mpp",
+        "mpp_tolerance",
+        "resample",
+        "overlap",
+        "region_px",
+        "min_tissue_fraction",
+        "tile_filter",
+        "edge",
+    ),
+    "stain": ("stain_norm", "stain_mpp", "stain_places"),
+    "encode": (
+        "encoders",
+        "tokens",
+        "pretrained",
+        "device",
+        "precision",
+        "engine",
+        "batch_size",
+        "seed",
+    ),
+    "aggregate": ("slide_encoders", "aggregate_memory", "patients"),
+}
+# a name with its prefix: 'hf:owner/repo', 'timm:vit'
+_NAMED = re.compile(r"(hf|timm|own):[\w.-]+(/[\w.-]+)?(@[\w.-]+)?")
+_FILE = re.compile(
+    r"[/\\~\0]|\.(toml|py|json|onnx|pt|pth|ckpt|bin|safetensors|npz|npy)$"
+)
+_METADATA_HOSTS = ("metadata.google.internal", "instance-data")
+
+
+# code
+
+
+def check_architecture(
+    name: str, *, packages: Collection[str] = (), code: Path | None = None
+) -> None:
+    """Refuses an architecture by its name alone, before anything is imported.
+
+    Args:
+        name: 'module:class'.
+        packages: packages that declare entries of their own.
+        code: file that the user trusts, if its name is the module's.
+
+    Raises:
+        ConfigError: the module is not listed.
+    """
+    module_name, _, attribute = name.partition(":")
+    package = module_name.partition(".")[0]
+    is_listed = any(f"{module_name}.".startswith(f"{one}.") for one in ARCHITECTURES)
+    if not attribute.isidentifier() or not (is_listed or package in packages or code):
+        raise ConfigError(
+            f"architecture must be 'module:class' of {', '.join(ARCHITECTURES)}, got {name!r}; "
+            "install a package that declares it by an entry point, or pass --trust-code FILE "
+            "with the file that has the class"
+        )
+
+
+def architecture(
+    name: str, *, packages: Collection[str] = (), code: Path | None = None
+) -> "type[nn.Module]":
+    """Returns the class that a data file names; see `check_architecture`.
+
+    One of torchvision's declared builders counts as a class.
+
+    Raises:
+        ConfigError: the name is not listed, or is no class of torch modules.
+    """
+    check_architecture(name, packages=packages, code=code)
+    from torch import nn
+
+    module_name, _, attribute = name.partition(":")
+    with importing(f"architecture {name!r} must be importable", "segment"):
+        module = _run_file(code) if code else import_module(module_name)
+    value = getattr(module, attribute, None)
+    if _is_torchvision_builder(module_name, value):
+        return value  # type: ignore[no-any-return]
+    if not (isinstance(value, type) and issubclass(value, nn.Module)):
+        raise ConfigError(
+            f"architecture must be a class of torch modules, got {name!r}, which is "
+            f"{'missing' if value is None else 'none'}"
+        )
+    # a module may hold classes of others
+    check_architecture(f"{value.__module__}:{attribute}", packages=packages, code=code)
+    return value
+
+
+def trusted_file(name: str, files: Sequence[str | Path]) -> Path | None:
+    """Returns the trusted file whose name is the module of an architecture, None if none is."""
+    module_name = name.partition(":")[0]
+    for file in map(Path, files):
+        if file.suffix == ".py" and file.stem == module_name:
+            return file
+    return None
+
+
+def _run_file(path: Path) -> object:
+    """Runs a file that the user trusts; its module is made once for each content."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    name = f"thinsection_trusted_{digest}"
+    if name not in sys.modules:
+        spec = util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ConfigError(f"trust_code must be a Python file, got {str(path)!r}")
+        module = util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[name] = module
+    return sys.modules[name]
+
+
+def _is_torchvision_builder(module_name: str, value: object) -> bool:
+    if module_name.partition(".")[0] != "torchvision" or not callable(value):
+        return False
+    models = import_module("torchvision.models")
+    name = getattr(value, "__name__", "")
+    is_declared = name in models.list_models()
+    return is_declared and models.get_model_builder(name) is value
+
+
+# names of files
+
+
+def is_inside(name: str) -> bool:
+    """Tells whether the name of a file, as somebody's ledger has it, stays in its folder."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+# model files
+
+
+def check_model_settings(
+    settings: Mapping[str, Json], defaults: Json, model: str
+) -> None:
+    """Refuses settings of a model file that are more than names and numbers of how to embed.
+
+    Args:
+        settings: the settings by section, as the file has them.
+        defaults: the same of nobody; a setting that has its default is none.
+        model: name of the model, for the message.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    for section, values in settings.items():
+        if not isinstance(values, Mapping):
+            continue  # refused by its type when it is read
+        for name, value in values.items():
+            default = defaults.get(section, {}).get(name)
+            is_default = value == default
+            is_allowed = name in MODEL_SETTINGS.get(section, ())
+            if is_default or (is_allowed and not any(map(_is_path, _texts(value)))):
+                continue
+            raise ConfigError(
+                f"a model file must not name files, code or permissions, got {section}.{name} = "
+                f"{value!r:.60} in {model!r}; embed the slides by `thinsection run` with this "
+                "setting if you trust it, then predict from that folder"
+            )
+
+
+def _texts(value: Json) -> list[str]:
+    if isinstance(value, list | tuple):
+        return [text for item in value for text in _texts(item)]
+    if isinstance(value, Mapping):
+        return [text for item in value.values() for text in _texts(item)]
+    return [value] if isinstance(value, str) else []
+
+
+def _is_path(text: str) -> bool:
+    """Tells whether a text names a file or a URL, and not a thing of a registry or of the hub."""
+    if _NAMED.fullmatch(text):
+        return ".." in text
+    return _FILE.search(text) is not None
+
+
+# URLs
+
+
+def check_table_url(url: str, where: str, *, allow_local: bool = False) -> None:
+    """Refuses a URL of a table that is of no store or web server, or of this machine.
+
+    The address is judged as it is written; a name is not resolved.
+
+    Args:
+        url: the URL.
+        where: line and file, for the message.
+        allow_local: True where the user asked for addresses of this machine and its link.
+
+    Raises:
+        CohortError: names the line.
+    """
+    scheme = url.partition("://")[0].lower()
+    if scheme not in TABLE_SCHEMES:
+        raise CohortError(
+            f"a URL of a table must begin with one of {', '.join(TABLE_SCHEMES)}, got "
+            f"{scheme + '://'!r} in {where}"
+        )
+    if scheme in ("http", "https") and not allow_local and is_local_host(url):
+        raise CohortError(
+            f"a URL of a table must not name this machine or a link-local network, got "
+            f"{urlsplit(url).hostname!r} in {where}; pass --allow-local-urls if you trust the table"
+        )
+
+
+def is_local_host(url: str) -> bool:
+    """Tells whether the host of a URL is this machine, its link, or no address of a network."""
+    try:
+        host = (urlsplit(url).hostname or "").rstrip(".")
+    except ValueError:
+        return True
+    own_names = {"", "localhost", socket.gethostname().lower(), *_METADATA_HOSTS}
+    if host in own_names or host.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        try:  # '127.1', '0x7f000001', '2130706433'
+            address = ipaddress.ip_address(socket.inet_aton(host))
+        except OSError:
+            return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    if mapped is not None:
+        address = mapped
+    return (
+        address.is_loopback
+        or address.is_link_local
+        or address.is_unspecified
+        or address.is_multicast
+    )
