@@ -9,9 +9,10 @@ import tifffile
 
 from thinsection.slide import open_slide
 from thinsection.testing.slide_contract import SIZE, crop_on_white, regions
-from thinsection.testing.synthetic import position_pixels
+from thinsection.testing.synthetic import position_pixels, reduced_pixels
 
-LEVELS = [position_pixels(SIZE), position_pixels((SIZE[0] // 2, SIZE[1] // 2))]
+FINEST = position_pixels(SIZE)
+LEVELS = [FINEST, reduced_pixels(FINEST, (SIZE[0] // 2, SIZE[1] // 2), 2)]
 
 
 def write_ome(

@@ -16,7 +16,12 @@ from thinsection.slide.formats.tiff_reader import TiffSlide
 from thinsection.slide.geometry import plan_read
 from thinsection.slide.look import Look
 from thinsection.testing.slide_contract import KINDS, STRIPED, crop_on_white, regions
-from thinsection.testing.synthetic import PyramidKind, position_pixels, write_pyramid
+from thinsection.testing.synthetic import (
+    PyramidKind,
+    position_pixels,
+    reduced_pixels,
+    write_pyramid,
+)
 from thinsection.types import Mpp, RgbArray, Size
 
 SIZE: Size = (331, 212)  # not square, no multiple of a tile
@@ -270,7 +275,8 @@ def test_a_tag_in_the_first_page_alone_is_that_of_all_levels(
     tmp_path: Path, orientation: int
 ) -> None:
     path, out = tmp_path / "a.tif", tmp_path / "a.ome.tif"
-    stored = [position_pixels(SIZE), position_pixels((SIZE[0] // 2, SIZE[1] // 2))]
+    finest = position_pixels(SIZE)
+    stored = [finest, reduced_pixels(finest, (SIZE[0] // 2, SIZE[1] // 2), 2)]
     turned = [(TAG, "H", 1, orientation, True)]
     with tifffile.TiffWriter(path) as writer:
         for index, pixels in enumerate(stored):

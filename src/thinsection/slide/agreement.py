@@ -35,21 +35,27 @@ class UnreadReference(Exception):
 def find_difference(slide: Slide, reference: Slide) -> str:
     """Returns in what a slide differs from OpenSlide's view of it; '' where they agree.
 
+    Levels that OpenSlide leaves out, because no flag of their pages says so, are not compared.
+
     Raises:
         UnreadReference: OpenSlide decodes not every place; nobody can then say who is right there,
             but by OpenSlide it is not to be read at all.
     """
-    sizes = [level.size for level in slide.levels]
-    if sizes != [level.size for level in reference.levels]:
+    own_levels = {level.size: level for level in slide.levels}
+    sizes = list(own_levels)
+    reference_sizes = [level.size for level in reference.levels]
+    is_part = set(reference_sizes) <= set(sizes) and reference_sizes[0] == sizes[0]
+    if not is_part:
         return f"its levels are {sizes}, which differ from those of OpenSlide"
     own_mpp = slide.slide_mpp or (0.0, 0.0)
     reference_mpp = reference.slide_mpp or (0.0, 0.0)
     if not np.allclose(own_mpp, reference_mpp, rtol=1e-6):
         return f"its resolution is {slide.slide_mpp}, but OpenSlide reads {reference.slide_mpp}"
     unread = ""
-    for level, place in product(slide.levels, _PROBES):
+    for level, place in product(reference.levels, _PROBES):
+        own_level = own_levels[level.size]
         try:
-            difference = _pixel_difference(slide, reference, level, place)
+            difference = _pixel_difference(slide, reference, own_level, level, place)
         except UnreadReference as error:
             unread = unread or str(error)
         except SlideReadError as error:
@@ -63,7 +69,11 @@ def find_difference(slide: Slide, reference: Slide) -> str:
 
 
 def _pixel_difference(
-    slide: Slide, reference: Slide, level: Level, place: tuple[float, float]
+    slide: Slide,
+    reference: Slide,
+    level: Level,
+    reference_level: Level,
+    place: tuple[float, float],
 ) -> str:
     """Returns by how much the pixels of one place differ; '' where they agree."""
     width, height = level.size
@@ -73,7 +83,7 @@ def _pixel_difference(
     size = (min(_PROBE_PX, width), min(_PROBE_PX, height))
     own_pixels = interpolated(slide, origin_l0, level.index, size)
     try:
-        reference_pixels = reference.read_region(origin_l0, level.index, size)
+        reference_pixels = reference.read_region(origin_l0, reference_level.index, size)
     except SlideReadError as error:
         raise UnreadReference(str(error)) from error
     difference = np.abs(own_pixels - reference_pixels)

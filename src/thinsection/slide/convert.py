@@ -26,6 +26,7 @@ from thinsection.machine import cpu_count
 from thinsection.slide.base import Slide
 from thinsection.slide.deid.profile import clean_profile
 from thinsection.slide.deid.streams import clean_jpeg, clean_page_segment
+from thinsection.slide.formats.tiff_inventory import page_size
 from thinsection.slide.formats.tiff_layout import read_layout
 from thinsection.slide.formats.tiff_pages import (
     JPEG,
@@ -34,6 +35,7 @@ from thinsection.slide.formats.tiff_pages import (
     alpha_of,
     orientation_of,
 )
+from thinsection.slide.formats.tiff_reader import TiffSlide
 from thinsection.slide.geometry import corner_l0
 from thinsection.slide.open import open_slide
 from thinsection.slide.orientation import ORIENTATION_TAG, UPRIGHT
@@ -190,11 +192,16 @@ def _ome_metadata(slide_mpp: Mpp | None, picture: Picture) -> dict[str, str | fl
 
 def _level_pictures(slide: Slide, quality: int, stack: ExitStack) -> list[Picture]:
     """Returns the slide's own levels, copied where it is a TIFF that we read."""
-    if _is_copied(slide):
+    if isinstance(slide, TiffSlide) and _is_copied(slide):
         handle = stack.enter_context(Path(slide.slide_path).open("rb"))  # noqa: SIM115
-        pages = read_layout(slide.slide_path, None, handle).pages
         source = stack.enter_context(closing(FileSource(slide.slide_path)))
-        return [copied_picture(page, source) for page in pages]
+        # the slide's own pages have lost their file
+        image = str(slide.layout.picture.number)
+        layout = read_layout(slide.slide_path, None, handle, image=image)
+        pages = {page.offset: page for page in (*layout.pages, *layout.possible)}
+        return [
+            copied_picture(pages[page.offset], source) for page in slide.layout.pages
+        ]
     return [
         _encoded_picture(
             level.size, partial(_read_tile, slide, level, 1), quality=quality
@@ -207,13 +214,19 @@ def _is_copied(slide: Slide) -> bool:
     """Tells whether the segments of a slide are written as they are.
 
     Those with alpha are not: levels that are made below them have three samples, and readers take
-    levels of one kind only.
+    levels of one kind only. Nor are those with padding, which would be part of the copy.
     """
-    if slide.reader != "tiff" or slide.source is not None:
+    stored = slide.stored
+    if not isinstance(stored, TiffSlide) or stored.source is not None:
         return False
-    pages = read_layout(slide.slide_path, None).pages
+    if stored.reader != "tiff":
+        return False
+    layout = stored.layout
     return all(
-        page.planarconfig != SEPARATE and alpha_of(page) is None for page in pages
+        page.planarconfig != SEPARATE
+        and alpha_of(page) is None
+        and page_size(page) == level.size
+        for page, level in zip(layout.pages, layout.levels)
     )
 
 

@@ -27,7 +27,6 @@ from thinsection.slide.geometry import believed_mpp
 from thinsection.slide.icc import apply_icc_profile
 from thinsection.slide.look import Look
 from thinsection.slide.orientation import turn_mpp
-from thinsection.slide.pictures import only_picture
 from thinsection.slide.readers import (
     AUTO,
     PICKS_CHANNELS,
@@ -143,11 +142,10 @@ def _open_channels(
     for reader in PICKS_CHANNELS:
         if suffix in READERS.entry(reader).suffixes:
             return load_safely(reader, name, slide_mpp, look=look, image=image)
-    only_picture(image, "channels", name)
     # parses TIFFs: slow to import
     from thinsection.slide.formats.channels import ChannelSlide
 
-    return ChannelSlide(name, look, slide_mpp=slide_mpp)
+    return ChannelSlide(name, look, slide_mpp=slide_mpp, image=image)
 
 
 # by URL
@@ -176,9 +174,12 @@ def _open_streamed(
     open_tiff = READERS.load(_STREAMING)
     handle = metadata_file(source)
     with parsing(_STREAMING):
-        only_picture(image, _STREAMING, source.name)
         slide = open_tiff(
-            source.name, slide_mpp=slide_mpp, source=source, handle=handle
+            source.name,
+            slide_mpp=slide_mpp,
+            source=source,
+            handle=handle,
+            image=image,
         )
     slide.choice = f"{_STREAMING}: streamed by range requests"
     slide.source = source

@@ -73,7 +73,7 @@ READERS: Registry[Callable[..., Slide]] = Registry(
 TRIED_ON_ANY_FILE = ("tiff", "cucim", "openslide", "image")
 PICKS_CHANNELS = ("zarr",)  # readers that are called with the look
 # readers that know all pictures of a file, and are called with the image that is asked for
-CHOOSES_IMAGE: tuple[str, ...] = ()
+CHOOSES_IMAGE = ("tiff", "cucim", "openslide", "image")
 # parsed by our own code, which checks sizes before a C library sees the file
 OWN_PARSERS = ("tiff", "image")
 NEVER_TRUSTED = ("cucim",)  # ends the process over damage that no check of sizes finds

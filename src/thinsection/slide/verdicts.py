@@ -1,11 +1,13 @@
-"""Slides of which the comparison with OpenSlide found no difference, known again by their stamps.
+"""What pixels of a slide said when they were compared, known again by the stamps of its file.
 
-The comparison reads pixels of each level twice, which takes some 30 ms. Its verdict counts for the
-same file and the same versions of the packages that decode it. Verdicts are in the user's cache, in
-at most `_SHARDS` files with `_MOST` verdicts each: 4 MB in all.
+Two comparisons read pixels: that with OpenSlide, and that of the levels of a file with each other.
+Each takes some 30 ms. Verdicts count for the same file and the same versions of the packages that
+decode it. They are in the user's cache, in at most `_SHARDS` files with `_MOST` verdicts each:
+some 4 MB in all.
 """
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -23,6 +25,8 @@ from thinsection.weights.stamps import (
 
 _SHARDS = 256
 _MOST = 128
+_LEVELS = "levels"  # subject of verdicts on levels
+_MOST_LEVELS = 64  # verdicts on levels that are kept of one file
 # packages that decide which pixels the two readers see
 _PACKAGES = (
     "thinsection",
@@ -37,6 +41,30 @@ _PACKAGES = (
 def slide_stamps(path: str) -> Stamps | None:
     """Returns the stamps of a slide that is one file; None if it is missing."""
     return read_stamps([Path(path).absolute()])
+
+
+def known_levels(stamps: Stamps | None) -> dict[tuple[int, int], str]:
+    """Returns what earlier comparisons of this file's levels found, by two offsets in the file.
+
+    Args:
+        stamps: `slide_stamps` of the file.
+    """
+    if stamps is None:
+        return {}
+    key = _key(stamps, _LEVELS)
+    value = _read_verdicts(key).get(key)
+    is_known = isinstance(value, list) and value[:1] == [_value(stamps)]
+    if not is_known:
+        return {}
+    return {(base, page): str(verdict) for base, page, verdict in value[1:]}
+
+
+def keep_levels(stamps: Stamps | None, verdicts: Mapping[tuple[int, int], str]) -> None:
+    """Keeps what comparisons of a file's levels found, as `keep_agreement` does."""
+    if stamps is None or len(verdicts) > _MOST_LEVELS:
+        return
+    rows = [[base, page, verdict] for (base, page), verdict in verdicts.items()]
+    _keep(stamps, _LEVELS, [_value(stamps), *rows])
 
 
 def is_known_to_agree(stamps: Stamps | None, slide_mpp: Mpp | None) -> bool:
@@ -58,9 +86,15 @@ def keep_agreement(stamps: Stamps | None, slide_mpp: Mpp | None) -> None:
     Nothing is kept if the file has changed since its stamps were read or is too young, or if the
     cache cannot be written: the slide is then compared again.
     """
-    if stamps is None or not are_settled(stamps):
+    if stamps is not None:
+        _keep(stamps, slide_mpp, _value(stamps))
+
+
+def _keep(stamps: Stamps, subject: Mpp | str | None, value: Json) -> None:
+    """Keeps a verdict on a subject, where the file is old enough."""
+    if not are_settled(stamps):
         return
-    key = _key(stamps, slide_mpp)
+    key = _key(stamps, subject)
     verdicts = _read_verdicts(key)
     verdicts.pop(key, None)
     newest = list(verdicts.items())[1 - _MOST :]
@@ -68,13 +102,14 @@ def keep_agreement(stamps: Stamps | None, slide_mpp: Mpp | None) -> None:
         path = _shard(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         # another process may write in between: its verdict is lost, and found again
-        write_json(path, {**dict(newest), key: _value(stamps)})
+        write_json(path, {**dict(newest), key: value})
     except (OSError, RuntimeError):
         return
 
 
-def _key(stamps: Stamps, slide_mpp: Mpp | None) -> str:
-    parts = [stamps[0][0], slide_mpp, _versions()]
+def _key(stamps: Stamps, subject: Mpp | str | None) -> str:
+    """Returns the key of a file and of what was compared: resolution, or its levels."""
+    parts = [stamps[0][0], subject, _versions()]
     return sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

@@ -83,6 +83,12 @@ def position_pixels(size: Size) -> RgbArray:
     return np.stack([x % 251, y % 241, blocks], axis=2).astype(np.uint8)
 
 
+def reduced_pixels(pixels: RgbArray, size: Size, downsample: int) -> RgbArray:
+    """Every n-th px of a picture, as a level of that size: no px is changed by the reduction."""
+    rows = pixels[::downsample, ::downsample][: size[1], : size[0]]
+    return np.ascontiguousarray(rows)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PyramidKind:
     """How a synthetic pyramid is stored.
@@ -117,17 +123,18 @@ class PyramidKind:
 def write_pyramid(
     path: Path, size: Size, kind: PyramidKind | None = None
 ) -> list[RgbArray]:
-    """Writes levels of `position_pixels` and returns them.
+    """Writes `position_pixels`, on lower levels every n-th of them, and returns the levels.
 
     Memory: every level as an array; for small slides.
     """
     if kind is None:
         kind = PyramidKind()
+    finest = position_pixels(size)
     levels = []
     for downsample in kind.downsamples:
         width = max(1, size[0] // downsample)
         height = max(1, size[1] // downsample)
-        levels.append(position_pixels((width, height)))
+        levels.append(reduced_pixels(finest, (width, height), downsample))
     write_levels(path, levels, kind)
     return levels
 

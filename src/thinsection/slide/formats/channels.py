@@ -100,8 +100,15 @@ class ChannelSlide(TiffSlide):
 
     reader = "channels"
 
-    def __init__(self, path: str, look: Look, *, slide_mpp: Mpp | None = None) -> None:
-        layout, found = channel_layout(path, slide_mpp)
+    def __init__(
+        self,
+        path: str,
+        look: Look,
+        *,
+        slide_mpp: Mpp | None = None,
+        image: str | None = None,
+    ) -> None:
+        layout, found = channel_layout(path, slide_mpp, image)
         super().__init__(path, layout=layout)
         picked = [found.channels.index(name) for name in look.channels]
         decoders = []

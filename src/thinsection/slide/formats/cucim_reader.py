@@ -4,14 +4,16 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 from cucim.clara import CuImage
 
 from thinsection.errors import SlideOpenError
-from thinsection.files.sources import closed_error
+from thinsection.files.sources import FileSource, closed_error
 from thinsection.slide.base import Slide
-from thinsection.slide.formats.tiff_layout import library_objection, read_layout
+from thinsection.slide.formats.tiff_layout import library_view
+from thinsection.slide.formats.tiff_reader import checked_layout
 from thinsection.types import Mpp, RgbArray
 
 
@@ -26,23 +28,29 @@ class CucimSlide(Slide):
     reader = "cucim"
 
     def __init__(
-        self, path: str, *, slide_mpp: Mpp | None = None, device: str = "cpu"
+        self,
+        path: str,
+        *,
+        slide_mpp: Mpp | None = None,
+        image: str | None = None,
+        device: str = "cpu",
     ) -> None:
-        layout = read_layout(path, slide_mpp)
-        objection = library_objection(path, alpha_too=True)
+        with closing(FileSource(path)) as source:
+            layout = checked_layout(path, slide_mpp, source, image=image)
+        objection = library_view(path, image=image, alpha_too=True).objection
         if objection:
             raise SlideOpenError(f"cucim: left to reader 'tiff': {objection}")
         try:
             with _native_stderr_silenced():
-                image = CuImage(path)
-            sizes = [tuple(size) for size in image.resolutions["level_dimensions"]]
-            downsamples = tuple(map(float, image.resolutions["level_downsamples"]))
+                cu_image = CuImage(path)
+            sizes = [tuple(size) for size in cu_image.resolutions["level_dimensions"]]
+            downsamples = tuple(map(float, cu_image.resolutions["level_downsamples"]))
         except (RuntimeError, ValueError) as error:
             raise SlideOpenError(f"cucim: {str(error).splitlines()[0]}") from None
         layout_sizes = [level.size for level in layout.levels]
         if sizes != layout_sizes:
             raise SlideOpenError(f"cucim: reads the levels {sizes}, not {layout_sizes}")
-        self._image: CuImage | None = image
+        self._image: CuImage | None = cu_image
         self._downsamples = downsamples
         self._device = device
         super().__init__(
@@ -54,7 +62,10 @@ class CucimSlide(Slide):
             properties=layout.metadata.properties,
             orientation=layout.metadata.orientation,
         )
-        self.associated_names = tuple(sorted(image.associated_images))
+        self.associated_names = tuple(sorted(cu_image.associated_images))
+        self.notes = layout.notes
+        self.pictures = layout.pictures
+        self.picture = layout.picture
 
     def _associated(self, name: str) -> RgbArray:
         if self._image is None:

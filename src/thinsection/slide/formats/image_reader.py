@@ -12,6 +12,7 @@ from thinsection.slide.base import GRAY, Slide
 from thinsection.slide.formats.alpha import on_white
 from thinsection.slide.formats.image_header import JPEG_MAGIC, PNG_MAGIC, read_header
 from thinsection.slide.formats.tiff_reader import TiffSlide
+from thinsection.slide.pictures import only_picture
 from thinsection.types import GIB, Level, Mpp, RgbArray
 
 # PNG and JPEG cannot be decoded in part: what a whole one may take
@@ -97,7 +98,9 @@ class FlatSlide(Slide):
             self._pixels = None
 
 
-def open_image(path: str, *, slide_mpp: Mpp | None = None) -> Slide:
+def open_image(
+    path: str, *, slide_mpp: Mpp | None = None, image: str | None = None
+) -> Slide:
     """Opens a PNG, JPEG or single-level TIFF; SlideOpenError for what is none of these."""
     try:
         with Path(path).open("rb") as file:
@@ -105,10 +108,11 @@ def open_image(path: str, *, slide_mpp: Mpp | None = None) -> Slide:
     except OSError as error:
         raise SlideOpenError(f"image: {error}") from None
     if head.startswith((PNG_MAGIC, JPEG_MAGIC)):
+        only_picture(image, "image", path)
         return FlatSlide(path, slide_mpp)
     if not head.startswith(_TIFF):
         raise SlideOpenError("image: not a PNG, JPEG or TIFF")
-    slide = TiffSlide(path, slide_mpp=slide_mpp)
+    slide = TiffSlide(path, slide_mpp=slide_mpp, image=image)
     slide.reader = "image"
     if len(slide.levels) > 1:
         slide.close()

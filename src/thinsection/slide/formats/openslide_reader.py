@@ -1,6 +1,10 @@
 """Reader by OpenSlide: every format that it knows, and the reference for the others' pixels."""
 
+from __future__ import annotations
+
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import openslide
@@ -10,12 +14,20 @@ from thinsection.errors import SlideOpenError
 from thinsection.files.sources import closed_error
 from thinsection.slide.base import Slide
 from thinsection.slide.formats.alpha import on_white, premultiply_again
-from thinsection.slide.formats.tiff_layout import library_objection
-from thinsection.slide.geometry import corner_l0, positive_number
+from thinsection.slide.formats.tiff_inventory import page_size
+from thinsection.slide.formats.tiff_layout import (
+    LibraryView,
+    TiffContents,
+    library_view,
+)
+from thinsection.slide.geometry import l0_from_lv, positive_number
+from thinsection.slide.level_check import LevelClaim, judge_levels
 from thinsection.slide.readers import LEFT_TO_TIFF, UNKNOWN_FORMAT
+from thinsection.slide.verdicts import keep_levels, known_levels, slide_stamps
 from thinsection.types import MIB, Level, Mpp, RgbArray
 
 CACHE_BYTES = 64 * MIB  # of decoded segments, per slide
+_GENERIC_TIFF = "generic-tiff"
 
 
 class OpenSlideSlide(Slide):
@@ -27,33 +39,97 @@ class OpenSlideSlide(Slide):
 
     reader = "openslide"
 
-    def __init__(self, path: str, *, slide_mpp: Mpp | None = None) -> None:
-        objection = library_objection(path)
-        if objection:
-            raise SlideOpenError(f"{LEFT_TO_TIFF}: {objection}")
+    def __init__(
+        self,
+        path: str,
+        *,
+        slide_mpp: Mpp | None = None,
+        image: str | None = None,
+    ) -> None:
+        stamps = slide_stamps(path)
+        verdicts = known_levels(stamps)
+        view = library_view(path, image=image, verdicts=verdicts)
+        if view.objection:
+            raise SlideOpenError(f"{LEFT_TO_TIFF}: {view.objection}")
         handle = _open_handle(path)
         self._path = path
         self._handle: openslide.OpenSlide | None = handle
         self._lock = threading.Lock()
+        self._all_levels = _levels_by_openslide(handle)
+        self._levels = self._all_levels
         self.associated_names = tuple(sorted(handle.associated_images))
-        levels = []
-        sizes = zip(handle.level_dimensions, handle.level_downsamples)
-        for index, (size, downsample) in enumerate(sizes):
-            level = Level(index=index, size=size, downsample=max(1.0, downsample))
-            levels.append(level)
         properties = handle.properties
         mpp_x = positive_number(properties.get(openslide.PROPERTY_NAME_MPP_X))
         mpp_y = positive_number(properties.get(openslide.PROPERTY_NAME_MPP_Y))
         own_mpp = (mpp_x, mpp_y) if mpp_x and mpp_y else None
         power = properties.get(openslide.PROPERTY_NAME_OBJECTIVE_POWER)
+        vendor = properties.get(openslide.PROPERTY_NAME_VENDOR)
+        contents = view.contents
+        if contents is not None:
+            self._require_same_picture(contents)
+            if contents.shown.base.index > 0 and vendor == _GENERIC_TIFF:
+                own_mpp = contents.picture.mpp  # OpenSlide reads that of the first page
         super().__init__(
             path,
-            levels,
+            [level.level for level in self._levels],
             slide_mpp=slide_mpp or own_mpp,
             objective_power=positive_number(power),
-            vendor=properties.get(openslide.PROPERTY_NAME_VENDOR),
+            vendor=vendor,
             properties=properties,
         )
+        if contents is None:
+            return
+        if view.claims:
+            levels, claims = _levels_of_claims(self._levels, view.claims)
+            self._use_levels(levels)
+            verdicts |= judge_levels(self, claims) if claims else {}
+            keep_levels(stamps, verdicts)
+            view = library_view(path, image=image, verdicts=verdicts)
+        self._use_inventory(view)
+
+    def _require_same_picture(self, contents: TiffContents) -> None:
+        """Refuses a file of which OpenSlide shows another picture."""
+        own_size = self._levels[0].level.size
+        if own_size != contents.picture.size:
+            self._handle = None
+            raise SlideOpenError(
+                f"{LEFT_TO_TIFF}: OpenSlide shows a picture of {own_size[0]} x {own_size[1]} px, "
+                f"the slide is image {contents.picture}"
+            )
+
+    def _use_inventory(self, view: LibraryView) -> None:
+        """Keeps the levels that our inventory has too, where and as large as it has them."""
+        assert view.contents is not None
+        kept: list[_OpenSlideLevel] = []
+        by_page = {
+            page_size(page): placed
+            for page, placed in zip(view.contents.shown.pages, view.levels)
+        }
+        dropped = []
+        for own in self._all_levels:
+            placed = by_page.pop(own.level.size, None)
+            if placed is None:
+                dropped.append(own.level.size)
+                continue
+            level = replace(own.level, index=len(kept))
+            if placed.size != own.level.size:
+                level = replace(level, size=placed.size, downsample=placed.downsample)
+            kept.append(replace(own, level=level))
+        self._use_levels(kept)
+        self.size = self.levels[0].size
+        self.pictures = view.contents.pictures
+        self.picture = view.contents.picture
+        self.notes = view.contents.notes
+        if dropped:
+            sizes = ", ".join(f"{width} x {height} px" for width, height in dropped)
+            note = (
+                f"OpenSlide's level of {sizes} is left out: it is no level of the slide"
+            )
+            self.notes = (*self.notes, note)
+
+    def _use_levels(self, levels: Sequence[_OpenSlideLevel]) -> None:
+        self._levels = list(levels)
+        self.levels = tuple(level.level for level in levels)
 
     def icc_profile(self) -> bytes | None:
         """See `Slide.icc_profile`."""
@@ -75,8 +151,12 @@ class OpenSlideSlide(Slide):
         handle = self._handle
         if handle is None:
             raise closed_error(self.slide_path)
-        x, y = origin_lv
-        origin_l0 = corner_l0(self.levels[level], x, y)
+        own = self._levels[level]
+        level = own.index
+        origin_l0 = (
+            l0_from_lv(origin_lv[0], own.downsample),
+            l0_from_lv(origin_lv[1], own.downsample),
+        )
         size = (out.shape[1], out.shape[0])
         try:
             out[:] = _rgb(handle.read_region(origin_l0, level, size))
@@ -102,6 +182,43 @@ class OpenSlideSlide(Slide):
         with self._lock:
             # not handle.close(), which frees it under other threads
             self._handle = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OpenSlideLevel:
+    """A level of ours, and OpenSlide's index and downsample of it."""
+
+    level: Level
+    index: int
+    downsample: float
+
+
+def _levels_by_openslide(handle: openslide.OpenSlide) -> list[_OpenSlideLevel]:
+    """Returns the levels as OpenSlide has them."""
+    levels = []
+    sizes = zip(handle.level_dimensions, handle.level_downsamples)
+    for index, (size, ratio) in enumerate(sizes):
+        downsample = max(1.0, ratio)
+        level = Level(index=index, size=size, downsample=downsample)
+        levels.append(_OpenSlideLevel(level=level, index=index, downsample=downsample))
+    return levels
+
+
+def _levels_of_claims(
+    levels: Sequence[_OpenSlideLevel], claims: Sequence[LevelClaim]
+) -> tuple[list[_OpenSlideLevel], list[LevelClaim]]:
+    """Returns level 0 and OpenSlide's levels of the sizes that are claimed, and these claims."""
+    by_size = {level.level.size: level for level in reversed(levels[1:])}
+    shown = [levels[0]]
+    reachable = []
+    for claim in claims:
+        own = by_size.get(claim.level.size)
+        if own is None:
+            continue
+        level = replace(claim.level, index=len(shown))
+        shown.append(replace(own, level=level))
+        reachable.append(replace(claim, level=level))
+    return shown, reachable
 
 
 def _rgb(image: Image.Image) -> RgbArray:

@@ -1,6 +1,5 @@
 """Channels of a TIFF: where the planes of each lie, and what they are called."""
 
-import html
 import math
 import re
 from dataclasses import dataclass
@@ -8,13 +7,12 @@ from dataclasses import dataclass
 from tifffile import TiffFile, TiffFrame, TiffPage, TiffPageSeries
 
 from thinsection.errors import ChannelsError
+from thinsection.slide.formats.ome_xml import OmeImage
 from thinsection.slide.look import MAX_SHOWN, Channels, channel_names
 
 _SEPARATE = 2  # planar configuration: samples apart
 _RGB = 2  # photometric interpretation
 _COLOURLESS = (0, 1)  # photometric interpretations: white is zero, black is zero
-_OME_CHANNEL = re.compile(r"<(?:\w+:)?Channel\b[^>]*>")
-_OME_NAME = re.compile(r'\bName="([^"]*)"')
 _QPTIFF_NAME = re.compile(r"<(?:Name|Biomarker)>([^<]+)</")
 
 
@@ -41,19 +39,25 @@ class TiffChannels:
     planes: tuple[tuple[Plane, ...], ...]
 
 
-def find_channels(file: TiffFile) -> TiffChannels | None:
-    """Returns the channels of a TIFF that is no picture of 8 bits, None of one that is.
+def find_channels(
+    file: TiffFile, base: TiffPage, ome: OmeImage | None
+) -> TiffChannels | None:
+    """Returns the channels of a slide that is no picture of 8 bits, None of one that is.
+
+    Args:
+        file: the file.
+        base: page of the slide's level 0, the first of its channels.
+        ome: what OME-XML says of the slide.
 
     Raises:
         ChannelsError: its planes differ by more than the channel.
     """
-    base = file.pages.first
     is_colourless = int(base.photometric) in _COLOURLESS
     is_single = base.samplesperpixel == 1 and len(file.pages) == 1
     is_picture = is_single or not is_colourless
     if base.bitspersample < 8 or (base.bitspersample == 8 and is_picture):
         return None
-    series = file.series[0]
+    series = _series_of(file, base)
     lengths = dict(zip(series.axes, series.shape, strict=True))
     samples = lengths.get("S", 1)
     depth = math.prod(n for axis, n in lengths.items() if axis not in "YXS")
@@ -66,7 +70,7 @@ def find_channels(file: TiffFile) -> TiffChannels | None:
             f"planes must differ by channel only, got {axes}; split the file"
         )
     planes = tuple(_level_planes(level, depth, samples) for level in series.levels)
-    names = _names(file, depth * samples)
+    names = _names(file, base, ome, depth * samples)
     return TiffChannels(
         channels=Channels(names=names, dtype=series.dtype), planes=planes
     )
@@ -92,16 +96,23 @@ def _level_planes(level: TiffPageSeries, depth: int, samples: int) -> tuple[Plan
     return tuple(planes)
 
 
-def _names(file: TiffFile, count: int) -> tuple[str, ...]:
+def _series_of(file: TiffFile, base: TiffPage) -> TiffPageSeries:
+    """Returns tifffile's series that begins with a page."""
+    for series in file.series:
+        first = next((page for page in series.pages if page is not None), None)
+        if first is not None and first.offset == base.offset:
+            return series
+    return file.series[0]
+
+
+def _names(
+    file: TiffFile, base: TiffPage, ome: OmeImage | None, count: int
+) -> tuple[str, ...]:
     """Returns the channels' names in an OME-TIFF or a QPTIFF, else numbers."""
-    if int(file.pages.first.photometric) == _RGB and count == MAX_SHOWN:
+    if int(base.photometric) == _RGB and count == MAX_SHOWN:
         return ("red", "green", "blue")
-    if file.ome_metadata:
-        first_image = html.unescape(file.ome_metadata).split("</Pixels>")[0]
-        texts = _OME_CHANNEL.findall(first_image)
-        pattern = _OME_NAME
-    else:
-        texts = [str(page.description or "") for page in file.pages[:count]]
-        pattern = _QPTIFF_NAME
-    matches = [pattern.search(text) for text in texts]
+    if ome is not None:
+        return channel_names(ome.channel_names, count)
+    texts = [str(page.description or "") for page in file.pages[:count]]
+    matches = [_QPTIFF_NAME.search(text) for text in texts]
     return channel_names([match[1] if match else "" for match in matches], count)

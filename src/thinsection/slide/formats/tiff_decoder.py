@@ -38,6 +38,9 @@ class SegmentDecoder(Decoder):
         self, level: Level, page: TiffPage, source: ByteSource, factor: int = 1
     ) -> None:
         super().__init__(level, source.name)
+        # a level without its padding has fewer columns than its page
+        self.columns = -(-int(page.imagewidth) // self.segment[0])
+        self.rows = -(-int(page.imagelength) // self.segment[1])
         compression = int(page.compression)
         self._source = source
         self._page = page

@@ -1,17 +1,32 @@
 """Structure of a TIFF file: its levels and associated images, found among its pages."""
 
+from __future__ import annotations
+
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 from tifffile import TiffFile, TiffPage
 
-from thinsection.errors import DamagedTiffError, SlideOpenError, ThinsectionError
+from thinsection.errors import (
+    DamagedTiffError,
+    ImageError,
+    SlideOpenError,
+    ThinsectionError,
+)
 from thinsection.slide.formats.tiff_channels import TiffChannels, find_channels
 from thinsection.slide.formats.tiff_codecs import colour_note
+from thinsection.slide.formats.tiff_inventory import (
+    TiffPicture,
+    Verdicts,
+    find_pictures,
+    page_size,
+    stated_downsample,
+)
 from thinsection.slide.formats.tiff_metadata import TiffMetadata, read_metadata
 from thinsection.slide.formats.tiff_pages import (
     find_unsupported,
@@ -19,9 +34,21 @@ from thinsection.slide.formats.tiff_pages import (
     is_sound,
     level_of_page,
     orientation_of,
+    segment_size,
 )
+from thinsection.slide.level_check import BY_SIZE, LevelClaim
 from thinsection.slide.look import unpicked_channels_error
 from thinsection.slide.orientation import ORIENTATION_TAG, UPRIGHT
+from thinsection.slide.pictures import (
+    Picture,
+    PictureLevel,
+    Role,
+    choose_picture,
+    is_padded,
+    only_picture,
+    picture_notes,
+    place_levels,
+)
 from thinsection.types import Level, Mpp
 
 # what OpenSlide treats in a way of its own (overlaps, sparse layouts, restart markers)
@@ -31,9 +58,8 @@ _LEFT_TO_OPENSLIDE = {
     "scn": "Leica SCN",
     "philips": "Philips TIFF",
 }
-_ASPECT_TOLERANCE = 0.02
 _ICC_TAG = 34675
-_ASSOCIATED_NAMES = ("label", "macro", "thumbnail")
+_SLIDE_ROLES: tuple[Role, ...] = ("slide", "plane", "path")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +67,16 @@ class TiffLayout:
     """Structure of a TIFF slide; of tifffile's pages use what needs no open file.
 
     Attributes:
-        levels: finest first.
+        levels: finest first, without the padding that their pages may have.
         pages: pages of the levels.
         associated: by the name of an associated image, its only level and its page.
         metadata: what the file says of the slide.
+        pictures: inventory of the file.
+        picture: the one of them that is shown.
+        notes: what is said of the choice, of the levels and of what was taken otherwise than the
+            file says it.
+        possible: pages that may be levels too, for their pixels to decide.
         icc_profile: the colour profile, if any.
-        notes: sentences on what was taken otherwise than the file says it.
         checked: True where no page asks for memory beyond reason, so that a C library may see it.
     """
 
@@ -54,61 +84,117 @@ class TiffLayout:
     pages: list[TiffPage]
     associated: dict[str, tuple[Level, TiffPage]]
     metadata: TiffMetadata
-    icc_profile: bytes | None = None
+    pictures: tuple[Picture, ...]
+    picture: Picture
     notes: tuple[str, ...] = ()
+    possible: tuple[TiffPage, ...] = ()
+    icc_profile: bytes | None = None
     checked: bool
 
+    def unchecked_claims(self, verdicts: Verdicts) -> list[LevelClaim]:
+        """Returns the levels of which the pixels have said nothing; see `with_levels_of`."""
+        return unchecked_claims([*self.pages, *self.possible], verdicts)
 
-def read_layout(
-    path: str, slide_mpp: Mpp | None, handle: BinaryIO | None = None
-) -> TiffLayout:
-    """Parses the layout of a local file, or of an opened binary file, which stays open.
-
-    Raises:
-        ChannelsError: it is no RGB or gray picture of 8 bits.
-        SlideOpenError: not a TIFF, truncated, or left to OpenSlide.
-    """
-    with _parsed(path, handle) as file:
-        chain = _sound_chain(file)
-        base = chain[0]
-        channels = find_channels(file)
-        if channels is not None:
-            raise unpicked_channels_error(channels.channels, file.filename)
-        # OME-TIFFs of QuPath and bfconvert store their levels as pages below the first
-        below = list(base.pages or ())
-        pages = [base, *below, *chain[1:]]
-        file_bytes = file.filehandle.size
-        sound = [
-            page for page in pages if is_sound(page, file_bytes, required=page is base)
-        ]
-        level_pages, associated = _sort_pages(sound, below)
-        _refuse_mixed_orientations(base, level_pages)
-        return TiffLayout(
+    def with_levels_of(self, claims: Sequence[LevelClaim]) -> TiffLayout:
+        """Returns a layout of level 0 and the claimed levels."""
+        base = self.pages[0]
+        pages = {page.offset: page for page in (*self.pages, *self.possible)}
+        return replace(
+            self,
             levels=[
-                _supported_level(page, index, base)
-                for index, page in enumerate(level_pages)
+                level_of_page(base, 0, base),
+                *(claim.level for claim in claims),
             ],
-            pages=level_pages,
-            associated={
-                name: (_supported_level(page, 0, page), page)
-                for name, page in associated.items()
-            },
-            metadata=read_metadata(file, base, slide_mpp),
-            icc_profile=base.tags.valueof(_ICC_TAG),
-            notes=tuple(filter(None, [colour_note(base, file.filehandle)])),
-            checked=len(sound) == len(pages),
+            pages=[base, *(pages[claim.key[1]] for claim in claims)],
         )
 
 
-def channel_layout(path: str, slide_mpp: Mpp | None) -> tuple[TiffLayout, TiffChannels]:
+def unchecked_claims(pages: Sequence[TiffPage], verdicts: Verdicts) -> list[LevelClaim]:
+    """Returns claims on the levels of which the pixels have said nothing, as pages have them.
+
+    Args:
+        pages: pages of a picture, that of level 0 first.
+        verdicts: what is known.
+    """
+    base = pages[0]
+    claims: list[LevelClaim] = []
+    for page in pages[1:]:
+        key = (base.offset, page.offset)
+        if key in verdicts:
+            continue
+        level = level_of_page(page, len(claims) + 1, base)
+        stated = stated_downsample(page, base)
+        by_size = None
+        if stated is not None and is_padded(
+            PictureLevel(size=level.size, downsample=stated),
+            PictureLevel(size=page_size(base)),
+        ):
+            by_size = level.downsample
+            level = replace(level, downsample=stated)
+        claims.append(LevelClaim(key=key, level=level, by_size=by_size))
+    return claims
+
+
+def read_layout(
+    path: str,
+    slide_mpp: Mpp | None,
+    handle: BinaryIO | None = None,
+    *,
+    image: str | None = None,
+    verdicts: Verdicts = MappingProxyType({}),
+) -> TiffLayout:
+    """Parses the layout of a local file, or of an opened binary file, which stays open.
+
+    Args:
+        path: the file, or the name of the opened one.
+        slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
+        handle: the opened file.
+        image: name or number of the picture that is the slide.
+        verdicts: what the pixels of pages said; see `tiff_inventory`.
+
+    Raises:
+        ChannelsError: it is no RGB or gray picture of 8 bits.
+        ImageError: it has no such picture, or none that could be a slide.
+        SlideOpenError: not a TIFF, truncated, or left to OpenSlide.
+    """
+    with _parsed(path, handle) as file:
+        contents = _read_contents(file, image, verdicts)
+        shown = contents.shown
+        base = shown.base
+        channels = find_channels(file, base, shown.ome)
+        if channels is not None:
+            raise unpicked_channels_error(channels.channels, file.filename)
+        _refuse_mixed_orientations(base, shown.pages)
+        for page in shown.pages:
+            _refuse_unsupported(page)
+        levels = _placed_levels(shown, verdicts)
+        colours = filter(None, [colour_note(base, file.filehandle)])
+        return TiffLayout(
+            levels=levels,
+            pages=shown.pages,
+            associated=_associated(contents),
+            metadata=read_metadata(base, shown.ome, slide_mpp),
+            pictures=contents.pictures,
+            picture=contents.picture,
+            notes=(*contents.notes, *_padding_notes(shown, levels), *colours),
+            possible=tuple(shown.possible),
+            icc_profile=base.tags.valueof(_ICC_TAG),
+            checked=contents.checked,
+        )
+
+
+def channel_layout(
+    path: str, slide_mpp: Mpp | None, image: str | None = None
+) -> tuple[TiffLayout, TiffChannels]:
     """Parses the levels of a file with channels, and where these lie.
 
     Raises:
         SlideOpenError: as `read_layout`; or there are no channels to pick.
     """
     with _parsed(path) as file:
-        base = _sound_chain(file)[0]
-        channels = find_channels(file)
+        contents = _read_contents(file, image, {})
+        base = contents.shown.base
+        channels = find_channels(file, base, contents.shown.ome)
         if channels is None:
             raise SlideOpenError(
                 "tiff: an RGB or gray picture of 8 bits has no channels to choose, in "
@@ -132,28 +218,180 @@ def channel_layout(path: str, slide_mpp: Mpp | None) -> tuple[TiffLayout, TiffCh
             ],
             pages=[],
             associated={},
-            metadata=read_metadata(file, base, slide_mpp),
+            metadata=read_metadata(base, contents.shown.ome, slide_mpp),
+            pictures=contents.pictures,
+            picture=contents.picture,
+            notes=contents.notes,
             checked=False,
         )
         return layout, channels
 
 
-def library_objection(path: str, *, alpha_too: bool = False) -> str:
-    """Returns why a C library would show other px than a TIFF describes; '' where it would not.
+@dataclass(frozen=True, kw_only=True)
+class TiffContents:
+    """Pictures of a TIFF.
+
+    Attributes:
+        found: the pictures with their pages.
+        pictures: the same as plain values.
+        shown: the picture that is the slide.
+        picture: the same as a plain value.
+        notes: what is said of the choice.
+        checked: True where no page asks for memory beyond reason.
+    """
+
+    found: list[TiffPicture]
+    pictures: tuple[Picture, ...]
+    shown: TiffPicture
+    picture: Picture
+    notes: tuple[str, ...]
+    checked: bool
+
+
+def _read_contents(
+    file: TiffFile, image: str | None, verdicts: Verdicts
+) -> TiffContents:
+    """Makes the inventory of a file, and chooses its slide."""
+    chain = _sound_chain(file)
+    file_bytes = file.filehandle.size
+    below = [page for parent in chain for page in parent.pages or ()]
+    sound = set()
+    for page in (*chain, *below):
+        if is_sound(page, file_bytes, required=page is chain[0]):
+            sound.add(page.offset)
+    found = find_pictures(file, chain, sound, verdicts)
+    pictures = tuple(
+        picture.described(number) for number, picture in enumerate(found, start=1)
+    )
+    picture = choose_picture(pictures, image, slide_path=file.filename)
+    return TiffContents(
+        found=found,
+        pictures=pictures,
+        shown=found[picture.number - 1],
+        picture=picture,
+        notes=picture_notes(pictures, picture, image),
+        checked=len(sound) == len(chain) + len(below),
+    )
+
+
+def _placed_levels(shown: TiffPicture, verdicts: Verdicts) -> list[Level]:
+    """Returns the levels of a picture, at the scale that they state, without their padding."""
+    base = shown.base
+    stated = []
+    for page in shown.pages:
+        downsample = stated_downsample(page, base)
+        if verdicts.get((base.offset, page.offset)) == BY_SIZE:
+            downsample = None
+        stated.append(PictureLevel(size=page_size(page), downsample=downsample))
+    levels = []
+    for index, (page, placed) in enumerate(zip(shown.pages, place_levels(stated))):
+        assert placed.downsample is not None
+        levels.append(
+            Level(
+                index=index,
+                size=placed.size,
+                downsample=placed.downsample,
+                segment=segment_size(page),
+            )
+        )
+    return levels
+
+
+def _padding_notes(shown: TiffPicture, levels: Sequence[Level]) -> tuple[str, ...]:
+    """Returns what is said of pages that are larger than what they show."""
+    padded = [
+        str(level.index)
+        for page, level in zip(shown.pages, levels)
+        if page_size(page) != level.size
+    ]
+    if not padded:
+        return ()
+    return (
+        f"level {', '.join(padded)} ends before the edge of its page, by the resolution that its "
+        "page states: the padding is left out",
+    )
+
+
+def _associated(contents: TiffContents) -> dict[str, tuple[Level, TiffPage]]:
+    """Returns the other pictures that can be read whole, by their role or number."""
+    associated: dict[str, tuple[Level, TiffPage]] = {}
+    for number, found in enumerate(contents.found, start=1):
+        page = found.base
+        is_other = found is not contents.shown and found.role not in _SLIDE_ROLES
+        if not is_other or find_unsupported(page):
+            continue
+        name = f"image{number}" if found.role == "other" else found.role
+        if name not in associated:
+            associated[name] = (level_of_page(page, 0, page), page)
+    return associated
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibraryView:
+    """What a C library may show of a TIFF.
+
+    Attributes:
+        contents: pictures of the file; None where these are left to the library.
+        levels: the slide's levels, without padding.
+        claims: levels of which the pixels have said nothing.
+        objection: why the library would show other px than the file describes; '' where it would
+            not.
+    """
+
+    contents: TiffContents | None = None
+    levels: tuple[Level, ...] = ()
+    claims: tuple[LevelClaim, ...] = ()
+    objection: str = ""
+
+
+def library_view(
+    path: str,
+    *,
+    image: str | None = None,
+    verdicts: Verdicts = MappingProxyType({}),
+    alpha_too: bool = False,
+) -> LibraryView:
+    """Returns what a C library may show of a file.
 
     OpenSlide leaves px as they are stored, or mirrors them within each tile, and takes any fourth
-    sample for alpha. cuCIM, with `alpha_too`, ignores alpha and orientation.
+    sample for alpha. cuCIM, with `alpha_too`, ignores alpha and orientation. Both take the first
+    picture of a size.
+
+    Raises:
+        ImageError: the file has no such picture, or none that could be a slide.
     """
     try:
         with _parsed(path) as file:
+            objection = _objection(file, alpha_too=alpha_too)
+            if objection:
+                return LibraryView(objection=objection)
+            contents = _read_contents(file, image, verdicts)
+            shown = contents.shown
             for page in file.pages:
-                orientation = orientation_of(page)
-                if orientation != UPRIGHT:
-                    return f"page {page.index} has orientation {orientation}"
-                if has_fourth_sample(page, undeclared_only=not alpha_too):
-                    return f"page {page.index} has a fourth sample"
-    except SlideOpenError:  # no TIFF, or a damaged one: the library says so itself
-        return ""
+                is_rival = page.index < shown.base.index and page.is_tiled
+                if is_rival and page_size(page) == page_size(shown.base):
+                    objection = f"image {contents.picture.number} is not the first"
+            return LibraryView(
+                contents=contents,
+                levels=tuple(_placed_levels(shown, verdicts)),
+                claims=tuple(unchecked_claims(shown.pages, verdicts)),
+                objection=objection,
+            )
+    except ImageError:
+        raise
+    except SlideOpenError:  # no TIFF, a damaged one, or one that is left to the library
+        only_picture(image, "openslide", path)
+        return LibraryView()
+
+
+def _objection(file: TiffFile, *, alpha_too: bool) -> str:
+    """Returns which page a C library would show otherwise; '' where none."""
+    for page in file.pages:
+        orientation = orientation_of(page)
+        if orientation != UPRIGHT:
+            return f"page {page.index} has orientation {orientation}"
+        if has_fourth_sample(page, undeclared_only=not alpha_too):
+            return f"page {page.index} has a fourth sample"
     return ""
 
 
@@ -163,6 +401,8 @@ def _parsed(path: str, handle: BinaryIO | None = None) -> Iterator[TiffFile]:
     name = Path(path.split("?", 1)[0])
     if name.suffix.lower() == ".vsi":
         _refuse_vsi(name)
+    if handle is not None:
+        handle.seek(0)
     try:
         with TiffFile(path if handle is None else handle, name=Path(path).name) as file:
             yield file
@@ -212,52 +452,11 @@ def _next_page_offset(file: TiffFile, page: TiffPage) -> int:
     return int(offset)
 
 
-def _sort_pages(
-    pages: Sequence[TiffPage], below: Sequence[TiffPage]
-) -> tuple[list[TiffPage], dict[str, TiffPage]]:
-    """Returns the pages that are levels, finest first, and others by name.
-
-    The first page is level 0. Where there are pages `below` it, only these may be levels.
-    """
-    base = pages[0]
-    levels = [base]
-    associated: dict[str, TiffPage] = {}
-    for page in pages[1:]:
-        may_be_level = page in below if below else page.is_tiled and base.is_tiled
-        if may_be_level and _is_reduced(page, base):
-            levels.append(page)
-        elif not find_unsupported(page):
-            name = f"image{len(associated)}" if associated else "thumbnail"
-            associated.setdefault(_own_name(page) or name, page)
-    levels.sort(key=lambda page: -int(page.imagewidth))
-    return levels, associated
-
-
-def _own_name(page: TiffPage) -> str:
-    """Returns the name of an associated image, where one of its first two lines begins with it."""
-    for line in str(page.description).splitlines()[:2]:
-        word = line.split(" ", 1)[0].lower()
-        if word in _ASSOCIATED_NAMES:
-            return word
-    return ""
-
-
-def _is_reduced(page: TiffPage, base: TiffPage) -> bool:
-    """Tells whether a page may show what `base` shows, at a smaller size."""
-    if page.samplesperpixel != base.samplesperpixel or page.dtype != base.dtype:
-        return False
-    x_ratio = base.imagewidth / page.imagewidth
-    y_ratio = base.imagelength / page.imagelength
-    tolerance = _ASPECT_TOLERANCE + 2 / page.imagelength
-    return bool(x_ratio > 1 and abs(x_ratio / y_ratio - 1) < tolerance)
-
-
-def _supported_level(page: TiffPage, index: int, base: TiffPage) -> Level:
-    """Returns the level of a page; SlideOpenError where it is of a kind that is left out here."""
+def _refuse_unsupported(page: TiffPage) -> None:
+    """Refuses a level of a kind that is left out here."""
     unsupported = find_unsupported(page)
     if unsupported:
         raise SlideOpenError(f"tiff: {unsupported} is not supported")
-    return level_of_page(page, index, base)
 
 
 def _refuse_mixed_orientations(base: TiffPage, levels: Sequence[TiffPage]) -> None:

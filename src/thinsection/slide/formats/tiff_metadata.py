@@ -1,12 +1,12 @@
 """Metadata of a TIFF slide, from Aperio's words, OME-XML and tags: resolution, objective, ..."""
 
-import html
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tifffile import TiffFile, TiffPage
+from tifffile import TiffPage
 
+from thinsection.slide.formats.ome_xml import OmeImage
 from thinsection.slide.formats.tiff_pages import orientation_of
 from thinsection.slide.geometry import positive_number
 from thinsection.slide.units import um_per_unit
@@ -14,10 +14,6 @@ from thinsection.types import Mpp
 
 OME = "ome."  # before what the OME-XML says, in a slide's properties
 _IMAGEJ_UNIT = re.compile(r"^unit=(.+)$", re.MULTILINE)
-_OME_PIXELS = re.compile(r"<(?:\w+:)?Pixels\b([^>]*)>")
-_OME_CHANNEL = re.compile(r"<(?:\w+:)?Channel\b([^>]*)>")
-_OME_NAME = re.compile(r'Name="([^"]*)"')
-_OME_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,18 +28,21 @@ class TiffMetadata:
 
 
 def read_metadata(
-    file: TiffFile, base: TiffPage, slide_mpp: Mpp | None
+    base: TiffPage, ome: OmeImage | None, slide_mpp: Mpp | None
 ) -> TiffMetadata:
-    """Returns the metadata of a file whose level 0 is the page `base`.
+    """Returns the metadata of a slide whose level 0 is the page `base`.
 
-    `slide_mpp`, if any, takes the place of what the file says.
+    Args:
+        base: page of level 0.
+        ome: what OME-XML says of the picture.
+        slide_mpp: takes the place of what the file says.
     """
-    description = str(base.description or "")
-    aperio = _parse_aperio(description)
-    ome = _parse_ome(file.ome_metadata or "")
+    aperio = aperio_words(base)
     properties = {f"aperio.{key}": value for key, value in aperio.items()}
-    properties |= ome
-    properties["tiff.ImageDescription"] = description
+    if ome is not None:
+        properties |= {f"{OME}{name}": value for name, value in ome.pixels.items()}
+        properties[f"{OME}Channels"] = ", ".join(filter(None, ome.channel_names))
+    properties["tiff.ImageDescription"] = str(base.description or "")
     vendor = "generic-tiff" if base.is_tiled else None
     return TiffMetadata(
         slide_mpp=slide_mpp or _find_mpp(base, aperio, ome),
@@ -55,20 +54,21 @@ def read_metadata(
 
 
 def _find_mpp(
-    base: TiffPage, aperio: Mapping[str, str], ome: Mapping[str, str]
+    base: TiffPage, aperio: Mapping[str, str], ome: OmeImage | None
 ) -> Mpp | None:
     """Returns Aperio's resolution, else the OME-XML's, else that of the tags."""
-    aperio_mpp = positive_number(aperio.get("MPP"))
-    if aperio_mpp is not None:
-        return (aperio_mpp, aperio_mpp)
-    ome_mpp = _ome_mpp(ome)
+    own_mpp = aperio_mpp(aperio)
+    if own_mpp is not None:
+        return own_mpp
+    ome_mpp = ome.mpp if ome is not None else None
     if ome_mpp is not None or aperio:
         return ome_mpp
-    return _tag_mpp(base)
+    return tag_mpp(base)
 
 
-def _parse_aperio(description: str) -> dict[str, str]:
+def aperio_words(page: TiffPage) -> dict[str, str]:
     """Returns the pairs `key = value` of Aperio's description, {} of any other one."""
+    description = str(page.description or "")
     if not description.startswith("Aperio"):
         return {}
     pairs: dict[str, str] = {}
@@ -79,39 +79,13 @@ def _parse_aperio(description: str) -> dict[str, str]:
     return pairs
 
 
-def _parse_ome(xml: str) -> dict[str, str]:
-    """Returns what OME-XML says of the first image's px and channels; {} without OME-XML."""
-    text = html.unescape(xml)
-    pixels = _OME_PIXELS.search(text)
-    if pixels is None:
-        return {}
-    properties = {
-        f"{OME}{name}": value for name, value in _OME_ATTRIBUTE.findall(pixels[1])
-    }
-    first_image = text[pixels.end() :].partition("Pixels>")[0]
-    names = []
-    for channel in _OME_CHANNEL.findall(first_image):
-        name = _OME_NAME.search(channel)
-        if name is not None:
-            names.append(name[1])
-    properties[f"{OME}Channels"] = ", ".join(names)
-    return properties
+def aperio_mpp(words: Mapping[str, str]) -> Mpp | None:
+    """Returns the resolution in Aperio's words; None where they have none."""
+    mpp = positive_number(words.get("MPP"))
+    return None if mpp is None else (mpp, mpp)
 
 
-def _ome_mpp(ome: Mapping[str, str]) -> Mpp | None:
-    """Returns PhysicalSizeX and Y in µm, where both have a unit of length, by default µm."""
-    sides = []
-    for axis in "XY":
-        value = positive_number(ome.get(f"{OME}PhysicalSize{axis}"))
-        unit = ome.get(f"{OME}PhysicalSize{axis}Unit", "um")
-        um = um_per_unit(unit)
-        if value is None or um is None:
-            return None
-        sides.append(value * um)
-    return (sides[0], sides[1])
-
-
-def _tag_mpp(page: TiffPage) -> Mpp | None:
+def tag_mpp(page: TiffPage) -> Mpp | None:
     """Returns µm/px from XResolution and YResolution, where their unit is a length.
 
     ImageJ writes the name of the unit in the description.

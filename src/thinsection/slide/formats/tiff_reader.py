@@ -1,6 +1,6 @@
 """Direct reader of TIFF: the file's own tiles or strips, decoded straight into place."""
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import BinaryIO
 
 import numpy as np
@@ -15,7 +15,13 @@ from thinsection.slide.formats.tiff_decoder import (
 )
 from thinsection.slide.formats.tiff_layout import TiffLayout, read_layout
 from thinsection.slide.formats.tiff_pages import JPEG, orientation_of
+from thinsection.slide.level_check import (
+    NUM_PLACES,
+    STREAMED_PLACES,
+    judge_levels,
+)
 from thinsection.slide.orientation import turn_pixels
+from thinsection.slide.verdicts import keep_levels, known_levels, slide_stamps
 from thinsection.types import Level, Mpp, RgbArray
 
 _DCT_FACTORS = (2, 4, 8)  # at which libjpeg-turbo is quicker than for a whole segment
@@ -25,8 +31,11 @@ class TiffSlide(SegmentedSlide):
     """A tiled or striped TIFF, read segment by segment. Thread-safe.
 
     Its bytes come from `source` and its metadata from `handle`, by default from the local file; a
-    `layout` stands for what these say. Memory: `CACHE_BYTES` of decoded segments; per reading
-    thread one decoded segment and `MAX_READ_BYTES` of compressed ones, or one that is larger.
+    `layout` stands for what these say. Pages that are called levels are compared with level 0 when
+    a file is opened for the first time, and known again by its stamps.
+
+    Memory: `CACHE_BYTES` of decoded segments; per reading thread one decoded segment and
+    `MAX_READ_BYTES` of compressed ones, or one that is larger.
     """
 
     reader = "tiff"
@@ -40,11 +49,12 @@ class TiffSlide(SegmentedSlide):
         source: ByteSource | None = None,
         handle: BinaryIO | None = None,
         layout: TiffLayout | None = None,
+        image: str | None = None,
     ) -> None:
-        if layout is None:
-            layout = read_layout(path, slide_mpp, handle)
-        self._layout = layout
         self._source = source or FileSource(path)
+        if layout is None:
+            layout = checked_layout(path, slide_mpp, self._source, handle, image)
+        self._layout = layout
         decoders = [
             decoder_of(level, page, self._source)
             for level, page in zip(layout.levels, layout.pages)
@@ -62,8 +72,15 @@ class TiffSlide(SegmentedSlide):
         self.notes = layout.notes
         if any(page.samplesperpixel == 1 for page in layout.pages):
             self.notes = (*self.notes, GRAY)
+        self.pictures = layout.pictures
+        self.picture = layout.picture
         self.checked = layout.checked
         self.associated_names = tuple(sorted(layout.associated))
+
+    @property
+    def layout(self) -> TiffLayout:
+        """Structure of the file."""
+        return self._layout
 
     def icc_profile(self) -> bytes | None:
         """See `Slide.icc_profile`."""
@@ -142,3 +159,36 @@ class TiffSlide(SegmentedSlide):
         """Closes the file; reads that other threads have begun end well."""
         super().close()
         self._source.close()
+
+
+def checked_layout(
+    path: str,
+    slide_mpp: Mpp | None,
+    source: ByteSource,
+    handle: BinaryIO | None = None,
+    image: str | None = None,
+) -> TiffLayout:
+    """Returns the layout of a file with the levels whose pixels agree with level 0.
+
+    Args:
+        path: the file.
+        slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
+        source: its bytes.
+        handle: the opened file, of one that is not local.
+        image: name or number of the picture that is the slide.
+    """
+    stamps = slide_stamps(path) if handle is None else None
+    num_places = NUM_PLACES if handle is None else STREAMED_PLACES
+    verdicts = known_levels(stamps)
+    read = partial(read_layout, path, slide_mpp, handle, image=image)
+    layout = read(verdicts=verdicts)
+    is_new = False
+    # pages that one picture gives up may be levels of another one
+    while claims := layout.unchecked_claims(verdicts):
+        trial = TiffSlide(path, source=source, layout=layout.with_levels_of(claims))
+        verdicts |= judge_levels(trial, claims, num_places=num_places)
+        layout = read(verdicts=verdicts)
+        is_new = True
+    if is_new:
+        keep_levels(stamps, verdicts)
+    return layout

@@ -1,0 +1,556 @@
+"""Inventory of a TIFF: its pictures, each with the pages of its levels; no pixel is read.
+
+A page is a level of a larger one if the file says so: by the flag of a reduced image, as a SubIFD,
+by OME-XML, or, in a file that flags no page (SVS), by the convention that tiled pages of one shape
+are levels. Whether its pixels agree is checked once they can be read (`slide/level_check.py`); what
+that found comes back as `verdicts`.
+
+Source: TIFF 6.0, tags 254 and 330; OME-TIFF 6.0, TiffData; Aperio's SVS, as OpenSlide reads it.
+"""
+
+import re
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tifffile import TiffFile, TiffPage
+
+from thinsection.slide.formats.ome_xml import OmeImage, parse_ome_images
+from thinsection.slide.formats.tiff_metadata import aperio_mpp, aperio_words, tag_mpp
+from thinsection.slide.formats.tiff_pages import segment_size
+from thinsection.slide.level_check import OTHER
+from thinsection.slide.pictures import (
+    Picture,
+    PictureLevel,
+    Role,
+    role_of_name,
+)
+from thinsection.types import Mpp, Size
+
+# what pixels said of levels, by the offsets of the larger page and of the smaller one
+Verdicts = Mapping[tuple[int, int], str]
+SubIfds = Mapping[int, list[TiffPage]]  # pages below a page, by its offset
+_ASPECT_TOLERANCE = 0.02
+_SAME_SCALE = (
+    1e-3  # resolutions that differ by less are a copy, which says nothing of a level
+)
+_REDUCED = 1  # bits of NewSubfileType
+_MASK = 4
+_APERIO_MACRO = 9  # Aperio's NewSubfileType of a macro; that of a label is 1
+_PAGE_NAME_TAG = 285
+_NDPI_LENS_TAG = 65421
+_NDPI_ROLES: Mapping[float, Role] = {-1.0: "macro", -2.0: "other"}  # -2 is a map
+_QPI_TYPE = re.compile(r"<ImageType>\s*(\w+)\s*</ImageType>")
+_QPI_ROLES: Mapping[str, Role] = {
+    "thumbnail": "thumbnail",
+    "overview": "macro",
+    "label": "label",
+}
+_MAX_NAME = 80  # characters of a description that is taken for a name
+
+
+@dataclass(kw_only=True)
+class TiffPicture:
+    """A picture of a TIFF while the inventory is made.
+
+    Attributes:
+        base: page of its finest level.
+        role: what it is.
+        rule: why it is that.
+        name: the file's name for it.
+        mpp: resolution that the file states for it.
+        levels: pages of the levels below the base, finest first.
+        possible: pages that may be levels of it, and were given to another picture.
+        plane: number or position of its focal plane; pages of other planes are no levels of it.
+        has_own_levels: True where SubIFDs are its levels, so that no page of the chain is.
+        ome: what OME-XML says of it.
+    """
+
+    base: TiffPage
+    role: Role
+    rule: str
+    name: str = ""
+    mpp: Mpp | None = None
+    levels: list[TiffPage] = field(default_factory=list)
+    possible: list[TiffPage] = field(default_factory=list)
+    plane: str = ""
+    has_own_levels: bool = False
+    ome: OmeImage | None = None
+
+    @property
+    def pages(self) -> list[TiffPage]:
+        """Pages of all levels, finest first."""
+        return [self.base, *self.levels]
+
+    def described(self, number: int) -> Picture:
+        """Returns what is said of the picture."""
+        levels = []
+        for page in self.pages:
+            levels.append(
+                PictureLevel(
+                    size=page_size(page),
+                    downsample=stated_downsample(page, self.base),
+                    mpp=tag_mpp(page),
+                )
+            )
+        return Picture(
+            number=number,
+            name=self.name,
+            role=self.role,
+            rule=self.rule,
+            size=page_size(self.base),
+            mpp=self.mpp,
+            levels=tuple(levels),
+        )
+
+
+def find_pictures(
+    file: TiffFile,
+    chain: Sequence[TiffPage],
+    sound: Container[int],
+    verdicts: Verdicts,
+) -> list[TiffPicture]:
+    """Returns the pictures of a file, in the order of their pages or of their OME images.
+
+    Args:
+        file: the file.
+        chain: the pages of its chain.
+        sound: offsets of the pages whose sizes are sound, SubIFDs included; others are left out.
+        verdicts: what the pixels said of pages that were taken for levels.
+    """
+    images = parse_ome_images(file.ome_metadata or "", file.filename)
+    pages = [page for page in chain if page.offset in sound]
+    below = {
+        page.offset: [each for each in page.pages or () if each.offset in sound]
+        for page in pages
+    }
+    if images and all(image.fits(len(chain)) for image in images):
+        return _ome_pictures(pages, below, images, verdicts)
+    return _page_pictures(pages, below, verdicts)
+
+
+def page_size(page: TiffPage) -> Size:
+    """Returns (width, height) of a page."""
+    return (int(page.imagewidth), int(page.imagelength))
+
+
+def stated_downsample(page: TiffPage, base: TiffPage) -> float | None:
+    """Returns the px of `base` per px of `page` by their resolution tags.
+
+    None where these say nothing of it: they are missing, or copies of the base's.
+    """
+    if page is base:
+        return 1.0
+    page_mpp = tag_mpp(page)
+    base_mpp = tag_mpp(base)
+    if page_mpp is None or base_mpp is None:
+        return None
+    x_ratio = page_mpp[0] / base_mpp[0]
+    y_ratio = page_mpp[1] / base_mpp[1]
+    if min(x_ratio, y_ratio) <= 1 + _SAME_SCALE:
+        return None
+    if abs(x_ratio / y_ratio - 1) > _ASPECT_TOLERANCE:
+        return None
+    return (x_ratio + y_ratio) / 2
+
+
+# pages that say themselves what they are
+
+
+def _stated_picture(page: TiffPage, *, aperio: bool) -> TiffPicture | None:
+    """Returns the picture of a page that says that it is no slide; None for others."""
+    flag = int(page.subfiletype)
+    if flag & _MASK:
+        return TiffPicture(base=page, role="other", rule="flagged as a mask")
+    if page.bitspersample == 1:
+        return TiffPicture(base=page, role="other", rule="has 1 bit per pixel")
+    lens = page.tags.valueof(_NDPI_LENS_TAG)
+    if isinstance(lens, float) and lens in _NDPI_ROLES:
+        return TiffPicture(
+            base=page, role=_NDPI_ROLES[lens], rule=f"lens {lens:g} in tag 65421"
+        )
+    description = str(page.description or "")
+    kind = _QPI_TYPE.search(description[:4000])
+    if kind is not None:
+        role = _QPI_ROLES.get(kind[1].lower())
+        rule = f"ImageType {kind[1]}"
+    else:
+        role, rule = _role_by_words(page, description)
+    if role is None and aperio and not page.is_tiled and page.index > 1:
+        role = "macro" if flag == _APERIO_MACRO else "label" if flag == 1 else None
+        rule = f"Aperio's flag {flag}"
+    if role is None:
+        return None
+    return TiffPicture(base=page, role=role, rule=rule, name=role)
+
+
+def _role_by_words(page: TiffPage, description: str) -> tuple[Role | None, str]:
+    """Returns the role that a page's name or description says, and by which words."""
+    lines = description.splitlines()[:2]
+    for line in lines:
+        role = role_of_name(line.split(" ", 1)[0]) if line else None
+        if role is not None:
+            return role, f"its description begins with {line.split(' ', 1)[0]!r}"
+    name = str(page.tags.valueof(_PAGE_NAME_TAG) or "")
+    for text in (name, description):
+        is_name = 0 < len(text) <= _MAX_NAME and "|" not in text
+        role = role_of_name(text) if is_name else None
+        if role is not None:
+            return role, f"named {text.strip()!r}"
+    return None, ""
+
+
+# files without OME-XML
+
+
+def _page_pictures(
+    pages: Sequence[TiffPage], below: SubIfds, verdicts: Verdicts
+) -> list[TiffPicture]:
+    """Returns the pictures of a chain of pages, each with the SubIFDs below it."""
+    aperio = any(str(page.description).startswith("Aperio") for page in pages)
+    pictures: list[TiffPicture] = []
+    free: list[TiffPage] = []
+    for page in _without_further_channels(pages):
+        stated = _stated_picture(page, aperio=aperio)
+        if stated is not None:
+            pictures.append(stated)
+        elif below[page.offset]:
+            pictures += _family(page, below[page.offset], verdicts)
+        else:
+            free.append(page)
+    pictures += _group(free, pictures, verdicts, aperio=aperio)
+    return sorted(pictures, key=lambda picture: picture.base.offset)
+
+
+def _without_further_channels(pages: Sequence[TiffPage]) -> list[TiffPage]:
+    """Returns the pages without the further ones of one size and one sample: channels."""
+    seen = set()
+    kept = []
+    for page in pages:
+        key = (page_size(page), page.dtype, int(page.subfiletype), page.is_tiled)
+        if page.samplesperpixel == 1 and not str(page.description).startswith("Aperio"):
+            if key in seen and not _role_by_words(page, str(page.description))[0]:
+                continue
+            seen.add(key)
+        kept.append(page)
+    return kept
+
+
+def _family(
+    page: TiffPage, below: Sequence[TiffPage], verdicts: Verdicts
+) -> list[TiffPicture]:
+    """Returns the picture of a page with SubIFDs, and those SubIFDs that are no levels of it.
+
+    The largest of them is the finest level, wherever it stands.
+    """
+    family = sorted([page, *below], key=_area, reverse=True)
+    base = family[0]
+    rule = "a page with SubIFDs" if base is page else f"SubIFD of page {page.index}"
+    picture = TiffPicture(
+        base=base, role="slide", rule=rule, mpp=tag_mpp(base), has_own_levels=True
+    )
+    others = []
+    for member in family[1:]:
+        if _may_be_level(member, base) and _accepted(base, member, verdicts):
+            picture.levels.append(member)
+        else:
+            others.append(_failed(member, base, "a SubIFD"))
+    return [picture, *others]
+
+
+def _group(
+    pages: Sequence[TiffPage],
+    pictures: Sequence[TiffPicture],
+    verdicts: Verdicts,
+    *,
+    aperio: bool,
+) -> list[TiffPicture]:
+    """Returns pictures of pages without SubIFDs: those that are levels lie below larger ones.
+
+    Args:
+        pages: the pages.
+        pictures: pictures that are known, to which no level is added.
+        verdicts: what the pixels said.
+        aperio: True where no level is flagged, but labels are.
+    """
+    tiled = [page for page in pages if page.is_tiled]
+    flags = not aperio and any(_is_flagged(page) for page in tiled)
+    found: list[TiffPicture] = []
+    for page in sorted(tiled, key=lambda page: (-_area(page), page.index)):
+        plane = aperio_words(page).get("OffsetZ", "")
+        claims = "flagged as reduced" if flags else "a tiled page of its shape"
+        if not flags or _is_flagged(page):
+            parents = [
+                picture
+                for picture in found
+                if picture.plane == plane and _may_be_level(page, picture.base)
+            ]
+            parent = _choose_parent(page, parents, verdicts)
+            if parent is not None:
+                parent.levels.append(page)
+                continue
+            if parents:
+                found.append(_failed(page, parents[0].base, claims, plane=plane))
+                continue
+        found.append(_base_picture(page, found, plane))
+    striped = [page for page in pages if not page.is_tiled]
+    known = [*pictures, *found]
+    for page in sorted(striped, key=lambda page: (-_area(page), page.index)):
+        picture = _striped_picture(page, known, aperio=aperio)
+        found.append(picture)
+        known.append(picture)
+    return found
+
+
+def _choose_parent(
+    page: TiffPage, parents: Sequence[TiffPicture], verdicts: Verdicts
+) -> TiffPicture | None:
+    """Returns the picture of which a page is a level; None where all refuse it.
+
+    One whose pixels agree comes first, then the nearest page before it, then the first. The others
+    remember it, so that their pixels are asked too.
+    """
+    willing = [
+        picture
+        for picture in parents
+        if _accepted(picture.base, page, verdicts)
+        and page_size(page) not in [page_size(level) for level in picture.levels]
+    ]
+    if not willing:
+        return None
+    agreed = [p for p in willing if (p.base.offset, page.offset) in verdicts]
+    before = [picture for picture in willing if picture.base.index < page.index]
+    nearest = sorted(before, key=lambda picture: -picture.base.index)
+    parent = (agreed or nearest or willing)[0]
+    for picture in parents:
+        if picture is not parent and (picture.base.offset, page.offset) not in verdicts:
+            picture.possible.append(page)
+    return parent
+
+
+def _base_picture(
+    page: TiffPage, found: Sequence[TiffPicture], plane: str
+) -> TiffPicture:
+    """Returns the picture that a page begins: a slide, or a further focal plane of one."""
+    words = aperio_words(page)
+    picture = TiffPicture(
+        base=page,
+        role="slide",
+        rule="no level of a larger page",
+        mpp=aperio_mpp(words) or tag_mpp(page),
+        plane=plane,
+    )
+    if not plane:
+        return picture
+    picture.name = f"OffsetZ {plane}"
+    picture.rule = f"focal plane {plane}, the nearest to 0"
+    for other in found:
+        if page_size(other.base) != page_size(page) or other.role != "slide":
+            continue
+        further = picture
+        if abs(_position(plane)) < abs(_position(other.plane)):
+            further = other
+        further.role = "plane"
+        further.rule = f"focal plane {further.plane}"
+        break
+    return picture
+
+
+def _striped_picture(
+    page: TiffPage, known: Sequence[TiffPicture], *, aperio: bool
+) -> TiffPicture:
+    """Returns the picture of a page in strips: a thumbnail below a slide of its shape."""
+    mpp = tag_mpp(page)
+    if aperio and page.index == 1:
+        rule = "second page of an Aperio file, in strips"
+        return TiffPicture(base=page, role="thumbnail", rule=rule, name="thumbnail")
+    for picture in known:
+        if picture.role == "slide" and _has_shape_of(page, picture.base):
+            rule = "smaller, in strips, and of the slide's shape"
+            return TiffPicture(base=page, role="thumbnail", rule=rule, mpp=mpp)
+    larger = [picture for picture in known if picture.role == "slide"]
+    if larger and _is_flagged(page):
+        rule = "flagged as reduced, of another shape than any slide"
+        return TiffPicture(base=page, role="other", rule=rule, mpp=mpp)
+    rule = "no level of a larger page"
+    return TiffPicture(base=page, role="slide", rule=rule, mpp=mpp)
+
+
+def _failed(
+    page: TiffPage, base: TiffPage, claim: str, *, plane: str = ""
+) -> TiffPicture:
+    """Returns the picture of a page that is called a level, and is none."""
+    if _may_be_level(page, base):
+        rule = f"{claim}, but its pixels are not those of the larger page"
+    else:
+        rule = f"{claim}, but of another shape or kind than the larger page"
+    return TiffPicture(
+        base=page, role="other", rule=rule, mpp=tag_mpp(page), plane=plane
+    )
+
+
+# OME-TIFF
+
+
+def _ome_pictures(
+    pages: Sequence[TiffPage],
+    below: SubIfds,
+    images: Sequence[OmeImage],
+    verdicts: Verdicts,
+) -> list[TiffPicture]:
+    """Returns the pictures of an OME-TIFF in the order of its images."""
+    by_index = {page.index: page for page in pages}
+    pictures: list[TiffPicture] = []
+    listed = set()
+    for image in images:
+        listed |= set(image.planes.values())
+        pictures += _image_pictures(image, by_index, below, verdicts)
+    pictures = _without_flattened_levels(pictures, verdicts)
+    free = [page for page in pages if page.index not in listed]
+    for page in free:
+        stated = _stated_picture(page, aperio=False)
+        parents = [
+            picture
+            for picture in pictures
+            if not picture.has_own_levels
+            and page.is_tiled
+            and _may_be_level(page, picture.base)
+        ]
+        parent = None if stated else _choose_parent(page, parents, verdicts)
+        if parent is not None:
+            parent.levels.append(page)
+        elif stated is not None:
+            pictures.append(stated)
+        elif parents:
+            pictures.append(_failed(page, parents[0].base, "a page beside the images"))
+        else:
+            pictures.append(_striped_picture(page, pictures, aperio=False))
+    for picture in pictures:
+        picture.levels.sort(key=_area, reverse=True)
+    return pictures
+
+
+def _image_pictures(
+    image: OmeImage,
+    by_index: Mapping[int, TiffPage],
+    below: SubIfds,
+    verdicts: Verdicts,
+) -> list[TiffPicture]:
+    """Returns the pictures of one OME image: its first plane, and further planes of colours."""
+    pictures: list[TiffPicture] = []
+    for number, ((z, t), index) in enumerate(image.first_channels()):
+        page = by_index.get(index)
+        if page is None:
+            continue
+        family = _family(page, below[page.offset], verdicts)
+        picture = family[0]
+        picture.has_own_levels = bool(below[page.offset])
+        picture.mpp = image.mpp
+        picture.ome = image
+        picture.name = image.name
+        role = role_of_name(image.name)
+        picture.role = role or "slide"
+        picture.rule = f"OME image {image.number}"
+        if role:
+            picture.rule += f", named {image.name!r}"
+        pictures += family
+        if number == 0 and (image.num_channel_planes > 1 or page.samplesperpixel == 1):
+            break  # channels, of which a person picks
+        if number:
+            picture.role = "plane" if role is None else role
+            picture.name = f"{image.name or f'image {image.number}'} z {z} t {t}"
+            picture.rule += f", plane z {z}, t {t}"
+    return pictures
+
+
+def _without_flattened_levels(
+    pictures: Sequence[TiffPicture], verdicts: Verdicts
+) -> list[TiffPicture]:
+    """Returns the pictures without images that are levels of another one.
+
+    Some programs write each level as an image of its own: it covers as many µm as the larger one.
+    """
+    kept: list[TiffPicture] = []
+    by_area = sorted(pictures, key=lambda picture: -_area(picture.base))
+    for picture in by_area:
+        parents = [
+            other
+            for other in kept
+            if not other.has_own_levels
+            and not picture.has_own_levels
+            and picture.role == other.role == "slide"
+            and picture.base.is_tiled
+            and _may_be_level(picture.base, other.base)
+            and _has_same_extent(picture, other)
+        ]
+        parent = _choose_parent(picture.base, parents, verdicts)
+        if parent is None:
+            kept.append(picture)
+        else:
+            parent.levels.append(picture.base)
+    return [picture for picture in pictures if picture in kept]
+
+
+def _has_same_extent(picture: TiffPicture, larger: TiffPicture) -> bool:
+    """Tells whether two pictures cover the same µm, within a px of the smaller one."""
+    if picture.mpp is None or larger.mpp is None:
+        return False
+    for side in (0, 1):
+        extent_um = page_size(picture.base)[side] * picture.mpp[side]
+        larger_um = page_size(larger.base)[side] * larger.mpp[side]
+        if abs(extent_um - larger_um) > 1.5 * picture.mpp[side]:
+            return False
+    return True
+
+
+# rules for two pages
+
+
+def _is_flagged(page: TiffPage) -> bool:
+    return bool(int(page.subfiletype) & _REDUCED)
+
+
+def _area(page: TiffPage) -> int:
+    return int(page.imagewidth) * int(page.imagelength)
+
+
+def _position(plane: str) -> float:
+    try:
+        return float(plane)
+    except ValueError:
+        return 0.0
+
+
+def _accepted(base: TiffPage, page: TiffPage, verdicts: Verdicts) -> bool:
+    """Tells whether the pixels did not speak against a level."""
+    return verdicts.get((base.offset, page.offset)) != OTHER
+
+
+def _may_be_level(page: TiffPage, base: TiffPage) -> bool:
+    """Tells whether a page may show what `base` shows, at a smaller size, by what both state."""
+    if page.samplesperpixel != base.samplesperpixel or page.dtype != base.dtype:
+        return False
+    if page.imagewidth >= base.imagewidth:
+        return False
+    return _has_shape_of(page, base) or _is_padded_level(page, base)
+
+
+def _has_shape_of(page: TiffPage, base: TiffPage) -> bool:
+    """Tells whether a page is smaller than `base` and has its aspect."""
+    x_ratio = base.imagewidth / page.imagewidth
+    y_ratio = base.imagelength / page.imagelength
+    tolerance = _ASPECT_TOLERANCE + 2 / page.imagelength
+    return bool(x_ratio > 1 and abs(x_ratio / y_ratio - 1) < tolerance)
+
+
+def _is_padded_level(page: TiffPage, base: TiffPage) -> bool:
+    """Tells whether the stated scale makes a page as large as `base`, within one segment."""
+    downsample = stated_downsample(page, base)
+    if downsample is None:
+        return False
+    sides = zip(
+        page_size(page), page_size(base), segment_size(page), segment_size(base)
+    )
+    return all(
+        abs(side * downsample - base_side) <= max(segment * downsample, base_segment)
+        for side, base_side, segment, base_segment in sides
+    )
