@@ -1,339 +1,421 @@
 """Does a 95 % confidence interval hold the true score, and does a test find only what is there?
 
-Cohorts are drawn from a population that is known: Gaussian embeddings, a linear head in closed
-form. `test`: one head and one test set (`predict --labels`, `probe`). `slides`: the same with rows
-of slides, 1 to 5 a patient. `train`: cross-validation, where each fold has a head of its own,
-fitted to the other folds, with its own offset and scale; cases of 1 to 5 slides. The truth is the
-mean score of the procedure's heads on the population. Each cell has the share of cohorts whose
-interval holds it; cohorts without an interval are counted.
+Cohorts are drawn from populations that are known. `test`: one fixed score on n cases
+(`predict --labels`, `probe`). `train`: cross-validation, where each fold has a linear head of its
+own in closed form, fitted to the other folds; patients are kept whole. `sites`: the same, each fold
+one site with a shift of its own. Cases are of one patient each, or of patients with 1 to 5 cases.
+Each cell has the share of cohorts whose interval holds the truth with its exact binomial interval,
+the median width, and beside both a published method on the same cohorts. Equal models are compared
+the same way: the share that is called different is the type I error.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import binomtest, norm
 
 from benchmarks.harness import arguments, finish
-from thinsection.evaluation import intervals
+from thinsection.evaluation import comparison
 from thinsection.evaluation.cases import Groups
-from thinsection.evaluation.comparison import delong
+from thinsection.evaluation.external import calibration_line
 from thinsection.evaluation.intervals import Sampling, interval
 from thinsection.evaluation.metrics import Scorers, class_scorers, value_scorers
 from thinsection.evaluation.survival import concordance
 
 DIM = 6
 FOLDS = 5
-SIZES = (8, 12, 20, 40, 100, 200)
-TEST_SIZES = (12, 20, 40, 100)
-SHARES = (0.5, 0.1)  # of positive cases
-SIGNALS = {"weak": 1.0, "strong": 2.2}  # distance of the classes' means
-POPULATION = 20_000
-PAIRED = 2000  # of them, where pairs are compared
-TRUTHS = 60  # cohorts whose heads score everybody
+SIZES = (20, 60, 200)  # cases
+MOST_CASES = (1, 5)  # of a patient
+OWN = 0.6  # share of a patient in the variance of its cases
+POPULATION = 10_000
+PAIRED = 1500  # of them, where pairs are compared
+TRUTHS = 40  # cohorts whose heads score everybody
 PENALTY = 1.0
-CENSORED = 0.4
+BOOTSTRAP = 150  # resamples of the published bootstrap
+CENSORED = 0.7
+SHOWN = ("auroc", "auprc", "balanced_accuracy", "macro_f1", "brier")
 Array = np.ndarray
 
 
-def draw_classes(
-    rng: np.random.Generator, n: int, share: float, signal: float
-) -> tuple[Array, Array]:
-    """Embeddings (n, DIM) and labels (n,): class means `signal` apart, noise of 1 to 5 slides."""
-    positives = max(1, round(n * share))
-    labels = np.r_[np.ones(positives, int), np.zeros(n - positives, int)]
-    slides = rng.integers(1, 6, n)
-    noise = rng.normal(size=(n, DIM)) * np.sqrt(0.6 + 0.4 / slides)[:, None]
-    noise[:, 0] += signal * labels
-    return noise, labels
+class Kind(NamedTuple):
+    """Population: classes with a share of positive cases, values, or times."""
+
+    name: str
+    share: float  # of positive cases
+    signal: float  # distance of the classes' means, or weight of the first channel
 
 
-def draw_values(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-    """Embeddings (n, DIM) and values (n,) of which they explain a half."""
-    x = rng.normal(size=(n, DIM))
-    return x, x[:, 0] + rng.normal(size=n)
+KINDS = (
+    Kind("classes", 0.5, 0.0),
+    Kind("classes", 0.5, 1.0),
+    Kind("classes", 0.5, 2.2),
+    Kind("classes", 0.1, 1.0),
+    Kind("classes", 0.1, 2.2),
+    Kind("values", 0.5, 0.0),
+    Kind("values", 0.5, 1.0),
+    Kind("times", 0.5, 0.0),
+    Kind("times", 0.5, 1.0),
+)
 
 
-def draw_times(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-    """Embeddings (n, DIM), and (n, 2) of event and time."""
-    x = rng.normal(size=(n, DIM))
-    time = rng.exponential(np.exp(-x[:, 0]))
-    limit = rng.exponential(np.exp(-x[:, 0]) * (1 - CENSORED) / CENSORED)
-    return x, np.stack([time <= limit, np.minimum(time, limit)], axis=1)
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """n cases of patients."""
+
+    x: Array  # (n, DIM)
+    truth: Array  # (n,) classes or values; (n, 2) event and time
+    patient: Array  # (n,)
 
 
-def fit_line(x: Array, y: Array) -> tuple[Array, float]:
-    """Weights and offset of a ridge regression."""
+def draw(kind: Kind, rng: np.random.Generator, n: int, most: int) -> Drawn:
+    """Draws n cases, 1 to `most` a patient; a patient has one class."""
+    sizes = rng.integers(1, most + 1, n)
+    patient = np.repeat(np.arange(n), sizes)[:n]
+    patients = int(patient[-1]) + 1
+    own = rng.normal(size=(patients, DIM))[patient]
+    x = own * OWN**0.5 + rng.normal(size=(n, DIM)) * (1 - OWN) ** 0.5
+    if kind.name == "classes":
+        truth = (rng.random(patients) < kind.share).astype(int)[patient]
+        x[:, 0] += kind.signal * truth
+    elif kind.name == "values":
+        shared = rng.normal(size=patients)[patient]
+        noise = shared * OWN**0.5 + rng.normal(size=n) * (1 - OWN) ** 0.5
+        truth = kind.signal * x[:, 0] + noise
+    else:
+        hazard = np.exp(kind.signal * own[:, 0])
+        death = rng.exponential(size=patients)[patient] / hazard
+        odds = CENSORED / (1 - CENSORED)
+        limit = rng.exponential(size=patients)[patient] / hazard / odds
+        # ties: times are whole months
+        time = np.ceil(24 * np.minimum(death, limit))
+        truth = np.stack([death <= limit, time], axis=1)
+    return Drawn(x=x, truth=truth, patient=patient)
+
+
+def fit(kind: Kind, x: Array, truth: Array) -> tuple[Array, float]:
+    """Weights and offset of a linear head: discriminant analysis, or ridge regression."""
+    if kind.name == "classes":
+        means = [x[truth == label].mean(axis=0) for label in (0, 1)]
+        residual = x - np.where(truth[:, None] == 1, means[1], means[0])
+        spread = (residual.T @ residual + PENALTY * np.eye(DIM)) / len(x)
+        weights = np.linalg.solve(spread, means[1] - means[0])
+        prior = truth.mean()
+        offset = np.log(prior / (1 - prior)) - weights @ (means[0] + means[1]) / 2
+        return weights, float(offset)
+    y = truth
+    if kind.name == "times":
+        # martingale-like: events early in the order of time
+        order = np.argsort(np.argsort(truth[:, 1])) / len(truth)
+        y = truth[:, 0] - order
     center = x - x.mean(axis=0)
-    gram = center.T @ center + PENALTY * np.eye(x.shape[1])
+    gram = center.T @ center + PENALTY * np.eye(DIM)
     weights = np.linalg.solve(gram, center.T @ (y - y.mean()))
     return weights, float(y.mean() - x.mean(axis=0) @ weights)
 
 
-def fit_classes(x: Array, y: Array) -> tuple[Array, float]:
-    """Weights and offset of the log-odds, by linear discriminant analysis."""
-    means = [x[y == label].mean(axis=0) for label in (0, 1)]
-    residual = x - np.where(y[:, None] == 1, means[1], means[0])
-    spread = (residual.T @ residual + PENALTY * np.eye(x.shape[1])) / len(x)
-    weights = np.linalg.solve(spread, means[1] - means[0])
-    offset = -weights @ (means[0] + means[1]) / 2 + np.log(y.mean() / (1 - y.mean()))
+def fixed_head(kind: Kind) -> tuple[Array, float]:
+    """Head that no case of the cohorts has trained; without signal it guesses."""
+    weights = np.zeros(DIM)
+    weights[0] = kind.signal or 1.0
+    weights[1] = 0.3
+    offset = 0.0
+    if kind.name == "classes":
+        prior = np.log(kind.share / (1 - kind.share))
+        offset = prior - kind.signal**2 / 2
     return weights, float(offset)
 
 
-def stratified(rng: np.random.Generator, strata: Array, folds: int) -> Array:
-    """The fold of each row."""
-    fold = np.empty(len(strata), int)
-    for label in np.unique(strata):
-        rows = rng.permutation(np.flatnonzero(strata == label))
-        fold[rows] = (np.arange(len(rows)) + rng.integers(folds)) % folds
-    return fold
-
-
-def score_rows(kind: str, truth: Array, answer: Array, fold: Array | None) -> Scorers:
-    """Every metric that `train` prints for the kind of target."""
-    if kind == "values":
+def scorers_of(kind: Kind, truth: Array, answer: Array, fold: Array | None) -> Scorers:
+    """Metrics that `train` prints for the kind of target."""
+    if kind.name == "values":
         return value_scorers(truth, answer, fold)
-    if kind == "times":
+    if kind.name == "times":
         event, time = truth[:, 0] == 1, truth[:, 1]
         return {"c_index": concordance(event, time, answer, fold)}
     share = 1 / (1 + np.exp(-np.clip(answer, -30, 30)))
     both = np.stack([1 - share, share], axis=1)
-    return class_scorers(truth, (share > 0.5).astype(int), 2, both, fold)
+    scorers = class_scorers(truth, (share > 0.5).astype(int), 2, both, fold)
+    return {name: scorers[name] for name in SHOWN}
 
 
-class Population:
-    """Cohorts of one kind, their heads, and the scores of these on everybody."""
-
-    def __init__(self, kind: str, share: float, signal: float) -> None:
-        self.kind = kind
-        self.share = share
-        self.signal = signal
-        self.everybody = self.draw(np.random.default_rng(99), POPULATION)
-
-    def draw(self, rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-        """Embeddings and truth of n cases."""
-        if self.kind == "values":
-            return draw_values(rng, n)
-        if self.kind == "times":
-            return draw_times(rng, n)
-        return draw_classes(rng, n, self.share, self.signal)
-
-    def fit(self, x: Array, truth: Array) -> tuple[Array, float]:
-        """A head: weights and offset."""
-        if self.kind == "values":
-            return fit_line(x, truth)
-        if self.kind == "times":
-            return fit_line(x, -np.log(truth[:, 1]))
-        return fit_classes(x, truth)
-
-    def strata(self, truth: Array) -> Array:
-        """What folds are stratified by."""
-        if self.kind == "values":
-            return np.zeros(len(truth), int)
-        return (truth if self.kind == "classes" else truth[:, 0]).astype(int)
-
-
-def cross_validate(
-    population: Population, rng: np.random.Generator, n: int
-) -> tuple[Array, Array, Array, list[tuple[Array, float]]] | None:
-    """Truth, answers and fold of n cases, and the heads; None where a class is too rare."""
-    x, truth = population.draw(rng, n)
-    strata = population.strata(truth)
-    rarest = int(np.bincount(strata).min()) if strata.any() else n
-    folds = min(FOLDS, rarest)
-    if folds < 2:
-        return None
-    fold = stratified(rng, strata, folds)
-    answers = np.empty(n)
-    heads = []
-    for f in range(folds):
-        head = population.fit(x[fold != f], truth[fold != f])
-        answers[fold == f] = x[fold == f] @ head[0] + head[1]
-        heads.append(head)
-    return truth, answers, fold, heads
-
-
-def true_scores(
-    population: Population, heads: list[tuple[Array, float]]
-) -> dict[str, float]:
-    """Scores of heads on everybody, each head scoring everybody."""
-    x, truth = population.everybody
-    answers = np.concatenate([x @ weights + offset for weights, offset in heads])
-    if population.kind == "times":
-        few = slice(0, PAIRED)
-        scorers_by_head = [
-            score_rows("times", truth[few], x[few] @ w + b, None) for w, b in heads
-        ]
-        every = np.ones((1, PAIRED))
-        return {
-            "c_index": float(np.mean([s["c_index"](every)[0] for s in scorers_by_head]))
-        }
-    repeated = np.concatenate([truth] * len(heads))
-    fold = np.repeat(np.arange(len(heads)), len(truth))
-    scorers = score_rows(population.kind, repeated, answers, fold)
-    every = np.ones((1, len(repeated)))
-    return {name: float(score(every)[0]) for name, score in scorers.items()}
-
-
-def sampling_of(
-    population: Population,
-    truth: Array,
-    fold: Array | None = None,
-    groups: Any = None,
-) -> Sampling:
-    """The units of a cohort."""
-    classes = truth if population.kind == "classes" else None
-    events = truth[:, 0] if population.kind == "times" else None
-    names = np.arange(len(truth)).astype(str) if groups is None else groups
+def sampling_of(kind: Kind, drawn: Drawn, fold: Array | None) -> Sampling:
+    """Patients, with classes or events."""
     return Sampling.of_rows(
-        Groups.each(names, "patients"), classes=classes, events=events, fold=fold
+        Groups("patients", tuple(f"{p:06d}" for p in drawn.patient)),
+        classes=drawn.truth if kind.name == "classes" else None,
+        events=drawn.truth[:, 0] if kind.name == "times" else None,
+        fold=fold,
     )
 
 
-def tally(
-    cohorts: list[tuple[Scorers, Sampling]], truths: dict[str, float]
-) -> dict[str, Any]:
-    """By metric: share of intervals that hold the truth, their width, cohorts without one."""
-    cell: dict[str, Any] = {}
-    for name, truth in truths.items():
-        held = []
-        width = []
-        for seed, (scorers, sampling) in enumerate(cohorts):
-            found = interval(sampling, scorers[name], name, seed=seed)
-            if found.missing:
-                continue
-            held.append(found.low <= truth <= found.high)
-            width.append(found.high - found.low)
-        cell[name] = {
-            "truth": round(truth, 4),
-            "coverage": round(float(np.mean(held)), 3) if held else None,
-            "median_width": round(float(np.median(width)), 3) if width else None,
-            "without_interval": len(cohorts) - len(held),
+def folds_of_patients(kind: Kind, rng: np.random.Generator, drawn: Drawn) -> Array:
+    """Fold of each case, patients whole, stratified by class or event."""
+    first = np.unique(drawn.patient, return_index=True)[1]
+    strata = np.zeros(len(first), int)
+    if kind.name != "values":
+        labels = drawn.truth if kind.name == "classes" else drawn.truth[:, 0]
+        strata = labels[first].astype(int)
+    fold = np.empty(len(first), int)
+    start = 0
+    for label in np.unique(strata):
+        rows = rng.permutation(np.flatnonzero(strata == label))
+        fold[rows] = (np.arange(len(rows)) + start) % FOLDS
+        start += len(rows)
+    return fold[drawn.patient]
+
+
+class Scored(NamedTuple):
+    """A cohort with the answers of its heads."""
+
+    drawn: Drawn
+    answer: Array
+    fold: Array | None
+    heads: list[tuple[Array, float]]
+
+
+def cohort(
+    kind: Kind, rng: np.random.Generator, n: int, most: int, mode: str
+) -> Scored | None:
+    """A scored cohort; None where a fold has a class alone."""
+    drawn = draw(kind, rng, n, most)
+    if mode == "test":
+        weights, offset = fixed_head(kind)
+        return Scored(drawn, drawn.x @ weights + offset, None, [(weights, offset)])
+    fold = folds_of_patients(kind, rng, drawn)
+    if mode == "sites":
+        drawn.x[:] += rng.normal(size=(FOLDS, DIM))[fold] * 0.5
+    answer = np.empty(n)
+    heads = []
+    for f in range(FOLDS):
+        train = fold != f
+        labels = drawn.truth[train]
+        if kind.name == "classes" and not 0 < labels.mean() < 1:
+            return None
+        weights, offset = fit(kind, drawn.x[train], labels)
+        answer[~train] = drawn.x[~train] @ weights + offset
+        heads.append((weights, offset))
+    return Scored(drawn, answer, fold, heads)
+
+
+def true_scores(kind: Kind, heads: list[tuple[Array, float]]) -> dict[str, float]:
+    """Scores of heads on everybody, each head scoring everybody."""
+    count = PAIRED if kind.name == "times" else POPULATION
+    everybody = draw(kind, np.random.default_rng(99), count, 1)
+    x = np.concatenate([everybody.x @ weights + offset for weights, offset in heads])
+    truth = np.concatenate([everybody.truth] * len(heads))
+    fold = np.repeat(np.arange(len(heads)), count)
+    if kind.name == "times":
+        parts = np.split(x, len(heads))
+        values = []
+        for answer in parts:
+            scorer = scorers_of(kind, everybody.truth, answer, None)["c_index"]
+            values.append(float(scorer(np.ones((1, count)))[0]))
+        return {"c_index": float(np.mean(values))}
+    every = np.ones((1, len(x)))
+    scorers = scorers_of(kind, truth, x, fold)
+    return {name: float(score(every)[0]) for name, score in scorers.items()}
+
+
+def published(
+    kind: Kind, scored: Scored, scorers: Scorers, sampling: Sampling, seed: int
+) -> Iterator[tuple[str, str, float, float]]:
+    """Metric, method and bounds by published methods, written here and not by the package."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.multinomial(
+        sampling.units, np.full(sampling.units, 1 / sampling.units), BOOTSTRAP
+    )
+    weights = drawn[:, sampling.codes].astype(float)
+    for name, score in scorers.items():
+        low, high = np.nanquantile(score(weights), (0.025, 0.975))
+        yield name, "cluster bootstrap, percentile", low, high
+    if kind.name == "values" and sampling.units == len(sampling.codes):
+        r = float(scorers["pearson"](np.ones((1, len(sampling.codes))))[0])
+        ends = np.tanh(
+            np.arctanh(r) + np.array([-1.96, 1.96]) / (sampling.units - 3) ** 0.5
+        )
+        yield "pearson", "Fisher's z", *ends
+    if kind.name == "classes" and scored.fold is None:
+        truth = scored.drawn.truth == 1
+        won = np.sign(scored.answer[truth][:, None] - scored.answer[~truth]) / 2 + 0.5
+        area = min(max(won.mean(), 1e-6), 1 - 1e-6)
+        variance = 0.0
+        for axis, rows in ((1, truth), (0, ~truth)):
+            by_unit = np.bincount(sampling.codes[rows], won.mean(axis=axis) - area)
+            count = len(np.unique(sampling.codes[rows]))
+            variance += count / (count - 1) * (by_unit**2).sum() / rows.sum() ** 2
+        reach = 1.96 * variance**0.5 / (area * (1 - area))
+        ends = 1 / (1 + np.exp(-np.log(area / (1 - area)) - np.array([-reach, reach])))
+        yield "auroc", "DeLong (Obuchowski), logit", *ends
+
+
+class Tally:
+    """Intervals of one metric by one method: how many hold the truth, and how wide they are."""
+
+    def __init__(self, truth: float) -> None:
+        self.truth = truth
+        self.held = list[bool]()
+        self.width = list[float]()
+
+    def add(self, low: float, high: float) -> None:
+        """Counts an interval."""
+        self.held.append(bool(low <= self.truth <= high))
+        self.width.append(float(high - low))
+
+    def cell(self) -> dict[str, Any]:
+        """Coverage with its exact binomial interval, and the median width."""
+        ends = binomtest(sum(self.held), len(self.held)).proportion_ci(0.95)
+        return {
+            "coverage": round(float(np.mean(self.held)), 3),
+            "binomial": [round(ends.low, 3), round(ends.high, 3)],
+            "width": round(float(np.median(self.width)), 3),
+            "cohorts": len(self.held),
         }
-    return cell
 
 
-def cover_train(population: Population, n: int, sets: int, seed: int) -> dict[str, Any]:
-    """Coverage of cross-validated scores of n cases."""
-    rng = np.random.default_rng([seed, n])
-    cohorts = []
-    truths = []
-    for _ in range(sets):
-        validated = cross_validate(population, rng, n)
-        if validated is None:
-            continue
-        truth, answers, fold, heads = validated
-        try:
-            scorers = score_rows(population.kind, truth, answers, fold)
-        except ValueError:  # no comparable pair: refused before training
-            continue
-        cohorts.append((scorers, sampling_of(population, truth, fold)))
-        if len(truths) < (TRUTHS if population.kind != "times" else 15):
-            truths.append(true_scores(population, heads))
-    if not cohorts:
-        return {"refused": sets}
-    means = {k: float(np.mean([t[k] for t in truths])) for k in truths[0]}
-    return tally(cohorts, means) | {"refused": sets - len(cohorts)}
-
-
-def cover_test(
-    population: Population, n: int, sets: int, seed: int, *, slides: bool
+def cover(
+    kind: Kind, n: int, most: int, mode: str, *, sets: int, seed: int
 ) -> dict[str, Any]:
-    """Coverage of the scores of one head, fitted to 60 other cases, on n cases or patients."""
-    rng = np.random.default_rng([seed, n, 1])
-    head = population.fit(*population.draw(rng, 60))
-    cohorts = []
-    for _ in range(sets):
-        x, truth = population.draw(rng, n)
-        groups = None
-        if slides:
-            patient = np.repeat(np.arange(n), rng.integers(1, 6, n))
-            x = x[patient] * 0.8 + 0.6 * rng.normal(size=(len(patient), DIM))
-            truth = truth[patient]
-            groups = patient.astype(str)
-        answers = x @ head[0] + head[1]
+    """Coverage by metric and method, and the cohorts without an interval."""
+    rng = np.random.default_rng([seed, n, most, len(mode)])
+    cohorts = [cohort(kind, rng, n, most, mode) for _ in range(sets)]
+    whole = [one for one in cohorts if one is not None]
+    if len(whole) < sets / 2:
+        return {"refused": sets - len(whole)}
+    heads = [
+        true_scores(kind, one.heads) for one in whole[: 1 if mode == "test" else TRUTHS]
+    ]
+    truths = {
+        name: float(np.nanmean([head[name] for head in heads])) for name in heads[0]
+    }
+    if mode == "sites":  # the other metrics depend on the shifts of the sites
+        truths = {
+            k: v for k, v in truths.items() if k in ("auroc", "c_index", "pearson")
+        }
+    tallies = {name: {"ours": Tally(truth)} for name, truth in truths.items()}
+    without = 0
+    for number, one in enumerate(whole):
+        sampling = sampling_of(kind, one.drawn, one.fold)
         try:
-            scorers = score_rows(population.kind, truth, answers, None)
+            scorers = scorers_of(kind, one.drawn.truth, one.answer, one.fold)
         except ValueError:
+            without += 1
             continue
-        cohorts.append((scorers, sampling_of(population, truth, groups=groups)))
-    if not cohorts:
-        return {"refused": sets}
-    if slides:
-        population = slide_population(population)
-    truths = true_scores(population, [head])
-    return tally(cohorts, truths) | {"refused": sets - len(cohorts)}
+        scorers = {name: scorers[name] for name in truths}
+        bounds = {
+            name: interval(sampling, score, name) for name, score in scorers.items()
+        }
+        if any(found.missing for found in bounds.values()):
+            without += 1
+            continue
+        for name, found in bounds.items():
+            tallies[name]["ours"].add(found.low, found.high)
+        for name, method, low, high in published(kind, one, scorers, sampling, number):
+            tallies[name].setdefault(method, Tally(truths[name])).add(low, high)
+    cells = {
+        name: {"truth": round(truths[name], 4)}
+        | {method: tally.cell() for method, tally in methods.items() if tally.held}
+        for name, methods in tallies.items()
+    }
+    return {"metrics": cells, "refused": sets - len(whole), "without_interval": without}
 
 
-def slide_population(population: Population) -> Population:
-    """The population of slides, each of one of its patients."""
-    rng = np.random.default_rng(98)
-    other = Population(population.kind, population.share, population.signal)
-    x, truth = population.everybody
-    patient = np.repeat(np.arange(len(truth)), rng.integers(1, 6, len(truth)))
-    noise = rng.normal(size=(len(patient), DIM))
-    other.everybody = x[patient] * 0.8 + 0.6 * noise, truth[patient]
-    return other
+def cover_calibration(n: int, most: int, share: float, sets: int) -> dict[str, Any]:
+    """Coverage of the calibration line of a model that is right on average, slope 1."""
+    kind = Kind("classes", share, 1.0)
+    rng = np.random.default_rng([n, most, 5])
+    tallies = {"intercept": Tally(0.0), "slope": Tally(1.0)}
+    for _ in range(sets):
+        x = draw(kind, rng, n, most)
+        # the truth is drawn from the predicted probability, with a patient's part in common
+        shared = rng.normal(size=n)[x.patient] * OWN**0.5
+        noise = norm.cdf(shared + rng.normal(size=n) * (1 - OWN) ** 0.5)
+        p = 1 / (1 + np.exp(-x.x[:, 0] - np.log(share / (1 - share))))
+        groups = Groups("patients", tuple(map(str, x.patient)))
+        line = calibration_line(noise < p, p, groups)
+        if line is not None:
+            tallies["intercept"].add(line.intercept.low, line.intercept.high)
+            tallies["slope"].add(line.slope.low, line.slope.high)
+    return {k: tally.cell() for k, tally in tallies.items() if tally.held}
 
 
 def called_different(
-    n: int, share: float, gain: float, sets: int, *, folds: bool
-) -> float:
-    """Share of cohorts in which two heads are called different; embeddings differ by `gain`."""
-    rng = np.random.default_rng([n, int(100 * share), int(100 * gain)])
-    population = Population("classes", share, 1.0)
-    called = 0
+    kind: Kind, n: int, most: int, mode: str, sets: int
+) -> dict[str, Any] | None:
+    """Share of cohorts in which two equally good models are called different at .05."""
+    rng = np.random.default_rng([n, most, len(mode), 7])
+    called = list[bool]()
     for _ in range(sets):
-        x, truth = population.draw(rng, n)
-        shared = 0.6 * rng.normal(size=(n, DIM))
-        scores = []
-        fold = stratified(rng, truth, min(FOLDS, int(truth.sum()))) if folds else None
-        for extra in (gain, 0.0):
-            own = x * 0.5 + shared + 0.6 * rng.normal(size=(n, DIM))
-            own[:, 0] += (0.5 + extra) * truth
+        drawn = draw(kind, rng, n, most)
+        fold = None if mode == "test" else folds_of_patients(kind, rng, drawn)
+        answers = []
+        for _ in range(2):
+            seen = drawn.x + rng.normal(size=drawn.x.shape)
             if fold is None:
-                scores.append(own[:, 0] + 0.3 * own[:, 1])
+                weights, offset = fixed_head(kind)
+                answers.append(seen @ weights + offset)
                 continue
-            answers = np.empty(n)
-            for f in np.unique(fold):
-                weights, offset = fit_classes(own[fold != f], truth[fold != f])
-                answers[fold == f] = own[fold == f] @ weights + offset
-            scores.append(answers)
-        sampling = sampling_of(population, truth, fold)
-        found = delong(scores, truth == 1, sampling, folds=(fold, fold))
-        called += found.p_value < 0.05
-    return round(called / sets, 3)
+            answer = np.empty(n)
+            for f in range(FOLDS):
+                train = fold != f
+                if kind.name == "classes" and not 0 < drawn.truth[train].mean() < 1:
+                    break
+                weights, offset = fit(kind, seen[train], drawn.truth[train])
+                answer[~train] = seen[~train] @ weights + offset
+            answers.append(answer)
+        sampling = sampling_of(kind, drawn, fold)
+        if sampling.fewest < 3:
+            continue
+        if kind.name == "classes":
+            positive = drawn.truth == 1
+            found = comparison.delong(answers, positive, sampling, folds=(fold, fold))
+        else:
+            name = "pearson" if kind.name == "values" else "c_index"
+            try:
+                scorers = [
+                    scorers_of(kind, drawn.truth, a, fold)[name] for a in answers
+                ]
+            except ValueError:
+                continue
+            found = comparison.jackknife(scorers, sampling).difference(0, 1)
+        called.append(found.p_value < 0.05)
+    if len(called) < sets / 2:
+        return None
+    ends = binomtest(sum(called), len(called)).proportion_ci(0.95)
+    return {
+        "type_1_error": round(float(np.mean(called)), 3),
+        "binomial": [round(ends.low, 3), round(ends.high, 3)],
+        "cohorts": len(called),
+    }
 
 
 def main() -> None:
     """Every cell."""
     args = arguments(__doc__ or "")
-    sets = 4 if args.smoke else 200
-    intervals.DRAWS = 200 if args.smoke else 500
-    sizes = SIZES[2:4] if args.smoke else SIZES
-    results: dict[str, Any] = {"cohorts": sets, "draws": intervals.DRAWS, "cells": {}}
-    kinds = [("values", 0.5, 0.0), ("times", 0.5, 0.0)]
-    kinds += [("classes", share, s) for share in SHARES for s in SIGNALS.values()]
-    for kind, share, signal in kinds:
-        population = Population(kind, share, signal)
+    sets = 6 if args.smoke else 300
+    sizes = SIZES[1:2] if args.smoke else SIZES
+    results: dict[str, Any] = {"cohorts": sets, "cells": {}, "calibration": {}}
+    results["type_1_error"] = {}
+    for kind in KINDS:
         for n in sizes:
-            name = f"{kind} {share:g} {signal:g} n={n}"
-            cells = {
-                "train": cover_train(population, n, sets, 0),
-                "test": cover_test(population, n, sets, 0, slides=False),
-                "slides": cover_test(population, n, sets, 0, slides=True),
-            }
-            for mode, cell in cells.items():
-                results["cells"][f"{mode} {name}"] = cell
-                print(mode, name, cell, flush=True)
-    results["called_different"] = {
-        f"{'train' if folds else 'test'} n={n} share={share:g} gain={gain:g}": (
-            called_different(n, share, gain, 4 * sets, folds=folds)
-        )
-        for folds in (False, True)
-        for n in TEST_SIZES
-        for share in SHARES
-        if n * share >= 3
-        for gain in (0.0, 0.6)
-    }
+            for most in MOST_CASES:
+                name = f"{kind.name} {kind.share:g} {kind.signal:g} n={n} cases={most}"
+                for mode in ("test", "train", "sites"):
+                    cell = cover(kind, n, most, mode, sets=sets, seed=0)
+                    results["cells"][f"{mode} {name}"] = cell
+                    print(mode, name, cell, flush=True)
+                    if mode == "sites":
+                        continue
+                    error = called_different(kind, n, most, mode, 2 * sets)
+                    results["type_1_error"][f"{mode} {name}"] = error
+                    print(mode, name, error, flush=True)
+    for n in (60, 200, 1000):
+        for most in MOST_CASES:
+            for share in (0.5, 0.1):
+                cell = cover_calibration(n, most, share, 2 * sets)
+                results["calibration"][f"n={n} share={share:g} cases={most}"] = cell
+                print(n, most, share, cell, flush=True)
     finish("bench_coverage", results, args)
 
 

@@ -2,20 +2,20 @@
 
 import numpy as np
 import pytest
-from benchmarks.bench_coverage import called_different
+from benchmarks.bench_coverage import Kind, called_different
 from scipy import stats
 from tests.support.units import units
 
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation import metrics
 from thinsection.evaluation.comparison import (
-    Resampled,
+    Jackknifed,
     delong,
     holm,
+    jackknife,
     mean_ranks,
     permutation_p,
     permuted_rows,
-    resample,
     tied_ranks,
 )
 from thinsection.evaluation.intervals import Sampling
@@ -37,11 +37,11 @@ def two_encoders(
     return scorers, [f"slide {g}" for g in group]
 
 
-def resample_of(
-    scorers: list[metrics.Scorer], rows: int, *, seed: int, groups: object = None
-) -> Resampled:
-    return resample(
-        scorers, Sampling.of_rows(units(rows if groups is None else groups)), seed=seed
+def jackknife_of(
+    scorers: list[metrics.Scorer], rows: int, *, groups: object = None
+) -> Jackknifed:
+    return jackknife(
+        scorers, Sampling.of_rows(units(rows if groups is None else groups))
     )
 
 
@@ -56,9 +56,7 @@ def share_called_different(seeds: range, gain: float, **size: int) -> float:
     for seed in seeds:
         scorers, groups = two_encoders(np.random.default_rng(seed), gain=gain, **size)
         pair = [s["balanced_accuracy"] for s in scorers]
-        found = resample_of(pair, len(groups), groups=groups, seed=seed).difference(
-            0, 1
-        )
+        found = jackknife_of(pair, len(groups), groups=groups).difference(0, 1)
         called += found.p_value < 0.05
     return called / len(seeds)
 
@@ -83,7 +81,7 @@ def test_a_true_difference_is_found_and_its_detectable_size_is_told() -> None:
     assert strong >= 0.9 > weak
     scorers, groups = two_encoders(np.random.default_rng(1), 30, 20)
     pair = [s["balanced_accuracy"] for s in scorers]
-    found = resample_of(pair, len(groups), groups=groups, seed=0).difference(0, 1)
+    found = jackknife_of(pair, len(groups), groups=groups).difference(0, 1)
     assert found.detectable == pytest.approx(2.8016 * found.standard_error, rel=1e-4)
 
 
@@ -91,11 +89,9 @@ def test_the_interval_leaves_out_zero_exactly_where_p_is_below_the_level() -> No
     for seed in range(12):
         scorers, groups = two_encoders(np.random.default_rng(seed), 12, 15, gain=0.4)
         pair = [s["macro_f1"] for s in scorers]
-        found = resample_of(pair, len(groups), groups=groups, seed=0).difference(0, 1)
+        found = jackknife_of(pair, len(groups), groups=groups).difference(0, 1)
         assert (found.low > 0 or found.high < 0) == (found.p_value < 0.05)
-        swapped = resample_of(
-            pair[::-1], len(groups), groups=groups, seed=0
-        ).difference(0, 1)
+        swapped = jackknife_of(pair[::-1], len(groups), groups=groups).difference(0, 1)
         assert swapped.p_value == pytest.approx(found.p_value)
         assert (swapped.low, swapped.high) == pytest.approx((-found.high, -found.low))
 
@@ -103,23 +99,23 @@ def test_the_interval_leaves_out_zero_exactly_where_p_is_below_the_level() -> No
 def test_a_model_does_not_differ_from_itself() -> None:
     scorers, groups = two_encoders(np.random.default_rng(0), 8, 10)
     twice = [scorers[0]["macro_f1"]] * 2
-    found = resample_of(twice, len(groups), groups=groups, seed=0).difference(0, 1)
+    found = jackknife_of(twice, len(groups), groups=groups).difference(0, 1)
     assert (found.value, found.p_value, found.low, found.high) == (0, 1, 0, 0)
 
 
-def test_a_paired_bootstrap_of_means_is_the_paired_t_test() -> None:
+def test_a_paired_jackknife_of_means_is_the_paired_t_test() -> None:
     rng = np.random.default_rng(2)
     a, b = rng.normal(0.25, 1, 60), rng.normal(0, 1, 60)
     pair = [lambda w, v=v: w @ v / w.sum(axis=1) for v in (a, b)]
-    found = resample_of(pair, 60, seed=3).difference(0, 1)
-    assert found.p_value == pytest.approx(stats.ttest_rel(a, b).pvalue, rel=0.15)
+    found = jackknife_of(pair, 60).difference(0, 1)
+    assert found.p_value == pytest.approx(stats.ttest_rel(a, b).pvalue, rel=1e-3)
 
 
 def test_fewer_than_three_groups_allow_no_test() -> None:
     with pytest.raises(
         InvalidInputError, match="groups must be >= 3 for a test, got 2"
     ):
-        resample_of([lambda w: w[:, 0]], 4, groups=["a", "a", "b", "b"], seed=0)
+        jackknife_of([lambda w: w[:, 0]], 4, groups=["a", "a", "b", "b"])
 
 
 def delong_by_hand(a: np.ndarray, b: np.ndarray, positive: np.ndarray) -> float:
@@ -164,7 +160,7 @@ def test_delong_of_groups_sees_that_rows_repeat() -> None:
     )
 
 
-def test_delong_and_the_bootstrap_agree() -> None:
+def test_delong_and_the_jackknife_agree() -> None:
     rng = np.random.default_rng(8)
     positive = rng.random(200) < 0.4
     scores = [positive + rng.normal(0, spread, 200) for spread in (1.0, 1.4)]
@@ -177,12 +173,11 @@ def test_delong_and_the_bootstrap_agree() -> None:
                 "auroc"
             ]
         )
-    drawn, exact = (
-        resample_of(pair, 200, seed=0).difference(0, 1),
-        delong(scores, positive, sampling_of(positive)),
-    )
+    sampling = sampling_of(positive)
+    drawn = jackknife(pair, sampling).difference(0, 1)
+    exact = delong(scores, positive, sampling)
     assert drawn.value == pytest.approx(exact.value)
-    assert drawn.standard_error == pytest.approx(exact.standard_error, rel=0.08)
+    assert drawn.standard_error == pytest.approx(exact.standard_error, rel=1e-3)
 
 
 def test_the_correction_is_holms_own_example() -> None:
@@ -202,14 +197,16 @@ def test_ranks_share_what_cannot_be_told_apart() -> None:
 
 
 @pytest.mark.check
-@pytest.mark.parametrize(("cases", "positives"), [(20, 10), (40, 5)])
-@pytest.mark.parametrize("folds", [False, True])
-def test_equal_heads_are_called_different_in_6_percent_at_most(
-    cases: int, positives: int, folds: bool
+@pytest.mark.parametrize("most", [1, 5])
+@pytest.mark.parametrize("mode", ["test", "train"])
+@pytest.mark.parametrize("kind", [("classes", 0.5, 1.0), ("values", 0.5, 1.0)])
+def test_equal_models_are_called_different_in_5_percent(
+    kind: tuple[str, float, float], mode: str, most: int
 ) -> None:
-    """Of 400 pairs: .06 and 3 binomial errors of .012."""
-    share = called_different(cases, positives / cases, 0.0, 400, folds=folds)
-    assert share <= 0.06 + 0.036
+    """Of 200 pairs of 60 cases, of patients with up to 5: .05 and 3 binomial errors of .0154."""
+    found = called_different(Kind(*kind), 60, most, mode, 200)
+    assert found is not None
+    assert found["type_1_error"] <= 0.05 + 0.046
 
 
 @pytest.mark.check

@@ -2,17 +2,24 @@
 
 A cell of SETS cohorts whose intervals hold the truth with probability .95 has a coverage below
 LEAST with a probability of about .001 (binomial; .92 less its error would be laxer still). The full
-size, 200 cohorts a cell and more cells, is `benchmarks/bench_coverage.py`.
+size, 300 cohorts a cell and more cells, is `benchmarks/bench_coverage.py`.
 """
 
 import numpy as np
 import pytest
-from benchmarks.bench_coverage import Population, cover_test, cover_train
+from benchmarks.bench_coverage import (
+    Kind,
+    cohort,
+    cover,
+    fixed_head,
+    scorers_of,
+    true_scores,
+)
 from scipy.stats import binom, norm
 from tests.support.units import units
 
 from thinsection.evaluation import intervals
-from thinsection.evaluation.intervals import Sampling, interval
+from thinsection.evaluation.intervals import Sampling, drawn_variance, interval
 from thinsection.evaluation.metrics import class_scorers, macro_f1, weighted_auroc
 
 SETS = 60
@@ -21,76 +28,50 @@ LEAST = float(binom.ppf(0.001, SETS, 0.95)) / SETS  # .85
 
 @pytest.fixture(autouse=True)
 def fewer_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "DRAWS", 200)
     monkeypatch.setattr("benchmarks.bench_coverage.POPULATION", 4000)
     monkeypatch.setattr("benchmarks.bench_coverage.PAIRED", 600)
     monkeypatch.setattr("benchmarks.bench_coverage.TRUTHS", 20)
+    monkeypatch.setattr("benchmarks.bench_coverage.BOOTSTRAP", 20)
 
 
 @pytest.mark.check
+@pytest.mark.parametrize("most", [1, 5])
+@pytest.mark.parametrize("mode", ["test", "train"])
 @pytest.mark.parametrize(
-    ("kind", "share", "cases"),
+    ("kind", "metric"),
     [
-        ("classes", 0.5, 12),
-        ("classes", 0.1, 40),
-        ("values", 0.5, 20),
-        ("times", 0.5, 20),
+        (Kind("classes", 0.5, 2.2), "auroc"),
+        (Kind("classes", 0.1, 1.0), "auroc"),
+        (Kind("values", 0.5, 0.0), "pearson"),
+        (Kind("values", 0.5, 1.0), "r2"),
+        (Kind("times", 0.5, 1.0), "c_index"),
     ],
 )
-def test_cross_validated_scores_are_covered(
-    kind: str, share: float, cases: int
+def test_headline_scores_are_covered(
+    kind: Kind, metric: str, mode: str, most: int
 ) -> None:
-    found = cover_train(Population(kind, share, 1.0), cases, SETS, 3)
-    found.pop("refused")
-    for name, cell in found.items():
-        assert cell["coverage"] >= LEAST, (name, cell)
-        assert cell["without_interval"] == 0
+    cases = 200 if kind.share < 0.5 else 60
+    found = cover(kind, cases, most, mode, sets=SETS, seed=3)
+    assert found["metrics"][metric]["ours"]["coverage"] >= LEAST
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("slides", [False, True])
-@pytest.mark.parametrize(("share", "signal"), [(0.5, 2.2), (0.1, 1.0)])
-def test_scores_of_one_test_set_are_covered(
-    share: float, signal: float, slides: bool
-) -> None:
-    found = cover_test(Population("classes", share, signal), 40, SETS, 3, slides=slides)
-    found.pop("refused")
-    for name, cell in found.items():
-        assert cell["coverage"] >= LEAST, (name, cell)
-
-
-def test_a_faultless_score_of_12_cases_has_an_honest_bound() -> None:
-    """12 cases of 6 and 6: as 12 coins, of which none fell wrong."""
-    positive = np.arange(12) < 6
-    sampling = Sampling.of_rows(units(12), classes=positive)
-    found = interval(
-        sampling,
-        lambda weights: weighted_auroc(positive + 0.0, positive, weights),
-        "auroc",
-        seed=0,
-    )
-    assert found.high == 1.0
-    assert found.low == pytest.approx(0.025 ** (1 / 12))
-    # folds of few pairs say less
-    fold = np.arange(12) % 5
-    folded = interval(
-        Sampling.of_rows(units(12), classes=positive, fold=fold),
-        lambda weights: weighted_auroc(positive + 0.0, positive, weights, fold),
-        "auroc",
-        seed=0,
-    )
-    assert folded.low < found.low - 0.1
-
-
-def test_every_resample_counts_with_one_positive_case_a_fold() -> None:
-    rng = np.random.default_rng(0)
-    positive = np.arange(50) < 5
-    fold = np.r_[np.arange(5), np.arange(45) % 5]
-    sampling = Sampling.of_rows(units(50), classes=positive, fold=fold)
-    score = positive + rng.normal(size=50)
-    drawn = sampling.scores([lambda w: weighted_auroc(score, positive, w, fold)], 0)
-    assert np.isfinite(drawn).all()
-    assert len(drawn) == intervals.DRAWS
+def test_cases_as_units_would_not_cover_where_patients_have_several() -> None:
+    """The judge of the simulation: the same cohorts by case miss the truth."""
+    kind = Kind("classes", 0.5, 1.0)
+    rng = np.random.default_rng(8)
+    truth = true_scores(kind, [fixed_head(kind)])["auroc"]
+    held = np.zeros(2)
+    for _ in range(SETS):
+        one = cohort(kind, rng, 200, 5, "test")
+        assert one is not None
+        scorer = scorers_of(kind, one.drawn.truth, one.answer, None)["auroc"]
+        for place, names in enumerate((one.drawn.patient.tolist(), 200)):
+            sampling = Sampling.of_rows(units(names), classes=one.drawn.truth)
+            found = interval(sampling, scorer, "auroc")
+            held[place] += found.low <= truth <= found.high
+    assert held[0] / SETS >= LEAST
+    assert held[1] < held[0]
 
 
 def test_too_few_cases_of_a_class_have_no_interval_and_it_is_said() -> None:
@@ -124,8 +105,8 @@ def test_the_variance_of_a_mean_is_the_textbooks() -> None:
     values = np.random.default_rng(1).normal(size=30)
     sampling = Sampling.of_rows(units(30))
     drawn = [w @ values / w.sum(axis=1) for w in sampling.weights(0, 40_000)]
-    variance = np.concatenate(drawn).var() * sampling.inflation
-    assert variance == pytest.approx(values.var(ddof=1) / 30, rel=0.03)
+    variance = drawn_variance(np.concatenate(drawn), sampling)
+    assert variance.value == pytest.approx(values.var(ddof=1) / 30, rel=0.03)
 
 
 @pytest.mark.check

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, t
 from sklearn.calibration import calibration_curve as sklearn_curve
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import confusion_matrix, roc_curve
+from tests.support.units import units
 
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.external import (
@@ -95,7 +96,7 @@ def test_the_calibration_slope_is_scikit_learns_logistic_regression() -> None:
     logit = np.log(probability / (1 - probability))[:, None]
     model = LogisticRegression(C=np.inf, tol=1e-12, max_iter=10_000)
     model.fit(logit, truth)
-    line = calibration_line(truth, probability)
+    line = calibration_line(truth, probability, units(len(truth)))
     assert line is not None
     assert line.slope.value == pytest.approx(model.coef_[0, 0], abs=1e-6)
     assert line.slope.low < 0.5 < line.slope.high  # the truth of this simulation
@@ -109,16 +110,43 @@ def test_the_slopes_interval_covers_the_truth() -> None:
     held = 0
     for seed in range(200):
         truth, probability = cases(1000 + seed, 100, slope=1.25)
-        line = calibration_line(truth, probability)
+        line = calibration_line(truth, probability, units(len(truth)))
         assert line is not None
         held += line.slope.low <= 1 / 1.25 <= line.slope.high
     assert held >= 184
 
 
+def test_the_sandwich_of_patients_is_that_of_repeated_rows() -> None:
+    """Rows that patients repeat give the interval of the patients, but for HC1's correction."""
+    truth, probability = cases(5, 60, slope=1.0)
+    once = calibration_line(truth, probability, units(60))
+    four = np.repeat(np.arange(60), 4)
+    line = calibration_line(truth[four], probability[four], units(four.tolist()))
+    assert once is not None
+    assert line is not None
+    assert line.slope.low == pytest.approx(once.slope.low, abs=1e-6)
+    assert line.intercept.high == pytest.approx(once.intercept.high, abs=1e-6)
+    apart = calibration_line(truth[four], probability[four], units(240))
+    assert apart is not None
+    assert apart.slope.high - apart.slope.low < 0.6 * (line.slope.high - line.slope.low)
+
+
+def test_the_sandwich_is_the_white_estimator_by_hand() -> None:
+    truth, probability = cases(6, 80, slope=1.0)
+    line = calibration_line(truth, probability, units(80))
+    assert line is not None
+    logit = np.log(probability / (1 - probability))
+    fitted = 1 / (1 + np.exp(-(logit + line.intercept.value)))
+    residual = truth - fitted
+    error = (residual @ residual) ** 0.5 / (fitted * (1 - fitted)).sum()
+    reach = t.ppf(0.975, 79) * error * (80 / 79) ** 0.5
+    assert line.intercept.high - line.intercept.value == pytest.approx(reach)
+
+
 def test_no_calibration_line_where_classes_are_few_or_separated() -> None:
     probability = np.linspace(0.01, 0.99, 40)
-    assert calibration_line(probability > 0.95, probability) is None
-    assert calibration_line(probability > 0.5, probability) is None
+    assert calibration_line(probability > 0.95, probability, units(40)) is None
+    assert calibration_line(probability > 0.5, probability, units(40)) is None
 
 
 def test_calibration_bins_are_scikit_learns_quantile_bins() -> None:

@@ -7,6 +7,7 @@ from sklearn.metrics import mean_absolute_error, r2_score
 from tests.predict.planted import write_embeddings
 
 from thinsection.evaluation import intervals, metrics
+from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.labels import LabelsConfig, Target
 from thinsection.predict import tested
 from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
@@ -104,6 +105,7 @@ def test_a_subgroup_has_the_figures_of_its_cases_alone() -> None:
     rows = tested.Tested(
         target=Target(kind="binary", columns=("y",), names=("no", "yes")),
         cases=tuple(f"c{i}" for i in range(n)),
+        groups=Groups("patients", tuple(f"p{i}" for i in range(n))),
         slides=tuple((f"s{i}",) for i in range(n)),
         fold=np.arange(n) % 3,
         truth=truth[:, None],

@@ -20,7 +20,7 @@ from thinsection.evaluation.metrics import (
 
 POWER = 0.8  # of `Difference.detectable`
 MIN_GROUPS = 3  # for a test
-Test = Literal["bootstrap", "delong"]
+Test = Literal["jackknife", "delong"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Difference:
     standard_error: float
     level: float  # of the interval
     test: Test
-    groups: int  # units that were resampled (rows, where there are no groups)
+    groups: int  # independent units
 
     @property
     def detectable(self) -> float:
@@ -45,38 +45,38 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resampled:
-    """Scores of M models: as observed, and on each of the same resamples."""
+class Jackknifed:
+    """Scores of M models on the same rows, and the influence of each cell of rows on them."""
 
     observed: FloatVector  # (M,)
-    values: FloatVector  # (DRAWS, M)
+    influences: npt.NDArray[np.float64]  # (C, M), see `Sampling.influences`
     sampling: Sampling
 
     def difference(self, a: int, b: int) -> Difference:
-        """Model a minus model b, by Student's t with one degree of freedom less than units."""
-        spread = (self.values[:, a] - self.values[:, b]).std(ddof=1)
-        error = float(spread * self.sampling.inflation**0.5)
-        value = float(self.observed[a] - self.observed[b])
+        """Model a minus model b, by Student's t with the degrees of Welch and Satterthwaite."""
+        influence = self.influences[:, a] - self.influences[:, b]
+        variance = self.sampling.variance(influence)
         return _tested(
-            value,
-            error,
-            degrees=self.sampling.fewest - 1,
-            test="bootstrap",
+            float(self.observed[a] - self.observed[b]),
+            (variance.value * self.sampling.fold_inflation()) ** 0.5,
+            degrees=variance.degrees,
+            test="jackknife",
             groups=self.sampling.units,
         )
 
 
-def resample(scorers: Sequence[Scorer], sampling: Sampling, *, seed: int) -> Resampled:
-    """The score of each model on the rows, and on DRAWS resamples of units.
+def jackknife(scorers: Sequence[Scorer], sampling: Sampling) -> Jackknifed:
+    """The score of each model on the rows, and what each unit adds to it.
 
-    Memory: as `Sampling.scores`. Raises InvalidInputError: fewer than MIN_GROUPS units, or units
-    of a class.
+    Memory: as `Sampling.influences`. Raises InvalidInputError: fewer than MIN_GROUPS units, or
+    units of a class.
     """
     _check_units(sampling)
     every = np.ones((1, len(sampling.codes)))
     observed = np.array([float(score(every)[0]) for score in scorers])
-    return Resampled(
-        observed=observed, values=sampling.scores(scorers, seed), sampling=sampling
+    influences = [sampling.influences(score) for score in scorers]
+    return Jackknifed(
+        observed=observed, influences=np.stack(influences, axis=1), sampling=sampling
     )
 
 
@@ -120,7 +120,7 @@ def delong(
     total = sum(variances)
     # Welch and Satterthwaite
     parts = [v**2 / d for v, d in zip(variances, degrees, strict=True)]
-    error = max(0.0, total + both) ** 0.5 * sampling.fold_inflation**0.5
+    error = max(0.0, total + both) ** 0.5 * sampling.fold_inflation() ** 0.5
     return _tested(
         area - other_area,
         error,

@@ -1,7 +1,8 @@
 """95 % confidence bands of ROC, precision-recall and calibration curves.
 
-The bands come from the weights of `intervals.Sampling`, as the intervals of the scores do: at each
-place of the curve the resamples give a variance, and `intervals.bounds_of` the bounds of a share.
+A place of a curve jumps from case to case, so that it has no derivative by their weights: resamples
+of the units (`intervals.Sampling.weights`) give its variance, and `intervals.bounds_of` the bounds
+of a share.
 A band holds for each place by itself, not for the whole curve at once.
 
 Shapes: n rows, G places of a grid, B resamples.
@@ -12,7 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.evaluation.intervals import Sampling, bounds_of, why_missing
+from thinsection.evaluation.intervals import (
+    Sampling,
+    bounds_of,
+    drawn_variance,
+    why_missing,
+)
 from thinsection.evaluation.metrics import Flags, FloatVector, ratio
 
 DRAWS = 500
@@ -64,7 +70,12 @@ def _band(
         ]
         drawn = np.concatenate(blocks)
         for place, point in enumerate(points):
-            bounds = bounds_of(float(point), drawn[:, place], sampling, "share")
+            bounds = bounds_of(
+                float(point),
+                drawn_variance(drawn[:, place], sampling),
+                sampling,
+                "share",
+            )
             low[place], high[place] = bounds
     return Band(x=GRID, y=points, low=low, high=high)
 
@@ -141,5 +152,7 @@ def _bin(
             for weights in bin_sampling.weights(seed, DRAWS)
         ]
     )
-    low, high = bounds_of(observed, drawn, bin_sampling, "share")
+    low, high = bounds_of(
+        observed, drawn_variance(drawn, bin_sampling), bin_sampling, "share"
+    )
     return predicted, observed, low, high

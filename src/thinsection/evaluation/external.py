@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
-from thinsection.evaluation.metrics import Flags, FloatVector
+from thinsection.evaluation.cases import Groups
+from thinsection.evaluation.metrics import Flags, FloatVector, IndexArray
 
 LEVEL = 0.95
 BINS = 10  # of a calibration curve, at most
@@ -131,16 +132,23 @@ def _logit(probability: FloatVector) -> FloatVector:
     return np.asarray(np.log(clipped / (1 - clipped)))
 
 
-def calibration_line(truth: Flags, probability: FloatVector) -> CalibrationLine | None:
-    """Calibration intercept and slope with Wald intervals; None with fewer than 5 of a class.
+def calibration_line(
+    truth: Flags, probability: FloatVector, groups: Groups
+) -> CalibrationLine | None:
+    """Calibration intercept and slope of n cases; None with fewer than 5 patients of a class.
+
+    The intervals are those of a cluster sandwich over patients: the model whose variance Wald's
+    would take is wrong where predictions are. Student's t has the units less the coefficients.
 
     The slope is that of a logistic regression of the truth on the logit of the predicted
     probability, the intercept that of one with this logit as offset. None too where the logits
     separate the classes, as the slope is then infinite.
-    Source: Cox, Biometrika 45 (1958); Van Calster et al., BMC Medicine 17 (2019).
+    Source: Cox, Biometrika 45 (1958); Van Calster et al., BMC Medicine 17 (2019); Liang and Zeger,
+    Biometrika 73 (1986); the correction for few units is that of MacKinnon and White (1985), HC1.
     """
-    positive = int(truth.sum())
-    if min(positive, len(truth) - positive) < MIN_OF_EACH:
+    codes = groups.codes
+    units_of_class = [len(np.unique(codes[rows])) for rows in (truth, ~truth)]
+    if min(units_of_class) < MIN_OF_EACH:
         return None
     logits = _logit(probability)
     y = truth.astype(np.float64)
@@ -150,15 +158,22 @@ def calibration_line(truth: Flags, probability: FloatVector) -> CalibrationLine 
     if with_slope is None or in_the_large is None:
         return None
     return CalibrationLine(
-        intercept=_wald(*in_the_large, place=0, cases=len(y)),
-        slope=_wald(*with_slope, place=1, cases=len(y)),
+        intercept=_sandwich(ones, y, logits, in_the_large, codes, place=0),
+        slope=_sandwich(
+            np.column_stack([ones, logits]),
+            y,
+            np.zeros(len(y)),
+            with_slope,
+            codes,
+            place=1,
+        ),
     )
 
 
 def _logistic_fit(
     x: npt.NDArray[np.float64], y: FloatVector, offset: FloatVector
-) -> tuple[FloatVector, npt.NDArray[np.float64]] | None:
-    """Coefficients and their covariance by Newton's method; None where it does not converge."""
+) -> FloatVector | None:
+    """Coefficients by Newton's method; None where it does not converge."""
     beta = np.zeros(x.shape[1])
     for _ in range(NEWTON_STEPS):
         probability = 1 / (1 + np.exp(-np.clip(x @ beta + offset, -700, 700)))
@@ -170,22 +185,37 @@ def _logistic_fit(
         # a long step overshoots where probabilities are extreme
         beta = beta + step / max(1.0, float(np.abs(step).max()) / 4)
         if np.abs(step).max() < NEWTON_TOLERANCE:
-            return beta, np.asarray(np.linalg.inv(information), dtype=np.float64)
+            return beta
     return None
 
 
-def _wald(
-    beta: FloatVector, covariance: npt.NDArray[np.float64], *, place: int, cases: int
+def _sandwich(
+    x: npt.NDArray[np.float64],
+    y: FloatVector,
+    offset: FloatVector,
+    beta: FloatVector,
+    codes: IndexArray,
+    *,
+    place: int,
 ) -> Estimate:
-    """A coefficient with the interval of a normal of its standard error."""
-    from scipy.stats import norm
+    """A coefficient with the interval of a cluster sandwich."""
+    from scipy.stats import t
 
-    reach = float(norm.ppf(1 - (1 - LEVEL) / 2)) * float(
-        np.sqrt(covariance[place, place])
-    )
+    probability = 1 / (1 + np.exp(-np.clip(x @ beta + offset, -700, 700)))
+    bread = np.linalg.inv(x.T @ ((probability * (1 - probability))[:, None] * x))
+    units = int(codes.max()) + 1
+    score = np.zeros((units, x.shape[1]))
+    np.add.at(score, codes, x * (y - probability)[:, None])
+    degrees = units - x.shape[1]
+    covariance = bread @ (score.T @ score) @ bread * units / degrees
+    reach = float(t.ppf(1 - (1 - LEVEL) / 2, degrees) * covariance[place, place] ** 0.5)
     value = float(beta[place])
     return Estimate(
-        value=value, low=value - reach, high=value + reach, cases=cases, method="Wald"
+        value=value,
+        low=value - reach,
+        high=value + reach,
+        cases=len(y),
+        method="cluster sandwich",
     )
 
 

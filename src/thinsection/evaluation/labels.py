@@ -14,6 +14,7 @@ from thinsection.errors import ConfigError, DatasetError
 from thinsection.evaluation.cases import (
     CASE_COLUMNS,
     Groups,
+    Unit,
     alike_names,
     case_rows,
     group_rows,
@@ -273,7 +274,7 @@ class Cohort:
     # of each case: class; 0 or 1 a label; value; or event and time
     values: tuple[tuple[float, ...], ...]
     patients: tuple[str, ...]  # of each case; one may have several cases
-    unit: Literal["patients", "slides"]  # what `patients` are, as far as anybody knows
+    unit: Unit  # what `patients` are, as far as anybody knows
     sites: tuple[str, ...] = ()  # of each case; () where nobody knows
     subgroup_columns: tuple[str, ...] = ()
     subgroups: tuple[tuple[str, ...], ...] = ()  # of each column, of each case

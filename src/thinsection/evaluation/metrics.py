@@ -49,6 +49,13 @@ _KINDS: dict[str, Kind] = {
     "cosine": "correlation",
     "r2": "explained",
 }
+_CHANCE = {
+    "auroc": 0.5,
+    "c_index": 0.5,
+    "pearson": 0.0,
+    "spearman": 0.0,
+    "weighted_kappa": 0.0,
+}
 LOWER_IS_BETTER = frozenset({"brier", "ece", "mae"})
 _PAIRS_OF_A_FOLD = "pairs of cases that the same model scored"
 _POOLED = {
@@ -62,6 +69,13 @@ _POOLED = {
 def kind_of(metric: str) -> Kind:
     """Kind of a metric, which decides how its interval is made; see `intervals.interval`."""
     return _KINDS.get(metric, "share")
+
+
+def chance_of(metric: str, num_classes: int) -> float | None:
+    """Score of a model that knows nothing; None where it depends on the cases."""
+    if metric == "balanced_accuracy":
+        return 1 / max(2, num_classes)
+    return _CHANCE.get(metric)
 
 
 def pooled_over(metric: str) -> str:

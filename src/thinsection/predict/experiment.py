@@ -282,7 +282,7 @@ def _document(
         "interval": ends,
         "interval_missing": headline["missing"],
         "cases": len(study.cohort.cases),
-        "interval_by": f"{headline['resamples']} resamples of {scored.groups.words}",
+        "interval_by": f"{scored.groups.words}: {headline['method']}",
         "pooled_over": headline["pooled_over"],
         "date": datetime.now(UTC).date().isoformat(),
         "scores": scores,

@@ -12,6 +12,7 @@ from thinsection.errors import InvalidInputError
 from thinsection.evaluation import intervals
 from thinsection.evaluation.labels import Floats
 from thinsection.evaluation.leaks import Contents
+from thinsection.evaluation.metrics import kind_of
 from thinsection.evaluation.permuted import (
     MIN_OF_SITE,
     SITE_COMPONENTS,
@@ -184,12 +185,12 @@ def _methods(
         ("folds", _fold_words(study, config.cross)),
         (
             "seed",
-            f"{config.fit.seed}, for folds, order of cases, tiles, weights and resamples",
+            f"{config.fit.seed}, for folds, order of cases, tiles and weights",
         ),
         (
             "confidence intervals",
-            f"95 %, {intervals.DRAWS} Bayesian bootstrap resamples of "
-            f"{tested.groups.words}",
+            f"95 %, from the variance between {tested.groups.words}; "
+            f"{tested.metric}: {intervals.METHODS[kind_of(tested.metric)]}",
         ),
         (
             "chosen on the validation set",

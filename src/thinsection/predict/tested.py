@@ -38,7 +38,7 @@ class Score(TypedDict):
     low: float | None
     high: float | None
     missing: str  # reason why there is no interval; '' if there is one
-    resamples: int
+    method: str  # papers of the interval's method
     pooled_over: str
 
 
@@ -176,7 +176,7 @@ def score_table(
             "low": None if bounds.missing else bounds.low,
             "high": None if bounds.missing else bounds.high,
             "missing": bounds.missing,
-            "resamples": bounds.draws,
+            "method": bounds.method,
             "pooled_over": metrics.pooled_over(name),
         }
     return table
@@ -326,7 +326,7 @@ def read_tested(experiment: Path) -> Tested:
 def compare(mine: Tested, other: Path) -> dict[str, Json]:
     """Paired difference from another experiment on the cases of both; > 0: this one is higher.
 
-    DeLong's test of pairs within a fold for two classes, else a paired bootstrap; of patients.
+    DeLong's test of pairs within a fold for two classes, else a paired jackknife; of patients.
 
     Raises StoreError, InvalidInputError: not an experiment, another target, or no common cases.
     """
@@ -355,10 +355,10 @@ def compare(mine: Tested, other: Path) -> dict[str, Json]:
             folds=(first.fold, second.fold),
         )
     else:
-        words = f"paired bootstrap of {first.groups.words}"
+        words = f"paired jackknife, {first.groups.words}"
         scorers = [first.scorers[mine.metric], second.scorers[mine.metric]]
-        resampled = comparison.resample(scorers, first.sampling, seed=0)
-        difference = resampled.difference(0, 1)
+        models = comparison.jackknife(scorers, first.sampling)
+        difference = models.difference(0, 1)
     return {
         "name": other.name,
         "cases": len(shared),

@@ -16,13 +16,11 @@ import numpy as np
 
 from thinsection.errors import DatasetError
 from thinsection.evaluation.cases import listed_names
-from thinsection.evaluation.intervals import DRAWS
 from thinsection.evaluation.labels import Cohort, Target
 from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.predict.answering import UNLIKE, Prediction
 from thinsection.predict.model_file import Lock, ModelCard, versions
 from thinsection.predict.validation_figures import (
-    SEED,
     Rows,
     figures,
 )
@@ -112,7 +110,7 @@ def write_validation(
             *_warnings(rows, cohort, answered, kept),
             *_threshold_warnings(model.card.lock),
         ],
-        "resamples": {"number": DRAWS, "unit": rows.groups.words, "seed": SEED},
+        "independent": rows.groups.words,
         "versions": versions(),
         **figures(rows, model.card.lock),
     }
@@ -178,8 +176,8 @@ def _warnings(
     if rows.groups.total < len(rows.truth):
         warnings.append(
             f"the {len(rows.truth)} cases belong to {rows.groups.words}: "
-            "intervals of discrimination and calibration error resample patients; those at the "
-            "threshold, of the calibration line and of survival treat the cases as independent "
+            "the intervals of scores and of the calibration line are over patients; those at the "
+            "threshold, of hazard ratios and of survival curves treat the cases as independent "
             "and are too narrow"
         )
     return warnings

@@ -167,7 +167,7 @@ def _outcome(
         ),
         "calls": None if called is None else external.threshold_metrics(truth, called),
         "counts": None if called is None else _counts(truth, called),
-        "calibration": external.calibration_line(truth, probability),
+        "calibration": external.calibration_line(truth, probability, rows.groups),
         "calibration_curve": external.calibration_curve(truth, probability),
         "decision_curve": {
             "thresholds": decision.thresholds.tolist(),

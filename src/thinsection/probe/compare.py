@@ -3,7 +3,7 @@
     OUT/comparison.json, .csv, .html, comparison_<picture>.png
 
 A result is a probe's <probe>.json with the table of its rows beside it. Results of one task (data
-set and probe) are compared where rows, folds and protocol are the same, each on the same resamples.
+set and probe) are compared where rows, folds and protocol are the same, each on the same units.
 """
 
 import csv
@@ -32,7 +32,6 @@ from thinsection.types import Json
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SEED = 1337  # of the resamples, which every model of a task shares
 # facts of a result that say what was probed
 IDENTITY = (
     "encoder",
@@ -61,7 +60,8 @@ def compare(folders: Sequence[Path], out: Path, *, metric: str | None = None) ->
     A model is named by the encoder that its results name, else by its folder; `metric` is taken in
     every task instead of each probe's own.
 
-    Memory: the rows of one task for every model, and `comparison.resample`. Raises DatasetError: no
+    Memory: the rows of one task for every model, and `comparison.jackknife`. Raises
+    DatasetError: no
     task with two models, or results of other rows or protocols.
     """
     by_task: dict[str, dict[str, Scored]] = {}
@@ -113,7 +113,7 @@ def _compare_task(name: str, models: list[Scored], metric: str | None) -> Docume
                 f"metric of {name!r} must be one of {', '.join(model.rows.scorers)}, got {metric}"
             )
     scorers = [model.rows.scorers[metric] for model in models]
-    drawn = comparison.resample(scorers, first.rows.sampling, seed=SEED)
+    drawn = comparison.jackknife(scorers, first.rows.sampling)
     pairs = []
     for (i, a), (k, b) in combinations(enumerate(models), 2):
         difference = _delong(a.rows, b.rows, metric) or drawn.difference(i, k)

@@ -90,8 +90,9 @@ def interval_words(result: ProbeResult) -> str:
     if interval.missing:
         return f"no interval: {interval.missing}"
     ends = f"{interval.low:.4f} to {interval.high:.4f}"
-    drawn = f"{interval.draws} resamples of {interval.units} {interval.unit}"
-    words = f"{interval.level:.0%} interval {ends}, {drawn}"
+    words = (
+        f"{interval.level:.0%} interval {ends}, from {interval.units} {interval.unit}"
+    )
     null_score = result.details.get("null_score")
     if null_score is not None:
         words += f"; the score with permuted labels is {null_score:.4f}"

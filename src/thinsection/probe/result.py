@@ -466,7 +466,7 @@ def selection_words(result: ProbeResult) -> str:
 def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
     """The tile-set score: the mean of probes of the same rows.
 
-    Its interval resamples the rows, or their groups, for all at once. Raises InvalidInputError:
+    Its interval is of the rows, or their groups, for all at once. Raises InvalidInputError:
     probes of other rows, or with other metrics.
     """
     rows = [r.predictions for r in results if r.predictions is not None]
