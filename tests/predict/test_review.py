@@ -68,7 +68,9 @@ def test_the_page_has_what_a_reviewer_asks_for(tmp_path: Path) -> None:
     assert [row["subgroup"] for row in site["rows"]] == [f"TCGA-{x}1" for x in "ABCD"]
     by_sex = {row["subgroup"]: row for row in sex["rows"]}
     assert by_sex["missing"]["value"] is None
-    assert "at least 3 patients of each class are needed" in by_sex["missing"]["missing"]
+    assert (
+        "at least 3 patients of each class are needed" in by_sex["missing"]["missing"]
+    )
     assert by_sex["F"]["low"] < by_sex["F"]["value"] < by_sex["F"]["high"]
     assert review["sites"]["permuted"]["value"] > 0.8
     assert review["sites"]["permuted"]["p_value"] == pytest.approx(0.01)
