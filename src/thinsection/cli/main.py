@@ -108,9 +108,12 @@ def _print_error(start: str, error: BaseException) -> None:
     """Prints the error and its notes, one per line."""
     from rich.console import Console
 
+    from thinsection.files.url_secrets import without_secrets
+
     message = str(error)
     if isinstance(error, errors.ChoiceError):
         message = with_options(message)
+    message = without_secrets(message)
     lines = [f"{start}{message}", *getattr(error, "__notes__", [])]
     with contextlib.suppress(OSError):  # the reader of the output may have closed it
         console = Console(stderr=True)

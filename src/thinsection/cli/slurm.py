@@ -111,6 +111,7 @@ def _answer_help(context: typer.Context) -> None:
 def _write_array(arguments: list[str], *, queue: str) -> "Array | None":
     """Runs the command until it would submit its work to Slurm; None if nothing is missing."""
     from thinsection.errors import ConfigError
+    from thinsection.files.url_secrets import keep_for_jobs
     from thinsection.files.urls import is_url
     from thinsection.jobs.slurm import Submitted
 
@@ -128,6 +129,7 @@ def _write_array(arguments: list[str], *, queue: str) -> "Array | None":
                 standalone_mode=False,
             )
     except Submitted as submitted:
+        keep_for_jobs()
         return submitted.array
     typer.echo("nothing is missing", err=True)
     return None

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinsection.errors import OutputError, ThinsectionError
+from thinsection.files.url_secrets import without_secrets
+from thinsection.files.urls import URL_MARK
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -191,8 +193,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, data: Json) -> None:
-    """Writes JSON atomically: indented, keys in the given order, no NaN."""
+    """Writes JSON atomically: indented, keys in the given order, no NaN, no secrets of URLs."""
     text = json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False)
+    text = without_secrets(text)
     # "\\udc80" is also how JSON writes a lone surrogate, so that it is read back as it was
     write_bytes(path, f"{text}\n".encode(_ENCODING, _ON_ERROR))
 
@@ -226,7 +229,7 @@ def write_table(
     ):
         for row in chain([columns], rows):
             cells = map(row.get, columns) if isinstance(row, Mapping) else row
-            writer.writerow(map(safe_cell, cells))
+            writer.writerow(map(_public_cell, cells))
             file.write(line.getvalue()[:-2] + "\n")
             line.seek(0)
             line.truncate()
@@ -251,6 +254,13 @@ def read_table(path: Path) -> list[dict[str, str]]:
         lines = csv.reader(file, delimiter=_delimiter(path))
         header = [unescaped_cell(cell) for cell in next(lines, [])]
         return [dict(zip(header, map(unescaped_cell, line))) for line in lines]
+
+
+def _public_cell(value: object) -> object:
+    """Returns the value of a cell, see `safe_cell`, without secrets of URLs."""
+    if isinstance(value, str) and URL_MARK in value:
+        value = without_secrets(value)
+    return safe_cell(value)
 
 
 def safe_cell(value: object) -> object:

@@ -12,6 +12,12 @@ from numpy.typing import NDArray
 from thinsection import errors
 from thinsection.errors import SlideOpenError, SlideReadError, StoreError, importing
 from thinsection.files.atomic import TMP_MARK, atomic_path
+from thinsection.files.url_secrets import (
+    hide_secret,
+    public_url,
+    whole_url,
+    without_secrets,
+)
 from thinsection.files.urls import URL_MARK
 from thinsection.types import KIB, MIB
 
@@ -70,19 +76,19 @@ class FsspecSource:
     """A file of `size` bytes by range requests through fsspec, counted. Thread-safe."""
 
     def __init__(self, url: str) -> None:
-        self.name = url
-        self._fs, self._path = filesystem(url)
+        self.name = hide_secret(url)
+        self._fs, self._path = filesystem(self.name)
         try:
             self.size = int(self._fs.size(self._path))
         # TypeError: a server that tells no size
         except (OSError, ValueError, TypeError) as error:
             raise SlideOpenError(
-                f"slide must be reachable, got {error!r} for {url!r}"
+                f"slide must be reachable, got {without_secrets(repr(error))} for {self.name!r}"
             ) from None
         self._lock = threading.Lock()
         self.fetched_bytes = 0
         self.requests = 0
-        if self.size > 1 and url.startswith(_WEB):
+        if self.size > 1 and url.lower().startswith(_WEB):
             self._check_ranges()
         self._copy_lock = threading.Lock()
         self._make_copy: Callable[[], Path | None] | None = None
@@ -150,7 +156,7 @@ class FsspecSource:
             )
         except (OSError, ValueError) as error:
             raise SlideReadError(
-                f"range of {self.name!r} must be readable, got {error!r}"
+                f"range of {self.name!r} must be readable, got {without_secrets(repr(error))}"
             ) from error
         with self._lock:
             self.fetched_bytes += len(data)
@@ -197,11 +203,11 @@ def metadata_file(source: FsspecSource) -> BinaryIO:
 
 
 def filesystem(url: str) -> "tuple[AbstractFileSystem, str]":
-    """Returns fsspec's file system of a URL, and the path in it."""
+    """Returns fsspec's file system of a URL, and the path in it, with the URL's secret."""
     with importing("URLs need fsspec", "cloud"):
         import fsspec
     try:
-        file_system, path = fsspec.core.url_to_fs(url)
+        file_system, path = fsspec.core.url_to_fs(whole_url(url))
     except ImportError as error:
         protocol = url.partition(URL_MARK)[0]
         raise errors.MissingDependencyError(
@@ -209,7 +215,8 @@ def filesystem(url: str) -> "tuple[AbstractFileSystem, str]":
         ) from None
     except ValueError as error:
         raise SlideOpenError(
-            f"URL must have a known protocol, got {url!r}: {error}"
+            f"URL must have a known protocol, got {public_url(url)!r}: "
+            f"{without_secrets(str(error))}"
         ) from None
     return file_system, str(path)
 
@@ -238,7 +245,7 @@ class RemoteFolder:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        self.url = hide_secret(url).rstrip("/")
         self._fs, path = filesystem(self.url)
         self._root = path.rstrip("/")
         self._whole = url.partition(URL_MARK)[0] in _WHOLE_PUTS
@@ -254,7 +261,7 @@ class RemoteFolder:
             Exception
         ) as error:  # each store has its own errors, credentials' among them
             raise StoreError(
-                f"out must be writable, got {error!r} for {self.url!r}"
+                f"out must be writable, got {without_secrets(repr(error))} for {self.url!r}"
             ) from error
 
     def sizes(self) -> dict[str, int]:

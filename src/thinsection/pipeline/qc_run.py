@@ -9,6 +9,7 @@ from typing import Any
 
 from thinsection.config import option, section
 from thinsection.files.atomic import write_text
+from thinsection.files.url_secrets import without_secrets
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.pipeline.events import OnEvent
 from thinsection.pipeline.qc_tables import (
@@ -154,7 +155,7 @@ def check_slides(
             "pipeline": " ".join(f"{c.kind}:{c.name}" for c in pipeline.checks),
             "outdir": str(out.resolve()),
             "config_file": str(checks.from_histoqc or checks.qc),
-            "command_line_args": " ".join(sys.argv[1:]),
+            "command_line_args": without_secrets(" ".join(sys.argv[1:])),
         }
         write_histoqc(out, rows, headers)
     looked_at = {result.slide_id for result in summary.results}

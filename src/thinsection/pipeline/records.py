@@ -21,6 +21,7 @@ from thinsection.config import coerce
 from thinsection.errors import StoreError
 from thinsection.files.atomic import output_errors, write_json, write_text
 from thinsection.files.json_text import parse_json
+from thinsection.files.url_secrets import without_secrets
 from thinsection.store.ledger import check_kinds
 from thinsection.types import Document, PlainValues
 from thinsection.usage.analysis import Efficiency, analyse
@@ -104,7 +105,7 @@ def _new_folder(parent: Path, name: str) -> Path:
 def log(folder: Path, text: str) -> None:
     """Adds lines with the time (UTC) to a record's `run.log`; safe in any thread or process."""
     now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
-    lines = [f"{now} {line}\n" for line in text.splitlines()]
+    lines = [f"{now} {line}\n" for line in without_secrets(text).splitlines()]
     path = folder / LOG_NAME
     with (
         output_errors(path),

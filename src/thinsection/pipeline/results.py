@@ -9,6 +9,7 @@ from thinsection.config import from_mapping
 from thinsection.errors import QcExclusion
 from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
+from thinsection.files.url_secrets import without_secrets
 from thinsection.slide.cohort import SlideEntry
 from thinsection.store.ledger import FAILURE_NAME, SLIDES
 from thinsection.types import Document, counted
@@ -91,7 +92,7 @@ def record_failure(
 ) -> SlideResult:
     """Writes `slides/ID/failure.json` (stage, message, traceback, entry) and returns the result."""
     status: Status = "failed"
-    message = f"{type(error).__name__}: {error}".replace("\n", " ")
+    message = without_secrets(f"{type(error).__name__}: {error}".replace("\n", " "))
     if isinstance(error, QcExclusion):
         status = "excluded"
         message = str(error)
@@ -100,7 +101,7 @@ def record_failure(
         "stage": stage,
         "error": message,
         "entry": asdict(entry),
-        "traceback": "".join(traceback.format_exception(error)),
+        "traceback": without_secrets("".join(traceback.format_exception(error))),
     }
     write_json(failure_path(out, entry.slide_id), document)
     return SlideResult(

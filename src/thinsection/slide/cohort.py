@@ -9,6 +9,7 @@ from thinsection.errors import CohortError
 from thinsection.files.tables import SUFFIXES as TABLE_SUFFIXES
 from thinsection.files.tables import split_sheet
 from thinsection.files.trust import check_table_url
+from thinsection.files.url_secrets import hide_secret, public_url
 from thinsection.files.urls import is_url
 from thinsection.slide.base import Slide
 from thinsection.slide.cohort_table import (
@@ -133,11 +134,12 @@ def _entries_of(
         raise CohortError(f"slide must be a path, got {item!r} with a NUL character")
     path = Path(item)
     if is_url(item):
-        paths = find_by_url(item)
+        paths = find_by_url(hide_secret(item))
     elif split_sheet(path)[0].suffix.lower() in TABLE_SUFFIXES:
         if not split_sheet(path)[0].is_file():
             raise CohortError.no_such_slide(item)
         rows = read_cohort_rows(path, on_message)
+        _check_told_apart(rows)
         return [
             _entry_of_row(row, path.parent, allow_local_urls=allow_local_urls)
             for row in rows
@@ -151,6 +153,21 @@ def _entries_of(
     return [SlideEntry(slide_id=stem_of(path), slide_path=path) for path in paths]
 
 
+def _check_told_apart(rows: Sequence[CohortRow]) -> None:
+    """Refuses URLs that differ in a secret alone: nobody can tell whether they are one slide."""
+    row_by_url: dict[str, CohortRow] = {}
+    for row in rows:
+        url = row.columns["slide_path"]
+        if not is_url(url):
+            continue
+        other = row_by_url.setdefault(public_url(url), row)
+        if other.columns["slide_path"] != url:
+            raise CohortError(
+                "URLs of a table must differ in more than a password, a signature or a token, "
+                f"got {public_url(url)!r} in {row.place} and in {other.place}; name each slide once"
+            )
+
+
 def _entry_of_row(
     row: CohortRow, folder: Path, *, allow_local_urls: bool
 ) -> SlideEntry:
@@ -161,6 +178,7 @@ def _entry_of_row(
         raise CohortError(f"slide_path must not be empty, got '' in {row.place}")
     if is_url(path):
         check_table_url(path, row.place, allow_local=allow_local_urls)
+        path = hide_secret(path)
     else:
         path = str(folder / path)  # an absolute path stays as it is
     mpp = columns["slide_mpp"]
@@ -171,7 +189,7 @@ def _entry_of_row(
         patient_id=columns["patient_id"] or None,
         label=columns["label"] or None,
         split=columns["split"] or None,
-        more=row.more,
+        more={name: public_url(text) for name, text in row.more.items()},
         folder=str(folder),
         id_given=bool(columns["slide_id"]),
     )

@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from thinsection.errors import CohortError
 from thinsection.files.sources import RemoteFolder
+from thinsection.files.url_secrets import without_secrets
 from thinsection.slide.readers import is_folder_slide, slide_suffixes
 
 _DICOM = ".dcm"  # the files of one folder are the levels of one slide
@@ -52,7 +53,8 @@ def find_by_url(url: str) -> list[str]:
         if not is_folder:
             return [url]
         raise CohortError(
-            f"folder by URL must be listed by its server, got {error!r} for {url!r}; pass the "
+            f"folder by URL must be listed by its server, got "
+            f"{without_secrets(repr(error))} for {url!r}; pass the "
             "slides one by one, or list them in a cohort CSV"
         ) from error
     slides = _slides_among(PurePosixPath(file) for file in files)

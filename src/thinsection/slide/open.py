@@ -20,6 +20,7 @@ from thinsection.errors import (
 )
 from thinsection.files.lock import scratch_bytes, scratch_folder
 from thinsection.files.sources import FsspecSource, metadata_file
+from thinsection.files.url_secrets import hide_secret
 from thinsection.files.urls import is_url
 from thinsection.slide.auto_reader import load_safely, open_auto
 from thinsection.slide.base import Slide
@@ -81,7 +82,7 @@ def open_slide(
         InvalidInputError: slide_mpp is not positive.
         DiskSpaceError: the staging folder has no room for it.
     """
-    name = str(path)
+    name = hide_secret(str(path))
     look = look or Look()
     picture = None if image is None else str(image)
     if slide_mpp is not None and not all(0 < mpp < math.inf for mpp in slide_mpp):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from thinsection.files.url_secrets import public_url
 from thinsection.files.urls import is_url
 
 _MAX_ID_BYTES = 200
@@ -32,9 +33,9 @@ class SlideFile:
 
 
 def file_of(slide_path: str) -> str:
-    """Returns the one name of a slide's file: an absolute path without links, or the URL."""
+    """Returns the one name of a slide's file: an absolute path without links, or its public URL."""
     if is_url(slide_path):
-        return slide_path.rstrip("/")
+        return public_url(slide_path).rstrip("/")
     return os.path.realpath(slide_path)
 
 

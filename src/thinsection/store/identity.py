@@ -16,6 +16,7 @@ from typing import Literal
 
 from thinsection.errors import StoreError
 from thinsection.files.sources import FileSource, FsspecSource, RemoteFolder
+from thinsection.files.url_secrets import without_secrets
 from thinsection.files.urls import is_url
 from thinsection.slide.readers import is_folder_slide
 from thinsection.types import MIB
@@ -233,7 +234,8 @@ def _remote_sizes(url: str) -> dict[str, int]:
     except (OSError, TypeError) as error:
         # TypeError: a server that tells no sizes
         raise StoreError(
-            f"the server must list the files of a slide by URL, got {error!r} for {url!r}; copy "
+            f"the server must list the files of a slide by URL, got "
+            f"{without_secrets(repr(error))} for {url!r}; copy "
             "the slide here, or use s3://"
         ) from None
     return dict(sizes)

@@ -12,6 +12,7 @@ import zarr
 from numpy.typing import NDArray
 
 from thinsection.errors import ChannelsError, SlideOpenError
+from thinsection.files.url_secrets import whole_url
 from thinsection.files.urls import is_url
 from thinsection.slide.base import GRAY
 from thinsection.slide.formats.channels import ScaledDecoder, Values, scale_channels
@@ -141,7 +142,7 @@ def _open_image(path: str) -> tuple[zarr.Group, Document]:
     """
     store = path
     if is_url(path):
-        store = zarr.storage.FsspecStore.from_url(path, read_only=True)
+        store = zarr.storage.FsspecStore.from_url(whole_url(path), read_only=True)
     try:
         group = zarr.open_group(store, mode="r")
     except FileNotFoundError:
