@@ -139,6 +139,10 @@ class RescueError(ThinsectionError, RuntimeError):
     """Foreign code is not of the version and form that a rescue recognises."""
 
 
+class NothingRescuedError(RescueError):
+    """The block of a rescue ended well, and our attention was never called."""
+
+
 class ClusterError(ThinsectionError, RuntimeError):
     """A scheduler refused, lost or cannot run a task."""
 
@@ -217,6 +221,24 @@ def stopping() -> Iterator[None]:
         for number, earlier in earlier_handlers.items():
             if signal.getsignal(number) is handler:
                 signal.signal(number, earlier)
+
+
+@contextmanager
+def signals_given_back() -> Iterator[None]:
+    """Lets signals do what they do without `stopping`, for a block of somebody else's program."""
+    ours = {}
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        handler = signal.getsignal(number)
+        if isinstance(handler, partial) and handler.func is _raise_stopped:
+            ours[number] = handler
+            is_ctrl_c = number == signal.SIGINT
+            default = signal.default_int_handler if is_ctrl_c else signal.SIG_DFL
+            signal.signal(number, default)
+    try:
+        yield
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
 
 
 def _raise_stopped(

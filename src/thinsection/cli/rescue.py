@@ -1,16 +1,15 @@
 """`thinsection rescue`: another tool's command with our bounded-memory attention in its models."""
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from thinsection.errors import ConfigError
+from thinsection.errors import ConfigError, NothingRescuedError
 
 RESCUES = ("titan", "gigapath", "stamp")
+EXIT_NOTHING_RESCUED = 5
 # options after the command's name belong to that command
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -27,14 +26,22 @@ def rescue(
             help="Script, `python -m` module or console script of another tool, with its options.",
         ),
     ],
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="End the command where a model is not of a version that is known here. Without "
+            "it such a model runs as it is, with a warning.",
+        ),
+    ] = False,
 ) -> None:
     """Run another tool's command with less memory for its slide encoder.
 
     The command runs in this process, with its own options, and writes its own files. Models that
-    it loads get our attention, after a check that both give the same numbers. It is an error if
-    the command never uses our attention.
+    it loads get our attention, after a check that both give the same numbers. A line names each
+    model that was rescued.
 
-    Exit code: that of the command.
+    Exit code: that of the command; 5 if it ended well and never used our attention.
 
     \b
     Example:
@@ -44,15 +51,31 @@ def rescue(
         raise ConfigError(f"rescue must be one of: {', '.join(RESCUES)}; got {name!r}")
     from thinsection import rescue as rescues
     from thinsection.rescue.command import run_command
+    from thinsection.rescue.loading import Conduct
 
-    block: Callable[[], AbstractContextManager[object]] = getattr(rescues, name)
+    conduct = Conduct(strict=strict, tell=_LinePrinter())
+    block = getattr(rescues, name)(conduct=conduct)
     try:
-        with block():
+        with block:
             exit_code = run_command(command)
             if exit_code:
                 # the command has said why; an unused rescue would only hide it
                 raise typer.Exit(exit_code)
+    except NothingRescuedError as error:
+        conduct.tell(f"nothing was rescued: {error}")
+        raise typer.Exit(EXIT_NOTHING_RESCUED) from error
     finally:
         sys.stdout.flush()
-    done = f"thinsection: the attention of {name} was ours"
-    Console(stderr=True, highlight=False).print(done)
+
+
+class _LinePrinter:
+    """Prints each line about a model once."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, markup=False)
+        self._printed: set[str] = set()
+
+    def __call__(self, line: str) -> None:
+        if line not in self._printed:
+            self._printed.add(line)
+            self._console.print(f"thinsection: {line}", soft_wrap=True)

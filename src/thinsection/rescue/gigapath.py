@@ -22,6 +22,8 @@ from thinsection.attention.dilated import Branch, dilated_attention
 from thinsection.errors import RescueError
 from thinsection.rescue.checks import check_attributes, check_equal, check_signature
 from thinsection.rescue.loading import (
+    Conduct,
+    FirstCall,
     Forward,
     replaced_entry,
     replaced_forward,
@@ -51,11 +53,15 @@ _CHECKED_TOKENS = 200
 _SHORTENING = 16
 _TOLERANCE_FP32 = 1e-4
 
+_RAISING = Conduct()
+
 Foreign = Any  # an object of prov-gigapath or of a peer's package
 
 
 @contextmanager
-def gigapath(*, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[None]:
+def gigapath(
+    *, budget_bytes: int = DEFAULT_BUDGET_BYTES, conduct: Conduct = _RAISING
+) -> Iterator[None]:
     """Prov-GigaPath's dilated attention in O(L) memory, in every model called in the block.
 
     For inference, on a CPU or GPU, without FlashAttention; training goes to the authors' own code.
@@ -67,20 +73,22 @@ def gigapath(*, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[None]:
     """
 
     def make_forward(attention: Foreign, calls: list[int]) -> Forward:
-        return _forward_of(attention, calls, budget_bytes)
+        return _forward_of(attention, calls, budget_bytes, conduct)
 
-    with _trident_without_flash(), replaced_forward(_MODULE, make_forward):
+    with _trident_without_flash(), replaced_forward(_MODULE, make_forward, conduct):
         yield
 
 
-def _forward_of(attention: Foreign, calls: list[int], budget_bytes: int) -> Forward:
+def _forward_of(
+    attention: Foreign, calls: list[int], budget_bytes: int, conduct: Conduct
+) -> Forward:
     """Forward of one attention module: ours in inference, else its own."""
     check_attributes(attention, _ATTRIBUTES, _MODULE)
     original = attention.forward
     check_signature(original, _PARAMETERS, f"{_MODULE}.forward")
     if attention.xpos is not None:
         raise RescueError("xpos_rel_pos must be False, got a module with xPos")
-    checked: list[bool] = []
+    first_call = FirstCall(conduct=conduct)
 
     def forward(
         query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
@@ -89,12 +97,12 @@ def _forward_of(attention: Foreign, calls: list[int], budget_bytes: int) -> Forw
         # their FlashAttention takes no padding mask either
         others = {name for name, given in kwargs.items() if given is not None}
         is_plain = is_plain and others <= {"key_padding_mask"}
-        if attention.training or torch.is_grad_enabled() or not is_plain:
+        is_plain = is_plain and not attention.training and not torch.is_grad_enabled()
+        if not is_plain or not first_call.agrees(
+            lambda: _check(attention, original, query)
+        ):
             theirs: tuple[Tensor, None] = original(query, key, value, *args, **kwargs)
             return theirs
-        if not checked:
-            _check(attention, original, query)
-            checked.append(True)
         calls.append(1)
         return _attend(attention, query, budget_bytes), None
 

@@ -1,18 +1,67 @@
 """Models that another program loads, or calls, while a block runs."""
 
 import functools
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from thinsection.errors import RescueError
+from thinsection.errors import NothingRescuedError, RescueError
 from thinsection.weights.placement import optional_package
 
 _METHOD = "from_pretrained"
+
+
+def _tell_nobody(line: str) -> None:
+    """Drops a line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conduct:
+    """How a rescue behaves towards the program that it runs in.
+
+    Attributes:
+        strict: raise RescueError in the program where a model does not match; else the model keeps
+            its own attention, and a line says so.
+        tell: takes the lines about models, one for each that was rescued or left alone.
+    """
+
+    strict: bool = True
+    tell: Callable[[str], None] = _tell_nobody
+
+    def refuse(self, error: RescueError) -> None:
+        """Raises the error, or tells that the model keeps its own attention."""
+        if self.strict:
+            raise error
+        self.tell(f"not rescued, so the model runs as it is: {error}")
+
+
+@dataclass(kw_only=True)
+class FirstCall:
+    """Comparison of a module with ours at its first call.
+
+    Attributes:
+        conduct: what happens if they differ.
+        is_equal: the answer; None before the first call.
+    """
+
+    conduct: Conduct
+    is_equal: bool | None = None
+
+    def agrees(self, check: Callable[[], None]) -> bool:
+        """Tells whether ours may take the module's place; `check` raises RescueError if not."""
+        if self.is_equal is None:
+            try:
+                check()
+                self.is_equal = True
+            except RescueError as error:
+                self.conduct.refuse(error)
+                self.is_equal = False
+        return self.is_equal
 
 
 @contextmanager
@@ -40,8 +89,12 @@ def loaded_models(receive: Callable[[Any], None]) -> Iterator[None]:
 
 
 @contextmanager
-def called_modules(receive: Callable[[nn.Module], None]) -> Iterator[None]:
-    """Give `receive` each module and its parts once, before the module's first call in the block.
+def called_modules(
+    receive: Callable[[nn.Module, Sequence[nn.Module]], None],
+) -> Iterator[None]:
+    """Give `receive` each module and its new parts, before the module's first call in the block.
+
+    The module itself is among its parts. Each part is given once.
 
     So it does not matter which package built it, and when. Every call of a module in this process
     asks a set for it. Not for concurrent use by threads.
@@ -51,10 +104,9 @@ def called_modules(receive: Callable[[nn.Module], None]) -> Iterator[None]:
     def hook(module: nn.Module, _: object) -> None:
         if module in known:
             return
-        for part in module.modules():
-            if part not in known:
-                known.add(part)
-                receive(part)
+        parts = [part for part in module.modules() if part not in known]
+        known.update(parts)
+        receive(module, parts)
 
     handle = register_module_forward_pre_hook(hook)
     try:
@@ -68,7 +120,9 @@ Forward = Callable[..., Any]
 
 @contextmanager
 def replaced_forward(
-    class_name: str, make_forward: Callable[[Any, list[int]], Forward]
+    class_name: str,
+    make_forward: Callable[[Any, list[int]], Forward],
+    conduct: Conduct,
 ) -> Iterator[None]:
     """Give each called module of this class the forward that `make_forward` makes for it.
 
@@ -79,16 +133,25 @@ def replaced_forward(
     Args:
         class_name: name of the modules' class.
         make_forward: takes the module and a list, to which our forward adds an item when it runs.
+        conduct: what happens with modules that `make_forward` refuses.
 
     Raises RescueError: the block ended without a call of ours.
     """
     calls: list[int] = []
     placed: WeakSet[nn.Module] = WeakSet()
 
-    def place(module: nn.Module) -> None:
-        if type(module).__name__ == class_name:
-            module.__dict__["forward"] = make_forward(module, calls)
-            placed.add(module)
+    def place(model: nn.Module, parts: Sequence[nn.Module]) -> None:
+        of_class = [part for part in parts if type(part).__name__ == class_name]
+        for module in of_class:
+            try:
+                module.__dict__["forward"] = make_forward(module, calls)
+                placed.add(module)
+            except RescueError as error:
+                conduct.refuse(error)
+        num_placed = sum(module in placed for module in of_class)
+        if num_placed:
+            name = type(model).__name__
+            conduct.tell(f"rescued {name}: {num_placed} attention layers")
 
     try:
         with called_modules(place):
@@ -97,7 +160,7 @@ def replaced_forward(
         for module in list(placed):
             del module.__dict__["forward"]
     if not calls:
-        raise RescueError(
+        raise NothingRescuedError(
             "the attention of thinsection must be called within the block, got no call, so "
             f"nothing was rescued; looked for {class_name} in the modules that are called in this "
             "process in evaluation mode and without gradients"

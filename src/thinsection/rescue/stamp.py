@@ -18,7 +18,7 @@ from torch import Tensor
 from thinsection.attention.blocks import blocks_of
 from thinsection.attention.products import fast_products
 from thinsection.rescue.checks import check_attributes, check_equal, check_signature
-from thinsection.rescue.loading import Forward, replaced_forward
+from thinsection.rescue.loading import Conduct, FirstCall, Forward, replaced_forward
 from thinsection.types import MIB
 
 DEFAULT_BUDGET_BYTES = 64 * MIB  # rows of distances and weights
@@ -30,11 +30,15 @@ _BYTES_PER_PAIR = 16
 _CHECKED_TOKENS = 40
 _TOLERANCE_FP32 = 1e-4
 
+_RAISING = Conduct()
+
 Foreign = Any  # an object of STAMP
 
 
 @contextmanager
-def stamp(*, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[None]:
+def stamp(
+    *, budget_bytes: int = DEFAULT_BUDGET_BYTES, conduct: Conduct = _RAISING
+) -> Iterator[None]:
     """STAMP's ALiBi attention in O(N) memory, in every model called in the block; for inference.
 
     Training, and calls that need a gradient, go to STAMP's own code.
@@ -45,18 +49,20 @@ def stamp(*, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> Iterator[None]:
     """
 
     def make_forward(attention: Foreign, calls: list[int]) -> Forward:
-        return _forward_of(attention, calls, budget_bytes)
+        return _forward_of(attention, calls, budget_bytes, conduct)
 
-    with replaced_forward(_MODULE, make_forward):
+    with replaced_forward(_MODULE, make_forward, conduct):
         yield
 
 
-def _forward_of(attention: Foreign, calls: list[int], budget_bytes: int) -> Forward:
+def _forward_of(
+    attention: Foreign, calls: list[int], budget_bytes: int, conduct: Conduct
+) -> Forward:
     """Forward of one attention module: ours in inference, else its own."""
     check_attributes(attention, _ATTRIBUTES, _MODULE)
     original = attention.forward
     check_signature(original, _PARAMETERS, f"{_MODULE}.forward")
-    checked: list[bool] = []
+    first_call = FirstCall(conduct=conduct)
 
     def forward(
         *,
@@ -68,7 +74,10 @@ def _forward_of(attention: Foreign, calls: list[int], budget_bytes: int) -> Forw
         attn_mask: Tensor | None,
         alibi_mask: Tensor | None,
     ) -> Tensor:
-        if attention.training or torch.is_grad_enabled():
+        is_inference = not attention.training and not torch.is_grad_enabled()
+        if not is_inference or not first_call.agrees(
+            lambda: _check(attention, original, (q, k, v), (coords_q, coords_k))
+        ):
             theirs: Tensor = original(
                 q=q,
                 k=k,
@@ -79,9 +88,6 @@ def _forward_of(attention: Foreign, calls: list[int], budget_bytes: int) -> Forw
                 alibi_mask=alibi_mask,
             )
             return theirs
-        if not checked:
-            _check(attention, original, (q, k, v), (coords_q, coords_k))
-            checked.append(True)
         calls.append(1)
         return _attend(
             attention,

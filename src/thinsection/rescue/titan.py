@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
-from thinsection.errors import RescueError
+from thinsection.errors import NothingRescuedError, RescueError
 from thinsection.rescue.checks import (
     check_attributes,
     check_equal,
     check_signature,
 )
-from thinsection.rescue.loading import loaded_models
+from thinsection.rescue.loading import Conduct, loaded_models
 from thinsection.types import MIB
 
 DEFAULT_BUDGET_BYTES = 256 * MIB  # block buffers of the attention
@@ -59,6 +59,8 @@ _ATTENTION_ATTRIBUTES = (
 # the float32 states of 15 tokens differ by 1e-6; with a wrong bias by 1e-1
 _TOLERANCE_FP32 = 1e-4
 
+_RAISING = Conduct()
+
 Foreign = Any  # an object of the hub's remote code, or of a peer's package
 Method = Callable[..., object]
 ModelT = TypeVar("ModelT")
@@ -66,14 +68,17 @@ ModelT = TypeVar("ModelT")
 
 @overload
 def titan(
-    model: None = None, *, budget_bytes: int = ...
+    model: None = None, *, budget_bytes: int = ..., conduct: Conduct = ...
 ) -> AbstractContextManager[None]: ...
 @overload
 def titan(
-    model: ModelT, *, budget_bytes: int = ...
+    model: ModelT, *, budget_bytes: int = ..., conduct: Conduct = ...
 ) -> AbstractContextManager[ModelT]: ...
 def titan(
-    model: ModelT | None = None, *, budget_bytes: int = DEFAULT_BUDGET_BYTES
+    model: ModelT | None = None,
+    *,
+    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+    conduct: Conduct = _RAISING,
 ) -> AbstractContextManager[ModelT | None]:
     """The same model, its attention in O(N) memory until the block ends; for inference.
 
@@ -84,6 +89,7 @@ def titan(
             or the TitanSlideEncoder of slide2vec, Mussel, TRIDENT or LazySlide, which hold such a
             model. None = every TITAN that transformers loads within the block, whoever asks for it.
         budget_bytes: buffers of the attention.
+        conduct: what happens with a model that was loaded and does not match.
 
     Memory: states, q, k and v of one block as the model's own code holds them (O(N)), its dense
     rows x columns x 768 grid of features, and budget_bytes; no N x N bias.
@@ -91,12 +97,14 @@ def titan(
     not finite, or its states differ from ours on a probe: nothing is changed then; or our attention
     was not called once within the block.
     """
-    return _rescued(model, budget_bytes)
+    return _rescued(model, budget_bytes, conduct)
 
 
 @contextmanager
-def _rescued(model: ModelT | None, budget_bytes: int) -> Iterator[ModelT | None]:
-    rescue = _Rescue(budget_bytes)
+def _rescued(
+    model: ModelT | None, budget_bytes: int, conduct: Conduct
+) -> Iterator[ModelT | None]:
+    rescue = _Rescue(budget_bytes, conduct)
     try:
         if model is None:
             with loaded_models(rescue.take_titan):
@@ -113,8 +121,9 @@ def _rescued(model: ModelT | None, budget_bytes: int) -> Iterator[ModelT | None]
 class _Rescue:
     """The models of one block, and how often our attention ran in them."""
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, conduct: Conduct) -> None:
         self._budget_bytes = budget_bytes
+        self._conduct = conduct
         self._calls: list[int] = []
         self._loaded_names: list[str] = []
         # a model holds its replacements, so that one that its program drops is freed
@@ -127,7 +136,10 @@ class _Rescue:
         if is_titan and not any(placed.hub is model for placed in self._placed):
             # replacements and model refer to each other: free those of dropped models now
             gc.collect()
-            self.put(model)
+            try:
+                self.put(model)
+            except RescueError as error:
+                self._conduct.refuse(error)
 
     def put(self, hub: Foreign) -> None:
         """Put our attention into this model; nothing is changed where it raises RescueError."""
@@ -150,6 +162,10 @@ class _Rescue:
             # calls of the probe do not count
             del self._calls[num_calls:]
         self._placed.add(replacements)
+        num_layers = len(encoder.blocks.modules_list)
+        self._conduct.tell(
+            f"rescued {type(hub).__name__}: {num_layers} attention layers"
+        )
 
     def take_back(self) -> None:
         """Give all models their own methods again."""
@@ -167,7 +183,7 @@ class _Rescue:
                 "looked for a TITAN among the models that transformers' from_pretrained loads in "
                 f"this process, got {names}"
             )
-        raise RescueError(
+        raise NothingRescuedError(
             "the attention of thinsection must be called within the block, got no call, so "
             f"nothing was rescued; {searched}"
         )
