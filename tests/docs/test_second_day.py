@@ -1,0 +1,45 @@
+"""A reader pastes one page after the other into one folder, and all of them again."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .data import write_inputs
+from .pages import SHELL, blocks_of
+from .test_examples import follow
+
+PAGES = ("README.md", "docs/qc.md", "docs/predictions.md", "docs/heatmaps.md")
+# a comment of the page names what else the run must have had
+CONDITION = "only if the run had"
+
+
+def paste(page: str, home: Path) -> None:
+    """Follows every block of a page, as `test_examples` does."""
+    names: dict[str, Any] = {}
+    for block in blocks_of(page):
+        if block.language in SHELL:
+            for command in block.commands():
+                if CONDITION not in command:
+                    follow(block, command)
+        elif block.language == "python" and block.mark_of(block.text) is None:
+            exec(compile("\n" * block.line + block.text, page, "exec"), names)
+    trained = home / "results" / "experiments" / "grade" / "model.safetensors"
+    shutil.copy(trained, home / "model.safetensors")
+
+
+@pytest.mark.check
+@pytest.mark.timeout(1800)
+def test_pages_work_in_one_folder_one_after_the_other_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    write_inputs(home)
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    for page in (*PAGES, *PAGES):
+        paste(page, home)
+    grids = {path.parent.name for path in (home / "results").glob("*/tiles")}
+    assert grids == {"256px_0.5mpp", "256px_0.5mpp_qc-auto"}
