@@ -5,6 +5,8 @@
 
 import json
 import os
+import re
+import shutil
 from pathlib import Path
 
 import h5py
@@ -284,11 +286,91 @@ def test_what_nobody_knows_of_a_slide_leaves_it_out(tmp_path: Path) -> None:
         file.attrs.update({"unit": "um", "tile_size_um": 256.0, "tile_size_px": 224})
     (folder / "slide.csv").write_text("PATIENT,FILENAME,mpp\np,a.h5,0.25\n")
     import_peer(folder, tmp_path / "out", "stamp")
-    with pytest.raises(StoreError, match="none in"):
+    with pytest.raises(StoreError, match=r"none of 1 slide in .*; a: left out: size is"):
         export_peer(
             tmp_path / "out", tmp_path / "clam", "clam", on_left_out=left.append
         )
     assert "size is missing in 'a'" in left[0]
+
+
+@pytest.mark.parametrize(
+    "attributes", [{}, {"tile_size": 224}, {"tile_size": 224.0, "unit": "px"}]
+)
+def test_stamps_files_before_version_2_have_tiles_of_224_px(
+    tmp_path: Path, attributes: dict[str, object]
+) -> None:
+    """modeling/data.py: get_coords takes corners times 256/224 for µm."""
+    stamp_file(tmp_path / "stamp", [[224, 0], [448, 224], [672, 0]], attributes)
+    assert import_peer(tmp_path / "stamp", tmp_path / "out", "stamp") == 1
+    found = open_results(tmp_path / "out").tile_embeddings("a")
+    assert found.coords_l0.tolist() == [[1024, 0], [2048, 1024], [3072, 0]]
+    assert (found.tile_px_l0, found.attributes["patch_size"]) == (1024, 224)
+    export_peer(tmp_path / "out", tmp_path / "job", "trident")
+    (file,) = (tmp_path / "job").glob("8.75x_224px_0px_overlap/patches/a_patches.h5")
+    assert file.is_file()
+
+
+@pytest.mark.parametrize(
+    ("coords", "attributes", "reason"),
+    [
+        ([[0, 0], [256, 0]], {}, "got tiles of 256 and the attributes"),
+        ([[0, 0], [224, 0]], {"tile_size": 512}, "got tiles of 512"),
+        ([[0, 0]], {}, "got tiles of 0"),
+    ],
+)
+def test_a_file_of_no_version_of_stamp_says_why(
+    tmp_path: Path,
+    coords: list[list[int]],
+    attributes: dict[str, object],
+    reason: str,
+) -> None:
+    stamp_file(tmp_path / "stamp", coords, attributes)
+    with pytest.raises(StoreError, match=reason):
+        import_peer(tmp_path / "stamp", tmp_path / "out", "stamp")
+
+
+def stamp_file(
+    folder: Path, coords: list[list[int]], attributes: dict[str, object]
+) -> None:
+    """One slide of STAMP with 0.25 µm/px."""
+    folder.mkdir()
+    with h5py.File(folder / "a.h5", "w") as file:
+        file["feats"] = np.ones((len(coords), 3), "f4")
+        file["coords"] = np.array(coords, dtype=np.float64)
+        file.attrs.update({"extractor": "ctranspath", **attributes})
+    (folder / "slide.csv").write_text("PATIENT,FILENAME,mpp\np,a.h5,0.25\n")
+
+
+def test_tiles_of_two_encoders_are_counted_once(tmp_path: Path) -> None:
+    trident_job(tmp_path / "job")
+    grid = tmp_path / "job" / "20x_256px_0px_overlap"
+    (grid / "features_second").mkdir()
+    shutil.copy(grid / "features_uni_v2" / "a.h5", grid / "features_second" / "a.h5")
+    import_peer(tmp_path / "job", tmp_path / "out", "trident")
+    results = open_results(tmp_path / "out")
+    assert [row["num_tiles"] for row in results.rows()] == [3]
+    assert len(results.tiles("a").coords_l0) == 3
+    arguments = ["aggregate", str(tmp_path / "out"), "--slide-encoder", "mean"]
+    done = CliRunner().invoke(build_app(arguments), arguments)
+    assert "1 of 1 slides have an embedding of mean" in done.output
+
+
+def test_an_import_of_an_older_version_is_read_and_imported_again(
+    tmp_path: Path,
+) -> None:
+    trident_job(tmp_path / "job")
+    import_peer(tmp_path / "job", tmp_path / "out", "trident")
+    (stored_file,) = (tmp_path / "out").glob("*/tiles/a.h5")
+    with h5py.File(stored_file, "r+") as file:
+        del file["tiles"]
+    ledger_file = tmp_path / "out" / "slides" / "a" / "slide.json"
+    text = ledger_file.read_text()
+    ledger_file.write_text(re.sub(r"imported-\w{4}", "imported-0000", text))
+    assert len(open_results(tmp_path / "out").tiles("a").coords_l0) == 3
+    assert import_peer(tmp_path / "job", tmp_path / "out", "trident") == 1
+    assert ledger_file.read_text() == text
+    with h5py.File(stored_file) as file:
+        assert "tiles" in file
 
 
 @pytest.mark.parametrize("tool", GRIDS)

@@ -291,7 +291,7 @@ def aggregate(
     from thinsection.cli.progress import RunProgress
     from thinsection.pipeline.ending import EXIT_SOME_FAILED
     from thinsection.pipeline.pooling import aggregate_folder, loaded_encoder
-    from thinsection.pipeline.results import SlideResult, describe
+    from thinsection.pipeline.results import SlideResult, describe, slides_done
 
     level = chosen_level(quiet=quiet, verbose=verbose)
     # its lines without its bar
@@ -305,12 +305,11 @@ def aggregate(
     )
     progress.say_skipped()
     num_failed = sum(result.status == "failed" for result in results)
-    num_done = len(results) - num_failed
     name = config.pooling.slide_encoder
     if level != "quiet":
-        print(f"{num_done} of {len(results)} slides have an embedding of {name}")
+        print(f"{slides_done(results)} have an embedding of {name}")
     if config.pooling.patients != "none":
-        from thinsection.pipeline.patients import patients_done, write_patients
+        from thinsection.pipeline.patients import write_patients
 
         def say_failed(result: SlideResult) -> None:
             if result.status == "failed":
@@ -325,7 +324,7 @@ def aggregate(
             on_message=progress.say,
         )
         if level != "quiet":
-            print(f"{patients_done(patients)} have an embedding of {name}")
+            print(f"{slides_done(patients, 'patients')} have an embedding of {name}")
         num_failed += sum(result.status == "failed" for result in patients)
     raise typer.Exit(EXIT_SOME_FAILED if num_failed else 0)
 

@@ -10,7 +10,6 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
-    Sequence,
 )
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,13 +107,6 @@ def write_patients(
         on_result(result)
         results.append(result)
     return results
-
-
-def patients_done(results: Sequence[SlideResult]) -> str:
-    """'12 of 12 patients': those with all their embeddings, each counted once."""
-    patients = {result.slide_id for result in results}
-    failed = {result.slide_id for result in results if result.status == "failed"}
-    return f"{len(patients - failed)} of {len(patients)} patients"
 
 
 def slide_folder(file: FeaturesFile, encoder: SlideEncoder) -> Path:

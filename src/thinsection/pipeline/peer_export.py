@@ -32,7 +32,7 @@ from thinsection.registry import Entry, Registry
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SlideLedger
 from thinsection.store.tiles_h5 import Embeddings, TilesFile, read_tiles
-from thinsection.types import Document
+from thinsection.types import Document, counted
 
 # suffixes that TRIDENT treats as one
 _COMPOUND_SUFFIXES = (".ome.tif", ".ome.tiff", ".ome.zarr")
@@ -257,9 +257,17 @@ def export_peer(
     else:
         grid = results.choose_grid(chooser='features="..."')
     out_absolute = out.absolute()
+    reasons: list[str] = []
+
+    def leave_out(line: str) -> None:
+        reasons.append(line)
+        if on_left_out is not None:
+            on_left_out(line)
+
+    listener = None if on_left_out is None else leave_out
     slides: list[PeerSlide] = []
     for slide_id, ledger in results.ledgers.items():
-        with leaving_out(slide_id, on_left_out, StoreError, InvalidInputError):
+        with leaving_out(slide_id, listener, StoreError, InvalidInputError):
             if ledger.damage:
                 raise StoreError(f"ledger must be complete, got {ledger.damage}")
             has_features = not address or address in ledger.stages
@@ -276,10 +284,10 @@ def export_peer(
     if tool not in _NAMED_BY_ID:
         _check_file_stems(slides, tool)
     exported: list[PeerSlide] = []
-    for slide in _readable(slides, on_left_out):
+    for slide in _readable(slides, listener):
         with leaving_out(
             slide.slide_id,
-            on_left_out,
+            listener,
             InvalidInputError,
             SlideOpenError,
             SlideReadError,
@@ -288,10 +296,21 @@ def export_peer(
                 _place(out / name, source, copy=copy)
             exported.append(slide)
     if not exported:
-        raise StoreError(f"folder must contain tiles, got none in {str(folder)!r}")
+        raise nothing_exported(folder, tool, reasons)
     for name, rows in layout.tables(exported).items():
         _place_table(out / name, rows)
     return len(exported)
+
+
+def nothing_exported(folder: Path, tool: str, reasons: Sequence[str]) -> StoreError:
+    """Error for an export of no slide, with the reason of the first."""
+    place = repr(str(folder))
+    if not reasons:
+        return StoreError(f"folder must contain tiles, got none in {place}")
+    return StoreError(
+        f"folder must have slides that {tool} can hold, got none of "
+        f"{counted(len(reasons), 'slide')} in {place}; {reasons[0]}"
+    )
 
 
 def _readable(

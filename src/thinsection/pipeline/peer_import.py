@@ -27,6 +27,7 @@ from thinsection.pipeline.tables import known_slides, write_tables
 from thinsection.report.index import write_index
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.slide.cohort_table import named_columns, parse_mpp
+from thinsection.slide.geometry import nominal_power
 from thinsection.slide.known_ids import plain_id
 from thinsection.stages.facts import OF_COHORTS
 from thinsection.stages.labels import slug
@@ -38,7 +39,7 @@ from thinsection.store.ledger import (
     load_ledger,
     stage_key,
 )
-from thinsection.store.tiles_h5 import TilesWriter
+from thinsection.store.tiles_h5 import TilesWriter, read_tiles
 from thinsection.types import Document
 
 
@@ -212,15 +213,16 @@ def _attributes(tool: str, tiles: PeerTiles, facts: Document) -> Document:
     if mpp_x:
         slide_mpp = [mpp_x, facts.get("mpp_y") or mpp_x]
         tile_mpp = mpp_x * edge_l0 / tile_px
-    slide_power = None
-    if tiles.power is not None:
-        slide_power = tiles.power * edge_l0 / tile_px
+    power = tiles.power
+    if power is None and tile_mpp is not None:
+        power = nominal_power(tile_mpp)
+    slide_power = None if power is None else power * edge_l0 / tile_px
     attributes = {
         "name": facts["slide_id"],
         "patch_size": tile_px,
         "patch_size_level0": edge_l0,
         "overlap": tiles.overlap_px,
-        "target_magnification": tiles.power,
+        "target_magnification": power,
         "level0_magnification": slide_power,
         "tile_size_l0": [edge_l0, edge_l0],
         "stride_l0": [stride_l0, stride_l0],
@@ -229,6 +231,19 @@ def _attributes(tool: str, tiles: PeerTiles, facts: Document) -> Document:
         "imported_from": tool,
     }
     return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _has_same_rows(path: Path, tiles: PeerTiles) -> bool:
+    """True if a file has these tiles and features, whatever its attributes say."""
+    try:
+        stored = read_tiles(path)
+    except StoreError:
+        return False
+    if not np.array_equal(stored.coords_l0, tiles.coords_l0):
+        return False
+    if stored.features is None or tiles.features is None:
+        return stored.features is None and tiles.features is None
+    return np.array_equal(stored.features, tiles.features.astype(stored.features.dtype))
 
 
 def _write_stage(
@@ -251,6 +266,8 @@ def _write_stage(
     with atomic_path(target) as tmp:
         with TilesWriter(tmp, attributes=attributes, dim=dim, dtype=dtype) as writer:
             writer.append(tiles.coords_l0, tiles.features)
+            if tiles.features is None:
+                writer.add_table()
         digest = file_sum(tmp)
         size = tmp.stat().st_size
         # no run's key has this form, so that no run mistakes the file for its own
@@ -260,7 +277,8 @@ def _write_stage(
             is_same = recorded.key == key
         else:  # a killed process may have left the file without its record
             is_same = not target.exists() or file_sum(target) == digest
-        if not is_same:
+        # older versions wrote fewer attributes
+        if not is_same and not _has_same_rows(target, tiles):
             raise StoreError(
                 "imported results must be new or unchanged, got a different result at "
                 f"{str(target)!r}; pass another --out"

@@ -19,10 +19,16 @@ def _trident_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
     """
     attributes = slide.tiles.attributes
     power = float(attributes.get("target_magnification", 0))
+    if power <= 0 and attributes.get("tile_mpp"):
+        # imported by an older version
+        raise InvalidInputError(
+            f"magnification must be stored with the tiles, got none in {slide.slide_id!r}; "
+            "import them again"
+        )
     if power <= 0:
         raise InvalidInputError(
-            f"target_magnification must be positive, got {power} in {slide.slide_id!r}; TRIDENT "
-            "needs a slide_mpp or an objective power"
+            f"slide_mpp is missing in {slide.slide_id!r}, and TRIDENT states a magnification; "
+            "import or run again with a resolution"
         )
     if slide.edge_l0 <= 0:
         raise InvalidInputError(

@@ -10,7 +10,7 @@ import numpy as np
 
 from thinsection.errors import InvalidInputError, StoreError, rewording
 from thinsection.files.json_text import read_json
-from thinsection.store.hdf5 import open_h5, stored_dataset
+from thinsection.store.hdf5 import Values, open_h5, stored_dataset
 from thinsection.store.tiles_h5 import Embeddings, read_tiles
 from thinsection.types import CoordsL0, Document, Json, Size
 
@@ -28,6 +28,9 @@ _DAMAGE = (
 )
 _PATCHES_END = "_patches.h5"
 _TILING_END = ".coordinates.meta.json"
+# tiles of STAMP before version 2
+_HISTORIC_PX = 224
+_HISTORIC_UM = 256.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +169,7 @@ def _read_stamp(path: Path, facts: Document) -> Iterator[PeerTiles]:
     """Reads the tiles of a feature_dir, or of the folder above it.
 
     Source:
-        KatherLab/STAMP c54ce06, modeling/data.py.
+        KatherLab/STAMP c54ce06, modeling/data.py: get_coords.
     """
     mpp_x = facts.get("mpp_x")
     mpp_y = facts.get("mpp_y")
@@ -179,20 +182,14 @@ def _read_stamp(path: Path, facts: Document) -> Iterator[PeerTiles]:
         features = np.asarray(stored_dataset(file, "feats", path)[...])
         coords = stored_dataset(file, "coords", path)[...]
         attributes = dict(file.attrs)
-    coords_um = np.asarray(coords, dtype=np.float64)
-    edge_um = float(attributes.get("tile_size_um", 0) or attributes.get("tile_size", 0))
-    if attributes.get("unit") != "um" or edge_um <= 0:
-        raise StoreError(
-            "coords must be in µm and state tile_size_um, got the attributes "
-            f"{sorted(attributes)} in {str(path)!r}"
-        )
+    coords_um, edge_um, tile_px = _stamp_units(coords, attributes, path)
     if features.ndim != 2 or coords_um.shape != (len(features), 2):
         raise StoreError(
             f"feats and coords must belong to the same tiles, got {features.shape} and "
             f"{coords_um.shape} in {str(path)!r}"
         )
     edge_l0 = round(edge_um / mpp_x)
-    tile_px = int(attributes.get("tile_size_px", 0)) or edge_l0
+    tile_px = tile_px or edge_l0
     yield PeerTiles(
         grid=f"{tile_px}px",
         coords_l0=np.rint(coords_um / np.array([mpp_x, mpp_y])).astype(np.int64),
@@ -201,6 +198,40 @@ def _read_stamp(path: Path, facts: Document) -> Iterator[PeerTiles]:
         encoder=str(attributes.get("extractor", "")),
         features=features,
     )
+
+
+def _stamp_units(
+    coords: Values, attributes: Document, path: Path
+) -> tuple[Values, float, int]:
+    """Corners and edge of STAMP's tiles in µm, and their edge in pixels; 0 if it is not stated.
+
+    Version 2 states `unit` and `tile_size` or `tile_size_um`. Before, tiles had 224 px of
+    256 µm, corners were in these pixels, and the file need not say so.
+
+    Raises StoreError: the file is none of these.
+    """
+    coords_um = np.asarray(coords, dtype=np.float64)
+    tile_px = int(attributes.get("tile_size_px", 0))
+    in_um = attributes.get("unit") == "um"
+    edge_um = float(attributes.get("tile_size_um", 0))
+    if in_um and not edge_um:
+        edge_um = float(attributes.get("tile_size", 0))
+    if edge_um > 0:
+        return coords_um, edge_um, tile_px
+    edge = float(attributes.get("tile_size", 0)) or _least_step(coords_um)
+    if not in_um and round(edge) == _HISTORIC_PX:
+        return coords_um / _HISTORIC_PX * _HISTORIC_UM, _HISTORIC_UM, _HISTORIC_PX
+    raise StoreError(
+        "coords must be in µm and state tile_size_um, or be in pixels of tiles of "
+        f"{_HISTORIC_PX} px as before version 2, got tiles of {edge:g} and the attributes "
+        f"{sorted(attributes)} in {str(path)!r}; extract them again with `stamp preprocess`"
+    )
+
+
+def _least_step(coords: Values) -> float:
+    """Smallest distance between different columns or rows of corners; 0 for a single tile."""
+    steps = [np.diff(np.unique(axis)) for axis in np.reshape(coords, (-1, 2)).T]
+    return float(min((step.min() for step in steps if len(step)), default=0))
 
 
 def _read_slide2vec(path: Path, facts: Document) -> Iterator[PeerTiles]:

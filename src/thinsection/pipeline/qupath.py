@@ -18,6 +18,7 @@ from thinsection.pipeline.folder import (
     leaving_out,
     open_results,
 )
+from thinsection.pipeline.peer_export import nothing_exported
 from thinsection.report.outlines import features_of_masks, outline_files
 from thinsection.store.geojson import Feature, tile_features, write_features
 from thinsection.tiles.table import Column
@@ -64,17 +65,23 @@ def export_qupath(
     results = open_results(folder)
     if results.grids or grid:
         grid = results.choose_grid(grid)
+    reasons: list[str] = []
+
+    def leave_out(line: str) -> None:
+        reasons.append(line)
+        if on_left_out is not None:
+            on_left_out(line)
+
+    listener = None if on_left_out is None else leave_out
     files: dict[str, str] = {}  # name of the image -> its GeoJSON
     for slide_id, ledger in results.ledgers.items():
-        with leaving_out(slide_id, on_left_out, StoreError, ValueError):
+        with leaving_out(slide_id, listener, StoreError, ValueError):
             name = f"{slide_id}.geojson"
             write_features(out / name, _features(results, slide_id, grid))
             image = Path(str(ledger.slide.get("slide_path", slide_id))).name
             files[image] = name
     if not files:
-        raise StoreError(
-            f"folder must contain slides with results, got none in {str(folder)!r}"
-        )
+        raise nothing_exported(folder, "QuPath", reasons)
     lines = [f"    {_groovy(image)}: {_groovy(name)}" for image, name in files.items()]
     script = _GROOVY % (",\n".join(lines), _groovy(str(out.resolve())))
     write_text(out / SCRIPT, script)

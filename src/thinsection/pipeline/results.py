@@ -1,6 +1,7 @@
 """Results of a run, slide by slide, and the record of a failure."""
 
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -45,6 +46,13 @@ class SlideResult:
             status=status,
             facts=facts,
         )
+
+
+def slides_done(results: Sequence[SlideResult], things: str = "slides") -> str:
+    """'12 of 12 slides': those with all their results, each counted once."""
+    ids = {result.slide_id for result in results}
+    failed = {result.slide_id for result in results if result.status == "failed"}
+    return f"{len(ids - failed)} of {len(ids)} {things}"
 
 
 def describe(result: SlideResult) -> str:

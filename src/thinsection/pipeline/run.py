@@ -38,7 +38,7 @@ from thinsection.pipeline.own_encoder import (
 )
 from thinsection.pipeline.prepare import finished_work, skipped_result
 from thinsection.pipeline.records import RECORDS, Record, log
-from thinsection.pipeline.results import SlideResult, describe
+from thinsection.pipeline.results import SlideResult, describe, slides_done
 from thinsection.pipeline.task import OwnEncoderTask, RunTask, filesystem_now
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import LastResult, PoolingConfig, RunConfig
@@ -321,7 +321,7 @@ def _write_patients(task: RunTask, on_message: OnMessage) -> tuple[SlideResult, 
     if encoding.patients == "none":
         return ()
     # imports torch, which other runs may not need
-    from thinsection.pipeline.patients import patients_done, write_patients
+    from thinsection.pipeline.patients import write_patients
 
     results: list[SlideResult] = []
     models = task.models()
@@ -337,7 +337,7 @@ def _write_patients(task: RunTask, on_message: OnMessage) -> tuple[SlideResult, 
     for result in results:
         if result.status == "failed":
             on_message(describe(result))
-    on_message(f"{patients_done(results)} have an embedding")
+    on_message(f"{slides_done(results, 'patients')} have an embedding")
     return tuple(results)
 
 

@@ -15,6 +15,7 @@ from thinsection.files.atomic import write_bytes
 from thinsection.report.qc_store import MASK_KEPT, MASK_USE, QC_FILE, read_qc
 from thinsection.slide import Slide, read_resized
 from thinsection.slide.geometry import best_level
+from thinsection.slide.open import open_slide
 from thinsection.store.ledger import SlideLedger
 from thinsection.types import MaskArray, Mpp, RgbArray, Size
 
@@ -170,17 +171,16 @@ def thumbnail_file(folder: Path) -> Path | None:
 
 
 def open_picture(ledger: SlideLedger) -> Picture:
-    """Stored picture of a slide of a results folder, to draw on.
+    """Picture of a slide of a results folder, to draw on; made from the slide if none is stored.
 
     Raises:
-        StoreError: there is no picture, or it is damaged.
+        StoreError: the stored picture is damaged, or there is neither a picture nor a slide.
+        SlideOpenError: the slide cannot be opened.
     """
     slide = ledger.slide
     files = picture_files(ledger.path.parent)
     if not files or not slide.get("width"):
-        raise StoreError(
-            f"picture of {ledger.slide_id!r} must exist, got none; run `thinsection run` first"
-        )
+        return _picture_of_file(ledger)
     readable = rewording(
         "picture must be readable", files[0], OSError, error=StoreError
     )
@@ -190,6 +190,21 @@ def open_picture(ledger: SlideLedger) -> Picture:
     return Picture(
         rgb=rgb, size_l0=(slide["width"], slide["height"]), slide_mpp=slide_mpp
     )
+
+
+def _picture_of_file(ledger: SlideLedger) -> Picture:
+    """Picture from the slide's file, for results that another tool made."""
+    facts = ledger.slide
+    if not facts.get("slide_path"):
+        raise StoreError(
+            f"picture of {ledger.slide_id!r} must exist, got none and no slide; import again with "
+            "--slides"
+        )
+    mpp = (facts["mpp_x"], facts["mpp_y"]) if facts.get("mpp_x") else None
+    with open_slide(facts["slide_path"], slide_mpp=mpp) as slide:
+        return Picture(
+            rgb=slide_picture(slide), size_l0=slide.size, slide_mpp=slide.slide_mpp
+        )
 
 
 def read_tissue(path: Path) -> MaskArray:

@@ -39,7 +39,8 @@ def slide_facts(slide: Slide, entry: SlideEntry, ledger: SlideLedger) -> Documen
 def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> Document:
     """Facts of the slide and of its stages; later stages win, and warnings are joined.
 
-    With stages of several tile grids, their tiles are added up, and warnings name the grid.
+    With stages of several tile grids, their tiles are added up, and warnings name the grid. Tiles
+    count once in each grid, also where the embeddings of another tool repeat their number.
     """
     merged: Document = {}
     recorded = {
@@ -49,17 +50,20 @@ def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> Document:
     has_several_grids = len(grids.keys() - {""}) > 1
     warnings = [ledger.damage, ledger.slide.get("warnings") or ""]
     merged.update(ledger.slide)
-    num_tiles = 0
+    num_tiles: dict[str, int] = {}  # by grid
     for address, record in recorded.items():
         merged.update(record.facts)
-        num_tiles += record.facts.get("num_tiles", 0)
-        warning = record.facts.get("warnings") or ""
         grid = grid_of(address)
+        if "num_tiles" in record.facts:
+            num_tiles.setdefault(grid, record.facts["num_tiles"])
+        if address == f"{grid}/tiles":
+            num_tiles[grid] = record.facts.get("num_tiles", 0)
+        warning = record.facts.get("warnings") or ""
         if warning and grid and has_several_grids:
             warning = f"{grid}: {warning}"
         warnings.append(warning)
     if "num_tiles" in merged:
-        merged["num_tiles"] = num_tiles
+        merged["num_tiles"] = sum(num_tiles.values())
     different = dict.fromkeys(text for text in warnings if text)
     return merged | {"warnings": "; ".join(different)}
 

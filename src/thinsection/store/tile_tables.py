@@ -87,6 +87,9 @@ def tile_table_files(
     others = sorted(paths.keys() - set(plain))
     for address in (*first, *others):
         columns = column_names(paths[address])
+        # older versions imported tiles without the group
+        if columns is None and address == plain[0]:
+            columns = ()
         if columns is not None:
             yield TileTableFile(address=address, path=paths[address], columns=columns)
 

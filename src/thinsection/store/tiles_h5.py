@@ -236,6 +236,11 @@ class TilesWriter(Closing):
             dataset.extend(values)
             self._raw.check()
 
+    def add_table(self) -> None:
+        """Makes the file a tile table, also if it gets no column."""
+        with output_errors(self._path):
+            self._file.require_group("tiles")
+
     def add_column(self, name: str, values: Column) -> None:
         """Adds a per-tile column under /tiles."""
         with output_errors(self._path):
