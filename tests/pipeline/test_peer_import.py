@@ -286,7 +286,9 @@ def test_what_nobody_knows_of_a_slide_leaves_it_out(tmp_path: Path) -> None:
         file.attrs.update({"unit": "um", "tile_size_um": 256.0, "tile_size_px": 224})
     (folder / "slide.csv").write_text("PATIENT,FILENAME,mpp\np,a.h5,0.25\n")
     import_peer(folder, tmp_path / "out", "stamp")
-    with pytest.raises(StoreError, match=r"none of 1 slide in .*; a: left out: size is"):
+    with pytest.raises(
+        StoreError, match=r"none of 1 slide in .*; a: left out: size is"
+    ):
         export_peer(
             tmp_path / "out", tmp_path / "clam", "clam", on_left_out=left.append
         )
