@@ -12,15 +12,12 @@ from thinsection.evaluation.embeddings import FeatureFiles
 from thinsection.evaluation.labels import (
     Cohort,
     LabelsConfig,
-    Target,
-    class_name,
-    drop_missing,
     encode_labels,
-    is_missing,
     join_labels,
-    read_number,
     several,
 )
+from thinsection.evaluation.readings import class_name, is_missing, read_number
+from thinsection.evaluation.target import Target
 
 BINARY = Target(kind="binary", columns=("y",), names=("no", "yes"))
 SEVERAL = Target(kind="multilabel", columns=("a", "b"), names=("a", "b"))
@@ -142,27 +139,16 @@ def test_slides_of_a_case_are_listed_where_there_are_several() -> None:
 # cells of labels
 
 
-@pytest.mark.parametrize("text", ["", " ", "NA", " n/a ", "NaN", "[Unknown]", "null"])
+@pytest.mark.parametrize(
+    "text", ["", " ", "NA", " n/a ", "NaN", "[Unknown]", "null", "None", "'--"]
+)
 def test_words_for_no_value_are_missing_in_any_capitals(text: str) -> None:
     assert is_missing(text)
 
 
-@pytest.mark.parametrize("text", ["0", "no", "none", "a"])
+@pytest.mark.parametrize("text", ["0", "no", "+", "not detected", "a"])
 def test_other_words_are_values(text: str) -> None:
     assert not is_missing(text)
-
-
-def test_rows_without_a_value_are_counted_by_their_word() -> None:
-    rows = [
-        {"slide_id": "a", "x": "1", "y": "2"},
-        {"slide_id": "b", "x": "NA", "y": "2"},
-        {"slide_id": "c", "x": "NA", "y": "unknown"},
-        {"slide_id": "d", "x": "", "y": "2"},
-    ]
-    kept, lines = drop_missing(rows, ("x", "y"), "slide_id")
-    assert kept == rows[:1]
-    assert lines == ["no x or y in 3 rows ('NA' 2, 'unknown' 1): b, c, d"]
-    assert drop_missing(rows[:1], ("x", "y"), "slide_id") == (rows[:1], [])
 
 
 @pytest.mark.parametrize(
@@ -378,17 +364,24 @@ def test_survival_is_summed_up_by_its_events_and_median_time(tmp_path: Path) -> 
     assert cohort.target.names == ("risk",)
 
 
-def test_survival_without_an_event_or_with_a_time_of_0_is_refused(
+def test_survival_without_an_event_or_with_a_negative_time_is_refused(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(DatasetError, match="got only censored cases"):
         survival(tmp_path, ["a,0,10", "b,0,20"])
-    with pytest.raises(DatasetError, match=r"time must be > 0, got 0\.0"):
-        survival(tmp_path, ["a,1,10", "b,0,0"])
+    with pytest.raises(
+        DatasetError,
+        match=r"days must be >= 0, got a negative time \(-3\) in line 3 \(b\) of .*drop-unus",
+    ):
+        survival(tmp_path, ["a,1,10", "b,0,-3"])
+    cohort = survival(tmp_path, ["a,1,10", "b,0,-3", "c,1,0"], drop_unusable=True)
+    assert cohort.values == ((1.0, 10.0), (1.0, 0.0))
 
 
 def test_a_time_that_is_no_number_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="days must be a number, got 'yes'"):
+    with pytest.raises(
+        DatasetError, match=r"must be >= 0, got no time \('yes'\) in line 2 \(a\)"
+    ):
         survival(tmp_path, ["a,1,yes", "b,0,20"])
 
 

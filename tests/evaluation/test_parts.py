@@ -9,13 +9,14 @@ import pytest
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
 from thinsection.errors import ConfigError, DatasetError, InvalidInputError
-from thinsection.evaluation.labels import Cohort, Target
+from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.parts import (
     Drawing,
     make_parts,
     read_splits,
     why_unscorable,
 )
+from thinsection.evaluation.target import Target
 
 CLASSES = Target(kind="binary", columns=("label",), names=("a", "b"))
 

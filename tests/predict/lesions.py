@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tests.support.lesion import Box, plant
 
-from thinsection.evaluation.labels import Target
+from thinsection.evaluation.target import Target
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.run import run
 from thinsection.predict.bags import Bags

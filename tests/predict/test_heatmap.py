@@ -15,7 +15,7 @@ from tests.support.lesion import Box, inside, write_with_lesion
 import thinsection as ts
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.evaluation.labels import Target
+from thinsection.evaluation.target import Target
 from thinsection.files.atomic import TMP_MARK
 from thinsection.pipeline.tiled_slide import tiled_slide
 from thinsection.predict.answering import through, tile_scores

@@ -17,7 +17,7 @@ from thinsection.errors import (
     ThinsectionError,
     WeightsError,
 )
-from thinsection.evaluation.labels import Target
+from thinsection.evaluation.target import Target
 from thinsection.pool import load_slide_encoder
 from thinsection.pool.encoder import Expects, check_fit
 from thinsection.predict.heads.config import HeadConfig

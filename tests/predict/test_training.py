@@ -14,8 +14,9 @@ import torch
 from tests.predict.planted import planted, write_embeddings
 
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.evaluation.labels import LabelsConfig, Target, read_cohort
+from thinsection.evaluation.labels import LabelsConfig, read_cohort
 from thinsection.evaluation.parts import Drawing, make_parts
+from thinsection.evaluation.target import Target
 from thinsection.files.atomic import read_table
 from thinsection.predict import folds
 from thinsection.predict.adamw import AdamW

@@ -82,6 +82,9 @@ COMMANDS = {
     ),
     "config": Command(FOLDERS, "run", "Print every setting of a run as a TOML file."),
     "cache": Command(FOLDERS, "results", "List, verify and remove feature caches."),
+    "labels": Command(
+        EVALUATION, "labels", "Show how a table of labels is read, before training."
+    ),
     "probe": Command(
         EVALUATION,
         "probe",

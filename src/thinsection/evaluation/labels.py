@@ -20,74 +20,27 @@ from thinsection.evaluation.cases import (
     group_rows,
     listed_names,
     patient_of,
-    plain_id,
     site_of,
     spelling_notes,
 )
 from thinsection.evaluation.embeddings import FeatureFiles, feature_files
-from thinsection.evaluation.tables import TextRow, read_rows, require_columns
+from thinsection.evaluation.follow_up import TIMES_SIGN
+from thinsection.evaluation.label_table import LabelTable, read_label_table
+from thinsection.evaluation.label_values import LabelColumns, read_values
+from thinsection.evaluation.readings import ValueReading, class_name, is_missing
+from thinsection.evaluation.tables import TextRow
+from thinsection.evaluation.target import (
+    INTERVALS,
+    Floats,
+    Kind,
+    PositiveRule,
+    Target,
+    TaskName,
+)
 from thinsection.pipeline.folder import open_results
+from thinsection.slide.known_ids import KnownIds
 from thinsection.store.ledger import SLIDES
 from thinsection.types import counted
-
-Kind = Literal["binary", "multiclass", "multilabel", "regression", "cox", "discrete"]
-TaskName = Literal[
-    "auto", "binary", "multiclass", "multilabel", "regression", "cox", "discrete"
-]
-PositiveRule = Literal["", "choice", "rarer", "tie"]
-Floats = npt.NDArray[np.float64]
-INTERVALS = 4  # of time in 'discrete', with equally many training events each
-MOST_CLASSES = 10  # different numbers that are taken for classes
-# names of the column slide_id in tables of cohorts and of other tools, in any capitals
-SLIDE_ALIASES = (
-    "slide",
-    "sample_id",
-    "filename",
-    "slide_path",
-    "image_path",
-    "wsi",
-)
-# words for "no value" in a cell of a label, a time or a site, in any capitals
-MISSING = frozenset(
-    {
-        "",
-        "na",
-        "n/a",
-        "#n/a",
-        "nan",
-        "null",
-        "unknown",
-        "[unknown]",
-        "not available",
-        "[not available]",
-        "not reported",
-        "[not applicable]",
-    }
-)
-_STAMPS_PATIENT = "PATIENT"  # its one column for case and patient
-# why a class is the positive one, by `Target.positive_by`
-_POSITIVE_WORDS = {
-    "choice": "chosen with --positive",
-    "rarer": "the rarer class in training; --positive chooses another",
-    "tie": (
-        "the last in alphabetical order, as both classes are equally frequent in training; "
-        "--positive chooses another"
-    ),
-    "": (
-        "the last in alphabetical order, as in all models of earlier versions; train the model "
-        "again to choose with --positive"
-    ),
-}
-_FLAGS = {
-    "1": 1.0,
-    "1.0": 1.0,
-    "true": 1.0,
-    "yes": 1.0,
-    "0": 0.0,
-    "0.0": 0.0,
-    "false": 0.0,
-    "no": 0.0,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +49,7 @@ class LabelsConfig:
 
     labels: Path | None = option(
         None,
-        "Table (CSV, TSV or Parquet) with the column slide_id or case_id, and the "
+        "Table (CSV, TSV, Excel or Parquet) with the column slide_id or case_id, and the "
         "target. [required]",
         daily=True,
     )
@@ -105,11 +58,22 @@ class LabelsConfig:
         "Column to predict; repeat the option for several labels. [required]",
         daily=True,
     )
-    time: str | None = option(
+    time: str | tuple[str, ...] | None = option(
         None,
-        "Survival: column with the time to the event or to the end of follow-up. "
-        "--target is then the event (0 or 1).",
+        "Survival: column with the time to the event or to the end of follow-up; repeat the "
+        "option for two columns. --target is then the event.",
         daily=True,
+    )
+    read: tuple[str, ...] = option(
+        (),
+        "How a value of target or time is read, as VALUE=READING: missing, class, event, "
+        "censored, or another class or number. Such as NA=class, 2=event, pos=positive; repeat "
+        "the option for several.",
+    )
+    drop_unusable: bool = option(
+        False,
+        "Leave out the rows with a missing or negative time, or a limit (<5) as a number, in "
+        "place of an error that names them.",
     )
     task: TaskName = option(
         "auto",
@@ -142,124 +106,25 @@ class LabelsConfig:
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns of the table that are learnt: the target, and the time."""
-        if self.time:
-            return (*self.target, self.time)
+        if self.times:
+            return (*self.target, TIMES_SIGN.join(self.times))
         return self.target
 
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """Meaning of a head's outputs."""
-
-    kind: Kind
-    columns: tuple[str, ...]  # of the table: one, several labels, or event and time
-    # of the outputs: classes, labels, the value, the risk, intervals
-    names: tuple[str, ...]
-    # of two classes the one that sensitivity, curves and thresholds are about; '' in files of
-    # earlier versions, where it is the second name
-    positive: str = ""
-    positive_by: PositiveRule = ""  # how it was chosen
-    # of the training cases of one fold, see `fitted`
-    edges: tuple[float, ...] = ()  # between the intervals of time
-    center: float = 0.0  # a value is learnt as (value - center) / spread
-    spread: float = 1.0
+    @property
+    def times(self) -> tuple[str, ...]:
+        """Columns of the times."""
+        return (self.time,) if isinstance(self.time, str) else self.time or ()
 
     @property
-    def exclusive(self) -> bool:
-        """True where a case is of one class."""
-        return self.kind in ("binary", "multiclass")
-
-    @property
-    def positive_index(self) -> int:
-        """Number of the positive class of two."""
-        return self.names.index(self.positive) if self.positive else 1
-
-    @property
-    def positive_first(self) -> tuple[int, int]:
-        """Numbers of two classes, the positive one first."""
-        return self.positive_index, 1 - self.positive_index
-
-    @property
-    def positive_words(self) -> str:
-        """The positive class of two, and why it is this one; '' for other targets."""
-        if self.kind != "binary":
-            return ""
-        return (
-            f"{self.names[self.positive_index]} ({_POSITIVE_WORDS[self.positive_by]})"
+    def values(self) -> LabelColumns:
+        """The settings that `read_values` needs."""
+        return LabelColumns(
+            target=self.target,
+            times=self.times,
+            task=self.task,
+            read=self.read,
+            drop_unusable=self.drop_unusable,
         )
-
-    def fitted(self, values: Floats) -> "Target":
-        """The target with centre, spread and edges of training cases, values (n, T)."""
-        if self.kind == "regression":
-            center = float(values.mean())
-            spread = float(values.std()) or 1.0
-            return replace(self, center=center, spread=spread)
-        if self.kind == "discrete":
-            times = values[values[:, 0] == 1, 1]
-            if len(times) == 0:
-                rule = "training cases of each fold must have an event"
-                raise DatasetError(
-                    f"{rule}, got none in {counted(len(values), 'case')}"
-                )
-            cuts = np.linspace(0, 1, INTERVALS + 1)[1:-1]
-            return replace(self, edges=tuple(np.quantile(times, cuts).tolist()))
-        return self
-
-    def strata(self, values: Floats) -> npt.NDArray[np.int64]:
-        """Strata of folds (n,): class, event, a value's quarter, number of labels."""
-        if self.kind == "regression":
-            return np.searchsorted(np.quantile(values, (0.25, 0.5, 0.75)), values[:, 0])
-        if self.kind == "multilabel":
-            return np.asarray(values.sum(axis=1), dtype=np.int64)
-        return np.asarray(values[:, 0], dtype=np.int64)
-
-    def answers(self, logits: npt.NDArray[np.floating]) -> Floats:
-        """Answers (n, K) of logits (n, K), column by column as `names`.
-
-        Probabilities of classes or labels; the value; the log risk; of 'discrete' the probability
-        that the event is in an interval.
-        """
-        from scipy.special import expit, softmax  # `--help` must not wait for it
-
-        z = np.asarray(logits, dtype=np.float64)
-        if self.exclusive:
-            return np.asarray(softmax(z, axis=1))
-        if self.kind == "multilabel":
-            return np.asarray(expit(z))
-        if self.kind == "discrete":
-            hazard = np.concatenate([expit(z[:, :-1]), np.ones((len(z), 1))], axis=1)
-            before = np.cumprod(np.c_[np.ones(len(z)), 1 - hazard[:, :-1]], axis=1)
-            return np.asarray(before * hazard)
-        return self.center + self.spread * z
-
-    def risk(self, answers: Floats) -> Floats:
-        """One number (n,) that is higher the earlier the event: minus the mean interval."""
-        if self.kind == "cox":
-            return answers[:, 0]
-        return np.asarray(-answers @ np.arange(len(self.names)))
-
-    def truth_cells(self, values: Sequence[float]) -> dict[str, str | float]:
-        """True values (T,) of a case as cells of a table: its class, else one a column."""
-        if self.exclusive:
-            return {"truth": self.names[int(values[0])]}
-        pairs = zip(self.columns, values, strict=True)
-        return {f"truth_{column}": value for column, value in pairs}
-
-    def cells(self, answers: Sequence[float]) -> dict[str, str | float | None]:
-        """Answers (K,) as cells of a table, empty ones for (): the class or risk, then each."""
-        row = np.array([answers])
-        cells: dict[str, str | float | None] = {}
-        if self.exclusive:
-            cells["prediction"] = self.names[int(row.argmax())] if row.size else None
-        elif self.kind == "discrete":
-            cells["risk"] = float(self.risk(row)[0]) if row.size else None
-        begin = "" if self.kind in ("cox", "regression") else "p_"
-        return cells | self.named(begin, answers)
-
-    def named(self, begin: str, values: Sequence[float]) -> dict[str, float | None]:
-        """A cell for each output, its name with `begin` before it; empty ones for ()."""
-        cells: Sequence[float | None] = values or [None for _ in self.names]
-        return {begin + name: cell for name, cell in zip(self.names, cells)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,6 +147,8 @@ class Cohort:
     without_embeddings: int = 0  # labelled rows without embeddings
     account: tuple[str, ...] = ()  # what matched, what did not, and why
     warnings: tuple[str, ...] = ()
+    reading: tuple[ValueReading, ...] = ()  # how each value of the table is read
+    questions: tuple[str, ...] = ()  # what must be answered before a model is trained
 
     @property
     def array(self) -> Floats:
@@ -329,7 +196,20 @@ def check_label_table(config: LabelsConfig) -> None:
 
     Memory: the table. Raises DatasetError, ConfigError: no table, no target, no such column.
     """
-    _read_label_rows(_label_table(config), config, ())
+    read_labels_of(config, (), {})
+
+
+def read_labels_of(
+    config: LabelsConfig, slides: Collection[str], owners: Mapping[str, str]
+) -> LabelTable:
+    """The table of labels, which has all columns of the settings, see `read_label_table`."""
+    if not config.labels or not config.target:
+        raise ConfigError(
+            "labels and target must be set, got neither; pass --labels FILE --target COLUMN"
+        )
+    site = (config.site,) if config.site else ()
+    columns = (*config.target, *config.times, *site, *config.subgroup)
+    return read_label_table(Path(config.labels), columns, slides, owners)
 
 
 def join_labels(
@@ -346,41 +226,61 @@ def join_labels(
         config: the table, and its columns.
         trained: the target of a model that is tested on these cases: its classes are taken.
     """
-    table = _label_table(config)
     files, lacking, place = embeddings
-    rows, key = _read_label_rows(table, config, {*files, *lacking})
-    labelled, blank = drop_missing(rows, config.columns, key)
-    slides_by_key = _slides_by_key(key, files, owners)
-    pairs, missing = _match(labelled, key, slides_by_key, lacking)
-    used = [slide for slide, _ in pairs]
+    known = {*files, *lacking}
+    table = read_labels_of(config, known, owners)
+    slides_of_rows = table.slides_of_rows(files, owners)
+    matched = [i for i, slides in enumerate(slides_of_rows) if slides]
+    learnt = read_values(table, matched, config.values, trained)
+    unlabelled = [i for i in range(len(table.rows)) if i not in learnt.labelled]
+    ids = KnownIds(known if table.key == "slide_id" else _patients(known, owners))
+    lost = [
+        table.words_of_unknown(i, ids, lacking)
+        for i in range(len(table.rows))
+        if not slides_of_rows[i] and i in learnt.labelled
+    ]
+    pairs = [(slide, i) for i in learnt.rows for slide in slides_of_rows[i]]
+    used = {slide for slide, _ in pairs}
+    key_words = table.key.removesuffix("_id")
     lines = [
-        f"{counted(len(rows), 'row')} in {table.name}, matched by {key} to "
-        f"{counted(len(files), 'slide')} in {place}",
+        f"{counted(len(table.rows), 'row')} in {table.path.name}, matched by "
+        f"{table.key_column} to {counted(len(files), 'slide')} in {place}",
+        *table.notes,
+        *_count_line(lost, f"labelled {key_words}", "no embeddings for"),
+        *_blank_line(table, unlabelled, config),
+        *learnt.notes,
         *_count_line(
-            missing, f"labelled {key.removesuffix('_id')}", "no embeddings for"
-        ),
-        *blank,
-        *_count_line(
-            sorted({*files} - {*used}), "slide", "no label for", " with embeddings"
+            sorted({*files} - used), "slide", "no label for", " with embeddings"
         ),
     ]
+    if learnt.problems:
+        raise DatasetError("; and ".join(learnt.problems))
     if not pairs:
         raise DatasetError(
             f"labels must match embeddings, got no match; {'; '.join(lines)}"
         )
-
-    cases, groups = _owners_of(pairs, owners, table.name)
-    texts = _one_per_case(pairs, cases, config.columns, table.name)
-    target, values, spread = _learnt([*texts.values()], config, table.name, trained)
-    slides, patients = _slides_and_patients(used, cases, groups, table.name)
+    rows_by_pair = [table.rows[i] for _, i in pairs]
+    named = list(zip((slide for slide, _ in pairs), rows_by_pair, strict=True))
+    where = table.path.name
+    cases, groups = _owners_of(named, owners, where)
+    cell_by_row = dict(zip(learnt.rows, learnt.cells, strict=True))
+    labels = _one_per_case(
+        [cell_by_row[i] for _, i in pairs], cases, config.columns, where
+    )
+    target, values, spread = _learnt(
+        learnt.kind, list(labels.values()), config, where, trained
+    )
+    slides, patients = _slides_and_patients(
+        [slide for slide, _ in pairs], cases, groups, where
+    )
     kind = f"{target.kind}{' (by its values)' * (config.task == 'auto')}"
     use = "training" if trained is None else "testing"
-    owner_lines, warnings = _owner_notes(pairs, groups)
-    sites, site_lines = _sites(pairs, cases, config.site, table.name)
+    owner_lines, warnings = _owner_notes(named, groups)
+    sites, site_lines = _sites(named, cases, config.site, where)
     return Cohort(
         target=target,
         place=place,
-        cases=tuple(texts),
+        cases=tuple(labels),
         slides=tuple(map(tuple, slides.values())),
         files=tuple(_absolute_files(names, files) for names in slides.values()),
         values=tuple(tuple(row) for row in values.tolist()),
@@ -388,17 +288,19 @@ def join_labels(
         unit=groups.unit,
         sites=sites,
         subgroup_columns=config.subgroup,
-        subgroups=_subgroups(pairs, cases, config.subgroup, table.name),
-        unlabelled=len(rows) - len(labelled),
-        without_embeddings=len(missing),
+        subgroups=_subgroups(named, cases, config.subgroup, where),
+        unlabelled=len(unlabelled),
+        without_embeddings=len(lost),
         account=(
-            f"{counted(len(set(used)), 'slide')} of {counted(len(texts), 'case')} for {use}",
+            f"{counted(len(used), 'slide')} of {counted(len(labels), 'case')} for {use}",
             *lines,
             *owner_lines,
             *site_lines,
             f"{', '.join(config.columns)}: {kind}: {spread}",
         ),
         warnings=tuple(warnings),
+        reading=learnt.readings,
+        questions=learnt.questions,
     )
 
 
@@ -408,92 +310,24 @@ def _absolute_files(
     return tuple(str(files[slide].absolute()) for slide in slides)
 
 
-def _label_table(config: LabelsConfig) -> Path:
-    """Path of the label table. Raises ConfigError: there is none, or no target is set."""
-    if not config.labels or not config.target:
-        raise ConfigError(
-            "labels and target must be set, got neither; pass --labels FILE --target COLUMN"
-        )
-    table = Path(config.labels)
-    if not table.is_file():
-        raise ConfigError(f"labels must be an existing file, got {str(table)!r}")
-    return table
+def _patients(slides: Collection[str], owners: Mapping[str, str]) -> set[str]:
+    return {owners.get(slide) or patient_of(slide) for slide in slides}
 
 
-def _read_label_rows(
-    table: Path, config: LabelsConfig, slides: Collection[str]
-) -> tuple[list[TextRow], str]:
-    """Rows under our names of columns, and the column that names a slide or a case."""
-    rows = read_rows(table, config.columns)
-    if config.site:
-        require_columns(rows[0], (config.site,), table)
-    require_columns(rows[0], config.subgroup, table)
-    aliases = {
-        "slide_id": _slide_column(rows, slides),
-        "case_id": _STAMPS_PATIENT if _STAMPS_PATIENT in rows[0] else "",
-    }
-    renamed: list[TextRow] = []
-    for row in rows:
-        more = {
-            name: row[alias]
-            for name, alias in aliases.items()
-            if alias and name not in row
-        }
-        renamed.append({**row, **more})
-    keys = [name for name in ("slide_id", *CASE_COLUMNS) if name in renamed[0]]
-    if not keys:
-        raise DatasetError(
-            f"labels must have the column slide_id or case_id, got {', '.join(rows[0])} in "
-            f"{str(table)!r}; slide_id may also be called {', '.join(SLIDE_ALIASES)}"
-        )
-    return renamed, keys[0]
-
-
-def _slide_column(rows: Sequence[TextRow], slides: Collection[str]) -> str:
-    """Column that names slides under another name than slide_id; '' if there is none.
-
-    Beside a case column it must contain a slide, as `slide` may be the number of a slide.
-    """
-    by_lower_name = {name.lower(): name for name in rows[0]}
-    columns = [by_lower_name[a] for a in SLIDE_ALIASES if a in by_lower_name]
-    for column in columns:
-        if any(_slide_named(row[column], slides) is not None for row in rows):
-            return column
-    has_case = any(name in rows[0] for name in (*CASE_COLUMNS, _STAMPS_PATIENT))
-    return "" if has_case or not columns else columns[0]
-
-
-def _slide_named(text: str, names: Collection[str]) -> str | None:
-    """The name that a cell stands for: as written, or without folder and suffix; else None."""
-    path = Path(text)
-    for candidate in (text, path.name, path.stem):
-        if candidate in names:
-            return candidate
-    return None
-
-
-def is_missing(text: str) -> bool:
-    """True for a cell that holds no value, see `MISSING`."""
-    return text.strip().lower() in MISSING
-
-
-def drop_missing(
-    rows: Sequence[TextRow], columns: Sequence[str], key: str
-) -> tuple[list[TextRow], list[str]]:
-    """Rows with a value in every column, and a sentence that counts and names the others."""
-    kept: list[TextRow] = []
-    names: list[str] = []
-    words: Counter[str] = Counter()
-    for row in rows:
-        missing = [row[column] for column in columns if is_missing(row[column])]
-        if missing:
-            names.append(row.get(key, ""))
-            words.update(missing)
-        else:
-            kept.append(row)
+def _blank_line(
+    table: LabelTable, rows: Sequence[int], config: LabelsConfig
+) -> list[str]:
+    """A line that counts and names the rows without a label, by their words for it."""
+    words = Counter(
+        table.rows[i][column]
+        for i in rows
+        for column in config.target
+        if is_missing(table.rows[i][column])
+    )
     counts = [f"{word!r} {count}" for word, count in words.most_common() if word]
     written = f" ({', '.join(counts)})" if counts else ""
-    return kept, _count_line(names, "row", f"no {' or '.join(columns)} in", written)
+    names = [table.name(i) for i in rows]
+    return _count_line(names, "row", f"no {' or '.join(config.target)} in", written)
 
 
 def known_patients(data: Path) -> dict[str, str]:
@@ -506,45 +340,6 @@ def known_patients(data: Path) -> dict[str, str]:
         if patient:
             patients[slide] = str(patient)
     return patients
-
-
-def _slides_by_key(
-    key: str, files: Mapping[str, Path], owners: Mapping[str, str]
-) -> dict[str, list[str]]:
-    """Slides by what a row's key names: themselves, or their patient."""
-    if key == "slide_id":
-        return {slide: [slide] for slide in files}
-    by_patient = defaultdict[str, list[str]](list)
-    for slide in files:
-        by_patient[owners.get(slide) or patient_of(slide)].append(slide)
-    return by_patient
-
-
-def _match(
-    rows: Sequence[TextRow],
-    key: str,
-    slides_by_key: Mapping[str, Sequence[str]],
-    lacking: Mapping[str, str],
-) -> tuple[list[tuple[str, TextRow]], list[str]]:
-    """Each slide with its row, and the names that have no embeddings, with the reason."""
-    pairs: list[tuple[str, TextRow]] = []
-    missing: list[str] = []
-    spellings = {plain_id(name): name for name in slides_by_key}
-    for row in rows:
-        name = _slide_named(row[key], slides_by_key)
-        if name is not None:
-            pairs += [(slide, row) for slide in slides_by_key[name]]
-            continue
-        bare = _slide_named(row[key], lacking)
-        similar = spellings.get(plain_id(Path(row[key]).stem))
-        similar = similar or spellings.get(plain_id(row[key]))
-        if bare is not None:
-            missing.append(f"{bare} ({lacking[bare]})")
-        elif similar is not None:
-            missing.append(f"{row[key]} (did you mean {similar}?)")
-        else:
-            missing.append(row[key])
-    return pairs, missing
 
 
 def _owners_of(
@@ -562,22 +357,22 @@ def _owners_of(
 
 
 def _one_per_case(
-    pairs: Sequence[tuple[str, TextRow]],
+    cells_of_rows: Sequence[Sequence[str | float]],
     cases: Sequence[str],
     columns: Sequence[str],
     where: str,
-) -> dict[str, list[str]]:
+) -> dict[str, list[str | float]]:
     """Case -> its cells of some columns, which are the same in all of its rows."""
-    texts: dict[str, list[str]] = {}
-    for (_, row), case in zip(pairs, cases, strict=True):
-        cells = [row[column] for column in columns]
-        first = texts.setdefault(case, cells)
+    cells_by_case: dict[str, list[str | float]] = {}
+    for row, case in zip(cells_of_rows, cases, strict=True):
+        cells = list(row)
+        first = cells_by_case.setdefault(case, cells)
         if first != cells:
             raise DatasetError(
                 f"slides of a case must have the same {', '.join(columns)}, "
                 f"got {first} and {cells} for {case!r} in {where!r}"
             )
-    return texts
+    return cells_by_case
 
 
 def _slides_and_patients(
@@ -666,9 +461,11 @@ def _sites(
 ) -> tuple[tuple[str, ...], list[str]]:
     """The site of each case, and a sentence on where it is from; () where nobody knows."""
     if column:
-        by_case = _one_per_case(pairs, cases, (column,), where)
-        sites = [text for (text,) in by_case.values()]
-        blank = [case for case, (text,) in by_case.items() if is_missing(text)]
+        by_case = _one_per_case(
+            [[row[column]] for _, row in pairs], cases, (column,), where
+        )
+        sites = [str(text) for (text,) in by_case.values()]
+        blank = [case for case, (text,) in by_case.items() if is_missing(str(text))]
         if blank:
             raise DatasetError(
                 f"{column} must name a site for each case, got none for "
@@ -694,10 +491,12 @@ def _subgroups(
     where: str,
 ) -> tuple[tuple[str, ...], ...]:
     """The subgroup of each case, column by column; 'missing' where the cell is."""
-    cells_by_case = _one_per_case(pairs, cases, columns, where)
+    cells_by_case = _one_per_case(
+        [[row[column] for column in columns] for _, row in pairs], cases, columns, where
+    )
     subgroups = []
     for place in range(len(columns)):
-        cells = [cells[place] for cells in cells_by_case.values()]
+        cells = [str(cells[place]) for cells in cells_by_case.values()]
         subgroups.append(
             tuple("missing" if is_missing(cell) else cell for cell in cells)
         )
@@ -714,45 +513,33 @@ def _count_line(
 
 
 def _learnt(
-    texts: Sequence[Sequence[str]],
+    kind: Kind,
+    cells: Sequence[Sequence[str | float]],
     config: LabelsConfig,
     where: str,
     trained: Target | None = None,
 ) -> tuple[Target, Floats, str]:
     """The target, the values (n, T) of the cases, and how these are spread, in words."""
-    kind = config.task if config.task != "auto" else _kind(texts, config)
     columns = config.columns
-    survival = kind in ("cox", "discrete")
-    one_target = len(config.target) == 1 or kind == "multilabel"
     if config.positive is not None and kind != "binary":
         raise ConfigError(
             f"positive must go with two classes, got {config.positive!r} for a target of kind "
             f"{kind}; leave --positive out"
         )
-    if not one_target or survival != bool(config.time):
-        needs = "one target and --time" if survival else "one target, no --time"
-        raise ConfigError(f"{kind} must have {needs}, got {columns}")
     if kind in ("binary", "multiclass"):
-        cells = [text for (text,) in texts]
+        texts = [str(text) for (text,) in cells]
         if trained:
-            names, labels = encode_labels(cells, where, trained.names)
+            names, labels = encode_labels(texts, where, trained.names)
             target = replace(trained, columns=columns)
         else:
-            target, labels = _class_target(cells, kind, config, where)
+            target, labels = _class_target(texts, kind, config, where)
         counts = np.bincount(labels, minlength=len(target.names))
         pairs = zip(target.names, counts, strict=True)
         spread = ", ".join(f"{name} {count}" for name, count in pairs)
         if target.positive_words:
             spread += f"; positive class: {target.positive_words}"
         return target, labels[:, None].astype(np.float64), spread
-    flagged = {*columns} if kind == "multilabel" else set[str]()
-    if survival:
-        flagged = {config.target[0]}
-    numbers = []
-    for row in texts:
-        cells = zip(row, columns, strict=True)
-        numbers.append([read_number(t, c, where, flag=c in flagged) for t, c in cells])
-    values = np.array(numbers, dtype=np.float64)
+    values = np.array(cells, dtype=np.float64)
     target = Target(kind=kind, columns=columns, names=columns)
     if kind == "multilabel":
         sums = zip(columns, values.sum(axis=0), strict=True)
@@ -765,8 +552,6 @@ def _learnt(
         raise DatasetError(
             f"at least one case must have an event, got only censored cases in {where!r}"
         )
-    if times.min() <= 0:
-        raise DatasetError(f"time must be > 0, got {times.min()} in {where!r}")
     names = tuple(f"interval_{i + 1}" for i in range(INTERVALS))
     target = replace(target, names=("risk",) if kind == "cox" else names)
     return (
@@ -821,15 +606,6 @@ def _positive_class(
     return names[int(counts.argmin())], "rarer"
 
 
-def class_name(text: str) -> str:
-    """A label's text; whole numbers without '.0', so that 1 and 1.0 are one class."""
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    return str(int(number)) if number.is_integer() else text
-
-
 def encode_labels(
     texts: Sequence[str], where: str, class_names: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
@@ -862,35 +638,3 @@ def encode_labels(
             )
     index = {name: i for i, name in enumerate(names)}
     return names, np.array([index[label] for label in labels], dtype=np.int64)
-
-
-def _kind(texts: Sequence[Sequence[str]], config: LabelsConfig) -> Kind:
-    """The kind by the columns and the values: two are classes, many numbers are a measure."""
-    if config.time or len(config.target) > 1:
-        return "cox" if config.time else "multilabel"
-    values = {class_name(text) for (text,) in texts}
-    try:
-        numbers = {float(value) for value in values}
-    except ValueError:
-        numbers = set()
-    if len(numbers) > MOST_CLASSES or any(number % 1 for number in numbers):
-        return "regression"
-    return "binary" if len(values) == 2 else "multiclass"
-
-
-def read_number(text: str, column: str, where: str, *, flag: bool = False) -> float:
-    """The number of a cell; of a flag 0 or 1, also true, false, yes, no.
-
-    Raises DatasetError: it is none, or not finite.
-    """
-    if flag:
-        if text.lower() not in _FLAGS:
-            raise DatasetError(f"{column} must be 0 or 1, got {text!r} in {where!r}")
-        return _FLAGS[text.lower()]
-    try:
-        value = float(text)
-    except ValueError:
-        value = np.nan
-    if not np.isfinite(value):
-        raise DatasetError(f"{column} must be a number, got {text!r} in {where!r}")
-    return value

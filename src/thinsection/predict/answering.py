@@ -16,8 +16,8 @@ import torch
 from thinsection.config import from_mapping
 from thinsection.errors import InvalidInputError, OutputError, StoreError
 from thinsection.evaluation.embeddings import open_embeddings
-from thinsection.evaluation.labels import Target
 from thinsection.evaluation.leaks import content_digest
+from thinsection.evaluation.target import Target
 from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
 from thinsection.jobs.task import OnEvent, Report, Task

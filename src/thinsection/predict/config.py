@@ -117,6 +117,13 @@ class FoldsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LabelsRunConfig:
+    """All settings of `thinsection labels`."""
+
+    columns: LabelsConfig = section(LabelsConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """All settings of `thinsection train`, by section."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -19,7 +19,13 @@ from typing import NamedTuple
 import numpy as np
 
 from thinsection.config import as_mapping, nearest
-from thinsection.errors import ClusterError, ConfigError, StoreError, rewording
+from thinsection.errors import (
+    ClusterError,
+    ConfigError,
+    DatasetError,
+    StoreError,
+    rewording,
+)
 from thinsection.evaluation.labels import Cohort, read_cohort
 from thinsection.evaluation.leaks import Contents, check_copies, read_contents, sketches
 from thinsection.evaluation.parts import Drawing, make_parts
@@ -121,6 +127,8 @@ def train(
     cohort = read_cohort(Path(data), config.labels)
     for line in cohort.account:
         on_message(line)
+    if cohort.questions:
+        raise DatasetError("; and ".join(cohort.questions))
     study, contents, notes = plan(cohort, config.cross, config.fit.seed)
     warnings = [f"warning: {warning}" for warning in study.warnings]
     for line in (*notes, *warnings, *tested.forecast(study)):
@@ -289,6 +297,7 @@ def _document(
         "folds": _fold_rows(trained, scored),
         "heads": [result.name for result in trained.results],
         "account": [*study.cohort.account, *notes],
+        "reading": [asdict(reading) for reading in study.cohort.reading],
         "settings": as_mapping(config),
         "versions": versions(),
         "temperature": trained.temperature,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from PIL import Image
 from scipy.stats import rankdata
 
-from thinsection.evaluation.labels import Floats
+from thinsection.evaluation.target import Floats
 from thinsection.files.pages import data_uri, render_page
 from thinsection.predict.heatmap_links import LINKS_NAME
 from thinsection.predict.tested import Tested, outcome_columns

@@ -18,9 +18,10 @@ import psutil
 from safetensors import SafetensorError
 
 from thinsection.config import as_mapping, from_mapping
-from thinsection.evaluation.labels import Cohort, Floats, Target
+from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.parts import Part
+from thinsection.evaluation.target import Floats, Target
 from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold

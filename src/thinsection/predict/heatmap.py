@@ -25,7 +25,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from thinsection.config import nearest, option, replace_flat, section
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.evaluation.labels import Target
+from thinsection.evaluation.target import Target
 from thinsection.files.atomic import atomic_path, write_json
 from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, find_unfinished_files, hold, sweep_slide

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from thinsection.evaluation.external import breslow_baseline, youden_threshold
-from thinsection.evaluation.labels import Floats
+from thinsection.evaluation.target import Floats
 from thinsection.predict.folds import FoldResult, Study
 from thinsection.predict.model_file import Lock
 from thinsection.predict.tested import Tested

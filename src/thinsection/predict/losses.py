@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from thinsection.evaluation.labels import Floats, Target
+from thinsection.evaluation.target import Floats, Target
 from thinsection.predict.heads.head import Criterion
 
 

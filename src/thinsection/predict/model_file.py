@@ -22,8 +22,8 @@ import thinsection
 from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import WeightsError, rewording
 from thinsection.evaluation.cases import plain_id
-from thinsection.evaluation.labels import Floats, Target
 from thinsection.evaluation.leaks import is_near, sketches
+from thinsection.evaluation.target import Floats, Target
 from thinsection.files.json_text import parse_json
 from thinsection.files.pages import render_page
 from thinsection.predict.heads.config import HeadConfig

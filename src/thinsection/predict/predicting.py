@@ -21,13 +21,14 @@ from thinsection.evaluation.embeddings import (
     FeatureFiles,
     feature_files,
 )
+from thinsection.evaluation.follow_up import TIMES_SIGN
 from thinsection.evaluation.labels import (
     Cohort,
     LabelsConfig,
-    Target,
     join_labels,
     known_patients,
 )
+from thinsection.evaluation.target import Target
 from thinsection.files.atomic import output_errors, read_table, write_table
 from thinsection.files.json_text import read_json
 from thinsection.jobs.backend import ignore_event, ignore_message
@@ -89,7 +90,7 @@ class ValidationConfig:
 
     labels: Path | None = option(
         None,
-        "Table (CSV, TSV or Parquet) with slide_id or case_id and the true values of "
+        "Table (CSV, TSV, Excel or Parquet) with slide_id or case_id and the true values of "
         "the new cases. The page validation_MODEL/index.html then compares them with "
         "the predictions.",
         daily=True,
@@ -100,11 +101,19 @@ class ValidationConfig:
         "the name in training]",
         daily=True,
     )
-    time: str | None = option(
+    time: str | tuple[str, ...] | None = option(
         None,
-        "Survival: column with the time to the event or to the end of follow-up. "
-        "[default: the name in training]",
+        "Survival: column with the time to the event or to the end of follow-up; repeat the "
+        "option for two columns. [default: the name in training]",
         daily=True,
+    )
+    read: tuple[str, ...] = option(
+        (),
+        "How a true value is read, as VALUE=READING, see `thinsection train`.",
+    )
+    drop_unusable: bool = option(
+        False,
+        "Leave out the rows with a missing or negative time, or a limit (<5) as a number.",
     )
 
 
@@ -345,10 +354,13 @@ def _labels_config(config: ValidationConfig, target: Target) -> LabelsConfig | N
         return None
     survival = target.kind in ("cox", "discrete")
     trained = target.columns[:1] if survival else target.columns
+    times = tuple(target.columns[1].split(TIMES_SIGN)) if survival else None
     return LabelsConfig(
         labels=config.labels,
         target=config.target or trained,
-        time=config.time or (target.columns[1] if survival else None),
+        time=config.time or times,
+        read=config.read,
+        drop_unusable=config.drop_unusable,
         task=target.kind,
     )
 

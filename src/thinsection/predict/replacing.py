@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.evaluation.labels import Cohort, LabelsConfig, Target
+from thinsection.evaluation.labels import Cohort, LabelsConfig
+from thinsection.evaluation.target import Target
 from thinsection.files.json_text import parse_json, read_json
 from thinsection.predict.folds import Study
 from thinsection.predict.tested import EXPERIMENT_NAME

@@ -10,7 +10,6 @@ import numpy as np
 
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation import intervals
-from thinsection.evaluation.labels import Floats
 from thinsection.evaluation.leaks import Contents
 from thinsection.evaluation.metrics import kind_of
 from thinsection.evaluation.permuted import (
@@ -22,6 +21,7 @@ from thinsection.evaluation.permuted import (
     site_probe,
 )
 from thinsection.evaluation.table_one import table_one
+from thinsection.evaluation.target import Floats
 from thinsection.predict.config import FoldsConfig, TrainConfig
 from thinsection.predict.folds import FoldResult, Study
 from thinsection.predict.tested import Tested

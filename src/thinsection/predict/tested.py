@@ -16,9 +16,10 @@ from thinsection.evaluation import comparison, metrics
 from thinsection.evaluation.calibration import shared_temperature
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.intervals import Sampling, interval, why_missing
-from thinsection.evaluation.labels import Floats, Target, several
+from thinsection.evaluation.labels import several
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.survival import comparable_pairs
+from thinsection.evaluation.target import Floats, Target
 from thinsection.files.json_text import read_json
 from thinsection.predict.folds import FoldResult, Study, read_fold
 from thinsection.predict.losses import criterion_of, targets_of

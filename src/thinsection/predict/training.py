@@ -22,8 +22,9 @@ from torch import Tensor
 
 from thinsection.config import as_mapping
 from thinsection.errors import InvalidInputError
-from thinsection.evaluation.labels import Cohort, Floats, several
+from thinsection.evaluation.labels import Cohort, several
 from thinsection.evaluation.parts import Part
+from thinsection.evaluation.target import Floats
 from thinsection.files.json_text import parse_json
 from thinsection.predict.adamw import AdamW
 from thinsection.predict.bags import Bag, Bags

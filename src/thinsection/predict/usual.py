@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
-from thinsection.evaluation.labels import Floats
+from thinsection.evaluation.target import Floats
 
 BLOCK = 1024  # cases that are processed together
 

@@ -9,14 +9,15 @@ is an internal validation and is called so.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from thinsection.errors import DatasetError
 from thinsection.evaluation.cases import listed_names
-from thinsection.evaluation.labels import Cohort, Target
+from thinsection.evaluation.labels import Cohort
+from thinsection.evaluation.target import Target
 from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.predict.answering import UNLIKE, Prediction
 from thinsection.predict.model_file import Lock, ModelCard, versions
@@ -105,6 +106,7 @@ def write_validation(
             if why
         ],
         "account": list(cohort.account),
+        "reading": [asdict(reading) for reading in cohort.reading],
         "warnings": [
             *cohort.warnings,
             *_warnings(rows, cohort, answered, kept),

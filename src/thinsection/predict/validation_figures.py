@@ -11,7 +11,6 @@ from thinsection.evaluation import external, horizons
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.external import Estimate
 from thinsection.evaluation.intervals import Sampling
-from thinsection.evaluation.labels import Floats, Target
 from thinsection.evaluation.metrics import (
     Flags,
     FloatVector,
@@ -21,6 +20,7 @@ from thinsection.evaluation.metrics import (
     value_scorers,
 )
 from thinsection.evaluation.survival import comparable_pairs, concordance
+from thinsection.evaluation.target import Floats, Target
 from thinsection.predict.model_file import Lock
 from thinsection.predict.tested import HEADLINE, Score, outcome_columns, score_table
 from thinsection.probe.curves import Column, RiskGroup, risk_group, round_times

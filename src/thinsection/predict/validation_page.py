@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinsection.evaluation.curves import Band
-from thinsection.evaluation.labels import Floats
+from thinsection.evaluation.target import Floats
 from thinsection.files.pages import render_page
 from thinsection.predict.tested import Score
 from thinsection.probe.curves import (

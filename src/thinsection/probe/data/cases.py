@@ -7,6 +7,7 @@ Any other table, or a list of nanopath's: slide_id, optional case_id, split and 
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,13 +30,15 @@ from thinsection.evaluation.cases import (
     CASE_COLUMNS,
     Groups,
     case_rows,
+    listed_names,
     spelling_notes,
     table_groups,
 )
 from thinsection.evaluation.embeddings import Embeddings
-from thinsection.evaluation.labels import drop_missing, encode_labels, read_number
+from thinsection.evaluation.labels import encode_labels
 from thinsection.evaluation.metrics import Fold
 from thinsection.evaluation.parts import PATHOBENCH_TABLE
+from thinsection.evaluation.readings import is_missing, read_number
 from thinsection.evaluation.tables import TEST, TRAIN, TextRow, split_name
 from thinsection.probe.config import DataSection, ProbeConfig
 from thinsection.probe.data.sets import CaseSet, SurvivalSet
@@ -176,12 +179,13 @@ def _grouped(
     """One entry per case (or value of `key`), with folds; its rows must agree on both and label."""
     if not rows:
         raise DatasetError(f"table must have training cases, got none in {name!r}")
-    rows, missing = drop_missing(rows, columns, key or "slide_id")
+    all_rows = rows
+    rows = [row for row in all_rows if not any(is_missing(row[c]) for c in columns)]
     if not rows:
         raise DatasetError(f"table must have cases with labels, got none in {name!r}")
     facts = {**facts}
-    if missing:
-        facts["missing"] = missing[0]
+    if len(rows) < len(all_rows):
+        facts["missing"] = _missing_words(all_rows, columns, key or "slide_id")
     by_slide: list[TextRow] = []
     for row in rows:
         by_slide += [{**row, "slide_id": s} for s in _slide_ids(row["slide_id"])]
@@ -214,6 +218,23 @@ def _grouped(
         groups=Groups(groups.unit, tuple(patient_by_case.values())),
         folds=folds,
         facts=facts,
+    )
+
+
+def _missing_words(rows: Sequence[TextRow], columns: Sequence[str], key: str) -> str:
+    """A sentence that counts and names the rows without a value, by their words for it."""
+    names = []
+    words: Counter[str] = Counter()
+    for row in rows:
+        missing = [row[column] for column in columns if is_missing(row[column])]
+        if missing:
+            names.append(row.get(key, ""))
+            words.update(missing)
+    counts = [f"{word!r} {count}" for word, count in words.most_common() if word]
+    written = f" ({', '.join(counts)})" if counts else ""
+    return (
+        f"no {' or '.join(columns)} in {counted(len(names), 'row')}{written}: "
+        f"{listed_names(names)}"
     )
 
 

@@ -1,0 +1,100 @@
+"""`thinsection labels`: shows how a table of labels is read, before anything is trained."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from thinsection.cli.flags import with_config
+
+if TYPE_CHECKING:
+    from thinsection.evaluation.label_report import LabelReport
+
+app = typer.Typer()
+
+
+@app.command("labels")
+@with_config(
+    "thinsection.predict.config:LabelsRunConfig",
+    without=("labels", "site", "subgroup", "positive"),
+)
+def labels_command(
+    table: Annotated[
+        Path,
+        typer.Argument(
+            help="Table of labels: CSV, TSV, Excel (book.xlsx, or book.xlsx#Sheet2) or Parquet."
+        ),
+    ],
+    results: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Results folder. Only the rows of its slides are then read. [default: all rows]",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the rows that can be used to this CSV or TSV, and NAME_log.csv with "
+            "each change beside it."
+        ),
+    ] = None,
+    config: Any = None,
+) -> None:
+    """Show how a table of labels is read, and what a model would be trained on.
+
+    Each value is listed with its count and its reading: class, missing, event, censored or number.
+    `train` and `predict` read the table in the same way.
+
+    Exit code: 0 the labels can be used, 2 a value must be corrected first; the message names its
+    rows.
+
+    \b
+    Examples:
+      thinsection labels labels.csv --target subtype
+      thinsection labels clinical.tsv --target vital_status --time days_to_death \\
+          --time days_to_last_follow_up --out clean.csv
+    """
+    from thinsection.errors import DatasetError
+    from thinsection.evaluation.label_report import read_label_report, write_clean_table
+
+    report = read_label_report(replace(config.columns, labels=table), results)
+    for line in _lines(report):
+        print(line)
+    faults = [*report.values.problems, *report.values.questions]
+    if faults:
+        raise DatasetError("; and ".join(faults))
+    if out is not None:
+        log = write_clean_table(report, out)
+        print(out)
+        print(log)
+
+
+def _lines(report: "LabelReport") -> list[str]:
+    """Lines of the report: notes, a table of values, and what is learnt."""
+    table = report.table
+    lines = [f"{table.path.name}: {len(table.rows)} rows, each of a {table.key_column}"]
+    lines += [f"  {note}" for note in table.notes]
+    readings = report.values.readings
+    for column in dict.fromkeys(one.column for one in readings):
+        rows = [("value", "rows", "reading", "becomes")]
+        rows += [
+            (one.value or "(empty)", str(one.count), one.reading, one.becomes)
+            for one in readings
+            if one.column == column
+        ]
+        widths = [max(len(row[place]) for row in rows) for place in range(4)]
+        lines += ["", column]
+        for value, count, reading, becomes in rows:
+            cells = (
+                value.ljust(widths[0]),
+                count.rjust(widths[1]),
+                reading.ljust(widths[2]),
+                becomes,
+            )
+            lines.append(("  " + "  ".join(cells)).rstrip())
+    lines.append("")
+    lines += report.values.notes
+    lines.append(f"trains on {report.summary}")
+    return lines

@@ -1,0 +1,187 @@
+"""Event and time of each row of a survival table, from one column of times or several."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from thinsection.evaluation.readings import (
+    ColumnValues,
+    Meaning,
+    Numbers,
+    event_of,
+    plain_text,
+)
+
+TIMES_SIGN = " + "  # between several columns of times, in the name of what is learnt
+_DAYS = {
+    "day": 1.0,
+    "week": 7.0,
+    "month": 30.4375,
+    "mo": 30.4375,
+    "year": 365.25,
+    "yr": 365.25,
+}
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+
+Cell = tuple[str, Meaning, str]  # text, meaning, what it becomes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowUp:
+    """Events and times (n,) of rows, None where a row has none that can be used.
+
+    Attributes:
+        events: whether the event happened; None where it is missing or not clear.
+        times: in the unit of the first column.
+        event_cells: how each cell of the event was read.
+        time_cells: how each cell of a time was read, by column.
+        unclear: rows whose event is not clear.
+        unusable: rows whose event is known but whose time is not, with the reason.
+        notes: sentences on which column a time is from, and on units.
+    """
+
+    events: tuple[bool | None, ...]
+    times: tuple[float | None, ...]
+    event_cells: tuple[Cell, ...]
+    time_cells: dict[str, tuple[Cell, ...]]
+    unclear: tuple[int, ...]
+    unusable: dict[int, str]
+    notes: tuple[str, ...]
+
+
+def read_follow_up(
+    rows: Sequence[Mapping[str, str]],
+    event_column: str,
+    time_columns: Sequence[str],
+    overrides: Mapping[str, str],
+) -> FollowUp:
+    """Reads events and times.
+
+    Of several times a row has that of the column that fewest censored rows fill: GDC's
+    days_to_death where there is one, else days_to_last_follow_up. Times of other units, by the
+    names of the columns, are converted to that of the first.
+    """
+    event_cells = _event_cells([row[event_column] for row in rows], overrides)
+    events = [
+        None if cell[1] not in ("event", "censored") else cell[1] == "event"
+        for cell in event_cells
+    ]
+    cells = {}
+    values = {}
+    for column in time_columns:
+        cells[column] = _time_cells([row[column] for row in rows], overrides)
+        values[column] = [
+            float(cell[2]) if cell[1] == "number" else None for cell in cells[column]
+        ]
+    factors, notes = _factors(time_columns)
+    order = _by_censored(time_columns, values, events)
+    times: list[float | None] = []
+    unusable: dict[int, str] = {}
+    num_used: dict[str, list[int]] = {column: [0, 0] for column in order}
+    for i, event in enumerate(events):
+        used = next((name for name in order if values[name][i] is not None), None)
+        time = None
+        if used is not None:
+            number = values[used][i]
+            assert number is not None
+            time = number * factors[used]
+        times.append(time)
+        if event is None:
+            continue
+        if used is None:
+            texts = [rows[i][column] for column in time_columns]
+            shown = " and ".join(repr(text) for text in texts)
+            unusable[i] = f"no time ({shown})"
+        elif time is not None and time < 0:
+            unusable[i] = f"a negative time ({rows[i][used]})"
+        else:
+            num_used[used][event] += 1
+    if len(order) > 1:
+        parts = [
+            f"{column} is the time of {num_events} events and {num_censored} censored cases"
+            for column, (num_censored, num_events) in num_used.items()
+        ]
+        notes.append("; ".join(parts))
+    return FollowUp(
+        events=tuple(events),
+        times=tuple(times),
+        event_cells=event_cells,
+        time_cells=cells,
+        unclear=tuple(i for i, cell in enumerate(event_cells) if cell[1] == "unclear"),
+        unusable=unusable,
+        notes=tuple(notes),
+    )
+
+
+def _event_cells(
+    texts: Sequence[str], overrides: Mapping[str, str]
+) -> tuple[Cell, ...]:
+    values = ColumnValues(texts, overrides)
+    cells: list[Cell] = []
+    for text in texts:
+        value = values.value(text)
+        event = None if value is None else event_of(value)
+        if value is None:
+            cells.append((text, "missing", ""))
+        elif event is None:
+            cells.append((text, "unclear", ""))
+        else:
+            cells.append((text, "event" if event else "censored", str(int(event))))
+    return tuple(cells)
+
+
+def _time_cells(texts: Sequence[str], overrides: Mapping[str, str]) -> tuple[Cell, ...]:
+    values = ColumnValues(texts, overrides)
+    read = {text: values.value(text) for text in dict.fromkeys(texts)}
+    numbers = Numbers([value for value in read.values() if value is not None])
+    cells: list[Cell] = []
+    for text in texts:
+        value = read[text]
+        number = None if value is None else numbers.read(value)
+        if value is None:
+            cells.append((text, "missing", ""))
+        elif number is None:
+            cells.append((text, "unclear", ""))
+        else:
+            cells.append((text, "number", f"{number:.10g}"))
+    return tuple(cells)
+
+
+def _factors(columns: Sequence[str]) -> tuple[dict[str, float], list[str]]:
+    """Factor from the unit of each column to that of the first, and a note where one is not 1."""
+    units = {column: _days_of(column) for column in columns}
+    first = units[columns[0]]
+    factors = {}
+    notes = []
+    for column, days in units.items():
+        factors[column] = 1.0
+        if days and first and days != first:
+            factors[column] = days / first
+            notes.append(
+                f"times of {column} are multiplied by {days / first:.6g}, to have the unit of "
+                f"{columns[0]}"
+            )
+    return factors, notes
+
+
+def _days_of(column: str) -> float | None:
+    """Days of the unit that a column's name names; None where it names none."""
+    for word in _WORDS.findall(plain_text(column)):
+        name = word.casefold().removesuffix("s")
+        if name in _DAYS:
+            return _DAYS[name]
+    return None
+
+
+def _by_censored(
+    columns: Sequence[str],
+    values: Mapping[str, Sequence[float | None]],
+    events: Sequence[bool | None],
+) -> list[str]:
+    """The columns, first that which the fewest censored rows fill."""
+    censored = [i for i, event in enumerate(events) if event is False]
+    filled = {
+        column: sum(values[column][i] is not None for i in censored)
+        for column in columns
+    }
+    return sorted(columns, key=lambda column: filled[column])

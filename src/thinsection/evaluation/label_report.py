@@ -1,0 +1,136 @@
+"""How a table of labels is read, for `thinsection labels`: a report, a clean table and its log."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from thinsection.errors import InvalidInputError
+from thinsection.evaluation.embeddings import feature_files
+from thinsection.evaluation.follow_up import TIMES_SIGN
+from thinsection.evaluation.label_table import LabelTable
+from thinsection.evaluation.label_values import LabelValues, read_values
+from thinsection.evaluation.labels import LabelsConfig, known_patients, read_labels_of
+from thinsection.files.atomic import write_table
+from thinsection.types import counted
+
+_ID_COLUMNS = ("slide_id", "case_id", "patient_id")
+_CLEAN_SUFFIXES = (".csv", ".tsv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelReport:
+    """A table of labels, which of its rows were read, and how.
+
+    Attributes:
+        table: the table.
+        rows: rows that were read: all, or those of the slides of a results folder.
+        values: their labels.
+        columns: columns that are learnt.
+    """
+
+    table: LabelTable
+    rows: tuple[int, ...]
+    values: LabelValues
+    columns: tuple[str, ...]
+
+    @property
+    def clean_columns(self) -> tuple[str, ...]:
+        """Names of the columns in a clean table: several columns of times are one, `time`."""
+        return tuple("time" if TIMES_SIGN in name else name for name in self.columns)
+
+    @property
+    def summary(self) -> str:
+        """What a model would be trained on, in a sentence."""
+        values = self.values
+        of_rows = f"{counted(len(values.rows), 'row')} of {len(self.rows)}"
+        if values.kind in ("cox", "discrete"):
+            events = sum(cells[0] == 1 for cells in values.cells)
+            censored = len(values.cells) - events
+            return f"{values.kind}: {of_rows}, {events} events, {censored} censored"
+        if values.kind in ("binary", "multiclass"):
+            counts = Counter(str(name) for (name,) in values.cells)
+            classes = ", ".join(f"{name} {counts[name]}" for name in sorted(counts))
+            return f"{values.kind}: {of_rows}: {classes}"
+        if values.kind == "regression" and values.cells:
+            numbers = [float(number) for (number,) in values.cells]
+            return f"regression: {of_rows}: {min(numbers):g} to {max(numbers):g}"
+        return f"{values.kind}: {of_rows}"
+
+
+def read_label_report(config: LabelsConfig, results: Path | None) -> LabelReport:
+    """Reads a table of labels, for the slides of a results folder or for all.
+
+    Memory: the table.
+
+    Raises DatasetError, ConfigError: the table cannot be read, or lacks a column.
+    """
+    if results is None:
+        table = read_labels_of(config, (), {})
+        rows = tuple(range(len(table.rows)))
+    else:
+        embeddings = feature_files(results, config.features)
+        owners = known_patients(results)
+        table = read_labels_of(config, {*embeddings.files, *embeddings.lacking}, owners)
+        slides = table.slides_of_rows(embeddings.files, owners)
+        rows = tuple(i for i, names in enumerate(slides) if names)
+    return LabelReport(
+        table=table,
+        rows=rows,
+        values=read_values(table, rows, config.values),
+        columns=config.columns,
+    )
+
+
+def write_clean_table(report: LabelReport, out: Path) -> Path:
+    """Writes the rows that can be used, with their labels as they are read; returns the log.
+
+    The log, `OUT_log.csv`, has a line for each cell that was changed, and for each row that is
+    left out.
+
+    Raises InvalidInputError: the name of the file is not that of a CSV or TSV.
+    """
+    if out.suffix.lower() not in _CLEAN_SUFFIXES:
+        raise InvalidInputError(
+            f"out must end in {' or '.join(_CLEAN_SUFFIXES)}, got {str(out)!r}"
+        )
+    table = report.table
+    ids = [name for name in _ID_COLUMNS if name in table.rows[0]]
+    lines = []
+    for i, cells in zip(report.values.rows, report.values.cells, strict=True):
+        row: dict[str, object] = {name: table.rows[i][name] for name in ids}
+        row |= dict(zip(report.clean_columns, map(_clean_cell, cells), strict=True))
+        lines.append(row)
+    write_table(out, lines, [*ids, *report.clean_columns])
+    log = out.with_name(f"{out.stem}_log{out.suffix}")
+    write_table(
+        log, _log_lines(report), ["line", "id", "column", "value", "reading", "becomes"]
+    )
+    return log
+
+
+def _clean_cell(cell: str | float) -> object:
+    return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
+
+
+def _log_lines(report: LabelReport) -> list[dict[str, object]]:
+    readings = {(one.column, one.value): one for one in report.values.readings}
+    kept = {*report.values.rows}
+    lines = []
+    for i in report.rows:
+        row = report.table.rows[i]
+        place = {"line": report.table.lines[i], "id": report.table.name(i)}
+        for column in dict.fromkeys(one.column for one in report.values.readings):
+            one = readings.get((column, row[column]))
+            if one is not None and one.becomes != row[column]:
+                lines.append(
+                    {
+                        **place,
+                        "column": column,
+                        "value": row[column],
+                        "reading": one.reading,
+                        "becomes": one.becomes,
+                    }
+                )
+        if i not in kept:
+            lines.append({**place, "reading": "row left out"})
+    return lines

@@ -1,0 +1,391 @@
+"""Labels of the rows of a table: their kind, the value of each row, and how each value was read."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from thinsection.errors import ConfigError
+from thinsection.evaluation.follow_up import TIMES_SIGN, Cell, read_follow_up
+from thinsection.evaluation.label_table import LabelTable
+from thinsection.evaluation.readings import (
+    ColumnValues,
+    Numbers,
+    ValueReading,
+    class_name,
+    event_of,
+    flag_of,
+    is_code,
+    is_limit,
+    parse_overrides,
+    plain_text,
+    shown_readings,
+)
+from thinsection.evaluation.target import Kind, Target, TaskName
+from thinsection.types import counted
+
+MOST_CLASSES = 10  # different numbers that are taken for classes
+MANY_CLASSES = 20  # that are asked back where there are nearly as many as cases
+_MOST_VALUES = 5  # that a message names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelColumns:
+    """Columns that are learnt, and how their values are read: see `LabelsConfig`."""
+
+    target: tuple[str, ...]
+    times: tuple[str, ...] = ()
+    task: TaskName = "auto"
+    read: tuple[str, ...] = ()
+    drop_unusable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelValues:
+    """Labels of rows.
+
+    Attributes:
+        kind: kind of the target.
+        rows: rows with a label that can be used, of those that were asked for.
+        cells: of each of `rows` the class; or 0 or 1 a label, the number, event and time.
+        labelled: all rows of the table with a label.
+        readings: how each value of the rows that were asked for is read.
+        problems: what must be corrected before the labels are used.
+        questions: what must be answered before a model is trained.
+        notes: what was decided, and which rows were left out.
+    """
+
+    kind: Kind
+    rows: tuple[int, ...]
+    cells: tuple[tuple[str | float, ...], ...]
+    labelled: frozenset[int]
+    readings: tuple[ValueReading, ...]
+    problems: tuple[str, ...] = ()
+    questions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_values(
+    table: LabelTable,
+    rows: Sequence[int],
+    columns: LabelColumns,
+    trained: Target | None = None,
+) -> LabelValues:
+    """Reads the labels of some rows of a table.
+
+    Raises ConfigError: columns that do not fit the kind of the target.
+    """
+    overrides = parse_overrides(columns.read)
+    classes = trained.names if trained is not None and trained.exclusive else ()
+    readers = {}
+    for name in columns.target:
+        texts = (row[name] for row in table.rows)
+        readers[name] = ColumnValues(texts, overrides, classes)
+    values = [
+        [readers[name].value(row[name]) for name in columns.target]
+        for row in table.rows
+    ]
+    labelled = frozenset(i for i, row in enumerate(values) if None not in row)
+    used = [i for i in rows if i in labelled]
+    first = [values[i][0] or "" for i in used]
+    kind = _kind(first, columns) if columns.task == "auto" else columns.task
+    _check_columns(kind, columns)
+    reading = _Reading(table, rows, used, columns, values)
+    if kind in ("cox", "discrete"):
+        result = reading.of_survival(kind)
+    elif kind == "multilabel":
+        result = reading.of_flags(kind)
+    elif kind == "regression":
+        result = reading.of_numbers(kind)
+    else:
+        result = reading.of_classes(kind)
+    return replace(result, labelled=labelled)
+
+
+def _kind(texts: Sequence[str], columns: LabelColumns) -> Kind:
+    """The kind by the columns and the values: two are classes, many numbers are a measure."""
+    if columns.times:
+        return "cox"
+    if len(columns.target) > 1:
+        return "multilabel"
+    classes = {class_name(text) for text in texts}
+    numbers = Numbers(classes)
+    like_numbers = [text for text in classes if _is_like_a_number(text, numbers)]
+    read = [number for number in map(numbers.read, classes) if number is not None]
+    if len(like_numbers) > MOST_CLASSES and len(like_numbers) * 2 >= len(classes):
+        return "regression"
+    if len(read) == len(classes) and any(number % 1 for number in read):
+        return "regression"
+    return "binary" if len(classes) == 2 else "multiclass"
+
+
+def _is_like_a_number(text: str, numbers: Numbers) -> bool:
+    if numbers.read(text) is not None or is_limit(text):
+        return True
+    digits = sum(sign.isdigit() for sign in text)
+    return digits > 0 and all(sign.isdigit() or sign in ".,+- '" for sign in text)
+
+
+def _check_columns(kind: Kind, columns: LabelColumns) -> None:
+    survival = kind in ("cox", "discrete")
+    one_target = len(columns.target) == 1 or kind == "multilabel"
+    if not one_target or survival != bool(columns.times):
+        needs = "one target and --time" if survival else "one target, no --time"
+        raise ConfigError(
+            f"{kind} must have {needs}, got {(*columns.target, *columns.times)}"
+        )
+
+
+class _Reading:
+    """Rows of a table with the values of their targets, on the way to `LabelValues`."""
+
+    def __init__(
+        self,
+        table: LabelTable,
+        rows: Sequence[int],
+        used: Sequence[int],
+        columns: LabelColumns,
+        values: Sequence[Sequence[str | None]],
+    ):
+        self._table = table
+        self._rows = rows
+        self._used = used
+        self._columns = columns
+        self._values = values
+
+    def of_classes(self, kind: Kind) -> LabelValues:
+        (column,) = self._columns.target
+        cells: list[Cell] = []
+        for i in self._rows:
+            value = self._values[i][0]
+            text = self._table.rows[i][column]
+            if value is None:
+                cells.append((text, "missing", ""))
+            else:
+                cells.append((text, "class", class_name(value)))
+        names = [class_name(self._values[i][0] or "") for i in self._used]
+        numbers = Numbers(names)
+        values = {name: numbers.read(name) for name in names}
+        problems = []
+        if all(value is not None for value in values.values()):
+            problems = self._codes(column, [values[name] or 0.0 for name in names])
+        return LabelValues(
+            kind=kind,
+            rows=tuple(self._used),
+            cells=tuple((name,) for name in names),
+            labelled=frozenset(),
+            readings=tuple(shown_readings(column, cells)),
+            problems=tuple(problems),
+            questions=tuple(self._class_questions(column, names)),
+        )
+
+    def _class_questions(self, column: str, names: Sequence[str]) -> list[str]:
+        counts = Counter(names)
+        single = [
+            i for i, name in zip(self._used, names, strict=True) if counts[name] == 1
+        ]
+        if len(counts) > max(MANY_CLASSES, len(names) // 3):
+            shown = ", ".join(repr(name) for name in [*counts][:_MOST_VALUES])
+            return [
+                f"{column} must have fewer classes, got {len(counts)} in "
+                f"{counted(len(names), 'row')} ({shown}, ...); is it another column, or a number "
+                "in words? --read VALUE=READING changes how a value is read"
+            ]
+        questions = []
+        for i in single[:_MOST_VALUES]:
+            name = class_name(self._values[i][0] or "")
+            questions.append(
+                f"each class of {column} must have two cases, got 1 of {name!r} in "
+                f"{self._table.words([i])}; --read '{name}=missing' leaves it out, --read "
+                f"'{name}=OTHER' makes it another class"
+            )
+        return questions
+
+    def of_numbers(self, kind: Kind) -> LabelValues:
+        (column,) = self._columns.target
+        texts = {i: self._values[i][0] for i in self._rows}
+        numbers = Numbers([text for text in texts.values() if text is not None])
+        cells: list[Cell] = []
+        kept: dict[int, float] = {}
+        faults: dict[str, list[int]] = {}
+        for i in self._rows:
+            written = self._table.rows[i][column]
+            text = texts[i]
+            number = None if text is None else numbers.read(text)
+            if text is None:
+                cells.append((written, "missing", ""))
+            elif number is not None:
+                cells.append((written, "number", f"{number:.10g}"))
+                kept[i] = number
+            else:
+                limit = is_limit(text)
+                cells.append((written, "limit" if limit else "unclear", ""))
+                faults.setdefault(numbers.fault(text), []).append(i)
+        problems, notes = self._unusable(
+            f"{column} must be a number",
+            column,
+            faults,
+            "--read VALUE=NUMBER or =missing",
+        )
+        problems += self._codes(column, list(kept.values()), list(kept))
+        return LabelValues(
+            kind=kind,
+            rows=tuple(kept),
+            cells=tuple((number,) for number in kept.values()),
+            labelled=frozenset(),
+            readings=tuple(shown_readings(column, cells)),
+            problems=tuple(problems),
+            notes=tuple(notes),
+        )
+
+    def of_flags(self, kind: Kind) -> LabelValues:
+        readings: list[ValueReading] = []
+        problems: list[str] = []
+        flags: dict[int, list[float]] = {i: [] for i in self._used}
+        for place, column in enumerate(self._columns.target):
+            cells: list[Cell] = []
+            unclear = []
+            for i in self._rows:
+                written = self._table.rows[i][column]
+                value = self._values[i][place]
+                flag = None if value is None else _first_said(value, flag_of, event_of)
+                if value is None:
+                    cells.append((written, "missing", ""))
+                elif flag is None:
+                    cells.append((written, "unclear", ""))
+                    unclear.append(i)
+                else:
+                    cells.append((written, "number", str(int(flag))))
+                if i in flags:
+                    flags[i].append(float(bool(flag)))
+            readings += shown_readings(column, cells)
+            if unclear:
+                problems.append(
+                    f"{column} must be 0 or 1, got {self._texts(column, unclear)} in "
+                    f"{self._place(unclear)}; pass --read VALUE=1, =0 or =missing"
+                )
+        return LabelValues(
+            kind=kind,
+            rows=tuple(self._used),
+            cells=tuple(tuple(flags[i]) for i in self._used),
+            labelled=frozenset(),
+            readings=tuple(readings),
+            problems=tuple(problems),
+        )
+
+    def of_survival(self, kind: Kind) -> LabelValues:
+        (event_column,) = self._columns.target
+        times = self._columns.times
+        follow_up = read_follow_up(
+            [self._table.rows[i] for i in self._rows],
+            event_column,
+            times,
+            parse_overrides(self._columns.read),
+        )
+        readings = shown_readings(event_column, follow_up.event_cells)
+        for column in times:
+            readings += shown_readings(column, follow_up.time_cells[column])
+        problems: list[str] = []
+        unclear = [self._rows[i] for i in follow_up.unclear]
+        if unclear:
+            problems.append(self._unclear_events(event_column, unclear))
+        faults: dict[str, list[int]] = {}
+        for i, reason in follow_up.unusable.items():
+            faults.setdefault(reason, []).append(self._rows[i])
+        name = TIMES_SIGN.join(times)
+        remedy = "correct them"
+        censored = [i for i, event in enumerate(follow_up.events) if event is False]
+        if censored and all(follow_up.times[i] is None for i in censored):
+            remedy = (
+                "no censored case has a time: pass --time again for the column with the end of "
+                "their follow-up"
+            )
+        more, notes = self._unusable(f"{name} must be >= 0", name, faults, remedy)
+        problems += more
+        kept: dict[int, tuple[float, float]] = {}
+        for i, (event, time) in enumerate(
+            zip(follow_up.events, follow_up.times, strict=True)
+        ):
+            if event is not None and time is not None and i not in follow_up.unusable:
+                kept[self._rows[i]] = (float(event), time)
+        problems += self._codes(name, [time for _, time in kept.values()], list(kept))
+        return LabelValues(
+            kind=kind,
+            rows=tuple(kept),
+            cells=tuple(kept.values()),
+            labelled=frozenset(),
+            readings=tuple(readings),
+            problems=tuple(problems),
+            notes=(*follow_up.notes, *notes),
+        )
+
+    def _unclear_events(self, column: str, rows: Sequence[int]) -> str:
+        """A sentence on values that do not say whether the event happened."""
+        shown = self._texts(column, rows)
+        others = {
+            class_name(plain_text(self._table.rows[i][column])) for i in self._rows
+        }
+        hint = "pass --read VALUE=event, =censored or =missing"
+        if {"1", "2"} <= others and "0" not in others:
+            hint = "where 2 is the event, pass --read 2=event --read 1=censored"
+        return (
+            f"{column} must say whether the event happened, got {shown} in "
+            f"{self._place(rows)}; {hint}"
+        )
+
+    def _unusable(
+        self, rule: str, column: str, faults: dict[str, list[int]], remedy: str
+    ) -> tuple[list[str], list[str]]:
+        """Problems of rows that cannot be used, or notes where they are left out."""
+        problems = []
+        notes = []
+        for reason, rows in faults.items():
+            if self._columns.drop_unusable and "comma" not in reason:
+                notes.append(
+                    f"left out by --drop-unusable, {reason} in {column}: "
+                    f"{self._table.words(rows)}"
+                )
+            else:
+                problems.append(
+                    f"{rule}, got {reason} in {self._place(rows)}; {remedy}, or pass "
+                    "--drop-unusable to leave these rows out"
+                )
+        return problems, notes
+
+    def _codes(
+        self, column: str, values: Sequence[float], rows: Sequence[int] | None = None
+    ) -> list[str]:
+        """A sentence for each number that may be a code for no value, such as 999."""
+        rows = self._used if rows is None else rows
+        confirmed = parse_overrides(self._columns.read)
+        problems = []
+        for value in sorted(set(values)):
+            others = [other for other in values if other != value]
+            name = f"{value:g}"
+            if name in confirmed or not is_code(value, others):
+                continue
+            places = [i for i, v in zip(rows, values, strict=True) if v == value]
+            problems.append(
+                f"{column} must be a measured value, got {name} among {min(others):g} to "
+                f"{max(others):g} in {self._place(places)}; if it stands for no value, pass "
+                f"--read {name}=missing, else --read {name}=number"
+            )
+        return problems
+
+    def _texts(self, column: str, rows: Iterable[int]) -> str:
+        """Values of rows with their counts: 'maybe' (3), 'x' (1)."""
+        counts = Counter(self._table.rows[i][column] for i in rows)
+        shown = [
+            f"{text!r} ({count})" for text, count in counts.most_common(_MOST_VALUES)
+        ]
+        return ", ".join(shown) + (", ..." if len(counts) > _MOST_VALUES else "")
+
+    def _place(self, rows: Sequence[int]) -> str:
+        return f"{self._table.words(rows)} of {str(self._table.path)!r}"
+
+
+def _first_said(text: str, *rules: Callable[[str], bool | None]) -> bool | None:
+    for rule in rules:
+        said = rule(text)
+        if said is not None:
+            return said
+    return None

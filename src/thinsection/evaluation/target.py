@@ -1,0 +1,147 @@
+"""What a head learns: classes, labels, a value or a risk, and what its outputs mean."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.errors import DatasetError
+from thinsection.types import counted
+
+Kind = Literal["binary", "multiclass", "multilabel", "regression", "cox", "discrete"]
+TaskName = Literal[
+    "auto", "binary", "multiclass", "multilabel", "regression", "cox", "discrete"
+]
+PositiveRule = Literal["", "choice", "rarer", "tie"]
+Floats = npt.NDArray[np.float64]
+INTERVALS = 4  # of time in 'discrete', with equally many training events each
+# why a class is the positive one, by `Target.positive_by`
+_POSITIVE_WORDS = {
+    "choice": "chosen with --positive",
+    "rarer": "the rarer class in training; --positive chooses another",
+    "tie": (
+        "the last in alphabetical order, as both classes are equally frequent in training; "
+        "--positive chooses another"
+    ),
+    "": (
+        "the last in alphabetical order, as in all models of earlier versions; train the model "
+        "again to choose with --positive"
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Meaning of a head's outputs."""
+
+    kind: Kind
+    columns: tuple[str, ...]  # of the table: one, several labels, or event and time
+    # of the outputs: classes, labels, the value, the risk, intervals
+    names: tuple[str, ...]
+    # of two classes the one that sensitivity, curves and thresholds are about; '' in files of
+    # earlier versions, where it is the second name
+    positive: str = ""
+    positive_by: PositiveRule = ""  # how it was chosen
+    # of the training cases of one fold, see `fitted`
+    edges: tuple[float, ...] = ()  # between the intervals of time
+    center: float = 0.0  # a value is learnt as (value - center) / spread
+    spread: float = 1.0
+
+    @property
+    def exclusive(self) -> bool:
+        """True where a case is of one class."""
+        return self.kind in ("binary", "multiclass")
+
+    @property
+    def positive_index(self) -> int:
+        """Number of the positive class of two."""
+        return self.names.index(self.positive) if self.positive else 1
+
+    @property
+    def positive_first(self) -> tuple[int, int]:
+        """Numbers of two classes, the positive one first."""
+        return self.positive_index, 1 - self.positive_index
+
+    @property
+    def positive_words(self) -> str:
+        """The positive class of two, and why it is this one; '' for other targets."""
+        if self.kind != "binary":
+            return ""
+        return (
+            f"{self.names[self.positive_index]} ({_POSITIVE_WORDS[self.positive_by]})"
+        )
+
+    def fitted(self, values: Floats) -> "Target":
+        """The target with centre, spread and edges of training cases, values (n, T)."""
+        if self.kind == "regression":
+            center = float(values.mean())
+            spread = float(values.std()) or 1.0
+            return replace(self, center=center, spread=spread)
+        if self.kind == "discrete":
+            times = values[values[:, 0] == 1, 1]
+            if len(times) == 0:
+                rule = "training cases of each fold must have an event"
+                raise DatasetError(
+                    f"{rule}, got none in {counted(len(values), 'case')}"
+                )
+            cuts = np.linspace(0, 1, INTERVALS + 1)[1:-1]
+            return replace(self, edges=tuple(np.quantile(times, cuts).tolist()))
+        return self
+
+    def strata(self, values: Floats) -> npt.NDArray[np.int64]:
+        """Strata of folds (n,): class, event, a value's quarter, number of labels."""
+        if self.kind == "regression":
+            return np.searchsorted(np.quantile(values, (0.25, 0.5, 0.75)), values[:, 0])
+        if self.kind == "multilabel":
+            return np.asarray(values.sum(axis=1), dtype=np.int64)
+        return np.asarray(values[:, 0], dtype=np.int64)
+
+    def answers(self, logits: npt.NDArray[np.floating]) -> Floats:
+        """Answers (n, K) of logits (n, K), column by column as `names`.
+
+        Probabilities of classes or labels; the value; the log risk; of 'discrete' the probability
+        that the event is in an interval.
+        """
+        from scipy.special import expit, softmax  # `--help` must not wait for it
+
+        z = np.asarray(logits, dtype=np.float64)
+        if self.exclusive:
+            return np.asarray(softmax(z, axis=1))
+        if self.kind == "multilabel":
+            return np.asarray(expit(z))
+        if self.kind == "discrete":
+            hazard = np.concatenate([expit(z[:, :-1]), np.ones((len(z), 1))], axis=1)
+            before = np.cumprod(np.c_[np.ones(len(z)), 1 - hazard[:, :-1]], axis=1)
+            return np.asarray(before * hazard)
+        return self.center + self.spread * z
+
+    def risk(self, answers: Floats) -> Floats:
+        """One number (n,) that is higher the earlier the event: minus the mean interval."""
+        if self.kind == "cox":
+            return answers[:, 0]
+        return np.asarray(-answers @ np.arange(len(self.names)))
+
+    def truth_cells(self, values: Sequence[float]) -> dict[str, str | float]:
+        """True values (T,) of a case as cells of a table: its class, else one a column."""
+        if self.exclusive:
+            return {"truth": self.names[int(values[0])]}
+        pairs = zip(self.columns, values, strict=True)
+        return {f"truth_{column}": value for column, value in pairs}
+
+    def cells(self, answers: Sequence[float]) -> dict[str, str | float | None]:
+        """Answers (K,) as cells of a table, empty ones for (): the class or risk, then each."""
+        row = np.array([answers])
+        cells: dict[str, str | float | None] = {}
+        if self.exclusive:
+            cells["prediction"] = self.names[int(row.argmax())] if row.size else None
+        elif self.kind == "discrete":
+            cells["risk"] = float(self.risk(row)[0]) if row.size else None
+        begin = "" if self.kind in ("cox", "regression") else "p_"
+        return cells | self.named(begin, answers)
+
+    def named(self, begin: str, values: Sequence[float]) -> dict[str, float | None]:
+        """A cell for each output, its name with `begin` before it; empty ones for ()."""
+        cells: Sequence[float | None] = values or [None for _ in self.names]
+        return {begin + name: cell for name, cell in zip(self.names, cells)}
