@@ -30,8 +30,21 @@ def ask(
 ) -> tuple[int, bytes, dict[str, str]]:
     """A path under the token, sent as it stands; with `raw` a whole path."""
     at = urlsplit(viewer.url)
+    path = path if raw else at.path + path
+    status, data, headers = request(viewer, path)
+    if status == 307:  # to the token of pages, as a browser follows it
+        status, data, headers = request(viewer, headers["location"])
+    return status, data, headers
+
+
+def request(
+    viewer: Viewer, path: str, **headers: str
+) -> tuple[int, bytes, dict[str, str]]:
+    """One answer to a whole path, without following where it leads."""
+    at = urlsplit(viewer.url)
     connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=60)
-    connection.request("GET", path if raw else at.path + path)
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request("GET", path, headers=names)
     answer = connection.getresponse()
     data = answer.read()
     connection.close()
@@ -61,6 +74,140 @@ def test_it_listens_on_this_machine_only_and_answers_whom_it_gave_its_token(
     status, _, headers = ask(viewer, "")
     assert status == 200 and headers["referrer-policy"] == "no-referrer"
     assert "default-src 'self'" in headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:{port}",
+        "127.0.0.1.evil.example:{port}",
+        "localhost.evil.example",
+        "127.0.0.2:{port}",
+        "user@evil.example",
+        "",
+        "[::1",
+    ],
+)
+def test_a_name_that_was_made_to_point_here_is_refused(
+    viewer: Viewer, host: str
+) -> None:
+    at = urlsplit(viewer.url)
+    status, data, _ = request(
+        viewer, f"{at.path}slides", Host=host.format(port=at.port)
+    )
+    assert status in (400, 403)  # 400: no host at all
+    assert A.encode() not in data and b"slides" not in data
+
+
+def test_names_of_this_machine_are_answered_at_any_port(viewer: Viewer) -> None:
+    path = f"{urlsplit(viewer.url).path}slides"
+    for host in ("localhost", "127.0.0.1:9999", "LOCALHOST:8765", "[::1]:8765"):
+        assert request(viewer, path, Host=host)[0] == 200
+
+
+def test_pages_of_other_origins_are_refused(viewer: Viewer) -> None:
+    at = urlsplit(viewer.url)
+    path = f"{at.path}slides"
+    assert request(viewer, path, Origin=f"http://{at.netloc}")[0] == 200
+    others = ("http://evil.example", "null", f"http://localhost:{at.port}")
+    for origin in (*others, f"https://{at.netloc}", "http://127.0.0.1:1"):
+        status, data, _ = request(viewer, path, Origin=origin)
+        assert (status, data) == (403, b"the origin must be the viewer's own")
+
+
+def test_a_results_page_has_a_token_that_opens_pages_alone(viewer: Viewer) -> None:
+    token = urlsplit(viewer.url).path.strip("/")
+    status, _, headers = request(viewer, f"/{token}/results/index.html?a=b%20c")
+    place = headers["location"]
+    assert status == 307 and place.endswith("/results/index.html?a=b%20c")
+    pages_token = place.split("/")[1]
+    assert len(pages_token) >= 32 and pages_token != token
+    status, data, headers = request(viewer, place)
+    assert status == 200 and token.encode() not in data
+    assert token not in str(headers)
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    for path in ("slides", "static/viewer.js", f"slides/{B}", "news", "results"):
+        assert request(viewer, f"/{pages_token}/{path}")[0] == 403
+    for path in ("results/../slides", "results/..%2Fslides", "results//../../slides"):
+        assert request(viewer, f"/{pages_token}/{path}")[0] in (403, 404)
+    # its link to the viewer is a redirect that a browser follows, and no script
+    status, _, headers = request(viewer, f"/{pages_token}/", Sec_Fetch_Dest="document")
+    assert (status, headers["location"]) == (303, f"/{token}/")
+    for kind in ("script", "image", "empty", "iframe", "style"):
+        answer = request(viewer, f"/{pages_token}/", Sec_Fetch_Dest=kind)
+        assert answer[0] == 403 and token not in str(answer)
+
+
+def test_the_viewer_is_framed_by_this_machine_alone(viewer: Viewer) -> None:
+    policy = ask(viewer, "")[2]["content-security-policy"]
+    (ancestors,) = (p for p in policy.split("; ") if p.startswith("frame-ancestors"))
+    assert "localhost:*" in ancestors and "https:" not in ancestors.split()
+    assert "*" not in ancestors.split()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "results/{long}.html",
+        "results/{long}/{long}/index.html",
+        "slides/{long}",
+        "slides/{long}/thumbnail",
+        "slides/b/pictures/{long}",
+        "static/{long}",
+        "{long}",
+        "results/{wide}.html",
+    ],
+)
+def test_a_name_that_no_file_can_have_is_not_found(viewer: Viewer, path: str) -> None:
+    wide = quote("日" * 1600)
+    assert ask(viewer, path.format(long="a" * 5000, wide=wide))[0] == 404
+
+
+@pytest.mark.parametrize(
+    "name", ["features", "coords", "edge_index", "others", "attributes"]
+)
+def test_a_dataset_without_a_shape_is_refused_with_a_word(
+    view_results: Results, tmp_path: Path, name: str
+) -> None:
+    import h5py
+
+    out = tmp_path / "results"
+    shutil.copytree(view_results.folder, out)
+    named = ("features", "coords", "edge_index")
+    changed = 0
+    for path in sorted(out.glob(f"*/*/{B}.h5")):
+        with h5py.File(path, "a") as file:
+            places: list[str] = []
+            file.visititems(
+                lambda place, item, places=places: (
+                    places.append(place) if isinstance(item, h5py.Dataset) else None
+                )
+            )
+            for place in places:
+                attributes = dict(file[place].attrs)
+                is_other = name == "others" and place not in named
+                if place == name or is_other:
+                    del file[place]
+                    file[place] = h5py.Empty("f4")
+                    file[place].attrs.update(attributes)
+                    changed += 1
+                for attribute in attributes:
+                    if name == "attributes":
+                        file[place].attrs[attribute] = h5py.Empty("f4")
+                        changed += 1
+    assert changed
+    with Viewer([out]) as viewer:
+        status, data, _ = ask(viewer, f"slides/{B}")
+        answers = [(status, data)]
+        for number in range(len(json.loads(data).get("layers", ()))):
+            answers.append(ask(viewer, f"slides/{B}/layers/{number}")[:2])
+        answers += [ask(viewer, f"slides/{B}/similar/0/300/300")[:2]]
+        assert {status for status, _ in answers} <= {200, 404, 422}
+        refused = [
+            json.loads(data)["error"] for status, data in answers if status == 422
+        ]
+        assert refused and all("must" in text for text in refused), refused
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,8 @@ def stored_dataset(file: "h5py.File", name: str, path: Path) -> "h5py.Dataset":
             "tiles.h5 of thinsection, or a features file of TRIDENT or CLAM"
         )
     item = _linkless_item(file, name, path)
-    if not isinstance(item, h5py.Dataset) or item.dtype.kind not in "biuf":
+    is_dataset = isinstance(item, h5py.Dataset) and item.shape is not None  # h5py.Empty
+    if not is_dataset or item.dtype.kind not in "biuf":
         raise StoreError(
             f"{name!r} must be a dataset of numbers, got {item!r} in {str(path)!r}"
         )

@@ -1,7 +1,8 @@
 """Pages of a results folder, served by the viewer, so that their links open slides in it.
 
 A page runs scripts, and may have been written by anybody who could write to the folder. So it is
-served as a sandbox: its scripts have an origin of their own and read nothing from the viewer.
+served as a sandbox: its scripts have an origin of their own and read nothing from the viewer. Its
+address has a token that opens pages alone, so that no page knows the viewer's (`view.guard`).
 """
 
 from collections.abc import Callable
@@ -25,8 +26,9 @@ _HEADERS = {
     "Content-Security-Policy": "sandbox allow-scripts allow-popups allow-downloads "
     "allow-popups-to-escape-sandbox; default-src 'none'; img-src 'self' data:; "
     "script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; base-uri 'none'; "
-    "form-action 'none'",
+    "form-action 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",  # the address contains the token
+    "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
@@ -62,6 +64,9 @@ def _file_below(root: Path, name: str) -> Path | None:
     """File of a folder that may be served, or None."""
     if "\\" in name or "\0" in name:
         return None
-    path = (root / name).resolve()
-    is_served = path.suffix.lower() in _SUFFIXES and path.is_relative_to(root)
-    return path if is_served and path.is_file() else None
+    try:
+        path = (root / name).resolve()
+        is_served = path.suffix.lower() in _SUFFIXES and path.is_relative_to(root)
+        return path if is_served and path.is_file() else None
+    except OSError:  # a name that no file system can have
+        return None

@@ -1,4 +1,4 @@
-"""Server of the viewer: read-only, and protected by a token.
+"""Server of the viewer: read-only, and guarded (`view.guard`).
 
 It listens on 127.0.0.1. A URL contains the id of a slide and numbers. All of them are looked up in
 the viewer's sources, so that no part of a URL becomes a path. One route is different: the pages of
@@ -8,7 +8,6 @@ the results folder and what they link to (`view.pages`).
 from __future__ import annotations
 
 import json
-import secrets
 import socket
 import threading
 import time
@@ -28,6 +27,7 @@ from thinsection.errors import (
 )
 from thinsection.slide import Slide
 from thinsection.types import Closing
+from thinsection.view.guard import Guard, Tokens
 from thinsection.view.pages import page_of
 from thinsection.view.shown import ShownSlides, Source, ViewConfig
 
@@ -37,13 +37,15 @@ with importing("the viewer must have starlette and uvicorn", "view"):
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
-    from starlette.types import ASGIApp, Receive, Scope, Send
 
 _STATIC = Path(__file__).parent / "static"
 _LIBRARY = "openseadragon.min.js"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; "
-    "style-src 'self' 'unsafe-inline'; base-uri 'none'; form-action 'none'",
+    "style-src 'self' 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+    # a notebook on this machine shows the viewer as a frame
+    "frame-ancestors 'self' http://localhost:* http://127.0.0.1:* https://localhost:* "
+    "vscode-webview:",
     "Referrer-Policy": "no-referrer",  # the address contains the token
     "X-Content-Type-Options": "nosniff",
 }
@@ -77,16 +79,18 @@ class Viewer(Closing):
         **settings: object,
     ) -> None:
         config = replace_flat(config or ViewConfig(), settings)
-        token = secrets.token_urlsafe(24)
+        tokens = Tokens()
         self._shown = ShownSlides(source, config)
         place = self._shown.place
-        app = _WithToken(_application(self._shown), token)
+        app = Guard(_application(self._shown), tokens)
         port = config.view.port
         with rewording("port must be free", port, OSError, error=ConfigError):
             self._socket = socket.create_server(("127.0.0.1", port))
         # otherwise the head and the body of a response are 40 ms apart
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/{token}/{place}"
+        self.url = (
+            f"http://127.0.0.1:{self._socket.getsockname()[1]}/{tokens.viewer}/{place}"
+        )
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -118,27 +122,6 @@ class Viewer(Closing):
         url = escape(self.url)
         size = 'width="100%" height="640"'
         return f'<iframe src="{url}" {size} allow="clipboard-write"></iframe>'
-
-
-class _WithToken:
-    """Responds 403 unless the first part of the path is the token; compares in constant time."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._token = token.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            first, _, remainder = scope["path"].removeprefix("/").partition("/")
-            scope = {**scope, "path": f"/{remainder}"}
-            if not secrets.compare_digest(first.encode(), self._token):
-                words = (
-                    "the token in the address is wrong; open the address that the viewer "
-                    "printed"
-                )
-                await Response(words, 403)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 def _application(shown: ShownSlides) -> Starlette:
