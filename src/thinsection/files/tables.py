@@ -107,6 +107,7 @@ def open_table(
     path: Path,
     required: Sequence[str] = (),
     *,
+    may_be_empty: bool = False,
     error: type[ThinsectionError] = DatasetError,
 ) -> Table:
     """Reads a table, see the head of this file. 'labels.xlsx#Sheet2' names a sheet.
@@ -114,6 +115,7 @@ def open_table(
     Args:
         path: the file.
         required: columns that it must have.
+        may_be_empty: True allows a table without rows.
         error: class of errors about the table.
 
     Memory: some 3 times the file, and 100 bytes a cell.
@@ -149,7 +151,7 @@ def open_table(
             f"table must be a readable file, got {str(file)!r}: {cause}"
         ) from cause
     table = table.requiring(required, error)
-    if not table.rows:
+    if not table.rows and not may_be_empty:
         raise error(f"table must have rows, got none in {str(file)!r}")
     return table
 

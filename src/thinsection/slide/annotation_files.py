@@ -15,7 +15,8 @@ from PIL import Image
 
 from thinsection.arrays.polygons import mask_outlines
 from thinsection.errors import ConfigError, InvalidInputError, rewording
-from thinsection.files.atomic import read_table
+from thinsection.files.tables import SUFFIXES as TABLE_SUFFIXES
+from thinsection.files.tables import open_table
 from thinsection.slide.annotation_geojson import read_geojson
 from thinsection.slide.annotation_shapes import Shape, box_ring
 from thinsection.slide.annotation_xml import read_xml
@@ -77,10 +78,11 @@ def read_class_names(path: Path, slide_id: str) -> set[str]:
 
 def _read_boxes(path: Path, size_l0: Size, slide_id: str) -> Iterator[Shape]:
     """Yields the boxes of a slide; all boxes of a table without a column of slides."""
-    rows = read_table(path)
+    table = open_table(path, may_be_empty=True, error=InvalidInputError)
+    rows = table.rows
     if not rows:
         return
-    columns = _box_columns(list(rows[0]), path)
+    columns = _box_columns(list(table.columns), path)
     names = [_box_slide(row) for row in rows]
     named = KnownIds([slide_id]).match(names, where=repr(str(path)))
     if any(names) and not named:
@@ -90,7 +92,7 @@ def _read_boxes(path: Path, size_l0: Size, slide_id: str) -> Iterator[Shape]:
                 f"slide_id must be written as in the cohort, got {similar!r} for {slide_id!r} in "
                 f"{str(path)!r}; write both alike"
             )
-    for line, (row, name) in enumerate(zip(rows, names, strict=True), start=2):
+    for line, row, name in zip(table.lines, rows, names, strict=True):
         if any(names) and name not in named:
             continue
         rule = f"line {line} must have numbers"
@@ -114,7 +116,8 @@ def check_box_slides(path: Path, slide_ids: Sequence[str]) -> None:
     """
     rule = "boxes must be a readable table"
     with rewording(rule, path, *_DAMAGE, error=ConfigError):
-        names = [_box_slide(row) for row in read_table(path)]
+        table = open_table(path, may_be_empty=True, error=ConfigError)
+    names = [_box_slide(row) for row in table.rows]
     if not names:
         return
     if not any(names):
@@ -199,7 +202,7 @@ _READERS: dict[str, Callable[[Path, Size, str], Iterator[Shape]]] = {
     ".json": _geojson,
     ".xml": _xml,
     ".annotations": _xml,
-    ".csv": _read_boxes,
+    **dict.fromkeys(TABLE_SUFFIXES, _read_boxes),
     ".png": _read_mask,
     ".tif": _read_mask,
     ".tiff": _read_mask,
