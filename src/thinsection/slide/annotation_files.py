@@ -15,7 +15,6 @@ from PIL import Image
 
 from thinsection.arrays.polygons import mask_outlines
 from thinsection.errors import ConfigError, InvalidInputError, rewording
-from thinsection.files.tables import SUFFIXES as TABLE_SUFFIXES
 from thinsection.files.tables import open_table
 from thinsection.slide.annotation_geojson import read_geojson
 from thinsection.slide.annotation_shapes import Shape, box_ring
@@ -33,6 +32,7 @@ _BOX_COLUMNS = (
     ("x1", "y1", "x2", "y2"),
     ("left", "top", "right", "bottom"),
 )
+BOX_SUFFIXES = (".csv", ".tsv", ".xlsx", ".parquet")
 _CLASS_COLUMNS = ("class", "label", "classification", "name")
 _DAMAGE = (
     OSError,
@@ -202,7 +202,7 @@ _READERS: dict[str, Callable[[Path, Size, str], Iterator[Shape]]] = {
     ".json": _geojson,
     ".xml": _xml,
     ".annotations": _xml,
-    **dict.fromkeys(TABLE_SUFFIXES, _read_boxes),
+    **dict.fromkeys(BOX_SUFFIXES, _read_boxes),
     ".png": _read_mask,
     ".tif": _read_mask,
     ".tiff": _read_mask,

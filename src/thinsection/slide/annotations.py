@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from thinsection.config import option
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.slide.annotation_files import (
+    BOX_SUFFIXES,
     SUFFIXES,
     check_box_slides,
     read_class_names,
@@ -97,7 +98,7 @@ class RegionsConfig:
                 raise ConfigError(
                     f"{role} must be a file, a folder, or a column of the cohort, got {source!r}"
                 )
-            is_table = path.is_file() and path.suffix.lower() == ".csv"
+            is_table = path.is_file() and path.suffix.lower() in BOX_SUFFIXES
             if is_table:
                 check_box_slides(path, [entry.slide_id for entry in entries])
             if path.is_file() and not is_table and len(entries) > 1:
