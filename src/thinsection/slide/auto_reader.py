@@ -16,6 +16,11 @@ from thinsection.errors import (
 from thinsection.slide.agreement import UnreadReference, find_difference
 from thinsection.slide.base import Slide
 from thinsection.slide.child import try_in_child
+from thinsection.slide.dicom_series import (
+    check_one_slide,
+    files_of_slide,
+    is_dicom_path,
+)
 from thinsection.slide.look import Look
 from thinsection.slide.readers import (
     LEFT_TO_TIFF,
@@ -37,6 +42,7 @@ from thinsection.types import Mpp
 # The reader that 'auto' prefers to OpenSlide. Not cuCIM: of a tile that it cannot decode it returns
 # memory that nobody wrote, without an error, and no probe can find every such tile.
 FASTEST = "tiff"
+_DICOM = "dicom"  # the reader that knows all pictures of a DICOM slide
 _AGREES = f"{FASTEST}: fastest reader that agrees with OpenSlide"
 _OWN_METADATA = (
     f"{FASTEST}: uses the OME metadata of the file, for which OpenSlide knows no vendor"
@@ -65,6 +71,8 @@ def open_auto(path: str, slide_mpp: Mpp | None, image: str | None = None) -> Sli
         slide = _open_by_others(path, slide_mpp, image, answers)
         slide.choice = f"{slide.reader}: chosen by the suffix of the folder"
         return slide
+    if is_dicom_path(path):
+        return _open_dicom(path, slide_mpp, image, answers)
     stamps = slide_stamps(path)
     fast = _try_reader(FASTEST, path, slide_mpp, image, answers)
     if fast is not None and is_known_to_agree(stamps, slide_mpp):
@@ -91,6 +99,36 @@ def open_auto(path: str, slide_mpp: Mpp | None, image: str | None = None) -> Sli
     if slide.choice == _AGREES:
         keep_agreement(stamps, slide_mpp)
     return slide
+
+
+def _open_dicom(
+    path: str, slide_mpp: Mpp | None, image: str | None, answers: list[str]
+) -> Slide:
+    """Opens a DICOM slide by OpenSlide where it shows what our own inventory of the files says."""
+    own = _try_reader(_DICOM, path, slide_mpp, image, answers)
+    reference = None
+    if own is None or own.picture is own.pictures[0]:
+        reference = _try_reader("openslide", path, slide_mpp, None, answers)
+    if own is None:
+        if reference is None:
+            return _open_by_others(path, slide_mpp, image, answers)
+        reference.choice = "openslide: " + "; ".join(answers)
+        return reference
+    own.choice = f"{_DICOM}: "
+    if reference is None:
+        own.choice += "; ".join(answers) or "OpenSlide shows the first picture only"
+        return own
+    sizes = [level.size for level in own.levels]
+    if sizes != [level.size for level in reference.levels]:
+        own.choice += "levels of OpenSlide are of other sizes"
+        reference.close()
+        return own
+    reference.choice = "openslide: its levels are those of the files"
+    reference.notes = (*reference.notes, *own.notes)
+    reference.pictures = own.pictures
+    reference.picture = own.picture
+    own.close()
+    return reference
 
 
 def _choose(fast: Slide, reference: Slide, answers: list[str]) -> Slide:
@@ -204,6 +242,8 @@ def load_safely(
         SlideOpenError: the reader does not open the file, or would not survive it.
     """
     READERS.load(name)  # a missing package is reported here, not by the child
+    if is_dicom_path(path):
+        check_one_slide(files_of_slide(path))
     if checked or name in OWN_PARSERS:
         return load_slide(name, path, slide_mpp, look=look, image=image)
     is_sound, refusal = _inspect(path, image)
@@ -220,12 +260,15 @@ def load_safely(
             name,
             whole=is_tiff and isinstance(refusal, DamagedTiffError),
             channels=look.channels if look else (),
+            image=image,
         )
     return load_slide(name, path, slide_mpp, look=look, image=image)
 
 
 def _inspect(path: str, image: str | None) -> tuple[bool, SlideOpenError | None]:
     """Returns whether our own parser finds nothing that harms a library, and why it refuses."""
+    if is_folder_slide(path):
+        return False, None
     try:
         with load_slide(FASTEST, path, image=image) as slide:
             return slide.checked, None

@@ -36,7 +36,12 @@ _COMMAND = "from thinsection.slide import child; child.serve()"
 
 
 def try_in_child(
-    path: str, reader: str, *, whole: bool = False, channels: Sequence[str] = ()
+    path: str,
+    reader: str,
+    *,
+    whole: bool = False,
+    channels: Sequence[str] = (),
+    image: str | None = None,
 ) -> None:
     """Returns where a reader opens a file, and survives it, in another process.
 
@@ -45,13 +50,15 @@ def try_in_child(
         reader: name of the reader.
         whole: read a thumbnail too: a damaged file may promise more px than anybody can read.
         channels: names of the channels to read.
+        image: name or number of the picture to read.
 
     Memory: up to `MAX_BYTES`, in that process.
 
     Raises:
         SlideOpenError: it does not open the file, or died or hung over it.
     """
-    refusal = _child(os.getpid()).ask(reader, path, whole, list(channels))
+    request = json.dumps([reader, path, whole, list(channels), image])
+    refusal = _child(os.getpid()).ask(reader, request)
     if refusal:
         raise SlideOpenError(refusal)
 
@@ -69,7 +76,7 @@ class _Child:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, reader: str, path: str, whole: bool, channels: list[str]) -> str:
+    def ask(self, reader: str, request: str) -> str:
         """Returns why the reader does not open the file; '' where it does."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
@@ -77,7 +84,6 @@ class _Child:
             process = self._process
             assert process.stdin is not None
             assert process.stdout is not None
-            request = json.dumps([reader, path, whole, channels])
             process.stdin.write(request.encode() + b"\n")
             process.stdin.flush()
             with selectors.DefaultSelector() as selector:
@@ -126,7 +132,7 @@ def _end_process(process: "subprocess.Popen[bytes]") -> str:
 
 
 def serve() -> None:
-    """Answers requests: lines of [reader, path, whole, channels] in, a line with the answer out."""
+    """Answers requests: lines of what `try_in_child` is given in, a line with the answer out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of its input ends it
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -137,20 +143,21 @@ def serve() -> None:
             usage = resource.getrusage(resource.RUSAGE_SELF)
             limit_s = int(usage.ru_utime + usage.ru_stime) + MAX_CPU_S
             resource.setrlimit(resource.RLIMIT_CPU, (limit_s, hard_limit_s))
-            reader, path, whole, channels = json.loads(line)
-            answers.write(json.dumps(_attempt(reader, path, whole, channels)) + "\n")
+            answers.write(json.dumps(_attempt(*json.loads(line))) + "\n")
 
 
-def _attempt(reader: str, path: str, whole: bool, channels: list[str]) -> str:
+def _attempt(
+    reader: str, path: str, whole: bool, channels: list[str], image: str | None
+) -> str:
     """Opens a slide and reads what the parent will; returns why it cannot be opened, or ''."""
     try:
         look = Look(channels=tuple(channels)) if channels else None
-        with load_slide(reader, path, look=look) as slide:
+        with load_slide(reader, path, look=look, image=image) as slide:
             for read in _reads(slide, whole):
                 # damage is reported again when the place is asked for
                 with suppress(SlideReadError):
                     read()
-    except (errors.ChannelsError, errors.ConfigError):
+    except (errors.ChannelsError, errors.ConfigError, errors.ImageError):
         return ""  # the parent meets them too, and reports them
     except errors.ThinsectionError as error:
         return str(error)

@@ -18,6 +18,7 @@ from thinsection.slide.cohort_table import (
     path_columns,
     read_cohort_rows,
 )
+from thinsection.slide.dicom_series import is_dicom_path, read_head
 from thinsection.slide.find_slides import find_by_url, find_in_folder
 from thinsection.slide.look import Look
 from thinsection.slide.open import open_slide
@@ -30,7 +31,7 @@ from thinsection.slide.slide_ids import (
     is_odd,
     stem_of,
 )
-from thinsection.types import Mpp
+from thinsection.types import Mpp, counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +84,8 @@ def load_cohort(
 ) -> tuple[SlideEntry, ...]:
     """Returns the slides that files, folders, URLs and cohort tables name, in a stable order.
 
-    Folders are searched for files of the readers' suffixes, subfolders too; of a folder of .dcm
-    files one is taken, since they are the levels of one slide; a folder `x.zarr` is one slide.
+    Folders are searched for files of the readers' suffixes, subfolders too; of the .dcm
+    files of one series one is taken, since they are one slide; a folder `x.zarr` is one slide.
     The ids are those of a new results folder, see `slide_ids`: the file's name, with a hash of its
     place where files of one name meet; `store/claims.py` looks up what a results folder knows.
     Of several names (links) of one file the first is taken; a file name that is no name for a
@@ -147,7 +148,7 @@ def _entries_of(
     elif path.is_file() or is_folder_slide(path):
         paths = [str(path)]
     elif path.is_dir():
-        paths = find_in_folder(path)
+        paths = find_in_folder(path, on_message)
     else:
         raise CohortError.no_such_slide(item)
     return [SlideEntry(slide_id=stem_of(path), slide_path=path) for path in paths]
@@ -222,14 +223,36 @@ def _unique(
 ) -> list[SlideEntry]:
     """Returns the slides with ids of their own; a file that is named twice is taken once."""
     by_file: dict[str, SlideEntry] = {}
+    series: dict[
+        tuple[Path, str], str
+    ] = {}  # first file of each DICOM series of a folder
+    num_more = 0
     for entry in entries:
         file = file_of(entry.slide_path)
+        first = series.setdefault(_series_key(file), file)
+        if first != file and not entry.id_given:
+            num_more += 1
+            continue
         if file in by_file:
             by_file[file] = _one_of_two(by_file[file], entry, on_message)
         else:
             by_file[file] = entry
+    if num_more:
+        on_message(
+            f"{counted(num_more, '.dcm file')} belong to slides that are named by another of their "
+            "files, and are not slides of their own"
+        )
     _check_table_ids(by_file.values())
     return give_slide_ids(by_file, {}, on_message)
+
+
+def _series_key(file: str) -> tuple[Path, str]:
+    """Returns what the files of one DICOM slide have in common: their folder and their series."""
+    path = Path(file)
+    if is_url(file) or not is_dicom_path(path):
+        return (path, "")
+    head = read_head(path)
+    return (path, "") if head is None else (path.parent, head.series)
 
 
 def _one_of_two(

@@ -1,19 +1,23 @@
 """Search for slides: in a folder with its subfolders, or below the URL of a folder."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from thinsection.errors import CohortError
 from thinsection.files.sources import RemoteFolder
 from thinsection.files.url_secrets import without_secrets
+from thinsection.slide.dicom_series import SUFFIX, group_files
 from thinsection.slide.readers import is_folder_slide, slide_suffixes
 
-_DICOM = ".dcm"  # the files of one folder are the levels of one slide
 
+def find_in_folder(folder: Path, on_message: Callable[[str], None]) -> list[str]:
+    """Returns the slides of a folder and its subfolders; a slide's own folder is not searched.
 
-def find_in_folder(folder: Path) -> list[str]:
-    """Returns the slides of a folder and its subfolders; a slide's own folder is not searched."""
+    Args:
+        folder: the folder.
+        on_message: takes a line for each folder whose .dcm files are several slides.
+    """
     candidates: list[Path] = []
     for parent, folders, files in os.walk(folder):
         candidates += [Path(parent, name) for name in (*folders, *files)]
@@ -22,15 +26,22 @@ def find_in_folder(folder: Path) -> list[str]:
             name for name in folders if not is_folder_slide(Path(parent, name))
         ]
     suffixes = frozenset(slide_suffixes())
-    slides: dict[Path, str] = {}  # by the file, or by the folder of one slide's files
-    for path in sorted(candidates):
+    slides: list[Path] = []
+    dicom_files: dict[Path, list[Path]] = {}  # by folder
+    for path in candidates:
         suffix = path.suffix.lower()
         if suffix not in suffixes or path.name.startswith("."):
             continue
-        if path.is_file() or is_folder_slide(path):
-            place = path.parent if suffix == _DICOM else path
-            slides.setdefault(place, str(path))
-    return list(slides.values())
+        if suffix == SUFFIX and path.is_file():
+            dicom_files.setdefault(path.parent, []).append(path)
+        elif path.is_file() or is_folder_slide(path):
+            slides.append(path)
+    for place, paths in sorted(dicom_files.items()):
+        found = group_files(paths)
+        slides += found.first_files
+        if found.note():
+            on_message(f"{place.name!r}: {found.note()}")
+    return [str(path) for path in sorted(slides)]
 
 
 def find_by_url(url: str) -> list[str]:
@@ -75,7 +86,9 @@ def _slides_among(paths: Iterable[PurePosixPath]) -> list[str]:
         if folder_slides:
             outermost = folder_slides[-1]
             slides.setdefault(outermost, str(outermost))
-        elif suffix == _DICOM:
+        elif (
+            suffix == SUFFIX
+        ):  # their heads cannot be read: the files of a folder are one slide
             slides.setdefault(path.parent, str(path))
         elif suffix in suffixes:
             slides.setdefault(path, str(path))

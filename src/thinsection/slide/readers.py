@@ -48,6 +48,13 @@ _BUILT_IN = (
         needs=("openslide",),
     ),
     Entry(
+        name="dicom",
+        help="DICOM slides with focal planes, optical paths and newer compressions.",
+        target=f"{_FORMATS}.dicom_reader:DicomSlide",
+        suffixes=(".dcm",),
+        needs=("pydicom", "imagecodecs"),
+    ),
+    Entry(
         name="image",
         help="PNG, JPEG, and TIFF of one level.",
         target=f"{_FORMATS}.image_reader:open_image",
@@ -73,7 +80,7 @@ READERS: Registry[Callable[..., Slide]] = Registry(
 TRIED_ON_ANY_FILE = ("tiff", "cucim", "openslide", "image")
 PICKS_CHANNELS = ("zarr",)  # readers that are called with the look
 # readers that know all pictures of a file, and are called with the image that is asked for
-CHOOSES_IMAGE = ("tiff", "cucim", "openslide", "image")
+CHOOSES_IMAGE = ("tiff", "cucim", "openslide", "image", "zarr", "dicom")
 # parsed by our own code, which checks sizes before a C library sees the file
 OWN_PARSERS = ("tiff", "image")
 NEVER_TRUSTED = ("cucim",)  # ends the process over damage that no check of sizes finds

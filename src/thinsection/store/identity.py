@@ -18,6 +18,7 @@ from thinsection.errors import StoreError
 from thinsection.files.sources import FileSource, FsspecSource, RemoteFolder
 from thinsection.files.url_secrets import without_secrets
 from thinsection.files.urls import is_url
+from thinsection.slide.dicom_series import files_of_slide, is_dicom_path
 from thinsection.slide.readers import is_folder_slide
 from thinsection.types import MIB
 
@@ -150,8 +151,8 @@ def fingerprint(path: Path | str) -> str:
     """Hash of a slide's size and of 8 samples of 16 KiB spread over it.
 
     Name and time stamps do not count. Files beside it that belong to it (`a/` for
-    `a.mrxs`, other .dcm files) count by name and size. Those of a folder do too; samples
-    are of its metadata and of 8 files spread over it.
+    `a.mrxs`, other .dcm files of its series) count by name and size. Those of a folder
+    do too; samples are of its metadata and of 8 files spread over it.
 
     Memory: one sample, and 200 bytes per file of a folder.
 
@@ -250,6 +251,6 @@ def _companions(slide: Path | str) -> list[Path]:
     folder = path.with_suffix("")
     if suffix == ".mrxs" and folder.is_dir():
         return sorted(file for file in folder.iterdir() if file.is_file())
-    if suffix == ".dcm":
-        return sorted(file for file in path.parent.glob("*.dcm") if file != path)
+    if is_dicom_path(path):
+        return [file.path for file in files_of_slide(path) if file.path != path]
     return []

@@ -117,7 +117,6 @@ def read_instance(path: str | Path) -> DicomInstance:
     """Reads the file without its pixels.
 
     Raises:
-        MissingDependencyError: pydicom is not installed.
         InvalidInputError: not a whole-slide image, or of a transfer syntax that is not known here.
     """
     pydicom = pydicom_package()

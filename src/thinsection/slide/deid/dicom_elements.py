@@ -14,7 +14,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from thinsection.errors import importing
 from thinsection.slide.deid.profile import clean_profile
 from thinsection.slide.deid.report import Report
 from thinsection.slide.geometry import MAX_SIDE_PX
@@ -187,9 +186,8 @@ _PATH_NAMES = "OpticalPathIdentifier"
 
 @cache
 def pydicom_package() -> ModuleType:
-    """Returns the package; MissingDependencyError: it is not installed."""
-    with importing("de-identification of DICOM needs pydicom", "dicom"):
-        return import_module("pydicom")
+    """Returns the package, which is slow to import."""
+    return import_module("pydicom")
 
 
 class UidMap:

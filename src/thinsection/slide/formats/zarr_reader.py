@@ -3,21 +3,31 @@
 Source: https://ngff.openmicroscopy.org/0.5/ (`multiscales`, `omero`, `bioformats2raw.layout`).
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from thinsection.errors import ChannelsError, SlideOpenError
-from thinsection.files.url_secrets import whole_url
+from thinsection.errors import SlideOpenError
 from thinsection.files.urls import is_url
 from thinsection.slide.base import GRAY
 from thinsection.slide.formats.channels import ScaledDecoder, Values, scale_channels
-from thinsection.slide.formats.segments import MAX_SEGMENT_BYTES, SegmentedSlide
-from thinsection.slide.geometry import positive_number
+from thinsection.slide.formats.segments import SegmentedSlide
+from thinsection.slide.formats.stated_levels import (
+    StatedLevel,
+    judge_stated_levels,
+    settle_levels,
+)
+from thinsection.slide.formats.zarr_images import (
+    length,
+    missing_chunks_note,
+    read_images,
+    read_levels,
+)
+from thinsection.slide.level_check import LevelVerdict
 from thinsection.slide.look import (
     MAX_SHOWN,
     Channels,
@@ -25,13 +35,13 @@ from thinsection.slide.look import (
     channel_names,
     unpicked_channels_error,
 )
-from thinsection.slide.units import um_per_unit
-from thinsection.types import Document, Level, Mpp, RgbArray, Size
+from thinsection.slide.pictures import PictureLevel, choose_picture, picture_notes
+from thinsection.slide.verdicts import slide_stamps
+from thinsection.types import Document, Json, Level, Mpp, RgbArray
+from thinsection.weights.stamps import Stamps
 
-_VERSIONS = ("0.4", "0.5")
+_METADATA_FILES = ("zarr.json", ".zattrs")
 _RGB_COLOURS = ["FF0000", "00FF00", "0000FF"]
-# by which a level may differ from level 0 in its shape; tiny ones are rounded
-_MAX_ASPECT = 1.1
 
 
 class _ChunkDecoder(ScaledDecoder):
@@ -43,9 +53,11 @@ class _ChunkDecoder(ScaledDecoder):
         picked: numbers of the picked channels; empty of a picture.
     """
 
-    def __init__(self, level: Level, array: zarr.Array, axes: str, name: str) -> None:
-        super().__init__(level, name)
-        self.picked: list[int] = []
+    def __init__(
+        self, level: Level, array: zarr.Array, axes: str, picked: Sequence[int]
+    ) -> None:
+        super().__init__(level, array.name)
+        self.picked = picked
         self._array = array
         self._axes = axes
 
@@ -91,16 +103,21 @@ class ZarrSlide(SegmentedSlide):
     reader = "zarr"
 
     def __init__(
-        self, path: str, *, slide_mpp: Mpp | None = None, look: Look | None = None
+        self,
+        path: str,
+        *,
+        slide_mpp: Mpp | None = None,
+        look: Look | None = None,
+        image: str | None = None,
     ) -> None:
-        group, metadata = _open_image(path)
-        multiscale = metadata["multiscales"][0]
-        datasets = multiscale["datasets"]
-        axes = "".join(str(axis["name"]) for axis in multiscale["axes"])
-        arrays = [_sound_array(group, str(each["path"]), axes) for each in datasets]
-        levels = _levels(arrays, axes)
-        num_channels = _length(arrays[0], axes, "c")
-        channels = _channels(metadata.get("omero") or {}, num_channels, arrays[0].dtype)
+        images = read_images(path)
+        pictures = [each.picture for each in images]
+        picture = choose_picture(pictures, image, slide_path=path)
+        shown = images[picture.number - 1]
+        found = read_levels(shown)
+        self._arrays = found.arrays
+        num_channels = length(found.arrays[0], shown.axes, "c")
+        channels = _channels(shown.omero, num_channels, found.arrays[0].dtype)
         picks = look.channels if look else ()
         if channels is not None and not picks:
             raise unpicked_channels_error(channels, path)
@@ -109,133 +126,75 @@ class ZarrSlide(SegmentedSlide):
                 "zarr: an RGB or gray picture of 8 bits has no channels to choose; omit "
                 "--channels"
             )
-        decoders = [
-            _ChunkDecoder(level, array, axes, path)
-            for level, array in zip(levels, arrays)
-        ]
-        own_mpp = _find_mpp(multiscale["axes"], axes, (multiscale, datasets[0]))
+        self._axes = shown.axes
+        self._picked = [] if channels is None else [channels.index(n) for n in picks]
         super().__init__(
             path,
-            levels,
-            decoders,
-            slide_mpp=slide_mpp or own_mpp,
-            properties={
-                "ome.Name": str(multiscale.get("name", "")),
-                "ome.Axes": axes,
-            },
+            [each.level for each in found.stated],
+            self._make_decoders(found.stated),
+            slide_mpp=slide_mpp or picture.mpp,
+            properties={"ome.Name": picture.name, "ome.Axes": shown.axes},
         )
+        notes = [*picture_notes(pictures, picture, image)]
+        notes += self._settle(found.stated, picture.number)
         if channels is not None and look is not None:
-            picked = [channels.index(name) for name in picks]
-            for decoder in decoders:
-                decoder.picked = picked
-            names = [channels.names[number] for number in picked]
-            self.rendering = scale_channels(decoders, names, look)
+            names = [channels.names[number] for number in self._picked]
+            self.rendering = scale_channels(self._chunks, names, look)
         elif num_channels == 1:
-            self.notes = (GRAY,)
-
-
-def _open_image(path: str) -> tuple[zarr.Group, Document]:
-    """Opens the group of the (first) image; returns it with its metadata.
-
-    Raises:
-        SlideOpenError: there is no image, or it is a plate of many.
-    """
-    store = path
-    if is_url(path):
-        store = zarr.storage.FsspecStore.from_url(whole_url(path), read_only=True)
-    try:
-        group = zarr.open_group(store, mode="r")
-    except FileNotFoundError:
-        raise SlideOpenError(
-            "zarr: not a zarr folder, because its metadata are missing"
-        ) from None
-    metadata = group.attrs.get("ome", group.attrs)
-    if "plate" in metadata or "well" in metadata:
-        raise SlideOpenError(
-            "zarr: a plate of many images is not a slide; pass one of its images"
+            notes.append(GRAY)
+        self.notes = tuple(notes)
+        self.pictures = tuple(
+            replace(each, levels=self._picture_levels()) if each is picture else each
+            for each in pictures
         )
-    if "multiscales" not in metadata and "bioformats2raw.layout" in metadata:
-        group = group["0"]  # the first of its images: that of the slide
-        metadata = group.attrs.get("ome", group.attrs)
-    if "multiscales" not in metadata:
-        raise SlideOpenError(
-            "zarr: not an OME-Zarr image, because its metadata have no 'multiscales'"
-        )
-    version = metadata.get("version") or metadata["multiscales"][0].get("version")
-    if version not in _VERSIONS:
-        raise SlideOpenError(
-            f"zarr: OME-Zarr must be of version {' or '.join(_VERSIONS)}, got {version!r}"
-        )
-    return group, metadata
+        self.picture = self.pictures[picture.number - 1]
 
-
-def _length(array: zarr.Array, axes: str, axis: str) -> int:
-    """Returns the length along an axis; 1 where there is none of that name."""
-    return int(array.shape[axes.index(axis)]) if axis in axes else 1
-
-
-def _sound_array(group: zarr.Group, name: str, axes: str) -> zarr.Array:
-    """Returns a level's array, whose axes and sizes are sound."""
-    array = group[name]
-    if len(axes) != array.ndim or not {"x", "y"} <= set(axes) <= set("tczyx"):
-        raise SlideOpenError(
-            f"zarr: axes must be of t, c, z, y and x, got {axes!r} for {array.ndim} of level "
-            f"{name!r}"
-        )
-    if array.dtype.kind not in "uif" or min(array.shape) < 1:
-        raise SlideOpenError(
-            f"zarr: pixels must be numbers, got {array.dtype} {array.shape} in level {name!r}"
-        )
-    chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize
-    if chunk_bytes > MAX_SEGMENT_BYTES:
-        raise SlideOpenError(
-            f"zarr: chunks must have <= 128 MiB, got {chunk_bytes >> 20} MiB in level {name!r}; "
-            "write it with smaller chunks"
-        )
-    depths = {axis: _length(array, axes, axis) for axis in "zt"}
-    planes = ", ".join(
-        f"{depth} along {axis.upper()}" for axis, depth in depths.items() if depth > 1
-    )
-    if planes:
-        raise ChannelsError(
-            f"planes must differ by channel only, got {planes}; split the file"
-        )
-    return array
-
-
-def _levels(arrays: Sequence[zarr.Array], axes: str) -> list[Level]:
-    """Returns the levels, finest first, each smaller than the one before and of the same shape."""
-    sizes = [(_length(array, axes, "x"), _length(array, axes, "y")) for array in arrays]
-    areas = [math.prod(size) for size in sizes]
-    channel_counts = {_length(array, axes, "c") for array in arrays}
-    shrinks = all(larger > smaller for larger, smaller in pairwise(areas))
-    if len(channel_counts) != 1 or not shrinks:
-        raise SlideOpenError(
-            f"zarr: levels must shrink and keep their channels, got {sizes}"
-        )
-    levels: list[Level] = []
-    for index, (size, array) in enumerate(zip(sizes, arrays)):
-        x_ratio = sizes[0][0] / size[0]
-        y_ratio = sizes[0][1] / size[1]
-        aspect = max(x_ratio, y_ratio) / min(x_ratio, y_ratio)
-        if aspect > _MAX_ASPECT + 1 / min(size):
-            raise SlideOpenError(f"zarr: levels must have one shape, got {sizes}")
-        levels.append(
-            Level(
-                index=index,
-                size=size,
-                downsample=(x_ratio + y_ratio) / 2,
-                segment=_chunk_size(array, axes, size),
+    def _make_decoders(self, levels: Sequence[StatedLevel]) -> list[_ChunkDecoder]:
+        self._chunks = [
+            _ChunkDecoder(
+                each.level, self._arrays[each.number], self._axes, self._picked
             )
-        )
-    return levels
+            for each in levels
+        ]
+        return self._chunks
 
+    def _stamps(self) -> Stamps | None:
+        """Returns the stamps of the file that describes the images; None by URL."""
+        if is_url(self.slide_path):
+            return None
+        stamps = [
+            slide_stamps(str(Path(self.slide_path, name))) for name in _METADATA_FILES
+        ]
+        return next(filter(None, stamps), None)
 
-def _chunk_size(array: zarr.Array, axes: str, size: Size) -> Size:
-    """Returns (width, height) of a chunk, which may be declared larger than its level."""
-    width = int(array.chunks[axes.index("x")])
-    height = int(array.chunks[axes.index("y")])
-    return (min(width, size[0]), min(height, size[1]))
+    def _settle(self, stated: Sequence[StatedLevel], picture: int) -> list[str]:
+        """Compares the levels' pixels, leaves out what is no level, and returns notes on it.
+
+        By URL only where a level's size contradicts its scale: each place costs requests.
+        """
+        is_doubtful = any(each.by_size is not None for each in stated)
+        verdicts: dict[tuple[int, int], LevelVerdict] = {}
+        if len(stated) > 1 and (is_doubtful or not is_url(self.slide_path)):
+            verdicts = judge_stated_levels(self, stated, picture, self._stamps())
+        settled, notes = settle_levels(stated, verdicts)
+        self.levels = tuple(each.level for each in settled)
+        self.size = self.levels[0].size
+        self._decoders = list(self._make_decoders(settled))
+        for each in settled:
+            notes.append(missing_chunks_note(each.name, self._arrays[each.number]))
+        return [note for note in notes if note]
+
+    def _picture_levels(self) -> tuple[PictureLevel, ...]:
+        levels = []
+        for level in self.levels:
+            mpp = None
+            if self.slide_mpp is not None:
+                x_mpp, y_mpp = self.slide_mpp
+                mpp = (x_mpp * level.downsample, y_mpp * level.downsample)
+            levels.append(
+                PictureLevel(size=level.size, downsample=level.downsample, mpp=mpp)
+            )
+        return tuple(levels)
 
 
 def _channels(
@@ -243,37 +202,28 @@ def _channels(
 ) -> Channels | None:
     """Returns the channels of what is no picture of 8 bits; None of RGB and of gray."""
     descriptions = omero.get("channels") or []
-    colours = [str(each.get("color", "")).upper() for each in descriptions]
-    has_own_colours = len(set(colours)) == len(colours) == MAX_SHOWN
-    is_rgb = count == MAX_SHOWN and not (has_own_colours and colours != _RGB_COLOURS)
+    colours = [each.get("color", "") for each in descriptions]
+    has_own_colours = len({str(each) for each in colours}) == len(colours) == MAX_SHOWN
+    is_rgb = count == MAX_SHOWN and not (has_own_colours and not _are_rgb(colours))
     if dtype == np.uint8 and (count == 1 or is_rgb):
         return None
     labels = [str(each.get("label") or "") for each in descriptions]
     return Channels(names=channel_names(labels, count), dtype=dtype)
 
 
-def _find_mpp(
-    descriptions: Sequence[Document], axes: str, transformed: Iterable[Document]
-) -> Mpp | None:
-    """Returns µm per px of level 0; None where a unit or a scale is missing.
+def _are_rgb(colours: Sequence[Json]) -> bool:
+    """Tells whether colours are red, green and blue, in any of the forms that programs write.
 
-    Args:
-        descriptions: descriptions of the axes, with their units.
-        axes: names of the axes.
-        transformed: the image and its level 0, whose transforms apply one after the other.
+    These are 'FF0000', '#ff0000' and 'F00', with alpha before or behind, and OME-XML's number of
+    RGBA, which may be negative.
     """
-    scales: list[Sequence[float]] = []
-    for part in transformed:
-        for step in part.get("coordinateTransformations") or ():
-            if step["type"] == "scale":
-                scales.append(step["scale"])
-    sides = []
-    for axis in "xy":
-        place = axes.index(axis)
-        um = um_per_unit(str(descriptions[place].get("unit"))) or 0.0
-        units_per_px = math.prod(scale[place] for scale in scales)
-        side = positive_number(str(units_per_px * um)) if scales else None
-        if side is None:
-            return None
-        sides.append(side)
-    return (sides[0], sides[1])
+    texts = []
+    for colour in colours:
+        if isinstance(colour, int):
+            texts.append(f"{colour & 0xFFFFFFFF:08X}")
+            continue
+        text = str(colour).strip().removeprefix("#").upper().removeprefix("0X")
+        is_short = len(text) in (3, 4)
+        texts.append("".join(letter * 2 for letter in text) if is_short else text)
+    readings = [texts, [text[:6] for text in texts], [text[-6:] for text in texts]]
+    return _RGB_COLOURS in readings

@@ -1,0 +1,232 @@
+"""Levels at the scale that a container states: which of them are such, and where they end.
+
+The size of a level is the fallback. Programs pad levels to whole tiles, so that a level's size says
+that it is less reduced than it is, and its tissue would lie elsewhere on each level.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from thinsection.errors import SlideOpenError
+from thinsection.slide.base import Slide
+from thinsection.slide.level_check import (
+    BY_SIZE,
+    LEVEL,
+    OTHER,
+    LevelClaim,
+    LevelVerdict,
+    judge_levels,
+)
+from thinsection.slide.verdicts import keep_levels, known_levels
+from thinsection.types import Level, Size
+from thinsection.weights.stamps import Stamps
+
+# by which a level may be reduced more along one side than along the other; tiny ones are rounded
+_MAX_ASPECT = 1.1
+# by which a level's scale may differ from what its size says
+_MAX_PADDING = 4.0
+Scale = tuple[float, float]  # along x and y
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedLevel:
+    """A part of a container, and the scale at which it is taken for a level.
+
+    Attributes:
+        number: its place among the levels of its image, finest first.
+        name: the container's name for it.
+        level: the level, whole.
+        scale: level-0 px per px, along x and y.
+        by_size: the same by its size, where that differs from what is stated by more than one
+            pixel; None where it does not, or nothing is stated.
+        note: sentence on why its scale is not the stated one; '' where it is.
+        is_shifted: True where it begins elsewhere than level 0.
+    """
+
+    number: int
+    name: str
+    level: Level
+    scale: Scale
+    by_size: Scale | None = None
+    note: str = ""
+    is_shifted: bool = False
+
+
+def state_level(
+    name: str,
+    size: Size,
+    segment: Size,
+    *,
+    stated: Scale | None,
+    finer: Sequence[StatedLevel],
+) -> StatedLevel:
+    """Returns a level at the scale that its container states, or that its size has.
+
+    Args:
+        name: the container's name for it.
+        size: (width, height), px.
+        segment: (width, height) of what it is stored in, px.
+        stated: level-0 px per px; None where the container does not say.
+        finer: the levels that are finer, finest first.
+
+    Raises:
+        SlideOpenError: its shape is not that of level 0.
+    """
+    finest = finer[0].level.size if finer else size
+    by_size = (finest[0] / size[0], finest[1] / size[1])
+    note = ""
+    contradicted = None
+    scale = by_size
+    if stated is not None and finer:
+        is_same = all(
+            abs(n / a - n / b) <= 1 for n, a, b in zip(finest, stated, by_size)
+        )
+        if is_same:
+            scale = stated
+        elif _is_possible(stated, by_size):
+            scale = stated
+            contradicted = by_size
+        else:
+            note = _size_note(name, size, stated, by_size)
+    if max(scale) / min(scale) > _MAX_ASPECT + 1 / min(size):
+        raise SlideOpenError(f"levels must have one shape, got {finest} and {size} px")
+    level = Level(index=len(finer), size=size, downsample=_mean(scale), segment=segment)
+    return StatedLevel(
+        number=len(finer),
+        name=name,
+        level=level,
+        scale=scale,
+        by_size=contradicted,
+        note=note,
+    )
+
+
+def judge_stated_levels(
+    slide: Slide, levels: Sequence[StatedLevel], picture: int, stamps: Stamps | None
+) -> dict[tuple[int, int], LevelVerdict]:
+    """Returns what the pixels say of each level below the finest; see `judge_levels`.
+
+    Args:
+        slide: the slide that has them.
+        levels: finest first.
+        picture: number of the picture that they belong to.
+        stamps: those of the file that describes them; what was found is kept by them.
+    """
+    claims = []
+    for each in levels[1:]:
+        by_size = None if each.by_size is None else _mean(each.by_size)
+        key = (picture, each.number)
+        claims.append(LevelClaim(key=key, level=each.level, by_size=by_size))
+    known = known_levels(stamps)
+    verdicts: dict[tuple[int, int], LevelVerdict] = {}
+    for claim in claims:
+        for verdict in (LEVEL, BY_SIZE, OTHER):
+            if known.get(claim.key) == verdict:
+                verdicts[claim.key] = verdict
+    if len(verdicts) < len(claims):
+        verdicts = judge_levels(slide, claims)
+        slide.drop_decoded()
+        keep_levels(stamps, {**known, **verdicts})
+    return verdicts
+
+
+def settle_levels(
+    levels: Sequence[StatedLevel], verdicts: Mapping[tuple[int, int], LevelVerdict]
+) -> tuple[list[StatedLevel], list[str]]:
+    """Returns the levels that are such, without padding, and notes on the others.
+
+    Where a level has more pixels than its scale gives the slide, its content ends before its edge.
+    Where it has fewer, the content of all levels ends where its content ends.
+    """
+    by_number = {number: verdict for (_, number), verdict in verdicts.items()}
+    notes = []
+    kept = []
+    for claimed in levels:
+        each = claimed
+        size = each.level.size
+        verdict = by_number.get(each.number, LEVEL)
+        if verdict == OTHER:
+            notes.append(
+                f"level {each.name!r} of {size[0]} x {size[1]} px does not show what level 0 "
+                "shows, so it is left out"
+            )
+            continue
+        if each.is_shifted:
+            notes.append(
+                f"level {each.name!r} of {size[0]} x {size[1]} px begins elsewhere than level 0 by "
+                "its translation, so it is left out"
+            )
+            continue
+        if verdict == BY_SIZE and each.by_size is not None:
+            note = _size_note(each.name, size, each.scale, each.by_size)
+            each = replace(each, scale=each.by_size, by_size=None, note=note)
+        if each.note:
+            notes.append(each.note)
+        kept.append(each)
+    content = _content(kept)
+    settled = []
+    for each in kept:
+        size = each.level.size
+        shown = size
+        if each.by_size is not None or content != levels[0].level.size:
+            shown = (
+                min(size[0], math.ceil(content[0] / each.scale[0])),
+                min(size[1], math.ceil(content[1] / each.scale[1])),
+            )
+        if shown != size:
+            notes.append(
+                f"level {each.name!r} has {size[0]} x {size[1]} px, of which {shown[0]} x "
+                f"{shown[1]} are the slide by the scales of the levels; the others are padding"
+            )
+        level = Level(
+            index=len(settled),
+            size=shown,
+            downsample=_mean(each.scale),
+            segment=each.level.segment,
+        )
+        settled.append(replace(each, level=level))
+    return settled, notes
+
+
+def _is_possible(stated: Scale, by_size: Scale) -> bool:
+    """Tells whether a level may have the scale that it states.
+
+    One that is hardly coarser than level 0, or far from what its size says, is a writer's fault.
+    """
+    return all(
+        a > 1 and 1 / _MAX_PADDING < a / b < _MAX_PADDING
+        for a, b in zip(stated, by_size)
+    )
+
+
+def _content(levels: Sequence[StatedLevel]) -> Scale:
+    """Returns (width, height) of what all levels show, level-0 px.
+
+    A level that is smaller by at most one of its pixels was rounded down.
+    """
+    content = []
+    for axis in (0, 1):
+        whole = levels[0].level.size[axis]
+        end = float(whole)
+        for each in levels:
+            own_end = each.level.size[axis] * each.scale[axis]
+            if each.by_size is not None and own_end + each.scale[axis] < whole:
+                end = min(end, own_end)
+        content.append(end)
+    return (content[0], content[1])
+
+
+def _size_note(name: str, size: Size, stated: Scale, by_size: Scale) -> str:
+    return (
+        f"level {name!r} of {size[0]} x {size[1]} px states that it is {_text(stated)} times "
+        f"smaller than level 0; by its size it counts as {_text(by_size)} times smaller"
+    )
+
+
+def _mean(scale: Scale) -> float:
+    return (scale[0] + scale[1]) / 2
+
+
+def _text(scale: Scale) -> str:
+    return " x ".join(dict.fromkeys(f"{value:.4g}" for value in scale))
