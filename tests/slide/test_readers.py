@@ -20,7 +20,7 @@ from thinsection.slide.readers import (
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import he_texture
 
-ALL = (*TRIED_ON_ANY_FILE, "zarr")
+ALL = (*TRIED_ON_ANY_FILE, "zarr", "dicom")
 TOY_READER = '''
 import numpy as np
 from thinsection.errors import SlideOpenError

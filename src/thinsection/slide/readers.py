@@ -48,13 +48,6 @@ _BUILT_IN = (
         needs=("openslide",),
     ),
     Entry(
-        name="dicom",
-        help="DICOM slides with focal planes, optical paths and newer compressions.",
-        target=f"{_FORMATS}.dicom_reader:DicomSlide",
-        suffixes=(".dcm",),
-        needs=("pydicom", "imagecodecs"),
-    ),
-    Entry(
         name="image",
         help="PNG, JPEG, and TIFF of one level.",
         target=f"{_FORMATS}.image_reader:open_image",
@@ -69,6 +62,13 @@ _BUILT_IN = (
         needs=("zarr",),
         extra="zarr",
         folders=True,
+    ),
+    Entry(
+        name="dicom",
+        help="DICOM slides with focal planes, optical paths and newer compressions.",
+        target=f"{_FORMATS}.dicom_reader:DicomSlide",
+        suffixes=(".dcm",),
+        needs=("pydicom", "imagecodecs"),
     ),
 )
 # A reader is a class or function that is called with the path and `slide_mpp`; it raises
