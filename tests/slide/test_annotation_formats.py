@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
+import openpyxl
 import pytest
 import shapely
 import shapely.affinity
@@ -302,6 +303,28 @@ def test_boxes_of_several_slides_whose_ids_are_written_as_files(
         assert_areas(found, truth[slide])
         empty = () if truth[slide] else (f"no annotation of {slide!r} in boxes.csv",)
         assert found.notes == empty
+
+
+def test_a_table_of_boxes_may_have_any_form_of_tables(tmp_path: Path) -> None:
+    semicolons = tmp_path / "b.csv"
+    semicolons.write_text("slide_id;x;y;width;height\ns1.svs;10,5;20;30;40\n")
+    workbook = tmp_path / "b.xlsx"
+    book = openpyxl.Workbook()
+    book.active.append(["slide", "x_min", "y_min", "x_max", "y_max", "class"])
+    book.active.append(["s1", 10.5, 20, 40.5, 60, "Tumor"])
+    book.active.append(["s2", 0, 0, 9, 9, "Tumor"])
+    book.save(workbook)
+    for path in (semicolons, workbook):
+        found = read_regions(path, SIZE, slide_id="s1")
+        assert found.area().bounds == (10.5, 20, 40.5, 60)
+    shifted = tmp_path / "shifted.csv"
+    shifted.write_text("slide_id,x,y,width,height\ns1,1,2,3,4\ns1,A, B,1,2,3,4\n")
+    with pytest.raises(InvalidInputError, match="line 3"):
+        read_regions(shifted, SIZE, slide_id="s1")
+    (tmp_path / "none.csv").write_text("x,y,width,height\n")
+    found = read_regions(tmp_path / "none.csv", SIZE, slide_id="s1")
+    assert found.area().is_empty
+    assert found.notes == ("no annotation of 's1' in none.csv",)
 
 
 def entries(*slide_ids: str, folder: Path = Path()) -> list[SlideEntry]:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module, util
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from thinsection.errors import CohortError, ConfigError, importing
@@ -137,9 +137,10 @@ def architecture(
     module_name, _, attribute = name.partition(":")
     with importing(f"architecture {name!r} must be importable", "segment"):
         module = _run_file(code) if code else import_module(module_name)
-    value = getattr(module, attribute, None)
+    value: Any = getattr(module, attribute, None)
     if _is_torchvision_builder(module_name, value):
-        return value  # type: ignore[no-any-return]
+        builder: type[nn.Module] = value
+        return builder
     if not (isinstance(value, type) and issubclass(value, nn.Module)):
         raise ConfigError(
             f"architecture must be a class of torch modules, got {name!r}, which is "

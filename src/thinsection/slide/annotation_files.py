@@ -97,7 +97,7 @@ def _read_boxes(path: Path, size_l0: Size, slide_id: str) -> Iterator[Shape]:
             continue
         rule = f"line {line} must have numbers"
         with rewording(rule, path, *_DAMAGE, error=InvalidInputError):
-            left, top, right, bottom = (float(row[name]) for name in columns)
+            left, top, right, bottom = (_number(row[name]) for name in columns)
         if _plain_column(columns[2]) in ("width", "w"):
             right += left
             bottom += top
@@ -134,6 +134,12 @@ def check_box_slides(path: Path, slide_ids: Sequence[str]) -> None:
             f"boxes must be of the cohort's slides, got boxes of {examples} alone in "
             f"{str(path)!r}; the cohort has {', '.join(sorted(slide_ids)[:3])}"
         )
+
+
+def _number(text: str) -> float:
+    """Returns a number; a decimal comma is a point."""
+    is_decimal_comma = text.count(",") == 1 and "." not in text
+    return float(text.replace(",", ".") if is_decimal_comma else text)
 
 
 def _box_slide(row: Mapping[str, str]) -> str:

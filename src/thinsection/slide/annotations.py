@@ -182,7 +182,7 @@ class Regions:
         import shapely
 
         names = tuple(self.classes)
-        included = names
+        included = list(names)
         if include:
             check_classes(include, names)
             included = named_classes(include, names, other=exclude)
@@ -283,9 +283,9 @@ def read_regions(
     Points, lines and what lies off the slide are left out with a word, as are QuPath's detections.
 
     Args:
-        path: GeoJSON, XML of ASAP, ImageScope or HALO, a mask's picture, or a CSV of boxes.
+        path: GeoJSON, XML of ASAP, ImageScope or HALO, a mask's picture, or a table of boxes.
         size_l0: (width, height) of the slide, level-0 px.
-        slide_id: the slide; of a CSV with a column slide_id its rows are taken.
+        slide_id: the slide; of a table with a column slide_id its rows are taken.
         mend: make polygons that cross themselves valid, instead of refusing them.
 
     Memory: the file, and of a mask 4 bytes a px.
