@@ -73,6 +73,9 @@ COMMANDS = {
     "zeroshot": Command(
         FOLDERS, "zeroshot", "Score tiles and slides for classes described in words."
     ),
+    "relink": Command(
+        FOLDERS, "results", "Find slides that moved, by their names and contents."
+    ),
     "merge": Command(FOLDERS, "merge", "Join results folders into one, with checks."),
     "verify": Command(
         FOLDERS, "results", "Check every result file against its checksum."

@@ -341,6 +341,44 @@ def import_folder(
     _print_and_exit(left_out, f"{num_slides} slides of {tool} are in {out}")
 
 
+@app.command("relink")
+def relink_folder(
+    folder: FolderArgument,
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NEW_PLACE...",
+            help="Folders, slide files or URLs at which the slides are now.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Find the slides of a results folder that moved, by their names and contents.
+
+    Only the paths of the slides change. Commands that open slides again (heatmap, export jpeg,
+    view) then use the new files.
+
+    Exit code: 0 every slide has a file, 3 some are ambiguous or missing.
+
+    \b
+    Example:
+      thinsection relink results /new/disk/slides
+    """
+    from thinsection.pipeline.relink import relink
+
+    relinked = relink(folder, places)
+    for slide_id, files in relinked.ambiguous.items():
+        print(f"{slide_id}: ambiguous: {', '.join(files)}")
+    for slide_id in relinked.missing:
+        print(f"{slide_id}: missing")
+    print(
+        f"{len(relinked.found)} found, {len(relinked.ambiguous)} ambiguous, "
+        f"{len(relinked.missing)} missing, {len(relinked.kept)} still at their former place"
+    )
+    if relinked.ambiguous or relinked.missing:
+        raise typer.Exit(EXIT_SOME_LEFT_OUT)
+
+
 @app.command("verify")
 def verify(folder: FolderArgument, as_json: AsJson = False) -> None:
     """Check every result file against its checksum.

@@ -12,6 +12,7 @@ from thinsection.slide.geometry import ReadPlan, best_level
 from thinsection.slide.look import Look
 from thinsection.slide.open import open_slide
 from thinsection.stages.config import SlidesConfig
+from thinsection.store.claims import check_slide_exists
 from thinsection.store.ledger import SlideLedger
 from thinsection.store.tiles_h5 import Attributes, read_tiles
 from thinsection.tiles import TileTable
@@ -53,6 +54,7 @@ class TiledSlide:
             SlideOpenError: as `open_slide`.
             InvalidInputError: the file is another one than that of the run.
         """
+        check_slide_exists(self.slide_path, self.slide_id)
         # readers for picked channels are chosen by the look
         reader = "auto" if self.look else self.reader
         slide = open_slide(

@@ -7,12 +7,13 @@ cohort at once.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from itertools import takewhile
 from pathlib import Path
 
 from thinsection.config import coerce
-from thinsection.errors import StoreError
+from thinsection.errors import SlideOpenError, StoreError
 from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold
@@ -23,6 +24,8 @@ from thinsection.store.identity import fingerprint
 from thinsection.store.ledger import FAILURE_NAME, SLIDES, SlideLedger, load_ledger
 from thinsection.types import counted
 
+# remedy for slides that moved
+RELINK = "`thinsection relink RESULTS NEW_PLACE` finds slides that moved"
 CLAIMS_NAME = "slide_ids.json"
 # Slides that are named one by one, before the others are counted.
 _SHOWN_MOVES = 3
@@ -70,6 +73,9 @@ def claim_ids(
         named_by_file = dict(zip(entry_by_file, named_entries))
         _report_shared_names(named_by_file, claims, on_message)
         _write_claims(out, claims, named_by_file)
+    # a slide whose former file is still there was copied
+    gone = [slide_id for slide_id in moved if not _is_there(claims[slide_id].file)]
+    move_slides(out, {one: entry_by_file[moved[one].file].slide_path for one in gone})
     return tuple(named_by_file.values())
 
 
@@ -103,6 +109,51 @@ def add_claims(out: Path, claims: Claims) -> None:
     with hold(out / SLIDES / LOCK_NAME):
         listed = _read_list(out / CLAIMS_NAME)
         _write_list(out, {**claims, **listed}, listed)
+
+
+def move_slides(out: Path, paths: Mapping[str, str]) -> None:
+    """Writes the new path of each slide into its ledger, its failure and the list of ids.
+
+    Times of ledgers stay, because no result has changed.
+
+    Raises OutputError: the folder cannot be written.
+    """
+    if not paths:
+        return
+    for slide_id, path in paths.items():
+        folder = out / SLIDES / slide_id
+        with hold(folder / LOCK_NAME):
+            ledger = load_ledger(out, slide_id)
+            if ledger.slide and ledger.slide.get("slide_path") != path:
+                slide = ledger.slide | {"slide_path": path}
+                replace(ledger, slide=slide).save(keep_time=True)
+            _move_failure(folder / FAILURE_NAME, path)
+    owners = {
+        name: SlideFile(file_of(path), stem_of(path)) for name, path in paths.items()
+    }
+    with hold(out / SLIDES / LOCK_NAME):
+        listed = _read_list(out / CLAIMS_NAME)
+        _write_list(out, {**listed, **owners}, listed)
+
+
+def _move_failure(failure: Path, file: str) -> None:
+    """Writes the new place of a slide into the record of its failure, if there is one."""
+    if not failure.is_file():
+        return
+    # a damaged record names no slide
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        document = read_json(failure)
+        document["entry"]["slide_path"] = file
+        write_json(failure, document)
+
+
+def check_slide_exists(slide_path: str, slide_id: str) -> None:
+    """Raises SlideOpenError: the file of a slide is not at its place any more."""
+    if not is_url(slide_path) and not Path(slide_path).exists():
+        raise SlideOpenError(
+            f"slide must be where the run read it, got nothing at {slide_path!r} in "
+            f"{slide_id!r}; {RELINK}"
+        )
 
 
 def _write_list(out: Path, claims: Claims, listed: Claims) -> None:
@@ -201,7 +252,7 @@ def _find_moved(
         same = _same_slides(out, file, candidates, claims)
         if not same:
             continue
-        slide_id = max(same, key=lambda one: _common_end(claims[one].file, file))
+        slide_id = max(same, key=lambda one: common_end(claims[one].file, file))
         candidates.remove(slide_id)
         moved[slide_id] = SlideFile(file, stem)
     return moved
@@ -237,7 +288,7 @@ def _is_gone(file: str) -> bool:
     return not is_url(file) and not Path(file).exists()
 
 
-def _common_end(first: str, second: str) -> int:
+def common_end(first: str, second: str) -> int:
     """Number of parts that the ends of two paths share."""
     pairs = zip(reversed(Path(first).parts), reversed(Path(second).parts))
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

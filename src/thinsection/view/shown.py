@@ -30,6 +30,7 @@ from thinsection.slide.formats.segments import CACHE_BYTES
 from thinsection.slide.look import Look
 from thinsection.stages.config import SlidesConfig
 from thinsection.stages.request import cohort_of
+from thinsection.store.claims import RELINK
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, SlideLedger, load_ledger
 from thinsection.types import MIB, parse_bytes
 from thinsection.view.layer_words import group_words
@@ -202,9 +203,7 @@ class ShownSlides:
         try:
             return entry.open(self._reader)
         except SlideOpenError as error:
-            error.add_note(
-                "if slides were moved, pass their folder after the results folder"
-            )
+            error.add_note(f"{RELINK}; or pass their folder after the results folder")
             raise
 
     def _close_idle(self) -> None:
