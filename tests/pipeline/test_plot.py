@@ -152,8 +152,8 @@ def test_a_heatmap_has_the_colours_of_a_column_and_a_colour_bar(
     ax = ts.plot.heatmap(results, "a", "tissue_fraction")
     bar = ax.figure.axes[1]
     values = results.tiles("a").columns["tissue_fraction"]
-    assert bar.get_ylim() == pytest.approx((values.min(), values.max()))
-    assert bar.get_ylabel() == "tissue_fraction"
+    assert bar.get_ylim() == pytest.approx((0, values.max()))
+    assert bar.get_ylabel() == "tissue fraction"
     again = ts.plot.heatmap(results, "a", values, ax=ax)
     assert again is ax
     with pytest.raises(
@@ -202,8 +202,8 @@ def test_a_column_with_one_value_is_named_and_has_no_scale(results: Results) -> 
         labels = [text.get_text() for text in ax.get_legend().get_texts()]
         assert words in labels
     picture = Picture(rgb=np.full((300, 400, 3), 255, np.uint8), size_l0=(400, 300))
-    for values, least in ((np.ones(2), 1), (np.array([0.0, 1.0]), 50)):
-        layer = Values(np.array([[0, 0], [50, 0]]), (50, 50), values, "x", opacity=1.0)
+    for values, least in ((np.ones(2), 1), (np.array([0.0, 1.0]), 20)):
+        layer = Values(np.array([[0, 0], [50, 0]]), (50, 50), values, "x", "amount")
         strip = draw(picture, [layer])[300:]
         colours = np.unique(
             strip.reshape(-1, 3)[np.ptp(strip, axis=2).ravel() > 40], axis=0

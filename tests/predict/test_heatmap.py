@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,28 +100,36 @@ def test_scores_of_three_classes_are_logits_less_the_mean_of_the_others() -> Non
     np.testing.assert_array_equal(tile_scores(evidence, several), evidence)
 
 
-def test_a_colour_means_the_same_on_every_slide_and_after_a_second_run(
+def limits_of(home: Path) -> dict[str, dict[str, list[float]]]:
+    """Values of the first and last colour, by slide and column."""
+    record: dict[str, Any] = json.loads((home / "scale.json").read_text())
+    limits: dict[str, dict[str, list[float]]] = record["limits"]
+    return limits
+
+
+def test_with_one_scale_a_colour_means_the_same_on_every_slide_and_after_a_second_run(
     trained: Trained, tmp_path: Path
 ) -> None:
     """One slide first, then all: the first is drawn again as the cohort's scale wants it."""
+    settings: dict[str, Any] = {"top_tiles": 0, "geojson": False, "scale": "cohort"}
     first = trained.slides[0]
     out = tmp_path / "results"
     shutil.copytree(trained.results, out)  # embeddings are there
-    alone = ts.heatmap(trained.model, first, out=out, top_tiles=0, geojson=False)
+    alone = ts.heatmap(trained.model, first, out=out, **settings)
     picture = next(p for p in alone if "score_" in p.name)
     home = picture.parent
     before = picture.read_bytes()
-    limits_alone = json.loads((home / "scale.json").read_text())["limits"]
-    together = ts.heatmap(
-        trained.model, list(trained.slides), out=out, top_tiles=0, geojson=False
-    )
-    limits = json.loads((home / "scale.json").read_text())["limits"]
+    limits_alone = limits_of(home)[first.stem]
+    together = ts.heatmap(trained.model, list(trained.slides), out=out, **settings)
+    by_slide = limits_of(home)
+    limits = by_slide[first.stem]
+    assert all(by_slide[slide.stem] == limits for slide in trained.slides)
     assert limits["score_high"] != limits_alone["score_high"]
     assert picture.read_bytes() != before
     again = picture.read_bytes()
     # the same slide alone once more: nothing of the others changes the scale back
-    ts.heatmap(trained.model, first, out=out, top_tiles=0, geojson=False)
-    assert json.loads((home / "scale.json").read_text())["limits"] == limits
+    ts.heatmap(trained.model, first, out=out, **settings)
+    assert limits_of(home) == by_slide
     assert picture.read_bytes() == again
     # every slide shows the same class: a negative slide is blue, a positive one red
     assert {p.name.split(".")[1] for p in together} == {"attention", "score_high"}
@@ -135,19 +144,56 @@ def test_a_colour_means_the_same_on_every_slide_and_after_a_second_run(
     assert len(high) == len(rest) == 4 and np.mean(high) > np.mean(rest)
 
 
+def test_each_slide_has_its_own_scale_and_another_slide_changes_no_picture(
+    trained: Trained, tmp_path: Path
+) -> None:
+    out = tmp_path / "results"
+    shutil.copytree(trained.results, out)
+    first, *others = trained.slides
+    settings: dict[str, Any] = {"top_tiles": 0, "geojson": False}
+    alone = ts.heatmap(trained.model, first, out=out, **settings)
+    before = {path: path.read_bytes() for path in alone}
+    home = alone[0].parent
+    ts.heatmap(trained.model, others, out=out, **settings)
+    assert {path: path.read_bytes() for path in alone} == before
+    limits = limits_of(home)
+    assert set(limits) == {slide.stem for slide in trained.slides}
+    highest = {}
+    for slide in trained.slides:
+        values = np.abs(read_tiles(home / f"{slide.stem}.h5").columns["score_high"])
+        own = np.percentile(values, 99, method="inverted_cdf")
+        low, high = limits[slide.stem]["score_high"]
+        assert high == pytest.approx(max(own, 1 / len(values)), rel=1e-6)
+        assert low == -high
+        highest[slide.stem] = high
+    assert len(set(highest.values())) > 1
+    # another kind of scale draws the earlier slides again, too
+    ts.heatmap(trained.model, first, out=out, scale="cohort", **settings)
+    assert len({str(of_slide) for of_slide in limits_of(home).values()}) == 1
+    assert {path: path.read_bytes() for path in alone} != before
+    ts.heatmap(trained.model, others[0], out=out, **settings)
+    assert limits_of(home) == limits
+    assert {path: path.read_bytes() for path in alone} == before
+
+
 def test_the_scale_is_that_of_all_tiles_of_all_slides(
     trained: Trained, tmp_path: Path
 ) -> None:
     out = tmp_path / "results"
     shutil.copytree(trained.results, out)
     drawn = ts.heatmap(
-        trained.model, list(trained.slides), out=out, top_tiles=0, geojson=False
+        trained.model,
+        list(trained.slides),
+        out=out,
+        top_tiles=0,
+        geojson=False,
+        scale="cohort",
     )
     home = drawn[0].parent
     values = [read_tiles(p).columns["score_high"] for p in home.glob("*.h5")]
     every = np.abs(np.concatenate(values))
     expected = np.percentile(every, 99, method="inverted_cdf")
-    highest = json.loads((home / "scale.json").read_text())["limits"]["score_high"][1]
+    highest = limits_of(home)[trained.slides[0].stem]["score_high"][1]
     assert highest == pytest.approx(expected, rel=1e-6)
 
 

@@ -19,13 +19,23 @@ from thinsection.config import nearest
 from thinsection.errors import InvalidInputError, importing
 from thinsection.pipeline.folder import Results
 from thinsection.qc.own_tissue import AnyTissue, as_tissue
-from thinsection.report.layers import Layer, Outline, Tiles, Values, colorize, paint
+from thinsection.report.draw import legend_colors
+from thinsection.report.layers import Layer, Outline, Tiles, Values, paint
 from thinsection.report.picture import (
     Picture,
     open_picture,
     picture_files,
     read_tissue,
     slide_picture,
+)
+from thinsection.report.values import (
+    CLASS_COLORS,
+    COLORMAP_OF_KIND,
+    ValueKind,
+    kind_of_numbers,
+    shown_values,
+    value_kind,
+    value_words,
 )
 from thinsection.slide import Slide
 from thinsection.store.tiles_h5 import TilesFile
@@ -95,7 +105,7 @@ def heatmap(
     values: str | npt.NDArray[np.floating],
     grid: str | None = None,
     *,
-    colormap: str = Values.colormap,
+    kind: ValueKind | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Draws one number per tile as colour over the slide.
@@ -105,7 +115,8 @@ def heatmap(
         shown: id of one of the folder's slides; of an opened slide its tiles.
         values: a column of the tile table ('tissue_fraction', 'px_focus'), or (N,) numbers.
         grid: as for `results.tiles`.
-        colormap: one of `report.layers.COLORMAPS`.
+        kind: 'signed' (blue against, red for, 0 is nothing), 'amount' (from 0) or 'measure' (any
+            range); None decides by the column and the values.
         ax: axes to draw on.
 
     Raises:
@@ -114,15 +125,17 @@ def heatmap(
     scene = _scene(source, shown)
     drawn = _drawn_tiles(source, shown, grid)
     if isinstance(values, str):
-        label = values
-        numbers = _column(drawn.columns, values)
+        label = value_words(values)
+        numbers = shown_values(values, _column(drawn.columns, values))
+        usual_kind = value_kind(values)
     else:
         label = "value"
         numbers = np.asarray(values)
+        usual_kind = kind_of_numbers(numbers)
     shape = (len(drawn.coords_l0),)
     if numbers.shape != shape:
         raise InvalidInputError(f"values must be of shape {shape}, got {numbers.shape}")
-    layer = Values(drawn.coords_l0, drawn.size_l0, numbers, label, colormap)
+    layer = Values(drawn.coords_l0, drawn.size_l0, numbers, label, kind or usual_kind)
     return _draw(scene, [layer], ax)
 
 
@@ -199,16 +212,17 @@ def _scatter(
             points[:, 0],
             points[:, 1],
             c=colors,
-            cmap="viridis",
+            cmap=COLORMAP_OF_KIND["measure"],
             s=_DOT_AREA,
             linewidths=0,
         )
         ax.figure.colorbar(dots, ax=ax, label=title)
         return
     names = np.unique(colors)
-    for name in names:
+    for number, name in enumerate(names):
         x, y = points[colors == name].T
-        ax.scatter(x, y, label=str(name), s=_DOT_AREA, linewidths=0)
+        color = CLASS_COLORS[number % len(CLASS_COLORS)]
+        ax.scatter(x, y, label=str(name), s=_DOT_AREA, linewidths=0, color=color)
     if len(names) <= _MAX_NAMES:
         ax.legend(markerscale=3, title=title)
 
@@ -382,20 +396,21 @@ def _draw(scene: _Scene, over: Sequence[Layer], ax: Axes | None) -> Axes:
 def _add_legend(ax: Axes, layers: Sequence[Layer]) -> None:
     """Adds a patch per layer, or a colour bar if the layer has values."""
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
+    from matplotlib.colors import ListedColormap, Normalize
     from matplotlib.patches import Patch
 
     patches = []
     for layer in layers:
         if isinstance(layer, Values) and layer.only_value:
-            (color,) = colorize(np.zeros(1), layer.colormap) / 255
+            color = [value / 255 for value in legend_colors(layer, 1)[0]]
             words = f"{layer.label}: {layer.only_value}"
             patches.append(Patch(facecolor=color, label=words))
         elif isinstance(layer, Values):
-            scale = ScalarMappable(Normalize(*layer.shown_limits), layer.colormap)
-            ax.figure.colorbar(
-                scale, ax=ax, label=layer.label, alpha=layer.opacity, shrink=0.7
+            shown = np.array(legend_colors(layer, 256)) / 255
+            scale = ScalarMappable(
+                Normalize(*layer.shown_limits), ListedColormap(shown)
             )
+            ax.figure.colorbar(scale, ax=ax, label=layer.label, shrink=0.7)
         else:
             edge = [value / 255 for value in layer.color]
             patches.append(Patch(edgecolor=edge, facecolor="none", label=layer.label))

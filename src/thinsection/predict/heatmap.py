@@ -4,12 +4,13 @@ GRID/heatmap_MODEL/ID.h5           `tiles/attention`, `tiles/score_NAME`, see `p
                    ID.COLUMN.png   the slide with a column over it
                    ID.geojson      tiles with all columns as measurements
                    ID.top.png      tiles with the highest scores, a row for each column
-                   scale.json      the values of the first and last colour, for all slides, and
+                   scale.json      the values of the first and last colour on each slide, and
                                    the SHA-256 of the model
 Pictures for a column of another per-tile table are in GRID/heatmap_COLUMN.
 
-All slides of a folder share one scale, so that a colour has the same meaning on each. If a new
-slide changes the scale, the pictures of the other slides are drawn again.
+Each slide has its own scale, which its caption gives. `--scale cohort` gives all slides of a folder
+one scale, so that a colour has the same meaning on each; if a new slide changes the scale, the
+pictures of the other slides are drawn again.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from thinsection.config import nearest, option, replace_flat, section
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.evaluation.target import Target
+from thinsection.evaluation.target import Kind, Target
 from thinsection.files.atomic import atomic_path, write_json
 from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, find_unfinished_files, hold, sweep_slide
@@ -44,6 +45,15 @@ from thinsection.report.draw import write_drawing
 from thinsection.report.home import refresh_index
 from thinsection.report.layers import Values
 from thinsection.report.picture import open_picture
+from thinsection.report.values import (
+    Limits,
+    Numbers,
+    is_score,
+    limits_up_to,
+    shown_values,
+    value_kind,
+    value_words,
+)
 from thinsection.slide.resize import read_tiles
 from thinsection.store.geojson import write_tiles_geojson
 from thinsection.store.identity import file_sum
@@ -57,8 +67,16 @@ GAP_PX = 6  # gap between tiles of the sheet in pixels
 TEXT_PX = 18  # height of the sheet's text in pixels
 MAX_SCORES = 4  # largest number of score pictures if classes do not exclude each other
 QUANTILES = 512  # values that represent a larger slide in the cohort's scale
-Numbers = npt.NDArray[np.floating]
-Limits = tuple[float, float]  # values of the first and of the last colour
+# unit of a tile's score, see `answering.through`
+SCORE_UNITS: dict[Kind, str] = {
+    "binary": "log-odds",
+    "multiclass": "logit minus the mean of the other classes",
+    "multilabel": "logit",
+    "regression": "standard deviations of the training cases",
+    "cox": "logarithm of the risk",
+    "discrete": "logit",
+}
+LimitsBySlide = Mapping[str, Mapping[str, Limits]]  # slide -> column -> limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +101,14 @@ class HeatmapConfig:
         "--features.",
         daily=True,
     )
+    scale: Literal["slide", "cohort"] = option(
+        "slide",
+        "Scale of the colours. slide: each slide has its own. cohort: all slides of the "
+        "folder share one, so that colours can be compared between slides.",
+        daily=True,
+    )
     clip: float = option(
-        99.0, "Percentile of all scores that gets the strongest colour."
+        99.0, "Percentile of the scores on the scale that gets the strongest colour."
     )
     geojson: bool = option(
         True, "Write the tiles with their scores as GeoJSON for QuPath."
@@ -106,6 +130,7 @@ class Drawing:
     home: Path  # GRID/heatmap_NAME
     load: Callable[[str], TilesFile]  # slide_id -> its table
     sheet_columns: tuple[str, ...]  # each of them gets a row of top tiles
+    score_unit: str  # unit of the model's scores; '' for a column
     model_name: str  # name in the caption; '' for a column
     model_sum: str  # SHA-256 of the model's file; '' for a column
     config: HeatmapConfig
@@ -168,6 +193,7 @@ def heatmap(
         home=home,
         load=lambda slide_id: read_tiles_file(home / f"{slide_id}.h5"),
         sheet_columns=tuple(score_column(name) for name in card.target.names),
+        score_unit=SCORE_UNITS[card.target.kind],
         model_name=card.name,
         model_sum=file_sum(Path(source)),
         config=config.heatmap,
@@ -250,6 +276,7 @@ def _draw_column(
         home=heatmap_folder(root / grid, column),
         load=load,
         sheet_columns=(column,),
+        score_unit="",
         model_name="",
         model_sum="",
         config=config,
@@ -294,13 +321,19 @@ def _draw_folder(
         for slide_id, columns in record.get("pictures", {}).items()
         if slide_id in drawing.results.ledgers and slide_id not in columns_by_slide
     }
-    limits = _shared_limits(drawing, {**earlier, **columns_by_slide})
-    for slide_id, columns in earlier.items():
+    is_new_scale = record.get("scale") != drawing.config.scale
+    # on their own scales, earlier slides stay as they are
+    redrawn = earlier if is_new_scale or drawing.config.scale == "cohort" else {}
+    limits = _limits(drawing, {**redrawn, **columns_by_slide})
+    earlier_limits = {} if is_new_scale else record["limits"]
+    for slide_id, columns in redrawn.items():
+        before = earlier_limits.get(slide_id, {})
         changed = [
-            c for c in columns if [*limits.get(c, ())] != record["limits"].get(c)
+            c for c in columns if [*limits[slide_id].get(c, ())] != before.get(c)
         ]
         with _own_pictures(drawing, slide_id):
-            _write_pictures(drawing, slide_id, drawing.load(slide_id), changed, limits)
+            table = drawing.load(slide_id)
+            _write_pictures(drawing, slide_id, table, changed, limits[slide_id])
     written = []
     places: dict[str, dict[str, list[int]]] = dict(record.get("places", {}))
     for slide_id, columns in columns_by_slide.items():
@@ -308,12 +341,17 @@ def _draw_folder(
         if len(table.coords_l0):
             places[slide_id] = _highest_tiles(table, columns)
             with _own_pictures(drawing, slide_id):
-                written += _write_pictures(drawing, slide_id, table, columns, limits)
+                of_slide = limits[slide_id]
+                written += _write_pictures(drawing, slide_id, table, columns, of_slide)
                 written += _write_tables(drawing, slide_id, table)
     if written:
         pictures = {**earlier, **columns_by_slide}
         record = {
-            "limits": limits,
+            "scale": drawing.config.scale,
+            "limits": {
+                name: limits.get(name, earlier_limits.get(name, {}))
+                for name in pictures
+            },
             "pictures": pictures,
             "places": {name: places[name] for name in pictures if name in places},
             "model": drawing.model_sum,
@@ -354,30 +392,42 @@ def _read_record(home: Path) -> dict[str, Json]:
     return record if is_record else {}
 
 
-def _shown_values(name: str, table: TilesFile) -> Numbers:
-    """Values (N,) to draw; attention is in multiples of the slide's mean, 1 / N."""
-    values = table.columns[name]
-    return values * len(values) if name == "attention" else values
+def _limits(
+    drawing: Drawing, columns_by_slide: Mapping[str, Sequence[str]]
+) -> LimitsBySlide:
+    """Values of the first and last colour of each column, for each slide."""
+    if drawing.config.scale == "slide":
+        return {
+            slide_id: _shared_limits(drawing, {slide_id: columns})
+            for slide_id, columns in columns_by_slide.items()
+        }
+    shared = _shared_limits(drawing, columns_by_slide)
+    return dict.fromkeys(columns_by_slide, shared)
 
 
 def _shared_limits(
     drawing: Drawing, columns_by_slide: Mapping[str, Sequence[str]]
 ) -> dict[str, Limits]:
-    """Values of the first and last colour of each column, over all slides.
+    """Values of the first and last colour of each column, over some slides.
 
-    Each slide is weighted by its tiles. Memory: 16 QUANTILES bytes per slide and column.
+    Each slide is weighted by its tiles. The last colour of a model's score is at least 1 / tiles:
+    if all tiles together change the prediction by less than 1, they remain pale. Memory:
+    16 QUANTILES bytes per slide and column.
     """
     samples: dict[str, list[Numbers]] = {}
     weights: dict[str, list[Numbers]] = {}
     lowest: dict[str, float] = {}
+    most_tiles = 1
     for slide_id, columns in columns_by_slide.items():
         table = drawing.load(slide_id)
+        most_tiles = max(most_tiles, len(table.coords_l0))
         for name in (name for name in columns if name in table.columns):
-            values = _shown_values(name, table)
+            values = shown_values(name, table.columns[name])
             values = values[np.isfinite(values)]
             if not len(values):
                 continue
-            sample = np.sort(np.abs(values) if _is_score(name) else values)
+            is_signed = value_kind(name) == "signed"
+            sample = np.sort(np.abs(values) if is_signed else values)
             if len(sample) > QUANTILES:
                 sample = np.quantile(sample, np.linspace(0, 1, QUANTILES))
             samples.setdefault(name, []).append(sample)
@@ -389,8 +439,9 @@ def _shared_limits(
         values = np.concatenate(of_slides)
         share = np.concatenate(weights[name])
         highest = _weighted_quantile(values, share, drawing.config.clip / 100)
-        low = -highest if _is_score(name) else lowest[name]
-        limits[name] = (low, highest)
+        if drawing.score_unit and is_score(name):
+            highest = max(highest, 1 / most_tiles)
+        limits[name] = limits_up_to(value_kind(name), highest, lowest[name])
     return limits
 
 
@@ -400,11 +451,6 @@ def _weighted_quantile(values: Numbers, weights: Numbers, level: float) -> float
     share = np.cumsum(weights[order])
     place = int(np.searchsorted(share, level * share[-1] * (1 - 1e-12)))
     return float(values[order[min(place, len(values) - 1)]])
-
-
-def _is_score(name: str) -> bool:
-    """True for a signed column, whose colours run from -x to x."""
-    return name.startswith("score_")
 
 
 def _write_pictures(
@@ -419,23 +465,38 @@ def _write_pictures(
     for name in (name for name in columns if name in table.columns):
         path = drawing.home / f"{slide_id}.{slug(name)}.png"
         width, height = map(int, table.attributes["tile_size_l0"])
+        values = shown_values(name, table.columns[name])
+        label = value_words(name)
+        if drawing.score_unit and is_score(name):
+            label += f", {drawing.score_unit}"
         layer = Values(
             table.coords_l0,
             (width, height),
-            _shown_values(name, table),
-            "attention (1: the slide's mean)" if name == "attention" else name,
-            "coolwarm" if _is_score(name) else "turbo",
+            values,
+            label,
+            value_kind(name),
             limits.get(name),
         )
-        words = [slide_id]
-        if drawing.model_name:
-            words.append(f"model {drawing.model_name}")
-        if _is_score(name):
-            words.append(f"red speaks for {name.removeprefix('score_')}")
         picture = open_picture(drawing.results.ledgers[slide_id])
-        write_drawing(path, picture, [layer], caption=" | ".join(words))
+        caption = _caption(drawing, slide_id, name, layer)
+        write_drawing(path, picture, [layer], caption=caption)
         written.append(path)
     return written
+
+
+def _caption(drawing: Drawing, slide_id: str, column: str, layer: Values) -> str:
+    """Slide, model, meaning of the colours, and the slides of the scale."""
+    words = [slide_id]
+    if drawing.model_name:
+        words.append(f"model {drawing.model_name}")
+    if layer.kind == "signed" and is_score(column):
+        name = column.rpartition(":")[2].removeprefix("score_")
+        words.append(f"red speaks for {name}, blue against it")
+    if layer.kind == "signed":
+        words.append("no colour at 0")
+    whose = "this slide's own" if drawing.config.scale == "slide" else "the cohort's"
+    words.append(f"scale: {whose}, up to percentile {drawing.config.clip:g}")
+    return " | ".join(words)
 
 
 def _write_tables(drawing: Drawing, slide_id: str, table: TilesFile) -> list[Path]:
@@ -484,7 +545,7 @@ def draw_top_tiles(
             values = table.columns[name]
             best = np.argsort(-values, kind="stable")[:count]
             title = f"{name}: {tiled.slide_id}"
-            if _is_score(name):
+            if is_score(name):
                 best = best[values[best] > 0]
             if len(best):
                 read_tiles(slide, plan, table.coords_l0[best], tiles[: len(best)])

@@ -20,10 +20,10 @@ from thinsection.report.layers import (
     Tiles,
     Tint,
     Values,
-    colorize,
     paint,
 )
 from thinsection.report.picture import Picture, fitted_jpeg
+from thinsection.report.values import colorize, opacities
 from thinsection.types import RgbArray
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -32,6 +32,8 @@ Box = tuple[int, int, int, int]
 
 _INK = (29, 39, 51)
 _PAPER = (255, 255, 255)
+# around the scale of values, which is white where nothing is painted
+_FRAME = (140, 148, 158)
 # largest size of a drawing as a JPEG in bytes
 _JPEG_BYTES = 90_000
 # largest share of a picture's width for its scale bar
@@ -61,19 +63,21 @@ def draw(picture: Picture, layers: Sequence[Layer], *, caption: str = "") -> Rgb
     The strip's height depends on its text; pixels above it keep their place on the slide.
     """
     painted = paint(picture, layers)
-    width, height = picture.size
-    font_px = min(26, max(12, round(max(width, height) / 60)))
+    width = picture.size[0]
+    font_px = min(26, max(12, round(max(picture.size) / 60)))
     font = ImageFont.load_default(font_px)
     gap = round(0.4 * font_px)
     line_px = 2 * font_px
-    strip = Image.new("RGB", (width, line_px * (2 + len(layers))), _PAPER)
+    lines = _wrapped(_ascii(caption), font, width - 4 * gap)
+    height = line_px * (1 + len(lines) + len(layers))
+    strip = Image.new("RGB", (width, height), _PAPER)
     pen = ImageDraw.Draw(strip)
     x = 0
     y = 0
-    if caption:
-        text = _shortened(_ascii(caption), font, width - 4 * gap)
-        pen.text((2 * gap, font_px // 2), text, fill=_INK, font=font)
-        y = line_px
+    for line in lines:
+        text = _shortened(line, font, width - 4 * gap)
+        pen.text((2 * gap, y + font_px // 2), text, fill=_INK, font=font)
+        y += line_px
     parts = _strip_parts(picture, layers, font_px)
     for part in parts:
         left_px = round(font.getlength(part.left)) + (gap if part.left else 0)
@@ -121,6 +125,18 @@ def _shortened(text: str, font: Font, width: int) -> str:
     return text + "..."
 
 
+def _wrapped(text: str, font: Font, width: int) -> list[str]:
+    """Lines of at most `width` pixels, broken at ' | '; a longer part is a line of its own."""
+    lines: list[str] = []
+    for part in filter(None, text.split(" | ")):
+        longer = f"{lines[-1]} | {part}" if lines else part
+        if lines and font.getlength(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return lines
+
+
 def _strip_parts(
     picture: Picture, layers: Sequence[Layer], font_px: int
 ) -> list[_Part]:
@@ -156,11 +172,9 @@ def _draw_sign(pen: ImageDraw.ImageDraw, box: Box, layer: Layer | None) -> None:
         for x in (left, right):
             pen.line((x, top + 2, x, bottom), fill=_INK, width=2)
     elif isinstance(layer, Values):
-        shares = np.linspace(0, 0 if layer.only_value else 1, right - left)
-        colors = colorize(shares, layer.colormap).tolist()
-        for x, color in enumerate(colors, left):
-            fill = _over_white(color, max(layer.opacity, 0.8))
-            pen.line((x, top, x, bottom), fill=fill)
+        for x, fill in enumerate(legend_colors(layer, right - left), left):
+            pen.line((x, top, x, bottom), fill=tuple(fill))
+        pen.rectangle(box, outline=_FRAME)
     else:
         opacity = layer.opacity if isinstance(layer, Tint) else 0.1
         line_px = 0
@@ -170,6 +184,21 @@ def _draw_sign(pen: ImageDraw.ImageDraw, box: Box, layer: Layer | None) -> None:
             line_px = 1
         fill = _over_white(layer.color, opacity)
         pen.rectangle(box, fill=fill, outline=layer.color, width=line_px)
+
+
+def legend_colors(layer: Values, count: int) -> list[list[int]]:
+    """Colours of the scale of values over white, from the first to the last; or the only one."""
+    shares = np.linspace(0, 1, count)
+    if layer.only_value:
+        finite = layer.values[np.isfinite(layer.values)]
+        only = float(layer.shares(finite)[0]) if len(finite) else 0.0
+        shares = np.full(count, only)
+    # a measure is as strong on white as it looks over tissue
+    alpha = np.maximum(opacities(shares, layer.kind), 0.8 * (layer.kind == "measure"))
+    colors = colorize(shares, layer.colormap) * alpha[:, None] + 255 * (
+        1 - alpha[:, None]
+    )
+    return [[round(value) for value in color] for color in colors.tolist()]
 
 
 def _over_white(color: Sequence[int], opacity: float) -> tuple[int, ...]:

@@ -9,9 +9,17 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from thinsection.qc.tissue import Color
 from thinsection.report.picture import Picture
+from thinsection.report.values import (
+    COLORMAP_OF_KIND,
+    Limits,
+    Numbers,
+    ValueKind,
+    colorize,
+    limits_up_to,
+    opacities,
+)
 from thinsection.types import CoordsL0, MaskArray, RgbArray, Size
 
-Numbers = npt.NDArray[np.floating]
 # (N, 4): left, top, right, bottom in pixels
 Boxes = npt.NDArray[np.int64]
 
@@ -26,14 +34,6 @@ _LEAST_EDGE_PX = 6
 _SHADE_WITH_LINES = 20
 _SHADE_ALONE = 71
 _LINE_OPACITY = 150
-# nine colours of matplotlib's map of each name
-_COLORMAPS = {
-    "viridis": "440154 472d7b 3b528b 2c728e 21918c 28ae80 5ec962 addc30 fde725",
-    "magma": "000004 1d1147 51127c 832681 b73779 e75263 fc8961 fec488 fcfdbf",
-    "coolwarm": "3b4cc0 6282ea 8db0fe b9d0f9 dddcdc f5c4ac f4987a dd5f4b b40426",
-    "turbo": "30123b 466be3 28bceb 32f298 a4fc3c eecf3a fb7e21 d02f05 7a0403",
-}
-COLORMAPS = tuple(_COLORMAPS)
 
 
 @dataclass(frozen=True)
@@ -113,42 +113,52 @@ class Values:
         tile_size_l0: edges of every tile in level-0 pixels.
         values: (N,).
         label: text in the legend; '' for no text.
-        colormap: one of `COLORMAPS`.
-        limits: values of the first and last colour; None uses the smallest and the largest.
-        opacity: opacity of the colours over the slide.
+        kind: decides the colours, and whether the opacity grows with the value.
+        limits: values of the first and last colour; None uses those of the values.
     """
 
     coords_l0: CoordsL0
     tile_size_l0: Size
     values: Numbers
     label: str = ""
-    colormap: str = "turbo"
-    limits: tuple[float, float] | None = None
-    opacity: float = 0.5
+    kind: ValueKind = "measure"
+    limits: Limits | None = None
 
     @property
-    def shown_limits(self) -> tuple[float, float]:
-        """`limits`, or the smallest and the largest value."""
+    def colormap(self) -> str:
+        """Name of the colour map, which is also matplotlib's."""
+        return COLORMAP_OF_KIND[self.kind]
+
+    @property
+    def shown_limits(self) -> Limits:
+        """`limits`, or those of the values."""
         if self.limits:
             return self.limits
         finite = self.values[np.isfinite(self.values)]
         if not len(finite):
             return 0, 1
-        return float(finite.min()), float(finite.max())
+        highest = float(np.abs(finite).max() if self.kind == "signed" else finite.max())
+        return limits_up_to(self.kind, highest, float(finite.min()))
 
     @property
     def only_value(self) -> str:
         """Value that all tiles share, so that no scale is needed; '' if values differ."""
-        if not np.isfinite(self.values).any():
+        finite = self.values[np.isfinite(self.values)]
+        if not len(finite):
             return "no value"
-        low, high = self.shown_limits
+        low, high = float(finite.min()), float(finite.max())
         return f"{low:.3g}" if low == high else ""
+
+    def shares(self, values: Numbers) -> Numbers:
+        """Places of values on the scale, 0 to 1 between the limits."""
+        low, high = self.shown_limits
+        return np.asarray((values - low) / ((high - low) or 1.0))
 
     def paint(self, image: Image.Image, size_l0: Size) -> None:
         """Draws the values.
 
         Memory:
-            40 bytes per pixel, and 100 per tile.
+            50 bytes per pixel, and 100 per tile.
         """
         finite = np.isfinite(self.values)
         boxes = _tile_boxes(
@@ -156,11 +166,11 @@ class Values:
         )
         total = _box_sums(boxes, self.values[finite], image.size)
         count = _box_sums(boxes, 1.0, image.size)
-        mean = total / np.maximum(count, 1)
-        low, high = self.shown_limits
-        colors = colorize((mean - low) / ((high - low) or 1.0), self.colormap)
-        alpha = np.where(count > 0.5, round(255 * self.opacity), 0).astype(np.uint8)
-        image.paste(Image.fromarray(colors), (0, 0), Image.fromarray(alpha))
+        shares = self.shares(total / np.maximum(count, 1))
+        colors = colorize(shares, self.colormap)
+        alpha = np.where(count > 0.5, np.rint(255 * opacities(shares, self.kind)), 0)
+        mask = Image.fromarray(alpha.astype(np.uint8))
+        image.paste(Image.fromarray(colors), (0, 0), mask)
 
 
 # layers over a picture, the lowest one first
@@ -177,19 +187,6 @@ def paint(picture: Picture, layers: Sequence[Layer]) -> RgbArray:
     for layer in layers:
         layer.paint(image, picture.size_l0)
     return np.asarray(image)
-
-
-def colorize(shares: Numbers, colormap: str) -> npt.NDArray[np.uint8]:
-    """Colours, uint8 (..., 3), for numbers in [0, 1]; values outside get an end's colour."""
-    steps = [list(bytes.fromhex(color)) for color in _COLORMAPS[colormap].split()]
-    positions = np.linspace(0, 1, len(steps))
-    channels = [
-        np.interp(np.linspace(0, 1, 256), positions, channel)
-        for channel in np.array(steps).T
-    ]
-    table = np.stack(channels, axis=1).round().astype(np.uint8)
-    indices = (np.clip(shares, 0, 1) * 255).astype(np.uint8)
-    return np.asarray(table[indices])
 
 
 def _smooth_resize(mask: MaskArray, size: Size) -> npt.NDArray[np.uint8]:

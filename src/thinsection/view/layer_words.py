@@ -3,6 +3,7 @@
 import re
 
 from thinsection.report.column_words import column_words
+from thinsection.report.values import value_words
 
 # outlines of the checks and of tissue have names of ours; other classes are the user's words
 _OWN_OUTLINES = ("tissue", "qc_")
@@ -27,6 +28,8 @@ def layer_words(group: str, name: str, kind: str) -> str:
         folder, _, column = name.rpartition(":")
         if folder and column.startswith("score_"):
             return f"Score, {column.removeprefix('score_')}"
+        if column == "attention":
+            return _capitalised(value_words(column))
         return _check_words(column)
     if kind == "outlines" and not group.startswith(_OWN_OUTLINES):
         return name

@@ -17,6 +17,13 @@ from thinsection.report.outlines import (
     outline_files,
     outlines_of_masks,
 )
+from thinsection.report.values import (
+    CLASS_COLORS,
+    COLORMAP_OF_KIND,
+    map_colors,
+    shown_values,
+    value_kind,
+)
 from thinsection.store.geojson import Feature
 from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import SLIDES
@@ -58,6 +65,9 @@ class Layer:
     name: str
     kind: str
     color: str = ""
+    # of 'values' and 'classes': kind of the values, their unit in words, and the colours
+    scale: str = ""
+    colors: tuple[str, ...] = ()
     is_empty: bool = False  # it shows nothing on this slide
     read: Callable[[], bytes]
 
@@ -119,9 +129,16 @@ def _grid_layers(results: Results, slide_id: str, grid: str) -> Iterator[Layer]:
             empty = table.empty_columns()
         for column in table.columns:
             label = table.label(column)
-            values = _column_of(column)
-            layer = _tile_layer(table.address, label, "values", table.path, values)
-            yield replace(layer, is_empty=column in empty)
+            layer = _tile_layer(
+                table.address, label, "values", table.path, _column_of(column)
+            )
+            kind = value_kind(column)
+            yield replace(
+                layer,
+                is_empty=column in empty,
+                scale=kind,
+                colors=map_colors(COLORMAP_OF_KIND[kind]),
+            )
 
 
 def _embedding_layers(
@@ -137,7 +154,8 @@ def _embedding_layers(
         return tile_clusters(component_scores(rows, budget_bytes), clusters)
 
     yield _tile_layer(address, "principal components", "colours", path, colours)
-    yield _tile_layer(address, f"{clusters} clusters", "classes", path, classes)
+    layer = _tile_layer(address, f"{clusters} clusters", "classes", path, classes)
+    yield replace(layer, colors=CLASS_COLORS)
 
 
 def _tile_layer(group: str, name: str, kind: str, path: Path, values: _Values) -> Layer:
@@ -156,7 +174,7 @@ def _tile_layer(group: str, name: str, kind: str, path: Path, values: _Values) -
 
 def _column_of(name: str) -> _Values:
     def column(tiles: TilesFile) -> Column:
-        return tiles.columns[name]
+        return np.asarray(shown_values(name, tiles.columns[name]))
 
     return column
 

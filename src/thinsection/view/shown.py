@@ -383,6 +383,8 @@ def _layer_facts(layer: Layer) -> dict[str, object]:
         "group_words": group_words(layer.group),
         "kind": layer.kind,
         "color": layer.color,
+        "scale": layer.scale,
+        "colors": layer.colors,
         "empty": layer.is_empty,
     }
 

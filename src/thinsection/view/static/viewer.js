@@ -4,8 +4,7 @@ const make = (tag, set = {}, ...inside) => { const node = Object.assign(document
 const at = (slide, ...rest) => ["slides", encodeURIComponent(slide), ...rest].join("/");
 const say = text => { $("message").textContent = text; };
 const swatch = color => make("i", { className: "swatch", style: `background:${color}` });
-const VIRIDIS = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725"];
-const CLASSES = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf", "#7f7f7f", "#4a1486", "#f7e000"];
+const GROWING = 0.85, MEASURE = 0.5;  // opacities of values: as in the pictures
 const GRID = "#2060c8", ASKED = "#d95f02", FOUND = "#111111", MOST_EDGES = 40000, LEAST_BORDER_PX = 7;
 let ids = [], slide = null, hidden = false, found = [], asking = null, opening = 0, version = 0;
 let asked = null;  // id of the slide that is shown, or being opened
@@ -100,18 +99,20 @@ function copyPlace() {  // of the last mark, or of the middle
 
 // ---- layers ----
 const rgb = hex => [1, 3, 5].map(i => parseInt(hex.slice(i, i + 2), 16));
-function viridis(share) {
-  const place = Math.min(Math.max(share, 0), 1) * (VIRIDIS.length - 1), i = Math.min(Math.floor(place), VIRIDIS.length - 2);
-  const [a, b] = [rgb(VIRIDIS[i]), rgb(VIRIDIS[i + 1])];
+function colorAt(colors, share) {  // between the steps of a colour map
+  const place = Math.min(Math.max(share, 0), 1) * (colors.length - 1), i = Math.min(Math.floor(place), colors.length - 2);
+  const [a, b] = [rgb(colors[i]), rgb(colors[i + 1])];
   return a.map((value, c) => value + (b[c] - value) * (place - i));
 }
+// from 0 to 1: it grows with |value|, but for measures; where a model says nothing, nothing is painted
+const strength = (scale, share) => scale === "signed" ? Math.abs(2 * share - 1) : scale === "amount" ? share : 1;
 async function load(layer) {
   const answer = await get(at(slide.id, "layers", layer.number));
   if (layer.kind === "outlines") return shapes(await answer.json());
   const bytes = await answer.arrayBuffer(), [count, width, height, dx, dy] = new Uint32Array(bytes, 0, 5), start = 20 + 8 * count;
   const Values = { values: Float32Array, edges: Int32Array }[layer.kind] || Uint8Array;
   const data = { count, width, height, dx, dy, coords: new Int32Array(bytes, 20, 2 * count), values: new Values(bytes, start) };
-  raster(data, painter(layer.kind, data));
+  raster(data, painter(layer, data));
   return data;
 }
 function shapes(geometries) {  // rings, lines and points; rings make holes by even-odd
@@ -129,14 +130,18 @@ function shapes(geometries) {  // rings, lines and points; rings make holes by e
   geometries.forEach(each);
   return data;
 }
-function painter(kind, data) {  // the colour of a tile
-  const { values } = data, colors = CLASSES.map(rgb);
-  if (kind === "colours") return i => values.subarray(3 * i, 3 * i + 3);
-  if (kind === "classes") return i => colors[values[i] % CLASSES.length];
+function painter({ kind, scale, colors }, data) {  // the colour and the opacity of a tile
+  const { values } = data, classes = colors.map(rgb);
+  if (kind === "colours") return i => [...values.subarray(3 * i, 3 * i + 3), 255];
+  if (kind === "classes") return i => [...classes[values[i] % classes.length], 255];
   if (kind !== "values") return null;
-  const sorted = values.filter(Number.isFinite).sort(), [low, high] = [0.01, 0.99].map(share => sorted[Math.round(share * (sorted.length - 1))] || 0);
-  Object.assign(data, { low, high, constant: sorted.length > 0 && sorted[0] === sorted.at(-1) });
-  return i => Number.isFinite(values[i]) ? viridis((values[i] - low) / (high - low || 1)) : [200, 200, 200];
+  const finite = values.filter(Number.isFinite), sorted = (scale === "signed" ? finite.map(Math.abs) : finite).sort();
+  let [low, high] = [0.01, 0.99].map(share => sorted[Math.round(share * (sorted.length - 1))] || 0);
+  if (scale === "signed") [low, high] = [-high, high];
+  if (scale === "amount") low = Math.min(0, sorted[0] || 0);
+  Object.assign(data, { low, high, constant: finite.length > 0 && finite.every(value => value === finite[0]), only: finite[0] });
+  const share = value => Math.min(Math.max((value - low) / (high - low || 1), 0), 1);
+  return i => Number.isFinite(values[i]) ? [...colorAt(colors, share(values[i])), 255 * strength(scale, share(values[i]))] : [0, 0, 0, 0];
 }
 function raster(data, paint) {  // a px for each tile, and which tile it is
   const { coords, count, dx, dy } = data, least = [Infinity, Infinity], most = [0, 0];
@@ -147,7 +152,7 @@ function raster(data, paint) {  // a px for each tile, and which tile it is
   for (let i = 0; i < count; i++) {
     const cell = Math.round((coords[2 * i] - x0) / dx) + columns * Math.round((coords[2 * i + 1] - y0) / dy);
     data.index[cell] = i;
-    if (paint) picture.data.set([...paint(i), 255], 4 * cell);
+    if (paint) picture.data.set(paint(i), 4 * cell);
   }
   if (!paint) return;
   data.picture = make("canvas", { width: columns, height: rows });
@@ -169,7 +174,7 @@ function panel(before, keys = null) {
   const grids = new Set(slide.layers.filter(layer => layer.kind === "grid").map(layer => layer.group)), empty = new Map();
   slide.layers.forEach((layer, number) => {
     const same = before && before.find(other => other.group === layer.group && other.name === layer.name);
-    Object.assign(layer, { number, opacity: same ? same.opacity : layer.kind === "outlines" ? 0 : 0.5, box: make("input", { type: "checkbox", onchange: () => turn(layer, layer.box.checked) }) });
+    Object.assign(layer, { number, opacity: same ? same.opacity : layer.kind === "outlines" ? 0 : ["signed", "amount"].includes(layer.scale) ? GROWING : MEASURE, box: make("input", { type: "checkbox", onchange: () => turn(layer, layer.box.checked) }) });
     const opacity = make("input", { type: "range", min: layer.kind === "outlines" ? 0 : 0.05, max: 1, step: 0.05, value: layer.opacity, title: layer.kind === "outlines" ? "opacity of the filling" : "opacity",
       oninput: () => { layer.opacity = +opacity.value; if (layer.on) draw(); else turn(layer, true); } });
     const name = make("label", { title: layer.name, onclick: () => turn(layer, !layer.on) }, ...layer.color ? [swatch(layer.color)] : [], layer.words);
@@ -186,18 +191,20 @@ function panel(before, keys = null) {
   else if (slide.pictures.length) $("pictures").append(remark(`Hidden, because these pictures may name a patient: ${slide.pictures.join(", ")}. Use --show-label to see them.`));
   $("pictures").append(...slide.notes.map(remark));
 }
+// the colours of a scale as they look over white
+const faded = ({ colors, scale }) => colors.map((color, i) => `rgb(${rgb(color).map(value => Math.round(255 - (255 - value) * strength(scale, i / (colors.length - 1))))})`);
 function legend() {
   const number = value => Math.abs(value) >= 1000 || value === 0 ? value.toFixed(0) : value.toPrecision(3);
   const boxes = (slide && !hidden ? slide.layers : []).filter(layer => layer.on && layer.data).map(layer => {
     const { data } = layer, box = make("div", {}, ...layer.color ? [swatch(layer.color)] : [], layer.words);
-    if (layer.kind === "values" && data.constant) box.append(": ", swatch(VIRIDIS[0]), number(data.low));
-    else if (layer.kind === "values") box.append(make("i", { className: "bar", style: `background:linear-gradient(90deg,${VIRIDIS})` }),
+    if (layer.kind === "values" && data.constant) box.append(": ", number(data.only));
+    else if (layer.kind === "values") box.append(make("i", { className: "bar", style: `background:linear-gradient(90deg,${faded(layer)})` }),
       make("span", { className: "ends" }, make("span", {}, `≤ ${number(data.low)}`), make("span", {}, `≥ ${number(data.high)}`)));
     if (layer.kind === "colours") box.append(" 1, 2, 3 as red, green, blue");
     if (layer.kind === "edges") box.append(`, drawn when at most ${MOST_EDGES.toLocaleString("en")} edges are visible`);
     const sizes = [];
     if (layer.kind === "classes") for (const c of data.values) sizes[c] = (sizes[c] || 0) + 1;
-    sizes.forEach((size, c) => box.append(make("br"), swatch(CLASSES[c % CLASSES.length]), `${c}: ${size} tile${size === 1 ? "" : "s"}`));
+    sizes.forEach((size, c) => box.append(make("br"), swatch(layer.colors[c % layer.colors.length]), `${c}: ${size} tile${size === 1 ? "" : "s"}`));
     return box;
   });
   $("legend").replaceChildren(...boxes);

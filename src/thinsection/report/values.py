@@ -1,0 +1,119 @@
+"""What a number per tile is: its kind, its unit, and the colours of pictures and viewer.
+
+There is one colour map for each kind. Its table has some colours of matplotlib's map of the same
+name, and colours between them are mixed. `RdBu_r` is ColorBrewer's RdBu, reversed (Apache-2.0,
+Cynthia Brewer, Mark Harrower and The Pennsylvania State University). `cividis` is by Nuñez,
+Anderton and Renslow, PLOS ONE 13 (2018); matplotlib has it under CC0. Classes take the colours of
+Okabe and Ito (2008). Readers with deuteranopia can tell all of them apart, see
+tests/report/test_values.py.
+"""
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.report.column_words import column_words
+
+Numbers = npt.NDArray[np.floating]
+Limits = tuple[float, float]  # values of the first and of the last colour
+# signed: for and against, 0 is nothing. amount: from 0, which is nothing. measure: any range
+ValueKind = Literal["signed", "amount", "measure"]
+
+COLORMAP_OF_KIND: dict[ValueKind, str] = {
+    "signed": "RdBu_r",
+    "amount": "cividis",
+    "measure": "cividis",
+}
+COLORMAPS = {
+    "cividis": "00224e 1a386f 434e6c 61656f 7d7c78 9b9476 bcae6c dec958 fee838",
+    "RdBu_r": (
+        "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f"
+    ),
+}
+CLASS_COLORS = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#F0E442",
+    "#555555",
+)
+# opacity over the slide: the largest one where it grows with the value, and that of measures
+GROWING_OPACITY = 0.85
+MEASURE_OPACITY = 0.5
+_SCORE = "score_"
+
+
+def is_score(column: str) -> bool:
+    """True for a model's score, also if the name of a table stands before it."""
+    return column.rpartition(":")[2].startswith(_SCORE)
+
+
+def value_kind(column: str) -> ValueKind:
+    """Kind of a column of a per-tile table."""
+    name = column.rpartition(":")[2]
+    if is_score(column):
+        return "signed"
+    is_amount = name == "attention" or column_words(name).endswith("fraction")
+    return "amount" if is_amount else "measure"
+
+
+def kind_of_numbers(values: Numbers) -> ValueKind:
+    """Kind of numbers (N,) that have no name: 'signed' if there are both signs."""
+    finite = values[np.isfinite(values)]
+    has_both_signs = bool((finite < 0).any() and (finite > 0).any())
+    return "signed" if has_both_signs else "measure"
+
+
+def value_words(column: str) -> str:
+    """Column in words with its unit: 'score for high', 'attention, 1 = mean of the slide'."""
+    name = column.rpartition(":")[2]
+    if is_score(column):
+        return f"score for {name.removeprefix(_SCORE)}"
+    if name == "attention":
+        return "attention, 1 = mean of the slide"
+    return column_words(name)
+
+
+def shown_values(column: str, values: Numbers) -> Numbers:
+    """Values (N,) as people see them: attention in multiples of the slide's mean, 1 / N."""
+    is_attention = column.rpartition(":")[2] == "attention"
+    return values * len(values) if is_attention else values
+
+
+def limits_up_to(kind: ValueKind, high: float, lowest: float) -> Limits:
+    """Limits of a kind from the value of the last colour and the lowest value."""
+    if kind == "signed":
+        return -high, high
+    return (min(0.0, lowest), high) if kind == "amount" else (lowest, high)
+
+
+def map_colors(colormap: str) -> tuple[str, ...]:
+    """The steps of a colour map from the first to the last, as '#rrggbb'."""
+    return tuple(f"#{color}" for color in COLORMAPS[colormap].split())
+
+
+def colorize(shares: Numbers, colormap: str) -> npt.NDArray[np.uint8]:
+    """Colours, uint8 (..., 3), for numbers in [0, 1]; values outside get an end's colour."""
+    steps = [list(bytes.fromhex(color)) for color in COLORMAPS[colormap].split()]
+    positions = np.linspace(0, 1, len(steps))
+    channels = [
+        np.interp(np.linspace(0, 1, 256), positions, channel)
+        for channel in np.array(steps).T
+    ]
+    table = np.stack(channels, axis=1).round().astype(np.uint8)
+    indices = (np.clip(shares, 0, 1) * 255).astype(np.uint8)
+    return np.asarray(table[indices])
+
+
+def opacities(shares: Numbers, kind: ValueKind) -> Numbers:
+    """Opacities in [0, 1] of numbers in [0, 1]: they grow with |value|, but for measures."""
+    inside = np.clip(shares, 0, 1)
+    if kind == "signed":
+        return GROWING_OPACITY * np.abs(2 * inside - 1)
+    if kind == "amount":
+        return GROWING_OPACITY * inside
+    return np.full_like(inside, MEASURE_OPACITY)
