@@ -4,6 +4,7 @@ A message reads `<name> must <rule>, got <value>[ in <slide>]; <remedy>`: lower 
 Each class also inherits the builtin that a caller would expect to catch.
 """
 
+import re
 import signal
 import sys
 import threading
@@ -17,6 +18,8 @@ from typing import Self
 # file name of the calls that import
 _IMPORT = "<frozen importlib._bootstrap>"
 _ASK_AGAIN_S = 0.05
+# begins the words of an error for want of memory, by which a retry asks for more
+OUT_OF_MEMORY = "out of memory"
 
 
 class ThinsectionError(Exception):
@@ -149,6 +152,35 @@ class ClusterError(ThinsectionError, RuntimeError):
 
 class StaleResultError(StoreError):
     """A result under this name was made from another file or with other settings."""
+
+
+def error_words(error: BaseException) -> str:
+    """An error in words for a user, on one line; the names of classes are for the log.
+
+    An error of this package says what is to be done. Of another error that nobody foresaw, the
+    words say so; a traceback beside it has its class.
+    """
+    text = " ".join(str(error).split())
+    if isinstance(error, ThinsectionError):
+        return text
+    if isinstance(error, MemoryError):
+        return f"{OUT_OF_MEMORY}: {text}" if text else OUT_OF_MEMORY
+    if isinstance(error, OSError) and error.strerror:
+        named = f" in {str(error.filename)!r}" if error.filename else ""
+        return f"the system says {error.strerror!r}{named}"
+    if isinstance(error, KeyError):
+        text = f"there is no {text}"
+    if not text:
+        # the words of the class: 'assertion error' of AssertionError
+        text = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
+    return f"unexpected error: {text}"
+
+
+def named_error_words(name: str, message: str) -> str:
+    """`error_words` of an error of another process, of which only the class's name is known."""
+    own_class = globals().get(name)
+    is_own = isinstance(own_class, type) and issubclass(own_class, ThinsectionError)
+    return error_words((ThinsectionError if is_own else RuntimeError)(message or name))
 
 
 @contextmanager

@@ -176,7 +176,7 @@ def test_what_another_time_would_not_mend_is_lost_at_once(kind: EndKind) -> None
 @pytest.mark.parametrize(
     ("error", "rung"),
     [
-        ("MemoryError: no room", Rung(memory=1)),
+        ("out of memory: no room", Rung(memory=1)),
         ("OutOfMemoryError: CUDA out of memory", Rung(gpu=1)),
         ("RuntimeError: CUDA out of memory", Rung(gpu=1)),
     ],
@@ -195,7 +195,7 @@ def test_an_entry_that_failed_for_want_of_memory_climbs_and_the_others_stay(
 
 
 def test_an_entry_that_failed_for_want_of_memory_on_the_last_size_is_final() -> None:
-    row = Row("a", "MemoryError: no room")
+    row = Row("a", "out of memory: no room")
     outcome, _ = close(
         ended("reported", entries="a", reported=[row]), rung=Rung(memory=1)
     )
@@ -227,7 +227,7 @@ def test_an_entry_of_a_newer_job_is_neither_retried_nor_lost() -> None:
     outcome, _ = close(ended("over"), superseded="b", recorded=task.recorded)
     assert outcome.entries == ("a", "c")
     assert task.recorded == ["a", "c"]
-    starved = Row("b", "MemoryError: no room")
+    starved = Row("b", "out of memory: no room")
     outcome, _ = close(
         ended("reported", entries="b", reported=[starved]), superseded="b"
     )

@@ -137,7 +137,7 @@ class TestSlurm(WorkerContract):
             *["done"] * 3,
         ]
         assert (
-            "(FAILED, exit code 1): RuntimeError: no luck with 1; see"
+            "(FAILED, exit code 1): unexpected error: no luck with 1; see"
             in heard.results[1].error
         )
         assert len(self.slurm.arrays) == 1
@@ -145,7 +145,7 @@ class TestSlurm(WorkerContract):
     def test_an_error_of_the_settings_ends_everything(self, tmp_path: Path) -> None:
         """Of other jobs nobody knows: its own entries are recorded with the error."""
         heard = self.run(SquareTask(folder=tmp_path, refused=(1,)), chunk_slides=1)
-        assert "ConfigError: value must not be 1" in heard.results[1].error
+        assert ": value must not be 1" in heard.results[1].error
 
     def test_a_second_array_has_one_entry_a_task_and_the_cpus_and_time_of_the_first(
         self, tmp_path: Path

@@ -161,7 +161,7 @@ def test_the_command_takes_an_executor_and_exits_with_3_where_a_file_is_bad(
     command = ["aggregate", str(features), "--slide-encoder", "max", *flags]
     done = CliRunner().invoke(build_app(["aggregate"]), command)
     assert done.exit_code == 3, done.output
-    assert "d: failed (aggregate): StoreError: " in done.output
+    assert "d: failed (aggregate): " in done.output
     assert "4 of 5 slides have an embedding of max" in done.output
     pooled = read_slide_embedding(
         tmp_path / "out" / "slide_features_max-features" / "a.h5"

@@ -70,7 +70,7 @@ def test_a_slide_file_that_was_replaced_is_refused_and_nothing_changes(
     assert refused.exit_code == 3
     (result,) = refused.results
     assert result.error == (
-        "StaleResultError: slides/tissue of 's' must come from the same slide file and settings, "
+        "slides/tissue of 's' must come from the same slide file and settings, "
         "got a result of another slide file, resolution, weights or version; pass --overwrite to "
         "replace it and "
         "all results that "

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from thinsection.errors import ClusterError, ConfigError, ThinsectionError, rewording
+from thinsection.errors import (
+    ClusterError,
+    ConfigError,
+    ThinsectionError,
+    named_error_words,
+    rewording,
+)
 from thinsection.jobs.chunks import make_chunks, weighted_chunks
 from thinsection.jobs.executor import EXECUTORS, ExecutorConfig, Resource, Rung
 from thinsection.jobs.task import AnyReport, AnyTask, OnEvent
@@ -145,7 +151,7 @@ class Ended:
             job=job,
             kind="failed" if lacking is None else "died",
             report=report,
-            reason=f"{name}: {message}",
+            reason=named_error_words(name, message),
             error=error,
             lacking=lacking,
         )

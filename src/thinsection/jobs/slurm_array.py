@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from thinsection.config import as_mapping, from_mapping
-from thinsection.errors import ClusterError, StoreError, ThinsectionError
+from thinsection.errors import ClusterError, StoreError, ThinsectionError, error_words
 from thinsection.files.atomic import write_json, write_text
 from thinsection.jobs.backend import Attempt, Ended, Job
 from thinsection.jobs.chunks import chunked
@@ -114,7 +114,7 @@ class Array:
                 write_json(self._result_path(index, "json"), reports)
                 on_report(report)
         except Exception as error:  # stored for `collect`, which does not read logs
-            text = f"{type(error).__name__}: {error}\n"
+            text = f"{error_words(error)}\n"
             write_text(self._result_path(index, "error"), text)
             raise
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from thinsection.errors import OUT_OF_MEMORY
 from thinsection.jobs.executor import ExecutorConfig, Resource
 from thinsection.jobs.request import JobRequest
 from thinsection.types import PlainValues
@@ -118,7 +119,7 @@ class Task(ABC, Generic[Entry, Result]):
         error = str(getattr(result, "error", ""))
         if "OutOfMemoryError" in error or "CUDA out of memory" in error:
             return "gpu"
-        return "memory" if error.startswith("MemoryError") else None
+        return "memory" if error.startswith(OUT_OF_MEMORY) else None
 
     def end_event(self, result: Result) -> object | None:
         """Event for a result whose worker could not send one; None for no event."""

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from thinsection.errors import OutputError, StoreError
+from thinsection.errors import OutputError, StoreError, error_words
 from thinsection.files.tables import open_table
 from thinsection.pipeline.pooling import FeaturesFile, content_key, find_features
 from thinsection.pipeline.results import SlideResult, Status
@@ -96,7 +96,7 @@ def write_patients(
         except OutputError:  # not the fault of one patient
             raise
         except Exception as error:  # noqa: BLE001 - the boundary of one patient
-            error_message = f"{type(error).__name__}: {error}"
+            error_message = error_words(error)
         result = SlideResult(
             slide_id=f"patient {patient.patient_id}",
             slide_path=str(target),

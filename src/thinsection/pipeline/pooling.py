@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from thinsection.config import as_mapping
-from thinsection.errors import OutputError, StoreError
+from thinsection.errors import OutputError, StoreError, error_words
 from thinsection.files.atomic import output_errors
 from thinsection.files.lock import LOCK_NAME, find_unfinished_files, hold, sweep_slide
 from thinsection.jobs.execute import execute
@@ -105,8 +105,7 @@ class PoolingTask(Task[FeaturesFile, SlideResult]):
         except OutputError:  # not the fault of one slide
             raise
         except Exception as error:  # noqa: BLE001 - the per-slide boundary of pooling
-            message = f"{type(error).__name__}: {error}"
-            return file.failed(PoolingStage.title, message)
+            return file.failed(PoolingStage.title, error_words(error))
 
     def lost(self, entry: FeaturesFile, reason: str) -> SlideResult:
         """See `Task.lost`."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from thinsection.config import from_mapping
-from thinsection.errors import QcExclusion
+from thinsection.errors import QcExclusion, error_words
 from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
 from thinsection.files.url_secrets import without_secrets
@@ -100,10 +100,9 @@ def record_failure(
 ) -> SlideResult:
     """Writes `slides/ID/failure.json` (stage, message, traceback, entry) and returns the result."""
     status: Status = "failed"
-    message = without_secrets(f"{type(error).__name__}: {error}".replace("\n", " "))
+    message = without_secrets(error_words(error))
     if isinstance(error, QcExclusion):
         status = "excluded"
-        message = str(error)
     document = {
         "status": status,
         "stage": stage,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from thinsection.config import from_mapping
-from thinsection.errors import InvalidInputError, OutputError, StoreError
+from thinsection.errors import InvalidInputError, OutputError, StoreError, error_words
 from thinsection.evaluation.embeddings import open_embeddings
 from thinsection.evaluation.leaks import content_digest
 from thinsection.evaluation.target import Target
@@ -97,7 +97,7 @@ class PredictTask(Task[Prediction, Prediction]):
             except OutputError:
                 raise
             except Exception as error:  # noqa: BLE001 - the per-slide boundary
-                prediction = self.lost(entry, f"{type(error).__name__}: {error}")
+                prediction = self.lost(entry, error_words(error))
             predictions.append(prediction)
         return Report(results=tuple(predictions))
 

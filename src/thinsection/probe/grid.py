@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 
 import thinsection
 from thinsection.config import as_mapping, option, read_toml, replace_flat, section
-from thinsection.errors import ConfigError, ThinsectionError
+from thinsection.errors import ConfigError, ThinsectionError, error_words
 from thinsection.evaluation.parts import PATHOBENCH_TABLE
 from thinsection.evaluation.tables import TABLE_SUFFIXES
 from thinsection.files.atomic import write_json, write_table, write_text
@@ -437,8 +437,7 @@ class ProbeTask(Task[ProbeJob, ProbeDone]):
             except Exception as error:  # noqa: BLE001 - the per-job boundary; its traceback is kept
                 lines = traceback.format_exception(error)
                 write_text(folder / TRACEBACK_NAME, "".join(lines))
-                reason = f"{type(error).__name__}: {error}".replace("\n", " ")
-                return self.lost(job, reason)
+                return self.lost(job, error_words(error))
             (folder / TRACEBACK_NAME).unlink(missing_ok=True)
             document = {"key": job.key, "rows": [asdict(row) for row in rows]}
             write_json(folder / JOB_NAME, document)
