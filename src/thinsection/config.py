@@ -9,11 +9,12 @@ import contextlib
 import difflib
 import math
 import os
+import re
 import sys
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast, get_args, get_origin
 
 import tomli_w
 
-from thinsection.errors import ConfigError
+from thinsection.errors import ConfigError, ThinsectionError
 from thinsection.types import Document
 
 if TYPE_CHECKING:
@@ -325,6 +326,35 @@ def replace_flat(config: D, overrides: Mapping[str, object]) -> D:
         for name, changes in by_section.items()
     }
     return replace(config, **sections)
+
+
+def in_words_of(text: str, cls: "type[DataclassInstance]", *, flags: bool) -> str:
+    """The text with each setting `section.name` as its flag, or as its keyword in Python."""
+    for name, (owner, f, _) in flat_fields(cls).items():
+        word = flag_of(name, f)[0] if flags else name
+        text = re.sub(rf"(?<![\w.]){owner}\.{name}(?![\w.]*\w)", word, text)
+    return text
+
+
+def flag_of(name: str, f: Field[object]) -> tuple[str, ...]:
+    """Long flags of a setting."""
+    declared = f.metadata.get("flag") or "--" + name.replace("_", "-")
+    return (declared,) if isinstance(declared, str) else declared
+
+
+@contextlib.contextmanager
+def keywords_in_errors(
+    cls: "type[DataclassInstance]", *, flags: bool = False
+) -> Iterator[None]:
+    """Names settings in errors of the block by keywords, or by flags; see `in_words_of`."""
+    try:
+        yield
+    except ThinsectionError as error:
+        error.args = tuple(
+            in_words_of(part, cls, flags=flags) if isinstance(part, str) else part
+            for part in error.args
+        )
+        raise
 
 
 def as_mapping(config: "DataclassInstance") -> Document:

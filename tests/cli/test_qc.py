@@ -31,9 +31,7 @@ def test_one_good_slide_and_one_bad_end_with_code_3_and_all_the_files(
     )
     done = run(str(slides), "--out", str(out), *flags, cache=tmp_path)
     assert done.returncode == 3, done.stderr
-    assert (
-        "bad: failed (open): no reader opens 'bad.svs'" in done.stdout
-    )
+    assert "bad: failed (open): no reader opens 'bad.svs'" in done.stdout
     assert "good: fails pixels_to_use<1e+09" in done.stdout
     assert "1 of 2 slides done" in done.stdout
     tables = ("qc_histoqc-light.csv", "qc_histoqc-light.html", "results.tsv")

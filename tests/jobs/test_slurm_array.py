@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from thinsection.cli.slurm import waiting_line
 from thinsection.errors import ClusterError, ConfigError, StoreError
 from thinsection.jobs import slurm_array
 from thinsection.jobs.backend import Attempt, BackendContext
@@ -463,3 +464,30 @@ def test_the_rungs_of_the_settings(tmp_path: Path) -> None:
     assert constrained.at_rung(Rung(gpu=1)).directive == ("--constraint=h100",)
     assert constrained.at_rung(Rung(gpu=1)).gres == "gpu:1"
     assert ExecutorConfig(gpu="a40", gres="gpu:1").at_rung(Rung()).gres == "gpu:1"
+
+
+def test_the_status_says_why_tasks_wait_and_what_nodes_have(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.idle = True
+    monkeypatch.setattr(
+        "thinsection.jobs.slurm.node_list", lambda: "large*|1|idle|8|64000|infinite|-\n"
+    )
+    attempt = Attempt(
+        entries=tuple(Number(value=v) for v in range(3)),
+        task=SquareTask(folder=tmp_path),
+    )
+    config = ExecutorConfig(executor="slurm", queue="submit")
+    array = write_array(BackendContext(config, attempt, tmp_path), 1)
+    assert array.waiting_reasons() == {}
+    waiting = replace(PENDING, waits_for="PartitionConfig")
+    slurm.states[0] |= {1: waiting, 2: waiting}
+    assert array.waiting_reasons() == {"PartitionConfig": 2}
+    # the nodes have changed since
+    nodes = "small*|1|idle|2|64000|infinite|-\n"
+    monkeypatch.setattr("thinsection.jobs.slurm_states.node_list", lambda: nodes)
+    line = waiting_line(array, "PartitionConfig", 2)
+    assert "job 1: 2 array tasks wait, and Slurm's reason is PartitionConfig" in line
+    assert "each asks for 4 CPUs, 8.0 GiB and" in line
+    assert "the largest node of partition small has 2 CPUs" in line
+    assert "--job-cpus" in line and "scancel 1" in line

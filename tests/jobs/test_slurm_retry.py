@@ -59,6 +59,15 @@ def test_squeue_says_how_each_task_ended(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found[3].describe() == "FAILED, exit code 2"
 
 
+def test_squeue_says_why_a_task_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(
+        monkeypatch,
+        "7_1|PENDING|0|PartitionConfig|\n7_2|PENDING|0|Priority|\n7_3|RUNNING|0|None|\n",
+    )
+    found = task_states(7, 3)
+    assert [found[i].waits_for for i in (1, 2, 3)] == ["PartitionConfig", "", ""]
+
+
 def test_an_array_that_was_cancelled_while_it_waited_has_one_line_for_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -247,7 +247,7 @@ def test_a_folder_a_column_and_a_table_give_each_slide_its_own(
         ),
         (
             {"tissue": "drawn", "qc": "auto"},
-            "tissue must not be combined with qc or each other, got 'auto'",
+            "tissue and qc exclude each other, because each of them",
         ),
         (
             {
@@ -255,7 +255,7 @@ def test_a_folder_a_column_and_a_table_give_each_slide_its_own(
                 "tissue_segmenter": True,
                 "segmenters": ["hest-tissue"],
             },
-            "tissue_segmenter must not be combined with qc or each other",
+            "tissue and tissue_segmenter exclude each other",
         ),
     ],
 )

@@ -9,7 +9,8 @@ import pytest
 
 from thinsection.errors import ConfigError
 from thinsection.jobs.chunks import make_chunks
-from thinsection.jobs.request import fitting_nodes
+from thinsection.jobs.executor import ExecutorConfig
+from thinsection.jobs.request import JobRequest, fit_to_nodes, fitting_nodes
 from thinsection.planning import job as module
 from thinsection.planning.calibration import (
     Calibration,
@@ -305,3 +306,45 @@ def test_a_task_measures_earlier_invocations_with_the_same_settings(
     assert "the slowest of 1 slide before" in found.origins[2]
     other = make_task(out, resolve(config, {"until": "tiles", "tile_px": 128}))
     assert other.request([(url,)], spec.executor).warning.startswith("no prediction")
+
+
+def fitted(
+    request: Request, listed: str = SINFO_TEXT, **settings: object
+) -> tuple[Request, list[str]]:
+    """The request as nodes allow it, and the lines that say so."""
+    job = JobRequest(request=request, origins=("cpus", "memory", "time"))
+    found = fit_to_nodes(job, listed, ExecutorConfig(**settings))  # type: ignore[arg-type]
+    return found.request, list(found.origins)
+
+
+def test_a_job_asks_for_what_some_node_has() -> None:
+    small = (
+        "debug*|1|idle|2|3900|1:00:00|(null)\nbig|9|idle|64|256000|infinite|(null)\n"
+    )
+    asked = Request(cpus=4, memory_bytes=8 * GIB, gpus=0, walltime_s=2 * 3600)
+    request, lines = fitted(asked, small)
+    assert (request.cpus, request.walltime_s) == (2, 3600)
+    assert request.memory_bytes == 3900 * 1024**2
+    assert lines[0] == (
+        "the largest node of partition debug has 2 CPUs; without this limit cpus"
+    )
+    assert "the limit of partition debug is 01:00:00" in lines[2]
+    # another partition, no answer of Slurm, and numbers of the user
+    assert fitted(asked, small, partition="big")[0] == asked
+    assert fitted(asked, "")[0] == asked
+    assert fitted(asked, small, partition="unknown")[0] == asked
+    request, lines = fitted(asked, small, job_cpus=4)
+    assert request.cpus == 4
+    assert lines[-1] == (
+        "warning: cpus is too much: the largest node of partition debug has 2 CPUs"
+    )
+
+
+def test_of_several_kinds_of_nodes_the_one_that_fits_best_counts() -> None:
+    kinds = "a*|1|idle|2|256000|infinite|(null)\na*|1|idle|32|16000|infinite|gpu:t4:1\n"
+    asked = Request(cpus=8, memory_bytes=8 * GIB, gpus=0, walltime_s=60)
+    assert fitted(asked, kinds)[0] == asked
+    # a node that is down is no node
+    down = kinds.replace("|idle|32", "|down*|32")
+    assert fitted(asked, down)[0].cpus == 2
+    assert fitted(replace(asked, gpus=1), kinds)[0] == replace(asked, gpus=1)

@@ -19,7 +19,14 @@ import typer
 from typer.core import TyperCommand
 
 from thinsection.cli import screen
-from thinsection.config import flat_fields, from_mapping, read_toml, replace_flat
+from thinsection.config import (
+    flag_of,
+    flat_fields,
+    from_mapping,
+    keywords_in_errors,
+    read_toml,
+    replace_flat,
+)
 from thinsection.errors import ConfigError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -155,8 +162,10 @@ def _with_flags(
         overrides = {
             name: value for name, value in settings.items() if value not in (None, [])
         }
+        # a file's settings are named as in the file
         base = from_mapping(cls, read_toml(path)) if path else cls()
-        return command(**values, config=replace_flat(base, overrides))
+        with keywords_in_errors(cls, flags=True):
+            return command(**values, config=replace_flat(base, overrides))
 
     file = typer.Option(
         "--config",
@@ -223,10 +232,9 @@ def _flag_parameters(cls: type, without: tuple[str, ...]) -> dict[str, Parameter
     for name, (section, field, kind) in flat_fields(cls).items():
         if name in without or section in without:
             continue
-        declared = field.metadata.get("flag") or "--" + name.replace("_", "-")
-        flags = (declared,) if isinstance(declared, str) else declared
+        flags = flag_of(name, field)
         if kind is bool:
-            flags = (f"{declared}/--no-{declared.removeprefix('--')}",)
+            flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}",)
         text = field.metadata.get("help", "")
         choices = _choices(field.metadata.get("choices"), kind)
         if choices:

@@ -1,7 +1,5 @@
 """`thinsection plan`: predicts memory and time of a run."""
 
-import subprocess
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +9,7 @@ from rich.table import Table
 from thinsection.cli.documents import JobPlan, PlanDocument, print_document
 from thinsection.cli.flags import with_config
 from thinsection.cli.screen import AsJson
+from thinsection.machine import cpu_count
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.types import format_bytes
@@ -115,14 +114,20 @@ def _plan_job(slides: list[str], spec: RunSpec, gpu_bytes: int) -> JobPlan:
     """Request that `thinsection slurm script` would make, and the nodes that fit it."""
     from thinsection.jobs.chunks import make_chunks
     from thinsection.jobs.executor import Rung
-    from thinsection.jobs.request import SINFO, fitting_nodes, resource_directives
+    from thinsection.jobs.request import (
+        fit_to_nodes,
+        fitting_nodes,
+        resource_directives,
+    )
+    from thinsection.jobs.slurm_states import node_list
     from thinsection.planning.cost import GPUS
     from thinsection.planning.job import run_request
     from thinsection.stages.request import cohort_of
 
     entries = cohort_of(slides, spec.slides, spec.regions)
     chunks = make_chunks(entries, spec.executor)
-    job = run_request(chunks, spec)
+    listed = node_list()
+    job = fit_to_nodes(run_request(chunks, spec), listed, spec.executor)
     first = spec.executor.at_rung(Rung())
     gres_parts = (first.gres or "").split(":")[1:]
     wanted_cards = [part for part in gres_parts if not part.isdigit()]
@@ -134,11 +139,8 @@ def _plan_job(slides: list[str], spec: RunSpec, gpu_bytes: int) -> JobPlan:
         return gpu is None or gpu_bytes <= gpu.memory_bytes
 
     nodes = None
-    with suppress(OSError, subprocess.SubprocessError):
-        sinfo = subprocess.run(
-            SINFO, check=True, capture_output=True, text=True, timeout=30
-        )
-        nodes = tuple(fitting_nodes(sinfo.stdout, job.request, suits=suits))
+    if listed:
+        nodes = tuple(fitting_nodes(listed, job.request, suits=suits))
     return JobPlan(
         num_tasks=len(chunks),
         cpus=job.request.cpus,
@@ -153,7 +155,10 @@ def _plan_job(slides: list[str], spec: RunSpec, gpu_bytes: int) -> JobPlan:
 
 def _show_job(job: JobPlan) -> None:
     """Prints a request as the lines of a batch script."""
-    typer.echo(f"# for each of {job.num_tasks} array tasks")
+    typer.echo(
+        f"# for each of {job.num_tasks} array tasks, each on {job.cpus} CPUs; the table above is "
+        f"for one run on this machine with {cpu_count()} CPUs, whose threads need other memory"
+    )
     for line in job.origins:
         typer.echo(f"# {line}")
     for directive in job.directives:

@@ -147,6 +147,7 @@ def show_status(out: FolderArgument) -> None:
     from thinsection.jobs.slurm_collect import array_status
 
     table = Table("array", "kind", "id", "array tasks", "entries")
+    reasons = []
     for folder in array_folders(out):
         array = load_array(folder, TASKS)
         tasks, entries = array_status(array)
@@ -157,7 +158,35 @@ def show_status(out: FolderArgument) -> None:
             _counts_text(tasks),
             _counts_text(entries),
         )
+        for reason, count in sorted(array.waiting_reasons().items()):
+            reasons.append(waiting_line(array, reason, count))
     Console().print(table)
+    for line in reasons:
+        typer.echo(line)
+
+
+def waiting_line(array: "Array", reason: str, count: int) -> str:
+    """Slurm's reason for which array tasks wait, with what they ask for and what nodes have."""
+    from thinsection.jobs.request import shortages
+    from thinsection.jobs.slurm_states import node_list
+    from thinsection.types import counted, format_bytes
+    from thinsection.usage.analysis import format_walltime
+
+    request = array.request
+    line = (
+        f"job {array.job_id}: {counted(count, 'array task')} "
+        f"{'waits' if count == 1 else 'wait'}, and Slurm's reason is {reason}; each asks for "
+        f"{counted(request.cpus, 'CPU')}, {format_bytes(request.memory_bytes)} and "
+        f"{format_walltime(request.walltime_s)}"
+    )
+    lacking = shortages(request, node_list(), array.config.partition)
+    if not lacking:
+        return line
+    words = ", ".join(words for _, words in lacking.values())
+    return (
+        f"{line}, but {words}; run `scancel {array.job_id}` and submit again with less "
+        "(--job-cpus, --job-memory, --walltime) or with another --partition"
+    )
 
 
 @group.command("collect")

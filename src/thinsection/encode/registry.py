@@ -252,6 +252,11 @@ def check_encoder_name(name: str) -> None:
         encoder_spec(name)  # raises an error for an unknown name
 
 
+def is_declared_encoder(name: str) -> bool:
+    """True for a name of the registry, also in the words of another tool."""
+    return name in declared_encoders() or our_name(name) in declared_encoders()
+
+
 def encoder_spec(name: str) -> EncoderSpec:
     """Declaration for a registry name, or another tool's name; else UnknownEncoderError."""
     if name not in ENCODERS:
@@ -269,8 +274,8 @@ def encoder_spec(name: str) -> EncoderSpec:
     if "did you mean" not in hint:
         hint = ""  # without a hint the message would list all names
     raise UnknownEncoderError(
-        "encoder must be a declared one, 'timm:<name>', 'hf:<repo>' or a checkpoint's path, "
-        f"got {name!r}{hint}; 'thinsection models' lists all"
+        f"unknown encoder {name!r}{hint}; `thinsection models` lists all, and 'timm:<name>', "
+        "'hf:<repo>' or the path of a checkpoint name others"
     )
 
 

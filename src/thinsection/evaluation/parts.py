@@ -25,6 +25,8 @@ from thinsection.types import Json, counted
 FoldUnit = Literal["patient", "site", "each-site"]
 PATHOBENCH_TABLE = "k=all.tsv"
 SIDES = (TRAIN, VAL, TEST)
+LEAST_INNER = 2  # training cases of a class: one to train on, one to validate on
+LEAST_OF_CLASS = 3  # cases of a class: one more is tested
 _CLAM = re.compile(r"splits_\d+\.csv")  # and not splits_0_bool.csv beside it
 _IDS = ("cases", "case_ids", "slides", "slide_ids", "ids")  # nanopath's words for them
 SplitEntry = tuple[tuple[str, ...], str]  # the ids of a slide or case, and its side
@@ -104,12 +106,10 @@ def _drawn(cohort: Cohort, drawing: Drawing, repeat: int) -> list[Part]:
     """
     whole = _required_sites(cohort) if drawing.unit == "site" else cohort.patients
     strata = cohort.strata
-    names = cohort.target.names if cohort.target.exclusive else ()
     seed = drawing.seed + repeat
     if len(set(whole)) == len(whole):
-        folds = stratified_folds(
-            strata, folds=drawing.folds, seed=seed, class_names=names
-        )
+        _check_counts(cohort, drawing.folds)
+        folds = stratified_folds(strata, folds=drawing.folds, seed=seed)
     else:
         _check_groups(cohort, whole, drawing)
         folds = grouped_folds(strata, whole, folds=drawing.folds, seed=seed)
@@ -128,14 +128,59 @@ def _check_groups(cohort: Cohort, whole: Sequence[str], drawing: Drawing) -> Non
             f"{word} must be at least {drawing.folds} for {drawing.folds} folds, "
             f"got {count}; pass --folds {count}"
         )
-    strata, counts = np.unique(cohort.strata, return_counts=True)
-    rarest = strata[counts.argmin()]
-    if counts.min() < drawing.folds:
-        name = cohort.target.names[rarest] if cohort.target.exclusive else str(rarest)
-        raise InvalidInputError(
-            f"each class must have >= {drawing.folds} cases for {drawing.folds} folds, "
-            f"got {counts.min()} of class {name!r}"
+    _check_counts(cohort, drawing.folds)
+
+
+def _check_counts(cohort: Cohort, folds: int) -> None:
+    """Refuses a class or stratum with fewer cases than folds."""
+    fewest, words = _rarest(cohort, range(len(cohort.cases)))
+    if fewest >= folds:
+        return
+    remedy = f"pass --folds {fewest}, or add cases"
+    if fewest < LEAST_OF_CLASS:
+        remedy = (
+            f"add cases: {LEAST_OF_CLASS} are the least, with --folds {LEAST_OF_CLASS}"
         )
+    raise InvalidInputError(
+        f"{folds} folds must have >= {folds} cases of each class, one for each test set, got "
+        f"{fewest} {words}; {remedy}"
+    )
+
+
+def _check_inner_counts(
+    cohort: Cohort, part: Part, drawing: Drawing, fold: int
+) -> None:
+    """Refuses training cases of which no validation set with each class can be taken."""
+    fewest, words = _rarest(cohort, part.train)
+    if fewest >= LEAST_INNER:
+        return
+    in_all = _rarest(cohort, range(len(cohort.cases)))[0]
+    remedy = "add cases, or use other splits"
+    if drawing.unit != "each-site" and in_all > drawing.folds:
+        remedy = f"pass --folds {in_all}, so that fewer of them are tested at once, or add cases"
+    elif in_all < LEAST_OF_CLASS:
+        remedy = (
+            f"add cases: {LEAST_OF_CLASS} are the least, with --folds {LEAST_OF_CLASS}"
+        )
+    raise InvalidInputError(
+        f"training cases of fold {fold + 1} must have >= {LEAST_INNER} cases of each class, one "
+        f"for training and one for the validation set, got {fewest} {words}; {remedy}"
+    )
+
+
+def _rarest(cohort: Cohort, rows: Sequence[int]) -> tuple[int, str]:
+    """Number of cases of the rarest class among some cases, and its name in words."""
+    strata, counts = np.unique(cohort.strata[list(rows)], return_counts=True)
+    rarest = strata[counts.argmin()]
+    target = cohort.target
+    words = f"of class {target.names[rarest]!r}" if target.exclusive else f"of {rarest}"
+    if target.kind in ("cox", "discrete"):
+        words = "with an event" if rarest else "without an event"
+    elif target.kind == "multilabel":
+        words = f"with {counted(int(rarest), 'label')}"
+    elif target.kind == "regression":
+        words = f"in quarter {rarest + 1} of the values"
+    return int(counts.min()), words
 
 
 def _drawing_line(cohort: Cohort, drawing: Drawing) -> str:
@@ -200,12 +245,12 @@ def _with_stop(cohort: Cohort, part: Part, drawing: Drawing, fold: int) -> Part:
     train = np.array(part.train)
     strata = cohort.target.strata(cohort.array[train])
     patients = [cohort.patients[i] for i in part.train]
-    names = cohort.target.names if cohort.target.exclusive else ()
     seed = drawing.seed + fold + 1
     fewest = int(np.unique(strata, return_counts=True)[1].min())
-    folds = max(2, min(drawing.inner, fewest))
+    folds = max(LEAST_INNER, min(drawing.inner, fewest))
     if len(set(patients)) == len(patients):
-        held = stratified_folds(strata, folds=folds, seed=seed, class_names=names)
+        _check_inner_counts(cohort, part, drawing, fold)
+        held = stratified_folds(strata, folds=folds, seed=seed)
     else:
         held = grouped_folds(strata, patients, folds=folds, seed=seed)
     kept, stop = held[0]

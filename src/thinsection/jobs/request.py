@@ -5,13 +5,13 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from thinsection.errors import ConfigError
 from thinsection.jobs.chunks import MAX_ARRAY
 from thinsection.jobs.executor import CONTROL, ExecutorConfig, Rung, parse_walltime
-from thinsection.types import GIB, MIB, format_bytes, parse_bytes
+from thinsection.types import GIB, MIB, counted, format_bytes, parse_bytes
 from thinsection.usage.analysis import Request, format_walltime
 from thinsection.usage.limits import TIME_LIMIT_VARIABLE
 
@@ -149,6 +149,106 @@ def _quoted(text: str, name: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Nodes:
+    """Nodes of one kind and state in a partition, a row of `SINFO`."""
+
+    partition: str
+    is_default: bool
+    state: str
+    number: int
+    cpus: int
+    memory_bytes: int
+    limit_s: int | None  # None: no limit
+    gres: str
+
+    @classmethod
+    def of_row(cls, row: str) -> "_Nodes":
+        """Reads a row."""
+        partition, number, state, cpus, mib, limit, gres = row.split("|")
+        return cls(
+            partition=partition.rstrip("*"),
+            is_default=partition.endswith("*"),
+            state=state,
+            number=int(number),
+            cpus=int(cpus.rstrip("+")),
+            memory_bytes=int(mib.rstrip("+")) * MIB,
+            limit_s=parse_walltime(limit) if limit[:1].isdigit() else None,
+            gres=gres,
+        )
+
+
+def shortages(
+    request: Request, listed: str, partition: str | None
+) -> dict[str, tuple[int, str]]:
+    """Numbers of a request that no node has: field -> what the nodes have, and a sentence.
+
+    Args:
+        request: resources of the job.
+        listed: output of `SINFO`; nothing is known if it is ''.
+        partition: names of partitions with commas; None is Slurm's default partition.
+    """
+    names = (partition or "").split(",")
+    nodes = []
+    for one in map(_Nodes.of_row, listed.splitlines()):
+        if one.partition in names if partition else one.is_default:
+            nodes.append(one)
+    if request.gpus:
+        nodes = [one for one in nodes if "gpu" in one.gres] or nodes
+    nodes = [one for one in nodes if one.state in _WORKING_STATES] or nodes
+    if not nodes:
+        return {}
+    largest = max(
+        nodes,
+        key=lambda one: (
+            min(one.memory_bytes, request.memory_bytes),
+            min(one.cpus, request.cpus),
+        ),
+    )
+    place = f"the largest node of partition {largest.partition} has"
+    lacking = {}
+    if request.cpus > largest.cpus:
+        lacking["cpus"] = (largest.cpus, f"{place} {counted(largest.cpus, 'CPU')}")
+    if request.memory_bytes > largest.memory_bytes:
+        memory = format_bytes(largest.memory_bytes)
+        lacking["memory_bytes"] = (largest.memory_bytes, f"{place} {memory}")
+    if largest.limit_s is not None and request.walltime_s > largest.limit_s:
+        limit = format_walltime(largest.limit_s)
+        words = f"the limit of partition {largest.partition} is {limit}"
+        lacking["walltime_s"] = (largest.limit_s, words)
+    return lacking
+
+
+def fit_to_nodes(job: JobRequest, listed: str, config: ExecutorConfig) -> JobRequest:
+    """The request with no more CPUs, memory and time than some node has; the lines say so.
+
+    Numbers of the user stay, with a warning.
+
+    Args:
+        job: the request, with a line for each of CPUs, memory and time.
+        listed: output of `SINFO`.
+        config: settings with the partition and the user's numbers.
+    """
+    chosen = {
+        "cpus": config.job_cpus,
+        "memory_bytes": config.job_memory,
+        "walltime_s": config.walltime,
+    }
+    request = job.request
+    origins = list(job.origins)
+    lacking = shortages(request, listed, config.partition)
+    for number, name in enumerate(chosen):
+        if name not in lacking:
+            continue
+        most, words = lacking[name]
+        if chosen[name]:
+            origins.append(f"warning: {origins[number]} is too much: {words}")
+            continue
+        request = replace(request, **{name: most})
+        origins[number] = f"{words}; without this limit {origins[number]}"
+    return replace(job, request=request, origins=tuple(origins))
+
+
 def fitting_nodes(
     listed: str, request: Request, *, suits: Callable[[str], bool] = lambda gpu: True
 ) -> list[str]:
@@ -160,25 +260,24 @@ def fitting_nodes(
         suits: tells whether the job fits a GPU of this name; '' if Slurm does not name it.
     """
     nodes_by_state: dict[str, Counter[str]] = {}
-    for row in listed.splitlines():
-        partition, num_nodes, state, cpus, mib, limit, gres = row.split("|")
-        if state not in _WORKING_STATES or int(cpus.rstrip("+")) < request.cpus:
+    for nodes in map(_Nodes.of_row, listed.splitlines()):
+        if nodes.state not in _WORKING_STATES or nodes.cpus < request.cpus:
             continue
-        if int(mib.rstrip("+")) * MIB < request.memory_bytes:
+        if nodes.memory_bytes < request.memory_bytes:
             continue
-        has_limit = limit[:1].isdigit()
-        if has_limit and parse_walltime(limit) < request.walltime_s:
+        if nodes.limit_s is not None and nodes.limit_s < request.walltime_s:
             continue
+        partition = nodes.partition + "*" * nodes.is_default
         kinds = [partition]
         if request.gpus:
             kinds = [
                 f"{partition} gpu:{card}".rstrip(":")
-                for card, count in _CARDS.findall(gres)
+                for card, count in _CARDS.findall(nodes.gres)
                 if int(count) >= request.gpus and suits(card)
             ]
         for kind in kinds:
             states = nodes_by_state.setdefault(kind, Counter())
-            states[state] += int(num_nodes)
+            states[nodes.state] += nodes.number
     return [
         f"{kind}: {states.total()} nodes are large enough, {states['idle']} are idle now, "
         f"{states['mix']} are partly free"

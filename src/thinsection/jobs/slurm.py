@@ -12,8 +12,9 @@ from thinsection.errors import ClusterError, ThinsectionError
 from thinsection.jobs.backend import Attempt, Backend, BackendContext, Ended, Job
 from thinsection.jobs.chunks import ARRAY_WORKERS, MAX_ARRAY, chunked
 from thinsection.jobs.executor import ExecutorConfig, Resource
-from thinsection.jobs.request import JobRequest, job_request
+from thinsection.jobs.request import JobRequest, fit_to_nodes, job_request
 from thinsection.jobs.slurm_array import FOLDER, Array
+from thinsection.jobs.slurm_states import node_list
 from thinsection.types import format_bytes, parse_bytes
 from thinsection.usage.analysis import Request, format_walltime
 
@@ -91,6 +92,8 @@ def write_array(
         ClusterError: Slurm is missing, or refuses the array.
     """
     job = _job_request(context.attempt, chunk_size, context.config)
+    if context.attempt.before is None:
+        job = fit_to_nodes(job, node_list(), context.config)
     for line in job.lines():
         context.on_message(line)
     array = _save_array(context, chunk_size, job)

@@ -10,6 +10,7 @@ FOLDER/slurm/<name>/tasks.json       the task, the entries of each array index, 
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -143,6 +144,14 @@ class Array:
         """State per array index: 'DONE' (reported), Slurm's state if it is listed, or 'LOST'."""
         states, _ = self._look_up_states(among)
         return states
+
+    def waiting_reasons(self) -> Counter[str]:
+        """Slurm's reasons for which array tasks wait, with the number of tasks."""
+        states, listed = self._look_up_states(None)
+        waiting = [index for index, state in states.items() if state == "PENDING"]
+        return Counter(
+            listed[index].waits_for for index in waiting if listed[index].waits_for
+        )
 
     def ended(self, *, among: Collection[int] | None = None) -> dict[int, Ended]:
         """Ends of the array tasks; the accounting still lists tasks that squeue has dropped."""

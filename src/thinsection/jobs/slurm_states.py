@@ -10,11 +10,15 @@ from pathlib import Path
 
 from thinsection.errors import ClusterError
 from thinsection.jobs.executor import Resource
+from thinsection.jobs.request import SINFO
 
 _TIMEOUT_S = 60
 _TASK = re.compile(r"^\d+_(\d+)$")
 # exit_code is the status that wait() returns
-_FORMAT = "JobArrayID:|,State:|,exit_code:|"
+_FORMAT = "JobArrayID:|,State:|,exit_code:|,Reason:|"
+_WAITING = "PENDING"
+# Slurm's words for "no reason"
+_NO_REASON = ("", "None", "(null)", "Priority")
 _DEATHS = frozenset(("OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "TIMEOUT"))
 _ENDED = _DEATHS | {"COMPLETED", "FAILED", "CANCELLED", "DEADLINE", "REVOKED"}
 
@@ -31,6 +35,8 @@ class TaskState:
     exit_code: int = 0
     # signal that ended it; 0 if none
     signal: int = 0
+    # Slurm's word for why it waits, such as PartitionConfig; '' if it does not
+    waits_for: str = ""
 
     @property
     def ended(self) -> bool:
@@ -96,10 +102,13 @@ def task_states(job_id: int, num_tasks: int) -> dict[int, TaskState]:
     listed: dict[int, TaskState] = {}
     unlisted: dict[int, TaskState] = {}
     for line in text.splitlines():
-        name, state, status = _cells(line)
+        name, state, status, reason = _cells(line)
         wait_status = int(status) if status.isdigit() else 0
         task = TaskState(
-            state=state, exit_code=wait_status >> 8, signal=wait_status & 0x7F
+            state=state,
+            exit_code=wait_status >> 8,
+            signal=wait_status & 0x7F,
+            waits_for=_waiting_reason(state, reason),
         )
         match = _TASK.match(name)
         if match:
@@ -119,7 +128,7 @@ def accounted_states(job_id: int) -> dict[int, TaskState]:
         return {}
     states = {}
     for line in text.splitlines():
-        name, state, codes = _cells(line)
+        name, state, codes, _ = _cells(line)
         match = _TASK.match(name)
         if match:
             exit_code, _, signal_number = codes.partition(":")
@@ -131,10 +140,24 @@ def accounted_states(job_id: int) -> dict[int, TaskState]:
     return states
 
 
-def _cells(line: str) -> tuple[str, str, str]:
-    """First three cells of a line; missing cells are ''."""
-    name, state, status, *_ = f"{line}|||".split("|")
-    return name.strip(), state.strip(), status.strip()
+def _waiting_reason(state: str, reason: str) -> str:
+    """Slurm's reason of a task that waits; '' where it only waits for its turn."""
+    return reason if state == _WAITING and reason not in _NO_REASON else ""
+
+
+def node_list() -> str:
+    """Output of `SINFO`; '' where Slurm does not answer."""
+    try:
+        return _call(list(SINFO))
+    except ClusterError as error:
+        _log.info("no list of nodes: %s", error)
+        return ""
+
+
+def _cells(line: str) -> tuple[str, str, str, str]:
+    """First four cells of a line; missing cells are ''."""
+    name, state, status, reason, *_ = f"{line}||||".split("|")
+    return name.strip(), state.strip(), status.strip(), reason.strip()
 
 
 def _call(command: list[str]) -> str:

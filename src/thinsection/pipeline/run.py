@@ -14,6 +14,7 @@ from thinsection.config import replace_flat
 from thinsection.errors import (
     ConfigError,
     DiskSpaceError,
+    OutputError,
     StoreError,
     ThinsectionError,
 )
@@ -110,7 +111,7 @@ def run(
         config: all settings.
         encoder: name of a tile encoder, or one from `make_encoder` or `load_encoder`, in place of
             those of the settings. The second works in this process alone.
-        executor: a Dask client or cluster, used instead of the one in the settings.
+        executor: a word of `--executor` ('pool', 'dask', ...), or a Dask client or cluster.
         on_event: receives progress, from any thread.
         on_message: receives messages of the executor: the dashboard's address, a worker's death.
         settings: single settings by name, which replace those of `config`: tile_px=512,
@@ -123,6 +124,9 @@ def run(
             before work starts. A bad slide does not raise.
     """
     config = config or RunConfig()
+    if isinstance(executor, str):
+        settings = {**settings, "executor": executor}
+        executor = None
     _check_tissue_form(settings.get("tissue"))
     own_encoder = None
     if isinstance(encoder, str):
@@ -446,7 +450,8 @@ def _command_words(until: LastResult) -> str:
 def check_folder(out: Path) -> Path:
     """Makes the results folder, and checks that it is writable and has room.
 
-    Raises StoreError: it is not writable, has an earlier layout, or has less than 256 MiB free.
+    Raises OutputError: it is not writable. StoreError: it has an earlier layout, or less than
+    256 MiB free.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -455,8 +460,9 @@ def check_folder(out: Path) -> Path:
         (out / "writable").unlink(missing_ok=True)  # another run may have deleted it
         free = shutil.disk_usage(out).free
     except OSError as error:
-        raise StoreError(
-            f"out must be a writable folder, got {str(out)!r}: {error}"
+        raise OutputError(
+            f"out must be a writable folder, got {str(out)!r}: {error.strerror or error}; pass "
+            "another --out"
         ) from None
     if free < MIN_FREE_BYTES:
         raise DiskSpaceError(

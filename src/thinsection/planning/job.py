@@ -134,7 +134,11 @@ def _run_numbers(sample: list[SlideEntry], count: int, spec: RunSpec) -> Numbers
         rates = f"on the {formulas.gpu.name}"
     return _with_margins(
         cpus,
-        (memory, f"predicted peak {format_bytes(memory)}"),
+        (
+            memory,
+            f"predicted peak {format_bytes(memory)} of an array task on "
+            f"{counted(cpus[0], 'CPU')} over {counted(count, 'slide')}",
+        ),
         (seconds, f"predicted {seconds:.0f} s {rates} {_basis(count, len(sizes))}"),
     )
 

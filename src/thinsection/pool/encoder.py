@@ -229,7 +229,7 @@ def slide_encoder_identity(slide_encoder: SlideEncoder) -> SlideEncoderIdentity:
 
 
 def check_fit(
-    slide_encoder: SlideEncoder | SlideEncoderIdentity,
+    slide_encoder: SlideEncoder | SlideEncoderIdentity | type[SlideEncoder],
     tile_encoder_name: str | None,
     tile_px: int | None,
     tile_mpp: float | None,
@@ -239,7 +239,7 @@ def check_fit(
     """Refuses tiles that a slide encoder was not trained on; warns of what is unknown.
 
     Args:
-        slide_encoder: the encoder, or its identity.
+        slide_encoder: the encoder, its class, or its identity.
         tile_encoder_name: of the tile embeddings; None = unknown.
         tile_px: edge of a tile, px at `tile_mpp`; None = unknown.
         tile_mpp: µm/px; None = unknown. Accepted within 10 %.
@@ -264,8 +264,8 @@ def check_fit(
         elif _plain(tile_encoder_name) not in map(_plain, expects.tile_encoders):
             raise InvalidInputError(
                 f"tile encoder must be {takes} for slide encoder {name!r}, got "
-                f"{tile_encoder_name!r}{place}; embed the tiles with {takes}, or choose another "
-                "slide encoder"
+                f"{tile_encoder_name!r}{place}; embed the tiles with {takes} (--encoder "
+                f"{expects.tile_encoders[0]}), or choose another slide encoder"
             )
     if expects.tile_px is not None:
         if tile_px is None:
@@ -386,6 +386,8 @@ _BUILT_IN = (
         target="thinsection.pool.attention_pools:TangleSlideEncoder",
     ),
 )
+# they take the embeddings of every tile encoder
+WITHOUT_WEIGHTS = ("mean", "max", "abmil")
 SLIDE_ENCODERS: Registry[type[SlideEncoder]] = Registry(
     "slide encoder",
     "thinsection.slide_encoders",
@@ -397,6 +399,17 @@ SLIDE_ENCODERS: Registry[type[SlideEncoder]] = Registry(
 def check_slide_encoder(name: str) -> None:
     """Raise UnknownEncoderError where no slide encoder has the name; imports none."""
     SLIDE_ENCODERS.entry(name.partition(":")[0])
+
+
+def check_declared_fit(name: str, tile_encoder_name: str, tile_px: int) -> None:
+    """As `check_fit`, for a registered slide encoder that is not loaded.
+
+    Raises InvalidInputError: its class says that it was trained on other tiles.
+    """
+    entry = SLIDE_ENCODERS.entry(name.partition(":")[0])
+    if entry.name in WITHOUT_WEIGHTS:
+        return  # its class would import torch, and takes every tile
+    check_fit(_load_class(entry.name), tile_encoder_name, tile_px, None)
 
 
 def load_slide_encoder(

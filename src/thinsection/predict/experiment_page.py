@@ -154,6 +154,13 @@ def _worst_words(tested: Tested) -> str:
     )
 
 
+def _probability_words(probability: float) -> str:
+    """Probability with two decimals; no case is certain."""
+    if probability < 0.005:
+        return "< 0.01"
+    return "> 0.99" if probability >= 0.995 else f"{probability:.2f}"
+
+
 def _worst_cases(tested: Tested, slides: Path) -> Iterator[dict[str, object]]:
     """Cases whose predictions are farthest from the truth, wrong classes first."""
     target = tested.target
@@ -172,7 +179,7 @@ def _worst_cases(tested: Tested, slides: Path) -> Iterator[dict[str, object]]:
         answers = [f"{value:.3g}" for value in tested.answers[i]]
         predicted = None
         if target.exclusive:
-            answers = [f"{value:.2f}" for value in tested.answers[i]]
+            answers = [_probability_words(value) for value in tested.answers[i]]
             predicted = target.names[int(tested.answers[i].argmax())]
         yield {
             "case": tested.cases[i],

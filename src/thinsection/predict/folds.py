@@ -31,12 +31,12 @@ from thinsection.predict.bags import Bags
 from thinsection.predict.config import FitConfig
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import load_head
+from thinsection.predict.model_file import FOLDS
 from thinsection.predict.training import Losses, State, Trainer, read_state
 from thinsection.store.ledger import stage_key
 from thinsection.types import Json, counted, parse_bytes, rounded
 
 COHORT_NAME = "cohort.json"
-FOLDS = "folds"
 FORMAT = 4  # format of a fold's file
 # memory beside the kept bags, in multiples of the largest bag: two that are read, and the memory
 # of one in a head with 512 channels

@@ -39,7 +39,7 @@ from thinsection.predict.heatmap_links import (
     heatmap_folder,
     refresh_heatmap_links,
 )
-from thinsection.predict.model_file import read_card
+from thinsection.predict.model_file import SUFFIX, check_model_exists, read_card
 from thinsection.predict.predicting import PredictRunConfig, predict
 from thinsection.report.draw import write_drawing
 from thinsection.report.home import refresh_index
@@ -162,6 +162,8 @@ def heatmap(
     Raises ThinsectionError: as for `predict`; no such column or class, a head without attention.
     """
     config = replace_flat(config or HeatmapRunConfig(), settings)
+    if Path(source).suffix == SUFFIX or len(Path(source).parts) > 1:
+        check_model_exists(Path(source))
     if not Path(source).is_file():
         results = open_results(_only_folder(slides))
         root = results.folder if out is None else Path(out)

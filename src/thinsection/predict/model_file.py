@@ -5,11 +5,13 @@ Metadata `thinsection_model`: the `ModelCard` as JSON, with the `Inputs` of its 
 no code. An invalid header is an error before any tensor is read.
 """
 
+import difflib
 import hashlib
 import json
 import platform
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +41,11 @@ from thinsection.weights.files import (
 )
 
 FORMAT = 2
+SUFFIX = ".safetensors"
+FOLDS = (
+    "folds"  # folder of an experiment with the heads of its folds, which are no models
+)
+MOST_LISTED = 1000  # files among which a model with a similar name is looked for
 # Ways to recognise a slide or case from training: not at all, by its name or its patient's name, by
 # its embeddings under another name, or approximately by its mean embedding.
 Seen = Literal["", "name", "content", "near"]
@@ -225,6 +232,24 @@ def save_model(path: Path, model: Model) -> None:
     write_tensors(path, tensors, {MODEL_KEY: header})
 
 
+def check_model_exists(path: Path) -> None:
+    """Raises WeightsError: there is no such file; the message has the nearest model's path."""
+    if path.is_file():
+        return
+    home = path.parent
+    while not home.is_dir():
+        home = home.parent
+    found = [
+        file
+        for pattern in ("*.safetensors", "*/*.safetensors", "*/*/*.safetensors")
+        for file in islice(home.glob(pattern), MOST_LISTED)
+        if file.parent.name != FOLDS
+    ]
+    near = difflib.get_close_matches(str(path), map(str, found), n=1, cutoff=0)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise WeightsError(f"model must be an existing file, got {str(path)!r}{hint}")
+
+
 def read_card(path: Path) -> ModelCard:
     """Reads the header of a model file and checks every field; no tensor is read.
 
@@ -264,6 +289,7 @@ def read_card(path: Path) -> ModelCard:
 
 def _read_header(path: Path) -> dict[str, Json]:
     """Card as JSON values. Raises WeightsError: the file is not a model."""
+    check_model_exists(path)
     rule = "model must be a file of `thinsection train`"
     errors = (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError)
     with rewording(rule, path, *errors, error=WeightsError), path.open("rb") as file:

@@ -126,7 +126,10 @@ def draw_precision(axes: "Axes", columns: Columns) -> Words:
         _draw_band(axes, band, column.name, color)
         axes.axhline(column.truth.mean(), color=color, linestyle=":", linewidth=1)
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1.01), ylim=(0, 1.02))
-    words = "All rows are pooled. Dotted: the share of positive cases, chance."
+    words = (
+        f"{_positive_sentence(columns)} All rows are pooled. Dotted: the share of positive "
+        "cases, chance."
+    )
     return "Precision and recall", f"{words} {BAND}"
 
 

@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from thinsection.encode.registry import is_declared_encoder
 from thinsection.errors import ConfigError, MissingDependencyError
 from thinsection.jobs.executor import ALL_GPUS
 from thinsection.machine import visible_gpus
+from thinsection.pool.encoder import check_declared_fit
 from thinsection.qc.rules import parse_rule
 from thinsection.report.verdict import load_rules
 from thinsection.slide.annotations import RegionsConfig
@@ -70,6 +72,7 @@ def check_run(spec: RunSpec) -> None:
         ConfigError: unknown tile filter, invalid graph, or a rule without checks.
         MissingDependencyError: a format whose package is not installed.
         BudgetError: the memory is below the minimum of the stream.
+        InvalidInputError: a slide encoder was trained on tiles of another encoder or size.
     """
     load_filters(spec.tiles.tile_filter)
     segments = segment_stages(spec, None)
@@ -84,8 +87,17 @@ def check_run(spec: RunSpec) -> None:
             raise MissingDependencyError(
                 f"--write {name} needs {', '.join(entry.missing)}; {entry.remedy}"
             )
+    _check_slide_encoders(spec)
     batch_size = spec.batch_size(on_gpu=False) if spec.encoding.batch_size else 1
     spec.stream_budget(batch_size)
+
+
+def _check_slide_encoders(spec: RunSpec) -> None:
+    """Refuses tiles that a slide encoder was not trained on, before any weights are loaded."""
+    declared = [name for name in spec.encoding.encoders if is_declared_encoder(name)]
+    for slide_encoder in spec.encoding.slide_encoders:
+        for tile_encoder in declared:
+            check_declared_fit(slide_encoder, tile_encoder, spec.tiles.tile_px)
 
 
 def _check_quality_control(spec: RunSpec) -> None:

@@ -7,7 +7,7 @@ which travels to workers as JSON or by pickle, or only the section that it needs
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from thinsection.config import as_mapping, replace_flat
+from thinsection.config import as_mapping, keywords_in_errors, replace_flat
 from thinsection.encode.registry import check_encoder_name
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
@@ -114,7 +114,11 @@ def resolve(
         ConfigError: unknown setting, a wrong value, or two sources of the tissue.
         UnknownEncoderError: no such tile encoder or slide encoder.
     """
-    config = replace_flat(config, overrides or {})
+    if overrides:
+        # settings by keyword: the caller knows no sections
+        with keywords_in_errors(type(config)):
+            plain = resolve(replace_flat(config, overrides), own_encoder=own_encoder)
+        return plain
     if own_encoder is not None:
         _check_own_encoder(config)
         config = replace_flat(config, {"encoders": (own_encoder,)})
@@ -184,14 +188,15 @@ def _check_names(encoding: EncodingSpec, *, has_own: bool) -> None:
 
 def _check_tissue_origins(spec: RunSpec) -> None:
     """Allows only one of annotations, a network and quality control to define the tissue."""
-    origins = {
-        "tissue": spec.regions.tissue,
-        "tissue_segmenter": spec.segment.tissue_segmenter,
+    origins: dict[str, str | None] = {
+        "regions.tissue": spec.regions.tissue,
+        "segment.tissue_segmenter": spec.segment.tissue_segmenter,
+        "qc.qc": None if spec.qc.qc == "off" else spec.qc.qc,
     }
-    named = [name for name, origin in origins.items() if origin]
-    has_qc = spec.qc.qc != "off"
-    if named and len(named) + has_qc > 1:
+    named = {name: str(origin) for name, origin in origins.items() if origin}
+    if len(named) > 1:
+        pairs = " and ".join(f"{name} {origin!r}" for name, origin in named.items())
         raise ConfigError(
-            f"{' and '.join(named)} must not be combined with qc or each other, got "
-            f"{spec.qc.qc!r}; pass --qc off"
+            f"{' and '.join(named)} exclude each other, because each of them decides what is "
+            f"tissue, got {pairs}; drop {'one' if len(named) == 2 else 'all but one'} of them"
         )

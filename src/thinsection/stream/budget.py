@@ -18,7 +18,7 @@ from thinsection.errors import BudgetError, ConfigError
 from thinsection.machine import cpu_count
 from thinsection.slide.geometry import ReadPlan
 from thinsection.slide.resize import tiles_at_once
-from thinsection.types import MIB, format_bytes, parse_bytes
+from thinsection.types import MIB, counted, format_bytes, parse_bytes
 
 CHANNELS = 3
 MIN_SLOTS = 3
@@ -99,10 +99,13 @@ class StreamConfig:
         slots = min(MAX_SLOTS, (memory - tile_bytes) // batch_bytes)
         if slots < MIN_SLOTS:
             least = format_bytes(MIN_SLOTS * batch_bytes + tile_bytes)
+            batches = f"batches of {counted(batch_size, 'tile')}"
+            remedy = "raise --memory"
+            if batch_size > 1:
+                remedy += " or lower --batch-size"
             raise BudgetError(
-                f"memory must be >= {least} for batches of {batch_size} tiles "
-                f"of {tile_px} px, got {format_bytes(memory)}; "
-                "raise --memory or lower --batch-size"
+                f"memory must be >= {least} for {batches} of {tile_px} px, got "
+                f"{format_bytes(memory)}; {remedy}"
             )
         num_tasks = slots * -(-batch_size // MIN_TASK_TILES)
         workers = self.decode_threads or min(cpu_count(), num_tasks)
