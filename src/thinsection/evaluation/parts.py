@@ -143,7 +143,7 @@ def _check_counts(cohort: Cohort, folds: int) -> None:
         )
     raise InvalidInputError(
         f"{folds} folds must have >= {folds} cases of each class, one for each test set, got "
-        f"{fewest} {words}; {remedy}"
+        f"{counted(fewest, 'case')} {words}; {remedy}"
     )
 
 
@@ -164,7 +164,8 @@ def _check_inner_counts(
         )
     raise InvalidInputError(
         f"training cases of fold {fold + 1} must have >= {LEAST_INNER} cases of each class, one "
-        f"for training and one for the validation set, got {fewest} {words}; {remedy}"
+        f"for training and one for the validation set, got {counted(fewest, 'case')} {words}; "
+        f"{remedy}"
     )
 
 
