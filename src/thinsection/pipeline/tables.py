@@ -20,6 +20,7 @@ from thinsection.types import Document, PlainValues
 SUMMARY_COLUMNS = (
     "slide_id",
     "slide_path",
+    "image",
     "status",
     "patient_id",
     "label",
@@ -41,7 +42,7 @@ SUMMARY_COLUMNS = (
     "warnings",
 )
 FAILED_COLUMNS = ("slide_id", "slide_path", "stage", "error", "details")
-_COHORT_COLUMNS = ("slide_path", *OF_COHORTS)  # cohort columns of each slide
+_COHORT_COLUMNS = ("slide_path", "image", *OF_COHORTS)  # cohort columns of each slide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class KnownSlide:
     slide_id: str
     ledger: SlideLedger  # empty if the slide failed before any stage was done
     failure: SlideResult | None  # failure in the last invocation that processed it
-    cohort: PlainValues  # slide_path, patient_id, label and split
+    cohort: PlainValues  # slide_path, image, patient_id, label and split
     more: Mapping[str, str]  # further columns of the cohort table
 
     @property

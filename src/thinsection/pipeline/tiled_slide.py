@@ -30,6 +30,7 @@ class TiledSlide:
         size_l0: (width, height) of the slide in level-0 px; None where it is not known.
         reader: reader that made the tiles.
         look: rule by which its pixels become RGB; None as they are.
+        image: picture of the file that the run was told to take; None where it was told none.
         rendering: the same in words, as the reader said it; '' as they are.
         tiles_path: file of the tile grid.
         num_tiles: tiles of the grid.
@@ -42,6 +43,7 @@ class TiledSlide:
     size_l0: Size | None
     reader: str
     look: Look | None
+    image: str | None
     rendering: str
     tiles_path: Path
     num_tiles: int
@@ -58,7 +60,11 @@ class TiledSlide:
         # readers for picked channels are chosen by the look
         reader = "auto" if self.look else self.reader
         slide = open_slide(
-            self.slide_path, reader=reader, slide_mpp=self.slide_mpp, look=self.look
+            self.slide_path,
+            reader=reader,
+            slide_mpp=self.slide_mpp,
+            look=self.look,
+            image=self.image,
         )
         is_same = slide.rendering == self.rendering
         if self.size_l0 is not None and slide.size != self.size_l0:
@@ -123,6 +129,7 @@ def tiled_slide(results: Results, ledger: SlideLedger, grid: str) -> TiledSlide:
         size_l0=(slide["width"], slide["height"]) if slide.get("width") else None,
         reader=slide.get("reader") or "auto",
         look=_recorded_look(results) if rendering else None,
+        image=slide.get("image"),
         rendering=rendering,
         tiles_path=tiles_path,
         num_tiles=int(facts["num_tiles"]),

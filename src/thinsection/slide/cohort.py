@@ -43,6 +43,7 @@ class SlideEntry:
         slide_path: file or URL.
         slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
         look: how its pixels become RGB; None as they are.
+        image: name or number of the picture of the file; None for the reader's choice.
         patient_id: the patient or case, from the table or the name pattern.
         label: what is to be predicted.
         split: 'train', 'test' or the like.
@@ -55,6 +56,7 @@ class SlideEntry:
     slide_path: str
     slide_mpp: Mpp | None = None
     look: Look | None = None
+    image: str | None = None
     patient_id: str | None = None
     label: str | None = None
     split: str | None = None
@@ -65,8 +67,22 @@ class SlideEntry:
     def open(self, reader: str) -> Slide:
         """Opens the slide by that reader, as the entry says it is to be seen."""
         return open_slide(
-            self.slide_path, reader=reader, slide_mpp=self.slide_mpp, look=self.look
+            self.slide_path,
+            reader=reader,
+            slide_mpp=self.slide_mpp,
+            look=self.look,
+            image=self.image,
         )
+
+    @property
+    def file(self) -> str:
+        """The one name of its file and image; see `file_of`."""
+        return file_of(self.slide_path, self.image)
+
+    @property
+    def stem(self) -> str:
+        """Name by which it gets its id."""
+        return stem_of(self.slide_path, self.image)
 
 
 def ignore_message(text: str) -> None:
@@ -78,6 +94,7 @@ def load_cohort(
     *,
     slide_mpp: Mpp | None = None,
     look: Look | None = None,
+    image: str | None = None,
     name_pattern: str | None = None,
     allow_local_urls: bool = False,
     on_message: Callable[[str], None] = ignore_message,
@@ -95,6 +112,7 @@ def load_cohort(
         slides: each a slide file, a folder, a URL or a table with a column `slide_path`.
         slide_mpp: (x, y) for every slide that the table gives none for.
         look: how the pixels of every slide become RGB.
+        image: the picture of every file for which the table names none.
         name_pattern: see `path_columns`; a cell of a table wins.
         allow_local_urls: True where a table may name URLs of this machine; see files/trust.py.
         on_message: takes a line for each slide whose name was changed or that was left out.
@@ -107,6 +125,8 @@ def load_cohort(
         all_entries += _entries_of(
             str(item), on_message, allow_local_urls=allow_local_urls
         )
+    if image is not None:
+        all_entries = [_with_image(entry, image) for entry in all_entries]
     entries = _unique(all_entries, on_message)
     if not entries:
         items = ", ".join(repr(str(item)) for item in slides) or "nothing"
@@ -183,10 +203,14 @@ def _entry_of_row(
     else:
         path = str(folder / path)  # an absolute path stays as it is
     mpp = columns["slide_mpp"]
+    image = columns["image"] or None
+    if image in (Path(path).name, stem_of(path)):
+        image = None  # others call the column of the slides so
     return SlideEntry(
-        slide_id=columns["slide_id"] or stem_of(path),
+        slide_id=columns["slide_id"] or stem_of(path, image),
         slide_path=path,
         slide_mpp=parse_mpp(mpp, where=row.place) if mpp else None,
+        image=image,
         patient_id=columns["patient_id"] or None,
         label=columns["label"] or None,
         split=columns["split"] or None,
@@ -194,6 +218,14 @@ def _entry_of_row(
         folder=str(folder),
         id_given=bool(columns["slide_id"]),
     )
+
+
+def _with_image(entry: SlideEntry, image: str) -> SlideEntry:
+    """Returns the slide with this image of its file, unless its table names another one."""
+    if entry.image is not None:
+        return entry
+    slide_id = entry.slide_id if entry.id_given else stem_of(entry.slide_path, image)
+    return replace(entry, image=image, slide_id=slide_id)
 
 
 def _with_path_columns(
@@ -223,14 +255,15 @@ def _unique(
 ) -> list[SlideEntry]:
     """Returns the slides with ids of their own; a file that is named twice is taken once."""
     by_file: dict[str, SlideEntry] = {}
-    series: dict[
-        tuple[Path, str], str
-    ] = {}  # first file of each DICOM series of a folder
+    # first file of each image of each DICOM series of a folder
+    series: dict[tuple[Path, str, str | None], str] = {}
     num_more = 0
     for entry in entries:
-        file = file_of(entry.slide_path)
-        first = series.setdefault(_series_key(file), file)
-        if first != file and not entry.id_given:
+        file = entry.file
+        slide_file = file_of(entry.slide_path)
+        series_key = (*_series_key(slide_file), entry.image)
+        first = series.setdefault(series_key, slide_file)
+        if first != slide_file and not entry.id_given:
             num_more += 1
             continue
         if file in by_file:
@@ -305,7 +338,7 @@ def give_slide_ids(
         on_message: takes a line for each slide whose name was changed.
     """
     table_ids = {
-        entry.slide_id: SlideFile(file, stem_of(entry.slide_path))
+        entry.slide_id: SlideFile(file, entry.stem)
         for file, entry in by_file.items()
         if entry.id_given
     }
@@ -318,11 +351,7 @@ def give_slide_ids(
     }
     taken |= table_ids
     ids = {owner.file: slide_id for slide_id, owner in taken.items()}
-    new_stems = {
-        file: stem_of(entry.slide_path)
-        for file, entry in by_file.items()
-        if file not in ids
-    }
+    new_stems = {file: entry.stem for file, entry in by_file.items() if file not in ids}
     new_ids = assign_ids(new_stems, taken)
     for file, slide_id in new_ids.items():
         stem = new_stems[file]

@@ -20,6 +20,7 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "slide_path": ("wsi", "image_path", "filename", "slide"),
     "slide_id": ("sample_id",),
     "slide_mpp": ("mpp", "spacing_at_level_0", "spacing"),
+    "image": (),
     "patient_id": ("case_id", "patient"),
     "label": ("target",),
     "split": (),
@@ -36,7 +37,7 @@ _USED_COLUMNS = (
     .union(*_ALIASES.values(), _RESULT_COLUMNS)
     .difference({"case_id"})
 )
-_RESERVED_GROUPS = _RESULT_COLUMNS | {"slide_id", "slide_path", "slide_mpp"}
+_RESERVED_GROUPS = _RESULT_COLUMNS | {"slide_id", "slide_path", "slide_mpp", "image"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

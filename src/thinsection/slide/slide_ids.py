@@ -17,6 +17,7 @@ from thinsection.files.url_secrets import public_url
 from thinsection.files.urls import is_url
 
 _MAX_ID_BYTES = 200
+_IMAGE = "::image="  # between a file and one of its pictures
 _HASH_BYTES = 65  # "-" and a whole SHA-256, the longest suffix
 _HASH_DIGITS = (8, 16, 64)  # more only where fewer are another file's
 # no folder or file of these can be made on every file system, or reads as one of ours
@@ -32,19 +33,27 @@ class SlideFile:
     name: str  # the stem that it was named by: of a link its own, not its target's
 
 
-def file_of(slide_path: str) -> str:
-    """Returns the one name of a slide's file: an absolute path without links, or its public URL."""
+def file_of(slide_path: str, image: str | None = None) -> str:
+    """Returns the one name of a slide: its absolute path or public URL, and its image."""
     if is_url(slide_path):
-        return public_url(slide_path).rstrip("/")
-    return os.path.realpath(slide_path)
+        file = public_url(slide_path).rstrip("/")
+    else:
+        file = os.path.realpath(slide_path)
+    return file if image is None else f"{file}{_IMAGE}{image}"
 
 
-def stem_of(slide_path: str) -> str:
-    """Returns the name of a slide's file without its suffix, as it is written."""
+def path_of(file: str) -> str:
+    """Returns the path or URL in what `file_of` returned."""
+    return file.partition(_IMAGE)[0]
+
+
+def stem_of(slide_path: str, image: str | None = None) -> str:
+    """Returns the name of a slide's file without its suffix, as it is written, and its image."""
     path = slide_path
     if is_url(slide_path):
         path = slide_path.split("?", 1)[0]
-    return Path(path).stem
+    stem = Path(path).stem
+    return stem if image is None else f"{stem}-{image}"
 
 
 def folded(name: str) -> str:

@@ -54,6 +54,12 @@ class SlidesConfig:
         "files; a column slide_mpp of the cohort table replaces both.",
         daily=True,
     )
+    image: str | None = option(
+        None,
+        "Picture of each file that is the slide: its name, or its number as "
+        "`thinsection info` lists it. By default the largest one that is no macro, label or "
+        "thumbnail; a column image of the cohort table replaces both.",
+    )
     channels: str | None = option(
         None,
         "One to three channels to show as RGB, for slides with other channels or 16 "

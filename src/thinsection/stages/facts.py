@@ -20,6 +20,7 @@ def slide_facts(slide: Slide, entry: SlideEntry, ledger: SlideLedger) -> Documen
     facts: Document = {
         "slide_id": entry.slide_id,
         "slide_path": entry.slide_path,
+        "image": entry.image,
         "reader": slide.reader,
         "width": slide.size[0],
         "height": slide.size[1],

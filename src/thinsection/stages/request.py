@@ -41,6 +41,7 @@ def cohort_of(
         slide_mpp=mpp,
         on_message=on_message,
         look=settings.look,
+        image=settings.image,
         name_pattern=settings.name_pattern,
         allow_local_urls=settings.allow_local_urls,
     )

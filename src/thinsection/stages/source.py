@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 
 from thinsection.slide.cohort import SlideEntry
 from thinsection.store.ledger import stage_key
+from thinsection.types import Document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,11 @@ def source_key(
     entry: SlideEntry,
     annotation_hashes: Mapping[str, str] | None = None,
 ) -> Source:
-    """Identity of a slide's pixels: its file, and the resolution and channels set for it."""
-    look = {} if entry.look is None else {"look": asdict(entry.look)}
-    key = stage_key(slide=content, mpp=entry.slide_mpp, **look)
+    """Identity of a slide's pixels: its file, and the image, resolution and channels set for it."""
+    chosen: Document = {}
+    if entry.look is not None:
+        chosen["look"] = asdict(entry.look)
+    if entry.image is not None:
+        chosen["image"] = entry.image
+    key = stage_key(slide=content, mpp=entry.slide_mpp, **chosen)
     return Source(key=key, annotation_hashes=annotation_hashes or {})

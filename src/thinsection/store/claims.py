@@ -19,7 +19,7 @@ from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.files.urls import is_url
 from thinsection.slide.cohort import SlideEntry, give_slide_ids
-from thinsection.slide.slide_ids import SlideFile, file_of, folded, stem_of
+from thinsection.slide.slide_ids import SlideFile, file_of, folded, path_of, stem_of
 from thinsection.store.identity import fingerprint
 from thinsection.store.ledger import FAILURE_NAME, SLIDES, SlideLedger, load_ledger
 from thinsection.types import counted
@@ -52,7 +52,7 @@ def claim_ids(
         StoreError: the list of ids is damaged.
         OutputError: the folder cannot be written.
     """
-    entry_by_file = {file_of(entry.slide_path): entry for entry in entries}
+    entry_by_file = {entry.file: entry for entry in entries}
     claims = read_claims(out)
     if _all_claimed(entry_by_file, claims):
         return tuple(
@@ -177,21 +177,25 @@ def _read_list(path: Path) -> dict[str, SlideFile]:
 
 def _recorded_file(out: Path, slide_id: str) -> SlideFile | None:
     """The file of a slide by its ledger or its failure; None where neither names one."""
-    path = load_ledger(out, slide_id).slide.get("slide_path")
-    if not path:
-        path = _failed_path(out / SLIDES / slide_id / FAILURE_NAME)
+    facts = load_ledger(out, slide_id).slide
+    if not facts.get("slide_path"):
+        facts = _failed_entry(out / SLIDES / slide_id / FAILURE_NAME)
+    path = str(facts.get("slide_path") or "")
     if not path:
         return None
+    image = facts.get("image")
     is_relative = not is_url(path) and not Path(path).is_absolute()
-    return SlideFile(path if is_relative else file_of(path), stem_of(path))
+    file = path if is_relative else file_of(path, image)
+    return SlideFile(file, stem_of(path, image))
 
 
-def _failed_path(failure: Path) -> str:
+def _failed_entry(failure: Path) -> Mapping[str, str | None]:
+    """Path and image of a slide that failed; {} where they cannot be read."""
     try:
-        document = read_json(failure)
-        return str(document["entry"]["slide_path"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+        entry = read_json(failure)["entry"]
+        return {name: entry.get(name) for name in ("slide_path", "image")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def _all_claimed(entry_by_file: Mapping[str, SlideEntry], claims: Claims) -> bool:
@@ -247,7 +251,7 @@ def _find_moved(
     for file, entry in sorted(entry_by_file.items()):
         if entry.id_given or file in own_files:
             continue
-        stem = stem_of(entry.slide_path)
+        stem = entry.stem
         candidates = ids_by_name.get(folded(stem), [])
         same = _same_slides(out, file, candidates, claims)
         if not same:
@@ -265,7 +269,7 @@ def _same_slides(
     if not candidates:
         return []
     try:
-        content = fingerprint(file)
+        content = fingerprint(path_of(file))
     except StoreError:
         # a missing or unreadable file has no content to compare
         content = ""
@@ -285,7 +289,7 @@ def _same_slides(
 
 def _is_gone(file: str) -> bool:
     """True where a local file is no longer at its place; nobody looks at a URL."""
-    return not is_url(file) and not Path(file).exists()
+    return not is_url(file) and not Path(path_of(file)).exists()
 
 
 def common_end(first: str, second: str) -> int:
@@ -319,7 +323,7 @@ def _report_shared_names(
     for slide_id, owner in claims.items():
         owners.setdefault(folded(owner.name), slide_id)
     for file, entry in named_by_file.items():
-        owner_id = owners.get(folded(stem_of(entry.slide_path)))
+        owner_id = owners.get(folded(entry.stem))
         if owner_id is None or entry.id_given or entry.slide_id in claims:
             continue
         on_message(
@@ -338,20 +342,22 @@ def _write_claims(
         former = updated.get(entry.slide_id)
         is_copy = former is not None and former.file != file and _is_there(former.file)
         if entry.id_given or not is_copy:
-            updated[entry.slide_id] = SlideFile(file, stem_of(entry.slide_path))
+            updated[entry.slide_id] = SlideFile(file, entry.stem)
     _write_list(out, updated, _read_list(out / CLAIMS_NAME))
 
 
 def _is_there(file: str) -> bool:
     """True where a recorded file, an absolute path or a URL, still counts as present."""
-    return is_url(file) or (Path(file).is_absolute() and Path(file).exists())
+    path = path_of(file)
+    return is_url(file) or (Path(path).is_absolute() and Path(path).exists())
 
 
 def equal_slides(ledgers: Iterable[SlideLedger]) -> list[tuple[str, ...]]:
-    """Groups of two and more slides whose files have the same sampled content."""
-    ids_by_content: dict[str, list[str]] = {}
+    """Groups of two and more slides whose files have the same sampled content, and one image."""
+    ids_by_content: dict[tuple[str, str | None], list[str]] = {}
     for ledger in ledgers:
         content = ledger.source.get("samples")
         if content and ledger.stages:
-            ids_by_content.setdefault(content, []).append(ledger.slide_id)
+            key = (content, ledger.slide.get("image"))
+            ids_by_content.setdefault(key, []).append(ledger.slide_id)
     return [tuple(sorted(ids)) for ids in ids_by_content.values() if len(ids) > 1]

@@ -37,6 +37,7 @@ Kinds = Mapping[str, type]
 _SLIDE_KINDS: Kinds = {
     "slide_id": str,
     "slide_path": str,
+    "image": str,
     "reader": str,
     "vendor": str,
     "patient_id": str,

@@ -438,6 +438,7 @@ def _entry_of(ledger: SlideLedger, look: Look | None) -> SlideEntry:
         slide_path=_found_path(str(facts.get("slide_path", "")), ledger.out),
         slide_mpp=mpp,
         look=look,
+        image=facts.get("image"),
     )
 
 
