@@ -118,6 +118,7 @@ def arguments_of(kind: str, home: Path) -> list[object]:
         "merge": ["merge", out, "--out", home / "all"],
         "verify": ["verify", out],
         "efficiency": ["efficiency", out],
+        "info": ["info", slides / "good.svs"],
         "doctor": ["doctor"],
         "models": ["models"],
         "models-check": ["models", "check", "efficientnet_lite0", "--device", "cpu"],

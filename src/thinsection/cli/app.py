@@ -60,6 +60,9 @@ COMMANDS = {
     "export": Command(
         DAILY, "results", "Write results for QuPath, AnnData, TRIDENT and other tools."
     ),
+    "info": Command(
+        SLIDES, "info", "Show the pictures, levels and resolution of slide files."
+    ),
     "convert": Command(SLIDES, "convert", "Convert slides to pyramidal OME-TIFF."),
     "deid": Command(
         SLIDES,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from thinsection.pipeline.results import SlideResult
     from thinsection.pipeline.verify import Damage
     from thinsection.planning.plan import RunPlan
+    from thinsection.slide import Picture, Slide
     from thinsection.usage.analysis import Efficiency, Request
 
 
@@ -501,6 +502,114 @@ class MergeDocument:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LevelInfo:
+    """One level of a slide."""
+
+    width: int
+    height: int
+    downsample: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureInfo:
+    """One picture of a file, and the rule by which it has its role."""
+
+    number: int
+    name: str
+    role: str
+    rule: str
+    width: int
+    height: int
+    mpp_x: float | None
+    mpp_y: float | None
+    num_levels: int
+    is_shown: bool
+
+    @classmethod
+    def of(cls, picture: "Picture", shown: "Picture | None") -> Self:
+        """Picture of an inventory."""
+        mpp_x, mpp_y = picture.mpp or (None, None)
+        return cls(
+            number=picture.number,
+            name=picture.name,
+            role=picture.role,
+            rule=picture.rule,
+            width=picture.size[0],
+            height=picture.size[1],
+            mpp_x=mpp_x,
+            mpp_y=mpp_y,
+            num_levels=max(1, len(picture.levels)),
+            is_shown=picture == shown,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlideInfo:
+    """One file: what is shown of it, and what else it holds."""
+
+    slide_path: str
+    reader: str
+    choice: str
+    width: int
+    height: int
+    mpp_x: float | None
+    mpp_y: float | None
+    mpp_source: str
+    objective_power: float | None
+    vendor: str | None
+    levels: tuple[LevelInfo, ...]
+    pictures: tuple[PictureInfo, ...]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, slide: "Slide", slide_path: str) -> Self:
+        """Information on an opened slide."""
+        mpp_x, mpp_y = slide.slide_mpp or (None, None)
+        return cls(
+            slide_path=slide_path,
+            reader=slide.reader,
+            choice=slide.choice,
+            width=slide.size[0],
+            height=slide.size[1],
+            mpp_x=mpp_x,
+            mpp_y=mpp_y,
+            mpp_source=slide.mpp_source,
+            objective_power=slide.objective_power,
+            vendor=slide.vendor,
+            levels=tuple(
+                LevelInfo(
+                    width=level.size[0],
+                    height=level.size[1],
+                    downsample=level.downsample,
+                )
+                for level in slide.levels
+            ),
+            pictures=tuple(
+                PictureInfo.of(picture, slide.picture) for picture in slide.pictures
+            ),
+            notes=slide.notes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnopenedFile:
+    """File that no reader opens, and why."""
+
+    slide_path: str
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class InfoDocument:
+    """Pictures, levels and resolution of slide files."""
+
+    kind: Literal["info"] = "info"
+    version: Literal[1] = 1
+    slides: tuple[SlideInfo, ...]
+    failures: tuple[UnopenedFile, ...]
+
+
 # kind -> its class; the page "JSON for scripts" and the tests go through this table
 DOCUMENTS: Mapping[str, "type[DataclassInstance]"] = {
     "run": RunDocument,
@@ -509,6 +618,7 @@ DOCUMENTS: Mapping[str, "type[DataclassInstance]"] = {
     "merge": MergeDocument,
     "verify": VerifyDocument,
     "efficiency": EfficiencyDocument,
+    "info": InfoDocument,
     "doctor": DoctorDocument,
     "models": ModelsDocument,
     "models-check": ModelsCheckDocument,

@@ -53,6 +53,7 @@ class Slide(Closing):
         levels: finest first; `levels[0].downsample == 1.0`.
         size: (width, height) of level 0, px.
         slide_mpp: (x, y) µm per level-0 px, or None where the file does not say.
+        mpp_source: what states `slide_mpp`, in words; '' where nothing does, or nobody knows.
         objective_power: nominal magnification of the objective, or None.
         vendor: the scanner family as OpenSlide names it, or None.
         properties: the file's own metadata, as strings.
@@ -99,6 +100,7 @@ class Slide(Closing):
         self.properties: Mapping[str, str] = dict(properties or {})
         self.orientation = orientation
         self.choice = ""
+        self.mpp_source = ""
         self.rendering = ""
         self.notes: tuple[str, ...] = ()
         self.pictures: tuple[Picture, ...] = ()

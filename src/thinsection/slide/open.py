@@ -101,10 +101,13 @@ def open_slide(
         apply_icc_profile(slide)
     if slide_mpp is None:
         slide.slide_mpp, doubt = believed_mpp(slide.slide_mpp)
+        if slide.slide_mpp is None:
+            slide.mpp_source = ""
         if doubt:
             slide.notes = (*slide.notes, doubt)
     else:  # a person says it of the upright picture
         slide.slide_mpp = turn_mpp(slide_mpp, slide.orientation)
+        slide.mpp_source = "given"
     return upright(slide)
 
 

@@ -53,6 +53,7 @@ class UprightSlide(Slide):
         self.pictures = stored.pictures
         self.picture = stored.picture
         self.choice = stored.choice
+        self.mpp_source = stored.mpp_source
         self.rendering = stored.rendering
         note = f"the file's orientation is {orientation}: shown {WORDS[orientation]}"
         self.notes = (*stored.notes, note)

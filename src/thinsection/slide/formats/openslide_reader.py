@@ -22,6 +22,7 @@ from thinsection.slide.formats.tiff_layout import (
 )
 from thinsection.slide.geometry import l0_from_lv, positive_number
 from thinsection.slide.level_check import LevelClaim, judge_levels
+from thinsection.slide.pictures import Picture, PictureLevel, role_of_name
 from thinsection.slide.readers import LEFT_TO_TIFF, UNKNOWN_FORMAT
 from thinsection.slide.verdicts import keep_levels, known_levels, slide_stamps
 from thinsection.types import MIB, Level, Mpp, RgbArray
@@ -77,7 +78,10 @@ class OpenSlideSlide(Slide):
             vendor=vendor,
             properties=properties,
         )
+        self.mpp_source = f"OpenSlide's reading of {vendor}"
         if contents is None:
+            self.pictures = _pictures_by_openslide(self)
+            self.picture = self.pictures[0]
             return
         if view.claims:
             levels, claims = _levels_of_claims(self._levels, view.claims)
@@ -202,6 +206,39 @@ def _levels_by_openslide(handle: openslide.OpenSlide) -> list[_OpenSlideLevel]:
         level = Level(index=index, size=size, downsample=downsample)
         levels.append(_OpenSlideLevel(level=level, index=index, downsample=downsample))
     return levels
+
+
+def _pictures_by_openslide(slide: Slide) -> tuple[Picture, ...]:
+    """Returns the slide and its associated images, as OpenSlide names them."""
+    levels = tuple(
+        PictureLevel(size=level.size, downsample=level.downsample)
+        for level in slide.levels
+    )
+    pictures = [
+        Picture(
+            number=1,
+            role="slide",
+            rule="by OpenSlide",
+            size=slide.size,
+            mpp=slide.slide_mpp,
+            levels=levels,
+        )
+    ]
+    for name in slide.associated_names:
+        sides = [
+            int(slide.properties.get(f"openslide.associated.{name}.{side}") or 0)
+            for side in ("width", "height")
+        ]
+        pictures.append(
+            Picture(
+                number=len(pictures) + 1,
+                name=name,
+                role=role_of_name(name) or "other",
+                rule="by OpenSlide",
+                size=(sides[0], sides[1]),
+            )
+        )
+    return tuple(pictures)
 
 
 def _levels_of_claims(

@@ -335,7 +335,7 @@ def _base_picture(
     picture = TiffPicture(
         base=page,
         role="slide",
-        rule="no level of a larger page",
+        rule="a page of its own",
         mpp=aperio_mpp(words) or tag_mpp(page),
         plane=plane,
     )
@@ -371,7 +371,7 @@ def _striped_picture(
     if larger and _is_flagged(page):
         rule = "flagged as reduced, of another shape than any slide"
         return TiffPicture(base=page, role="other", rule=rule, mpp=mpp)
-    rule = "no level of a larger page"
+    rule = "a page of its own"
     return TiffPicture(base=page, role="slide", rule=rule, mpp=mpp)
 
 

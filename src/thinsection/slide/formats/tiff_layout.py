@@ -306,9 +306,12 @@ def _padding_notes(shown: TiffPicture, levels: Sequence[Level]) -> tuple[str, ..
     ]
     if not padded:
         return ()
+    levels_end = f"level {padded[0]} ends"
+    if len(padded) > 1:
+        levels_end = f"levels {', '.join(padded)} end"
     return (
-        f"level {', '.join(padded)} ends before the edge of its page, by the resolution that its "
-        "page states: the padding is left out",
+        f"{levels_end} before the edge of the page, by the resolution that the page states: the "
+        "padding is left out",
     )
 
 

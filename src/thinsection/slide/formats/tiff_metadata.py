@@ -21,6 +21,7 @@ class TiffMetadata:
     """Metadata of a slide, as `Slide` has them."""
 
     slide_mpp: Mpp | None
+    mpp_source: str
     objective_power: float | None
     vendor: str | None
     properties: Mapping[str, str]
@@ -44,8 +45,10 @@ def read_metadata(
         properties[f"{OME}Channels"] = ", ".join(filter(None, ome.channel_names))
     properties["tiff.ImageDescription"] = str(base.description or "")
     vendor = "generic-tiff" if base.is_tiled else None
+    own_mpp, mpp_source = _find_mpp(base, aperio, ome)
     return TiffMetadata(
-        slide_mpp=slide_mpp or _find_mpp(base, aperio, ome),
+        slide_mpp=slide_mpp or own_mpp,
+        mpp_source=mpp_source,
         objective_power=positive_number(aperio.get("AppMag")),
         vendor="aperio" if aperio else vendor,
         properties=properties,
@@ -55,15 +58,15 @@ def read_metadata(
 
 def _find_mpp(
     base: TiffPage, aperio: Mapping[str, str], ome: OmeImage | None
-) -> Mpp | None:
-    """Returns Aperio's resolution, else the OME-XML's, else that of the tags."""
+) -> tuple[Mpp | None, str]:
+    """Returns Aperio's resolution, else the OME-XML's, else that of the tags, and its source."""
     own_mpp = aperio_mpp(aperio)
     if own_mpp is not None:
-        return own_mpp
+        return own_mpp, "Aperio's MPP"
     ome_mpp = ome.mpp if ome is not None else None
     if ome_mpp is not None or aperio:
-        return ome_mpp
-    return tag_mpp(base)
+        return ome_mpp, "OME-XML"
+    return tag_mpp(base), "resolution tags"
 
 
 def aperio_words(page: TiffPage) -> dict[str, str]:

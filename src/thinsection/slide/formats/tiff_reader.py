@@ -72,6 +72,7 @@ class TiffSlide(SegmentedSlide):
         self.notes = layout.notes
         if any(page.samplesperpixel == 1 for page in layout.pages):
             self.notes = (*self.notes, GRAY)
+        self.mpp_source = layout.metadata.mpp_source
         self.pictures = layout.pictures
         self.picture = layout.picture
         self.checked = layout.checked
