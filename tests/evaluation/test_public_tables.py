@@ -8,13 +8,14 @@ from pathlib import Path
 import openpyxl
 import pytest
 
-from thinsection.errors import DatasetError
+from thinsection.errors import ConfigError, DatasetError
 from thinsection.evaluation.label_report import (
     LabelReport,
     read_label_report,
     write_clean_table,
 )
 from thinsection.evaluation.labels import LabelsConfig
+from thinsection.evaluation.readings import is_missing
 from thinsection.files.tables import open_table
 
 
@@ -500,3 +501,57 @@ def test_the_clean_table_is_read_back_as_the_same_labels(tmp_path: Path) -> None
 def test_a_table_without_the_column_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="did you mean 'vital_status'"):
         report_of(tmp_path / "gdc.tsv", GDC, target=("vital_statsu",))
+
+
+def test_a_reading_of_a_value_that_no_row_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="read must name a value of ajcc_stage, got 'stage iii'"
+    ):
+        report_of(
+            tmp_path / "g.tsv", GDC, target=("ajcc_stage",), read=("Stage III=class",)
+        )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not evaluable",
+        "Not Reported/Unknown",
+        "data not available",
+        "could not be determined",
+        "n/k",
+        "-- not done --",
+        "[Completed]",
+        "#NAME?",
+        "#WERT!",
+        "k.A.",
+        "value missing",
+        "(null)",
+        "None reported",
+    ],
+)
+def test_words_that_say_no_value_and_nothing_else_are_missing(text: str) -> None:
+    assert is_missing(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not detected",
+        "Not identified",
+        "unknown primary",
+        "No evidence of disease",
+        "never",
+        "not given",
+        "tested",
+        "no",
+        "Not Hispanic or Latino",
+        "3+",
+        "#1",
+        "NX",
+        "non-smoker",
+        "none/mild",
+    ],
+)
+def test_findings_are_classes(text: str) -> None:
+    assert not is_missing(text)

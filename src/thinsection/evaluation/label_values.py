@@ -1,9 +1,10 @@
 """Labels of the rows of a table: their kind, the value of each row, and how each value was read."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from thinsection.config import nearest
 from thinsection.errors import ConfigError
 from thinsection.evaluation.follow_up import TIMES_SIGN, Cell, read_follow_up
 from thinsection.evaluation.label_table import LabelTable
@@ -26,6 +27,7 @@ from thinsection.types import counted
 MOST_CLASSES = 10  # different numbers that are taken for classes
 MANY_CLASSES = 20  # that are asked back where there are nearly as many as cases
 _MOST_VALUES = 5  # that a message names
+_MOST_KNOWN = 40  # values among which the nearest is searched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ def read_values(
     first = [values[i][0] or "" for i in used]
     kind = _kind(first, columns) if columns.task == "auto" else columns.task
     _check_columns(kind, columns)
+    _check_overrides(overrides, table, columns)
     reading = _Reading(table, rows, used, columns, values)
     if kind in ("cox", "discrete"):
         result = reading.of_survival(kind)
@@ -122,7 +125,7 @@ def _is_like_a_number(text: str, numbers: Numbers) -> bool:
     if numbers.read(text) is not None or is_limit(text):
         return True
     digits = sum(sign.isdigit() for sign in text)
-    return digits > 0 and all(sign.isdigit() or sign in ".,+- '" for sign in text)
+    return digits > 0 and all(sign.isdigit() or sign in ".,+- '%" for sign in text)
 
 
 def _check_columns(kind: Kind, columns: LabelColumns) -> None:
@@ -133,6 +136,22 @@ def _check_columns(kind: Kind, columns: LabelColumns) -> None:
         raise ConfigError(
             f"{kind} must have {needs}, got {(*columns.target, *columns.times)}"
         )
+
+
+def _check_overrides(
+    overrides: Mapping[str, str], table: LabelTable, columns: LabelColumns
+) -> None:
+    """Refuses a `--read` whose value no learnt column has."""
+    texts = set()
+    for row in table.rows:
+        texts |= {plain_text(row[name]) for name in (*columns.target, *columns.times)}
+    folded = {text.casefold() for text in texts} | {class_name(text) for text in texts}
+    for value in overrides:
+        if value not in folded:
+            raise ConfigError(
+                f"read must name a value of {', '.join((*columns.target, *columns.times))}, got "
+                f"{value!r}{nearest(value, folded) if len(folded) < _MOST_KNOWN else ''}"
+            )
 
 
 class _Reading:

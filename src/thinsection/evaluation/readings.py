@@ -25,66 +25,48 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# phrases for "no value", as words without signs, in lower case
-_NO_VALUE_WORDS = _words(
-    """na nan nil null none nul nd nk unk unknown unkn undetermined undefined unspecified
-    unavailable unreported undocumented unassessed unassessable unevaluable unobtainable missing
-    blank empty void pending tbd tba discrepancy discrepant redacted withheld restricted
+# words that mean "no value" on their own
+_NO_VALUE = _words(
+    """na nan nat nil null none nul nd nk unk unknown unkn undetermined undefined unspecified
+    unavailable unreported undocumented unassessed unassessable unevaluable unobtainable unrecorded
+    missing blank empty void pending tbd tba discrepancy discrepant redacted withheld restricted
     declined refused unbekannt fehlend fehlt inconnu inconnue manquant desconocido desconocida
     sconosciuto onbekend desconhecido"""
 )
-_NO_VALUE_PHRASES = frozenset(
+# and pairs of letters between signs: n/a, n.d., k.A.
+_LETTERS = frozenset(("n a", "n d", "n k", "k a"))
+_NEGATIONS_OF_VALUES = _words(
+    "no not non cannot unable never without nicht kein keine keinen niet sin sans senza"
+)
+# what is not there: words for a value
+_OF_VALUES = _words(
+    """data datum information info value values result results record records answer entry database
+    file angabe angaben daten wert datos dato données"""
+)
+# and beginnings of words for how a value comes to be known; 'not detected', 'not identified' and
+# 'not present' are findings, and 'not given' may be a treatment
+_OF_KNOWING = re.compile(
+    r"(?:avail|report|appli|evalua|known|determin|record|assess|assay|ascertain|done|perform|test|"
+    r"provid|state|specif|collect|document|examin|measur|submit|enter|obtain|sampl|sequenc|asked|"
+    r"answer|coded|filled|interpret|calcul|comput|disclos|releas|supplied|defined|listed|noted|"
+    r"graded|scored|staged|typed|classif|conclus|verfügbar|bekannt|bestimm|erhoben|untersucht|"
+    r"angegeben|dokumentiert|anwendbar|disponible|disponibile|disponível|connu|renseigné|noto|"
+    r"bekend|aplica|déterminé)"
+)
+_OTHER_WORDS = _words(
+    """or and yet been be is was were the a of to at by in on for from this currently otherwise can
+    could allowed required patient status due insufficient prefer say do know don t dont oder und
+    noch"""
+)
+_PHRASES = frozenset(
     (
-        "n a",
-        "n d",
-        "missing data",
-        "data missing",
-        "value missing",
-        "missing value",
-        "no data",
-        "no information",
-        "no info",
-        "no value",
-        "no answer",
-        "no record",
-        "no entry",
-        "without data",
+        "to be determined",
+        "yet to be determined",
         "prefer not to say",
-        "prefer not to answer",
         "do not know",
         "don t know",
         "dont know",
-        "status unknown",
-        "k a",
-        "keine angabe",
-        "keine angaben",
-        "keine daten",
-        "keine information",
-        "non connu",
-        "non renseigné",
-        "non disponible",
-        "non applicable",
-        "non déterminé",
-        "no disponible",
-        "no aplica",
-        "sin datos",
-        "sin dato",
-        "non disponibile",
-        "non noto",
-        "niet bekend",
-        "não disponível",
     )
-)
-# "not ..." and "cannot be ..." with the beginning of a word for how a value comes to be known;
-# 'not detected', 'not identified' and 'not present' are findings
-_NOT_KNOWN = re.compile(
-    r"(?:not|nicht|non|never|cannot be|can not be|could not be|unable to(?: be)?|yet to be|to be) "
-    r"(?:yet |been |otherwise |currently )*"
-    r"(?:avail|report|appli|evalua|known|determin|record|assess|assay|ascertain|done|perform|test|"
-    r"provid|state|specif|given|collect|document|examin|measur|submit|enter|receiv|obtain|sampl|"
-    r"sequenc|asked|answer|coded|filled|interpret|calcul|comput|disclos|releas|supplied|defined|"
-    r"listed|noted|graded|scored|staged|typed|classif|conclus|allowed|required|in database|"
-    r"on file|verfügbar|bekannt|bestimm|erhoben|untersucht|angegeben|dokumentiert|anwendbar)"
 )
 _BRACKETED = re.compile(r"\[.*\]|<.*>|\{.*\}|\(.*\)", re.DOTALL)
 _SHEET_ERROR = re.compile(r"#[^\W\d_¡]?[^\s]*[!?]|#(?:N/A|NV|N/D|NA)|#[A-Z_]{3,}")
@@ -134,8 +116,26 @@ def is_missing(text: str) -> bool:
     if _BRACKETED.fullmatch(plain) or _SHEET_ERROR.fullmatch(plain.upper()):
         return True
     words = " ".join(_NOT_WORDS.sub(" ", plain.casefold()).split())
-    is_phrase = words in _NO_VALUE_WORDS or words in _NO_VALUE_PHRASES
-    return is_phrase or _NOT_KNOWN.match(words) is not None
+    return words in _LETTERS or words in _PHRASES or _say_no_value(words.split())
+
+
+def _say_no_value(words: Sequence[str]) -> bool:
+    """Tells whether words say that there is no value, and nothing else.
+
+    'not reported or unknown' and 'data unavailable' do; 'unknown primary' has a word more.
+    """
+    negated = False
+    about_value = False
+    for word in words:
+        if word in _NO_VALUE:
+            negated = about_value = True
+        elif word in _NEGATIONS_OF_VALUES:
+            negated = True
+        elif word in _OF_VALUES or _OF_KNOWING.match(word):
+            about_value = True
+        elif word not in _OTHER_WORDS:
+            return False
+    return negated and about_value
 
 
 def class_name(text: str) -> str:

@@ -30,6 +30,7 @@ from thinsection.evaluation.labels import Cohort, read_cohort
 from thinsection.evaluation.leaks import Contents, check_copies, read_contents, sketches
 from thinsection.evaluation.parts import Drawing, make_parts
 from thinsection.files.atomic import write_json, write_table, write_text
+from thinsection.files.workbook import split_sheet
 from thinsection.jobs.backend import ignore_message
 from thinsection.jobs.execute import execute
 from thinsection.jobs.task import Report
@@ -378,7 +379,7 @@ def _ensemble(
         threshold=usual.threshold,
         within_floor=usual.within_floor,
         num_tiles=usual.num_tiles,
-        table_sha256=file_sum(Path(config.labels.labels or "")),
+        table_sha256=file_sum(split_sheet(Path(config.labels.labels or ""))[0]),
         trained=tuple(dict.fromkeys(trained_marks)),
         sketches=sketches(contents.means, usual.center),
         lock=lock_of(study, results, scored, temperature),

@@ -12,6 +12,7 @@ from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.labels import Cohort, LabelsConfig
 from thinsection.evaluation.target import Target
 from thinsection.files.json_text import parse_json, read_json
+from thinsection.files.workbook import split_sheet
 from thinsection.predict.folds import Study
 from thinsection.predict.tested import EXPERIMENT_NAME
 from thinsection.store.identity import file_sum
@@ -139,8 +140,10 @@ def check_validation(folder: Path, model_sum: str, labels: LabelsConfig) -> None
         labels: the table and its columns; a missing table is refused where it is read.
     """
     path = folder / "validation.json"
-    table = labels.labels
-    if table is None or not table.is_file() or not path.is_file():
+    if labels.labels is None:
+        return
+    table, _ = split_sheet(labels.labels)
+    if not table.is_file() or not path.is_file():
         return
     changes = []
     try:

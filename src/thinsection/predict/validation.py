@@ -19,6 +19,7 @@ from thinsection.evaluation.cases import listed_names
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import write_json, write_table, write_text
+from thinsection.files.workbook import split_sheet
 from thinsection.predict.answering import UNLIKE, Prediction
 from thinsection.predict.model_file import Lock, ModelCard, versions
 from thinsection.predict.validation_figures import (
@@ -90,7 +91,7 @@ def write_validation(
             "head": model.card.head.head,
             "members": len(model.card.members),
         },
-        "labels": {"file": table.name, "sha256": file_sum(table)},
+        "labels": {"file": table.name, "sha256": file_sum(split_sheet(table)[0])},
         "task": rows.target.kind,
         "target": list(cohort.target.columns),
         "positive": _positive(rows.target),

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from thinsection.errors import CohortError
 from thinsection.files.tables import SUFFIXES as TABLE_SUFFIXES
-from thinsection.files.tables import split_sheet
 from thinsection.files.trust import check_table_url
 from thinsection.files.url_secrets import hide_secret, public_url
 from thinsection.files.urls import is_url
+from thinsection.files.workbook import split_sheet
 from thinsection.slide.base import Slide
 from thinsection.slide.cohort_table import (
     CohortRow,
