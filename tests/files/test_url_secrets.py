@@ -35,6 +35,16 @@ from thinsection.testing.synthetic import write_he_slide
 pytest.importorskip("fsspec", reason="fsspec is not installed")
 
 WORD = "S3CRETp4ss"
+
+
+@pytest.fixture(autouse=True)
+def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole URLs of a test go into a file of its own."""
+    place = tmp_path / "whole-urls"
+    place.touch(mode=0o600)
+    monkeypatch.setenv(VARIABLE, str(place))
+
+
 SIGNATURES = ("9f86d081884c7d659a2feaa0c55ad015", "b94d27b9934d3e08a52e52d7da7dabfa")
 
 

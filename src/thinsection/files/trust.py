@@ -258,13 +258,13 @@ def check_table_url(url: str, where: str, *, allow_local: bool = False) -> None:
     scheme = url.partition("://")[0].lower()
     if scheme not in TABLE_SCHEMES:
         raise CohortError(
-            f"a URL of a table must begin with one of {', '.join(TABLE_SCHEMES)}, got "
+            f"a URL in a table or a ledger must begin with one of {', '.join(TABLE_SCHEMES)}, got "
             f"{scheme + '://'!r} in {where}"
         )
     if scheme in ("http", "https") and not allow_local and is_local_host(url):
         raise CohortError(
-            f"a URL of a table must not name this machine or a link-local network, got "
-            f"{urlsplit(url).hostname!r} in {where}; pass --allow-local-urls if you trust the table"
+            f"a URL in a table or a ledger must not name this machine or a link-local network, got "
+            f"{urlsplit(url).hostname!r} in {where}; pass --allow-local-urls if you trust it"
         )
 
 

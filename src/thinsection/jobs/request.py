@@ -1,5 +1,6 @@
 """Resources of a batch job, number by number, and the script of its array."""
 
+import os
 import re
 import shlex
 import sys
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from thinsection.errors import ConfigError
+from thinsection.files.url_secrets import VARIABLE
 from thinsection.jobs.chunks import MAX_ARRAY
 from thinsection.jobs.executor import CONTROL, ExecutorConfig, Rung, parse_walltime
 from thinsection.types import GIB, MIB, counted, format_bytes, parse_bytes
@@ -127,9 +129,15 @@ def batch_script(
         "set -euo pipefail",
         f"export OMP_NUM_THREADS={request.cpus}",
         f"export {TIME_LIMIT_VARIABLE}={request.walltime_s}",
+        *(f"export {VARIABLE}={shlex.quote(place)}" for place in _secrets_file()),
         f'exec {shlex.join(command)} --index "$SLURM_ARRAY_TASK_ID"',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _secrets_file() -> list[str]:
+    """Path of the file with the whole URLs of slides, where this command has one."""
+    return [os.environ[VARIABLE]] if VARIABLE in os.environ else []
 
 
 def resource_directives(request: Request, config: ExecutorConfig) -> list[str]:

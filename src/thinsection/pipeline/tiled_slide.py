@@ -6,6 +6,8 @@ from pathlib import Path
 
 from thinsection.config import from_mapping
 from thinsection.errors import InvalidInputError, StoreError
+from thinsection.files.trust import check_table_url
+from thinsection.files.urls import is_url
 from thinsection.pipeline.folder import Listener, Results, leaving_out
 from thinsection.slide import Slide
 from thinsection.slide.geometry import ReadPlan, best_level
@@ -119,6 +121,11 @@ def tiled_slide(results: Results, ledger: SlideLedger, grid: str) -> TiledSlide:
     if not slide.get("slide_path"):
         raise InvalidInputError(
             f"slide_path is missing in {ledger.slide_id!r}; import it with --slides"
+        )
+    if is_url(slide["slide_path"]):
+        # a run of one's own may read from this machine; a ledger does not say whose it is
+        check_table_url(
+            slide["slide_path"], f"the ledger of {ledger.slide_id!r}", allow_local=True
         )
     facts = ledger.stages[f"{grid}/tiles"].facts
     rendering = slide.get("rendering") or ""

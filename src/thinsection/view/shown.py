@@ -21,6 +21,8 @@ from thinsection.errors import (
     StoreError,
     rewording,
 )
+from thinsection.files.trust import check_table_url
+from thinsection.files.urls import is_url
 from thinsection.pipeline.folder import Results, open_results
 from thinsection.report.home import is_results_folder
 from thinsection.report.picture import thumbnail_file
@@ -118,6 +120,7 @@ class ShownSlides:
         self._config = config.view
         self._reader = config.slides.reader
         self._look = config.slides.look
+        self._allow_local_urls = config.slides.allow_local_urls
         self._lock = threading.Lock()
         self._budget = (memory_bytes - _BASE_BYTES) // 4
         self._max_open = max(1, 2 * self._budget // _OPEN_BYTES)
@@ -200,6 +203,13 @@ class ShownSlides:
                 self._close_idle()
 
     def _open_slide(self, entry: SlideEntry) -> Slide:
+        is_named = any(entry is named for named in self._named)
+        if is_url(entry.slide_path) and not is_named:
+            check_table_url(
+                entry.slide_path,
+                f"the results of {entry.slide_id!r}",
+                allow_local=self._allow_local_urls,
+            )
         try:
             return entry.open(self._reader)
         except SlideOpenError as error:
