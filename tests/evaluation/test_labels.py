@@ -409,10 +409,14 @@ def test_values_are_summed_up_by_their_range(tmp_path: Path) -> None:
     assert cohort.account[-1].endswith("regression (by its values): 0.5 to 8, median 2")
 
 
-def test_nothing_to_learn_is_refused() -> None:
-    with pytest.raises(ConfigError, match="labels and target must be set, got neither"):
-        join_labels(FeatureFiles({}, {}, "here"), {}, LabelsConfig(target=("x",)))
-    with pytest.raises(ConfigError, match="labels and target must be set, got neither"):
-        join_labels(
-            FeatureFiles({}, {}, "here"), {}, LabelsConfig(labels=Path("x.csv"))
-        )
+def test_nothing_to_learn_is_refused(tmp_path: Path) -> None:
+    nothing = FeatureFiles({}, {}, "here")
+    with pytest.raises(ConfigError, match="labels must be set, got none"):
+        join_labels(nothing, {}, LabelsConfig(target=("x",)))
+    table = tmp_path / "x.csv"
+    table.write_text("slide_id,grade\na,1\n")
+    with pytest.raises(ConfigError, match="such as one of slide_id, grade"):
+        join_labels(nothing, {}, LabelsConfig(labels=table))
+    both = LabelsConfig(labels=table, target=("grade",), time="grade")
+    with pytest.raises(ConfigError, match="another column than target, got 'grade'"):
+        join_labels(nothing, {}, both)

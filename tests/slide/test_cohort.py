@@ -292,3 +292,35 @@ def test_more_names_of_one_hash_get_a_longer_one(
     ids = slide_ids.assign_ids(files, {})
     assert len(set(ids.values())) == 40
     assert len(ids["/p0/scan.svs"]) == len("scan-1")
+
+
+def test_two_resolutions_of_a_slide_are_refused(tmp_path: Path) -> None:
+    table = tmp_path / "c.csv"
+    table.write_text("slide_path,mpp,spacing\na.svs,0.25,0.5\n")
+    with pytest.raises(
+        CohortError, match=r"got 0.25 and 0.5 in mpp, spacing in line 2"
+    ):
+        load_cohort([table])
+    table.write_text("slide_path,mpp,spacing\na.svs,0.25,0.250\n")
+    assert load_cohort([table])[0].slide_mpp == (0.25, 0.25)
+    table.write_text("slide_path,mpp,MPP\na.svs,0.25,0.5\n")
+    with pytest.raises(CohortError, match="by more than capitals, got 'mpp' and 'MPP'"):
+        load_cohort([table])
+
+
+def test_a_workbook_and_a_table_of_tabs_are_cohorts(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    book.active.append(["read me"])
+    sheet = book.create_sheet("slides")
+    sheet.append(["slide_path", "patient_id"])
+    sheet.append(["a.svs", 1007.0])
+    book.save(tmp_path / "c.xlsx")
+    (tmp_path / "c.tsv").write_text("slide_path\tpatient_id\na.svs\t1007\n")
+    said: list[str] = []
+    for source in ("c.xlsx", "c.xlsx#slides", "c.tsv"):
+        (entry,) = load_cohort([tmp_path / source], on_message=said.append)
+        assert entry.patient_id == "1007"
+    assert said[0].startswith("c.xlsx: sheet 'slides' of 2 is read, not 'Sheet'")
+    with pytest.raises(CohortError, match="existing file, folder or URL"):
+        load_cohort([tmp_path / "none.xlsx"])

@@ -46,7 +46,7 @@ class LabelReport:
         if values.kind in ("cox", "discrete"):
             events = sum(cells[0] == 1 for cells in values.cells)
             censored = len(values.cells) - events
-            return f"{values.kind}: {of_rows}, {events} events, {censored} censored"
+            return f"{values.kind}: {of_rows}, {counted(events, 'event')}, {censored} censored"
         if values.kind in ("binary", "multiclass"):
             counts = Counter(str(name) for (name,) in values.cells)
             classes = ", ".join(f"{name} {counts[name]}" for name in sorted(counts))

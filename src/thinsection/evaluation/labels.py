@@ -36,6 +36,7 @@ from thinsection.evaluation.target import (
     Target,
     TaskName,
 )
+from thinsection.files.tables import open_table
 from thinsection.pipeline.folder import open_results
 from thinsection.slide.known_ids import KnownIds
 from thinsection.store.ledger import SLIDES
@@ -202,9 +203,17 @@ def read_labels_of(
     config: LabelsConfig, slides: Collection[str], owners: Mapping[str, str]
 ) -> LabelTable:
     """The table of labels, which has all columns of the settings, see `read_label_table`."""
-    if not config.labels or not config.target:
+    if not config.labels:
+        raise ConfigError("labels must be set, got none; pass --labels FILE")
+    if not config.target:
+        columns = open_table(Path(config.labels)).columns
         raise ConfigError(
-            "labels and target must be set, got neither; pass --labels FILE --target COLUMN"
+            "target must be set, got none; pass --target COLUMN, such as one of "
+            f"{', '.join(columns)}"
+        )
+    if not {*config.target}.isdisjoint(config.times):
+        raise ConfigError(
+            f"time must be another column than target, got {config.target[0]!r} for both"
         )
     site = (config.site,) if config.site else ()
     columns = (*config.target, *config.times, *site, *config.subgroup)

@@ -89,10 +89,14 @@ class Table:
                 continue
             column = self.other_names.get(name)
             if column is None:
+                remedy = nearest(name, self.columns) if self.columns else ""
+                if len(self.columns) == 1:
+                    remedy = (
+                        "; the file has one column only, so that it may be no table"
+                    )
                 raise error(
                     f"table must have the column {name!r}, got "
-                    f"{', '.join(self.columns) or 'none'} in {str(self.path)!r}"
-                    f"{nearest(name, self.columns) if self.columns else ''}"
+                    f"{', '.join(self.columns) or 'none'} in {str(self.path)!r}{remedy}"
                 )
             renamed[name] = column
         if not renamed:
@@ -322,7 +326,10 @@ def _read_parquet(path: Path) -> Table:
 
 
 def _read_workbook(path: Path, chosen: str, required: Sequence[str]) -> Table:
-    """Reads a sheet: the one that is named, else the first with the required columns."""
+    """Reads a sheet: the one that is named, else the first with the required columns.
+
+    Where no columns are required, or no sheet has them, the largest.
+    """
     sheets = read_sheets(path)
     if not sheets:
         raise _NoTableError("the workbook has no cells")
@@ -342,7 +349,10 @@ def _read_workbook(path: Path, chosen: str, required: Sequence[str]) -> Table:
     names = [name for name, table in tables.items() if _has(table, required)]
     if not names and faults:
         raise faults[0]
-    read = (names or [*tables])[0]
+    if required and names:
+        read = names[0]
+    else:
+        read = max(tables, key=lambda name: _num_cells(tables[name]))
     table = tables[read]
     others = [name for name in sheets if name != read]
     if not others:
@@ -353,6 +363,10 @@ def _read_workbook(path: Path, chosen: str, required: Sequence[str]) -> Table:
         f"{path.name}{SHEET_SIGN}{others[0]} chooses another"
     )
     return replace(table, notes=(note, *table.notes))
+
+
+def _num_cells(table: Table) -> int:
+    return len(table.rows) * len(table.columns)
 
 
 def _has(table: Table, required: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinsection.errors import CohortError
-from thinsection.files.tables import open_table
+from thinsection.files.tables import Table, open_table
 from thinsection.files.urls import is_url
 from thinsection.slide.geometry import positive_number
 from thinsection.slide.readers import slide_suffixes
@@ -65,6 +65,7 @@ def read_cohort_rows(path: Path, on_message: Callable[[str], None]) -> list[Coho
         CohortError: the file is no table, or no column holds the slides' paths.
     """
     table = open_table(path, error=CohortError)
+    _check_columns(table)
     for note in table.notes:
         on_message(f"{path.name}: {note}")
     cohort_rows = []
@@ -90,6 +91,27 @@ def read_cohort_rows(path: Path, on_message: Callable[[str], None]) -> list[Coho
             f"also known: {', '.join(_ALIASES['slide_path'])}"
         )
     return cohort_rows
+
+
+def _check_columns(table: Table) -> None:
+    """Refuses two columns of one meaning where it decides about positions."""
+    by_lower_name: dict[str, str] = {}
+    for column in table.columns:
+        other = by_lower_name.setdefault(column.lower(), column)
+        if other != column and column.lower() in _USED_COLUMNS:
+            raise CohortError(
+                f"columns must differ by more than capitals, got {other!r} and {column!r} in "
+                f"{str(table.path)!r}; rename or delete one"
+            )
+    names = ("slide_mpp", *_ALIASES["slide_mpp"])
+    columns = [by_lower_name[name] for name in names if name in by_lower_name]
+    for number, row in enumerate(table.rows):
+        texts = {row[column] for column in columns if row[column]}
+        if len({positive_number(text) or text for text in texts}) > 1:
+            raise CohortError(
+                f"a slide must have one resolution, got {' and '.join(sorted(texts))} in "
+                f"{', '.join(columns)} in {table.place(number)}; delete one column"
+            )
 
 
 def named_columns(row: Mapping[str, str]) -> dict[str, str]:
