@@ -63,6 +63,10 @@ class DamagedTiffError(SlideOpenError):
     """A TIFF whose structure cannot be as it is told; not one of a kind that is left out here."""
 
 
+class ProvedDamageError(DamagedTiffError):
+    """A TIFF of which parts are missing by its own words, so that no reader can show it whole."""
+
+
 class ChannelsError(SlideOpenError):
     """The file is no RGB or gray picture of 8 bits, and nobody said what of it to show."""
 

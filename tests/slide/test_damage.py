@@ -3,6 +3,10 @@
 import io
 import os
 import signal
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +15,18 @@ import pytest
 import tifffile
 from PIL import Image
 
-from thinsection.errors import SlideOpenError, SlideReadError
-from thinsection.slide import open_slide
+from thinsection.errors import ProvedDamageError, SlideOpenError, SlideReadError
+from thinsection.slide import auto_reader, open_slide
 from thinsection.slide.child import try_in_child
 from thinsection.slide.formats.tiff_reader import TiffSlide
+from thinsection.slide.geometry import believed_mpp
 from thinsection.testing import run_and_measure
 from thinsection.testing.slide_contract import KINDS, SIZE
 from thinsection.testing.synthetic import write_pyramid
 
 HUGE = 2**31 - 1
 WIDTH, LENGTH, ROWS, TILE_WIDTH, TILE_LENGTH = 256, 257, 278, 322, 323
+OFFSETS, COUNTS = 324, 325
 
 
 @pytest.fixture
@@ -145,3 +151,114 @@ def test_a_jpeg_larger_than_its_tile_is_refused_before_it_is_decoded(
     )
     assert "9000" in measured.result
     assert measured.growth_bytes < 24e6  # the JPEG has 81 or 243 MB of px
+
+
+def relist(path: Path, page: int, code: int, values: tuple[int, ...]) -> None:
+    """Writes other values into a list of a page."""
+    with tifffile.TiffFile(path, mode="r+b") as file:
+        file.pages[page].tags[code].overwrite(values)
+
+
+def link_pages(path: Path, page: int, offset: int) -> None:
+    """Makes a page say that the page after it lies at an offset."""
+    with tifffile.TiffFile(path) as file:
+        form = file.tiff
+        start = file.pages[page].offset
+        count = len(file.pages[page].tags)
+        place = start + form.tagnosize + count * form.tagsize
+        data = struct.pack(form.offsetformat, offset)
+    with path.open("r+b") as out:
+        out.seek(place)
+        out.write(data)
+
+
+def loses_segments(path: Path) -> None:
+    with tifffile.TiffFile(path) as file:
+        offsets = file.pages[0].dataoffsets
+    relist(path, 0, OFFSETS, offsets[:2])
+
+
+def loses_segments_of_a_level(path: Path) -> None:
+    with tifffile.TiffFile(path) as file:
+        counts = file.pages[1].databytecounts
+    assert len(counts) > 1
+    relist(path, 1, COUNTS, counts[:1])
+
+
+def ends_early(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 20_000)
+
+
+def ends_early_within_pixels(path: Path) -> None:
+    write_pyramid(path, SIZE, replace(KINDS["jpeg-420"], downsamples=(1,)))
+    os.truncate(path, path.stat().st_size - 20_000)
+
+
+def is_a_loop(path: Path) -> None:
+    with tifffile.TiffFile(path) as file:
+        first = file.pages[0].offset
+    link_pages(path, 1, first)
+
+
+def is_a_loop_of_one(path: Path) -> None:
+    with tifffile.TiffFile(path) as file:
+        first = file.pages[0].offset
+    link_pages(path, 0, first)
+
+
+def goes_on_beyond_the_end(path: Path) -> None:
+    link_pages(path, 1, path.stat().st_size + 1000)
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (loses_segments, r"page 0 lists 2 of \d+ segments"),
+        (loses_segments_of_a_level, r"page 1 lists 1 of \d+ segments"),
+        (ends_early, "beyond the end"),
+        (ends_early_within_pixels, r"page 0 has \d of \d+ segments beyond the end"),
+        (is_a_loop, "a loop, from page 1 to page 0"),
+        (is_a_loop_of_one, "a loop, from page 0 to page 0"),
+        (goes_on_beyond_the_end, "continues beyond the end"),
+    ],
+)
+def test_proved_damage_ends_the_opening_at_once_and_asks_nobody_else(
+    path: Path,
+    harm: Callable[[Path], None],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("a child was asked")
+
+    monkeypatch.setattr(auto_reader, "try_in_child", forbidden)
+    write_pyramid(path, SIZE, replace(KINDS["jpeg-420"], downsamples=(1, 2)))
+    harm(path)
+    for reader in ("auto", "openslide", "tiff"):
+        began_s = time.process_time()
+        with pytest.raises(ProvedDamageError, match=words) as refused:
+            open_slide(path, reader=reader)
+        assert (
+            time.process_time() - began_s < 0.5
+        )  # .1 without other work on the machine
+        assert "a.tif" in str(refused.value)
+    with pytest.raises(ProvedDamageError, match=words):
+        open_slide(f"file://{path}")
+
+
+def test_empty_blocks_and_impossible_resolutions_are_notes(path: Path) -> None:
+    write_pyramid(path, SIZE, replace(KINDS["jpeg-420"], downsamples=(1,)))
+    with tifffile.TiffFile(path) as file:
+        counts = list(file.pages[0].databytecounts)
+    counts[1] = counts[4] = 0
+    relist(path, 0, COUNTS, tuple(counts))
+    with open_slide(path, reader="tiff") as slide:
+        assert slide.notes == (
+            f"blocks without bytes, which are shown white: 2 of {len(counts)} on level 0",
+        )
+    for mpp in ((0.499, 0.00116), (0.5, 2.5), (0.002, 0.002), (300.0, 300.0)):
+        believed, note = believed_mpp(mpp)
+        assert believed is None
+        assert "not possible for a slide, so its resolution counts as missing" in note
+    for good in ((0.25, 0.5), (0.05, 0.05), (16.0, 16.0)):
+        assert believed_mpp(good) == (good, "")

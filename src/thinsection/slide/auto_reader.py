@@ -11,6 +11,7 @@ from thinsection.errors import (
     ChannelsError,
     DamagedTiffError,
     ImageError,
+    ProvedDamageError,
     SlideOpenError,
 )
 from thinsection.slide.agreement import UnreadReference, find_difference
@@ -64,6 +65,7 @@ def open_auto(path: str, slide_mpp: Mpp | None, image: str | None = None) -> Sli
 
     Raises:
         ImageError: the file has no such picture.
+        ProvedDamageError: parts of a TIFF are missing by its own words; no other reader is asked.
         SlideOpenError: no reader opens it; the message has the answer of each.
     """
     answers: list[str] = []  # why readers did not open it, or were not taken
@@ -211,6 +213,10 @@ def _try_reader(
     # no other reader may show one channel of many, or another picture
     except (ChannelsError, ImageError):
         raise
+    except ProvedDamageError as error:  # others would show what is missing as white
+        raise ProvedDamageError(
+            f"no reader opens {Path(path).name!r}: {error}"
+        ) from error
     except (SlideOpenError, errors.InvalidInputError) as error:  # or a broken package
         answers.append(str(error))
     except errors.MissingDependencyError:
@@ -247,7 +253,7 @@ def load_safely(
     if checked or name in OWN_PARSERS:
         return load_slide(name, path, slide_mpp, look=look, image=image)
     is_sound, refusal = _inspect(path, image)
-    if isinstance(refusal, ImageError):
+    if isinstance(refusal, (ImageError, ProvedDamageError)):
         raise refusal
     never_trusted = name in NEVER_TRUSTED
     if isinstance(refusal, ChannelsError) and not never_trusted:

@@ -21,6 +21,8 @@ ROUNDING = 0.005
 MAX_SIDE_PX = 1 << 23
 MAX_PX = 1 << 40
 MAX_MPP = 20.0  # µm/px; the macro of a slide has about 25
+MIN_MPP = 0.01  # µm/px; light resolves .2 µm
+_MAX_MPP_RATIO = 4.0  # of µm/px along the two axes
 _UM_PX_TIMES_POWER = 10.0  # 10x is 1 µm/px by the convention of most scanners
 _EXACT = 1e-9  # relative difference that only floating point makes
 
@@ -64,13 +66,19 @@ def believed_mpp(mpp: Mpp | None) -> tuple[Mpp | None, str]:
 
     Programs that know no resolution write 72, 96 or 300 dpi: 352.8, 264.6 or 84.67 µm/px.
     """
-    if mpp is None or max(mpp) <= MAX_MPP:
+    if mpp is None:
+        return None, ""
+    doubt = ""
+    if max(mpp) > MAX_MPP:
+        dpi = round(UM_PER_INCH / max(mpp))
+        doubt = f"{max(mpp):.4g} µm/px ({dpi} dpi)"
+    elif min(mpp) < MIN_MPP or max(mpp) > _MAX_MPP_RATIO * min(mpp):
+        doubt = f"{mpp[0]:.4g} x {mpp[1]:.4g} µm/px"
+    if not doubt:
         return mpp, ""
-    coarsest = max(mpp)
-    dpi = round(UM_PER_INCH / coarsest)
     note = (
-        f"the file states {coarsest:.4g} µm/px ({dpi} dpi), which is not possible for a slide, "
-        "so its resolution counts as missing"
+        f"the file states {doubt}, which is not possible for a slide, so its resolution counts as "
+        "missing"
     )
     return None, note
 

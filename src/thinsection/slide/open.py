@@ -16,6 +16,7 @@ from thinsection.errors import (
     DiskSpaceError,
     ImageError,
     InvalidInputError,
+    ProvedDamageError,
     SlideOpenError,
 )
 from thinsection.files.lock import scratch_bytes, scratch_folder
@@ -132,7 +133,8 @@ def _open_file(
     except (ChannelsError, ImageError):
         raise
     except SlideOpenError as error:
-        raise SlideOpenError(f"{error} in {name!r}") from error.__cause__
+        # the class says whether other readers may be asked
+        raise type(error)(f"{error} in {name!r}") from error.__cause__
     slide.reader = slide.reader or reader
     slide.choice = f"{reader}: asked for"
     return slide
@@ -163,7 +165,7 @@ def _open_url(
     if reader in (AUTO, _STREAMING) and not look.channels:
         try:
             return _open_streamed(source, slide_mpp, image)
-        except (ChannelsError, ImageError):
+        except (ChannelsError, ImageError, ProvedDamageError):
             raise
         except SlideOpenError:
             if reader == _STREAMING:

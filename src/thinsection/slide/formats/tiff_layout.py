@@ -15,6 +15,7 @@ from tifffile import TiffFile, TiffPage
 from thinsection.errors import (
     DamagedTiffError,
     ImageError,
+    ProvedDamageError,
     SlideOpenError,
     ThinsectionError,
 )
@@ -432,14 +433,24 @@ def _sound_chain(file: TiffFile) -> list[TiffPage]:
     pages = list(file.pages)
     if not pages:
         raise SlideOpenError("tiff: a TIFF header without pages; the file is truncated")
-    # tifffile only logs a broken chain: levels would be missing
-    if _next_page_offset(file, pages[-1]) != 0:
-        raise SlideOpenError(
-            "tiff: the chain of pages continues beyond the end; the file is truncated"
-        )
     for flag, name in _LEFT_TO_OPENSLIDE.items():
         if getattr(file, f"is_{flag}"):
             raise SlideOpenError(f"tiff: {name} is left to OpenSlide")
+    # tifffile only logs a broken chain: levels would be missing
+    following = _next_page_offset(file, pages[-1])
+    places = [page.offset for page in pages]
+    if following in places:
+        raise ProvedDamageError(
+            f"tiff: the chain of pages is a loop, from page {len(pages) - 1} to page "
+            f"{places.index(following)}; the file is damaged; copy it again"
+        )
+    if following >= file.filehandle.size:
+        raise ProvedDamageError(
+            "tiff: the chain of pages continues beyond the end; the file is truncated; copy it "
+            "again"
+        )
+    if following != 0:
+        raise SlideOpenError("tiff: the chain of pages is broken; the file is damaged")
     is_sound(pages[0], file.filehandle.size, required=True)
     return pages
 

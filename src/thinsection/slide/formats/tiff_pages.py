@@ -1,11 +1,12 @@
 """One page of a TIFF: whether its sizes are sound, what it holds, how it is to be read."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from tifffile import TiffPage
 
-from thinsection.errors import DamagedTiffError
+from thinsection.errors import DamagedTiffError, ProvedDamageError
 from thinsection.slide.formats.segments import MAX_SEGMENT_BYTES
 from thinsection.slide.orientation import ORIENTATION_TAG, known_orientation
 from thinsection.types import Level, Size
@@ -54,12 +55,16 @@ def is_sound(page: TiffPage, file_bytes: int, *, required: bool) -> bool:
         required: True where the slide cannot do without the page.
 
     Raises:
-        DamagedTiffError: they may, and the page is required, or may be a level.
+        ProvedDamageError: blocks of the page are missing, and it is required, or may be a level.
+        DamagedTiffError: its sizes may do harm, and it is required, or may be a level.
     """
     fault = _find_fault(page, file_bytes)
+    loss = "" if fault else _find_loss(page, file_bytes)
+    if loss and (required or page.is_tiled):
+        raise ProvedDamageError(f"tiff: page {page.index} {loss}; copy the file again")
     if fault and (required or page.is_tiled):
         raise DamagedTiffError(f"tiff: page {page.index} {fault}")
-    return not fault
+    return not fault and not loss
 
 
 def _find_fault(page: TiffPage, file_bytes: int) -> str:
@@ -83,13 +88,55 @@ def _find_fault(page: TiffPage, file_bytes: int) -> str:
             f"has a strip or tile of {segment_bytes >> 20} MiB, more than "
             f"{MAX_SEGMENT_BYTES >> 20}; convert it to a tiled TIFF"
         )
-    expected = -(-width // segment[0]) * -(-height // segment[1]) * planes
-    listed = len(page.dataoffsets)
-    if listed != expected or len(page.databytecounts) != expected:
-        return f"lists {listed} of {expected} segments; the file is truncated"
-    if max(page.databytecounts) > file_bytes:
-        return "has a segment larger than the file; the file is damaged"
+    listed = min(len(page.dataoffsets), len(page.databytecounts))
+    expected = _num_segments(page)
+    most = max(len(page.dataoffsets), len(page.databytecounts))
+    if listed >= expected and most > expected:
+        return f"lists {most} segments and has {expected}; the file is damaged"
     return ""
+
+
+def _num_segments(page: TiffPage) -> int:
+    """Returns how many segments a page must list."""
+    segment = segment_size(page)
+    planes = page.samplesperpixel if page.planarconfig == SEPARATE else 1
+    columns = -(-page.imagewidth // segment[0])
+    rows = -(-page.imagelength // segment[1])
+    return int(columns * rows * planes)
+
+
+def _find_loss(page: TiffPage, file_bytes: int) -> str:
+    """Returns what a page of sound sizes has lost, after 'page 3 '; '' where nothing is missing.
+
+    Segments without bytes are no loss: nothing was scanned there.
+    """
+    expected = _num_segments(page)
+    listed = min(len(page.dataoffsets), len(page.databytecounts))
+    if listed < expected:
+        return f"lists {listed} of {expected} segments; the file is truncated"
+    pairs = zip(page.dataoffsets, page.databytecounts)
+    beyond = sum(1 for offset, count in pairs if count and offset + count > file_bytes)
+    if beyond:
+        place = "beyond the end of the file"
+        return f"has {beyond} of {expected} segments {place}; the file is truncated"
+    return ""
+
+
+def empty_segments_note(pages: Sequence[TiffPage]) -> str:
+    """Returns a note on segments without bytes on some levels; '' where there are none.
+
+    Args:
+        pages: the pages of the levels, finest first.
+    """
+    parts = []
+    for level, page in enumerate(pages):
+        num_empty = page.databytecounts.count(0)
+        if num_empty:
+            total = len(page.databytecounts)
+            parts.append(f"{num_empty} of {total} on level {level}")
+    if not parts:
+        return ""
+    return f"blocks without bytes, which are shown white: {', '.join(parts)}"
 
 
 def find_unsupported(page: TiffPage) -> str:

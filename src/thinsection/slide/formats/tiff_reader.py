@@ -14,7 +14,11 @@ from thinsection.slide.formats.tiff_decoder import (
     decoder_of,
 )
 from thinsection.slide.formats.tiff_layout import TiffLayout, read_layout
-from thinsection.slide.formats.tiff_pages import JPEG, orientation_of
+from thinsection.slide.formats.tiff_pages import (
+    JPEG,
+    empty_segments_note,
+    orientation_of,
+)
 from thinsection.slide.level_check import (
     NUM_PLACES,
     STREAMED_PLACES,
@@ -70,6 +74,9 @@ class TiffSlide(SegmentedSlide):
             orientation=layout.metadata.orientation,
         )
         self.notes = layout.notes
+        empty = empty_segments_note(layout.pages)
+        if empty:
+            self.notes = (*self.notes, empty)
         if any(page.samplesperpixel == 1 for page in layout.pages):
             self.notes = (*self.notes, GRAY)
         self.mpp_source = layout.metadata.mpp_source
