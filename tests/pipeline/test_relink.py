@@ -12,10 +12,13 @@ from tests.support.shell import thinsection
 
 import thinsection as ts
 from thinsection.errors import InvalidInputError
-from thinsection.files.atomic import write_json
+from thinsection.files.atomic import read_table, write_json
 from thinsection.files.json_text import read_json
 from thinsection.pipeline.folder import open_results
+from thinsection.pipeline.peer_export import export_peer
+from thinsection.pipeline.peer_import import import_peer
 from thinsection.pipeline.relink import Relinked, relink
+from thinsection.slide.cohort import load_cohort
 from thinsection.store.identity import fingerprint
 from thinsection.store.ledger import SlideLedger, StageRecord
 from thinsection.testing.synthetic import write_he_slide
@@ -200,6 +203,50 @@ def test_a_run_at_a_new_place_relinks_what_it_recognises(moved: Path) -> None:
     }
     failure = read_json(moved / "results" / "slides" / "bad" / "failure.json")
     assert failure["entry"]["slide_path"] == str(moved / "new" / "bad.svs")
+
+
+def test_paths_in_tables_are_relative_where_the_slide_lies_in_the_project(
+    project: Path, tmp_path: Path
+) -> None:
+    for table in ("summary.csv", "failed.csv"):
+        rows = read_table(project / "results" / table)
+        assert {row["slide_path"] for row in rows} <= {
+            f"../slides/{name}.svs" for name in ("s0", "s1", "bad")
+        }
+    # so the table is a cohort
+    entries = load_cohort([project / "results" / "summary.csv"])
+    assert all(Path(entry.slide_path).is_file() for entry in entries)
+    out = tmp_path / "elsewhere" / "out"
+    ts.run([project / "slides" / "s0.svs"], out=out, until="tiles", **SMALL)
+    (row,) = read_table(out / "summary.csv")
+    assert row["slide_path"] == str(project / "slides" / "s0.svs")
+
+
+def test_slides_typed_relative_to_another_folder_are_opened(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "project"
+    shutil.copytree(project / "slides", home / "deep" / "slides")
+    monkeypatch.chdir(home / "deep")
+    ts.run(["slides/s0.svs"], out="../results", until="tiles", **SMALL)
+    monkeypatch.chdir(tmp_path)
+    ended = thinsection("export", "jpeg", home / "results", "--out", tmp_path / "jpeg")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_imported_slides_are_known_by_content(project: Path, tmp_path: Path) -> None:
+    export_peer(project / "results", tmp_path / "job", "trident")
+    slides = tmp_path / "slides"
+    shutil.copytree(project / "slides", slides)
+    (slides / "bad.svs").unlink()
+    import_peer(tmp_path / "job", tmp_path / "out", "trident", slides=[slides])
+    slides.rename(tmp_path / "moved")
+    (tmp_path / "moved" / "s0.svs").rename(tmp_path / "moved" / "renamed.svs")
+    told = relink(tmp_path / "out", [tmp_path / "moved"])
+    assert told.found == {
+        "s0": str(tmp_path / "moved" / "renamed.svs"),
+        "s1": str(tmp_path / "moved" / "s1.svs"),
+    }
 
 
 @pytest.mark.check

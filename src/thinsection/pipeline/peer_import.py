@@ -6,7 +6,7 @@ of ours produces, so that no run mistakes them for its own. `ls`, `verify`, `agg
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ from thinsection.slide.geometry import nominal_power
 from thinsection.slide.known_ids import plain_id
 from thinsection.stages.facts import OF_COHORTS
 from thinsection.stages.labels import slug
-from thinsection.store.identity import file_sum
+from thinsection.store.identity import Identity, file_sum
 from thinsection.store.ledger import (
     SLIDES,
     SlideLedger,
@@ -177,6 +177,10 @@ def _import_slide(
     slide_id = facts["slide_id"]
     with hold(out / SLIDES / slide_id / LOCK_NAME):
         ledger = load_ledger(out, slide_id)
+        if "reader" in facts and not ledger.source:
+            # so that the slide is known by its content when it moves
+            identity = Identity.read(facts["slide_path"], {}, "samples")
+            ledger = replace(ledger, source=asdict(identity))
         for tiles in peer_tiles:
             ledger = replace(ledger, slide=_merged_facts(ledger, tiles, facts))
             grid = f"{tool}_{slug(tiles.grid)}"

@@ -98,7 +98,7 @@ def qc_rows(slides: Sequence[KnownSlide], stage: QcStage) -> list[QcRow]:
         if columns:
             row: QcRow = {
                 "slide_id": slide.slide_id,
-                "slide_path": slide.slide_path,
+                "slide_path": slide.path_in_tables,
                 "folder": folder,
             }
             rows.append(row | dict(slide.more) | columns)

@@ -1,10 +1,12 @@
 """Slides of a results folder, and the tables summary.csv and failed.csv."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from thinsection.files.atomic import write_table
+from thinsection.files.urls import is_url
 from thinsection.pipeline.results import (
     SlideResult,
     failure_path,
@@ -13,7 +15,7 @@ from thinsection.pipeline.results import (
 )
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.facts import OF_COHORTS, ledger_facts
-from thinsection.store.claims import equal_slides
+from thinsection.store.claims import equal_slides, slide_place
 from thinsection.store.ledger import FAILURE_NAME, SLIDES, SlideLedger, load_ledgers
 from thinsection.types import Document, PlainValues
 
@@ -59,6 +61,21 @@ class KnownSlide:
     def slide_path(self) -> str:
         """Path of the slide's file, '' if it is not recorded."""
         return str(self.cohort.get("slide_path") or "")
+
+    @property
+    def path_in_tables(self) -> str:
+        """Path of the slide's file for the tables of the folder.
+
+        It is relative to the folder if the slide lies beside or below it, so that a project that
+        moves as a whole keeps its paths; then the table is also a cohort.
+        """
+        home = self.ledger.out.absolute()
+        facts = self.ledger.slide | {"slide_path": self.slide_path}
+        path = slide_place(replace(self.ledger, slide=facts))
+        is_local = path and not is_url(path) and Path(path).exists()
+        if is_local and Path(path).absolute().is_relative_to(home.parent):
+            return os.path.relpath(Path(path).absolute(), home)
+        return self.slide_path
 
 
 def known_slides(
@@ -127,9 +144,8 @@ def write_tables(
         rows += _summary_rows(slide, equal_to.get(slide.slide_id, ()), waits=waits)
         if slide.failure is not None:
             details = failure_path(out, slide.slide_id).relative_to(out)
-            failed.append(
-                {**slide.more, **asdict(slide.failure), "details": str(details)}
-            )
+            row = {**slide.more, **asdict(slide.failure), "details": str(details)}
+            failed.append(row | {"slide_path": slide.path_in_tables})
     known_ids = {slide.slide_id for slide in slides}
     for entry in waiting:
         if entry.slide_id not in known_ids:
@@ -155,6 +171,7 @@ def _summary_rows(
         row = {"slide_id": slide.slide_id, **slide.cohort, **slide.more}
         row["status"] = _status(slide, grid_row, waits=waits)
         row |= grid_row
+        row["slide_path"] = slide.path_in_tables
         warnings = (grid_row.get("warnings", ""), note)
         row["warnings"] = "; ".join(text for text in warnings if text)
         yield row

@@ -14,7 +14,7 @@ from thinsection.slide.geometry import ReadPlan, best_level
 from thinsection.slide.look import Look
 from thinsection.slide.open import open_slide
 from thinsection.stages.config import SlidesConfig
-from thinsection.store.claims import check_slide_exists
+from thinsection.store.claims import check_slide_exists, slide_place
 from thinsection.store.ledger import SlideLedger
 from thinsection.store.tiles_h5 import Attributes, read_tiles
 from thinsection.tiles import TileTable
@@ -131,7 +131,7 @@ def tiled_slide(results: Results, ledger: SlideLedger, grid: str) -> TiledSlide:
     rendering = slide.get("rendering") or ""
     return TiledSlide(
         slide_id=ledger.slide_id,
-        slide_path=slide["slide_path"],
+        slide_path=slide_place(ledger),
         slide_mpp=(slide["mpp_x"], slide["mpp_y"]) if slide.get("mpp_x") else None,
         size_l0=(slide["width"], slide["height"]) if slide.get("width") else None,
         reader=slide.get("reader") or "auto",

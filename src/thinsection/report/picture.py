@@ -16,7 +16,7 @@ from thinsection.report.qc_store import MASK_KEPT, MASK_USE, QC_FILE, read_qc
 from thinsection.slide import Slide, read_resized
 from thinsection.slide.geometry import best_level
 from thinsection.slide.open import open_slide
-from thinsection.store.claims import check_slide_exists
+from thinsection.store.claims import check_slide_exists, slide_place
 from thinsection.store.ledger import SlideLedger
 from thinsection.types import MaskArray, Mpp, RgbArray, Size
 
@@ -201,9 +201,10 @@ def _picture_of_file(ledger: SlideLedger) -> Picture:
             f"picture of {ledger.slide_id!r} must exist, got none and no slide; import again with "
             "--slides"
         )
-    check_slide_exists(facts["slide_path"], ledger.slide_id)
+    path = slide_place(ledger)
+    check_slide_exists(path, ledger.slide_id)
     mpp = (facts["mpp_x"], facts["mpp_y"]) if facts.get("mpp_x") else None
-    with open_slide(facts["slide_path"], slide_mpp=mpp) as slide:
+    with open_slide(path, slide_mpp=mpp) as slide:
         return Picture(
             rgb=slide_picture(slide), size_l0=slide.size, slide_mpp=slide.slide_mpp
         )

@@ -9,6 +9,7 @@ cohort at once.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 
@@ -145,6 +146,40 @@ def _move_failure(failure: Path, file: str) -> None:
         document = read_json(failure)
         document["entry"]["slide_path"] = file
         write_json(failure, document)
+
+
+def slide_place(ledger: SlideLedger) -> str:
+    """Path or URL of a slide's file; '' if nobody knows it.
+
+    A path that was typed relative to the folder of its run is looked up there, beside the results
+    folder, and in the list of ids.
+    """
+    path = str(ledger.slide.get("slide_path") or "")
+    if not path or is_url(path) or Path(path).exists():
+        return path
+    beside = ledger.out.absolute().parent / path
+    if beside.exists():
+        return str(beside)
+    if not Path(path).is_absolute():
+        owner = _listed_owner(ledger)
+        if owner is not None and Path(owner.file).exists():
+            return owner.file
+    return path
+
+
+def _listed_owner(ledger: SlideLedger) -> SlideFile | None:
+    """File of a slide by the list of ids, which is read once while it stays as it is."""
+    path = ledger.out / CLAIMS_NAME
+    try:
+        listed = _unchanged_list(path, path.stat().st_mtime_ns)
+    except (OSError, StoreError):
+        return None
+    return listed.get(ledger.slide_id)
+
+
+@lru_cache(maxsize=1)
+def _unchanged_list(path: Path, changed_ns: int) -> Claims:
+    return _read_list(path)
 
 
 def check_slide_exists(slide_path: str, slide_id: str) -> None:

@@ -32,7 +32,7 @@ from thinsection.slide.formats.segments import CACHE_BYTES
 from thinsection.slide.look import Look
 from thinsection.stages.config import SlidesConfig
 from thinsection.stages.request import cohort_of
-from thinsection.store.claims import RELINK
+from thinsection.store.claims import RELINK, slide_place
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, SlideLedger, load_ledger
 from thinsection.types import MIB, parse_bytes
 from thinsection.view.layer_words import group_words
@@ -445,19 +445,11 @@ def _entry_of(ledger: SlideLedger, look: Look | None) -> SlideEntry:
         mpp = (facts["mpp_x"], facts["mpp_y"])
     return SlideEntry(
         slide_id=ledger.slide_id,
-        slide_path=_found_path(str(facts.get("slide_path", "")), ledger.out),
+        slide_path=slide_place(ledger),
         slide_mpp=mpp,
         look=look,
         image=facts.get("image"),
     )
-
-
-def _found_path(slide_path: str, results: Path) -> str:
-    """Path of a slide; a run may have recorded one that is relative to its working folder."""
-    beside = results.absolute().parent / slide_path
-    if slide_path and not Path(slide_path).exists() and beside.is_file():
-        return str(beside)
-    return slide_path
 
 
 def _change_times(folder: Path) -> dict[Path, int]:
