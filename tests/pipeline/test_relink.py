@@ -119,9 +119,8 @@ def test_only_paths_change(tmp_path: Path) -> None:
     relink(out, [tmp_path / "new"])
     after = files_below(out)
     assert before.keys() == after.keys()
-    old, new = str(tmp_path / "old"), str(tmp_path / "new")
     for name, content in before.items():
-        assert after[name] == content.replace(old.encode(), new.encode()), name
+        assert after[name] == content.replace(b"old/s.svs", b"new/s.svs"), name
     assert ledger.stat().st_mtime_ns == stamp
 
 

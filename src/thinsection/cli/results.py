@@ -366,7 +366,7 @@ def relink_folder(
     """
     from thinsection.pipeline.relink import relink
 
-    relinked = relink(folder, places)
+    relinked = relink(folder, places, on_message=print)
     for slide_id, files in relinked.ambiguous.items():
         print(f"{slide_id}: ambiguous: {', '.join(files)}")
     for slide_id in relinked.missing:

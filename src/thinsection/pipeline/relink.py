@@ -12,7 +12,9 @@ from pathlib import Path
 
 from thinsection.errors import CohortError, InvalidInputError, StoreError
 from thinsection.files.urls import is_url
+from thinsection.pipeline.folder import Listener
 from thinsection.pipeline.tables import KnownSlide, known_slides, write_tables
+from thinsection.slide.cohort import ignore_message
 from thinsection.slide.find_slides import find_by_url, find_in_folder
 from thinsection.slide.readers import is_folder_slide
 from thinsection.slide.slide_ids import file_of, folded, stem_of
@@ -71,12 +73,18 @@ class _Files:
         return files
 
 
-def relink(folder: str | Path, places: Sequence[str | Path]) -> Relinked:
+def relink(
+    folder: str | Path,
+    places: Sequence[str | Path],
+    *,
+    on_message: Listener = ignore_message,
+) -> Relinked:
     """Finds the slides of a results folder at new places; changes their paths and nothing else.
 
     Args:
         folder: a results folder.
         places: slide files, folders with slides, or URLs.
+        on_message: takes notes on files that are passed over.
 
     Memory: some kB per slide of the folder, 300 bytes per file at the places.
 
@@ -90,7 +98,7 @@ def relink(folder: str | Path, places: Sequence[str | Path]) -> Relinked:
             f"results must be a folder of `thinsection run` that contains {SLIDES}/, got "
             f"{str(out)!r}"
         )
-    files = _Files(_slides_at(places))
+    files = _Files(_slides_at(places, on_message))
     if not files.paths:
         raise InvalidInputError(
             f"new place must contain slides, got none in {', '.join(map(str, places))}"
@@ -121,7 +129,7 @@ def relink(folder: str | Path, places: Sequence[str | Path]) -> Relinked:
     )
 
 
-def _slides_at(places: Sequence[str | Path]) -> list[str]:
+def _slides_at(places: Sequence[str | Path], on_message: Listener) -> list[str]:
     """Slide files at the places."""
     paths: list[str] = []
     for place in map(str, places):
@@ -130,7 +138,7 @@ def _slides_at(places: Sequence[str | Path]) -> list[str]:
         elif Path(place).is_file() or is_folder_slide(place):
             paths.append(place)
         elif Path(place).is_dir():
-            paths += find_in_folder(Path(place))
+            paths += find_in_folder(Path(place), on_message)
         else:
             raise CohortError.no_such_slide(place)
     return [path if is_url(path) else str(Path(path).absolute()) for path in paths]
