@@ -1,6 +1,7 @@
 """Layers say what the results say; similar tiles are those of a search over all."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from sklearn.decomposition import PCA
 from tests.view.conftest import HOSTILE, A
 
-from thinsection.errors import InvalidInputError, StoreError
+from thinsection.errors import InvalidInputError, StoreError, ThinsectionError
 from thinsection.pipeline.folder import Results
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesWriter
@@ -162,3 +163,25 @@ def test_similar_tiles_are_those_of_a_search_over_all(view_results: Results) -> 
             )
     with pytest.raises(InvalidInputError, match="point must be in a tile"):
         next(similar(view_results, A, features, (-5, 0), count=5, budget=BUDGET))
+
+
+def test_outlines_nest_as_annotations_do_and_an_object_without_a_place_is_none(
+    tmp_path: Path,
+) -> None:
+    square = {"type": "Polygon", "coordinates": [[[0, 0], [9, 0], [9, 9], [0, 0]]]}
+    drawn = {"type": "Feature", "geometry": square, "properties": None}
+    placeless = {"type": "Feature", "geometry": None, "properties": {"name": "x"}}
+    inner = {"type": "FeatureCollection", "features": [drawn, placeless]}
+    documents = (
+        {"type": "FeatureCollection", "features": [placeless, inner, drawn]},
+        [drawn, inner],
+        square,
+    )
+    for document, number in zip(documents, (2, 2, 1), strict=True):
+        path = tmp_path / "a.geojson"
+        path.write_text(json.dumps(document))
+        (layer,) = outline_layers(path, "annotations")
+        assert json.loads(layer.read()) == [square] * number
+    path.write_text('[{"type": "FeatureCollection", "features": 7}]')
+    with pytest.raises(ThinsectionError, match="list of features"):
+        list(outline_layers(path, "annotations"))

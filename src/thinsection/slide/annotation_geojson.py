@@ -37,11 +37,11 @@ def read_geojson(path: Path) -> Iterator[Shape]:
             f"GeoJSON must contain a list of features, got {type(document).__name__} in "
             f"{str(path)!r}"
         )
-    for number, feature in enumerate(_features(document, path)):
+    for number, feature in enumerate(features_of(document, path)):
         yield from _read_feature(feature, f"feature {number}", path)
 
 
-def _features(document: Json, path: Path) -> Iterator[Json]:
+def features_of(document: Json, path: Path) -> Iterator[Json]:
     """Yields the features of a list or a collection, and of the collections in it."""
     if isinstance(document, dict) and "features" in document:
         document = document["features"] or []
@@ -55,7 +55,7 @@ def _features(document: Json, path: Path) -> Iterator[Json]:
         return
     for item in document:
         if isinstance(item, dict) and "features" in item:
-            yield from _features(item, path)
+            yield from features_of(item, path)
         else:
             yield item
 

@@ -24,6 +24,7 @@ from thinsection.report.values import (
     shown_values,
     value_kind,
 )
+from thinsection.slide.annotation_geojson import features_of
 from thinsection.store.geojson import Feature
 from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import SLIDES
@@ -200,8 +201,8 @@ def outline_layers(path: Path, group: str) -> Iterator[Layer]:
     """
     damages = (OSError, ValueError, AttributeError, KeyError, TypeError)
     with rewording("outlines must be GeoJSON", path, *damages, error=StoreError):
-        document = read_json(path)
-        layers = list(_feature_layers(document.get("features", [document]), group))
+        features = list(features_of(read_json(path), path))
+        layers = list(_feature_layers(features, group))
     yield from layers
 
 
@@ -230,12 +231,17 @@ def _feature_layers(features: Sequence[Feature], group: str) -> Iterator[Layer]:
     colors: dict[str, str] = {}
     shapes: dict[str, list[Json]] = {}
     for feature in features:
+        geometry: Json = feature
+        if feature.get("type") == "Feature" or "geometry" in feature:
+            geometry = feature.get("geometry")
+        if not geometry:  # RFC 7946, 3.2: an object that has no place
+            continue
         properties = feature.get("properties") or {}
         kind = properties.get("classification") or {}
         name = str(kind.get("name") or properties.get("name") or "annotation")
         red, green, blue = kind.get("color") or properties.get("color") or _GRAY
         colors.setdefault(name, _css_color(red, green, blue))
-        shapes.setdefault(name, []).append(feature["geometry"])
+        shapes.setdefault(name, []).append(geometry)
     for name, color in colors.items():
         is_empty = not any(_has_corners(shape) for shape in shapes[name])
         text = json.dumps(shapes[name]).encode()
