@@ -53,8 +53,7 @@ def known_levels(stamps: Stamps | None) -> dict[tuple[int, int], str]:
         return {}
     key = _key(stamps, _LEVELS)
     value = _read_verdicts(key).get(key)
-    is_known = isinstance(value, list) and value[:1] == [_value(stamps)]
-    if not is_known:
+    if not isinstance(value, list) or value[:1] != [_value(stamps)]:
         return {}
     return {(base, page): str(verdict) for base, page, verdict in value[1:]}
 

@@ -23,7 +23,7 @@ from thinsection.slide.cohort import SlideEntry, give_slide_ids
 from thinsection.slide.slide_ids import SlideFile, file_of, folded, path_of, stem_of
 from thinsection.store.identity import fingerprint
 from thinsection.store.ledger import FAILURE_NAME, SLIDES, SlideLedger, load_ledger
-from thinsection.types import counted
+from thinsection.types import PlainValues, counted
 
 # remedy for slides that moved
 RELINK = "`thinsection relink RESULTS NEW_PLACE` finds slides that moved"
@@ -212,19 +212,19 @@ def _read_list(path: Path) -> dict[str, SlideFile]:
 
 def _recorded_file(out: Path, slide_id: str) -> SlideFile | None:
     """The file of a slide by its ledger or its failure; None where neither names one."""
-    facts = load_ledger(out, slide_id).slide
+    facts: PlainValues = load_ledger(out, slide_id).slide
     if not facts.get("slide_path"):
         facts = _failed_entry(out / SLIDES / slide_id / FAILURE_NAME)
     path = str(facts.get("slide_path") or "")
     if not path:
         return None
-    image = facts.get("image")
+    image = str(facts["image"]) if facts.get("image") else None
     is_relative = not is_url(path) and not Path(path).is_absolute()
     file = path if is_relative else file_of(path, image)
     return SlideFile(file, stem_of(path, image))
 
 
-def _failed_entry(failure: Path) -> Mapping[str, str | None]:
+def _failed_entry(failure: Path) -> PlainValues:
     """Path and image of a slide that failed; {} where they cannot be read."""
     try:
         entry = read_json(failure)["entry"]

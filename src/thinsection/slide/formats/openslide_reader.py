@@ -123,7 +123,7 @@ class OpenSlideSlide(Slide):
         self.size = self.levels[0].size
         self.pictures = view.contents.pictures
         self.picture = view.contents.picture
-        self.notes = view.contents.notes
+        self.notes = view.notes
         if dropped:
             sizes = ", ".join(f"{width} x {height} px" for width, height in dropped)
             note = (

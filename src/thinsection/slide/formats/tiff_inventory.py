@@ -279,11 +279,8 @@ def _group(
         plane = aperio_words(page).get("OffsetZ", "")
         claims = "flagged as reduced" if flags else "a tiled page of its shape"
         if not flags or _is_flagged(page):
-            parents = [
-                picture
-                for picture in found
-                if picture.plane == plane and _may_be_level(page, picture.base)
-            ]
+            of_plane = [picture for picture in found if picture.plane == plane]
+            parents = _possible_parents(page, of_plane)
             parent = _choose_parent(page, parents, verdicts)
             if parent is not None:
                 parent.levels.append(page)
@@ -299,6 +296,15 @@ def _group(
         found.append(picture)
         known.append(picture)
     return found
+
+
+def _possible_parents(
+    page: TiffPage, pictures: Sequence[TiffPicture]
+) -> list[TiffPicture]:
+    """Returns the pictures of which a page may be a level: of its shape, else padded ones."""
+    fitting = [each for each in pictures if _may_be_level(page, each.base)]
+    of_its_shape = [each for each in fitting if _has_shape_of(page, each.base)]
+    return of_its_shape or fitting
 
 
 def _choose_parent(
@@ -408,13 +414,10 @@ def _ome_pictures(
     free = [page for page in pages if page.index not in listed]
     for page in free:
         stated = _stated_picture(page, aperio=False)
-        parents = [
-            picture
-            for picture in pictures
-            if not picture.has_own_levels
-            and page.is_tiled
-            and _may_be_level(page, picture.base)
-        ]
+        parents = []
+        if page.is_tiled:
+            open_pictures = [each for each in pictures if not each.has_own_levels]
+            parents = _possible_parents(page, open_pictures)
         parent = None if stated else _choose_parent(page, parents, verdicts)
         if parent is not None:
             parent.levels.append(page)
@@ -543,7 +546,10 @@ def _has_shape_of(page: TiffPage, base: TiffPage) -> bool:
 
 
 def _is_padded_level(page: TiffPage, base: TiffPage) -> bool:
-    """Tells whether the stated scale makes a page as large as `base`, within one segment."""
+    """Tells whether the stated scale makes a page as large as `base`, but for padding.
+
+    Padding fills the last segment of the page, or that of `base`.
+    """
     downsample = stated_downsample(page, base)
     if downsample is None:
         return False
@@ -551,6 +557,6 @@ def _is_padded_level(page: TiffPage, base: TiffPage) -> bool:
         page_size(page), page_size(base), segment_size(page), segment_size(base)
     )
     return all(
-        abs(side * downsample - base_side) <= max(segment * downsample, base_segment)
+        -base_segment < side * downsample - base_side < segment * downsample
         for side, base_side, segment, base_segment in sides
     )

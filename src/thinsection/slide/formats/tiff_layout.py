@@ -337,6 +337,7 @@ class LibraryView:
     Attributes:
         contents: pictures of the file; None where these are left to the library.
         levels: the slide's levels, without padding.
+        notes: what is said of the choice, and of padding.
         claims: levels of which the pixels have said nothing.
         objection: why the library would show other px than the file describes; '' where it would
             not.
@@ -344,6 +345,7 @@ class LibraryView:
 
     contents: TiffContents | None = None
     levels: tuple[Level, ...] = ()
+    notes: tuple[str, ...] = ()
     claims: tuple[LevelClaim, ...] = ()
     objection: str = ""
 
@@ -375,9 +377,11 @@ def library_view(
                 is_rival = page.index < shown.base.index and page.is_tiled
                 if is_rival and page_size(page) == page_size(shown.base):
                     objection = f"image {contents.picture.number} is not the first"
+            levels = _placed_levels(shown, verdicts)
             return LibraryView(
                 contents=contents,
-                levels=tuple(_placed_levels(shown, verdicts)),
+                levels=tuple(levels),
+                notes=(*contents.notes, *_padding_notes(shown, levels)),
                 claims=tuple(unchecked_claims(shown.pages, verdicts)),
                 objection=objection,
             )
