@@ -34,7 +34,8 @@ from tests.predict.planted import planted
 from torch import nn
 
 from benchmarks.harness import environment
-from thinsection.evaluation.labels import LabelsConfig, read_cohort
+from thinsection.evaluation.labels import LabelsConfig
+from thinsection.evaluation.leaks import read_labelled
 from thinsection.evaluation.parts import Part
 from thinsection.files.lock import hold
 from thinsection.predict.bags import Bags
@@ -155,7 +156,8 @@ def run_ours(root: Path, head: str, seed: int) -> dict[str, Any]:
 def run_authors(loop: Loop, root: Path, rate: float, seed: int) -> dict[str, Any]:
     """An authors' loop on the folds of `run_ours`."""
     config = train_config(root, "linear", seed)
-    study = plan(read_cohort(root, config.labels), config.cross, seed)[0]
+    cohort, contents, _ = read_labelled(root, config.labels)
+    study, _ = plan(cohort, contents, config.cross, seed)
     labels = study.cohort.array[:, 0].astype(np.int64)
     with Bags(study.cohort.paths) as bags:
         read = [

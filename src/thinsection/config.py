@@ -10,7 +10,9 @@ import difflib
 import math
 import os
 import re
+import stat
 import sys
+import tempfile
 import tomllib
 import types
 import typing
@@ -35,9 +37,33 @@ D = TypeVar("D", bound="DataclassInstance")
 
 
 def user_cache_dir() -> Path:
-    """$XDG_CACHE_HOME/thinsection, or ~/.cache/thinsection."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "thinsection"
+    """$XDG_CACHE_HOME/thinsection, or ~/.cache/thinsection.
+
+    A user without a home folder, as `docker run --user` makes one, has a folder of their own below
+    the folder for temporary files.
+
+    Raises ConfigError: that folder belongs to someone else.
+    """
+    root = os.environ.get("XDG_CACHE_HOME")
+    if root:
+        return Path(root) / "thinsection"
+    try:
+        return Path.home() / ".cache" / "thinsection"
+    except RuntimeError:  # nobody knows this user
+        return _temporary_cache_dir()
+
+
+def _temporary_cache_dir() -> Path:
+    """A folder that this user alone can write."""
+    folder = Path(tempfile.gettempdir()) / f"thinsection-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    owner = folder.lstat()
+    if not stat.S_ISDIR(owner.st_mode) or owner.st_uid != os.getuid():
+        raise ConfigError(
+            f"cache folder must belong to this user, got {str(folder)!r} of user {owner.st_uid}; "
+            "set XDG_CACHE_HOME to a folder of yours"
+        )
+    return folder
 
 
 def option(

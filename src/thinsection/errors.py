@@ -4,15 +4,16 @@ A message reads `<name> must <rule>, got <value>[ in <slide>]; <remedy>`: lower 
 Each class also inherits the builtin that a caller would expect to catch.
 """
 
+import logging
 import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from traceback import walk_stack
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Self
 
 # file name of the calls that import
@@ -20,6 +21,7 @@ _IMPORT = "<frozen importlib._bootstrap>"
 _ASK_AGAIN_S = 0.05
 # begins the words of an error for want of memory, by which a retry asks for more
 OUT_OF_MEMORY = "out of memory"
+_LOG = logging.getLogger("thinsection")
 
 
 class ThinsectionError(Exception):
@@ -122,6 +124,10 @@ class OutputError(StoreError):
     """Nothing more can be written: full, read-only, lost; it ends a run, not a slide."""
 
 
+class OverwriteError(StoreError):
+    """Another file stands where a result must go; it ends a command, not a slide."""
+
+
 class Stopped(BaseException):
     """The process was asked to end: by SIGTERM, Ctrl-C or a terminal that went away."""
 
@@ -210,6 +216,49 @@ def rewording(
         raise
     except caught as cause:
         raise error(f"{rule}, got {str(path)!r}: {cause}{more}") from cause
+
+
+class _SlideBoundary:
+    """Block of one slide, see `slide_boundary`."""
+
+    def __init__(
+        self, slide_id: str, leave_out: Callable[[str, str], None] | None
+    ) -> None:
+        self._slide_id = slide_id
+        self._leave_out = leave_out
+
+    def __enter__(self) -> None:
+        """Begins the block."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        """Ends the block; True for an error that only this slide has."""
+        if self._leave_out is None or not isinstance(error, Exception):
+            return False
+        if isinstance(error, OutputError | OverwriteError):  # not the fault of a slide
+            return False
+        _LOG.debug("%s is left out", self._slide_id, exc_info=error)
+        self._leave_out(self._slide_id, error_words(error))
+        return True
+
+
+def slide_boundary(
+    slide_id: str, leave_out: Callable[[str, str], None] | None
+) -> _SlideBoundary:
+    """The boundary of one slide: whatever is wrong with it stops no other slide.
+
+    Every command that goes through slides one by one reads each of them in such a block.
+
+    Args:
+        slide_id: the slide.
+        leave_out: receives the slide and the reason; the traceback goes to the log `thinsection`.
+            None raises the error.
+    """
+    return _SlideBoundary(slide_id, leave_out)
 
 
 @contextmanager

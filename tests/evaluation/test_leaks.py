@@ -14,12 +14,19 @@ from tests.predict.planted import write_embeddings
 
 from thinsection.errors import DatasetError
 from thinsection.evaluation.labels import LabelsConfig, read_cohort
-from thinsection.evaluation.leaks import content_digest, is_near, near_pairs, sketches
+from thinsection.evaluation.leaks import (
+    content_digest,
+    is_near,
+    near_pairs,
+    read_contents,
+    sketches,
+)
 from thinsection.files.atomic import read_table
 from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
 from thinsection.predict.experiment import plan, train
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.predicting import predict
+from thinsection.store.hdf5 import add_dataset
 
 DIM = 24
 Names = Callable[[int], str]
@@ -43,7 +50,8 @@ def planned(root: Path, **cross: object) -> tuple[tuple[str, ...], str]:
     """The warnings, and all other sentences, of a training that is about to begin."""
     labels = LabelsConfig(labels=root / "labels.csv", target=("label",))
     cohort = read_cohort(root, labels)
-    study, _, notes = plan(cohort, FoldsConfig(folds=4, **cross), seed=0)  # type: ignore[arg-type]
+    contents = read_contents([path for paths in cohort.paths for path in paths])
+    study, notes = plan(cohort, contents, FoldsConfig(folds=4, **cross), seed=0)  # type: ignore[arg-type]
     return study.warnings, "\n".join((*cohort.account, *notes))
 
 
@@ -57,10 +65,8 @@ def add_copies(root: Path, copy: Callable[[str], str], *, half: bool = False) ->
         if half:
             with h5py.File(target, "r+") as file:
                 x = file["features"][:]  # type: ignore[index]
-                attributes = dict(file["features"].attrs)
                 del file["features"]
-                file.create_dataset("features", data=x.astype(np.float16))
-                file["features"].attrs.update(attributes)
+                add_dataset(file, "features", x.astype(np.float16))
         rows.append(f"{copy(name)},{label}")
     (root / "labels.csv").write_text("\n".join(rows) + "\n")
 
@@ -101,7 +107,9 @@ def test_nearly_the_same_tissue_is_named_in_a_warning(tmp_path: Path) -> None:
     for path in sorted(root.glob("copy*.h5")):
         with h5py.File(path, "r+") as file:
             x = file["features"][:]  # type: ignore[index]
-            file["features"][:] = x + 1e-3 * rng.normal(size=x.shape)  # type: ignore[index]
+            del file["features"]
+            x += 1e-3 * rng.normal(size=x.shape)
+            add_dataset(file, "features", x)
     (warning,) = planned(root)[0]
     assert "pairs of slides with nearly the same mean embedding" in warning
     assert "give both one case_id" in warning
@@ -181,7 +189,8 @@ def test_cases_of_one_patient_are_never_parted(tmp_path: Path) -> None:
     (root / "labels.csv").write_text(table + "\n")
     labels = LabelsConfig(labels=root / "labels.csv", target=("label",))
     cohort = read_cohort(root, labels)
-    study, _, notes = plan(cohort, FoldsConfig(folds=4), seed=0)
+    contents = read_contents([path for paths in cohort.paths for path in paths])
+    study, notes = plan(cohort, contents, FoldsConfig(folds=4), seed=0)
     assert len(cohort.cases) == 40
     assert "4 stratified folds of cases, patients whole, seed 0" in notes
     for part in study.parts:

@@ -237,7 +237,7 @@ def test_a_tampered_ledger_is_named_with_its_field_and_stays_that_slides(
     assert ls(["ls", str(out)])[0] == 0
     assert len(verify(out)[1]) == 1
     with pytest.raises(
-        StoreError, match=r"ledger must be complete, got slide\.json is damaged"
+        StoreError, match=r"ledger must be readable, got slide\.json is damaged"
     ):
         export_anndata(out, tmp_path / "x.h5ad")
     told: list[Any] = []
@@ -267,7 +267,7 @@ def test_nested_brackets_are_one_slides_damage(
     assert list(results.ledgers) == ["s0", "s1"]
     assert ls(["ls", str(out)])[0] == 0
     if depth > 64:
-        expected = "slide.json is damaged and is ignored: brackets must be nested"
+        expected = "slide.json is damaged: brackets must be nested"
         assert results.failures()["s0"].startswith(expected)
     summary = run([finished[0]], out=out, until="tiles")
     assert summary.counts["failed"] == 0

@@ -91,9 +91,9 @@ def test_a_row_per_slide_and_grid_says_what_there_is(
 ) -> None:
     rows = results.rows()
     assert [(row["slide_id"], row["grid"]) for row in rows] == [
-        *((A, GRID), (B, GRID), (B, "200px_0.5mpp"))
+        *((A, GRID), (B, "200px_0.5mpp"), (B, GRID))
     ]
-    first, second, third = rows
+    first, third, second = rows
     assert first["features"] == f"{LITE0}|{RESNET}"
     assert sorted(first["slide_features"].split("|")) == [
         f"max-{LITE0}",

@@ -17,6 +17,7 @@ from thinsection.pipeline.records import read_records
 from thinsection.pipeline.run import run
 from thinsection.pipeline.verify import verify
 from thinsection.stages.config import RunConfig
+from thinsection.store.identity import file_sum
 from thinsection.testing.synthetic import write_he_slide
 
 GRID = "256px_0.5mpp"
@@ -187,12 +188,6 @@ def test_other_settings_lie_side_by_side(
             f"'s1' has {GRID}/tiles by other settings, weights or versions in ",
         ),
         (
-            lambda document: document["stages"]["slides/tissue"]["sums"].update(
-                {"slides/s1/tissue.png": "0" * 64}
-            ),
-            "'s1' has other files of slides/tissue in ",
-        ),
-        (
             lambda document: document["source"].update(samples="0" * 24),
             "'s1' is another slide file in ",
         ),
@@ -210,6 +205,39 @@ def test_folders_that_disagree_are_named_and_nothing_is_written(
     assert f"{named}{copies[0]} and {copies[1]}" in str(raised.value)
     assert "1 conflict" in str(raised.value)
     assert not (tmp_path / "all").exists()
+
+
+def test_a_result_with_other_bytes_in_two_folders_is_refused(
+    copies: tuple[Path, Path], tmp_path: Path
+) -> None:
+    name = "slides/s1/tissue.png"
+    path = copies[1] / name
+    path.write_bytes(path.read_bytes()[::-1])
+
+    def other_sum(document: dict) -> None:  # type: ignore[type-arg]
+        document["stages"]["slides/tissue"]["sums"][name] = file_sum(path)
+
+    change_ledger(copies[1], "s1", other_sum)
+    with pytest.raises(StoreError, match="'s1' has other files of slides/tissue in "):
+        merge_results(copies, out=tmp_path / "all")
+    assert not (tmp_path / "all").exists()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_file_with_other_bytes_than_were_written_is_taken_from_no_folder(
+    copies: tuple[Path, Path], tmp_path: Path, order: int
+) -> None:
+    """Two slides are damaged: one that both folders have, and one that only one has."""
+    for folder, slide in ((copies[1], "s1"), (copies[0], "s0")):
+        path = folder / GRID / "tiles" / f"{slide}.h5"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    merged = merge_results(copies[::order], out=tmp_path / "all")
+    (left_out,) = [one for one in merged.slides if one.status == "left-out"]
+    assert left_out.slide_id == "s0"
+    assert left_out.reason == f"{GRID}/tiles/s0.h5 has other bytes than were written"
+    assert verify(tmp_path / "all")[1] == []
 
 
 def test_other_weights_behind_one_name_are_refused(

@@ -308,7 +308,7 @@ def test_the_command_says_what_was_left_out(out: Path, tmp_path: Path) -> None:
     finally:
         ledger.write_text(whole)
     assert result.exit_code == 3
-    assert "half: left out: ledger must be complete" in result.stdout
+    assert "half: left out: ledger must be readable" in result.stdout
     assert "2 slides are in" in result.stdout
 
 

@@ -408,3 +408,29 @@ def test_training_counts_each_slide_once_after_several_spellings(
     labels.write_text("case_id,grade\n" + "\n".join(lines) + "\n")
     found = read_cohort(out, LabelsConfig(labels=labels, target=("grade",)))
     assert found.account[0] == f"{NUM_CASES} slides of {NUM_CASES} cases for training"
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["copied", "moved"])
+def test_a_slide_whose_ledger_is_damaged_keeps_its_id_at_another_place(
+    tmp_path: Path, is_gone: bool
+) -> None:
+    """Of three slides of one name one has a damaged ledger, and a fourth is new."""
+    cases(tmp_path / "a", 3)
+    out = tmp_path / "results"
+    before = ids([tmp_path / "a"], out)
+    tissue([tmp_path / "a"], out)
+    ledger = out / SLIDES / before["P02"] / "slide.json"
+    ledger.write_bytes(ledger.read_bytes().replace(b'"stages"', b'"stagez"'))
+    cases(tmp_path / "b", 4)
+    if is_gone:
+        shutil.rmtree(tmp_path / "a")
+        shutil.rmtree(tmp_path / "b" / "P04")
+    lines: list[str] = []
+    entries = claim_ids(out, load_cohort([tmp_path / "b"]), lines.append)
+    after = {Path(entry.slide_path).parent.name: entry.slide_id for entry in entries}
+    assert {name: after[name] for name in before} == before
+    assert after.get("P04", "new") not in before.values()
+    (line,) = [
+        line for line in lines if repr(before["P02"]) in line and "damaged" in line
+    ]
+    assert "whose slide.json is damaged" in line

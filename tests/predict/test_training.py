@@ -29,6 +29,7 @@ from thinsection.predict.losses import cox_loss, discrete_loss, targets_of
 from thinsection.predict.model_file import load_model
 from thinsection.predict.predicting import predict
 from thinsection.predict.training import Trainer, with_recipe
+from thinsection.store.hdf5 import add_dataset, read_values
 
 SMALL = HeadConfig(hidden_dim=32, attention_dim=16)
 FIT = FitConfig(epochs=16, patience=10, lr=3e-3, device="cpu")
@@ -122,9 +123,9 @@ def test_folds_of_other_embeddings_of_the_same_size_are_trained_again(
     before = files_of(tmp_path / "e")
     for path in sorted(root.rglob("*.h5")):
         with h5py.File(path, "r+") as file:
-            features = file["features"]
-            assert isinstance(features, h5py.Dataset)
-            features[:] = features[:][:, ::-1]
+            features = read_values(file, "features", path)
+            del file["features"]
+            add_dataset(file, "features", features[:, ::-1])
     with pytest.raises(InvalidInputError, match="other embeddings"):
         train(root, out=tmp_path / "e", config=config)
     train(root, out=tmp_path / "e", config=config, overwrite=True)

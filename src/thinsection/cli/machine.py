@@ -178,7 +178,9 @@ def _devices() -> Iterator[Finding]:
 
 def _places(out: Path) -> Iterator[Finding]:
     """Cache and token of the hub, and the disk of the output folder."""
-    hub = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    named = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    # Path.expanduser raises an error for a user without a home folder
+    hub = Path(os.path.expanduser(named))  # noqa: PTH111
     token = bool(os.environ.get("HF_TOKEN")) or (hub / "token").is_file()
     yield "cache", "HF_HOME", hub.is_dir(), str(hub)
     detail = (

@@ -6,10 +6,8 @@ from typing import Annotated
 import typer
 
 from thinsection.cli.documents import MergeDocument, print_document
-from thinsection.cli.screen import AsJson, message_console
+from thinsection.cli.screen import EXIT_SOME_LEFT_OUT, AsJson, message_console
 from thinsection.types import format_bytes
-
-EXIT_SOME_LEFT_OUT = 3
 
 app = typer.Typer()
 

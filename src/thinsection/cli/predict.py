@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from thinsection.cli.flags import with_config
+from thinsection.cli.screen import EXIT_SOME_LEFT_OUT
 
 app = typer.Typer()
 group = typer.Typer(
@@ -72,7 +73,7 @@ def train_command(
 
     Each case is tested by a model that was not trained on it. OUT gets a page with the scores
     (index.html), the predictions of the test cases (predictions.csv) and the model for
-    `thinsection predict` (model.safetensors).
+    `thinsection predict` (model.safetensors). Exit code 3: slides with damaged files were left out.
 
     \b
     Examples:
@@ -120,6 +121,7 @@ def train_command(
             f"p {other['p_value']:.3g}"
         )
     typer.echo(out / "index.html")
+    raise typer.Exit(EXIT_SOME_LEFT_OUT if result["left_out"] else 0)
 
 
 @app.command("predict")
@@ -218,6 +220,8 @@ def heatmap(
     Without --out, OUT is the results folder that you pass in place of slides. Its page and
     `thinsection view` then show the heatmaps.
 
+    Exit code: 0 every slide has its heatmap, 3 some have none.
+
     \b
     Examples:
       thinsection heatmap model.safetensors slides/ --out predicted
@@ -226,9 +230,18 @@ def heatmap(
     from thinsection.cli.progress import say
     from thinsection.predict import heatmap as heatmaps
 
-    paths = heatmaps.heatmap(source, slides, out=out, config=config, on_message=say)
-    for path in paths:
-        print(path)
+    left_out: list[str] = []
+    paths = heatmaps.heatmap(
+        source,
+        slides,
+        out=out,
+        config=config,
+        on_message=say,
+        on_left_out=left_out.append,
+    )
+    for line in (*paths, *left_out):
+        print(line)
+    raise typer.Exit(EXIT_SOME_LEFT_OUT if left_out else 0)
 
 
 @group.callback()

@@ -8,6 +8,7 @@ import typer
 
 from thinsection.cli.app import called_name, do_nothing
 from thinsection.cli.flags import with_config
+from thinsection.cli.screen import EXIT_SOME_LEFT_OUT
 from thinsection.errors import ThinsectionError
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.registry import PROBES, Probe, load_probe
@@ -82,9 +83,14 @@ def _probe_command(probe: Probe) -> Callable[..., None]:
         data = probe.kind.load(path, config)
         if isinstance(data, TileSet):
             typer.echo(f"split: {data.facts['split_rule']}")
+        left_out: dict[str, str] = {}
         for result in probe.run(data, config):
             _write_and_print(result, out)
+            left_out |= result.left_out
         refresh_index(out)
+        for name, reason in left_out.items():
+            typer.echo(f"{name}: left out: {reason}")
+        raise typer.Exit(EXIT_SOME_LEFT_OUT if left_out else 0)
 
     command.__annotations__["path"] = Annotated[Path, data_argument]
     command.__annotations__["out"] = Out
@@ -160,7 +166,7 @@ def _grid(
 
     Each combination is a job of the executor. The same command again runs only the missing jobs.
 
-    Exit code: 0 all jobs done, 3 some failed.
+    Exit code: 0 all jobs done, 3 some failed or left slides out whose files are damaged or missing.
 
     \b
     Examples:
@@ -192,7 +198,7 @@ def _bench(
     OUT gets all scores (suite.json) and the comparison (comparison.html). The same command again
     runs only the missing jobs.
 
-    Exit code: 0 all jobs done, 3 some failed.
+    Exit code: 0 all jobs done, 3 some failed or left slides out whose files are damaged or missing.
 
     \b
     Example:
@@ -210,4 +216,8 @@ def _print_rows_and_exit(rows: Sequence["ProbeRow"], file: Path) -> None:
         score = row.error if row.score is None else f"{row.metric} {row.score:.4f}"
         typer.echo(f"{row.job}: {row.status}, {row.probe}: {score}")
     typer.echo(file)
-    raise typer.Exit(3 if any(row.status == "failed" for row in rows) else 0)
+    left_out = {name: why for row in rows for name, why in row.left_out.items()}
+    for name, reason in left_out.items():
+        typer.echo(f"{name}: left out: {reason}")
+    is_complete = not left_out and all(row.status != "failed" for row in rows)
+    raise typer.Exit(0 if is_complete else EXIT_SOME_LEFT_OUT)

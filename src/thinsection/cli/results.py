@@ -15,7 +15,7 @@ from thinsection.cli.documents import (
     print_document,
 )
 from thinsection.cli.flags import with_config
-from thinsection.cli.screen import AsJson
+from thinsection.cli.screen import EXIT_SOME_LEFT_OUT, AsJson
 from thinsection.pipeline.peer_export import LAYOUTS, export_peer
 from thinsection.types import counted, format_bytes
 
@@ -46,7 +46,6 @@ CacheName = Annotated[
 ]
 
 EXIT_DAMAGED = 1
-EXIT_SOME_LEFT_OUT = 3
 
 app = typer.Typer()
 _EXPORT_HELP = """Write results for other tools.

@@ -8,6 +8,9 @@ from rich.console import Console
 
 from thinsection.errors import ConfigError
 
+# exit code of a command that left out slides
+EXIT_SOME_LEFT_OUT = 3
+
 AsJson = Annotated[
     bool,
     typer.Option(

@@ -6,9 +6,10 @@ folder (ours, or TRIDENT's) the one folder `*/features_<encoder>` is taken.
 
 import pickle
 import tokenize
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -20,18 +21,21 @@ from thinsection.errors import (
     InvalidInputError,
     StoreError,
     rewording,
+    slide_boundary,
 )
 from thinsection.evaluation.cases import listed_names
 from thinsection.pipeline.folder import Results, open_results
 from thinsection.report.home import is_results_folder
 from thinsection.slide.known_ids import KnownIds
 from thinsection.stages.facts import grid_of, ledger_facts
-from thinsection.store.hdf5 import open_h5, stored_dataset
-from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
+from thinsection.store.hdf5 import open_h5
+from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger, load_ledgers
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import Attributes
 
 Embeddings = npt.NDArray[np.float32]  # (N, D)
+# why a slide whose ledger lists embeddings has none
+GONE = "its embeddings are not in this folder any more"
 H5_SUFFIXES = (".h5", ".hdf5")
 _TILE_FEATURES = "features"
 _SLIDE_FEATURES = "slide_features"
@@ -45,16 +49,37 @@ class FeatureFiles(NamedTuple):
     files: dict[str, Path]  # by slide id
     lacking: dict[str, str]  # why a slide has none, by slide id
     place: str  # folder of the embeddings, for messages
+    # why the embeddings of a slide, or its ledger, cannot be used, by slide id
+    damaged: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Why a slide has no embeddings that can be used, by slide id."""
+        return {**self.lacking, **self.damaged}
+
+    def without(self, damaged: Mapping[str, str]) -> "FeatureFiles":
+        """Returns the files without those of slides that turned out to be damaged."""
+        files = {s: file for s, file in self.files.items() if s not in damaged}
+        return self._replace(files=files, damaged={**self.damaged, **damaged})
+
+    def taking(self, slides: Collection[str]) -> "FeatureFiles":
+        """Returns the files, and the reasons, of these slides alone."""
+        return self._replace(
+            files={s: file for s, file in self.files.items() if s in slides},
+            lacking={s: why for s, why in self.lacking.items() if s in slides},
+            damaged={s: why for s, why in self.damaged.items() if s in slides},
+        )
 
 
 def _h5_features(path: Path) -> npt.NDArray[np.generic]:
     with open_h5(path) as file:
-        if "features" not in file:
-            raise DatasetError(
-                f"embeddings must be in the dataset 'features', got {sorted(file)} in "
-                f"{str(path)!r}; run `thinsection run` first"
-            )
-        return np.asarray(stored_dataset(file, "features", path)[...])
+        names = sorted(file)
+    if "features" not in names:
+        raise DatasetError(
+            f"embeddings must be in the dataset 'features', got {names} in {str(path)!r}; run "
+            "`thinsection run` first"
+        )
+    return EmbeddingRows(path)[:]
 
 
 def _npy_array(path: Path) -> npt.NDArray[np.generic]:
@@ -129,14 +154,29 @@ def open_embeddings(path: Path) -> EmbeddingRows | Embeddings:
     return read_embeddings(path)
 
 
-def gather_rows(paths: Sequence[Path], rows: Sequence[str], table: Path) -> Embeddings:
-    """One row per entry ('' of a file of one), each file opened once."""
+def gather_rows(
+    paths: Sequence[Path],
+    rows: Sequence[str],
+    table: Path,
+    leave_out: Callable[[str, str], None] | None = None,
+) -> tuple[Embeddings, list[int]]:
+    """One row per entry ('' of a file of one), each file opened once, and the entries' numbers.
+
+    `leave_out` receives a file that cannot be used, and the reason; its entries are left out. None
+    raises the error.
+    """
     entries_by_path: dict[Path, list[int]] = {}
     for entry, path in enumerate(paths):
         entries_by_path.setdefault(path, []).append(entry)
     gathered = np.empty((0, 0), dtype=np.float32)
+    kept: list[int] = []
     for path, entries in entries_by_path.items():
-        array = read_embeddings(path)
+        array = None
+        with slide_boundary(path.name, leave_out):
+            array = read_embeddings(path)
+        if array is None:
+            continue
+        kept += entries
         num_rows, dim = array.shape
         if not gathered.size:
             gathered = np.empty((len(paths), dim), dtype=np.float32)
@@ -153,7 +193,12 @@ def gather_rows(paths: Sequence[Path], rows: Sequence[str], table: Path) -> Embe
                     f"{str(table)!r}"
                 )
             gathered[entry] = array[int(text)]
-    return gathered
+    if not kept:
+        raise DatasetError(
+            f"embeddings must be readable, got no file that is in {str(table)!r}"
+        )
+    kept.sort()
+    return (gathered, kept) if len(kept) == len(paths) else (gathered[kept], kept)
 
 
 def encoder_facts(path: Path) -> dict[str, str]:
@@ -237,6 +282,26 @@ def _feature_folders(path: Path, kind: str) -> list[Path]:
     return sorted(folder for folder in folders if any(folder.glob("*.h5")))
 
 
+def damaged_slides(folder: Path) -> dict[str, str]:
+    """Slides of a results folder whose ledger is damaged, or lists a file that is gone; and why.
+
+    Args:
+        folder: `GRID/features_NAME` of a results folder; any other has no such slides.
+    """
+    out = folder.absolute().parents[1] if len(folder.absolute().parts) > 2 else folder
+    if not (out / SLIDES).is_dir():
+        return {}
+    address = str(folder.absolute().relative_to(out))
+    reasons = {}
+    for ledger in load_ledgers(out):
+        record = ledger.stages.get(address)
+        if ledger.damage:
+            reasons[ledger.slide_id] = ledger.damage
+        elif record and any(not (out / name).is_file() for name in record.files):
+            reasons[ledger.slide_id] = GONE
+    return reasons
+
+
 def known_patient(path: Path, slide_id: str) -> str:
     """The patient that the results folder around a slide's file knows; '' where it has none."""
     for folder in path.parents[1:3]:  # of <grid>/features_<encoder>/<slide_id>.h5
@@ -260,10 +325,16 @@ def find_tile_files(path: Path) -> list[Path]:
     return files
 
 
-def slide_files(data: Path, slide_ids: Sequence[str]) -> dict[str, Path]:
+def slide_files(
+    data: Path,
+    slide_ids: Sequence[str],
+    leave_out: Callable[[str, str], None] | None = None,
+) -> dict[str, Path]:
     """The embeddings file of each slide: <id>.h5|.npy|.pt, see `KnownIds`.
 
-    Raises DatasetError: a slide has none.
+    `leave_out` receives a slide without a file, and the reason; None raises an error.
+
+    Raises DatasetError: a slide has none; with `leave_out`: all have none.
     """
     folder = features_folder(data, _TILE_FEATURES, _SLIDE_FEATURES)
     files_by_id: dict[str, Path] = {}
@@ -275,7 +346,11 @@ def slide_files(data: Path, slide_ids: Sequence[str]) -> dict[str, Path]:
     missing = [
         known.words(name) for name in dict.fromkeys(slide_ids) if name not in ids
     ]
-    if missing:
+    if missing and leave_out is not None and ids:
+        for name in dict.fromkeys(slide_ids):
+            if name not in ids:
+                leave_out(name, f"no embeddings in {folder.name}")
+    elif missing:
         raise DatasetError(
             f"each slide must have embeddings in {str(folder)!r}, got none for {len(missing)} "
             f"of {len(set(slide_ids))} ({listed_names(missing)}); searched for files of type "
@@ -321,7 +396,10 @@ def _result_files(data: Path, results: Results, features: str | None) -> Feature
     address = results.choose_features(features, addresses or results.slide_features)
     files: dict[str, Path] = {}
     lacking: dict[str, str] = {}
+    damaged: dict[str, str] = {}
     for slide_id, ledger in results.ledgers.items():
+        if ledger.damage:
+            damaged[slide_id] = ledger.damage
         if address not in ledger.stages:
             continue
         of_grid = [name for name in ledger.stages if grid_of(name) == grid_of(address)]
@@ -332,11 +410,25 @@ def _result_files(data: Path, results: Results, features: str | None) -> Feature
         if file.is_file():
             files[slide_id] = file
         else:
-            lacking[slide_id] = "its embeddings are not in this folder any more"
-    return FeatureFiles(files, lacking | results.failures(), address)
+            damaged[slide_id] = GONE
+    return FeatureFiles(files, lacking | results.failures(), address, damaged)
 
 
-def check_finite(embeddings: Embeddings, ids: Sequence[str]) -> None:
+def unsigned_note(embeddings: FeatureFiles) -> list[str]:
+    """Line that says that the files carry no checksums; none where the first readable one does."""
+    for path in embeddings.files.values():
+        with suppress(StoreError):
+            is_h5 = path.suffix.lower() in H5_SUFFIXES
+            if is_h5 and EmbeddingRows(path).is_signed:
+                return []
+            return [
+                f"files in {embeddings.place} carry no checksums of thinsection: they are read "
+                "as they are"
+            ]
+    return []
+
+
+def check_finite(embeddings: npt.NDArray[np.floating], ids: Sequence[str]) -> None:
     """Raises InvalidInputError naming the rows with NaN or inf.
 
     Memory: O(N); a row's sum is non-finite where a value is (float64, so nothing overflows).

@@ -234,7 +234,10 @@ def join_labels(
         config: the table, and its columns.
         trained: the target of a model that is tested on these cases: its classes are taken.
     """
-    files, lacking, place = embeddings
+    files = embeddings.files
+    # the reasons of damaged slides are reported one by one
+    lacking = embeddings.lacking | dict.fromkeys(embeddings.damaged, "left out")
+    place = embeddings.place
     known = {*files, *lacking}
     table = read_labels_of(config, known, owners)
     slides_of_rows = table.slides_of_rows(files, owners)

@@ -7,23 +7,30 @@ equal after rounding to float16, or slides whose mean embeddings nearly coincide
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import DatasetError
+from thinsection.errors import DatasetError, slide_boundary
 from thinsection.evaluation.cases import Groups, listed_names
 from thinsection.evaluation.embeddings import (
     Embeddings,
     check_finite,
+    feature_files,
     open_embeddings,
+    unsigned_note,
 )
-from thinsection.evaluation.labels import Cohort
+from thinsection.evaluation.labels import (
+    Cohort,
+    LabelsConfig,
+    join_labels,
+    known_patients,
+)
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.parts import Part
 from thinsection.types import counted
@@ -56,6 +63,11 @@ class Contents:
     means: npt.NDArray[np.float64]  # (n, D)
     num_tiles: npt.NDArray[np.int64]  # (n,)
 
+    def take(self, rows: Sequence[int]) -> "Contents":
+        """Contents of some slides."""
+        digests = tuple(self.digests[row] for row in rows)
+        return Contents(digests, self.means[rows], self.num_tiles[rows])
+
     def case_means(self, cases: IndexArray) -> npt.NDArray[np.float64]:
         """Mean over all tiles of each case, (C, D), of slides whose cases are 0..C-1."""
         sums = np.zeros((int(cases.max()) + 1, self.means.shape[1]))
@@ -63,32 +75,87 @@ class Contents:
         return sums / np.bincount(cases, weights=self.num_tiles)[:, None]
 
 
+class Labelled(NamedTuple):
+    """Labelled cases whose embeddings can be read."""
+
+    cohort: Cohort
+    contents: Contents  # of the cohort's slides, in its order
+    left_out: Mapping[str, str]  # why a slide of the folder cannot be used, by slide id
+
+
+def read_labelled(data: Path, config: LabelsConfig) -> Labelled:
+    """Joins labels and embeddings, and reads each file of embeddings once.
+
+    A slide whose file is missing, damaged, empty or not finite is left out; a case keeps its
+    other slides.
+
+    Memory: as `read_cohort` and `read_contents`.
+
+    Raises DatasetError, ConfigError, InvalidInputError: as `read_cohort` and `read_contents`.
+    """
+    embeddings = feature_files(data, config.features)
+    owners = known_patients(data)
+    cohort = join_labels(embeddings, owners, config)
+    files: dict[str, Path] = {}
+    for slides, paths in zip(cohort.slides, cohort.paths, strict=True):
+        files.update(zip(slides, paths, strict=True))
+    damaged: dict[str, str] = {}
+    contents = _read_usable(files, damaged.__setitem__)
+    if damaged:
+        embeddings = embeddings.without(damaged)
+        cohort = join_labels(embeddings, owners, config)
+        usable = [slide for slide in files if slide not in damaged]
+        row_of = {slide: row for row, slide in enumerate(usable)}
+        contents = contents.take([row_of[slide] for slide in chain(*cohort.slides)])
+    left_out = embeddings.damaged
+    lines = unsigned_note(embeddings)
+    if left_out:
+        lines.append(
+            f"{counted(len(left_out), 'slide')} left out, whose stored results cannot be used: "
+            f"{listed_names([*left_out])}"
+        )
+    cohort = replace(cohort, account=(*cohort.account, *lines))
+    return Labelled(cohort, contents, left_out)
+
+
 def read_contents(files: Sequence[Path]) -> Contents:
     """Reads each file once.
 
     Memory: one file's embeddings, twice, and 8 n D bytes.
 
-    Raises DatasetError, InvalidInputError: no tiles, another number of channels than the first, all
-    zero, not finite.
+    Raises DatasetError, InvalidInputError: a file that cannot be used, another number of channels
+    than in the first, or only zeros.
     """
+
+    def refuse(name: str, reason: str) -> None:
+        raise DatasetError(reason)
+
+    return _read_usable({str(path): path for path in files}, refuse)
+
+
+def _read_usable(
+    files: Mapping[str, Path], leave_out: Callable[[str, str], None]
+) -> Contents:
+    """Contents of the files that can be used; the others go to `leave_out` with the reason."""
     digests: list[str] = []
     means: list[npt.NDArray[np.float64]] = []
     sizes: list[int] = []
     zero: list[str] = []
-    for path in files:
-        tiles = open_embeddings(path)[:]
-        if len(tiles) == 0:
-            raise DatasetError(f"a slide must have tiles, got none in {str(path)!r}")
+    first_path = None
+    for slide, path in files.items():
+        tiles = None
+        with slide_boundary(slide, leave_out):
+            tiles = _finite_tiles(path)
+        if tiles is None:
+            continue
+        first_path = first_path or path
         if means and tiles.shape[1] != len(means[0]):
             raise DatasetError(
                 f"embeddings must have the same number of channels, got {len(means[0])} in "
-                f"{str(files[0])!r} and {tiles.shape[1]} in {str(path)!r}; keep the embeddings "
+                f"{str(first_path)!r} and {tiles.shape[1]} in {str(path)!r}; keep the embeddings "
                 "of one encoder in a folder"
             )
         mean = tiles.mean(axis=0, dtype=np.float64)
-        if not np.isfinite(mean).all():
-            rows = [f"row {i} of {path.name}" for i in range(len(tiles))]
-            check_finite(tiles, rows)
         if not tiles.any():
             zero.append(path.stem)
         digests.append(content_digest(tiles))
@@ -99,7 +166,18 @@ def read_contents(files: Sequence[Path]) -> Contents:
             f"embeddings must not be all zero, got only zeros in {len(zero)} of {len(files)} "
             f"slides ({listed_names(zero)}); embed these again, or remove them from the labels"
         )
-    return Contents(tuple(digests), np.stack(means), np.array(sizes, dtype=np.int64))
+    stacked = np.stack(means) if means else np.empty((0, 0))
+    return Contents(tuple(digests), stacked, np.array(sizes, dtype=np.int64))
+
+
+def _finite_tiles(path: Path) -> npt.NDArray[np.floating]:
+    """Embeddings (N, D) of a file, of one tile at least."""
+    tiles = open_embeddings(path)[:]
+    if len(tiles) == 0:
+        raise DatasetError(f"a slide must have tiles, got none in {str(path)!r}")
+    if not np.isfinite(tiles.mean(axis=0, dtype=np.float64)).all():
+        check_finite(tiles, [f"row {i} of {path.name}" for i in range(len(tiles))])
+    return tiles
 
 
 def content_digest(tiles: npt.NDArray[np.floating]) -> str:

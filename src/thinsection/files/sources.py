@@ -80,8 +80,7 @@ class FsspecSource:
         self._fs, self._path = filesystem(self.name)
         try:
             self.size = int(self._fs.size(self._path))
-        # TypeError: a server that tells no size
-        except (OSError, ValueError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001 - each store has its own errors
             raise SlideOpenError(
                 f"slide must be reachable, got {without_secrets(repr(error))} for {self.name!r}"
             ) from None
@@ -154,7 +153,7 @@ class FsspecSource:
             data: bytes = self._fs.cat_file(
                 self._path, start=offset, end=offset + length
             )
-        except (OSError, ValueError) as error:
+        except Exception as error:
             raise SlideReadError(
                 f"range of {self.name!r} must be readable, got {without_secrets(repr(error))}"
             ) from error
@@ -217,6 +216,11 @@ def filesystem(url: str) -> "tuple[AbstractFileSystem, str]":
         raise SlideOpenError(
             f"URL must have a known protocol, got {public_url(url)!r}: "
             f"{without_secrets(str(error))}"
+        ) from None
+    except Exception as error:  # noqa: BLE001 - each store has its own errors
+        raise SlideOpenError(
+            f"URL must lead to a readable place, got {without_secrets(repr(error))} for "
+            f"{public_url(url)!r}"
         ) from None
     return file_system, str(path)
 

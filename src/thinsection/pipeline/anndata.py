@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from thinsection.errors import InvalidInputError, StoreError, importing
+from thinsection.errors import StoreError, importing
 from thinsection.files.atomic import atomic_path
 from thinsection.pipeline.folder import (
     Listener,
@@ -43,9 +43,8 @@ def export_anndata(
     tables = []
     slides = []
     for slide_id, ledger in results.ledgers.items():
-        with leaving_out(slide_id, on_damage, StoreError, InvalidInputError):
-            if ledger.damage:
-                raise StoreError(f"ledger must be complete, got {ledger.damage}")
+        with leaving_out(slide_id, on_damage):
+            ledger.check()
             if address not in ledger.stages:
                 continue
             stored = results.tile_embeddings(slide_id, address)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from thinsection.errors import (
     InvalidInputError,
     StoreError,
     importing,
+    slide_boundary,
 )
 from thinsection.files.pages import data_uri
 from thinsection.files.tables import open_table
@@ -38,8 +39,8 @@ from thinsection.store.tile_tables import (
 )
 from thinsection.store.tiles_h5 import (
     TilesFile,
+    read_embedded_tiles,
     read_slide_embedding,
-    read_tiles,
 )
 from thinsection.types import Document, PlainValues, counted, format_bytes
 
@@ -291,7 +292,7 @@ class Results:
         Memory: 4 N D bytes.
         """
         address = self.choose_features(features)
-        stored = read_tiles(self.file(slide_id, address))
+        stored = read_embedded_tiles(self.file(slide_id, address))
         grid = address.split("/", maxsplit=1)[0]
         return replace(stored, plan=self._plan(slide_id, grid))
 
@@ -411,14 +412,14 @@ def _labels(path: Path, slides: Iterable[str]) -> dict[str, dict[str, str]]:
     return by_slide
 
 
-@contextmanager
 def leaving_out(
-    slide_id: str, on_left_out: Listener | None, *errors: type[Exception]
-) -> Iterator[None]:
+    slide_id: str, on_left_out: Listener | None
+) -> AbstractContextManager[None, bool]:
     """Reports an error of a slide and leaves the slide out; without a listener, it is raised."""
-    try:
-        yield
-    except errors as error:
-        if on_left_out is None:
-            raise
-        on_left_out(f"{slide_id}: left out: {error}")
+    if on_left_out is None:
+        return slide_boundary(slide_id, None)
+
+    def leave_out(slide: str, reason: str) -> None:
+        on_left_out(f"{slide}: left out: {reason}")
+
+    return slide_boundary(slide_id, leave_out)

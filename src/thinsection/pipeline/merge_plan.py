@@ -1,6 +1,6 @@
 """What a merge takes: each finished slide of the folders once, or a refusal with names.
 
-Only ledgers, records and sizes of files are read, and nothing is written.
+Ledgers and records are read, each file is compared with its checksum, and nothing is written.
 """
 
 import functools
@@ -16,6 +16,7 @@ from thinsection.pipeline.results import SlideResult, read_failure
 from thinsection.pipeline.task import ended_slides
 from thinsection.slide.slide_ids import SlideFile
 from thinsection.store.claims import read_claims
+from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledgers
 from thinsection.types import Document, counted
 
@@ -94,6 +95,8 @@ class Source:
                 path = self.folder / name
                 if not path.is_file() or path.stat().st_size != size:
                     return f"{name} is missing or incomplete"
+                if name in record.sums and file_sum(path) != record.sums[name]:
+                    return f"{name} has other bytes than were written"
         if self.ended is not None and slide_id not in self.ended and not is_excluded:
             return "its run did not finish; run the same command again there"
         return ""

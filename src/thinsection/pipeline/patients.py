@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from thinsection.errors import OutputError, StoreError, error_words
+from thinsection.errors import StoreError, slide_boundary
 from thinsection.files.tables import open_table
 from thinsection.pipeline.pooling import FeaturesFile, content_key, find_features
 from thinsection.pipeline.results import SlideResult, Status
@@ -31,6 +31,7 @@ from thinsection.stages.features import deciding
 from thinsection.stages.leaves import fit_warnings, tile_layout
 from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.tiles_h5 import (
+    read_embedded_tiles,
     read_slide_embedding,
     read_tiles,
     write_slide_embedding,
@@ -90,19 +91,16 @@ def write_patients(
     for patient in group_by_patient(pooled, patient_of_slide, on_message):
         target = target_file(patient, encoder, early=pooling.patients == "early")
         status: Status = "failed"
-        error_message = ""
-        try:
+        reasons: dict[str, str] = {}
+        name = f"patient {patient.patient_id}"
+        with slide_boundary(name, reasons.__setitem__):
             status = _write_embedding(patient, encoder, pooling, target)
-        except OutputError:  # not the fault of one patient
-            raise
-        except Exception as error:  # noqa: BLE001 - the boundary of one patient
-            error_message = error_words(error)
         result = SlideResult(
-            slide_id=f"patient {patient.patient_id}",
+            slide_id=name,
             slide_path=str(target),
             status=status,
             stage=STAGE if status == "failed" else "",
-            error=error_message,
+            error=reasons.get(name, ""),
         )
         on_result(result)
         results.append(result)
@@ -261,8 +259,8 @@ def _hashes_of_tiles(
     """Hash of all that the tiles of each slide contribute, by slide id."""
     hashes = {}
     for file in patient.slides:
-        tiles = read_tiles(file.path)
-        if tiles.features is not None and len(tiles.features):
+        tiles = read_embedded_tiles(file.path)
+        if len(tiles.coords_l0):
             # it refuses other tiles; `aggregate` has said of this slide what is unknown
             fit_warnings(tiles, encoder, file.path)
             layout = tile_layout(

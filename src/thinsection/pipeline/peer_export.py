@@ -14,12 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.encode.registry import peer_encoder
-from thinsection.errors import (
-    InvalidInputError,
-    SlideOpenError,
-    SlideReadError,
-    StoreError,
-)
+from thinsection.errors import InvalidInputError, OverwriteError, StoreError
 from thinsection.files.atomic import atomic_path, link_or_copy, read_table, write_table
 from thinsection.pipeline.folder import (
     Listener,
@@ -31,7 +26,13 @@ from thinsection.pipeline.tiled_slide import TiledSlide, tiled_slide
 from thinsection.registry import Entry, Registry
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SlideLedger
-from thinsection.store.tiles_h5 import Embeddings, TilesFile, read_tiles
+from thinsection.store.tile_tables import EmbeddingRows
+from thinsection.store.tiles_h5 import (
+    Embeddings,
+    TilesFile,
+    read_slide_embedding,
+    read_tiles,
+)
 from thinsection.types import Document, counted
 
 # suffixes that TRIDENT treats as one
@@ -140,6 +141,20 @@ class PeerSlide:
             embeddings = read_tiles(self.features_path).features
         assert embeddings is not None
         return embeddings
+
+    def check_features(self) -> None:
+        """Checks the files of embeddings, which may be linked without being read.
+
+        Memory:
+            8 MiB.
+
+        Raises:
+            StoreError: one is damaged.
+        """
+        if self.features_path is not None:
+            EmbeddingRows(self.features_path).check()
+        for path in self.slide_features.values():
+            read_slide_embedding(path)
 
     def write_pt(
         self, path: Path, order: npt.NDArray[np.intp] | slice = slice(None)
@@ -267,9 +282,8 @@ def export_peer(
     listener = None if on_left_out is None else leave_out
     slides: list[PeerSlide] = []
     for slide_id, ledger in results.ledgers.items():
-        with leaving_out(slide_id, listener, StoreError, InvalidInputError):
-            if ledger.damage:
-                raise StoreError(f"ledger must be complete, got {ledger.damage}")
+        with leaving_out(slide_id, listener):
+            ledger.check()
             has_features = not address or address in ledger.stages
             if f"{grid}/tiles" in ledger.stages and has_features:
                 slide = _peer_slide(
@@ -285,13 +299,7 @@ def export_peer(
         _check_file_stems(slides, tool)
     exported: list[PeerSlide] = []
     for slide in _readable(slides, listener):
-        with leaving_out(
-            slide.slide_id,
-            listener,
-            InvalidInputError,
-            SlideOpenError,
-            SlideReadError,
-        ):
+        with leaving_out(slide.slide_id, listener):
             for name, source in layout.files(slide):
                 _place(out / name, source, copy=copy)
             exported.append(slide)
@@ -319,7 +327,8 @@ def _readable(
     """Slides whose tiles can be read; see `leaving_out`."""
     for slide in slides:
         tiles = None
-        with leaving_out(slide.slide_id, on_left_out, StoreError):
+        with leaving_out(slide.slide_id, on_left_out):
+            slide.check_features()
             tiles = slide.tiles
         if tiles is not None:
             yield slide
@@ -391,7 +400,7 @@ def _place(target: Path, source: Source, *, copy: bool = False) -> None:
         else:
             source(tmp)
         if target.exists() and file_sum(tmp) != file_sum(target):
-            raise StoreError(
+            raise OverwriteError(
                 f"file must be new or unchanged, got a different one at {str(target)!r}; pass "
                 "another --out"
             )
@@ -417,7 +426,7 @@ def _place_table(target: Path, rows: list[Document]) -> None:
             new_rows = {frozenset(row.items()) for row in read_table(tmp)}
             rows_before = [frozenset(row.items()) for row in read_table(target)]
             if any(row not in new_rows for row in rows_before):
-                raise StoreError(
+                raise OverwriteError(
                     "table must be new or only gain rows, got one with other rows at "
                     f"{str(target)!r}; pass another --out"
                 )

@@ -15,7 +15,6 @@ from thinsection.encode.registry import our_name
 from thinsection.errors import (
     InvalidInputError,
     StoreError,
-    ThinsectionError,
 )
 from thinsection.files.atomic import atomic_path
 from thinsection.files.lock import LOCK_NAME, hold
@@ -91,7 +90,7 @@ def import_peer(
     )
     for path in files:
         slide_id = path.name.removesuffix(source.end)
-        with leaving_out(slide_id, on_left_out, ThinsectionError):
+        with leaving_out(slide_id, on_left_out):
             facts = _slide_facts(
                 slide_id, rows.get(slide_id, {}), entries.get(slide_id)
             )

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from thinsection.config import as_mapping
-from thinsection.errors import OutputError, StoreError, error_words
+from thinsection.errors import StoreError, slide_boundary
 from thinsection.files.atomic import output_errors
 from thinsection.files.lock import LOCK_NAME, find_unfinished_files, hold, sweep_slide
 from thinsection.jobs.execute import execute
@@ -38,7 +38,12 @@ from thinsection.stages.leaves import (
 from thinsection.stages.source import Source
 from thinsection.stages.stage import RecordedStage, SlideWork
 from thinsection.store.ledger import SLIDES, load_ledger
-from thinsection.store.tiles_h5 import TilesFile, read_slide_embedding, read_tiles
+from thinsection.store.tiles_h5 import (
+    TilesFile,
+    read_embedded_tiles,
+    read_slide_embedding,
+    read_tiles,
+)
 from thinsection.types import Document, counted, parse_bytes
 
 
@@ -98,14 +103,12 @@ class PoolingTask(Task[FeaturesFile, SlideResult]):
 
     def _pool(self, file: FeaturesFile, encoder: SlideEncoder) -> SlideResult:
         """Result of one file: done, skipped or failed."""
-        try:
+        reasons: dict[str, str] = {}
+        with slide_boundary(file.slide_id, reasons.__setitem__):
             if file.results is not None:
                 return _pool_recorded(file, file.results, encoder)
             return _pool_foreign(file, encoder, self.pooling)
-        except OutputError:  # not the fault of one slide
-            raise
-        except Exception as error:  # noqa: BLE001 - the per-slide boundary of pooling
-            return file.failed(PoolingStage.title, error_words(error))
+        return file.failed(PoolingStage.title, reasons[file.slide_id])
 
     def lost(self, entry: FeaturesFile, reason: str) -> SlideResult:
         """See `Task.lost`."""
@@ -163,6 +166,9 @@ def aggregate_folder(
                 on_message=on_message,
             )
             ended = [results[file.path] for file in files]
+            for result in _damaged_slides(folder):
+                on_result(result)
+                ended.append(result)
             for status in ("done", "skipped"):
                 count = sum(result.status == status for result in ended)
                 record.counts[status] = count
@@ -176,6 +182,23 @@ def aggregate_folder(
         write_tables(files[0].results, known_slides(files[0].results))
         write_index(files[0].results)
     return ended
+
+
+def _damaged_slides(folder: Path) -> list[SlideResult]:
+    """Slides of a results folder whose ledger is damaged: nobody knows what they have."""
+    if not (folder / SLIDES).is_dir():
+        return []
+    return [
+        SlideResult(
+            slide_id=slide_id,
+            slide_path="",
+            status="failed",
+            stage="ledger",
+            error=ledger.damage,
+        )
+        for slide_id, ledger in open_results(folder).ledgers.items()
+        if ledger.damage
+    ]
 
 
 def find_features(
@@ -247,7 +270,7 @@ def _pool_recorded(
         features = RecordedStage(
             recorded_address=address, recorded_key=ledger.stages[address].key
         )
-        tiles = read_tiles(file.path)
+        tiles = read_embedded_tiles(file.path)
         warnings = fit_warnings(tiles, slide_encoder, file.path)
         stage = PoolingStage(
             features=features,
@@ -267,6 +290,8 @@ def _pool_recorded(
             slide_encoders={slide_encoder.name: slide_encoder},
         )
         if work.is_done(stage):
+            for name in work.ledger.stages[stage.address].files:
+                read_slide_embedding(work.path(name))
             return file.succeeded("skipped", facts)
         work.missing = [stage]
         work.check_stale()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from thinsection.errors import StoreError
 from thinsection.files.atomic import write_text
 from thinsection.files.json_text import read_json
 from thinsection.pipeline.folder import (
@@ -75,7 +74,8 @@ def export_qupath(
     listener = None if on_left_out is None else leave_out
     files: dict[str, str] = {}  # name of the image -> its GeoJSON
     for slide_id, ledger in results.ledgers.items():
-        with leaving_out(slide_id, listener, StoreError, ValueError):
+        with leaving_out(slide_id, listener):
+            ledger.check()
             name = f"{slide_id}.geojson"
             write_features(out / name, _features(results, slide_id, grid))
             image = Path(str(ledger.slide.get("slide_path", slide_id))).name

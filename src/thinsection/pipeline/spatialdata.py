@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import thinsection
-from thinsection.errors import InvalidInputError, StoreError, importing
+from thinsection.errors import (
+    InvalidInputError,
+    OverwriteError,
+    StoreError,
+    importing,
+)
 from thinsection.files.atomic import TMP_MARK, output_errors
 from thinsection.files.json_text import read_json
 from thinsection.pipeline.folder import (
@@ -74,9 +79,8 @@ def export_spatialdata(
         grid = results.choose_grid(chooser='features="..."')
     count = 0
     for slide_id, ledger in results.ledgers.items():
-        with leaving_out(slide_id, on_left_out, InvalidInputError):
-            if ledger.damage:
-                raise InvalidInputError(f"ledger must be complete, got {ledger.damage}")
+        with leaving_out(slide_id, on_left_out):
+            ledger.check()
             if (address or f"{grid}/{_TILES}") in ledger.stages:
                 _write_store(results, ledger, grid, address, out / f"{slide_id}.zarr")
                 count += 1
@@ -94,7 +98,7 @@ def _write_store(
     made_from = _made_from(ledger, grid, address)
     if target.exists():
         if _stored_attributes(target) != made_from:
-            raise StoreError(
+            raise OverwriteError(
                 f"store must be new or of the same results, got another one at "
                 f"{str(target)!r}; pass another --out"
             )

@@ -103,9 +103,8 @@ def tiled_slides(
         on_left_out: takes a line for each slide without tiles; with None that is an error.
     """
     for slide_id, ledger in results.ledgers.items():
-        with leaving_out(slide_id, on_left_out, StoreError, InvalidInputError):
-            if ledger.damage:
-                raise StoreError(f"ledger must be complete, got {ledger.damage}")
+        with leaving_out(slide_id, on_left_out):
+            ledger.check()
             yield tiled_slide(results, ledger, grid)
 
 

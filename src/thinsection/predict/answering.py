@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from thinsection.config import from_mapping
-from thinsection.errors import InvalidInputError, OutputError, StoreError, error_words
+from thinsection.errors import InvalidInputError, StoreError, slide_boundary
 from thinsection.evaluation.embeddings import open_embeddings
 from thinsection.evaluation.leaks import content_digest
 from thinsection.evaluation.target import Target
@@ -22,7 +22,7 @@ from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
 from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.pipeline.task import set_threads
-from thinsection.predict.bags import Bag, Bags
+from thinsection.predict.bags import Bag, bag_of
 from thinsection.predict.inputs import check_inputs, read_inputs
 from thinsection.predict.model_file import (
     Model,
@@ -33,7 +33,7 @@ from thinsection.predict.model_file import (
     name_marks,
 )
 from thinsection.stages.tiles import write_columns
-from thinsection.store.hdf5 import open_h5
+from thinsection.store.hdf5 import open_h5, read_values
 from thinsection.store.ledger import stage_key
 from thinsection.weights.origin import slug
 from thinsection.weights.placement import resolve_device
@@ -92,13 +92,10 @@ class PredictTask(Task[Prediction, Prediction]):
         model = load_model(self.model)
         predictions = []
         for entry in entries:
-            try:
-                prediction = self.finished(entry) or self._answer(model, entry)
-            except OutputError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the per-slide boundary
-                prediction = self.lost(entry, error_words(error))
-            predictions.append(prediction)
+            reasons: dict[str, str] = {}
+            with slide_boundary(entry.name, reasons.__setitem__):
+                predictions.append(self.finished(entry) or self._answer(model, entry))
+            predictions += [self.lost(entry, why) for why in reasons.values()]
         return Report(results=tuple(predictions))
 
     def lost(self, entry: Prediction, reason: str) -> Prediction:
@@ -157,13 +154,13 @@ class PredictTask(Task[Prediction, Prediction]):
         """Makes the prediction of the model, and writes it."""
         key = self._key(entry)
         paths = [Path(path) for path in entry.files]
-        for path in paths:
-            check_inputs(model.card.inputs, read_inputs(path), path.stem)
-        with Bags([paths], cells=model.heads[0].needs_cells) as bags:
-            bag = bags.read(0)
+        slides, left_out = _read_slides(model, paths)
+        paths = [path for path in paths if path.stem not in left_out]
+        bag = bag_of(slides, paths, cells=model.heads[0].needs_cells)
+        contents, means = _content_marks(slides)
+        del slides  # the bag may be a copy
         stems = [path.stem for path in paths]
         names = name_marks(entry.name, entry.case_id, entry.patient_id, *stems)
-        contents, means = _content_marks(paths)
         marks = [*names, *contents]
         members = model.asked(marks)
         seen = model.seen_as(names, contents, means)
@@ -172,6 +169,9 @@ class PredictTask(Task[Prediction, Prediction]):
             model, members, bag, self.device, tiles=self._draws(entry)
         )
         answers = model.answers(logits, members)
+        warnings += [
+            f"without the slide {slide!r}: {why}" for slide, why in left_out.items()
+        ]
         mean = bag.features.mean(0, dtype=np.float64)
         distance = model.usual.distance(mean, len(bag.features))
         threshold = model.card.threshold
@@ -195,14 +195,39 @@ class PredictTask(Task[Prediction, Prediction]):
         return prediction
 
 
+def _read_slides(
+    model: Model, paths: Sequence[Path]
+) -> tuple[list[npt.NDArray[np.floating]], dict[str, str]]:
+    """Embeddings of the slides of a bag, and why a slide of several is left out.
+
+    Raises StoreError: none of the slides can be used.
+    """
+    slides: list[npt.NDArray[np.floating]] = []
+    left_out: dict[str, str] = {}
+
+    def read(path: Path) -> None:
+        check_inputs(model.card.inputs, read_inputs(path), path.stem)
+        slides.append(open_embeddings(path)[:])
+
+    if len(paths) == 1:
+        read(paths[0])
+        return slides, left_out
+    for path in paths:
+        with slide_boundary(path.stem, left_out.__setitem__):
+            read(path)
+    if not slides:
+        reasons = "; ".join(f"{slide}: {why}" for slide, why in left_out.items())
+        raise StoreError(f"a case must have a slide that can be used, got {reasons}")
+    return slides, left_out
+
+
 def _content_marks(
-    paths: Sequence[Path],
+    slides: Sequence[npt.NDArray[np.floating]],
 ) -> tuple[list[str], npt.NDArray[np.float64]]:
-    """Mark and mean embedding (S, D) of each slide. Memory: the embeddings of one slide."""
+    """Mark and mean embedding (S, D) of each slide."""
     contents = []
     means = []
-    for path in paths:
-        tiles = open_embeddings(path)[:]
+    for tiles in slides:
         contents.append(content_mark(content_digest(tiles)))
         means.append(tiles.mean(axis=0, dtype=np.float64))
     return contents, np.stack(means)
@@ -213,7 +238,7 @@ def _write_heatmap(
 ) -> None:
     """Writes a per-tile table with the coordinates of the tiles and the model's SHA-256."""
     with open_h5(embeddings) as file:
-        coords = file["coords"][:]
+        coords = read_values(file, "coords", embeddings)
         attributes = {
             name: value
             for name, value in file["coords"].attrs.items()

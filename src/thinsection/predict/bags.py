@@ -18,7 +18,7 @@ import torch
 
 from thinsection.errors import DatasetError
 from thinsection.evaluation.embeddings import check_finite, open_embeddings
-from thinsection.store.hdf5 import open_h5, stored_dataset
+from thinsection.store.hdf5 import open_h5, read_values
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, check_numbers
 from thinsection.types import Closing, CoordsL0
@@ -92,12 +92,7 @@ class Bags(Closing):
         if rng is not None and 0 < most < total:
             rows = np.sort(rng.choice(total, most, replace=False))
         parts = [slide[:] for slide in slides] if rows is None else _take(slides, rows)
-        joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        features = np.ascontiguousarray(joined, dtype=np.float32)
-        # a sum in float32 may overflow although every value is finite, so check them one by one
-        if not np.isfinite(features.sum()):
-            ids = [f"row {i} of {paths[0].name}" for i in range(len(features))]
-            check_finite(features, ids)
+        features = _joined(parts, paths)
         cells = None
         if self.cells:
             cells = _read_cells(paths)
@@ -159,6 +154,30 @@ class Bags(Closing):
         self._kept.clear()
 
 
+def bag_of(
+    slides: Sequence[npt.NDArray[np.floating]], paths: Sequence[Path], *, cells: bool
+) -> Bag:
+    """Bag of slides whose embeddings are read already.
+
+    Raises DatasetError: see `Bags.read`.
+    """
+    _check_slides(slides, paths)
+    return Bag(_joined(slides, paths), _read_cells(paths) if cells else None)
+
+
+def _joined(
+    slides: Sequence[npt.NDArray[np.floating]], paths: Sequence[Path]
+) -> npt.NDArray[np.float32]:
+    """Embeddings of all slides as finite float32."""
+    joined = slides[0] if len(slides) == 1 else np.concatenate(slides)
+    features = np.ascontiguousarray(joined, dtype=np.float32)
+    # a sum in float32 may overflow although every value is finite, so check them one by one
+    if not np.isfinite(features.sum()):
+        ids = [f"row {i} of {paths[0].name}" for i in range(len(features))]
+        check_finite(features, ids)
+    return features
+
+
 def _check_slides(slides: Sequence[Stored], paths: Sequence[Path]) -> None:
     """Raises DatasetError: no tiles, or several encoders."""
     names = ", ".join(repr(str(path)) for path in paths)
@@ -188,9 +207,9 @@ def _read_cells(paths: Sequence[Path]) -> Rows:
     slides = []
     for path in paths:
         with open_h5(path) as file:
-            dataset = stored_dataset(file, "coords", path)
-            attributes = dict(file.attrs) | dict(dataset.attrs)
-            coords = np.asarray(dataset[...], np.int64).reshape(-1, 2)
+            stored = read_values(file, "coords", path)
+            attributes = dict(file.attrs) | dict(file["coords"].attrs)
+            coords = stored.astype(np.int64).reshape(-1, 2)
         check_numbers(attributes, path)
         tiles = TilesFile(coords_l0=coords, features=None, attributes=attributes)
         if not tiles.tile_px_l0:

@@ -26,8 +26,8 @@ from thinsection.errors import (
     StoreError,
     rewording,
 )
-from thinsection.evaluation.labels import Cohort, read_cohort
-from thinsection.evaluation.leaks import Contents, check_copies, read_contents, sketches
+from thinsection.evaluation.labels import Cohort
+from thinsection.evaluation.leaks import Contents, check_copies, read_labelled, sketches
 from thinsection.evaluation.parts import Drawing, make_parts
 from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.files.workbook import split_sheet
@@ -118,19 +118,24 @@ def train(
 
     Memory: `cross.memory` in each process.
 
-    Raises ThinsectionError: labels that do not match, bad settings, a damaged file, a lost cluster,
-    a model of other labels or settings in `out`.
+    A slide whose embeddings are damaged, missing or not finite is left out, and named in
+    "left_out" of the result with the reason.
+
+    Raises ThinsectionError: labels that do not match, bad settings, a lost cluster, a model of
+    other labels or settings in `out`.
     """
     config = config or TrainConfig()
     on_message = on_message or ignore_message
     out = Path(out).absolute()
     folder = Path(data).absolute()
-    cohort = read_cohort(Path(data), config.labels)
+    cohort, contents, left_out = read_labelled(Path(data), config.labels)
+    for slide, reason in left_out.items():
+        on_message(f"{slide}: left out: {reason}")
     for line in cohort.account:
         on_message(line)
     if cohort.questions:
         raise DatasetError("; and ".join(cohort.questions))
-    study, contents, notes = plan(cohort, config.cross, config.fit.seed)
+    study, notes = plan(cohort, contents, config.cross, config.fit.seed)
     warnings = [f"warning: {warning}" for warning in study.warnings]
     for line in (*notes, *warnings, *tested.forecast(study)):
         on_message(line)
@@ -145,6 +150,7 @@ def train(
     if against is not None:
         document["against"] = tested.compare(scored, Path(against))
     heatmaps = heatmap_folder(folder / cohort.place.split("/")[0], out.name)
+    document["left_out"] = dict(left_out)
     document["heatmaps"] = os.path.relpath(heatmaps, out)
     model = _ensemble(config, trained, scored, document["scores"], name=out.name)
     model_path = out / "model.safetensors"
@@ -152,6 +158,11 @@ def train(
     save_model(model_path, model)
     model_sum = file_sum(model_path)
     for drawn in sorted(folder.glob(f"*/{heatmaps.name}")):
+        if not os.access(drawn, os.W_OK):
+            on_message(
+                f"heatmaps in {drawn}, which cannot be written, stay as they are"
+            )
+            continue
         num_stale = remove_stale_heatmaps(drawn, model_sum, replaced_sum=replaced_sum)
         if num_stale:
             on_message(stale_words(drawn, num_stale))
@@ -166,12 +177,11 @@ def train(
 
 
 def plan(
-    cohort: Cohort, cross: FoldsConfig, seed: int
-) -> tuple[Study, Contents, list[str]]:
-    """Folds whose parts share nothing, the slides' contents, and messages for the user.
+    cohort: Cohort, contents: Contents, cross: FoldsConfig, seed: int
+) -> tuple[Study, list[str]]:
+    """Folds whose parts share nothing, and messages for the user.
 
-    Raises DatasetError, InvalidInputError, ConfigError: see `make_parts`, `read_contents` and
-    `check_copies`.
+    Raises DatasetError, InvalidInputError, ConfigError: see `make_parts` and `check_copies`.
     """
     if cross.repeats < 1:
         raise ConfigError(f"repeats must be >= 1, got {cross.repeats}")
@@ -184,7 +194,6 @@ def plan(
     )
     allowed = cross.allow_leakage
     parts, lines = make_parts(cohort, drawing, cross.splits, allow_leakage=allowed)
-    contents = read_contents([path for paths in cohort.paths for path in paths])
     copies = check_copies(cohort, parts, contents, allowed=allowed)
     study = Study(
         cohort=cohort,
@@ -192,7 +201,7 @@ def plan(
         digests=contents.digests,
         warnings=(*cohort.warnings, *copies),
     )
-    return study, contents, lines
+    return study, lines
 
 
 def _train_folds(

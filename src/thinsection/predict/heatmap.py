@@ -25,11 +25,12 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from thinsection.config import nearest, option, replace_flat, section
-from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.errors import ConfigError, InvalidInputError, slide_boundary
 from thinsection.evaluation.target import Kind, Target
 from thinsection.files.atomic import atomic_path, write_json
 from thinsection.files.json_text import read_json
-from thinsection.files.lock import LOCK_NAME, find_unfinished_files, hold, sweep_slide
+from thinsection.files.lock import LOCK_NAME, find_unfinished_files, hold
+from thinsection.jobs.backend import ignore_message
 from thinsection.pipeline.events import OnEvent
 from thinsection.pipeline.folder import Results, open_results
 from thinsection.pipeline.tiled_slide import TiledSlide, tiled_slide
@@ -134,6 +135,7 @@ class Drawing:
     model_name: str  # name in the caption; '' for a column
     model_sum: str  # SHA-256 of the model's file; '' for a column
     config: HeatmapConfig
+    leave_out: Callable[[str, str], None]  # receives a slide and why it has no heatmap
 
 
 def heatmap(
@@ -144,6 +146,7 @@ def heatmap(
     config: HeatmapRunConfig | None = None,
     on_event: OnEvent | None = None,
     on_message: Callable[[str], None] | None = None,
+    on_left_out: Callable[[str], None] | None = None,
     **settings: object,
 ) -> list[Path]:
     """Draws a model's heatmaps, or a per-tile column; returns the written files.
@@ -155,6 +158,7 @@ def heatmap(
             written below `out`, or below the results folder if it is None.
         config: all settings; `settings` are single ones that replace them.
         on_event, on_message: as for `predict`.
+        on_left_out: receives a line for each slide that gets no heatmap; None: `on_message` does.
 
     Memory: as `predict`; for drawing, 100 bytes per tile of one slide, 16 kB per slide for the
     scale, and the picture. The GeoJSON is written in pieces.
@@ -162,12 +166,17 @@ def heatmap(
     Raises ThinsectionError: as for `predict`; no such column or class, a head without attention.
     """
     config = replace_flat(config or HeatmapRunConfig(), settings)
+    report = on_left_out or on_message or ignore_message
+
+    def leave_out(slide_id: str, reason: str) -> None:
+        report(f"{slide_id}: left out: {reason}")
+
     if Path(source).suffix == SUFFIX or len(Path(source).parts) > 1:
         check_model_exists(Path(source))
     if not Path(source).is_file():
         results = open_results(_only_folder(slides))
         root = results.folder if out is None else Path(out)
-        return _draw_column(results, str(source), root, config.heatmap)
+        return _draw_column(results, str(source), root, config.heatmap, leave_out)
     if config.heatmap.grid is not None:
         raise ConfigError(
             f"grid must go without a model, got {config.heatmap.grid!r}; pass --features GRID"
@@ -186,6 +195,9 @@ def heatmap(
     for line in _prediction_lines(predictions.rows, card.target):
         if on_message is not None:
             on_message(line)
+    for row in predictions.rows:
+        if not row.answers:
+            leave_out(row.name, row.error)
     home = predictions.heatmaps
     if home is None:
         return []
@@ -199,6 +211,7 @@ def heatmap(
         model_name=card.name,
         model_sum=file_sum(Path(source)),
         config=config.heatmap,
+        leave_out=leave_out,
     )
     columns_by_slide = {
         row.name: (
@@ -219,8 +232,6 @@ def _prediction_lines(rows: Sequence[Prediction], target: Target) -> Iterator[st
     for row in rows:
         if row.answers:
             yield f"{row.name}: {_answer_words(row.answers, target)}"
-        if row.error:
-            yield f"{row.name}: {row.error}"
         for warning in row.warnings:
             yield f"{row.name}: {warning}"
 
@@ -250,20 +261,25 @@ def _only_folder(slides: Sequence[str | Path] | str | Path) -> Path:
 
 
 def _draw_column(
-    results: Results, column: str, root: Path, config: HeatmapConfig
+    results: Results,
+    column: str,
+    root: Path,
+    config: HeatmapConfig,
+    leave_out: Callable[[str, str], None],
 ) -> list[Path]:
     """Draws a stored column for all slides that have it, below `root`."""
     grid = results.choose_grid(config.grid)
-    slides = [
-        s for s, ledger in results.ledgers.items() if f"{grid}/tiles" in ledger.stages
-    ]
     all_columns: set[str] = set()
     slides_with_column = []
-    for slide_id in slides:
-        columns = results.tiles(slide_id, grid).columns
-        all_columns |= set(columns)
-        if column in columns:
-            slides_with_column.append(slide_id)
+    for slide_id, ledger in results.ledgers.items():
+        with slide_boundary(slide_id, leave_out):
+            ledger.check()
+            if f"{grid}/tiles" not in ledger.stages:
+                continue
+            columns = results.tiles(slide_id, grid).columns
+            all_columns |= set(columns)
+            if column in columns:
+                slides_with_column.append(slide_id)
     if not slides_with_column:
         raise InvalidInputError(
             f"source must be a model file or one of {sorted(all_columns)}, got {column!r}"
@@ -282,6 +298,7 @@ def _draw_column(
         model_name="",
         model_sum="",
         config=config,
+        leave_out=leave_out,
     )
     written = _draw_folder(drawing, dict.fromkeys(slides_with_column, (column,)))
     refresh_index(drawing.home)
@@ -333,29 +350,34 @@ def _draw_folder(
         changed = [
             c for c in columns if [*limits[slide_id].get(c, ())] != before.get(c)
         ]
-        with _own_pictures(drawing, slide_id):
+        with (
+            slide_boundary(slide_id, drawing.leave_out),
+            _own_pictures(drawing, slide_id),
+        ):
             table = drawing.load(slide_id)
             _write_pictures(drawing, slide_id, table, changed, limits[slide_id])
     written = []
     places: dict[str, dict[str, list[int]]] = dict(record.get("places", {}))
     for slide_id, columns in columns_by_slide.items():
-        table = drawing.load(slide_id)
-        if len(table.coords_l0):
-            places[slide_id] = _highest_tiles(table, columns)
+        with slide_boundary(slide_id, drawing.leave_out):
+            table = drawing.load(slide_id)
+            if not len(table.coords_l0):
+                continue
             with _own_pictures(drawing, slide_id):
                 of_slide = limits[slide_id]
-                written += _write_pictures(drawing, slide_id, table, columns, of_slide)
-                written += _write_tables(drawing, slide_id, table)
+                pictures = _write_pictures(drawing, slide_id, table, columns, of_slide)
+                pictures += _write_tables(drawing, slide_id, table)
+            places[slide_id] = _highest_tiles(table, columns)
+            written += pictures
     if written:
-        pictures = {**earlier, **columns_by_slide}
+        drawn = {**earlier, **columns_by_slide}
         record = {
             "scale": drawing.config.scale,
             "limits": {
-                name: limits.get(name, earlier_limits.get(name, {}))
-                for name in pictures
+                name: limits.get(name, earlier_limits.get(name, {})) for name in drawn
             },
-            "pictures": pictures,
-            "places": {name: places[name] for name in pictures if name in places},
+            "pictures": drawn,
+            "places": {name: places[name] for name in drawn if name in places},
             "model": drawing.model_sum,
         }
         write_json(drawing.home / SCALE_NAME, record)
@@ -377,10 +399,13 @@ def _highest_tiles(table: TilesFile, columns: Iterable[str]) -> dict[str, list[i
 
 @contextmanager
 def _own_pictures(drawing: Drawing, slide_id: str) -> Iterator[None]:
-    """Locks the slide; deletes pictures that a killed process left incomplete."""
-    folder = drawing.results.ledgers[slide_id].path.parent
-    with hold(folder / LOCK_NAME):
-        sweep_slide(slide_id, folder, find_unfinished_files([drawing.home]))
+    """Locks the slide's pictures; deletes those that a killed process left incomplete.
+
+    The lock lies beside the pictures, since the results may be someone else's.
+    """
+    with hold(drawing.home / f"{LOCK_NAME}-{slide_id}"):
+        for left in find_unfinished_files([drawing.home]).get(slide_id, []):
+            left.unlink(missing_ok=True)
         yield
 
 
@@ -407,6 +432,10 @@ def _limits(
     return dict.fromkeys(columns_by_slide, shared)
 
 
+def _ignore_reason(slide_id: str, reason: str) -> None:
+    """Does nothing with a slide that is left out."""
+
+
 def _shared_limits(
     drawing: Drawing, columns_by_slide: Mapping[str, Sequence[str]]
 ) -> dict[str, Limits]:
@@ -421,7 +450,12 @@ def _shared_limits(
     lowest: dict[str, float] = {}
     most_tiles = 1
     for slide_id, columns in columns_by_slide.items():
-        table = drawing.load(slide_id)
+        table = None
+        # its own block reports it when it is drawn
+        with slide_boundary(slide_id, _ignore_reason):
+            table = drawing.load(slide_id)
+        if table is None:
+            continue
         most_tiles = max(most_tiles, len(table.coords_l0))
         for name in (name for name in columns if name in table.columns):
             values = shown_values(name, table.columns[name])

@@ -14,12 +14,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from thinsection.config import as_mapping, from_mapping, option, replace_flat, section
-from thinsection.errors import ConfigError, InvalidInputError, StoreError, rewording
+from thinsection.errors import (
+    ConfigError,
+    InvalidInputError,
+    StoreError,
+    rewording,
+    slide_boundary,
+)
 from thinsection.evaluation.cases import group_rows
 from thinsection.evaluation.embeddings import (
     EMBEDDING_SUFFIXES,
     FeatureFiles,
     feature_files,
+    unsigned_note,
 )
 from thinsection.evaluation.follow_up import TIMES_SIGN
 from thinsection.evaluation.labels import (
@@ -214,16 +221,22 @@ def predict(
     table = home / f"{name}.csv"
     kept = None if asked is None else asked | _slides_in_table(table)
     embeddings = _embeddings(data, card.inputs, config.predict.features, kept)
-    source = Source(data, home, asked, *embeddings)
+    source = Source(
+        data=data,
+        home=home,
+        asked=asked,
+        files=embeddings.files,
+        lacking=embeddings.missing,
+        address=embeddings.place,
+    )
+    for line in unsigned_note(embeddings):
+        on_message(line)
     owners = known_patients(data)
     cohort = None
     if labels is not None:
-        tested = {
-            slide: file
-            for slide, file in source.files.items()
-            if asked is None or slide in asked
-        }
-        embeddings = FeatureFiles(tested, source.lacking, source.address)
+        if asked is not None:
+            tested = {*asked}.union(embeddings.missing)
+            embeddings = embeddings.taking(tested)
         cohort = join_labels(embeddings, owners, labels, card.target)
         for line in cohort.account:
             on_message(line)
@@ -424,7 +437,7 @@ def _embeddings(
     likeness = {}
     for address in addresses or [None]:
         embeddings = feature_files(data, address)
-        facts = read_inputs(next(iter(embeddings.files.values())))
+        facts = _first_facts(embeddings)
         candidates[embeddings.place] = (facts, embeddings)
         likeness[embeddings.place] = _likeness(inputs, facts, embeddings.place)
     place, *others = [
@@ -432,12 +445,27 @@ def _embeddings(
     ]
     if others:
         place = open_results(data).choose_features(None, [place, *others])
-    facts, (files, lacking, place) = candidates[place]
-    check_inputs(inputs, facts, next(iter(files)))
-    if kept is not None:
-        lacking = {slide: why for slide, why in lacking.items() if slide in kept}
-        files = {slide: file for slide, file in files.items() if slide in kept}
-    return FeatureFiles(files, lacking, place)
+    facts, embeddings = candidates[place]
+    check_inputs(inputs, facts, next(iter(embeddings.files)))
+    return embeddings if kept is None else embeddings.taking(kept)
+
+
+def _first_facts(embeddings: FeatureFiles) -> Inputs:
+    """Facts in the first file of embeddings that can be read.
+
+    Raises StoreError: none can.
+    """
+    reasons = dict(embeddings.missing)
+    for slide, path in embeddings.files.items():
+        facts = None
+        with slide_boundary(slide, reasons.__setitem__):
+            facts = read_inputs(path)
+        if facts is not None:
+            return facts
+    shown = "; ".join(f"{slide}: {why}" for slide, why in [*reasons.items()][:3])
+    raise StoreError(
+        f"embeddings must be readable, got none in {embeddings.place!r} ({shown})"
+    )
 
 
 def _likeness(inputs: Inputs, facts: Inputs, place: str) -> int:

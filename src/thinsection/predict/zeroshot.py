@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from thinsection.config import as_mapping, option, replace_flat, section
 from thinsection.encode.registry import check_encoder_name
-from thinsection.errors import InvalidInputError, StoreError, UnknownEncoderError
+from thinsection.errors import InvalidInputError, UnknownEncoderError
 from thinsection.files.atomic import output_errors, write_json, write_table
 from thinsection.files.json_text import read_json
 from thinsection.pipeline.folder import Results, leaving_out, open_results
@@ -181,6 +181,10 @@ def zeroshot(
         record.counts["predicted"] = len(rows)
         scored = {row.slide_id for row in rows}
         unread = tuple(slide_id for slide_id in slides if slide_id not in scored)
+        for slide_id, ledger in opened.ledgers.items():
+            with leaving_out(slide_id, on_message):
+                unread += (slide_id,) if ledger.damage else ()
+                ledger.check()
         record.counts["failed"] = len(unread)
         for slide_id in unread:
             if on_message is not None and (folder / f"{slide_id}.h5").exists():
@@ -263,7 +267,7 @@ def _compared(
     import torch
 
     for slide_id, path in files.items():
-        with leaving_out(slide_id, on_message, StoreError, InvalidInputError):
+        with leaving_out(slide_id, on_message):
             stored = EmbeddingRows(path)
             cosines = np.empty((len(stored), len(classes)), dtype=np.float32)
             for start in range(0, len(stored), ROWS):

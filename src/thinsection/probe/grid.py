@@ -16,7 +16,7 @@ import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -127,6 +127,8 @@ class ProbeRow:
     low: float | None = None  # with `high` the bootstrap interval
     high: float | None = None
     error: str = ""  # one line
+    # why a slide or file could not be used, by name
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +176,7 @@ class ProbeJob:
             score=float(result.score),
             low=float(interval.low) if interval else None,
             high=float(interval.high) if interval else None,
+            left_out=result.left_out,
         )
 
 
@@ -264,7 +267,8 @@ def _run_jobs(
     order = {job.name: number for number, job in enumerate(jobs)}
     # stable: the four of a tile set stay in order
     rows.sort(key=lambda row: order[row.job])
-    write_table(out / TABLE_NAME, map(asdict, rows), [f.name for f in fields(ProbeRow)])
+    lines = [asdict(row) | {"left_out": "; ".join(row.left_out)} for row in rows]
+    write_table(out / TABLE_NAME, lines, [f.name for f in fields(ProbeRow)])
     refresh_index(out)
     return rows
 

@@ -21,6 +21,7 @@ from thinsection.evaluation.metrics import (
 )
 from thinsection.evaluation.survival import concordance
 from thinsection.probe.data.sets import (
+    LEFT_OUT,
     CaseSet,
     RobustnessSet,
     SurvivalSet,
@@ -314,6 +315,11 @@ class ProbeResult:
     examples: Examples | None = None  # images with masks, where it segments
     # what a person should read beside the score, line by line
     remarks: tuple[str, ...] = ()
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why a slide or file could not be used, by name."""
+        return dict(self.facts.get(LEFT_OUT, {}))
 
     @property
     def metric_words(self) -> str:

@@ -16,6 +16,7 @@ from thinsection.stages.labels import join_label, variant
 from thinsection.stages.reuse import Block, KnownRows, RowMerger, read_known_rows
 from thinsection.stages.stage import AnyStage, Output, SlideWork, TileStage
 from thinsection.stages.tiles import TilesStage
+from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import Embeddings, TilesFile, TilesWriter, read_tiles
 from thinsection.tiles import TileTable
 from thinsection.tiles.transforms import StainConfig, StainLook
@@ -119,6 +120,7 @@ class FeaturesStage(TileStage[TilesFile]):
             work.ledger = work.ledger.with_local_files(record)
             name = self.file(work.entry.slide_id)
             source = next(iter(record.files))
+            EmbeddingRows(work.path(source)).check()
             with atomic_path(work.path(name)) as tmp:
                 link_or_copy(work.path(source), tmp)
             return Output(files=(name,), facts=record.facts)

@@ -137,8 +137,8 @@ class PoolingStage(StoreStage[None]):
         slide_id = work.entry.slide_id
         encoder = work.slide_encoders[self.slide_encoder.name]
         source = work.path(self.features.file(slide_id))
-        tiles = tiles_h5.read_tiles(source)
-        if tiles.features is None or len(tiles.features) == 0:
+        tiles = tiles_h5.read_embedded_tiles(source)
+        if not len(tiles.coords_l0):
             return Output(files=(), facts={"slide_dim": 0})
         warnings = fit_warnings(tiles, self.slide_encoder, source)
         layout = tile_layout(tiles, source)

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import Embeddings
 from thinsection.types import CoordsL0
@@ -41,16 +40,21 @@ class KnownRows:
 
     def blocks(self, start: int, stop: int) -> Iterator[Block]:
         """Stored embeddings of the tiles from `start` to `stop`; the file must have all of them."""
-        stored = EmbeddingRows(self.path)
+        stored = EmbeddingRows(self.path, verify=False)
         for first in range(start, stop, _BLOCK):
             part = slice(first, min(stop, first + _BLOCK))
             yield self.coords_l0[part], stored[self.rows[part]]
 
 
 def read_known_rows(path: Path, coords_l0: CoordsL0) -> KnownRows:
-    """Finds the rows of a file of embeddings for tiles with these corners."""
-    with open_h5(path) as file:
-        stored = stored_dataset(file, "coords", path)[...].tolist()
+    """Finds the rows of a file of embeddings for tiles with these corners.
+
+    Raises:
+        StoreError: the file is damaged.
+    """
+    rows_of_file = EmbeddingRows(path)
+    rows_of_file.check()
+    stored = rows_of_file.tiles.coords_l0.tolist()
     row_of = {tuple(corner): row for row, corner in enumerate(stored)}
     rows = [row_of.get(tuple(corner), -1) for corner in coords_l0.tolist()]
     return KnownRows(

@@ -64,7 +64,7 @@ def claim_ids(
         claims = read_claims(out)
         own = _own_claims(out, claims, entry_by_file)
         moved = _find_moved(out, entry_by_file, own, claims)
-        _report_moves(moved, claims, on_message)
+        _report_moves(out, moved, claims, on_message)
         others = {
             slide_id: owner
             for slide_id, owner in claims.items()
@@ -300,26 +300,34 @@ def _find_moved(
 def _same_slides(
     out: Path, file: str, candidates: Sequence[str], claims: Claims
 ) -> list[str]:
-    """Candidates whose recorded content this file holds."""
+    """Candidates whose content this file holds; else those that only the name tells."""
     if not candidates:
         return []
-    try:
-        content = fingerprint(path_of(file))
-    except StoreError:
-        # a missing or unreadable file has no content to compare
-        content = ""
+    content = _content_of(file)
     same = []
+    same_name = []
     for slide_id in candidates:
-        recorded = load_ledger(out, slide_id).source.get("samples", "")
         former = claims[slide_id].file
+        ledger = load_ledger(out, slide_id)
+        recorded = ledger.source.get("samples", "")
+        if ledger.damage and not _is_gone(former):
+            # the ledger cannot tell, but the file that it was made from can
+            recorded = _content_of(former)
         if recorded and content:
-            is_same = recorded == content
-        else:
-            # nothing was read so far: the name decides, if no other file has it
-            is_same = file_of(former) == file or _is_gone(former)
-        if is_same:
-            same.append(slide_id)
-    return same
+            if recorded == content:
+                same.append(slide_id)
+        # nothing was read so far: the name decides, if no other file has it
+        elif file_of(former) == file or _is_gone(former):
+            same_name.append(slide_id)
+    return same or same_name
+
+
+def _content_of(file: str) -> str:
+    """Fingerprint of a file; '' where it is missing or cannot be read."""
+    try:
+        return fingerprint(path_of(file))
+    except StoreError:
+        return ""
 
 
 def _is_gone(file: str) -> bool:
@@ -333,7 +341,9 @@ def common_end(first: str, second: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _report_moves(moved: Claims, claims: Claims, on_message: OnMessage) -> None:
+def _report_moves(
+    out: Path, moved: Claims, claims: Claims, on_message: OnMessage
+) -> None:
     """Reports which slides were found at another place."""
     elsewhere = [
         slide_id
@@ -341,9 +351,13 @@ def _report_moves(moved: Claims, claims: Claims, on_message: OnMessage) -> None:
         if file_of(claims[slide_id].file) != owner.file
     ]
     for slide_id in elsewhere[:_SHOWN_MOVES]:
+        former = claims[slide_id].file
+        damage = load_ledger(out, slide_id).damage
+        reason = f"the name and content of {former!r}"
+        if damage:
+            reason = f"the name of {former!r}, whose {damage}"
         on_message(
-            f"{moved[slide_id].file!r} has the name and content of {claims[slide_id].file!r}, "
-            f"so it is the slide {slide_id!r}"
+            f"{moved[slide_id].file!r} has {reason}, so it is the slide {slide_id!r}"
         )
     num_more = len(elsewhere) - _SHOWN_MOVES
     if num_more > 0:

@@ -106,21 +106,51 @@ def read_values(
         StoreError: the dataset is missing, damaged, or not in the file itself.
     """
     dataset = stored_dataset(file, name, path)
+    values = _read_part(dataset, (), path)
+    if verify and CHECKSUM in dataset.attrs:
+        _compare(dataset, _hash_values(values), path)
+    return values
+
+
+def read_blocks(dataset: "h5py.Dataset", path: Path, num_rows: int) -> Iterator[Values]:
+    """Reads a dataset in blocks of rows, and compares it with its checksum after the last one.
+
+    Memory: one block.
+
+    Raises:
+        StoreError: the dataset is damaged.
+    """
+    digest = hashlib.sha256()
+    is_signed = CHECKSUM in dataset.attrs
+    for start in range(0, len(dataset), num_rows):
+        block = _read_part(dataset, slice(start, start + num_rows), path)
+        if is_signed:
+            digest.update(np.ascontiguousarray(block).data)
+        yield block
+    if is_signed:
+        _compare(dataset, digest, path)
+
+
+def _read_part(dataset: "h5py.Dataset", part: slice | tuple[()], path: Path) -> Values:
     try:
-        values = np.asarray(dataset[...])
+        return np.asarray(dataset[part])
     except (OSError, RuntimeError) as error:
         raise StoreError(
-            f"{name!r} must be readable, got {error} in {str(path)!r}"
+            f"{_name_of(dataset)!r} must be readable, got {error} in {str(path)!r}"
         ) from None
-    written = dataset.attrs.get(CHECKSUM) if verify else None
-    if written is None:
-        return values
-    if written != dataset_checksum(dataset, _hash_values(values)):
+
+
+def _compare(dataset: "h5py.Dataset", of_values: "hashlib._Hash", path: Path) -> None:
+    """Raises StoreError: the checksum of a dataset is another one."""
+    if dataset.attrs[CHECKSUM] != dataset_checksum(dataset, of_values):
         raise StoreError(
-            f"{name!r} must contain the bytes that were written, got other bytes in "
-            f"{str(path)!r}; remove the file and run the same command again"
+            f"{_name_of(dataset)!r} must contain the bytes that were written, got other bytes "
+            f"in {str(path)!r}; remove the file and run the same command again"
         )
-    return values
+
+
+def _name_of(dataset: "h5py.Dataset") -> str:
+    return str(dataset.name).lstrip("/")
 
 
 def stored_dataset(file: "h5py.File", name: str, path: Path) -> "h5py.Dataset":

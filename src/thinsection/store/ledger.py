@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from thinsection.config import coerce
+from thinsection.errors import StoreError
 from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
 from thinsection.files.sources import RemoteFolder
@@ -110,7 +111,7 @@ class SlideLedger:
     slide: Document = field(default_factory=dict)
     # the `Identity` of its file
     source: dict[str, str] = field(default_factory=dict)
-    # by address, first done first
+    # by address, sorted
     stages: dict[str, StageRecord] = field(default_factory=dict)
     # files that are at the URL of the run only
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
@@ -121,6 +122,18 @@ class SlideLedger:
     def path(self) -> Path:
         """`OUT/slides/ID/slide.json`."""
         return self.out / SLIDES / self.slide_id / LEDGER_NAME
+
+    def check(self) -> None:
+        """Checks that the stored ledger can be used.
+
+        Raises:
+            StoreError: it is damaged.
+        """
+        if self.damage:
+            raise StoreError(
+                f"ledger must be readable, got {self.damage}; `thinsection run` on the slide "
+                "makes it again"
+            )
 
     def done(self, address: str, key: str) -> bool:
         """True where the stage was finished with this key and its files are there."""
@@ -178,8 +191,8 @@ class SlideLedger:
         return replace(self, stages=kept)
 
     def with_stage(self, address: str, record: StageRecord) -> "SlideLedger":
-        """Returns the ledger with a stage; one that is done again keeps its place."""
-        return replace(self, stages={**self.stages, address: record})
+        """Returns the ledger with a stage."""
+        return replace(self, stages=_sorted_stages({**self.stages, address: record}))
 
     def save(self, *, keep_time: bool = False) -> None:
         """Writes slide.json atomically.
@@ -207,20 +220,23 @@ def load_ledger(out: Path, slide_id: str) -> SlideLedger:
     empty = SlideLedger(out=out, slide_id=slide_id)
     try:
         document = _read_document(empty.path)
-        if document is None:
-            return empty
         return replace(
             empty,
             slide=document.slide,
             source=document.source,
-            stages=document.stages,
+            stages=_sorted_stages(document.stages),
             elsewhere=Elsewhere.load(empty.path.parent),
         )
     except FileNotFoundError:
         return empty
     except (OSError, ValueError) as error:
-        damage = f"{LEDGER_NAME} is damaged and is ignored: {error}"
+        damage = f"{LEDGER_NAME} is damaged: {error}"
         return replace(empty, damage=damage)
+
+
+def _sorted_stages(stages: Mapping[str, StageRecord]) -> dict[str, StageRecord]:
+    """Stages in the order of their addresses, whatever order they were done in."""
+    return dict(sorted(stages.items()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,11 +249,11 @@ class _Document:
     stages: dict[str, StageRecord]
 
 
-def _read_document(path: Path) -> _Document | None:
-    """Reads and checks slide.json; None where it is of another format."""
+def _read_document(path: Path) -> _Document:
+    """Reads and checks slide.json."""
     content = read_json(path)
     if isinstance(content, dict) and content.get("format", FORMAT) != FORMAT:
-        return None
+        raise ValueError(f"format must be {FORMAT}, got {content['format']!r}")
     document = coerce(content, _Document, "document")
     check_kinds(document.slide, _SLIDE_KINDS, "slide")
     for name, record in document.stages.items():

@@ -1,5 +1,6 @@
 """Stored values per tile, read when they are asked for: columns and rows of embeddings."""
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import StoreError
-from thinsection.store.hdf5 import Values, open_h5, read_values, stored_dataset
+from thinsection.store.hdf5 import (
+    CHECKSUM,
+    Values,
+    open_h5,
+    read_blocks,
+    read_values,
+    stored_dataset,
+)
+from thinsection.store.recorded import check_finite, check_recorded
 from thinsection.store.tiles_h5 import TilesFile, column_names, read_tiles
+from thinsection.types import MIB
 
 if TYPE_CHECKING:
     import h5py
@@ -20,6 +30,9 @@ TILES = "tiles"
 MEASURED = "measures"
 # Folders whose columns need no other name.
 _PLAIN_FOLDERS = (TILES, MEASURED)
+
+# Part of a file that a check has in memory.
+_BLOCK_BYTES = 8 * MIB
 
 RowIndex = slice | int | Sequence[int] | npt.NDArray[np.integer] | npt.NDArray[np.bool_]
 
@@ -97,14 +110,23 @@ def tile_table_files(
 class EmbeddingRows:
     """Tile embeddings (N, D) on disk; indexed as an array and read then.
 
+    The first rows that are asked for are given after the whole file was checked: its
+    checksums, its coordinates, the slide's ledger, and that every value is finite. A file of
+    another tool without checksums is read as it is.
+
     Scattered rows are read from their places; a packed file (ours, TRIDENT's and CLAM's
     are not) is read whole. One vector is (1, D).
 
-    Memory: the rows that were asked for, and `index_bytes`.
+    Args:
+        path: of the file.
+        verify: False for a file that the caller has checked.
+
+    Memory: the rows that were asked for, 8 MiB, and `index_bytes`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, verify: bool = True) -> None:
         self._path = path
+        self._is_checked = not verify
         with open_h5(path) as file:
             data = self._dataset(file)
             shape = data.shape
@@ -117,6 +139,7 @@ class EmbeddingRows:
                 )
             self.shape: tuple[int, int] = (1, *shape)[-2:]
             self.dtype: np.dtype[np.generic] = data.dtype
+            self.is_signed = CHECKSUM in data.attrs
             self._chunk_starts: npt.NDArray[np.int64] | None = None
             self._chunk_rows = len(self)
             if len(shape) > 1:
@@ -138,12 +161,64 @@ class EmbeddingRows:
         return read_tiles(self._path, embeddings=False)
 
     def __getitem__(self, rows: RowIndex) -> Values:
+        if isinstance(rows, slice) and rows == slice(None):
+            return self._read_whole()
+        self.check()
         if isinstance(rows, slice) or self._chunk_starts is None:
             return self._read_together(rows)
         # NumPy's rules for masks and negative numbers, and its errors
         wanted = np.arange(len(self))[rows]
         flat = self._read_scattered(wanted.ravel(), self._chunk_starts)
         return flat.reshape(*wanted.shape, self.shape[1])
+
+    def check(self) -> None:
+        """Checks the whole file, once.
+
+        Memory: 8 MiB, or what one row of a batch takes.
+
+        Raises:
+            StoreError: it is damaged, or not the file that the slide's ledger lists.
+            InvalidInputError: a value is not finite.
+        """
+        if self._is_checked:
+            return
+        with open_h5(self._path) as file:
+            data = self._dataset(file)
+            self._check_beside(file, data)
+            row_bytes = data.dtype.itemsize * math.prod(data.shape[1:])
+            num_rows = max(1, _BLOCK_BYTES // max(1, row_bytes))
+            first_row = 0
+            for block in read_blocks(data, self._path, num_rows):
+                values = block.reshape(-1, self.shape[1])
+                check_finite(values, self._path, first_row=first_row)
+                first_row += len(values)
+        self._is_checked = True
+
+    def _check_beside(self, file: "h5py.File", data: "h5py.Dataset") -> None:
+        """Compares the coordinates and the ledger with the embeddings."""
+        attributes = {**file.attrs, **data.attrs}
+        if self.is_signed and len(data.shape) > 1:
+            coords = read_values(file, "coords", self._path)
+            if len(coords) != len(self):
+                raise StoreError(
+                    f"coords must have one row for each of {len(self)} embeddings, got "
+                    f"{len(coords)} in {str(self._path)!r}; remove the file and run the same "
+                    "command again"
+                )
+            attributes |= file["coords"].attrs
+        check_recorded(self._path, data.shape, attributes)
+
+    def _read_whole(self) -> Values:
+        with open_h5(self._path) as file:
+            data = self._dataset(file)
+            if self._is_checked:
+                return np.asarray(data[...]).reshape(self.shape)
+            self._check_beside(file, data)
+            values = read_values(file, self._name(file), self._path)
+        values = values.reshape(self.shape)
+        check_finite(values, self._path)
+        self._is_checked = True
+        return values
 
     def _read_together(self, rows: RowIndex) -> Values:
         with open_h5(self._path) as file:
@@ -172,9 +247,11 @@ class EmbeddingRows:
         return out
 
     def _dataset(self, file: "h5py.File") -> "h5py.Dataset":
+        return stored_dataset(file, self._name(file), self._path)
+
+    def _name(self, file: "h5py.File") -> str:
         # STAMP names its embeddings feats
-        name = "feats" if "feats" in file and "features" not in file else "features"
-        return stored_dataset(file, name, self._path)
+        return "feats" if "feats" in file and "features" not in file else "features"
 
     def __repr__(self) -> str:
         return f"<EmbeddingRows {self.shape} {self.dtype} in {self._path.name!r}>"

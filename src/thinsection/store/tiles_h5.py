@@ -35,6 +35,7 @@ from thinsection.store.hdf5 import (
     read_values,
     stored_group,
 )
+from thinsection.store.recorded import check_finite, check_recorded
 from thinsection.tiles import TileTable
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.table import Column, check_coords
@@ -299,7 +300,8 @@ def read_tiles(
 
     Args:
         path: of the file.
-        verify: compares each dataset with its checksum, where it has one.
+        verify: compares each dataset with its checksum, where it has one, and embeddings
+            with the slide's ledger.
         embeddings: reads `features`, where there are any.
 
     Memory: the file's content.
@@ -307,7 +309,7 @@ def read_tiles(
     Raises:
         StoreError: missing, not HDF5, truncated, without `coords`, or not the bytes that
             were written.
-        InvalidInputError: shapes that do not fit each other.
+        InvalidInputError: shapes that do not fit each other, or embeddings that are not finite.
     """
     with open_h5(path) as file:
         coords = read_values(file, "coords", path, verify=verify).astype(np.int64)
@@ -319,6 +321,8 @@ def read_tiles(
         if embeddings and "features" in file:
             features = _read_features(file, path, len(coords), verify=verify)
             attributes = {**file["features"].attrs, **attributes}
+            if verify:
+                check_recorded(path, features.shape, attributes)
         check_numbers(attributes, path)
         columns = {}
         if "tiles" in file:
@@ -327,6 +331,21 @@ def read_tiles(
         return TilesFile(
             coords_l0=coords, features=features, attributes=attributes, columns=columns
         )
+
+
+def read_embedded_tiles(path: Path) -> TilesFile:
+    """Reads a file of tile embeddings, see `read_tiles`.
+
+    Raises:
+        StoreError: it has no embeddings, or is damaged.
+    """
+    tiles = read_tiles(path)
+    if tiles.features is None:
+        raise StoreError(
+            f"file must contain the embeddings of its tiles, got none in {str(path)!r}; remove "
+            "the file and run the same command again"
+        )
+    return tiles
 
 
 def _read_features(
@@ -341,6 +360,8 @@ def _read_features(
             f"features must have shape ({num_tiles}, D), "
             f"got {features.shape} in {str(path)!r}"
         )
+    if verify:
+        check_finite(features, path)
     return features
 
 
@@ -402,7 +423,8 @@ def read_slide_embedding(path: Path) -> SlideEmbeddingFile:
             raise StoreError(
                 f"slide embedding must contain a vector 'features' in {str(path)!r}"
             )
-        return SlideEmbeddingFile(
-            slide_embedding=np.ravel(values).astype(np.float32, copy=False),
-            attributes=dict(file["features"].attrs),
-        )
+        vector = np.ravel(values).astype(np.float32, copy=False)
+        attributes = dict(file["features"].attrs)
+        check_finite(vector[None], path)
+        check_recorded(path, vector.shape, attributes)
+        return SlideEmbeddingFile(slide_embedding=vector, attributes=attributes)

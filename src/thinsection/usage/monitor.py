@@ -185,7 +185,9 @@ def _parse_record(lines: list[str]) -> ProcessUsage | None:
 def environment_facts(*, gpus_visible: int) -> dict[str, object]:
     """gpus_visible, torch_cuda_build (None before torch is loaded), and the cache's file system."""
     torch = sys.modules.get("torch")
-    cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    # it gives "~" for a user without a home folder, where Path.home() raises an error
+    home = os.path.expanduser("~")  # noqa: PTH111
+    cache = Path(os.environ.get("HF_HOME") or f"{home}/.cache/huggingface")
     return {
         "gpus_visible": gpus_visible,
         "torch_cuda_build": None if torch is None else torch.version.cuda is not None,

@@ -26,7 +26,7 @@ from thinsection.report.values import (
 )
 from thinsection.slide.annotation_geojson import features_of
 from thinsection.store.geojson import Feature
-from thinsection.store.hdf5 import open_h5, stored_dataset
+from thinsection.store.hdf5 import open_h5, read_values
 from thinsection.store.ledger import SLIDES
 from thinsection.store.tile_tables import TILES, EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
@@ -187,7 +187,7 @@ def _edges_of(path: Path) -> _Values:
         with open_h5(path) as file:
             if not len(file):
                 return np.empty((0, 2))
-            pairs = stored_dataset(file, "edge_index", path)[...]
+            pairs = read_values(file, "edge_index", path)
         return np.asarray(pairs[:, pairs[0] < pairs[1]].T)
 
     return edges

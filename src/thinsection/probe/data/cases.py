@@ -8,8 +8,8 @@ Any other table, or a list of nanopath's: slide_id, optional case_id, split and 
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -24,6 +24,7 @@ from thinsection.errors import (
     InvalidInputError,
     importing,
     rewording,
+    slide_boundary,
 )
 from thinsection.evaluation import embeddings, tables
 from thinsection.evaluation.cases import (
@@ -41,7 +42,7 @@ from thinsection.evaluation.parts import PATHOBENCH_TABLE
 from thinsection.evaluation.readings import is_missing, read_number
 from thinsection.evaluation.tables import TEST, TRAIN, TextRow, split_name
 from thinsection.probe.config import DataSection, ProbeConfig
-from thinsection.probe.data.sets import CaseSet, SurvivalSet
+from thinsection.probe.data.sets import CaseSet, SurvivalSet, left_out_fact
 from thinsection.probe.protocol import Protocol
 from thinsection.types import Json, counted
 
@@ -51,7 +52,7 @@ PANDA = {"image_id", "isup_grade"}  # columns of its table
 # an id in a list: in quotes of one kind, or without
 _LISTED_ID = re.compile(r"""\s*(?:'([^']*)'|"([^"]*)"|([^,]+))""")
 
-ReadEmbeddings = Callable[[Path], Embeddings]  # a file to (N, D)
+ReadEmbeddings = Callable[[Path], npt.NDArray[np.floating]]  # a file to (N, D)
 SetT = TypeVar("SetT")
 
 
@@ -69,6 +70,36 @@ class CaseTable:
     groups: Groups  # the patients of the cases
     folds: tuple[Fold, ...] | None = None  # of the file
     facts: dict[str, Json] = field(default_factory=dict)
+
+    def of_slides(self, usable: Collection[str]) -> "CaseTable":
+        """Cases with these slides alone; a case that has none of them goes."""
+        slides = [[s for s in of_case if s in usable] for of_case in self.slides]
+        kept = [number for number, of_case in enumerate(slides) if of_case]
+        if slides == [[*of_case] for of_case in self.slides]:
+            return self
+        number_of = {old: new for new, old in enumerate(kept)}
+        folds = None
+        if self.folds is not None:
+            folds = tuple(
+                (_renumbered(train, number_of), _renumbered(test, number_of))
+                for train, test in self.folds
+            )
+        return replace(
+            self,
+            ids=tuple(self.ids[number] for number in kept),
+            slides=tuple(tuple(slides[number]) for number in kept),
+            rows=tuple(self.rows[number] for number in kept),
+            groups=self.groups.take(np.array(kept, dtype=np.int64)),
+            folds=folds,
+        )
+
+
+def _renumbered(
+    cases: npt.NDArray[np.int64], number_of: Mapping[int, int]
+) -> npt.NDArray[np.int64]:
+    """New numbers of the cases that are kept."""
+    kept = [number_of[case] for case in cases.tolist() if case in number_of]
+    return np.array(kept, dtype=np.int64)
 
 
 def load_case_table(
@@ -287,7 +318,9 @@ def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
 
     Memory: one slide's embeddings + 4 n D.
     """
-    table = load_case_table(path, config.protocol, config.data, survival=False)
+    listed = load_case_table(path, config.protocol, config.data, survival=False)
+    read = _read_usable(listed, config)
+    table = read.table
     label_names = table.label_names
     texts = []
     for row in table.rows:
@@ -297,12 +330,23 @@ def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
         texts.append(label_names.get(value) or label_names.get(whole, value))
     names, labels = encode_labels(texts, repr(table.name), tuple(label_names.values()))
     make = partial(CaseSet, class_names=names, labels=labels)
-    return _read_set(make, table, config)
+    return read.make_set(make, config)
 
 
 def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
     """Cases with event and time; memory as of `load_cases`."""
-    table = load_case_table(path, config.protocol, config.data, survival=True)
+    listed = load_case_table(path, config.protocol, config.data, survival=True)
+    _follow_ups(listed)  # a wrong cell is named before files are read
+    read = _read_usable(listed, config)
+    event, time = _follow_ups(read.table)
+    make = partial(SurvivalSet, event=event, time=time)
+    return read.make_set(make, config)
+
+
+def _follow_ups(
+    table: CaseTable,
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
+    """Event and time (n,) of each case."""
     event_column, time_column = table.columns
     events = []
     times = []
@@ -310,27 +354,70 @@ def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
         cell = row[event_column]
         events.append(read_number(cell, event_column, table.name, flag=True))
         times.append(read_number(row[time_column], time_column, table.name))
-    make = partial(SurvivalSet, event=np.array(events) == 1, time=np.array(times))
-    return _read_set(make, table, config)
+    return np.array(events) == 1, np.array(times)
 
 
-def _read_set(make: Callable[..., SetT], table: CaseTable, config: ProbeConfig) -> SetT:
-    """The set of a table's cases; `make` has what they are labelled with."""
-    files = _slide_files(table, config)
-    return make(
-        name=table.name,
-        ids=table.ids,
-        vectors=mean_vectors(files, embeddings.read_embeddings),
-        files=files,
-        folds=table.folds,
-        groups=table.groups,
-        allow_leakage=config.data.allow_leakage,
-        facts={**table.facts, **embeddings.encoder_facts(files[0][0])},
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsableCases:
+    """Cases of a table whose slides have embeddings that can be read."""
+
+    table: CaseTable
+    files: tuple[tuple[Path, ...], ...]  # of each case
+    vectors: Embeddings  # (n, D)
+    left_out: Mapping[str, str]  # why a slide cannot be used, by slide id
+
+    def make_set(self, make: Callable[..., SetT], config: ProbeConfig) -> SetT:
+        """The set of the cases; `make` has what they are labelled with."""
+        table = self.table
+        facts = {
+            **table.facts,
+            **left_out_fact(self.left_out),
+            **embeddings.encoder_facts(self.files[0][0]),
+        }
+        return make(
+            name=table.name,
+            ids=table.ids,
+            vectors=self.vectors,
+            files=self.files,
+            folds=table.folds,
+            groups=table.groups,
+            allow_leakage=config.data.allow_leakage,
+            facts=facts,
+        )
+
+
+def _read_usable(table: CaseTable, config: ProbeConfig) -> UsableCases:
+    """Reads the embeddings of a table's cases; a slide without usable ones is left out.
+
+    Memory: one slide's embeddings + 8 D for each slide.
+    """
+    left_out: dict[str, str] = {}
+    files = _slide_files(table, config, left_out)
+    means: dict[Path, npt.NDArray[np.float64]] = {}
+    for slide, file in files.items():
+        with slide_boundary(slide, left_out.__setitem__):
+            means[file] = _mean_of_tiles(file, embeddings.read_embeddings(file))
+    if not means:
+        reasons = "; ".join(f"{slide}: {why}" for slide, why in left_out.items())
+        raise DatasetError(
+            f"a slide must have embeddings that can be used, got {reasons}"
+        )
+    table = table.of_slides({slide for slide, file in files.items() if file in means})
+    files_of_case = tuple(
+        tuple(files[slide] for slide in slides) for slides in table.slides
+    )
+    return UsableCases(
+        table=table,
+        files=files_of_case,
+        vectors=mean_vectors(files_of_case, lambda file: means[file][None]),
+        left_out=left_out,
     )
 
 
-def _slide_files(table: CaseTable, config: ProbeConfig) -> tuple[tuple[Path, ...], ...]:
-    """Files of embeddings of each case."""
+def _slide_files(
+    table: CaseTable, config: ProbeConfig, left_out: dict[str, str]
+) -> dict[str, Path]:
+    """File of embeddings of each slide; `left_out` gets the slides without one."""
     folder = config.data.embeddings
     if folder is None or not folder.is_dir():
         raise ConfigError(
@@ -338,8 +425,20 @@ def _slide_files(table: CaseTable, config: ProbeConfig) -> tuple[tuple[Path, ...
             "(results of a run, or TRIDENT's feature folder)"
         )
     slide_ids = [*chain.from_iterable(table.slides)]
-    files = embeddings.slide_files(folder, slide_ids)
-    return tuple(tuple(files[slide] for slide in slides) for slides in table.slides)
+    return embeddings.slide_files(folder, slide_ids, left_out.__setitem__)
+
+
+def _mean_of_tiles(
+    path: Path, tiles: npt.NDArray[np.floating]
+) -> npt.NDArray[np.float64]:
+    """Mean (D,) of the embeddings of a slide."""
+    if not len(tiles):
+        raise InvalidInputError(
+            f"a slide must have tile embeddings, got none in {str(path)!r}"
+        )
+    mean: npt.NDArray[np.float64] = tiles.mean(axis=0, dtype=np.float64)
+    embeddings.check_finite(mean[None], [path.stem])
+    return mean
 
 
 def mean_vectors(
@@ -357,12 +456,7 @@ def mean_vectors(
             )
         means: list[npt.NDArray[np.float64]] = []
         for path in slides:
-            tiles = read(path)
-            if not len(tiles):
-                raise InvalidInputError(
-                    f"a slide must have tile embeddings, got none in {str(path)!r}"
-                )
-            means.append(tiles.mean(axis=0, dtype=np.float64))
+            means.append(_mean_of_tiles(path, read(path)))
         vector = np.mean(means, axis=0)
         if vectors and len(vector) != len(vectors[0]):
             raise InvalidInputError(

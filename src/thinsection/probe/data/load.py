@@ -41,6 +41,14 @@ class Sources(NamedTuple):
     rows: list[str]  # in the file; '' where it holds one
     names: list[str]  # the same, whichever encoder's file holds the row
 
+    def take(self, entries: Sequence[int]) -> "Sources":
+        """Places of some rows."""
+        return Sources(
+            [self.paths[entry] for entry in entries],
+            [self.rows[entry] for entry in entries],
+            [self.names[entry] for entry in entries],
+        )
+
 
 def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
     """Labelled tile embeddings of a path; images are embedded by the configuration's encoder.
@@ -165,16 +173,22 @@ def load_manifest(
             f"({', '.join(embeddings.EMBEDDING_SUFFIXES)}), got {', '.join(sorted(suffixes))} "
             f"in {where}"
         )
-    pairs = zip(rows, sources.names, strict=True)
+    left_out: dict[str, str] = {}
+    vectors, kept = embeddings.gather_rows(
+        sources.paths, sources.rows, table, left_out.__setitem__
+    )
+    rows = [rows[entry] for entry in kept]
+    names = [sources.names[entry] for entry in kept]
+    pairs = zip(rows, names, strict=True)
     return sets.label_rows(
         rows,
         table.stem,
         where=where,
         rule=rule,
         seed=seed,
-        facts={"manifest": table.name},
+        facts={"manifest": table.name, **sets.left_out_fact(left_out)},
         ids=[row.get("origin") or name for row, name in pairs],
-        embeddings=embeddings.gather_rows(sources.paths, sources.rows, table),
+        embeddings=vectors,
     )
 
 
@@ -201,12 +215,18 @@ def load_values(path: Path, config: ProbeConfig) -> ValueSet:
         raise DatasetError(
             f"table must have a column of numbers to predict, got none in {where}"
         )
+    left_out: dict[str, str] = {}
+    sources = _sources(rows, column, path, config.data)
+    vectors, kept = embeddings.gather_rows(
+        sources.paths, sources.rows, path, left_out.__setitem__
+    )
+    rows = [rows[entry] for entry in kept]
+    sources = sources.take(kept)
     with rewording("targets must be numbers", path, ValueError, error=DatasetError):
         targets = np.array([[float(row[name]) for name in names] for row in rows])
     if not np.isfinite(targets).all():
         raise DatasetError(f"targets must be finite, got NaN or inf in {where}")
     groups = table_groups(rows, where)
-    sources = _sources(rows, column, path, config.data)
     folds = _listed_folds(rows, [*listed[0]], where)
     if not folds:
         owners = groups.of_row if groups else sources.rows
@@ -216,7 +236,7 @@ def load_values(path: Path, config: ProbeConfig) -> ValueSet:
     return ValueSet(
         name=path.stem,
         ids=tuple(sources.names),
-        embeddings=embeddings.gather_rows(sources.paths, sources.rows, path),
+        embeddings=vectors,
         target_names=names,
         targets=targets,
         folds=tuple(folds),
@@ -224,6 +244,7 @@ def load_values(path: Path, config: ProbeConfig) -> ValueSet:
         facts={
             "table": path.name,
             "targets": len(names),
+            **sets.left_out_fact(left_out),
             **embeddings.encoder_facts(sources.paths[0]),
         },
     )
@@ -265,7 +286,7 @@ def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:
         )
     else:
         places = [row.get("row") or str(place) for place, row in enumerate(rows)]
-        vectors = embeddings.gather_rows([file] * len(rows), places, path)
+        vectors, _ = embeddings.gather_rows([file] * len(rows), places, path)
         facts = {"embedding": file.name}
     settings = config.protocol.robustness
     in_pairs = settings is not None and path.stem in settings.paired_subsets

@@ -5,21 +5,21 @@ run. A tile takes the class of the polygon that holds its centre, level-0 px. Te
 are never opened.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import ConfigError, DatasetError, rewording
+from thinsection.errors import ConfigError, DatasetError, rewording, slide_boundary
 from thinsection.evaluation import embeddings, tables
 from thinsection.evaluation.cases import CASE_COLUMNS
 from thinsection.evaluation.tables import TEST, TextRow, split_name
 from thinsection.files.json_text import read_json
 from thinsection.probe.data import sets
 from thinsection.probe.data.sets import LabelledRows
-from thinsection.store.tiles_h5 import read_tiles
+from thinsection.store.tiles_h5 import TilesFile, read_tiles
 from thinsection.tiles.table import Column
 from thinsection.types import CoordsL0, Json
 
@@ -48,6 +48,7 @@ class LabelledSlide(NamedTuple):
     encoder: str
     rows: Sequence[TextRow]
     vectors: embeddings.Embeddings
+    facts: Mapping[str, Json]  # see `encoder_facts`
 
 
 # a table's places by slide, or regions
@@ -65,7 +66,16 @@ def load_regions(
 
     Memory: 8 N D for N labelled tiles; one slide's file.
     """
-    if labels is None and not any(map(drawn_classes, tile_files)):
+    left_out = {
+        slide: reason
+        for slide, reason in embeddings.damaged_slides(tile_files[0].parent).items()
+        if len(tile_files) > 1
+    }
+    drawn = []
+    for path in tile_files:
+        with slide_boundary(path.stem, left_out.__setitem__):
+            drawn.append(bool(drawn_classes(path)))
+    if labels is None and drawn and not any(drawn):
         raise ConfigError(
             "labels must be set for tile embeddings, got none for "
             f"{str(tile_files[0].parent)!r}; pass --labels regions.geojson"
@@ -78,8 +88,19 @@ def load_regions(
             "each region must have the property 'slide_id' when there are several slides, got "
             f"a region without it in {where!r}"
         )
-    slides = [_labelled_slide(path, label_source) for path in tile_files]
-    _check_slides(slides, labelled_slides, where)
+    slides = []
+    for path in tile_files:
+        tiles = None
+        with slide_boundary(path.stem, left_out.__setitem__):
+            tiles = _embedded_tiles(path)
+        if tiles is not None and path.stem not in left_out:
+            slides.append(_labelled_slide(path, tiles, label_source))
+    if not slides:
+        reasons = "; ".join(f"{slide}: {why}" for slide, why in left_out.items())
+        raise DatasetError(
+            f"a slide must have embeddings that can be used, got {reasons}"
+        )
+    _check_slides(slides, labelled_slides, where, left_out)
     rows: list[TextRow] = []
     for slide in slides:
         rows += slide.rows
@@ -92,7 +113,8 @@ def load_regions(
     facts = {
         "labels": Path(where).name,
         "slides": len({row["slide_id"] for row in rows}),
-        **embeddings.encoder_facts(tile_files[0]),
+        **sets.left_out_fact(left_out),
+        **slides[0].facts,
     }
     return sets.label_rows(
         rows,
@@ -116,11 +138,14 @@ def _labelled_slide_ids(labels: Labels | None) -> list[str | None]:
 
 
 def _check_slides(
-    slides: Sequence[LabelledSlide], labelled: Sequence[str | None], where: str
+    slides: Sequence[LabelledSlide],
+    labelled: Sequence[str | None],
+    where: str,
+    left_out: Collection[str],
 ) -> None:
     """Refuses labels of slides that are not there, and slides of several encoders."""
     names = [slide.name for slide in slides]
-    unknown = {slide_id for slide_id in labelled if slide_id} - set(names)
+    unknown = {slide_id for slide_id in labelled if slide_id} - {*names, *left_out}
     if unknown:
         raise DatasetError(
             f"slide_id must be a slide of the data ({', '.join(names[:5])}), got "
@@ -134,14 +159,22 @@ def _check_slides(
         )
 
 
-def _labelled_slide(path: Path, labels: Labels | None) -> LabelledSlide:
-    """A slide's labelled tiles and their embeddings; without labels as classes were drawn."""
+def _embedded_tiles(path: Path) -> TilesFile:
+    """Tiles of a slide with their embeddings."""
     tiles = read_tiles(path)
     if tiles.features is None:
         raise DatasetError(
             f"tiles must have 'features', got only coordinates in {str(path)!r}; run "
             "`thinsection run` first"
         )
+    return tiles
+
+
+def _labelled_slide(
+    path: Path, tiles: TilesFile, labels: Labels | None
+) -> LabelledSlide:
+    """A slide's labelled tiles and their embeddings; without labels as classes were drawn."""
+    assert tiles.features is not None
     name = _text(tiles.attributes.get("name")) or path.stem
     encoder = _text(tiles.attributes.get("encoder")) or "unnamed"
     if labels is None:
@@ -174,6 +207,7 @@ def _labelled_slide(path: Path, labels: Labels | None) -> LabelledSlide:
         encoder=f"{encoder} ({tiles.features.shape[1]}-d)",
         rows=rows,
         vectors=tiles.features[chosen].astype(np.float32),
+        facts=embeddings.encoder_facts(path),
     )
 
 

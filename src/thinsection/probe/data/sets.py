@@ -31,6 +31,7 @@ from thinsection.evaluation.tables import TextRow, split_fold
 from thinsection.types import Json
 
 Labels = npt.NDArray[np.int64]  # (N,), 0..K-1
+LEFT_OUT = "left_out"  # fact: why a slide or file cannot be used, by name
 FOLDS = 3  # where data bring no split: one of so many validates
 
 
@@ -440,6 +441,11 @@ def _check_classes(data: TileSet, where: str) -> None:
             f"val must contain at least two classes, got only {name!r} {where}; split by "
             "patients of every class"
         )
+
+
+def left_out_fact(left_out: Mapping[str, str]) -> dict[str, Json]:
+    """The fact that some slides or files cannot be used, and why; {} where all can."""
+    return {LEFT_OUT: dict(left_out)} if left_out else {}
 
 
 def label_rows(

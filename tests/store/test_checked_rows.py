@@ -1,0 +1,184 @@
+"""Embeddings are given to nobody before the file that they stand in was checked."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from thinsection.errors import InvalidInputError, StoreError
+from thinsection.store.hdf5 import CHECKSUM, add_dataset
+from thinsection.store.ledger import SlideLedger, StageRecord
+from thinsection.store.tile_tables import EmbeddingRows
+from thinsection.store.tiles_h5 import TilesWriter, read_tiles
+
+GRID = "256px_0.5mpp"
+FEATURES = f"{GRID}/features_x"
+NUM_TILES = 700
+DIM = 12
+
+
+def write(path: Path, *, seed: int, name: str, rows: int = NUM_TILES) -> None:
+    x = np.random.default_rng(seed).normal(size=(rows, DIM)).astype(np.float32)
+    coords = np.stack([np.arange(rows) * 256, np.zeros(rows)], axis=1).astype(np.int64)
+    attributes = {"name": name, "thinsection_version": "1", "patch_size_level0": 256}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TilesWriter(path, dim=DIM, attributes=attributes) as writer:
+        writer.append(coords, x)
+
+
+def results(out: Path, *slides: str) -> list[Path]:
+    """Files of embeddings of slides, as their ledgers list them."""
+    paths = []
+    for seed, slide in enumerate(slides):
+        path = out / FEATURES / f"{slide}.h5"
+        write(path, seed=seed, name=slide)
+        size = path.stat().st_size
+        ledger = SlideLedger(out=out, slide_id=slide, slide={"slide_id": slide})
+        tiles = StageRecord(key="t", files={}, facts={"num_tiles": NUM_TILES})
+        record = StageRecord(
+            key="f",
+            files={str(path.relative_to(out)): size},
+            needs=(f"{GRID}/tiles",),
+            facts={"dim": DIM},
+        )
+        ledger = ledger.with_stage(f"{GRID}/tiles", tiles)
+        ledger.with_stage(FEATURES, record).save()
+        paths.append(path)
+    return paths
+
+
+def others_values(path: Path, other: Path) -> None:
+    """Values of another slide written into the dataset of this one."""
+    with h5py.File(path, "r+") as file, h5py.File(other) as source:
+        file["features"][:] = source["features"][:]  # type: ignore[index]
+
+
+def reversed_rows(path: Path, other: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        file["features"][:] = file["features"][:][::-1]  # type: ignore[index]
+
+
+def moved_tiles(path: Path, other: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        file["coords"][:] = file["coords"][:][::-1]  # type: ignore[index]
+
+
+def no_coords(path: Path, other: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        del file["coords"]
+
+
+def no_features(path: Path, other: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        del file["features"]
+
+
+def others_file(path: Path, other: Path) -> None:
+    """A whole file of another slide, with checksums that are right and the same size."""
+    path.write_bytes(other.read_bytes())
+
+
+def fewer_rows(path: Path, other: Path) -> None:
+    write(path, seed=0, name=path.stem, rows=NUM_TILES - 1)
+
+
+def cut(path: Path, other: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4096])
+
+
+def emptied(path: Path, other: Path) -> None:
+    path.write_bytes(b"")
+
+
+def removed(path: Path, other: Path) -> None:
+    path.unlink()
+
+
+def damaged_ledger(path: Path, other: Path) -> None:
+    ledger = path.parents[2] / "slides" / path.stem / "slide.json"
+    ledger.write_bytes(ledger.read_bytes().replace(b'"stages"', b'"stagfs"'))
+
+
+DAMAGES = [
+    others_values,
+    reversed_rows,
+    moved_tiles,
+    no_coords,
+    no_features,
+    others_file,
+    fewer_rows,
+    cut,
+    emptied,
+    removed,
+    damaged_ledger,
+]
+READS: list[Callable[[Path], object]] = [
+    lambda path: EmbeddingRows(path)[:],
+    lambda path: EmbeddingRows(path)[3:9],
+    lambda path: EmbeddingRows(path)[[5, 2]],
+    read_tiles,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("read", READS, ids=["all", "run", "rows", "read_tiles"])
+def test_a_damaged_file_gives_no_row_and_is_named(
+    tmp_path: Path,
+    damage: Callable[[Path, Path], None],
+    read: Callable[[Path], object],
+) -> None:
+    good, bad = results(tmp_path, "a", "b")
+    damage(bad, good)
+    read(good)
+    if damage is no_features and read is read_tiles:
+        assert read_tiles(bad).features is None
+        return
+    with pytest.raises(StoreError, match=r"features_x/b\.h5|slide\.json"):
+        read(bad)
+
+
+@pytest.mark.parametrize("read", READS, ids=["all", "run", "rows", "read_tiles"])
+def test_a_value_that_is_not_finite_is_refused_with_the_remedy(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    (path,) = results(tmp_path, "a")
+    with h5py.File(path, "r+") as file:
+        x = file["features"][:]  # type: ignore[index]
+        x[600, 3] = np.nan
+        file["features"][:] = x  # type: ignore[index]
+        del file["features"].attrs[CHECKSUM]
+    with pytest.raises(
+        InvalidInputError, match=r"1 of \d+ rows \(600\) .*--precision fp32"
+    ):
+        read(path)
+
+
+def test_sums_that_overflow_are_finite_values(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        add_dataset(file, "features", np.full((4, 8), 3e38, np.float32))
+        add_dataset(file, "coords", np.zeros((4, 2), np.int64))
+    assert (EmbeddingRows(tmp_path / "a.h5")[:] == np.float32(3e38)).all()
+
+
+def test_a_file_of_another_tool_without_checksums_is_read_as_it_is(
+    tmp_path: Path,
+) -> None:
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["features"] = x
+    rows = EmbeddingRows(tmp_path / "a.h5")
+    assert not rows.is_signed
+    assert (rows[:] == x).all() and (rows[[2]] == x[[2]]).all()
+
+
+def test_a_checked_file_is_checked_once(tmp_path: Path) -> None:
+    """Training draws rows of a file in each epoch."""
+    (path,) = results(tmp_path, "a")
+    rows = EmbeddingRows(path)
+    first = rows[[1, 2]]
+    reversed_rows(path, path)
+    assert not (rows[[1, 2]] == first).all()
+    with pytest.raises(StoreError, match="bytes that were written"):
+        EmbeddingRows(path)[[1, 2]]
