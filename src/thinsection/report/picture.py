@@ -198,8 +198,8 @@ def _picture_of_file(ledger: SlideLedger) -> Picture:
     facts = ledger.slide
     if not facts.get("slide_path"):
         raise StoreError(
-            f"picture of {ledger.slide_id!r} must exist, got none and no slide; import again with "
-            "--slides"
+            f"picture of {ledger.slide_id!r} must exist, got none; run `thinsection run` first, or "
+            "import with --slides"
         )
     path = slide_place(ledger)
     check_slide_exists(path, ledger.slide_id)
