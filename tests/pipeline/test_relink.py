@@ -18,7 +18,8 @@ from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.peer_export import export_peer
 from thinsection.pipeline.peer_import import import_peer
 from thinsection.pipeline.relink import Relinked, relink
-from thinsection.slide.cohort import load_cohort
+from thinsection.slide.cohort import SlideEntry, load_cohort
+from thinsection.store.claims import claim_ids
 from thinsection.store.identity import fingerprint
 from thinsection.store.ledger import SlideLedger, StageRecord
 from thinsection.testing.synthetic import write_he_slide
@@ -33,14 +34,14 @@ def write_file(path: Path, seed: int, size: int = 200_000) -> Path:
     return path
 
 
-def add_slide(out: Path, slide_id: str, path: Path) -> None:
+def add_slide(out: Path, slide_id: str, path: Path, **facts: object) -> None:
     """A slide of a results folder, as far as `relink` reads it."""
     content = fingerprint(path)
     source = {"source": content, "samples": content, "times": "t", "whole": ""}
     SlideLedger(
         out=out,
         slide_id=slide_id,
-        slide={"slide_id": slide_id, "slide_path": str(path), "label": "x"},
+        slide={"slide_id": slide_id, "slide_path": str(path), **facts},
         source=source,
         stages={"slides/tissue": StageRecord(key="k", files={})},
     ).save()
@@ -108,6 +109,23 @@ def test_copies_are_ambiguous_unless_one_path_ends_like_the_former(
     assert paths_of(out)["t"] == before["t"]
 
 
+def test_two_pictures_of_a_file_keep_their_ids(tmp_path: Path) -> None:
+    out, old = tmp_path / "out", tmp_path / "old"
+    path = write_file(old / "s.svs", 1)
+    for image in ("a", "b"):
+        add_slide(out, f"s-{image}", path, image=image)
+    old.rename(tmp_path / "new")
+    told = relink(out, [tmp_path / "new"])
+    file = str(tmp_path / "new" / "s.svs")
+    assert told.found == {"s-a": file, "s-b": file}
+    entries = [SlideEntry(slide_id="", slide_path=file, image=image) for image in "ab"]
+    named = claim_ids(out, entries)
+    assert [(entry.slide_id, entry.image) for entry in named] == [
+        ("s-a", "a"),
+        ("s-b", "b"),
+    ]
+
+
 def test_only_paths_change(tmp_path: Path) -> None:
     out = tmp_path / "out"
     path = write_file(tmp_path / "old" / "s.svs", 1)
@@ -165,7 +183,10 @@ def moved(project: Path, tmp_path: Path) -> Iterator[Path]:
     yield home
 
 
-COMMANDS = (("export", "jpeg", "results", "--out", "jpeg"),)
+COMMANDS = (
+    ("export", "jpeg", "results", "--out", "jpeg"),
+    ("heatmap", "tissue_fraction", "results"),
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])

@@ -17,7 +17,7 @@ from thinsection.pipeline.tables import KnownSlide, known_slides, write_tables
 from thinsection.slide.cohort import ignore_message
 from thinsection.slide.find_slides import find_by_url, find_in_folder
 from thinsection.slide.readers import is_folder_slide
-from thinsection.slide.slide_ids import file_of, folded, stem_of
+from thinsection.slide.slide_ids import file_of, folded, path_of, stem_of
 from thinsection.store.claims import (
     Claims,
     common_end,
@@ -147,7 +147,7 @@ def _slides_at(places: Sequence[str | Path], on_message: Listener) -> list[str]:
 def _candidates(slide: KnownSlide, claims: Claims, files: _Files) -> list[str]:
     """Files that may be this slide: one if it is found, none if it is missing."""
     claim = claims.get(slide.slide_id)
-    former = slide.slide_path or (claim.file if claim else "")
+    former = slide.slide_path or (path_of(claim.file) if claim else "")
     name = stem_of(former) if former else slide.slide_id
     content = slide.ledger.source.get("samples", "")
     fitting = files.named(name)

@@ -121,17 +121,18 @@ def move_slides(out: Path, paths: Mapping[str, str]) -> None:
     """
     if not paths:
         return
+    owners = {}
     for slide_id, path in paths.items():
         folder = out / SLIDES / slide_id
         with hold(folder / LOCK_NAME):
             ledger = load_ledger(out, slide_id)
+            facts = ledger.slide or _failed_entry(folder / FAILURE_NAME)
+            image = facts.get("image")
+            owners[slide_id] = SlideFile(file_of(path, image), stem_of(path, image))
             if ledger.slide and ledger.slide.get("slide_path") != path:
                 slide = ledger.slide | {"slide_path": path}
                 replace(ledger, slide=slide).save(keep_time=True)
             _move_failure(folder / FAILURE_NAME, path)
-    owners = {
-        name: SlideFile(file_of(path), stem_of(path)) for name, path in paths.items()
-    }
     with hold(out / SLIDES / LOCK_NAME):
         listed = _read_list(out / CLAIMS_NAME)
         _write_list(out, {**listed, **owners}, listed)
@@ -162,8 +163,8 @@ def slide_place(ledger: SlideLedger) -> str:
         return str(beside)
     if not Path(path).is_absolute():
         owner = _listed_owner(ledger)
-        if owner is not None and Path(owner.file).exists():
-            return owner.file
+        if owner is not None and Path(path_of(owner.file)).exists():
+            return path_of(owner.file)
     return path
 
 
