@@ -183,10 +183,7 @@ def moved(project: Path, tmp_path: Path) -> Iterator[Path]:
     yield home
 
 
-COMMANDS = (
-    ("export", "jpeg", "results", "--out", "jpeg"),
-    ("heatmap", "tissue_fraction", "results"),
-)
+COMMANDS = (("export", "jpeg", "results", "--out", "jpeg"),)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
