@@ -5,6 +5,7 @@ Each is written by hand, with the right reading of each value beside it. No pati
 
 from pathlib import Path
 
+import numpy as np
 import openpyxl
 import pytest
 
@@ -16,6 +17,7 @@ from thinsection.evaluation.label_report import (
 )
 from thinsection.evaluation.labels import LabelsConfig
 from thinsection.evaluation.readings import is_missing
+from thinsection.evaluation.survival import concordance
 from thinsection.files.tables import open_table
 
 
@@ -555,3 +557,37 @@ def test_words_that_say_no_value_and_nothing_else_are_missing(text: str) -> None
 )
 def test_findings_are_classes(text: str) -> None:
     assert not is_missing(text)
+
+
+def test_scikit_survival_takes_the_events_and_times_that_are_read(
+    tmp_path: Path,
+) -> None:
+    """A time of 0 counts in its Cox regression and c-index; ours is equal. It refuses -1 too."""
+    linear_model = pytest.importorskip("sksurv.linear_model")
+    metrics = pytest.importorskip("sksurv.metrics")
+    surv = pytest.importorskip("sksurv.util").Surv
+    rng = np.random.default_rng(2)
+    rows = [
+        f"P{i},{('Alive', 'Dead')[i % 3 == 0]},{0 if i in (3, 4) else rng.integers(1, 90)}"
+        for i in range(30)
+    ]
+    text = "\n".join(["case_id,vital_status,days", *rows, "Q,Dead,-1"]) + "\n"
+    report = report_of(
+        tmp_path / "s.csv",
+        text,
+        target=("vital_status",),
+        time="days",
+        drop_unusable=True,
+    )
+    event, time = np.array(report.values.cells, dtype=np.float64).T
+    assert (time == 0).sum() == 2
+    risk = rng.normal(size=30)
+    outcome = surv.from_arrays(event == 1, time)
+    linear_model.CoxPHSurvivalAnalysis(alpha=1).fit(risk[:, None], outcome)
+    theirs = metrics.concordance_index_censored(event == 1, time, risk)[0]
+    ours = concordance(event == 1, time, risk)(np.ones((1, 30)))
+    assert ours[0] == pytest.approx(theirs)
+    with pytest.raises(ValueError, match="smaller zero"):
+        linear_model.CoxPHSurvivalAnalysis().fit(
+            risk[:, None], surv.from_arrays(event == 1, time - 1)
+        )

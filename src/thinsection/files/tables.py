@@ -9,6 +9,7 @@ table is refused by what it is. Every choice is a note of the table.
 import csv
 import io
 import re
+import string
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,6 +47,8 @@ _BYTE_ORDER_MARKS = (
     (b"\xff\xfe", "utf-16"),
     (b"\xfe\xff", "utf-16"),
 )
+# spaces of every width, byte order marks and zero-width signs
+_OUTER_SIGNS = string.whitespace + "\u00a0\u2007\u202f\u2009\u3000\ufeff\u200b"
 _EXCEL_SEPARATOR = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)
 _COMMENT = "#"
 _CDE = "CDE_ID"  # begins the cells of the third header row of TCGA's biotabs
@@ -305,7 +308,9 @@ def _records(text: str, delimiter: str, first_line: int) -> Iterator[Record]:
 
 def _plain_cell(cell: str) -> str:
     """Returns a cell without outer spaces, and without the sign that marks it as text."""
-    text = cell.strip().strip("\ufeff\u200b").strip()
+    text = cell.strip(_OUTER_SIGNS)
+    if not text.startswith("'"):
+        return text
     plain = unescaped_cell(text)
     # GDC's '-- is a word of its own
     return plain if any(sign.isalnum() for sign in plain) else text
