@@ -37,6 +37,7 @@ from thinsection.qc.pipeline import dump_pipeline
 from thinsection.report.histoqc import write_histoqc
 from thinsection.report.qc_sheet import write_qc_csv
 from thinsection.report.qc_store import QC_FILE, read_qc
+from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.stages.config import QcConfig, RunConfig
 from thinsection.stages.spec import resolve
@@ -152,6 +153,11 @@ def test_the_files_of_a_slide_are_there_and_agree(folder: Path, tmp_path: Path) 
     (row,) = read_qc_csv(tmp_path / "qc_histoqc-light.csv")
     assert mask.sum() == document["scores"]["pixels_to_use"] == row["pixels_to_use"]
     assert mask.shape[::-1] == tuple(document["size_th"])
+    with open_slide(folder / "s0.svs") as slide:
+        assert slide.slide_mpp is not None
+        size_mm = np.array(slide.size) * slide.slide_mpp / 1000
+    expected_mm2 = mask.mean() * size_mm.prod()
+    assert row["usable_mm2"] == pytest.approx(expected_mm2, rel=1e-3)
     for name in stored.names:
         shown = np.asarray(Image.open(home / f"{name}.png"))
         np.testing.assert_array_equal(shown, stored.mask(name))

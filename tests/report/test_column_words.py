@@ -13,7 +13,7 @@ from thinsection.tiles.measures import MEASURES
         ("pen_blue", "blue pen, fraction"),
         ("folds_removed_percent", "folds (experimental): fraction"),
         ("qc_folds", "folds (experimental), fraction"),
-        ("focus_removed_max_area", "out of focus: largest area, pixels"),
+        ("focus_removed_max_area", "out of focus: largest area, mm²"),
         ("my_check_num_regions", "my check: number of areas"),
         ("chan1_brightness", "brightness, red"),
         ("chan3_brightness_std_YUV", "brightness, chroma (V), standard deviation"),

@@ -15,8 +15,9 @@ from PIL import Image
 
 from thinsection.files import pages
 from thinsection.report import qc_sheet
+from thinsection.report.column_words import column_words
 from thinsection.report.histoqc import write_histoqc
-from thinsection.report.qc_sheet import is_outlier, write_qc_sheet
+from thinsection.report.qc_sheet import _cell, is_outlier, write_qc_sheet
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = (
@@ -207,3 +208,18 @@ def test_an_unchanged_page_is_not_made_again(
     qc_sheet.write_qc_sheet(page, [*rows[:2], rows[2] | {"x": 7.0}], title="QC")
     assert rendered == ["qc_sheet.html"]
     assert page.read_bytes() != first
+
+
+def test_areas_are_in_mm2_where_the_resolution_is_known() -> None:
+    row = {
+        "pixels_to_use": 1000.0,
+        "usable_mm2": 0.064,
+        "spur_max_area": 500.0,
+        "spur_num_regions": 2.0,
+    }
+    assert _cell(row, "spur_max_area", None).text == "0.032"
+    assert _cell(row, "spur_num_regions", None).text == "2"
+    assert _cell(row, "pixels_to_use", None).text == "1,000"
+    unknown = {"pixels_to_use": 1000.0, "spur_max_area": 500.0}
+    assert _cell(unknown, "spur_max_area", None).text == "500 px"
+    assert column_words("usable_mm2") == "usable tissue, mm²"

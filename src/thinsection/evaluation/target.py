@@ -19,15 +19,15 @@ Floats = npt.NDArray[np.float64]
 INTERVALS = 4  # of time in 'discrete', with equally many training events each
 # why a class is the positive one, by `Target.positive_by`
 _POSITIVE_WORDS = {
-    "choice": "chosen with --positive",
-    "rarer": "the rarer class in training; --positive chooses another",
+    "choice": "chosen with `train --positive`",
+    "rarer": "the rarer class in training; `train --positive` chooses another",
     "tie": (
         "the last in alphabetical order, as both classes are equally frequent in training; "
-        "--positive chooses another"
+        "`train --positive` chooses another"
     ),
     "": (
         "the last in alphabetical order, as in all models of earlier versions; train the model "
-        "again to choose with --positive"
+        "again to choose with `train --positive`"
     ),
 }
 

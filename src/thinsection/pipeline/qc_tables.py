@@ -114,6 +114,9 @@ def _qc_columns(slide: KnownSlide, folder: Path) -> QcRow:
         return {"status": "failed", "warnings": f"{QC_FILE} is damaged: {damage}"}
     if checked is not None:
         columns: QcRow = {"status": "done", **checked.facts, **checked.scores}
+        if checked.px_mm2 is not None and "pixels_to_use" in checked.scores:
+            usable = float(checked.scores["pixels_to_use"]) * checked.px_mm2
+            columns["usable_mm2"] = round(usable, 6)
         columns["warnings"] = "|".join(checked.warnings)
         return columns
     if slide.failure is not None and slide.failure.status == "failed":
@@ -128,6 +131,9 @@ class _Checked:
     facts: Document
     scores: Document
     warnings: tuple[str, ...]
+    px_mm2: (
+        float | None
+    )  # area that `pixels_to_use` counts in; None without a resolution
 
 
 def _read_checked(folder: Path) -> _Checked | None:
@@ -137,12 +143,34 @@ def _read_checked(folder: Path) -> _Checked | None:
     """
     if not has_qc(folder):
         return None
-    document = coerce(read_qc(folder).document, Document, QC_FILE)
+    stored = read_qc(folder)
+    document = coerce(stored.document, Document, QC_FILE)
     return _Checked(
+        px_mm2=_px_mm2(document),
         facts=coerce(document.get("facts"), Document, "facts"),
         scores=coerce(document.get("scores"), Document, "scores"),
         warnings=coerce(document.get("warnings"), tuple[str, ...], "warnings"),
     )
+
+
+def _px_mm2(document: Document) -> float | None:
+    """Area in mm² of a pixel of the work image, or of all of it where usable tissue is a share."""
+    facts = coerce(document.get("facts"), Document, "facts")
+    mpp = [facts.get(name) for name in ("mpp_x", "mpp_y")]
+    sizes_um = []
+    for value, size in zip(
+        mpp, coerce(document["size_l0"], tuple[int, ...], "size_l0")
+    ):
+        if not isinstance(value, int | float) or value <= 0:
+            return None
+        sizes_um.append(value * size)
+    width, height = coerce(document["size_th"], tuple[int, ...], "size_th")
+    whole_mm2 = sizes_um[0] * sizes_um[1] / 1e6
+    scores = coerce(document.get("scores"), Document, "scores")
+    # a pipeline gives the usable tissue in pixels, or as a share of them
+    usable = scores.get("pixels_to_use")
+    is_share = isinstance(usable, int | float) and 0 < usable <= 1
+    return whole_mm2 if is_share else whole_mm2 / (width * height)
 
 
 def _measured_columns(

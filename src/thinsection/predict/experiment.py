@@ -339,7 +339,7 @@ def _score_words(score: Score, cases: int) -> str:
     if score["value"] is None:
         return "no value"
     words = rounded(score["value"], cases)
-    if score["missing"]:
+    if score["low"] is None or score["high"] is None:
         return f"{words} (no interval: {score['missing']})"
     return f"{words} [{rounded(score['low'], cases)}, {rounded(score['high'], cases)}]"
 

@@ -112,7 +112,8 @@ class FoldResult(NamedTuple):
     @property
     def epochs(self) -> list[int]:
         """Number of epochs of each start."""
-        return np.diff([*self.first_epochs, len(self.losses)]).tolist()
+        ends = (*self.first_epochs[1:], len(self.losses))
+        return [end - begin for begin, end in zip(self.first_epochs, ends, strict=True)]
 
     @property
     def best_start(self) -> int:

@@ -81,7 +81,7 @@ def number_words(value: float | None, cases: int) -> str:
 
 def interval_words(score: Score, cases: int) -> str:
     """95 % confidence interval, or the reason why there is none."""
-    if score["low"] is None:
+    if score["low"] is None or score["high"] is None:
         return f"none: {score.get('missing') or 'no value'}"
     return f"{rounded(score['low'], cases)} to {rounded(score['high'], cases)}"
 

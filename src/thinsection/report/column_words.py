@@ -17,6 +17,7 @@ _EXACT = {
     "tissue_fraction": "tissue fraction",
     "fails": "failed rules",
     "pixels_to_use": "usable tissue, pixels",
+    "usable_mm2": "usable tissue, mm²",
     "glass": "glass, fraction",
     "focus_median_ratio": "median sharpness of the tissue, relative",
     "spur_pixels": "removed thin lines, fraction",
@@ -51,8 +52,8 @@ _CHECKS = {
 }
 _STATISTICS = {
     "num_regions": "number of areas",
-    "mean_area": "mean area, pixels",
-    "max_area": "largest area, pixels",
+    "mean_area": "mean area, mm²",
+    "max_area": "largest area, mm²",
     "percent": "fraction",
 }
 _STAINS = {"c0": "hematoxylin", "c1": "eosin", "c2": "residual"}

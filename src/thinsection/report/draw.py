@@ -172,8 +172,8 @@ def _draw_sign(pen: ImageDraw.ImageDraw, box: Box, layer: Layer | None) -> None:
         for x in (left, right):
             pen.line((x, top + 2, x, bottom), fill=_INK, width=2)
     elif isinstance(layer, Values):
-        for x, fill in enumerate(legend_colors(layer, right - left), left):
-            pen.line((x, top, x, bottom), fill=tuple(fill))
+        for x, color in enumerate(legend_colors(layer, right - left), left):
+            pen.line((x, top, x, bottom), fill=tuple(color))
         pen.rectangle(box, outline=_FRAME)
     else:
         opacity = layer.opacity if isinstance(layer, Tint) else 0.1

@@ -37,6 +37,8 @@ Usual = tuple[float, float] | None
 _OUTLIER_DEVIATIONS = 3.5
 # fewer slides do not define usual values
 _MIN_SLIDES = 5
+# endings of columns with areas in pixels of the work image
+_AREAS = ("_mean_area", "_max_area")
 _FIRST_COLUMNS = ("slide_id", "slide_path", "folder", "status")
 # pictures that come first; the first one that exists is the thumbnail
 _FIRST_PICTURES = ("overlay", "marks and tiles", "picture", "thumbnail", "mask_use")
@@ -299,7 +301,7 @@ def _page_line(
     thumbnail: Place | None,
 ) -> _PageLine:
     """Values of a slide for the page's template."""
-    cells = [_cell(row.get(name), usual[name]) for name in usual]
+    cells = [_cell(row, name, usual[name]) for name in usual]
     home = Path(picture_folder(row)).name
     if thumbnail is not None:
         sheet, x, y = thumbnail
@@ -322,12 +324,32 @@ def _page_line(
     )
 
 
-def _cell(value: Score | None, usual: Usual) -> _Cell:
-    """Cell of a value."""
+def _cell(row: Row, name: str, usual: Usual) -> _Cell:
+    """Cell of a value; areas in mm², where the resolution is known."""
+    value = row.get(name)
     if value is None or isinstance(value, str):
         return _Cell(text=value or "", sort="", outlier=False)
-    text = f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
-    return _Cell(text=text, sort=repr(value), outlier=is_outlier(value, usual))
+    outlier = is_outlier(value, usual)
+    unit = ""
+    if name.endswith(_AREAS) and value != EMPTY_SCORE:
+        px_mm2 = _px_mm2(row)
+        unit = " px" if px_mm2 is None else ""
+        value *= px_mm2 or 1.0
+    text = f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
+    return _Cell(text=text + unit, sort=repr(value), outlier=outlier)
+
+
+def _px_mm2(row: Row) -> float | None:
+    """Area of a pixel of the work image in mm², from the usable tissue; None if unknown."""
+    usable_mm2 = row.get("usable_mm2")
+    pixels = row.get("pixels_to_use")
+    if (
+        not isinstance(usable_mm2, float)
+        or not isinstance(pixels, float)
+        or pixels <= 1
+    ):
+        return None
+    return usable_mm2 / pixels
 
 
 def _plot_point(row: Row) -> PlainValues:

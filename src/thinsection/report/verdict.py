@@ -24,7 +24,7 @@ STAIN = {
 }
 # group of columns -> prefixes of their names, the most informative first
 GROUPS: dict[str, tuple[str, ...]] = {
-    "usable": ("pixels_to_use", "tissue_pieces"),
+    "usable": ("pixels_to_use", "usable_mm2", "tissue_pieces"),
     "artefacts": (
         "pen",
         "ink",

@@ -188,7 +188,7 @@ def _check_names(encoding: EncodingSpec, *, has_own: bool) -> None:
 
 def _check_tissue_origins(spec: RunSpec) -> None:
     """Allows only one of annotations, a network and quality control to define the tissue."""
-    origins: dict[str, str | None] = {
+    origins: dict[str, str | bool | None] = {
         "regions.tissue": spec.regions.tissue,
         "segment.tissue_segmenter": spec.segment.tissue_segmenter,
         "qc.qc": None if spec.qc.qc == "off" else spec.qc.qc,
