@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from thinsection import qc as qc_room
+from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, WeightsError
 from thinsection.pipeline.ending import RunSummary
 from thinsection.pipeline.qc_run import QcRunConfig, check_slides
@@ -158,3 +159,33 @@ def test_a_run_says_before_it_opens_a_slide_what_the_segmenter_lacks(
     with pytest.raises(WeightsError, match="must be an existing file"):
         run_once(he, own)
     assert not (own.parent / "out" / "slides").exists()
+
+
+OWN_NET = """
+from torch import nn
+class Purple(nn.Conv2d):
+    def __init__(self):
+        super().__init__(3, 3, 1)
+"""
+
+
+def test_a_network_of_ones_own_class_runs_where_its_file_is_trusted(
+    he: Path, own: Path, tmp_path: Path
+) -> None:
+    text = NET.replace("torch.nn:Conv2d", "my_net:Purple")
+    options = "options = { in_channels = 3, out_channels = 3, kernel_size = 1 }\n"
+    (tmp_path / "purple.toml").write_text(text.replace(options, ""))
+    (tmp_path / "my_net.py").write_text(OWN_NET)
+    with pytest.raises(ConfigError, match="--trust-code FILE"):
+        run_once(he, own)
+    assert not (tmp_path / "out" / "slides").exists()
+    trusted = (str(tmp_path / "my_net.py"),)
+    assert run_once(he, own, trust_code=trusted).counts["done"] == 1
+    (folder,) = folders(own, "qc_*")
+    config = replace_flat(QcRunConfig(), {"qc": str(own), "trust_code": trusted})
+    summary = check_slides([he], out=tmp_path / "checked", config=config)
+    assert summary.num_failed == 0
+    (checked,) = (tmp_path / "checked" / "slides" / "he").glob("qc_*")
+    expected = load_qc(folder).masks["focus"]
+    np.testing.assert_array_equal(load_qc(checked).masks["focus"], expected)
+    assert expected.any()

@@ -68,6 +68,7 @@ class WorkConfig:
     qc_device: str = _same(QcConfig, "qc_device")
     qc_pictures: bool = _same(QcConfig, "qc_pictures")
     segment_memory: str = _same(SegmentConfig, "segment_memory")
+    trust_code: tuple[str, ...] = _same(SegmentConfig, "trust_code")
     resume: bool = _same(OutputConfig, "resume")
     overwrite: bool = _same(OutputConfig, "overwrite")
     write: tuple[str, ...] = option(
@@ -192,7 +193,10 @@ def _run_settings(config: QcRunConfig, pipeline: Pipeline, out: Path) -> RunConf
     )
     return RunConfig(
         qc=qc,
-        segment=SegmentConfig(segment_memory=config.work.segment_memory),
+        segment=SegmentConfig(
+            segment_memory=config.work.segment_memory,
+            trust_code=config.work.trust_code,
+        ),
         output=output,
         slides=config.slides,
         executor=config.executor,
