@@ -13,7 +13,7 @@ import thinsection as ts
 from thinsection.errors import ChoiceError
 from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
-from thinsection.pipeline import choice
+from thinsection.pipeline import choice, plot
 from thinsection.pipeline.choice import newest_of
 from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.records import Record
@@ -188,6 +188,11 @@ def test_python_draws_the_tiles_of_the_newest_run(
     assert legend is not None
     assert f"{num_tiles:,} tiles" in [text.get_text() for text in legend.get_texts()]
     assert len(lines) == 1
+    masks = {}
+    for grid in (PLAIN, CHECKED):
+        (masks[grid],) = plot._mask_files(results.ledgers["s0"], grid)
+    assert masks[PLAIN].name == "tissue.png"
+    assert masks[CHECKED].parent.name == "qc_auto"
 
 
 def test_a_run_pools_the_patients_of_its_own_grid(two_days: Path) -> None:

@@ -28,6 +28,7 @@ from thinsection.report.picture import (
     read_tissue,
     slide_picture,
 )
+from thinsection.report.qc_store import QC_FILE
 from thinsection.report.values import (
     CLASS_COLORS,
     COLORMAP_OF_KIND,
@@ -38,6 +39,8 @@ from thinsection.report.values import (
     value_words,
 )
 from thinsection.slide import Slide
+from thinsection.store.ledger import SlideLedger
+from thinsection.store.tile_tables import TILES
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.tiles import TileTable
 from thinsection.tiles.grid import mask_and_frame
@@ -93,7 +96,9 @@ def tiles(
         grid: as for `results.tiles`.
         ax: axes to draw on.
     """
-    scene = _scene(source, shown)
+    if isinstance(source, Results):
+        grid = source.choose_grid(grid)
+    scene = _scene(source, shown, grid)
     drawn = _drawn_tiles(source, shown, grid)
     label = f"{len(drawn.coords_l0):,} tiles"
     return _draw(scene, [Tiles(drawn.coords_l0, drawn.size_l0, label)], ax)
@@ -122,7 +127,9 @@ def heatmap(
     Raises:
         InvalidInputError: no such column, or the number of values is not that of the tiles.
     """
-    scene = _scene(source, shown)
+    if isinstance(source, Results):
+        grid = source.choose_grid(grid)
+    scene = _scene(source, shown, grid)
     drawn = _drawn_tiles(source, shown, grid)
     if isinstance(values, str):
         label = value_words(values)
@@ -336,16 +343,29 @@ def _results(source: object) -> Results:
     )
 
 
-def _scene(source: Results | Slide, shown: object) -> _Scene:
-    """Picture of an opened slide, or of a results folder's slide."""
+def _scene(source: Results | Slide, shown: object, grid: str | None = None) -> _Scene:
+    """Picture of an opened slide, or of a results folder's slide with the tissue of a grid."""
     if isinstance(source, Slide):
         picture = Picture(
             rgb=slide_picture(source), size_l0=source.size, slide_mpp=source.slide_mpp
         )
         return _Scene(title=Path(source.slide_path).stem, picture=picture)
     ledger = _results(source).ledger(_check_id(shown))
-    masks = tuple(map(read_tissue, picture_files(ledger.path.parent)[1:]))
+    files = _mask_files(ledger, grid) or picture_files(ledger.path.parent)[1:]
+    masks = tuple(map(read_tissue, files))
     return _Scene(title=ledger.slide_id, picture=open_picture(ledger), masks=masks)
+
+
+def _mask_files(ledger: SlideLedger, grid: str | None) -> tuple[Path, ...]:
+    """File with the mask on which a grid was laid; none if the grid or the file is not there."""
+    tiles = ledger.stages.get(f"{grid}/{TILES}")
+    for need in tiles.needs if tiles else ():
+        for name in ledger.stages[need].files if need in ledger.stages else ():
+            path = ledger.out / name
+            is_mask = path.name.startswith("tissue") and path.suffix == ".png"
+            if (is_mask or path.name == QC_FILE) and path.is_file():
+                return (path,)
+    return ()
 
 
 def _check_id(shown: object) -> str:
