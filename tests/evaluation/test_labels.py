@@ -371,7 +371,7 @@ def test_survival_without_an_event_or_with_a_negative_time_is_refused(
         survival(tmp_path, ["a,0,10", "b,0,20"])
     with pytest.raises(
         DatasetError,
-        match=r"days must be >= 0, got a negative time \(-3\) in line 3 \(b\) of .*drop-unus",
+        match=r"days must be >= 0, got a negative time, '-3' \(1\), in line 3 \(b\) of .*drop-unus",
     ):
         survival(tmp_path, ["a,1,10", "b,0,-3"])
     cohort = survival(tmp_path, ["a,1,10", "b,0,-3", "c,1,0"], drop_unusable=True)
@@ -380,7 +380,8 @@ def test_survival_without_an_event_or_with_a_negative_time_is_refused(
 
 def test_a_time_that_is_no_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        DatasetError, match=r"must be >= 0, got no time \('yes'\) in line 2 \(a\)"
+        DatasetError,
+        match=r"got a time that is no number, 'yes' \(1\), in line 2 \(a\)",
     ):
         survival(tmp_path, ["a,1,yes", "b,0,20"])
 

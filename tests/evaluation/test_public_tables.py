@@ -132,7 +132,7 @@ def test_cbioportal_numbers_its_events_and_has_rows_above_its_header(
     }
     assert readings_of(report, "OS_MONTHS")["[Not Available]"] == (1, "missing", "")
     (note,) = report.values.notes
-    assert "left out by --drop-unusable, no time ('[Not Available]')" in note
+    assert "left out by --drop-unusable, no time ('[Not Available]' (1))" in note
     assert "line 8 (P-03)" in note
 
 
@@ -374,7 +374,7 @@ def test_a_limit_among_numbers_names_its_rows(tmp_path: Path) -> None:
     text = "\n".join(["case_id,psa", *rows, "Q,<5", "R,NA"]) + "\n"
     report = report_of(tmp_path / "p.csv", text, target=("psa",))
     (problem,) = report.values.problems
-    assert "got a limit, and no number in line 14 (Q)" in problem
+    assert "got a limit, and no number, '<5' (1), in line 14 (Q)" in problem
     assert readings_of(report, "psa")["<5"] == (1, "limit", "")
     assert (
         len(
@@ -422,7 +422,7 @@ def test_a_word_among_many_numbers_is_asked_back(tmp_path: Path) -> None:
     text = "\n".join(["case_id,age", *rows, "Q,old"]) + "\n"
     report = report_of(tmp_path / "p.csv", text, target=("age",))
     (problem,) = report.values.problems
-    assert "got no number in line 22 (Q)" in problem
+    assert "got no number, 'old' (1), in line 22 (Q)" in problem
 
 
 def test_a_class_of_one_case_is_asked_back_before_training(tmp_path: Path) -> None:
@@ -591,3 +591,14 @@ def test_scikit_survival_takes_the_events_and_times_that_are_read(
         linear_model.CoxPHSurvivalAnalysis().fit(
             risk[:, None], surv.from_arrays(event == 1, time - 1)
         )
+
+
+def test_dates_are_no_times_and_are_named_once(tmp_path: Path) -> None:
+    rows = [f"P{i},{i % 2},2020-01-{i + 1:02}" for i in range(20)]
+    text = "\n".join(["case_id,dead,seen", *rows]) + "\n"
+    report = report_of(tmp_path / "d.csv", text, target=("dead",), time="seen")
+    (problem,) = report.values.problems
+    assert "a time that is no number, '2020-01-01' (1), " in problem
+    assert (
+        "line 4 (P2), ... (20 rows)" in problem and "pass --time again" not in problem
+    )

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from thinsection.evaluation.label_report import LabelReport
 
 app = typer.Typer()
+_MOST_LINES = 25  # values of a column that are printed
 
 
 @app.command("labels")
@@ -84,6 +85,8 @@ def _lines(report: "LabelReport") -> list[str]:
             for one in readings
             if one.column == column
         ]
+        num_more = len(rows) - 1 - _MOST_LINES
+        del rows[_MOST_LINES + 1 :]
         widths = [max(len(row[place]) for row in rows) for place in range(4)]
         lines += ["", column]
         for value, count, reading, becomes in rows:
@@ -94,6 +97,8 @@ def _lines(report: "LabelReport") -> list[str]:
                 becomes,
             )
             lines.append(("  " + "  ".join(cells)).rstrip())
+        if num_more > 0:
+            lines.append(f"  ... {num_more} more values")
     lines.append("")
     lines += report.values.notes
     lines.append(f"trains on {report.summary}")

@@ -12,6 +12,7 @@ from thinsection.evaluation.readings import (
     plain_text,
 )
 
+MISSING_TIME = "no time"
 TIMES_SIGN = " + "  # between several columns of times, in the name of what is learnt
 _DAYS = {
     "day": 1.0,
@@ -89,11 +90,10 @@ def read_follow_up(
         if event is None:
             continue
         if used is None:
-            texts = [rows[i][column] for column in time_columns]
-            shown = " and ".join(repr(text) for text in texts)
-            unusable[i] = f"no time ({shown})"
+            is_missing = all(cells[name][i][1] == "missing" for name in time_columns)
+            unusable[i] = MISSING_TIME if is_missing else "a time that is no number"
         elif time is not None and time < 0:
-            unusable[i] = f"a negative time ({rows[i][used]})"
+            unusable[i] = "a negative time"
         else:
             num_used[used][event] += 1
     if len(order) > 1:

@@ -8,7 +8,11 @@ from thinsection.errors import InvalidInputError
 from thinsection.evaluation.embeddings import feature_files
 from thinsection.evaluation.follow_up import TIMES_SIGN
 from thinsection.evaluation.label_table import LabelTable
-from thinsection.evaluation.label_values import LabelValues, read_values
+from thinsection.evaluation.label_values import (
+    MANY_CLASSES,
+    LabelValues,
+    read_values,
+)
 from thinsection.evaluation.labels import LabelsConfig, known_patients, read_labels_of
 from thinsection.files.atomic import write_table
 from thinsection.types import counted
@@ -49,6 +53,8 @@ class LabelReport:
             return f"{values.kind}: {of_rows}, {counted(events, 'event')}, {censored} censored"
         if values.kind in ("binary", "multiclass"):
             counts = Counter(str(name) for (name,) in values.cells)
+            if len(counts) > MANY_CLASSES:
+                return f"{values.kind}: {of_rows}, {len(counts)} classes"
             classes = ", ".join(f"{name} {counts[name]}" for name in sorted(counts))
             return f"{values.kind}: {of_rows}: {classes}"
         if values.kind == "regression" and values.cells:

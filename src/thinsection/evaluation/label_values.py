@@ -6,7 +6,12 @@ from dataclasses import dataclass, replace
 
 from thinsection.config import nearest
 from thinsection.errors import ConfigError
-from thinsection.evaluation.follow_up import TIMES_SIGN, Cell, read_follow_up
+from thinsection.evaluation.follow_up import (
+    MISSING_TIME,
+    TIMES_SIGN,
+    Cell,
+    read_follow_up,
+)
 from thinsection.evaluation.label_table import LabelTable
 from thinsection.evaluation.readings import (
     ColumnValues,
@@ -241,9 +246,9 @@ class _Reading:
                 faults.setdefault(numbers.fault(text), []).append(i)
         problems, notes = self._unusable(
             f"{column} must be a number",
-            column,
+            (column,),
             faults,
-            "--read VALUE=NUMBER or =missing",
+            "pass --read VALUE=NUMBER or =missing",
         )
         problems += self._codes(column, list(kept.values()), list(kept))
         return LabelValues(
@@ -313,12 +318,14 @@ class _Reading:
         name = TIMES_SIGN.join(times)
         remedy = "correct them"
         censored = [i for i, event in enumerate(follow_up.events) if event is False]
-        if censored and all(follow_up.times[i] is None for i in censored):
+        if censored and all(
+            follow_up.unusable.get(i) == MISSING_TIME for i in censored
+        ):
             remedy = (
                 "no censored case has a time: pass --time again for the column with the end of "
                 "their follow-up"
             )
-        more, notes = self._unusable(f"{name} must be >= 0", name, faults, remedy)
+        more, notes = self._unusable(f"{name} must be >= 0", times, faults, remedy)
         problems += more
         kept: dict[int, tuple[float, float]] = {}
         for i, (event, time) in enumerate(
@@ -352,20 +359,25 @@ class _Reading:
         )
 
     def _unusable(
-        self, rule: str, column: str, faults: dict[str, list[int]], remedy: str
+        self,
+        rule: str,
+        columns: Sequence[str],
+        faults: dict[str, list[int]],
+        remedy: str,
     ) -> tuple[list[str], list[str]]:
         """Problems of rows that cannot be used, or notes where they are left out."""
         problems = []
         notes = []
         for reason, rows in faults.items():
+            shown = " and ".join(self._texts(column, rows) for column in columns)
             if self._columns.drop_unusable and "comma" not in reason:
                 notes.append(
-                    f"left out by --drop-unusable, {reason} in {column}: "
+                    f"left out by --drop-unusable, {reason} ({shown}): "
                     f"{self._table.words(rows)}"
                 )
             else:
                 problems.append(
-                    f"{rule}, got {reason} in {self._place(rows)}; {remedy}, or pass "
+                    f"{rule}, got {reason}, {shown}, in {self._place(rows)}; {remedy}, or pass "
                     "--drop-unusable to leave these rows out"
                 )
         return problems, notes
