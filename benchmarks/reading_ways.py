@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from thinsection.slide import open_slide
-from thinsection.slide.formats.tiff_codecs import jpeg_head
+from thinsection.slide.formats.tiff_codecs import JpegStreams
 from thinsection.slide.resize import Resample
 from thinsection.stream import StreamConfig, iter_tiles
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
@@ -110,7 +110,7 @@ def opened(path: str, mpp: str, threads: int, content: str) -> dict[str, Any]:
         edge = page.tilewidth
         spans = list(zip(page.dataoffsets, page.databytecounts))
         columns = -(-page.imagewidth // edge)
-        head = jpeg_head(page)
+        streams = JpegStreams(page)
     touched = [segments_of(corner, table, edge, columns) for corner in table.coords_l0]
     if content:
         num_bytes = np.array(
@@ -124,7 +124,7 @@ def opened(path: str, mpp: str, threads: int, content: str) -> dict[str, Any]:
         "table": table,
         "openslide": openslide.OpenSlide(path),
         "ours": open_slide(path),
-        "head": head,
+        "streams": streams,
         "edge": edge,
         "spans": [spans[index] for index in needed],
     }
@@ -227,12 +227,12 @@ def _read(path: str, spans: list[tuple[int, int]]) -> None:
 def _decode(state: dict[str, Any], path: str, spans: list[tuple[int, int]]) -> None:
     import simplejpeg
 
-    head, edge = state["head"], state["edge"]
+    streams, edge = state["streams"], state["edge"]
     out = np.empty((BATCH, edge, edge, 3), np.uint8)
     with Path(path).open("rb") as file:
         for index, (offset, count) in enumerate(spans):
-            file.seek(offset + 2)
-            data = head + file.read(count - 2)
+            file.seek(offset)
+            data, _ = streams.whole(file.read(count))
             simplejpeg.decode_jpeg(data, "RGB", buffer=out[index % BATCH])
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from pydicom.uid import generate_uid
 from tests.slide.planted import smaller, tissue
 from tests.support.dicom_slides import LOSSY, SYNTAXES, DicomKind, write_dicom
@@ -232,3 +233,17 @@ def test_missing_frames_are_white_and_cut_ones_an_error(
         pytest.raises(SlideReadError, match="truncated"),
     ):
         slide.read_region((0, 0), 0, SIZE)
+
+
+def test_ycbcr_that_no_codec_converts_becomes_rgb(tmp_path: Path) -> None:
+    """Judged by Pillow's YCbCr."""
+    pixels = tissue(SIZE, 3)
+    stored = np.asarray(Image.fromarray(pixels).convert("YCbCr"))
+    expected = np.asarray(Image.fromarray(stored, "YCbCr").convert("RGB"))
+    for syntax in ("explicit", "jpeg-ls"):
+        kind = DicomKind(syntax=syntax, photometric="YBR_FULL")
+        path = tmp_path / f"{syntax}.dcm"
+        write_dicom(path, [[stored]], kind, series=generate_uid())
+        with open_slide(path, reader="dicom") as slide:
+            shown = slide.read_region((0, 0), 0, SIZE)
+            assert np.abs(shown.astype(int) - expected).max() <= 1

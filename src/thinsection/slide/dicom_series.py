@@ -150,20 +150,23 @@ def check_one_slide(files: Sequence[DicomFile]) -> None:
     Raises:
         SlideOpenError: they are; the message names files, not the patients.
     """
-    for what, values in (
-        ("patient", [file.patient for file in files]),
-        ("glass (ContainerIdentifier)", [file.container for file in files]),
-    ):
-        known = [value for value in values if any(value)]
-        if len(set(known)) <= 1:
-            continue
-        one = files[values.index(known[0])].path.name
-        other = next(value for value in known if value != known[0])
-        another = files[values.index(other)].path.name
-        raise SlideOpenError(
-            f"dicom: files of one SeriesInstanceUID must be of one {what}, got {one!r} and "
-            f"{another!r} of different ones; put the files of each into a folder of its own"
-        )
+    _check_same("patient", [" ".join(file.patient).strip() for file in files], files)
+    containers = [file.container for file in files]
+    _check_same("glass (ContainerIdentifier)", containers, files)
+
+
+def _check_same(what: str, values: Sequence[str], files: Sequence[DicomFile]) -> None:
+    """Refuses files whose values differ; files without one count for nothing."""
+    known = [value for value in values if value]
+    others = [value for value in known if value != known[0]]
+    if not others:
+        return
+    one = files[values.index(known[0])].path.name
+    another = files[values.index(others[0])].path.name
+    raise SlideOpenError(
+        f"dicom: files of one SeriesInstanceUID must be of one {what}, got {one!r} and "
+        f"{another!r} of different ones; put the files of each into a folder of its own"
+    )
 
 
 def read_head(path: Path) -> DicomFile | None:

@@ -11,7 +11,9 @@ from thinsection.slide.dicom_series import SUFFIX, group_files
 from thinsection.slide.readers import is_folder_slide, slide_suffixes
 
 
-def find_in_folder(folder: Path, on_message: Callable[[str], None]) -> list[str]:
+def find_in_folder(
+    folder: Path, on_message: Callable[[str], None] | None = None
+) -> list[str]:
     """Returns the slides of a folder and its subfolders; a slide's own folder is not searched.
 
     Args:
@@ -39,7 +41,7 @@ def find_in_folder(folder: Path, on_message: Callable[[str], None]) -> list[str]
     for place, paths in sorted(dicom_files.items()):
         found = group_files(paths)
         slides += found.first_files
-        if found.note():
+        if found.note() and on_message is not None:
             on_message(f"{place.name!r}: {found.note()}")
     return [str(path) for path in sorted(slides)]
 

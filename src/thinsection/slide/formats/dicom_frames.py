@@ -50,6 +50,7 @@ _UNDEFINED = 0xFFFFFFFF
 _ITEM_BYTES = 8  # of the head of an item
 # of YBR_FULL, PS3.3 C.7.6.3.1.2, as JFIF has it: rows for R, G and B
 _RGB_OF_YCBCR = np.array(((1, 0, 1.402), (1, -0.344136, -0.714136), (1, 1.772, 0)))
+_CENTER = np.array((0.0, 128.0, 128.0))
 Pixels = NDArray[np.uint8]  # (height, width, samples)
 
 
@@ -84,9 +85,9 @@ class FrameFormat:
         pixels = self._decode_stored(data)
         if self.samples == 3 and self.syntax in _AS_STORED:
             if self.photometric == "YBR_FULL":
-                centered = pixels.astype(np.float32) - np.float32((0, 128, 128))
-                shown = centered @ _RGB_OF_YCBCR.T.astype(np.float32)
-                return np.clip(np.rint(shown), 0, 255).astype(np.uint8)
+                shown = (pixels - _CENTER) @ _RGB_OF_YCBCR.T
+                rounded: Pixels = np.clip(np.rint(shown), 0, 255).astype(np.uint8)
+                return rounded
             if self.photometric != "RGB":
                 raise ValueError(f"colours {self.photometric} that are not decoded")
         return pixels
@@ -260,7 +261,7 @@ def _item_places(
 
 def _items(file: BinaryIO, begin: int, name: str) -> list[tuple[int, int]]:
     """Returns (offset, bytes) of the items of encapsulated pixel data, their heads included."""
-    places = []
+    places: list[tuple[int, int]] = []
     place = begin
     while True:
         file.seek(place)

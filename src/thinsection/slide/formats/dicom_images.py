@@ -281,7 +281,7 @@ def _new_layer(key: tuple[str, int], first_path: str, prefix: str) -> DicomLayer
 def _pictures(
     layers: Sequence[DicomLayer], associated: Mapping[str, tuple[DicomPart, ...]]
 ) -> tuple[Picture, ...]:
-    pictures = []
+    pictures: list[Picture] = []
     for layer in layers:
         sizes = sorted(layer.levels, key=math.prod, reverse=True)
         levels = []

@@ -165,7 +165,7 @@ def settle_levels(
             notes.append(each.note)
         kept.append(each)
     content = _content(kept)
-    settled = []
+    settled: list[StatedLevel] = []
     for each in kept:
         size = each.level.size
         shown = size
