@@ -202,7 +202,7 @@ def test_a_column_with_one_value_is_named_and_has_no_scale(results: Results) -> 
         labels = [text.get_text() for text in ax.get_legend().get_texts()]
         assert words in labels
     picture = Picture(rgb=np.full((300, 400, 3), 255, np.uint8), size_l0=(400, 300))
-    for values, least in ((np.ones(2), 1), (np.array([0.0, 1.0]), 20)):
+    for values, least in ((np.ones(2), 1), (np.array([0.0, 1.0]), 10)):
         layer = Values(np.array([[0, 0], [50, 0]]), (50, 50), values, "x", "amount")
         strip = draw(picture, [layer])[300:]
         colours = np.unique(

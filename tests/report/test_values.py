@@ -11,6 +11,7 @@ from thinsection.report.values import (
     CLASS_COLORS,
     COLORMAP_OF_KIND,
     COLORMAPS,
+    OPACITY_OF_KIND,
     colorize,
     kind_of_numbers,
     map_colors,
@@ -109,7 +110,7 @@ def test_nothing_is_painted_at_0_and_the_more_the_larger_the_value(
         assert (np.diff(distance) > 0).all()
     limits = (-1.0, 1.0) if kind == "signed" else (0.0, 1.0)
     shares = (np.array(values) - limits[0]) / (limits[1] - limits[0])
-    alpha = 0.85 * np.abs(values)[:, None]
+    alpha = OPACITY_OF_KIND[kind] * np.abs(values)[:, None]  # type: ignore[index]
     expected = alpha * colorize(shares, COLORMAP_OF_KIND[kind]) + (1 - alpha) * 200  # type: ignore[index]
     np.testing.assert_allclose(colors, expected, atol=2.5)
 

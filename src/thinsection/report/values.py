@@ -41,9 +41,12 @@ CLASS_COLORS = (
     "#F0E442",
     "#555555",
 )
-# opacity over the slide: the largest one where it grows with the value, and that of measures
-GROWING_OPACITY = 0.85
-MEASURE_OPACITY = 0.5
+# largest opacity over the slide; amounts may cover all of it, and the tissue must stay visible
+OPACITY_OF_KIND: dict[ValueKind, float] = {
+    "signed": 0.85,
+    "amount": 0.6,
+    "measure": 0.5,
+}
 _SCORE = "score_"
 
 
@@ -112,8 +115,9 @@ def colorize(shares: Numbers, colormap: str) -> npt.NDArray[np.uint8]:
 def opacities(shares: Numbers, kind: ValueKind) -> Numbers:
     """Opacities in [0, 1] of numbers in [0, 1]: they grow with |value|, but for measures."""
     inside = np.clip(shares, 0, 1)
+    strength = np.ones_like(inside)
     if kind == "signed":
-        return GROWING_OPACITY * np.abs(2 * inside - 1)
-    if kind == "amount":
-        return GROWING_OPACITY * inside
-    return np.full_like(inside, MEASURE_OPACITY)
+        strength = np.abs(2 * inside - 1)
+    elif kind == "amount":
+        strength = inside
+    return np.asarray(OPACITY_OF_KIND[kind] * strength)

@@ -4,7 +4,7 @@ const make = (tag, set = {}, ...inside) => { const node = Object.assign(document
 const at = (slide, ...rest) => ["slides", encodeURIComponent(slide), ...rest].join("/");
 const say = text => { $("message").textContent = text; };
 const swatch = color => make("i", { className: "swatch", style: `background:${color}` });
-const GROWING = 0.85, MEASURE = 0.5;  // opacities of values: as in the pictures
+const OPACITY = { signed: 0.85, amount: 0.6, measure: 0.5 };  // of values, at first: as in the pictures
 const GRID = "#2060c8", ASKED = "#d95f02", FOUND = "#111111", MOST_EDGES = 40000, LEAST_BORDER_PX = 7;
 let ids = [], slide = null, hidden = false, found = [], asking = null, opening = 0, version = 0;
 let asked = null;  // id of the slide that is shown, or being opened
@@ -174,7 +174,7 @@ function panel(before, keys = null) {
   const grids = new Set(slide.layers.filter(layer => layer.kind === "grid").map(layer => layer.group)), empty = new Map();
   slide.layers.forEach((layer, number) => {
     const same = before && before.find(other => other.group === layer.group && other.name === layer.name);
-    Object.assign(layer, { number, opacity: same ? same.opacity : layer.kind === "outlines" ? 0 : ["signed", "amount"].includes(layer.scale) ? GROWING : MEASURE, box: make("input", { type: "checkbox", onchange: () => turn(layer, layer.box.checked) }) });
+    Object.assign(layer, { number, opacity: same ? same.opacity : layer.kind === "outlines" ? 0 : OPACITY[layer.scale] || 0.5, box: make("input", { type: "checkbox", onchange: () => turn(layer, layer.box.checked) }) });
     const opacity = make("input", { type: "range", min: layer.kind === "outlines" ? 0 : 0.05, max: 1, step: 0.05, value: layer.opacity, title: layer.kind === "outlines" ? "opacity of the filling" : "opacity",
       oninput: () => { layer.opacity = +opacity.value; if (layer.on) draw(); else turn(layer, true); } });
     const name = make("label", { title: layer.name, onclick: () => turn(layer, !layer.on) }, ...layer.color ? [swatch(layer.color)] : [], layer.words);
