@@ -72,9 +72,9 @@ linear = TrainConfig(
     labels=config.labels, fit=config.fit, head=type(config.head)(head="linear")
 )
 told = ts.train(
-    folder / "results", out=out.with_name("linear"), config=linear, against=out
+    folder / "results", out=out.with_name("linear"), config=linear, against=[out]
 )
-print(told["against"]["value"], told["against"]["p_value"])
+print(told["against"][0]["value"], told["against"][0]["p_holm"])
 
 # %% [markdown]
 # ## New slides

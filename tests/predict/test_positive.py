@@ -286,10 +286,10 @@ def test_an_experiment_of_another_positive_class_is_compared_by_the_same_areas(
         cohorts.training,
         out=tmp_path / "second",
         config=replace_flat(TrainConfig(), {**config, **more}),
-        against=tmp_path / "first",
+        against=[tmp_path / "first"],
     )
     assert first["scores"]["auroc"]["value"] == second["scores"]["auroc"]["value"]
-    assert second["against"]["value"] == pytest.approx(0)
+    assert second["against"][0]["value"] == pytest.approx(0)
 
 
 def test_epochs_are_those_of_each_start(tmp_path: Path) -> None:

@@ -314,12 +314,16 @@ def test_two_experiments_are_compared_case_by_case(tmp_path: Path) -> None:
         config=config_for(root, fit=replace(FIT, epochs=1, lr=1e-6)),
     )
     found = train(
-        root, out=tmp_path / "b", config=config_for(root), against=tmp_path / "a"
+        root, out=tmp_path / "b", config=config_for(root), against=[tmp_path / "a"]
     )
-    assert found["against"]["cases"] == 36
-    assert found["against"]["value"] > 0.1
-    assert found["against"]["test"] == "delong"
-    assert "Against a" in (tmp_path / "b" / "index.html").read_text()
+    assert found["against"][0]["cases"] == 36
+    assert found["against"][0]["value"] > 0.1
+    assert found["against"][0]["test"] == "delong"
+    assert found["against"][0]["p_holm"] == found["against"][0]["p_value"]
+    assert found["experiments"] == 2
+    page = (tmp_path / "b" / "index.html").read_text()
+    assert "Against other experiments" in page
+    assert "The folder has 2 experiments" in page
     assert json.loads((tmp_path / "b" / "experiment.json").read_text()) == found
 
 

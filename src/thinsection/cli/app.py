@@ -53,6 +53,9 @@ COMMANDS = {
     "train": Command(
         DAILY, "predict", "Train a model on stored embeddings, with cross-validation."
     ),
+    "audit": Command(
+        EVALUATION, "predict", "Check a cohort for leaks before training."
+    ),
     "predict": Command(
         DAILY, "predict", "Predict new slides and cases with a trained model."
     ),

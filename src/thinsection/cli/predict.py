@@ -56,11 +56,14 @@ def train_command(
     ],
     config: Any,
     against: Annotated[
-        Path | None,
+        list[Path],
         typer.Option(
-            help="Folder of another experiment, to which this one is compared on the same cases."
+            default_factory=list,
+            show_default=False,
+            help="Folder of another experiment, to which this one is compared on the same cases; "
+            "repeat the option for several.",
         ),
-    ] = None,
+    ],
     overwrite: Annotated[
         bool,
         typer.Option(
@@ -110,18 +113,44 @@ def train_command(
     else:
         interval = f"(no interval: {result['interval_missing']})"
     typer.echo(f"{metric} {score} {interval}; computed over {result['pooled_over']}")
-    other = result.get("against")
-    if other:
+    for other in result["against"]:
         cases = other["cases"]
         difference = rounded(other["value"], cases, "+")
         low = rounded(other["low"], cases, "+")
         high = rounded(other["high"], cases, "+")
         typer.echo(
             f"  against {other['name']}: {difference} [{low}, {high}], "
-            f"p {other['p_value']:.3g}"
+            f"p {other['p_value']:.3g}, Holm {other['p_holm']:.3g}"
         )
     typer.echo(out / "index.html")
     raise typer.Exit(EXIT_SOME_LEFT_OUT if result["left_out"] else 0)
+
+
+@app.command("audit")
+@with_config("thinsection.evaluation.audit:AuditConfig")
+def audit_command(
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RESULTS",
+            help="Results folder, or a folder with features of TRIDENT, CLAM, STAMP or slide2vec.",
+        ),
+    ],
+    config: Any,
+) -> None:
+    """Check labels and embeddings for what would make a score too good, before training.
+
+    It names sites that go with the target, copies of slides under other names, ids of one
+    patient in two spellings, and columns that equal the target. It says what it cannot know.
+
+    \b
+    Example:
+      thinsection audit results --labels labels.csv --target subtype --site hospital
+    """
+    from thinsection.evaluation.audit import audit_features
+
+    for line in audit_features(data, config.labels).lines:
+        typer.echo(line)
 
 
 @app.command("predict")

@@ -1,10 +1,10 @@
 """Copies of slides under other names, known by their content: rescans, other tiles, other scales.
 
-Two slides are called copies where they are each other's nearest neighbours and stand out, in one of
-two ways. Their mean directions are nearer than chance allows among so many pairs of this cohort, and
-much nearer than to any third slide. Or a quarter of their tiles that are not blank are much nearer to tiles of the other
-slide than to any of the cohort. A tile counts by its direction, so that a scale does not matter, and
-one huge value changes one tile.
+Two slides are called copies where they are near neighbours and stand out, in one of two ways. They
+are each other's nearest, their mean directions are nearer than chance allows among so many pairs of
+this cohort, and much nearer than to any third slide. Or a quarter of the tiles that are not blank
+are much nearer to tiles of the other slide than to any of the cohort. A tile counts by its
+direction, so that a scale does not matter, and one huge value changes one tile.
 
 Sections of one block with the same stain may be called copies; the tissue of one patient from
 another place is not.
@@ -31,7 +31,9 @@ MEAN_RATIO = 0.7  # distance to the copy over that to the next other slide
 TILE_RATIO = 0.5  # the same of a tile
 TILE_SHARE = 0.25  # of tiles
 LEAST_TILES = 4  # that match
-BLANK_RATIO = 0.5  # of a tile's distance to other slides to the usual one: nearer is no evidence
+BLANK_RATIO = (
+    0.5  # of a tile's distance to other slides to the usual one: nearer is no evidence
+)
 CLIP = 6.0  # robust standard deviations
 MIN_SLIDES = 6  # with fewer nothing stands out
 Matrix = npt.NDArray[np.float64]
@@ -51,7 +53,7 @@ def directions(tiles: npt.NDArray[np.floating]) -> Matrix:
     """Tiles (N, D) of unit length; zero where a tile is."""
     x = np.asarray(tiles, dtype=np.float64)
     length = np.sqrt((x**2).sum(axis=1, keepdims=True))
-    return np.divide(x, length, out=np.zeros_like(x), where=length > 0)
+    return np.asarray(np.divide(x, length, out=np.zeros_like(x), where=length > 0))
 
 
 def kept_rows(num_tiles: int, most: int = KEPT_TILES) -> IndexArray:
@@ -157,12 +159,14 @@ def _tile_share(
     few = directions(smaller[kept_rows(len(smaller), FEW_TILES)])
     many = directions(larger[kept_rows(len(larger), MANY_TILES)])
     others = np.flatnonzero((owners != owners[i]) & (owners != owners[j]))
-    background = np.concatenate([kept[k] for k in others]).astype(np.float64)
+    background = np.concatenate([kept[int(k)] for k in others]).astype(np.float64)
     background = background[kept_rows(len(background), MOST_BACKGROUND)]
     middle, spread = _scale(background)
     if not np.isfinite(spread).any():
         return 0.0
-    few, many, pool = (_standardised(x, middle, spread) for x in (few, many, background))
+    few, many, pool = (
+        _standardised(x, middle, spread) for x in (few, many, background)
+    )
     near = _least_distance(few, many)
     far = _least_distance(few, pool)
     # blank tiles are alike in all slides
@@ -177,4 +181,4 @@ def _tile_share(
 def _least_distance(x: Matrix, others: Matrix) -> FloatVector:
     """Distance (N,) of each row of unit length to the nearest of the others."""
     nearest = (x @ others.T).max(axis=1)
-    return np.sqrt(np.maximum(0, 2 - 2 * nearest))
+    return np.asarray(np.sqrt(np.maximum(0, 2 - 2 * nearest)))

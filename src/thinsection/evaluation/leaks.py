@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from thinsection.errors import DatasetError, slide_boundary
 from thinsection.evaluation.cases import Groups, listed_names
+from thinsection.evaluation.copies import directions, kept_rows
 from thinsection.evaluation.embeddings import (
     Embeddings,
     check_finite,
@@ -62,11 +63,20 @@ class Contents:
     digests: tuple[str, ...]  # see `content_digest`
     means: npt.NDArray[np.float64]  # (n, D)
     num_tiles: npt.NDArray[np.int64]  # (n,)
+    directions: npt.NDArray[np.float64]  # (n, D) mean of the tiles' directions
+    # (T, D) directions of some tiles of each
+    kept: tuple[npt.NDArray[np.floating], ...]
 
     def take(self, rows: Sequence[int]) -> "Contents":
         """Contents of some slides."""
         digests = tuple(self.digests[row] for row in rows)
-        return Contents(digests, self.means[rows], self.num_tiles[rows])
+        return Contents(
+            digests=digests,
+            means=self.means[rows],
+            num_tiles=self.num_tiles[rows],
+            directions=self.directions[rows],
+            kept=tuple(self.kept[row] for row in rows),
+        )
 
     def case_means(self, cases: IndexArray) -> npt.NDArray[np.float64]:
         """Mean over all tiles of each case, (C, D), of slides whose cases are 0..C-1."""
@@ -121,7 +131,7 @@ def read_labelled(data: Path, config: LabelsConfig) -> Labelled:
 def read_contents(files: Sequence[Path]) -> Contents:
     """Reads each file once.
 
-    Memory: one file's embeddings, twice, and 8 n D bytes.
+    Memory: one file's embeddings, three times, and 2 n D (KEPT_TILES + 8) bytes.
 
     Raises DatasetError, InvalidInputError: a file that cannot be used, another number of channels
     than in the first, or only zeros.
@@ -140,6 +150,8 @@ def _read_usable(
     digests: list[str] = []
     means: list[npt.NDArray[np.float64]] = []
     sizes: list[int] = []
+    mean_directions: list[npt.NDArray[np.float64]] = []
+    kept: list[npt.NDArray[np.floating]] = []
     zero: list[str] = []
     first_path = None
     for slide, path in files.items():
@@ -160,14 +172,23 @@ def _read_usable(
             zero.append(path.stem)
         digests.append(content_digest(tiles))
         means.append(mean)
+        unit_tiles = directions(tiles)
+        mean_directions.append(unit_tiles.mean(axis=0))
+        kept.append(unit_tiles[kept_rows(len(tiles))].astype(np.float16))
         sizes.append(len(tiles))
     if zero:
         raise DatasetError(
             f"embeddings must not be all zero, got only zeros in {len(zero)} of {len(files)} "
             f"slides ({listed_names(zero)}); embed these again, or remove them from the labels"
         )
-    stacked = np.stack(means) if means else np.empty((0, 0))
-    return Contents(tuple(digests), stacked, np.array(sizes, dtype=np.int64))
+    empty = np.empty((0, 0))
+    return Contents(
+        digests=tuple(digests),
+        means=np.stack(means) if means else empty,
+        num_tiles=np.array(sizes, dtype=np.int64),
+        directions=np.stack(mean_directions) if means else empty,
+        kept=tuple(kept),
+    )
 
 
 def _finite_tiles(path: Path) -> npt.NDArray[np.floating]:

@@ -26,6 +26,7 @@ from thinsection.errors import (
     StoreError,
     rewording,
 )
+from thinsection.evaluation.audit import audit
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.leaks import Contents, check_copies, read_labelled, sketches
 from thinsection.evaluation.parts import Drawing, make_parts
@@ -99,7 +100,7 @@ def train(
     *,
     out: str | Path,
     config: TrainConfig | None = None,
-    against: str | Path | None = None,
+    against: Sequence[str | Path] = (),
     overwrite: bool = False,
     on_message: Callable[[str], None] | None = None,
 ) -> dict[str, Json]:
@@ -112,7 +113,7 @@ def train(
         data: a results folder, or features of TRIDENT, CLAM, STAMP or slide2vec.
         out: folder of the experiment; `RESULTS/experiments/NAME` appears on the results' page.
         config: all settings; `labels.labels` and `labels.target` have no default.
-        against: another experiment, for a comparison on the cases of both.
+        against: other experiments, for comparisons on the cases of both.
         overwrite: True replaces a model of other labels or settings in `out`.
         on_message: called with lines of text for the user.
 
@@ -137,7 +138,8 @@ def train(
         raise DatasetError("; and ".join(cohort.questions))
     study, notes = plan(cohort, contents, config.cross, config.fit.seed)
     warnings = [f"warning: {warning}" for warning in study.warnings]
-    for line in (*notes, *warnings, *tested.forecast(study)):
+    audited = audit(cohort, contents, config.labels, config.cross.splits)
+    for line in (*notes, *warnings, *audited.lines, *tested.forecast(study)):
         on_message(line)
     if not overwrite:
         check_experiment(out, study, as_mapping(config))
@@ -147,8 +149,11 @@ def train(
     trained = Trained(study, contents, results, temperature)
     scored, slides = tested.tested_of(study, results, temperature)
     document = _document(config, trained, scored, notes, name=out.name)
-    if against is not None:
-        document["against"] = tested.compare(scored, Path(against))
+    document["audit"] = as_mapping(audited)
+    document["warnings"] = [*document["warnings"], *audited.warnings]
+    others = [Path(folder) for folder in against]
+    document["against"] = tested.compare_all(scored, others)
+    document["experiments"] = _count_experiments(out)
     heatmaps = heatmap_folder(folder / cohort.place.split("/")[0], out.name)
     document["left_out"] = dict(left_out)
     document["heatmaps"] = os.path.relpath(heatmaps, out)
@@ -314,6 +319,12 @@ def _document(
         "warnings": [*study.warnings],
         "review": review(study, trained.contents, scored, trained.results, config),
     }
+
+
+def _count_experiments(out: Path) -> int:
+    """Experiments in the folder of this one, itself included: how often a score was tried."""
+    others = out.parent.glob(f"*/{tested.EXPERIMENT_NAME}")
+    return len({out, *(path.parent for path in others)})
 
 
 def _fold_rows(trained: Trained, scored: Tested) -> list[dict[str, Json]]:

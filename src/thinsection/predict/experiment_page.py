@@ -56,7 +56,8 @@ def experiment_page(
     Raises MissingDependencyError: matplotlib is not installed.
     """
     values = {
-        "against": None,
+        "against": [],
+        "experiments": 1,
         **document,
         "facts": _facts(document),
         "metric": METRIC_WORDS.get(tested.metric, tested.metric),

@@ -4,7 +4,7 @@ They are plain values, stored in experiment.json under `review` and shown on the
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from thinsection.predict.tripod import checklist
 from thinsection.probe.result import METRIC_WORDS, strict
 from thinsection.types import Json
 
+# metrics that compare cases of the same fold, and so can compare those of the same site
+WITHIN = ("auroc", "c_index", "pearson", "spearman")
+
 
 def review(
     study: Study,
@@ -50,7 +53,7 @@ def review(
         "repeats": _repeat_rows(study, tested),
         "subgroups": subgroups,
         "permuted": _permuted_labels(study, means, seed),
-        "sites": _sites(study, means, seed),
+        "sites": _sites(study, means, seed) | _within_sites(study, tested, seed),
         "checklist": [item._asdict() for item in checklist(answers)],
     }
     plain: dict[str, Json] = strict(document)
@@ -162,6 +165,31 @@ def _sites(study: Study, means: Floats, seed: int) -> dict[str, Json]:
             f"multinomial logistic regression on {SITE_COMPONENTS} principal components of "
             f"mean embeddings, {SITE_FOLDS} folds of patients"
         ),
+    }
+
+
+def _within_sites(study: Study, tested: Tested, seed: int) -> dict[str, Json]:
+    """Score over pairs of the same site and fold, beside which a site alone is worth nothing."""
+    cohort = study.cohort
+    if not cohort.sites or tested.metric not in WITHIN:
+        return {}
+    site_by_case = dict(zip(cohort.cases, cohort.sites, strict=True))
+    sites = np.unique(
+        [site_by_case[case] for case in tested.cases], return_inverse=True
+    )
+    both = np.stack([tested.fold, sites[1]])
+    cells = np.unique(both, axis=1, return_inverse=True)[1].reshape(-1)
+    try:
+        scorer = replace(tested, fold=cells).scorers[tested.metric]
+    except InvalidInputError as error:  # there is no comparable pair
+        return {"within": None, "within_missing": str(error)}
+    bounds = intervals.interval(tested.sampling, scorer, tested.metric, seed=seed)
+    value = float(scorer(np.ones((1, len(tested.cases))))[0])
+    return {
+        "within": value,
+        "within_low": None if bounds.missing else bounds.low,
+        "within_high": None if bounds.missing else bounds.high,
+        "within_missing": bounds.missing,
     }
 
 

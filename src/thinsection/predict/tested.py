@@ -388,6 +388,19 @@ def _with_classes_of(target: Target, other: Tested) -> Tested:
     )
 
 
+def compare_all(mine: Tested, others: Sequence[Path]) -> list[dict[str, Json]]:
+    """Differences from other experiments, with p values that Holm corrected for their number.
+
+    Raises StoreError, InvalidInputError: as `compare`.
+    """
+    rows = [compare(mine, other) for other in others]
+    if rows:
+        corrected = comparison.holm([row["p_value"] for row in rows])
+        for row, p_holm in zip(rows, corrected, strict=True):
+            row["p_holm"] = float(p_holm)
+    return rows
+
+
 def lines_of(
     tested: Tested, slides: Mapping[str, Floats]
 ) -> Iterator[dict[str, object]]:

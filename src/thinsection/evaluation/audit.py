@@ -1,0 +1,297 @@
+"""Audit of a cohort before training: what would make a score too good, and what nobody can know.
+
+A finding is a warning where something is wrong with a probability that a clean cohort does not
+reach, else a note. What the embeddings and the table cannot show is said too.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from thinsection.config import section
+from thinsection.evaluation.cases import listed_names, patient_of
+from thinsection.evaluation.copies import CopyPair, copied_slides
+from thinsection.evaluation.embeddings import open_embeddings
+from thinsection.evaluation.labels import Cohort, LabelsConfig
+from thinsection.evaluation.leaks import Contents, read_labelled
+from thinsection.evaluation.metrics import Counts, IndexArray
+from thinsection.evaluation.readings import is_missing
+from thinsection.evaluation.tables import read_rows
+from thinsection.slide.known_ids import plain_id
+from thinsection.types import counted
+
+PERMUTATIONS = 1999  # of classes between patients, for the test of sites
+SURE = 1e-3  # p value below which a site is said to follow the class
+ALIKE = 0.05  # the same, where a site has one class alone
+MOST_VALUES = 10  # of a column that may be the target under another name
+_PARTS = re.compile(r"[^\W\d_]+|\d+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig:
+    """Settings of `thinsection audit`."""
+
+    labels: LabelsConfig = section(LabelsConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteTable:
+    """Cases by site and class, and whether they go together."""
+
+    sites: tuple[str, ...]
+    classes: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]  # patients of each site and class
+    p_value: float  # of no association
+    test: str
+    cramers_v: float  # 1 where the site tells the class
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """Findings as sentences, and the figures behind them."""
+
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    unknown: tuple[str, ...]  # what cannot be known
+    copies: tuple[CopyPair, ...]  # slides, by their place in the cohort
+    sites: SiteTable | None
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """Lines for the user, warnings first."""
+        for line in self.warnings:
+            yield f"warning: {line}"
+        yield from self.notes
+        for line in self.unknown:
+            yield f"cannot be known: {line}"
+
+
+def audit_features(data: Path, config: LabelsConfig) -> Audit:
+    """Audits labels and embeddings; nothing is trained.
+
+    Memory: as `read_labelled`. Raises DatasetError, ConfigError: as `read_labelled`.
+    """
+    cohort, contents, _ = read_labelled(data, config)
+    return audit(cohort, contents, config)
+
+
+def audit(
+    cohort: Cohort, contents: Contents, config: LabelsConfig, splits: Path | None = None
+) -> Audit:
+    """Audits a cohort whose embeddings were read.
+
+    Args:
+        cohort: cases with labels.
+        contents: their embeddings.
+        config: the table of labels.
+        splits: file of splits, if the folds are not drawn.
+    """
+    warnings = [*_id_warnings(cohort)]
+    notes = []
+    unknown = [
+        "whether two ids are one person whose tissue is from two places, such as a biopsy and a "
+        "resection: embeddings do not show it"
+    ]
+    copies, copy_words = _copies(cohort, contents)
+    if copies:
+        warnings.append(copy_words)
+    else:
+        notes.append("no copies of slides under other names stand out")
+    sites = site_by_class(cohort)
+    if sites is not None:
+        words = _site_words(cohort, sites)
+        (warnings if _follows(sites) else notes).append(words)
+    else:
+        unknown.append(
+            "whether the site follows the target: no site is known; name its column with --site"
+        )
+    if cohort.unit != "patients":
+        unknown.append(
+            "which slides are of one patient: patients unknown, each slide counts as its own"
+        )
+        if splits is not None:
+            warnings.append(
+                f"no patient id supports the split in {splits.name}: whether a patient is on two "
+                "sides cannot be checked; add a column patient_id"
+            )
+    column_warnings, column_notes = _column_findings(cohort, config)
+    return Audit(
+        warnings=(*warnings, *column_warnings),
+        notes=(*notes, *column_notes),
+        unknown=tuple(unknown),
+        copies=tuple(copies),
+        sites=sites,
+    )
+
+
+def _copies(cohort: Cohort, contents: Contents) -> tuple[list[CopyPair], str]:
+    """Copies between patients, and a sentence that counts and names them."""
+    files = [path for paths in cohort.paths for path in paths]
+    names = [slide for slides in cohort.slides for slide in slides]
+    counts = [len(slides) for slides in cohort.slides]
+    owners = np.repeat(cohort.groups.codes, counts)
+    found = copied_slides(
+        contents.directions,
+        contents.kept,
+        owners,
+        lambda slide: open_embeddings(files[slide])[:],
+    )
+    pairs = [f"{names[one.first]!r} and {names[one.second]!r}" for one in found]
+    words = (
+        f"{counted(len(found), 'pair')} of slides of different patients look like copies "
+        f"({listed_names(pairs)}): rescans, other tiles or another scale of one slide; remove "
+        "one of each, or give both one patient_id"
+    )
+    return found, words
+
+
+def id_key(text: str) -> tuple[str, ...]:
+    """Letters and numbers of an id: PAT-001, PAT_001 and pat1 have one key."""
+    parts = _PARTS.findall(plain_id(text).casefold())
+    return tuple(part.lstrip("0") or "0" if part.isdigit() else part for part in parts)
+
+
+def _id_warnings(cohort: Cohort) -> Iterator[str]:
+    """A warning where ids of several patients are one but for their spelling."""
+    by_key: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for patient in cohort.patients:
+        # a slide's name is no id of a patient, unless a barcode names one
+        by_key[id_key(patient_of(patient))].add(patient)
+    alike = [sorted(names) for names in by_key.values() if len(names) > 1]
+    if alike:
+        pairs = [" and ".join(map(repr, names[:2])) for names in alike]
+        yield (
+            f"ids of {counted(len(alike), 'patient')} are written in two ways "
+            f"({listed_names(pairs)}): if they are one person, training and test set share "
+            "patients; write them alike"
+        )
+
+
+def site_by_class(cohort: Cohort) -> SiteTable | None:
+    """Patients by site and class (event, quarter of the values); None where sites are unknown."""
+    if not cohort.sites or len(set(cohort.sites)) < 2:
+        return None
+    first = np.unique(cohort.groups.codes, return_index=True)[1]
+    strata = cohort.strata[first]
+    site_names, site = np.unique(np.array(cohort.sites)[first], return_inverse=True)
+    kinds, kind = np.unique(strata, return_inverse=True)
+    if len(kinds) < 2 or len(site_names) < 2:
+        return None
+    counts = _crossed(site, kind)
+    p_value, test = _association(site, kind, counts)
+    return SiteTable(
+        sites=tuple(site_names.tolist()),
+        classes=tuple(_stratum_name(cohort, int(one)) for one in kinds),
+        counts=tuple(tuple(row) for row in counts.tolist()),
+        p_value=p_value,
+        test=test,
+        cramers_v=float(
+            (_chi2(counts) / counts.sum() / (min(counts.shape) - 1)) ** 0.5
+        ),
+    )
+
+
+def _stratum_name(cohort: Cohort, stratum: int) -> str:
+    target = cohort.target
+    if target.exclusive:
+        return target.names[stratum]
+    if target.kind == "multilabel":
+        return f"{stratum} labels"
+    if target.kind == "regression":
+        return f"quarter {stratum + 1}"
+    return "event" if stratum else "censored"
+
+
+def _crossed(site: IndexArray, kind: IndexArray) -> Counts:
+    columns = int(kind.max()) + 1
+    cells = np.bincount(
+        site * columns + kind, minlength=(int(site.max()) + 1) * columns
+    )
+    return cells.reshape(-1, columns)
+
+
+def _chi2(counts: Counts) -> float:
+    expected = counts.sum(axis=1, keepdims=True) * counts.sum(axis=0) / counts.sum()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def _association(
+    site: IndexArray, kind: IndexArray, counts: Counts
+) -> tuple[float, str]:
+    """p value of no association: Fisher's exact test, or chi-square by permutations."""
+    from scipy.stats import fisher_exact
+
+    if counts.shape == (2, 2):
+        return float(fisher_exact(counts).pvalue), "Fisher's exact test"
+    rng = np.random.default_rng(0)
+    observed = _chi2(counts) - 1e-9
+    as_far = sum(
+        _chi2(_crossed(site, rng.permutation(kind))) >= observed
+        for _ in range(PERMUTATIONS)
+    )
+    words = f"chi-square, {PERMUTATIONS} permutations of patients"
+    return (1 + as_far) / (1 + PERMUTATIONS), words
+
+
+def _follows(sites: SiteTable) -> bool:
+    """True where the site goes with the class more than chance explains."""
+    tells = sites.cramers_v > 1 - 1e-9
+    return sites.p_value < SURE or (tells and sites.p_value < ALIKE)
+
+
+def _site_words(cohort: Cohort, sites: SiteTable) -> str:
+    target = ", ".join(cohort.target.columns)
+    if sites.cramers_v > 1 - 1e-9:
+        relation = f"the site tells {target} without any slide"
+    elif _follows(sites):
+        relation = f"the site goes with {target}"
+    else:
+        relation = f"no sign that the site goes with {target}"
+    figures = (
+        f"{counted(len(sites.sites), 'site')}, p {sites.p_value:.3g} ({sites.test}), "
+        f"Cramér's V {sites.cramers_v:.2f}"
+    )
+    if not _follows(sites):
+        return f"{relation}: {figures}"
+    return (
+        f"{relation}: {figures}; a model that knows the site alone scores too well; see the score "
+        "within sites, or test with --fold-unit each-site"
+    )
+
+
+def _column_findings(
+    cohort: Cohort, config: LabelsConfig
+) -> tuple[list[str], list[str]]:
+    """Warnings and notes on columns that equal the target but for their words."""
+    assert config.labels is not None
+    rows = read_rows(Path(config.labels), ())
+    target = cohort.target.columns[0]
+    if target not in rows[0]:
+        return [], []
+    warnings = []
+    notes = []
+    for column in rows[0]:
+        if column == target or not _is_renamed(rows, column, target):
+            continue
+        words = f"column {column} equals {target} but for its words"
+        if column in (config.site, *config.subgroup):
+            warnings.append(f"{words}: scores within its groups mean nothing")
+        else:
+            notes.append(f"{words}; it is not used")
+    return warnings, notes
+
+
+def _is_renamed(rows: Sequence[dict[str, str]], column: str, target: str) -> bool:
+    """True where each value of one column stands beside one value of the other."""
+    pairs = {
+        (row[column], row[target])
+        for row in rows
+        if not is_missing(row[column]) and not is_missing(row[target])
+    }
+    values = {value for value, _ in pairs}
+    targets = {value for _, value in pairs}
+    return 2 <= len(pairs) == len(values) == len(targets) <= MOST_VALUES
