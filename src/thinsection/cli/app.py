@@ -53,9 +53,6 @@ COMMANDS = {
     "train": Command(
         DAILY, "predict", "Train a model on stored embeddings, with cross-validation."
     ),
-    "audit": Command(
-        EVALUATION, "predict", "Check a cohort for leaks before training."
-    ),
     "predict": Command(
         DAILY, "predict", "Predict new slides and cases with a trained model."
     ),
@@ -101,6 +98,9 @@ COMMANDS = {
     ),
     "bench": Command(
         EVALUATION, "probe", "Evaluate several encoders on a suite of tasks."
+    ),
+    "audit": Command(
+        EVALUATION, "predict", "Check a cohort for leaks before training."
     ),
     "model": Command(
         EVALUATION,

@@ -60,8 +60,7 @@ def train_command(
         typer.Option(
             default_factory=list,
             show_default=False,
-            help="Folder of another experiment, to which this one is compared on the same cases; "
-            "repeat the option for several.",
+            help="Experiment to compare with, on the same cases; repeat for several.",
         ),
     ],
     overwrite: Annotated[
