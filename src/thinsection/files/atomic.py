@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinsection.errors import OutputError, ThinsectionError
-from thinsection.files.url_secrets import without_secrets
+from thinsection.files.url_secrets import public_text
 from thinsection.files.urls import URL_MARK
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, data: Json) -> None:
     """Writes JSON atomically: indented, keys in the given order, no NaN, no secrets of URLs."""
     text = json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False)
-    text = without_secrets(text)
+    text = public_text(text)
     # "\\udc80" is also how JSON writes a lone surrogate, so that it is read back as it was
     write_bytes(path, f"{text}\n".encode(_ENCODING, _ON_ERROR))
 
@@ -259,7 +259,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
 def _public_cell(value: object) -> object:
     """Returns the value of a cell, see `safe_cell`, without secrets of URLs."""
     if isinstance(value, str) and URL_MARK in value:
-        value = without_secrets(value)
+        value = public_text(value)
     return safe_cell(value)
 
 

@@ -14,6 +14,7 @@ import re
 import tempfile
 import threading
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
@@ -70,7 +71,7 @@ def hide_secret(url: str) -> str:
             is_new = _whole_urls.get(public) != url
             _whole_urls[public] = url
         if is_new:
-            _write_file()
+            _add_to_file(public, url)
     return public
 
 
@@ -87,11 +88,22 @@ def whole_url(url: str) -> str:
     return _whole_below(url, {**known, **_whole_urls})
 
 
+def public_text(text: str) -> str:
+    """Returns a text whose URLs have their public form."""
+    if URL_MARK not in text:
+        return text
+    return _URLS_IN_TEXT.sub(lambda match: public_url(match[0]), text)
+
+
 def without_secrets(text: str) -> str:
-    """Returns a text, such as another library's error, without the secrets of URLs."""
-    if URL_MARK in text:
-        text = _URLS_IN_TEXT.sub(lambda match: public_url(match[0]), text)
-    for secret in _secrets():
+    """Returns a text, such as another library's error, without the secrets of this command.
+
+    It costs a look for each secret; texts of our own need `public_text` alone.
+    """
+    text = public_text(text)
+    with _lock:
+        secrets = _secrets(tuple(_whole_urls.items())) if _whole_urls else ()
+    for secret in secrets:
         text = text.replace(secret, _HIDDEN)
     return text
 
@@ -155,11 +167,10 @@ def _plain_name(part: str) -> str:
     return name.replace("-", "").replace("_", "")
 
 
-def _secrets() -> list[str]:
-    """Returns passwords, signatures and tokens of the kept URLs, the longest first."""
-    with _lock:
-        pairs = list(_whole_urls.items())
-    secrets = set()
+@lru_cache(maxsize=1)
+def _secrets(pairs: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """Returns passwords, signatures and tokens of URLs by their public form, the longest first."""
+    secrets: set[str] = set()
     for public, whole in pairs:
         secrets.add(whole)
         with suppress(ValueError):
@@ -170,7 +181,7 @@ def _secrets() -> list[str]:
                 if name not in public_names and _is_unguessable(value):
                     secrets.add(value)
     long_enough = [secret for secret in secrets if len(secret) >= _SHORTEST_SECRET]
-    return sorted(long_enough, key=len, reverse=True)
+    return tuple(sorted(long_enough, key=len, reverse=True))
 
 
 def _is_unguessable(value: str) -> bool:
@@ -181,8 +192,8 @@ def _is_unguessable(value: str) -> bool:
 # other processes
 
 
-def _write_file() -> None:
-    """Writes the kept URLs where the processes of this command find them."""
+def _add_to_file(public: str, whole: str) -> None:
+    """Adds a line with a kept URL to the file that the processes of this command read."""
     with _lock:
         place = os.environ.get(VARIABLE)
         if place is None or not Path(place).is_file():
@@ -193,19 +204,21 @@ def _write_file() -> None:
             os.close(descriptor)
             os.environ[VARIABLE] = place
             atexit.register(_remove_file, place, os.getpid())
-        known = {**_read_file(), **_whole_urls}
-        Path(place).write_text(json.dumps(known), encoding="utf-8")
+        with Path(place).open("a", encoding="utf-8") as file:
+            file.write(json.dumps([public, whole]) + "\n")
 
 
 def _read_file() -> dict[str, str]:
+    """Returns the kept URLs of this command's processes; of one the newest."""
     place = os.environ.get(VARIABLE)
+    known: dict[str, str] = {}
     if not place:
-        return {}
+        return known
     with suppress(OSError, ValueError):
-        known = json.loads(Path(place).read_text(encoding="utf-8"))
-        if isinstance(known, dict):
-            return {str(public): str(whole) for public, whole in known.items()}
-    return {}
+        for line in Path(place).read_text(encoding="utf-8").splitlines():
+            public, whole = json.loads(line)
+            known[str(public)] = str(whole)
+    return known
 
 
 def _remove_file(place: str, pid: int) -> None:
