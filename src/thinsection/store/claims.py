@@ -126,8 +126,9 @@ def move_slides(out: Path, paths: Mapping[str, str]) -> None:
         folder = out / SLIDES / slide_id
         with hold(folder / LOCK_NAME):
             ledger = load_ledger(out, slide_id)
-            facts = ledger.slide or _failed_entry(folder / FAILURE_NAME)
-            image = facts.get("image")
+            image = ledger.slide.get("image")
+            if not ledger.slide:
+                image = _failed_entry(folder / FAILURE_NAME).get("image")
             owners[slide_id] = SlideFile(file_of(path, image), stem_of(path, image))
             if ledger.slide and ledger.slide.get("slide_path") != path:
                 slide = ledger.slide | {"slide_path": path}
