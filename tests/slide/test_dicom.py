@@ -166,6 +166,15 @@ def test_planes_and_paths_are_said_and_chosen(tmp_path: Path, sparse: bool) -> N
         open_slide(tmp_path / "a.dcm", image=7)
 
 
+def test_by_url_one_file_is_opened_and_a_note_says_so(
+    tmp_path: Path, pixels: RgbArray
+) -> None:
+    write_slide(tmp_path, "a", pixels)
+    with open_slide(f"file://{tmp_path}/a_1.dcm") as slide:
+        assert (slide.size, len(slide.levels)) == (SIZE, 1)
+        assert "without the other files of its series" in slide.notes[-1]
+
+
 def test_two_patients_or_glasses_under_one_series_are_refused(
     tmp_path: Path, pixels: RgbArray
 ) -> None:

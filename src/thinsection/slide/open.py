@@ -25,6 +25,7 @@ from thinsection.files.url_secrets import hide_secret
 from thinsection.files.urls import is_url
 from thinsection.slide.auto_reader import load_safely, open_auto
 from thinsection.slide.base import Slide
+from thinsection.slide.dicom_series import is_dicom_path
 from thinsection.slide.geometry import believed_mpp
 from thinsection.slide.icc import apply_icc_profile
 from thinsection.slide.look import Look
@@ -43,6 +44,10 @@ from thinsection.types import Mpp, format_bytes, parse_bytes
 # the environment variable that says how much staged slides may take
 CACHE_VARIABLE = "THINSECTION_STAGING_BYTES"
 _DEFAULT_CACHE = "20GiB"
+_DICOM_BY_URL = (
+    "by URL this one file of the DICOM slide is opened, without the other files of its series; "
+    "download their folder"
+)
 _STREAMING = "tiff"  # the reader that reads by range requests
 
 
@@ -217,6 +222,8 @@ def _open_copy(
         local = _stage(source, stack)
         slide = _open_file(str(local), reader, slide_mpp, look, image)
         slide.slide_path = source.name
+        if is_dicom_path(local):
+            slide.notes = (*slide.notes, _DICOM_BY_URL)
         slide.source = source
         slide.on_close.push(stack.pop_all())
     return slide
