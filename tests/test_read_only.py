@@ -53,7 +53,6 @@ READS: dict[str, Arguments] = {
     "merge": lambda home, new: [home.whole, "--out", new / "m", "--copy"],
     "verify": lambda home, new: [home.whole],
     "ls": lambda home, new: [home.whole],
-    "efficiency": lambda home, new: [home.whole],
     "model show": lambda home, new: [home.model],
     "probe slide": lambda home, new: [
         *(home.labels, "--embeddings", home.whole, "--out", new / "s")

@@ -18,7 +18,7 @@ from thinsection.testing.synthetic import write_he_slide
 
 GRID = "32px_2mpp"
 GOOD = tuple(f"good{number}" for number in range(12))
-TRAINED = GOOD[:6]  # on which the model was trained
+TRAINED = GOOD[:8]  # on which the model was trained
 FITTED = {"folds": 2, "inner_folds": 2, "epochs": 1, "bag_size": 8}
 
 
