@@ -61,6 +61,9 @@ WALKS = {
             *(home.bad, "--labels", home.labels, "--out", new / "e", *LABELS)
         ]
     ),
+    "audit": Walk(
+        lambda home, new: [home.bad, "--labels", home.labels, "--target", "label"]
+    ),
     "predict": Walk(lambda home, new: [home.model, home.bad, "--out", new]),
     "predict --labels": Walk(
         lambda home, new: [
@@ -140,6 +143,8 @@ NOT_WALKED = {
     "segment": "`run` with a network, through the same boundary",
     "import": "tests/pipeline/test_peer_import.py has bad files",
     "efficiency": "reads no slide",
+    "info": "a slide that no reader opens is a line of it",
+    "relink": "tests/pipeline/test_relink.py has missing slides and copies",
     "config": "reads no slide",
     "cache ls": "reads no slide",
     "cache verify": "reads no slide",

@@ -6,8 +6,8 @@ reach, else a note. What the embeddings and the table cannot show is said too.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +59,8 @@ class Audit:
     unknown: tuple[str, ...]  # what cannot be known
     copies: tuple[CopyPair, ...]  # slides, by their place in the cohort
     sites: SiteTable | None
+    # why a slide of the folder cannot be used, by slide id
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lines(self) -> Iterator[str]:
@@ -68,6 +70,8 @@ class Audit:
         yield from self.notes
         for line in self.unknown:
             yield f"cannot be known: {line}"
+        for slide, reason in self.left_out.items():
+            yield f"{slide}: left out: {reason}"
 
 
 def audit_features(data: Path, config: LabelsConfig) -> Audit:
@@ -75,8 +79,8 @@ def audit_features(data: Path, config: LabelsConfig) -> Audit:
 
     Memory: as `read_labelled`. Raises DatasetError, ConfigError: as `read_labelled`.
     """
-    cohort, contents, _ = read_labelled(data, config)
-    return audit(cohort, contents, config)
+    cohort, contents, left_out = read_labelled(data, config)
+    return replace(audit(cohort, contents, config), left_out=left_out)
 
 
 def audit(
