@@ -5,6 +5,7 @@ Judged by the pixels that were put in, and by OpenSlide where it opens the files
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def pixels() -> RgbArray:
 
 
 def write_slide(
-    folder: Path, name: str, pixels: RgbArray, kind: DicomKind = USUAL, **more: str
+    folder: Path, name: str, pixels: RgbArray, kind: DicomKind = USUAL, **more: Any
 ) -> list[Path]:
     """Writes a slide of two levels and a label; returns its files."""
     series = more.pop("series", generate_uid())
