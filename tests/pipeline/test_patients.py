@@ -116,7 +116,7 @@ def test_a_patient_with_a_failed_slide_fails_and_the_others_do_not(
     table = str(trident.parents[1] / "cohort.csv")
     code, said = aggregate(trident, "--patients", "late", "--cohort", table)
     assert code == 3
-    assert "patient P/1: failed (patients): StoreError" in said
+    assert "patient P/1: failed (patients): tiles file must be readable HDF5" in said
     assert "2 of 3 patients have an embedding" in said
     assert stored(trident.parent / "patient_features_mean-uni_v1").keys() == {"P2", "d"}
     (trident.parents[1] / "cohort.csv").write_text("slide_id,label\na,1\n")

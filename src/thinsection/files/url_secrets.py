@@ -18,7 +18,6 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
-from thinsection.config import user_cache_dir
 from thinsection.files.urls import URL_MARK, is_url
 
 VARIABLE = "THINSECTION_URL_SECRETS"
@@ -197,6 +196,8 @@ def _add_to_file(public: str, whole: str) -> None:
     with _lock:
         place = os.environ.get(VARIABLE)
         if place is None or not Path(place).is_file():
+            from thinsection.config import user_cache_dir  # imports NumPy: slow
+
             folder = user_cache_dir()
             folder.mkdir(parents=True, exist_ok=True)
             # readable by its user alone
