@@ -317,3 +317,59 @@ def test_what_the_pixels_said_is_not_asked_again(
     with open_slide(path) as slide:
         assert (slide.levels, slide.notes) == first
         assert len(slide.levels) == 2
+
+
+def scn_image(
+    name: str, sizes: Sequence[tuple[Size, int]], view: Sequence[int], power: float
+) -> str:
+    """One image of Leica's XML; `sizes` are those of its levels, with their pages."""
+    width, height = sizes[0][0]
+    dimensions = "".join(
+        f'<dimension sizeX="{w}" sizeY="{h}" r="{level}" ifd="{page}"/>'
+        for level, ((w, h), page) in enumerate(sizes)
+    )
+    size_x, size_y, offset_x, offset_y = view
+    return (
+        f'<image name="{name}"><creationDate>2020</creationDate><device model="L"/>'
+        f'<pixels sizeX="{width}" sizeY="{height}">{dimensions}</pixels>'
+        f'<view sizeX="{size_x}" sizeY="{size_y}" offsetX="{offset_x}" offsetY="{offset_y}"/>'
+        f"<scanSettings><objectiveSettings><objective>{power}</objective></objectiveSettings>"
+        "<illuminationSettings><numericalAperture>.4</numericalAperture>"
+        "<illuminationSource>brightfield</illuminationSource></illuminationSettings>"
+        "</scanSettings></image>"
+    )
+
+
+def test_all_areas_of_an_scn_are_shown_and_said(tmp_path: Path) -> None:
+    path = tmp_path / "a.scn"
+    areas = {"a": (SLIDE, (1_000_000, 1_000_000)), "b": (OTHER, (3_000_000, 2_000_000))}
+    images = [scn_image("macro", [((300, 128), 0)], (9_000_000, 9_000_000, 0, 0), 0.6)]
+    page = 1
+    for name, (pixels, offset) in areas.items():
+        height, width = pixels.shape[:2]
+        sizes = [((width, height), page), ((width // 4, height // 4), page + 1)]
+        view = (width * 500, height * 500, *offset)
+        images.append(scn_image(name, sizes, view, 20))
+        page += 2
+    xml = (
+        '<?xml version="1.0"?>'
+        '<scn xmlns="http://www.leica-microsystems.com/scn/2010/10/01">'
+        '<collection name="c" sizeX="9000000" sizeY="9000000"><barcode>x</barcode>'
+        f"{''.join(images)}</collection></scn>"
+    )
+    jpeg = {"compression": "jpeg", "compressionargs": {"level": 95}}
+    with tifffile.TiffWriter(path, bigtiff=True) as writer:
+        writer.write(MACRO, **options(description=xml, **jpeg))
+        for pixels, _ in areas.values():
+            for factor in (1, 4):
+                writer.write(reduce(pixels, factor), **options(**jpeg))
+    with open_slide(path) as slide:
+        assert slide.reader == "openslide"
+        (note,) = slide.notes
+        assert note.startswith("2 scanned areas are shown")
+        assert "900 x 700 px at (2000, 2000), 900 x 700 px at (6000, 4000)" in note
+        assert [picture.role for picture in slide.pictures] == ["slide", "macro"]
+        for pixels, offset in areas.values():
+            place = (offset[0] // 500, offset[1] // 500)
+            shown = slide.read_region(place, 0, (900, 700)).astype(int)
+            assert np.abs(shown - pixels).mean() < 3

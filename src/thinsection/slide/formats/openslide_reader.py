@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +29,7 @@ from thinsection.types import MIB, Level, Mpp, RgbArray
 
 CACHE_BYTES = 64 * MIB  # of decoded segments, per slide
 _GENERIC_TIFF = "generic-tiff"
+_LEICA = "leica"
 
 
 class OpenSlideSlide(Slide):
@@ -82,6 +83,8 @@ class OpenSlideSlide(Slide):
         if contents is None:
             self.pictures = _pictures_by_openslide(self)
             self.picture = self.pictures[0]
+            if vendor == _LEICA:
+                self.notes = _area_notes(properties)
             return
         if view.claims:
             levels, claims = _levels_of_claims(self._levels, view.claims)
@@ -206,6 +209,22 @@ def _levels_by_openslide(handle: openslide.OpenSlide) -> list[_OpenSlideLevel]:
         level = Level(index=index, size=size, downsample=downsample)
         levels.append(_OpenSlideLevel(level=level, index=index, downsample=downsample))
     return levels
+
+
+def _area_notes(properties: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns what is said of several areas of one glass, which OpenSlide shows together."""
+    areas: list[str] = []
+    while f"openslide.region[{len(areas)}].width" in properties:
+        region = f"openslide.region[{len(areas)}]"
+        x, y, width, height = (
+            properties.get(f"{region}.{side}") for side in ("x", "y", "width", "height")
+        )
+        areas.append(f"{width} x {height} px at ({x}, {y})")
+    if len(areas) < 2:
+        return ()
+    return (
+        f"{len(areas)} scanned areas are shown at their places on the glass: {', '.join(areas)}",
+    )
 
 
 def _pictures_by_openslide(slide: Slide) -> tuple[Picture, ...]:
