@@ -91,8 +91,9 @@ def test_pages_in_any_order_with_and_without_padding(
             writer.write(pixels, subfiletype=flag, **options(MPP * factor))
     stored = [padded(c.pixels, TILE) if pad else c.pixels for c in contents]
     areas = [pixels.shape[0] * pixels.shape[1] for pixels in stored]
-    if areas.count(max(areas)) > 1:
-        pytest.skip("two pictures are the largest")
+    sizes = {pixels.shape for pixels in stored}
+    if areas.count(max(areas)) > 1 or len(sizes) < len(stored):
+        pytest.skip("two pictures have one size")
     expected = contents[areas.index(max(areas))]
     with open_slide(path, reader=reader) as slide:
         check_shown(slide, expected)

@@ -121,6 +121,8 @@ def test_a_page_that_shows_something_else_is_no_level(
         check_levels(slide, SLIDE, (1,))
         (note,) = slide.notes
         assert "not shown: 2 (other, 450 x 350 px)" in note
+    with open_slide(path, reader=reader, image=2) as slide:
+        check_levels(slide, reduce(OTHER, 2), (1,))
 
 
 @pytest.mark.parametrize("reader", READERS)

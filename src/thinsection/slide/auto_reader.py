@@ -86,9 +86,14 @@ def open_auto(path: str, slide_mpp: Mpp | None, image: str | None = None) -> Sli
     checked = fast is not None and fast.checked
     reference = None
     if plain is None:
-        reference = _try_reader(
-            "openslide", path, slide_mpp, image, answers, checked=checked
-        )
+        try:
+            reference = _try_reader(
+                "openslide", path, slide_mpp, image, answers, checked=checked
+            )
+        except ImageError as error:  # a picture that only our reader tells apart
+            if fast is None:
+                raise
+            answers.append(f"{LEFT_TO_TIFF}: {error}")
     if reference is None:
         slide = fast or plain or _open_by_others(path, slide_mpp, image, answers)
         is_unknown = checked or plain is not None

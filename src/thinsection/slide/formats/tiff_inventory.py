@@ -22,6 +22,7 @@ from thinsection.slide.pictures import (
     Picture,
     PictureLevel,
     Role,
+    is_padded,
     role_of_name,
 )
 from thinsection.types import Mpp, Size
@@ -63,6 +64,7 @@ class TiffPicture:
         plane: number or position of its focal plane; pages of other planes are no levels of it.
         has_own_levels: True where SubIFDs are its levels, so that no page of the chain is.
         ome: what OME-XML says of it.
+        has_failed: True where it is called a level by its file, and is none.
     """
 
     base: TiffPage
@@ -75,6 +77,7 @@ class TiffPicture:
     plane: str = ""
     has_own_levels: bool = False
     ome: OmeImage | None = None
+    has_failed: bool = False
 
     @property
     def pages(self) -> list[TiffPage]:
@@ -218,7 +221,8 @@ def _page_pictures(
         else:
             free.append(page)
     pictures += _group(free, pictures, verdicts, aperio=aperio)
-    return sorted(pictures, key=lambda picture: picture.base.offset)
+    # what the pixels refuse comes last, so that it changes no other number
+    return sorted(pictures, key=lambda each: (each.has_failed, each.base.offset))
 
 
 def _without_further_channels(pages: Sequence[TiffPage]) -> list[TiffPage]:
@@ -280,7 +284,7 @@ def _group(
         claims = "flagged as reduced" if flags else "a tiled page of its shape"
         if not flags or _is_flagged(page):
             of_plane = [picture for picture in found if picture.plane == plane]
-            parents = _possible_parents(page, of_plane)
+            parents = _possible_parents(page, of_plane, verdicts)
             parent = _choose_parent(page, parents, verdicts)
             if parent is not None:
                 parent.levels.append(page)
@@ -299,12 +303,23 @@ def _group(
 
 
 def _possible_parents(
-    page: TiffPage, pictures: Sequence[TiffPicture]
+    page: TiffPage, pictures: Sequence[TiffPicture], verdicts: Verdicts
 ) -> list[TiffPicture]:
-    """Returns the pictures of which a page may be a level: of its shape, else padded ones."""
+    """Returns the pictures of which a page may be a level; those that refuse it if all do.
+
+    Those that have its shape at the scale that it states come first, then those that have it but
+    for padding, then those whose shape alone fits.
+    """
     fitting = [each for each in pictures if _may_be_level(page, each.base)]
-    of_its_shape = [each for each in fitting if _has_shape_of(page, each.base)]
-    return of_its_shape or fitting
+    accepting = [each for each in fitting if _accepted(each.base, page, verdicts)]
+    fitting = accepting or fitting
+    exact = [
+        each
+        for each in fitting
+        if _has_shape_of(page, each.base) and _agrees_with_scale(page, each.base)
+    ]
+    padded = [each for each in fitting if _is_padded_level(page, each.base)]
+    return exact or padded or fitting
 
 
 def _choose_parent(
@@ -390,7 +405,12 @@ def _failed(
     else:
         rule = f"{claim}, but of another shape or kind than the larger page"
     return TiffPicture(
-        base=page, role="other", rule=rule, mpp=tag_mpp(page), plane=plane
+        base=page,
+        role="other",
+        rule=rule,
+        mpp=tag_mpp(page),
+        plane=plane,
+        has_failed=True,
     )
 
 
@@ -417,7 +437,7 @@ def _ome_pictures(
         parents = []
         if page.is_tiled:
             open_pictures = [each for each in pictures if not each.has_own_levels]
-            parents = _possible_parents(page, open_pictures)
+            parents = _possible_parents(page, open_pictures, verdicts)
         parent = None if stated else _choose_parent(page, parents, verdicts)
         if parent is not None:
             parent.levels.append(page)
@@ -543,6 +563,12 @@ def _has_shape_of(page: TiffPage, base: TiffPage) -> bool:
     y_ratio = base.imagelength / page.imagelength
     tolerance = _ASPECT_TOLERANCE + 2 / page.imagelength
     return bool(x_ratio > 1 and abs(x_ratio / y_ratio - 1) < tolerance)
+
+
+def _agrees_with_scale(page: TiffPage, base: TiffPage) -> bool:
+    """Tells whether a page's size is what its stated scale makes it, or nothing is stated."""
+    level = PictureLevel(size=page_size(page), downsample=stated_downsample(page, base))
+    return not is_padded(level, PictureLevel(size=page_size(base)))
 
 
 def _is_padded_level(page: TiffPage, base: TiffPage) -> bool:

@@ -5,6 +5,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from thinsection.errors import SlideOpenError
 from thinsection.files.sources import ByteSource, FileSource
 from thinsection.slide.base import GRAY
 from thinsection.slide.formats.segments import SegmentedSlide
@@ -188,15 +189,21 @@ def checked_layout(
     stamps = slide_stamps(path) if handle is None else None
     num_places = NUM_PLACES if handle is None else STREAMED_PLACES
     verdicts = known_levels(stamps)
-    read = partial(read_layout, path, slide_mpp, handle, image=image)
-    layout = read(verdicts=verdicts)
-    is_new = False
-    # pages that one picture gives up may be levels of another one
-    while claims := layout.unchecked_claims(verdicts):
-        trial = TiffSlide(path, source=source, layout=layout.with_levels_of(claims))
-        verdicts |= judge_levels(trial, claims, num_places=num_places)
-        layout = read(verdicts=verdicts)
-        is_new = True
-    if is_new:
+    num_known = len(verdicts)
+    read = partial(read_layout, path, slide_mpp, handle)
+    # numbers of pictures are those of a slide that nobody chose
+    for number in dict.fromkeys((None, image)):
+        try:
+            layout = read(image=number, verdicts=verdicts)
+        except SlideOpenError:
+            if number == image:
+                raise
+            continue
+        # pages that one picture gives up may be levels of another one
+        while claims := layout.unchecked_claims(verdicts):
+            trial = TiffSlide(path, source=source, layout=layout.with_levels_of(claims))
+            verdicts |= judge_levels(trial, claims, num_places=num_places)
+            layout = read(image=number, verdicts=verdicts)
+    if len(verdicts) > num_known:
         keep_levels(stamps, verdicts)
     return layout
