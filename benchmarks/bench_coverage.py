@@ -21,7 +21,12 @@ from thinsection.evaluation import comparison
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.external import calibration_line
 from thinsection.evaluation.intervals import Sampling, interval
-from thinsection.evaluation.metrics import Scorers, class_scorers, value_scorers
+from thinsection.evaluation.metrics import (
+    Scorers,
+    chance_of,
+    class_scorers,
+    value_scorers,
+)
 from thinsection.evaluation.survival import concordance
 
 DIM = 6
@@ -378,7 +383,9 @@ def called_different(
                 ]
             except ValueError:
                 continue
-            found = comparison.jackknife(scorers, sampling).difference(0, 1)
+            found = comparison.jackknife(
+                scorers, sampling, chance=chance_of(name, 2)
+            ).difference(0, 1)
         called.append(found.p_value < 0.05)
     if len(called) < sets / 2:
         return None

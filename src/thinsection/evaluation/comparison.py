@@ -51,6 +51,7 @@ class Jackknifed:
     observed: FloatVector  # (M,)
     influences: npt.NDArray[np.float64]  # (C, M), see `Sampling.influences`
     sampling: Sampling
+    chance: float | None  # score of a model that knows nothing, where it is known
 
     def difference(self, a: int, b: int) -> Difference:
         """Model a minus model b, by Student's t with the degrees of Welch and Satterthwaite."""
@@ -58,16 +59,30 @@ class Jackknifed:
         variance = self.sampling.variance(influence)
         return _tested(
             float(self.observed[a] - self.observed[b]),
-            (variance.value * self.sampling.fold_inflation()) ** 0.5,
+            (variance.value * self.sampling.fold_inflation(self._distance(a, b)))
+            ** 0.5,
             degrees=variance.degrees,
             test="jackknife",
             groups=self.sampling.units,
         )
 
+    def _distance(self, a: int, b: int) -> float | None:
+        """Distance from chance of the model that is nearer to it, in standard errors."""
+        if self.chance is None:
+            return None
+        distances = []
+        for model in (a, b):
+            error = self.sampling.variance(self.influences[:, model]).value ** 0.5
+            distances.append(ratio(self.observed[model] - self.chance, error))
+        return float(min(distances))
 
-def jackknife(scorers: Sequence[Scorer], sampling: Sampling) -> Jackknifed:
+
+def jackknife(
+    scorers: Sequence[Scorer], sampling: Sampling, *, chance: float | None = None
+) -> Jackknifed:
     """The score of each model on the rows, and what each unit adds to it.
 
+    `chance`: see `Sampling.fold_inflation`, whose distance is that of the model nearer to chance.
     Memory: as `Sampling.influences`. Raises InvalidInputError: fewer than MIN_GROUPS units, or
     units of a class.
     """
@@ -76,7 +91,10 @@ def jackknife(scorers: Sequence[Scorer], sampling: Sampling) -> Jackknifed:
     observed = np.array([float(score(every)[0]) for score in scorers])
     influences = [sampling.influences(score) for score in scorers]
     return Jackknifed(
-        observed=observed, influences=np.stack(influences, axis=1), sampling=sampling
+        observed=observed,
+        influences=np.stack(influences, axis=1),
+        sampling=sampling,
+        chance=chance,
     )
 
 
@@ -120,7 +138,15 @@ def delong(
     total = sum(variances)
     # Welch and Satterthwaite
     parts = [v**2 / d for v, d in zip(variances, degrees, strict=True)]
-    error = max(0.0, total + both) ** 0.5 * sampling.fold_inflation() ** 0.5
+    distances = []
+    for one, row_influence in (
+        (area, influence_of_first),
+        (other_area, influence_of_second),
+    ):
+        own = np.bincount(sampling.codes, row_influence, sampling.units)
+        distances.append(float(ratio(one - 0.5, float(own @ own) ** 0.5)))
+    inflation = sampling.fold_inflation(min(distances))
+    error = (max(0.0, total + both) * inflation) ** 0.5
     return _tested(
         area - other_area,
         error,

@@ -358,7 +358,9 @@ def compare(mine: Tested, other: Path) -> dict[str, Json]:
     else:
         words = f"paired jackknife, {first.groups.words}"
         scorers = [first.scorers[mine.metric], second.scorers[mine.metric]]
-        models = comparison.jackknife(scorers, first.sampling)
+        models = comparison.jackknife(
+            scorers, first.sampling, chance=metrics.chance_of(mine.metric, 2)
+        )
         difference = models.difference(0, 1)
     return {
         "name": other.name,
