@@ -14,12 +14,12 @@ from tests.slide import planted
 
 import thinsection
 from thinsection import open_slide
-from thinsection.errors import InvalidInputError, OutputError
+from thinsection.errors import ImageError, InvalidInputError, OutputError
 from thinsection.slide.convert import COARSEST_PX, convert
 from thinsection.slide.deid.streams import clean_page_segment
 from thinsection.testing import run_and_measure
 from thinsection.testing.synthetic import PyramidKind, position_pixels, write_pyramid
-from thinsection.types import MIB
+from thinsection.types import MIB, RgbArray
 
 
 def segments(page: Any) -> list[bytes]:
@@ -116,6 +116,54 @@ def test_other_formats_are_encoded(tmp_path: Path) -> None:
         assert abs(got - position_pixels((700, 500))).mean() < 30
 
 
+def write_two_areas(path: Path, names: tuple[str, str]) -> list[RgbArray]:
+    """Writes an OME-TIFF of two areas, the first one larger, each with a resolution of its own."""
+    areas = [position_pixels((1400, 1100)), position_pixels((1200, 700))[:, ::-1]]
+    with tifffile.TiffWriter(path, ome=True) as file:
+        for number, (name, pixels) in enumerate(zip(names, areas)):
+            metadata = {"axes": "YXS", "Name": name}
+            metadata |= {"PhysicalSizeX": 0.5 + number, "PhysicalSizeY": 0.5 + number}
+            file.write(
+                pixels,
+                tile=(256, 256),
+                compression="zstd",
+                photometric="rgb",
+                metadata=metadata,
+            )
+    return areas
+
+
+@pytest.mark.parametrize("reader", ["tiff", "auto"])
+@pytest.mark.parametrize("names", [("a", "b"), ("2", "1")])
+def test_the_picture_that_is_asked_for_is_copied(
+    names: tuple[str, str], reader: str, tmp_path: Path
+) -> None:
+    areas = write_two_areas(tmp_path / "a.ome.tif", names)
+    told: list[str] = []
+    convert(
+        tmp_path / "a.ome.tif",
+        tmp_path / "slide.ome.tif",
+        reader=reader,
+        on_message=told.append,
+    )
+    assert len(told) == 1 and "image 1 of 2 is shown" in told[0]
+    for name, pixels, um in zip(names, areas, (0.5, 1.5)):
+        out = tmp_path / f"area {name}.ome.tif"
+        convert(tmp_path / "a.ome.tif", out, image=name, reader=reader)
+        with open_slide(out) as copy:
+            assert copy.slide_mpp == pytest.approx((um, um))
+            assert len(copy.pictures) == 1 and len(copy.levels) == 2
+            shown = copy.read_region((0, 0), 0, pixels.shape[1::-1])
+            assert np.array_equal(shown, pixels)
+    with open_slide(tmp_path / "slide.ome.tif") as copy:
+        assert copy.size == areas[0].shape[1::-1]
+    with pytest.raises(
+        ImageError, match="image must be a picture of the file, got '3'"
+    ):
+        convert(tmp_path / "a.ome.tif", tmp_path / "c.ome.tif", image=3)
+    assert not (tmp_path / "c.ome.tif").exists()
+
+
 @pytest.mark.check
 def test_memory_does_not_grow_with_the_slide(tmp_path: Path) -> None:
     kind = PyramidKind(compression="jpeg", downsamples=(1,))
@@ -141,6 +189,10 @@ def test_nothing_is_replaced_unasked_and_bad_names_are_refused(tmp_path: Path) -
         convert(tmp_path / "a.tif", out)
     assert out.read_bytes() == b"mine"
     convert(tmp_path / "a.tif", out, overwrite=True)
+    copy = out.read_bytes()
+    with pytest.raises(OutputError, match="out must not be the slide itself"):
+        convert(out, out, overwrite=True)
+    assert out.read_bytes() == copy
     with pytest.raises(InvalidInputError, match=r"out must end in '\.ome\.tif'"):
         convert(tmp_path / "a.tif", tmp_path / "b.tif")
     with pytest.raises(
@@ -185,3 +237,19 @@ def test_from_the_shell_a_bad_slide_does_not_stop_the_others(tmp_path: Path) -> 
     assert "removed: nothing, in the places that were inspected" in again.stdout
     assert "not inspected: text or faces within the pixels" in again.stdout
     assert "error: out must be a folder" in thin("deid", tmp_path / "a.svs").stderr
+
+
+def test_from_the_shell_another_picture_has_a_name_of_its_own(tmp_path: Path) -> None:
+    areas = write_two_areas(tmp_path / "a.ome.tif", ("left", "../right"))
+    slide, out = tmp_path / "a.ome.tif", tmp_path / "c"
+    done = thin("convert", slide, "--out", out)
+    assert done.returncode == 0 and "not shown: 2 '../right'" in done.stderr
+    assert thin("convert", slide, "--out", out, "--image", "2").returncode == 0
+    refused = thin("convert", slide, "--out", out, "--image", "../right")
+    assert refused.returncode == 2, refused.stderr
+    assert "choose the picture by its number" in refused.stderr
+    written = {path.name: path for path in out.iterdir()}
+    assert sorted(written) == ["a-2.ome.tif", "a.ome.tif"]
+    for name, pixels in zip(("a.ome.tif", "a-2.ome.tif"), areas):
+        with open_slide(written[name]) as copy:
+            assert copy.size == pixels.shape[1::-1]

@@ -55,36 +55,60 @@ def convert(
             help="µm/px of level 0, such as 0.25, in place of the value in the file."
         ),
     ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            help="Picture of each file to convert: its name or number, as `thinsection info` "
+            "lists them. It is part of the new file's name."
+        ),
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Convert slides to pyramidal OME-TIFF.
 
     The compressed pixels of a TIFF are copied without loss. Other formats are encoded as JPEG.
+    A file's slide is converted, or the picture that --image names.
 
     Exit code: 0 all slides converted, 3 some failed.
 
     \b
-    Example:
+    Examples:
       thinsection convert a.svs b.ndpi --out converted
+      thinsection convert glass.ome.tif --image 2 --out converted
     """
     from thinsection.slide.convert import FORMATS
     from thinsection.slide.convert import convert as write
+    from thinsection.slide.slide_ids import is_odd
 
     if to not in FORMATS:
         raise InvalidInputError(f"to must be one of: {', '.join(FORMATS)}; got {to!r}")
     mpp = None if slide_mpp is None else (slide_mpp, slide_mpp)
 
+    if image is not None and is_odd(f"slide-{image}"):
+        raise InvalidInputError(
+            f"image must name a file, got {image!r}; choose the picture by its number"
+        )
+    console = Console(stderr=True)
+
     def convert_one(slide: Path) -> str:
         stem = slide.name.removesuffix(slide.suffix).removesuffix(".ome")
+        if image is not None:
+            stem = f"{stem}-{image}"
         target = out / f"{stem}{FORMATS[to]}"
+        notes: list[str] = []
         write(
             slide,
             target,
             reader=reader,
             slide_mpp=mpp,
+            image=image,
             quality=quality,
             overwrite=overwrite,
+            on_message=notes.append,
         )
+        for note in notes:
+            text = f"{slide}: {note}"
+            console.print(text, style="yellow", markup=False, soft_wrap=True)
         return str(target)
 
     _run_each([(str(slide), partial(convert_one, slide)) for slide in slides])

@@ -24,6 +24,7 @@ from thinsection.files.lock import scratch_folder
 from thinsection.files.sources import ByteSource, FileSource
 from thinsection.machine import cpu_count
 from thinsection.slide.base import Slide
+from thinsection.slide.cohort import ignore_message
 from thinsection.slide.deid.profile import clean_profile
 from thinsection.slide.deid.streams import clean_jpeg, clean_page_segment
 from thinsection.slide.formats.tiff_inventory import page_size
@@ -39,6 +40,7 @@ from thinsection.slide.formats.tiff_reader import TiffSlide
 from thinsection.slide.geometry import corner_l0
 from thinsection.slide.open import open_slide
 from thinsection.slide.orientation import ORIENTATION_TAG, UPRIGHT
+from thinsection.slide.pictures import picture_notes
 from thinsection.slide.readers import AUTO, load_slide
 from thinsection.types import Level, Mpp, RgbArray, Size
 
@@ -119,8 +121,10 @@ def convert(
     *,
     reader: str = AUTO,
     slide_mpp: Mpp | None = None,
+    image: str | int | None = None,
     quality: int = 90,
     overwrite: bool = False,
+    on_message: Callable[[str], None] = ignore_message,
 ) -> Path:
     """Writes a slide as OME-TIFF: its levels, the missing ones by halves, its resolution.
 
@@ -134,8 +138,10 @@ def convert(
         out: the file to write, '*.ome.tif'.
         reader: 'auto', or a name of `available_readers()`.
         slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
+        image: name or number of the picture of the file to convert; None takes the slide.
         quality: of the JPEGs that are encoded, 1 to 100.
         overwrite: replace a file that exists.
+        on_message: takes a line where the file holds other pictures that are not converted.
 
     Returns: out.
 
@@ -143,8 +149,9 @@ def convert(
     segments; missing levels take a third of the finest one's bytes as temporary files.
 
     Raises:
+        ImageError: the file has no such picture, or none that could be a slide.
         InvalidInputError: quality, or `out` does not end in '.ome.tif' or '.ome.tiff'.
-        OutputError: `out` exists, and not overwrite.
+        OutputError: `out` is the slide; or it exists, and not overwrite.
         SlideOpenError: no reader opens the slide.
 
     Source: OME-TIFF 6.0, pyramids in SubIFDs.
@@ -154,16 +161,23 @@ def convert(
         raise InvalidInputError(f"quality must be in [1, 100], got {quality}")
     if not out.name.lower().endswith((".ome.tif", ".ome.tiff")):
         raise InvalidInputError(f"out must end in '.ome.tif', got {str(out)!r}")
+    if out.exists() and Path(slide_path).exists() and out.samefile(slide_path):
+        raise OutputError(
+            f"out must not be the slide itself, got {str(out)!r}; choose another folder or name"
+        )
     if out.exists() and not overwrite:
         raise OutputError(
             f"out must not exist, got {str(out)!r}; pass --overwrite, or another name"
         )
     with ExitStack() as stack:
-        slide = open_slide(slide_path, reader=reader, slide_mpp=slide_mpp)
+        slide = open_slide(slide_path, reader=reader, slide_mpp=slide_mpp, image=image)
         stack.enter_context(slide)
+        if slide.picture is not None:
+            for note in picture_notes(slide.pictures, slide.picture, image):
+                on_message(note)
         if _is_copied(slide):
             slide = slide.stored  # the copy is turned as the file is, and has its tag
-        pictures = _level_pictures(slide, quality, stack)
+        pictures = _level_pictures(slide, quality, stack, image)
         pictures += _halves(slide, quality, stack, grey=pictures[0].is_grey)
         first, *others = pictures
         unfinished = stack.enter_context(atomic_path(out))
@@ -190,14 +204,16 @@ def _ome_metadata(slide_mpp: Mpp | None, picture: Picture) -> dict[str, str | fl
     return metadata
 
 
-def _level_pictures(slide: Slide, quality: int, stack: ExitStack) -> list[Picture]:
+def _level_pictures(
+    slide: Slide, quality: int, stack: ExitStack, image: str | int | None = None
+) -> list[Picture]:
     """Returns the slide's own levels, copied where it is a TIFF that we read."""
     if isinstance(slide, TiffSlide) and _is_copied(slide):
         handle = stack.enter_context(Path(slide.slide_path).open("rb"))  # noqa: SIM115
         source = stack.enter_context(closing(FileSource(slide.slide_path)))
         # the slide's own pages have lost their file
-        image = str(slide.layout.picture.number)
-        layout = read_layout(slide.slide_path, None, handle, image=image)
+        chosen = None if image is None else str(image)
+        layout = read_layout(slide.slide_path, None, handle, image=chosen)
         pages = {page.offset: page for page in (*layout.pages, *layout.possible)}
         return [
             copied_picture(pages[page.offset], source) for page in slide.layout.pages
