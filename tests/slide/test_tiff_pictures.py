@@ -107,6 +107,28 @@ def test_two_interleaved_pyramids_are_two_slides(tmp_path: Path, reader: str) ->
 
 
 @pytest.mark.parametrize("reader", READERS)
+def test_reduced_pages_in_tiles_are_levels_of_slides_in_strips(
+    tmp_path: Path, reader: str
+) -> None:
+    path = tmp_path / "a.tif"
+    second = tissue((640, 600), 3, (60, 60, 500, 500))
+    with tifffile.TiffWriter(path) as file:
+        for picture in (second, SLIDE):
+            file.write(picture, **options(tiled=False))
+        for factor in (2, 4):
+            for picture in (second, SLIDE):
+                file.write(reduce(picture, factor), **options(subfiletype=1))
+        # of the slide's shape, larger than one of its levels
+        file.write(reduce(SLIDE, 3), **options(tiled=False))
+    with open_slide(path, reader=reader) as slide:
+        check_levels(slide, SLIDE, (1, 2, 4))
+        roles = [picture.role for picture in slide.pictures]
+        assert roles == ["slide", "slide", "thumbnail"]
+    with open_slide(path, reader=reader, image=1) as slide:
+        check_levels(slide, second, (1, 2, 4))
+
+
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("where", ["flagged page", "page", "SubIFD"])
 def test_a_page_that_shows_something_else_is_no_level(
     tmp_path: Path, reader: str, where: str

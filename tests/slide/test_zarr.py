@@ -86,6 +86,17 @@ def test_auto_takes_a_folder_by_its_suffix_and_says_so(
         np.testing.assert_array_equal(slide.read_region((0, 0), 0, SIZE), pixels)
 
 
+@pytest.mark.parametrize("version", ["0.5-dev-spatialdata", "0.5.1"])
+def test_a_draft_of_a_version_is_read(version: str, tmp_path: Path) -> None:
+    pixels = position_pixels(SIZE)
+    write_ome(tmp_path / "a.zarr", [pixels], USUAL)
+    description = json.loads((tmp_path / "a.zarr" / "zarr.json").read_text())
+    description["attributes"]["ome"]["version"] = version
+    (tmp_path / "a.zarr" / "zarr.json").write_text(json.dumps(description))
+    with open_slide(tmp_path / "a.zarr") as slide:
+        np.testing.assert_array_equal(slide.read_region((0, 0), 0, SIZE), pixels)
+
+
 def test_an_empty_chunk_has_the_arrays_fill_value(tmp_path: Path) -> None:
     pixels = position_pixels(SIZE)
     write_ome(tmp_path / "a.zarr", [pixels], USUAL)
@@ -121,8 +132,8 @@ def channels(count: int, dtype: Any) -> np.ndarray:
     ).astype(dtype)
 
 
-def named(*names: str, colours: tuple[str, ...] = ()) -> dict[str, Any]:
-    found: list[dict[str, str]] = [{"label": name} for name in names]
+def named(*names: str | int, colours: tuple[str, ...] = ()) -> dict[str, Any]:
+    found: list[dict[str, str | int]] = [{"label": name} for name in names]
     for channel, colour in zip(found, colours):
         channel["color"] = colour
     return {"omero": {"channels": found}}
@@ -173,6 +184,13 @@ def test_three_channels_that_are_painted_otherwise_are_no_rgb(tmp_path: Path) ->
         np.testing.assert_array_equal(slide.read_region((0, 0), 0, SIZE), pixels)
     with pytest.raises(SlideOpenError, match="omit --channels"):
         open_slide(tmp_path / "b.zarr", look=Look(channels=("a",)))
+
+
+def test_channels_may_be_called_by_numbers(tmp_path: Path) -> None:
+    told = named(0, 1, 2, colours=("0000FF", "00FF00", "FF0000"))
+    write_ome(tmp_path / "a.zarr", [position_pixels(SIZE)], USUAL, **told)
+    with pytest.raises(ChannelsError, match=r"\(0, 1, 2\)"):
+        open_slide(tmp_path / "a.zarr")
 
 
 BROKEN: dict[str, tuple[tuple[str | int, ...], Any]] = {

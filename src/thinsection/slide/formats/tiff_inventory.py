@@ -278,8 +278,10 @@ def _group(
     """
     tiled = [page for page in pages if page.is_tiled]
     flags = not aperio and any(_is_flagged(page) for page in tiled)
+    striped = [page for page in pages if not page.is_tiled]
+    full = _full_pages_in_strips(striped, tiled) if flags else []
     found: list[TiffPicture] = []
-    for page in sorted(tiled, key=lambda page: (-_area(page), page.index)):
+    for page in sorted([*tiled, *full], key=lambda page: (-_area(page), page.index)):
         plane = aperio_words(page).get("OffsetZ", "")
         claims = "flagged as reduced" if flags else "a tiled page of its shape"
         if not flags or _is_flagged(page):
@@ -293,13 +295,36 @@ def _group(
                 found.append(_failed(page, parents[0].base, claims, plane=plane))
                 continue
         found.append(_base_picture(page, found, plane))
-    striped = [page for page in pages if not page.is_tiled]
+    rest = [page for page in striped if page not in full]
     known = [*pictures, *found]
-    for page in sorted(striped, key=lambda page: (-_area(page), page.index)):
+    for page in sorted(rest, key=lambda page: (-_area(page), page.index)):
         picture = _striped_picture(page, known, aperio=aperio)
         found.append(picture)
         known.append(picture)
     return found
+
+
+def _full_pages_in_strips(
+    striped: Sequence[TiffPage], tiled: Sequence[TiffPage]
+) -> list[TiffPage]:
+    """Returns the pages in strips of which flagged pages in tiles may be levels.
+
+    Some programs (GDAL) add reduced pages in tiles to a file whose slide is in strips. A page that
+    has the shape of a larger one in strips is its thumbnail.
+    """
+    bases = [page for page in tiled if not _is_flagged(page)]
+    orphans = [
+        page
+        for page in tiled
+        if _is_flagged(page) and not any(_may_be_level(page, base) for base in bases)
+    ]
+    return [
+        page
+        for page in striped
+        if not _is_flagged(page)
+        and any(_may_be_level(orphan, page) for orphan in orphans)
+        and not any(_has_shape_of(page, other) for other in striped)
+    ]
 
 
 def _possible_parents(

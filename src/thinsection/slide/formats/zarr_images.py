@@ -24,7 +24,7 @@ from thinsection.slide.pictures import Picture, PictureLevel, Role, role_of_name
 from thinsection.slide.units import um_per_unit
 from thinsection.types import Document, Mpp, Size
 
-_VERSION = re.compile(r"0\.[45](\.|$)")
+_VERSION = re.compile(r"0\.[45]([.-]|$)")  # drafts of programs too: 0.4-dev-spatialdata
 _VERSIONS = "0.4 or 0.5"
 _MAX_SERIES = 10_000
 _OME_XML = "OME/METADATA.ome.xml"

@@ -207,7 +207,7 @@ def _channels(
     is_rgb = count == MAX_SHOWN and not (has_own_colours and not _are_rgb(colours))
     if dtype == np.uint8 and (count == 1 or is_rgb):
         return None
-    labels = [str(each.get("label") or "") for each in descriptions]
+    labels = [str(each.get("label", "")) for each in descriptions]
     return Channels(names=channel_names(labels, count), dtype=dtype)
 
 
