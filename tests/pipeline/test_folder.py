@@ -229,6 +229,43 @@ def test_slide_embeddings_are_one_array_in_the_order_of_the_ids(
         np.testing.assert_array_equal(tiles.max(axis=0), vector)
 
 
+def test_damaged_slide_embeddings_are_left_out_and_named(tmp_path: Path) -> None:
+    """The rows of the others are as before; without a listener the first damage is an error."""
+    names = ("cut", "good0", "good1", "ledger", "other", "removed")
+    for number, slide_id in enumerate(names):
+        place = f"g/slide_features_mean/{slide_id}.h5"
+        path = tmp_path / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        vector = np.full(3 if slide_id == "other" else 4, number, np.float32)
+        with h5py.File(path, "w") as file:
+            file["features"] = vector
+        SlideLedger(
+            out=tmp_path,
+            slide_id=slide_id,
+            slide={"slide_id": slide_id, "slide_path": ""},
+            source={},
+            stages={
+                "g/slide_features_mean": StageRecord(
+                    key="k", files={place: path.stat().st_size}
+                )
+            },
+        ).save()
+    assert open_results(tmp_path).slide_features == ("g/slide_features_mean",)
+    (tmp_path / "g" / "slide_features_mean" / "cut.h5").write_bytes(b"\x89HDF")
+    (tmp_path / "g" / "slide_features_mean" / "removed.h5").unlink()
+    (tmp_path / "slides" / "ledger" / "slide.json").write_text("{")
+    lines: list[str] = []
+    ids, matrix = open_results(tmp_path).slide_embeddings(on_left_out=lines.append)
+    assert ids == ("good0", "good1")
+    np.testing.assert_array_equal(matrix, [[1] * 4, [2] * 4])
+    assert {line.partition(": left out: ")[0] for line in lines} == {
+        *("cut", "ledger", "other", "removed")
+    }
+    assert any("must have 4 numbers as that of 'good0', got 3" in one for one in lines)
+    with pytest.raises(StoreError, match="cut"):
+        open_results(tmp_path).slide_embeddings()
+
+
 def test_a_name_that_means_none_says_which_there_are(results: Results) -> None:
     with pytest.raises(
         InvalidInputError, match=r"slide features must match one of .*, got 'titan'"

@@ -183,7 +183,10 @@ def moved(project: Path, tmp_path: Path) -> Iterator[Path]:
     yield home
 
 
-COMMANDS = (("export", "jpeg", "results", "--out", "jpeg"),)
+COMMANDS = (
+    ("export", "jpeg", "results", "--out", "jpeg"),
+    ("heatmap", "tissue_fraction", "results"),
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
@@ -198,6 +201,30 @@ def test_commands_that_open_slides_leave_out_what_is_missing(
     assert thinsection("relink", "results", "elsewhere").returncode == 0
     ended = thinsection(*command)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_a_heatmap_records_only_slides_that_it_drew(moved: Path) -> None:
+    """A slide that was left out keeps its picture, and the scale of that picture."""
+    results = moved / "results"
+    told: list[str] = []
+
+    def draw() -> dict[str, Any]:
+        told.clear()
+        ts.heatmap("tissue_fraction", results, scale="cohort", on_left_out=told.append)
+        (record,) = results.glob("*/heatmap_tissue_fraction/scale.json")
+        content: dict[str, Any] = read_json(record)
+        return content
+
+    assert set(draw()["pictures"]) == {"s0"}
+    assert [line.partition(":")[0] for line in told] == ["s1"]
+    relink(results, [moved / "elsewhere"])
+    whole = draw()
+    assert set(whole["pictures"]) == set(whole["limits"]) == {"s0", "s1"} and not told
+    (moved / "elsewhere").rename(moved / "third")
+    whole["limits"]["s1"] = {"tissue_fraction": [0.0, 0.25]}
+    (record,) = results.glob("*/heatmap_tissue_fraction/scale.json")
+    write_json(record, whole)
+    assert draw()["limits"]["s1"] == {"tissue_fraction": [0.0, 0.25]}
 
 
 def test_a_dataset_reads_the_slides_at_their_new_place(moved: Path) -> None:

@@ -12,12 +12,14 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 from tests.predict.lesions import HEAD, Trained, train
 from tests.support.lesion import Box, inside, write_with_lesion
+from tests.support.shell import thinsection
 
 import thinsection as ts
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import TMP_MARK
+from thinsection.pipeline.relink import relink
 from thinsection.pipeline.tiled_slide import tiled_slide
 from thinsection.predict.answering import through, tile_scores
 from thinsection.predict.bags import Bags
@@ -30,6 +32,7 @@ from thinsection.predict.heatmap import (
 )
 from thinsection.predict.heatmap_links import remove_stale_heatmaps
 from thinsection.predict.model_file import load_model, save_model
+from thinsection.store.claims import move_slides
 from thinsection.store.geojson import write_tiles_geojson
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
 
@@ -174,6 +177,33 @@ def test_each_slide_has_its_own_scale_and_another_slide_changes_no_picture(
     ts.heatmap(trained.model, others[0], out=out, **settings)
     assert limits_of(home) == limits
     assert {path: path.read_bytes() for path in alone} == before
+
+
+def test_a_slide_that_moved_is_left_out_and_found_by_relink(
+    trained: Trained, tmp_path: Path
+) -> None:
+    out = tmp_path / "results"
+    shutil.copytree(trained.results, out)
+    slides = tmp_path / "slides"
+    slides.mkdir()
+    for path in trained.slides:
+        shutil.copy(path, slides)
+    move_slides(out, {p.stem: str(slides / p.name) for p in trained.slides})
+    moved = trained.slides[1].name
+    (tmp_path / "elsewhere").mkdir()
+    (slides / moved).rename(tmp_path / "elsewhere" / moved)
+    command = ("heatmap", trained.model, out, "--top-tiles", 0, "--no-geojson")
+    ended = thinsection(*command)
+    assert ended.returncode == 3, ended.stdout + ended.stderr
+    (line,) = (one for one in ended.stdout.splitlines() if "left out" in one)
+    assert line.startswith(f"{Path(moved).stem}: left out: ")
+    assert "`thinsection relink RESULTS NEW_PLACE` finds" in line
+    pictures = {path.name.partition(".")[0] for path in out.glob("*/heatmap_*/*.png")}
+    assert pictures == {path.stem for path in trained.slides} - {Path(moved).stem}
+    relink(out, [tmp_path / "elsewhere"])
+    ended = thinsection(*command)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "left out" not in ended.stdout
 
 
 def test_the_scale_is_that_of_all_tiles_of_all_slides(

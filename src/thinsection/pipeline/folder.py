@@ -304,26 +304,39 @@ class Results:
         return EmbeddingRows(self.file(slide_id, address))
 
     def slide_embeddings(
-        self, name: str | None = None
+        self, name: str | None = None, *, on_left_out: Listener | None = None
     ) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
         """Ids and embeddings, float32 (S, D), of the slides that have a slide embedding.
 
-        `name` is one of `slide_features`, or its last part; None for that of the newest run.
+        Args:
+            name: one of `slide_features`, or its last part; None for that of the newest run.
+            on_left_out: takes a line for each slide whose file or ledger is damaged, and the
+                others are returned: `on_left_out=print`. With None the first damage is an error.
 
         Memory: 4 S D bytes.
+
+        Raises StoreError: a file or a ledger is damaged, without `on_left_out`.
         """
         address = self._choose(
             self.slide_features, name, "slide features", 'name="..."'
         )
-        slide_ids = []
-        embeddings = []
+        slide_ids: list[str] = []
+        embeddings: list[npt.NDArray[np.float32]] = []
         for slide_id, ledger in self.ledgers.items():
-            record = ledger.stages.get(address)
-            if record is None or not record.files:
-                continue
-            path = self.folder / next(iter(record.files))
-            slide_ids.append(slide_id)
-            embeddings.append(read_slide_embedding(path).slide_embedding)
+            with leaving_out(slide_id, on_left_out):
+                ledger.check()
+                record = ledger.stages.get(address)
+                if record is None or not record.files:
+                    continue
+                path = self.folder / next(iter(record.files))
+                vector = read_slide_embedding(path).slide_embedding
+                if embeddings and vector.shape != embeddings[0].shape:
+                    raise StoreError(
+                        f"slide embedding must have {len(embeddings[0])} numbers as that of "
+                        f"{slide_ids[0]!r}, got {len(vector)} in {str(path)!r}"
+                    )
+                slide_ids.append(slide_id)
+                embeddings.append(vector)
         if not embeddings:
             return (), np.empty((0, 0), np.float32)
         return tuple(slide_ids), np.stack(embeddings)

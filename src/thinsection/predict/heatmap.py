@@ -332,9 +332,11 @@ def _draw_folder(
 ) -> list[Path]:
     """Draws the slides, and those other slides of the folder whose scale has changed.
 
-    Returns the files of the requested slides.
+    Returns the files of the requested slides. The record has no slide that could not be drawn, and
+    keeps the scale of the pictures that stayed.
     """
     record = _read_record(drawing.home)
+    done: set[str] = set()
     earlier = {
         slide_id: columns
         for slide_id, columns in record.get("pictures", {}).items()
@@ -356,12 +358,14 @@ def _draw_folder(
         ):
             table = drawing.load(slide_id)
             _write_pictures(drawing, slide_id, table, changed, limits[slide_id])
+            done.add(slide_id)
     written = []
     places: dict[str, dict[str, list[int]]] = dict(record.get("places", {}))
     for slide_id, columns in columns_by_slide.items():
         with slide_boundary(slide_id, drawing.leave_out):
             table = drawing.load(slide_id)
             if not len(table.coords_l0):
+                done.add(slide_id)
                 continue
             with _own_pictures(drawing, slide_id):
                 of_slide = limits[slide_id]
@@ -369,12 +373,16 @@ def _draw_folder(
                 pictures += _write_tables(drawing, slide_id, table)
             places[slide_id] = _highest_tiles(table, columns)
             written += pictures
+            done.add(slide_id)
     if written:
-        drawn = {**earlier, **columns_by_slide}
+        drawn = dict(record.get("pictures", {}))
+        drawn = {name: drawn[name] for name in drawn if name in drawing.results.ledgers}
+        drawn |= {name: columns_by_slide[name] for name in done & set(columns_by_slide)}
         record = {
             "scale": drawing.config.scale,
             "limits": {
-                name: limits.get(name, earlier_limits.get(name, {})) for name in drawn
+                name: limits[name] if name in done else earlier_limits.get(name, {})
+                for name in drawn
             },
             "pictures": drawn,
             "places": {name: places[name] for name in drawn if name in places},
