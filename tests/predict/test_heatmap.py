@@ -179,9 +179,10 @@ def test_each_slide_has_its_own_scale_and_another_slide_changes_no_picture(
     assert {path: path.read_bytes() for path in alone} == before
 
 
-def test_a_slide_that_moved_is_left_out_and_found_by_relink(
+def test_a_slide_that_moved_is_named_and_found_by_relink(
     trained: Trained, tmp_path: Path
 ) -> None:
+    """Its stored picture is drawn on; the sheet of top tiles needs the slide."""
     out = tmp_path / "results"
     shutil.copytree(trained.results, out)
     slides = tmp_path / "slides"
@@ -192,14 +193,16 @@ def test_a_slide_that_moved_is_left_out_and_found_by_relink(
     moved = trained.slides[1].name
     (tmp_path / "elsewhere").mkdir()
     (slides / moved).rename(tmp_path / "elsewhere" / moved)
-    command = ("heatmap", trained.model, out, "--top-tiles", 0, "--no-geojson")
+    command = ("heatmap", trained.model, out, "--no-geojson")
     ended = thinsection(*command)
     assert ended.returncode == 3, ended.stdout + ended.stderr
     (line,) = (one for one in ended.stdout.splitlines() if "left out" in one)
     assert line.startswith(f"{Path(moved).stem}: left out: ")
     assert "`thinsection relink RESULTS NEW_PLACE` finds" in line
-    pictures = {path.name.partition(".")[0] for path in out.glob("*/heatmap_*/*.png")}
-    assert pictures == {path.stem for path in trained.slides} - {Path(moved).stem}
+    ids = {path.stem for path in trained.slides}
+    for kind, expected in ("attention", ids), ("top", ids - {Path(moved).stem}):
+        pictures = out.glob(f"*/heatmap_*/*.{kind}.png")
+        assert {path.name.partition(".")[0] for path in pictures} == expected
     relink(out, [tmp_path / "elsewhere"])
     ended = thinsection(*command)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -38,7 +38,8 @@ def blobs(
 def split_tiles(rows: LabelledRows) -> TileSet:
     """Rows of embeddings, split as a probe gets them."""
     assert rows.embeddings is not None
-    return rows.tile_set(rows.embeddings.__getitem__)
+    train, val = rows.fold
+    return rows.tile_set((rows.embeddings[train], rows.embeddings[val]))
 
 
 def write_tiles_h5(

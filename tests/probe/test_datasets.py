@@ -23,6 +23,8 @@ from thinsection.probe.data.images import (
     embed_rows,
     image_batches,
     load_images,
+    read_image,
+    read_images,
 )
 from thinsection.probe.data.load import load_manifest
 from thinsection.probe.data.sets import ImageRef
@@ -97,7 +99,7 @@ def test_images_of_other_sizes_end_a_batch_and_keep_their_order(tmp_path: Path) 
     refs = tuple(
         ImageRef(image(tmp_path / f"{i}.png", i, s)) for i, s in enumerate(sizes)
     )
-    batches = list(image_batches(refs, 64))
+    batches = list(image_batches([read_image(ref.path) for ref in refs], 64))
     assert [b.shape for b in batches] == [(2, 4, 4, 3), (1, 3, 6, 3), (1, 4, 4, 3)]
     assert [int(v) for b in batches for v in b[:, 0, 0, 0]] == [0, 1, 2, 3]
 
@@ -106,7 +108,7 @@ def test_pathorobs_embedding_joins_the_class_token_and_the_mean_of_the_patches(
     tmp_path: Path,
 ) -> None:
     encode, words = class_and_mean(ColourEncoder())
-    vectors = embed_images([ImageRef(image(tmp_path / "1.png", 9))], encode)
+    vectors, _ = embed_images([ImageRef(image(tmp_path / "1.png", 9))], encode)
     np.testing.assert_allclose(vectors, [[9, 0, 246, 18, 0, 492]])
     assert words == "class token and mean of the patch tokens"
     pooled = ColourEncoder()
@@ -117,7 +119,54 @@ def test_pathorobs_embedding_joins_the_class_token_and_the_mean_of_the_patches(
 def test_an_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"\x89PNG but no more")
     with pytest.raises(DatasetError, match=r"image must be readable, got .*bad.png"):
-        list(image_batches((ImageRef(tmp_path / "bad.png"),), 4))
+        list(read_images((ImageRef(tmp_path / "bad.png"),)))
+
+
+def test_images_that_cannot_be_read_are_left_out_and_the_others_are_as_without_them(
+    tmp_path: Path,
+) -> None:
+    """Of every kind of damage one, in train and in val, two of the same name."""
+    for split in ("train", "valid"):
+        for number in range(4):
+            image(tmp_path / split / "ab"[number % 2] / f"{number}.png", 10 * number)
+    whole = embed_rows(load_images("folder", tmp_path), ColourEncoder())
+    picture = image(tmp_path / "noise.png", size=(90, 70)).read_bytes()
+    bad = {
+        tmp_path / "train" / "a" / "00.png": b"",
+        tmp_path / "train" / "b" / "text.png": b"no picture",
+        tmp_path / "valid" / "a" / "00.png": picture[: len(picture) // 2],
+        tmp_path / "valid" / "b" / "9.jpg": b"\xff\xd8\xff\xe0 cut",
+    }
+    for path, content in bad.items():
+        path.write_bytes(content)
+    data = load_images("folder", tmp_path)
+    tiles = embed_rows(data, ColourEncoder(), batch_size=2)
+    assert set(tiles.left_out) == {str(path) for path in bad}
+    for part, expected in ((tiles.train, whole.train), (tiles.val, whole.val)):
+        assert part.ids == expected.ids
+        np.testing.assert_array_equal(part.labels, expected.labels)
+        np.testing.assert_array_equal(part.embeddings, expected.embeddings)
+    for path in (tmp_path / "valid").rglob("*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(DatasetError, match="an image of 6 must be readable, got none"):
+        embed_rows(data, ColourEncoder())
+
+
+def test_rows_of_an_hdf5_file_that_cannot_be_opened_are_left_out(
+    tmp_path: Path,
+) -> None:
+    with h5py.File(tmp_path / "good.h5", "w") as file:
+        file["x"] = np.arange(3)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
+    (tmp_path / "bad.h5").write_bytes(b"\x89HDF")
+    refs = [ImageRef(tmp_path / "bad.h5", 0)]
+    refs += [ImageRef(tmp_path / "good.h5", row) for row in (2, 7, 0)]
+    left_out: dict[str, str] = {}
+    vectors, kept = embed_images(
+        refs, ColourEncoder().encode, leave_out=left_out.__setitem__
+    )
+    assert kept.tolist() == [1, 3]
+    np.testing.assert_array_equal(vectors[:, 0], [2, 0])
+    assert set(left_out) == {str(tmp_path / "bad.h5"), f"{tmp_path / 'good.h5'}:7"}
 
 
 def test_bracs_has_its_seven_classes_in_order(tmp_path: Path) -> None:

@@ -359,7 +359,7 @@ def _draw_folder(
             table = drawing.load(slide_id)
             _write_pictures(drawing, slide_id, table, changed, limits[slide_id])
             done.add(slide_id)
-    written = []
+    written: list[Path] = []
     places: dict[str, dict[str, list[int]]] = dict(record.get("places", {}))
     for slide_id, columns in columns_by_slide.items():
         with slide_boundary(slide_id, drawing.leave_out):
@@ -369,11 +369,11 @@ def _draw_folder(
                 continue
             with _own_pictures(drawing, slide_id):
                 of_slide = limits[slide_id]
-                pictures = _write_pictures(drawing, slide_id, table, columns, of_slide)
-                pictures += _write_tables(drawing, slide_id, table)
-            places[slide_id] = _highest_tiles(table, columns)
-            written += pictures
-            done.add(slide_id)
+                written += _write_pictures(drawing, slide_id, table, columns, of_slide)
+                done.add(slide_id)
+                places[slide_id] = _highest_tiles(table, columns)
+                # the sheet of top tiles needs the slide, which may have moved
+                written += _write_tables(drawing, slide_id, table)
     if written:
         drawn = dict(record.get("pictures", {}))
         drawn = {name: drawn[name] for name in drawn if name in drawing.results.ledgers}

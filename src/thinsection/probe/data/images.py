@@ -5,18 +5,27 @@ Official test splits stay shut. docs/probes.md tells what each layout looks for.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from thinsection.errors import DatasetError, rewording
+from thinsection.errors import DatasetError, rewording, slide_boundary
 from thinsection.evaluation import tables
 from thinsection.evaluation.embeddings import Embeddings
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.tables import SPLITS, TRAIN, VAL, TextRow, read_rows
-from thinsection.probe.data.sets import ImageRef, LabelledRows, TileSet, label_rows
+from thinsection.probe.data.sets import (
+    ImageRef,
+    LabelledRows,
+    TileSet,
+    label_rows,
+    left_out_fact,
+)
 from thinsection.types import MIB, RgbArray
 
 if TYPE_CHECKING:
@@ -30,6 +39,7 @@ BATCH_BYTES = 64 * MIB  # of decoded images at a time (one image may be larger)
 BACH_VAL = ((41, 59), (60, 90), (139, 169), (240, 258), (260, 273), (345, 368))
 
 Encode = Callable[[RgbArray], "torch.Tensor"]  # uint8 (B, H, W, 3) to (B, D)
+LeaveOut = Callable[[str, str], None]  # receives an image and why it is left out
 LabelledImage = tuple[ImageRef, TextRow]  # the row as a manifest would have it
 BY_FOLDER = "(?P<split>[^/]+)/(?P<label>[^/]+)"
 
@@ -265,15 +275,28 @@ def embed_rows(
 ) -> TileSet:
     """The set with embeddings in place of images; the encoder does its own preprocessing.
 
+    An image that cannot be read is left out; the facts say which, and why.
+
     Memory: 4 N D + 2 BATCH_BYTES (or two images) + the encoder.
     """
+    left_out: dict[str, str] = {}
 
-    def embed(rows: IndexArray) -> Embeddings:
-        return embed_images(
-            [data.images[i] for i in rows], encoder.encode, batch_size=batch_size
+    def embed(rows: IndexArray) -> tuple[Embeddings, IndexArray]:
+        vectors, kept = embed_images(
+            [data.images[i] for i in rows],
+            encoder.encode,
+            batch_size=batch_size,
+            leave_out=left_out.__setitem__,
         )
+        return vectors, rows[kept]
 
-    return data.tile_set(embed, **encoder_facts(encoder))
+    train_vectors, train = embed(data.fold[0])
+    val_vectors, val = embed(data.fold[1])
+    return replace(data, fold=(train, val)).tile_set(
+        (train_vectors, val_vectors),
+        **left_out_fact(left_out),
+        **encoder_facts(encoder),
+    )
 
 
 def encoder_facts(encoder: "TileEncoder") -> dict[str, str]:
@@ -288,23 +311,56 @@ def encoder_facts(encoder: "TileEncoder") -> dict[str, str]:
 
 
 def embed_images(
-    images: Sequence[ImageRef], encode: Encode, *, batch_size: int = 64
-) -> Embeddings:
-    """Embeddings (N, D) of images, in their order; raises DatasetError where one cannot be read.
+    images: Sequence[ImageRef],
+    encode: Encode,
+    *,
+    batch_size: int = 64,
+    leave_out: LeaveOut | None = None,
+) -> tuple[Embeddings, IndexArray]:
+    """Embeddings (M, D) of the images that can be read, in their order, and their rows (M,).
 
     Memory: 4 N D + 2 BATCH_BYTES (or two images) + the encoder.
+
+    Args:
+        images: N images.
+        encode: the encoder.
+        batch_size: most images of a batch.
+        leave_out: receives the place of an image that cannot be read, and the reason; None raises
+            the error.
+
+    Raises DatasetError: no image can be read, or without `leave_out` one cannot.
     """
+    reasons: dict[str, str] = {}
+    kept: list[int] = []
+
+    def report(place: str, reason: str) -> None:
+        reasons[place] = reason
+        if leave_out is not None:
+            leave_out(place, reason)
+
+    def readable() -> Iterator[RgbArray]:
+        listener = None if leave_out is None else report
+        for row, image in enumerate(read_images(images, listener)):
+            if image is not None:
+                kept.append(row)
+                yield image
+
     out = np.empty((0, 0), dtype=np.float32)
     done = 0
-    for batch in image_batches(images, batch_size):
+    for batch in image_batches(readable(), batch_size):
         vectors = encode(batch).float().cpu().numpy()
         if not done:
             out = np.empty((len(images), vectors.shape[1]), dtype=np.float32)
         out[done : done + len(batch)] = vectors
         done += len(batch)
-    if not done:
+    if not images:
         raise DatasetError("images must be passed to embed, got none")
-    return out
+    if not done:
+        first = next(iter(reasons.values()))
+        raise DatasetError(
+            f"an image of {len(images)} must be readable, got none: {first}"
+        )
+    return out[:done], np.array(kept, dtype=np.int64)
 
 
 def class_and_mean(encoder: "TileEncoder") -> tuple[Encode, str]:
@@ -328,13 +384,13 @@ def class_and_mean(encoder: "TileEncoder") -> tuple[Encode, str]:
     return encode, "class token and mean of the patch tokens"
 
 
-def image_batches(images: Sequence[ImageRef], batch_size: int) -> Iterator[RgbArray]:
+def image_batches(images: Iterable[RgbArray], batch_size: int) -> Iterator[RgbArray]:
     """Batches uint8 (B, H, W, 3) in order; a batch ends where the image size changes.
 
     Memory: 2 BATCH_BYTES, or two images: those read, and the batch made of them.
     """
     pending: list[RgbArray] = []
-    for image in read_images(images):
+    for image in images:
         full = (
             len(pending) == batch_size or sum(i.nbytes for i in pending) >= BATCH_BYTES
         )
@@ -346,23 +402,57 @@ def image_batches(images: Sequence[ImageRef], batch_size: int) -> Iterator[RgbAr
         yield np.stack(pending)
 
 
-def read_images(refs: Iterable[ImageRef]) -> Iterator[RgbArray]:
+def read_images(
+    refs: Iterable[ImageRef], leave_out: LeaveOut | None = None
+) -> Iterator[RgbArray | None]:
     """Each image as uint8 (H, W, 3), RGB; an HDF5 file is opened once for its run of rows.
+
+    None for an image that cannot be read, which `leave_out` receives with the reason; without
+    `leave_out` the error is raised.
 
     Memory: one image.
     """
-    import h5py
+    for path, run in groupby(refs, key=lambda ref: ref.path):
+        of_file = list(run)
+        if of_file[0].row is not None:
+            yield from _read_rows(path, of_file, leave_out)
+            continue
+        pixels = None
+        with slide_boundary(of_file[0].place, leave_out):
+            pixels = read_image(path)
+        yield from [pixels] * len(of_file)
+
+
+def read_image(path: Path) -> RgbArray:
+    """The pixels of an image file, uint8 (H, W, 3), RGB."""
     from PIL import Image
 
-    for path, run in groupby(refs, key=lambda ref: ref.path):
-        rows = [ref.row for ref in run]
-        errors = (OSError, KeyError, Image.DecompressionBombError)
-        with rewording("image must be readable", path, *errors, error=DatasetError):
-            if rows[0] is not None:
-                with h5py.File(path, "r") as file:
-                    for row in rows:
-                        yield np.asarray(file["x"][row], dtype=np.uint8)
-                continue
-            with Image.open(path) as image:
-                pixels = np.asarray(image.convert("RGB"))
-        yield from [pixels] * len(rows)
+    errors = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+    with (
+        rewording("image must be readable", path, *errors, error=DatasetError),
+        Image.open(path) as image,
+    ):
+        return np.asarray(image.convert("RGB"))
+
+
+def _read_rows(
+    path: Path, refs: Sequence[ImageRef], leave_out: LeaveOut | None
+) -> Iterator[RgbArray | None]:
+    """Rows of the dataset 'x' of an HDF5 file."""
+    import h5py
+
+    errors = (OSError, KeyError, ValueError, IndexError)
+    rewords = partial(
+        rewording, "image must be readable", path, *errors, error=DatasetError
+    )
+    with ExitStack() as stack:
+        images = None
+        # a file that cannot be opened has no row that can be read
+        with slide_boundary(str(path), leave_out), rewords():
+            images = stack.enter_context(h5py.File(path, "r"))["x"]
+        for ref in refs:
+            pixels = None
+            if images is not None:
+                with slide_boundary(ref.place, leave_out), rewords():
+                    pixels = np.asarray(images[ref.row], dtype=np.uint8)
+            yield pixels

@@ -21,6 +21,7 @@ from thinsection.probe.config import DataSection, ProbeConfig
 from thinsection.probe.data import images, sets
 from thinsection.probe.data.regions import load_regions
 from thinsection.probe.data.sets import LabelledRows, RobustnessSet, TileSet, ValueSet
+from thinsection.types import Json
 
 if TYPE_CHECKING:
     from thinsection.encode import TileEncoder
@@ -58,7 +59,8 @@ def load_tiles(path: Path, config: ProbeConfig) -> TileSet:
     """
     rows = _labelled_rows(path, config)
     if rows.embeddings is not None:
-        data = rows.tile_set(rows.embeddings.__getitem__)
+        train, val = rows.fold
+        data = rows.tile_set((rows.embeddings[train], rows.embeddings[val]))
     else:
         data = images.embed_rows(
             rows, _encoder(config), batch_size=config.compute.batch_size
@@ -275,10 +277,19 @@ def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:
         encoder = _encoder(config)
         encode, words = images.class_and_mean(encoder)
         refs = [sets.ImageRef(path.parent / row["path"]) for row in rows]
-        vectors = images.embed_images(
-            refs, encode, batch_size=config.compute.batch_size
+        left_out: dict[str, str] = {}
+        vectors, kept = images.embed_images(
+            refs,
+            encode,
+            batch_size=config.compute.batch_size,
+            leave_out=left_out.__setitem__,
         )
-        facts = {"embedding": words, **images.encoder_facts(encoder)}
+        rows = [rows[row] for row in kept]
+        facts: dict[str, Json] = {
+            "embedding": words,
+            **sets.left_out_fact(left_out),
+            **images.encoder_facts(encoder),
+        }
     elif file is None or not file.is_file():
         raise ConfigError(
             f"embeddings must be a file, got {file}; pass --embeddings FILE, or add a column "

@@ -6,7 +6,7 @@ A test split has no place here: sets hold training and validation rows, or cases
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -87,8 +87,17 @@ class TileSet:
             self,
             train=join_splits(self.train, self.val),
             val=join_splits(other.train, other.val),
-            facts={**self.facts, "split_rule": rule},
+            facts={
+                **self.facts,
+                "split_rule": rule,
+                **left_out_fact(self.left_out | other.left_out),
+            },
         )
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why a slide, file or image could not be used, by name."""
+        return dict(self.facts.get(LEFT_OUT, {}))
 
     @property
     def num_classes(self) -> int:
@@ -118,6 +127,11 @@ class ImageRef:
             return f"{self.path.parent.name}/{self.path.name}"
         return f"{self.path.stem}:{self.row}"
 
+    @property
+    def place(self) -> str:
+        """Path of the file, with the row; unlike a name it means one image."""
+        return str(self.path) if self.row is None else f"{self.path}:{self.row}"
+
 
 @dataclass(frozen=True, slots=True)
 class LabelledRows:
@@ -138,14 +152,14 @@ class LabelledRows:
             check_finite(self.embeddings, self.ids)
 
     def tile_set(
-        self, read: Callable[[IndexArray], Embeddings], **facts: Json
+        self, vectors: tuple[Embeddings, Embeddings], **facts: Json
     ) -> TileSet:
-        """The embeddings that `read` gives of the fold's rows, with further facts."""
+        """The embeddings of the fold's rows, train and val, with further facts."""
         ids = self.ids or [image.name for image in self.images]
 
-        def part(rows: IndexArray) -> Split:
+        def part(rows: IndexArray, embeddings: Embeddings) -> Split:
             return make_split(
-                read(rows),
+                embeddings,
                 self.labels[rows],
                 [ids[i] for i in rows],
                 groups=self.groups.take(rows) if self.groups else None,
@@ -155,8 +169,8 @@ class LabelledRows:
         return TileSet(
             name=self.name,
             class_names=self.class_names,
-            train=part(train),
-            val=part(val),
+            train=part(train, vectors[0]),
+            val=part(val, vectors[1]),
             facts={**self.facts, **facts},
         )
 

@@ -70,6 +70,7 @@ def invariance_probe(path: Path, config: ProbeConfig) -> ProbeResult:
 
     before = knn(tiles)
     refs = [data.images[i] for i in data.fold[1]]
+    refs = [ref for ref in refs if ref.place not in tiles.left_out]
     unit = _unit(tiles.val.embeddings)
     cosines = {}
     drops = {}
@@ -80,7 +81,7 @@ def invariance_probe(path: Path, config: ProbeConfig) -> ProbeResult:
         ) -> torch.Tensor:
             return encoder.encode(np.stack([change(tile) for tile in batch]))
 
-        moved = images.embed_images(refs, encode, batch_size=size)
+        moved, _ = images.embed_images(refs, encode, batch_size=size)
         cosines[name] = (unit * _unit(moved)).sum(axis=1)
         changed = replace(tiles, val=replace(tiles.val, embeddings=moved))
         drops[name] = before.score - knn(changed).score

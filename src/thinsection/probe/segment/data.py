@@ -21,8 +21,7 @@ from thinsection.evaluation.cases import Groups, group_rows
 from thinsection.evaluation.metrics import Fold, IndexArray
 from thinsection.evaluation.splits import shuffled_folds
 from thinsection.evaluation.tables import unexpected
-from thinsection.probe.data.images import read_images
-from thinsection.probe.data.sets import ImageRef
+from thinsection.probe.data.images import read_image
 from thinsection.types import MaskArray, RgbArray
 
 PX = 256
@@ -316,7 +315,7 @@ def _from_files(
     """Images of any size with their labels."""
 
     def image(i: int) -> RgbArray:
-        picture = Image.fromarray(next(read_images([ImageRef(images[i])])))
+        picture = Image.fromarray(read_image(images[i]))
         return np.asarray(picture.resize((PX, PX), Image.Resampling.BILINEAR))
 
     def label(i: int) -> LabelImage:
