@@ -17,6 +17,7 @@ from tests.probe.make import (
 from thinsection.errors import DatasetError
 from thinsection.probe.data.regions import inside, load_regions, read_regions
 from thinsection.probe.data.sets import check_tile_set
+from thinsection.slide.annotations import read_regions as read_annotations
 
 
 def collection(path: Path, *features: dict[str, Any]) -> Path:
@@ -169,15 +170,20 @@ def test_a_csv_row_without_its_tile_is_refused(tmp_path: Path) -> None:
         ("no json", "labels must be GeoJSON"),
         (
             '{"type": "FeatureCollection", "features": []}',
-            "a FeatureCollection with features",
+            "must contain a labelled area, got none",
         ),
         (
-            '[{"geometry": {"type": "Polygon", "coordinates": []}, "properties": {}}]',
-            "label None as feature 0",
+            '[{"geometry": {"type": "Polygon", "coordinates": [[[0, 0], [9, 0], [9, 9]]]}}]',
+            "must have a label, got none as feature 0",
         ),
         (
             '[{"geometry": {"type": "Point"}, "properties": {"name": "a"}}]',
-            "got 'Point' with label 'a'",
+            "got only shapes of kind point",
+        ),
+        (
+            '[{"geometry": {"type": "Polygon", "coordinates": [[7]]}, "properties": '
+            '{"name": "a"}}]',
+            "rings must be points, got 'feature 0 of",
         ),
     ],
 )
@@ -187,3 +193,25 @@ def test_a_file_that_is_no_labelled_geojson_is_refused(
     (tmp_path / "l.geojson").write_text(text)
     with pytest.raises(DatasetError, match=message):
         read_regions(tmp_path / "l.geojson")
+
+
+def test_labels_are_read_as_annotations_of_a_run_are(tmp_path: Path) -> None:
+    """Collections nest, a byte order mark is none of the text, and cells label no tile."""
+    square = rectangle((0, 0, 90, 90), "a", split="val", patient_id="p")
+    square["properties"]["classification"] = {"names": ["Tumor", "Positive"]}
+    child = rectangle((0, 0, 9, 9), "child")
+    parent = rectangle((100, 0, 190, 90), "parent")
+    parent["properties"]["childObjects"] = [child]
+    cell = rectangle((0, 0, 5, 5), "cell", objectType="cell")
+    point = {"geometry": {"type": "Point", "coordinates": [1, 2]}, "properties": {}}
+    nested = [{"type": "FeatureCollection", "features": [square, cell]}, parent, point]
+    path = tmp_path / "l.geojson"
+    path.write_text(json.dumps(nested), encoding="utf-8-sig")
+    regions = read_regions(path)
+    assert [region.row for region in regions] == [
+        {"label": "Tumor: Positive", "split": "val", "case_id": "p"},
+        {"label": "parent"},
+        {"label": "child"},
+    ]
+    of_run = read_annotations(path, (1000, 700))
+    assert sorted(of_run.classes) == sorted(region.row["label"] for region in regions)

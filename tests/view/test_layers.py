@@ -182,6 +182,13 @@ def test_outlines_nest_as_annotations_do_and_an_object_without_a_place_is_none(
         path.write_text(json.dumps(document))
         (layer,) = outline_layers(path, "annotations")
         assert json.loads(layer.read()) == [square] * number
+    derived = {"classification": {"names": ["a", "b"], "color": [1, 2, 3]}}
+    words = {"classification": "c"}
+    path.write_text(
+        json.dumps([{**drawn, "properties": one} for one in (derived, words)])
+    )
+    layers = [(one.name, one.color) for one in outline_layers(path, "annotations")]
+    assert layers == [("a: b", "#010203"), ("c", "#5a5a5a")]
     path.write_text('[{"type": "FeatureCollection", "features": 7}]')
     with pytest.raises(ThinsectionError, match="list of features"):
         list(outline_layers(path, "annotations"))

@@ -1,6 +1,7 @@
 """Annotations in GeoJSON, as QuPath and others write it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from thinsection.errors import InvalidInputError
@@ -80,14 +81,15 @@ def _read_feature(feature: Json, name: str, path: Path) -> Iterator[Shape]:
     if kind not in _ANNOTATIONS:
         yield Shape(place=name, ignored=str(kind))
     else:
-        yield from _read_geometry(geometry, _class_name(properties), name, place)
+        for shape in _read_geometry(geometry, name, place):
+            yield replace(
+                shape, class_name=class_name_of(properties), properties=properties
+            )
     for number, child in enumerate(properties.get("childObjects") or ()):
         yield from _read_feature(child, f"{name}.{number}", path)
 
 
-def _read_geometry(
-    geometry: dict[str, Json], class_name: str, name: str, place: str
-) -> Iterator[Shape]:
+def _read_geometry(geometry: dict[str, Json], name: str, place: str) -> Iterator[Shape]:
     """Yields the shapes of a geometry, and of those in a collection of geometries."""
     kind = geometry.get("type")
     if not geometry:  # RFC 7946, 3.2: an object that has no place
@@ -96,7 +98,7 @@ def _read_geometry(
         parts = geometry.get("geometries") or ()
         for part in parts:
             inner = _table({"geometry": part}, "geometry", place)
-            yield from _read_geometry(inner, class_name, name, place)
+            yield from _read_geometry(inner, name, place)
         if not parts:
             yield Shape(place=name, ignored="object", reason="with an empty geometry")
     elif kind in ("Polygon", "MultiPolygon"):
@@ -112,7 +114,7 @@ def _read_geometry(
                 f"coordinates must be rings, got {polygons!r:.60} {place}"
             )
         else:
-            yield Shape(place=name, class_name=class_name, polygons=polygons)
+            yield Shape(place=name, polygons=polygons)
     elif kind in _WITHOUT_AREA:
         yield Shape(place=name, ignored=_WITHOUT_AREA[kind])
     else:
@@ -131,7 +133,7 @@ def _table(feature: Json, key: str, place: str) -> dict[str, Json]:
     return value
 
 
-def _class_name(properties: dict[str, Json]) -> str:
+def class_name_of(properties: Mapping[str, Json]) -> str:
     """Returns the class that QuPath, or another program, gives a feature."""
     classification = properties.get("classification")
     if isinstance(classification, dict):

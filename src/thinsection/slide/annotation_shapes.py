@@ -1,7 +1,7 @@
 """One annotation as a file has it, and the rings of shapes that a file gives by two corners."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +23,7 @@ class Shape:
     Attributes:
         place: what it is in its file: 'feature 3', 'line 7'.
         class_name: its class; '' where it has none.
+        properties: other values of it, as its file has them.
         polygons: each a list of rings as the file has them, or a polygon.
         layer: group of shapes in the file that a hole is cut out of.
         is_hole: True where it is cut out of the areas of its layer, whatever their class.
@@ -32,6 +33,7 @@ class Shape:
 
     place: str
     class_name: str = ""
+    properties: Mapping[str, Json] = field(default_factory=dict)
     polygons: "Sequence[Json | Polygon]" = ()
     layer: int = 0
     is_hole: bool = False

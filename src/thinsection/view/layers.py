@@ -24,7 +24,7 @@ from thinsection.report.values import (
     shown_values,
     value_kind,
 )
-from thinsection.slide.annotation_geojson import features_of
+from thinsection.slide.annotation_geojson import class_name_of, features_of
 from thinsection.store.geojson import Feature
 from thinsection.store.hdf5 import open_h5, read_values
 from thinsection.store.ledger import SLIDES
@@ -238,8 +238,9 @@ def _feature_layers(features: Sequence[Feature], group: str) -> Iterator[Layer]:
             continue
         properties = feature.get("properties") or {}
         kind = properties.get("classification") or {}
-        name = str(kind.get("name") or properties.get("name") or "annotation")
-        red, green, blue = kind.get("color") or properties.get("color") or _GRAY
+        name = class_name_of(properties) or str(properties.get("name") or "annotation")
+        color = kind.get("color") if isinstance(kind, dict) else None
+        red, green, blue = color or properties.get("color") or _GRAY
         colors.setdefault(name, _css_color(red, green, blue))
         shapes.setdefault(name, []).append(geometry)
     for name, color in colors.items():

@@ -16,9 +16,10 @@ from thinsection.errors import ConfigError, DatasetError, rewording, slide_bound
 from thinsection.evaluation import embeddings, tables
 from thinsection.evaluation.cases import CASE_COLUMNS
 from thinsection.evaluation.tables import TEST, TextRow, split_name
-from thinsection.files.json_text import read_json
 from thinsection.probe.data import sets
 from thinsection.probe.data.sets import LabelledRows
+from thinsection.slide.annotation_geojson import read_geojson
+from thinsection.slide.annotation_shapes import Shape
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
 from thinsection.tiles.table import Column
 from thinsection.types import CoordsL0, Json
@@ -322,38 +323,37 @@ def _label_row(properties: Mapping[str, Json], path: Path) -> TextRow:
 
 
 def read_regions(path: Path) -> list[LabelledRegion]:
-    """Labelled polygons of a GeoJSON file; the label is QuPath's classification name."""
+    """Labelled areas of a GeoJSON file, as annotations of a run are read.
+
+    The label is the class, else the name. Points, lines, cells and objects without geometry have
+    no area and label no tile.
+    """
     with rewording(
         "labels must be GeoJSON", path, OSError, ValueError, error=DatasetError
     ):
-        document = read_json(path)
-    features: Json = (
-        document.get("features") if isinstance(document, dict) else document
-    )
-    if not isinstance(features, list) or not features:
+        shapes = list(read_geojson(path))
+    regions = [_region(shape, path) for shape in shapes if not shape.ignored]
+    if not regions:
+        kinds = sorted({shape.ignored for shape in shapes})
         raise DatasetError(
-            f"labels must be a FeatureCollection with features, got {str(path)!r}"
+            "labels must contain a labelled area, got "
+            f"{'only shapes of kind ' + ', '.join(kinds) if kinds else 'none'} in {str(path)!r}"
         )
-    return [_region(feature, number, path) for number, feature in enumerate(features)]
+    return regions
 
 
-def _region(feature: Json, number: int, path: Path) -> LabelledRegion:
-    properties = feature.get("properties") or {}
-    geometry = feature.get("geometry") or {}
-    class_name = (properties.get("classification") or {}).get("name")
-    label = properties.get("label") or class_name or properties.get("name")
-    kind = geometry.get("type")
-    if not label or kind not in ("Polygon", "MultiPolygon"):
+def _region(shape: Shape, path: Path) -> LabelledRegion:
+    label = shape.class_name or shape.properties.get("name")
+    if not label:
         raise DatasetError(
-            "each feature must be a labelled Polygon or MultiPolygon, "
-            f"got {kind!r} with label {label!r} as feature {number} in {str(path)!r}; "
+            f"each area must have a label, got none as {shape.place} in {str(path)!r}; "
             "name a class in QuPath or set properties.classification.name"
         )
-    polygons = geometry["coordinates"]
-    if kind == "Polygon":
-        polygons = [polygons]
     rings = []
-    for polygon in polygons:
-        rings += [np.asarray(ring, dtype=np.float64)[:, :2] for ring in polygon]
-    row = _label_row({**properties, "label": label}, path)
-    return LabelledRegion(rings, row, properties.get("slide_id"))
+    damages = (ValueError, IndexError, TypeError)
+    where = f"{shape.place} of {path}"
+    with rewording("rings must be points", where, *damages, error=DatasetError):
+        for polygon in shape.polygons:
+            rings += [np.asarray(ring, dtype=np.float64)[:, :2] for ring in polygon]
+    row = _label_row({**shape.properties, "label": label}, path)
+    return LabelledRegion(rings, row, shape.properties.get("slide_id"))
