@@ -300,6 +300,31 @@ def test_planes_of_ome_are_said_and_can_be_chosen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("axis", "ZT")
+def test_planes_of_grey_ome_stacks_can_be_chosen(
+    tmp_path: Path, reader: str, axis: str
+) -> None:
+    path = tmp_path / "a.ome.tif"
+    stack = np.stack([each[..., 0] for each in (SLIDE, OTHER, SLIDE[::-1])])
+    with tifffile.TiffWriter(path, ome=True) as file:
+        grey = options(photometric="minisblack", metadata={"axes": f"{axis}YX"})
+        file.write(stack, **grey, subifds=1)
+        grey["metadata"] = None
+        file.write(stack[:, ::2, ::2], **grey, subfiletype=1)
+    for number in (None, 1, 2, 3):
+        with open_slide(path, reader=reader, image=number) as slide:
+            roles = [picture.role for picture in slide.pictures]
+            assert roles == ["slide", "plane", "plane"]
+            assert any("--image chooses" in note for note in slide.notes)
+            plane = stack[(number or 1) - 1]
+            for level in slide.levels:
+                pixels = slide.read_region((0, 0), level.index, level.size)
+                expected = plane[:: 1 + level.index, :: 1 + level.index]
+                np.testing.assert_array_equal(pixels[..., 0], expected)
+            assert len(slide.levels) == 2
+
+
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("positions", [("0", "1.5"), ("-2", "0.5"), ("3", "0")])
 def test_of_focal_planes_of_aperio_the_one_nearest_to_0_is_shown(
     tmp_path: Path, reader: str, positions: tuple[str, str]

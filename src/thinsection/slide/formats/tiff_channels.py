@@ -54,7 +54,9 @@ def find_channels(
     """
     is_colourless = int(base.photometric) in _COLOURLESS
     is_single = base.samplesperpixel == 1 and len(file.pages) == 1
-    is_picture = is_single or not is_colourless
+    # planes along z and t are pictures of their own
+    is_plane = ome is not None and ome.num_channel_planes == base.samplesperpixel == 1
+    is_picture = is_single or is_plane or not is_colourless
     if base.bitspersample < 8 or (base.bitspersample == 8 and is_picture):
         return None
     series = _series_of(file, base)

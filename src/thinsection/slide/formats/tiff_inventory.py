@@ -483,7 +483,7 @@ def _image_pictures(
     below: SubIfds,
     verdicts: Verdicts,
 ) -> list[TiffPicture]:
-    """Returns the pictures of one OME image: its first plane, and further planes of colours."""
+    """Returns the pictures of one OME image: its first plane, and further ones of 8 bits."""
     pictures: list[TiffPicture] = []
     for number, ((z, t), index) in enumerate(image.first_channels()):
         page = by_index.get(index)
@@ -501,7 +501,8 @@ def _image_pictures(
         if role:
             picture.rule += f", named {image.name!r}"
         pictures += family
-        if number == 0 and (image.num_channel_planes > 1 or page.samplesperpixel == 1):
+        is_deep = page.samplesperpixel == 1 and page.bitspersample != 8
+        if number == 0 and (image.num_channel_planes > 1 or is_deep):
             break  # channels, of which a person picks
         if number:
             picture.role = "plane" if role is None else role
