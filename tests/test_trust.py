@@ -111,7 +111,7 @@ def test_code_runs_from_a_file_that_the_user_trusts_and_its_content_counts(
     (tmp_path / "my_net.py").write_text(NET + "# another\n")
     assert load_segmenter(path, trust_code=trusted).identity != first
     path = segmenter_file(tmp_path, "my_net:system")
-    with pytest.raises(ConfigError, match="class of torch modules"):
+    with pytest.raises(ConfigError, match="PyTorch module class"):
         _ = load_segmenter(path, trust_code=trusted).network
 
 

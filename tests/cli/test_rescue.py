@@ -202,7 +202,7 @@ def test_an_unused_rescue_is_an_error_and_a_failing_command_keeps_its_own(
 ) -> None:
     done = rescue("--", write_script(tmp_path, "0"), tmp_path / "out")
     assert done.returncode == 5  # after the command's 0
-    assert "must be called within the block, got no call" in done.stderr
+    assert "must be called during the command or block, got no call" in done.stderr
     assert "from_pretrained loads in this process, got none" in done.stderr
     failing = rescue("--", write_script(tmp_path, "7"), tmp_path / "out")
     assert failing.returncode == 7 and "error" not in failing.stderr

@@ -196,7 +196,7 @@ def test_commands_that_open_slides_leave_out_what_is_missing(
     monkeypatch.chdir(moved)
     ended = thinsection(*command)
     assert ended.returncode == 3, ended.stdout + ended.stderr
-    assert "s1: left out: slide must be where the run read it" in ended.stdout
+    assert "s1: left out: slide must be at its recorded path" in ended.stdout
     assert "`thinsection relink RESULTS NEW_PLACE` finds" in ended.stdout
     assert thinsection("relink", "results", "elsewhere").returncode == 0
     ended = thinsection(*command)

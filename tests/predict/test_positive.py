@@ -214,7 +214,7 @@ def test_a_positive_class_that_does_not_exist_is_answered_with_the_nearest(
     numbers = table(cohorts.training, cohorts.classes, {1: "1.0", 0: "0"}, "numbers")
     experiment = trained(cohorts.training, numbers, tmp_path / "n", positive="1.0")
     assert experiment["positive"] == "1"
-    with pytest.raises(ConfigError, match="positive must go with two classes"):
+    with pytest.raises(ConfigError, match="positive must be set for two classes only"):
         trained(cohorts.training, numbers, tmp_path, positive="1", task="regression")
 
 

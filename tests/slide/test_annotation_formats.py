@@ -345,7 +345,7 @@ def test_boxes_that_fit_no_slide_or_do_not_say_which_are_refused(
     with pytest.raises(InvalidInputError, match="got 'S1' for 's1'"):
         read_regions(path, SIZE, slide_id="s1")
     config.check(entries("another"))  # one slide that has no box
-    with pytest.raises(ConfigError, match="boxes of S1 alone"):
+    with pytest.raises(ConfigError, match="only boxes of S1"):
         config.check(entries("another", "second"))
     path.write_text("x,y,w,h\n1,1,5,5\n")
     config.check(entries("s1"))

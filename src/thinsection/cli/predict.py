@@ -137,10 +137,11 @@ def audit_command(
     ],
     config: Any,
 ) -> None:
-    """Check labels and embeddings for what would make a score too good, before training.
+    """Find leaks and site effects in labels and embeddings, before training.
 
-    It names sites that go with the target, copies of slides under other names, ids of one
-    patient in two spellings, and columns that equal the target. It says what it cannot know.
+    It names sites that are associated with the target, copies of slides under other names, ids
+    of one patient in two spellings, and columns that equal the target. It also says what it
+    cannot know.
 
     Exit code: 0 every slide could be read, 3 slides with damaged files were left out.
 

@@ -30,8 +30,8 @@ def rescue(
         bool,
         typer.Option(
             "--strict",
-            help="End the command where a model is not of a version that is known here. Without "
-            "it such a model runs as it is, with a warning.",
+            help="End the command if the version of a model is unknown. Without it such a model "
+            "stays as it is, and a warning says so.",
         ),
     ] = False,
 ) -> None:

@@ -195,7 +195,7 @@ def gather_rows(
             gathered[entry] = array[int(text)]
     if not kept:
         raise DatasetError(
-            f"embeddings must be readable, got no file that is in {str(table)!r}"
+            f"embeddings must be readable, got none for the rows of {str(table)!r}"
         )
     kept.sort()
     return (gathered, kept) if len(kept) == len(paths) else (gathered[kept], kept)

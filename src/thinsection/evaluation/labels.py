@@ -66,14 +66,14 @@ class LabelsConfig:
     )
     read: tuple[str, ...] = option(
         (),
-        "How a value of target or time is read, as VALUE=READING: missing, class, event, "
-        "censored, or another class or number. Such as NA=class, 2=event, pos=positive; repeat "
-        "the option for several.",
+        "How to read a value of the target or time, as VALUE=READING. READING is missing, class, "
+        "number, event or censored, or another class or number. Examples: NA=class, 2=event, "
+        "pos=positive. Repeat the option for several.",
     )
     drop_unusable: bool = option(
         False,
-        "Leave out the rows with a missing or negative time, or a limit (<5) as a number, in "
-        "place of an error that names them.",
+        "Leave out rows with a missing or negative time, or with a limit such as <5 in place of a "
+        "number. Without it they are an error that names the rows.",
     )
     task: TaskName = option(
         "auto",
@@ -534,8 +534,8 @@ def _learnt(
     columns = config.columns
     if config.positive is not None and kind != "binary":
         raise ConfigError(
-            f"positive must go with two classes, got {config.positive!r} for a target of kind "
-            f"{kind}; leave --positive out"
+            f"positive must be set for two classes only, got {config.positive!r} for a target of "
+            f"kind {kind}; leave --positive out"
         )
     if kind in ("binary", "multiclass"):
         texts = [str(text) for (text,) in cells]

@@ -143,8 +143,8 @@ def architecture(
         return builder
     if not (isinstance(value, type) and issubclass(value, nn.Module)):
         raise ConfigError(
-            f"architecture must be a class of torch modules, got {name!r}, which is "
-            f"{'missing' if value is None else 'none'}"
+            f"architecture must be a PyTorch module class, got {name!r}, which "
+            f"{'does not exist' if value is None else 'is something else'}"
         )
     # a module may hold classes of others
     check_architecture(f"{value.__module__}:{attribute}", packages=packages, code=code)

@@ -109,7 +109,7 @@ class HeatmapConfig:
         daily=True,
     )
     clip: float = option(
-        99.0, "Percentile of the scores on the scale that gets the strongest colour."
+        99.0, "Percentile of the values that gets the strongest colour."
     )
     geojson: bool = option(
         True, "Write the tiles with their scores as GeoJSON for QuPath."

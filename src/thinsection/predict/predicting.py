@@ -116,11 +116,12 @@ class ValidationConfig:
     )
     read: tuple[str, ...] = option(
         (),
-        "How a true value is read, as VALUE=READING, see `thinsection train`.",
+        "How to read a true value, as VALUE=READING: see `thinsection labels --help-all`.",
     )
     drop_unusable: bool = option(
         False,
-        "Leave out the rows with a missing or negative time, or a limit (<5) as a number.",
+        "Leave out rows with a missing or negative time, or with a limit such as <5 in place of a "
+        "number. Without it they are an error that names the rows.",
     )
 
 

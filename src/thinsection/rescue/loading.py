@@ -161,9 +161,9 @@ def replaced_forward(
             del module.__dict__["forward"]
     if not calls:
         raise NothingRescuedError(
-            "the attention of thinsection must be called within the block, got no call, so "
-            f"nothing was rescued; looked for {class_name} in the modules that are called in this "
-            "process in evaluation mode and without gradients"
+            "the attention of thinsection must be called during the command or block, got no "
+            f"call, so nothing was rescued; looked for {class_name} in the modules that are "
+            "called in this process in evaluation mode and without gradients"
         )
 
 

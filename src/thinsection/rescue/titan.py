@@ -184,8 +184,8 @@ class _Rescue:
                 f"this process, got {names}"
             )
         raise NothingRescuedError(
-            "the attention of thinsection must be called within the block, got no call, so "
-            f"nothing was rescued; {searched}"
+            "the attention of thinsection must be called during the command or block, got no "
+            f"call, so nothing was rescued; {searched}"
         )
 
 

@@ -51,8 +51,8 @@ class SegmentConfig:
     )
     trust_code: tuple[str, ...] = option(
         (),
-        "Python file that may be run: a segmenter's .toml file names a class in it as "
-        "FILE:CLASS, without .py. Repeat the option for several.",
+        "Python file of yours that may run, if the .toml file of the segmenter names a class in "
+        "it, such as my_net:Net for my_net.py. Repeat the option for several.",
     )
     segment_mpp: float = option(
         4.0, "Resolution in µm/px at which outlines and class shares are computed."

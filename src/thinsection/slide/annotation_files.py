@@ -133,7 +133,7 @@ def check_box_slides(path: Path, slide_ids: Sequence[str]) -> None:
     if has_none and (len(slide_ids) > 1 or any(map(known.similar, names))):
         examples = ", ".join(known.words(name) for name in sorted(set(names))[:3])
         raise ConfigError(
-            f"boxes must be of the cohort's slides, got boxes of {examples} alone in "
+            f"boxes must be of the cohort's slides, got only boxes of {examples} in "
             f"{str(path)!r}; the cohort has {', '.join(sorted(slide_ids)[:3])}"
         )
 

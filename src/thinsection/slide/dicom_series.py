@@ -164,8 +164,8 @@ def _check_same(what: str, values: Sequence[str], files: Sequence[DicomFile]) ->
     one = files[values.index(known[0])].path.name
     another = files[values.index(others[0])].path.name
     raise SlideOpenError(
-        f"dicom: files of one SeriesInstanceUID must be of one {what}, got {one!r} and "
-        f"{another!r} of different ones; put the files of each into a folder of its own"
+        f"dicom: files with one SeriesInstanceUID must be of one {what}, got different ones in "
+        f"{one!r} and {another!r}; put the files of each into a folder of its own"
     )
 
 
@@ -272,7 +272,7 @@ def _inflate(data: bytes) -> bytes:
     inflated = inflater.decompress(data, _MAX_INFLATED_BYTES)
     if inflater.unconsumed_tail:
         raise SlideOpenError(
-            f"dicom: a deflated file must have at most {_MAX_INFLATED_BYTES >> 30} GiB"
+            f"dicom: a deflated file must unpack to <= {_MAX_INFLATED_BYTES >> 30} GiB, got more"
         )
     return inflated
 

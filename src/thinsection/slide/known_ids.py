@@ -82,8 +82,8 @@ class KnownIds:
         meant = self._by_plain.get(plain_id(text), ())
         if len(meant) > 1:
             raise InvalidInputError(
-                f"{self._kind} must mean one, got {text!r}, which may be {meant[0]!r} or "
-                f"{meant[1]!r}; write it as it is"
+                f"{self._kind} must match one name only, got {text!r}, which may mean "
+                f"{meant[0]!r} or {meant[1]!r}; write the full name"
             )
         return meant[0] if meant else None
 

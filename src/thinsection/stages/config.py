@@ -56,9 +56,9 @@ class SlidesConfig:
     )
     image: str | None = option(
         None,
-        "Picture of each file that is the slide: its name, or its number as "
-        "`thinsection info` lists it. By default the largest one that is no macro, label or "
-        "thumbnail; a column image of the cohort table replaces both.",
+        "Picture of each file to use as the slide: its name, or its number in the list of "
+        "`thinsection info`. By default the largest that is no macro, label or thumbnail. A "
+        "column image of the cohort table replaces both.",
     )
     channels: str | None = option(
         None,
@@ -80,8 +80,8 @@ class SlidesConfig:
 
     allow_local_urls: bool = option(
         False,
-        "Open URLs of a cohort table that name this machine or a link-local network. Use it "
-        "only for tables that you trust.",
+        "Allow URLs in a cohort table that point to this machine or to a link-local network. Use "
+        "it only for tables that you trust.",
     )
 
     def __post_init__(self) -> None:

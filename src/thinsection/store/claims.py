@@ -188,8 +188,8 @@ def check_slide_exists(slide_path: str, slide_id: str) -> None:
     """Raises SlideOpenError: the file of a slide is not at its place any more."""
     if not is_url(slide_path) and not Path(slide_path).exists():
         raise SlideOpenError(
-            f"slide must be where the run read it, got nothing at {slide_path!r} in "
-            f"{slide_id!r}; {RELINK}"
+            f"slide must be at its recorded path, got no file {slide_path!r} for {slide_id!r}; "
+            f"{RELINK}"
         )
 
 

@@ -313,5 +313,6 @@ def check_frame_size(size: Size, max_bytes: int, name: str) -> None:
     """Refuses frames that no memory holds."""
     if min(size) < 1 or math.prod(size) * 3 > max_bytes:
         raise SlideOpenError(
-            f"dicom: frames must have 1 px to {max_bytes >> 20} MiB, got {size} px in {name!r}"
+            f"dicom: a frame must have >= 1 px a side and <= {max_bytes >> 20} MiB, got {size} px "
+            f"in {name!r}"
         )

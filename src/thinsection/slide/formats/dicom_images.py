@@ -198,7 +198,9 @@ def _read_part(file: DicomFile, order: int) -> DicomPart:
     )
     num_frames = int(dataset.get("NumberOfFrames") or 1)
     if not 0 < num_frames <= _MAX_FRAMES or min(size) < 1:
-        raise SlideOpenError(f"dicom: {num_frames} frames of {size} px; it is damaged")
+        raise SlideOpenError(
+            f"dicom: {num_frames} frames of {size} px; the file is damaged"
+        )
     organization = str(dataset.get("DimensionOrganizationType") or "")
     concatenation = str(dataset.get("ConcatenationUID") or "")
     paths = tuple(
