@@ -1,6 +1,9 @@
 """Every exception class of the package, and what raises and rewords them.
 
 A message reads `<name> must <rule>, got <value>[ in <slide>]; <remedy>`: lower case, no full stop.
+The remedy of an error that ends a command names a setting in Python's words (`memory=...`,
+`out="..."`, `overwrite=True`); the command line shows the option in its place. The remedy of an
+error of one slide, which tables and pages keep, names the option.
 Each class also inherits the builtin that a caller would expect to catch.
 """
 
@@ -33,11 +36,7 @@ class InvalidInputError(ThinsectionError, ValueError):
 
 
 class ChoiceError(InvalidInputError):
-    """A name means none of the things that are there, or nothing decides between several.
-
-    Its remedy names a setting in Python's words, `grid="256px_0.5mpp"`; the command line shows the
-    option in its place.
-    """
+    """A name means none of the things that are there, or nothing decides between several."""
 
 
 class ConfigError(ThinsectionError, ValueError):

@@ -10,9 +10,10 @@ from tests.predict.planted import write_embeddings
 
 import thinsection as ts
 from thinsection import errors
-from thinsection.cli.main import main
+from thinsection.cli.main import main, with_options
 from thinsection.config import in_words_of
 from thinsection.errors import (
+    BudgetError,
     ConfigError,
     InvalidInputError,
     OutputError,
@@ -155,8 +156,39 @@ def test_an_output_that_cannot_be_written_has_its_own_code(
         code, text = said("run", slides, "--out", out)
         assert code == 4
         assert "out must be a writable folder" in text and "[Errno" not in text
-    with pytest.raises(OutputError, match="pass another --out"):
+        assert "pass another --out\n" in text
+    with pytest.raises(OutputError, match=r'pass another out="\.\.\."$'):
         ts.run(slides, out="/proc/x")
+
+
+def test_a_remedy_names_the_keyword_in_python_and_the_option_in_the_shell(
+    said: Said, slides: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(BudgetError, match=r"; raise memory=\.\.\.$"):
+        ts.run(slides, out=tmp_path / "o", memory="1MiB")
+    with pytest.raises(BudgetError, match=r"memory=\.\.\. or lower batch_size=\.\.\.$"):
+        ts.run(slides, out=tmp_path / "o", memory="1MiB", batch_size=8)
+    labelled(tmp_path / "f", ["a", "b"])
+    with pytest.raises(ConfigError, match=r'; pass labels="FILE"$'):
+        ts.train(tmp_path / "f", out=tmp_path / "e")
+    code, text = said("train", tmp_path / "f", "--out", tmp_path / "e")
+    assert code == 2 and "; pass --labels FILE\n" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ('got none; pass labels="..." or target="A b"', "pass --labels or --target A b"),
+        ("got 1; raise memory=... or lower batch_size=...", "--memory or lower --batch-size"),
+        ('got a; pass out="...", or overwrite=True to', "pass --out, or --overwrite to"),
+        ('got the file \'x="1"\'; rename it', 'got the file \'x="1"\'; rename it'),
+        ('got <a x="1">', 'got <a x="1">'),
+    ],
+)  # fmt: skip
+def test_options_stand_in_place_of_keywords_in_the_remedy_alone(
+    words: str, option: str
+) -> None:
+    assert option in with_options(words)
 
 
 def test_a_memory_that_holds_no_batch_has_a_remedy_that_works(

@@ -126,7 +126,7 @@ def test_images_of_other_tiles_are_never_replaced(
     flat = {"tile_px": 100, "memory": "64MiB", "until": "tiles"}
     slide = ts.open_results(out).ledger("c").slide["slide_path"]
     ts.run([slide], out=other, config=replace_flat(ts.RunConfig(), flat))
-    message = "file must be new or unchanged.*export.json.*pass another --out"
+    message = "file must be new or unchanged.*export.json.*pass another out="
     with pytest.raises(StoreError, match=message):
         export_peer(other, tmp_path / "images", tool)
     assert {p: p.read_bytes() for p in before} == before

@@ -146,7 +146,7 @@ def test_a_model_of_other_labels_or_settings_is_replaced_only_on_request(
     assert files_of(out) == before
     longer = replace(config, fit=replace(FIT, epochs=3))
     with pytest.raises(
-        InvalidInputError, match=r"\(epochs 2, now 3\); pass another --out"
+        InvalidInputError, match=r"\(epochs 2, now 3\); pass another out="
     ):
         train(root, out=out, config=longer)
     text = (root / "labels.csv").read_text()

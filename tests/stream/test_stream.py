@@ -215,7 +215,7 @@ def test_at_most_the_budgeted_batches_exist_at_once() -> None:
 
 def test_a_budget_that_is_too_small_says_what_would_do() -> None:
     with pytest.raises(
-        BudgetError, match=r"memory must be >= .* got 1.0 KiB; raise --memory"
+        BudgetError, match=r"memory must be >= .* got 1.0 KiB; raise memory=\.\.\."
     ):
         StreamConfig(memory="1KiB").budget(8, tile_px=64, tile_bytes=10)
 

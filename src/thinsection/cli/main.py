@@ -24,6 +24,8 @@ EXIT_USAGE = 2
 EXIT_OUTPUT = 4
 # name of the logger of `pipeline.choice`, which is slow to import
 CHOICES = "thinsection.pipeline.choice"
+# a setting in Python's words: grid="256px", labels="...", batch_size=..., overwrite=True
+_PYTHON_SETTING = re.compile(r'\b(\w+)=(?:"([^"]*)"|\.\.\.|True\b)')
 # commands whose first arguments are slides
 _TAKE_SLIDES = ("run", "segment", "qc", "plan")
 
@@ -91,13 +93,18 @@ class _ChoicePrinter(logging.Handler):
 
 
 def with_options(text: str) -> str:
-    """A text with options in place of Python's settings: `grid="..."` becomes `--grid`."""
+    """A text with options in place of Python's settings: `grid="..."` becomes `--grid`.
+
+    Only in the remedy, which follows the first `; `: what comes before may quote the user.
+    """
 
     def option(match: re.Match[str]) -> str:
         flag = "--" + match[1].replace("_", "-")
-        return flag if match[2] == "..." else f"{flag} {match[2]}"
+        value = match[2]
+        return flag if value in (None, "...") else f"{flag} {value}"
 
-    return re.sub(r'\b(\w+)="([^"]*)"', option, text)
+    problem, semicolon, remedy = text.partition("; ")
+    return problem + semicolon + _PYTHON_SETTING.sub(option, remedy)
 
 
 def _is_no_option(argument: str) -> bool:
@@ -111,7 +118,7 @@ def _print_error(start: str, error: BaseException) -> None:
     from thinsection.files.url_secrets import without_secrets
 
     message = str(error)
-    if isinstance(error, errors.ChoiceError):
+    if isinstance(error, errors.ThinsectionError):
         message = with_options(message)
     message = without_secrets(message)
     lines = [f"{start}{message}", *getattr(error, "__notes__", [])]

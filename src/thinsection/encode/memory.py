@@ -176,7 +176,7 @@ def largest_batch_size(
     if one_tile > budget_bytes:
         raise BudgetError(
             f"memory budget must be >= {format_bytes(one_tile)}, which one tile of "
-            f"{encoder.spec.name!r} needs, got {format_bytes(budget_bytes)}; raise --memory"
+            f"{encoder.spec.name!r} needs, got {format_bytes(budget_bytes)}; raise memory=..."
         )
     on_cpu = encoder.device.type == "cpu"
     # on a CPU, each tile beyond those in the network costs less

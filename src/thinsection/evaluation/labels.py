@@ -204,11 +204,11 @@ def read_labels_of(
 ) -> LabelTable:
     """The table of labels, which has all columns of the settings, see `read_label_table`."""
     if not config.labels:
-        raise ConfigError("labels must be set, got none; pass --labels FILE")
+        raise ConfigError('labels must be set, got none; pass labels="FILE"')
     if not config.target:
         columns = open_table(Path(config.labels)).columns
         raise ConfigError(
-            "target must be set, got none; pass --target COLUMN, such as one of "
+            'target must be set, got none; pass target="COLUMN", such as one of '
             f"{', '.join(columns)}"
         )
     if not {*config.target}.isdisjoint(config.times):

@@ -402,7 +402,7 @@ def _place(target: Path, source: Source, *, copy: bool = False) -> None:
         if target.exists() and file_sum(tmp) != file_sum(target):
             raise OverwriteError(
                 f"file must be new or unchanged, got a different one at {str(target)!r}; pass "
-                "another --out"
+                'another out="..."'
             )
 
 
@@ -428,5 +428,5 @@ def _place_table(target: Path, rows: list[Document]) -> None:
             if any(row not in new_rows for row in rows_before):
                 raise OverwriteError(
                     "table must be new or only gain rows, got one with other rows at "
-                    f"{str(target)!r}; pass another --out"
+                    f'{str(target)!r}; pass another out="..."'
                 )

@@ -463,7 +463,7 @@ def check_folder(out: Path) -> Path:
     except OSError as error:
         raise OutputError(
             f"out must be a writable folder, got {str(out)!r}: {error.strerror or error}; pass "
-            "another --out"
+            'another out="..."'
         ) from None
     if free < MIN_FREE_BYTES:
         raise DiskSpaceError(
@@ -477,7 +477,7 @@ def check_folder(out: Path) -> Path:
     if has_earlier and not has_layout:
         raise StoreError(
             f"out must be a new folder or one of this layout, got {str(out)!r} with "
-            "results of an earlier version (<slide_id>/tiles.h5); choose another --out: "
+            'results of an earlier version (<slide_id>/tiles.h5); choose another out="...": '
             "nothing was changed"
         )
     return out

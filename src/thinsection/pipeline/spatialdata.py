@@ -100,7 +100,7 @@ def _write_store(
         if _stored_attributes(target) != made_from:
             raise OverwriteError(
                 f"store must be new or of the same results, got another one at "
-                f"{str(target)!r}; pass another --out"
+                f'{str(target)!r}; pass another out="..."'
             )
         return
     shapes = {_TILES: _tile_shapes(results, ledger, grid)}

@@ -363,7 +363,7 @@ def _labels_config(config: ValidationConfig, target: Target) -> LabelsConfig | N
         if config.target or config.time:
             raise ConfigError(
                 "target and time must be combined with labels, got "
-                f"{config.target or config.time} alone; pass --labels FILE too"
+                f'{config.target or config.time} alone; pass labels="FILE" too'
             )
         return None
     survival = target.kind in ("cox", "discrete")

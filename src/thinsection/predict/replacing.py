@@ -18,7 +18,7 @@ from thinsection.predict.tested import EXPERIMENT_NAME
 from thinsection.store.identity import file_sum
 from thinsection.types import Json, counted
 
-REMEDY = "pass another --out, or --overwrite to replace it"
+REMEDY = 'pass another out="...", or overwrite=True to replace it'
 # settings that change no result: of time and memory, and paths whose content is compared
 NEUTRAL = {"checkpoint_s", "memory", "allow_leakage", "splits"}
 SECTIONS = ("head", "fit", "cross")

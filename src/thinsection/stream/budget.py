@@ -100,9 +100,9 @@ class StreamConfig:
         if slots < MIN_SLOTS:
             least = format_bytes(MIN_SLOTS * batch_bytes + tile_bytes)
             batches = f"batches of {counted(batch_size, 'tile')}"
-            remedy = "raise --memory"
+            remedy = "raise memory=..."
             if batch_size > 1:
-                remedy += " or lower --batch-size"
+                remedy += " or lower batch_size=..."
             raise BudgetError(
                 f"memory must be >= {least} for {batches} of {tile_px} px, got "
                 f"{format_bytes(memory)}; {remedy}"
