@@ -75,7 +75,7 @@ def labels_command(
 def _lines(report: "LabelReport") -> list[str]:
     """Lines of the report: notes, a table of values, and what is learnt."""
     table = report.table
-    lines = [f"{table.path.name}: {len(table.rows)} rows, each of a {table.key_column}"]
+    lines = [f"{table.path.name}: {len(table.rows)} rows by {table.key_column}"]
     lines += [f"  {note}" for note in table.notes]
     readings = report.values.readings
     for column in dict.fromkeys(one.column for one in readings):

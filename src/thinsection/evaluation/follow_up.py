@@ -11,6 +11,7 @@ from thinsection.evaluation.readings import (
     event_of,
     plain_text,
 )
+from thinsection.types import counted
 
 MISSING_TIME = "no time"
 TIMES_SIGN = " + "  # between several columns of times, in the name of what is learnt
@@ -98,7 +99,8 @@ def read_follow_up(
             num_used[used][event] += 1
     if len(order) > 1:
         parts = [
-            f"{column} is the time of {num_events} events and {num_censored} censored cases"
+            f"{column} is the time of {counted(num_events, 'event')} and "
+            f"{counted(num_censored, 'censored case')}"
             for column, (num_censored, num_events) in num_used.items()
         ]
         notes.append("; ".join(parts))

@@ -369,7 +369,10 @@ class _Reading:
         problems = []
         notes = []
         for reason, rows in faults.items():
-            shown = " and ".join(self._texts(column, rows) for column in columns)
+            shown = self._texts(columns[0], rows)
+            if len(columns) > 1:
+                texts = [f"{name} {self._texts(name, rows)}" for name in columns]
+                shown = " and ".join(texts)
             if self._columns.drop_unusable and "comma" not in reason:
                 notes.append(
                     f"left out by --drop-unusable, {reason} ({shown}): "
