@@ -216,6 +216,26 @@ def test_what_is_left_out_is_counted_with_its_reason(
         )
 
 
+@pytest.mark.parametrize("reader", ["auto", "dicom"])
+def test_a_copy_of_a_file_is_no_further_plane(
+    tmp_path: Path, pixels: RgbArray, reader: str
+) -> None:
+    """A second download of a level and of a label stands beside the first one."""
+    write_slide(tmp_path, "a", pixels)
+    for name in ("a_1", "a_2"):
+        data = (tmp_path / f"{name}.dcm").read_bytes()
+        (tmp_path / f"{name} (1).dcm").write_bytes(data)
+    (tmp_path / "a_1 (2).dcm").write_bytes((tmp_path / "a_1.dcm").read_bytes())
+    for name, left_out in (("a_1", "a_1 (1)"), ("a_1 (1)", "a_1"), ("a_0", "a_1")):
+        with open_slide(tmp_path / f"{name}.dcm", reader=reader) as slide:
+            assert [picture.role for picture in slide.pictures] == ["slide", "label"]
+            assert len(slide.levels) == 2
+            np.testing.assert_array_equal(slide.read_region((0, 0), 0, SIZE), pixels)
+            (note,) = slide.notes
+            assert note.startswith("3 of 6 files of the series are left out")
+            assert f"{left_out}.dcm (has the SOPInstanceUID of a_1" in note
+
+
 def test_a_padded_level_lies_where_its_spacing_puts_it(tmp_path: Path) -> None:
     pixels = tissue((600, 400), 5)
     series = generate_uid()

@@ -44,6 +44,7 @@ class DicomPart:
 
     Attributes:
         path: the file.
+        uid: its SOPInstanceUID; '' without one.
         flavor: third word of its image type.
         size: (width, height) of the whole image, px.
         frames: its frames.
@@ -59,6 +60,7 @@ class DicomPart:
     """
 
     path: Path
+    uid: str
     flavor: str
     size: Size
     frames: DicomFrames
@@ -130,13 +132,23 @@ def read_inventory(path: str) -> DicomInventory:
         raise SlideOpenError("dicom: not a DICOM slide")
     check_one_slide(files)
     left_out: list[str] = []
-    parts = []
-    for order, file in enumerate(files):
+    parts: dict[str, DicomPart] = {}
+    # of copies, the file that is asked for counts
+    by_preference = sorted(
+        enumerate(files), key=lambda item: item[1].path.name != Path(path).name
+    )
+    for order, file in by_preference:
         try:
-            parts.append(_read_part(file, order))
+            part = _read_part(file, order)
         except SlideOpenError as error:
             left_out.append(f"{file.path.name} ({str(error).removeprefix('dicom: ')})")
-    images = _whole_images(parts)
+            continue
+        first = parts.setdefault(part.uid or file.path.name, part)
+        if first is not part:
+            left_out.append(
+                f"{file.path.name} (has the SOPInstanceUID of {first.path.name})"
+            )
+    images = _whole_images(parts.values())
     layers: list[DicomLayer] = []
     volumes = [image for image in images if image[0].flavor == _VOLUME]
     pyramids = list(dict.fromkeys(image[0].pyramid for image in volumes))
@@ -209,6 +221,7 @@ def _read_part(file: DicomFile, order: int) -> DicomPart:
     )
     return DicomPart(
         path=file.path,
+        uid=str(dataset.get("SOPInstanceUID") or ""),
         flavor=file.flavor,
         size=size,
         frames=DicomFrames(file.path, form, num_frames),
