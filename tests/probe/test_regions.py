@@ -1,6 +1,7 @@
 """Labels by region: which tile gets which class, and every way to draw them wrong."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,9 @@ def test_labels_are_read_as_annotations_of_a_run_are(tmp_path: Path) -> None:
     nested = [{"type": "FeatureCollection", "features": [square, cell]}, parent, point]
     path = tmp_path / "l.geojson"
     path.write_text(json.dumps(nested), encoding="utf-8-sig")
-    regions = read_regions(path)
+    ignored: Counter[str] = Counter()
+    regions = read_regions(path, ignored)
+    assert ignored == {"cell": 1, "point": 1}
     assert [region.row for region in regions] == [
         {"label": "Tumor: Positive", "split": "val", "case_id": "p"},
         {"label": "parent"},
@@ -215,3 +218,13 @@ def test_labels_are_read_as_annotations_of_a_run_are(tmp_path: Path) -> None:
     ]
     of_run = read_annotations(path, (1000, 700))
     assert sorted(of_run.classes) == sorted(region.row["label"] for region in regions)
+
+
+def test_the_result_says_which_shapes_labelled_no_tile(tmp_path: Path) -> None:
+    run, labels = two_regions(tmp_path)
+    document = json.loads(labels.read_text())
+    point = {"type": "Point", "coordinates": [1, 2]}
+    document["features"] += [{"geometry": point, "properties": {}}] * 2
+    labels.write_text(json.dumps(document))
+    data = load_regions([run / FEATURES / "slide-1.h5"], labels)
+    assert data.facts["labels_without_area"] == "2 points"

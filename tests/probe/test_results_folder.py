@@ -154,6 +154,6 @@ def test_a_parquet_table_is_as_good_as_a_csv(tmp_path: Path) -> None:
     np.testing.assert_array_equal(tiles.train.embeddings, [[10, 11], [0, 1]])
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(
-        DatasetError, match=r"table must be readable text, got .*bad\.parquet"
+        DatasetError, match=r"table must be a readable file, got .*bad\.parquet"
     ):
         load_tiles(tmp_path / "bad.parquet", config)

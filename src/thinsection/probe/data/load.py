@@ -217,6 +217,10 @@ def load_values(path: Path, config: ProbeConfig) -> ValueSet:
         raise DatasetError(
             f"table must have a column of numbers to predict, got none in {where}"
         )
+    with rewording("targets must be numbers", path, ValueError, error=DatasetError):
+        targets = np.array([[float(row[name]) for name in names] for row in rows])
+    if not np.isfinite(targets).all():
+        raise DatasetError(f"targets must be finite, got NaN or inf in {where}")
     left_out: dict[str, str] = {}
     sources = _sources(rows, column, path, config.data)
     vectors, kept = embeddings.gather_rows(
@@ -224,10 +228,7 @@ def load_values(path: Path, config: ProbeConfig) -> ValueSet:
     )
     rows = [rows[entry] for entry in kept]
     sources = sources.take(kept)
-    with rewording("targets must be numbers", path, ValueError, error=DatasetError):
-        targets = np.array([[float(row[name]) for name in names] for row in rows])
-    if not np.isfinite(targets).all():
-        raise DatasetError(f"targets must be finite, got NaN or inf in {where}")
+    targets = targets[kept]
     groups = table_groups(rows, where)
     folds = _listed_folds(rows, [*listed[0]], where)
     if not folds:

@@ -5,6 +5,7 @@ run. A tile takes the class of the polygon that holds its centre, level-0 px. Te
 are never opened.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from thinsection.slide.annotation_geojson import read_geojson
 from thinsection.slide.annotation_shapes import Shape
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
 from thinsection.tiles.table import Column
-from thinsection.types import CoordsL0, Json
+from thinsection.types import CoordsL0, Json, counted
 
 CLASS_PREFIX = "class_"  # of columns of the tile table: what was drawn
 
@@ -81,7 +82,8 @@ def load_regions(
             "labels must be set for tile embeddings, got none for "
             f"{str(tile_files[0].parent)!r}; pass --labels regions.geojson"
         )
-    label_source = None if labels is None else _read_labels(labels)
+    ignored: Counter[str] = Counter()
+    label_source = None if labels is None else _read_labels(labels, ignored)
     where = str(labels or "classes drawn")
     labelled_slides = _labelled_slide_ids(label_source)
     if len(tile_files) > 1 and not all(labelled_slides):
@@ -117,6 +119,10 @@ def load_regions(
         **sets.left_out_fact(left_out),
         **slides[0].facts,
     }
+    if ignored:
+        facts["labels_without_area"] = ", ".join(
+            counted(number, kind) for kind, number in sorted(ignored.items())
+        )
     return sets.label_rows(
         rows,
         Path(where).stem,
@@ -291,10 +297,13 @@ def _rows_at_places(
     return {tile_by_place[place]: row for place, row in row_by_place.items()}
 
 
-def _read_labels(path: Path) -> Labels:
-    """Places of a table, or regions of a GeoJSON file; test rows of a table are left out."""
+def _read_labels(path: Path, ignored: Counter[str]) -> Labels:
+    """Places of a table, or regions of a GeoJSON file; test rows of a table are left out.
+
+    `ignored` counts shapes that have no area.
+    """
     if path.suffix.lower() not in tables.TABLE_SUFFIXES:
-        return read_regions(path)
+        return read_regions(path, ignored)
     places_by_slide: dict[str, RowsByPlace] = {}
     for row in tables.read_rows(path, ("slide_id", "x", "y", "label")):
         label_row = _label_row(row, path)
@@ -322,17 +331,21 @@ def _label_row(properties: Mapping[str, Json], path: Path) -> TextRow:
     return row
 
 
-def read_regions(path: Path) -> list[LabelledRegion]:
+def read_regions(
+    path: Path, ignored: Counter[str] | None = None
+) -> list[LabelledRegion]:
     """Labelled areas of a GeoJSON file, as annotations of a run are read.
 
     The label is the class, else the name. Points, lines, cells and objects without geometry have
-    no area and label no tile.
+    no area and label no tile; `ignored` counts them by kind.
     """
     with rewording(
         "labels must be GeoJSON", path, OSError, ValueError, error=DatasetError
     ):
         shapes = list(read_geojson(path))
     regions = [_region(shape, path) for shape in shapes if not shape.ignored]
+    if ignored is not None:
+        ignored.update(shape.ignored for shape in shapes if shape.ignored)
     if not regions:
         kinds = sorted({shape.ignored for shape in shapes})
         raise DatasetError(
