@@ -133,7 +133,7 @@ def test_a_site_that_equals_the_label_is_named_with_its_exact_test(
     assert found.sites.counts == ((0, 12), (12, 0))
     expected = fisher_exact([[0, 12], [12, 0]]).pvalue
     assert found.sites.p_value == pytest.approx(expected)
-    assert any("the site tells label without any slide" in w for w in found.warnings)
+    assert any("the site alone determines label" in w for w in found.warnings)
 
 
 def test_a_site_that_goes_with_the_label_is_named_by_permutations(
@@ -144,7 +144,7 @@ def test_a_site_that_goes_with_the_label_is_named_by_permutations(
     found = audited(tmp_path / "f", slides, more={"site": sites}, site="site")
     assert found.sites is not None
     assert found.sites.p_value == 1 / 2000
-    assert any("the site goes with label" in line for line in found.warnings)
+    assert any("the site is associated with label" in line for line in found.warnings)
 
 
 def test_ids_in_two_spellings_are_named(tmp_path: Path) -> None:

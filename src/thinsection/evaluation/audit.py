@@ -97,14 +97,14 @@ def audit(
     warnings = [*_id_warnings(cohort)]
     notes = []
     unknown = [
-        "whether two ids are one person whose tissue is from two places, such as a biopsy and a "
+        "whether two ids are one person with tissue from two places, such as a biopsy and a "
         "resection: embeddings do not show it"
     ]
     copies, copy_words = _copies(cohort, contents)
     if copies:
         warnings.append(copy_words)
     else:
-        notes.append("no copies of slides under other names stand out")
+        notes.append("no copies of slides under other names were found")
     sites = site_by_class(cohort)
     if sites is not None:
         words = _site_words(cohort, sites)
@@ -115,7 +115,7 @@ def audit(
         )
     if cohort.unit != "patients":
         unknown.append(
-            "which slides are of one patient: patients unknown, each slide counts as its own"
+            "which slides are of one patient: patients unknown, so each slide counts as one"
         )
         if splits is not None:
             warnings.append(
@@ -171,7 +171,7 @@ def _id_warnings(cohort: Cohort) -> Iterator[str]:
         yield (
             f"ids of {counted(len(alike), 'patient')} are written in two ways "
             f"({listed_names(pairs)}): if they are one person, training and test set share "
-            "patients; write them alike"
+            "patients; write both ids in the same way"
         )
 
 
@@ -250,11 +250,11 @@ def _follows(sites: SiteTable) -> bool:
 def _site_words(cohort: Cohort, sites: SiteTable) -> str:
     target = ", ".join(cohort.target.columns)
     if sites.cramers_v > 1 - 1e-9:
-        relation = f"the site tells {target} without any slide"
+        relation = f"the site alone determines {target}"
     elif _follows(sites):
-        relation = f"the site goes with {target}"
+        relation = f"the site is associated with {target}"
     else:
-        relation = f"no sign that the site goes with {target}"
+        relation = f"no sign that the site is associated with {target}"
     figures = (
         f"{counted(len(sites.sites), 'site')}, p {sites.p_value:.3g} ({sites.test}), "
         f"Cramér's V {sites.cramers_v:.2f}"
@@ -262,7 +262,7 @@ def _site_words(cohort: Cohort, sites: SiteTable) -> str:
     if not _follows(sites):
         return f"{relation}: {figures}"
     return (
-        f"{relation}: {figures}; a model that knows the site alone scores too well; see the score "
+        f"{relation}: {figures}; a model that knows only the site gets a good score; see the score "
         "within sites, or test with --fold-unit each-site"
     )
 
@@ -281,7 +281,7 @@ def _column_findings(
     for column in rows[0]:
         if column == target or not _is_renamed(rows, column, target):
             continue
-        words = f"column {column} equals {target} but for its words"
+        words = f"column {column} equals {target}, in other words"
         if column in (config.site, *config.subgroup):
             warnings.append(f"{words}: scores within its groups mean nothing")
         else:
