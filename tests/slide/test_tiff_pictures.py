@@ -325,6 +325,18 @@ def test_planes_of_grey_ome_stacks_can_be_chosen(
 
 
 @pytest.mark.parametrize("reader", READERS)
+def test_samples_that_are_called_signed_are_said(tmp_path: Path, reader: str) -> None:
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, SLIDE.view(np.int8), **options())
+    with open_slide(path, reader=reader) as slide:
+        check_levels(slide, SLIDE, (1,))
+        assert any("called signed" in note for note in slide.notes)
+    tifffile.imwrite(tmp_path / "b.tif", SLIDE, **options())
+    with open_slide(tmp_path / "b.tif", reader=reader) as slide:
+        assert slide.notes == ()
+
+
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("positions", [("0", "1.5"), ("-2", "0.5"), ("3", "0")])
 def test_of_focal_planes_of_aperio_the_one_nearest_to_0_is_shown(
     tmp_path: Path, reader: str, positions: tuple[str, str]

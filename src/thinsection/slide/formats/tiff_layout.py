@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
 
+import numpy as np
 from tifffile import TiffFile, TiffPage
 
 from thinsection.errors import (
@@ -169,7 +170,7 @@ def read_layout(
         for page in shown.pages:
             _refuse_unsupported(page)
         levels = _placed_levels(shown, verdicts)
-        colours = filter(None, [colour_note(base, file.filehandle)])
+        doubts = [colour_note(base, file.filehandle), _sign_note(base)]
         return TiffLayout(
             levels=levels,
             pages=shown.pages,
@@ -177,11 +178,25 @@ def read_layout(
             metadata=read_metadata(base, shown.ome, slide_mpp),
             pictures=contents.pictures,
             picture=contents.picture,
-            notes=(*contents.notes, *_padding_notes(shown, levels), *colours),
+            notes=(
+                *contents.notes,
+                *_padding_notes(shown, levels),
+                *filter(None, doubts),
+            ),
             possible=tuple(shown.possible),
             icc_profile=base.tags.valueof(_ICC_TAG),
             checked=contents.checked,
         )
+
+
+def _sign_note(page: TiffPage) -> str:
+    """Returns a note where a page calls its samples signed; '' elsewhere."""
+    if page.dtype != np.dtype(np.int8):
+        return ""
+    return (
+        "its samples are called signed, and are shown as 0 to 255 like those of other files, as "
+        "OpenSlide shows them"
+    )
 
 
 def channel_layout(
