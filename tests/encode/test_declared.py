@@ -71,5 +71,5 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         encoder_spec("Virchow-2")
     with pytest.raises(UnknownEncoderError, match="did you mean 'uni2_h'"):
         encoder_spec("UNI-2 h")
-    with pytest.raises(UnknownEncoderError, match="'thinsection models' lists all"):
+    with pytest.raises(UnknownEncoderError, match="`thinsection models` lists all"):
         encoder_spec("zzzzzz")

@@ -129,9 +129,9 @@ def test_a_loaded_encoder_equals_its_name(slides: Path, tmp_path: Path) -> None:
     [
         ({"workers": 2}, "executor must be 'inline' .* got 'pool'; other processes"),
         ({"executor": object()}, "executor must be 'inline' .* got 'dask'"),
-        ({"weights": "w.pth"}, "encode.weights must be left out"),
-        ({"precision": "bf16"}, "encode.precision must be left out"),
-        ({"pretrained": False}, "encode.pretrained must be left out"),
+        ({"weights": "w.pth"}, "^weights must be left out"),
+        ({"precision": "bf16"}, "^precision must be left out"),
+        ({"pretrained": False}, "^pretrained must be left out"),
     ],
 )
 def test_settings_that_an_own_encoder_cannot_follow_are_refused(

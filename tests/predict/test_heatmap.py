@@ -323,10 +323,10 @@ def test_a_column_of_one_of_two_tile_grids_is_drawn_by_its_name(
     out = tmp_path / "two"
     for tile_px in (256, 200):
         ts.run(trained.slides[:1], out=out, tile_px=tile_px, until="tiles")
-    with pytest.raises(InvalidInputError, match=r"; pass --grid \d+px_0.5mpp$"):
-        heatmap("tissue_fraction", out, top_tiles=0)
-    paths = heatmap("tissue_fraction", out, top_tiles=0, grid="200px")
-    assert {p.relative_to(out).parts[0] for p in paths} == {"200px_0.5mpp"}
+    # without a name the newest run's
+    for name, grid in ((None, "200px"), ("256px", "256px"), ("200px", "200px")):
+        paths = heatmap("tissue_fraction", out, top_tiles=0, grid=name)
+        assert {p.relative_to(out).parts[0] for p in paths} == {f"{grid}_0.5mpp"}
     with pytest.raises(ConfigError, match="grid must go without a model"):
         heatmap(trained.model, out, grid="200px")
 

@@ -193,7 +193,7 @@ def test_the_card_says_use_data_figures_and_limits() -> None:
 def test_the_card_has_a_line_for_the_thresholds() -> None:
     lock = Lock(thresholds={"high": 0.235}, inner_cases=12)
     lines = card_markdown(replace(model().card, lock=lock)).splitlines()
-    assert "- thresholds, chosen on 12 validation cases: high 0.2350" in lines
+    assert "- thresholds, chosen on 12 validation cases: high 0.235" in lines
 
 
 def spoiled(

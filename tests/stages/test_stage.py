@@ -511,6 +511,7 @@ def test_an_opened_slide_is_described_in_the_ledger(tmp_path: Path) -> None:
     assert work.ledger.slide == {
         "slide_id": "a",
         "slide_path": str(tmp_path / "a.svs"),
+        "image": None,
         "reader": "tiff",
         "width": 40,
         "height": 30,

@@ -180,7 +180,12 @@ def test_layers_that_show_nothing_are_named_empty(
         ("256px_0.5mpp/tiles", "qc_focus", "values", "Out of focus"),
         ("256px_0.5mpp/measures", "px_focus", "values", "Sharpness"),
         ("g/heatmap_m", "heatmap_m:score_high", "values", "Score, high"),
-        ("g/heatmap_m", "heatmap_m:attention", "values", "Attention"),
+        (
+            "g/heatmap_m",
+            "heatmap_m:attention",
+            "values",
+            "Attention, 1 = mean of the slide",
+        ),
         ("g/heatmap_m", "heatmap_m:<b>", "values", "<b>"),
         ("qc_auto", "pen_red", "outlines", "Pen, red"),
         ("qc_auto", "spur", "outlines", "Thin lines removed"),

@@ -332,6 +332,16 @@ def find_unfinished_files(folders: Iterable[Path]) -> dict[str, list[Path]]:
     return files_by_stem
 
 
+def unfinished_files_of(slide_id: str, others: dict[str, list[Path]]) -> list[Path]:
+    """Takes the files of a slide from those of `find_unfinished_files`."""
+    files: list[Path] = []
+    for stem in list(others):
+        # the stem is 'ID' for ID.h5, and 'ID.zarr' for ID.zarr.zip
+        if slide_id in (stem, PurePath(stem).stem):
+            files += others.pop(stem)
+    return files
+
+
 def sweep_slide(slide_id: str, folder: Path, others: dict[str, list[Path]]) -> None:
     """Removes the files that killed processes left of a slide; the caller holds its lock.
 
@@ -349,10 +359,7 @@ def sweep_slide(slide_id: str, folder: Path, others: dict[str, list[Path]]) -> N
     files = list(
         chain.from_iterable(find_unfinished_files([folder, *subfolders]).values())
     )
-    for stem in list(others):
-        # the stem is 'ID' for ID.h5, and 'ID.zarr' for ID.zarr.zip
-        if slide_id in (stem, PurePath(stem).stem):
-            files += others.pop(stem)
+    files += unfinished_files_of(slide_id, others)
     oldest_s = time.time() - STALE_AFTER_S
     for path in folder.glob(f"{LOCK_NAME}.*"):
         if path.lstat().st_mtime < oldest_s:

@@ -29,7 +29,12 @@ from thinsection.errors import ConfigError, InvalidInputError, slide_boundary
 from thinsection.evaluation.target import Kind, Target
 from thinsection.files.atomic import atomic_path, write_json
 from thinsection.files.json_text import read_json
-from thinsection.files.lock import LOCK_NAME, find_unfinished_files, hold
+from thinsection.files.lock import (
+    LOCK_NAME,
+    find_unfinished_files,
+    hold,
+    unfinished_files_of,
+)
 from thinsection.jobs.backend import ignore_message
 from thinsection.pipeline.events import OnEvent
 from thinsection.pipeline.folder import Results, open_results
@@ -412,8 +417,9 @@ def _own_pictures(drawing: Drawing, slide_id: str) -> Iterator[None]:
     The lock lies beside the pictures, since the results may be someone else's.
     """
     with hold(drawing.home / f"{LOCK_NAME}-{slide_id}"):
-        for left in find_unfinished_files([drawing.home]).get(slide_id, []):
-            left.unlink(missing_ok=True)
+        unfinished = find_unfinished_files([drawing.home])
+        for path in unfinished_files_of(slide_id, unfinished):
+            path.unlink(missing_ok=True)
         yield
 
 
