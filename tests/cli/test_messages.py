@@ -157,7 +157,7 @@ def test_an_output_that_cannot_be_written_has_its_own_code(
         assert code == 4
         assert "out must be a writable folder" in text and "[Errno" not in text
         assert "pass another --out\n" in text
-    with pytest.raises(OutputError, match=r'pass another out="\.\.\."$'):
+    with pytest.raises(OutputError, match=r'pass another out="\.\.\.", or make'):
         ts.run(slides, out="/proc/x")
 
 

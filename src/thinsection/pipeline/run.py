@@ -463,7 +463,7 @@ def check_folder(out: Path) -> Path:
     except OSError as error:
         raise OutputError(
             f"out must be a writable folder, got {str(out)!r}: {error.strerror or error}; pass "
-            'another out="..."'
+            'another out="...", or make this one writable and run the same command again'
         ) from None
     if free < MIN_FREE_BYTES:
         raise DiskSpaceError(
