@@ -429,8 +429,27 @@ def test_all_areas_of_an_scn_are_shown_and_said(tmp_path: Path) -> None:
         (note,) = slide.notes
         assert note.startswith("2 scanned areas are shown")
         assert "900 x 700 px at (2000, 2000), 900 x 700 px at (6000, 4000)" in note
-        assert [picture.role for picture in slide.pictures] == ["slide", "macro"]
+        names = [(picture.role, picture.name) for picture in slide.pictures]
+        assert names == [
+            ("slide", ""), ("slide", "area 1"), ("slide", "area 2"), ("macro", "macro")
+        ]  # fmt: skip
         for pixels, offset in areas.values():
             place = (offset[0] // 500, offset[1] // 500)
             shown = slide.read_region(place, 0, (900, 700)).astype(int)
             assert np.abs(shown - pixels).mean() < 3
+    for image, (pixels, _) in zip(("area 1", "3"), areas.values(), strict=True):
+        with open_slide(path, image=image) as slide:
+            assert slide.size == (900, 700)
+            assert [level.size for level in slide.levels] == [(900, 700), (225, 175)]
+            for level, factor in enumerate((1, 4)):
+                size = slide.levels[level].size
+                shown = slide.read_region((0, 0), level, size).astype(int)
+                assert np.abs(shown - reduce(pixels, factor)).mean() < 3
+            (note,) = slide.notes
+            assert "asked for" in note and "not shown: 1 (slide" in note
+    with pytest.raises(
+        ImageError, match=r"image must be the slide or one of its areas"
+    ):
+        open_slide(path, image="macro")
+    with pytest.raises(ImageError, match=r"choose a number or name"):
+        open_slide(path, image="area 3")

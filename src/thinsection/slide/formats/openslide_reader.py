@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import openslide
 from PIL import Image
 
-from thinsection.errors import SlideOpenError
+from thinsection.errors import ImageError, SlideOpenError
 from thinsection.files.sources import closed_error
 from thinsection.slide.base import Slide
 from thinsection.slide.formats.alpha import on_white, premultiply_again
@@ -22,14 +23,19 @@ from thinsection.slide.formats.tiff_layout import (
 )
 from thinsection.slide.geometry import l0_from_lv, positive_number
 from thinsection.slide.level_check import LevelClaim, judge_levels
-from thinsection.slide.pictures import Picture, PictureLevel, role_of_name
+from thinsection.slide.pictures import (
+    Picture,
+    PictureLevel,
+    choose_picture,
+    picture_notes,
+    role_of_name,
+)
 from thinsection.slide.readers import LEFT_TO_TIFF, UNKNOWN_FORMAT
 from thinsection.slide.verdicts import keep_levels, known_levels, slide_stamps
-from thinsection.types import MIB, Level, Mpp, RgbArray
+from thinsection.types import MIB, Level, Mpp, RgbArray, Size
 
 CACHE_BYTES = 64 * MIB  # of decoded segments, per slide
 _GENERIC_TIFF = "generic-tiff"
-_LEICA = "leica"
 
 
 class OpenSlideSlide(Slide):
@@ -59,6 +65,7 @@ class OpenSlideSlide(Slide):
         self._lock = threading.Lock()
         self._all_levels = _levels_by_openslide(handle)
         self._levels = self._all_levels
+        self._origin_l0 = (0, 0)  # of the shown area on OpenSlide's canvas
         self.associated_names = tuple(sorted(handle.associated_images))
         properties = handle.properties
         mpp_x = positive_number(properties.get(openslide.PROPERTY_NAME_MPP_X))
@@ -81,10 +88,10 @@ class OpenSlideSlide(Slide):
         )
         self.mpp_source = f"OpenSlide's reading of {vendor}"
         if contents is None:
-            self.pictures = _pictures_by_openslide(self)
-            self.picture = self.pictures[0]
-            if vendor == _LEICA:
-                self.notes = _area_notes(properties)
+            areas = _areas(properties)
+            self.pictures = _pictures_by_openslide(self, areas)
+            self.picture = choose_picture(self.pictures, image, slide_path=path)
+            self._show_picture(areas, image)
             return
         if view.claims:
             levels, claims = _levels_of_claims(self._levels, view.claims)
@@ -93,6 +100,34 @@ class OpenSlideSlide(Slide):
             keep_levels(stamps, verdicts)
             view = library_view(path, image=image, verdicts=verdicts)
         self._use_inventory(view)
+
+    def _show_picture(self, areas: Sequence[_Area], image: str | None) -> None:
+        """Shows one of several areas, or all of them at their places on the glass.
+
+        Raises:
+            ImageError: a label, macro or thumbnail is asked for.
+        """
+        number = self.picture.number - 1
+        if self.picture.role != "slide":
+            raise ImageError(
+                f"image must be the slide or one of its areas, got {image!r} in "
+                f"{Path(self._path).name!r}; read it by `slide.associated_image`"
+            )
+        if number == 0:
+            self.notes = _area_notes(areas)
+            return
+        area = areas[number - 1]
+        self._origin_l0 = area.origin_l0
+        levels = []
+        for own in self._all_levels:
+            size = (
+                max(1, round(area.size[0] / own.downsample)),
+                max(1, round(area.size[1] / own.downsample)),
+            )
+            levels.append(replace(own, level=replace(own.level, size=size)))
+        self._use_levels(levels)
+        self.size = area.size
+        self.notes = picture_notes(self.pictures, self.picture, image)
 
     def _require_same_picture(self, contents: TiffContents) -> None:
         """Refuses a file of which OpenSlide shows another picture."""
@@ -161,8 +196,8 @@ class OpenSlideSlide(Slide):
         own = self._levels[level]
         level = own.index
         origin_l0 = (
-            l0_from_lv(origin_lv[0], own.downsample),
-            l0_from_lv(origin_lv[1], own.downsample),
+            self._origin_l0[0] + l0_from_lv(origin_lv[0], own.downsample),
+            self._origin_l0[1] + l0_from_lv(origin_lv[1], own.downsample),
         )
         size = (out.shape[1], out.shape[0])
         try:
@@ -211,24 +246,42 @@ def _levels_by_openslide(handle: openslide.OpenSlide) -> list[_OpenSlideLevel]:
     return levels
 
 
-def _area_notes(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns what is said of several areas of one glass, which OpenSlide shows together."""
-    areas: list[str] = []
+@dataclass(frozen=True, kw_only=True)
+class _Area:
+    """One of several scanned areas of a glass, on OpenSlide's canvas."""
+
+    origin_l0: tuple[int, int]
+    size: Size
+
+
+def _areas(properties: Mapping[str, str]) -> list[_Area]:
+    """Returns the scanned areas of a glass; none where there is only one."""
+    areas: list[_Area] = []
     while f"openslide.region[{len(areas)}].width" in properties:
         region = f"openslide.region[{len(areas)}]"
         x, y, width, height = (
-            properties.get(f"{region}.{side}") for side in ("x", "y", "width", "height")
+            int(properties.get(f"{region}.{side}") or 0)
+            for side in ("x", "y", "width", "height")
         )
-        areas.append(f"{width} x {height} px at ({x}, {y})")
-    if len(areas) < 2:
+        areas.append(_Area(origin_l0=(x, y), size=(width, height)))
+    return areas if len(areas) > 1 else []
+
+
+def _area_notes(areas: Sequence[_Area]) -> tuple[str, ...]:
+    """Returns what is said of several areas of one glass, which OpenSlide shows together."""
+    if not areas:
         return ()
+    places = [
+        f"{area.size[0]} x {area.size[1]} px at {area.origin_l0}" for area in areas
+    ]
     return (
-        f"{len(areas)} scanned areas are shown at their places on the glass: {', '.join(areas)}",
+        f"{len(areas)} scanned areas are shown at their places on the glass: "
+        f"{', '.join(places)}; --image 'area 1' shows the first alone",
     )
 
 
-def _pictures_by_openslide(slide: Slide) -> tuple[Picture, ...]:
-    """Returns the slide and its associated images, as OpenSlide names them."""
+def _pictures_by_openslide(slide: Slide, areas: Sequence[_Area]) -> tuple[Picture, ...]:
+    """Returns the slide, its areas and its associated images, as OpenSlide names them."""
     levels = tuple(
         PictureLevel(size=level.size, downsample=level.downsample)
         for level in slide.levels
@@ -243,6 +296,17 @@ def _pictures_by_openslide(slide: Slide) -> tuple[Picture, ...]:
             levels=levels,
         )
     ]
+    for number, area in enumerate(areas, 1):
+        pictures.append(
+            Picture(
+                number=len(pictures) + 1,
+                name=f"area {number}",
+                role="slide",
+                rule="a scanned area of the glass, by OpenSlide",
+                size=area.size,
+                mpp=slide.slide_mpp,
+            )
+        )
     for name in slide.associated_names:
         sides = [
             int(slide.properties.get(f"openslide.associated.{name}.{side}") or 0)

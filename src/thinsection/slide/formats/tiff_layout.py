@@ -47,7 +47,6 @@ from thinsection.slide.pictures import (
     Role,
     choose_picture,
     is_padded,
-    only_picture,
     picture_notes,
     place_levels,
 )
@@ -403,7 +402,6 @@ def library_view(
     except ImageError:
         raise
     except SlideOpenError:  # no TIFF, a damaged one, or one that is left to the library
-        only_picture(image, "openslide", path)
         return LibraryView()
 
 
