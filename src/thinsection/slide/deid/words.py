@@ -44,7 +44,7 @@ _PROFILE_KEY = "ICC Profile"
 _PLACE = r"\[\d{1,7},\d{1,7} \d{1,7}x\d{1,7}\]"
 _CODEC = r"(JPEG/RGB|JPEG/YCbCr|JPEG/YCC|J2K/KDU|J2K/YUV16|J2K/RGB|JPEG|LZW|RAW)"
 _SIZES_LINE = re.compile(
-    rf"(?P<whole>\d{{1,7}}x\d{{1,7}})( {_PLACE})?(?P<tile> \(\d{{1,4}}x\d{{1,4}}\))?"
+    rf"(?P<whole>\d{{1,7}}x\d{{1,7}})(?P<place> {_PLACE})?(?P<tile> \(\d{{1,4}}x\d{{1,4}}\))?"
     rf"(?P<reduced> -> \d{{1,7}}x\d{{1,7}})?( -)?(?P<codec> {_CODEC})?(?P<quality> Q=\d{{1,3}})?"
 )
 
@@ -129,7 +129,10 @@ def _head_lines(head: str, sizes: KnownSizes, removed: list[str]) -> Iterator[st
 
 def _sizes_line(stated: re.Match[str], sizes: KnownSizes) -> str:
     """Returns a line of sizes with the image's own numbers in the places of the stated ones."""
-    line = _size_text(sizes.slide)
+    whole = _size_text(sizes.slide)
+    line = whole
+    if stated["place"] == f" [0,0 {whole}]":
+        line += stated["place"]
     if stated["tile"]:
         line += f" ({_size_text(sizes.tile)})"
     if stated["reduced"]:
