@@ -53,7 +53,8 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("slides")
     for index in range(3):
         write_he_slide(folder / f"s{index}.tiff", (900, 800), seed=index)
-    out = tmp_path_factory.mktemp("reference")
+    # tables and pages name slides relative to results that lie beside them
+    out = tmp_path_factory.mktemp("reference") / "out"
     run = start(folder, out, dict(os.environ))
     said, _ = run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == 0, said

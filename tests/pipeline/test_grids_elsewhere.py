@@ -59,7 +59,8 @@ def slides(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def inline(tmp_path_factory: pytest.TempPathFactory, slides: list[Path]) -> Path:
     """Results of one process."""
-    out = tmp_path_factory.mktemp("inline")
+    # tables name slides relative to results that lie beside them
+    out = tmp_path_factory.mktemp("inline") / "out"
     summary = run(slides, out=out, config=CONFIG)
     assert summary.counts["done"] == 3
     results = open_results(out)

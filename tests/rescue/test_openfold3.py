@@ -134,7 +134,8 @@ def test_a_second_rescue_within_the_first_is_refused(root: Path) -> None:
 def test_a_block_that_calls_nothing_of_ours_is_an_error(root: Path) -> None:
     write_package(root)
     unused = pytest.raises(
-        RescueError, match=r"compute_has_clash, .* must be called within the block"
+        RescueError,
+        match=r"compute_has_clash, .* must be called within the block",
     )
     with unused, openfold3():
         pass

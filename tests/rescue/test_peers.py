@@ -131,7 +131,7 @@ def test_a_block_that_never_calls_it_is_an_error(
     encoder, _ = peer(name, monkeypatch, hub)
     found = placed(hub)
     with (
-        pytest.raises(RescueError, match="must be called within the block"),
+        pytest.raises(RescueError, match="must be called during the command or block"),
         rescue.titan(encoder),
     ):
         pass

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ import pytest
 from tests.view.conftest import B
 
 from thinsection.pipeline.folder import Results
+from thinsection.store.ledger import load_ledger
 from thinsection.store.tiles_h5 import TilesWriter
 from thinsection.types import MIB
 
@@ -23,6 +25,21 @@ TILES, DIM = 40_000, 1280  # 205 MB of embeddings
 
 
 @pytest.mark.timeout(600)
+def note_in_ledger(results: Path, features: str) -> None:
+    """Lets the ledger of the slide list the larger file that replaced its embeddings."""
+    ledger = load_ledger(results, B)
+    name = f"{features}/{B}.h5"
+    tiles = f"{features.split('/', maxsplit=1)[0]}/tiles"
+    size = (results / name).stat().st_size
+    record = ledger.stages[features]
+    larger = replace(
+        record, files={**record.files, name: size}, facts={**record.facts, "dim": DIM}
+    )
+    grid = ledger.stages[tiles]
+    more = replace(grid, facts={**grid.facts, "num_tiles": TILES})
+    ledger.with_stage(features, larger).with_stage(tiles, more).save()
+
+
 def test_memory_holds_the_process_with_tiles_layers_and_a_search(
     view_results: Results, tmp_path: Path
 ) -> None:
@@ -35,6 +52,7 @@ def test_memory_holds_the_process_with_tiles_layers_and_a_search(
     ) as writer:
         for rows in np.array_split(corners, 40):
             writer.append(rows, rng.normal(size=(len(rows), DIM)).astype(np.float32))
+    note_in_ledger(tmp_path / "r", features)
     command = [sys.executable, "-m", "thinsection", "view", str(tmp_path / "r")]
     environment = {
         **os.environ,

@@ -267,7 +267,8 @@ def pearson(
         a = x[rows] - x[rows].mean(axis=0)  # nothing cancels near 0
         b = y[rows] - y[rows].mean(axis=0)
         for i, (u, v) in enumerate(((a, b), (a, a), (b, b))):
-            sums[i] += w @ (u * v) - (w @ u) * (w @ v) / total
+            # a fold without weight adds nothing
+            sums[i] += w @ (u * v) - ratio((w @ u) * (w @ v), total, empty=0.0)
     spread = np.sqrt(np.maximum(sums[1], 0) * np.maximum(sums[2], 0))
     tiny = 1e-12 * np.sqrt((x**2).sum(axis=0) * (y**2).sum(axis=0))
     return ratio(sums[0], np.where(spread > tiny, spread, 0), empty=np.nan)
@@ -289,8 +290,8 @@ def spearman(
         for rows in folds_of(fold, len(x)):
             w = weights[:, rows]
             total = w.sum(axis=1, keepdims=True)
-            p = a[:, rows] - (w * a[:, rows]).sum(axis=1, keepdims=True) / total
-            q = b[:, rows] - (w * b[:, rows]).sum(axis=1, keepdims=True) / total
+            p = a[:, rows] - ratio((w * a[:, rows]).sum(axis=1, keepdims=True), total)
+            q = b[:, rows] - ratio((w * b[:, rows]).sum(axis=1, keepdims=True), total)
             sums += [
                 (w * p * q).sum(axis=1),
                 (w * p * p).sum(axis=1),
