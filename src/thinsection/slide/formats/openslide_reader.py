@@ -90,8 +90,8 @@ class OpenSlideSlide(Slide):
         if contents is None:
             areas = _areas(properties)
             self.pictures = _pictures_by_openslide(self, areas)
-            self.picture = choose_picture(self.pictures, image, slide_path=path)
-            self._show_picture(areas, image)
+            picture = choose_picture(self.pictures, image, slide_path=path)
+            self._show_picture(picture, areas, image)
             return
         if view.claims:
             levels, claims = _levels_of_claims(self._levels, view.claims)
@@ -101,14 +101,17 @@ class OpenSlideSlide(Slide):
             view = library_view(path, image=image, verdicts=verdicts)
         self._use_inventory(view)
 
-    def _show_picture(self, areas: Sequence[_Area], image: str | None) -> None:
+    def _show_picture(
+        self, picture: Picture, areas: Sequence[_Area], image: str | None
+    ) -> None:
         """Shows one of several areas, or all of them at their places on the glass.
 
         Raises:
             ImageError: a label, macro or thumbnail is asked for.
         """
-        number = self.picture.number - 1
-        if self.picture.role != "slide":
+        self.picture = picture
+        number = picture.number - 1
+        if picture.role != "slide":
             raise ImageError(
                 f"image must be the slide or one of its areas, got {image!r} in "
                 f"{Path(self._path).name!r}; read it by `slide.associated_image`"
@@ -127,7 +130,7 @@ class OpenSlideSlide(Slide):
             levels.append(replace(own, level=replace(own.level, size=size)))
         self._use_levels(levels)
         self.size = area.size
-        self.notes = picture_notes(self.pictures, self.picture, image)
+        self.notes = picture_notes(self.pictures, picture, image)
 
     def _require_same_picture(self, contents: TiffContents) -> None:
         """Refuses a file of which OpenSlide shows another picture."""
