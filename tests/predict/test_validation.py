@@ -547,7 +547,9 @@ def test_a_validation_of_other_labels_is_replaced_only_on_request(
     labels = tmp_path / "others.csv"
     labels.write_text((study.root / "external.csv").read_text().replace("e001", "x"))
     arguments = (study.model("binary"), study.external)
-    with pytest.raises(InvalidInputError, match=r"got other labels in .*overwrite=True"):
+    with pytest.raises(
+        InvalidInputError, match=r"got other labels in .*overwrite=True"
+    ):
         predict(*arguments, out=tmp_path, labels=labels, device="cpu")
     predict(*arguments, out=tmp_path, labels=labels, device="cpu", overwrite=True)
     page = (tmp_path / "validation_binary" / "index.html").read_text()
