@@ -27,6 +27,7 @@ from thinsection.files.pages import render_page
 from thinsection.probe import curves, plots
 from thinsection.probe.result import Predictions, Ratios, Risks, Rows, Values, strict
 from thinsection.report.home import index_address, refresh_index
+from thinsection.report.values import CLASS_COLORS
 from thinsection.types import Json
 
 if TYPE_CHECKING:
@@ -333,7 +334,7 @@ def _draw_ranks(axes: "Axes", models: list[Document]) -> curves.Words:
     names = [model["model"] for model in models[::-1]]
     ranks = [model["mean_rank"] for model in models[::-1]]
     axes.figure.set_size_inches(5.4, 1 + 0.4 * len(models))  # type: ignore[union-attr]
-    axes.barh(names, ranks, color=curves.COLORS[0], height=0.6)
+    axes.barh(names, ranks, color=CLASS_COLORS[0], height=0.6)
     axes.set(xlabel="mean rank over the tasks", xlim=(0, len(names) + 0.2))
     return "Mean rank", "1 is best in every task; equal scores share their mean rank."
 
@@ -341,7 +342,7 @@ def _draw_ranks(axes: "Axes", models: list[Document]) -> curves.Words:
 def _draw_differences(axes: "Axes", pairs: list[Document]) -> curves.Words:
     axes.figure.set_size_inches(7.2, 1.2 + 0.28 * len(pairs))  # type: ignore[union-attr]
     for y, pair in enumerate(pairs[::-1]):
-        color = curves.COLORS[5 if pair["different"] else 7]
+        color = CLASS_COLORS[5 if pair["different"] else 7]
         axes.plot([pair["low"], pair["high"]], [y, y], color=color, linewidth=1.6)
         axes.plot(pair["difference"], y, "o", color=color, markersize=4)
     axes.axvline(0, color="#999999", linestyle=":", linewidth=1)

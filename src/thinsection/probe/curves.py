@@ -24,23 +24,13 @@ from thinsection.evaluation.external import (
 from thinsection.evaluation.intervals import Sampling
 from thinsection.evaluation.metrics import Flags, FloatVector
 from thinsection.probe.result import Predictions, Risks
+from thinsection.report.values import CLASS_COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Words = tuple[str, str]  # title of a picture, and what to see in it
 
-# Okabe and Ito's colours, which the colour-blind tell apart; classes take them in order
-COLORS = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
-    "#F0E442",
-    "#555555",
-)
 SEED = 0  # of the resamples
 TICKS = 6  # times under a survival curve
 LEAST_BENEFIT = -0.1  # treating everybody falls without end
@@ -89,7 +79,7 @@ class RiskGroup(TypedDict):
 
 def color_of(index: int) -> str:
     """Colour of a class."""
-    return COLORS[index % len(COLORS)]
+    return CLASS_COLORS[index % len(CLASS_COLORS)]
 
 
 def class_columns(rows: Predictions) -> list[Column]:
@@ -193,7 +183,7 @@ def draw_decision(axes: "Axes", columns: Columns) -> Words:
 def draw_values(axes: "Axes", pair: tuple[FloatVector, FloatVector]) -> Words:
     """Measured (n,) by predicted values (n,)."""
     measured, predicted = pair
-    axes.scatter(predicted, measured, s=14, color=COLORS[0], linewidths=0)
+    axes.scatter(predicted, measured, s=14, color=CLASS_COLORS[0], linewidths=0)
     ends = [float(np.min(pair)), float(np.max(pair))]
     axes.plot(ends, ends, color="#999999", linestyle=":", linewidth=1)
     axes.set(xlabel="predicted value", ylabel="measured value")
@@ -246,7 +236,7 @@ def draw_groups(
 ) -> None:
     """Kaplan-Meier curves with bands, the numbers at risk below; the last group is orange."""
     for row, group in enumerate(groups):
-        color = COLORS[5] if row == 1 else COLORS[0]
+        color = CLASS_COLORS[5] if row == 1 else CLASS_COLORS[0]
         times = np.r_[0.0, group["times"]]
         share = np.r_[1.0, group["survival"]]
         low = np.r_[1.0, group["low"]]

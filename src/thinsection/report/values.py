@@ -31,6 +31,7 @@ COLORMAPS = {
         "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f"
     ),
 }
+# Okabe and Ito's colours, which the colour-blind tell apart; classes take them in order
 CLASS_COLORS = (
     "#0072B2",
     "#E69F00",
