@@ -15,7 +15,6 @@ from thinsection.files.pages import data_uri, render_page
 from thinsection.predict.heatmap_links import LINKS_NAME
 from thinsection.predict.tested import Tested, outcome_columns
 from thinsection.probe.curves import (
-    COLORS,
     Columns,
     Words,
     draw_calibration,
@@ -29,6 +28,7 @@ from thinsection.probe.plots import Picture, draw_confusion, draw_picture
 from thinsection.probe.result import METRIC_WORDS, Predictions, Risks, Values
 from thinsection.report.picture import thumbnail_file
 from thinsection.report.places import viewer_place
+from thinsection.report.values import CLASS_COLORS
 from thinsection.types import Json, rounded
 
 if TYPE_CHECKING:
@@ -114,10 +114,10 @@ def _draw_folds(axes: "Axes", document: Mapping[str, Json]) -> Words:
     heights = [np.nan if score is None else score for score in scores]
     if document["interval"]:
         low, high = document["interval"]
-        axes.axhspan(low, high, color=COLORS[4], alpha=0.25, linewidth=0)
-    axes.axhline(document["value"], color=COLORS[0], linewidth=1.2)
+        axes.axhspan(low, high, color=CLASS_COLORS[4], alpha=0.25, linewidth=0)
+    axes.axhline(document["value"], color=CLASS_COLORS[0], linewidth=1.2)
     places = range(1, len(heights) + 1)
-    axes.plot(places, heights, "o", color=COLORS[5])
+    axes.plot(places, heights, "o", color=CLASS_COLORS[5])
     words = METRIC_WORDS.get(document["metric"], document["metric"])
     axes.set(xlabel="fold", ylabel=words, xticks=places)
     return (

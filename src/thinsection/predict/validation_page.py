@@ -11,7 +11,6 @@ from thinsection.evaluation.target import Floats
 from thinsection.files.pages import render_page
 from thinsection.predict.tested import Score
 from thinsection.probe.curves import (
-    COLORS,
     Columns,
     Words,
     color_of,
@@ -24,6 +23,7 @@ from thinsection.probe.curves import (
 )
 from thinsection.probe.plots import Picture, draw_picture
 from thinsection.probe.result import METRIC_WORDS
+from thinsection.report.values import CLASS_COLORS
 from thinsection.types import Json, counted, rounded
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _survival(axes: "Axes", survival: Mapping[str, Json]) -> Words:
 
 
 def _survival_calibration(axes: "Axes", calibration: Mapping[str, Json]) -> Words:
-    draw_frequencies(axes, _band(calibration["bins"]), color=COLORS[0])
+    draw_frequencies(axes, _band(calibration["bins"]), color=CLASS_COLORS[0])
     axes.set(xlabel="predicted survival", ylabel="observed survival (Kaplan-Meier)")
     caption = (
         f"At time {calibration['time']:g}, in bins of equally many cases with 95 % confidence "
