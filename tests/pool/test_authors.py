@@ -4,17 +4,20 @@ The embeddings of `authors/` were made by `tests.support.author_embeddings`; eac
 commit of the authors' code.
 """
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.support.author_embeddings import (
     AUTHORS,
     GOLDEN,
     SEED,
     TILE_PX_L0,
+    moozy_payload,
     seeded_slides,
     seeded_tiles,
 )
@@ -216,29 +219,142 @@ def test_prism_takes_repeated_weights_if_they_are_equal() -> None:
                 )
 
 
-def moozy_payload() -> tuple[MoozySizes, dict[str, object]]:
-    """Small sizes with the published heads of the case, and a checkpoint as MOOZY writes them."""
-    sizes = replace(AUTHORS["moozy_small"].config, case_heads=12)
+def test_moozy_takes_every_size_from_the_tables_of_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """Six heads of the case, as MOOZY's own loader makes them of the same file."""
+    sizes = AUTHORS["moozy_six_heads"].config
+    golden = np.load(GOLDEN / "moozy_six_heads.npz")["float64"]
     weights = MoozySlideEncoder.random_weights(sizes, seed=SEED)
-    tables: dict[str, dict[str, torch.Tensor]] = {
-        "teacher_slide_encoder": {},
-        "case_transformer": {},
+    payload = moozy_payload(sizes, weights)
+    torch.save(payload, tmp_path / "moozy.pt")
+    encoder = load_slide_encoder("moozy:case", weights=tmp_path, device="cpu")
+    assert isinstance(encoder, MoozySlideEncoder)
+    assert encoder.net.sizes == sizes
+    num_tiles = AUTHORS["moozy_six_heads"].num_tiles
+    embedding = embedding_of("moozy_six_heads", encoder, num_tiles)
+    assert np.abs(embedding - golden).max() <= TOLERANCE * np.abs(golden).max()
+
+    payload["case_transformer_config"]["num_heads"] = 4
+    torch.save(payload, tmp_path / "moozy.pt")
+    other = load_slide_encoder("moozy:case", weights=tmp_path, device="cpu")
+    changed = embedding_of("moozy_six_heads", other, num_tiles)
+    assert np.abs(changed - golden).max() > 0.01 * np.abs(golden).max()
+
+
+@pytest.mark.parametrize(
+    ("table", "changes", "message"),
+    [
+        ("slide", {"n_layers": 3}, r"slide_encoder_config.n_layers .* got 3 .* show 2"),
+        ("slide", {"n_heads": 8}, r"slide_encoder_config.n_heads .* got 8 .* show 4"),
+        ("slide", {"qk_norm": True}, r"qk_norm must agree .* got True"),
+        ("slide", {"d_model": 64}, r"d_model must be .* 64, got 48"),
+        ("slide", {"n_heads": None}, r"n_heads must be a whole number >= 0, got none"),
+        ("case", {"num_heads": 5}, r"num_heads must divide the 48 channels .* got 5"),
+        ("case", {"num_heads": 0}, r"num_heads must divide the 48 channels .* got 0"),
+        ("case", {"num_heads": "6"}, r"num_heads must be a whole number .* got '6'"),
+        ("case", {"num_layers": 1}, r"case_transformer_config.num_layers .* got 1"),
+        ("case", {"dim_feedforward": 56}, r"dim_feedforward .* got 56 .* show 72"),
+        ("case", {"num_registers": 0}, r"num_registers must agree .* got 0 .* show 1"),
+        ("case", {"layerscale_init": 0.0}, r"layerscale_init must agree"),
+    ],
+)
+def test_a_table_of_moozy_that_contradicts_its_weights_is_refused(
+    tmp_path: Path, table: str, changes: dict[str, object], message: str
+) -> None:
+    sizes = AUTHORS["moozy_six_heads"].config
+    payload = moozy_payload(sizes, MoozySlideEncoder.random_weights(sizes, seed=SEED))
+    name = {"slide": "slide_encoder_config", "case": "case_transformer_config"}[table]
+    payload[name] |= changes
+    torch.save(payload, tmp_path / "moozy.pt")
+    with pytest.raises(WeightsError, match=message):
+        load_slide_encoder("moozy", weights=tmp_path, device="cpu")
+
+
+def test_without_tables_only_the_published_sizes_of_moozy_load(tmp_path: Path) -> None:
+    sizes = AUTHORS["moozy_six_heads"].config
+    weights = MoozySlideEncoder.random_weights(sizes, seed=SEED)
+    payload = moozy_payload(sizes, weights)
+    del payload["case_transformer_config"]
+    torch.save(payload, tmp_path / "moozy.pt")
+    with pytest.raises(WeightsError, match="got no case_transformer_config in"):
+        load_slide_encoder("moozy", weights=tmp_path, device="cpu")
+    del payload["slide_encoder_config"]
+    torch.save(payload, tmp_path / "moozy.pt")
+    with pytest.raises(WeightsError, match="number of heads of the case transformer"):
+        load_slide_encoder("moozy", weights=tmp_path, device="cpu")
+    save_file(weights, tmp_path / "moozy.safetensors")
+    with pytest.raises(WeightsError, match="number of heads of the case transformer"):
+        load_slide_encoder("moozy:case", weights=tmp_path, device="cpu")
+    # the norms of heads have the length of a head, so these say how many there are
+    normed = replace(sizes, case_normed_heads=True, case_heads=6)
+    weights = MoozySlideEncoder.random_weights(normed, seed=SEED)
+    encoder = MoozySlideEncoder.from_state_dict(weights)
+    assert encoder.net.sizes == normed
+    published = MoozySlideEncoder.random_weights(seed=SEED)
+    assert MoozySlideEncoder.from_state_dict(published).net.sizes == MoozySizes()
+
+
+def test_prism_takes_its_sizes_from_the_config_beside_its_weights(
+    tmp_path: Path,
+) -> None:
+    case = AUTHORS["prism_small"]
+    golden = np.load(GOLDEN / "prism_small.npz")["float64"]
+    weights = PrismSlideEncoder.random_weights(case.config, seed=SEED)
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match="must be equal"):
+        load_slide_encoder("prism", weights=tmp_path, device="cpu")
+    table = {
+        "context_dim": 40,
+        "latent_dim": 48,
+        "latent_seq": 6,
+        "mhsa_heads": 4,
+        "perceiver_depth": 5,
+        "share_xattn_start_layer": 2,
+        "transformer_depth": 2,
+        "xattn_heads": 3,
     }
-    for name, value in weights.items():
-        table, _, own_name = name.partition(".")
-        tables[table][own_name] = value
-    slopes = weights["teacher_slide_encoder.pos_bias.slopes"]
-    for block in range(sizes.num_layers):
-        tables["teacher_slide_encoder"][f"blocks.{block}.pos_bias.slopes"] = slopes
-    tables["teacher_slide_encoder"]["mask_token"] = torch.ones(1, 1, 48)
-    return sizes, {**tables, "slide_encoder_config": {"n_heads": 6}, "tasks": ["a"]}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "prism", "perceiver_config": table}))
+    encoder = load_slide_encoder("prism", weights=tmp_path, device="cpu")
+    assert isinstance(encoder, PrismSlideEncoder)
+    assert encoder.net.sizes == case.config
+    embedding = embedding_of("prism_small", encoder, case.num_tiles)
+    assert np.abs(embedding - golden).max() <= TOLERANCE * np.abs(golden).max()
+    for change, message in (
+        ({"mhsa_heads": 5}, "mhsa_heads must divide the 48 channels .* got 5"),
+        ({"xattn_heads": True}, "xattn_heads must be a whole number .* got True"),
+        ({"mlp_mult": 4}, "mlp_mult must be 1, the published one, got 4"),
+        ({"latent_seq": 7}, "misshapen"),
+    ):
+        config.write_text(json.dumps({"perceiver_config": table | change}))
+        with pytest.raises(WeightsError, match=message):
+            load_slide_encoder("prism", weights=tmp_path, device="cpu")
+    config.write_text("{")
+    with pytest.raises(WeightsError, match="config must be JSON"):
+        load_slide_encoder("prism", weights=tmp_path, device="cpu")
+
+
+def test_prism_refuses_a_depth_that_its_names_contradict(tmp_path: Path) -> None:
+    config = AUTHORS["prism_small"].config
+    weights = PrismSlideEncoder.random_weights(config, seed=SEED)
+    layers = "image_resampler.perceiver.layers"
+    last = f"{layers}.4.xattn.ff.norm.bias"
+    weights[last] = weights[f"{layers}.2.xattn.ff.norm.bias"].clone()
+    save_file(weights, tmp_path / "model.safetensors")
+    table = {"perceiver_depth": 6, "share_xattn_start_layer": 2}
+    text = json.dumps({"perceiver_config": table})
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(WeightsError, match="got 6 where their names show 5"):
+        load_slide_encoder("prism", weights=tmp_path, device="cpu")
 
 
 def test_moozy_reads_the_tables_and_the_sizes_of_its_file(tmp_path: Path) -> None:
-    sizes, payload = moozy_payload()
+    sizes = replace(AUTHORS["moozy_small"].config, case_heads=12)
+    weights = MoozySlideEncoder.random_weights(sizes, seed=SEED)
+    payload = moozy_payload(sizes, weights)
     torch.save(payload, tmp_path / "moozy.pt")
     encoder = load_slide_encoder("moozy:case", weights=tmp_path, device="cpu")
-    weights = MoozySlideEncoder.random_weights(sizes, seed=SEED)
     same = MoozySlideEncoder.from_state_dict(weights)
     assert isinstance(encoder, MoozySlideEncoder)
     assert encoder.net.sizes == same.net.sizes == sizes

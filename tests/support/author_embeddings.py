@@ -11,6 +11,7 @@ it, and in float64. Nothing of theirs is copied.
 import importlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
@@ -257,7 +258,7 @@ def moozy(sizes: MoozySizes) -> Theirs:
             sizes.dim,
             num_layers=sizes.case_layers,
             num_heads=sizes.case_heads,
-            dim_feedforward=sizes.mlp_dim,
+            dim_feedforward=sizes.case_mlp_dim,
             layerscale_init=1.0 if sizes.case_scaled else 0.0,
             qk_norm=sizes.case_normed_heads,
             num_registers=sizes.case_registers,
@@ -268,6 +269,80 @@ def moozy(sizes: MoozySizes) -> Theirs:
             if name.startswith(CASE_NAMES)
         }
         return load_theirs(case, ours, ("no name",), dtype)(torch.stack(tokens))
+
+    return embedding
+
+
+def moozy_payload(
+    sizes: MoozySizes, weights: dict[str, Tensor]
+) -> dict[str, dict[str, Any]]:
+    """A checkpoint as MOOZY writes it, with its two tables of sizes; weights by our names."""
+    slide: dict[str, Any] = {"mask_token": torch.ones(1, 1, sizes.dim)}
+    case: dict[str, Any] = {}
+    for name, value in weights.items():
+        table, _, own_name = name.partition(".")
+        (case if f"{table}." == CASE_NAMES else slide)[own_name] = value
+    for block in range(sizes.num_layers):
+        slide[f"blocks.{block}.pos_bias.slopes"] = slide["pos_bias.slopes"]
+    return {
+        "teacher_slide_encoder": slide,
+        "case_transformer": case,
+        "slide_encoder_config": {
+            "feat_dim": sizes.tile_dim,
+            "d_model": sizes.dim,
+            "n_layers": sizes.num_layers,
+            "n_heads": sizes.num_heads,
+            "dim_feedforward": sizes.mlp_dim,
+            "num_registers": sizes.num_registers,
+            "learnable_alibi": False,
+            "qk_norm": sizes.normed_heads,
+            "layerscale_enabled": sizes.scaled,
+            "layerscale_init": 1.0 if sizes.scaled else 0.0,
+            "patch_size_dynamic": True,
+            "dropout": 0.1,
+            "attn_dropout": 0.0,
+            "layer_drop": 0.0,
+        },
+        "case_transformer_config": {
+            "d_model": sizes.dim,
+            "num_layers": sizes.case_layers,
+            "num_heads": sizes.case_heads,
+            "dim_feedforward": sizes.case_mlp_dim,
+            "dropout": 0.1,
+            "layerscale_init": 1.0 if sizes.case_scaled else 0.0,
+            "layer_drop": 0.0,
+            "qk_norm": sizes.case_normed_heads,
+            "num_registers": sizes.case_registers,
+        },
+    }
+
+
+def moozy_file(sizes: MoozySizes) -> Theirs:
+    """State of the case by the model that MOOZY's own loader makes of a checkpoint's tables."""
+
+    def embedding(weights: dict[str, Tensor], slides: Slides) -> Tensor:
+        factory = importlib.import_module("moozy.models.factory")
+        grids = importlib.import_module("moozy.data.features.grid")
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/moozy.pt"
+            torch.save(moozy_payload(sizes, weights), path)
+            model = factory.load_stage2_inference_model(path, torch.device("cpu"))
+        model = model.to(slides[0][0].dtype)
+        tokens = []
+        for tiles, coords in slides:
+            grid, xs, ys = grids.build_grid_from_coords(
+                tiles.numpy(), coords, TILE_PX_L0
+            )
+            corners = np.stack(np.meshgrid(xs, ys, indexing="xy"), axis=-1)
+            token, _, _ = model.slide_encoder(
+                torch.from_numpy(grid)[None],
+                invalid_mask=torch.from_numpy(~(grid != 0).any(axis=2))[None],
+                coords_xy=torch.from_numpy(corners).float()[None],
+                patch_sizes=torch.tensor([float(TILE_PX_L0)]),
+            )
+            tokens.append(token[0])
+        case: Tensor = model.case_transformer(torch.stack(tokens))
+        return case
 
     return embedding
 
@@ -363,9 +438,23 @@ SMALL_MOOZY = MoozySizes(
     scaled=True,
     case_layers=2,
     case_heads=4,
+    case_mlp_dim=56,
     case_registers=3,
     case_normed_heads=True,
     case_scaled=False,
+)
+# neither heads nor widths of the case are the published ones, and no shape shows its heads
+SIX_HEADS = MoozySizes(
+    tile_dim=20,
+    dim=48,
+    num_layers=2,
+    num_heads=4,
+    mlp_dim=56,
+    num_registers=3,
+    case_layers=2,
+    case_heads=6,
+    case_mlp_dim=72,
+    case_registers=1,
 )
 COBRA = ("COBRA", "49d231191db5a9c2ea37a2398dd922c8c9ee9cdb")
 # with Mamba-2 of state-spaces/mamba, commit e9594ce1c732d97440f0332fdc43170a2294dbfa
@@ -417,6 +506,16 @@ AUTHORS = {
         *MOOZY,
         300,
         moozy(SMALL_MOOZY),
+        num_slides=2,
+        output="case",
+        is_irregular=True,
+    ),
+    "moozy_six_heads": Case(
+        MoozySlideEncoder,
+        SIX_HEADS,
+        *MOOZY,
+        300,
+        moozy_file(SIX_HEADS),
         num_slides=2,
         output="case",
         is_irregular=True,

@@ -10,6 +10,7 @@ arXiv:2603.27048. Names of parameters are those of the authors' file.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, cast
 
 import numpy as np
@@ -34,15 +35,38 @@ from thinsection.pool.published import (
     ATTENTION_BYTES,
     TOKEN_BLOCK,
     PublishedSlideEncoder,
+    check_agreement,
+    check_heads,
     plan_heads,
+    stated_int,
 )
-from thinsection.types import CoordsL0, Size
+from thinsection.types import CoordsL0, Document, Size
+from thinsection.weights.files import read_settings
 
 OFF_GRID = 0.25  # of a tile: how far the authors let a tile lie from the grid
 SLIDE_NAMES = (
     "teacher_slide_encoder."  # begins the names of the slide encoder's weights
 )
 CASE_NAMES = "case_transformer."
+
+# tables of a checkpoint that state the sizes of the two networks
+_TABLES = ("slide_encoder_config", "case_transformer_config")
+# sizes that the shapes show too, under the tables' names
+_STATED = {
+    f"{_TABLES[0]}.feat_dim": "tile_dim",
+    f"{_TABLES[0]}.d_model": "dim",
+    f"{_TABLES[0]}.n_layers": "num_layers",
+    f"{_TABLES[0]}.n_heads": "num_heads",
+    f"{_TABLES[0]}.dim_feedforward": "mlp_dim",
+    f"{_TABLES[0]}.num_registers": "num_registers",
+    f"{_TABLES[0]}.qk_norm": "normed_heads",
+    f"{_TABLES[0]}.layerscale_enabled": "scaled",
+    f"{_TABLES[1]}.num_layers": "case_layers",
+    f"{_TABLES[1]}.dim_feedforward": "case_mlp_dim",
+    f"{_TABLES[1]}.num_registers": "case_registers",
+    f"{_TABLES[1]}.qk_norm": "case_normed_heads",
+    f"{_TABLES[1]}.layerscale_init": "case_scaled",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +83,7 @@ class MoozySizes:
     scaled: bool = False  # whether a layer's additions have a factor for each channel
     case_layers: int = 3
     case_heads: int = 12
+    case_mlp_dim: int = 3072
     case_registers: int = 0
     case_normed_heads: bool = False
     case_scaled: bool = True
@@ -237,7 +262,7 @@ class MoozyCaseNet(nn.Module):
             MoozyBlock(
                 sizes.dim,
                 sizes.case_heads,
-                sizes.mlp_dim,
+                sizes.case_mlp_dim,
                 normed_heads=sizes.case_normed_heads,
                 scaled=sizes.case_scaled,
             )
@@ -317,31 +342,43 @@ class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
 
     @classmethod
     def sizes_of(cls, state_dict: Mapping[str, Tensor]) -> MoozySizes | None:
-        """Sizes by the names and shapes of a file; heads of the case are the published ones."""
-        first = f"{SLIDE_NAMES}blocks.0."
-        needed = (
-            f"{SLIDE_NAMES}input_proj.0.weight",
-            f"{SLIDE_NAMES}pos_bias.slopes",
-            f"{first}fc1.weight",
+        """Sizes by names and shapes, which do not show the heads of the case.
+
+        Raises WeightsError: the case may have other heads, since a size is not the published one.
+        """
+        shown = _shown_sizes(state_dict)
+        if shown is None or shown == MoozySizes() or shown.case_normed_heads:
+            return shown
+        raise WeightsError(
+            f"weights of slide encoder 'moozy' must come with {' and '.join(_TABLES)}, because "
+            "they do not have the published sizes and their shapes do not show the number of "
+            "heads of the case transformer, got neither table; pass the .pt that MOOZY wrote"
         )
-        if not state_dict.keys() >= set(needed):
+
+    @classmethod
+    def stated_sizes(
+        cls, path: Path, state_dict: Mapping[str, Tensor]
+    ) -> MoozySizes | None:
+        """Sizes of the two tables of MOOZY's own checkpoint; see `PublishedSlideEncoder`."""
+        settings = read_settings(path, _TABLES)
+        shown = _shown_sizes(state_dict)
+        if not settings or shown is None:
             return None
-        dim, tile_dim = state_dict[needed[0]].shape
-        case_first = f"{CASE_NAMES}blocks.0."
-        return MoozySizes(
-            tile_dim=tile_dim,
-            dim=dim,
-            num_layers=_num_blocks(state_dict, SLIDE_NAMES),
-            num_heads=len(state_dict[needed[1]]),
-            mlp_dim=len(state_dict[needed[2]]),
-            num_registers=_num_registers(state_dict, SLIDE_NAMES),
-            normed_heads=f"{first}q_norm.weight" in state_dict,
-            scaled=f"{first}ls_attn.gamma" in state_dict,
-            case_layers=_num_blocks(state_dict, CASE_NAMES),
-            case_registers=_num_registers(state_dict, CASE_NAMES),
-            case_normed_heads=f"{case_first}q_norm.weight" in state_dict,
-            case_scaled=f"{case_first}ls_attn.gamma" in state_dict,
-        )
+        missing = [name for name in _TABLES if name not in settings]
+        if missing:
+            raise WeightsError(
+                f"weights of slide encoder 'moozy' must have both {' and '.join(_TABLES)}, got "
+                f"no {missing[0]} in {str(path)!r}; pass the .pt as MOOZY wrote it"
+            )
+        slide, case = (settings[name] for name in _TABLES)
+        # older exports do not state it; their authors' loader asks the weights too
+        slide.setdefault("layerscale_enabled", shown.scaled)
+        stated = _sizes_of_tables(slide, case)
+        check_agreement(stated, shown, _STATED, place=str(path))
+        if stated.case_normed_heads:
+            name = "case_transformer_config.num_heads"
+            check_agreement(stated, shown, {name: "case_heads"}, place=str(path))
+        return stated
 
     @classmethod
     def first_name(cls, name: str, config: MoozySizes | None) -> str:
@@ -417,6 +454,79 @@ class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
             ),
         )
         return cast(SlideEmbedding, token.cpu().numpy())
+
+
+def _shown_sizes(state_dict: Mapping[str, Tensor]) -> MoozySizes | None:
+    """Sizes by names and shapes; without normed heads, heads of the case are the published ones.
+
+    None where the weights are none of MOOZY's.
+    """
+    first = f"{SLIDE_NAMES}blocks.0."
+    case_first = f"{CASE_NAMES}blocks.0."
+    projection = state_dict.get(f"{SLIDE_NAMES}input_proj.0.weight")
+    slopes = state_dict.get(f"{SLIDE_NAMES}pos_bias.slopes")
+    mlp = state_dict.get(f"{first}fc1.weight")
+    case_mlp = state_dict.get(f"{case_first}fc1.weight")
+    if projection is None or slopes is None or mlp is None or case_mlp is None:
+        return None
+    dim, tile_dim = projection.shape
+    case_norm = state_dict.get(f"{case_first}q_norm.weight")
+    case_heads = MoozySizes().case_heads
+    if case_norm is not None:
+        case_heads = dim // len(case_norm)
+    return MoozySizes(
+        tile_dim=tile_dim,
+        dim=dim,
+        num_layers=_num_blocks(state_dict, SLIDE_NAMES),
+        num_heads=len(slopes),
+        mlp_dim=len(mlp),
+        num_registers=_num_registers(state_dict, SLIDE_NAMES),
+        normed_heads=f"{first}q_norm.weight" in state_dict,
+        scaled=f"{first}ls_attn.gamma" in state_dict,
+        case_layers=_num_blocks(state_dict, CASE_NAMES),
+        case_heads=case_heads,
+        case_mlp_dim=len(case_mlp),
+        case_registers=_num_registers(state_dict, CASE_NAMES),
+        case_normed_heads=case_norm is not None,
+        case_scaled=f"{case_first}ls_attn.gamma" in state_dict,
+    )
+
+
+def _sizes_of_tables(slide: Document, case: Document) -> MoozySizes:
+    """Sizes of the two tables of a checkpoint that MOOZY wrote."""
+
+    def of_slide(name: str, default: int | None = None) -> int:
+        return stated_int(slide, name, _TABLES[0], default=default)
+
+    def of_case(name: str, default: int | None = None) -> int:
+        return stated_int(case, name, _TABLES[1], default=default)
+
+    dim = of_slide("d_model")
+    case_dim = of_case("d_model", dim)
+    if case_dim != dim:
+        raise WeightsError(
+            f"{_TABLES[1]}.d_model must be that of {_TABLES[0]}, {dim}, got {case_dim}"
+        )
+    num_heads = of_slide("n_heads")
+    case_heads = of_case("num_heads")
+    check_heads(dim, num_heads, f"{_TABLES[0]}.n_heads")
+    check_heads(dim, case_heads, f"{_TABLES[1]}.num_heads")
+    return MoozySizes(
+        tile_dim=of_slide("feat_dim"),
+        dim=dim,
+        num_layers=of_slide("n_layers"),
+        num_heads=num_heads,
+        mlp_dim=of_slide("dim_feedforward"),
+        num_registers=of_slide("num_registers", 0),
+        normed_heads=bool(slide.get("qk_norm", False)),
+        scaled=bool(slide["layerscale_enabled"]),
+        case_layers=of_case("num_layers"),
+        case_heads=case_heads,
+        case_mlp_dim=of_case("dim_feedforward"),
+        case_registers=of_case("num_registers", 0),
+        case_normed_heads=bool(case.get("qk_norm", False)),
+        case_scaled=float(case.get("layerscale_init", 0) or 0) > 0,
+    )
 
 
 def _num_blocks(state_dict: Mapping[str, Tensor], prefix: str) -> int:

@@ -5,8 +5,9 @@ of a tile.
 """
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -39,14 +40,33 @@ from thinsection.weights.hub import find_weights
 BLOCK_ROWS = 8192  # tiles a block: a float32 copy of 8192 x 1536 is 48 MiB
 
 
-# parts of an ABMIL of MIL-Lab, gated or not, and our names of them
-_MIL_LAB_NAMES = {
-    "patch_embed.": "embed.",
-    "global_attn.attention_a.0.": "attention.V.",
-    "global_attn.attention_b.0.": "attention.U.",
-    "global_attn.attention_c.": "attention.w.",
-    "global_attn.module.0.": "attention.V.",
-    "global_attn.module.3.": "attention.w.",
+@dataclass(frozen=True, slots=True)
+class _AuthorsNames:
+    """How authors name the parts of an attention network, as patterns of a name's beginning."""
+
+    projection: str
+    attention: str
+    unused: tuple[str, ...]  # what the slide embedding does not need
+
+
+# CLAM counts a dropout that older versions lack; several cards put `module.` between
+_CLAM = _AuthorsNames(
+    projection=r"attention_net\.(module\.)?(?=0\.)",
+    attention=r"attention_net\.(module\.)?[23]\.",
+    unused=("classifiers.", "instance_classifiers.", "instance_loss_fn."),
+)
+_MIL_LAB = _AuthorsNames(
+    projection=r"(model\.)?patch_embed\.",
+    attention=r"(model\.)?global_attn\.",
+    unused=("classifier.", "model.classifier."),
+)
+# layers of both authors' attention, gated or not, and our names of them
+_AUTHORS_LAYERS = {
+    r"attention_a\.0\.": "V.",
+    r"attention_b\.0\.": "U.",
+    r"attention_c\.": "w.",
+    r"module\.0\.": "V.",
+    r"module\.[23]\.": "w.",
 }
 
 
@@ -133,6 +153,8 @@ class AbmilSlideEncoder(SlideEncoder):
     The score is `GatedAttention`'s. A state dict of it alone, gated or not (`V.weight` (K, D),
     `V.bias` (K), `U.weight`, `U.bias` alike, `w.weight` (1, K), `w.bias` (1)): h_n is the tile x_n.
     An ABMIL of MIL-Lab, by its own names: h_n is its projection, as in `forward_features`.
+    A checkpoint of CLAM (clam_sb, clam_mb; gated or not), by its own names: h_n is its projection,
+    as in the `features` that CLAM returns; the sums of its branches stand one after another.
     A model of `thinsection train` with an attention (abmil, clam_sb, clam_mb): h_n is its
     projection; the sums of its members and of their attentions stand one after another, (D',).
     """
@@ -147,8 +169,8 @@ class AbmilSlideEncoder(SlideEncoder):
         if not self._members:
             raise WeightsError(
                 "abmil weights must contain V.weight of shape (K, D), got "
-                f"{sorted(state_dict)[:4]}; pass a state dict of V, U and w, or a model of "
-                "`thinsection train`"
+                f"{sorted(state_dict)[:4]}; pass a state dict of V, U and w, a checkpoint of CLAM "
+                "or MIL-Lab, or a model of `thinsection train`"
             )
         network = nn.ModuleList(self._members)
         self.weights_hash = load_strictly(network, state, source="abmil state dict")
@@ -197,7 +219,9 @@ def _attention_weights(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if "V.weight" in state_dict:
         return {f"0.attention.{name}": value for name, value in state_dict.items()}
     if any("global_attn." in name for name in state_dict):
-        return _mil_lab_weights(state_dict)
+        return _weights_of_authors(state_dict, _MIL_LAB)
+    if any(name.startswith("attention_net.") for name in state_dict):
+        return _weights_of_authors(state_dict, _CLAM)
     return {
         name: value
         for name, value in state_dict.items()
@@ -205,16 +229,23 @@ def _attention_weights(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _mil_lab_weights(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of an ABMIL of MIL-Lab under our names, without its classifier."""
+def _weights_of_authors(
+    state_dict: Mapping[str, Tensor], names: _AuthorsNames
+) -> dict[str, Tensor]:
+    """Weights of an author's network under our names; what is not known keeps its own."""
     weights = {}
     for name, value in state_dict.items():
-        our_name = name.removeprefix("model.")
-        for theirs, ours in _MIL_LAB_NAMES.items():
-            our_name = our_name.replace(theirs, ours)
-        if not our_name.startswith("classifier."):
-            weights[f"0.{our_name}"] = value
+        if not name.startswith(names.unused):
+            weights[f"0.{_our_name(name, names)}"] = value
     return weights
+
+
+def _our_name(name: str, names: _AuthorsNames) -> str:
+    for theirs, ours in _AUTHORS_LAYERS.items():
+        pattern = f"{names.attention}{theirs}"
+        if re.match(pattern, name):
+            return re.sub(f"^{pattern}", f"attention.{ours}", name)
+    return re.sub(f"^{names.projection}", "embed.", name)
 
 
 def _states_of_members(state: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:

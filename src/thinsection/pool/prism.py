@@ -8,7 +8,9 @@ histopathology", 2024; Jaegle et al., "Perceiver: general perception with iterat
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, cast
 
 import torch
@@ -17,12 +19,20 @@ from torch.nn import functional as F
 
 from thinsection.attention.blocks import blocks_of
 from thinsection.attention.products import fast_products
+from thinsection.errors import WeightsError, rewording
+from thinsection.files.json_text import read_json
 from thinsection.pool.encoder import Expects, SlideEmbedding, TileEmbeddings
 from thinsection.pool.inputs import checked_slide
-from thinsection.pool.published import PublishedSlideEncoder
+from thinsection.pool.published import (
+    PublishedSlideEncoder,
+    check_heads,
+    stated_int,
+)
 from thinsection.pool.softmax_sums import SoftmaxSums
 from thinsection.types import CoordsL0
 
+CONFIG = "config.json"  # beside the weights
+TABLE = "perceiver_config"  # of that file
 BLOCK_ROWS = 2048  # tiles a block: scores of 513 latents, 2048 x 513 float64, are 8 MiB
 
 
@@ -174,6 +184,32 @@ class PrismSlideEncoder(PublishedSlideEncoder[PerceiverSizes]):
         return PerceiverNet(config or PerceiverSizes())
 
     @classmethod
+    def stated_sizes(
+        cls, path: Path, state_dict: Mapping[str, Tensor]
+    ) -> PerceiverSizes | None:
+        """Sizes of `perceiver_config` in the config.json beside the weights, if there is one.
+
+        The shapes do not show heads, looks and from which look on weights are shared.
+        """
+        config_path = path.with_name(CONFIG)
+        if not config_path.is_file():
+            return None
+        rule = "config must be JSON"
+        with rewording(rule, config_path, ValueError, error=WeightsError):
+            config = read_json(config_path)
+        table = config.get(TABLE) if isinstance(config, dict) else None
+        if table is None:
+            return None
+        sizes = _sizes_of_table(table, str(config_path))
+        looks = _looks_named(state_dict)
+        if looks > sizes.shared_from + 1 and looks != sizes.depth:
+            raise WeightsError(
+                f"{TABLE}.perceiver_depth must agree with the weights, got {sizes.depth} where "
+                f"their names show {looks} in {str(config_path)!r}"
+            )
+        return sizes
+
+    @classmethod
     def first_name(cls, name: str, config: PerceiverSizes | None) -> str:
         """Looks share weights: those of the blocks all do, those of the look the later ones."""
         parts = name.split(".")
@@ -199,3 +235,45 @@ class PrismSlideEncoder(PublishedSlideEncoder[PerceiverSizes]):
             tile_dim=self.net.sizes.tile_dim,
         )
         return cast(SlideEmbedding, self.net(tiles).cpu().numpy())
+
+
+def _looks_named(state_dict: Mapping[str, Tensor]) -> int:
+    """Looks that the names count; a file without repeated weights names fewer than there are."""
+    pattern = re.compile(r"image_resampler\.perceiver\.layers\.(\d+)\.")
+    numbers = [int(match[1]) for match in map(pattern.match, state_dict) if match]
+    return max(numbers, default=-1) + 1
+
+
+def _sizes_of_table(table: object, place: str) -> PerceiverSizes:
+    """Sizes of the authors' table; what it leaves out has the value that they published.
+
+    Raises WeightsError: a value is no size, or asks for another network than this one.
+    """
+    if not isinstance(table, dict):
+        raise WeightsError(f"{TABLE} must be a table, got {table!r} in {place!r}")
+    fixed = {"share_tf_start_layer": 0, "mlp_mult": 1, "mlp_activation": "geglu"}
+    for name, value in fixed.items():
+        if table.get(name, value) != value:
+            raise WeightsError(
+                f"{TABLE}.{name} must be {value!r}, the published one, got {table[name]!r} in "
+                f"{place!r}; no other is built here"
+            )
+    published = PerceiverSizes()
+
+    def size(name: str, default: int) -> int:
+        return stated_int(table, name, TABLE, default=default)
+
+    sizes = PerceiverSizes(
+        tile_dim=size("context_dim", published.tile_dim),
+        dim=size("latent_dim", published.dim),
+        # they add the one that becomes the slide embedding
+        num_latents=size("latent_seq", published.num_latents - 1) + 1,
+        depth=size("perceiver_depth", published.depth),
+        shared_from=size("share_xattn_start_layer", published.shared_from),
+        num_blocks=size("transformer_depth", published.num_blocks),
+        tile_heads=size("xattn_heads", published.tile_heads),
+        latent_heads=size("mhsa_heads", published.latent_heads),
+    )
+    check_heads(sizes.dim, sizes.tile_heads, f"{TABLE}.xattn_heads")
+    check_heads(sizes.dim, sizes.latent_heads, f"{TABLE}.mhsa_heads")
+    return sizes

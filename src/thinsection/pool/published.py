@@ -5,14 +5,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from thinsection.errors import BudgetError, ConfigError, WeightsError
 from thinsection.pool.encoder import LoadOptions, SlideEncoder
-from thinsection.types import MIB, format_bytes
+from thinsection.types import MIB, Document, format_bytes
 from thinsection.weights.files import load_strictly, read_state_dict
 from thinsection.weights.hub import commit_of, find_weights
 from thinsection.weights.placement import resolve_device
@@ -67,7 +67,20 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
 
     @classmethod
     def sizes_of(cls, state_dict: Mapping[str, Tensor]) -> ConfigT | None:
-        """Sizes that these weights say, where their file comes in several; None: the published."""
+        """Sizes that names and shapes of the weights show; None: the published ones.
+
+        Raises WeightsError: the shapes are not the published ones, and do not show all sizes.
+        """
+        return None
+
+    @classmethod
+    def stated_sizes(
+        cls, path: Path, state_dict: Mapping[str, Tensor]
+    ) -> ConfigT | None:
+        """Sizes that the authors' file states, or one beside it; None: neither states any.
+
+        Raises WeightsError: they contradict each other or the weights.
+        """
         return None
 
     @classmethod
@@ -138,7 +151,8 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
         revision = cls.revision if str(source) == cls.repository else None
         path = find_weights(source, files=cls.files, revision=revision)
         state_dict = read_state_dict(path, tables=cls.tables)
-        encoder = cls.from_state_dict(state_dict, config=config, options=options)
+        sizes = config or cls.stated_sizes(path, state_dict)
+        encoder = cls.from_state_dict(state_dict, config=sizes, options=options)
         encoder.origin = replace(encoder.origin, revision=commit_of(path))
         return encoder
 
@@ -175,6 +189,51 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
                 value = value * shape[-1] ** -0.5
             weights[cls.prefix + name] = value
         return weights
+
+
+def stated_int(table: Document, name: str, place: str, *, default: int | None) -> int:
+    """A size of a table of the authors, where absent the default.
+
+    Raises WeightsError: it is no whole number >= 0, or missing without a default.
+    """
+    value = table.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        got = "none" if value is None else repr(value)
+        raise WeightsError(
+            f"{place}.{name} must be a whole number >= 0, got {got}; check that the file is as "
+            "its authors wrote it"
+        )
+    return value
+
+
+def check_agreement(
+    stated: Any, shown: Any, names: Mapping[str, str], *, place: str
+) -> None:
+    """Raises WeightsError for the first size that is stated otherwise than the weights show.
+
+    Args:
+        stated: sizes, as the authors' table has them.
+        shown: sizes of the same kind, as names and shapes of the weights have them.
+        names: fields of both, by the name that the table has for each.
+        place: file of the table, for the message.
+    """
+    for name, size in names.items():
+        stated_size = getattr(stated, size)
+        shown_size = getattr(shown, size)
+        if stated_size != shown_size:
+            raise WeightsError(
+                f"{name} must agree with the weights, got {stated_size} where their names and "
+                f"shapes show {shown_size} in {place!r}; check that the file is as its authors "
+                "wrote it"
+            )
+
+
+def check_heads(dim: int, num_heads: int, name: str) -> None:
+    """Raises WeightsError where so many heads do not share `dim` channels evenly."""
+    if num_heads < 1 or dim % num_heads:
+        raise WeightsError(
+            f"{name} must divide the {dim} channels of the weights, got {num_heads}"
+        )
 
 
 class HeadPlan(NamedTuple):

@@ -10,6 +10,7 @@ import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from thinsection.errors import WeightsError, rewording
 from thinsection.files.atomic import write_bytes
+from thinsection.types import Document
 
 StateDict = dict[str, Tensor]
 SAFETENSORS = ".safetensors"
@@ -101,9 +103,34 @@ def files_of(path: Path) -> tuple[str, ...]:
     return tuple(str(each.absolute()) for each in dict.fromkeys(paths))
 
 
-def _read_torch(path: Path, tables: tuple[str, ...]) -> StateDict:
+def read_settings(path: Path, names: tuple[str, ...]) -> dict[str, Document]:
+    """Tables of plain values that a torch checkpoint holds beside its weights, those of `names`.
+
+    A safetensors file has none. Tensors are not read.
+
+    Raises WeightsError: the file is damaged or needs unpickling, or a table is none.
+    """
+    if path.suffix == SAFETENSORS or path.name.endswith(INDEX):
+        return {}
+    loaded = _load_torch(path, device="meta")
+    if not isinstance(loaded, Mapping):
+        return {}
+    settings = {}
+    for name in names:
+        table = loaded.get(name)
+        if table is not None and not isinstance(table, Mapping):
+            raise WeightsError(
+                f"{name} must be a table, got {type(table).__name__} in {str(path)!r}"
+            )
+        if table is not None:
+            settings[name] = dict(table)
+    return settings
+
+
+def _load_torch(path: Path, *, device: str) -> Any:
+    """Content of a torch file, without running code; its tensors lie on the device."""
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location=device, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsError(
@@ -111,6 +138,10 @@ def _read_torch(path: Path, tables: tuple[str, ...]) -> StateDict:
             "convert them to safetensors, or save the `state_dict()` of a pickled module "
             "with the code of its authors"
         ) from error
+
+
+def _read_torch(path: Path, tables: tuple[str, ...]) -> StateDict:
+    loaded = _load_torch(path, device="cpu")
     if tables and isinstance(loaded, Mapping) and loaded.keys() >= set(tables):
         loaded = {
             f"{table}.{name}": tensor
