@@ -170,7 +170,9 @@ def test_patients_need_slide_embeddings(tmp_path: Path) -> None:
 
 
 def test_a_run_and_its_patients_take_a_published_slide_encoder(tmp_path: Path) -> None:
-    sizes = MoozySizes(dim=48, num_layers=1, mlp_dim=48, case_layers=1)
+    sizes = MoozySizes(
+        dim=48, num_layers=1, mlp_dim=48, case_layers=1, case_normed_heads=True
+    )
     weights = MoozySlideEncoder.random_weights(sizes, seed=3)
     save_file(weights, tmp_path / "moozy.safetensors")
     for seed in range(2):
