@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest, t
+from scipy.stats import binomtest, t, ttest_1samp
 from sklearn.calibration import calibration_curve as sklearn_curve
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import confusion_matrix, roc_curve
@@ -10,19 +10,15 @@ from tests.support.units import units
 
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.external import (
-    breslow_baseline,
     calibration_curve,
     calibration_line,
     decision_curve,
-    hazard_ratio,
     proportion,
-    survival_bins,
-    survival_curve,
-    survival_probability,
     threshold_metrics,
     value_line,
     youden_threshold,
 )
+from thinsection.evaluation.intervals import Sampling
 
 
 def cases(seed: int, n: int, *, slope: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -33,36 +29,79 @@ def cases(seed: int, n: int, *, slope: float = 1.0) -> tuple[np.ndarray, np.ndar
     return truth, 1 / (1 + np.exp(-logit * slope))
 
 
-def follow_up(seed: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Event, time with ties, log risk."""
-    rng = np.random.default_rng(seed)
-    risk = rng.normal(size=n)
-    death = rng.exponential(np.exp(-0.8 * risk) * 60)
-    censored = rng.uniform(10, 120, size=n)
-    time = np.ceil(np.minimum(death, censored))
-    return death <= censored, time, risk
+def patients_with_cases(
+    rng: np.random.Generator, patients: int, several: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Truth, predicted probability (too extreme) and patient of cases that share a part."""
+    patient = np.repeat(np.arange(patients), several)
+    logit = rng.normal(size=patients)[patient] + 0.5 * rng.normal(size=len(patient))
+    truth = rng.random(len(patient)) < 1 / (1 + np.exp(-logit))
+    return truth, 1 / (1 + np.exp(-1.5 * logit)), patient
 
 
-@pytest.mark.parametrize(("successes", "n"), [(0, 7), (3, 7), (7, 7), (51, 200)])
-def test_proportions_have_scipys_exact_interval(successes: int, n: int) -> None:
-    found = proportion(successes, n)
-    expected = binomtest(successes, n).proportion_ci(0.95, method="exact")
+@pytest.mark.parametrize(("successes", "n"), [(0, 17), (13, 17), (17, 17), (51, 200)])
+def test_a_proportion_of_patients_with_one_case_is_nearly_wilsons(
+    successes: int, n: int
+) -> None:
+    found = proportion(np.arange(n) < successes, units(n, "patients"))
     assert found.value == successes / n
-    assert (found.low, found.high) == pytest.approx(
-        (expected.low, expected.high), abs=1e-12
-    )
+    assert (found.hits, found.cases, found.units) == (successes, n, n)
+    wilson = binomtest(successes, n).proportion_ci(0.95, method="wilson")
+    width = found.high - found.low
+    assert found.low <= found.value <= found.high
+    assert wilson.high - wilson.low <= width * 1.02
+    assert width <= 1.15 * (wilson.high - wilson.low)
+
+
+def test_a_proportion_of_repeated_cases_has_the_interval_of_the_patients() -> None:
+    """Each patient four times tells no more than each patient once."""
+    hits = np.random.default_rng(3).random(30) < 0.7
+    once = proportion(hits, units(30))
+    four = np.repeat(np.arange(30), 4)
+    found = proportion(hits[four], units(four.tolist()))
+    assert (found.value, found.cases, found.units) == (once.value, 120, 30)
+    assert (found.low, found.high) == pytest.approx((once.low, once.high), abs=1e-6)
+    as_cases = proportion(hits[four], units(120))
+    assert as_cases.high - as_cases.low < 0.6 * (found.high - found.low)
+
+
+def correlated_hits(
+    rng: np.random.Generator, patients: int, cases: int, share: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Hits and patients of cases whose correlation within a patient is .5."""
+    own = rng.beta(share, 1 - share, patients)
+    patient = np.repeat(np.arange(patients), cases)
+    return rng.random(len(patient)) < own[patient], patient
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("cases", [1, 4])
+@pytest.mark.parametrize("share", [0.6, 0.9])
+def test_proportions_cover_the_truth(cases: int, share: float) -> None:
+    rng = np.random.default_rng(4)
+    held = 0
+    by_case = 0
+    for _ in range(400):
+        hits, patient = correlated_hits(rng, 30, cases, share)
+        found = proportion(hits, units(patient.tolist()))
+        held += found.low <= share <= found.high
+        alone = proportion(hits, units(len(hits)))
+        by_case += alone.low <= share <= alone.high
+    assert held >= 0.93 * 400
+    assert cases == 1 or by_case < 0.85 * 400  # the simulation notices the wrong unit
 
 
 def test_a_proportion_of_no_cases_has_no_value() -> None:
-    found = proportion(0, 0)
+    found = proportion(np.zeros(0, bool), units(0))
     assert np.isnan([found.value, found.low, found.high]).all() and found.cases == 0
+    assert found.missing
 
 
 def test_figures_at_a_threshold_are_those_of_the_confusion_matrix() -> None:
     truth, probability = cases(1, 300)
     called = probability >= 0.4
     tn, fp, fn, tp = confusion_matrix(truth, called).ravel()
-    found = threshold_metrics(truth, called)
+    found = threshold_metrics(truth, called, units(300))
     assert {name: estimate.value for name, estimate in found.items()} == {
         "accuracy": (tp + tn) / 300,
         "sensitivity": tp / (tp + fn),
@@ -78,7 +117,7 @@ def test_the_youden_threshold_gains_as_much_as_the_best_point_of_the_roc_curve()
 ):
     truth, probability = cases(2, 80)
     threshold = youden_threshold(truth, probability)
-    found = threshold_metrics(truth, probability >= threshold)
+    found = threshold_metrics(truth, probability >= threshold, units(80))
     false_positive, true_positive, _ = roc_curve(truth, probability)
     gain = found["sensitivity"].value + found["specificity"].value - 1
     assert gain == pytest.approx((true_positive - false_positive).max(), abs=1e-12)
@@ -154,7 +193,7 @@ def test_calibration_bins_are_scikit_learns_quantile_bins() -> None:
     observed, predicted = sklearn_curve(
         truth, probability, n_bins=10, strategy="quantile"
     )
-    bins = calibration_curve(truth, probability)
+    bins = calibration_curve(truth, probability, units(200))
     np.testing.assert_allclose([b.predicted for b in bins], predicted, atol=1e-12)
     np.testing.assert_allclose([b.observed.value for b in bins], observed, atol=1e-12)
     assert all(b.observed.low <= b.observed.value <= b.observed.high for b in bins)
@@ -163,86 +202,41 @@ def test_calibration_bins_are_scikit_learns_quantile_bins() -> None:
 def test_net_benefit_of_known_calls() -> None:
     truth = np.array([True, True, False, False])
     probability = np.array([0.9, 0.4, 0.6, 0.1])
-    curve = decision_curve(truth, probability, [0.5, 0.2])
+    curve = decision_curve(truth, probability, None, [0.5, 0.2])
     # at .5: one true and one false positive; at .2: two and one
     np.testing.assert_allclose(curve.model, [0.25 - 0.25, 0.5 - 0.25 * 0.25])
     np.testing.assert_allclose(curve.treat_all, [0.0, 0.5 - 0.5 * 0.25])
+    assert curve.called.tolist() == [2, 3] and curve.events.tolist() == [1, 2]
+    assert np.isnan(curve.low).all()
 
 
-def test_survival_curves_are_scikit_survivals() -> None:
-    nonparametric = pytest.importorskip("sksurv.nonparametric")
-    event, time, _ = follow_up(5, 90)
-    times, survival, ends = nonparametric.kaplan_meier_estimator(
-        event, time, conf_type="log-log"
+def test_the_band_of_net_benefit_is_students_interval_of_a_mean() -> None:
+    truth, probability = cases(11, 120)
+    curve = decision_curve(truth, probability, Sampling.of_rows(units(120)), [0.3])
+    gain = np.where(truth, 1.0, -3 / 7) * (probability >= 0.3)
+    judge = ttest_1samp(gain, 0).confidence_interval(0.95)
+    assert curve.model[0] == pytest.approx(gain.mean(), abs=1e-12)
+    assert (curve.low[0], curve.high[0]) == pytest.approx(
+        (judge.low, judge.high), abs=1e-9
     )
-    found = survival_curve(event, time)
-    np.testing.assert_array_equal(found.times, times)
-    np.testing.assert_allclose(found.survival, survival, atol=1e-12)
-    np.testing.assert_allclose(found.low, ends[0], atol=1e-9)
-    np.testing.assert_allclose(found.high, ends[1], atol=1e-9)
-    assert found.at_risk[0] == 90 and found.events == event.sum()
-
-
-def test_the_hazard_ratio_is_lifelines_with_ties() -> None:
-    pandas = pytest.importorskip("pandas")
-    lifelines = pytest.importorskip("lifelines")
-    event, time, risk = follow_up(6, 120)
-    table = pandas.DataFrame({"event": event, "time": time, "risk": risk})
-    fitted = lifelines.CoxPHFitter().fit(
-        table, "time", "event", fit_options={"precision": 1e-12}
-    )
-    found = hazard_ratio(event, time, risk)
-    assert found is not None
-    assert found.value == pytest.approx(float(fitted.hazard_ratios_["risk"]), abs=1e-8)
-    low, high = np.exp(fitted.confidence_intervals_.loc["risk"])
-    assert (found.low, found.high) == pytest.approx((low, high), abs=1e-7)
 
 
 @pytest.mark.check
-def test_the_hazard_ratios_interval_covers_the_truth_and_a_perfect_order_has_none() -> (
-    None
-):
-    held = 0
-    for seed in range(200):
-        event, time, risk = follow_up(2000 + seed, 60)
-        found = hazard_ratio(event, time, risk)
-        assert found is not None
-        held += found.low <= np.exp(0.8) <= found.high
-    assert held >= 184
-    time = np.arange(1.0, 21.0)
-    assert hazard_ratio(np.ones(20, bool), time, -time) is None
-
-
-def test_a_baseline_gives_scikit_survivals_predicted_survival() -> None:
-    linear = pytest.importorskip("sksurv.linear_model")
-    from sksurv.util import Surv
-
-    event, time, value = follow_up(7, 80)
-    model = linear.CoxPHSurvivalAnalysis(ties="breslow", tol=1e-12, n_iter=1000)
-    model.fit(value[:, None], Surv.from_arrays(event, time))
-    log_risk = model.predict(value[:, None])
-    baseline = breslow_baseline(event, time, log_risk)
-    times = np.array([5.0, 20.0, 44.0])
-    ours = survival_probability(baseline, log_risk, times)
-    for row, function in zip(
-        ours, model.predict_survival_function(value[:, None]), strict=True
-    ):
-        np.testing.assert_allclose(row, function(times), atol=1e-9)
-
-
-def test_bins_of_predicted_survival_hold_lifelines_estimates() -> None:
-    lifelines = pytest.importorskip("lifelines")
-    event, time, risk = follow_up(8, 100)
-    survival = np.exp(-0.4 * np.exp(risk))
-    bins = survival_bins(event, time, survival, 30.0)
-    order = np.argsort(survival, kind="stable")
-    for one, rows in zip(bins, np.array_split(order, 5), strict=True):
-        fitter = lifelines.KaplanMeierFitter().fit(time[rows], event[rows])
-        assert one.observed.value == pytest.approx(
-            float(fitter.predict(30.0)), abs=1e-12
-        )
-        assert one.predicted == pytest.approx(survival[rows].mean())
-        assert one.observed.low <= one.observed.value <= one.observed.high
+@pytest.mark.parametrize("several", [1, 4])
+def test_the_band_of_net_benefit_covers_the_truth(several: int) -> None:
+    """60 patients of 1 or 4 cases with a risk in common; the truth is that of 400,000 cases."""
+    thresholds = [0.2, 0.4, 0.6]
+    truth, probability, _ = patients_with_cases(np.random.default_rng(1), 400_000, 1)
+    true = decision_curve(truth, probability, None, thresholds).model
+    rng = np.random.default_rng(2)
+    held = np.zeros(3)
+    for _ in range(300):
+        truth, probability, patient = patients_with_cases(rng, 60, several)
+        sampling = Sampling.of_rows(units(patient.tolist()))
+        curve = decision_curve(truth, probability, sampling, thresholds)
+        held += (curve.low <= true) & (true <= curve.high)
+    assert (held >= 0.92 * 300).all()
+    assert (held <= 0.99 * 300).all()
 
 
 def test_the_line_of_values_covers_a_known_slope_and_needs_spread() -> None:
@@ -250,8 +244,10 @@ def test_the_line_of_values_covers_a_known_slope_and_needs_spread() -> None:
     for seed in range(200):
         rng = np.random.default_rng(seed)
         predicted = rng.normal(size=30)
-        line = value_line(0.5 * predicted + 1 + rng.normal(size=30), predicted)
+        line = value_line(
+            0.5 * predicted + 1 + rng.normal(size=30), predicted, units(30)
+        )
         assert line is not None
         held += line.slope.low <= 0.5 <= line.slope.high
     assert held >= 184
-    assert value_line(np.arange(6.0), np.ones(6)) is None
+    assert value_line(np.arange(6.0), np.ones(6), units(6)) is None

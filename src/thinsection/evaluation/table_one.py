@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from thinsection.evaluation.external import survival_curve
+from thinsection.evaluation.cases import Groups
+from thinsection.evaluation.hazard import survival_curve
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.metrics import Flags, FloatVector, IndexArray
 
@@ -100,7 +101,7 @@ def _outcome_rows(cohort: Cohort, columns: dict[str, Flags]) -> list[tuple[str, 
             ("events", _share(int(event.sum()), len(event))),
             (
                 "median follow-up (reverse Kaplan-Meier)",
-                _follow_up(event, values[:, 1]),
+                _follow_up(event, values[:, 1], cohort.groups),
             ),
             ("time, median (quartiles)", _quartiles(values[:, 1])),
         ]
@@ -118,11 +119,11 @@ def _quartiles(values: FloatVector | IndexArray) -> str:
     return f"{middle:.4g} ({low:.4g} to {high:.4g})"
 
 
-def _follow_up(event: Flags, time: FloatVector) -> str:
+def _follow_up(event: Flags, time: FloatVector, groups: Groups) -> str:
     """Time by which half of the cases would be censored if nobody had the event.
 
     Source: Schemper and Smith, Controlled Clinical Trials 17 (1996).
     """
-    curve = survival_curve(~event, time)
+    curve = survival_curve(~event, time, groups)
     below = np.flatnonzero(curve.survival <= HALF)
     return f"{curve.times[below[0]]:.4g}" if len(below) else "not reached"

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from thinsection.evaluation.external import breslow_baseline, youden_threshold
+from thinsection.evaluation.external import youden_threshold
+from thinsection.evaluation.hazard import breslow_baseline
 from thinsection.evaluation.target import Floats
 from thinsection.predict.folds import FoldResult, Study
 from thinsection.predict.model_file import Lock

@@ -176,13 +176,6 @@ def _warnings(
         warnings.append(
             f"{UNLIKE} cases: {len(unlike)} of {len(kept)} cases ({listed_names(unlike)})"
         )
-    if rows.groups.total < len(rows.truth):
-        warnings.append(
-            f"the {len(rows.truth)} cases belong to {rows.groups.words}: "
-            "the intervals of scores and of the calibration line are over patients; those at the "
-            "threshold, of hazard ratios and of survival curves treat the cases as independent "
-            "and are too narrow"
-        )
     return warnings
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from thinsection.errors import DatasetError
-from thinsection.evaluation import external, horizons
+from thinsection.evaluation import external, hazard, horizons
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.external import Estimate
 from thinsection.evaluation.intervals import Sampling
@@ -92,7 +92,9 @@ def figures(rows: Rows, lock: Lock | None) -> dict[str, Json]:
     elif kind == "regression":
         scorers = _pick(value_scorers(rows.truth, rows.answers), OF_VALUES)
         scores = score_table(scorers, rows.sampling(), seed=SEED)
-        parts["values"] = external.value_line(rows.truth[:, 0], rows.answers[:, 0])
+        parts["values"] = external.value_line(
+            rows.truth[:, 0], rows.answers[:, 0], rows.groups
+        )
     else:
         parts["outcomes"] = _outcomes(rows, lock or Lock())
         if kind == "binary":
@@ -159,20 +161,22 @@ def _outcome(
     labels = truth.astype(np.int64)
     shares = np.stack([1 - probability, probability], axis=1)
     scorers = class_scorers(labels, (probability > 0.5).astype(np.int64), 2, shares)
-    decision = external.decision_curve(truth, probability)
+    sampling = rows.sampling(classes=labels)
+    decision = external.decision_curve(truth, probability, sampling)
+    calls = None
+    if called is not None:
+        calls = external.threshold_metrics(truth, called, rows.groups)
     return {
         "positive": int(truth.sum()),
-        "scores": score_table(
-            _pick(scorers, OF_CASE), rows.sampling(classes=labels), seed=SEED
-        ),
-        "calls": None if called is None else external.threshold_metrics(truth, called),
+        "scores": score_table(_pick(scorers, OF_CASE), sampling, seed=SEED),
+        "calls": calls,
         "counts": None if called is None else _counts(truth, called),
         "calibration": external.calibration_line(truth, probability, rows.groups),
-        "calibration_curve": external.calibration_curve(truth, probability),
+        "calibration_curve": external.calibration_curve(
+            truth, probability, rows.groups
+        ),
         "decision_curve": {
-            "thresholds": decision.thresholds.tolist(),
-            "model": decision.model.tolist(),
-            "treat_all": decision.treat_all.tolist(),
+            name: array.tolist() for name, array in vars(decision).items()
         },
     }
 
@@ -198,14 +202,20 @@ def _classes(rows: Rows) -> tuple[dict[str, Score], dict[str, Json]]:
     counts = np.zeros((num_classes, num_classes), dtype=np.int64)
     np.add.at(counts, (truth, predicted), 1)
     shares = [
-        [external.proportion(int(count), int(row.sum())) for count in row]
-        for row in counts
+        [
+            external.proportion(
+                predicted[truth == true_class] == k,
+                rows.groups.take(np.flatnonzero(truth == true_class)),
+            )
+            for k in range(num_classes)
+        ]
+        for true_class in range(num_classes)
     ]
     return scores, {
         "names": list(rows.target.names),
         "counts": counts.tolist(),
         "shares": shares,
-        "accuracy": external.proportion(int(np.trace(counts)), len(truth)),
+        "accuracy": external.proportion(truth == predicted, rows.groups),
     }
 
 
@@ -236,14 +246,14 @@ def _survival(
     survival = None
     if lock.times:
         baseline = (np.array(lock.times), np.array(lock.hazard))
-        survival = external.survival_probability(baseline, cases.risk, np.array(times))
+        survival = hazard.survival_probability(baseline, cases.risk, np.array(times))
     elif rows.target.kind == "discrete":
         missing.append(
             "no Brier score: the model predicts time intervals, not survival"
         )
     at_times = _scores_at(cases, survival, times, sampling)
     ticks = round_times(float(cases.time.max()))
-    groups, ratio = _risk_groups(cases, lock.risk_cut, ticks)
+    groups, ratio = _risk_groups(cases, rows.groups, lock.risk_cut, ticks)
     if lock.risk_cut is not None and ratio is None:
         missing.append(
             "no hazard ratio: all cases are in one group, or one group has no event"
@@ -255,9 +265,9 @@ def _survival(
         "groups": groups,
         "ticks": ticks.tolist(),
         "hazard_ratio": ratio,
-        "slope": _risk_slope(*cases) if rows.target.kind == "cox" else None,
+        "slope": _risk_slope(cases, rows.groups) if rows.target.kind == "cox" else None,
         "at_times": at_times,
-        "calibration": _survival_calibration(cases.event, cases.time, survival, times),
+        "calibration": _survival_calibration(cases, rows.groups, survival, times),
     }
     return scores, parts, missing
 
@@ -280,7 +290,7 @@ def _scores_at(
 
 
 def _risk_groups(
-    cases: Survival, cut: float | None, ticks: FloatVector
+    cases: Survival, patients: Groups, cut: float | None, ticks: FloatVector
 ) -> tuple[list[RiskGroup], Estimate | None]:
     """Curves of low and high risk, and the hazard ratio; empty if there is no cut."""
     if cut is None:
@@ -288,18 +298,24 @@ def _risk_groups(
     event, time, risk = cases
     high = risk > cut
     groups = [
-        risk_group(name, event[members], time[members], ticks)
+        risk_group(
+            name,
+            event[members],
+            time[members],
+            patients.take(np.flatnonzero(members)),
+            ticks,
+        )
         for name, members in (("low risk", ~high), ("high risk", high))
         if members.any()
     ]
     if len(groups) < 2:
         return groups, None
-    return groups, external.hazard_ratio(event, time, high.astype(np.float64))
+    return groups, hazard.hazard_ratio(event, time, high.astype(np.float64), patients)
 
 
-def _risk_slope(event: Flags, time: FloatVector, risk: FloatVector) -> Estimate | None:
+def _risk_slope(cases: Survival, patients: Groups) -> Estimate | None:
     """Slope of the log hazard on the log risk; 1 if the spread of risks is right."""
-    ratio = external.hazard_ratio(event, time, risk)
+    ratio = hazard.hazard_ratio(*cases, patients)
     if ratio is None:
         return None
     value, low, high = np.log([ratio.value, ratio.low, ratio.high]).tolist()
@@ -307,11 +323,16 @@ def _risk_slope(event: Flags, time: FloatVector, risk: FloatVector) -> Estimate 
 
 
 def _survival_calibration(
-    event: Flags, time: FloatVector, survival: Floats | None, times: Sequence[float]
+    cases: Survival,
+    patients: Groups,
+    survival: Floats | None,
+    times: Sequence[float],
 ) -> dict[str, Json] | None:
     """Observed survival in groups of similar predicted survival, at the middle time."""
     if survival is None or not times:
         return None
     place = len(times) // 2
-    bins = external.survival_bins(event, time, survival[:, place], times[place])
+    bins = hazard.survival_bins(
+        cases.event, cases.time, survival[:, place], times[place], patients
+    )
     return {"time": times[place], "bins": bins}

@@ -112,7 +112,7 @@ def _calibration(axes: "Axes", outcomes: Sequence[Json]) -> Words:
         draw_frequencies(axes, band, color=color_of(i), label=outcome["name"])
     axes.set(xlabel="predicted probability", ylabel="observed frequency")
     caption = (
-        "Bins of equally many cases with exact 95 % confidence intervals; on the dotted line "
+        "Bins of equally many cases with 95 % confidence intervals; on the dotted line "
         "predicted probabilities equal observed frequencies."
     )
     return "Calibration", caption

@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 import numpy as np
 
 from thinsection.errors import importing
+from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.curves import (
     Band,
     calibration_band,
     precision_band,
     roc_band,
 )
-from thinsection.evaluation.external import (
-    decision_curve,
-    hazard_ratio,
-    survival_curve,
-)
+from thinsection.evaluation.external import decision_curve
+from thinsection.evaluation.hazard import hazard_ratio, survival_curve
 from thinsection.evaluation.intervals import Sampling
 from thinsection.evaluation.metrics import Flags, FloatVector
 from thinsection.probe.result import Predictions, Risks
@@ -165,17 +163,19 @@ def draw_frequencies(
 def draw_decision(axes: "Axes", columns: Columns) -> Words:
     """Net benefit by threshold probability; treating everybody is dotted, nobody is 0."""
     highest = 0.0
-    for column, _, color in columns.drawable():
-        curve = decision_curve(column.truth, column.probability)
-        axes.plot(curve.thresholds, curve.model, color=color, label=column.name)
+    for column, sampling, color in columns.drawable():
+        curve = decision_curve(column.truth, column.probability, sampling)
+        band = Band(x=curve.thresholds, y=curve.model, low=curve.low, high=curve.high)
+        _draw_band(axes, band, column.name, color)
         axes.plot(curve.thresholds, curve.treat_all, color=color, linestyle=":")
         highest = max(highest, float(curve.treat_all.max()))
     axes.axhline(0, color="#999999", linewidth=1)
     axes.set(xlabel="threshold probability", ylabel="net benefit")
-    axes.set(xlim=(0, 1), ylim=(LEAST_BENEFIT, 1.1 * highest + 0.01))
+    axes.set(xlim=(0, 1), ylim=(LEAST_BENEFIT, 1.25 * highest + 0.01))
     caption = (
         f"{_positive_sentence(columns)} Dotted: all cases are treated as positive. The line at "
-        "0: no case is (Vickers and Elkin 2006). All rows are pooled."
+        "0: no case is (Vickers and Elkin 2006). All rows are pooled. Band: pointwise 95 % "
+        "confidence interval."
     )
     return "Decision curve", caption
 
@@ -197,7 +197,15 @@ def draw_risks(axes: "Axes", risks: Risks) -> Words:
     groups = []
     for name, rows in (("lower risk", ~risks.high), ("higher risk", risks.high)):
         if rows.any():  # else all risks are equal
-            groups.append(risk_group(name, risks.event[rows], risks.time[rows], ticks))
+            groups.append(
+                risk_group(
+                    name,
+                    risks.event[rows],
+                    risks.time[rows],
+                    risks.units.take(np.flatnonzero(rows)),
+                    ticks,
+                )
+            )
     draw_groups(axes, groups, ticks)
     caption = (
         "Split at the median risk of each fold. Bands: 95 % confidence intervals. "
@@ -215,10 +223,14 @@ def round_times(last: float) -> FloatVector:
 
 
 def risk_group(
-    name: str, event: Flags, time: FloatVector, ticks: FloatVector
+    name: str,
+    event: Flags,
+    time: FloatVector,
+    patients: Groups,
+    ticks: FloatVector,
 ) -> RiskGroup:
     """Kaplan-Meier curve of a group, with the number at risk at some times."""
-    curve = survival_curve(event, time)
+    curve = survival_curve(event, time, patients)
     return {
         "name": name,
         "cases": curve.cases,
@@ -279,7 +291,8 @@ def _write_below(
 
 def _hazard_words(risks: Risks) -> str:
     """The hazard ratio of the half with the higher risk, in words."""
-    ratio = hazard_ratio(risks.event, risks.time, risks.high.astype(np.float64))
+    high = risks.high.astype(np.float64)
+    ratio = hazard_ratio(risks.event, risks.time, high, risks.units)
     if ratio is None:
         return "No hazard ratio: it is not finite."
     return (
