@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinsection.errors import InvalidInputError
+from thinsection.evaluation.class_order import ordered_classes
 from thinsection.evaluation.embeddings import feature_files
 from thinsection.evaluation.follow_up import TIMES_SIGN
 from thinsection.evaluation.label_table import LabelTable
@@ -51,11 +52,14 @@ class LabelReport:
             events = sum(cells[0] == 1 for cells in values.cells)
             censored = len(values.cells) - events
             return f"{values.kind}: {of_rows}, {counted(events, 'event')}, {censored} censored"
-        if values.kind in ("binary", "multiclass"):
+        if values.kind in ("binary", "multiclass", "ordinal"):
             counts = Counter(str(name) for (name,) in values.cells)
             if len(counts) > MANY_CLASSES:
                 return f"{values.kind}: {of_rows}, {len(counts)} classes"
-            classes = ", ".join(f"{name} {counts[name]}" for name in sorted(counts))
+            order = ordered_classes(counts) if values.kind == "ordinal" else None
+            sign = " < " if order else ", "
+            names = order or sorted(counts)
+            classes = sign.join(f"{name} {counts[name]}" for name in names)
             return f"{values.kind}: {of_rows}: {classes}"
         if values.kind == "regression" and values.cells:
             numbers = [float(number) for (number,) in values.cells]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from thinsection.config import nearest
 from thinsection.errors import ConfigError
+from thinsection.evaluation.class_order import ordered_classes
 from thinsection.evaluation.follow_up import (
     MISSING_TIME,
     TIMES_SIGN,
@@ -106,6 +107,10 @@ def read_values(
         result = reading.of_numbers(kind)
     else:
         result = reading.of_classes(kind)
+        if kind == "ordinal" and trained is None:
+            names = [str(name) for (name,) in result.cells]
+            unordered = _order_problems(columns.target[0], names)
+            result = replace(result, problems=(*result.problems, *unordered))
     return replace(result, labelled=labelled)
 
 
@@ -415,6 +420,23 @@ class _Reading:
 
     def _place(self, rows: Sequence[int]) -> str:
         return f"{self._table.words(rows)} of {str(self._table.path)!r}"
+
+
+def _order_problems(column: str, names: Sequence[str]) -> list[str]:
+    """A sentence where nothing says the order of classes."""
+    classes = [*dict.fromkeys(names)]
+    if ordered_classes(classes) is not None:
+        return []
+    shown = ", ".join(repr(name) for name in classes[:_MOST_VALUES])
+    more = ", ..." if len(classes) > _MOST_VALUES else ""
+    example = " ".join(
+        f"--read '{name}={place} {name}'"
+        for place, name in enumerate(classes[:2], start=1)
+    )
+    return [
+        f"classes of {column} must have an order, by a number in each name, got {shown}{more}; "
+        f"number them from the lowest to the highest, such as {example}"
+    ]
 
 
 def _first_said(text: str, *rules: Callable[[str], bool | None]) -> bool | None:

@@ -22,6 +22,7 @@ from thinsection.evaluation.cases import (
     site_of,
     spelling_notes,
 )
+from thinsection.evaluation.class_order import ordered_classes
 from thinsection.evaluation.embeddings import FeatureFiles, feature_files
 from thinsection.evaluation.follow_up import TIMES_SIGN
 from thinsection.evaluation.label_table import LabelTable, read_label_table
@@ -77,8 +78,9 @@ class LabelsConfig:
     )
     task: TaskName = option(
         "auto",
-        "Kind of target. auto decides by the values and prints its choice. cox and "
-        "discrete are survival; discrete predicts four time intervals.",
+        "Kind of target. auto decides by the values and prints its choice. ordinal: classes in "
+        "the order of the number in each name, such as G1 or stage II. cox and discrete are "
+        "survival; discrete predicts four time intervals.",
         daily=True,
     )
     positive: str | None = option(
@@ -537,7 +539,7 @@ def _learnt(
             f"positive must be set for two classes only, got {config.positive!r} for a target of "
             f"kind {kind}; leave --positive out"
         )
-    if kind in ("binary", "multiclass"):
+    if kind in ("binary", "multiclass", "ordinal"):
         texts = [str(text) for (text,) in cells]
         if trained:
             names, labels = encode_labels(texts, where, trained.names)
@@ -547,6 +549,14 @@ def _learnt(
         counts = np.bincount(labels, minlength=len(target.names))
         pairs = zip(target.names, counts, strict=True)
         spread = ", ".join(f"{name} {count}" for name, count in pairs)
+        if target.order_words:
+            spread += f"; order: {target.order_words}"
+        elif (
+            kind == "multiclass"
+            and config.task == "auto"
+            and ordered_classes(target.names)
+        ):
+            spread += "; if the classes have this order, pass --task ordinal"
         if target.positive_words:
             spread += f"; positive class: {target.positive_words}"
         return target, labels[:, None].astype(np.float64), spread
@@ -580,9 +590,13 @@ def _class_target(
     Of two classes the commoner comes first, of equally frequent ones that of the first case, so
     that a model depends neither on the words of the table nor on the positive class.
     """
-    names, labels = encode_labels(texts, where)
-    if len(names) < 2 or (kind == "binary" and len(names) > 2):
-        needs = "two" if kind == "binary" else "several"
+    order: tuple[str, ...] = ()
+    if kind == "ordinal":
+        order = ordered_classes({class_name(text) for text in texts}) or ()
+    names, labels = encode_labels(texts, where, order)
+    least = 3 if kind == "ordinal" else 2
+    if len(names) < least or (kind == "binary" and len(names) > 2):
+        needs = {"binary": "two", "ordinal": "three or more"}.get(kind, "several")
         raise DatasetError(f"{kind} must have {needs} classes, got {names}")
     target = Target(kind=kind, columns=config.columns, names=names)
     if kind != "binary":

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
-from thinsection.evaluation.calibration import CalibrationError
+from thinsection.evaluation.calibration import ECE_BINS, CalibrationError
 
 Counts = npt.NDArray[np.int64]  # (..., K, K): rows truth, columns prediction
 FloatVector = npt.NDArray[np.float64]
@@ -64,6 +64,35 @@ _POOLED = {
     "pearson": "all cases, less the mean of each fold",
     "spearman": "ranks of all cases, less their mean in each fold",
 }
+
+
+# what is printed for classes and labels: one metric a question
+_SHOWN = {
+    "binary": ("auroc", "auprc", "balanced_accuracy", "brier", "ece"),
+    "multilabel": ("auroc", "auprc", "balanced_accuracy", "brier", "ece"),
+    "multiclass": (
+        "auroc",
+        "auprc",
+        "balanced_accuracy",
+        "macro_f1",
+        "brier",
+        "ece",
+    ),
+    "ordinal": ("weighted_kappa", "mae", "balanced_accuracy", "ece"),
+}
+MIN_OF_BIN = 10  # cases for each bin of the calibration error
+
+
+def shown_metrics(task: str, num_cases: int) -> tuple[str, ...]:
+    """Metrics of a target of classes or labels that are printed, the first one first; () of others.
+
+    The calibration error needs MIN_OF_BIN cases for each of its bins: with fewer its gaps are
+    those of chance.
+    """
+    names = _SHOWN.get(task, ())
+    if num_cases < MIN_OF_BIN * ECE_BINS:
+        names = tuple(name for name in names if name != "ece")
+    return names
 
 
 def kind_of(metric: str) -> Kind:
@@ -358,6 +387,12 @@ def class_scorers(
         scorers["brier"] = partial(_weighted_mean, squared)
         scorers["ece"] = CalibrationError(p, truth)
     return scorers
+
+
+def class_distance(truth: IndexArray, prediction: IndexArray) -> Scorer:
+    """Mean distance of predicted (N,) from true classes (N,), in steps of their order."""
+    steps = np.abs(prediction - truth).astype(np.float64)
+    return partial(_weighted_mean, steps)
 
 
 def _weighted_mean(values: FloatVector, weights: Weights) -> FloatVector:

@@ -10,9 +10,18 @@ import numpy.typing as npt
 from thinsection.errors import DatasetError
 from thinsection.types import counted
 
-Kind = Literal["binary", "multiclass", "multilabel", "regression", "cox", "discrete"]
+Kind = Literal[
+    "binary", "multiclass", "ordinal", "multilabel", "regression", "cox", "discrete"
+]
 TaskName = Literal[
-    "auto", "binary", "multiclass", "multilabel", "regression", "cox", "discrete"
+    "auto",
+    "binary",
+    "multiclass",
+    "ordinal",
+    "multilabel",
+    "regression",
+    "cox",
+    "discrete",
 ]
 PositiveRule = Literal["", "choice", "rarer", "tie"]
 Floats = npt.NDArray[np.float64]
@@ -38,7 +47,8 @@ class Target:
 
     kind: Kind
     columns: tuple[str, ...]  # of the table: one, several labels, or event and time
-    # of the outputs: classes, labels, the value, the risk, intervals
+    # of the outputs: classes (ordinal ones in their order), labels, the value, the risk,
+    # intervals
     names: tuple[str, ...]
     # of two classes the one that sensitivity, curves and thresholds are about; '' in files of
     # earlier versions, where it is the second name
@@ -52,7 +62,19 @@ class Target:
     @property
     def exclusive(self) -> bool:
         """True where a case is of one class."""
-        return self.kind in ("binary", "multiclass")
+        return self.kind in ("binary", "multiclass", "ordinal")
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """Names of what a tile adds to: each output, or the one score of ordered classes."""
+        return self.columns if self.kind == "ordinal" else self.names
+
+    @property
+    def order_words(self) -> str:
+        """The order of ordinal classes, and how it was read; '' for other targets."""
+        if self.kind != "ordinal":
+            return ""
+        return f"{' < '.join(self.names)} (by the number in each name)"
 
     @property
     def positive_index(self) -> int:

@@ -262,8 +262,9 @@ def through(
 
     `attention` is the mean over a head's attentions. `score_NAME` is the contribution of the tile
     to the prediction, at the member's temperature. It refers to the log-odds of NAME for two
-    classes, to the logit of NAME minus the mean logit of the others for more classes, and else to
-    the logit itself. A head whose logits are not a sum over tiles has only attention.
+    classes, to the logit of NAME minus the mean logit of the others for more classes, to the one
+    score of ordered classes, and else to the logit itself. A head whose logits are not a sum over
+    tiles has only attention.
 
     Raises InvalidInputError: `tiles` for a head with neither attention nor evidence.
     """
@@ -286,7 +287,7 @@ def through(
         if output.evidence is not None:
             temperature = model.card.members[member].temperature
             scores = tile_scores(output.evidence.cpu().numpy() / temperature, target)
-            for name, values in zip(target.names, scores.T, strict=True):
+            for name, values in zip(target.score_names, scores.T, strict=True):
                 columns[score_column(name)] = values
         for name, values in columns.items():
             sums[name] = sums.get(name, 0) + values
@@ -299,9 +300,10 @@ def tile_scores(
 ) -> npt.NDArray[np.floating]:
     """Scores (N, K) of tiles from their evidence (N, K), see `through`.
 
-    If classes exclude each other, the mean evidence for the other classes is subtracted.
+    If classes without an order exclude each other, the mean evidence for the other classes is
+    subtracted.
     """
-    if not target.exclusive:
+    if not target.exclusive or target.kind == "ordinal":
         return evidence
     num_classes = evidence.shape[1]
     others = (evidence.sum(axis=1, keepdims=True) - evidence) / (num_classes - 1)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from thinsection.config import as_mapping, nearest
 from thinsection.errors import (
@@ -49,7 +50,7 @@ from thinsection.predict.folds import (
     read_fold,
 )
 from thinsection.predict.heads.config import HeadConfig
-from thinsection.predict.heads.head import build_head
+from thinsection.predict.heads.ordinal import head_for
 from thinsection.predict.heatmap_links import (
     heatmap_folder,
     remove_stale_heatmaps,
@@ -141,6 +142,9 @@ def train(
     audited = audit(cohort, contents, config.labels, config.cross.splits)
     for line in (*notes, *warnings, *audited.lines, *tested.forecast(study)):
         on_message(line)
+    with torch.device("meta"):  # settings that do not fit are refused before training
+        for head, _ in _settings(config):
+            head_for(head, contents.means.shape[1], cohort.target)
     if not overwrite:
         check_experiment(out, study, as_mapping(config))
     study.save(out)
@@ -299,6 +303,7 @@ def _document(
         "target": ", ".join(study.cohort.target.columns),
         "positive": study.cohort.target.positive or None,
         "positive_words": study.cohort.target.positive_words,
+        "order_words": study.cohort.target.order_words,
         "head": config.head.head,
         "metric": scored.metric,
         "value": headline["value"],
@@ -373,7 +378,7 @@ def _ensemble(
     heads = []
     members = []
     for part, result in zip(study.parts, results, strict=True):
-        head = build_head(config.head, inputs.dim, len(cohort.target.names))
+        head = head_for(config.head, inputs.dim, cohort.target)
         head.load_state_dict(result.state)
         heads.append(head.eval())
         held_out = [mark for i in part.test for mark in marks_by_case[i]]

@@ -81,6 +81,8 @@ def _facts(document: Mapping[str, Json]) -> list[tuple[str, str]]:
     facts = [("target", document["target"]), ("task", document["task"])]
     if document["positive_words"]:
         facts.append(("positive class", document["positive_words"]))
+    if document["order_words"]:
+        facts.append(("order of the classes", document["order_words"]))
     return [*facts, ("head", document["head"]), ("date", document["date"])]
 
 
@@ -96,7 +98,9 @@ def _pictures(document: Mapping[str, Json], tested: Tested) -> list[Picture]:
         if tested.target.exclusive:
             drawn.append(draw_picture("confusion", first, draw_confusion))
         columns = outcome_columns(tested.target, tested.truth, tested.answers)
-        curves = Columns(columns, tested.sampling)
+        curves = Columns(
+            columns, tested.sampling, ordered=tested.target.kind == "ordinal"
+        )
         drawn.append(draw_picture("roc", curves, draw_roc))
         drawn.append(draw_picture("pr", curves, draw_precision))
         drawn.append(draw_picture("calibration", curves, draw_calibration))

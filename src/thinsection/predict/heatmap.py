@@ -77,6 +77,7 @@ QUANTILES = 512  # values that represent a larger slide in the cohort's scale
 SCORE_UNITS: dict[Kind, str] = {
     "binary": "log-odds",
     "multiclass": "logit minus the mean of the other classes",
+    "ordinal": "log-odds of a higher class, divided by the temperature",
     "multilabel": "logit",
     "regression": "standard deviations of the training cases",
     "cox": "logarithm of the risk",
@@ -211,7 +212,7 @@ def heatmap(
         results=results,
         home=home,
         load=lambda slide_id: read_tiles_file(home / f"{slide_id}.h5"),
-        sheet_columns=tuple(score_column(name) for name in card.target.names),
+        sheet_columns=tuple(score_column(name) for name in card.target.score_names),
         score_unit=SCORE_UNITS[card.target.kind],
         model_name=card.name,
         model_sum=file_sum(Path(source)),
@@ -311,7 +312,12 @@ def _draw_column(
 
 
 def _check_positive(positive: str | None, target: Target) -> None:
-    """Raises ConfigError: the model has no such class."""
+    """Raises ConfigError: the model has no such class, or one score for all classes."""
+    if positive is not None and target.kind == "ordinal":
+        raise ConfigError(
+            f"positive must be left out for ordered classes, got {positive!r}; the one score is "
+            f"that of a higher {target.columns[0]}"
+        )
     if positive is not None and positive not in target.names:
         raise ConfigError(
             f"positive must be one of {', '.join(target.names)}, got {positive!r}"
@@ -325,8 +331,8 @@ def _drawn_scores(
     """Score columns to draw for a slide with these predictions (K,)."""
     if config.positive is not None:
         return [score_column(config.positive)]
-    if not target.exclusive:
-        return [score_column(name) for name in target.names[:MAX_SCORES]]
+    if not target.exclusive or target.kind == "ordinal":
+        return [score_column(name) for name in target.score_names[:MAX_SCORES]]
     if len(target.names) == 2:
         return [score_column(target.names[target.positive_index])]
     return [score_column(target.names[int(np.argmax(answers))])]

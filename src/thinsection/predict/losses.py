@@ -10,7 +10,11 @@ from thinsection.predict.heads.head import Criterion
 
 
 def targets_of(target: Target, values: Floats) -> Tensor:
-    """One row per case for the criterion: class; labels; scaled value; event and time."""
+    """One row per case for the criterion: class; labels; scaled value; event and time.
+
+    Logits of ordered classes are their log probabilities (`OrdinalHead`): the loss of classes is
+    their negative log likelihood too.
+    """
     if target.exclusive:
         return torch.from_numpy(values[:, 0].astype(np.int64))
     if target.kind == "regression":

@@ -29,7 +29,8 @@ from thinsection.evaluation.target import Floats, Target
 from thinsection.files.json_text import parse_json
 from thinsection.files.pages import render_page
 from thinsection.predict.heads.config import HeadConfig
-from thinsection.predict.heads.head import Head, build_head
+from thinsection.predict.heads.head import Head
+from thinsection.predict.heads.ordinal import head_for
 from thinsection.predict.inputs import Inputs
 from thinsection.predict.usual import Usual
 from thinsection.types import MIB, Json
@@ -337,9 +338,7 @@ def load_model(path: str | Path) -> Model:
             f"{', '.join(USUAL_TENSORS)} must have matching shapes, got {shapes}"
         )
     with torch.device("meta"):
-        heads = [
-            build_head(card.head, dim, len(card.target.names)) for _ in card.members
-        ]
+        heads = [head_for(card.head, dim, card.target) for _ in card.members]
     fill_strictly(
         nn.ModuleList(heads).eval().requires_grad_(False), state, source=str(path)
     )

@@ -29,7 +29,12 @@ from thinsection.types import Json, counted
 
 EXPERIMENT_NAME = "experiment.json"
 # metric that is printed first, by kind of target; for classes and labels it is the AUROC
-HEADLINE = {"regression": "pearson", "cox": "c_index", "discrete": "c_index"}
+HEADLINE = {
+    "ordinal": "weighted_kappa",
+    "regression": "pearson",
+    "cox": "c_index",
+    "discrete": "c_index",
+}
 
 
 class Score(TypedDict):
@@ -82,11 +87,15 @@ class Tested:
 
     @property
     def scorers(self) -> metrics.Scorers:
-        """Every metric over all cases; for several labels, the mean over labels."""
+        """Every metric that is shown, over all cases; for several labels, the mean over labels."""
         each = [rows.scorers for rows in self.rows()]
+        if self.target.kind == "ordinal":
+            truth = self.truth[:, 0].astype(np.int64)
+            each[0]["mae"] = metrics.class_distance(truth, self.answers.argmax(axis=1))
+        shown = metrics.shown_metrics(self.target.kind, len(set(self.cases)))
         return {
             name: metrics.MeanScorer([scorers[name] for scorers in each])
-            for name in each[0]
+            for name in shown or each[0]
         }
 
     def score(self) -> float:
@@ -103,7 +112,7 @@ class Tested:
         target = self.target
         if target.exclusive:
             truth = self.truth[:, 0].astype(np.int64)
-            if target.kind == "multiclass":
+            if target.kind != "binary":
                 return [self._classes(target.names, truth, self.answers)]
             order = target.positive_first[::-1]
             return [
@@ -184,7 +193,16 @@ def score_table(
 
 
 def outcome_columns(target: Target, truth: Floats, answers: Floats) -> list[Column]:
-    """Each class or label against the rest; for two classes only the positive one."""
+    """Each class or label against the rest; for two classes only the positive one.
+
+    Ordered classes: each but the lowest, together with the higher ones, against the lower ones.
+    """
+    if target.kind == "ordinal":
+        return [
+            Column(f"{name} or higher", truth[:, 0] >= k, answers[:, k:].sum(axis=1))
+            for k, name in enumerate(target.names)
+            if k > 0
+        ]
     if target.kind == "multilabel":
         truths = [label == 1 for label in truth.T]
     elif target.exclusive:

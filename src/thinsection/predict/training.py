@@ -30,7 +30,8 @@ from thinsection.predict.adamw import AdamW
 from thinsection.predict.bags import Bag, Bags
 from thinsection.predict.config import FitConfig
 from thinsection.predict.heads.config import HeadConfig
-from thinsection.predict.heads.head import Criterion, HeadOutput, build_head, load_head
+from thinsection.predict.heads.head import Criterion, HeadOutput, load_head
+from thinsection.predict.heads.ordinal import head_for
 from thinsection.predict.losses import cox_loss, criterion_of, targets_of
 from thinsection.weights.files import write_tensors
 from thinsection.weights.placement import resolve_device
@@ -126,8 +127,7 @@ class Trainer:
     def _draw_head(self, config: HeadConfig, dim: int) -> None:
         """Sets a head with the initial weights of the current start, and its optimiser."""
         self._seed(INNER, len(self.starts) - 1)
-        outputs = len(self.target.names)
-        self.head = build_head(config, dim, outputs).to(self.device)
+        self.head = head_for(config, dim, self.target).to(self.device)
         self.optimizer = AdamW(
             self.head.parameters(),
             lr=self.fit.lr,

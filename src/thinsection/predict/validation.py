@@ -96,6 +96,7 @@ def write_validation(
         "target": list(cohort.target.columns),
         "positive": _positive(rows.target),
         "positive_words": rows.target.positive_words,
+        "order_words": rows.target.order_words,
         "outputs": list(rows.target.names),
         "cases": len(kept),
         "slides": sum(len(cohort.slides[i]) for i in kept),
@@ -120,7 +121,9 @@ def write_validation(
     lines = _case_lines(model.card, cohort, answered, left_out)
     write_table(out / "cases.csv", lines)
     write_json(out / "validation.json", document)
-    curves = Columns(rows.columns, rows.sampling())
+    curves = Columns(
+        rows.columns, rows.sampling(), ordered=rows.target.kind == "ordinal"
+    )
     page = validation_page(
         document, curves, rows.truth, rows.answers, home=index_address(out)
     )

@@ -16,6 +16,7 @@ from thinsection.evaluation.metrics import (
     FloatVector,
     IndexArray,
     Scorers,
+    class_distance,
     class_scorers,
     value_scorers,
 )
@@ -34,6 +35,7 @@ OLD_MODEL = (
 )
 OF_CASE = ("auroc", "auprc", "brier", "ece")
 OF_CLASSES = ("auroc", "auprc", "balanced_accuracy", "macro_f1", "brier", "ece")
+OF_ORDERED_CLASSES = ("weighted_kappa", "mae", "balanced_accuracy", "ece")
 OF_VALUES = ("r2", "mae", "pearson", "spearman")
 
 
@@ -83,7 +85,7 @@ def figures(rows: Rows, lock: Lock | None) -> dict[str, Json]:
         "survival": None,
     }
     missing = []
-    if lock is None and kind not in ("multiclass", "regression"):
+    if lock is None and kind not in ("multiclass", "ordinal", "regression"):
         missing.append(OLD_MODEL)
     scores: dict[str, Score] = {}
     if kind in ("cox", "discrete"):
@@ -99,9 +101,9 @@ def figures(rows: Rows, lock: Lock | None) -> dict[str, Json]:
         parts["outcomes"] = _outcomes(rows, lock or Lock())
         if kind == "binary":
             scores = parts["outcomes"][0]["scores"]
-        elif kind == "multiclass":
+        elif kind in ("multiclass", "ordinal"):
             scores, parts["classes"] = _classes(rows)
-        if lock is not None and kind != "multiclass":
+        if lock is not None and kind not in ("multiclass", "ordinal"):
             missing += [
                 f"{outcome['name']}: no threshold, because its validation cases had only one "
                 "class"
@@ -131,17 +133,20 @@ def _pick(scorers: Scorers, names: Sequence[str]) -> Scorers:
 
 
 def _outcomes(rows: Rows, lock: Lock) -> list[dict[str, Json]]:
-    """Figures of each class or label against the rest; for two classes only the second."""
-    multiclass = rows.target.kind == "multiclass"
+    """Figures of each outcome of `outcome_columns`."""
+    several_classes = rows.target.kind in ("multiclass", "ordinal")
+    predicted = rows.answers.argmax(axis=1)
     outcomes = []
     for k, column in enumerate(rows.columns):
         threshold = lock.thresholds.get(column.name)
         called = None
-        if multiclass:
-            called = rows.answers.argmax(axis=1) == k
+        if rows.target.kind == "multiclass":
+            called = predicted == k
+        elif rows.target.kind == "ordinal":
+            called = predicted > k
         elif threshold is not None:
             called = column.probability >= threshold
-        by = "largest probability" if multiclass else "threshold"
+        by = "largest probability" if several_classes else "threshold"
         outcomes.append(
             {
                 "name": column.name,
@@ -196,9 +201,10 @@ def _classes(rows: Rows) -> tuple[dict[str, Score], dict[str, Json]]:
     predicted = rows.answers.argmax(axis=1)
     num_classes = len(rows.target.names)
     scorers: Scorers = class_scorers(truth, predicted, num_classes, rows.answers)
-    scores = score_table(
-        _pick(scorers, OF_CLASSES), rows.sampling(classes=truth), seed=SEED
-    )
+    scorers["mae"] = class_distance(truth, predicted)
+    ordered = rows.target.kind == "ordinal"
+    names = OF_ORDERED_CLASSES if ordered else OF_CLASSES
+    scores = score_table(_pick(scorers, names), rows.sampling(classes=truth), seed=SEED)
     counts = np.zeros((num_classes, num_classes), dtype=np.int64)
     np.add.at(counts, (truth, predicted), 1)
     shares = [

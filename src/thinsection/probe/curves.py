@@ -48,6 +48,7 @@ class Columns(NamedTuple):
 
     columns: Sequence[Column]
     sampling: Sampling | None  # None: curves without bands
+    ordered: bool = False  # columns are "this class or a higher one"
 
     def drawable(self) -> list[tuple[Column, Sampling | None, str]]:
         """Columns with both kinds of rows, with their sampling and colour."""
@@ -92,6 +93,8 @@ def _positive_sentence(columns: Columns) -> str:
     """Says which class counts as positive."""
     if len(columns.columns) == 1:
         return f"Positive class: {columns.columns[0].name}."
+    if columns.ordered:
+        return "Positive: the class of the curve and all higher ones."
     return "Each class against the rest."
 
 

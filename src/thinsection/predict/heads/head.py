@@ -44,7 +44,7 @@ class HeadOutput(NamedTuple):
 
     logits: Tensor  # (K,)
     attention: Tensor | None = None  # (N, A), a softmax over tiles
-    evidence: Tensor | None = None  # (N, K), see above
+    evidence: Tensor | None = None  # (N, K), see above; (N, 1) of ordered classes
     instances: Tensor | None = None  # (N, H or K), what `extra_loss` reads
 
 

@@ -1,0 +1,212 @@
+"""Targets of more kinds: ordered classes, several labels with blanks, values."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import cohen_kappa_score, mean_absolute_error
+from tests.predict.planted import write_embeddings
+from tests.predict.test_training import config_for
+
+from thinsection.errors import ConfigError, DatasetError
+from thinsection.evaluation.target import Target
+from thinsection.files.atomic import read_table
+from thinsection.predict.config import FitConfig
+from thinsection.predict.experiment import train
+from thinsection.predict.heads.config import HEADS, HeadConfig
+from thinsection.predict.heads.ordinal import OrdinalHead, Thresholds, head_for
+from thinsection.predict.losses import criterion_of
+from thinsection.predict.predicting import (
+    PredictRunConfig,
+    ValidationConfig,
+    predict,
+)
+
+LINEAR = HeadConfig(head="linear")
+QUICK = FitConfig(epochs=30, patience=10, lr=2e-2, device="cpu")
+# housing satisfaction in Copenhagen, counts of low, medium, high satisfaction by influence (3),
+# type (4: tower, apartment, atrium, terrace) and contact (2); Madsen 1976, `housing` of R's MASS
+HOUSING = """21 21 28 34 22 36 10 11 36 61 23 17 43 35 40 26 18 54 13 9 10 8 8 12 6 7 9
+18 6 7 15 13 13 7 5 11 14 19 37 17 23 40 3 5 23 78 46 43 48 45 86 15 25 62 20 23 20
+10 22 24 7 10 21 57 23 13 31 21 13 5 6 13"""
+# of Venables and Ripley, Modern Applied Statistics with S, 4th edition, page 204: polr
+POLR = {
+    "coefficients": [0.5664, 1.2888, -0.5724, -0.3662, -1.0910, 0.3603],
+    "thresholds": [-0.4961, 0.6907],
+    "deviance": 3479.149,
+}
+
+
+def target_of(count: int) -> Target:
+    names = tuple(str(i + 1) for i in range(count))
+    return Target(kind="ordinal", columns=("isup",), names=names)
+
+
+def test_the_loss_is_the_likelihood_of_proportional_odds_in_r() -> None:
+    counts = np.array(HOUSING.split(), dtype=float).reshape(2, 4, 3, 3)
+    assert counts.sum() == 1681
+    influence, kind, contact = np.eye(3)[:, 1:], np.eye(4)[:, 1:], np.array([[0], [1]])
+    rows = [
+        (np.r_[influence[i], kind[t], contact[c]], counts[c, t, i])
+        for c in range(2) for t in range(4) for i in range(3)
+    ]  # fmt: skip
+    x = torch.tensor(np.stack([row for row, _ in rows]), dtype=torch.float64)
+    weights = torch.tensor(np.stack([count for _, count in rows]))
+    head = OrdinalHead(6, 3, LINEAR).double()
+    link = head.thresholds
+    with torch.no_grad():
+        head.score.classifier.weight[:] = torch.tensor([POLR["coefficients"]])
+        head.score.classifier.bias.zero_()
+        first, second = POLR["thresholds"]
+        link.first[:] = first
+        link.log_gaps[:] = np.log(second - first)
+        deviance = -2 * sum(
+            (weights[i] * head(x[i : i + 1]).logits).sum() for i in range(len(x))
+        )
+    # published to four digits
+    assert float(deviance) == pytest.approx(POLR["deviance"], abs=2e-3)
+
+
+def test_thresholds_rise_and_classes_sum_to_one_whatever_the_weights() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for count in (3, 5):
+        link = Thresholds(count)
+        with torch.no_grad():
+            for weight in link.parameters():
+                weight.copy_(3 * torch.randn(weight.shape, generator=generator))
+            score = 10 * torch.randn(50, 1, generator=generator)
+            p = link(score).exp()
+        assert p.shape == (50, count)
+        np.testing.assert_allclose(p.sum(1), 1, atol=1e-5)
+        below = p.cumsum(1)[:, :-1].double().logit()
+        # the odds are proportional: the distance of thresholds is that of all cases
+        inner = ((below > -6) & (below < 6)).all(1)
+        gaps = below[inner].diff(dim=1)
+        np.testing.assert_allclose(gaps, gaps[:1].expand_as(gaps), rtol=2e-2)
+
+
+def test_the_classes_of_a_new_head_are_equally_probable() -> None:
+    p = Thresholds(5)(torch.zeros(1)).exp()
+    np.testing.assert_allclose(p.detach(), np.full(5, 0.2), atol=1e-6)
+
+
+@pytest.mark.parametrize("head", [*HEADS.names()])
+def test_every_head_learns_an_order_or_says_why_not(head: str) -> None:
+    settings = HeadConfig(head=head, hidden_dim=16, attention_dim=4)
+    if head.startswith("clam"):
+        with pytest.raises(ConfigError, match="use 'abmil'"):
+            head_for(settings, 8, target_of(4))
+        return
+    built = head_for(settings, 8, target_of(4)).train()
+    cells = torch.stack([torch.arange(6), torch.zeros(6, dtype=torch.int64)], dim=1)
+    output = built(torch.randn(6, 8), cells)
+    assert output.logits.shape == (4,)
+    label = torch.tensor(2)
+    criterion = criterion_of(target_of(4), torch.arange(4), weighted=False)
+    built.loss(output, label, criterion).backward()
+    assert all(weight.grad is not None for weight in built.thresholds.parameters())
+
+
+def test_a_head_that_knows_no_order_is_refused_before_training(tmp_path: Path) -> None:
+    root = graded(tmp_path / "f", cases=30, classes=3)
+    clam = HeadConfig(head="clam_sb", hidden_dim=8, attention_dim=4)
+    config = config_for(root, head=clam, fit=QUICK, task="ordinal")
+    with pytest.raises(ConfigError, match="head must not be clam_sb or clam_mb"):
+        train(root, out=tmp_path / "e", config=config)
+    assert not (tmp_path / "e" / "folds").exists()
+
+
+def graded(root: Path, *, cases: int = 60, classes: int = 5, seed: int = 0) -> Path:
+    """Embeddings whose first channel rises with a grade, which is read with an error."""
+    rng = np.random.default_rng(seed)
+    root.mkdir()
+    latent = rng.normal(size=cases)
+    noisy = latent + 0.3 * rng.logistic(size=cases)
+    cuts = np.quantile(noisy, np.linspace(0, 1, classes + 1)[1:-1])
+    grade = np.searchsorted(cuts, noisy) + 1
+    lines = ["slide_id,label"]
+    for i in range(cases):
+        x = rng.normal(size=(12, 4))
+        x[:, 0] += 2 * latent[i]
+        write_embeddings(root / f"s{i:03}.h5", x)
+        lines.append(f"s{i:03},ISUP {grade[i]}")
+    (root / "labels.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def test_a_planted_order_is_found_scored_and_predicted_again(tmp_path: Path) -> None:
+    root = graded(tmp_path / "f")
+    config = config_for(root, head=LINEAR, fit=QUICK, task="ordinal")
+    lines: list[str] = []
+    document = train(root, out=tmp_path / "e", config=config, on_message=lines.append)
+    assert any("ISUP 1 < ISUP 2 < ISUP 3 < ISUP 4 < ISUP 5" in line for line in lines)
+    assert document["metric"] == "weighted_kappa"
+    assert document["value"] > 0.6
+    rows = read_table(tmp_path / "e" / "predictions.csv")
+    truth = [int(row["truth"][-1]) for row in rows]
+    predicted = [int(row["prediction"][-1]) for row in rows]
+    scores = document["scores"]
+    kappa = cohen_kappa_score(truth, predicted, weights="quadratic")
+    assert scores["weighted_kappa"]["value"] == pytest.approx(kappa, abs=1e-12)
+    assert scores["mae"]["value"] == pytest.approx(
+        mean_absolute_error(truth, predicted)
+    )
+    for score in (scores["weighted_kappa"], scores["mae"]):
+        assert score["low"] < score["value"] < score["high"]
+    assert {*scores} == {"weighted_kappa", "mae", "balanced_accuracy"}
+    page = (tmp_path / "e" / "index.html").read_text()
+    assert "ISUP 1 &lt; ISUP 2" in page
+    model = tmp_path / "e" / "model.safetensors"
+    again = {
+        row["slide_id"]: row
+        for row in read_table(predict(model, root, out=tmp_path / "p").table)
+    }
+    for row in rows:
+        for name in (f"p_ISUP {k}" for k in range(1, 6)):
+            other = float(again[row["slide_id"]][name])
+            assert other == pytest.approx(float(row[name]), abs=1e-6)
+
+
+def test_new_cases_test_a_model_of_an_order(tmp_path: Path) -> None:
+    root = graded(tmp_path / "f", classes=3)
+    config = config_for(root, head=LINEAR, fit=QUICK, task="ordinal")
+    train(root, out=tmp_path / "e", config=config)
+    new = graded(tmp_path / "new", classes=3, seed=1)
+    for path in sorted(new.glob("s*.h5")):
+        path.rename(path.with_name(f"n{path.name[1:]}"))
+    table = new / "labels.csv"
+    table.write_text(table.read_text().replace("\ns", "\nn"))
+    answered = predict(
+        tmp_path / "e" / "model.safetensors", new, out=tmp_path / "p",
+        config=PredictRunConfig(validation=ValidationConfig(labels=table)),
+    )  # fmt: skip
+    found = answered.validation
+    assert found is not None
+    rows = read_table(next((tmp_path / "p").rglob("cases.csv")))
+    pairs = [(int(row["truth"][-1]), int(row["prediction"][-1])) for row in rows]
+    kappa = cohen_kappa_score(*zip(*pairs, strict=True), weights="quadratic")
+    assert found["value"] == pytest.approx(kappa)
+    assert [one["name"] for one in found["outcomes"]] == [
+        "ISUP 2 or higher",
+        "ISUP 3 or higher",
+    ]
+    positives = [sum(truth >= k for truth, _ in pairs) for k in (2, 3)]
+    assert [one["positive"] for one in found["outcomes"]] == positives
+
+
+def test_classes_without_a_number_have_no_order(tmp_path: Path) -> None:
+    root = graded(tmp_path / "f", classes=3)
+    table = root / "labels.csv"
+    text = table.read_text()
+    for number, word in enumerate(("low", "middle", "high"), start=1):
+        text = text.replace(f"ISUP {number}", word)
+    table.write_text(text)
+    config = config_for(root, head=LINEAR, fit=QUICK, task="ordinal")
+    with pytest.raises(DatasetError, match="classes of label must have an order"):
+        train(root, out=tmp_path / "e", config=config)
+    numbered = ("low=1 low", "middle=2 middle", "high=3 high")
+    config = replace(config, labels=replace(config.labels, read=numbered))
+    document = train(root, out=tmp_path / "e", config=config)
+    assert document["order_words"].startswith("1 low < 2 middle < 3 high")
