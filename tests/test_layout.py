@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 # from the ground up: a room imports only from itself and from rooms above it in this list
 ROOMS = (
     "errors",
+    "extras",
     "types",
     "config",
     "registry",

@@ -87,6 +87,9 @@ if not TYPE_CHECKING:  # a checker that saw this would take every misspelt name 
 
     def __getattr__(name: str) -> object:
         if name in _PUBLIC:
+            from thinsection.extras import check_slides
+
+            check_slides()
             module = import_module(_PUBLIC[name])
             return getattr(module, name, module)  # `plot` is a module
         raise AttributeError(f"module 'thinsection' has no attribute {name!r}")

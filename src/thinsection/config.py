@@ -13,7 +13,6 @@ import re
 import stat
 import sys
 import tempfile
-import tomllib
 import types
 import typing
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -26,6 +25,11 @@ import tomli_w
 
 from thinsection.errors import ConfigError, ThinsectionError
 from thinsection.types import Document
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -17,7 +17,10 @@ from contextlib import contextmanager
 from functools import partial
 from traceback import walk_stack
 from types import FrameType, TracebackType
-from typing import Self
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # Python 3.10 has no Self
+    from typing import Self
 
 # file name of the calls that import
 _IMPORT = "<frozen importlib._bootstrap>"
@@ -51,7 +54,7 @@ class CohortError(ThinsectionError, ValueError):
     """A cohort table or the list of slides cannot be used."""
 
     @classmethod
-    def no_such_slide(cls, path: str) -> Self:
+    def no_such_slide(cls, path: str) -> "Self":
         """Error about an argument that names no file, folder or URL."""
         return cls(f"slide must be an existing file, folder or URL, got {path!r}")
 
@@ -258,6 +261,11 @@ def slide_boundary(
             None raises the error.
     """
     return _SlideBoundary(slide_id, leave_out)
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a line to the error, as `BaseException.add_note` of Python 3.11 does."""
+    error.__notes__ = [*getattr(error, "__notes__", []), note]
 
 
 @contextmanager

@@ -8,12 +8,15 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import ConfigError
+
+if TYPE_CHECKING:  # Python 3.10 has no Self
+    from typing import Self
 
 Size = tuple[int, int]  # (width, height), px
 PointL0 = tuple[int, int]  # (x, y) in level-0 px
@@ -55,7 +58,7 @@ class Closing(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Self":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -28,6 +28,7 @@ from thinsection.attention.traced import (
     attend_flex,
     attend_item_flex,
     call,
+    is_compiling,
     is_exporting,
     is_transformed,
 )
@@ -94,7 +95,7 @@ def alibi2d_attention(
         BudgetError: too small a budget.
         DeviceError: 'triton' cannot run here.
     """
-    if is_transformed() or torch.compiler.is_compiling():
+    if is_transformed() or is_compiling():
         traced = traced_impl(q, impl)
         if traced is not None:
             if key_mask is not None or out is not None:
@@ -112,7 +113,7 @@ def alibi2d_attention(
                 budget_bytes=budget_bytes,
             )
     run = call
-    if torch.compiler.is_compiling():
+    if is_compiling():
         # imports PyTorch's compiler, which takes seconds; here it is in use already
         from thinsection.attention.untraced import call_untraced
 

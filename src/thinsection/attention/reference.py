@@ -91,7 +91,8 @@ def dense_bytes(q: Tensor) -> int:
     """Bytes that `reference` needs for all of q [B, H, T, D], beyond inputs and output."""
     batch, heads, tokens, _ = q.shape
     copies = batch * (heads * DENSE_COPIES_PER_HEAD + DENSE_COPIES)
-    return copies * tokens**2 * math_dtype(q).itemsize
+    bytes_per_value = torch.finfo(math_dtype(q)).bits // 8
+    return copies * tokens**2 * bytes_per_value
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

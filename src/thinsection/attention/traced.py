@@ -15,22 +15,33 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from thinsection.attention.reference import AttentionItem, math_dtype
+from thinsection.errors import MissingDependencyError
 
 Arguments = ParamSpec("Arguments")
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
+def is_compiling() -> bool:
+    """True while PyTorch's compiler traces."""
+    return _compiler_answers("is_compiling")
+
+
 def is_transformed() -> bool:
     """True within a transform of torch.func (vmap, grad, jacrev); not under torch.compile."""
     is_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
-    return not torch.compiler.is_compiling() and is_active()
+    return not is_compiling() and is_active()
 
 
 def is_exporting() -> bool:
     """True within torch.export, which cannot leave a call out of its graph."""
-    # PyTorch 2.6 has no public name for it
-    ask: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
-    return ask()
+    return _compiler_answers("is_exporting")
+
+
+def _compiler_answers(question: str) -> bool:
+    """Answer of a function of torch.compiler; False where this PyTorch is older than it."""
+    compiler = getattr(torch, "compiler", None)
+    ask: Callable[[], bool] | None = getattr(compiler, question, None)
+    return ask is not None and ask()
 
 
 def call(
@@ -60,7 +71,7 @@ def attend_flex(
     padded = F.pad(cells.to(q.device, dtype), (num_prefix_tokens, 0))
     score_mod = alibi_score_mod(padded, slopes.to(q.device, dtype), num_prefix_tokens)
     attend = _flex_attention()
-    if q.device.type == "cuda" and not torch.compiler.is_compiling():
+    if q.device.type == "cuda" and not is_compiling():
         attend = _compiled_flex_attention()
     out: Tensor = attend(q, k, v, score_mod=score_mod, scale=scale)
     return out
@@ -96,8 +107,13 @@ def attend_item_flex(item: AttentionItem, out: Tensor | None = None) -> Tensor:
 
 
 def _flex_attention() -> Callable[..., Any]:
-    from torch.nn.attention.flex_attention import flex_attention
-
+    try:
+        from torch.nn.attention.flex_attention import flex_attention
+    except ImportError:
+        raise MissingDependencyError(
+            "attention 'flex' must have PyTorch 2.5 or newer, got "
+            f"{torch.__version__}; use 'chunked'"
+        ) from None
     return flex_attention
 
 

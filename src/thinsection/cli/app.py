@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from thinsection import __version__
 from thinsection.cli.flags import HELP_WIDTH, add_flags
 from thinsection.errors import ConfigError
+from thinsection.extras import check_slides
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Command:
     heading: str
     module: str
     summary: str
+    # whether it asks for the packages of the extra `slides`
+    needs_slides: bool = True
 
 
 DAILY = "Daily work"
@@ -35,7 +38,10 @@ OTHER = "Other"
 # in the order of `thinsection --help`, which is the order of work
 COMMANDS = {
     "doctor": Command(
-        DAILY, "machine", "Check what works on this machine, and what is missing."
+        DAILY,
+        "machine",
+        "Check what works on this machine, and what is missing.",
+        needs_slides=False,
     ),
     "models": Command(
         DAILY, "machine", "List the tile encoders; check that one loads here."
@@ -114,13 +120,20 @@ COMMANDS = {
         OTHER,
         "rescue",
         "Run another tool's command with less memory for its slide encoder.",
+        needs_slides=False,
     ),
     "demo": Command(OTHER, "run", "Run everything on one synthetic slide."),
-    "skill": Command(OTHER, "skill", "Print a guide to these commands for agents."),
+    "skill": Command(
+        OTHER,
+        "skill",
+        "Print a guide to these commands for agents.",
+        needs_slides=False,
+    ),
     "frames": Command(
         OTHER,
         "convert",
         "Compute AlphaFold 3's frames of protein structures (no slides).",
+        needs_slides=False,
     ),
 }
 # earlier command -> command of today
@@ -212,7 +225,11 @@ def _add_command(app: typer.Typer, name: str, arguments: Sequence[str]) -> None:
     """Imports the module of a command and adds that command alone.
 
     The other commands of the module would each be built with dozens of flags.
+
+    Raises MissingDependencyError: the command reads slides, and their packages are not installed.
     """
+    if COMMANDS[name].needs_slides:
+        check_slides()
     module = importlib.import_module(f"thinsection.cli.{COMMANDS[name].module}")
     has_builder = hasattr(module, "build")
     built = module.build(name, arguments) if has_builder else module.app

@@ -9,11 +9,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 from thinsection.types import Document
 
 if TYPE_CHECKING:
+    from typing import Self  # not in Python 3.10
+
     from _typeshed import DataclassInstance
 
     from thinsection.encode import EncoderSpec
@@ -59,7 +61,7 @@ class ResultsRow:
     slide_dim: int | None
 
     @classmethod
-    def of(cls, row: "FolderRow") -> Self:
+    def of(cls, row: "FolderRow") -> "Self":
         """Row for a folder of results."""
         facts: Document = dict(row.facts)
         return cls(
@@ -84,7 +86,7 @@ class Invocation:
     counts: dict[str, int] | None
 
     @classmethod
-    def of(cls, record: "Record") -> Self:
+    def of(cls, record: "Record") -> "Self":
         """Invocation from its record."""
         document = record.document
         return cls(
@@ -110,7 +112,7 @@ class LsDocument:
     invocations: tuple[Invocation, ...]
 
     @classmethod
-    def of(cls, folder: str, results: "Results") -> Self:
+    def of(cls, folder: str, results: "Results") -> "Self":
         """Document of a folder or URL."""
         return cls(
             folder=folder,
@@ -169,7 +171,7 @@ class PlanDocument:
     job: JobPlan | None
 
     @classmethod
-    def of(cls, plan: "RunPlan", job: JobPlan | None) -> Self:
+    def of(cls, plan: "RunPlan", job: JobPlan | None) -> "Self":
         """Document of a plan."""
         slides = tuple(
             PlannedSlide(slide_id=slide.slide_id, num_tiles=slide.num_tiles)
@@ -238,7 +240,7 @@ class EncoderRow:
     needs: tuple[str, ...]
 
     @classmethod
-    def of(cls, spec: "EncoderSpec") -> Self:
+    def of(cls, spec: "EncoderSpec") -> "Self":
         """Row for a declared encoder."""
         return cls(
             name=spec.name,
@@ -290,7 +292,7 @@ class ModelsCheckDocument:
     checks: tuple[CheckRow, ...]
 
     @classmethod
-    def of(cls, name: str, checks: Sequence["Check"]) -> Self:
+    def of(cls, name: str, checks: Sequence["Check"]) -> "Self":
         """Document of the checks of an encoder."""
         rows = [
             CheckRow(name=check.name, ok=check.ok, detail=check.detail)
@@ -321,7 +323,7 @@ class NextRequest:
     sbatch: tuple[str, ...]
 
     @classmethod
-    def of(cls, request: "Request | None") -> Self | None:
+    def of(cls, request: "Request | None") -> "Self | None":
         """The request of an analysis; None if it has none."""
         if request is None:
             return None
@@ -350,7 +352,7 @@ class EfficiencyDocument:
     next_request: NextRequest | None
 
     @classmethod
-    def of(cls, analysis: "Efficiency", page: Path) -> Self:
+    def of(cls, analysis: "Efficiency", page: Path) -> "Self":
         """Document of an analysis."""
         shares = [
             ShareRow(
@@ -392,7 +394,7 @@ class VerifyDocument:
     damaged: tuple[DamageRow, ...]
 
     @classmethod
-    def of(cls, folder: Path, checked: int, damaged: Sequence["Damage"]) -> Self:
+    def of(cls, folder: Path, checked: int, damaged: Sequence["Damage"]) -> "Self":
         """Document of a comparison."""
         rows = tuple(DamageRow(file=row.file, problem=row.problem) for row in damaged)
         return cls(folder=str(folder), num_checksums=checked, damaged=rows)
@@ -412,7 +414,7 @@ class SlideRow:
     seconds: float
 
     @classmethod
-    def of(cls, result: "SlideResult") -> Self:
+    def of(cls, result: "SlideResult") -> "Self":
         """Row for a result."""
         return cls(
             slide_id=result.slide_id,
@@ -443,7 +445,7 @@ class RunDocument:
     stage_seconds: dict[str, float]
 
     @classmethod
-    def of(cls, summary: "RunSummary") -> Self:
+    def of(cls, summary: "RunSummary") -> "Self":
         """Document of a finished run."""
         return cls(
             out=str(summary.out),
@@ -468,7 +470,7 @@ class MergedSlideRow:
     reason: str
 
     @classmethod
-    def of(cls, slide: "MergedSlide") -> Self:
+    def of(cls, slide: "MergedSlide") -> "Self":
         """Row for a slide."""
         return cls(
             slide_id=slide.slide_id,
@@ -491,7 +493,7 @@ class MergeDocument:
     num_bytes: int
 
     @classmethod
-    def of(cls, summary: "MergeSummary") -> Self:
+    def of(cls, summary: "MergeSummary") -> "Self":
         """Document of a finished merge."""
         return cls(
             out=str(summary.out),
@@ -527,7 +529,7 @@ class PictureInfo:
     is_shown: bool
 
     @classmethod
-    def of(cls, picture: "Picture", shown: "Picture | None") -> Self:
+    def of(cls, picture: "Picture", shown: "Picture | None") -> "Self":
         """Picture of an inventory."""
         mpp_x, mpp_y = picture.mpp or (None, None)
         return cls(
@@ -563,7 +565,7 @@ class SlideInfo:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, slide: "Slide", slide_path: str) -> Self:
+    def of(cls, slide: "Slide", slide_path: str) -> "Self":
         """Information on an opened slide."""
         mpp_x, mpp_y = slide.slide_mpp or (None, None)
         return cls(

@@ -22,6 +22,8 @@ from rich.text import Text
 from thinsection.cli import documents
 from thinsection.cli.documents import print_document
 from thinsection.cli.screen import AsJson
+from thinsection.errors import MissingDependencyError
+from thinsection.extras import check_slides, slides_problem
 from thinsection.registry import Entry, Registry
 from thinsection.types import format_bytes
 
@@ -74,7 +76,7 @@ def doctor(
     Example:
       thinsection doctor --out /data/results
     """
-    findings = [*_devices(), *_entries(), *_places(out or Path())]
+    findings = [*_devices(), *_slides(), *_entries(), *_places(out or Path())]
     if as_json:
         print_document(_doctor_document(findings))
         return
@@ -101,8 +103,23 @@ def _doctor_document(findings: list[Finding]) -> documents.DoctorDocument:
     )
 
 
+def _slides() -> Iterator[Finding]:
+    """Whether the packages of the extra `slides` are installed."""
+    try:
+        check_slides()
+    except MissingDependencyError as error:
+        yield "packages", "slides", False, str(error)
+    else:
+        yield "packages", "slides", True, "every package that reads slides"
+
+
 def _entries() -> Iterator[Finding]:
-    """Entries of the registries; entries that need the same packages share a line."""
+    """Entries of the registries; entries that need the same packages share a line.
+
+    None without the packages that read slides: the registries' modules import some of them.
+    """
+    if slides_problem():
+        return
     for place in REGISTRIES:
         registry: Registry[object] = resolve_name(place)
         names_by_state: dict[tuple[bool, str], list[str]] = {}

@@ -19,6 +19,7 @@ from thinsection.errors import (
     ProvedDamageError,
     SlideOpenError,
 )
+from thinsection.extras import check_slides
 from thinsection.files.lock import scratch_bytes, scratch_folder
 from thinsection.files.sources import FsspecSource, metadata_file
 from thinsection.files.url_secrets import hide_secret
@@ -83,11 +84,13 @@ def open_slide(
         ImageError: the file has no such picture, or none that could be a slide.
         ChannelsError: the file is no RGB or gray picture of 8 bits, and `look` picks no channels.
         SlideOpenError: no reader opens it, or the URL is not reachable; says what each answered.
-        MissingDependencyError: the named reader's package is not installed, or the URL's.
+        MissingDependencyError: a package of the extra `slides`, of the named reader or of the URL
+            is missing or too old.
         ConfigError: no such reader.
         InvalidInputError: slide_mpp is not positive.
         DiskSpaceError: the staging folder has no room for it.
     """
+    check_slides()
     name = hide_secret(str(path))
     look = look or Look()
     picture = None if image is None else str(image)

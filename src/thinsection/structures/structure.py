@@ -5,7 +5,7 @@ Legend: T tokens, A atom slots. A standard residue's slots begin with its frame 
 """
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from thinsection.structures.features import NUM_RESTYPES
+
+if TYPE_CHECKING:  # Python 3.10 has no Self
+    from typing import Self
 
 PROTEIN, RNA, DNA, ATOM = range(4)
 KINDS = ("protein", "rna", "dna", "atom")
@@ -70,7 +73,7 @@ class Structure:
 
     def placed(
         self, rotation: npt.ArrayLike, shift: npt.ArrayLike, suffix: str = ""
-    ) -> Self:
+    ) -> "Self":
         """A copy moved by x -> rotation @ x + shift (float64), its chains renamed by `suffix`."""
         matrix = np.asarray(rotation, np.float64)
         moved = self.atom_positions @ matrix.T + np.asarray(shift)
@@ -80,7 +83,7 @@ class Structure:
             chains=tuple(name + suffix for name in self.chains),
         )
 
-    def of_chains(self, wanted: set[str]) -> Self:
+    def of_chains(self, wanted: set[str]) -> "Self":
         """Only the chains of these names."""
         is_kept = np.array([name in wanted for name in self.chains], dtype=bool)
         tokens = is_kept[self.token_chain]

@@ -13,7 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from thinsection.errors import InvalidInputError, StructureError, importing
+from thinsection.errors import (
+    InvalidInputError,
+    StructureError,
+    add_note,
+    importing,
+)
 from thinsection.structures.frames import (
     ANGLE_THRESHOLD,
     FrameAtoms,
@@ -183,7 +188,7 @@ def write_frames(
                     structure, name, angle_threshold=angle_threshold, options=options
                 )
             except StructureError as error:
-                error.add_note(f"structure: {path}")
+                add_note(error, f"structure: {path}")
                 raise
             if is_csv:
                 table = _with_text(table)

@@ -1,0 +1,141 @@
+"""Packages that read slides are asked for by name and version, before they are imported."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SLIDES = PROJECT["optional-dependencies"]["slides"]
+# opens in a child, since the answer is kept for a process
+OPENS = """
+import thinsection
+try:
+    thinsection.open_slide("no.svs")
+except ImportError as error:
+    print(type(error).__name__, error)
+except OSError as error:
+    print("opened:", error)
+"""
+
+
+def write_distribution(folder: Path, name: str, version: str, *lines: str) -> None:
+    """Metadata of an installed package, found before that of this environment's."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    text = f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n"
+    (info / "METADATA").write_text(text + "".join(f"{line}\n" for line in lines))
+
+
+def write_ours(folder: Path, requirements: list[str]) -> None:
+    """Our own metadata with these packages in the extra, and others beside them."""
+    lines = [f"Requires-Dist: {line}; extra == 'slides'" for line in requirements]
+    others = ("never-asked>=1", "never-asked>=1; extra == 'view'")
+    lines += [f"Requires-Dist: {line}" for line in others]
+    write_distribution(folder, "thinsection", "0.1.0", *lines)
+
+
+def child(code: str, folder: Path, *arguments: str) -> str:
+    """Standard output and errors of a process that sees the folder's packages first."""
+    paths = [str(folder), str(ROOT / "src")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
+    )
+    return done.stdout + done.stderr
+
+
+def test_every_line_of_the_extra_has_the_form_that_is_read() -> None:
+    for line in SLIDES:
+        assert re.fullmatch(r"[\w.-]+>=\d[\d.]*", line), line
+    names = [line.partition(">=")[0] for line in SLIDES]
+    assert len(set(names)) == len(names)
+
+
+def test_what_is_installed_here_will_do(tmp_path: Path) -> None:
+    write_ours(tmp_path, SLIDES)
+    assert child(OPENS, tmp_path).startswith("opened:")
+
+
+def test_old_and_missing_packages_are_named_with_what_is_needed(tmp_path: Path) -> None:
+    lines = ["tifffile>=2025.1", "pillow>=11", "not-there>=2", "nor-this>=3"]
+    write_ours(tmp_path, lines)
+    write_distribution(tmp_path, "tifffile", "2023.2.28")
+    assert child(OPENS, tmp_path).strip() == (
+        "MissingDependencyError packages that read slides must be installed, got tifffile "
+        "2023.2.28 (needs >=2025.1), no not-there, nor-this; pip install 'thinsection[slides]', "
+        "best in an environment of its own with Python 3.11 or newer"
+    )
+
+
+def test_many_missing_packages_are_counted(tmp_path: Path) -> None:
+    write_ours(tmp_path, [f"not-there-{number}>=1" for number in range(5)])
+    found = child(OPENS, tmp_path)
+    assert "got no not-there-0, not-there-1, not-there-2 and 2 more; pip" in found
+
+
+@pytest.mark.parametrize(
+    ("version", "least", "will_do"),
+    [
+        ("2.6.0+cpu", "2.6", True),
+        ("2.10.0", "2.6", True),
+        ("2.5.1", "2.6", False),
+        ("2025.1.10", "2025.1", True),
+        ("4.0.0.8", "4.0.0.8", True),
+        ("4.0.0", "4.0.0.8", False),
+        ("3.0.0rc1", "3.0", True),
+    ],
+)
+def test_versions_are_compared_by_number(
+    version: str, least: str, will_do: bool, tmp_path: Path
+) -> None:
+    write_ours(tmp_path, [f"some-reader>={least}"])
+    write_distribution(tmp_path, "some-reader", version)
+    assert child(OPENS, tmp_path).startswith("opened:") == will_do
+
+
+COMMAND = "from thinsection.cli.main import main\nmain()\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needs_slides"),
+    [
+        (("--help",), False),
+        (("--version",), False),
+        (("rescue", "--help"), False),
+        (("skill",), False),
+        (("frames", "--help"), False),
+        (("run", "--help"), True),
+        (("ls", "results"), True),
+        (("models",), True),
+        (("probe", "results"), True),
+    ],
+)
+def test_only_commands_that_read_slides_ask_for_them(
+    arguments: tuple[str, ...], needs_slides: bool, tmp_path: Path
+) -> None:
+    write_ours(tmp_path, ["h5py>=99"])
+    found = child(COMMAND, tmp_path, *arguments)
+    assert ("pip install 'thinsection[slides]'" in found) == needs_slides
+    if needs_slides:
+        h5py = distribution("h5py").version
+        assert f"got h5py {h5py} (needs >=99);" in found
+        assert "Traceback" not in found
+
+
+def test_doctor_says_that_slides_cannot_be_read(tmp_path: Path) -> None:
+    write_ours(tmp_path, ["h5py>=99"])
+    found = child(COMMAND, tmp_path, "doctor", "--json")
+    assert '"slides"' in found and "(needs >=99)" in found
+    # no reader is listed as usable
+    assert "simplejpeg" not in found
