@@ -1,8 +1,10 @@
 """Colours and sizes of JPEG blocks are those of the TIFF around them, as libtiff has it."""
 
+import io
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import imagecodecs
 import numpy as np
@@ -13,6 +15,12 @@ from tests.slide.planted import tissue
 
 from thinsection import open_slide
 from thinsection.errors import SlideOpenError, SlideReadError
+from thinsection.slide.formats.jpeg_streams import (
+    END,
+    PIXELS,
+    START_OF_SCAN,
+    walk_segments,
+)
 from thinsection.types import RgbArray
 
 SIZE = (300, 200)
@@ -253,3 +261,51 @@ def test_cmyk_and_separate_ycbcr_are_refused(tmp_path: Path, pixels: RgbArray) -
         file.pages[0].tags[262].overwrite(YCBCR)
     with pytest.raises(SlideOpenError, match="YCbCr in separate planes"):
         open_slide(path, reader="tiff")
+
+
+@pytest.mark.parametrize(
+    ("settings", "scans", "restarts"),
+    [
+        ({"quality": 70}, 1, False),
+        ({"quality": 70, "progressive": True}, 10, False),  # libjpeg's script for YCbCr
+        ({"quality": 70, "restart_marker_rows": 1}, 1, True),
+        (
+            {
+                "quality": 70,
+                "exif": b"Exif\0\0MM\0*\0\0\0\x08" + bytes(6),
+                "comment": "x",
+            },
+            1,
+            False,
+        ),
+    ],
+)
+def test_the_parts_of_a_stream_are_all_of_it(
+    settings: dict[str, Any], scans: int, restarts: bool
+) -> None:
+    pixels = np.random.default_rng(3).integers(0, 256, (75, 52, 3), dtype=np.uint8)
+    stored = io.BytesIO()
+    Image.fromarray(pixels).save(stored, "JPEG", **settings)
+    data = stored.getvalue()
+    parts = list(walk_segments(data))
+    assert b"".join(data[begin:end] for _, begin, end in parts) == data[2:]
+    markers = [part.marker for part in parts]
+    assert markers.count(START_OF_SCAN) == markers.count(PIXELS) == scans
+    assert markers[-1] == END
+    pixel_parts = [data[p.begin : p.end] for p in parts if p.marker == PIXELS]
+    assert (b"\xff\xd0" in pixel_parts[0]) is restarts
+    # Pillow's own reading of the same segments
+    with Image.open(stored) as image:
+        names = [f"APP{m - 0xE0}" for m in markers if 0xE0 <= m < 0xF0]
+        names += ["COM" for m in markers if m == 0xFE]
+        assert sorted(name for name, _ in image.applist) == sorted(names)
+
+
+def test_stray_bytes_belong_to_no_part_and_a_cut_segment_is_refused() -> None:
+    quantizer = b"\xff\xdb\x00\x43\0" + bytes(range(1, 65))
+    data = b"\xff\xd8" + b"name\xff\xff" + quantizer + b"\xff\x00\xff\xd9rest"
+    parts = [(part.marker, data[part.begin : part.end]) for part in walk_segments(data)]
+    assert parts == [(0xDB, quantizer), (END, b"\xff\xd9")]
+    assert list(walk_segments(data, max_stray_bytes=4)) == []
+    with pytest.raises(ValueError, match="ends within one of its segments"):
+        list(walk_segments(data[:20]))

@@ -15,21 +15,24 @@ import simplejpeg
 from tifffile import TiffPage
 
 from thinsection.errors import InvalidInputError
+from thinsection.slide.formats.jpeg_streams import (
+    BARE,
+    END,
+    FRAMES,
+    PIXELS,
+    RESTARTS,
+    START_OF_SCAN,
+    Segment,
+    walk_segments,
+)
 
 # marker codes of JPEG, without the leading 0xFF
-_SOI = b"\xff\xd8"
-_EOI = 0xD9
-_SOS = 0xDA
 _COM = 0xFE
 _APP0 = 0xE0
 _APP14 = 0xEE
 _DQT = 0xDB
 _DHT = 0xC4
-_FRAME_HEADERS = bytes.fromhex("c0c1c2c3c5c6c7c9cacbcdcecf")
 _LENGTHS = {0xDD: 4, 0xDC: 4}  # DRI and DNL, with their two bytes of length
-_ALONE = (0x01, *range(0xD0, 0xD8))  # markers without a length
-# within entropy-coded data 0xFF is followed by 0x00, a restart marker or another 0xFF
-_NEXT_MARKER = re.compile(rb"\xff(?![\x00\xd0-\xd7\xff])", re.DOTALL)
 _MARKER_NAMES = {
     _COM: "comment (COM)",
     _APP0: "density or thumbnail (APP0)",
@@ -184,49 +187,45 @@ def clean_jpeg(
 
 def _clean_segments(data: bytes, tables: bytes) -> Cleaned:
     """Cleans the segments of a JPEG one by one, and the end of its last scan."""
-    if data[:2] != _SOI:
-        raise StreamError(f"a JPEG must begin with ff d8, got {data[:2].hex(' ')}")
     out = bytearray(data)
     removed: set[str] = set()
     place = 2
     scan_start = 0
-    while place < len(data):
-        marker_place = data.find(b"\xff", place)
-        while 0 <= marker_place < len(data) - 1 and data[marker_place + 1] == 0xFF:
-            marker_place += 1
-        if marker_place < 0 or marker_place + 1 >= len(data):
-            _blank(out, data, place, len(data), removed)
-            break
-        _blank(out, data, place, marker_place, removed)
-        marker = data[marker_place + 1]
-        if marker == _EOI:
-            unread = _fill_after_last_pixel(out, scan_start, place, tables, removed)
-            cleaned = _cut(bytes(out), marker_place + 2, removed)
-            return Cleaned(cleaned.data, cleaned.removed, unread)
-        if marker in _ALONE:
-            place = marker_place + 2
-            continue
-        start = marker_place + 4
-        (length,) = struct.unpack(">H", data[start - 2 : start].rjust(2, b"\0"))
-        end = marker_place + 2 + length
-        if length < 2 or end > len(data):
-            raise StreamError(
-                f"a JPEG segment must end in its stream, got {length} bytes"
-            )
-        kept = _jpeg_payload(marker, data[start:end])
-        if kept is None:
-            out[marker_place + 1] = _COM
-            kept = bytes(end - start)
-        if kept != data[start:end]:
-            removed.add(f"JPEG {_MARKER_NAMES.get(marker, f'segment ff {marker:02x}')}")
-        out[start:end] = kept
+    scan_end = len(data)
+    for segment in _segments(data):
+        marker, begin, end = segment
+        _blank(out, data, place, begin, removed)
         place = end
-        if marker == _SOS:
-            scan_start = end
-            found = _NEXT_MARKER.search(data, end)
-            place = found.start() if found else len(data)
-    unread = _fill_after_last_pixel(out, scan_start, len(data), tables, removed)
+        if marker == PIXELS:
+            scan_start = begin
+            scan_end = end
+        elif marker == END:
+            unread = _fill_after_last_pixel(out, scan_start, scan_end, tables, removed)
+            cleaned = _cut(bytes(out), end, removed)
+            return Cleaned(cleaned.data, cleaned.removed, unread)
+        elif marker not in BARE:
+            payload = data[segment.payload]
+            kept = _jpeg_payload(marker, payload)
+            if kept is None:
+                out[begin + 1] = _COM
+                kept = bytes(len(payload))
+            if kept != payload:
+                name = _MARKER_NAMES.get(marker, f"segment ff {marker:02x}")
+                removed.add(f"JPEG {name}")
+            out[segment.payload] = kept
+    _blank(out, data, place, len(data), removed)
+    unread = _fill_after_last_pixel(out, scan_start, scan_end, tables, removed)
     return Cleaned(bytes(out), frozenset(removed), unread)
+
+
+def _segments(data: bytes) -> Iterator[Segment]:
+    """Yields the parts of a JPEG; StreamError where they cannot be told apart."""
+    try:
+        yield from walk_segments(data)
+    except ValueError as error:
+        raise StreamError(
+            f"a JPEG must consist of segments that end in it, got {error}"
+        ) from error
 
 
 def _without_unused_tables(
@@ -240,17 +239,19 @@ def _without_unused_tables(
     lacks: set[JpegTable] = set()
     has_scan = False
     quantizers: dict[int, int] = {}  # by component
-    for marker, start, end in _marker_segments(cleaned.data):
-        payload = cleaned.data[start:end]
+    for segment in _segments(cleaned.data):
+        marker = segment.marker
+        start = segment.payload.start
+        payload = cleaned.data[segment.payload]
         if marker in (_DQT, _DHT):
             for place in _tables_in(marker, payload):
                 table = _table_name(marker, payload[place])
                 places.setdefault(table, []).append(start + place)
                 current[table] = start + place
-        elif marker in _FRAME_HEADERS:
+        elif marker in FRAMES:
             for at in range(6, len(payload), 3):
                 quantizers[payload[at]] = payload[at + 2]
-        elif marker == _SOS:
+        elif marker == START_OF_SCAN:
             has_scan = True
             in_scan = _tables_of_scan(payload, quantizers)
             lacks |= in_scan - current.keys()
@@ -264,27 +265,6 @@ def _without_unused_tables(
             if start not in used and _fill_table(out, table[0], start):
                 removed.add("JPEG tables that no pixel uses")
     return Cleaned(bytes(out), frozenset(removed), cleaned.unread, frozenset(lacks))
-
-
-def _marker_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """(marker, start, end) of the payload of each segment of a JPEG whose form was checked."""
-    place = 2
-    while place + 4 <= len(data):
-        place = data.find(b"\xff", place)
-        if place < 0 or place + 4 > len(data):
-            return
-        marker = data[place + 1]
-        if marker in (0xFF, *_ALONE):
-            place += 1 if marker == 0xFF else 2
-            continue
-        if marker == _EOI:
-            return
-        end = place + 2 + struct.unpack(">H", data[place + 2 : place + 4])[0]
-        yield marker, place + 4, end
-        place = end
-        if marker == _SOS:
-            found = _NEXT_MARKER.search(data, end)
-            place = found.start() if found else len(data)
 
 
 def _table_name(marker: int, head: int) -> JpegTable:
@@ -395,9 +375,9 @@ def _blank(
 
 def _jpeg_payload(marker: int, payload: bytes) -> bytes | None:
     """Returns what stays of a segment, of the same length; None where nothing does."""
-    if marker in _FRAME_HEADERS:
+    if marker in FRAMES:
         well_formed = len(payload) >= 6 and len(payload) == 6 + 3 * payload[5]
-    elif marker == _SOS:
+    elif marker == START_OF_SCAN:
         well_formed = bool(payload) and len(payload) == 4 + 2 * payload[0]
     elif marker == _DQT:
         well_formed = _ends_with_tables(payload, _quantization_bytes)
@@ -447,9 +427,9 @@ def clean_entropy(data: bytes, header: bytes) -> Cleaned:
     found = re.search(rb"\xff[^\x00\xff]", data, re.DOTALL)
     scan_end = found.start() if found else len(data)
     end = found.end() if found else len(data)
-    if found and found[0][1] == _EOI:
+    if found and found[0][1] == END:
         cleaned = _cut(data, end)
-    elif found and (found[0][1] not in _ALONE or end != len(data)):
+    elif found and (found[0][1] not in RESTARTS or end != len(data)):
         raise StreamError(
             "a restart interval must contain pixels and one restart marker"
         )

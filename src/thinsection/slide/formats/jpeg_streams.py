@@ -9,9 +9,10 @@ Source: ITU-T T.81 (JPEG), annex B; libjpeg's jdapimin.c `default_decompress_par
 tif_jpeg.c `JPEGPreDecode`.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from thinsection.types import Size
 
@@ -26,8 +27,14 @@ _APP14 = 0xEE
 _APPLICATION = range(0xE0, 0xF0)
 # start of frame: 0xC0 to 0xCF but for tables (C4), a reserved one (C8) and conditioning (CC)
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-# markers without a length: TEM, RST0 to RST7, SOI
-BARE = frozenset((0x01, *range(0xD0, 0xD9)))
+RESTARTS = range(0xD0, 0xD8)
+# markers without a length: TEM, restarts, SOI
+BARE = frozenset((0x01, *RESTARTS, 0xD8))
+# stands for the pixels of a scan, which have no marker
+PIXELS = 0
+_NEXT_SEGMENT = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)
+# within pixels 0xFF is followed by 0x00, a restart marker or another 0xFF
+_NEXT_AFTER_PIXELS = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 _RGB_NAMES = b"RGB"
 _ADOBE_BYTES = 12  # of APP14 that end with the transform
 # bytes of no segment that a header may hold; libjpeg skips any number, at any cost
@@ -70,10 +77,14 @@ def read_jpeg_header(data: Buffer) -> JpegHeader:
     adobe: Colours | None = None
     kept: list[Buffer] = []
     kept_from = 2
-    for marker, begin, end in _segments(data):
+    is_whole = False
+    for marker, begin, end in walk_segments(data, max_stray_bytes=_MAX_STRAY_BYTES):
+        is_whole = marker in (START_OF_SCAN, END)
+        if marker == START_OF_SCAN:
+            break
         if marker == END or marker in _APPLICATION:
             kept.append(data[kept_from:begin])
-            kept_from = end
+            kept_from = len(data) if marker == END else end
             payload = bytes(data[begin + 4 : min(end, begin + 4 + _ADOBE_BYTES)])
             if marker == _APP0 and payload.startswith(b"JFIF"):
                 has_jfif = True
@@ -89,38 +100,74 @@ def read_jpeg_header(data: Buffer) -> JpegHeader:
                 int.from_bytes(frame[1:3], "big"),
             )
             names = frame[6 : 6 + 3 * frame[5] : 3]
+    if not is_whole:
+        raise ValueError("a JPEG that ends within its header")
     kept.append(data[kept_from:])
     marked = "YCbCr" if has_jfif else adobe
     return JpegHeader(size, names, marked, tuple(kept))
 
 
-def _segments(data: Buffer) -> Iterator[tuple[int, int, int]]:
-    """Yields marker, first byte and end of each segment, up to the first scan or the end."""
+class Segment(NamedTuple):
+    """Part of a stream: a marker with what belongs to it, or the pixels after a scan's header."""
+
+    marker: int
+    begin: int  # first byte of the marker
+    end: int
+
+    @property
+    def payload(self) -> slice:
+        """Bytes behind the marker and its length."""
+        return slice(min(self.begin + 4, self.end), self.end)
+
+
+def walk_segments(
+    data: Buffer, *, max_stray_bytes: int | None = None
+) -> Iterator[Segment]:
+    """Yields the parts of a stream, one after the other, up to its end mark or its last byte.
+
+    Bytes between the end of a part and the beginning of the next belong to no part: fill bytes,
+    or what somebody put there. Markers without a length are parts of two bytes, and the pixels
+    of a scan are the part `PIXELS` after `START_OF_SCAN`.
+
+    Args:
+        data: the stream, or tables that streams share.
+        max_stray_bytes: with more bytes of no part the stream ends; None: any number.
+
+    Raises:
+        ValueError: it is no JPEG stream, or a part is longer than what is left.
+    """
     if data[:2] != _START:
         raise ValueError("no JPEG")
-    begin = 2
+    place = 2
     length = len(data)
     stray_bytes = 0
-    while begin + 2 <= length and stray_bytes <= _MAX_STRAY_BYTES:
+    while place + 2 <= length:
+        begin = place
         if data[begin] != 0xFF or data[begin + 1] in (0xFF, 0x00):
-            begin += 1  # padding, or bytes that belong to no segment
-            stray_bytes += 1
-            continue
+            limit = length
+            if max_stray_bytes is not None:
+                limit = min(length, place + max_stray_bytes - stray_bytes + 2)
+            found = _NEXT_SEGMENT.search(data, begin, limit)
+            if found is None:
+                return
+            begin = found.start()
+            stray_bytes += begin - place
         marker = data[begin + 1]
-        if marker == START_OF_SCAN:
-            return
-        if marker == END:
-            yield marker, begin, length
-            return
-        if marker in BARE:
-            begin += 2
+        if marker == END or marker in BARE:
+            place = begin + 2
+            yield Segment(marker, begin, place)
+            if marker == END:
+                return
             continue
-        end = begin + 2 + int.from_bytes(data[begin + 2 : begin + 4], "big")
-        if end < begin + 4 or end > length:
-            break
-        yield marker, begin, end
-        begin = end
-    raise ValueError("a JPEG that ends within its header")
+        place = begin + 2 + int.from_bytes(data[begin + 2 : begin + 4], "big")
+        if place < begin + 4 or place > length:
+            raise ValueError("a JPEG that ends within one of its segments")
+        yield Segment(marker, begin, place)
+        if marker == START_OF_SCAN:
+            found = _NEXT_AFTER_PIXELS.search(data, place)
+            end = found.start() if found else length
+            yield Segment(PIXELS, place, end)
+            place = end
 
 
 def with_colours(
