@@ -79,11 +79,6 @@ class Chunk:
         """The byte after its last."""
         return self.place(self.first_row + self.rows, row_values)[0]
 
-    def has(self, row: int, stored: Bytes) -> bool:
-        """True where these are the bytes of one of its rows, by their checksum."""
-        start = _CRC_DIGITS * (row - self.first_row)
-        return row_checksum(stored) == self.crc32[start : start + _CRC_DIGITS]
-
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -115,11 +110,16 @@ class Manifest:
         }
 
 
-def row_checksum(stored: Bytes) -> str:
-    """CRC-32 in hex, by libdeflate: some 30 GB/s, where zlib's own makes 4."""
+def row_checksum(stored: Bytes) -> int:
+    """CRC-32 by libdeflate: some 30 GB/s, where zlib's own makes 4."""
     import imagecodecs
 
-    return f"{imagecodecs.deflate_crc32(stored):08x}"  # type: ignore[arg-type]
+    return imagecodecs.deflate_crc32(stored)  # type: ignore[arg-type]
+
+
+def checksum_digits(rows: Bytes) -> str:
+    """`Chunk.crc32` of rows (R, bytes)."""
+    return "".join(f"{row_checksum(row):0{_CRC_DIGITS}x}" for row in rows)
 
 
 def journal_line(chunk: Chunk) -> str:

@@ -6,24 +6,30 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import BudgetError, InvalidInputError
+from thinsection.errors import BudgetError, InvalidInputError, ThinsectionError
 from thinsection.store.cache import format as fmt
 from thinsection.store.cache.dtypes import F32
 from thinsection.store.cache.format import CacheKey, Shape
 from thinsection.store.cache.rows import RowNumbers, StoredRows
-from thinsection.types import GIB, Closing, format_bytes
+from thinsection.types import GIB, MIB, Closing, format_bytes
 
 if TYPE_CHECKING:
     import torch
 
 DEFAULT_BUDGET_BYTES = 1 * GIB
-# Batches that are read ahead, where the budget holds them.
+# Buffers that are filled ahead, where the budget holds them.
 PREFETCH = 2
+# Small batches are read several at a time, up to so many bytes: a thread's task costs some 50 µs.
+TASK_BYTES = 8 * MIB
+
+
+# batches of a task, and the error of the batch after them
+_Filled: TypeAlias = "tuple[Sequence[torch.Tensor], ThinsectionError | None]"
 
 
 class FeatureCache(Closing):
@@ -37,7 +43,7 @@ class FeatureCache(Closing):
     A forked child (a DataLoader's worker) may use the cache of its parent: it reads with
     a thread and buffers of its own.
 
-    Memory: budget_bytes, whatever N; and 9 N bytes of checksums and checked rows.
+    Memory: budget_bytes, whatever N; and 13 N bytes of checksums and checked rows.
     """
 
     def __init__(
@@ -58,6 +64,8 @@ class FeatureCache(Closing):
         # the process that the thread runs in
         self._process = os.getpid()
         self._buffers: list[torch.Tensor] = []
+        # shape of a batch and page-locking that the buffers were made for
+        self._request: tuple[Shape, bool] = ((), False)
 
     @classmethod
     def find(
@@ -80,7 +88,7 @@ class FeatureCache(Closing):
 
     @property
     def prefetch(self) -> int:
-        """Batches that are read ahead; 0 before batches are asked for."""
+        """Buffers that are filled ahead; 0 before batches are asked for."""
         return max(0, len(self._buffers) - 1)
 
     def __len__(self) -> int:
@@ -131,11 +139,17 @@ class FeatureCache(Closing):
             )
         size = min(batch_size, len(self))
         self._prepare((size, *self.shape[1:]), pinned=target.type == "cuda")
-        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        step = len(self._buffers[0])
+        tasks = [rows[start : start + step] for start in range(0, len(rows), step)]
         self._busy = True
         try:
             yield from prefetched(
-                parts, self._buffers, self._rows.fill, self._thread, target
+                tasks,
+                self._rows.fill,
+                batch_size=size,
+                buffers=self._buffers,
+                thread=self._thread,
+                device=target,
             )
         finally:
             self._busy = False
@@ -164,28 +178,35 @@ class FeatureCache(Closing):
         self._busy = False
 
     def _prepare(self, shape: Shape, *, pinned: bool) -> None:
-        """Makes buffers of one batch each, within the budget; page-locked for a GPU."""
+        """Makes buffers of one or more batches each, within the budget; page-locked for a GPU."""
         import torch
 
-        for buffer in self._buffers:
-            if buffer.shape == shape and buffer.is_pinned() == pinned:
-                return  # those of the last iteration
+        request = (shape, pinned)
+        if self._buffers and self._request == request:
+            return  # those of the last iteration
         batch_bytes = math.prod(shape) * 4
         scratch = self._rows.scratch_bytes(shape[0])
         data = self.manifest.data_bytes
         # first, so that old buffers and what takes their place never exist together
         self._buffers = []
         self._rows.hold(data + 2 * batch_bytes + scratch <= self._budget)
-        free = self._budget - scratch - (data if self.in_ram else 0)
-        count = min(1 + PREFETCH, free // batch_bytes)
+        free = self._budget - (data if self.in_ram else 0)
+        count = min(1 + PREFETCH, (free - scratch) // batch_bytes)
         if count < 1:
             raise BudgetError(
                 f"cache_memory must be >= {format_bytes(batch_bytes + scratch)} for a batch of "
                 f"{shape[0]} rows, got {format_bytes(self._budget)}; raise --cache-memory "
                 "(twice that reads ahead)"
             )
+        num_batches = max(1, TASK_BYTES // batch_bytes)
+        scratch = self._rows.scratch_bytes(shape[0] * num_batches)
+        num_batches = min(
+            num_batches, max(1, (free - scratch) // (count * batch_bytes))
+        )
+        rows = min(shape[0] * num_batches, -(-len(self) // shape[0]) * shape[0])
+        self._request = request
         self._buffers = [
-            torch.empty(shape, dtype=torch.float32, pin_memory=pinned)
+            torch.empty((rows, *shape[1:]), dtype=torch.float32, pin_memory=pinned)
             for _ in range(count)
         ]
 
@@ -195,13 +216,15 @@ def _reading_thread() -> ThreadPoolExecutor:
 
 
 def prefetched(
-    parts: Sequence[RowNumbers],
-    buffers: Sequence["torch.Tensor"],
+    tasks: Sequence[RowNumbers],
     fill: Callable[[RowNumbers, F32], None],
+    *,
+    batch_size: int,
+    buffers: Sequence["torch.Tensor"],
     thread: ThreadPoolExecutor,
     device: "torch.device",
 ) -> Iterator["torch.Tensor"]:
-    """Yields batches in order, one in each buffer, filled ahead.
+    """Yields batches in order; the rows of each task fill one of the buffers, ahead.
 
     An error of `fill` is raised at its batch.
 
@@ -210,18 +233,17 @@ def prefetched(
     import torch
 
     process = os.getpid()
-    ahead: deque[tuple[int, Future[torch.Tensor]]] = deque()
-    waiting = iter(parts)
+    ahead: deque[tuple[int, Future[_Filled]]] = deque()
+    waiting = iter(tasks)
     # the copy to the device that last read a buffer must end before it is filled again
     copies: list[torch.cuda.Event | None] = [None] * len(buffers)
 
-    def fill_buffer(slot: int, rows: RowNumbers) -> torch.Tensor:
+    def fill_buffer(slot: int, rows: RowNumbers) -> "_Filled":
         copy = copies[slot]
         if copy is not None:
             copy.synchronize()
-        batch = buffers[slot][: len(rows)]
-        fill(rows, batch.numpy())
-        return batch
+        target = buffers[slot][: len(rows)]
+        return _fill_batches(rows, target.split(batch_size), target, fill)
 
     def submit_next(slot: int) -> None:
         rows = next(waiting, None)
@@ -233,18 +255,22 @@ def prefetched(
             submit_next(slot)
         while ahead:
             slot, future = ahead.popleft()
-            batch = future.result().to(device, non_blocking=device.type == "cuda")
-            if device.type == "cuda":
-                event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-                torch.cuda.current_stream(device).record_event(event)
-                copies[slot] = event
-            # on a CPU it is the buffer itself
-            yield batch
-            if os.getpid() != process:
-                raise InvalidInputError(
-                    "batches must be read in the process that started them, got a forked "
-                    "child; call batches() there again"
-                )
+            filled, error = future.result()
+            for stored in filled:
+                batch = stored.to(device, non_blocking=device.type == "cuda")
+                if device.type == "cuda":
+                    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+                    torch.cuda.current_stream(device).record_event(event)
+                    copies[slot] = event
+                # on a CPU it is the buffer itself
+                yield batch
+                if os.getpid() != process:
+                    raise InvalidInputError(
+                        "batches must be read in the process that started them, got a forked "
+                        "child; call batches() there again"
+                    )
+            if error is not None:
+                raise error
             submit_next(slot)
     finally:
         # nobody may write to a buffer after this; in a forked child nobody does
@@ -253,6 +279,31 @@ def prefetched(
             for copy in copies:
                 if copy is not None:
                     copy.synchronize()
+
+
+def _fill_batches(
+    rows: RowNumbers,
+    batches: Sequence["torch.Tensor"],
+    whole: "torch.Tensor",
+    fill: Callable[[RowNumbers, F32], None],
+) -> "_Filled":
+    """Fills the batches of a task; returns those before the first error, and the error."""
+    try:
+        fill(rows, whole.numpy())
+    except ThinsectionError as error:
+        if len(batches) == 1:
+            return (), error
+    else:
+        return batches, None
+    first = 0
+    for number, batch in enumerate(batches):
+        last = first + len(batch)
+        try:
+            fill(rows[first:last], batch.numpy())
+        except ThinsectionError as error:
+            return batches[:number], error
+        first = last
+    return batches, None
 
 
 def _as_row_numbers(rows: npt.ArrayLike) -> RowNumbers:

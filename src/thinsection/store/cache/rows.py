@@ -2,7 +2,6 @@
 
 import math
 import os
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,14 @@ import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.store.cache import format as fmt
-from thinsection.store.cache.dtypes import F32, Bytes, widen_into
+from thinsection.store.cache.dtypes import (
+    BLOCK,
+    F32,
+    ITEM_BYTES,
+    Bytes,
+    StoredDtype,
+    widen_into,
+)
 from thinsection.store.cache.format import Chunk, Shape
 from thinsection.types import MIB, Closing
 
@@ -20,6 +26,9 @@ from thinsection.types import MIB, Closing
 LOAD_BYTES = 64 * MIB
 # Neighbouring rows are read together up to so many bytes of float32; a row may be more.
 RUN_BYTES = 1 * MIB
+
+# Fewer rows than these are copied one by one: then a row costs more than a call
+_LEAST_AT_ONCE = 4
 
 RowNumbers = npt.NDArray[np.int64]  # (B,)
 
@@ -30,7 +39,7 @@ class StoredRows(Closing):
     Any thread may read, several at once. StoreError where the file is not as the manifest
     says.
 
-    Memory: the file's size while it is held; in `fill` `scratch_bytes`.
+    Memory: the file's size while it is held; in `fill` `scratch_bytes`; 5 bytes per row.
     """
 
     def __init__(
@@ -40,13 +49,18 @@ class StoredRows(Closing):
         self._path = folder / fmt.DATA
         self._size = size
         self._chunks = chunks
-        self._starts = [chunk.first_row for chunk in chunks]
         self._row_values = math.prod(shape[1:])
         self._run_rows = max(1, RUN_BYTES // (4 * self._row_values))
-        self._all_fp32 = all(chunk.dtype == "fp32" for chunk in chunks)
+        self._first_rows = np.array([chunk.first_row for chunk in chunks], np.int64)
+        self._chunk_offsets = np.array([chunk.offset for chunk in chunks], np.int64)
+        item_bytes = [ITEM_BYTES[chunk.dtype] for chunk in chunks]
+        self._row_bytes = np.array(item_bytes, np.int64) * self._row_values
+        self._dtypes = [chunk.dtype for chunk in chunks]
         self._num_rows = sum(chunk.rows for chunk in chunks)
-        # 1 for a row whose checksum was compared
-        self._checked = bytearray(self._num_rows)
+        checksums = bytes.fromhex("".join(chunk.crc32 for chunk in chunks))
+        self._checksums = np.frombuffer(checksums, ">u4")
+        # True for a row whose checksum was compared
+        self._checked = np.zeros(self._num_rows, np.bool_)
         # the whole file, while it is in RAM
         self.held: Bytes | None = None
         try:
@@ -63,7 +77,7 @@ class StoredRows(Closing):
 
     def scratch_bytes(self, num_rows: int) -> int:
         """Bytes that `fill` takes: a run in two bytes a value, if not all is float32."""
-        if self._all_fp32:
+        if set(self._dtypes) <= {"fp32"}:
             return 0
         return 2 * self._row_values * min(num_rows, self._run_rows)
 
@@ -72,7 +86,7 @@ class StoredRows(Closing):
         if wanted == (self.held is not None):
             return
         self.held = None
-        self._checked = bytearray(self._num_rows)
+        self._checked[:] = False
         if wanted:
             data = np.empty(self._size, dtype=np.uint8)
             for start in range(0, self._size, LOAD_BYTES):
@@ -86,30 +100,27 @@ class StoredRows(Closing):
                 f"rows must be in 0..{self._num_rows - 1}, "
                 f"got {rows.min()}..{rows.max()}"
             )
-        is_held = self.held is not None
-        scratch = np.empty(0 if is_held else self.scratch_bytes(len(rows)), np.uint8)
-        values = out.reshape(-1)
-        numbers = rows.tolist()
-        for start, stop in self._runs(rows):
-            first = numbers[start]
-            chunk = self._chunk_of(first)
-            target = values[start * self._row_values : stop * self._row_values]
-            # float32 is read straight into its place
-            is_exact = chunk.dtype == "fp32"
-            buffer = target.view(np.uint8) if is_exact else scratch
-            stored = self._stored(chunk, first, stop - start, buffer)
-            if 0 in self._checked[first : first + stop - start]:
-                self._check(chunk, first, stored.reshape(stop - start, -1))
-            if is_held or not is_exact:
-                widen_into(stored, chunk.dtype, target)
+        values = out.reshape(len(rows), self._row_values)
+        scratch = np.empty(self.scratch_bytes(len(rows)), np.uint8)
+        for dtype, start, stop in self._runs(rows):
+            target = values[start:stop]
+            if dtype == "fp32":
+                # float32 is read straight into its place
+                self._fetch(rows[start:stop], target.view(np.uint8))
+                continue
+            row_bytes = 2 * self._row_values
+            stored = scratch[: (stop - start) * row_bytes].reshape(-1, row_bytes)
+            self._fetch(rows[start:stop], stored)
+            widen_into(stored.reshape(-1), dtype, target)
 
     def damaged(self) -> list[int]:
         """Rows whose checksum does not hold."""
-        scratch = np.empty(4 * self._row_values, dtype=np.uint8)
         damaged = []
         for row in range(self._num_rows):
-            chunk = self._chunk_of(row)
-            if not chunk.has(row, self._stored(chunk, row, 1, scratch)):
+            offsets, row_bytes = self._places(np.array([row]))
+            stored = np.empty((1, row_bytes), dtype=np.uint8)
+            self._copy(offsets, stored)
+            if fmt.row_checksum(stored[0]) != self._checksums[row]:
                 damaged.append(row)
         return damaged
 
@@ -117,35 +128,77 @@ class StoredRows(Closing):
         self.held = None
         os.close(self._file)
 
-    def _chunk_of(self, row: int) -> Chunk:
-        return self._chunks[bisect_right(self._starts, row) - 1]
+    def _runs(self, rows: RowNumbers) -> Iterator[tuple[StoredDtype, int, int]]:
+        """Type, first and last + 1 position of rows that are fetched together.
 
-    def _runs(self, rows: RowNumbers) -> Iterator[tuple[int, int]]:
-        """First and last + 1 position of rows that follow each other in one chunk."""
-        chunk = np.searchsorted(self._starts, rows, side="right")
-        breaks = np.flatnonzero((np.diff(rows) != 1) | (np.diff(chunk) != 0)) + 1
-        for begin, end in pairwise([0, *breaks.tolist(), len(rows)]):
-            for start in range(begin, end, self._run_rows):
-                yield start, min(end, start + self._run_rows)
+        They have one type. Rows that are not float32 pass a buffer, which limits their number.
+        """
+        if not len(rows):
+            return
+        if len(set(self._dtypes)) == 1:
+            edges = [0, len(rows)]
+            dtypes = self._dtypes[:1]
+        else:
+            chunks = self._chunks_of(rows).tolist()
+            dtypes = [self._dtypes[chunks[0]]]
+            edges = [0]
+            for place, chunk in enumerate(chunks):
+                if self._dtypes[chunk] != dtypes[-1]:
+                    dtypes.append(self._dtypes[chunk])
+                    edges.append(place)
+            edges.append(len(rows))
+        for dtype, (begin, end) in zip(dtypes, pairwise(edges), strict=True):
+            step = end - begin if dtype == "fp32" else self._run_rows
+            for start in range(begin, end, step):
+                yield dtype, start, min(end, start + step)
 
-    def _stored(self, chunk: Chunk, row: int, num_rows: int, scratch: Bytes) -> Bytes:
-        """Bytes of rows from `row` on: read into `scratch`, or a view of the held file."""
-        offset, row_bytes = chunk.place(row, self._row_values)
-        count = num_rows * row_bytes
-        if self.held is not None:
-            return self.held[offset : offset + count]
-        self._read(offset, scratch[:count])
-        return scratch[:count]
+    def _chunks_of(self, rows: RowNumbers) -> RowNumbers:
+        """Number of the chunk that holds each row."""
+        return np.searchsorted(self._first_rows, rows, side="right") - 1
 
-    def _check(self, chunk: Chunk, first: int, stored: Bytes) -> None:
-        """Compares checksums of rows that are read for the first time."""
-        for row, row_bytes in enumerate(stored, first):
-            if not self._checked[row] and not chunk.has(row, row_bytes):
+    def _places(self, rows: RowNumbers) -> tuple[RowNumbers, int]:
+        """First byte of each row in the file, and bytes of a row; all have one type."""
+        chunks = self._chunks_of(rows)
+        row_bytes = int(self._row_bytes[chunks[0]])
+        within = row_bytes * (rows - self._first_rows[chunks])
+        return self._chunk_offsets[chunks] + within, row_bytes
+
+    def _fetch(self, rows: RowNumbers, out: Bytes) -> None:
+        """Copies rows of one type as they are stored; checks those that are new."""
+        offsets, _ = self._places(rows)
+        self._copy(offsets, out)
+        for place in np.flatnonzero(~self._checked[rows]).tolist():
+            row = int(rows[place])
+            if fmt.row_checksum(out[place]) != self._checksums[row]:
                 raise StoreError(
                     f"cache row must match its checksum, got other bytes in row {row} in "
                     f"{self._folder.name!r}; {fmt.remedy(self._folder)}"
                 )
             self._checked[row] = True
+
+    def _copy(self, offsets: RowNumbers, out: Bytes) -> None:
+        """Copies bytes of the file from each offset on, (B, row bytes)."""
+        if self.held is None:
+            self._read_rows(offsets, out)
+        else:
+            _gather(self.held, offsets, out)
+
+    def _read_rows(self, offsets: RowNumbers, out: Bytes) -> None:
+        """Reads rows from the file; neighbours in one call."""
+        row_bytes = out.shape[1]
+        breaks = np.flatnonzero(np.diff(offsets) != row_bytes) + 1
+        firsts = [0, *breaks.tolist()]
+        target = out.reshape(-1).data
+        places = offsets.tolist()
+        for first, last in pairwise([*firsts, len(places)]):
+            view = target[first * row_bytes : last * row_bytes]
+            try:
+                count = os.preadv(self._file, [view], places[first])
+            except OSError as error:
+                raise self._unreadable(error) from error
+            if count != len(view):
+                rest = out.reshape(-1)[first * row_bytes + count : last * row_bytes]
+                self._read(places[first] + count, rest)
 
     def _read(self, offset: int, out: Bytes) -> None:
         """Fills `out`, over as many calls as the kernel makes of it."""
@@ -167,3 +220,24 @@ class StoredRows(Closing):
         return StoreError(
             f"cache data must be readable, got {error} in {str(self._path)!r}"
         )
+
+
+def _gather(data: Bytes, offsets: RowNumbers, out: Bytes) -> None:
+    """Copies bytes of `data` from each offset on, (B, row bytes); offsets are even."""
+    import torch
+
+    row_values = out.shape[1] // 2
+    rows_at_once = BLOCK // row_values
+    if rows_at_once < _LEAST_AT_ONCE:
+        for offset, row in zip(offsets.tolist(), out, strict=True):
+            row[:] = data[offset : offset + len(row)]
+        return
+    values = torch.from_numpy(data[: len(data) // 2 * 2].view(np.int16))
+    # the data as overlapping rows, one that begins at each value
+    shape = (len(values) - row_values + 1, row_values)
+    windows = values.as_strided(shape, (1, 1))
+    starts = torch.from_numpy(offsets // 2)
+    target = torch.from_numpy(out.view(np.int16))
+    for first in range(0, len(starts), rows_at_once):
+        part = slice(first, first + rows_at_once)
+        torch.index_select(windows, 0, starts[part], out=target[part])

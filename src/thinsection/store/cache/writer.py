@@ -243,7 +243,7 @@ class CacheWriter(Closing):
             rows=len(rows),
             dtype=dtype,
             offset=-(-self._end // fmt.ALIGN) * fmt.ALIGN,
-            crc32="".join(map(fmt.row_checksum, stored.reshape(len(rows), -1))),
+            crc32=fmt.checksum_digits(stored.reshape(len(rows), -1)),
         )
         view = stored.data
         offset = chunk.offset
