@@ -372,20 +372,13 @@ def called_different(
         sampling = sampling_of(kind, drawn, fold)
         if sampling.fewest < 3:
             continue
-        if kind.name == "classes":
-            positive = drawn.truth == 1
-            found = comparison.delong(answers, positive, sampling, folds=(fold, fold))
-        else:
-            name = "pearson" if kind.name == "values" else "c_index"
-            try:
-                scorers = [
-                    scorers_of(kind, drawn.truth, a, fold)[name] for a in answers
-                ]
-            except ValueError:
-                continue
-            found = comparison.jackknife(
-                scorers, sampling, chance=chance_of(name, 2)
-            ).difference(0, 1)
+        name = {"classes": "auroc", "values": "pearson", "times": "c_index"}[kind.name]
+        try:
+            scorers = [scorers_of(kind, drawn.truth, a, fold)[name] for a in answers]
+            models = comparison.jackknife(scorers, sampling, chance=chance_of(name, 2))
+        except ValueError:
+            continue
+        found = models.difference(0, 1)
         called.append(found.p_value < 0.05)
     if len(called) < sets / 2:
         return None

@@ -1,5 +1,7 @@
 """Paired differences: who is called different, how often, and against the textbooks' own sums."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from benchmarks.bench_coverage import Kind, called_different
@@ -9,8 +11,8 @@ from tests.support.units import units
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation import metrics
 from thinsection.evaluation.comparison import (
+    Difference,
     Jackknifed,
-    delong,
     holm,
     jackknife,
     mean_ranks,
@@ -43,6 +45,14 @@ def jackknife_of(
     return jackknife(
         scorers, Sampling.of_rows(units(rows if groups is None else groups))
     )
+
+
+def delong(
+    scores: list[np.ndarray], positive: np.ndarray, sampling: Sampling
+) -> Difference:
+    """The difference of the AUROCs of two scores."""
+    scorers = [partial(metrics.weighted_auroc, score, positive) for score in scores]
+    return jackknife(scorers, sampling, chance=0.5).difference(0, 1)
 
 
 def sampling_of(positive: np.ndarray, groups: object = None) -> Sampling:

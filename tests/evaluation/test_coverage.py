@@ -75,7 +75,7 @@ def test_cases_as_units_would_not_cover_where_patients_have_several() -> None:
 
 
 def test_too_few_cases_of_a_class_have_no_interval_and_it_is_said() -> None:
-    truth = np.r_[np.ones(2, int), np.zeros(20, int)]
+    truth = np.r_[np.ones(4, int), np.zeros(18, int)]
     share = np.linspace(0.9, 0.1, 22)
     scorers = class_scorers(
         truth, (share > 0.5).astype(int), 2, np.stack([1 - share, share], 1)
@@ -87,7 +87,7 @@ def test_too_few_cases_of_a_class_have_no_interval_and_it_is_said() -> None:
         seed=0,
     )
     assert np.isnan(found.low)
-    assert found.missing == "at least 3 cases of each class are needed, got 2"
+    assert found.missing == "at least 5 cases of each class are needed, got 4"
 
 
 def test_resamples_do_not_depend_on_the_size_of_blocks(

@@ -20,6 +20,7 @@ from thinsection.evaluation.intervals import (
     why_missing,
 )
 from thinsection.evaluation.metrics import (
+    MeanScorer,
     Scorer,
     class_scorers,
     pearson,
@@ -218,8 +219,11 @@ def wilson(share: float, trials: float, quantile: float) -> tuple[float, float]:
     return middle - half, middle + half
 
 
+PRIOR = intervals.PRIOR_DEGREES["share"]
+
+
 def quantile_of(degrees: float) -> float:
-    return float(t.ppf(0.975, degrees + intervals.PRIOR_DEGREES))
+    return float(t.ppf(0.975, degrees + PRIOR))
 
 
 @pytest.mark.parametrize(("hits", "trials"), [(6, 20), (19, 20), (100, 400)])
@@ -242,7 +246,7 @@ def test_a_small_variance_of_few_units_is_not_believed() -> None:
     sampling = Sampling.of_rows(units(6))
     law = 0.25 / 6
     tiny = bounds_of(0.5, Variance(law / 100, 5), sampling, "share")
-    lower = Variance((5 / 100 + intervals.PRIOR_DEGREES) / (5 + 4) * law, 1e9)
+    lower = Variance((5 / 100 + PRIOR) / (5 + PRIOR) * law, 1e9)
     assert tiny[1] - 0.5 > bounds_of(0.5, lower, sampling, "share")[1] - 0.5
 
 
@@ -291,7 +295,7 @@ def test_a_correlation_of_28_rows_has_fishers_bounds() -> None:
     variance = Variance((0.2 * (1 - 0.5**2)) ** 2, 27)
     sampling = Sampling.of_rows(units(28))
     low, high = bounds_of(0.5, variance, sampling, "correlation")
-    reach = 0.2 * quantile_of(27)
+    reach = 0.2 * float(t.ppf(0.975, 27))
     assert math.atanh(low) == pytest.approx(math.atanh(0.5) - reach, rel=1e-5)
     assert math.atanh(high) == pytest.approx(math.atanh(0.5) + reach, rel=1e-5)
 
@@ -322,6 +326,136 @@ def test_an_error_that_is_measured_is_not_mixed_with_the_law() -> None:
     assert narrow[1] - narrow[0] == pytest.approx(2 * 1.984 * 0.02, rel=0.03)
 
 
+# means of shares
+
+
+def of_classes(
+    truth: np.ndarray, prediction: np.ndarray, metric: str, names: object = None
+) -> Interval:
+    groups = units(len(truth) if names is None else names)
+    sampling = Sampling.of_rows(groups, classes=truth)
+    classes = int(truth.max()) + 1
+    return interval(sampling, class_scorers(truth, prediction, classes)[metric], metric)
+
+
+def test_a_balanced_accuracy_has_the_bounds_of_zou_and_donner() -> None:
+    """Of 12 and 28 rows, of which 9 and 26 are right."""
+    truth = np.repeat([0, 1], [12, 28])
+    prediction = truth.copy()
+    prediction[[0, 1, 2]] = 1
+    prediction[[12, 13]] = 0
+    found = of_classes(truth, prediction, "balanced_accuracy")
+    quantile = float(t.ppf(0.975, 38))
+    shares = np.array([9 / 12, 26 / 28])
+    ends = np.array([wilson(9 / 12, 12, quantile), wilson(26 / 28, 28, quantile)])
+    reach = np.sqrt(((ends.T - shares) ** 2).sum(axis=1)) / 2
+    assert found.low == pytest.approx(shares.mean() - reach[0])
+    assert found.high == pytest.approx(shares.mean() + reach[1])
+
+
+@pytest.mark.parametrize("metric", ["balanced_accuracy", "macro_f1"])
+def test_a_class_of_which_no_row_is_right_has_an_upper_end(metric: str) -> None:
+    """No row varies, as all are called 0; 8 positive rows may hide a recall of a third."""
+    truth = np.repeat([0, 1], [72, 8])
+    found = of_classes(truth, np.zeros(80, int), metric)
+    upper = wilson(0.0, 8, float(t.ppf(0.975, 78)))[1]
+    if metric == "macro_f1":
+        upper = 2 * upper / (1 + upper)
+    point = 0.5 if metric == "balanced_accuracy" else 72 / 76 / 2
+    assert found.high == pytest.approx(point + upper / 2, abs=0.01)
+
+
+def test_a_faultless_macro_f1_is_as_uncertain_as_all_rows() -> None:
+    truth = np.arange(30) % 2
+    found = of_classes(truth, truth, "macro_f1")
+    assert found.high == 1
+    assert found.low == pytest.approx(wilson(1.0, 30, 2.05)[0], abs=0.01)
+
+
+def test_three_classes_have_three_shares() -> None:
+    rng = np.random.default_rng(9)
+    truth = rng.integers(0, 3, 300)
+    right = rng.random(300) < 0.8
+    prediction = np.where(right, truth, (truth + 1) % 3)
+    found = of_classes(truth, prediction, "balanced_accuracy")
+    counts = np.bincount(truth)
+    recall = np.bincount(truth, right) / counts
+    error = np.sqrt((recall * (1 - recall) / counts).sum()) / 3
+    assert found.high - found.low == pytest.approx(2 * 1.968 * error, rel=0.02)
+
+
+def test_a_mean_over_labels_is_that_of_all_their_shares() -> None:
+    rng = np.random.default_rng(10)
+    truth = rng.integers(0, 2, (2, 60))
+    prediction = np.where(rng.random((2, 60)) < 0.75, truth, 1 - truth)
+    sampling = Sampling.of_rows(units(60))
+    scorers = [
+        class_scorers(t, p, 2)["balanced_accuracy"]
+        for t, p in zip(truth, prediction, strict=True)
+    ]
+    one = interval(sampling, MeanScorer(scorers[:1]), "balanced_accuracy")
+    assert one == interval(sampling, scorers[0], "balanced_accuracy")
+    twice = interval(sampling, MeanScorer(scorers[:1] * 2), "balanced_accuracy")
+    assert (twice.low, twice.high) == pytest.approx((one.low, one.high), abs=0.003)
+    both = interval(sampling, MeanScorer(scorers), "balanced_accuracy")
+    assert both.high - both.low < 0.85 * (one.high - one.low)
+
+
+def test_rows_of_a_patient_widen_a_share() -> None:
+    rng = np.random.default_rng(11)
+    patient = np.repeat(np.arange(20), 4)
+    truth = np.arange(20)[patient] % 2
+    prediction = np.where(rng.random(20) < 0.8, 1, 0)[patient] * truth
+    alone = of_classes(truth, prediction, "balanced_accuracy")
+    kept = of_classes(truth, prediction, "balanced_accuracy", patient.tolist())
+    assert kept.high - kept.low > 1.5 * (alone.high - alone.low)
+
+
+def test_an_auprc_has_as_many_trials_as_positive_rows() -> None:
+    """A faultless ranking of 10 positive rows says as little as 10 of 10 successes."""
+    positive = np.arange(100) < 10
+    share = np.where(positive, 0.9, 0.1)
+    both = np.stack([1 - share, share], axis=1)
+    scorer = class_scorers(positive.astype(int), positive.astype(int), 2, both)["auprc"]
+    sampling = Sampling.of_rows(units(100), classes=positive)
+    found = interval(sampling, scorer, "auprc")
+    assert found.high == 1
+    assert 0.55 < found.low < 0.75
+
+
+def test_a_score_that_one_unit_decides_has_no_interval() -> None:
+    """Without the first of six there is nothing to divide by."""
+    found = interval(
+        Sampling.of_rows(units([f"p{i}" for i in range(6)], "patients")),
+        lambda weights: np.where(weights[:, 0] > 0, 0.5, np.nan),
+        "pearson",
+    )
+    assert math.isnan(found.low)
+    assert found.missing == "the score has no value without one patient"
+
+
+# published examples
+
+
+def test_the_radiologists_area_is_the_published_one() -> None:
+    """Ratings of 109 CT images (Hanley and McNeil, Radiology 143, 1982, table I).
+
+    Stata's manual, roctab: area .8932, DeLong's standard error .0307, [.83295, .95339].
+    """
+    normal = np.repeat(np.arange(5), [33, 6, 6, 11, 2])
+    abnormal = np.repeat(np.arange(5), [3, 2, 2, 11, 33])
+    score = np.concatenate([normal, abnormal]).astype(float)
+    positive = np.arange(109) >= 58
+    sampling = Sampling.of_rows(units(109), classes=positive)
+    scorer = auroc(score, positive)
+    area = float(scorer(np.ones((1, 109)))[0])
+    error = sampling.variance(sampling.influences(scorer)).value ** 0.5
+    assert area == pytest.approx(0.8932, abs=5e-5)
+    assert error == pytest.approx(0.0307, abs=5e-5)
+    assert area - 1.959964 * error == pytest.approx(0.83295, abs=1e-5)
+    assert area + 1.959964 * error == pytest.approx(0.95339, abs=1e-5)
+
+
 # distances
 
 
@@ -348,13 +482,13 @@ def test_a_small_distance_leaves_room_for_units_that_no_row_has_shown() -> None:
 
 
 def test_an_interval_names_its_method_and_its_units() -> None:
-    names = ["p", "q", "r", "s", "s"]
+    names = ["p", "q", "r", "s", "s", "t"]
     sampling = Sampling.of_rows(units(names, "cases"))
-    values = np.array([1.0, 2.0, 3.0, 4.0, 4.0])
+    values = np.array([1.0, 2.0, 3.0, 4.0, 4.0, 2.5])
     bounds = interval(sampling, lambda w: w @ values / w.sum(axis=1), "mae")
     assert bounds.level == 0.95
     assert bounds.method == intervals.METHODS["loss"]
-    assert (bounds.unit, bounds.units, bounds.missing) == ("cases", 4, "")
+    assert (bounds.unit, bounds.units, bounds.missing) == ("cases", 5, "")
     assert 0 < bounds.low < values.mean() < bounds.high
 
 
@@ -397,10 +531,10 @@ def test_a_score_without_a_value_has_no_interval() -> None:
     )
 
 
-def test_three_units_are_enough_and_two_are_not() -> None:
-    assert why_missing(Sampling.of_rows(units(3))) == ""
+def test_five_units_are_enough_and_four_are_not() -> None:
+    assert why_missing(Sampling.of_rows(units(5))) == ""
     assert (
-        why_missing(Sampling.of_rows(units(2))) == "at least 3 rows are needed, got 2"
+        why_missing(Sampling.of_rows(units(4))) == "at least 5 rows are needed, got 4"
     )
 
 
@@ -408,9 +542,9 @@ def test_the_reason_names_classes_and_events() -> None:
     classes = np.array([0, 0, 0, 0, 1])
     assert (
         why_missing(Sampling.of_rows(units(5, "cases"), classes=classes))
-        == "at least 3 cases of each class are needed, got 1"
+        == "at least 5 cases of each class are needed, got 1"
     )
     assert (
         why_missing(Sampling.of_rows(units(5, "cases"), events=classes))
-        == "at least 3 cases with an event are needed, got 1"
+        == "at least 5 cases with an event are needed, got 1"
     )

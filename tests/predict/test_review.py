@@ -70,7 +70,7 @@ def test_the_page_has_what_a_reviewer_asks_for(tmp_path: Path) -> None:
     by_sex = {row["subgroup"]: row for row in sex["rows"]}
     assert by_sex["missing"]["value"] is None
     assert (
-        "at least 3 patients of each class are needed" in by_sex["missing"]["missing"]
+        "at least 5 patients of each class are needed" in by_sex["missing"]["missing"]
     )
     assert by_sex["F"]["low"] < by_sex["F"]["value"] < by_sex["F"]["high"]
     assert review["sites"]["permuted"]["value"] > 0.8

@@ -318,13 +318,46 @@ def test_two_experiments_are_compared_case_by_case(tmp_path: Path) -> None:
     )
     assert found["against"][0]["cases"] == 36
     assert found["against"][0]["value"] > 0.1
-    assert found["against"][0]["test"] == "delong"
+    assert found["against"][0]["by"].startswith("DeLong, pairs of the same fold")
     assert found["against"][0]["p_holm"] == found["against"][0]["p_value"]
     assert found["experiments"] == 2
     page = (tmp_path / "b" / "index.html").read_text()
     assert "Against other experiments" in page
     assert "The folder has 2 experiments" in page
     assert json.loads((tmp_path / "b" / "experiment.json").read_text()) == found
+
+
+def tested_twice(rng: np.random.Generator, gain: float) -> Tested:
+    """Thirty cases, each tested by two repeats of three folds."""
+    truth = np.arange(30) % 2
+    cases = tuple(f"c{i:02}" for i in range(30))
+    positive = np.concatenate([truth * gain + rng.normal(size=30) for _ in range(2)])
+    share = 1 / (1 + np.exp(-positive))
+    return Tested(
+        target=Target("binary", ("class",), ("a", "b")),
+        cases=cases * 2,
+        groups=Groups("patients", cases * 2),
+        slides=tuple((case,) for case in cases * 2),
+        fold=np.concatenate([np.arange(30) // 10, 3 + np.arange(30) // 10]),
+        truth=np.tile(truth, 2)[:, None].astype(float),
+        answers=np.stack([1 - share, share], axis=1),
+    )
+
+
+def test_experiments_with_repeats_are_compared_by_all_of_them() -> None:
+    """One repeat of three folds is better by far; in whatever order they come."""
+    rng = np.random.default_rng(4)
+    mine = tested_twice(rng, 1.0)
+    theirs = tested_twice(rng, 0.0)
+    found = difference(mine, theirs)
+    assert found["cases"] == 30
+    assert found["value"] == pytest.approx(mine.score() - theirs.score())
+    backwards = difference(mine.take(np.arange(60)[::-1]), theirs)
+    assert backwards["value"] == pytest.approx(found["value"])
+    assert backwards["p_value"] == pytest.approx(found["p_value"])
+    once = difference(mine.take(np.arange(30)), theirs)
+    first = mine.take(np.arange(30)).score()
+    assert once["value"] == pytest.approx(first - theirs.score())
 
 
 def test_a_loss_that_is_not_finite_is_said(tmp_path: Path) -> None:

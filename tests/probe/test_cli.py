@@ -59,7 +59,7 @@ def test_regions_of_one_slide_are_probed_from_the_shell(
     assert "settings: " in printed
     assert result["protocol"] == json.loads(json.dumps(as_mapping(HONEST)))
     assert (result["interval"]["low"], result["interval"]["units"]) == (None, 1)
-    assert "no interval: at least 3 slides" in printed and "got 1" in printed
+    assert "no interval: at least 5 slides" in printed and "got 1" in printed
     assert "share 1 slides (&#39;slide-1&#39;)" in (out / f"{probe}.html").read_text()
     assert np.sum(result["confusion_matrix"]) == result["data"]["val_rows"]
     rows = list(csv.DictReader((out / f"{probe}.csv").read_text().splitlines()))

@@ -109,7 +109,7 @@ def test_tiles_of_a_slide_are_drawn_together() -> None:
         for groups in (None, slides)
     )
     assert (clusters.unit, clusters.units) == ("slides", 10)
-    assert clusters.high - clusters.low > 4 * (rows.high - rows.low)
+    assert clusters.high - clusters.low > 3.5 * (rows.high - rows.low)
 
 
 def test_a_faultless_score_is_not_certain() -> None:

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
 import numpy as np
 import numpy.typing as npt
 
@@ -14,13 +12,11 @@ from thinsection.evaluation.metrics import (
     FloatVector,
     IndexArray,
     Scorer,
-    folds_of,
     ratio,
 )
 
 POWER = 0.8  # of `Difference.detectable`
 MIN_GROUPS = 3  # for a test
-Test = Literal["jackknife", "delong"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +29,6 @@ class Difference:
     p_value: float  # two-sided, of no difference; not corrected
     standard_error: float
     level: float  # of the interval
-    test: Test
     groups: int  # independent units
 
     @property
@@ -46,24 +41,30 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jackknifed:
-    """Scores of M models on the same rows, and the influence of each cell of rows on them."""
+    """Scores of M models on rows of the same units, and what each unit adds to them."""
 
     observed: FloatVector  # (M,)
     influences: npt.NDArray[np.float64]  # (C, M), see `Sampling.influences`
-    sampling: Sampling
+    samplings: Sequence[Sampling]  # (M,)
     chance: float | None  # score of a model that knows nothing, where it is known
+
+    @property
+    def units(self) -> int:
+        """Number of independent units."""
+        return self.samplings[0].units
 
     def difference(self, a: int, b: int) -> Difference:
         """Model a minus model b, by Student's t with the degrees of Welch and Satterthwaite."""
-        influence = self.influences[:, a] - self.influences[:, b]
-        variance = self.sampling.variance(influence)
+        variance = self.samplings[a].variance(
+            self.influences[:, a] - self.influences[:, b]
+        )
+        distance = self._distance(a, b)
+        inflation = max(self.samplings[m].fold_inflation(distance) for m in (a, b))
         return _tested(
             float(self.observed[a] - self.observed[b]),
-            (variance.value * self.sampling.fold_inflation(self._distance(a, b)))
-            ** 0.5,
+            (variance.value * inflation) ** 0.5,
             degrees=variance.degrees,
-            test="jackknife",
-            groups=self.sampling.units,
+            groups=self.units,
         )
 
     def _distance(self, a: int, b: int) -> float | None:
@@ -72,124 +73,76 @@ class Jackknifed:
             return None
         distances = []
         for model in (a, b):
-            error = self.sampling.variance(self.influences[:, model]).value ** 0.5
+            variance = self.samplings[model].variance(self.influences[:, model])
+            error = variance.value**0.5
             distances.append(ratio(self.observed[model] - self.chance, error))
         return float(min(distances))
 
 
 def jackknife(
-    scorers: Sequence[Scorer], sampling: Sampling, *, chance: float | None = None
+    scorers: Sequence[Scorer],
+    samplings: Sampling | Sequence[Sampling],
+    *,
+    chance: float | None = None,
 ) -> Jackknifed:
-    """The score of each model on the rows, and what each unit adds to it.
+    """The score of each model on its rows, and what each unit adds to it.
 
-    `chance`: see `Sampling.fold_inflation`, whose distance is that of the model nearer to chance.
-    Memory: as `Sampling.influences`. Raises InvalidInputError: fewer than MIN_GROUPS units, or
-    units of a class.
+    The difference of two AUROCs has DeLong's variance, with units of several rows Obuchowski's.
+
+    Args:
+        scorers: one a model.
+        samplings: of the rows of each model, or of the rows that all share. The rows may differ,
+            as those of another number of repeats; their units and strata may not.
+        chance: see `Sampling.fold_inflation`, whose distance is that of the model nearer to chance.
+
+    Memory: as `Sampling.influences`. Raises InvalidInputError: fewer than MIN_GROUPS units, or 2
+    units of a class; other units; a score that depends on one unit.
+
+    Source: DeLong et al., Biometrics 44 (1988); Obuchowski, Biometrics 53 (1997); Arvesen, Annals
+    of Mathematical Statistics 40 (1969).
     """
-    _check_units(sampling)
-    every = np.ones((1, len(sampling.codes)))
-    observed = np.array([float(score(every)[0]) for score in scorers])
-    influences = [sampling.influences(score) for score in scorers]
+    if isinstance(samplings, Sampling):
+        samplings = [samplings] * len(scorers)
+    _check_units(samplings)
+    observed = []
+    influences = []
+    for score, sampling in zip(scorers, samplings, strict=True):
+        every = np.ones((1, len(sampling.codes)))
+        observed.append(float(score(every)[0]))
+        influences.append(sampling.influences(score))
+    if not np.isfinite(influences).all():
+        raise InvalidInputError(
+            "scores must have a value without any one of the "
+            f"{samplings[0].units} {samplings[0].unit} for a test, got none without one of them"
+        )
     return Jackknifed(
-        observed=observed,
+        observed=np.array(observed),
         influences=np.stack(influences, axis=1),
-        sampling=sampling,
+        samplings=samplings,
         chance=chance,
     )
 
 
-def delong(
-    scores: Sequence[FloatVector],
-    positive: Flags,
-    sampling: Sampling,
-    *,
-    folds: Sequence[IndexArray | None] = (None, None),
-) -> Difference:
-    """AUROC of the first of two scores (N,) minus that of the second, by DeLong's covariance.
-
-    With one model and a row a unit it is DeLong's test to the digit, but for Student's t in place
-    of the normal law, with the degrees of freedom of Welch and Satterthwaite: the normal law calls
-    .08 of equal models different where a class has five cases. With units of several rows it is
-    Obuchowski's. `folds`: the model that made each row, (N,), for either score: areas are of pairs
-    of the same fold, and the variance is that of k models.
-
-    Memory: 8 (positives x negatives) bytes at a time. Source: DeLong et al., Biometrics 44 (1988);
-    Obuchowski, Biometrics 53 (1997).
-    """
-    _check_units(sampling)
-    if not 1 < positive.sum() < len(positive) - 1:
+def _check_units(samplings: Sequence[Sampling]) -> None:
+    first = samplings[0]
+    if first.units < MIN_GROUPS:
         raise InvalidInputError(
-            f"scores must have >= 2 rows of each class, got {int(positive.sum())} positive rows "
-            f"of {len(positive)}"
+            f"number of groups must be >= {MIN_GROUPS} for a test, got {first.units}"
         )
-    area, influence_of_first = _area(scores[0], positive, folds[0])
-    other_area, influence_of_second = _area(scores[1], positive, folds[1])
-    influence = influence_of_first - influence_of_second
-    sums = []
-    variances = []
-    degrees = []
-    for rows in (positive, ~positive):
-        by_unit = np.bincount(sampling.codes[rows], influence[rows], sampling.units)
-        num_units = len(np.unique(sampling.codes[rows]))
-        sums.append(by_unit)
-        variances.append(num_units / (num_units - 1) * float(by_unit @ by_unit))
-        degrees.append(num_units - 1)
-    both = 2 * sampling.units / (sampling.units - 1) * float(sums[0] @ sums[1])
-    total = sum(variances)
-    # Welch and Satterthwaite
-    parts = [v**2 / d for v, d in zip(variances, degrees, strict=True)]
-    distances = []
-    for one, row_influence in (
-        (area, influence_of_first),
-        (other_area, influence_of_second),
-    ):
-        own = np.bincount(sampling.codes, row_influence, sampling.units)
-        distances.append(float(ratio(one - 0.5, float(own @ own) ** 0.5)))
-    inflation = sampling.fold_inflation(min(distances))
-    error = (max(0.0, total + both) * inflation) ** 0.5
-    return _tested(
-        area - other_area,
-        error,
-        degrees=total**2 / sum(parts) if total else sum(degrees),
-        test="delong",
-        groups=sampling.units,
-    )
-
-
-def _area(
-    score: FloatVector, positive: Flags, fold: IndexArray | None
-) -> tuple[float, FloatVector]:
-    """AUROC over pairs of the same fold, and the influence (N,) of each row on it."""
-    wins = np.zeros(len(score))
-    pairs = np.zeros(len(score))
-    for rows in folds_of(fold, len(score)):
-        up = rows[positive[rows]]
-        down = rows[~positive[rows]]
-        won = np.sign(score[up][:, None] - score[down]) / 2 + 0.5
-        wins[up] = won.sum(axis=1)
-        wins[down] = won.sum(axis=0)
-        pairs[up] = len(down)
-        pairs[down] = len(up)
-    total = pairs[positive].sum()
-    area = float(wins[positive].sum() / total)
-    return area, (wins - area * pairs) / total
-
-
-def _check_units(sampling: Sampling) -> None:
-    if sampling.units < MIN_GROUPS:
+    if first.fewest < 2:
         raise InvalidInputError(
-            f"number of groups must be >= {MIN_GROUPS} for a test, got {sampling.units}"
-        )
-    if sampling.fewest < 2:
-        raise InvalidInputError(
-            f"each class must have >= 2 groups for a test, got {sampling.fewest} of the rarest "
+            f"each class must have >= 2 groups for a test, got {first.fewest} of the rarest "
             "class"
         )
+    for other in samplings[1:]:
+        if not np.array_equal(other.cells[0], first.cells[0]):
+            raise InvalidInputError(
+                "models must be scored on the same groups and classes, got "
+                f"{first.units} and {other.units} groups"
+            )
 
 
-def _tested(
-    value: float, error: float, *, degrees: float, test: Test, groups: int
-) -> Difference:
+def _tested(value: float, error: float, *, degrees: float, groups: int) -> Difference:
     """The difference with its interval and p value by Student's t."""
     from scipy.stats import t
 
@@ -207,7 +160,6 @@ def _tested(
         p_value=p_value,
         standard_error=error,
         level=LEVEL,
-        test=test,
         groups=groups,
     )
 

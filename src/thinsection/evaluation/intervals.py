@@ -1,17 +1,19 @@
 """One way to a 95 % confidence interval, for every score of every command.
 
 The rows of a unit (a patient, else what counts as its own) vary together. The variance of a score
-is that of its infinitesimal jackknife over units: the sum of squares of the score's derivatives by
-the weight of each unit. For the AUROC this is DeLong's variance, for units of several rows
-Obuchowski's. From the variance and the kind of the metric (`Kind`) come the bounds. How often
-they hold the true score is measured by `benchmarks/bench_coverage.py`.
+is that of its jackknife over units: each unit is left out once. For the AUROC this is DeLong's
+variance, for units of several rows Obuchowski's. From the variance and the kind of the metric
+(`Kind`) come the bounds. How often they hold the true score is measured by
+`benchmarks/bench_coverage.py`.
 
-Sources: Efron, "The jackknife, the bootstrap and other resampling plans", 1982, chapter 6; DeLong
-et al., Biometrics 44 (1988); Obuchowski, Biometrics 53 (1997); Newcombe, Statist. Med. 25 (2006),
-559 (method 5); Wilson, JASA 22 (1927); Fisher (1921).
+Sources: Efron and Stein, Annals of Statistics 9 (1981), 586; Arvesen, Annals of Mathematical
+Statistics 40 (1969), 2076; DeLong et al., Biometrics 44 (1988); Obuchowski, Biometrics 53 (1997);
+Newcombe, Statist. Med. 25 (2006), 559 (method 5); Wilson, JASA 22 (1927); Fisher (1921); Zou and
+Donner, Statist. Med. 27 (2008), 1693; Lam, Gopal and Qian, arXiv 2309.14621 (2023); Boyd et al.,
+ECML PKDD 2013.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -26,7 +28,9 @@ from thinsection.evaluation.metrics import (
     FloatVector,
     IndexArray,
     Kind,
+    MeanScorer,
     Scorer,
+    ShareScorer,
     chance_of,
     kind_of,
 )
@@ -35,13 +39,15 @@ from thinsection.types import MIB
 DRAWS = 2000  # of the bootstrap, for the calibration error
 LEVEL = 0.95
 TAIL = (1 - LEVEL) / 2
-MIN_UNITS = 3  # of each class; with fewer there is no interval
-MOST_BLOCKS = 1000  # of units; with more units the jackknife moves blocks of them
-STEP = 1e-4  # of a weight, for a derivative
-PRIOR_DEGREES = 4  # that the variance of a simple law is worth beside the measured one
+MIN_UNITS = 5  # of each class; with fewer there is no interval
+MOST_BLOCKS = 1000  # of units; with more units the jackknife leaves out blocks of them
+# degrees of freedom that the variance of a simple law is worth beside the measured one
+PRIOR_DEGREES: dict[Kind, int] = {"ranking": 4, "share": 4, "loss": 4, "explained": 2}
 BLOCK_BYTES = 64 * MIB  # of row weights at a time
 KNOWN = 4.0  # standard errors from chance at which half of `fold_inflation` is gone
 NEAREST = 1e-9  # distance from a bound, which has no logit
+NORMAL = 1.96  # quantile by which half a width is a standard error
+STEPS = 8  # of the search for an end whose inflation depends on it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,28 +177,34 @@ class Sampling:
     def influences(
         self, score: Callable[[FloatVector], npt.NDArray[np.float64]]
     ) -> npt.NDArray[np.float64]:
-        """(C, ...) derivative of a score by the weight of each cell, times the weight's step.
+        """(C, ...) what a score loses without each cell, times (n - 1) / n for n cells of a stratum.
 
-        `score` maps row weights (B, N) to (B, ...). Memory: BLOCK_BYTES of weights plus what a
-        scorer makes of them.
+        `score` maps row weights (B, N) to (B, ...). NaN where the score has no value without a
+        cell. Memory: BLOCK_BYTES of weights plus what a scorer makes of them.
         """
         cells, cell_of_row = self.cells
         count = cells.shape[1]
         num_rows = len(self.codes)
         point = score(np.ones((1, num_rows)))
         most = max(1, BLOCK_BYTES // (8 * max(1, num_rows)))
-        moved = []
+        without = []
         for start in range(0, count, most):
             stop = min(start + most, count)
-            one_cell = np.arange(start, stop)[:, None] == cell_of_row
-            moved.append(score(1.0 + STEP * one_cell))
-        return np.asarray((np.concatenate(moved) - point) / STEP)
+            kept = np.arange(start, stop)[:, None] != cell_of_row
+            without.append(score(kept.astype(np.float64)))
+        losses = point - np.concatenate(without)
+        of_stratum = np.bincount(cells[1])[cells[1]]
+        share = (of_stratum - 1) / of_stratum
+        return np.asarray(losses * share.reshape(-1, *[1] * (losses.ndim - 1)))
 
-    def variance(self, influences: npt.NDArray[np.float64]) -> Variance:
+    def variance(
+        self, influences: npt.NDArray[np.float64], *, skewed: bool = False
+    ) -> Variance:
         """Variance of a score from the influence (C,) of each cell.
 
         Strata add up, n / (n - 1) times their sum of squares; units of several strata add the
-        products (Obuchowski).
+        products (Obuchowski). `skewed`: the degrees of freedom are those of a variance of values
+        with the kurtosis of the influences, for means that a few large values decide.
         """
         blocks, strata = self.cells[0]
         num_blocks = int(self.blocks.max(initial=-1)) + 1
@@ -210,6 +222,10 @@ class Sampling:
             for part, units in zip(parts, self.units_by_stratum, strict=True)
         ]
         degrees = total**2 / sum(shares) if total > NEAREST**2 else self.fewest - 1
+        if skewed and both > NEAREST**2:
+            squares = sums.sum(axis=0) ** 2
+            excess = (squares**2).sum() / squares.sum() ** 2 - 1 / self.units
+            degrees = min(self.units - 1, max(2.0, 2 / max(excess, NEAREST)))
         return Variance(both, float(degrees))
 
     def weights(self, seed: int, draws: int | None = None) -> Iterator[FloatVector]:
@@ -251,37 +267,53 @@ def interval(
     """The 95 % confidence interval of a score of N rows.
 
     `scorer` maps row weights (B, N) to scores (B,). `metric` decides the kind of the interval
-    (`metrics.kind_of`), see `bounds_of`. `seed` is that of the bootstrap, which the calibration
-    error (a distance) alone needs.
+    (`metrics.kind_of`), see `bounds_of`; means of shares have `bounds_of_shares`. `seed` is that
+    of the bootstrap, which the calibration error (a distance) alone needs.
 
-    Below MIN_UNITS units of a class there is none, and `missing` says so. Memory: as
-    `Sampling.influences`.
+    Below MIN_UNITS units of a class there is none, nor where the score depends on one unit, and
+    `missing` says so. Memory: as `Sampling.influences`.
     """
     point = float(scorer(np.ones((1, len(sampling.codes))))[0])
     missing = why_missing(sampling, point)
     low = np.nan
     high = np.nan
-    method = ""
-    if not missing:
-        kind = kind_of(metric)
-        method = METHODS[kind]
-        if kind == "distance":
-            spread = scorer.spread  # type: ignore[attr-defined]
-            drawn = np.concatenate([spread(w) for w in sampling.weights(seed)])
-            low, high = distance_bounds(point, drawn, sampling)
+    kind = kind_of(metric)
+    if not missing and kind == "distance":
+        spread = scorer.spread  # type: ignore[attr-defined]
+        drawn = np.concatenate([spread(w) for w in sampling.weights(seed)])
+        low, high = distance_bounds(point, drawn, sampling)
+    elif not missing:
+        chance = chance_of(metric, len(sampling.units_by_stratum))
+        parts = _share_scorers(scorer)
+        if parts:
+            low, high = bounds_of_shares(sampling, parts, chance)
         else:
-            variance = sampling.variance(sampling.influences(scorer))
-            chance = chance_of(metric, len(sampling.units_by_stratum))
-            low, high = bounds_of(point, variance, sampling, kind, chance)
+            influences = sampling.influences(scorer)
+            variance = sampling.variance(influences, skewed=kind in ("loss", "error"))
+            center = point
+            if kind == "explained":
+                center += float(influences.sum())  # Quenouille's correction of the bias
+            if np.isfinite(influences).all():
+                low, high = bounds_of(center, variance, sampling, kind, chance)
+            else:
+                one = sampling.unit.removesuffix("s")
+                missing = f"the score has no value without one {one}"
     return Interval(
         low=low,
         high=high,
         level=LEVEL,
-        method=method,
+        method="" if missing else METHODS[kind],
         unit=sampling.unit,
         units=sampling.units,
         missing=missing,
     )
+
+
+def _share_scorers(scorer: Scorer) -> list[ShareScorer]:
+    """The means of shares that a score is the mean of; none where it is another score."""
+    scorers = scorer.scorers if isinstance(scorer, MeanScorer) else [scorer]
+    shares = [one for one in scorers if isinstance(one, ShareScorer)]
+    return shares if len(shares) == len(scorers) else []
 
 
 def why_missing(sampling: Sampling, point: float = 0.0) -> str:
@@ -300,15 +332,15 @@ def why_missing(sampling: Sampling, point: float = 0.0) -> str:
     return f"{needed}, got {sampling.fewest}"
 
 
-# papers by kind; the variance is that of the infinitesimal jackknife over units
+# papers by kind; the variance is that of the jackknife over units
 METHODS: dict[Kind, str] = {
     "ranking": "DeLong and Obuchowski's variance, Newcombe's score interval",
-    "share": "infinitesimal jackknife, Wilson's score interval",
-    "agreement": "infinitesimal jackknife, Wilson's score interval",
-    "correlation": "infinitesimal jackknife, Fisher's z",
-    "loss": "infinitesimal jackknife of the logarithm",
-    "error": "infinitesimal jackknife, Wilson's score interval",
-    "explained": "infinitesimal jackknife of log(1 - R²)",
+    "share": "jackknife, Wilson's score interval of each class, MOVER (Zou and Donner 2008)",
+    "agreement": "jackknife, Wilson's score interval",
+    "correlation": "jackknife, Fisher's z",
+    "loss": "jackknife of the logarithm",
+    "error": "jackknife, Wilson's score interval",
+    "explained": "jackknife of log(1 - R²)",
     "distance": "Bayesian bootstrap (Rubin 1981), triangle inequality",
 }
 
@@ -336,14 +368,13 @@ def bounds_of(
     variance where t is true: the measured one, in proportion to a law that is known for t.
 
     A measured variance of few units is itself uncertain, and 0 for a faultless score. So it is
-    averaged with that of the law, which counts as PRIOR_DEGREES degrees of freedom.
+    averaged with that of the law, which counts as PRIOR_DEGREES of freedom.
 
     - ranking (AUROC, c-index): the law is that of Hanley and McNeil (Newcombe's method 5).
-    - share (AUPRC, accuracy, F1, ...), agreement (kappa, moved to 0..1) and error (Brier): that of
-      a share of heads (Wilson). Errors are less spread than this law, so that it counts only
-      where nothing is measured.
+    - share, agreement (kappa, moved to 0..1) and error (Brier): that of a share of heads (Wilson).
+      Errors are less spread than this law, so that it counts only where nothing is measured.
     - correlation, loss (absolute error), explained (R²): constant on Fisher's z scale, on that of
-      the logarithm, and of log(1 - R²).
+      the logarithm, and of log(1 - R²). A correlation's counts only where nothing is measured.
 
     `chance`: score of a model that knows nothing, see `Sampling.fold_inflation`.
     """
@@ -354,14 +385,13 @@ def bounds_of(
         return 2 * low - 1, 2 * high - 1
     if kind in ("ranking", "share", "error"):
         law = _ranking_law(sampling) if kind == "ranking" else _share_law(sampling)
-        prior = 0 if kind == "error" else PRIOR_DEGREES
         inner = _inverted(
             point,
             variance,
             sampling,
             law,
             chance=chance,
-            prior=prior,
+            prior=PRIOR_DEGREES.get(kind, 0),
             ends=(0.0, 1.0),
         )
         return min(inner[0], point), max(inner[1], point)
@@ -374,11 +404,137 @@ def bounds_of(
         sampling,
         lambda _: least,
         chance=chance,
-        prior=PRIOR_DEGREES,
+        prior=PRIOR_DEGREES.get(kind, 0),
         ends=(center - 50.0, center + 50.0),
     )
     low, high = sorted(_shrunk(np.array(ends), kind).tolist())
     return low, high
+
+
+def bounds_of_shares(
+    sampling: Sampling, scorers: Sequence[ShareScorer], chance: float | None
+) -> tuple[float, float]:
+    """Lowest and highest mean of scores that are each the mean over classes of a share.
+
+    Each share has Wilson's interval, and the distances of its ends from it are those of the mean,
+    by the variance that is recovered from them (MOVER, Zou and Donner 2008). So a class of which
+    no row is right has an upper end. F1 rises with the share of right rows among those of the class
+    and those called so (Lam et al. 2023). Of an AUPRC the positive units count (Boyd et al. 2013).
+
+    A share of rows that are each their own unit has the binomial variance, with Student's
+    quantile of all units. Other shares have their measured one, averaged as in `bounds_of`.
+
+    `chance`: see `Sampling.fold_inflation`; None: that of an AUPRC, the share of positive rows.
+    """
+    shares = [
+        share
+        for scorer in scorers
+        for share in _shares_of(sampling, scorer, 1 / len(scorers))
+    ]
+    point = sum(share.weight * share.score(share.value) for share in shares)
+    if chance is None:
+        chance = sum(share.weight * share.frequency for share in shares)
+    correlation = _correlation(shares)
+
+    def reach(inflation: float, side: int) -> float:
+        distances = np.array([share.distance(inflation, side) for share in shares])
+        return float(max(0.0, distances @ correlation @ distances) ** 0.5)
+
+    error = (reach(1.0, 0) + reach(1.0, 1)) / 2 / NORMAL
+    ends = []
+    for side, sign in enumerate((-1, 1)):
+        end = point
+        for _ in range(STEPS):
+            inflation = sampling.fold_inflation((end - chance) / max(error, NEAREST))
+            end = point + sign * reach(inflation, side)
+        ends.append(min(1.0, max(0.0, end)))
+    return ends[0], ends[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Share:
+    """One share of a mean, with all that its bounds need."""
+
+    value: float
+    weight: float  # in the mean
+    score: Callable[[FloatVector], FloatVector]
+    frequency: float  # of the rows that it counts, among all
+    influences: FloatVector  # (units,)
+    paired: bool  # an error of its class is one of another class too
+    trials: float  # independent ones of a binomial law with its variance
+    quantile: float
+
+    def distance(self, inflation: float, side: int) -> float:
+        """How far the mean reaches below (`side` 0) or above because of this share."""
+        bounds = wilson(self.value, self.trials / inflation, self.quantile)
+        end = float(self.score(np.array(min(1.0, max(0.0, bounds[side])))))
+        return self.weight * abs(end - float(self.score(np.array(self.value))))
+
+
+def _shares_of(
+    sampling: Sampling, scorer: ShareScorer, weight: float
+) -> Iterator[_Share]:
+    """The shares of a mean, of the classes that have rows."""
+    from scipy.stats import t
+
+    present = np.flatnonzero(scorer.rows.any(axis=0))
+    values = scorer.shares(np.ones((1, len(sampling.codes))))[0]
+    losses = np.nan_to_num(sampling.influences(scorer.shares))
+    for place in present:
+        rows = scorer.rows[:, place]
+        units = len(np.unique(sampling.codes[rows]))
+        value = float(values[place])
+        law = value * (1 - value) / units
+        trials = float(units)
+        degrees = float(max(1, sampling.units - len(present)))
+        if not scorer.binomial or units < rows.sum():
+            variance = sampling.variance(losses[:, place])
+            ratio = _variance_ratio(variance, law, PRIOR_DEGREES["share"])
+            trials = units / ratio
+            degrees = variance.degrees + PRIOR_DEGREES["share"]
+        yield _Share(
+            value=value,
+            weight=weight / len(present),
+            score=scorer.score,
+            frequency=float(rows.mean()),
+            influences=np.bincount(sampling.cells[0][0], losses[:, place]),
+            paired=scorer.paired,
+            trials=trials,
+            quantile=float(t.ppf(1 - TAIL, degrees)),
+        )
+
+
+def _correlation(shares: Sequence[_Share]) -> npt.NDArray[np.float64]:
+    """Correlations of shares by their influences.
+
+    Of two that have none, as all rows are right, it is 1 where their errors are the same ones.
+    """
+    influences = np.stack([share.influences for share in shares])
+    size = np.sqrt((influences**2).sum(axis=1))
+    still = size < NEAREST
+    size[still] = np.inf
+    correlation = influences @ influences.T / np.outer(size, size)
+    paired = still & np.array([share.paired for share in shares])
+    correlation[np.ix_(paired, paired)] = 1.0
+    np.fill_diagonal(correlation, 1.0)
+    return np.asarray(correlation)
+
+
+def wilson(share: float, trials: float, quantile: float) -> tuple[float, float]:
+    """Wilson's score interval of a share."""
+    square = quantile**2
+    middle = (share + square / 2 / trials) / (1 + square / trials)
+    variance = share * (1 - share) / trials + square / 4 / trials**2
+    half = quantile / (1 + square / trials) * variance**0.5
+    return middle - half, middle + half
+
+
+def _variance_ratio(variance: Variance, law: float, prior: float) -> float:
+    """The measured variance over that of a law, drawn to 1 as by `prior` degrees of freedom."""
+    if variance.value <= NEAREST**2 or law <= NEAREST**2:
+        return 1.0
+    measured = variance.degrees * variance.value / law
+    return float((measured + prior) / (variance.degrees + prior))
 
 
 def _inverted(
@@ -396,10 +552,7 @@ def _inverted(
     from scipy.stats import t
 
     at_point = law(point)
-    ratio = 1.0  # of the measured variance to the law's
-    if variance.value > NEAREST**2 and at_point > NEAREST**2:
-        measured = variance.degrees * variance.value / at_point
-        ratio = (measured + prior) / (variance.degrees + prior)
+    ratio = _variance_ratio(variance, at_point, prior)
     quantile = float(t.ppf(1 - TAIL, variance.degrees + prior))
     error = (ratio * max(at_point, NEAREST**2)) ** 0.5
 
@@ -464,12 +617,12 @@ def _least_variance(point: float, kind: Kind, sampling: Sampling) -> float:
 
     Correlations and R²: those of normal values; losses: those of the exponential law.
     """
-    degrees = max(1, sampling.units - sampling.folds - 2)
+    degrees = max(1, sampling.units - 3)
     if kind == "correlation":
         return 1 / degrees
     if kind == "explained":
         return 4 * max(point, 0.5) / degrees
-    return 1 / sampling.fewest
+    return 1 / sampling.units
 
 
 def _stretched(score: npt.ArrayLike, kind: Kind) -> FloatVector:

@@ -102,7 +102,7 @@ def kind_of(metric: str) -> Kind:
 
 def chance_of(metric: str, num_classes: int) -> float | None:
     """Score of a model that knows nothing; None where it depends on the cases."""
-    if metric == "balanced_accuracy":
+    if metric in ("balanced_accuracy", "macro_f1"):
         return 1 / max(2, num_classes)
     return _CHANCE.get(metric)
 
@@ -349,6 +349,32 @@ def _ranks(values: FloatVector, weights: Weights) -> FloatVector:
     return np.asarray((of_place.cumsum(axis=1) - (of_place - 1) / 2)[:, place])
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShareScorer:
+    """Mean over classes of a share of rows, or of a score that rises with it; a `Scorer`."""
+
+    mean: Scorer
+    shares: Callable[[Weights], Weights]  # (B, N) -> (B, K); NaN of a class without rows
+    rows: Flags  # (N, K), rows that the share of a class counts
+    # binomial where rows are independent; a precision depends on the other rows too
+    binomial: bool
+    score: Callable[[FloatVector], FloatVector]  # of a share
+    paired: bool = False  # an error counts in two classes
+
+    def __call__(self, weights: Weights) -> FloatVector:
+        """(B,) of weights (B, N)."""
+        return self.mean(weights)
+
+
+def _same(share: FloatVector) -> FloatVector:
+    return share
+
+
+def f1_of_jaccard(jaccard: FloatVector) -> FloatVector:
+    """F1 of a class whose right rows are this share of those truly of it or called so."""
+    return 2 * jaccard / (1 + jaccard)
+
+
 def class_scorers(
     truth: IndexArray,
     prediction: IndexArray,
@@ -373,9 +399,23 @@ def class_scorers(
         counts = (weights @ cells).reshape(len(weights), num_classes, num_classes)
         return score(counts)
 
+    truly = truth[:, None] == np.arange(num_classes)
     scorers: Scorers = {
-        "macro_f1": partial(by_counts, macro_f1),
-        "balanced_accuracy": partial(by_counts, balanced_accuracy),
+        "macro_f1": ShareScorer(
+            mean=partial(by_counts, macro_f1),
+            shares=partial(by_counts, class_jaccard),
+            rows=truly | (prediction[:, None] == np.arange(num_classes)),
+            binomial=True,
+            score=f1_of_jaccard,
+            paired=True,
+        ),
+        "balanced_accuracy": ShareScorer(
+            mean=partial(by_counts, balanced_accuracy),
+            shares=partial(by_counts, _recall),
+            rows=truly,
+            binomial=True,
+            score=_same,
+        ),
         "weighted_kappa": partial(by_counts, weighted_kappa),
     }
     if p is not None:
@@ -383,7 +423,14 @@ def class_scorers(
         if num_classes == 2:
             squared /= 2
         scorers["auroc"] = partial(macro_auroc, p, truth, fold=fold)
-        scorers["auprc"] = partial(macro_area, average_precision, p, truth)
+        ranked = [1] if num_classes == 2 else [*range(num_classes)]
+        scorers["auprc"] = ShareScorer(
+            mean=partial(macro_area, average_precision, p, truth),
+            shares=partial(_precisions, p[:, ranked], truly[:, ranked]),
+            rows=truly[:, ranked],
+            binomial=False,
+            score=_same,
+        )
         scorers["brier"] = partial(_weighted_mean, squared)
         scorers["ece"] = CalibrationError(p, truth)
     return scorers
@@ -393,6 +440,18 @@ def class_distance(truth: IndexArray, prediction: IndexArray) -> Scorer:
     """Mean distance of predicted (N,) from true classes (N,), in steps of their order."""
     steps = np.abs(prediction - truth).astype(np.float64)
     return partial(_weighted_mean, steps)
+
+
+def _recall(counts: Tallies) -> FloatVector:
+    """Share of each class's rows that are right, (..., K); NaN of a class without rows."""
+    hits, _, present = _tallies(counts)
+    return ratio(hits, present, empty=np.nan)
+
+
+def _precisions(p: FloatVector, positive: Flags, weights: Weights) -> Weights:
+    """Average precision (B, K) of classes by shares p (N, K) and flags (N, K)."""
+    columns = zip(p.T, positive.T, strict=True)
+    return np.stack([average_precision(s, f, weights) for s, f in columns], axis=1)
 
 
 def _weighted_mean(values: FloatVector, weights: Weights) -> FloatVector:
@@ -465,7 +524,7 @@ def all_scores(scorers: Scorers, num_rows: int) -> dict[str, float]:
     }
 
 
-def class_jaccard(counts: Counts) -> FloatVector:
+def class_jaccard(counts: Tallies) -> FloatVector:
     """(..., K): intersection / union of the pixels of a class; NaN for one that is nowhere."""
     hits, predicted, present = _tallies(counts)
     return ratio(hits, predicted + present - hits, empty=np.nan)

@@ -343,49 +343,50 @@ def read_tested(experiment: Path) -> Tested:
 
 
 def compare(mine: Tested, other: Path) -> dict[str, Json]:
-    """Paired difference from another experiment on the cases of both; > 0: this one is higher.
-
-    DeLong's test of pairs within a fold for two classes, else a paired jackknife; of patients.
+    """Paired difference from another experiment, see `difference`.
 
     Raises StoreError, InvalidInputError: not an experiment, another target, or no common cases.
     """
     theirs = _with_classes_of(mine.target, read_tested(other))
+    return {"name": other.name, **difference(mine, theirs)}
+
+
+def difference(mine: Tested, theirs: Tested) -> dict[str, Json]:
+    """Paired difference of two scores on the cases of both; > 0: the first is higher.
+
+    A paired jackknife over patients, for AUROCs of two classes DeLong's test of pairs within a
+    fold. A case that was tested several times counts with the mean of its rows, as in the score.
+
+    Raises InvalidInputError: another target, or no common cases.
+    """
     if mine.target != theirs.target:
         raise InvalidInputError(
             f"experiments must have the same target, got {mine.target} and {theirs.target}"
         )
-    my_row = {case: row for row, case in enumerate(mine.cases)}
-    their_row = {case: row for row, case in enumerate(theirs.cases)}
-    shared = sorted(my_row.keys() & their_row.keys())
+    shared = set(mine.cases) & set(theirs.cases)
     if len(shared) < comparison.MIN_GROUPS:
         raise InvalidInputError(
             f"experiments must have at least {comparison.MIN_GROUPS} cases in common, got "
             f"{len(shared)}"
         )
-    first = mine.take(np.array([my_row[case] for case in shared]))
-    second = theirs.take(np.array([their_row[case] for case in shared]))
+    # every row of a case, as a score counts them: repeated splits test a case several times
+    parts = [
+        one.take(np.flatnonzero([case in shared for case in one.cases]))
+        for one in (mine, theirs)
+    ]
+    words = f"paired jackknife, {parts[0].groups.words}"
     if mine.target.kind == "binary":
-        words = f"DeLong, pairs of the same fold, {first.groups.words}"
-        positive = mine.target.positive_index
-        difference = comparison.delong(
-            [first.answers[:, positive], second.answers[:, positive]],
-            first.truth[:, 0] == positive,
-            first.sampling,
-            folds=(first.fold, second.fold),
-        )
-    else:
-        words = f"paired jackknife, {first.groups.words}"
-        scorers = [first.scorers[mine.metric], second.scorers[mine.metric]]
-        models = comparison.jackknife(
-            scorers, first.sampling, chance=metrics.chance_of(mine.metric, 2)
-        )
-        difference = models.difference(0, 1)
+        words = f"DeLong, pairs of the same fold, {parts[0].groups.words}"
+    models = comparison.jackknife(
+        [part.scorers[mine.metric] for part in parts],
+        [part.sampling for part in parts],
+        chance=metrics.chance_of(mine.metric, 2),
+    )
     return {
-        "name": other.name,
         "cases": len(shared),
         "metric": mine.metric,
         "by": words,
-        **asdict(difference),
+        **asdict(models.difference(0, 1)),
     }
 
 

@@ -20,7 +20,12 @@ from thinsection.errors import DatasetError, InvalidInputError
 from thinsection.evaluation import comparison
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.intervals import LEVEL
-from thinsection.evaluation.metrics import LOWER_IS_BETTER, FloatVector, IndexArray
+from thinsection.evaluation.metrics import (
+    LOWER_IS_BETTER,
+    FloatVector,
+    IndexArray,
+    chance_of,
+)
 from thinsection.files.atomic import write_bytes, write_json, write_table, write_text
 from thinsection.files.json_text import read_json
 from thinsection.files.pages import render_page
@@ -114,10 +119,12 @@ def _compare_task(name: str, models: list[Scored], metric: str | None) -> Docume
                 f"metric of {name!r} must be one of {', '.join(model.rows.scorers)}, got {metric}"
             )
     scorers = [model.rows.scorers[metric] for model in models]
-    drawn = comparison.jackknife(scorers, first.rows.sampling)
+    sampling = first.rows.sampling
+    chance = chance_of(metric, len(sampling.units_by_stratum))
+    models_scored = comparison.jackknife(scorers, sampling, chance=chance)
     pairs = []
     for (i, a), (k, b) in combinations(enumerate(models), 2):
-        difference = _delong(a.rows, b.rows, metric) or drawn.difference(i, k)
+        difference = models_scored.difference(i, k)
         pairs.append(
             {
                 "a": a.model,
@@ -131,11 +138,11 @@ def _compare_task(name: str, models: list[Scored], metric: str | None) -> Docume
         "task": name,
         "metric": metric,
         "rows": len(first.rows.ids),
-        "groups": drawn.sampling.units,
+        "groups": models_scored.units,
         "unit": first.rows.units.unit,
         "models": [
             _model(model, float(score))
-            for model, score in zip(models, drawn.observed, strict=True)
+            for model, score in zip(models, models_scored.observed, strict=True)
         ],
         "pairs": pairs,
     }
@@ -175,19 +182,6 @@ def _model(scored: Scored, score: float) -> Document:
         "metrics": document["metrics"],
         "identity": {k: facts[k] for k in IDENTITY if facts.get(k) is not None},
     }
-
-
-def _delong(a: Rows, b: Rows, metric: str) -> comparison.Difference | None:
-    """DeLong's test, where the score is one area under one curve of two classes."""
-    if metric != "auroc":
-        return None
-    if not isinstance(a, Predictions) or not isinstance(b, Predictions):
-        return None
-    if len(a.class_names) > 2 or a.probability is None or b.probability is None:
-        return None
-    probabilities = [a.probability[:, 1], b.probability[:, 1]]
-    folds = (a.fold, b.fold)
-    return comparison.delong(probabilities, a.truth == 1, a.sampling, folds=folds)
 
 
 def _rank(task: Document) -> None:
