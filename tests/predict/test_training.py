@@ -14,11 +14,12 @@ import torch
 from tests.predict.planted import planted, write_embeddings
 
 from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.labels import LabelsConfig, read_cohort
 from thinsection.evaluation.parts import Drawing, make_parts
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import read_table
-from thinsection.predict import folds
+from thinsection.predict import folds, tested
 from thinsection.predict.adamw import AdamW
 from thinsection.predict.bags import Bags
 from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
@@ -327,14 +328,14 @@ def test_two_experiments_are_compared_case_by_case(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "b" / "experiment.json").read_text()) == found
 
 
-def tested_twice(rng: np.random.Generator, gain: float) -> Tested:
+def twice_tested(rng: np.random.Generator, gain: float) -> tested.Tested:
     """Thirty cases, each tested by two repeats of three folds."""
     truth = np.arange(30) % 2
     cases = tuple(f"c{i:02}" for i in range(30))
     positive = np.concatenate([truth * gain + rng.normal(size=30) for _ in range(2)])
     share = 1 / (1 + np.exp(-positive))
-    return Tested(
-        target=Target("binary", ("class",), ("a", "b")),
+    return tested.Tested(
+        target=Target(kind="binary", columns=("class",), names=("a", "b")),
         cases=cases * 2,
         groups=Groups("patients", cases * 2),
         slides=tuple((case,) for case in cases * 2),
@@ -347,15 +348,15 @@ def tested_twice(rng: np.random.Generator, gain: float) -> Tested:
 def test_experiments_with_repeats_are_compared_by_all_of_them() -> None:
     """One repeat of three folds is better by far; in whatever order they come."""
     rng = np.random.default_rng(4)
-    mine = tested_twice(rng, 1.0)
-    theirs = tested_twice(rng, 0.0)
-    found = difference(mine, theirs)
+    mine = twice_tested(rng, 1.0)
+    theirs = twice_tested(rng, 0.0)
+    found = tested.difference(mine, theirs)
     assert found["cases"] == 30
     assert found["value"] == pytest.approx(mine.score() - theirs.score())
-    backwards = difference(mine.take(np.arange(60)[::-1]), theirs)
+    backwards = tested.difference(mine.take(np.arange(60)[::-1]), theirs)
     assert backwards["value"] == pytest.approx(found["value"])
     assert backwards["p_value"] == pytest.approx(found["p_value"])
-    once = difference(mine.take(np.arange(30)), theirs)
+    once = tested.difference(mine.take(np.arange(30)), theirs)
     first = mine.take(np.arange(30)).score()
     assert once["value"] == pytest.approx(first - theirs.score())
 

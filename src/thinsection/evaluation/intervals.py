@@ -177,7 +177,7 @@ class Sampling:
     def influences(
         self, score: Callable[[FloatVector], npt.NDArray[np.float64]]
     ) -> npt.NDArray[np.float64]:
-        """(C, ...) what a score loses without each cell, times (n - 1) / n for n cells of a stratum.
+        """(C, ...) loss of a score without each cell, times (n - 1) / n for n cells of a stratum.
 
         `score` maps row weights (B, N) to (B, ...). NaN where the score has no value without a
         cell. Memory: BLOCK_BYTES of weights plus what a scorer makes of them.
@@ -432,8 +432,9 @@ def bounds_of_shares(
         for share in _shares_of(sampling, scorer, 1 / len(scorers))
     ]
     point = sum(share.weight * share.score(share.value) for share in shares)
-    if chance is None:
-        chance = sum(share.weight * share.frequency for share in shares)
+    chance_score = chance
+    if chance_score is None:
+        chance_score = sum(share.weight * share.frequency for share in shares)
     correlation = _correlation(shares)
 
     def reach(inflation: float, side: int) -> float:
@@ -445,7 +446,8 @@ def bounds_of_shares(
     for side, sign in enumerate((-1, 1)):
         end = point
         for _ in range(STEPS):
-            inflation = sampling.fold_inflation((end - chance) / max(error, NEAREST))
+            distance = (end - chance_score) / max(error, NEAREST)
+            inflation = sampling.fold_inflation(distance)
             end = point + sign * reach(inflation, side)
         ends.append(min(1.0, max(0.0, end)))
     return ends[0], ends[1]
@@ -457,7 +459,7 @@ class _Share:
 
     value: float
     weight: float  # in the mean
-    score: Callable[[FloatVector], FloatVector]
+    score: Callable[[float], float]
     frequency: float  # of the rows that it counts, among all
     influences: FloatVector  # (units,)
     paired: bool  # an error of its class is one of another class too
@@ -467,8 +469,8 @@ class _Share:
     def distance(self, inflation: float, side: int) -> float:
         """How far the mean reaches below (`side` 0) or above because of this share."""
         bounds = wilson(self.value, self.trials / inflation, self.quantile)
-        end = float(self.score(np.array(min(1.0, max(0.0, bounds[side])))))
-        return self.weight * abs(end - float(self.score(np.array(self.value))))
+        end = self.score(min(1.0, max(0.0, bounds[side])))
+        return self.weight * abs(end - self.score(self.value))
 
 
 def _shares_of(
@@ -497,7 +499,9 @@ def _shares_of(
             weight=weight / len(present),
             score=scorer.score,
             frequency=float(rows.mean()),
-            influences=np.bincount(sampling.cells[0][0], losses[:, place]),
+            influences=np.bincount(sampling.cells[0][0], losses[:, place]).astype(
+                np.float64
+            ),
             paired=scorer.paired,
             trials=trials,
             quantile=float(t.ppf(1 - TAIL, degrees)),

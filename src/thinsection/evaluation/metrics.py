@@ -354,11 +354,13 @@ class ShareScorer:
     """Mean over classes of a share of rows, or of a score that rises with it; a `Scorer`."""
 
     mean: Scorer
-    shares: Callable[[Weights], Weights]  # (B, N) -> (B, K); NaN of a class without rows
+    shares: Callable[
+        [Weights], Weights
+    ]  # (B, N) -> (B, K); NaN of a class without rows
     rows: Flags  # (N, K), rows that the share of a class counts
     # binomial where rows are independent; a precision depends on the other rows too
     binomial: bool
-    score: Callable[[FloatVector], FloatVector]  # of a share
+    score: Callable[[float], float]  # of a share
     paired: bool = False  # an error counts in two classes
 
     def __call__(self, weights: Weights) -> FloatVector:
@@ -366,11 +368,11 @@ class ShareScorer:
         return self.mean(weights)
 
 
-def _same(share: FloatVector) -> FloatVector:
+def _same(share: float) -> float:
     return share
 
 
-def f1_of_jaccard(jaccard: FloatVector) -> FloatVector:
+def f1_of_jaccard(jaccard: float) -> float:
     """F1 of a class whose right rows are this share of those truly of it or called so."""
     return 2 * jaccard / (1 + jaccard)
 
