@@ -16,9 +16,9 @@ def test_it_writes_the_table_and_the_summary(tmp_path: Path) -> None:
     done = run(str(path), "--assembly", "1", "--out", str(tmp_path / "f.csv"))
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "f.csv").read_text().splitlines()
-    assert lines[0].startswith('"structure","token","chain"') and len(lines) == 1 + 28
+    assert lines[0].startswith('"structure","token","chain"') and len(lines) == 1 + 30
     summary = json.loads((tmp_path / "f.summary.json").read_text())
-    assert summary[0]["tokens"] == 28 and summary[0]["too_few_atoms"] == 2
+    assert summary[0]["tokens"] == 30 and summary[0]["too_few_atoms"] == 2
     assert "f.summary.json" in done.stdout
 
 

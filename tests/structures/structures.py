@@ -49,7 +49,7 @@ def shifted(atoms: dict[str, tuple], dx: float) -> dict[str, tuple]:
 
 
 def small_structure() -> gemmi.Structure:
-    """Chain A: GLY, SEP (modified), ALA without C, MSE; B: DA; C: ligand of 4; D: ion; E: water."""
+    """A: GLY, SEP (modified), ALA without C, MSE; B: DA, DC; C: ligand of 4; D: ion; E: water."""
     polymer, ligand = gemmi.EntityType.Polymer, gemmi.EntityType.NonPolymer
     chain = gemmi.Chain("A")
     alternatives = {
@@ -65,6 +65,7 @@ def small_structure() -> gemmi.Structure:
     chain.add_residue(residue("MSE", 4, shifted(AMINO, 11.4), polymer, "A"))
     nucleotide = {name: (i * 1.1, i % 3 * 1.0, 20.0) for i, name in enumerate(SUGAR)}
     chain.add_residue(residue("DA", 101, nucleotide, polymer, "B"))
+    chain.add_residue(residue("DC", 102, shifted(nucleotide, 14.0), polymer, "B"))
     four = {
         "C1": (0.0, 0, 40),
         "O1": (1.2, 0, 40),

@@ -49,6 +49,7 @@ def test_residues_and_nucleotides_are_one_token_modified_ones_and_ligands_one_pe
         (PROTEIN, "ALA"): 1,
         (PROTEIN, "MSE"): 1,
         (DNA, "DA"): 1,
+        (DNA, "DC"): 1,
         (ATOM, "LIG"): 4,
         (ATOM, "ZN"): 1,
     }
@@ -125,7 +126,7 @@ def test_tables_are_written_as_parquet_and_csv_alike_from_plain_and_packed_files
     columns = pyarrow.parquet.read_table(tmp_path / "f.parquet").to_pydict()
     text = pyarrow.csv.read_csv(tmp_path / "f.csv").to_pydict()
     assert [s.structure for s in summaries] == ["small", "packed"]
-    assert columns["structure"] == ["small"] * 14 + ["packed"] * 14
+    assert columns["structure"] == ["small"] * 15 + ["packed"] * 15
     for name in ("structure", "chain", "atom_a", "valid", "index_c"):
         assert text[name] == columns[name]
 

@@ -1,8 +1,8 @@
 """Structures from mmCIF files, by gemmi."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from thinsection.errors import StructureError, importing
+from thinsection.structures.bonds import ResidueKey, bonded_residues
+from thinsection.structures.chains import chain_kinds
+from thinsection.structures.residues import Position, Residue, read_residues
 from thinsection.structures.structure import ATOM, DNA, PROTEIN, RNA, Structure, joined
 
 if TYPE_CHECKING:
     import gemmi
 
-Position = tuple[float, float, float]  # Å
 _NOT_OBSERVED: Position = (np.nan, np.nan, np.nan)
-_UNKNOWN = 20  # residue types beside those of `_STANDARD`
-_GAP = 31
+_UNKNOWN = 20  # residue type of what is not in `_STANDARD`
 _SELENOMETHIONINE = "MSE"  # AlphaFold 3 reads it as MET
+# OpenFold3 has no slot for them in a standard residue
+_TERMINAL = {PROTEIN: "OXT", RNA: "OP3", DNA: "OP3"}
 
 
 class _Template(NamedTuple):
@@ -30,9 +33,7 @@ class _Template(NamedTuple):
     atoms: tuple[str, ...]
 
 
-_AMINO_ACIDS = (
-    "ALA ARG ASN ASP CYS GLN GLU GLY HIS ILE LEU LYS MET PHE PRO SER THR TRP TYR VAL"
-)
+_AMINO_ACIDS = "ALA ARG ASN ASP CYS GLN GLU GLY HIS ILE LEU LYS MET PHE PRO SER THR TRP TYR VAL UNK"
 _BACKBONE = ("N", "CA", "C")
 _SUGAR = ("P", "OP1", "OP2", "O5'", "C5'", "C4'", "O4'", "C3'", "O3'", "C2'")
 
@@ -41,9 +42,9 @@ def _standard_residues() -> dict[str, _Template]:
     templates = {}
     for number, name in enumerate(_AMINO_ACIDS.split()):
         templates[name] = _Template(PROTEIN, number, _BACKBONE)
-    for number, name in enumerate(("A", "G", "C", "U"), start=21):
+    for number, name in enumerate(("A", "G", "C", "U", "N"), start=21):
         templates[name] = _Template(RNA, number, (*_SUGAR, "O2'", "C1'"))
-    for number, name in enumerate(("DA", "DG", "DC", "DT"), start=26):
+    for number, name in enumerate(("DA", "DG", "DC", "DT", "DN"), start=26):
         templates[name] = _Template(DNA, number, (*_SUGAR, "C1'"))
     return templates
 
@@ -52,13 +53,14 @@ _STANDARD = _standard_residues()
 
 
 def read_structure(path: Path, *, assembly: str | None = None) -> Structure:
-    """Tokens and atoms of the first model: no water, no hydrogen, the likeliest alternative.
+    """Tokens and atoms of the first model, as OpenFold3 makes them: no water, no hydrogen.
 
-    Of several data blocks the first with atoms is read, of repeated atoms the first; `notes` name
-    the parts that were left out.
+    Of several data blocks the first with atoms is read, of repeated atoms the first, of
+    alternatives the likeliest; `notes` name the parts that were left out.
 
-    A residue of the 20 amino acids or a nucleotide of a polymer is one token; every atom of a
-    modified residue, ligand or ion is a token of its own. Unobserved residues make none.
+    A standard residue of a polymer (20 amino acids and UNK, 10 nucleotides) is one token; every
+    atom of another residue, of a ligand, of an ion, and of a residue with a bond to something
+    else than its neighbours, is a token of its own. Unobserved residues make none.
 
     Args:
         path: .cif or .cif.gz.
@@ -86,7 +88,7 @@ def read_structure(path: Path, *, assembly: str | None = None) -> Structure:
             f"structure must contain atoms (_atom_site), got none in {str(path)!r}"
         )
     model.setup_entities()
-    structure = _tokenised(model, path)
+    structure = _tokenised(model, blocks[0], path)
     if len(blocks) > 1:
         names = ", ".join(block.name for block in blocks[1:])
         note = f"data blocks with atoms after {blocks[0].name!r} are ignored: {names}"
@@ -107,53 +109,55 @@ class _Token(NamedTuple):
     num_atoms: int
     chain: int
     residue: int
+    insertion: int
     residue_name: int
     restype: int
 
 
-def _tokenised(model: "gemmi.Structure", path: Path) -> Structure:
+def _tokenised(
+    model: "gemmi.Structure", block: "gemmi.cif.Block", path: Path
+) -> Structure:
     """Every residue of the model but water; names and chains are numbered as they come."""
-    polymers = _polymer_chains(model)
-    residues, notes = _residues(model)
+    residues, notes = read_residues(model[0])
+    kind_of_chain = chain_kinds(block, residues)
+    polymers = {chain for chain, kind in kind_of_chain.items() if kind != ATOM}
+    bonded = bonded_residues(block, residues, polymers)
+    last_atoms = _without_terminal_atoms(residues, kind_of_chain)
     name_numbers = defaultdict[str, int](count().__next__)
     chain_numbers = defaultdict[str, int](count().__next__)
     positions: list[Position] = []
     atom_names: list[int] = []
     tokens: list[_Token] = []
     for residue in residues:
-        in_polymer = residue.chain in polymers
-        template = _template(residue.name) if in_polymer else None
-        slots = list(residue.atoms)
-        if template is not None:
+        template = _template(residue.name)
+        kind = kind_of_chain[residue.chain]
+        slots = last_atoms.get(residue.key) or list(residue.atoms)
+        is_one_token = (
+            template is not None and kind != ATOM and residue.key not in bonded
+        )
+        if is_one_token:
             others = [atom for atom in slots if atom not in template.atoms]
             slots = [*template.atoms, *others]
         token = _Token(
-            kind=ATOM,
-            num_atoms=1,
+            kind=kind if is_one_token else ATOM,
+            num_atoms=len(slots) if is_one_token else 1,
             chain=chain_numbers[residue.chain],
             residue=residue.number,
+            insertion=name_numbers[residue.insertion],
             residue_name=name_numbers[residue.name],
-            restype=_UNKNOWN if in_polymer else _GAP,
+            restype=_UNKNOWN if template is None else template.restype,
         )
-        if template is None:
-            tokens.extend([token] * len(slots))
-        else:
-            tokens.append(
-                token._replace(
-                    kind=template.kind,
-                    num_atoms=len(slots),
-                    restype=template.restype,
-                )
-            )
+        tokens.extend([token] * (1 if is_one_token else len(slots)))
         for slot in slots:
             atom_names.append(name_numbers[slot])
-            positions.append(residue.atoms.get(slot, _NOT_OBSERVED))
+            atom = residue.atoms.get(slot)
+            positions.append(_NOT_OBSERVED if atom is None else atom.position)
     if not tokens:
         raise StructureError(
             f"structure must contain more than water, got none in {str(path)!r}"
         )
     table = np.array(tokens, dtype=np.int32)
-    kind, num_atoms, chain, residue_number, residue_name, restype = map(
+    kind, num_atoms, chain, residue_number, insertion, residue_name, restype = map(
         np.ascontiguousarray, table.T
     )
     return Structure(
@@ -163,6 +167,7 @@ def _tokenised(model: "gemmi.Structure", path: Path) -> Structure:
         token_num_atoms=num_atoms,
         token_chain=chain,
         token_residue=residue_number,
+        token_insertion=insertion,
         token_residue_name=residue_name,
         token_restype=restype.astype(np.int8),
         names=tuple(name_numbers),
@@ -171,77 +176,28 @@ def _tokenised(model: "gemmi.Structure", path: Path) -> Structure:
     )
 
 
-def _polymer_chains(model: "gemmi.Structure") -> set[str]:
-    chains: set[str] = set()
-    for entity in model.entities:
-        if entity.entity_type.name == "Polymer":
-            chains.update(entity.subchains)
-    return chains
-
-
 def _template(residue_name: str) -> _Template | None:
-    """Template of a residue of a polymer; None where it is modified."""
+    """Template of a standard residue; None where it is another."""
     return _STANDARD.get("MET" if residue_name == _SELENOMETHIONINE else residue_name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Residue:
-    """One residue of the file, its heavy atoms counted once."""
-
-    chain: str
-    name: str
-    number: int
-    atoms: dict[str, Position]
-
-
-def _residues(model: "gemmi.Structure") -> tuple[list[_Residue], tuple[str, ...]]:
-    """Residues of the first model but water, in file order, and notes on repeated atoms.
-
-    A chain that comes again in the file may repeat residues or bring the rest of one: their atoms
-    are put together, and of atoms of the same name and alternative the first counts.
-    """
-    residues = []
-    repeated: list[str] = []
-    for (chain, number, name), parts in _parts_of_residues(model).items():
-        atoms: dict[tuple[str, str], gemmi.Atom] = {}
-        for part in parts:
-            for atom in part:
-                if atom.is_hydrogen():
-                    continue
-                if (atom.name, atom.altloc) in atoms:
-                    repeated.append(f"{atom.name} of {name} {number} in chain {chain}")
-                else:
-                    atoms[atom.name, atom.altloc] = atom
-        heavy = _likeliest(atoms.values())
-        residues.append(_Residue(chain, name, parts[0].seqid.num or 0, heavy))
-    if not repeated:
-        return residues, ()
-    verb = "atom is" if len(repeated) == 1 else "atoms are"
-    note = f"{len(repeated)} repeated {verb} ignored, first {repeated[0]}"
-    return residues, (note,)
-
-
-def _parts_of_residues(
-    model: "gemmi.Structure",
-) -> "dict[tuple[str, str, str], list[gemmi.Residue]]":
-    """Parts of each residue of the file but water, by chain, number and name."""
-    parts: dict[tuple[str, str, str], list[gemmi.Residue]] = {}
-    for chain in model[0]:
-        for residue in chain.first_conformer():
-            if residue.is_water():
-                continue
-            key = (residue.subchain or chain.name, str(residue.seqid), residue.name)
-            parts.setdefault(key, []).append(residue)
-    return parts
-
-
-def _likeliest(atoms: "Iterable[gemmi.Atom]") -> dict[str, Position]:
-    """Atoms by name in file order; of alternatives the highest occupancy, then the first."""
-    best: dict[str, gemmi.Atom] = {}
-    for atom in atoms:
-        if atom.name not in best or atom.occ > best[atom.name].occ:
-            best[atom.name] = atom
-    return {name: (atom.pos.x, atom.pos.y, atom.pos.z) for name, atom in best.items()}
+def _without_terminal_atoms(
+    residues: Sequence[Residue], kind_of_chain: Mapping[str, int]
+) -> dict[ResidueKey, list[str]]:
+    """Atoms of the standard residues at the ends of polymers that had one more than others."""
+    ends: dict[str, Residue] = {}
+    for residue in residues:
+        kind = kind_of_chain[residue.chain]
+        if kind == PROTEIN:
+            ends[residue.chain] = residue  # the last
+        elif kind != ATOM:
+            ends.setdefault(residue.chain, residue)  # the first
+    atoms = {}
+    for chain, residue in ends.items():
+        terminal = _TERMINAL[kind_of_chain[chain]]
+        if terminal in residue.atoms and _template(residue.name) is not None:
+            atoms[residue.key] = [name for name in residue.atoms if name != terminal]
+    return atoms
 
 
 def _assembled(

@@ -1,4 +1,4 @@
-"""A structure as tokens, as AlphaFold 3 makes them, and atoms.
+"""A structure as tokens, as OpenFold3 makes them, and atoms.
 
 Legend: T tokens, A atom slots. A standard residue's slots begin with its frame atoms' template
 (N, CA, C; or the nucleotide's backbone), observed or not; its other observed atoms follow.
@@ -34,10 +34,11 @@ class Structure:
     token_num_atoms: Ints  # (T,) slots of each token
     token_chain: Ints  # (T,) into `chains`
     token_residue: Ints  # (T,) residue number in its chain (author numbering)
+    token_insertion: Ints  # (T,) into `names`: insertion code beside it, '' without one
     token_residue_name: Ints  # (T,) into `names`
     # (T,) 0 to 31, the order of OpenFold3's one-hot
     token_restype: npt.NDArray[np.int8]
-    names: tuple[str, ...]  # of atoms and residues
+    names: tuple[str, ...]  # of atoms and residues, and insertion codes
     chains: tuple[str, ...]  # label_asym_id of each; copies made by symmetry as 'A-2'
     notes: tuple[str, ...] = ()  # a sentence on each part of the file that was left out
 
@@ -97,6 +98,7 @@ class Structure:
             token_num_atoms=self.token_num_atoms[tokens],
             token_chain=new_number[self.token_chain[tokens]],
             token_residue=self.token_residue[tokens],
+            token_insertion=self.token_insertion[tokens],
             token_residue_name=self.token_residue_name[tokens],
             token_restype=self.token_restype[tokens],
             chains=tuple(name for name in self.chains if name in wanted),
@@ -118,6 +120,7 @@ def joined(parts: list[Structure]) -> Structure:
         token_num_atoms=np.concatenate([part.token_num_atoms for part in parts]),
         token_chain=np.concatenate(token_chains),
         token_residue=np.concatenate([part.token_residue for part in parts]),
+        token_insertion=np.concatenate([part.token_insertion for part in parts]),
         token_residue_name=np.concatenate([part.token_residue_name for part in parts]),
         token_restype=np.concatenate([part.token_restype for part in parts]),
         chains=tuple(chains),

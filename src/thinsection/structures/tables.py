@@ -61,11 +61,12 @@ def frame_table(
 ) -> tuple["pyarrow.Table", FrameSummary]:
     """One row per token: where it is, its frame's three atoms, whether they make a frame.
 
-    Columns: structure, token, chain, residue, residue_name, kind, then for a, b and c `atom_*`
-    (name), `residue_*` and `index_*` (atom slot), then valid and angle (degrees at b; null
-    without a frame's atoms). Names are dictionary-encoded.
+    Columns: structure, token, chain, residue, insertion (the code beside the residue's number),
+    residue_name, kind, then for a, b and c `atom_*` (name), `residue_*`, `insertion_*` and
+    `index_*` (atom slot), then valid and angle (degrees at b; null without a frame's atoms). Names
+    are dictionary-encoded.
 
-    Memory: 70 bytes per token for the table, beside what `token_frame_atoms` needs.
+    Memory: 90 bytes per token for the table, beside what `token_frame_atoms` needs.
     Raises MissingDependencyError: pyarrow is not installed.
     """
     with importing("frame tables need pyarrow", "structures"):
@@ -81,13 +82,16 @@ def frame_table(
         "token": pa.array(tokens),
         "chain": _named(structure.token_chain, structure.chains),
         "residue": pa.array(structure.token_residue),
+        "insertion": _named(structure.token_insertion, structure.names),
         "residue_name": _named(structure.token_residue_name, structure.names),
         "kind": _named(structure.token_kind, KINDS),
     }
     for letter, index in zip("abc", indices, strict=True):
-        residue = structure.token_residue[token_of_atom[index]]
+        token = token_of_atom[index]
+        insertion = structure.token_insertion[token]
         columns[f"atom_{letter}"] = _named(structure.atom_name[index], structure.names)
-        columns[f"residue_{letter}"] = pa.array(residue)
+        columns[f"residue_{letter}"] = pa.array(structure.token_residue[token])
+        columns[f"insertion_{letter}"] = _named(insertion, structure.names)
         columns[f"index_{letter}"] = pa.array(index)
     is_alone = _tokens_alone(structure, token_of_atom)
     no_angle = is_alone | ~structure.observed[indices].all(axis=0)
